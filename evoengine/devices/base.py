@@ -1,0 +1,55 @@
+"""What every device that runs kernels shares: the arguments of a launch and the ways a launch can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evoengine.records import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class TensorArgument:
+    """A pointer argument. `data` is contiguous; 16-bit floats travel as their uint16 bit patterns."""
+
+    name: str
+    data: np.ndarray
+    output: bool = False
+    """whether the kernel may write it; writing any other is an error"""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarArgument:
+    """A by-value argument; the NumPy type of `value` (int32, int64, float32) is its C type."""
+
+    name: str
+    value: np.int32 | np.int64 | np.float32
+
+
+Argument = TensorArgument | ScalarArgument
+Arguments = Sequence[Argument]
+"""in the order of the kernel's parameters"""
+Tensors = Mapping[str, np.ndarray]
+"""every tensor argument by name, as it stood after the launch"""
+
+
+class KernelFailure(Exception):
+    """A launch that gave no result. The message says why, in the device's own words, with kernel, block and thread."""
+
+    outcome: Outcome
+
+
+class KernelCrashed(KernelFailure):
+    outcome = Outcome.CRASHED
+
+
+class KernelHung(KernelFailure):
+    outcome = Outcome.HUNG
+
+
+class KernelUnbuildable(KernelFailure):
+    """The device cannot even load or build the source."""
+
+    outcome = Outcome.UNCOMPILABLE

@@ -1,0 +1,26 @@
+"""What can go wrong, told apart by what a person has to do about it.
+
+    EvoengineError
+    ├── UsageError      exit 2: an argument, a file or a setting is wrong
+    ├── MachineError    exit 3: this machine lacks something (a compiler, a GPU, a driver)
+    └── NothingFound    exit 1: all went well and there is no result
+
+The message is one sentence that names what was wrong and what would be right. A failing *candidate* is none of these:
+it is data, recorded with an `Outcome` and a reason.
+"""
+
+
+class EvoengineError(Exception):
+    exit_code = 1
+
+
+class NothingFound(EvoengineError):
+    exit_code = 1
+
+
+class UsageError(EvoengineError):
+    exit_code = 2
+
+
+class MachineError(EvoengineError):
+    exit_code = 3
