@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -56,6 +56,18 @@ class Launch:
     grid: tuple[int, int, int]
     threads: int
     shared_bytes: int
+
+
+Plan = Sequence[tuple[object, Launch]]
+"""a workload's gate cases, each with the launch for its problem"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A stage's no: how the candidate ends, and why."""
+
+    outcome: Outcome
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,21 @@
+# `make search` and `make test` set up .venv and run; nothing else needs to be installed but Python 3.11+, a C++ compiler and make.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: search test clean
+
+search: .venv/ready
+	$(BIN)/evoengine search --gpu h100
+
+test: .venv/ready
+	$(BIN)/python -m pytest -n auto
+
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"evoengine needs Python 3.11 or newer, this is {sys.version.split()[0]}: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cuda13,test]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info

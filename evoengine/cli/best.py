@@ -1,0 +1,50 @@
+"""evoengine best"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from evoengine.cli.options import db_option, gpu_option, json_option, problem_option
+from evoengine.errors import NothingFound
+from evoengine.gpu import Gpu
+from evoengine.problem import Problem
+
+
+@click.command()
+@gpu_option(default=None)
+@problem_option(default=None)
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many to show.")
+@click.option("--export", "folder", type=click.Path(path_type=Path), help="Write the best one's kernel and loader there.")
+@db_option
+@json_option
+def best(gpu: Gpu | None, problem: Problem | None, top: int, folder: Path | None, db: str | None, as_json: bool) -> None:
+    """Show the best kernels found, or export the best one.
+
+    Measured figures go before recorded, and those before estimated; kinds are never mixed. Without --problem and --gpu
+    the last run's are meant.
+    """
+    from evoengine.cli.display import ranking, stderr, stdout
+    from evoengine.ledger.store import open_ledger
+    from evoengine.publish.export import export
+
+    with open_ledger(db, create=False) as ledger:
+        gpu_key, problem_text = ledger.last_target(gpu.key if gpu else None, str(problem) if problem else None)
+        found = ledger.best(problem_text, gpu_key, top=top)
+        if not found:
+            raise NothingFound(
+                f"the ledger holds no correct candidate for {problem_text} on {gpu_key}: evoengine search "
+                f"--gpu {gpu_key} --problem {problem_text.removeprefix('attention:')} fills it"
+            )
+        winner = ledger.candidate(found[0].trial, with_cubin=True) if folder else found[0]
+    if folder:
+        for path in export(winner, folder):
+            stderr.print(f"wrote {path}")
+    if as_json:
+        click.echo(json.dumps(found[0].to_json() if top == 1 else [c.to_json() for c in found], indent=2))
+        return
+    kind = found[0].measurement.kind
+    stderr.print(f"{problem_text} on {gpu_key}: {kind} figures")
+    stdout.print(ranking(found))

@@ -1,0 +1,24 @@
+"""evoengine dashboard"""
+
+from __future__ import annotations
+
+import click
+
+from evoengine.cli.options import db_option
+
+
+@click.command()
+@db_option
+@click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True)
+def dashboard(db: str | None, port: int) -> None:
+    """Open the trials in optuna-dashboard, on this machine, until Ctrl-C."""
+    from optuna_dashboard import run_server
+
+    from evoengine.cli.display import stderr
+    from evoengine.ledger.store import open_ledger
+    from evoengine.ledger.study import artifact_store, optuna_storage
+
+    with open_ledger(db, create=False) as ledger:
+        url = ledger.url
+    stderr.print(f"http://127.0.0.1:{port}/dashboard   (the same as: optuna-dashboard {url})")
+    run_server(optuna_storage(url), host="127.0.0.1", port=port, artifact_store=artifact_store(url))

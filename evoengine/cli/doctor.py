@@ -1,0 +1,97 @@
+"""evoengine doctor"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import click
+
+from evoengine.cli.options import json_option
+from evoengine.errors import MachineError
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    name: str
+    here: bool
+    what: str
+    """what was found, or what is missing"""
+    remedy: str | None = None
+    needed: bool = True
+    """whether a search on this machine needs it"""
+
+
+@click.command()
+@json_option
+def doctor(as_json: bool) -> int:
+    """Say what this machine has, what it lacks, and the remedy; exit 3 where a search cannot run."""
+    from evoengine.cli.display import findings, stderr, stdout
+
+    found = [check() for check in CHECKS]
+    able = all(f.here for f in found if f.needed)
+    if as_json:
+        click.echo(json.dumps({"able": able, "findings": [asdict(f) for f in found]}, indent=2))
+    else:
+        stdout.print(findings(found))
+        gpu = next(f for f in found if f.name == "GPU")
+        how = "times candidates on the GPU" if gpu.here else "gates in the CPU emulator and ranks by estimate"
+        stderr.print(f"a search here {how}" if able else "a search cannot run here until what is marked is mended")
+    return 0 if able else MachineError.exit_code
+
+
+def _python() -> Finding:
+    return Finding("Python", True, f"{platform.python_version()} on {platform.machine()} {platform.system()}")
+
+
+def _nvrtc() -> Finding:
+    from evoengine.stages.toolchain import compiler_version, include_folders
+
+    try:
+        return Finding("CUDA compiler", True, f"{compiler_version()}, headers in {include_folders()[0]}")
+    except MachineError as error:
+        what, _, remedy = str(error).rpartition(": ")
+        return Finding("CUDA compiler", False, what, remedy)
+
+
+def _disassembler() -> Finding:
+    from evoengine.stages.toolchain import disassembler
+
+    tool = disassembler()
+    remedy = None if tool else "pip install nvidia-cuda-nvdisasm (without it the instruction mix stays unknown)"
+    return Finding("disassembler", bool(tool), tool or "nvdisasm is not here", remedy, needed=False)
+
+
+def _host_compiler() -> Finding:
+    from evoengine.devices.emulator.build import find_compiler
+
+    try:
+        return Finding("C++ compiler", True, find_compiler())
+    except MachineError as error:
+        what, _, remedy = str(error).partition(": ")
+        return Finding("C++ compiler", False, what, remedy)
+
+
+def _torch() -> Finding:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return Finding("torch", True, version("torch"))
+    except PackageNotFoundError:
+        return Finding("torch", False, "torch is not installed", "pip install torch")
+
+
+def _gpu() -> Finding:
+    from evoengine.devices.driver import find_driver
+
+    found = find_driver()
+    if isinstance(found, str):
+        return Finding("GPU", False, found, "none needed to search by estimate; on a GPU machine install its driver", needed=False)
+    cuda, devices = found
+    listed = ", ".join(f"{d.name} (sm_{d.capability}, {d.memory_bytes / 2**30:.0f} GiB)" for d in devices)
+    return Finding("GPU", True, f"{listed}, driver for CUDA {cuda}", needed=False)
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (_python, _nvrtc, _disassembler, _host_compiler, _torch, _gpu)

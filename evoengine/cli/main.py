@@ -1,0 +1,66 @@
+"""The door: `evoengine COMMAND`. A command's module is imported when it is called, so that --help stays instant."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from evoengine import __version__
+from evoengine.errors import EvoengineError
+
+COMMANDS = {
+    "search": "Search for the fastest correct kernel of a problem on a GPU.",
+    "best": "Show the best kernels found, or export the best one.",
+    "history": "List every trial of the ledger.",
+    "show": "Show one trial: configuration, resources, verdict, figure, source.",
+    "verify": "Render, compile and gate one configuration.",
+    "doctor": "Say what this machine has, what it lacks, and the remedy.",
+    "dashboard": "Open the trials in optuna-dashboard.",
+}
+INTERRUPTED = 130
+
+
+class Commands(click.Group):
+    """Commands by name, each in the module of `evoengine.cli` that bears it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        return getattr(importlib.import_module(f"evoengine.cli.{name}"), name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="evoengine")
+def evoengine() -> None:
+    """Finds the fastest correct CUDA kernel for a GPU and a problem.
+
+    Exit codes: 0 ok, 1 nothing valid found, 2 wrong usage or configuration, 3 the machine lacks something,
+    130 interrupted.
+    """
+
+
+def main() -> None:
+    try:
+        code = evoengine.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        code = INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except EvoengineError as error:
+        click.echo(f"evoengine: {error}", err=True)
+        code = error.exit_code
+    except BrokenPipeError:
+        # the reader of our output has gone, as in `evoengine history | head`
+        sys.stderr.close()
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,123 @@
+"""evoengine search"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from evoengine.cli.options import db_option, gpu_option, json_option, problem_option, space_option, templates_option
+from evoengine.gpu import Gpu
+from evoengine.problem import Problem
+from evoengine.search import samplers
+
+INTERRUPTED = 130
+
+
+@click.command()
+@gpu_option(default="h100")
+@problem_option()
+@click.option("--trials", type=click.IntRange(min=1), default=60, show_default=True, help="Candidates to try.")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Start no candidate after this long.")
+@click.option("--sampler", type=click.Choice(samplers.NAMES), default=samplers.DEFAULT, show_default=True)
+@click.option(
+    "--device", type=click.Choice(["auto", "emulator", "cuda"]), default="auto", show_default=True,
+    help="What judges the candidates: a GPU that times them, or the CPU emulator, which ranks by estimate.",
+)  # fmt: skip
+@space_option
+@templates_option
+@db_option
+@click.option("--jobs", type=click.IntRange(min=1), help="Worker processes.  [default: one per core]")
+@click.option("--seed", type=click.IntRange(min=0), help="Repeats a search.  [default: drawn, and recorded]")
+@json_option
+def search(
+    gpu: Gpu, problem: Problem, trials: int, minutes: float | None, sampler: str, device: str, space: Path | None,
+    templates: Path | None, db: str | None, jobs: int | None, seed: int | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Search for the fastest correct kernel of a problem on a GPU.
+
+    With a GPU of that kind here, candidates are gated and timed on it. Without one they are compiled for it, gated in
+    the CPU emulator and ranked by a static estimate.
+    """
+    from evoengine.cli.display import LiveProgress, status, stderr
+    from evoengine.cli.setup import choose_device, default_jobs, prepare_space, require_compilers
+    from evoengine.ledger.store import open_ledger
+    from evoengine.search.coordinator import Coordinator, Setting
+
+    timing = choose_device(device, gpu)
+    bound, folder = prepare_space(space, templates, problem, gpu)
+    require_compilers(emulated=timing is None)
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    setting = Setting(
+        problem, gpu, bound, folder, sampler, seed, trials, minutes * 60 if minutes else None, jobs or default_jobs(),
+        timed=timing is not None,
+    )  # fmt: skip
+    ledger = open_ledger(db, create=True)
+    with ledger, LiveProgress() as live:
+        run = ledger.start_run(
+            gpu=gpu.key, problem=str(problem), device=timing.name if timing else "emulator", space=bound, sampler=sampler,
+            seed=seed, command=" ".join(sys.argv),
+        )  # fmt: skip
+        _announce(stderr, setting, timing, ledger.url, run)
+        coordinator = Coordinator(setting, ledger, run, live.update)
+        _stop_on_signal(coordinator)
+        progress = coordinator.search()
+        ledger.finish_run(run, progress.ended)
+        found = ledger.best(str(problem), gpu.key, top=10, run=run)
+    known = f"{coordinator.invalid_proposals} invalid and {coordinator.repeated_proposals} repeated proposals"
+    stderr.print(f"{' · '.join(status(progress)[:-1])} · {progress.elapsed:.0f} s · {progress.compiled} compiled · {known}")
+    stderr.print(f"{progress.ended}", style="dim")
+    if as_json:
+        summary = {"run": run, "ended": progress.ended, "seconds": round(progress.elapsed, 1), "compiled": progress.compiled}
+        summary["outcomes"] = {str(k): v for k, v in progress.outcomes.items()}
+        click.echo(json.dumps(summary | {"best": [c.to_json() for c in found]}, indent=2))
+    else:
+        _conclude(found, gpu, timing is not None)
+    if progress.ended == "interrupted":
+        return INTERRUPTED
+    return 0 if found else 1
+
+
+def _announce(console, setting, timing, url: str, run: int) -> None:
+    from evoengine import __version__
+    from evoengine.workloads.attention import flops
+
+    s, space = setting, setting.space
+    console.print(f"evoengine {__version__} · {s.gpu.key} ({s.gpu.arch}) · {s.problem} · {flops(s.problem) / 1e9:.0f} GFLOP")
+    if timing:
+        console.print(f"gated and timed on {timing.name}")
+    else:
+        console.print(f"no {s.gpu.key} used: compiled for {s.gpu.arch}, gated in the CPU emulator, ranked by static estimate")
+    families = [f for f in space.families if f not in space.empty_families]
+    console.print(
+        f"space {space.name}: {len(families)} families, {len(space):,} valid of {space.size:,} · sampler {s.sampler} · "
+        f"seed {s.seed} · {s.jobs} workers · ledger {url}, run {run}"
+    )
+    for family, why in space.empty_families.items():
+        console.print(f"left out: {family}, {why}")
+
+
+def _conclude(found, gpu: Gpu, timed: bool) -> None:
+    from evoengine.cli.display import ranking, stderr, stdout
+
+    if not found:
+        stderr.print("no correct candidate was found: evoengine history shows what became of each")
+        return
+    stdout.print(ranking(found))
+    later = "" if timed else f"   ·   figures marked est. are static estimates, not measurements: none was timed on a {gpu.key}"
+    stderr.print(f"next: evoengine best --export out/   ·   evoengine dashboard{later}")
+
+
+def _stop_on_signal(coordinator) -> None:
+    """The first Ctrl-C or SIGTERM ends the search with what there is; a second one kills."""
+
+    def stop(number: int, frame: object) -> None:
+        coordinator.stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)

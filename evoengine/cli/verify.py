@@ -1,0 +1,63 @@
+"""evoengine verify"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+
+import click
+
+from evoengine.cli.options import gpu_option, json_option, problem_option, space_option, templates_option
+from evoengine.errors import UsageError
+from evoengine.gpu import Gpu
+from evoengine.problem import Problem
+
+
+@click.command()
+@click.option("--config", "text", required=True, metavar="JSON", help="One value for every active knob, as JSON.")
+@gpu_option(default="h100")
+@problem_option()
+@click.option("--device", type=click.Choice(["auto", "emulator", "cuda"]), default="auto", show_default=True)
+@space_option
+@templates_option
+@click.option("--seed", type=click.IntRange(min=0), help="Repeats a verdict.  [default: drawn, and printed]")
+@json_option
+def verify(
+    text: str, gpu: Gpu, problem: Problem, device: str, space: Path | None, templates: Path | None, seed: int | None,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Render, compile and gate one configuration; exit 0 when it is correct, 1 when not."""
+    from evoengine.cli.display import cases, stderr, stdout
+    from evoengine.cli.setup import choose_device, prepare_space, require_compilers
+    from evoengine.publish.export import case_list
+    from evoengine.search.single import walk
+
+    timing = choose_device(device, gpu)
+    bound, folder = prepare_space(space, templates, problem, gpu)
+    config = _config(text, bound)
+    require_compilers(emulated=timing is None)
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    candidate = walk(bound, config, problem, gpu, folder, timing is not None, seed)
+    correct = candidate.verdict is not None and candidate.verdict.correct
+    if as_json:
+        # no ledger is involved, so there is no trial to name
+        extra = {"trial": None, "run": None, "correct": correct, "seed": seed, "cases": case_list(candidate.verdict)}
+        click.echo(json.dumps(candidate.to_json() | extra, indent=2))
+        return 0 if correct else 1
+    if candidate.verdict:
+        stdout.print(cases(candidate.verdict))
+    stderr.print(f"{'correct' if correct else f'{candidate.outcome}: {candidate.reason}'} · seed {seed}")
+    return 0 if correct else 1
+
+
+def _config(text: str, space) -> dict:
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"--config is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"--config must be a JSON object of knobs and values, not {type(config).__name__}")
+    if why := space.why_invalid(config):
+        raise UsageError(f"the configuration is not in the space {space.name}: {why}")
+    return config

@@ -1,0 +1,79 @@
+"""A real GPU: CuPy loads and launches the binary, torch holds the tensors. Runs in a process of its own, which may die.
+
+A CUDA error is sticky: after KernelCrashed the process must be replaced, as its context is lost.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import cupy
+import numpy as np
+import torch
+from cupy.cuda import driver, runtime
+
+from evoengine.devices.base import Arguments, KernelCrashed, KernelUnbuildable, TensorArgument, Tensors
+from evoengine.records import Binary, Launch
+
+GUARD_BYTES = 1 << 16
+"""on both sides of every tensor, filled with a pattern that must survive the launch"""
+GUARD = 0xA5
+CUDA_ERRORS = (runtime.CUDARuntimeError, driver.CUDADriverError, torch.AcceleratorError)
+
+
+class CudaKernel:
+    """A loaded binary; raises KernelUnbuildable where the GPU refuses it."""
+
+    def __init__(self, binary: Binary, entry: str, launch: Launch) -> None:
+        with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
+            path = Path(folder, "kernel.cubin")
+            path.write_bytes(binary.cubin)
+            try:
+                self._function = cupy.RawModule(path=str(path)).get_function(entry)
+                self._function.max_dynamic_shared_size_bytes = launch.shared_bytes
+            except CUDA_ERRORS as error:
+                raise KernelUnbuildable(f"the GPU does not take the binary: {error}") from error
+        self._entry = entry
+
+    def launch(self, launch: Launch, parameters: tuple) -> None:
+        """Queues the kernel on torch's current stream; pointers travel as uint64."""
+        stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+        with stream:
+            self._function(launch.grid, (launch.threads, 1, 1), parameters, shared_mem=launch.shared_bytes)
+
+    def run(self, launch: Launch, arguments: Arguments, seed: int) -> Tensors:
+        """One launch from host memory with guard bands; all tensors as they stood afterwards."""
+        try:
+            buffers = {a.name: _guarded(a.data) for a in arguments if isinstance(a, TensorArgument)}
+            self.launch(launch, tuple(_parameter(a, buffers) for a in arguments))
+            torch.cuda.synchronize()
+            found = {name: buffer.cpu().numpy() for name, buffer in buffers.items()}
+        except CUDA_ERRORS as error:
+            raise KernelCrashed(f"kernel {self._entry}: {first_line(error)}") from error
+        return {a.name: _unguarded(a, found[a.name]) for a in arguments if isinstance(a, TensorArgument)}
+
+
+def _parameter(argument, buffers: dict[str, torch.Tensor]):
+    if isinstance(argument, TensorArgument):
+        return np.uint64(buffers[argument.name].data_ptr() + GUARD_BYTES)
+    return argument.value
+
+
+def _guarded(data: np.ndarray) -> torch.Tensor:
+    buffer = torch.full((data.nbytes + 2 * GUARD_BYTES,), GUARD, dtype=torch.uint8, device="cuda")
+    buffer[GUARD_BYTES : GUARD_BYTES + data.nbytes] = torch.from_numpy(data.reshape(-1).view(np.uint8).copy()).cuda()
+    return buffer
+
+
+def _unguarded(argument: TensorArgument, found: np.ndarray) -> np.ndarray:
+    size = argument.data.nbytes
+    for side, band in (("before the start", found[:GUARD_BYTES]), ("past the end", found[GUARD_BYTES + size :])):
+        touched = np.flatnonzero(band != GUARD)
+        if touched.size:
+            raise KernelCrashed(f"out-of-bounds write: {touched.size} bytes {side} of {argument.name} were changed")
+    return found[GUARD_BYTES : GUARD_BYTES + size].copy().view(argument.data.dtype).reshape(argument.data.shape)
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

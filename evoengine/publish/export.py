@@ -1,0 +1,95 @@
+"""A candidate as files to ship: source, binary, metadata, and a loader that needs nothing of evoengine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+from evoengine import __version__
+from evoengine.errors import UsageError
+from evoengine.problem import parse_problem
+from evoengine.records import Candidate, Verdict
+
+LOADERS = Path(__file__).with_name("loaders")
+
+
+def export(candidate: Candidate, folder: Path) -> list[Path]:
+    """Writes kernel.cu, kernel.cubin, kernel.json and the workload's loader into `folder`; raises UsageError if it can't."""
+    kernel = candidate.problem.split(":")[0]
+    contents = {
+        "kernel.cu": candidate.source.text.encode(),
+        "kernel.cubin": candidate.binary.cubin,
+        "kernel.json": (json.dumps(describe(candidate), indent=2) + "\n").encode(),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in contents.items():
+            (folder / name).write_bytes(data)
+        shutil.copyfile(LOADERS / f"{kernel}.py", folder / f"{kernel}.py")
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}; --export takes a folder that can be written") from error
+    return [folder / name for name in (*contents, f"{kernel}.py")]
+
+
+def describe(candidate: Candidate) -> dict[str, object]:
+    """Launch geometry, resources, verdict and provenance: all that it takes to run the kernel and to check its claims."""
+    binary, launch = candidate.binary, candidate.source.launch
+    return {
+        "kernel": candidate.problem.split(":")[0],
+        "entry": candidate.source.entry,
+        "config": dict(candidate.config),
+        "problem": parse_problem(candidate.problem).variables(),
+        "launch": {"grid": list(launch.grid), "threads": launch.threads, "shared_bytes": launch.shared_bytes},
+        "resources": {
+            "registers": binary.registers,
+            "spill_bytes": binary.spill_bytes,
+            "stack_bytes": binary.stack_bytes,
+            "static_shared_bytes": binary.shared_bytes,
+            "occupancy": candidate.occupancy,
+            "instructions": dict(binary.mix),
+            "warnings": list(binary.warnings),
+        },
+        "verdict": verdict_json(candidate),
+        "figure": figure_json(candidate),
+        "provenance": {
+            "evoengine": __version__,
+            "trial": candidate.trial,
+            "run": candidate.run,
+            "gpu": candidate.gpu,
+            "arch": binary.arch,
+            "options": binary.options,
+            "compiler": binary.compiler,
+            "source_sha256": candidate.source.sha256,
+        },
+    }
+
+
+def verdict_json(candidate: Candidate) -> dict[str, object] | None:
+    verdict = candidate.verdict
+    if verdict is None:
+        return None
+    return {
+        "correct": verdict.correct,
+        "device": verdict.device,
+        "outcome": str(verdict.outcome) if verdict.outcome else None,
+        "reason": verdict.reason,
+        "max_abs_error": verdict.max_error,
+        "cases": case_list(verdict),
+    }
+
+
+def case_list(verdict: Verdict | None) -> list[dict[str, object]]:
+    """The gate's cases as JSON, in the order they ran."""
+    return [asdict(case) for case in verdict.cases] if verdict else []
+
+
+def figure_json(candidate: Candidate) -> dict[str, object] | None:
+    m = candidate.measurement
+    if m is None:
+        return None
+    return {
+        "kind": str(m.kind), "device": m.device, "tflops": m.tflops, "median_us": m.median_us,
+        "samples_us": list(m.samples_us), "vs_sdpa": m.vs_sdpa, "terms": dict(m.terms),
+    }  # fmt: skip

@@ -1,0 +1,108 @@
+"""Attention forward by the kernel beside this file (kernel.cubin, described in kernel.json). Needs torch or CuPy alone.
+
+    from attention import attention
+    out = attention(q, k, v)     # softmax(q·kᵀ/√head_dim)·v
+
+q and out are [batch, heads, seq_q, head_dim], k and v [batch, kv_heads, seq_k, head_dim]; all contiguous, on one GPU, in
+the dtype the kernel was compiled for. Any batch, heads and lengths will do; head_dim, dtype and mask are compiled in.
+"""
+
+import ctypes
+import functools
+import json
+import math
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+KERNEL = json.loads((FOLDER / "kernel.json").read_text())
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+def attention(q, k, v, out=None):
+    """Runs the kernel on the current stream of the tensors' library; raises ValueError for tensors it was not made for."""
+    out = _empty_like(q) if out is None else out
+    batch, heads, seq_q, head_dim = q.shape
+    kv_heads, seq_k = k.shape[1], k.shape[2]
+    _check(q, k, v, out)
+    with _device(q):
+        launch = KERNEL["launch"]
+        parameters = [ctypes.c_void_p(_pointer(t)) for t in (q, k, v, out)]
+        parameters += [ctypes.c_int(n) for n in (heads, kv_heads, seq_q, seq_k)]
+        parameters.append(ctypes.c_float(1.0 / math.sqrt(head_dim)))
+        addresses = (ctypes.c_void_p * len(parameters))(*(ctypes.addressof(p) for p in parameters))
+        grid = (-(-seq_q // KERNEL["config"]["tile_m"]), heads, batch)
+        _call(
+            "cuLaunchKernel", _function(_device_index(q)), *grid, launch["threads"], 1, 1, launch["shared_bytes"],
+            ctypes.c_void_p(_stream(q)), addresses, None,
+        )  # fmt: skip
+    return out
+
+
+def _check(q, k, v, out):
+    problem = KERNEL["problem"]
+    batch, heads, seq_q, head_dim = q.shape
+    expected = {"k": (batch, k.shape[1], k.shape[2], head_dim), "v": tuple(k.shape), "out": tuple(q.shape)}
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
+        if tuple(tensor.shape) != expected.get(name, tuple(q.shape)):
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; {expected[name]} was expected")
+        if DTYPES[problem["dtype"]] not in str(tensor.dtype):
+            raise ValueError(f"{name} is {tensor.dtype}; this kernel was compiled for {DTYPES[problem['dtype']]}")
+        if not _contiguous(tensor):
+            raise ValueError(f"{name} is not contiguous")
+    if head_dim != problem["head_dim"]:
+        raise ValueError(f"head_dim is {head_dim}; this kernel was compiled for {problem['head_dim']}")
+    if heads % k.shape[1]:
+        raise ValueError(f"{heads} heads are no multiple of {k.shape[1]} kv heads")
+    if problem["causal"] and seq_q > k.shape[2]:
+        raise ValueError(f"causal with {seq_q} queries and {k.shape[2]} keys leaves rows that see no key")
+
+
+@functools.cache
+def _function(device_index):
+    """The kernel in the current context of that device."""
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    _call("cuModuleLoadData", ctypes.byref(module), (FOLDER / "kernel.cubin").read_bytes())
+    _call("cuModuleGetFunction", ctypes.byref(function), module, KERNEL["entry"].encode())
+    _call("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, KERNEL["launch"]["shared_bytes"])
+    return function
+
+
+def _call(name, *arguments):
+    driver = ctypes.CDLL("libcuda.so.1")
+    code = getattr(driver, name)(*arguments)
+    if code:
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(code, ctypes.byref(text))
+        raise RuntimeError(f"{name}: {(text.value or b'error').decode()} ({code})")
+
+
+def _library(tensor):
+    return type(tensor).__module__.split(".")[0]
+
+
+def _empty_like(tensor):
+    return sys.modules[_library(tensor)].empty_like(tensor)
+
+
+def _pointer(tensor):
+    return tensor.data_ptr() if _library(tensor) == "torch" else tensor.data.ptr
+
+
+def _contiguous(tensor):
+    return tensor.is_contiguous() if _library(tensor) == "torch" else tensor.flags.c_contiguous
+
+
+def _device(tensor):
+    return sys.modules["torch"].cuda.device(tensor.device) if _library(tensor) == "torch" else tensor.device
+
+
+def _device_index(tensor):
+    return tensor.device.index if _library(tensor) == "torch" else tensor.device.id
+
+
+def _stream(tensor):
+    if _library(tensor) == "torch":
+        return sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream
+    return sys.modules["cupy"].cuda.get_current_stream().ptr

@@ -1,0 +1,316 @@
+"""The search: ask for configurations, keep the compilers and the GPU busy, tell what came out, record every stage.
+
+One process owns the ledger and the sampler; workers only compute. A candidate walks the road of
+`evoengine.stages` and stops at the first stage that rejects it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from evoengine.errors import UsageError
+from evoengine.gpu import Gpu
+from evoengine.ledger.store import Ledger
+from evoengine.problem import Problem
+from evoengine.records import Binary, Candidate, Config, Measurement, Outcome, Plan, Rejection, Source, Verdict, config_key
+from evoengine.search.proposer import Proposal, Proposer
+from evoengine.search.workers import WorkerPool, result_of
+from evoengine.space.space import SearchSpace
+from evoengine.stages.compile import options
+from evoengine.stages.estimate import estimate
+from evoengine.stages.pipeline import baselines_task, compile_task, emulate_task, measure_task
+from evoengine.stages.render import render
+from evoengine.stages.screen import screen_binary, screen_launch
+from evoengine.stages.toolchain import compiler_version
+from evoengine.workloads import find_workload
+
+POLL_SECONDS = 0.1
+"""how often the display is refreshed and a request to stop is seen while nothing finishes"""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is searched, on what, and for how long."""
+
+    problem: Problem
+    gpu: Gpu
+    space: SearchSpace
+    templates: Path
+    sampler: str
+    seed: int
+    trials: int
+    seconds: float | None
+    jobs: int
+    timed: bool
+    """whether a CUDA device times the candidates; otherwise the emulator gates and the estimate ranks"""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a display shows; kept up to date by the coordinator."""
+
+    total: int
+    started: float = field(default_factory=time.monotonic)
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    best: Candidate | None = None
+    compiled: int = 0
+    """binaries made in this run; those that the ledger had are not among them"""
+    ended: str = "all trials done"
+
+    @property
+    def done(self) -> int:
+        return sum(self.outcomes.values())
+
+    @property
+    def correct(self) -> int:
+        return sum(n for outcome, n in self.outcomes.items() if outcome.ranked)
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+
+@dataclass(slots=True)
+class Walk:
+    """One candidate on its way down the road."""
+
+    trial: int
+    proposal: Proposal
+    source: Source | None = None
+    binary: Binary | None = None
+    verdict: Verdict | None = None
+    occupancy: float | None = None
+    next: Callable[[object], None] | None = None
+    """takes what the stage under way gives"""
+
+
+class Coordinator:
+    """Runs one search to its end. `on_change` is called after every event and at least every POLL_SECONDS."""
+
+    def __init__(self, setting: Setting, ledger: Ledger, run: int, on_change: Callable[[Progress], None]) -> None:
+        self.setting, self.ledger, self.run = setting, ledger, run
+        self.progress = Progress(setting.trials)
+        self._on_change = on_change
+        self._workload = find_workload(setting.space.kernel)
+        self._adopted = self._adopt()
+        self._proposer = Proposer(setting.space, setting.sampler, setting.seed, retry=[c for c, _ in self._adopted.values()])
+        self._under_way: dict[Future, Walk] = {}
+        self._first_with: dict[str, int] = {}
+        """source sha256 → the trial that rendered it first"""
+        self._values: dict[int, float | None] = {}
+        self._twins: dict[int, list[Proposal]] = {}
+        """proposals whose source another trial, still under way, rendered first"""
+        self._started = 0
+        self._exhausted = False
+        self._stop = False
+        self._workers = WorkerPool(setting.jobs)
+        self._gpu = WorkerPool(1, {"CUDA_VISIBLE_DEVICES": "0"}) if setting.timed else None
+
+    @property
+    def invalid_proposals(self) -> int:
+        return self._proposer.invalid
+
+    @property
+    def repeated_proposals(self) -> int:
+        return self._proposer.repeated
+
+    def stop(self) -> None:
+        """Ends the search after the event under way; what is unfinished stays in the ledger for the next run."""
+        self._stop = True
+
+    def search(self) -> Progress:
+        try:
+            if self._gpu:
+                self._start_baselines()
+            while not self._stop and (self._fill() or self._under_way):
+                finished, _ = wait(self._under_way, POLL_SECONDS, FIRST_COMPLETED)
+                for future in finished:
+                    walk = self._under_way.pop(future)
+                    walk.next(future)
+                self._on_change(self.progress)
+        finally:
+            self._close()
+        if self._stop:
+            self.progress.ended = "interrupted"
+        elif self._exhausted:
+            self.progress.ended = "every valid configuration was tried"
+        return self.progress
+
+    def _close(self) -> None:
+        for pool in (self._workers, self._gpu):
+            if pool:
+                pool.close()
+
+    def _adopt(self) -> dict[str, tuple[Config, int]]:
+        """Takes over the trials that a killed run left unfinished; their configurations are proposed first."""
+        s = self.setting
+        left = self.ledger.unfinished(s.gpu.key, str(s.problem))
+        fit = [c for c in left if s.space.contains(c.config)]
+        self.ledger.adopt([c.trial for c in fit], self.run)
+        return {config_key(c.config): (c.config, c.trial) for c in fit}
+
+    def _may_start(self) -> bool:
+        s = self.setting
+        if self._exhausted or self._started >= s.trials or self._stop:
+            return False
+        if s.seconds is not None and self.progress.elapsed > s.seconds:
+            self.progress.ended = "time is up"
+            return False
+        # one more than there are workers, so that none waits for the coordinator
+        return len(self._under_way) <= s.jobs
+
+    def _fill(self) -> bool:
+        """Starts candidates while workers are free; whether any may still be started."""
+        while self._may_start():
+            proposal = self._proposer.propose()
+            if proposal is None:
+                self._exhausted = True
+                return False
+            self._started += 1
+            self._begin(proposal)
+        return self._may_start()
+
+    # ── the road ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self, proposal: Proposal) -> None:
+        s = self.setting
+        _, trial = self._adopted.pop(proposal.key, (None, None))
+        if trial is None:
+            trial = self.ledger.add_candidate(
+                self.run, str(s.problem), s.gpu.key, proposal.config, proposal.parents, proposal.operator
+            )
+        walk = Walk(trial, proposal)
+        try:
+            walk.source = render(s.space, proposal.config, s.problem, s.templates)
+        except UsageError as error:
+            self._reject(walk, Rejection(Outcome.UNCOMPILABLE, str(error)))
+            return
+        self.ledger.record_source(trial, walk.source)
+        twin = self._first_with.setdefault(walk.source.sha256, trial)
+        if twin != trial:
+            self._duplicate(walk, twin)
+        elif why := screen_launch(walk.source.launch, s.gpu):
+            self._reject(walk, Rejection(Outcome.SCREENED, why))
+        elif known := self.ledger.find_binary(walk.source.sha256, options(s.gpu.arch), s.gpu.arch, compiler_version()):
+            self._compiled(walk, known)
+        else:
+            self._submit(walk, self._workers.submit(compile_task, walk.source, s.gpu.arch), self._on_compiled)
+
+    def _submit(self, walk: Walk, future: Future, then: Callable[[Walk, Future], None]) -> None:
+        walk.next = lambda done: then(walk, done)
+        self._under_way[future] = walk
+
+    def _on_compiled(self, walk: Walk, future: Future) -> None:
+        result = result_of(future, died=Outcome.UNCOMPILABLE)
+        if isinstance(result, Rejection):
+            self._reject(walk, result)
+            return
+        self.progress.compiled += 1
+        self._compiled(walk, result)
+
+    def _compiled(self, walk: Walk, binary: Binary) -> None:
+        s, launch = self.setting, walk.source.launch
+        walk.binary = binary
+        self.ledger.record_binary(walk.trial, walk.source, binary)
+        walk.occupancy = s.gpu.occupancy(launch.threads, binary.registers, binary.shared_bytes + launch.shared_bytes)
+        if why := screen_binary(binary, launch, s.gpu, s.timed):
+            self._reject(walk, Rejection(Outcome.SCREENED, why))
+            return
+        config = walk.proposal.config
+        plan = [(case, s.space.launch(config, case.problem)) for case in self._workload.cases(s.problem, config)]
+        seed = int(np.random.SeedSequence([s.seed, self.run, walk.trial]).generate_state(1)[0])
+        if self._gpu:
+            self._submit_to_gpu(walk, plan, seed)
+        else:
+            future = self._workers.submit(emulate_task, s.space.kernel, walk.source, plan, seed)
+            self._submit(walk, future, self._on_verdict)
+
+    def _on_verdict(self, walk: Walk, future: Future) -> None:
+        result = result_of(future, died=Outcome.CRASHED)
+        if self._judged(walk, result):
+            s = self.setting
+            figure = estimate(
+                walk.binary,
+                walk.source.launch,
+                s.space.cost(walk.proposal.config),
+                s.gpu,
+                self._workload.flops(s.problem),
+                self._workload.least_bytes(s.problem),
+            )
+            self._rank(walk, figure)
+
+    def _judged(self, walk: Walk, result: object) -> bool:
+        """Records the verdict; whether the candidate passed the gate."""
+        if isinstance(result, Rejection):
+            self._reject(walk, result)
+            return False
+        walk.verdict = result
+        self.ledger.record_verdict(walk.trial, result)
+        if not result.correct:
+            self._reject(walk, Rejection(result.outcome, result.reason))
+        return result.correct
+
+    def _rank(self, walk: Walk, figure: Measurement) -> None:
+        self.ledger.record_measurement(walk.trial, figure)
+        if figure.suspect:
+            self._reject(walk, Rejection(Outcome.SUSPECT, figure.suspect))
+            return
+        self._finish(walk, Outcome(str(figure.kind)), None, figure.tflops)
+
+    # ── the GPU ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _start_baselines(self) -> None:
+        future = self._gpu.submit(baselines_task, self.setting.space.kernel, self.setting.problem)
+        for baseline in future.result():
+            self.ledger.record_baseline(self.run, baseline)
+
+    def _submit_to_gpu(self, walk: Walk, plan: Plan, seed: int) -> None:
+        s = self.setting
+        future = self._gpu.submit(measure_task, s.space.kernel, walk.source, walk.binary, plan, s.problem, s.gpu, seed)
+        self._submit(walk, future, self._on_measured)
+
+    def _on_measured(self, walk: Walk, future: Future) -> None:
+        result = result_of(future, died=Outcome.CRASHED)
+        if isinstance(result, Rejection) and result.outcome in (Outcome.CRASHED, Outcome.HUNG):
+            # a CUDA error is sticky: whatever runs next in that process would inherit it
+            self._gpu.replace()
+        verdict, figure = result if isinstance(result, tuple) else (result, None)
+        if self._judged(walk, verdict):
+            self._rank(walk, figure)
+
+    # ── the end of a candidate ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _duplicate(self, walk: Walk, twin: int) -> None:
+        """The same source under another setting: one of its knobs does nothing here. It shares its twin's result."""
+        reason = f"renders the same source as trial {twin}"
+        self.ledger.finish(walk.trial, Outcome.DUPLICATE, reason, None, None)
+        self._count(walk, Outcome.DUPLICATE)
+        if twin in self._values:
+            self._proposer.tell(walk.proposal, self._values[twin])
+        else:
+            self._twins.setdefault(twin, []).append(walk.proposal)
+
+    def _reject(self, walk: Walk, rejection: Rejection) -> None:
+        self._finish(walk, rejection.outcome, rejection.reason, None)
+
+    def _finish(self, walk: Walk, outcome: Outcome, reason: str | None, value: float | None) -> None:
+        device = walk.verdict.device if walk.verdict else None
+        self.ledger.finish(walk.trial, outcome, reason, walk.occupancy, device)
+        self._values[walk.trial] = value
+        for proposal in (walk.proposal, *self._twins.pop(walk.trial, ())):
+            self._proposer.tell(proposal, value)
+        self._count(walk, outcome)
+        best = self.progress.best
+        if value is not None and (best is None or value > best.measurement.tflops):
+            self.progress.best = self.ledger.candidate(walk.trial)
+
+    def _count(self, walk: Walk, outcome: Outcome) -> None:
+        self.progress.outcomes[outcome] += 1
+        self._on_change(self.progress)

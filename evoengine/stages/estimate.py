@@ -1,0 +1,71 @@
+"""A static estimate of a candidate's time, to rank by where there is no GPU. It is a prior, not a measurement.
+
+Each block spends clocks on five pipes (tensor, FP32, MUFU, shared memory, global memory), by the space's own count of
+its work. Blocks that share an SM overlap with one another, so a wave of R blocks takes at least R times the busiest
+pipe's share; one block's phases follow each other across barriers, so a wave takes at least the sum of its phases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from evoengine.gpu import Gpu
+from evoengine.records import Binary, Kind, Launch, Measurement
+
+MUFU_PER_CLOCK = 16
+"""exp2 results per SM and clock (CUDA C++ Programming Guide, arithmetic throughput, compute capability 8.x and 9.0)"""
+SHARED_PER_CLOCK = 128
+"""bytes per SM and clock: 32 banks of 4 bytes"""
+GLOBAL_PER_CLOCK = 32
+"""bytes per SM and clock out of the L2: a round prior, half of the nominal 64"""
+BARRIER_CLOCKS = 40
+"""a block-wide barrier with its re-fill of the pipelines: a round prior"""
+MMA_SYNC_SHARE = 0.62
+"""of Hopper's tensor peak that mma.sync (HMMA) reaches; the rest needs wgmma (Luo et al. 2024, arXiv:2402.13499)"""
+
+
+def estimate(
+    binary: Binary, launch: Launch, cost: Mapping[str, float], gpu: Gpu, flops: float, least_bytes: float
+) -> Measurement:
+    """The estimate with its terms, in microseconds for the whole problem. `cost` is per block, as the space states it."""
+    resident = gpu.blocks_resident(launch.threads, binary.registers, binary.shared_bytes + launch.shared_bytes)
+    pipes = _pipes(binary, cost, gpu)
+    barriers = cost.get("barriers", 0.0) * BARRIER_CLOCKS
+    copies = 0.0 if cost.get("overlap") else pipes["global"]
+    alone = sum(clocks for name, clocks in pipes.items() if name != "global") + barriers + copies
+    busiest = max(pipes.values())
+
+    def wave(blocks: int) -> float:
+        return max(alone, blocks * busiest)
+
+    total = math.prod(launch.grid)
+    slots = gpu.sms * resident
+    full, rest = divmod(total, slots)
+    clocks = full * wave(resident) + (wave(-(-rest // gpu.sms)) if rest else 0.0)
+    to_us = 1e-3 / gpu.clock_ghz
+    memory_us = least_bytes / (gpu.memory_gbs * 1e3)
+    time_us = max(clocks * to_us, memory_us)
+    waves = total / slots
+    terms = {f"{name}_us": clocks * waves * resident * to_us for name, clocks in pipes.items()}
+    terms |= {
+        "barriers_us": barriers * waves * to_us,
+        "alone_us": alone * waves * to_us,
+        "memory_us": memory_us,
+        "waves": waves,
+        "blocks_per_sm": float(resident),
+    }
+    return Measurement(Kind.ESTIMATED, f"estimate for {gpu.key}", flops / time_us / 1e6, time_us, terms=terms)
+
+
+def _pipes(binary: Binary, cost: Mapping[str, float], gpu: Gpu) -> dict[str, float]:
+    """Clocks that one block keeps each pipe of an SM busy."""
+    per_clock = 1e3 / (gpu.sms * gpu.clock_ghz)
+    share = MMA_SYNC_SHARE if gpu.arch.startswith("sm_90") and "HGMMA" not in binary.mix else 1.0
+    return {
+        "tensor": cost.get("tensor_flops", 0.0) / (gpu.tensor_tflops * per_clock * share),
+        "fp32": cost.get("fp32_flops", 0.0) / (gpu.fp32_tflops * per_clock),
+        "mufu": cost.get("mufu", 0.0) / MUFU_PER_CLOCK,
+        "shared": cost.get("shared_bytes", 0.0) / SHARED_PER_CLOCK,
+        "global": cost.get("global_bytes", 0.0) / GLOBAL_PER_CLOCK,
+    }

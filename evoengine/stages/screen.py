@@ -1,0 +1,37 @@
+"""Static screens: what a candidate's launch and binary already tell before it runs anywhere."""
+
+from __future__ import annotations
+
+from evoengine.gpu import SHARED_RESERVED, WARP, Gpu
+from evoengine.records import Binary, Launch
+
+MAX_THREADS = 1024
+"""per block, every compute capability so far"""
+SPILL_LIMIT = 0
+"""bytes of spills above which a candidate is left out of a ranking by estimates, which cannot tell what they cost"""
+
+
+def screen_launch(launch: Launch, gpu: Gpu) -> str | None:
+    """Why the launch can never succeed on the GPU, or None."""
+    if not 1 <= launch.threads <= MAX_THREADS or launch.threads % WARP:
+        return f"{launch.threads} threads per block; whole warps up to {MAX_THREADS} are possible"
+    if launch.shared_bytes > gpu.shared_per_block:
+        return f"{launch.shared_bytes} bytes of shared memory per block; {gpu.key} has {gpu.shared_per_block}"
+    if launch.grid[1] > 65535 or launch.grid[2] > 65535:
+        return f"grid {launch.grid}; y and z may be 65535 at most"
+    return None
+
+
+def screen_binary(binary: Binary, launch: Launch, gpu: Gpu, timed: bool) -> str | None:
+    """Why the binary is not worth running, or None. With `timed` a spill is left for the clock to judge."""
+    shared = binary.shared_bytes + launch.shared_bytes
+    if shared > gpu.shared_per_block:
+        return f"{shared} bytes of shared memory per block, static and dynamic; {gpu.key} has {gpu.shared_per_block}"
+    if shared + SHARED_RESERVED > gpu.shared_per_sm:
+        return f"{shared} bytes of shared memory and {SHARED_RESERVED} reserved; an SM of {gpu.key} has {gpu.shared_per_sm}"
+    if not gpu.blocks_resident(launch.threads, binary.registers, shared):
+        total = binary.registers * launch.threads
+        return f"{total} registers per block ({binary.registers} × {launch.threads} threads); {gpu.key} has {gpu.registers_per_sm}"
+    if binary.spill_bytes > SPILL_LIMIT and not timed:
+        return f"{binary.spill_bytes} bytes of register spills; the limit without a GPU to time on is {SPILL_LIMIT}"
+    return None

@@ -1,0 +1,158 @@
+"""Attention's tensors: inputs drawn from a seed, the float64 reference, and the kernel's arguments.
+
+Tensors are torch's, on the CPU or a GPU; shapes as in `evoengine.problem.Problem`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import normalize, scaled_dot_product_attention
+
+from evoengine.devices.base import Argument, ScalarArgument, TensorArgument
+from evoengine.problem import Problem
+from evoengine.workloads.attention import Case
+
+OUTPUT = "o"
+TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+Inputs = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """`inputs` go to the kernel, `expected` to the reference; they differ only where a case asks for an invariance."""
+
+    inputs: Inputs
+    expected: Inputs
+
+
+def draw(case: Case, seed: int, device: str = "cpu") -> Drawn:
+    """Fresh inputs for a case; the same seed gives the same tensors."""
+    problem = case.problem
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(heads: int, seq: int) -> torch.Tensor:
+        return torch.randn(problem.batch, heads, seq, problem.head_dim, generator=generator, device=device)
+
+    q = normal(problem.heads, problem.seq_q)
+    k, v = normal(problem.kv_heads, problem.seq_k), normal(problem.kv_heads, problem.seq_k)
+    q, k, v = _SHAPED[case.draw](q, k, v)
+    dtype = TORCH_DTYPES[problem.dtype]
+    inputs = {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)}
+    if case.draw != "permuted":
+        return Drawn(inputs, inputs)
+    order = torch.randperm(problem.seq_k, generator=generator, device=device)
+    shuffled = {"q": inputs["q"], "k": inputs["k"][:, :, order].contiguous(), "v": inputs["v"][:, :, order].contiguous()}
+    return Drawn(shuffled, inputs)
+
+
+Shape = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+def _normal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return q, k, v
+
+
+def _large_logits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits of standard deviation 10: some beyond ±30, where exp overflows a half without the maximum taken off."""
+    return q * 10.0, k, v
+
+
+def _constant_v(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Every output is that constant, whatever the weights: shows weights that do not add up to one."""
+    return q, k, torch.full_like(v, 1.5)
+
+
+def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Every query points at one key, so each output is one row of V: shows rows that land in the wrong place."""
+    k = normalize(k, dim=-1)
+    group = q.shape[1] // k.shape[1]
+    rows = torch.arange(q.shape[2], device=q.device) * 7 % k.shape[2]
+    peak = 24.0 * math.sqrt(q.shape[-1])
+    return k.repeat_interleave(group, dim=1)[:, :, rows] * peak, k, v
+
+
+def _late_maximum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits that climb along the keys, so that the running maximum moves in every tile and O must be rescaled."""
+    direction = normalize(q[:1, :1, :1], dim=-1)
+    climb = torch.linspace(0.0, 12.0, k.shape[2], device=k.device).view(1, 1, -1, 1)
+    return q * 0.3 + direction * math.sqrt(q.shape[-1]), k * 0.3 + climb * direction, v
+
+
+_SHAPED: dict[str, Shape] = {
+    "normal": _normal,
+    "permuted": _normal,
+    "large logits": _large_logits,
+    "constant V": _constant_v,
+    "one-hot rows": _one_hot,
+    "late maximum": _late_maximum,
+}
+
+
+def _mask(problem: Problem, device: torch.device) -> torch.Tensor | None:
+    if not problem.causal:
+        return None
+    visible = torch.ones(problem.seq_q, problem.seq_k, dtype=torch.bool, device=device)
+    return visible.tril(diagonal=problem.seq_k - problem.seq_q)
+
+
+def _sdpa(problem: Problem, inputs: Inputs) -> torch.Tensor:
+    """Torch's math backend, one batch entry at a time: the scores of a whole problem would not fit into memory."""
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    mask, out = _mask(problem, q.device), torch.empty_like(q)
+    with sdpa_kernel(SDPBackend.MATH):
+        for i in range(problem.batch):
+            out[i] = scaled_dot_product_attention(q[i], k[i], v[i], attn_mask=mask, enable_gqa=problem.kv_heads != problem.heads)
+    return out
+
+
+def reference(problem: Problem, inputs: Inputs) -> torch.Tensor:
+    """SDPA in float64 on the same (already rounded) inputs; [batch, heads, seq_q, head_dim]."""
+    return _sdpa(problem, {name: tensor.double() for name, tensor in inputs.items()})
+
+
+def own_dtype(problem: Problem, inputs: Inputs) -> torch.Tensor:
+    """SDPA with every step in the candidate's own dtype: the error a straightforward implementation makes.
+
+    As FlashAttention's tests have it (`attention_ref(upcast=False, reorder_ops=True)`); torch's math backend would
+    silently work in float32 unless reductions in 16 bits are allowed.
+    """
+    allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        return _sdpa(problem, inputs)
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
+
+
+def scalars(problem: Problem) -> tuple[ScalarArgument, ...]:
+    """The kernel's by-value parameters, in order, after its four pointers q, k, v, o."""
+    return (
+        ScalarArgument("heads", np.int32(problem.heads)),
+        ScalarArgument("kv_heads", np.int32(problem.kv_heads)),
+        ScalarArgument("seq_q", np.int32(problem.seq_q)),
+        ScalarArgument("seq_k", np.int32(problem.seq_k)),
+        ScalarArgument("scale", np.float32(1.0 / math.sqrt(problem.head_dim))),
+    )
+
+
+def arguments(problem: Problem, inputs: Inputs) -> tuple[Argument, ...]:
+    """All of the kernel's parameters for a launch from host memory; the output is poisoned with NaN."""
+    poison = torch.full_like(inputs["q"], float("nan"))
+    tensors = [TensorArgument(name, bits(inputs[name])) for name in ("q", "k", "v")]
+    return (*tensors, TensorArgument(OUTPUT, bits(poison), output=True), *scalars(problem))
+
+
+def bits(tensor: torch.Tensor) -> np.ndarray:
+    """A 16-bit float tensor as its uint16 bit patterns, the way it travels to a device."""
+    return tensor.contiguous().view(torch.uint16).numpy()
+
+
+def from_bits(problem: Problem, data: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(data).view(TORCH_DTYPES[problem.dtype])

@@ -1,0 +1,57 @@
+"""Screens reject what can never run, and what spills where no clock will judge it."""
+
+from __future__ import annotations
+
+import pytest
+
+from evoengine.gpu import find_gpu
+from evoengine.records import Binary, Launch
+from evoengine.stages.screen import screen_binary, screen_launch
+
+H100, L4 = find_gpu("h100"), find_gpu("l4")
+
+
+def launch(threads=128, shared=1024, grid=(1, 1, 1)) -> Launch:
+    return Launch(grid, threads, shared)
+
+
+def binary(registers=64, spill=0, shared=0) -> Binary:
+    return Binary(b"", "sm_90a", "", "nvrtc", registers, spill, 0, shared, (), {}, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "bad", "reason"),
+    [
+        (H100, launch(threads=2048), "2048 threads"),
+        (H100, launch(threads=100), "100 threads"),
+        (H100, launch(shared=232449), "232449 bytes of shared memory per block; h100 has 232448"),
+        (L4, launch(shared=120000), "l4 has 101376"),
+        (H100, launch(grid=(1, 70000, 1)), "65535"),
+    ],
+)
+def test_an_impossible_launch_says_why(gpu, bad, reason):
+    assert reason in screen_launch(bad, gpu)
+
+
+def test_the_largest_launch_passes():
+    assert screen_launch(launch(threads=1024, shared=232448, grid=(2**20, 65535, 65535)), H100) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "geometry", "reason"),
+    [
+        (binary(registers=65), launch(threads=1024), "66560 registers per block"),
+        (binary(shared=4096), launch(shared=232448), "static and dynamic"),
+        (binary(spill=4), launch(), "4 bytes of register spills"),
+    ],
+)
+def test_a_binary_that_does_not_fit_says_why(found, geometry, reason):
+    assert reason in screen_binary(found, geometry, H100, timed=False)
+
+
+def test_a_spill_is_left_to_the_clock_where_there_is_one():
+    assert screen_binary(binary(spill=4), launch(), H100, timed=True) is None
+
+
+def test_a_good_binary_passes():
+    assert screen_binary(binary(), launch(), H100, timed=False) is None
