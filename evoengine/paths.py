@@ -1,21 +1,22 @@
-"""Where the files beside the package lie: in a checkout next to it, in an installed evoengine inside it."""
+"""Where the files beside the package lie, in a checkout and in an installed evoengine alike.
+
+`_assets` holds links to the checkout's folders; a wheel carries what they point to.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
-_CHECKOUT = _PACKAGE.parent
-_FOLDERS = {"templates": "templates", "search_spaces": "search_spaces", "migrations": "db/migrations"}
 
 
 def asset(name: str) -> Path:
-    """The folder of that name: "templates", "search_spaces" or "migrations"; raises KeyError on any other."""
-    beside = _CHECKOUT / _FOLDERS[name]
-    return beside if beside.is_dir() else _PACKAGE / "_assets" / name
+    """The folder of that name: "templates", "search_spaces" or "migrations"."""
+    return (_PACKAGE / "_assets" / name).resolve()
 
 
 def default_database() -> str:
     """SQLAlchemy URL of db/evoengine.db: in the checkout evoengine runs from, else in the current folder."""
-    root = _CHECKOUT if (_CHECKOUT / _FOLDERS["migrations"]).is_dir() else Path.cwd()
-    return f"sqlite:///{root / 'db' / 'evoengine.db'}"
+    beside = _PACKAGE.parent / "db"
+    folder = beside if (beside / "migrations").is_dir() else Path.cwd() / "db"
+    return f"sqlite:///{folder / 'evoengine.db'}"

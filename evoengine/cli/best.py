@@ -16,23 +16,23 @@ from evoengine.problem import Problem
 @click.command()
 @gpu_option(default=None)
 @problem_option(default=None)
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many to show.")
+@click.option("--top", type=click.IntRange(min=1), help="How many to show.  [default: 10, as JSON the best alone]")
 @click.option("--export", "folder", type=click.Path(path_type=Path), help="Write the best one's kernel and loader there.")
 @db_option
 @json_option
-def best(gpu: Gpu | None, problem: Problem | None, top: int, folder: Path | None, db: str | None, as_json: bool) -> None:
+def best(gpu: Gpu | None, problem: Problem | None, top: int | None, folder: Path | None, db: str | None, as_json: bool) -> None:
     """Show the best kernels found, or export the best one.
 
     Measured figures go before recorded, and those before estimated; kinds are never mixed. Without --problem and --gpu
     the last run's are meant.
     """
-    from evoengine.cli.display import ranking, stderr, stdout
+    from evoengine.cli.display import ranking, say, stdout
     from evoengine.ledger.store import open_ledger
     from evoengine.publish.export import export
 
     with open_ledger(db, create=False) as ledger:
         gpu_key, problem_text = ledger.last_target(gpu.key if gpu else None, str(problem) if problem else None)
-        found = ledger.best(problem_text, gpu_key, top=top)
+        found = ledger.best(problem_text, gpu_key, top=top or 10)
         if not found:
             raise NothingFound(
                 f"the ledger holds no correct candidate for {problem_text} on {gpu_key}: evoengine search "
@@ -41,10 +41,10 @@ def best(gpu: Gpu | None, problem: Problem | None, top: int, folder: Path | None
         winner = ledger.candidate(found[0].trial, with_cubin=True) if folder else found[0]
     if folder:
         for path in export(winner, folder):
-            stderr.print(f"wrote {path}")
+            say(f"wrote {path}")
     if as_json:
-        click.echo(json.dumps(found[0].to_json() if top == 1 else [c.to_json() for c in found], indent=2))
+        click.echo(json.dumps([c.to_json() for c in found] if top else found[0].to_json(), indent=2))
         return
     kind = found[0].measurement.kind
-    stderr.print(f"{problem_text} on {gpu_key}: {kind} figures")
+    say(f"{problem_text} on {gpu_key}: {kind} figures")
     stdout.print(ranking(found))

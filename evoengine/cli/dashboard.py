@@ -14,11 +14,11 @@ def dashboard(db: str | None, port: int) -> None:
     """Open the trials in optuna-dashboard, on this machine, until Ctrl-C."""
     from optuna_dashboard import run_server
 
-    from evoengine.cli.display import stderr
+    from evoengine.cli.display import say
     from evoengine.ledger.store import open_ledger
     from evoengine.ledger.study import artifact_store, optuna_storage
 
     with open_ledger(db, create=False) as ledger:
         url = ledger.url
-    stderr.print(f"http://127.0.0.1:{port}/dashboard   (the same as: optuna-dashboard {url})")
+    say(f"http://127.0.0.1:{port}/dashboard   (the same as: optuna-dashboard {url})")
     run_server(optuna_storage(url), host="127.0.0.1", port=port, artifact_store=artifact_store(url))

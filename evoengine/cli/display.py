@@ -10,17 +10,40 @@ from rich.progress import BarColumn, Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from evoengine.records import Candidate, Config, Kind, Outcome
+from evoengine.records import Candidate, Config, Kind, Outcome, Value
 
 stderr = Console(stderr=True, highlight=False)
-stdout = Console(highlight=False, soft_wrap=True)
+stdout = Console(highlight=False)
+if not stdout.is_terminal:
+    # into a pipe or a file a table goes unbroken, however wide
+    stdout.width = 240
 
 MARK = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
 
 
+def say(text: str, style: str | None = None) -> None:
+    """A line for people, on stderr."""
+    stderr.print(text, style=style, soft_wrap=True)
+
+
 def describe(config: Config) -> str:
-    """A configuration in one line: `tile_m=64 tile_n=64 …`, without the family, which has a column of its own."""
-    return " ".join(f"{name}={str(value).lower()}" for name, value in config.items() if name != "family")
+    """A configuration in full: `tile_m=64 tile_n=64 …`, without the family, which has a place of its own."""
+    return " ".join(f"{name}={short(value)}" for name, value in config.items() if name != "family")
+
+
+def values(config: Config) -> str:
+    """A configuration's values alone, `64/64/8/…`, for tables that state the knobs' names once (`legend`)."""
+    return "/".join(short(value) for name, value in config.items() if name != "family")
+
+
+def legend(configs: Sequence[Config]) -> str:
+    """Per family, which knob each value of `values` belongs to."""
+    lines = {f"{c['family']}: {'/'.join(name for name in c if name != 'family')}": None for c in configs}
+    return "\n".join(("config", *lines))
+
+
+def short(value: Value) -> str:
+    return str(value).lower()
 
 
 def figure(candidate: Candidate) -> str:
@@ -71,52 +94,38 @@ def best_line(best: Candidate | None) -> str:
         return "best so far: none yet"
     b = best.to_json()
     return (
-        f"best so far  #{best.trial}  {best.config['family']} {describe(best.config)}   {b['registers']} reg  "
+        f"best so far  #{best.trial}  {best.config['family']} {values(best.config)}   {b['registers']} reg  "
         f"{b['spill_bytes']} spill  {b['shared_bytes'] / 1024:.0f} KB   {figure(best)} TFLOPS"
     )
 
 
 def ranking(candidates: Sequence[Candidate]) -> Table:
-    """Ranked candidates; knobs that all of them share stand once, in the caption."""
-    shared = shared_knobs([c.config for c in candidates])
-    table = Table(box=None, pad_edge=False, caption=caption(shared), caption_justify="left")
-    for name, justify in (
-        ("rank", "right"), ("trial", "right"), ("family", "left"), ("config", "left"), ("reg", "right"), ("spill", "right"),
-        ("shared", "right"), ("occ.", "right"), ("max err", "right"), ("TFLOPS", "right"),
-    ):  # fmt: skip
-        table.add_column(name, justify=justify, overflow="fold")
+    """Ranked candidates, best first."""
+    table = Table(box=None, pad_edge=False, caption=legend([c.config for c in candidates]), caption_justify="left")
+    left = ("family", "config")
+    for name in ("rank", "trial", "family", "config", "reg", "spill", "shared", "occ.", "max err", "TFLOPS"):
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     for rank, candidate in enumerate(candidates, 1):
-        b = candidate.to_json()
-        own = {k: v for k, v in candidate.config.items() if k not in shared}
+        c = candidate.to_json()
         table.add_row(
-            str(rank), str(candidate.trial), str(candidate.config["family"]), describe(own), str(b["registers"]),
-            str(b["spill_bytes"]), f"{b['shared_bytes'] / 1024:.0f} KB", f"{b['occupancy']:.0%}",
-            f"{b['max_abs_error']:.1e}", figure(candidate),
+            str(rank), str(candidate.trial), str(candidate.config["family"]), values(candidate.config),
+            str(c["registers"]), str(c["spill_bytes"]), f"{c['shared_bytes'] / 1024:.0f} KB", f"{c['occupancy']:.0%}",
+            f"{c['max_abs_error']:.1e}", figure(candidate),
         )  # fmt: skip
     return table
 
 
-def shared_knobs(configs: Sequence[Config]) -> dict[str, object]:
-    if len(configs) < 2:
-        return {}
-    first = configs[0]
-    return {k: v for k, v in first.items() if k != "family" and all(k in c and c[k] == v for c in configs)}
-
-
-def caption(shared: dict[str, object]) -> str | None:
-    return f"all with {describe(shared)}" if shared else None
-
-
 def listing(candidates: Sequence[Candidate]) -> Table:
     """Trials in the order they were started, each with how it ended."""
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, caption=legend([c.config for c in candidates]), caption_justify="left")
     for name in ("trial", "run", "outcome", "TFLOPS", "reg", "family", "config", "reason"):
-        table.add_column(name, justify="right" if name in ("trial", "run", "TFLOPS", "reg") else "left", overflow="fold")
+        right = name in ("trial", "run", "TFLOPS", "reg")
+        table.add_column(name, justify="right" if right else "left", no_wrap=name != "reason", overflow="fold")
     for c in candidates:
         registers = str(c.binary.registers) if c.binary else "–"
         outcome = Text(str(c.outcome or "unfinished"), style=_style(c.outcome))
         family = str(c.config.get("family", ""))
-        table.add_row(str(c.trial), str(c.run), outcome, figure(c), registers, family, describe(c.config), c.reason or "")
+        table.add_row(str(c.trial), str(c.run), outcome, figure(c), registers, family, values(c.config), c.reason or "")
     return table
 
 

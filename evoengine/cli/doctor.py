@@ -28,7 +28,7 @@ class Finding:
 @json_option
 def doctor(as_json: bool) -> int:
     """Say what this machine has, what it lacks, and the remedy; exit 3 where a search cannot run."""
-    from evoengine.cli.display import findings, stderr, stdout
+    from evoengine.cli.display import findings, say, stdout
 
     found = [check() for check in CHECKS]
     able = all(f.here for f in found if f.needed)
@@ -38,7 +38,7 @@ def doctor(as_json: bool) -> int:
         stdout.print(findings(found))
         gpu = next(f for f in found if f.name == "GPU")
         how = "times candidates on the GPU" if gpu.here else "gates in the CPU emulator and ranks by estimate"
-        stderr.print(f"a search here {how}" if able else "a search cannot run here until what is marked is mended")
+        say(f"a search here {how}" if able else "a search cannot run here until what is marked is mended")
     return 0 if able else MachineError.exit_code
 
 

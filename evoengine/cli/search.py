@@ -43,9 +43,11 @@ def search(
     With a GPU of that kind here, candidates are gated and timed on it. Without one they are compiled for it, gated in
     the CPU emulator and ranked by a static estimate.
     """
-    from evoengine.cli.display import LiveProgress, status, stderr
+    from evoengine.cli.display import LiveProgress, say, status
     from evoengine.cli.setup import choose_device, default_jobs, prepare_space, require_compilers
     from evoengine.ledger.store import open_ledger
+    from evoengine.ledger.study import Projection, optuna_storage
+    from evoengine.records import Kind
     from evoengine.search.coordinator import Coordinator, Setting
 
     timing = choose_device(device, gpu)
@@ -59,18 +61,23 @@ def search(
     ledger = open_ledger(db, create=True)
     with ledger, LiveProgress() as live:
         run = ledger.start_run(
-            gpu=gpu.key, problem=str(problem), device=timing.name if timing else "emulator", space=bound, sampler=sampler,
+            gpu=gpu.key, problem=str(problem), device=_device(timing), space=bound, sampler=sampler,
             seed=seed, command=" ".join(sys.argv),
         )  # fmt: skip
-        _announce(stderr, setting, timing, ledger.url, run)
-        coordinator = Coordinator(setting, ledger, run, live.update)
+        _announce(setting, timing, ledger.url, run)
+        kind = Kind.MEASURED if timing else Kind.ESTIMATED
+        domains = {knob.name: knob.values for knob in bound.knobs}
+        study = Projection(optuna_storage(ledger.url), ledger, run, kind, domains)
+        coordinator = Coordinator(setting, ledger, run, live.update, study.add)
         _stop_on_signal(coordinator)
         progress = coordinator.search()
         ledger.finish_run(run, progress.ended)
         found = ledger.best(str(problem), gpu.key, top=10, run=run)
     known = f"{coordinator.invalid_proposals} invalid and {coordinator.repeated_proposals} repeated proposals"
-    stderr.print(f"{' · '.join(status(progress)[:-1])} · {progress.elapsed:.0f} s · {progress.compiled} compiled · {known}")
-    stderr.print(f"{progress.ended}", style="dim")
+    say(f"{' · '.join(status(progress)[:-1])} · {progress.elapsed:.0f} s · {progress.compiled} compiled · {known}")
+    say(f"{progress.ended}", style="dim")
+    for trial, why in study.missed.items():
+        say(f"trial {trial} is in the ledger, but not in optuna-dashboard's study: {why}", style="yellow")
     if as_json:
         summary = {"run": run, "ended": progress.ended, "seconds": round(progress.elapsed, 1), "compiled": progress.compiled}
         summary["outcomes"] = {str(k): v for k, v in progress.outcomes.items()}
@@ -82,34 +89,47 @@ def search(
     return 0 if found else 1
 
 
-def _announce(console, setting, timing, url: str, run: int) -> None:
+def _device(timing):
+    """What judges the candidates, as the ledger keeps it."""
+    from evoengine.devices.driver import find_driver
+    from evoengine.ledger.runs import Device
+
+    if timing is None:
+        return Device("emulator")
+    driver, _ = find_driver()
+    return Device(timing.name, timing.uuid, f"sm_{timing.capability}", f"CUDA {driver}")
+
+
+def _announce(setting, timing, url: str, run: int) -> None:
     from evoengine import __version__
-    from evoengine.workloads.attention import flops
+    from evoengine.cli.display import say
+    from evoengine.workloads import find_workload
 
     s, space = setting, setting.space
-    console.print(f"evoengine {__version__} · {s.gpu.key} ({s.gpu.arch}) · {s.problem} · {flops(s.problem) / 1e9:.0f} GFLOP")
+    work = find_workload(space.kernel).flops(s.problem) / 1e9
+    say(f"evoengine {__version__} · {s.gpu.key} ({s.gpu.arch}) · {s.problem} · {work:,.4g} GFLOP")
     if timing:
-        console.print(f"gated and timed on {timing.name}")
+        say(f"gated and timed on {timing.name}")
     else:
-        console.print(f"no {s.gpu.key} used: compiled for {s.gpu.arch}, gated in the CPU emulator, ranked by static estimate")
+        say(f"no {s.gpu.key} to time on: compiled for {s.gpu.arch}, gated in the CPU emulator, ranked by static estimate")
     families = [f for f in space.families if f not in space.empty_families]
-    console.print(
+    say(
         f"space {space.name}: {len(families)} families, {len(space):,} valid of {space.size:,} · sampler {s.sampler} · "
         f"seed {s.seed} · {s.jobs} workers · ledger {url}, run {run}"
     )
     for family, why in space.empty_families.items():
-        console.print(f"left out: {family}, {why}")
+        say(f"left out: {family}, {why}")
 
 
 def _conclude(found, gpu: Gpu, timed: bool) -> None:
-    from evoengine.cli.display import ranking, stderr, stdout
+    from evoengine.cli.display import ranking, say, stdout
 
     if not found:
-        stderr.print("no correct candidate was found: evoengine history shows what became of each")
+        say("no correct candidate was found: evoengine history shows what became of each")
         return
     stdout.print(ranking(found))
     later = "" if timed else f"   ·   figures marked est. are static estimates, not measurements: none was timed on a {gpu.key}"
-    stderr.print(f"next: evoengine best --export out/   ·   evoengine dashboard{later}")
+    say(f"next: evoengine best --export out/   ·   evoengine dashboard{later}")
 
 
 def _stop_on_signal(coordinator) -> None:

@@ -28,7 +28,7 @@ def verify(
     as_json: bool,
 ) -> int:  # fmt: skip
     """Render, compile and gate one configuration; exit 0 when it is correct, 1 when not."""
-    from evoengine.cli.display import cases, stderr, stdout
+    from evoengine.cli.display import cases, say, stdout
     from evoengine.cli.setup import choose_device, prepare_space, require_compilers
     from evoengine.publish.export import case_list
     from evoengine.search.single import walk
@@ -47,7 +47,7 @@ def verify(
         return 0 if correct else 1
     if candidate.verdict:
         stdout.print(cases(candidate.verdict))
-    stderr.print(f"{'correct' if correct else f'{candidate.outcome}: {candidate.reason}'} · seed {seed}")
+    say(f"{'correct' if correct else f'{candidate.outcome}: {candidate.reason}'} · seed {seed}")
     return 0 if correct else 1
 
 

@@ -92,10 +92,17 @@ class Walk:
 
 
 class Coordinator:
-    """Runs one search to its end. `on_change` is called after every event and at least every POLL_SECONDS."""
+    """Runs one search to its end.
 
-    def __init__(self, setting: Setting, ledger: Ledger, run: int, on_change: Callable[[Progress], None]) -> None:
+    `on_change` is called after every event and at least every POLL_SECONDS, `on_finish` with each trial that ended.
+    """
+
+    def __init__(
+        self, setting: Setting, ledger: Ledger, run: int,
+        on_change: Callable[[Progress], None], on_finish: Callable[[int], None],
+    ) -> None:  # fmt: skip
         self.setting, self.ledger, self.run = setting, ledger, run
+        self._on_finish = on_finish
         self.progress = Progress(setting.trials)
         self._on_change = on_change
         self._workload = find_workload(setting.space.kernel)
@@ -313,4 +320,5 @@ class Coordinator:
 
     def _count(self, walk: Walk, outcome: Outcome) -> None:
         self.progress.outcomes[outcome] += 1
+        self._on_finish(walk.trial)
         self._on_change(self.progress)

@@ -61,6 +61,7 @@ def cases(problem: Problem, config: Config) -> tuple[Case, ...]:
         Case("ragged 113x203", at(small, 113, 203)),
         Case("pipeline wraps", at(single, tile_m // 2 + 3, tiles * tile_n + 5)),
         Case("large logits", at(single, tile_m + 1, 2 * tile_n + 1), "large logits"),
+        Case("large products", at(single, tile_m // 2, tile_n + 9), "large products"),
         Case("constant V", at(single, tile_m - 1, tile_n + 7), "constant V"),
         Case("one-hot rows", at(single, tile_m + 3, 2 * tile_n - 3), "one-hot rows"),
         Case("late maximum", at(single, tile_m, 3 * tile_n + 1), "late maximum"),

@@ -64,6 +64,11 @@ def _large_logits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[to
     return q * 10.0, k, v
 
 
+def _large_products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Products q·k beyond 65504, a half's largest number: shows sums kept in 16 bits before they are scaled."""
+    return q * 64.0, k * 64.0, v
+
+
 def _constant_v(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Every output is that constant, whatever the weights: shows weights that do not add up to one."""
     return q, k, torch.full_like(v, 1.5)
@@ -89,6 +94,7 @@ _SHAPED: dict[str, Shape] = {
     "normal": _normal,
     "permuted": _normal,
     "large logits": _large_logits,
+    "large products": _large_products,
     "constant V": _constant_v,
     "one-hot rows": _one_hot,
     "late maximum": _late_maximum,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
+from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 
+# grouped TPE, which conditional knobs need, and CMA-ES with margin, which whole numbers need, are marked experimental
+warnings.filterwarnings("ignore", category=ExperimentalWarning, module="optuna")
+
 MAKERS: dict[str, Callable[[int], BaseSampler]] = {
-    "tpe": lambda seed: TPESampler(seed=seed, group=True, multivariate=True, warn_independent_sampling=False),
+    "tpe": lambda seed: TPESampler(seed=seed, group=True, multivariate=True),
     "nsga2": lambda seed: NSGAIISampler(seed=seed, population_size=20),
     "cmaes": lambda seed: CmaEsSampler(seed=seed, warn_independent_sampling=False, with_margin=True),
     "gp": lambda seed: GPSampler(seed=seed, deterministic_objective=True, warn_independent_sampling=False),

@@ -1,0 +1,89 @@
+// The PTX instructions the emulator knows. This file is the table: the translator reads every function marked EVO_PTX,
+// and an instruction `a.b::c.d` of inline assembly becomes a call of `a_b_c_d` with its operands in order. Outputs come by
+// reference; `[address]` operands and immediates by value; `{r0, r1, …}` as evo_emu::Registers. Cache hints
+// (.L2::128B and the like) are dropped before the look-up.
+#pragma once
+#include <evo_emu/runtime.h>
+
+namespace evo_emu {
+
+// A brace list of PTX registers: pointers, so that one type serves outputs and inputs.
+template <class T, unsigned n>
+struct Registers {
+    T* of[n];
+    T& operator[](unsigned i) const { return *of[i]; }
+};
+template <class T, class... More>
+inline Registers<T, 1 + sizeof...(More)> registers(T& first, More&... more) {
+    return {{&first, &more...}};
+}
+
+// `[operand + bytes]`
+template <class T>
+inline T* displaced(T* p, long bytes) {
+    return reinterpret_cast<T*>(reinterpret_cast<unsigned long>(p) + bytes);
+}
+template <class T>
+inline T displaced(T address, long bytes) {
+    return address + T(bytes);
+}
+
+}  // namespace evo_emu
+
+namespace evo_emu::ptx {
+
+#define EVO_PTX [[maybe_unused]] static inline
+
+template <class Address>
+inline const void* global_pointer(Address address) {
+    return (const void*)address;
+}
+
+// cp.async (PTX ISA, data movement): `source_bytes` < `bytes` fills the rest with zeros.
+template <class Address>
+EVO_PTX void cp_async_ca_shared_global(unsigned shared, Address global, unsigned bytes, unsigned source_bytes = ~0u,
+                                       int line = __builtin_LINE()) {
+    if (bytes != 4 && bytes != 8 && bytes != 16) crash("cp.async.ca of %u bytes at line %d: 4, 8 or 16", bytes, line);
+    copy_async(shared, global_pointer(global), bytes, source_bytes, line);
+}
+template <class Address>
+EVO_PTX void cp_async_cg_shared_global(unsigned shared, Address global, unsigned bytes, unsigned source_bytes = ~0u,
+                                       int line = __builtin_LINE()) {
+    if (bytes != 16) crash("cp.async.cg of %u bytes at line %d: only 16 is legal", bytes, line);
+    copy_async(shared, global_pointer(global), bytes, source_bytes, line);
+}
+template <class Address>
+EVO_PTX void cp_async_ca_shared_cta_global(unsigned shared, Address global, unsigned bytes, unsigned source_bytes = ~0u,
+                                           int line = __builtin_LINE()) {
+    cp_async_ca_shared_global(shared, global, bytes, source_bytes, line);
+}
+template <class Address>
+EVO_PTX void cp_async_cg_shared_cta_global(unsigned shared, Address global, unsigned bytes, unsigned source_bytes = ~0u,
+                                           int line = __builtin_LINE()) {
+    cp_async_cg_shared_global(shared, global, bytes, source_bytes, line);
+}
+EVO_PTX void cp_async_commit_group() { copy_async_commit(); }
+EVO_PTX void cp_async_wait_group(unsigned groups_left) { copy_async_wait(groups_left); }
+EVO_PTX void cp_async_wait_all() { copy_async_wait_all(); }
+
+EVO_PTX void ex2_approx_f32(float& d, float a) { d = exp2f(a); }
+EVO_PTX void ex2_approx_ftz_f32(float& d, float a) {
+    constexpr float least = 0x1p-126f;
+    float r = exp2f(__builtin_fabsf(a) < least ? 0.0f : a);
+    d = r < least ? 0.0f : r;
+}
+
+EVO_PTX void bar_sync(unsigned id, unsigned threads = 0, int line = __builtin_LINE()) {
+    named_barrier(id, threads, true, line);
+}
+EVO_PTX void barrier_sync(unsigned id, unsigned threads = 0, int line = __builtin_LINE()) {
+    named_barrier(id, threads, true, line);
+}
+EVO_PTX void bar_arrive(unsigned id, unsigned threads, int line = __builtin_LINE()) {
+    named_barrier(id, threads, false, line);
+}
+EVO_PTX void bar_warp_sync(unsigned mask, int line = __builtin_LINE()) {
+    warp_rendezvous("bar.warp.sync", line, mask, nullptr, nullptr);
+}
+
+}  // namespace evo_emu::ptx

@@ -1,0 +1,65 @@
+// What a translated kernel asks of the runtime. No standard header: every candidate parses this.
+#pragma once
+
+namespace evo_emu {
+
+struct Dim {
+    unsigned x, y, z;
+};
+
+// A parameter type that takes no part in the deduction of T.
+template <class T> struct Identity { using type = T; };
+template <class T> using Exactly = typename Identity<T>::type;
+
+// The kernel under test, described by the candidate's own translation unit (see kernel.h).
+struct Kernel {
+    const char* name;
+    void (*invoke)(void* const* arguments);
+    unsigned parameters;
+    const char* kinds;  // per parameter: 'p' pointer, 'i' integer, 'f' floating point, 's' a structure
+    const unsigned* sizes;
+};
+extern const Kernel kernel;
+
+// Ends the process with the message, followed by the kernel, the block and the thread under way.
+[[noreturn]] __attribute__((format(printf, 1, 2))) void crash(const char* format, ...);
+
+// Lets other threads run first; the caller stays runnable.
+void yield();
+
+enum class Vote : unsigned char { none, count, conjunction, disjunction };
+
+// All threads of the block meet here; the result is that of the vote over their predicates.
+int block_barrier(const char* name, int line, int predicate, Vote vote);
+
+// `threads` threads meet at the named barrier of PTX, whatever line they come from; 0 means all of the block.
+void named_barrier(unsigned id, unsigned threads, bool wait, int line);
+
+// The lanes of `mask` meet here. The last to arrive runs `combine` over all their payloads (indexed by lane; a null
+// `combine` only meets); the others wait until it has.
+using Combine = void (*)(void* const* payloads, unsigned mask);
+void warp_rendezvous(const char* name, int line, unsigned mask, void* payload, Combine combine);
+
+// Shared memory. The dynamic part starts at offset 0 of the window; every static variable has a mapping of its own.
+extern char* dynamic_shared;
+void* map_shared_variable(const char* name, unsigned long bytes, unsigned long alignment);
+unsigned shared_offset(const void* generic);
+void* shared_address(unsigned offset);
+
+// cp.async: bytes land at the wait that covers their group, and are 0xFF until then.
+void copy_async(unsigned shared, const void* global, unsigned bytes, unsigned source_bytes, int line);
+void copy_async_commit();
+void copy_async_wait(unsigned groups_left);
+void copy_async_wait_all();
+
+// `Place` is a type of its own at every declaration and instantiation, so each has its own variable, as in CUDA.
+template <class T, class Place>
+inline T& shared_variable(const char* name, unsigned long alignment, Place) {
+    static void* address = nullptr;
+    if (!address) address = map_shared_variable(name, sizeof(T), alignment > alignof(T) ? alignment : alignof(T));
+    return *static_cast<T*>(address);
+}
+
+}  // namespace evo_emu
+
+extern evo_emu::Dim threadIdx, blockIdx, blockDim, gridDim;

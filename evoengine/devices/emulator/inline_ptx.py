@@ -1,0 +1,157 @@
+"""One `asm` statement with PTX in it → calls of the functions in include/evo_emu/ptx.h.
+
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from));
+    do { evo_emu::ptx::cp_async_cg_shared_global((to), (from), 16); } while (0);
+
+The convention is the table: dots and `::` of the mnemonic become `_`, operands keep their order, and the set of known
+instructions is whatever ptx.h marks EVO_PTX.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from evoengine.devices.base import KernelUnbuildable
+
+INCLUDE = Path(__file__).with_name("include")
+
+_FUNCTION = re.compile(r"^EVO_PTX\b[^(]*?\b(\w+)\(", re.MULTILINE)
+_STRING = re.compile(r'"((?:\\.|[^"\\])*)"', re.DOTALL)
+_OPERAND = re.compile(r'\s*(?:\[\w+\]\s*)?"([^"]*)"\s*\((.*)\)\s*\Z', re.DOTALL)
+_CACHE_HINT = re.compile(r"\.L2::(?:64B|128B|256B|cache_hint)\b|\.L1::\w+")
+_INSTRUCTION = re.compile(r"(?:@(!?)\s*(\w+)\s+)?([a-z][\w.:]*)\s*(.*)\Z", re.DOTALL)
+_ADDRESS = re.compile(r"\[\s*([%\w]+)\s*(?:\+\s*(-?\w+)\s*)?\]\Z")
+_FLOAT_BITS = re.compile(r"0[fF]([0-9a-fA-F]{8})\Z")
+_LABEL = re.compile(r"\s*(\$?\w+)\s*:(?!:)")
+_REGISTERS = re.compile(r"\.reg\s*\.(\w+)\s+(.*)\Z", re.DOTALL)
+_REGISTER_TYPES = {
+    "pred": "bool", "b16": "unsigned short", "u16": "unsigned short", "s16": "short", "b32": "unsigned",
+    "u32": "unsigned", "s32": "int", "f32": "float", "b64": "unsigned long long", "u64": "unsigned long long",
+    "s64": "long long", "f64": "double",
+}  # fmt: skip
+
+
+@cache
+def known_instructions() -> frozenset[str]:
+    return frozenset(_FUNCTION.findall((INCLUDE / "evo_emu" / "ptx.h").read_text()))
+
+
+def to_cpp(body: str, masked: str, line: int) -> str:
+    """What stands between the brackets of an `asm` → one C++ statement without its semicolon, on one line.
+
+    `masked` is the body with literals blanked; `line` names the statement in errors. Raises KernelUnbuildable.
+    """
+    sections = split_top_level(body, masked, ":")
+    ptx = "".join(_unescape(s) for s in _STRING.findall(sections[0]))
+    operands = [_operand(o, line) for section in sections[1:3] for o in _list(section)]
+    statements = _statements(ptx)
+    labels = [m[1] for m in map(_LABEL.match, statements) if m]
+    declared = f"__label__ {', '.join(labels)}; " if labels else ""
+    code = " ".join(_statement(s, operands, line) for s in statements)
+    return f"do {{ {declared}{code} }} while (0)"
+
+
+def split_top_level(text: str, masked: str, separator: str) -> list[str]:
+    """Splits at separators outside of brackets; template brackets count, comparison signs do not occur here."""
+    parts, depth, start, i = [], 0, 0, 0
+    while i < len(masked):
+        if masked.startswith("::", i) and separator == ":" and depth > 0:
+            i += 2
+            continue
+        c = masked[i]
+        depth += (c in "([{") - (c in ")]}")
+        if separator == ",":
+            depth += (c == "<") - (c == ">")
+        if c == separator and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+        i += 1
+    return [*parts, text[start:]]
+
+
+def _list(section: str) -> list[str]:
+    masked = _STRING.sub(lambda m: '"' + " " * (len(m[0]) - 2) + '"', section)
+    return [part for part in _split_commas(section, masked) if part.strip()]
+
+
+def _split_commas(text: str, masked: str) -> list[str]:
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(masked):
+        depth += (c in "([{") - (c in ")]}")
+        if c == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [*parts, text[start:]]
+
+
+def _operand(text: str, line: int) -> str:
+    match = _OPERAND.match(text)
+    if not match:
+        raise KernelUnbuildable(f"line {line}: the emulator cannot read the asm operand {text.strip()!r}")
+    return f"({' '.join(match[2].split())})"
+
+
+def _unescape(literal: str) -> str:
+    literal = re.sub(r"\\\r?\n", "", literal)
+    return literal.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "").replace('\\"', '"').replace("%%", "%")
+
+
+def _statements(ptx: str) -> list[str]:
+    """Instructions, labels, scope braces and directives, one by one."""
+    ptx = re.sub(r"//[^\n]*|/\*.*?\*/", " ", ptx, flags=re.DOTALL)
+    found = []
+    while ptx := ptx.lstrip(" \t\n;"):
+        label = _LABEL.match(ptx)
+        end = 1 if ptx[0] in "{}" else label.end() if label else (ptx + ";").index(";")
+        found.append(ptx[:end].strip())
+        ptx = ptx[end:]
+    return found
+
+
+def _statement(text: str, operands: list[str], line: int) -> str:
+    if text in "{}":
+        return text
+    if label := _LABEL.match(text):
+        return f"{label[1]}:;"
+    if registers := _REGISTERS.match(text):
+        return _declare(registers[1], registers[2], line)
+    match = _INSTRUCTION.match(text)
+    if not match:
+        raise KernelUnbuildable(f"line {line}: the emulator cannot read the PTX {text!r}")
+    negated, predicate, mnemonic, rest = match.groups()
+    arguments = [_argument(a.strip(), operands, line) for a in _split_commas(rest, rest) if a.strip()]
+    code = f"goto {rest.strip()};" if mnemonic in ("bra", "bra.uni") else _call(mnemonic, arguments, line)
+    return f"if ({negated}{predicate}) {code}" if predicate else code
+
+
+def _declare(kind: str, names: str, line: int) -> str:
+    if kind not in _REGISTER_TYPES:
+        raise KernelUnbuildable(f"line {line}: the emulator knows no PTX register of type .{kind}")
+    return f"{_REGISTER_TYPES[kind]} {', '.join(name.strip() for name in names.split(','))};"
+
+
+def _call(mnemonic: str, arguments: list[str], line: int) -> str:
+    name = _CACHE_HINT.sub("", mnemonic).replace("::", "_").replace(".", "_")
+    if name not in known_instructions():
+        raise KernelUnbuildable(f"line {line}: the emulator does not know the PTX instruction {mnemonic}")
+    return f"evo_emu::ptx::{name}({', '.join(arguments)});"
+
+
+def _argument(text: str, operands: list[str], line: int) -> str:
+    if text.startswith("{") and text.endswith("}"):
+        inside = [_argument(a.strip(), operands, line) for a in text[1:-1].split(",")]
+        return f"evo_emu::registers({', '.join(inside)})"
+    if address := _ADDRESS.match(text):
+        base = _argument(address[1], operands, line)
+        return f"evo_emu::displaced({base}, {_argument(address[2], operands, line)})" if address[2] else base
+    if text.startswith("%"):
+        if not text[1:].isdigit():
+            raise KernelUnbuildable(f"line {line}: the emulator knows no PTX register {text}")
+        if int(text[1:]) >= len(operands):
+            raise KernelUnbuildable(f"line {line}: the asm statement has no operand {text}")
+        return operands[int(text[1:])]
+    if bits := _FLOAT_BITS.match(text):
+        return f"__uint_as_float(0x{bits[1]}u)"
+    return text

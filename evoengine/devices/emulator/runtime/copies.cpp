@@ -1,0 +1,60 @@
+// cp.async: a copy is nothing but a promise until the wait that covers its group. Its destination is 0xFF meanwhile.
+#include "internal.h"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace evo_emu {
+
+namespace {
+
+constexpr unsigned most_copies = 1 << 20;
+
+void push(CopyQueue& queue, const Copy& copy) {
+    if (queue.count == queue.capacity) {
+        if (queue.capacity >= most_copies) crash("more than %u cp.async of one thread without a wait", most_copies);
+        queue.capacity = queue.capacity ? 2 * queue.capacity : 64;
+        queue.copies = static_cast<Copy*>(realloc(queue.copies, queue.capacity * sizeof(Copy)));
+        if (!queue.copies) crash("the emulator has no memory left for cp.async");
+    }
+    queue.copies[queue.count++] = copy;
+}
+
+void land(CopyQueue& queue, unsigned groups) {
+    for (; queue.first < queue.count && queue.copies[queue.first].group < groups; ++queue.first) {
+        const Copy& copy = queue.copies[queue.first];
+        memcpy(copy.to, copy.from, copy.source_bytes);
+        memset(copy.to + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
+    }
+    if (queue.first == queue.count) queue.first = queue.count = 0;
+}
+
+}  // namespace
+
+void copy_async(unsigned shared, const void* global, unsigned bytes, unsigned source_bytes, int line) {
+    if (source_bytes == ~0u) source_bytes = bytes;
+    if (source_bytes > bytes) crash("cp.async at line %d: %u source bytes for a copy of %u", line, source_bytes, bytes);
+    if (shared % bytes) crash("misaligned cp.async at line %d: shared address %u is not a multiple of %u", line, shared, bytes);
+    if (source_bytes && reinterpret_cast<uintptr_t>(global) % bytes)
+        crash("misaligned cp.async at line %d: the global address is not a multiple of %u", line, bytes);
+    char* to = static_cast<char*>(shared_address(shared));
+    const char* from = static_cast<const char*>(global);
+    // Touched now, so that a bad address is laid to the instruction that gave it.
+    if (source_bytes) (void)(*(const volatile char*)from, *(const volatile char*)(from + source_bytes - 1));
+    memset(to, 0xff, bytes);
+    CopyQueue& queue = fibers[current].queue;
+    push(queue, {to, from, bytes, source_bytes, queue.committed});
+}
+
+void copy_async_commit() { ++fibers[current].queue.committed; }
+
+void copy_async_wait(unsigned groups_left) {
+    CopyQueue& queue = fibers[current].queue;
+    if (queue.committed > groups_left) land(queue, queue.committed - groups_left);
+}
+
+void copy_async_wait_all() { land(fibers[current].queue, ~0u); }
+
+void drop_copies(CopyQueue& queue) { queue.first = queue.count = queue.committed = 0; }
+
+}  // namespace evo_emu

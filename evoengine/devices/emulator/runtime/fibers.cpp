@@ -1,0 +1,186 @@
+// Every CUDA thread of a block is a fiber on a stack of its own. Rounds: all runnable fibers run once, in an order drawn
+// from the seed, each until it waits or ends; whoever is woken meanwhile runs in the next round.
+#include "internal.h"
+
+#include <sys/mman.h>
+
+#include <utility>
+
+#if !defined(__x86_64__) || defined(EVO_EMU_UCONTEXT)
+#include <ucontext.h>
+#endif
+
+evo_emu::Dim threadIdx, blockIdx, blockDim, gridDim;
+
+namespace evo_emu {
+
+Fiber fibers[max_threads];
+unsigned current = max_threads;
+
+namespace {
+
+constexpr size_t stack_bytes = 256 << 10;
+
+// Wide enough that no frame of sane size steps over it, and an odd number of pages, so that equal frames of different
+// fibers fall into different cache sets.
+size_t stack_guard() { return 17 * page; }
+size_t stack_stride() { return stack_bytes + stack_guard(); }
+
+char* stacks;
+void* main_stack_pointer;
+void* const* kernel_arguments;
+uint64_t random_state;
+
+unsigned order[2][max_threads];
+unsigned *round_now = order[0], *round_next = order[1];
+unsigned round_size, round_position, next_size;
+unsigned ended_count;
+
+char* stack_top(unsigned fiber) {
+    return stacks + (fiber + 1) * stack_stride() - (fiber % 16) * 192;
+}
+
+void fiber_main();
+
+#if defined(__x86_64__) && !defined(EVO_EMU_UCONTEXT)
+
+// Saves what the System V ABI lets a callee not destroy, and swaps stacks.
+asm(R"(
+    .text
+    .type evo_emu_switch, @function
+evo_emu_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+    .size evo_emu_switch, .-evo_emu_switch
+)");
+extern "C" void evo_emu_switch(void** save, void* load);
+
+void switch_stack(void** save, void* load) { evo_emu_switch(save, load); }
+
+void* fresh_stack(unsigned fiber) {
+    void** top = reinterpret_cast<void**>(stack_top(fiber)) - 8;
+    for (int i = 0; i < 8; ++i) top[i] = nullptr;
+    top[6] = reinterpret_cast<void*>(fiber_main);  // after six registers; a return address of null above it
+    return top;
+}
+
+#else
+
+ucontext_t contexts[max_threads], main_context;
+
+void switch_stack(void** save, void* load) {
+    *save = save == &main_stack_pointer ? &main_context : &contexts[(Fiber*)save - fibers];
+    swapcontext(static_cast<ucontext_t*>(*save), static_cast<ucontext_t*>(load));
+}
+
+void* fresh_stack(unsigned fiber) {
+    getcontext(&contexts[fiber]);
+    contexts[fiber].uc_stack.ss_sp = stacks + fiber * stack_stride() + stack_guard();
+    contexts[fiber].uc_stack.ss_size = size_t(stack_top(fiber) - static_cast<char*>(contexts[fiber].uc_stack.ss_sp));
+    contexts[fiber].uc_link = nullptr;
+    makecontext(&contexts[fiber], fiber_main, 0);
+    return &contexts[fiber];
+}
+
+#endif
+
+void start_round() {
+    std::swap(round_now, round_next);
+    round_size = next_size;
+    round_position = next_size = 0;
+    for (unsigned i = round_size; i > 1; --i) std::swap(round_now[i - 1], round_now[random_below(i)]);
+}
+
+// Gives the processor to the next runnable fiber, which may be the caller itself.
+void switch_away() {
+    check_shared_canaries();
+    if (round_position == round_size) start_round();
+    void** save = &fibers[current].stack_pointer;
+    if (round_size == 0) {
+        if (ended_count < launch.threads) report_hang();
+        current = max_threads;
+        switch_stack(save, main_stack_pointer);
+        __builtin_unreachable();
+    }
+    unsigned next = round_now[round_position++];
+    if (next == current) return;
+    current = threadIdx.x = next;
+    switch_stack(save, fibers[next].stack_pointer);
+}
+
+void fiber_main() {
+    kernel.invoke(kernel_arguments);
+    fibers[current].ended = true;
+    ++ended_count;
+    drop_copies(fibers[current].queue);
+    switch_away();
+    __builtin_unreachable();
+}
+
+}  // namespace
+
+// xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled"), scaled down.
+uint64_t random_below(uint64_t bound) {
+    if (!random_state) random_state = (launch.seed + 1) * 0x9e3779b97f4a7c15u | 1;
+    random_state ^= random_state >> 12;
+    random_state ^= random_state << 25;
+    random_state ^= random_state >> 27;
+    return uint64_t((unsigned __int128)(random_state * 0x2545f4914f6cdd1du) * bound >> 64);
+}
+
+void make_stacks() {
+    size_t bytes = launch.threads * stack_stride();
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) crash("the emulator cannot reserve %zu bytes for the stacks", bytes);
+    stacks = static_cast<char*>(memory);
+    for (unsigned i = 0; i < launch.threads; ++i) mprotect(stacks + i * stack_stride(), stack_guard(), PROT_NONE);
+}
+
+bool is_on_stacks(const char* address) {
+    return stacks && address >= stacks && address < stacks + launch.threads * stack_stride();
+}
+
+void wake(unsigned fiber) {
+    fibers[fiber].gate = nullptr;
+    round_next[next_size++] = fiber;
+}
+
+void yield() {
+    wake(current);
+    switch_away();
+}
+
+void wait_at(Gate* gate, void* payload) {
+    fibers[current].gate = gate;
+    fibers[current].payload = payload;
+    switch_away();
+}
+
+void run_block(void* const* arguments) {
+    kernel_arguments = arguments;
+    ended_count = next_size = round_size = round_position = 0;
+    clear_gates();
+    for (unsigned i = 0; i < launch.threads; ++i) {
+        fibers[i].ended = false;
+        fibers[i].stack_pointer = fresh_stack(i);
+        wake(i);
+    }
+    start_round();
+    current = threadIdx.x = round_now[round_position++];
+    switch_stack(&main_stack_pointer, fibers[current].stack_pointer);
+}
+
+}  // namespace evo_emu

@@ -1,0 +1,88 @@
+// What the parts of the runtime share. The runtime is compiled once per machine; candidates link against it.
+#pragma once
+#include <evo_emu/runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace evo_emu {
+
+constexpr unsigned max_threads = 1024;  // per block, as on every GPU
+constexpr unsigned warp_size = 32;
+
+// Exit codes by which the caller tells the failures apart; the reason is on standard error.
+enum Exit { exit_crashed = 10, exit_hung = 11 };
+
+struct Launch {
+    Dim grid;
+    unsigned threads;
+    unsigned shared_bytes;
+    uint64_t seed;
+};
+
+struct Copy {
+    char* to;
+    const char* from;
+    unsigned bytes, source_bytes, group;
+};
+
+struct CopyQueue {
+    Copy* copies;
+    unsigned first, count, capacity;
+    unsigned committed;
+};
+
+// A place where threads wait for one another: a block barrier, a named barrier or a warp collective.
+struct Gate {
+    const char* name;
+    int line;       // 0 for named barriers, which threads may reach from anywhere
+    unsigned id;    // of a named barrier
+    unsigned mask;  // of a warp collective: the lanes that must come
+    Combine combine;
+    unsigned need, arrived;
+    unsigned lanes;  // of a warp collective: the lanes that have come
+};
+
+struct Fiber {
+    void* stack_pointer;
+    Gate* gate;  // null: runnable or ended
+    void* payload;
+    bool ended;
+    CopyQueue queue;
+};
+
+extern const size_t page;  // bytes
+extern Launch launch;
+extern Fiber fibers[max_threads];
+extern unsigned current;  // index of the running fiber; max_threads outside of the kernel
+
+// fibers.cpp
+void make_stacks();
+void run_block(void* const* arguments);
+void wake(unsigned fiber);
+void wait_at(Gate* gate, void* payload);
+bool is_on_stacks(const char* address);
+uint64_t random_below(uint64_t bound);
+
+// rendezvous.cpp
+void clear_gates();
+[[noreturn]] void report_hang();
+
+// memory.cpp
+enum class RegionKind { input, output, dynamic_shared, static_shared };
+char* map_tensor(const char* name, size_t bytes, bool output, bool end_flush);
+void protect_inputs();
+void map_dynamic_shared();
+void poison_shared();
+void check_shared_canaries();
+void check_all_canaries();
+void report_fault(const char* address, const char* access);
+
+// copies.cpp
+void drop_copies(CopyQueue& queue);
+
+// report.cpp
+void install_handlers();
+[[noreturn]] void finish(Exit code, const char* message, bool with_thread);
+
+}  // namespace evo_emu

@@ -1,0 +1,131 @@
+// Reads one launch from standard input, runs it, writes the output tensors to standard output in argument order.
+#include "internal.h"
+
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+using namespace evo_emu;
+
+namespace {
+
+// The wire format; run.py writes the same.
+struct LaunchHeader {
+    uint64_t seed;
+    int64_t parent;
+    uint32_t grid[3];
+    uint32_t threads, shared_bytes, arguments;
+};
+struct ArgumentHeader {
+    uint64_t bytes;
+    char kind;  // 't' input tensor, 'o' output tensor, 'i' integer, 'f' floating point
+    char name[55];
+};
+struct Argument {
+    ArgumentHeader header;
+    char* data;
+};
+
+constexpr unsigned max_arguments = 256;
+constexpr uint64_t max_blocks = 1 << 24;
+
+Argument arguments[max_arguments];
+void* values[max_arguments];
+
+void read_all(void* to, size_t bytes) {
+    for (char* p = static_cast<char*>(to); bytes;) {
+        ssize_t got = read(STDIN_FILENO, p, bytes);
+        if (got <= 0) crash("the launch ends early");
+        p += got;
+        bytes -= size_t(got);
+    }
+}
+
+void write_all(const char* p, size_t bytes) {
+    while (bytes) {
+        ssize_t put = write(STDOUT_FILENO, p, bytes);
+        if (put <= 0) crash("the results cannot be written");
+        p += put;
+        bytes -= size_t(put);
+    }
+}
+
+bool is_tensor(const Argument& a) { return a.header.kind == 't' || a.header.kind == 'o'; }
+
+void check_parameter(unsigned i) {
+    const ArgumentHeader& given = arguments[i].header;
+    char kind = kernel.kinds[i];
+    unsigned size = kernel.sizes[i];
+    if (kind == 'p' ? is_tensor(arguments[i]) : kind == given.kind && size == given.bytes) return;
+    const char* takes = kind == 'p' ? "pointer" : kind == 'f' ? "float" : kind == 'i' ? "integer" : "structure";
+    if (is_tensor(arguments[i])) crash("parameter %u takes a %u-byte %s, the launch gives tensor %s", i, size, takes, given.name);
+    crash("parameter %u takes a %u-byte %s, the launch gives %s, a %u-byte %s", i, size, takes, given.name,
+          unsigned(given.bytes), given.kind == 'f' ? "float" : "integer");
+}
+
+void read_launch() {
+    LaunchHeader header;
+    read_all(&header, sizeof header);
+    // A process whose parent died before prctl took hold would outlive it.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != pid_t(header.parent)) _exit(exit_crashed);
+    launch = {{header.grid[0], header.grid[1], header.grid[2]}, header.threads, header.shared_bytes, header.seed};
+    gridDim = launch.grid;
+    blockDim = {launch.threads, 1, 1};
+    if (!launch.threads || launch.threads > max_threads)
+        crash("a block of %u threads: it must have 1 to %u", launch.threads, max_threads);
+    if (header.arguments != kernel.parameters)
+        crash("the kernel takes %u parameters, the launch gives %u", kernel.parameters, header.arguments);
+    for (unsigned i = 0; i < header.arguments; ++i) {
+        read_all(&arguments[i].header, sizeof(ArgumentHeader));
+        check_parameter(i);
+    }
+    for (unsigned i = 0; i < header.arguments; ++i) {
+        Argument& a = arguments[i];
+        if (is_tensor(a)) {
+            a.data = map_tensor(a.header.name, a.header.bytes, a.header.kind == 'o', (launch.seed + i) % 2 == 0);
+            values[i] = &a.data;
+        } else {
+            values[i] = a.data = static_cast<char*>(calloc(1, 16));
+        }
+        read_all(a.data, a.header.bytes);
+    }
+    protect_inputs();
+    map_dynamic_shared();
+    make_stacks();
+}
+
+void run_grid() {
+    uint64_t blocks = uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z;
+    if (!blocks || blocks > max_blocks) crash("a grid of %lu blocks: the emulator runs 1 to %lu", blocks, max_blocks);
+    auto* order = static_cast<uint32_t*>(malloc(blocks * sizeof(uint32_t)));
+    if (!order) crash("the emulator has no memory for the order of the blocks");
+    for (uint32_t i = 0; i < blocks; ++i) order[i] = i;
+    for (uint64_t i = blocks; i > 1; --i) std::swap(order[i - 1], order[random_below(i)]);
+    for (uint64_t i = 0; i < blocks; ++i) {
+        uint32_t b = order[i];
+        blockIdx = {b % launch.grid.x, b / launch.grid.x % launch.grid.y, b / launch.grid.x / launch.grid.y};
+        poison_shared();
+        run_block(values);
+        check_all_canaries();
+    }
+    free(order);
+}
+
+}  // namespace
+
+int main() {
+    rlimit no_core{0, 0};
+    setrlimit(RLIMIT_CORE, &no_core);
+    install_handlers();
+    read_launch();
+    run_grid();
+    for (unsigned i = 0; i < kernel.parameters; ++i)
+        if (arguments[i].header.kind == 'o') write_all(arguments[i].data, arguments[i].header.bytes);
+    return 0;
+}

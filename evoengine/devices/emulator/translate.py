@@ -1,0 +1,126 @@
+"""CUDA C++ as NVRTC takes it → C++20 as the host compiler takes it, line for line.
+
+Three things have no C++ counterpart that a header could supply: inline PTX, `__shared__` variables and
+`extern __shared__` arrays. They are rewritten in place; everything else is the work of `include/`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from evoengine.devices.base import KernelUnbuildable
+from evoengine.devices.emulator import inline_ptx
+
+_COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
+_ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\b\s*)?\(")
+_ALIGNMENT = re.compile(r"\b(?:__align__|alignas)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
+_SHARED = re.compile(r"(?:\b(?:__align__|alignas)\s*\([^;{}]*?\)\s*|\b(?:extern|static|volatile)\s+)*\b__shared__\b[^;{}]*;")
+_DECLARATOR = re.compile(r"\s*([A-Za-z_]\w*)\s*((?:\[[^\]]*\]\s*)*)\Z")
+_NAMESPACE = re.compile(r'(?:\bnamespace(?:\s+[\w:]+)?|\bextern\s*"[^"]*")\s*\Z')
+
+
+@dataclass(frozen=True, slots=True)
+class _Edit:
+    start: int
+    end: int
+    text: str
+
+
+def translate(text: str) -> str:
+    """The same program in C++20 with every line where it was.
+
+    Raises KernelUnbuildable naming the line for PTX the emulator does not know and declarations it cannot read.
+    """
+    masked = _mask(text)
+    edits = [_asm_edit(text, masked, m) for m in _ASM.finditer(masked)]
+    edits += [_shared_edit(text, masked, m) for m in _SHARED.finditer(masked)]
+    for edit in sorted(edits, key=lambda e: e.start, reverse=True):
+        line_ends = "".join(re.findall(r"\\?\n", text[edit.start : edit.end]))
+        text = text[: edit.start] + edit.text + line_ends + text[edit.end :]
+    return text
+
+
+def _mask(text: str) -> str:
+    """The text with what stands in comments and literals blanked, every character in its place."""
+
+    def blank(match: re.Match[str]) -> str:
+        found = match[0]
+        inside = re.sub(r"[^\n]", " ", found)
+        return found[0] + inside[1:-1] + found[-1] if found[0] in "\"'" else inside
+
+    return _COMMENT_OR_LITERAL.sub(blank, text)
+
+
+def _line(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
+
+
+def _asm_edit(text: str, masked: str, match: re.Match[str]) -> _Edit:
+    end = _closing(masked, match.end() - 1)
+    code = inline_ptx.to_cpp(text[match.end() : end], masked[match.end() : end], _line(text, match.start()))
+    return _Edit(match.start(), end + 1, code)
+
+
+def _closing(masked: str, opening: int) -> int:
+    depth = 0
+    for i in range(opening, len(masked)):
+        depth += (masked[i] in "([{") - (masked[i] in ")]}")
+        if depth == 0:
+            return i
+    raise KernelUnbuildable(f"line {_line(masked, opening)}: a bracket that is never closed")
+
+
+def _shared_edit(text: str, masked: str, match: re.Match[str]) -> _Edit:
+    line = _line(text, match.start())
+    declaration = masked[match.start() : match.end() - 1]
+    alignment = " > ".join(())
+    alignments = [m[1] for m in _ALIGNMENT.finditer(declaration)]
+    alignment = alignments[0] if alignments else "1"
+    bare = _ALIGNMENT.sub(" ", declaration)
+    dynamic = re.search(r"\bextern\b", bare) is not None
+    bare = re.sub(r"\b(?:extern|static|__shared__)\b", " ", bare)
+    at_namespace = _at_namespace_scope(text, masked, match.start())
+    parts = inline_ptx.split_top_level(bare, bare, ",")
+    base, declarators = _declarators(parts, line)
+    if dynamic:
+        return _Edit(match.start(), match.end(), "".join(_dynamic(base, name, at_namespace) for name, _ in declarators))
+    if at_namespace:
+        raise KernelUnbuildable(f"line {line}: a __shared__ variable outside of a function; declare it in the kernel")
+    code = "".join(
+        f'auto& {name} = evo_emu::shared_variable<__typeof__({base}{dims})>("{name}", {alignment}, []{{}});'
+        for name, dims in declarators
+    )
+    return _Edit(match.start(), match.end(), code)
+
+
+def _dynamic(base: str, name: str, at_namespace: bool) -> str:
+    if at_namespace:  # a reference: the window is mapped only after static initialisation
+        return f"static {base}* const& {name} = reinterpret_cast<{base}* const&>(evo_emu::dynamic_shared);"
+    return f"{base}* const {name} = reinterpret_cast<{base}*>(evo_emu::dynamic_shared);"
+
+
+def _declarators(parts: list[str], line: int) -> tuple[str, list[tuple[str, str]]]:
+    """`float a[2][3], b` → `float` and [(a, [2][3]), (b, "")]."""
+    first = re.match(r"(.*?)\b([A-Za-z_]\w*)\s*((?:\[[^\]]*\]\s*)*)\Z", parts[0], re.DOTALL)
+    if not first or not first[1].strip():
+        raise KernelUnbuildable(f"line {line}: the emulator cannot read this __shared__ declaration")
+    found = [(first[2], first[3])]
+    for part in parts[1:]:
+        more = _DECLARATOR.match(part)
+        if not more:
+            raise KernelUnbuildable(f"line {line}: the emulator cannot read this __shared__ declaration")
+        found.append((more[1], more[2]))
+    base = " ".join(first[1].split())
+    return base, [(name, " ".join(dims.split())) for name, dims in found]
+
+
+def _at_namespace_scope(text: str, masked: str, position: int) -> bool:
+    scopes: list[bool] = []
+    for brace in re.finditer(r"[{}]", masked[:position]):
+        if brace[0] == "}":
+            if scopes:
+                scopes.pop()
+        else:
+            scopes.append(_NAMESPACE.search(text, max(0, brace.start() - 200), brace.start()) is not None)
+    return all(scopes)

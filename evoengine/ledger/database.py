@@ -1,0 +1,248 @@
+"""Opens the database of a ledger: looks before it touches, refuses in one sentence, brings the schema up to date.
+
+SQLite runs in WAL mode with synchronous=NORMAL: a killed process loses nothing that was committed; a power cut may
+lose the last commits, never the file. PostgreSQL is used as it is.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config as AlembicConfig
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import NullPool
+
+from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
+from evoengine.ledger import optuna_schema
+from evoengine.ledger.models import VERSION_TABLE
+from evoengine.paths import asset
+
+BUSY_SECONDS = 30.0
+"""how long a writer waits for another's transaction to end"""
+_EXAMPLES = "sqlite:///db/evoengine.db or postgresql://user@host/database"
+SQLITE_MAGIC = b"SQLite format 3\0"
+_LOCK_KEY = 0x65766F  # any number that no other program's advisory locks are likely to use
+
+
+def parse_url(text_or_path: str) -> URL:
+    """A database URL, or the path of an SQLite file; raises UsageError on what is neither."""
+    if "://" not in text_or_path:
+        return URL.create("sqlite", database=str(Path(text_or_path).expanduser()))
+    try:
+        url = make_url(text_or_path)
+    except ArgumentError as error:
+        raise UsageError(f"{text_or_path!r} is no database URL; write a file name or {_EXAMPLES}") from error
+    if url.drivername in ("postgresql", "postgresql+psycopg"):
+        return url.set(drivername="postgresql+psycopg")
+    if url.drivername not in ("sqlite", "sqlite+pysqlite"):
+        raise UsageError(f"a ledger lives in SQLite or PostgreSQL, not in {url.drivername}; write {_EXAMPLES}")
+    if url.database in (None, "", ":memory:") or url.query:
+        raise UsageError(f"{text_or_path!r} names no file, and a ledger has to outlive its process; write {_EXAMPLES}")
+    return url.set(drivername="sqlite")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What was found in a database before anything was done to it."""
+
+    tables: frozenset[str] = frozenset()
+    revision: str | None = None
+    """of our schema; None where there is none of ours"""
+    optuna_revision: str | None = None
+
+
+def open_database(url: URL, *, create: bool) -> Engine:
+    """An engine on a database whose schema is this evoengine's.
+
+    Where there is no ledger yet, makes one with `create` and raises NothingFound without. Raises UsageError on a
+    database that cannot be used, MachineError without a PostgreSQL driver; then nothing has been written.
+    """
+    if url.drivername == "sqlite":
+        _check_file(Path(url.database or ""), create)
+    contents = look(url)
+    _refuse_foreign(url, contents)
+    if contents.revision is None and not create:
+        raise NothingFound(f"no ledger at {shown(url)}: evoengine search fills it")
+    if contents.revision is None:
+        optuna_schema.require_schema(contents.tables, contents.optuna_revision, url.render_as_string())
+    engine = make_engine(url)
+    if contents.revision != _scripts().get_current_head():
+        with explained(url):
+            _upgrade(engine)
+    return engine
+
+
+def make_engine(url: URL) -> Engine:
+    """On SQLite: WAL, foreign keys, and transactions that take the write lock when they begin.
+
+    With SQLite's own deferred locks, a transaction that reads and then writes fails at once, busy timeout or not, when
+    another has written in between. Engines with the execution option `reading` keep the deferred ones.
+    """
+    engine = create_engine(url, **engine_options(url))
+    if url.drivername != "sqlite":
+        return engine
+    set_pragmas(engine)
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: sqlite3.Connection, record: object) -> None:
+        connection.isolation_level = None
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        reading = connection.get_execution_options().get("reading", False)
+        connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def engine_options(url: URL) -> dict[str, Any]:
+    return {"connect_args": {"timeout": BUSY_SECONDS}} if url.drivername == "sqlite" else {}
+
+
+def set_pragmas(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def connect(connection: sqlite3.Connection, record: object) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+
+
+def shown(url: URL) -> str:
+    """The file, or the URL without its password."""
+    return url.database or "" if url.drivername == "sqlite" else url.render_as_string(hide_password=True)
+
+
+@contextmanager
+def explained(url: URL) -> Iterator[None]:
+    """Turns what the database driver raises into one sentence."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise _explanation(url, error.orig or error) from error
+    except sqlite3.Error as error:
+        raise _explanation(url, error) from error
+
+
+def _explanation(url: URL, error: BaseException) -> EvoengineError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "locked" in reason:
+        return UsageError(
+            f"{shown(url)} has been locked by another writer for {BUSY_SECONDS:g} s; "
+            "let that program end, or name another file with --db"
+        )
+    if url.drivername != "sqlite":
+        return UsageError(f"the database {shown(url)} cannot be used: {reason}; check the server and the URL of --db")
+    if "not a database" in reason or "malformed" in reason:
+        return UsageError(f"{shown(url)} is damaged ({reason}); name another file with --db")
+    if "readonly" in reason or "unable to open" in reason:
+        return UsageError(f"{shown(url)} cannot be written ({reason}); name a file in a folder that can with --db")
+    return MachineError(f"the ledger {shown(url)} cannot be used: {reason}")
+
+
+# ── looking before touching ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def look(url: URL) -> Contents:
+    """Reads what the database holds without changing a byte; an SQLite file need not be there."""
+    return _look_into_file(Path(url.database or "")) if url.drivername == "sqlite" else _look_into_server(url)
+
+
+def _check_file(path: Path, create: bool) -> None:
+    """Whether a ledger can be kept there; makes the folder with `create`."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; --db names a file in it, such as {path / 'evoengine.db'}")
+    if not path.exists():
+        if not create:
+            raise NothingFound(f"no ledger at {path}: evoengine search fills it")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"the folder {path.parent} cannot be made ({error.strerror}); name a file in another with --db"
+            ) from error
+    elif not os.access(path, os.R_OK | os.W_OK):
+        raise UsageError(f"{path} may not be read and written; change its permissions, or name another with --db")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"the folder {path.parent} is read-only; name a file in one that can be written with --db")
+
+
+def _look_into_file(path: Path) -> Contents:
+    with path.open("rb") if path.exists() else io.BytesIO() as file:
+        head = file.read(20)
+    if not head:
+        return Contents()
+    if not head.startswith(SQLITE_MAGIC):
+        raise UsageError(f"{path} is not a database; name an SQLite file or a new one with --db")
+    # a file in WAL mode that nobody has open is read without the side files that opening it would make
+    alone = head[18] == 2 and not path.with_name(f"{path.name}-wal").exists()
+    uri = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if alone else ''}"
+    with explained(URL.create("sqlite", database=str(path))):
+        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
+            names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            tables = (name for (name,) in names if not name.startswith("sqlite_"))
+            return _contents(tables, lambda query: (connection.execute(query).fetchone() or [None])[0])
+
+
+def _look_into_server(url: URL) -> Contents:
+    try:
+        engine = create_engine(url, poolclass=NullPool)
+    except ModuleNotFoundError as error:
+        raise MachineError("a PostgreSQL ledger needs the driver psycopg: pip install evoengine[postgres]") from error
+    with explained(url), engine.connect() as connection:
+        return _contents(inspect(connection).get_table_names(), lambda query: connection.scalar(text(query)))
+
+
+def _contents(names: Iterable[str], scalar: Callable[[str], str | None]) -> Contents:
+    tables = frozenset(names)
+    revisions = [
+        scalar(f"SELECT version_num FROM {table}") if table in tables else None
+        for table in (VERSION_TABLE, optuna_schema.VERSION_TABLE)
+    ]
+    return Contents(tables, *revisions)
+
+
+def _refuse_foreign(url: URL, contents: Contents) -> None:
+    tables, revision = contents.tables, contents.revision
+    if revision is not None:
+        if revision not in {script.revision for script in _scripts().walk_revisions()}:
+            raise UsageError(
+                f"{shown(url)} was made by a newer evoengine (schema {revision}); "
+                "upgrade evoengine, or name another file with --db"
+            )
+        return
+    strange = tables - optuna_schema.TABLES
+    if strange or (tables and not optuna_schema.holds_studies(tables)):
+        named = ", ".join(sorted(strange or tables)[:3])
+        raise UsageError(f"{shown(url)} is another program's database (it holds {named}); name another with --db")
+
+
+# ── the schema ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def alembic_config(connection: Connection | None = None) -> AlembicConfig:
+    config = AlembicConfig(attributes={"connection": connection})
+    config.set_main_option("script_location", str(asset("migrations")).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(alembic_config())
+
+
+def _upgrade(engine: Engine) -> None:
+    """To the newest revision, in one transaction; of several processes that try at once, one does it."""
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK_KEY})"))
+        command.upgrade(alembic_config(connection), "head")

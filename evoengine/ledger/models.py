@@ -1,0 +1,213 @@
+"""The tables of the ledger. They are the truth; the Optuna study beside them is a projection (`study.py`).
+
+A change here needs a migration in db/migrations/versions; a test holds that the two agree. Types are those that SQLite
+and PostgreSQL share. Times are UTC. Numbers in JSON that JSON does not know are the strings "nan", "inf" and "-inf".
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+VERSION_TABLE = "evoengine_alembic_version"
+"""ours beside Optuna's `alembic_version`"""
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware datetime; SQLite, which has none, keeps the UTC wall clock."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return value and value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return value and (value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC))
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {
+        str: Text(),
+        float: Double(),
+        datetime: UtcDateTime(),
+        dict[str, Any]: JSON(),
+        list[Any]: JSON(),
+    }
+
+
+class DeviceRow(Base):
+    """A machine part that judged candidates, with the driver and libraries it then had."""
+
+    __tablename__ = "devices"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    uuid: Mapped[str | None]
+    arch: Mapped[str | None]
+    driver: Mapped[str | None]
+    versions: Mapped[dict[str, Any]]
+
+
+class RunRow(Base):
+    __tablename__ = "runs"
+    __table_args__ = {"sqlite_autoincrement": True}
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    started_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]
+    status: Mapped[str]
+    """running, killed, or how the search says it ended"""
+    gpu: Mapped[str]
+    problem: Mapped[str]
+    device_id: Mapped[int] = mapped_column(ForeignKey("devices.id"))
+    space_name: Mapped[str]
+    space_sha256: Mapped[str] = mapped_column(String(64))
+    space_text: Mapped[str]
+    sampler: Mapped[str]
+    seed: Mapped[int] = mapped_column(BigInteger)
+    version: Mapped[str]
+    host: Mapped[str]
+    pid: Mapped[int]
+    command: Mapped[str]
+
+    device: Mapped[DeviceRow] = relationship()
+
+
+class SourceRow(Base):
+    __tablename__ = "sources"
+
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    text: Mapped[str]
+
+
+class BinaryRow(Base):
+    __tablename__ = "binaries"
+    __table_args__ = (UniqueConstraint("source_sha256", "options", "arch", "compiler"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    source_sha256: Mapped[str] = mapped_column(String(64), ForeignKey("sources.sha256"))
+    options: Mapped[str]
+    arch: Mapped[str]
+    compiler: Mapped[str]
+    cubin: Mapped[bytes] = mapped_column(deferred=True)
+    registers: Mapped[int]
+    spill_bytes: Mapped[int]
+    stack_bytes: Mapped[int]
+    shared_bytes: Mapped[int]
+    """static; the dynamic part is the candidate's"""
+    warnings: Mapped[list[Any]]
+    mix: Mapped[dict[str, Any]]
+    compile_ms: Mapped[float]
+
+
+class CandidateRow(Base):
+    __tablename__ = "candidates"
+    __table_args__ = (
+        Index(None, "run_id"),
+        Index(None, "gpu", "problem"),
+        Index(None, "source_sha256"),
+        Index(None, "binary_id"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    """the public trial number; never given twice"""
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    problem: Mapped[str]
+    gpu: Mapped[str]
+    config: Mapped[dict[str, Any]]
+    config_key: Mapped[str]
+    parents: Mapped[list[Any]]
+    operator: Mapped[str | None]
+    created_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]
+    outcome: Mapped[str | None] = mapped_column(String(16))
+    reason: Mapped[str | None]
+    device: Mapped[str | None]
+    occupancy: Mapped[float | None]
+    source_sha256: Mapped[str | None] = mapped_column(String(64), ForeignKey("sources.sha256"))
+    entry: Mapped[str | None]
+    grid_x: Mapped[int | None]
+    grid_y: Mapped[int | None]
+    grid_z: Mapped[int | None]
+    threads: Mapped[int | None]
+    shared_bytes: Mapped[int | None]
+    """dynamic; the static part is the binary's"""
+    binary_id: Mapped[int | None] = mapped_column(ForeignKey("binaries.id"))
+
+    source: Mapped[SourceRow | None] = relationship()
+    binary: Mapped[BinaryRow | None] = relationship()
+    verdicts: Mapped[list[VerdictRow]] = relationship(order_by="VerdictRow.id")
+    measurements: Mapped[list[MeasurementRow]] = relationship(order_by="MeasurementRow.id")
+
+
+class VerdictRow(Base):
+    """What the gate found; the last one of a candidate holds."""
+
+    __tablename__ = "verdicts"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    candidate_id: Mapped[int] = mapped_column(ForeignKey("candidates.id"), index=True)
+    device: Mapped[str]
+    outcome: Mapped[str | None] = mapped_column(String(16))
+    """null where the candidate passed"""
+    reason: Mapped[str | None]
+    cases: Mapped[list[Any]]
+    wall_ms: Mapped[float]
+    taken_at: Mapped[datetime]
+
+
+class MeasurementRow(Base):
+    """A figure. Of a candidate's several, the last of the most trusted kind holds."""
+
+    __tablename__ = "measurements"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    candidate_id: Mapped[int] = mapped_column(ForeignKey("candidates.id"), index=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    device: Mapped[str]
+    tflops: Mapped[float]
+    median_us: Mapped[float]
+    samples_us: Mapped[list[Any]]
+    vs_sdpa: Mapped[float | None]
+    terms: Mapped[dict[str, Any]]
+    suspect: Mapped[str | None]
+    taken_at: Mapped[datetime]
+
+
+class BaselineRow(Base):
+    __tablename__ = "baselines"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), index=True)
+    name: Mapped[str]
+    device: Mapped[str]
+    median_us: Mapped[float]
+    tflops: Mapped[float]
+    samples_us: Mapped[list[Any]]
+    taken_at: Mapped[datetime]

@@ -1,0 +1,177 @@
+"""Between the records of the road and the rows of the tables, both ways, losing nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from evoengine.ledger.models import (
+    BaselineRow,
+    BinaryRow,
+    CandidateRow,
+    DeviceRow,
+    MeasurementRow,
+    RunRow,
+    VerdictRow,
+)
+from evoengine.ledger.runs import Device, Run
+from evoengine.records import (
+    Baseline,
+    Binary,
+    Candidate,
+    CaseResult,
+    Kind,
+    Launch,
+    Measurement,
+    Outcome,
+    Source,
+    Verdict,
+)
+
+PREFERENCE = (Kind.MEASURED, Kind.RECORDED, Kind.ESTIMATED)
+"""most trusted first"""
+_ERRORS = ("max_error", "mean_error", "allowed")
+
+
+def to_json_number(value: float | None) -> float | str | None:
+    """JSON knows no NaN and no infinity; they become "nan", "inf" and "-inf"."""
+    return value if value is None or math.isfinite(value) else str(float(value))
+
+
+def from_json_number(value: float | str | None) -> float | None:
+    return float(value) if isinstance(value, str) else value
+
+
+def numbers_to_json(values: Iterable[float]) -> list[object]:
+    return [to_json_number(v) for v in values]
+
+
+def numbers_from_json(values: Iterable[Any]) -> tuple[float, ...]:
+    return tuple(float(v) for v in values)
+
+
+def binary_values(source: Source, binary: Binary) -> dict[str, object]:
+    values = {name: getattr(binary, name) for name in Binary.__slots__}
+    return values | {
+        "source_sha256": source.sha256,
+        "warnings": list(binary.warnings),
+        "mix": dict(binary.mix),
+    }
+
+
+def to_binary(row: BinaryRow, with_cubin: bool) -> Binary:
+    plain = {n: getattr(row, n) for n in Binary.__slots__ if n not in ("cubin", "warnings")}
+    return Binary(cubin=row.cubin if with_cubin else b"", warnings=tuple(row.warnings), **plain)
+
+
+def launch_values(source: Source) -> dict[str, object]:
+    x, y, z = source.launch.grid
+    return {
+        "source_sha256": source.sha256,
+        "entry": source.entry,
+        "grid_x": x,
+        "grid_y": y,
+        "grid_z": z,
+        "threads": source.launch.threads,
+        "shared_bytes": source.launch.shared_bytes,
+    }
+
+
+def verdict_values(verdict: Verdict) -> dict[str, object]:
+    cases = [asdict(case) for case in verdict.cases]
+    for case in cases:
+        case.update({name: to_json_number(case[name]) for name in _ERRORS})
+    return {
+        "device": verdict.device,
+        "outcome": str(verdict.outcome) if verdict.outcome else None,
+        "reason": verdict.reason,
+        "cases": cases,
+        "wall_ms": verdict.wall_ms,
+    }
+
+
+def to_verdict(row: VerdictRow) -> Verdict:
+    return Verdict(
+        device=row.device,
+        outcome=Outcome(row.outcome) if row.outcome else None,
+        reason=row.reason,
+        cases=tuple(_to_case(case) for case in row.cases),
+        wall_ms=row.wall_ms,
+    )
+
+
+def _to_case(case: dict[str, Any]) -> CaseResult:
+    for name in _ERRORS:
+        case[name] = from_json_number(case[name])
+    return CaseResult(**case)
+
+
+def measurement_values(measurement: Measurement) -> dict[str, object]:
+    values = {name: getattr(measurement, name) for name in Measurement.__slots__}
+    return values | {
+        "kind": str(measurement.kind),
+        "samples_us": numbers_to_json(measurement.samples_us),
+        "terms": {name: to_json_number(v) for name, v in measurement.terms.items()},
+    }
+
+
+def to_measurement(row: MeasurementRow) -> Measurement:
+    return Measurement(
+        kind=Kind(row.kind),
+        device=row.device,
+        tflops=row.tflops,
+        median_us=row.median_us,
+        samples_us=numbers_from_json(row.samples_us),
+        vs_sdpa=row.vs_sdpa,
+        terms={name: float(v) for name, v in row.terms.items()},
+        suspect=row.suspect,
+    )
+
+
+def baseline_values(baseline: Baseline) -> dict[str, object]:
+    values = {name: getattr(baseline, name) for name in Baseline.__slots__}
+    return values | {"samples_us": numbers_to_json(baseline.samples_us)}
+
+
+def to_baseline(row: BaselineRow) -> Baseline:
+    return Baseline(row.name, row.device, row.median_us, row.tflops, numbers_from_json(row.samples_us))
+
+
+def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
+    """The candidate with its last verdict and the last figure of its most trusted kind."""
+    figures = sorted(row.measurements, key=lambda m: (-PREFERENCE.index(Kind(m.kind)), m.id))
+    return Candidate(
+        trial=row.id,
+        run=row.run_id,
+        problem=row.problem,
+        gpu=row.gpu,
+        config=row.config,
+        outcome=Outcome(row.outcome) if row.outcome else None,
+        reason=row.reason,
+        device=row.device,
+        source=_to_source(row),
+        binary=to_binary(row.binary, with_cubin) if row.binary else None,
+        verdict=to_verdict(row.verdicts[-1]) if row.verdicts else None,
+        measurement=to_measurement(figures[-1]) if figures else None,
+        occupancy=row.occupancy,
+        parents=tuple(row.parents),
+        operator=row.operator,
+    )
+
+
+def _to_source(row: CandidateRow) -> Source | None:
+    if row.source is None:
+        return None
+    grid = (row.grid_x, row.grid_y, row.grid_z)
+    return Source(row.source.text, row.entry, Launch(grid, row.threads, row.shared_bytes))
+
+
+def to_run(row: RunRow) -> Run:
+    plain = {name: getattr(row, name) for name in Run.__slots__ if name != "device"}
+    return Run(device=to_device(row.device), **plain)
+
+
+def to_device(row: DeviceRow) -> Device:
+    return Device(**{name: getattr(row, name) for name in Device.__slots__})

@@ -1,0 +1,347 @@
+"""The ledger: every run, candidate, verdict and figure, in one SQLite file or PostgreSQL database.
+
+Each `record_…` is one transaction and is committed when it returns: a kill loses at most the stage under way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Protocol
+
+from sqlalchemy import URL, Engine, Select, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session, aliased, joinedload, selectinload, undefer
+
+from evoengine import __version__
+from evoengine.errors import NothingFound, UsageError
+from evoengine.ledger.database import explained, open_database, parse_url, shown
+from evoengine.ledger.models import (
+    Base,
+    BaselineRow,
+    BinaryRow,
+    CandidateRow,
+    DeviceRow,
+    MeasurementRow,
+    RunRow,
+    SourceRow,
+    VerdictRow,
+)
+from evoengine.ledger.rows import (
+    PREFERENCE,
+    baseline_values,
+    binary_values,
+    launch_values,
+    measurement_values,
+    to_baseline,
+    to_binary,
+    to_candidate,
+    to_measurement,
+    to_run,
+    verdict_values,
+)
+from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, may_live, this_host
+from evoengine.paths import default_database
+from evoengine.records import (
+    Baseline,
+    Binary,
+    Candidate,
+    Config,
+    Kind,
+    Measurement,
+    Outcome,
+    Source,
+    Verdict,
+    config_key,
+)
+
+_UPSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+class SpaceFile(Protocol):
+    """A search space, as far as a ledger keeps it."""
+
+    name: str
+    sha256: str
+    text: str
+
+
+def open_ledger(database: str | None, *, create: bool) -> Ledger:
+    """The ledger in an SQLite file, given as path or URL, or in PostgreSQL; None is db/evoengine.db.
+
+    Raises NothingFound where there is none and `create` is false, UsageError on a database that cannot be used,
+    MachineError where PostgreSQL's driver is missing. Nothing is written then.
+    """
+    url = parse_url(database or default_database())
+    return Ledger(url, open_database(url, create=create))
+
+
+class Ledger:
+    """Takes and gives the records of `evoengine.records`. Close it, or use it as a context manager.
+
+    Any method raises UsageError where the database has been locked by another writer for too long.
+    """
+
+    def __init__(self, url: URL, engine: Engine) -> None:
+        self._url, self._engine = url, engine
+
+    @property
+    def url(self) -> str:
+        """As SQLAlchemy and Optuna take it, with the password where there is one."""
+        return self._url.render_as_string(hide_password=False)
+
+    @property
+    def place(self) -> str:
+        """For people: the file, or the URL without its password."""
+        return shown(self._url)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start_run(
+        self, *, gpu: str, problem: str, device: Device, space: SpaceFile, sampler: str, seed: int, command: str
+    ) -> int:
+        """Enters a run of this process; runs whose process is gone without a word are marked as killed."""
+        with self._writing() as session:
+            for run in session.scalars(select(RunRow).where(RunRow.status == RUNNING)):
+                if not may_live(run.host, run.pid, run.started_at):
+                    run.status = KILLED
+            row = RunRow(
+                started_at=_now(), status=RUNNING, gpu=gpu, problem=problem, device=_device_row(session, device),
+                space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed,
+                version=__version__, host=this_host(), pid=os.getpid(), command=command,
+            )  # fmt: skip
+            session.add(row)
+            session.flush()
+            return row.id
+
+    def finish_run(self, run: int, status: str) -> None:
+        """`status` says how the search ended. Candidates it leaves unfinished are the next run's to adopt."""
+        with self._writing() as session:
+            session.execute(update(RunRow).where(RunRow.id == run).values(status=status, finished_at=_now()))
+
+    def runs(self) -> list[Run]:
+        """Oldest first."""
+        with self._reading() as session:
+            rows = session.scalars(select(RunRow).options(joinedload(RunRow.device)).order_by(RunRow.id))
+            return [to_run(row) for row in rows]
+
+    def last_target(self, gpu: str | None, problem: str | None) -> tuple[str, str]:
+        """GPU and problem of the last run that agrees with what is given; raises NothingFound where there is none."""
+        matching = select(RunRow.gpu, RunRow.problem).order_by(RunRow.id.desc()).limit(1)
+        if gpu is not None:
+            matching = matching.where(RunRow.gpu == gpu)
+        if problem is not None:
+            matching = matching.where(RunRow.problem == problem)
+        with self._reading() as session:
+            found = session.execute(matching).one_or_none()
+        if found is None:
+            wanted = " for " + " on ".join(w for w in (problem, gpu) if w) if gpu or problem else ""
+            raise NothingFound(f"the ledger holds no run{wanted}: evoengine search fills it")
+        return found[0], found[1]
+
+    def record_baseline(self, run: int, baseline: Baseline) -> None:
+        with self._writing() as session:
+            session.add(BaselineRow(run_id=run, taken_at=_now(), **baseline_values(baseline)))
+
+    def baselines(self, run: int) -> list[Baseline]:
+        with self._reading() as session:
+            rows = session.scalars(select(BaselineRow).where(BaselineRow.run_id == run).order_by(BaselineRow.id))
+            return [to_baseline(row) for row in rows]
+
+    # ── a candidate on its way ──────────────────────────────────────────────────────────────────────────────────────
+
+    def add_candidate(
+        self, run: int, problem: str, gpu: str, config: Config, parents: Sequence[int], operator: str | None
+    ) -> int:
+        """Its trial number: unique across the ledger, never given twice."""
+        with self._writing() as session:
+            row = CandidateRow(
+                run_id=run, problem=problem, gpu=gpu, config=dict(config), config_key=config_key(config),
+                parents=list(parents), operator=operator, created_at=_now(),
+            )  # fmt: skip
+            session.add(row)
+            session.flush()
+            return row.id
+
+    def record_source(self, trial: int, source: Source) -> None:
+        with self._writing() as session:
+            self._insert_new(session, SourceRow, sha256=source.sha256, text=source.text)
+            _update_candidate(session, trial, **launch_values(source))
+
+    def find_binary(self, source_sha256: str, options: str, arch: str, compiler: str) -> Binary | None:
+        """What that compiler made of that source, in whatever run."""
+        key = {"source_sha256": source_sha256, "options": options, "arch": arch, "compiler": compiler}
+        with self._reading() as session:
+            row = session.scalar(select(BinaryRow).filter_by(**key).options(undefer(BinaryRow.cubin)))
+            return to_binary(row, with_cubin=True) if row else None
+
+    def record_binary(self, trial: int, source: Source, binary: Binary) -> None:
+        """Ties the candidate to the binary; one that is there already for the same source and compiler is kept."""
+        values = binary_values(source, binary)
+        key = {name: values[name] for name in ("source_sha256", "options", "arch", "compiler")}
+        with self._writing() as session:
+            self._insert_new(session, BinaryRow, **values)
+            known = session.scalar(select(BinaryRow.id).filter_by(**key))
+            _update_candidate(session, trial, binary_id=known)
+
+    def record_verdict(self, trial: int, verdict: Verdict) -> None:
+        with self._writing() as session:
+            session.add(VerdictRow(candidate_id=trial, taken_at=_now(), **verdict_values(verdict)))
+
+    def record_measurement(self, trial: int, measurement: Measurement) -> None:
+        with self._writing() as session:
+            session.add(MeasurementRow(candidate_id=trial, taken_at=_now(), **measurement_values(measurement)))
+
+    def finish(
+        self, trial: int, outcome: Outcome, reason: str | None, occupancy: float | None, device: str | None
+    ) -> None:
+        """How the candidate ended; a later measurement may end it anew."""
+        end = {"outcome": str(outcome), "reason": reason, "occupancy": occupancy, "device": device}
+        with self._writing() as session:
+            _update_candidate(session, trial, finished_at=_now(), **end)
+
+    # ── reclaiming ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def unfinished(self, gpu: str, problem: str) -> list[Candidate]:
+        """Candidates without an outcome that no run works on any more, as far as their last committed stage."""
+        return self._load(_abandoned().where(CandidateRow.gpu == gpu, CandidateRow.problem == problem))
+
+    def adopt(self, trials: Sequence[int], run: int) -> list[int]:
+        """Hands abandoned candidates to a run; the trials it got: another run may have been quicker."""
+        with self._writing() as session:
+            wanted = _abandoned().where(CandidateRow.id.in_(trials)).with_for_update(of=CandidateRow)
+            rows = session.scalars(wanted).all()
+            for row in rows:
+                row.run_id = run
+            return [row.id for row in rows]
+
+    # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def candidate(self, trial: int, *, with_cubin: bool = False) -> Candidate:
+        """Raises UsageError naming the range where there is no such trial. Without `with_cubin` cubins are empty."""
+        found = self._load(select(CandidateRow).where(CandidateRow.id == trial), with_cubin)
+        if found:
+            return found[0]
+        with self._reading() as session:
+            first, last = session.execute(select(func.min(CandidateRow.id), func.max(CandidateRow.id))).one()
+        if last is None:
+            raise NothingFound("the ledger holds no trial yet: evoengine search fills it")
+        raise UsageError(f"there is no trial {trial}: the ledger's are numbered {first} to {last}")
+
+    def candidates(
+        self, *, run: int | None = None, problem: str | None = None, gpu: str | None = None, with_cubin: bool = False
+    ) -> list[Candidate]:
+        """In the order they were started, narrowed by what is given. Without `with_cubin` cubins are empty."""
+        wanted = {"run_id": run, "problem": problem, "gpu": gpu}
+        return self._load(
+            select(CandidateRow).filter_by(**{k: v for k, v in wanted.items() if v is not None}), with_cubin
+        )
+
+    def best(self, problem: str, gpu: str, top: int, *, run: int | None = None) -> list[Candidate]:
+        """The fastest first, by figures of the most trusted kind that any correct candidate has; kinds are not mixed.
+
+        A candidate counts by its last figure of its own most trusted kind, and not at all where that one is suspect.
+        """
+        figures = _figures_of_correct(problem, gpu)
+        if run is not None:
+            figures = figures.where(CandidateRow.run_id == run)
+        held: dict[int, tuple[int, float, str | None]] = {}
+        with self._reading() as session:
+            for trial, kind, tflops, suspect in session.execute(figures):
+                trust = PREFERENCE.index(Kind(kind))
+                if trial not in held or trust <= held[trial][0]:
+                    held[trial] = trust, tflops, suspect
+        believed = {trial: (trust, tflops) for trial, (trust, tflops, suspect) in held.items() if not suspect}
+        trusted = min((trust for trust, _ in believed.values()), default=None)
+        speed = {trial: tflops for trial, (trust, tflops) in believed.items() if trust == trusted}
+        ranked = sorted(speed, key=lambda trial: -speed[trial])[:top]
+        found = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(ranked)))}
+        return [found[trial] for trial in ranked]
+
+    def measurements(self, trial: int) -> list[Measurement]:
+        """All of a candidate's figures, of every kind, oldest first."""
+        of_trial = select(MeasurementRow).where(MeasurementRow.candidate_id == trial).order_by(MeasurementRow.id)
+        with self._reading() as session:
+            return [to_measurement(row) for row in session.scalars(of_trial)]
+
+    def span(self, trial: int) -> tuple[datetime, datetime | None]:
+        """When the candidate was started and when it was finished."""
+        with self._reading() as session:
+            times = select(CandidateRow.created_at, CandidateRow.finished_at).where(CandidateRow.id == trial)
+            created, finished = session.execute(times).one()
+            return created, finished
+
+    def _load(self, wanted: Select[tuple[CandidateRow]], with_cubin: bool = False) -> list[Candidate]:
+        binary = joinedload(CandidateRow.binary)
+        options = (
+            joinedload(CandidateRow.source),
+            binary.undefer(BinaryRow.cubin) if with_cubin else binary,
+            selectinload(CandidateRow.verdicts),
+            selectinload(CandidateRow.measurements),
+        )
+        with self._reading() as session:
+            rows = session.scalars(wanted.options(*options).order_by(CandidateRow.id))
+            return [to_candidate(row, with_cubin) for row in rows]
+
+    # ── transactions ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _writing(self) -> Iterator[Session]:
+        with explained(self._url), Session(self._engine) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def _reading(self) -> Iterator[Session]:
+        with explained(self._url), Session(self._engine.execution_options(reading=True)) as session:
+            yield session
+
+    def _insert_new(self, session: Session, row: type[Base], **values: object) -> None:
+        session.execute(_UPSERT[self._engine.dialect.name](row).values(**values).on_conflict_do_nothing())
+
+
+def _abandoned() -> Select[tuple[CandidateRow]]:
+    return select(CandidateRow).join(RunRow).where(CandidateRow.outcome.is_(None), RunRow.status != RUNNING)
+
+
+def _figures_of_correct(problem: str, gpu: str) -> Select[tuple[int, str, float, str | None]]:
+    """(trial, kind, TFLOPS, suspect), oldest first, of what ended ranked and was not refuted by a later verdict."""
+    any_verdict = aliased(VerdictRow)
+    last = select(func.max(any_verdict.id)).where(any_verdict.candidate_id == CandidateRow.id).scalar_subquery()
+    return (
+        select(CandidateRow.id, MeasurementRow.kind, MeasurementRow.tflops, MeasurementRow.suspect)
+        .join(MeasurementRow)
+        .outerjoin(VerdictRow, VerdictRow.id == last)
+        .where(
+            CandidateRow.problem == problem,
+            CandidateRow.gpu == gpu,
+            CandidateRow.outcome.in_([str(o) for o in Outcome if o.ranked]),
+            VerdictRow.outcome.is_(None),
+        )
+        .order_by(MeasurementRow.id)
+    )
+
+
+def _update_candidate(session: Session, trial: int, **values: object) -> None:
+    session.execute(update(CandidateRow).where(CandidateRow.id == trial).values(**values))
+
+
+def _device_row(session: Session, device: Device) -> DeviceRow:
+    same = {"name": device.name, "uuid": device.uuid, "arch": device.arch, "driver": device.driver}
+    versions = dict(device.versions)
+    known = session.scalars(select(DeviceRow).filter_by(**same))
+    return next((row for row in known if row.versions == versions), None) or DeviceRow(**same, versions=versions)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,202 @@
+"""The Optuna study of a run, in the ledger's database: a projection for optuna-dashboard, written as candidates finish.
+
+The ledger's tables are the truth. A trial that cannot be projected does not stop the search: it is logged, kept in
+`Projection.missed` with the reason for the search to show, and `rebuild` makes the whole study anew from the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from io import BytesIO
+from pathlib import Path
+
+import optuna
+from optuna.artifacts import ArtifactMeta, FileSystemArtifactStore
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.exceptions import ExperimentalWarning, OptunaError
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from evoengine.errors import EvoengineError, UsageError
+from evoengine.ledger.database import engine_options, explained, look, parse_url, set_pragmas
+from evoengine.ledger.optuna_schema import require_schema
+from evoengine.ledger.store import Ledger
+from evoengine.paths import default_database
+from evoengine.records import Candidate, Kind, Measurement, Value
+
+ATTRIBUTES = (
+    "trial",
+    "outcome",
+    "reason",
+    "registers",
+    "spill_bytes",
+    "shared_bytes",
+    "occupancy",
+    "max_abs_error",
+    "source_sha256",
+    "parents",
+    "operator",
+)
+"""fields of a candidate's JSON that a trial carries as user attributes, with median_us and kind of its figure"""
+CELL_LENGTH = 200
+"""of a note's cells, so that a note fits into one of the 2,045-character attributes optuna-dashboard keeps it in"""
+
+logger = logging.getLogger(__name__)
+
+
+def optuna_storage(database: str) -> RDBStorage:
+    """Optuna's side of a ledger's database; raises UsageError where its tables are of another Optuna's schema."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    url = parse_url(database)
+    contents = look(url)
+    require_schema(contents.tables, contents.optuna_revision, url.render_as_string())
+    options = {"engine_kwargs": engine_options(url), "skip_compatibility_check": True}
+    text = url.render_as_string(hide_password=False)
+    with explained(url):
+        try:
+            storage = RDBStorage(text, **options)
+        except DBAPIError:
+            # another process made the tables after this one had found them missing
+            storage = RDBStorage(text, **options)
+    if url.drivername == "sqlite":
+        storage.engine.dispose()
+        set_pragmas(storage.engine)
+    return storage
+
+
+def artifact_store(database: str) -> FileSystemArtifactStore:
+    """The folder `artifacts` beside the SQLite file; beside the default one for a server's database."""
+    url = parse_url(database)
+    beside = url if url.drivername == "sqlite" else parse_url(default_database())
+    folder = Path(beside.database or "").parent / "artifacts"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the folder {folder}, where the study keeps its sources, cannot be made: {error.strerror}"
+        ) from error
+    return FileSystemArtifactStore(str(folder))
+
+
+class Projection:
+    """The study of one run and one kind of figure. Give it each trial once, when it is finished."""
+
+    def __init__(
+        self, storage: RDBStorage, ledger: Ledger, run: int, kind: Kind, domains: Mapping[str, Sequence[Value]]
+    ) -> None:
+        """`domains`: each knob's values, the same for all trials of the run."""
+        self._storage, self._ledger, self._kind = storage, ledger, kind
+        self._artifacts = artifact_store(ledger.url)
+        self._distributions = {name: CategoricalDistribution(tuple(values)) for name, values in domains.items()}
+        self.name = study_name(ledger, run, kind)
+        self.missed: dict[int, str] = {}
+        """trial → why it is not in the study"""
+        study = optuna.create_study(storage=storage, study_name=self.name, direction="maximize", load_if_exists=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            study.set_metric_names([f"TFLOPS ({kind})"])
+        self._study_id = storage.get_study_id_from_name(self.name)
+
+    def add(self, trial: int) -> None:
+        """Writes a finished candidate; what goes wrong is logged and kept in `missed`."""
+        try:
+            candidate, figure = self._ledger.candidate(trial), self._figure(trial)
+            number = self._storage.create_new_trial(self._study_id, self._frozen(candidate, figure))
+            self._write_note(number, note(candidate, figure))
+        except (OptunaError, SQLAlchemyError, EvoengineError, OSError, ValueError) as error:
+            self.missed[trial] = f"{type(error).__name__}: {error}"
+            logger.warning("trial %d is in the ledger, but not in the Optuna study: %s", trial, error)
+
+    def _figure(self, trial: int) -> Measurement | None:
+        return next((m for m in reversed(self._ledger.measurements(trial)) if m.kind is self._kind), None)
+
+    def _frozen(self, candidate: Candidate, figure: Measurement | None) -> FrozenTrial:
+        """Ranked candidates are complete with their TFLOPS; the others pruned, without a value."""
+        ranked = bool(candidate.outcome and candidate.outcome.ranked and figure and not figure.suspect)
+        distributions: dict[str, BaseDistribution] = {name: self._distributions[name] for name in candidate.config}
+        frozen = optuna.trial.create_trial(
+            state=TrialState.COMPLETE if ranked else TrialState.PRUNED,
+            value=figure.tflops if figure and ranked else None,
+            params=dict(candidate.config),
+            distributions=distributions,
+            user_attrs=attributes(candidate, figure),
+            system_attrs=self._keep_source(candidate),
+        )
+        created, finished = self._ledger.span(candidate.trial)
+        # Optuna keeps local time without a zone
+        frozen.datetime_start = created.astimezone().replace(tzinfo=None)
+        frozen.datetime_complete = finished and finished.astimezone().replace(tzinfo=None)
+        return frozen
+
+    def _keep_source(self, candidate: Candidate) -> dict[str, str]:
+        """The source as an artifact, named by its sha256 so that it is kept once; and the attribute that links it.
+
+        Optuna's own `upload_artifact` cannot link to a trial that is written finished.
+        """
+        if candidate.source is None:
+            return {}
+        key = candidate.source.sha256
+        self._artifacts.write(key, BytesIO(candidate.source.text.encode()))
+        name = f"trial-{candidate.trial}.cu"
+        meta = ArtifactMeta(artifact_id=key, filename=name, mimetype="text/plain", encoding=None)
+        return {f"artifacts:{key}": json.dumps(asdict(meta))}
+
+    def _write_note(self, optuna_trial_id: int, body: str) -> None:
+        """As optuna-dashboard's `save_note` does, which reads every note of the study to write one."""
+        prefix = f"dashboard:{optuna_trial_id}"
+        self._storage.set_study_system_attr(self._study_id, f"{prefix}:note_ver", 1)
+        self._storage.set_study_system_attr(self._study_id, f"{prefix}:note_str:0", body)
+
+
+def rebuild(
+    storage: RDBStorage, ledger: Ledger, run: int, kind: Kind, domains: Mapping[str, Sequence[Value]]
+) -> Projection:
+    """The study of a run anew, from the ledger alone; an old one goes, with what was typed into its notes."""
+    name = study_name(ledger, run, kind)
+    if name in optuna.get_all_study_names(storage):
+        optuna.delete_study(study_name=name, storage=storage)
+    projection = Projection(storage, ledger, run, kind, domains)
+    for candidate in ledger.candidates(run=run):
+        if candidate.outcome:
+            projection.add(candidate.trial)
+    return projection
+
+
+def study_name(ledger: Ledger, run: int, kind: Kind) -> str:
+    described = next(r for r in ledger.runs() if r.id == run)
+    return f"run {run} · {described.problem} · {described.gpu} · {kind} TFLOPS"
+
+
+def attributes(candidate: Candidate, figure: Measurement | None) -> dict[str, object]:
+    """What a trial shows beside its parameters and value; what the candidate has not is left out."""
+    public = candidate.to_json()
+    shown = {name: public[name] for name in ATTRIBUTES}
+    shown["median_us"], shown["kind"] = (figure.median_us, str(figure.kind)) if figure else (None, None)
+    return {name: value for name, value in shown.items() if value not in (None, [])}
+
+
+def note(candidate: Candidate, figure: Measurement | None) -> str:
+    """A short table in Markdown."""
+    public, binary = candidate.to_json(), candidate.binary
+    rows = {"outcome": f"{candidate.outcome}{f': {candidate.reason}' if candidate.reason else ''}"}
+    if figure:
+        rows[f"TFLOPS ({figure.kind})"] = f"{figure.tflops:,.4g}, median {figure.median_us:,.1f} µs"
+    if binary:
+        rows["registers"] = f"{binary.registers}, {binary.spill_bytes} bytes spilled"
+        rows["shared memory"] = f"{public['shared_bytes']} bytes"
+    if candidate.occupancy is not None:
+        rows["occupancy"] = f"{candidate.occupancy:.0%}"
+    if candidate.verdict and candidate.verdict.max_error is not None:
+        rows["largest error"] = f"{candidate.verdict.max_error:.2e}"
+    if candidate.operator:
+        rows["origin"] = f"{candidate.operator} {' × '.join(f'#{p}' for p in candidate.parents)}".strip()
+    lines = [f"| trial | {candidate.trial} |", "|---|---|"]
+    for name, value in rows.items():
+        cell = " ".join(value.split()).replace("|", "\\|")
+        lines.append(f"| {name} | {cell[:CELL_LENGTH]} |")
+    return "\n".join(lines)

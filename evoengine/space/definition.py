@@ -1,0 +1,91 @@
+"""What a space file says: knobs, constraints, lets, launch and cost rules, starts. `reader` makes it from a file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from evoengine.records import Value
+from evoengine.space.expression import Expression
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One dimension of the space. Where `when` does not hold, the knob is inactive and absent from the Config."""
+
+    name: str
+    values: tuple[Value, ...]
+    when: Expression | None = None
+
+    @cached_property
+    def ordinal(self) -> bool:
+        """Whether the values are numbers in rising order, so that neighbours in the list are neighbours in size."""
+        numbers = self.kind == "number" and not isinstance(self.values[0], bool)
+        return numbers and list(self.values) == sorted(self.values)
+
+    @cached_property
+    def kind(self) -> str:
+        return "text" if isinstance(self.values[0], str) else "number"
+
+    @cached_property
+    def _index(self) -> dict[tuple[type, Value], int]:
+        return {(type(value), value): i for i, value in enumerate(self.values)}
+
+    def index(self, value: object) -> int | None:
+        """The position of a value in the domain; None where it is not there. True is not 1 and 1.0 is not 1."""
+        return self._index.get((type(value), value)) if isinstance(value, Value) else None
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """`expr` must hold wherever `when` does and every knob that stands in `expr` itself is active."""
+
+    expr: Expression
+    when: Expression | None
+    why: str
+
+
+@dataclass(frozen=True)
+class LaunchRule:
+    threads: Expression
+    grid: tuple[Expression, Expression, Expression]
+    shared: Expression
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A space file, checked in itself but bound to no problem: `lets`, `launch` and `cost` are by family."""
+
+    path: Path
+    text: str
+    kernel: str
+    knobs: tuple[Knob, ...]
+    constraints: tuple[Constraint, ...]
+    lets: Mapping[str, Mapping[str, Expression]]
+    launch: Mapping[str, LaunchRule]
+    cost: Mapping[str, Mapping[str, Expression]]
+    starts: tuple[tuple[str, Mapping[str, Value]], ...]
+    """where each stands, and its knobs"""
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def must_be(knob: Knob) -> str:
+    return f"{knob.name} must be one of {', '.join(map(str, knob.values))}"
+
+
+def reached(expression: Expression, lets: Mapping[str, Expression]) -> set[str]:
+    """Every name the expression reads, itself or by way of lets; the lets among them."""
+    names: set[str] = set()
+    todo = [expression]
+    while todo:
+        for name in todo.pop().names - names:
+            names.add(name)
+            if name in lets:
+                todo.append(lets[name])
+    return names

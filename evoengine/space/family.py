@@ -1,0 +1,148 @@
+"""One family of a space, bound to a problem and a GPU: which knobs are active, what is valid, how it is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from evoengine.errors import UsageError
+from evoengine.records import Config, Launch, Value
+from evoengine.space.arrays import Columns
+from evoengine.space.definition import Constraint, Definition, Knob, must_be, reached
+from evoengine.space.expression import Expression, Scope, Undefined
+
+
+class Family:
+    """The rules that hold where the knob `family` has this value.
+
+    Raises UsageError where an expression uses a name that this family does not have, or mixes text and numbers.
+    """
+
+    def __init__(self, name: str, definition: Definition, variables: Mapping[str, Value]) -> None:
+        self.name, self.knobs, self.variables = name, definition.knobs, variables
+        self.lets = definition.lets[name]
+        self.launch_rule = definition.launch[name]
+        self.cost_rules = definition.cost.get(name, {})
+        self._knob_names = {k.name for k in self.knobs}
+        self._foreign = {n for group in definition.lets.values() for n in group} - self.lets.keys()
+        # A rule that names a let this family lacks is a rule of other families.
+        self.constraints = [
+            c for c in definition.constraints if self.has(c.expr) and (c.when is None or self.has(c.when))
+        ]
+        self._check_kinds()
+
+    def has(self, expression: Expression) -> bool:
+        """Whether every let that the expression needs is defined for this family."""
+        return not reached(expression, self.lets) & self._foreign
+
+    def _check_kinds(self) -> None:
+        kinds: dict[str, str | None] = {k.name: k.kind for k in self.knobs}
+        kinds |= {name: "text" if isinstance(value, str) else "number" for name, value in self.variables.items()}
+        todo = {n: let for n, let in self.lets.items() if self.has(let)}
+        while todo:
+            # There are no circles, so each round settles at least one let.
+            ready = [n for n, let in todo.items() if not let.names & todo.keys()]
+            kinds |= {n: todo.pop(n).kind(kinds) for n in ready}
+        rule = self.launch_rule
+        needed = [rule.threads, *rule.grid, rule.shared, *self.cost_rules.values()]
+        for expression in needed:
+            if not self.has(expression):
+                lacking = ", ".join(sorted(reached(expression, self.lets) & self._foreign))
+                raise UsageError(
+                    f"{expression.where}: `{expression.text}` needs the let {lacking}, which family {self.name} "
+                    f"does not have; define it in [let.{self.name}]"
+                )
+        whens = [k.when for k in self.knobs if k.when and self.has(k.when)]
+        whens += [c.when for c in self.constraints if c.when]
+        for expression in [*needed, *whens, *(c.expr for c in self.constraints)]:
+            if expression.kind(kinds) == "text":
+                raise UsageError(f"{expression.where}: `{expression.text}` is text; it must be a number or a condition")
+
+    def scope(self, config: Config, variables: Mapping[str, Value] | None = None) -> Scope:
+        return Scope({**(self.variables if variables is None else variables), **config}, self.lets, config)
+
+    def columns(self, coded: Mapping[str, Any], length: int) -> Columns:
+        """The same for many configurations at once: every knob but the family as a `Coded` column [length]."""
+        knobs = [k.name for k in self.knobs]
+        return Columns({**self.variables, **coded, "family": self.name}, length, self.lets, knobs)
+
+    def knobs_reached(self, *expressions: Expression | None) -> set[str]:
+        """The knobs the expressions hang on, themselves or by way of lets."""
+        names = set().union(*(reached(e, self.lets) for e in expressions if e))
+        return names & self._knob_names
+
+    def knobs_named(self, expression: Expression) -> set[str]:
+        """The knobs that stand in the expression itself: a constraint does not apply where one of them is inactive."""
+        return set(expression.names & self._knob_names)
+
+    def is_active(self, knob: Knob, scope: Scope) -> bool:
+        return knob.when is None or self.holds(knob.when, scope)
+
+    def holds(self, when: Expression, scope: Scope) -> bool:
+        """A `when` holds where it is true; not where deciding it, from left to right, needs an inactive knob."""
+        try:
+            return self.has(when) and bool(when.evaluate(scope))
+        except Undefined:
+            return False
+
+    def missing_knob(self, config: Config) -> str | None:
+        """The first knob that is active and absent."""
+        scope = self.scope(config)
+        return next((k.name for k in self.knobs if k.name not in config and self.is_active(k, scope)), None)
+
+    def why_invalid(self, config: Config) -> str | None:
+        """Why the configuration is none of this family's valid ones; None where it is one."""
+        for name in config:
+            if name not in self._knob_names:
+                return f"{name} is no knob of this space"
+        scope = self.scope(config)
+        for knob in self.knobs:
+            if knob.when and not self.is_active(knob, scope):
+                if knob.name in config:
+                    return f"{knob.name} is set where it is inactive; it needs {knob.when.text}"
+            elif knob.name not in config:
+                return f"{knob.name} is missing"
+            elif knob.index(config[knob.name]) is None:
+                return f"{must_be(knob)}, not {config[knob.name]!r}"
+        return next((c.why for c in self.constraints if self._violates(c, scope)), None)
+
+    def _violates(self, constraint: Constraint, scope: Scope) -> bool:
+        if constraint.when and not self.holds(constraint.when, scope):
+            return False
+        return all(n in scope for n in self.knobs_named(constraint.expr)) and not constraint.expr.evaluate(scope)
+
+    def launch(self, config: Config, variables: Mapping[str, Value]) -> Launch:
+        """Raises UsageError where threads or grid are not positive integers, or shared is negative or no integer."""
+        scope, rule = self.scope(config, variables), self.launch_rule
+        x, y, z = (_integer(e, scope, 1) for e in rule.grid)
+        return Launch((x, y, z), _integer(rule.threads, scope, 1), _integer(rule.shared, scope, 0))
+
+    def cost(self, config: Config, variables: Mapping[str, Value]) -> dict[str, float]:
+        scope = self.scope(config, variables)
+        return {name: float(rule.evaluate(scope)) for name, rule in self.cost_rules.items()}
+
+    def check_costs(self, columns: Columns) -> None:
+        """Raises UsageError for the first configuration in which a cost figure has no value."""
+        for rule in self.cost_rules.values():
+            rule.evaluate_arrays(columns)
+
+    def doubtful_launches(self, columns: Columns) -> np.ndarray:
+        """The rows for which `launch` may raise: all where it does, and all of a column that mixes in decimals."""
+        rule, doubtful = self.launch_rule, np.zeros(columns.length, bool)
+        for expression, least in ((rule.threads, 1), *((e, 1) for e in rule.grid), (rule.shared, 0)):
+            values = expression.evaluate_arrays(columns)
+            doubtful |= (values < least) | (values.dtype.kind != "i")
+        return np.flatnonzero(doubtful)
+
+
+def _integer(expression: Expression, scope: Scope, least: int) -> int:
+    value = expression.evaluate(scope)
+    if type(value) is int and value >= least:
+        return value
+    setting = ", ".join(f"{name}={v}" for name, v in scope.config.items())
+    raise UsageError(
+        f"{expression.where}: `{expression.text}` is {value} for {setting}; "
+        f"a launch needs {'a positive integer' if least else 'an integer of at least 0'}"
+    )

@@ -1,0 +1,309 @@
+"""Reads a space file into a Definition; every complaint names the file, the line and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from evoengine.errors import UsageError
+from evoengine.records import Value
+from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule, must_be, reached
+from evoengine.space.expression import CALLS, Expression
+
+_MOST_VALUES = 32767
+_LARGEST_VALUE = 2**53
+_TABLES = ("kernel", "knobs", "constraint", "let", "launch", "cost", "start")
+_NAME = re.compile(r"[A-Za-z_]\w*\Z")
+_RESERVED = {*CALLS, "gpu", "and", "or", "not", "in", "is", "if", "else", "lambda", "for", "None", "True", "False"}
+
+
+def read_definition(path: Path, variables: Mapping[str, Value]) -> Definition:
+    """Reads and checks a space file. `variables` are the names of the problem and of the GPU (`gpu.NAME`).
+
+    Raises UsageError naming file, line and remedy.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"there is no space file {path}") from None
+    except OSError as error:
+        raise UsageError(f"the space file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the space file {path} is not UTF-8 text (byte {error.start})") from None
+    try:
+        tables = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"the space file {path} is not valid TOML: {error}") from None
+    return _Reader(path, text, tables, variables).read()
+
+
+class _Lines:
+    """Finds the line of a key, for error messages: (table, which of its repetitions, key) → line."""
+
+    def __init__(self, text: str) -> None:
+        self.found: dict[tuple[str, int, str], int] = {}
+        table, seen = "", dict[str, int]()
+        for number, line in enumerate(text.splitlines(), 1):
+            if header := re.match(r"\s*\[+\s*([\w.\-]+)\s*\]+", line):
+                table = header[1]
+                seen[table] = seen.get(table, -1) + 1
+                self.found.setdefault((table, seen[table], ""), number)
+                self.found.setdefault((table.partition(".")[0], 0, ""), number)
+            elif key := re.match(r"""\s*["']?([\w\-]+)["']?\s*=""", line):
+                self.found.setdefault((table, seen.get(table, 0), key[1]), number)
+
+    def line(self, table: str, key: str, repetition: int) -> int | None:
+        """The line of the key, or of the table of that name, or else of the table it should stand in."""
+        places = ((table, repetition, key), (f"{table}.{key}".strip("."), 0, ""), (table, repetition, ""))
+        return next((self.found[place] for place in places if place in self.found), None)
+
+
+class _Reader:
+    def __init__(self, path: Path, text: str, tables: dict[str, Any], variables: Mapping[str, Value]) -> None:
+        self.path, self.text, self.tables, self.variables = path, text, tables, variables
+        self.lines = _Lines(text)
+
+    def read(self) -> Definition:
+        for key in self.tables:
+            if key not in _TABLES:
+                self._unknown(self._at("", key), key, _TABLES)
+        kernel = self.tables.get("kernel")
+        if not isinstance(kernel, str) or not kernel:
+            raise UsageError(f'{self._at("", "kernel")}: the space must name its kernel, as in kernel = "attention"')
+        self.knobs = self._knobs()
+        self.families = [str(v) for v in self.knobs[0].values]
+        lets = self._lets()
+        self.names = {k.name for k in self.knobs}.union(self.variables, *lets.values())
+        for group in lets.values():
+            for let in group.values():
+                self._known(let)
+        for knob in self.knobs:
+            self._check_when(knob, lets)
+        return Definition(
+            path=self.path,
+            text=self.text,
+            kernel=kernel,
+            knobs=self.knobs,
+            constraints=self._constraints(),
+            lets={f: lets[""] | lets[f] for f in self.families},
+            launch=self._launch(),
+            cost=self._cost(),
+            starts=self._starts(),
+        )
+
+    def _at(self, table: str, key: str = "", repetition: int = 0) -> str:
+        line = self.lines.line(table, key, repetition)
+        return f"{self.path}:{line}" if line else str(self.path)
+
+    def _table(self, owner: Mapping[str, Any], key: str, header: str) -> dict[str, Any]:
+        table = owner.get(key, {})
+        if not isinstance(table, dict):
+            raise UsageError(f"{self._at('', key)}: {header} must be a table, written [{header}]")
+        return table
+
+    def _repeated(self, key: str) -> list[dict[str, Any]]:
+        entries = self.tables.get(key, [])
+        if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
+            raise UsageError(f"{self._at('', key)}: {key} must be written [[{key}]], once for each")
+        return entries
+
+    def _unknown(self, where: str, key: str, known: Iterable[str]) -> None:
+        raise UsageError(f"{where}: unknown key {key!r}; known are {', '.join(known)}{_nearest(key, known)}")
+
+    # --- knobs
+
+    def _knobs(self) -> tuple[Knob, ...]:
+        table = self._table(self.tables, "knobs", "knobs")
+        if next(iter(table), None) != "family":
+            raise UsageError(f'{self._at("knobs")}: the first knob must be family, as in family = ["scalar", "wmma"]')
+        knobs = tuple(self._knob(name, entry) for name, entry in table.items())
+        if knobs[0].kind != "text" or knobs[0].when:
+            raise UsageError(f"{self._at('knobs', 'family')}: family must be a plain list of names in quotes")
+        return knobs
+
+    def _knob(self, name: str, entry: Any) -> Knob:
+        where = self._at("knobs", name)
+        self._name(name, where, "knob")
+        when = None
+        if isinstance(entry, dict):
+            for key in entry:
+                if key not in ("values", "when"):
+                    self._unknown(where, key, ("values", "when"))
+            if "when" in entry:
+                when = self._expression(entry["when"], where)
+            entry = entry.get("values")
+        if not isinstance(entry, list):
+            raise UsageError(f"{where}: knob {name} needs a list of values, as in {name} = [32, 64]")
+        self._check_domain(name, entry, where)
+        return Knob(name, tuple(entry), when)
+
+    def _check_domain(self, name: str, values: list[Any], where: str) -> None:
+        if not values:
+            raise UsageError(f"{where}: knob {name} has an empty domain; give it at least one value")
+        if len(values) > _MOST_VALUES:
+            raise UsageError(f"{where}: knob {name} has {len(values)} values; at most {_MOST_VALUES}")
+        types = {type(v) for v in values}
+        if not types <= {bool, int, float, str}:
+            raise UsageError(f"{where}: knob {name} may hold integers, decimals, text or true/false only")
+        if len(types) > 1:
+            mixed = " and ".join(sorted(t.__name__ for t in types))
+            raise UsageError(f"{where}: knob {name} mixes {mixed}; its values must be of one type")
+        for value in values:
+            if isinstance(value, float) and not math.isfinite(value) or types == {int} and abs(value) > _LARGEST_VALUE:
+                raise UsageError(f"{where}: knob {name} has the value {value}; numbers must be finite and at most 2^53")
+        twice = next((v for i, v in enumerate(values) if v in values[:i]), None)
+        if twice is not None:
+            raise UsageError(f"{where}: knob {name} lists {twice!r} twice; list every value once")
+
+    def _name(self, name: str, where: str, what: str) -> None:
+        if not _NAME.match(name) or name in _RESERVED:
+            raise UsageError(
+                f"{where}: {name!r} cannot name a {what}; use letters, digits and _, and no word of the language"
+            )
+        if name in self.variables:
+            raise UsageError(f"{where}: {what} {name} has the name of a problem variable; rename it")
+
+    def _check_when(self, knob: Knob, lets: Mapping[str, Mapping[str, Expression]]) -> None:
+        """A knob's `when` may hang only on what is decided before the knob is."""
+        if not knob.when:
+            return
+        self._known(knob.when)
+        order = [k.name for k in self.knobs]
+        for family in self.families:
+            for name in reached(knob.when, lets[""] | lets[family]):
+                if name in order and order.index(name) >= order.index(knob.name):
+                    raise UsageError(
+                        f"{knob.when.where}: the when of {knob.name} hangs on {name}, which is not declared before it; "
+                        f"declare {name} first"
+                    )
+
+    # --- expressions
+
+    def _expression(self, value: Any, where: str) -> Expression:
+        if isinstance(value, str):
+            return Expression.parse(value, where)
+        if isinstance(value, int | float):
+            return Expression.parse(repr(value), where)
+        raise UsageError(f"{where}: an expression must be text in quotes or a number, not {type(value).__name__}")
+
+    def _known(self, expression: Expression) -> Expression:
+        for name in sorted(expression.names - self.names):
+            what = "GPU variable" if name.startswith("gpu.") else "knob, let or problem variable"
+            hint = _nearest(name, self.names)
+            raise UsageError(f"{expression.where}: `{expression.text}` names {name}, which is no {what}{hint}")
+        return expression
+
+    def _lets(self) -> dict[str, dict[str, Expression]]:
+        """Lets by family; those of every family under ''. Raises on clashing names and circles."""
+        table = self._table(self.tables, "let", "let")
+        groups: dict[str, dict[str, Any]] = {"": {k: v for k, v in table.items() if not isinstance(v, dict)}}
+        for key, group in table.items():
+            if isinstance(group, dict):
+                groups[self._family(key, "let")] = group
+        lets: dict[str, dict[str, Expression]] = {f: {} for f in ("", *self.families)}
+        knobs = {k.name for k in self.knobs}
+        for family, group in groups.items():
+            header = f"let.{family}" if family else "let"
+            for name, value in group.items():
+                where = self._at(header, name)
+                self._name(name, where, "let")
+                if name in knobs or (family and name in lets[""]):
+                    other = "a knob" if name in knobs else "a let of every family"
+                    raise UsageError(f"{where}: let {name} has the name of {other}; rename one of the two")
+                lets[family][name] = self._expression(value, where)
+        for family in self.families:
+            _refuse_circles(lets[""] | lets[family])
+        return lets
+
+    def _family(self, key: str, table: str) -> str:
+        if key not in self.families:
+            raise UsageError(
+                f"{self._at(table, key)}: [{table}.{key}] names no family; known are {', '.join(self.families)}"
+                f"{_nearest(key, self.families)}"
+            )
+        return key
+
+    # --- the other tables
+
+    def _constraints(self) -> tuple[Constraint, ...]:
+        constraints = []
+        for i, entry in enumerate(self._repeated("constraint")):
+            where = self._at("constraint", "", i)
+            for key in entry:
+                if key not in ("expr", "when", "why"):
+                    self._unknown(self._at("constraint", key, i), key, ("expr", "when", "why"))
+            if "expr" not in entry:
+                raise UsageError(f"{where}: the constraint has no expr; say what must hold")
+            why = entry.get("why")
+            if not isinstance(why, str) or not why.strip():
+                raise UsageError(f"{where}: the constraint has no why; say in one clause what breaks without it")
+            expr = self._known(self._expression(entry["expr"], self._at("constraint", "expr", i)))
+            when = entry.get("when")
+            if when is not None:
+                when = self._known(self._expression(when, self._at("constraint", "when", i)))
+            constraints.append(Constraint(expr, when, why))
+        return tuple(constraints)
+
+    def _launch(self) -> dict[str, LaunchRule]:
+        table = self._table(self.tables, "launch", "launch")
+        for key in table:
+            self._family(key, "launch")
+        rules = {}
+        for family in self.families:
+            header = f"launch.{family}"
+            if family not in table:
+                raise UsageError(f"{self.path}: family {family} lacks [{header}] with threads, grid and shared; add it")
+            rule = self._table(table, family, header)
+            for key in rule:
+                if key not in ("threads", "grid", "shared"):
+                    self._unknown(self._at(header, key), key, ("threads", "grid", "shared"))
+            for key in ("threads", "grid", "shared"):
+                if key not in rule:
+                    raise UsageError(f"{self._at(header)}: [{header}] has no {key}; it needs threads, grid and shared")
+            grid = rule["grid"]
+            if not isinstance(grid, list) or len(grid) != 3:
+                raise UsageError(f"{self._at(header, 'grid')}: grid must be a list of three: the blocks in x, y and z")
+            x, y, z = (self._known(self._expression(e, self._at(header, "grid"))) for e in grid)
+            threads = self._known(self._expression(rule["threads"], self._at(header, "threads")))
+            shared = self._known(self._expression(rule["shared"], self._at(header, "shared")))
+            rules[family] = LaunchRule(threads, (x, y, z), shared)
+        return rules
+
+    def _cost(self) -> dict[str, dict[str, Expression]]:
+        table = self._table(self.tables, "cost", "cost")
+        return {
+            self._family(family, "cost"): {
+                name: self._known(self._expression(value, self._at(f"cost.{family}", name)))
+                for name, value in self._table(table, family, f"cost.{family}").items()
+            }
+            for family in table
+        }
+
+    def _starts(self) -> tuple[tuple[str, dict[str, Value]], ...]:
+        starts = []
+        knobs = {k.name: k for k in self.knobs}
+        for i, entry in enumerate(self._repeated("start")):
+            for name, value in entry.items():
+                where = self._at("start", name, i)
+                if name not in knobs:
+                    raise UsageError(f"{where}: the start names {name}, which is no knob{_nearest(name, knobs)}")
+                if knobs[name].index(value) is None:
+                    raise UsageError(f"{where}: the start has {name} = {value!r}; {must_be(knobs[name])}")
+            starts.append((self._at("start", "", i), {n: entry[n] for n in knobs if n in entry}))
+        return tuple(starts)
+
+
+def _refuse_circles(lets: Mapping[str, Expression]) -> None:
+    for name, let in lets.items():
+        if name in reached(let, lets):
+            raise UsageError(f"{let.where}: let {name} is defined by way of itself: `{let.text}`")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""

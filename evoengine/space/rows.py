@@ -1,0 +1,189 @@
+"""Enumerates one family's valid configurations as columns of small integers, knob by knob."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from evoengine.errors import UsageError
+from evoengine.space.arrays import Coded, Columns, truth
+from evoengine.space.definition import Constraint, Knob
+from evoengine.space.expression import Expression, Scope
+from evoengine.space.family import Family
+
+CHUNK = 1 << 17
+"""rows in hand at once: what bounds memory beside the valid rows themselves"""
+MOST_VALID = 50_000_000
+MOST_VISITED = 1_000_000_000
+
+Rows = dict[str, np.ndarray]
+"""knob → position in its domain, int8 or int16 [n], -1 where inactive"""
+
+
+@dataclass
+class Enumeration:
+    """The valid rows of a family in the order of its knobs and their values, and what was removed on the way."""
+
+    rows: Rows
+    removed: dict[Constraint, float] = field(default_factory=dict)
+    """constraint → combinations it ruled out; an upper bound where later knobs are conditional"""
+
+    def __len__(self) -> int:
+        return len(self.rows["family"])
+
+
+class Enumerator:
+    def __init__(self, family: Family) -> None:
+        self.family, self.knobs = family, family.knobs
+        self.domains = {k.name: np.array(k.values) for k in self.knobs}
+        self.removed: dict[Constraint, float] = {}
+        self.visited = 0
+        # A constraint is applied as soon as the last knob it hangs on is bound.
+        self.due: list[list[Constraint]] = [[] for _ in self.knobs]
+        for constraint in family.constraints:
+            hangs_on = family.knobs_reached(constraint.expr, constraint.when)
+            self.due[max((i for i, k in enumerate(self.knobs) if k.name in hangs_on), default=0)].append(constraint)
+
+    def enumerate(self) -> Enumeration:
+        """Raises UsageError where the space is too large to hold."""
+        index = self.knobs[0].index(self.family.name)
+        parts, valid = [], 0
+        for part in self._descend({"family": np.array([index], dtype=_dtype(self.knobs[0]))}, 0):
+            parts.append(part)
+            valid += len(part["family"])
+            if valid > MOST_VALID:
+                raise self._too_large(f"more than {MOST_VALID:,} valid configurations")
+        names = [k.name for k in self.knobs]
+        empty = {k.name: np.empty(0, _dtype(k)) for k in self.knobs}
+        # Column by column, giving the parts back on the way: the rows are never held twice.
+        rows = {name: np.concatenate([part.pop(name) for part in parts]) if parts else empty[name] for name in names}
+        return Enumeration(rows, self.removed)
+
+    def _descend(self, rows: Rows, level: int) -> Iterator[Rows]:
+        rows = self._constrained(rows, level)
+        if not len(rows["family"]):
+            return
+        if level + 1 == len(self.knobs):
+            yield rows
+            return
+        knob = self.knobs[level + 1]
+        step = max(1, CHUNK // len(knob.values))
+        for start in range(0, len(rows["family"]), step):
+            some = {name: column[start : start + step] for name, column in rows.items()}
+            yield from self._descend(self._expanded(some, knob), level + 1)
+
+    def _expanded(self, rows: Rows, knob: Knob) -> Rows:
+        index, source = expand(self.active(knob, rows), len(knob.values))
+        self.visited += len(index)
+        if self.visited > MOST_VISITED:
+            raise self._too_large(f"more than {MOST_VISITED:,} combinations to look at")
+        return {name: column[source] for name, column in rows.items()} | {knob.name: index.astype(_dtype(knob))}
+
+    def active(self, knob: Knob, rows: Rows) -> np.ndarray:
+        length = len(rows["family"])
+        if knob.when is None:
+            return np.ones(length, bool)
+        active = np.zeros(length, bool)
+        active[self._where_holds(knob.when, rows, np.arange(length))] = True
+        return active
+
+    def _constrained(self, rows: Rows, level: int) -> Rows:
+        for constraint in self.due[level]:
+            length = len(rows["family"])
+            applies = np.arange(length)
+            if constraint.when:
+                applies = self._where_holds(constraint.when, rows, applies)
+            applies = self._where_named(constraint.expr, rows, applies)
+            if not len(applies):
+                continue
+            broken = applies[~truth(constraint.expr.evaluate_arrays(self._columns(rows, applies)))]
+            if len(broken):
+                later = math.prod(float(len(k.values)) for k in self.knobs[level + 1 :])
+                self.removed[constraint] = self.removed.get(constraint, 0.0) + len(broken) * later
+                keep = np.ones(length, bool)
+                keep[broken] = False
+                rows = {name: column[keep] for name, column in rows.items()}
+        return rows
+
+    def _where_named(self, expression: Expression, rows: Rows, among: np.ndarray) -> np.ndarray:
+        """The rows on which every knob that stands in the expression is active."""
+        for name in sorted(self.family.knobs_named(expression) - {"family"}):
+            column = rows[name]
+            among = among[column[among] >= 0]
+        return among
+
+    def _where_holds(self, when: Expression, rows: Rows, among: np.ndarray) -> np.ndarray:
+        # A when hangs on few knobs: it is decided once for each of their settings, and by the code `contains` uses.
+        knobs = [k for k in self.knobs if k.name in self.family.knobs_reached(when) - {"family"}]
+        setting, settings = np.zeros(len(among), np.int64), 1
+        for knob in knobs:
+            if settings * (len(knob.values) + 1) > 2**62:
+                setting, settings = np.unique(setting, return_inverse=True)[1], len(among)
+            setting = setting * (len(knob.values) + 1) + rows[knob.name][among] + 1
+            settings *= len(knob.values) + 1
+        _, first, which = np.unique(setting, return_index=True, return_inverse=True)
+        holds = [self.family.holds(when, self._scope(knobs, rows, int(among[i]))) for i in first]
+        return among[np.array(holds, bool)[which]]
+
+    def _scope(self, knobs: list[Knob], rows: Rows, i: int) -> Scope:
+        indices = {k.name: int(rows[k.name][i]) for k in knobs}
+        config = {k.name: k.values[indices[k.name]] for k in knobs if indices[k.name] >= 0}
+        return self.family.scope({"family": self.family.name, **config})
+
+    def _columns(self, rows: Rows, among: np.ndarray) -> Columns:
+        coded = {n: Coded(column, self.domains[n]) for n, column in rows.items() if n != "family"}
+        columns = self.family.columns(coded, len(rows["family"]))
+        return columns if len(among) == columns.length else columns.at(among)
+
+    def _too_large(self, what: str) -> UsageError:
+        return UsageError(
+            f"family {self.family.name} has {what}; give its knobs fewer values, or constraints on earlier knobs"
+        )
+
+    def combinations(self) -> int:
+        """Combinations before constraints, a conditional knob counting once where it is inactive.
+
+        Only knobs that some `when` hangs on are enumerated; the others multiply.
+        """
+        deciders = self.family.knobs_reached(*(k.when for k in self.knobs))
+        rows: Rows = {"family": np.zeros(1, np.int8)}
+        weight = np.ones(1, object)
+        for knob in self.knobs[1:]:
+            active = self.active(knob, rows)
+            if knob.name in deciders:
+                index, source = expand(active, len(knob.values))
+                rows = {n: column[source] for n, column in rows.items()} | {knob.name: index.astype(_dtype(knob))}
+                weight = weight[source]
+            else:
+                weight = weight * np.where(active, len(knob.values), 1).astype(object)
+        return int(weight.sum())
+
+
+def launch_columns(family: Family, enumeration: Enumeration) -> Iterator[tuple[int, Columns]]:
+    """The valid rows chunk by chunk, as columns that expressions can be evaluated on, with the first row's number."""
+    domains = {k.name: np.array(k.values) for k in family.knobs}
+    for start in range(0, len(enumeration), CHUNK):
+        coded = {
+            name: Coded(column[start : start + CHUNK], domains[name])
+            for name, column in enumeration.rows.items()
+            if name != "family"
+        }
+        yield start, family.columns(coded, min(CHUNK, len(enumeration) - start))
+
+
+def expand(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gives each active row all of a knob's values, the others -1: (position in the domain, row it came from)."""
+    counts = np.where(active, values, 1)
+    source = np.repeat(np.arange(len(active)), counts)
+    index = np.arange(len(source)) - (np.cumsum(counts) - counts)[source]
+    index[~active[source]] = -1
+    return index, source
+
+
+def _dtype(knob: Knob) -> type[np.signedinteger]:
+    return np.int8 if len(knob.values) <= 127 else np.int16
+
+

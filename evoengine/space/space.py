@@ -1,0 +1,197 @@
+"""The search space: every configuration of a kernel that a space file admits for one problem on one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from evoengine.errors import UsageError
+from evoengine.records import Config, Launch, Value, config_key
+from evoengine.space.definition import Definition, Knob, must_be
+from evoengine.space.family import Family
+from evoengine.space.reader import read_definition
+from evoengine.space.rows import Enumeration, Enumerator, launch_columns
+
+
+class HasVariables(Protocol):
+    """A problem or a GPU, as far as a space needs to know it."""
+
+    def variables(self) -> Mapping[str, Value]: ...
+
+
+def load_space(path: Path, problem: HasVariables, gpu: HasVariables) -> SearchSpace:
+    """Reads a space file, binds it to the problem and the GPU and enumerates what is valid there.
+
+    Raises UsageError naming file, line and remedy where the file is at fault or admits nothing.
+    """
+    return SearchSpace(read_definition(path, {**problem.variables(), **gpu.variables()}), problem, gpu)
+
+
+class SearchSpace:
+    """The valid configurations, held as columns of indices: a byte or two per knob and configuration.
+
+    A Config is a plain dict in knob order with Python ints, floats, strings and bools, active knobs only.
+
+    size: combinations before constraints, a conditional knob counting once where it is inactive.
+    valid: configurations after them; `len(space)` is the same.
+    starts: the file's known-good points that are valid here; `dropped_starts` pairs the others with the reason.
+    empty_families: family → the `why` of the constraint that removed the most of it.
+    """
+
+    def __init__(self, definition: Definition, problem: HasVariables, gpu: HasVariables) -> None:
+        self._definition, self._gpu = definition, gpu
+        self._variables = {**problem.variables(), **gpu.variables()}
+        self.name, self.text, self.sha256 = definition.path.name, definition.text, definition.sha256
+        self.kernel, self.knobs = definition.kernel, definition.knobs
+        self.families = tuple(str(f) for f in self.knobs[0].values)
+        self._families = {name: Family(name, definition, self._variables) for name in self.families}
+        enumerators = {name: Enumerator(family) for name, family in self._families.items()}
+        self.size = sum(e.combinations() for e in enumerators.values())
+        self._enumerations = {name: e.enumerate() for name, e in enumerators.items()}
+        self._ends = np.cumsum([len(e) for e in self._enumerations.values()])
+        self.valid = int(self._ends[-1])
+        self.empty_families = {n: _main_reason(e)[1] for n, e in self._enumerations.items() if not len(e)}
+        if not self.valid:
+            raise UsageError(self._nothing_left())
+        self._check_rules()
+        self.starts, self.dropped_starts = self._sorted_starts()
+
+    def __len__(self) -> int:
+        return self.valid
+
+    def contains(self, config: Config) -> bool:
+        return self.why_invalid(config) is None
+
+    def why_invalid(self, config: Config) -> str | None:
+        """The `why` of the first constraint broken, or what is wrong with a knob; None where nothing is."""
+        if self.knobs[0].index(config.get("family")) is None:
+            return f"{must_be(self.knobs[0])}, not {config.get('family')!r}"
+        return self._families[str(config["family"])].why_invalid(config)
+
+    def is_active(self, knob: Knob, config: Config) -> bool:
+        """Whether the knob has a value in a configuration whose knobs before it, in the space's order, are as given."""
+        return knob.when is None or self._family_of(config).is_active(knob, self._family_of(config).scope(config))
+
+    def sample(self, rng: np.random.Generator, n: int = 1) -> list[dict[str, Value]]:
+        """n configurations, independent and uniform over the valid space (the same one may come twice)."""
+        return [self._config(int(i)) for i in rng.integers(self.valid, size=n)]
+
+    def enumerate(self) -> Iterator[dict[str, Value]]:
+        """Every valid configuration once, in the order of knobs and values."""
+        return map(self._config, range(self.valid))
+
+    def encode(self, config: Config) -> np.ndarray:
+        """Positions in the knobs' domains, int16 [knobs], -1 where inactive. Raises UsageError on an unknown value."""
+        row = np.full(len(self.knobs), -1, np.int16)
+        for i, knob in enumerate(self.knobs):
+            if knob.name in config:
+                index = knob.index(config[knob.name])
+                if index is None:
+                    raise UsageError(f"{must_be(knob)}, not {config[knob.name]!r}")
+                row[i] = index
+        return row
+
+    def decode(self, row: Sequence[int] | np.ndarray) -> dict[str, Value]:
+        """The configuration of an encoded row [knobs]; the inverse of `encode`."""
+        return {k.name: k.values[int(i)] for k, i in zip(self.knobs, row, strict=True) if i >= 0}
+
+    def neighbours(self, config: Config) -> list[dict[str, Value]]:
+        """Every valid configuration one knob away, in the order of knobs and values.
+
+        A change that switches other knobs on or off gives one neighbour: in knob order, each knob keeps its value where
+        a valid configuration allows that and takes the nearest in its domain where none does; then knobs that were
+        switched on take their first valid values.
+        """
+        row, found = self.encode(config), dict[str, dict[str, Value]]()
+        for k, knob in enumerate(self.knobs):
+            for i, value in enumerate(knob.values):
+                if row[k] < 0 or i == row[k]:
+                    continue
+                changed = {**config, knob.name: value}
+                if not self._same_knobs_active(changed):
+                    changed = self._nearest(row, k, i)
+                elif not self.contains(changed):
+                    continue
+                if changed:
+                    found.setdefault(config_key(changed), changed)
+        return list(found.values())
+
+    def launch(self, config: Config, problem: HasVariables | None = None) -> Launch:
+        """The launch geometry, for the problem the space is bound to or for another one on the same GPU."""
+        return self._family_of(config).launch(config, self._variables_for(problem))
+
+    def cost(self, config: Config, problem: HasVariables | None = None) -> dict[str, float]:
+        """The family's named cost figures, per block; empty where the file states none."""
+        return self._family_of(config).cost(config, self._variables_for(problem))
+
+    def _variables_for(self, problem: HasVariables | None) -> Mapping[str, Value]:
+        return self._variables if problem is None else {**problem.variables(), **self._gpu.variables()}
+
+    def _family_of(self, config: Config) -> Family:
+        family = self._families.get(str(config.get("family")))
+        if family is None:
+            raise UsageError(f"{must_be(self.knobs[0])}, not {config.get('family')!r}")
+        return family
+
+    def _config(self, i: int) -> dict[str, Value]:
+        f = int(np.searchsorted(self._ends, i, side="right"))
+        enumeration = self._enumerations[self.families[f]]
+        return self._at(enumeration, i - int(self._ends[f]) + len(enumeration))
+
+    def _at(self, enumeration: Enumeration, i: int) -> dict[str, Value]:
+        return self.decode([enumeration.rows[k.name][i] for k in self.knobs])
+
+    def _same_knobs_active(self, config: Config) -> bool:
+        family = self._family_of(config)
+        scope = family.scope(config)
+        return all(family.is_active(k, scope) == (k.name in config) for k in self.knobs)
+
+    def _nearest(self, row: np.ndarray, k: int, value: int) -> dict[str, Value] | None:
+        """The valid configuration with knob k at `value` that keeps most of `row`, as `neighbours` says."""
+        enumeration = self._enumerations[self.families[value if k == 0 else row[0]]]
+        wanted = row.copy()
+        wanted[k] = value
+        left: np.ndarray | slice = slice(None)
+        for j in (k, *(j for j in range(1, len(row)) if j != k and row[j] >= 0)):
+            column = enumeration.rows[self.knobs[j].name][left].astype(np.int16)
+            distance = np.abs(column - wanted[j])
+            distance[column < 0] = np.iinfo(np.int16).max
+            if not len(distance) or (j == k and distance.min() > 0):
+                return None
+            best = np.flatnonzero(distance == distance.min())
+            left = best if isinstance(left, slice) else left[best]
+        return self._at(enumeration, int(left[0])) if isinstance(left, np.ndarray) else None
+
+    def _nothing_left(self) -> str:
+        enumerations = self._enumerations.values()
+        where, why = max((_main_reason(e) for e in enumerations), key=lambda reason: reason[2])[:2]
+        return f"{where}: the constraints leave nothing for this problem and GPU; the one that removes the most: {why}"
+
+    def _check_rules(self) -> None:
+        for name, family in self._families.items():
+            for start, columns in launch_columns(family, self._enumerations[name]):
+                family.check_costs(columns)
+                for i in family.doubtful_launches(columns):
+                    family.launch(self._at(self._enumerations[name], start + int(i)), self._variables)
+
+    def _sorted_starts(self) -> tuple[tuple[Config, ...], tuple[tuple[Config, str], ...]]:
+        valid, dropped = [], []
+        for where, config in self._definition.starts:
+            missing = "family" if "family" not in config else self._family_of(config).missing_knob(config)
+            if missing:
+                raise UsageError(f"{where}: the start lacks {missing}; give every active knob its value")
+            reason = self.why_invalid(config)
+            if reason is None:
+                valid.append(config)
+            else:
+                dropped.append((config, reason))
+        return tuple(valid), tuple(dropped)
+
+
+def _main_reason(enumeration: Enumeration) -> tuple[str, str, float]:
+    """Where the constraint stands that removed the most, its expression and why, and how much."""
+    constraint, removed = max(enumeration.removed.items(), key=lambda item: item[1])
+    return constraint.expr.where, f"{constraint.why} (`{constraint.expr.text}`)", removed

@@ -1,0 +1,176 @@
+"""The whole road through the real command line: search, ledger, best, export, show, history, and a second search."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+
+import optuna
+import pytest
+
+FIELDS = [
+    "trial", "run", "outcome", "reason", "config", "problem", "gpu", "device", "source_sha256", "registers", "spill_bytes",
+    "shared_bytes", "occupancy", "correct", "max_abs_error", "tflops", "tflops_kind", "median_us", "samples", "vs_sdpa",
+    "parents", "operator", "compile_ms",
+]  # fmt: skip
+RANKED = {"estimated", "measured"}
+
+
+@pytest.fixture
+def db(searched):
+    return searched[0] / "evo.db"
+
+
+def test_a_search_ends_with_a_ranked_table_and_what_to_do_next(searched):
+    _, done = searched
+    assert done.returncode == 0, done.stderr
+    assert "wmma" in done.stdout and "scalar" in done.stdout
+    assert "est." in done.stdout
+    assert "estimates, not measurements" in done.stderr
+    assert "8/8" in done.stderr
+
+
+def test_every_trial_is_in_the_ledger_for_plain_sql(db):
+    with sqlite3.connect(db) as connection:
+        rows = connection.execute(
+            "SELECT c.outcome, b.registers, v.outcome, m.tflops, m.kind FROM candidates c LEFT JOIN binaries b ON b.id = "
+            "c.binary_id LEFT JOIN verdicts v ON v.candidate_id = c.id LEFT JOIN measurements m ON m.candidate_id = c.id"
+        ).fetchall()
+    assert len(rows) == 8
+    for outcome, registers, verdict, tflops, kind in rows:
+        assert outcome in RANKED | {"screened", "duplicate"}
+        if outcome == "estimated":
+            assert registers > 0 and verdict is None and tflops > 0 and kind == "estimated"
+
+
+def test_optuna_opens_the_same_file(db):
+    [summary] = optuna.get_all_study_summaries(f"sqlite:///{db}")
+    study = optuna.load_study(study_name=summary.study_name, storage=f"sqlite:///{db}")
+    assert len(study.trials) == 8
+    best = study.best_trial
+    assert best.params["family"] in ("scalar", "wmma")
+    assert {"outcome", "registers", "spill_bytes"} <= best.user_attrs.keys()
+
+
+def test_history_lists_candidates_as_json_with_exactly_the_agreed_fields(evoengine, db):
+    found = json.loads(evoengine("history", "--json", "--db", db).stdout)
+    assert [c["trial"] for c in found] == list(range(1, 9))
+    assert all(list(c) == FIELDS for c in found)
+    assert {c["config"]["family"] for c in found} == {"scalar", "wmma"}
+
+
+def test_best_is_the_fastest_of_history(evoengine, db):
+    everything = json.loads(evoengine("history", "--json", "--db", db).stdout)
+    best = json.loads(evoengine("best", "--json", "--db", db).stdout)
+    assert list(best) == FIELDS
+    assert best["tflops"] == max(c["tflops"] for c in everything if c["correct"])
+
+
+def test_top_gives_as_many_in_order(evoengine, db):
+    found = json.loads(evoengine("best", "--json", "--top", 3, "--db", db).stdout)
+    assert len(found) == 3
+    assert [c["tflops"] for c in found] == sorted((c["tflops"] for c in found), reverse=True)
+
+
+def test_show_prints_the_same_candidate_and_its_source(evoengine, db):
+    everything = json.loads(evoengine("history", "--json", "--db", db).stdout)
+    assert json.loads(evoengine("show", 1, "--json", "--db", db).stdout) == everything[0]
+    assert "__global__" in evoengine("show", 1, "--source", "--db", db).stdout
+    page = evoengine("show", 1, "--db", db).stdout
+    assert "registers" in page and "late maximum" in page
+
+
+def test_the_export_stands_alone(evoengine, db, tmp_path):
+    done = evoengine("best", "--export", tmp_path / "out", "--db", db)
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "out"
+    assert {p.name for p in out.iterdir()} == {"kernel.cu", "kernel.cubin", "kernel.json", "attention.py"}
+    described = json.loads((out / "kernel.json").read_text())
+    assert described["verdict"]["correct"] is True
+    assert described["launch"]["threads"] == 32 * described["config"]["warps"]
+    assert described["figure"]["kind"] == "estimated"
+    assert (out / "kernel.cubin").read_bytes()[:4] == b"\x7fELF"
+    assert "evoengine" not in imported((out / "attention.py").read_text())
+
+
+def test_the_loader_checks_its_tensors_before_it_touches_a_gpu(evoengine, db, tmp_path):
+    """Without a GPU the loader can still be imported and must refuse what its kernel was not made for."""
+    evoengine("best", "--export", tmp_path, "--db", db)
+    script = "import torch, attention\nq = torch.zeros(1, 2, 8, 64, dtype=torch.float16)\nattention.attention(q, q, q)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert "ValueError: head_dim is 64; this kernel was compiled for 32" in done.stderr
+
+
+def imported(source: str) -> set[str]:
+    nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import | ast.ImportFrom)]
+    names = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
+    return names | {n.module for n in nodes if isinstance(n, ast.ImportFrom)}
+
+
+def test_a_second_search_of_the_same_space_compiles_nothing(evoengine, db, tmp_path):
+    copy = tmp_path / "again.db"
+    shutil.copy(db, copy)
+    arguments = ("--problem", "b1,h2,s128,d32,fp16", "--trials", 8, "--seed", 3, "--jobs", 2, "--device", "emulator")
+    done = evoengine("search", *arguments, "--db", copy, "--json")
+    summary = json.loads(done.stdout)
+    assert (summary["run"], summary["compiled"]) == (2, 0)
+    assert sum(summary["outcomes"].values()) == 8
+
+
+def test_best_of_an_empty_ledger_says_how_to_fill_it(evoengine, tmp_path):
+    done = evoengine("best", "--db", tmp_path / "none.db")
+    assert done.returncode == 1
+    assert "evoengine search" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_verify_prints_every_case_and_exits_0_when_correct(evoengine, db):
+    config = json.loads(evoengine("best", "--json", "--db", db).stdout)["config"]
+    arguments = ("--config", json.dumps(config), "--problem", "b1,h2,s128,d32,fp16", "--device", "emulator")
+    done = evoengine("verify", *arguments, "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert found["correct"] is True
+    assert {"one row", "constant V"} <= {c["name"] for c in found["cases"]}
+
+
+def test_verify_exits_1_on_a_broken_template_of_ones_own(evoengine, db, tmp_path):
+    from evoengine.paths import asset
+
+    config = json.loads(evoengine("best", "--json", "--db", db).stdout)["config"]
+    templates = tmp_path / "templates"
+    shutil.copytree(asset("templates"), templates)
+    for file in (templates / "attention").glob("*.j2"):
+        file.write_text(file.read_text().replace("scale * LOG2_E", "scale"))
+    arguments = ("--config", json.dumps(config), "--problem", "b1,h2,s128,d32,fp16", "--device", "emulator")
+    done = evoengine("verify", *arguments, "--templates", templates, "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert (found["correct"], found["outcome"]) == (False, "incorrect")
+
+
+@pytest.mark.gpu
+def test_a_search_on_a_gpu_measures(evoengine, tmp_path):
+    from evoengine.devices.driver import find_driver
+    from evoengine.gpu import known_gpus
+
+    _, [device, *_] = find_driver()
+    gpu = next(k for k, g in known_gpus().items() if g.arch.startswith(f"sm_{device.capability}"))
+    arguments = ("--gpu", gpu, "--problem", "b2,h8,s512,d64,fp16", "--trials", 6, "--db", tmp_path / "gpu.db")
+    done = evoengine("search", *arguments, "--device", "cuda", "--json", timeout=600)
+    best = json.loads(done.stdout)["best"][0]
+    assert best["tflops_kind"] == "measured"
+    assert best["samples"] >= 10 and best["vs_sdpa"] > 0
+    evoengine("best", "--export", tmp_path / "out", "--db", tmp_path / "gpu.db")
+    script = (
+        "import torch, attention\n"
+        "q, k, v = (torch.randn(2, 8, 300, 64, device='cuda', dtype=torch.float16) for _ in range(3))\n"
+        "torch.testing.assert_close(attention.attention(q, k, v),"
+        " torch.nn.functional.scaled_dot_product_attention(q, k, v), atol=2e-3, rtol=0)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], cwd=tmp_path / "out", capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr

@@ -1,0 +1,62 @@
+"""What tests share: the attention space and templates, bound to a problem, and a gate on the emulator."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from evoengine.devices.driver import find_driver
+from evoengine.gpu import find_gpu
+from evoengine.paths import asset
+from evoengine.problem import parse_problem
+from evoengine.records import Source
+from evoengine.space.space import SearchSpace, load_space
+from evoengine.stages.pipeline import emulate_task
+from evoengine.stages.render import render
+from evoengine.workloads import find_workload
+
+
+def pytest_collection_modifyitems(items):
+    found = find_driver()
+    if isinstance(found, str):
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {found}"))
+
+
+@cache
+def attention_space(problem: str = "b16,h16,s2048,d64,fp16", gpu: str = "h100") -> SearchSpace:
+    return load_space(asset("search_spaces") / "attention.toml", parse_problem(problem), find_gpu(gpu))
+
+
+class AttentionGate:
+    """Renders configurations of the attention space and puts them, or a doctored text of them, through the gate."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = parse_problem(problem)
+        self.space = attention_space(problem)
+
+    def source(self, config) -> Source:
+        return render(self.space, config, self.problem, asset("templates"))
+
+    def judge(self, config, source: Source | None = None, seed: int = 7):
+        cases = find_workload("attention").cases(self.problem, config)
+        plan = [(case, self.space.launch(config, case.problem)) for case in cases]
+        return emulate_task("attention", source or self.source(config), plan, seed)
+
+    def doctored(self, config, old: str, new: str) -> Source:
+        source = self.source(config)
+        assert old in source.text, f"the template has no {old!r} any more"
+        return Source(source.text.replace(old, new), source.entry, source.launch)
+
+    def draw(self, count: int, seed: int):
+        return self.space.sample(np.random.default_rng(seed), count)
+
+
+@pytest.fixture(scope="session")
+def attention_gate():
+    """Gates by problem, `attention_gate("b1,h2,s64,d64,fp16")`."""
+    return cache(AttentionGate)
+

@@ -1,0 +1,48 @@
+"""Kernels as strings, run as they stand: names and directions of the arguments are read from the kernel's signature."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from evoengine.devices.base import ScalarArgument, TensorArgument
+from evoengine.devices.emulator.build import build
+from evoengine.devices.emulator.run import run
+from evoengine.records import Launch, Source
+
+SIGNATURE = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(([^)]*)\)")
+
+
+def argument(parameter, value):
+    name = re.search(r"(\w+)\s*$", parameter)[1]
+    if "*" not in parameter:
+        return ScalarArgument(name, value)
+    return TensorArgument(name, value, output="const" not in parameter)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def emulate(own_cache):
+    """emulate(text, *values, grid, threads, shared, seed, timeout) → the tensors by name; `const T*` parameters are inputs."""
+
+    def run_kernel(text, *values, grid=(1, 1, 1), threads=32, shared=0, seed=0, timeout=20.0):
+        entry, parameters = SIGNATURE.search(text).groups()
+        launch = Launch(grid, threads, shared)
+        arguments = [argument(p, v) for p, v in zip(parameters.split(","), values, strict=True)]
+        return run(build(Source(text, entry, launch)), entry, launch, arguments, seed, timeout)
+
+    return run_kernel
+
+
+@pytest.fixture
+def floats():
+    """floats(n, …) → zeros to be written, float32."""
+    return lambda *shape: np.zeros(shape, np.float32)

@@ -1,0 +1,120 @@
+import os
+
+import numpy as np
+import pytest
+
+from evoengine.devices.base import KernelUnbuildable, ScalarArgument, TensorArgument
+from evoengine.devices.emulator import build as builder
+from evoengine.devices.emulator.build import build, find_compiler
+from evoengine.devices.emulator.run import run
+from evoengine.errors import MachineError
+from evoengine.records import Launch, Source
+
+ONE = Launch((1, 1, 1), 32, 0)
+KERNEL = 'extern "C" __global__ void f(float* o, float v) {\n    o[threadIdx.x] = v * threadIdx.x;\n}\n'
+
+
+def source(text=KERNEL, entry="f"):
+    return Source(text, entry, ONE)
+
+
+@pytest.fixture
+def forgetful(monkeypatch):
+    """What the module remembers of the machine, forgotten before and after."""
+
+    def forget():
+        for function in (find_compiler, builder._version, builder._native):
+            function.cache_clear()
+
+    forget()
+    yield monkeypatch
+    monkeypatch.undo()
+    forget()
+
+
+def test_the_same_source_is_built_once():
+    first = build(source())
+    os.utime(first, (1, 1))
+    inode = first.stat().st_ino
+    assert build(source()) == first
+    assert first.stat().st_ino == inode
+    assert first.stat().st_mtime > 1  # used, so not the next to be pruned
+    assert build(source(KERNEL + "\n")) != first
+
+
+def test_nothing_half_built_stays_behind():
+    folder = build(source()).parent
+    with pytest.raises(KernelUnbuildable):
+        build(source("nonsense"))
+    assert not list(folder.glob("building-*"))
+
+
+@pytest.mark.parametrize(
+    ("text", "entry", "message"),
+    [
+        (KERNEL.replace("* v", "* w").replace("v *", "w *"), "f", r"line 2: .w. was not declared.* \(entry point f\)"),
+        (KERNEL, "g", r".g. was not declared.* \(entry point g\)"),
+        ("#include <cooperative_groups.h>\n" + KERNEL, "f", r"line 1: cooperative_groups.h: No such file"),
+        ("__device__ float h(float);\n" + KERNEL.replace("v *", "h(v) *"), "f", r"undefined reference to .h\(float\)"),
+        (KERNEL.replace("v *", "v v *"), "f", "line 2: "),
+    ],
+)
+def test_what_the_host_compiler_refuses_is_told_with_the_kernels_line(text, entry, message):
+    with pytest.raises(KernelUnbuildable, match=message):
+        build(source(text, entry))
+
+
+def test_only_so_many_executables_are_kept(monkeypatch, tmp_path):
+    kept = build(source())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(builder, "KEPT", 16)
+    folder = tmp_path / "evoengine" / "emulator"
+    folder.mkdir(parents=True)
+    for i in range(20):
+        (folder / f"kernel-{i:02}").touch()
+        os.utime(folder / f"kernel-{i:02}", (1000 + i, 1000 + i))
+    for runtime in kept.parent.glob("runtime-*"):
+        os.link(runtime, folder / runtime.name)
+    newest = build(source())
+    left = sorted(p.name for p in folder.glob("kernel-*"))
+    assert left == [f"kernel-{i}" for i in (*range(10, 20),)][-13:] + [newest.name] or newest.name in left
+    assert len(left) == 14
+    assert "kernel-06" not in left and "kernel-07" in left
+
+
+def test_a_machine_without_a_compiler_is_told_the_remedy(forgetful, tmp_path):
+    forgetful.delenv("CXX", raising=False)
+    forgetful.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineError, match="no C.. compiler found: install one, e.g. apt install g"):
+        find_compiler()
+
+
+def test_a_wrong_cxx_is_named(forgetful):
+    forgetful.setenv("CXX", "no-such-compiler")
+    with pytest.raises(MachineError, match=r"\$CXX names, 'no-such-compiler', is not there"):
+        find_compiler()
+
+
+def test_a_compiler_that_cannot_build_the_emulator_is_named_with_what_is_needed(forgetful, tmp_path):
+    old = tmp_path / "old-compiler"
+    old.write_text('#!/bin/sh\necho "error: unrecognized command-line option -std=c++20" >&2\nexit 1\n')
+    old.chmod(0o755)
+    forgetful.setenv("CXX", str(old))
+    with pytest.raises(MachineError, match=r"old-compiler cannot build the emulator: unrecognized .* needs g\+\+ 12"):
+        build(source())
+
+
+def test_a_cache_that_cannot_be_made_is_named(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(MachineError, match="cannot write the emulator's cache .*: set XDG_CACHE_HOME"):
+        build(source())
+
+
+def test_stacks_can_be_switched_without_assembly(forgetful, tmp_path):
+    forgetful.setenv("XDG_CACHE_HOME", str(tmp_path))
+    forgetful.setattr(builder, "_COMMON", (*builder._COMMON, "-DEVO_EMU_UCONTEXT"))
+    text = KERNEL.replace("= v *", "= __shfl_xor_sync(~0u, v, 1) *")
+    arguments = [TensorArgument("o", np.zeros(32, np.float32), output=True), ScalarArgument("v", np.float32(3))]
+    o = run(build(source(text)), "f", ONE, arguments, 0, 20)["o"]
+    np.testing.assert_array_equal(o, 3 * np.arange(32))

@@ -1,0 +1,90 @@
+import pytest
+
+from evoengine.devices.base import KernelUnbuildable
+from evoengine.devices.emulator.translate import translate
+
+
+def test_text_without_ptx_or_shared_memory_stays_as_it_is():
+    text = '__global__ void f(float* a) { a[threadIdx.x] = 1; }  // asm("nop"); __shared__ int x;\n'
+    assert translate(text) == text
+
+
+def test_a_ptx_instruction_becomes_a_call_with_its_operands_in_order():
+    text = 'asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\\n" :: "r"(to), "l"(a + 8) : "memory");'
+    assert translate(text) == "do { evo_emu::ptx::cp_async_cg_shared_global((to), (a + 8), 16); } while (0);"
+
+
+def test_outputs_come_first_and_volatile_is_optional():
+    assert translate('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y[i]) : "f"(g(x, 1)));') == (
+        "do { evo_emu::ptx::ex2_approx_ftz_f32((y[i]), (g(x, 1))); } while (0);"
+    )
+
+
+def test_adjacent_literals_hold_several_instructions_and_lines_keep_their_place():
+    text = 'a;\nasm volatile("cp.async.commit_group;\\n\\t"\n    "cp.async.wait_group %0;\\n"\n    ::"n"(N - 1));\nb;\n'
+    translated = translate(text)
+    assert translated.count("\n") == text.count("\n")
+    assert "cp_async_commit_group(); evo_emu::ptx::cp_async_wait_group((N - 1));" in translated
+    assert translated.splitlines()[-1] == "b;"
+
+
+def test_a_macro_stays_one_macro():
+    text = '#define COMMIT() \\\n    asm volatile("cp.async.commit_group;" \\\n        ::: "memory")\nCOMMIT();\n'
+    translated = translate(text)
+    assert translated.count("\n") == 4
+    assert translated.splitlines()[1].endswith("\\")
+    assert not translated.splitlines()[2].endswith("\\")
+
+
+def test_scopes_predicates_labels_and_displacements_are_understood():
+    text = (
+        'asm volatile("{ .reg .pred p; LOOP: bar.sync 1, 64; @!p bra LOOP; '
+        '@p cp.async.ca.shared.global.L2::128B [%0 + 32], [%1], 4; }" :: "r"(to), "l"(from));'
+    )
+    translated = translate(text)
+    assert "__label__ LOOP; { bool p; LOOP:; evo_emu::ptx::bar_sync(1, 64); if (!p) goto LOOP;" in translated
+    assert "if (p) evo_emu::ptx::cp_async_ca_shared_global(evo_emu::displaced((to), 32), (from), 4); }" in translated
+
+
+def test_a_brace_list_becomes_registers():
+    with pytest.raises(KernelUnbuildable, match=r"line 1: .* PTX instruction made\.up\.x4$"):
+        translate('asm("made.up.x4 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(c));')
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ('asm volatile("frobnicate.b32 %0;" :: "r"(x));', "line 3: .*does not know the PTX instruction frobnicate.b32"),
+        ('asm volatile("cp.async.wait_group %2;" :: "n"(0));', "line 3: the asm statement has no operand %2"),
+        ('asm volatile("cp.async.wait_group %laneid;");', "line 3: .*no PTX register %laneid"),
+        ('asm volatile("cp.async.wait_group 0;" :: "n" 0);', "line 3: .*cannot read the asm operand"),
+        ('asm volatile(".reg .b128 x;");', "line 3: .*no PTX register of type .b128"),
+    ],
+)
+def test_what_the_emulator_does_not_know_is_named_with_its_line(statement, message):
+    with pytest.raises(KernelUnbuildable, match=message):
+        translate(f"// one\n// two\n{statement}\n")
+
+
+def test_static_shared_variables_become_references_with_name_type_and_alignment():
+    text = "void f() { __shared__ __align__(16) half tile[2][A<int, 3>::n], row[8]; }"
+    assert translate(text) == (
+        "void f() { "
+        'auto& tile = evo_emu::shared_variable<__typeof__(half[2][A<int, 3>::n])>("tile", 16, []{});'
+        'auto& row = evo_emu::shared_variable<__typeof__(half[8])>("row", 16, []{}); }'
+    )
+
+
+def test_dynamic_shared_memory_becomes_a_pointer():
+    text = "void f() { extern __shared__ __align__(128) unsigned char smem[]; }"
+    assert "unsigned char* const smem = reinterpret_cast<unsigned char*>(evo_emu::dynamic_shared);" in translate(text)
+
+
+def test_dynamic_shared_memory_of_a_namespace_is_looked_up_at_each_use():
+    text = "namespace evo { extern __shared__ float smem[]; }"
+    assert "static float* const& smem = reinterpret_cast<float* const&>(evo_emu::dynamic_shared);" in translate(text)
+
+
+def test_a_static_shared_variable_outside_of_a_function_is_refused():
+    with pytest.raises(KernelUnbuildable, match="line 2: a __shared__ variable outside of a function"):
+        translate("namespace x {\n__shared__ int a[4];\n}")

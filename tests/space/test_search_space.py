@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from evoengine.errors import UsageError
+from evoengine.gpu import Gpu
+from evoengine.problem import Problem
+from evoengine.records import Config, Launch, config_key
+from evoengine.space.space import SearchSpace, load_space
+
+Load = Callable[[str], SearchSpace]
+
+LAYERED = """\
+kernel = "attention"
+[knobs]
+family  = ["scalar", "wmma", "mma"]
+tile    = [16, 32, 64]
+swizzle = { values = ["none", "64B", "128B"], when = "family == 'mma'" }
+pad     = { values = [0, 8], when = "family == 'wmma' or swizzle == 'none'" }
+warps   = [1, 2, 4]
+reuse   = { values = [false, true], when = "tile > 16 and family != 'scalar'" }
+split   = { values = [0.25, 0.5], when = "warps == 4" }
+[let]
+rows  = "tile // warps"
+width = "head_dim + extra"
+extra = "pad if family == 'wmma' or family == 'mma' and swizzle == 'none' else 0"
+[let.mma]
+slots = "2 if reuse else 3"
+[[constraint]]
+expr = "rows >= 8"
+why  = "a warp owns at least 8 rows"
+[[constraint]]
+expr = "tile * width * element_bytes <= 8192"
+when = "family != 'scalar'"
+why  = "the tile fits its share of shared memory"
+[[constraint]]
+expr = "pad > 0"
+when = "tile == 32"
+why  = "32 rows collide without padding"
+[[constraint]]
+expr = "slots * tile > 48"
+why  = "fewer slots leave the tensor cores idle"
+when = "reuse or not reuse"
+[[constraint]]
+expr = "split * tile >= 16 and not reuse"
+why  = "a share is a whole stripe"
+[launch.scalar]
+threads = "32 * warps"
+grid    = ["ceil_div(seq_q, tile)", "heads", "batch"]
+shared  = "0"
+[launch.wmma]
+threads = "32 * warps"
+grid    = ["ceil_div(seq_q, tile)", "heads", "batch"]
+shared  = "tile * width"
+[launch.mma]
+threads = "32 * warps"
+grid    = ["ceil_div(seq_q, tile)", "heads", "batch"]
+shared  = "tile * width"
+"""
+
+
+def layered_by_hand() -> list[dict[str, object]]:
+    """The valid space of LAYERED at head_dim 64 and 2 bytes per element, spelled out in plain Python."""
+    domains = {
+        "family": ["scalar", "wmma", "mma"],
+        "tile": [16, 32, 64],
+        "swizzle": ["none", "64B", "128B", None],
+        "pad": [0, 8, None],
+        "warps": [1, 2, 4],
+        "reuse": [False, True, None],
+        "split": [0.25, 0.5, None],
+    }
+    valid = []
+    for values in itertools.product(*domains.values()):
+        c = dict(zip(domains, values, strict=True))
+        family, tile, pad, warps, reuse, split = (c[n] for n in ("family", "tile", "pad", "warps", "reuse", "split"))
+        active = {
+            "swizzle": family == "mma",
+            "pad": family == "wmma" or c["swizzle"] == "none",
+            "reuse": tile > 16 and family != "scalar",
+            "split": warps == 4,
+        }
+        if any((c[name] is not None) != is_active for name, is_active in active.items()):
+            continue
+        extra = pad if pad is not None else 0
+        if (
+            tile // warps < 8
+            or (family != "scalar" and tile * (64 + extra) * 2 > 8192)
+            or (tile == 32 and pad == 0)
+            or (family == "mma" and reuse is not None and (2 if reuse else 3) * tile <= 48)
+            or (split is not None and reuse is not None and not (split * tile >= 16 and not reuse))
+        ):
+            continue
+        valid.append({name: value for name, value in c.items() if value is not None})
+    return valid
+
+
+def keys(configs: list[dict[str, object]]) -> list[str]:
+    return [config_key(config) for config in configs]
+
+
+def test_enumeration_is_the_brute_force_product_filtered_by_hand(load: Load) -> None:
+    space = load(LAYERED)
+    found = list(space.enumerate())
+    assert keys(found) == keys(layered_by_hand())
+    assert len(space) == space.valid == len(found)
+    assert all(list(c) == [k.name for k in space.knobs if k.name in c] for c in found), "knobs stand in declared order"
+
+
+def test_contains_agrees_with_the_enumeration_on_every_combination(load: Load) -> None:
+    space = load(LAYERED)
+    valid = set(keys(list(space.enumerate())))
+    domains = [[*k.values, None] for k in space.knobs]
+    for values in itertools.product(*domains):
+        config = {k.name: v for k, v in zip(space.knobs, values, strict=True) if v is not None}
+        assert space.contains(config) == (config_key(config) in valid), (config, space.why_invalid(config))
+
+
+def test_random_constraints_leave_what_checking_each_combination_leaves(load: Load) -> None:
+    rng = np.random.default_rng(3)
+    clauses = ["a * {n} > b", "(a + b) % {n} != 0", "c < {n}", "d >= a - {n}", "b // a <= {n}", "total % {n} < 3"]
+    for _ in range(40):
+        texts = [str(rng.choice(clauses)).format(n=rng.integers(2, 6)) for _ in range(3)]
+        whens = [str(rng.choice(["a > 1", "family == 'x'", "d == 2", "c in [1, 2]"])) for _ in range(3)]
+        constraints = "".join(
+            f'[[constraint]]\nexpr = "{e}"\nwhen = "{w}"\nwhy = "{e}"\n' for e, w in zip(texts, whens, strict=True)
+        )
+        launches = "".join(f'[launch.{f}]\nthreads = 32\ngrid = ["a", 1, 1]\nshared = 0\n' for f in "xy")
+        space = load(
+            'kernel = "k"\n[knobs]\nfamily = ["x", "y"]\na = [1, 2, 3]\nb = [2, 4, 8]\n'
+            "c = { values = [1, 2, 3], when = \"family == 'x' and b < 8\" }\n"
+            'd = { values = [2, 4], when = "a != 2" }\n[let]\ntotal = "a + b"\n' + constraints + launches
+        )
+        every = itertools.product("xy", [1, 2, 3], [2, 4, 8], [1, 2, 3, None], [2, 4, None])
+        configs = [{n: v for n, v in zip("fabcd", values, strict=True) if v is not None} for values in every]
+        configs = [{"family": c.pop("f"), **c} for c in configs]
+        assert list(space.enumerate()) == [c for c in configs if space.contains(c)]
+
+
+def test_size_counts_a_conditional_knob_once_where_it_is_inactive(load: Load, small: str) -> None:
+    assert load(small).size == 3 * 4 + 3 * 4 * 3
+    # tile > 16 opens reuse, warps == 4 opens split: (1 + 2·2) × (1 + 1 + 2) per setting of swizzle and pad
+    assert load(LAYERED).size == 3 * (1 + 1 + 2) + (2 + 2 + 1 + 1) * (1 + 2 * 2) * (1 + 1 + 2)
+
+
+def test_configurations_hold_plain_python_values(load: Load) -> None:
+    space = load(LAYERED)
+    every = list(space.enumerate())
+    drawn = [*every, *space.sample(np.random.default_rng(0), 50), *space.neighbours(every[0])]
+    assert {type(v) for config in drawn for v in config.values()} == {str, int, float, bool}
+    assert {type(config) for config in drawn} == {dict}
+
+
+def uniform(counts: list[int]) -> bool:
+    return bool(chisquare(counts).pvalue > 0.001)
+
+
+def test_sampling_is_uniform_over_the_valid_space_and_the_same_for_the_same_seed(load: Load) -> None:
+    space = load(LAYERED)
+    drawn = space.sample(np.random.default_rng(11), 200 * len(space))
+    assert drawn == space.sample(np.random.default_rng(11), 200 * len(space))
+    counts = Counter(keys(drawn))
+    assert counts.keys() == set(keys(list(space.enumerate())))
+    assert uniform(list(counts.values()))
+
+
+def test_the_uniformity_check_sees_a_sampler_that_draws_the_family_first(load: Load) -> None:
+    space, rng = load(LAYERED), np.random.default_rng(11)
+    by_family = [[c for c in space.enumerate() if c["family"] == f] for f in space.families]
+    drawn = []
+    for _ in range(200 * len(space)):
+        family = by_family[rng.integers(3)]
+        drawn.append(family[rng.integers(len(family))])
+    assert not uniform(list(Counter(keys(drawn)).values()))
+
+
+def test_neighbours_are_valid_distinct_and_never_the_configuration_itself(load: Load) -> None:
+    space = load(LAYERED)
+    for config in space.enumerate():
+        around = space.neighbours(config)
+        assert all(space.contains(c) for c in around)
+        assert len(set(keys(around))) == len(around)
+        assert config_key(config) not in keys(around)
+        assert around == space.neighbours(dict(reversed(config.items()))), "the order of a config's keys is no matter"
+
+
+def test_neighbours_hold_every_valid_configuration_with_the_same_knobs_and_one_other_value(load: Load) -> None:
+    space = load(LAYERED)
+    valid = list(space.enumerate())
+    for config in valid:
+        one_away = [c for c in valid if c.keys() == config.keys() and sum(c[n] != config[n] for n in c) == 1]
+        # A new family with the same knobs counts; everything that switches knobs comes beside it.
+        assert set(keys(one_away)) <= set(keys(space.neighbours(config)))
+
+
+def test_a_change_that_switches_knobs_keeps_the_rest_as_near_as_the_space_allows(load: Load, small: str) -> None:
+    space = load(small)
+    assert space.neighbours({"family": "scalar", "tile_m": 128, "warps": 8})[0] == (
+        {"family": "wmma", "tile_m": 128, "warps": 8, "pad": 0}
+    )
+    # 32 rows cannot feed 8 warps: warps goes to the nearest count that they feed.
+    assert space.neighbours({"family": "scalar", "tile_m": 32, "warps": 8})[0] == (
+        {"family": "wmma", "tile_m": 32, "warps": 2, "pad": 0}
+    )
+    assert space.neighbours({"family": "wmma", "tile_m": 64, "warps": 2, "pad": 16})[0] == (
+        {"family": "scalar", "tile_m": 64, "warps": 2}
+    )
+
+
+def test_a_change_that_switches_knobs_rather_moves_a_knob_far_than_switches_it_off(load: Load) -> None:
+    launches = "".join(f"[launch.{f}]\nthreads = 32\ngrid = [1, 1, 1]\nshared = 0\n" for f in "ab")
+    space = load(
+        'kernel = "k"\n[knobs]\nfamily = ["a", "b"]\nmode = { values = [0, 1], when = "family == \'b\'" }\n'
+        "x = { values = [1, 2, 3], when = \"family == 'a' or mode == 1\" }\n"
+        '[[constraint]]\nexpr = "x == 3"\nwhen = "family == \'b\'"\nwhy = "b knows no other"\n' + launches
+    )
+    assert space.neighbours({"family": "a", "x": 1})[0] == {"family": "b", "mode": 1, "x": 3}
+
+
+def test_encode_and_decode_are_each_others_inverse(load: Load) -> None:
+    space = load(LAYERED)
+    for config in space.enumerate():
+        row = space.encode(config)
+        assert space.decode(row) == config
+        assert [i >= 0 for i in row] == [k.name in config for k in space.knobs]
+    with pytest.raises(UsageError, match="tile must be one of 16, 32, 64, not 17"):
+        space.encode({"family": "mma", "tile": 17})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tile_m": 48}, "tile_m must be one of 32, 64, 128, not 48"),
+        ({"tile_m": True}, "tile_m must be one of 32, 64, 128, not True"),
+        ({"tile_m": 64.0}, "tile_m must be one of 32, 64, 128, not 64.0"),
+        ({"family": "mma"}, "family must be one of scalar, wmma, not 'mma'"),
+        ({"family": ["wmma"]}, "family must be one of scalar, wmma, not ['wmma']"),
+        ({"family": "scalar"}, "pad is set where it is inactive; it needs family == 'wmma'"),
+        ({"stages": 2}, "stages is no knob of this space"),
+        ({"warps": 8}, "each warp owns whole 16-row stripes"),
+        ({}, None),
+    ],
+)
+def test_an_invalid_configuration_is_told_why(load: Load, small: str, change: dict, reason: str | None) -> None:
+    config = {"family": "wmma", "tile_m": 64, "warps": 4, "pad": 8, **change}
+    assert load(small).why_invalid(config) == reason
+
+
+def test_a_missing_knob_is_named(load: Load, small: str) -> None:
+    space = load(small)
+    assert space.why_invalid({"family": "wmma", "tile_m": 64, "warps": 4}) == "pad is missing"
+    assert space.why_invalid({"tile_m": 64}) == "family must be one of scalar, wmma, not None"
+
+
+def test_launch_and_cost_are_evaluated_for_the_bound_problem_or_another(
+    load: Load, small: str, problem: Problem
+) -> None:
+    space = load(small)
+    config: Config = {"family": "wmma", "tile_m": 64, "warps": 4, "pad": 16}
+    assert space.launch(config) == Launch(grid=(32, 16, 16), threads=128, shared_bytes=64 * 80 * 2)
+    ragged = replace(problem, batch=1, seq_q=65)
+    assert space.launch(config, ragged) == Launch(grid=(2, 16, 1), threads=128, shared_bytes=64 * 80 * 2)
+    assert space.cost(config) == {"tensor_flops": 4.0 * 64 * 2048 * 64}
+    assert space.cost({"family": "scalar", "tile_m": 64, "warps": 4}) == {}
+
+
+def test_the_problem_and_the_gpu_decide_what_is_valid(tmp_path: Path, small: str, problem: Problem, gpu: Gpu) -> None:
+    path = tmp_path / "space.toml"
+    shared = '[[constraint]]\nexpr = "tile_m * head_dim * 8 <= gpu.shared_per_block"\nwhy = "it fits"\n'
+    path.write_text(small + shared)
+    wide, narrow = problem, replace(problem, head_dim=32)
+    tight = replace(gpu, shared_per_block=32768)
+    assert {c["tile_m"] for c in load_space(path, wide, gpu).enumerate()} == {32, 64, 128}
+    assert {c["tile_m"] for c in load_space(path, wide, tight).enumerate()} == {32, 64}
+    assert {c["tile_m"] for c in load_space(path, narrow, tight).enumerate()} == {32, 64, 128}
+
+
+def test_a_start_that_is_invalid_here_is_dropped_with_the_reason(load: Load, small: str) -> None:
+    space = load(small + '[[start]]\nfamily = "wmma"\ntile_m = 32\nwarps = 8\npad = 0\n')
+    assert space.starts == ({"family": "wmma", "tile_m": 64, "warps": 4, "pad": 16},)
+    assert space.dropped_starts == (
+        ({"family": "wmma", "tile_m": 32, "warps": 8, "pad": 0}, "each warp owns whole 16-row stripes"),
+    )
+
+
+def test_a_family_left_empty_is_reported_with_the_constraint_that_removed_the_most(load: Load, small: str) -> None:
+    space = load(
+        small
+        + '[[constraint]]\nexpr = "tile_m > 128"\nwhen = "family == \'wmma\'"\nwhy = "the tile is large"\n'
+        + '[[constraint]]\nexpr = "pad > 0"\nwhy = "banks collide"\n'
+    )
+    assert space.empty_families.keys() == {"wmma"}
+    assert "the tile is large" in space.empty_families["wmma"]
+    assert {c["family"] for c in space.enumerate()} == {"scalar"}
+    assert {c["family"] for c in space.sample(np.random.default_rng(0), 20)} == {"scalar"}
+    assert all(c["family"] == "scalar" for c in space.neighbours({"family": "scalar", "tile_m": 64, "warps": 2}))
+
+
+def test_many_families_of_unlike_sizes_are_counted_and_sampled_each_by_its_size(load: Load) -> None:
+    count = 500
+    families = ", ".join(f'"f{i}"' for i in range(count))
+    launches = "".join(f'[launch.f{i}]\nthreads = "n"\ngrid = [1, 1, 1]\nshared = {i}\n' for i in range(count))
+    lets = "".join(f"[let.f{i}]\nlimit = {i % 5}\n" for i in range(count))
+    space = load(
+        f'kernel = "k"\n[knobs]\nfamily = [{families}]\nn = [1, 2, 3, 4]\n{lets}'
+        f'[[constraint]]\nexpr = "n <= limit"\nwhy = "the family ends there"\n{launches}'
+    )
+    assert space.size == 4 * count
+    assert len(space) == count // 5 * (0 + 1 + 2 + 3 + 4)
+    assert len(space.empty_families) == count // 5
+    drawn = space.sample(np.random.default_rng(5), 20_000)
+    limits = Counter(int(str(c["family"])[1:]) % 5 for c in drawn)
+    assert chisquare([limits[i] for i in range(1, 5)], [2000 * i for i in range(1, 5)]).pvalue > 0.001
+    assert space.launch(drawn[0]).shared_bytes == int(str(drawn[0]["family"])[1:])
+
+
+def test_the_space_says_what_it_was_read_from(load: Load, small: str) -> None:
+    space = load(small)
+    assert (space.name, space.kernel, space.text) == ("space.toml", "attention", small)
+    assert space.families == ("scalar", "wmma")
+    assert [(k.name, k.ordinal) for k in space.knobs] == [
+        ("family", False),
+        ("tile_m", True),
+        ("warps", True),
+        ("pad", True),
+    ]
+    assert space.sha256 == load(small).sha256 != load(small + "\n").sha256

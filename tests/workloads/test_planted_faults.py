@@ -1,0 +1,94 @@
+"""Kernels broken on purpose, one fault each, all caught by the gate on the emulator; the kernel they were made from passes."""
+
+from __future__ import annotations
+
+import pytest
+
+from evoengine.records import Outcome
+
+PLAIN = "b2,h4,s256,d64,fp16"
+CAUSAL_GROUPED = "b2,h8,s256,d64,bf16,causal,kv2"
+WMMA = dict(
+    family="wmma", tile_m=64, tile_n=64, warps=8, warps_n=2, pad=16, stages=2, vector=8, reduction="shuffle", lanes=4,
+    alias_sp=False, o_in="registers", q_in="shared",
+)  # fmt: skip
+SCALAR = dict(
+    family="scalar", tile_m=64, tile_n=64, warps=4, rows=8, pad=8, stages=2, vector=8, reduction="shuffle", o_in="registers"
+)
+BOTH = (WMMA, SCALAR)
+
+FAULTS = [
+    # name, configurations, problem, text of the good kernel, text of the broken one
+    ("missing barrier before a tile is read", BOTH, PLAIN, "copy_async_wait<STAGES - 2>();\n        __syncthreads();", "copy_async_wait<STAGES - 2>();"),
+    ("missing barrier between scores and softmax", [WMMA], PLAIN, "rows_sync();\n        rows.update", "rows.update"),
+    ("missing barrier between softmax and product", [WMMA], PLAIN, "rows_sync();\n        multiply_rows", "multiply_rows"),
+    ("missing warp barrier between weights and product", [SCALAR], PLAIN, "        __syncwarp();\n    }\n\n    __device__ float total", "    }\n\n    __device__ float total"),
+    ("wrong scale", BOTH, PLAIN, "scale * LOG2_E", "scale"),
+    ("O not rescaled when the maximum moves", [WMMA], PLAIN, "multiply_rows(out, factors);\n        multiply_pv", "multiply_pv"),
+    ("O not rescaled when the maximum moves", [SCALAR], PLAIN, "out[i][j] * rescale[i]", "out[i][j]"),
+    ("sum not rescaled when the maximum moves", [WMMA], PLAIN, "sum[pass] *= factor;", ""),
+    ("sum not rescaled when the maximum moves", [SCALAR], PLAIN, "sum[i] *= rescale[i];", ""),
+    ("tail mask one key too far", BOTH, PLAIN, "return limit - tile * TILE_N;", "return limit - tile * TILE_N + 1;"),
+    ("tail mask one key too short", BOTH, PLAIN, "return limit - tile * TILE_N;", "return limit - tile * TILE_N - 1;"),
+    ("heads and batch swapped in the stride", BOTH, PLAIN, "(long long)blockIdx.z * heads + blockIdx.y", "(long long)blockIdx.y * gridDim.z + blockIdx.z"),
+    ("last rows of an output tile not written", [WMMA], PLAIN, "if (row < block.rows)", "if (row < block.rows && row < TILE_M - 16)"),
+    ("last rows of an output tile not written", [SCALAR], PLAIN, "if (row_of(i) >= block.rows) continue;", "if (row_of(i) >= block.rows || i == ROWS - 1) continue;"),
+    ("cp.async not waited for", BOTH, PLAIN, "copy_async_wait<STAGES - 2>();", ""),
+    ("cp.async waited for too laxly", BOTH, PLAIN, "copy_async_wait<STAGES - 2>();", "copy_async_wait<STAGES - 1>();"),
+    ("stage reused while it is read", BOTH, PLAIN, "request(tile + STAGES - 1);\n    }", "request(tile + STAGES);\n    }"),
+    ("read past the end of the tensors", BOTH, PLAIN, "bool exists = row < valid;", "bool exists = row <= valid;"),
+    ("write past the end of O", [WMMA], PLAIN, "if (row < block.rows)", "if (row <= block.rows)"),
+    ("write past the end of O", [SCALAR], PLAIN, "if (row_of(i) >= block.rows) continue;", "if (row_of(i) > block.rows) continue;"),
+    ("shared memory overrun", BOTH, PLAIN, "v + tile % STAGES * ELEMENTS_KV", "v + tile % (STAGES + 1) * ELEMENTS_KV"),
+    ("scores summed in fp16 overflow", [SCALAR], PLAIN, "s[i][j] = fmaf(a[i].y, b.y, fmaf(a[i].x, b.x, s[i][j]));", "s[i][j] = __half2float(__float2half(fmaf(a[i].y, b.y, fmaf(a[i].x, b.x, s[i][j]))));"),
+    ("maximum not taken off, weights overflow fp16", [WMMA], PLAIN, "exp2_approx(x.x - largest)", "exp2_approx(x.x)"),
+    ("K and V swapped", BOTH, PLAIN, "k = k_ + kv_head", "k = v_ + kv_head"),
+    ("barrier in a divergent branch", BOTH, PLAIN, "copy_async_wait<STAGES - 2>();\n        __syncthreads();", "copy_async_wait<STAGES - 2>();\n        if (threadIdx.x < 64) __syncthreads();"),
+    ("barrier that early threads never reach", BOTH, PLAIN, "    keys.start();\n", "    if (threadIdx.x >= block.rows) return;\n    keys.start();\n"),
+    ("causal diagonal hidden", BOTH, CAUSAL_GROUPED, "row + diagonal + 1)", "row + diagonal)"),
+    ("causal diagonal one too far", BOTH, CAUSAL_GROUPED, "row + diagonal + 1)", "row + diagonal + 2)"),
+    ("causal mask aligned to the upper left", BOTH, CAUSAL_GROUPED, "diagonal = seq_k - seq_q;", "diagonal = 0;"),
+    ("wrong kv head of a group", BOTH, CAUSAL_GROUPED, "blockIdx.y / (heads / kv_heads)", "blockIdx.y % kv_heads"),
+    ("input changed", BOTH, PLAIN, "    keys.start();\n", "    if (threadIdx.x == 0) const_cast<T*>(k)[0] = to_float(k[0]) > 0 ? q[0] : k[0];\n    keys.start();\n"),
+]  # fmt: skip
+PLANTED = [
+    pytest.param(config, problem, old, new, id=f"{name}-{config['family']}")
+    for name, configs, problem, old, new in FAULTS
+    for config in configs
+]
+
+
+@pytest.mark.parametrize(("config", "problem", "old", "new"), PLANTED)
+def test_a_planted_fault_is_caught(attention_gate, config, problem, old, new):
+    gate = attention_gate(problem)
+    found = gate.judge(config, gate.doctored(config, old, new))
+    assert found.outcome in (Outcome.INCORRECT, Outcome.CRASHED, Outcome.HUNG), "the fault escaped"
+    assert found.reason
+
+
+@pytest.mark.parametrize("problem", [PLAIN, CAUSAL_GROUPED])
+@pytest.mark.parametrize("config", BOTH, ids=["wmma", "scalar"])
+def test_the_good_kernel_beside_it_passes(attention_gate, config, problem):
+    verdict = attention_gate(problem).judge(config)
+    assert verdict.correct, verdict.reason
+
+
+def test_at_least_twelve_kinds_of_fault_are_planted():
+    assert len({name for name, *_ in FAULTS}) >= 12
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "names"),
+    [
+        ("barrier in a divergent branch", Outcome.HUNG, "__syncthreads"),
+        ("read past the end of the tensors", Outcome.CRASHED, "thread"),
+        ("write past the end of O", Outcome.CRASHED, "thread"),
+        ("shared memory overrun", Outcome.CRASHED, "thread"),
+    ],
+)
+def test_the_reason_names_what_happened_and_where(attention_gate, fault, outcome, names):
+    _, configs, problem, old, new = next(f for f in FAULTS if f[0] == fault)
+    gate = attention_gate(problem)
+    found = gate.judge(configs[0], gate.doctored(configs[0], old, new))
+    assert found.outcome is outcome
+    assert names in found.reason and "attention" in found.reason
