@@ -38,6 +38,10 @@ class AttentionGate:
         self.problem = parse_problem(problem)
         self.space = attention_space(problem)
 
+    def start(self, wanted):
+        """The space's first start point that has these values."""
+        return next(c for c in self.space.starts if wanted.items() <= c.items())
+
     def source(self, config) -> Source:
         return render(self.space, config, self.problem, asset("templates"))
 

@@ -13,7 +13,7 @@ FLOORS = (
     ("workloads", "space", "devices", "ledger"),
     ("stages", "publish"),
     ("search",),
-    ("cli",),
+    ("cli", "__main__"),
 )
 
 

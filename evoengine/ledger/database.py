@@ -18,6 +18,7 @@ from typing import Any
 from alembic import command
 from alembic.config import Config as AlembicConfig
 from alembic.script import ScriptDirectory
+from filelock import FileLock, Timeout
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool
@@ -31,7 +32,8 @@ BUSY_SECONDS = 30.0
 """how long a writer waits for another's transaction to end"""
 _EXAMPLES = "sqlite:///db/evoengine.db or postgresql://user@host/database"
 SQLITE_MAGIC = b"SQLite format 3\0"
-_LOCK_KEY = 0x65766F  # any number that no other program's advisory locks are likely to use
+_LOCK_KEY = 0x65766F
+"""of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
 
 
 def parse_url(text_or_path: str) -> URL:
@@ -115,6 +117,21 @@ def set_pragmas(engine: Engine) -> None:
     def connect(connection: sqlite3.Connection, record: object) -> None:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
+
+
+@contextmanager
+def alone(url: URL) -> Iterator[None]:
+    """Holds off other processes of evoengine that would set up the same database; raises UsageError if they stay."""
+    if url.drivername == "sqlite":
+        try:
+            with FileLock(f"{url.database}.lock", timeout=BUSY_SECONDS):
+                yield
+        except Timeout as error:
+            raise UsageError(f"{shown(url)} has been held by another evoengine for {BUSY_SECONDS:g} s; let it end") from error
+        return
+    with create_engine(url, poolclass=NullPool).connect() as connection:
+        connection.execute(text(f"SELECT pg_advisory_lock({_LOCK_KEY})"))
+        yield
 
 
 def shown(url: URL) -> str:
@@ -244,5 +261,6 @@ def _upgrade(engine: Engine) -> None:
     """To the newest revision, in one transaction; of several processes that try at once, one does it."""
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
+            # SQLite's transaction has the write lock from its beginning
             connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK_KEY})"))
         command.upgrade(alembic_config(connection), "head")

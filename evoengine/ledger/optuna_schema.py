@@ -47,4 +47,4 @@ def require_schema(tables: Set[str], revision: str | None, url: str) -> None:
         made, remedy = "an older Optuna", f"optuna storage upgrade --storage {url}"
     else:
         made, remedy = "a newer Optuna", "pip install --upgrade optuna"
-    raise UsageError(f"the studies in {url} were made by {made} than the {optuna.__version__} here; mend it with: {remedy}")
+    raise UsageError(f"the studies in {url} are of {made} than the {optuna.__version__} here: run {remedy}")

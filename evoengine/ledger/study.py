@@ -20,10 +20,10 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning, OptunaError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from evoengine.errors import EvoengineError, UsageError
-from evoengine.ledger.database import engine_options, explained, look, parse_url, set_pragmas
+from evoengine.ledger.database import alone, engine_options, explained, look, parse_url, set_pragmas
 from evoengine.ledger.optuna_schema import require_schema
 from evoengine.ledger.store import Ledger
 from evoengine.paths import default_database
@@ -53,16 +53,13 @@ def optuna_storage(database: str) -> RDBStorage:
     """Optuna's side of a ledger's database; raises UsageError where its tables are of another Optuna's schema."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     url = parse_url(database)
-    contents = look(url)
-    require_schema(contents.tables, contents.optuna_revision, url.render_as_string())
-    options = {"engine_kwargs": engine_options(url), "skip_compatibility_check": True}
-    text = url.render_as_string(hide_password=False)
-    with explained(url):
-        try:
-            storage = RDBStorage(text, **options)
-        except DBAPIError:
-            # another process made the tables after this one had found them missing
-            storage = RDBStorage(text, **options)
+    # Optuna makes its tables one by one, and another process must neither do the same nor judge them half-made
+    with alone(url), explained(url):
+        contents = look(url)
+        require_schema(contents.tables, contents.optuna_revision, url.render_as_string())
+        storage = RDBStorage(
+            url.render_as_string(hide_password=False), engine_kwargs=engine_options(url), skip_compatibility_check=True
+        )
     if url.drivername == "sqlite":
         storage.engine.dispose()
         set_pragmas(storage.engine)

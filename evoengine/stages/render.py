@@ -91,7 +91,7 @@ def _fill(templates: Path, name: str, context: Mapping[str, Value]) -> str:
         raise UsageError(_missing(templates, name, error)) from None
     except jinja2.TemplateSyntaxError as error:
         raise UsageError(f"{error.filename or error.name}:{error.lineno}: {error.message}") from None
-    except Exception as error:  # whatever an expression in a template can raise, from an unknown name to a division by 0
+    except Exception as error:  # whatever an expression can raise, from an unknown name to a division by zero
         place = _place(templates, error)
         if place is None:
             raise

@@ -1,82 +1,14 @@
+"""Ledgers for the tests: one empty file is made once and copied."""
+
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.records import (
-    Binary,
-    CaseResult,
-    Config,
-    Kind,
-    Launch,
-    Measurement,
-    Outcome,
-    Source,
-    Verdict,
-)
-
-PROBLEM = "attention:b1,h2,s64,d32,fp16"
-GPU = "h100"
-DOMAINS = {"family": ("scalar", "wmma"), "tile_m": (32, 64, 128), "unroll": (False, True), "share": (0.0, 0.25)}
-CONFIG: Config = {"family": "wmma", "tile_m": 64, "unroll": True, "share": 0.25}
-SPACE = SimpleNamespace(name="attention.toml", sha256="5" * 64, text='kernel = "attention"\n')
-
-
-def a_source(text: str = "kernel") -> Source:
-    return Source(f"extern \"C\" __global__ void {text}() {{}}  // µ\n", text, Launch((2, 3, 4), 128, 4096))
-
-
-def a_binary(**changes: object) -> Binary:
-    values: dict[str, object] = {
-        "cubin": b"\x7fELF\x00\xff",
-        "arch": "sm_90a",
-        "options": "-arch=sm_90a --std=c++17",
-        "compiler": "NVRTC 13.0",
-        "registers": 57,
-        "spill_bytes": 12,
-        "stack_bytes": 8,
-        "shared_bytes": 1024,
-        "warnings": ("C7510: wgmma is serialised",),
-        "mix": {"HMMA": 64, "LDSM": 32},
-        "compile_ms": 310.25,
-    }
-    return Binary(**(values | changes))  # type: ignore[arg-type]
-
-
-def a_verdict(outcome: Outcome | None = None, max_error: float | None = 2.4e-4) -> Verdict:
-    cases = (
-        CaseResult("ragged", PROBLEM, 2**63 + 1, outcome is None, max_error, 1.5e-5, 1e-3),
-        CaseResult("one-hot rows", PROBLEM, 7, True, None, None, None, "no result to compare"),
-    )
-    return Verdict("emulator", outcome, "off by 1" if outcome else None, cases, 140.5)
-
-
-def a_figure(tflops: float, kind: Kind = Kind.ESTIMATED, suspect: str | None = None) -> Measurement:
-    samples = (25300.0, 25299.5) if kind is Kind.MEASURED else ()
-    return Measurement(kind, "NVIDIA H200", tflops, 25300.0, samples, 0.03, {"memory_us": 12.5}, suspect)
-
-
-def start_run(ledger: Ledger, **changes: object) -> int:
-    values = {"gpu": GPU, "problem": PROBLEM, "device": Device("emulator"), "space": SPACE, "sampler": "tpe", "seed": 1}
-    return ledger.start_run(**(values | {"command": "evoengine search"} | changes))
-
-
-def add_ranked(ledger: Ledger, run: int, figure: Measurement, config: Config = CONFIG, name: str = "kernel") -> int:
-    """A candidate that went down the whole road."""
-    trial = ledger.add_candidate(run, PROBLEM, GPU, config, (), "sampler")
-    ledger.record_source(trial, a_source(name))
-    ledger.record_binary(trial, a_source(name), a_binary())
-    ledger.record_verdict(trial, a_verdict())
-    ledger.record_measurement(trial, figure)
-    outcome = Outcome.SUSPECT if figure.suspect else Outcome(str(figure.kind))
-    ledger.finish(trial, outcome, figure.suspect, 0.25, "emulator")
-    return trial
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,9 @@ from evoengine.records import Outcome
 
 PLAIN = "b2,h4,s256,d64,fp16"
 CAUSAL_GROUPED = "b2,h8,s256,d64,bf16,causal,kv2"
-WMMA = dict(
-    family="wmma", tile_m=64, tile_n=64, warps=8, warps_n=2, pad=16, stages=2, vector=8, reduction="shuffle", lanes=4,
-    alias_sp=False, o_in="registers", q_in="shared",
-)  # fmt: skip
-SCALAR = dict(
-    family="scalar", tile_m=64, tile_n=64, warps=4, rows=8, pad=8, stages=2, vector=8, reduction="shuffle", o_in="registers"
-)
+# start points of the space: the hand-written 8-warp kernel, whose warps share rows, and a double-buffered scalar one
+WMMA = {"family": "wmma", "warps_n": 2, "stages": 2}
+SCALAR = {"family": "scalar", "stages": 2}
 BOTH = (WMMA, SCALAR)
 
 FAULTS = [
@@ -39,7 +35,9 @@ FAULTS = [
     ("read past the end of the tensors", BOTH, PLAIN, "bool exists = row < valid;", "bool exists = row <= valid;"),
     ("write past the end of O", [WMMA], PLAIN, "if (row < block.rows)", "if (row <= block.rows)"),
     ("write past the end of O", [SCALAR], PLAIN, "if (row_of(i) >= block.rows) continue;", "if (row_of(i) > block.rows) continue;"),
-    ("shared memory overrun", BOTH, PLAIN, "v + tile % STAGES * ELEMENTS_KV", "v + tile % (STAGES + 1) * ELEMENTS_KV"),
+    ("more buffers used than there are", BOTH, PLAIN, "v + tile % STAGES * ELEMENTS_KV", "v + tile % (STAGES + 1) * ELEMENTS_KV"),
+    ("shared memory overrun", [WMMA], PLAIN, "    rows.start();\n", "    rows.start();\n    if (threadIdx.x == 5) shared[BYTES_T + BYTES_S + BYTES_P + BYTES_F + BYTES_O] = 1;\n"),
+    ("shared memory overrun", [SCALAR], PLAIN, "    rows.start();\n", "    rows.start();\n    if (threadIdx.x == 5) shared[BYTES_T + BYTES_P + BYTES_S + BYTES_ROWS + BYTES_O] = 1;\n"),
     ("scores summed in fp16 overflow", [SCALAR], PLAIN, "s[i][j] = fmaf(a[i].y, b.y, fmaf(a[i].x, b.x, s[i][j]));", "s[i][j] = __half2float(__float2half(fmaf(a[i].y, b.y, fmaf(a[i].x, b.x, s[i][j]))));"),
     ("maximum not taken off, weights overflow fp16", [WMMA], PLAIN, "exp2_approx(x.x - largest)", "exp2_approx(x.x)"),
     ("K and V swapped", BOTH, PLAIN, "k = k_ + kv_head", "k = v_ + kv_head"),
@@ -61,6 +59,7 @@ PLANTED = [
 @pytest.mark.parametrize(("config", "problem", "old", "new"), PLANTED)
 def test_a_planted_fault_is_caught(attention_gate, config, problem, old, new):
     gate = attention_gate(problem)
+    config = gate.start(config)
     found = gate.judge(config, gate.doctored(config, old, new))
     assert found.outcome in (Outcome.INCORRECT, Outcome.CRASHED, Outcome.HUNG), "the fault escaped"
     assert found.reason
@@ -69,7 +68,8 @@ def test_a_planted_fault_is_caught(attention_gate, config, problem, old, new):
 @pytest.mark.parametrize("problem", [PLAIN, CAUSAL_GROUPED])
 @pytest.mark.parametrize("config", BOTH, ids=["wmma", "scalar"])
 def test_the_good_kernel_beside_it_passes(attention_gate, config, problem):
-    verdict = attention_gate(problem).judge(config)
+    gate = attention_gate(problem)
+    verdict = gate.judge(gate.start(config))
     assert verdict.correct, verdict.reason
 
 
@@ -83,12 +83,13 @@ def test_at_least_twelve_kinds_of_fault_are_planted():
         ("barrier in a divergent branch", Outcome.HUNG, "__syncthreads"),
         ("read past the end of the tensors", Outcome.CRASHED, "thread"),
         ("write past the end of O", Outcome.CRASHED, "thread"),
-        ("shared memory overrun", Outcome.CRASHED, "thread"),
+        ("shared memory overrun", Outcome.CRASHED, "thread 5"),
     ],
 )
 def test_the_reason_names_what_happened_and_where(attention_gate, fault, outcome, names):
     _, configs, problem, old, new = next(f for f in FAULTS if f[0] == fault)
     gate = attention_gate(problem)
-    found = gate.judge(configs[0], gate.doctored(configs[0], old, new))
+    config = gate.start(configs[0])
+    found = gate.judge(config, gate.doctored(config, old, new))
     assert found.outcome is outcome
     assert names in found.reason and "attention" in found.reason

@@ -1,8 +1,8 @@
 """Source → an executable that runs the kernel on this machine's CPU, built once and kept on disk.
 
-The runtime (scheduler, memory, reports) is one object per machine; a candidate is one small translation unit linked to it.
-Both live in the user's cache, keyed by everything that shapes them: the text, the emulator's own files, and what the
-compiler says of itself and of this CPU.
+The runtime (scheduler, memory, reports) is one object per machine; a candidate is one small translation unit linked to
+it. Both live in the user's cache, keyed by everything that shapes them: the text, the emulator's own files, and what
+the compiler says of itself and of this CPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ RUNTIME = Path(__file__).with_name("runtime")
 KEPT = 4096
 """executables kept; beyond it a build removes the eighth that was used longest ago"""
 
-_COMMON = ("-std=c++20", "-w", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-fcf-protection=none", f"-I{INCLUDE}")
+_COMMON = (
+    "-std=c++20", "-w", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-fcf-protection=none", f"-I{INCLUDE}",
+)  # fmt: skip
 _RUNTIME_FLAGS = ("-O3", "-r", "-nostdlib")
 # Uninitialised locals start as 0xFE (NaN in half), misaligned accesses and indices beyond a local array are reported
 # through the sanitizer's handlers, which the runtime defines.
@@ -69,12 +71,13 @@ def build(source: Source) -> Path:
     if executable.exists():
         os.utime(executable)
         return executable
+    runtime = _runtime()
     unit = f'#include <evo_emu/cuda.h>\n#include <evo_emu/kernel.h>\n#line 1 "kernel.cu"\n{translate(source.text)}\n'
     unit += f'#line 1 "entry"\nEVO_EMU_ENTRY({source.entry})\n'
     with tempfile.TemporaryDirectory(dir=_cache(), prefix="building-") as folder:
         scratch = Path(folder) / "kernel"
         _compile([*_CANDIDATE_FLAGS, "-xc++", "-c", "-", "-o", f"{scratch}.o"], unit, source.entry)
-        _compile([f"{scratch}.o", str(_runtime()), *_LIBRARIES, "-o", str(scratch)], "", source.entry)
+        _compile([f"{scratch}.o", str(runtime), *_LIBRARIES, "-o", str(scratch)], "", source.entry)
         os.replace(scratch, executable)
     _prune()
     return executable
@@ -95,7 +98,7 @@ def _compile(arguments: list[str], unit: str, entry: str) -> None:
 
 @cache
 def _version() -> str:
-    """What an executable depends on beside its source: the compiler with its target CPU, and the emulator's own files."""
+    """What an executable depends on beside its source: the compiler, the CPU it targets and the emulator's own files."""
     probe = subprocess.run(
         [find_compiler(), *_native(), "-E", "-v", "-xc++", os.devnull], capture_output=True, text=True, check=False
     )
@@ -132,12 +135,13 @@ def _runtime() -> Path:
 
 def _cache() -> Path:
     folder = Path(user_cache_dir("evoengine")) / "emulator"
+    remedy = f"cannot write the emulator's cache {folder}: make it writable or set XDG_CACHE_HOME"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise MachineError(f"cannot write the emulator's cache {folder} ({error.strerror}): set XDG_CACHE_HOME") from error
+        raise MachineError(remedy) from error
     if not os.access(folder, os.W_OK):
-        raise MachineError(f"cannot write the emulator's cache {folder}: make it writable or set XDG_CACHE_HOME")
+        raise MachineError(remedy)
     return folder
 
 

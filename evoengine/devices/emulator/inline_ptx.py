@@ -43,7 +43,7 @@ def to_cpp(body: str, masked: str, line: int) -> str:
 
     `masked` is the body with literals blanked; `line` names the statement in errors. Raises KernelUnbuildable.
     """
-    sections = split_top_level(body, masked, ":")
+    sections = _split(body, masked, ":")
     ptx = "".join(_unescape(s) for s in _STRING.findall(sections[0]))
     operands = [_operand(o, line) for section in sections[1:3] for o in _list(section)]
     statements = _statements(ptx)
@@ -53,34 +53,17 @@ def to_cpp(body: str, masked: str, line: int) -> str:
     return f"do {{ {declared}{code} }} while (0)"
 
 
-def split_top_level(text: str, masked: str, separator: str) -> list[str]:
-    """Splits at separators outside of brackets; template brackets count, comparison signs do not occur here."""
-    parts, depth, start, i = [], 0, 0, 0
-    while i < len(masked):
-        if masked.startswith("::", i) and separator == ":" and depth > 0:
-            i += 2
-            continue
-        c = masked[i]
-        depth += (c in "([{") - (c in ")]}")
-        if separator == ",":
-            depth += (c == "<") - (c == ">")
-        if c == separator and depth == 0:
-            parts.append(text[start:i])
-            start = i + 1
-        i += 1
-    return [*parts, text[start:]]
-
-
 def _list(section: str) -> list[str]:
     masked = _STRING.sub(lambda m: '"' + " " * (len(m[0]) - 2) + '"', section)
-    return [part for part in _split_commas(section, masked) if part.strip()]
+    return [part for part in _split(section, masked, ",") if part.strip()]
 
 
-def _split_commas(text: str, masked: str) -> list[str]:
+def _split(text: str, masked: str, separator: str) -> list[str]:
+    """At separators outside of brackets and literals."""
     parts, depth, start = [], 0, 0
     for i, c in enumerate(masked):
         depth += (c in "([{") - (c in ")]}")
-        if c == "," and depth == 0:
+        if c == separator and depth == 0:
             parts.append(text[start:i])
             start = i + 1
     return [*parts, text[start:]]
@@ -121,7 +104,7 @@ def _statement(text: str, operands: list[str], line: int) -> str:
     if not match:
         raise KernelUnbuildable(f"line {line}: the emulator cannot read the PTX {text!r}")
     negated, predicate, mnemonic, rest = match.groups()
-    arguments = [_argument(a.strip(), operands, line) for a in _split_commas(rest, rest) if a.strip()]
+    arguments = [_argument(a.strip(), operands, line) for a in _split(rest, rest, ",") if a.strip()]
     code = f"goto {rest.strip()};" if mnemonic in ("bra", "bra.uni") else _call(mnemonic, arguments, line)
     return f"if ({negated}{predicate}) {code}" if predicate else code
 

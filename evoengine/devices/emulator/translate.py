@@ -15,7 +15,9 @@ from evoengine.devices.emulator import inline_ptx
 _COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\b\s*)?\(")
 _ALIGNMENT = re.compile(r"\b(?:__align__|alignas)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
-_SHARED = re.compile(r"(?:\b(?:__align__|alignas)\s*\([^;{}]*?\)\s*|\b(?:extern|static|volatile)\s+)*\b__shared__\b[^;{}]*;")
+_SHARED = re.compile(
+    r"(?:\b(?:__align__|alignas)\s*\([^;{}]*?\)\s*|\b(?:extern|static|volatile)\s+)*\b__shared__\b[^;{}]*;"
+)
 _DECLARATOR = re.compile(r"\s*([A-Za-z_]\w*)\s*((?:\[[^\]]*\]\s*)*)\Z")
 _NAMESPACE = re.compile(r'(?:\bnamespace(?:\s+[\w:]+)?|\bextern\s*"[^"]*")\s*\Z')
 
@@ -74,15 +76,13 @@ def _closing(masked: str, opening: int) -> int:
 def _shared_edit(text: str, masked: str, match: re.Match[str]) -> _Edit:
     line = _line(text, match.start())
     declaration = masked[match.start() : match.end() - 1]
-    alignment = " > ".join(())
-    alignments = [m[1] for m in _ALIGNMENT.finditer(declaration)]
-    alignment = alignments[0] if alignments else "1"
+    aligned = _ALIGNMENT.search(declaration)
+    alignment = aligned[1].strip() if aligned else "1"
     bare = _ALIGNMENT.sub(" ", declaration)
     dynamic = re.search(r"\bextern\b", bare) is not None
     bare = re.sub(r"\b(?:extern|static|__shared__)\b", " ", bare)
     at_namespace = _at_namespace_scope(text, masked, match.start())
-    parts = inline_ptx.split_top_level(bare, bare, ",")
-    base, declarators = _declarators(parts, line)
+    base, declarators = _declarators(_split_declarators(bare), line)
     if dynamic:
         return _Edit(match.start(), match.end(), "".join(_dynamic(base, name, at_namespace) for name, _ in declarators))
     if at_namespace:
@@ -98,6 +98,17 @@ def _dynamic(base: str, name: str, at_namespace: bool) -> str:
     if at_namespace:  # a reference: the window is mapped only after static initialisation
         return f"static {base}* const& {name} = reinterpret_cast<{base}* const&>(evo_emu::dynamic_shared);"
     return f"{base}* const {name} = reinterpret_cast<{base}*>(evo_emu::dynamic_shared);"
+
+
+def _split_declarators(declaration: str) -> list[str]:
+    """At commas outside of all brackets, those of template arguments too."""
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(declaration):
+        depth += (c in "([<") - (c in ")]>")
+        if c == "," and depth == 0:
+            parts.append(declaration[start:i])
+            start = i + 1
+    return [*parts, declaration[start:]]
 
 
 def _declarators(parts: list[str], line: int) -> tuple[str, list[tuple[str, str]]]:

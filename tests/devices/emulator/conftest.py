@@ -31,7 +31,7 @@ def own_cache(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def emulate(own_cache):
-    """emulate(text, *values, grid, threads, shared, seed, timeout) → the tensors by name; `const T*` parameters are inputs."""
+    """emulate(text, *values, grid, threads, shared, seed, timeout) → the tensors by name; a `const T*` is an input."""
 
     def run_kernel(text, *values, grid=(1, 1, 1), threads=32, shared=0, seed=0, timeout=20.0):
         entry, parameters = SIGNATURE.search(text).groups()

@@ -103,7 +103,10 @@ extern "C" __global__ void early(float* o) {
     o[threadIdx.x] = 1;
 }
 """
-    message = r"hang: 127 of 128 .* \(line 4, e.g. thread 0\), 1 have ended \(e.g. thread 40\), kernel early, block \(1,0,0\)"
+    message = (
+        r"hang: 127 of 128 .* \(line 4, e.g. thread 0\), 1 have ended \(e.g. thread 40\), "
+        r"kernel early, block \(1,0,0\)"
+    )
     with pytest.raises(KernelHung, match=message):
         emulate(text.replace("== 40", "== 40 && blockIdx.x == 1"), floats(128), threads=128, grid=(2, 1, 1))
 
@@ -120,7 +123,7 @@ extern "C" __global__ void lanes(float* o) {
 def test_a_lane_missing_from_a_collective_is_a_hang(emulate, floats):
     good = emulate(SHUFFLE.replace("CONDITION", ""), floats(64), threads=64)["o"]
     np.testing.assert_array_equal(good, np.arange(64) + (np.arange(64) ^ 1))
-    with pytest.raises(KernelHung, match=r"63 of 64 threads wait|31 of 64 threads wait at __shfl_xor_sync \(line 4"):
+    with pytest.raises(KernelHung, match=r"31 of 64 threads wait at __shfl_xor_sync \(line 4, .* 33 have ended"):
         emulate(SHUFFLE.replace("CONDITION", "if (threadIdx.x != 5)"), floats(64), threads=64)
 
 
@@ -133,7 +136,7 @@ extern "C" __global__ void split(float* o) {
         __syncwarp();
 }
 """
-    with pytest.raises(KernelHung, match=r"16 of 32 threads wait at __syncwarp \(line 4.*16 wait at __syncwarp \(line 6"):
+    with pytest.raises(KernelHung, match=r"16 of 32 threads wait at __syncwarp \(line 4.*16 wait at .* \(line 6"):
         emulate(text, floats(1))
     emulate(text.replace("__syncwarp()", "__syncwarp(threadIdx.x < 16 ? 0xffff : 0xffff0000)"), floats(1))
 

@@ -52,9 +52,9 @@ def test_nothing_half_built_stays_behind():
 @pytest.mark.parametrize(
     ("text", "entry", "message"),
     [
-        (KERNEL.replace("* v", "* w").replace("v *", "w *"), "f", r"line 2: .w. was not declared.* \(entry point f\)"),
-        (KERNEL, "g", r".g. was not declared.* \(entry point g\)"),
-        ("#include <cooperative_groups.h>\n" + KERNEL, "f", r"line 1: cooperative_groups.h: No such file"),
+        (KERNEL.replace("* v", "* w").replace("v *", "w *"), "f", r"line 2: .*declared.* \(entry point f\)"),
+        (KERNEL, "g", r"declared.* \(entry point g\)"),
+        ("#include <cooperative_groups.h>\n" + KERNEL, "f", r"line 1: .*cooperative_groups.h"),
         ("__device__ float h(float);\n" + KERNEL.replace("v *", "h(v) *"), "f", r"undefined reference to .h\(float\)"),
         (KERNEL.replace("v *", "v v *"), "f", "line 2: "),
     ],
@@ -76,10 +76,8 @@ def test_only_so_many_executables_are_kept(monkeypatch, tmp_path):
     for runtime in kept.parent.glob("runtime-*"):
         os.link(runtime, folder / runtime.name)
     newest = build(source())
-    left = sorted(p.name for p in folder.glob("kernel-*"))
-    assert left == [f"kernel-{i}" for i in (*range(10, 20),)][-13:] + [newest.name] or newest.name in left
-    assert len(left) == 14
-    assert "kernel-06" not in left and "kernel-07" in left
+    oldest_gone = {f"kernel-{i:02}" for i in range(7, 20)}
+    assert {p.name for p in folder.glob("kernel-*")} == oldest_gone | {newest.name}
 
 
 def test_a_machine_without_a_compiler_is_told_the_remedy(forgetful, tmp_path):
@@ -107,7 +105,7 @@ def test_a_compiler_that_cannot_build_the_emulator_is_named_with_what_is_needed(
 def test_a_cache_that_cannot_be_made_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(MachineError, match="cannot write the emulator's cache .*: set XDG_CACHE_HOME"):
+    with pytest.raises(MachineError, match="cannot write the emulator's cache .*: make it writable or set XDG_CACHE_HOME"):
         build(source())
 
 

@@ -66,8 +66,9 @@ def test_votes_and_matches_and_reductions(emulate):
 extern "C" __global__ void f(const int* a, unsigned* o) {
     int v = a[threadIdx.x], lane = threadIdx.x % 32;
     unsigned all[] = {__ballot_sync(~0u, v > 2), (unsigned)__any_sync(~0u, v > 6), (unsigned)__all_sync(~0u, v < 7),
-                      __match_any_sync(~0u, v), (unsigned)__reduce_add_sync(~0u, v), (unsigned)__reduce_max_sync(~0u, v),
-                      (unsigned)__reduce_min_sync(~0u, -v), __reduce_or_sync(~0u, 1u << v),
+                      __match_any_sync(~0u, v), (unsigned)__reduce_add_sync(~0u, v),
+                      (unsigned)__reduce_max_sync(~0u, v), (unsigned)__reduce_min_sync(~0u, -v),
+                      __reduce_or_sync(~0u, 1u << v),
                       (unsigned)__any_sync(~0u, v == 2)};
     for (int i = 0; i < 9; ++i) o[i * 64 + threadIdx.x] = all[i];
 }
@@ -78,7 +79,7 @@ extern "C" __global__ void f(const int* a, unsigned* o) {
     for warp, v in enumerate(a.reshape(2, 32)):
         right = [
             bit[v > 2].sum(), 0, 1, np.array([bit[v == x].sum() for x in v]), v.sum(), v.max(),
-            np.int32(-v.max()).astype(np.uint32), np.bitwise_or.reduce(np.uint32(1) << v.astype(np.uint32)), (v == 2).any(),
+            np.int32(-v.max()).astype(np.uint32), np.bitwise_or.reduce(1 << v), (v == 2).any(),
         ]  # fmt: skip
         for row, expected in zip(o[:, warp], right, strict=True):
             np.testing.assert_array_equal(row, np.broadcast_to(expected, 32))

@@ -1,12 +1,12 @@
 // nvcuda::wmma for half and bfloat16 inputs, shapes 16x16x16, 32x8x16 and 8x32x16.
 //
 // The programming guide leaves open which lane holds which element of a fragment, so the map here is one that no kernel
-// can have guessed: element i of a lane lies in the rows that lanes 0…31 fill with their element i, the lanes permuted
-// anew for every i. It is the same for every fragment of equal rows and columns, which is all CUDA promises. As on
-// hardware, half fragments of matrix_a and matrix_b hold 16 elements per lane, some of them twice.
+// can have guessed: the i-th elements of the 32 lanes fill the next whole rows together, the lanes permuted anew for
+// every i. It is the same for every fragment of equal rows and columns, which is all CUDA promises. As on hardware,
+// half fragments of matrix_a and matrix_b hold 16 elements per lane, some of them twice.
 //
-// mma_sync is a meeting of the warp; load_matrix_sync and store_matrix_sync are not: each lane moves its own elements when
-// it gets there, so a missing __syncwarp shows.
+// mma_sync is a meeting of the warp; load_matrix_sync and store_matrix_sync are not: each lane moves its own elements
+// when it gets there, so a missing __syncwarp shows.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

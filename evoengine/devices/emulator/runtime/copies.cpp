@@ -34,7 +34,8 @@ void land(CopyQueue& queue, unsigned groups) {
 void copy_async(unsigned shared, const void* global, unsigned bytes, unsigned source_bytes, int line) {
     if (source_bytes == ~0u) source_bytes = bytes;
     if (source_bytes > bytes) crash("cp.async at line %d: %u source bytes for a copy of %u", line, source_bytes, bytes);
-    if (shared % bytes) crash("misaligned cp.async at line %d: shared address %u is not a multiple of %u", line, shared, bytes);
+    if (shared % bytes)
+        crash("misaligned cp.async at line %d: shared address %u is not a multiple of %u", line, shared, bytes);
     if (source_bytes && reinterpret_cast<uintptr_t>(global) % bytes)
         crash("misaligned cp.async at line %d: the global address is not a multiple of %u", line, bytes);
     char* to = static_cast<char*>(shared_address(shared));

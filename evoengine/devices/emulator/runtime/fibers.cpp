@@ -1,5 +1,5 @@
-// Every CUDA thread of a block is a fiber on a stack of its own. Rounds: all runnable fibers run once, in an order drawn
-// from the seed, each until it waits or ends; whoever is woken meanwhile runs in the next round.
+// Every CUDA thread of a block is a fiber on a stack of its own. Rounds: all runnable fibers run once, in an order
+// drawn from the seed, each until it waits or ends; whoever is woken meanwhile runs in the next round.
 #include "internal.h"
 
 #include <sys/mman.h>
@@ -106,7 +106,7 @@ void start_round() {
 
 // Gives the processor to the next runnable fiber, which may be the caller itself.
 void switch_away() {
-    check_shared_canaries();
+    check_near_canaries();
     if (round_position == round_size) start_round();
     void** save = &fibers[current].stack_pointer;
     if (round_size == 0) {

@@ -74,7 +74,7 @@ char* map_tensor(const char* name, size_t bytes, bool output, bool end_flush);
 void protect_inputs();
 void map_dynamic_shared();
 void poison_shared();
-void check_shared_canaries();
+void check_near_canaries();
 void check_all_canaries();
 void report_fault(const char* address, const char* access);
 

@@ -63,7 +63,8 @@ void check_parameter(unsigned i) {
     unsigned size = kernel.sizes[i];
     if (kind == 'p' ? is_tensor(arguments[i]) : kind == given.kind && size == given.bytes) return;
     const char* takes = kind == 'p' ? "pointer" : kind == 'f' ? "float" : kind == 'i' ? "integer" : "structure";
-    if (is_tensor(arguments[i])) crash("parameter %u takes a %u-byte %s, the launch gives tensor %s", i, size, takes, given.name);
+    if (is_tensor(arguments[i]))
+        crash("parameter %u takes a %u-byte %s, the launch gives tensor %s", i, size, takes, given.name);
     crash("parameter %u takes a %u-byte %s, the launch gives %s, a %u-byte %s", i, size, takes, given.name,
           unsigned(given.bytes), given.kind == 'f' ? "float" : "integer");
 }

@@ -1,11 +1,12 @@
-// Guarded memory: every tensor, the dynamic shared memory and every static shared variable lie in a reservation of their
-// own whose neighbourhood cannot be touched. What is left between a part and its pages holds canaries, NaN in every
-// floating type, so a read beyond the end shows as NaN and a write as a broken canary.
+// Guarded memory: every tensor, the dynamic shared memory and every static shared variable lie in a reservation of
+// their own whose neighbourhood cannot be touched. What is left between a part and its pages holds canaries, NaN in
+// every floating type, so a read beyond the end shows as NaN and a write as a broken canary.
 #include "internal.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -25,6 +26,7 @@ constexpr size_t dynamic_alignment = 1024;
 // Offsets of shared addresses: dynamic memory from 0, static variable i around (i + 1) << 20.
 constexpr unsigned variable_shift = 20;
 constexpr unsigned max_regions = 512;
+constexpr long near = 64;
 
 struct Region {
     RegionKind kind;
@@ -81,8 +83,8 @@ Region* map_region(RegionKind kind, const char* name, size_t bytes, size_t align
     long offset = address - r.start, bytes = r.end - r.start;
     const char* preposition = strcmp(access, "read") ? "to" : "of";
     if (r.kind == RegionKind::dynamic_shared)
-        snprintf(text, sizeof text, "out-of-bounds %s %s shared memory at offset %ld of %ld", access, preposition, offset,
-                 bytes);
+        snprintf(text, sizeof text, "out-of-bounds %s %s shared memory at offset %ld of %ld", access, preposition,
+                 offset, bytes);
     else if (r.kind == RegionKind::static_shared)
         snprintf(text, sizeof text, "out-of-bounds %s %s shared variable %s at offset %ld of %ld", access, preposition,
                  r.name, offset, bytes);
@@ -149,10 +151,17 @@ void poison_shared() {
         memset(variables[i]->start, 0xff, size_t(variables[i]->end - variables[i]->start));
 }
 
-// Called at every switch of threads, so that the thread that wrote is known.
-void check_shared_canaries() {
+// Called at every switch of threads, so that the thread that wrote is known. Around an output only the nearest bytes are
+// looked at, where a row too many begins; what lies further off is found when the block ends.
+void check_near_canaries() {
     check_canaries(*dynamic_region, false, true);
     for (unsigned i = 0; i < variable_count; ++i) check_canaries(*variables[i], false, true);
+    for (unsigned i = 0; i < region_count; ++i) {
+        const Region& r = regions[i];
+        if (r.kind != RegionKind::output) continue;
+        if (const char* p = broken_canary(r.end, std::min(r.end + near, r.mapped_end))) report_outside(r, p, "write", true);
+        if (const char* p = broken_canary(std::max(r.start - near, r.mapped), r.start)) report_outside(r, p, "write", true);
+    }
 }
 
 void check_all_canaries() {

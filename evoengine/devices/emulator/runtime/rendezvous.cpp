@@ -46,6 +46,8 @@ int count_votes(const Gate* gate, Vote vote) {
     return vote == Vote::count ? set : vote == Vote::conjunction ? set == all : set > 0;
 }
 
+bool same_place(const Gate& a, const Gate& b) { return a.line == b.line && a.id == b.id && !strcmp(a.name, b.name); }
+
 void open(Gate* gate) {
     gate->arrived = 0;
     for (unsigned i = 0; i < launch.threads; ++i)
@@ -132,7 +134,7 @@ void report_hang() {
         unsigned waiting = 0;
         for (unsigned j = i; j < launch.threads; ++j) {
             const Gate* other = fibers[j].gate;
-            if (!other || other->line != gate->line || other->id != gate->id || strcmp(other->name, gate->name)) continue;
+            if (!other || !same_place(*other, *gate)) continue;
             told[j] = true;
             ++waiting;
         }

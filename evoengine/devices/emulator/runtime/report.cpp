@@ -49,6 +49,8 @@ const char* access_of(void* context) {
 void on_signal(int signal, siginfo_t* info, void* context) {
     if (signal == SIGFPE) crash("integer division by zero");
     if (signal == SIGILL) crash("the kernel ran into a trap");
+    // A general-protection fault carries no address: an aligned vector instruction, or an address no page can have.
+    if (info->si_code == SI_KERNEL) crash("misaligned vector access, or an address beyond the address space");
     const char* address = static_cast<const char*>(info->si_addr);
     if (is_on_stacks(address)) crash("stack overflow: more than 256 KiB of local memory in a thread");
     report_fault(address, access_of(context));
@@ -96,8 +98,8 @@ struct OutOfBounds {
 
 [[noreturn]] void __ubsan_handle_type_mismatch_v1_abort(TypeMismatch* data, uintptr_t address) {
     unsigned long alignment = 1ul << data->log_alignment;
-    evo_emu::crash("misaligned access to %s at line %u: the address is %lu bytes past a multiple of %lu", data->type->name,
-                   data->location.line, (unsigned long)(address % alignment), alignment);
+    evo_emu::crash("misaligned access to %s at line %u: the address is %lu bytes past a multiple of %lu",
+                   data->type->name, data->location.line, (unsigned long)(address % alignment), alignment);
 }
 
 [[noreturn]] void __ubsan_handle_out_of_bounds_abort(OutOfBounds* data, uintptr_t index) {

@@ -1,4 +1,4 @@
-// wmma::mma_sync: gathers the operands of the 32 lanes, multiplies exactly, accumulates in fp32 and scatters the result.
+// wmma::mma_sync: gathers the operands of the 32 lanes, multiplies exactly, accumulates in fp32, scatters the result.
 #include <mma.h>
 
 #include "internal.h"

@@ -80,7 +80,7 @@ void reduce(void* const* payloads, unsigned mask) {
 }
 
 template <class T>
-T exchange(const char* name, int line, unsigned mask, T value, unsigned source, Combine combine) {
+T exchange(const char* name, int line, unsigned mask, T value, unsigned source, Combine combine = shuffle) {
     static_assert(sizeof(T) <= sizeof(unsigned long long), "a collective carries at most 8 bytes per lane");
     Exchange payload{0, 0, source};
     __builtin_memcpy(&payload.value, &value, sizeof(T));
@@ -116,19 +116,19 @@ inline unsigned lane_across(int mask, int width) {
 
 template <class T>
 inline T __shfl_sync(unsigned mask, T value, int source, int width = 32, EVO_EMU_LINE) {
-    return evo_emu::exchange("__shfl_sync", line, mask, value, evo_emu::lane_in_segment(source, width), evo_emu::shuffle);
+    return evo_emu::exchange("__shfl_sync", line, mask, value, evo_emu::lane_in_segment(source, width));
 }
 template <class T>
 inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, EVO_EMU_LINE) {
-    return evo_emu::exchange("__shfl_up_sync", line, mask, value, evo_emu::lane_above(delta, width), evo_emu::shuffle);
+    return evo_emu::exchange("__shfl_up_sync", line, mask, value, evo_emu::lane_above(delta, width));
 }
 template <class T>
 inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, EVO_EMU_LINE) {
-    return evo_emu::exchange("__shfl_down_sync", line, mask, value, evo_emu::lane_below(delta, width), evo_emu::shuffle);
+    return evo_emu::exchange("__shfl_down_sync", line, mask, value, evo_emu::lane_below(delta, width));
 }
 template <class T>
 inline T __shfl_xor_sync(unsigned mask, T value, int across, int width = 32, EVO_EMU_LINE) {
-    return evo_emu::exchange("__shfl_xor_sync", line, mask, value, evo_emu::lane_across(across, width), evo_emu::shuffle);
+    return evo_emu::exchange("__shfl_xor_sync", line, mask, value, evo_emu::lane_across(across, width));
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate, EVO_EMU_LINE) {
     return evo_emu::vote("__ballot_sync", line, mask, predicate);

@@ -24,10 +24,11 @@ struct Entry {
     }
 #if __has_builtin(__make_integer_seq)
     template <class, unsigned... I> using sequence = indices<I...>;
-    static void invoke(void* const* arguments) { call(arguments, __make_integer_seq<sequence, unsigned, sizeof...(P)>{}); }
+    using Sequence = __make_integer_seq<sequence, unsigned, sizeof...(P)>;
 #else
-    static void invoke(void* const* arguments) { call(arguments, indices<__integer_pack(sizeof...(P))...>{}); }
+    using Sequence = indices<__integer_pack(sizeof...(P))...>;
 #endif
+    static void invoke(void* const* arguments) { call(arguments, Sequence{}); }
 };
 
 template <auto function, class... P>

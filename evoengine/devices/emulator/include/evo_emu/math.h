@@ -1,5 +1,5 @@
-// Arithmetic functions of the CUDA C++ Programming Guide, on the host's libm. The fast variants (__expf …) are computed
-// at full precision: a candidate's rounding is judged on the GPU, its logic here.
+// Arithmetic functions of the CUDA C++ Programming Guide, on the host's libm. The fast variants (__expf …) come at full
+// precision: a candidate's last bits are judged on the GPU, its logic here.
 #pragma once
 
 extern "C" {

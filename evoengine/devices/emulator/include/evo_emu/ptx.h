@@ -1,6 +1,6 @@
 // The PTX instructions the emulator knows. This file is the table: the translator reads every function marked EVO_PTX,
-// and an instruction `a.b::c.d` of inline assembly becomes a call of `a_b_c_d` with its operands in order. Outputs come by
-// reference; `[address]` operands and immediates by value; `{r0, r1, …}` as evo_emu::Registers. Cache hints
+// and an instruction `a.b::c.d` of inline assembly becomes a call of `a_b_c_d` with its operands in order. Outputs come
+// by reference; `[address]` operands and immediates by value; `{r0, r1, …}` as evo_emu::Registers. Cache hints
 // (.L2::128B and the like) are dropped before the look-up.
 #pragma once
 #include <evo_emu/runtime.h>

@@ -1,0 +1,283 @@
+"""A ledger is opened, made, joined to Optuna's file, or refused in one sentence with nothing written."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import optuna
+import pytest
+
+from evoengine.errors import MachineError, NothingFound, UsageError
+from evoengine.ledger import database, optuna_schema
+from evoengine.ledger.store import open_ledger
+from tests.ledger.examples import start_run
+
+NOBODY = 65534
+
+
+@pytest.fixture(scope="session")
+def optuna_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("optuna") / "study.db"
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(study_name="theirs", storage=f"sqlite:///{path}")
+    study.add_trial(optuna.trial.create_trial(value=1.0))
+    study._storage._backend.engine.dispose()
+    return path
+
+
+@pytest.fixture(autouse=True)
+def short_wait(monkeypatch):
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
+
+
+def picture(folder: Path) -> dict[str, str]:
+    """Every file below the folder with its content's hash."""
+    files = (p for p in sorted(folder.rglob("*")) if p.is_file())
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def refused(path: Path | str, folder: Path, *, create: bool = True, error: type[Exception] = UsageError) -> str:
+    """The one sentence; the folder is the same before and after, byte by byte."""
+    before = picture(folder)
+    with pytest.raises(error) as caught:
+        open_ledger(str(path), create=create)
+    assert picture(folder) == before
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def execute(path: Path, script: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(script)
+
+
+# ── opened ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_new_ledger_is_made_with_its_folder_by_path_or_url(tmp_path):
+    for name in (str(tmp_path / "a" / "b" / "one.db"), f"sqlite:///{tmp_path}/c/two.db"):
+        with open_ledger(name, create=True) as ledger:
+            assert start_run(ledger) == 1
+        with open_ledger(name, create=False) as ledger:
+            assert len(ledger.runs()) == 1
+
+
+def test_a_ledger_runs_in_wal_mode_with_foreign_keys(ledger):
+    with ledger._engine.connect() as connection:
+        pragmas = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        found = [connection.exec_driver_sql(f"PRAGMA {pragma}").scalar() for pragma in pragmas]
+    assert found == ["wal", 1, 1, 200]
+
+
+def test_an_empty_file_becomes_a_ledger(tmp_path):
+    (tmp_path / "empty.db").touch()
+    with open_ledger(str(tmp_path / "empty.db"), create=True) as ledger:
+        assert ledger.runs() == []
+
+
+def test_a_file_that_holds_only_optuna_studies_is_joined(optuna_file, tmp_path):
+    path = Path(shutil.copy(optuna_file, tmp_path))
+    with open_ledger(str(path), create=True) as ledger:
+        start_run(ledger)
+    assert [t.value for t in optuna.load_study(study_name="theirs", storage=f"sqlite:///{path}").trials] == [1.0]
+
+
+def test_the_tables_taken_for_optunas_are_exactly_those_it_makes(optuna_file):
+    with closing(sqlite3.connect(optuna_file)) as connection:
+        made = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert made == optuna_schema.TABLES
+
+
+# ── nothing there ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_reading_where_there_is_no_file_finds_nothing_and_makes_nothing(tmp_path):
+    said = refused(tmp_path / "none" / "x.db", tmp_path, create=False, error=NothingFound)
+    assert "no ledger at" in said
+    assert "evoengine search fills it" in said
+    assert not (tmp_path / "none").exists()
+
+
+def test_reading_an_empty_or_an_optuna_only_file_finds_nothing_and_leaves_it(optuna_file, tmp_path):
+    (tmp_path / "empty.db").touch()
+    shutil.copy(optuna_file, tmp_path)
+    for name in ("empty.db", "study.db"):
+        assert "no ledger at" in refused(tmp_path / name, tmp_path, create=False, error=NothingFound)
+
+
+# ── refused ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path):
+    (tmp_path / "notes.db").write_text("a text, and long enough to be taken for more than a header" * 50)
+    assert "is not a database" in refused(tmp_path / "notes.db", tmp_path)
+
+
+def test_a_damaged_database_is_refused(new_file, tmp_path):
+    path = new_file("damaged.db")
+    with path.open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff" * 4000)
+    assert "is damaged" in refused(path, tmp_path)
+
+
+def test_a_folder_is_refused(tmp_path):
+    assert "is a folder" in refused(tmp_path, tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    assert "cannot be made" in refused(tmp_path / "file" / "below" / "x.db", tmp_path)
+
+
+@pytest.mark.parametrize("script", ["CREATE TABLE invoices (id)", "CREATE TABLE runs (id); CREATE TABLE candidates (id)"])
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_another_programs_database_is_refused_even_where_its_tables_are_called_like_ours(tmp_path, script, mode):
+    execute(tmp_path / "theirs.db", f"PRAGMA journal_mode={mode}; {script};")
+    said = refused(tmp_path / "theirs.db", tmp_path)
+    assert "another program's database" in said
+    assert "invoices" in said or "candidates, runs" in said
+
+
+def test_a_part_of_optunas_tables_is_another_programs_database(tmp_path):
+    execute(tmp_path / "theirs.db", "CREATE TABLE alembic_version (version_num); CREATE TABLE trials (id)")
+    assert "another program's database" in refused(tmp_path / "theirs.db", tmp_path)
+
+
+def test_a_ledger_of_a_newer_evoengine_is_refused(new_file, tmp_path):
+    path = new_file("newer.db")
+    execute(path, "UPDATE evoengine_alembic_version SET version_num = '9999'")
+    for create in (True, False):
+        said = refused(path, tmp_path, create=create)
+        assert "newer evoengine (schema 9999)" in said
+        assert "upgrade evoengine" in said
+
+
+@pytest.mark.parametrize(
+    ("script", "remedy"),
+    [
+        ("UPDATE alembic_version SET version_num = 'v2.6.0.a'", "optuna storage upgrade --storage sqlite:///"),
+        ("DROP TABLE alembic_version", "optuna storage upgrade --storage sqlite:///"),
+        ("UPDATE alembic_version SET version_num = 'v99.0.0.a'", "pip install --upgrade optuna"),
+    ],
+)
+def test_an_optuna_file_of_another_schema_is_refused_with_the_remedy(optuna_file, tmp_path, script, remedy):
+    path = Path(shutil.copy(optuna_file, tmp_path))
+    execute(path, script)
+    assert remedy in refused(path, tmp_path)
+
+
+def test_a_file_locked_by_another_writer_is_refused_after_the_wait(optuna_file, tmp_path):
+    path = Path(shutil.copy(optuna_file, tmp_path))
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(UsageError, match="locked by another writer for 0.2 s"):
+            open_ledger(str(path), create=True)
+        other.rollback()
+    open_ledger(str(path), create=True).close()
+
+
+def test_a_file_locked_for_writing_alone_is_refused_when_it_has_to_be_written(optuna_file, new_file, tmp_path):
+    """WAL lets us read, so an existing ledger opens; a file that is yet to become one, or a write, is refused."""
+    ours, optunas = new_file("ours.db"), Path(shutil.copy(optuna_file, tmp_path))
+    for path in (ours, optunas):
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(UsageError, match="locked by another writer"):
+                start_run(open_ledger(str(path), create=True))
+            other.rollback()
+    with open_ledger(str(ours), create=False) as ledger:
+        assert ledger.runs() == []
+
+
+def test_a_lock_that_ends_within_the_wait_is_no_error(new_file, monkeypatch):
+    monkeypatch.setattr(database, "BUSY_SECONDS", 20.0)
+    path = new_file("busy.db")
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('BEGIN IMMEDIATE');"
+            "print('held', flush=True); import time; time.sleep(0.5); c.rollback()",
+            str(path),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout.readline() == "held\n"
+    with open_ledger(str(path), create=False) as ledger:
+        assert start_run(ledger) == 1
+    assert holder.wait() == 0
+
+
+def _say_what_opening_says(path: str, pipe: Connection) -> None:
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    try:
+        open_ledger(path, create=True)
+        pipe.send("opened")
+    except UsageError as error:
+        pipe.send(str(error))
+
+
+def open_unprivileged(path: Path) -> str:
+    """What opening says to a user whom permissions bind: they do not bind root."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_say_what_opening_says, args=(str(path), theirs))
+    process.start()
+    process.join()
+    return ours.recv()
+
+
+def test_a_read_only_folder_and_a_read_only_file_are_refused(new_file, tmp_path):
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    folder, file = tmp_path / "closed", new_file("closed.db")
+    folder.mkdir(mode=0o555)
+    file.chmod(0o444)
+    secret = new_file("secret.db")
+    secret.chmod(0o000)
+    before = picture(tmp_path)
+    assert "is read-only; name a file in one that can be written" in open_unprivileged(folder / "x.db")
+    for unusable in (file, secret):
+        assert "may not be read and written" in open_unprivileged(unusable)
+    assert "cannot be made" in open_unprivileged(folder / "below" / "x.db")
+    assert picture(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("mysql://somewhere/db", "SQLite or PostgreSQL, not in mysql"),
+        ("sqlite://", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
+        ("://", "no database URL"),
+    ],
+)
+def test_an_impossible_url_is_refused(tmp_path, name, says):
+    assert says in refused(name, tmp_path)
+
+
+def test_postgresql_without_its_driver_names_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    said = refused("postgresql://u:secret@127.0.0.1:9/db", tmp_path, error=MachineError)
+    assert "pip install evoengine[postgres]" in said
+
+
+def test_a_postgresql_server_that_is_not_there_is_refused_without_the_password(tmp_path):
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    said = refused("postgresql://u:secret@127.0.0.1:9/db", tmp_path)
+    assert "cannot be used" in said
+    assert "secret" not in said

@@ -1,0 +1,167 @@
+"""Several processes at one ledger, and processes that die in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from evoengine.ledger.runs import KILLED, RUNNING, may_live
+from evoengine.ledger.store import open_ledger
+from evoengine.records import Outcome
+from tests.ledger.examples import CONFIG, GPU, PROBLEM, a_figure, a_source, a_verdict, add_ranked, start_run
+
+WRITER = """
+import sys, time
+from datetime import UTC, datetime
+from evoengine.ledger.models import VerdictRow
+from evoengine.ledger.rows import verdict_values
+from evoengine.ledger.store import open_ledger
+from tests.ledger.examples import *
+ledger = open_ledger(sys.argv[1], create=True)
+run = start_run(ledger)
+"""
+WRITES = "for i in range(25): add_ranked(ledger, run, a_figure(i), name=f'kernel_{run}_{i}')"
+STOPS_MID_WAY = """
+add_ranked(ledger, run, a_figure(1.0))
+trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (1,), "mutation")
+ledger.record_source(trial, a_source("second"))
+ledger.record_binary(trial, a_source("second"), a_binary())
+print("committed", flush=True)
+with ledger._writing() as session:
+    session.add(VerdictRow(candidate_id=trial, taken_at=datetime.now(UTC), **verdict_values(a_verdict())))
+    session.flush()
+    print("under way", flush=True)
+    time.sleep(60)
+"""
+
+
+def writer(path: Path, script: str) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    command = [sys.executable, "-c", WRITER + script, str(path)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """A ledger whose only process was killed with a verdict written and not committed."""
+    path = tmp_path / "killed.db"
+    process = writer(path, STOPS_MID_WAY)
+    assert process.stdout.readline() == "committed\n"
+    assert process.stdout.readline() == "under way\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with open_ledger(str(path), create=False) as ledger:
+        yield ledger
+
+
+def test_two_processes_that_make_and_fill_the_same_ledger_lose_nothing(tmp_path):
+    path = tmp_path / "shared.db"
+    processes = [writer(path, WRITES) for _ in range(2)]
+    assert [p.wait() for p in processes] == [0, 0]
+    with open_ledger(str(path), create=False) as ledger:
+        candidates = ledger.candidates()
+    assert [c.trial for c in candidates] == list(range(1, 51))
+    for run in (1, 2):
+        assert [c.measurement.tflops for c in candidates if c.run == run] == list(range(25))
+
+
+def test_a_killed_process_loses_only_the_stage_under_way(killed):
+    whole, broken = killed.candidates()
+    assert whole.outcome is Outcome.ESTIMATED
+    assert (broken.outcome, broken.parents, broken.operator) == (None, (1,), "mutation")
+    assert broken.source == a_source("second")
+    assert broken.binary.registers == 57
+    assert broken.verdict is None
+    with closing(sqlite3.connect(killed.place)) as plain:
+        assert plain.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_what_a_killed_run_left_is_adopted_by_the_next_and_goes_on(killed):
+    run = start_run(killed)
+    assert [r.status for r in killed.runs()] == [KILLED, RUNNING]
+    [left] = killed.unfinished(GPU, PROBLEM)
+    assert killed.adopt([left.trial], run) == [left.trial]
+    assert killed.unfinished(GPU, PROBLEM) == []
+    killed.record_verdict(left.trial, a_verdict())
+    killed.record_measurement(left.trial, a_figure(7.0))
+    killed.finish(left.trial, Outcome.ESTIMATED, None, 0.25, "emulator")
+    adopted = killed.candidate(left.trial)
+    assert (adopted.run, adopted.source, adopted.verdict.correct) == (run, left.source, True)
+
+
+def test_only_one_of_two_runs_adopts_a_candidate(killed):
+    first, second = start_run(killed), start_run(killed)
+    assert killed.adopt([2], first) == [2]
+    assert killed.adopt([2], second) == []
+    assert killed.candidate(2).run == first
+
+
+def test_what_is_finished_is_not_adopted(killed):
+    run = start_run(killed)
+    assert killed.adopt([1, 2], run) == [2]
+
+
+def test_candidates_are_reclaimed_for_their_own_gpu_and_problem_alone(killed):
+    start_run(killed)
+    assert killed.unfinished("a100", PROBLEM) == killed.unfinished(GPU, "attention:other") == []
+
+
+def test_a_run_whose_process_lives_is_left_alone(tmp_path):
+    path = tmp_path / "alive.db"
+    process = writer(path, STOPS_MID_WAY.partition("with ledger")[0] + "time.sleep(60)")
+    try:
+        assert process.stdout.readline() == "committed\n"
+        with open_ledger(str(path), create=False) as ledger:
+            run = start_run(ledger)
+            assert ledger.unfinished(GPU, PROBLEM) == []
+            assert ledger.adopt([2], run) == []
+            assert [r.status for r in ledger.runs()] == [RUNNING, RUNNING]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_an_interrupted_run_of_this_very_process_left_is_adopted(ledger):
+    first = start_run(ledger)
+    trial = ledger.add_candidate(first, PROBLEM, GPU, CONFIG, (), None)
+    add_ranked(ledger, first, a_figure(1.0))
+    ledger.finish_run(first, "interrupted")
+    assert ledger.adopt([c.trial for c in ledger.unfinished(GPU, PROBLEM)], start_run(ledger)) == [trial]
+    assert ledger.runs()[0].status == "interrupted"
+
+
+# ── whether a process may live ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_this_process_lives_and_one_that_ended_does_not():
+    now = datetime.now(UTC)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    assert may_live(socket.gethostname(), os.getpid(), now)
+    assert not may_live(socket.gethostname(), ended.pid, now)
+
+
+def test_a_process_on_another_host_may_live_whatever_its_pid():
+    assert may_live("another.host", 2**22 + 1, datetime.now(UTC))
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to tell when a process began")
+def test_a_process_that_began_after_the_run_has_only_inherited_its_pid():
+    assert not may_live(socket.gethostname(), os.getpid(), datetime.now(UTC) - timedelta(days=1))
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to tell a zombie")
+def test_a_process_that_died_and_was_not_collected_does_not_live():
+    zombie = subprocess.Popen([sys.executable, "-c", "print('done')"], stdout=subprocess.PIPE)
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    assert not may_live(socket.gethostname(), zombie.pid, datetime.now(UTC))
+    zombie.wait()

@@ -1,0 +1,154 @@
+"""The space file against the templates: every knob matters, every start is good, the costs add up."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from evoengine.gpu import find_gpu
+from evoengine.paths import asset
+from evoengine.problem import HEAD_DIMS, parse_problem
+from evoengine.records import Source, config_key
+from evoengine.space.space import load_space
+from evoengine.stages.compile import compile_source
+from evoengine.stages.render import inert_knobs
+from evoengine.workloads.attention import flops
+
+HEADLINE = "b16,h16,s2048,d64,fp16"
+KNOBS = {
+    "scalar": "tile_m tile_n warps rows pad stages vector reduction alias_sp o_in min_blocks".split(),
+    "wmma": "tile_m tile_n warps warps_n pad stages vector reduction lanes alias_sp o_in q_in min_blocks".split(),
+}
+
+
+def bound(problem: str, gpu: str = "h100"):
+    return load_space(asset("search_spaces") / "attention.toml", parse_problem(problem), find_gpu(gpu))
+
+
+@pytest.fixture(scope="module")
+def gate(attention_gate):
+    return attention_gate(HEADLINE)
+
+
+@pytest.fixture(scope="module")
+def machine_code(gate):
+    """Configuration → its instructions on an H100, each compiled once."""
+
+    @cache
+    def of(key: str) -> bytes:
+        return compile_source(gate.source(configs[key]), "sm_90a").cubin
+
+    configs = {}
+
+    def compiled(config) -> bytes:
+        configs[config_key(config)] = config
+        return of(config_key(config))
+
+    return compiled
+
+
+def moves(space, family, knob):
+    """Pairs of valid configurations that differ in that knob alone (or in what it switches on), near a start first."""
+    bases = [c for c in space.starts if c["family"] == family]
+    bases += [c for base in bases for c in space.neighbours(base) if c["family"] == family]
+    for base in bases:
+        for other in space.neighbours(base):
+            if other["family"] == family and knob in base and other.get(knob, base[knob]) != base[knob]:
+                yield base, other
+
+
+@pytest.mark.parametrize(("family", "knob"), [(f, k) for f, knobs in KNOBS.items() for k in knobs])
+def test_every_knob_changes_the_machine_code(gate, machine_code, family, knob):
+    base, other = next(moves(gate.space, family, knob))
+    assert machine_code(base) != machine_code(other), f"{base} and {other} compile alike"
+
+
+def test_a_comment_changes_no_machine_code(gate, machine_code):
+    start = gate.space.starts[0]
+    source = gate.source(start)
+    commented = Source(source.text + "// nothing\n", source.entry, source.launch)
+    assert compile_source(commented, "sm_90a").cubin == machine_code(start)
+
+
+def test_no_knob_is_forgotten_above(gate):
+    active = {name: {k for c in gate.space.starts if c["family"] == name for k in c} for name in KNOBS}
+    for family, knobs in KNOBS.items():
+        assert set(knobs) <= {k.name for k in gate.space.knobs}
+        assert active[family] - {"family"} <= set(knobs)
+    assert {"family"}.union(*KNOBS.values()) == {k.name for k in gate.space.knobs}
+
+
+def test_no_knob_is_inert(gate):
+    assert inert_knobs(gate.space, gate.draw(8, seed=3), gate.problem, asset("templates")) == ()
+
+
+@pytest.mark.parametrize("problem", [HEADLINE, "b2,h8,s512,d96,bf16,causal,kv2"])
+def test_unlike_configurations_never_render_alike(attention_gate, problem):
+    gate = attention_gate(problem)
+    configs = {config_key(c): c for c in gate.draw(300, seed=5)}
+    assert len({gate.source(c).text for c in configs.values()}) == len(configs)
+
+
+def test_the_two_families_offer_thousands_of_configurations_each(gate):
+    counts = {family: 0 for family in KNOBS}
+    for config in gate.space.enumerate():
+        counts[config["family"]] += 1
+    assert min(counts.values()) > 5000, counts
+
+
+def test_the_reference_point_of_the_hand_written_kernel_is_a_start(gate):
+    known = dict(family="wmma", tile_m=64, tile_n=64, warps=8, pad=16, stages=2)
+    assert any(known.items() <= start.items() for start in gate.space.starts)
+    assert not gate.space.dropped_starts
+
+
+@pytest.mark.parametrize("gpu", ["h100", "a100", "l4"])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_both_families_have_a_start_for_every_head_dim_and_gpu(gpu, head_dim):
+    space = bound(f"b2,h8,s512,d{head_dim},fp16", gpu)
+    assert {start["family"] for start in space.starts} == set(KNOBS)
+
+
+def test_starts_are_unlike_one_another(gate):
+    assert all(a != b for a, b in combinations(gate.space.starts, 2))
+
+
+def test_every_named_cost_is_stated_by_both_families(gate):
+    names = {"tensor_flops", "fp32_flops", "mufu", "shared_bytes", "global_bytes", "barriers", "overlap"}
+    for start in gate.space.starts:
+        assert set(gate.space.cost(start)) == names
+
+
+def test_the_blocks_of_the_wmma_family_do_the_problems_flops(gate):
+    for start in (s for s in gate.space.starts if s["family"] == "wmma"):
+        total = gate.space.cost(start)["tensor_flops"] * math.prod(gate.space.launch(start).grid)
+        assert total == flops(gate.problem)
+
+
+@pytest.mark.parametrize("lengths", ["s2048", "sq1024,sk4096"])
+def test_under_a_mask_they_do_those_of_the_tiles_they_walk(lengths):
+    problem = parse_problem(f"b2,h8,{lengths},d64,fp16,causal")
+    space = bound(str(problem))
+    for config in (c for c in space.sample(np.random.default_rng(2), 100) if c["family"] == "wmma"):
+        m, n = config["tile_m"], config["tile_n"]
+        ends = [row + m + problem.seq_k - problem.seq_q for row in range(0, problem.seq_q, m)]
+        walked = sum(math.ceil(end / n) for end in ends) / len(ends)
+        assert space.cost(config)["tensor_flops"] == pytest.approx(walked * 4 * m * n * 64, rel=0.05)
+
+
+def test_the_exponentials_are_one_per_score_and_the_rescaling(gate):
+    problem = gate.problem
+    scores = problem.batch * problem.heads * problem.seq_q * problem.seq_k
+    for config in [*gate.space.starts, *gate.draw(200, seed=9)]:
+        total = gate.space.cost(config)["mufu"] * math.prod(gate.space.launch(config).grid)
+        assert total >= scores, config
+
+
+def test_padding_that_ends_bank_conflicts_lowers_the_shared_traffic(gate):
+    start = next(s for s in gate.space.starts if s["family"] == "wmma")
+    traffic = {pad: gate.space.cost({**start, "pad": pad})["shared_bytes"] for pad in (0, 8, 16)}
+    assert traffic[8] < traffic[16] < traffic[0]
