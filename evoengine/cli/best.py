@@ -47,4 +47,4 @@ def best(gpu: Gpu | None, problem: Problem | None, top: int | None, folder: Path
         return
     kind = found[0].measurement.kind
     say(f"{problem_text} on {gpu_key}: {kind} figures")
-    stdout.print(ranking(found))
+    stdout.print(ranking(dict(enumerate(found, 1))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -99,13 +99,14 @@ def best_line(best: Candidate | None) -> str:
     )
 
 
-def ranking(candidates: Sequence[Candidate]) -> Table:
-    """Ranked candidates, best first."""
-    table = Table(box=None, pad_edge=False, caption=legend([c.config for c in candidates]), caption_justify="left")
+def ranking(ranked: Mapping[int, Candidate]) -> Table:
+    """Candidates by rank, best first."""
+    configs = [c.config for c in ranked.values()]
+    table = Table(box=None, pad_edge=False, caption=legend(configs), caption_justify="left")
     left = ("family", "config")
     for name in ("rank", "trial", "family", "config", "reg", "spill", "shared", "occ.", "max err", "TFLOPS"):
         table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
-    for rank, candidate in enumerate(candidates, 1):
+    for rank, candidate in ranked.items():
         c = candidate.to_json()
         table.add_row(
             str(rank), str(candidate.trial), str(candidate.config["family"]), values(candidate.config),

@@ -16,6 +16,8 @@ from evoengine.problem import Problem
 from evoengine.search import samplers
 
 INTERRUPTED = 130
+SHOWN = 10
+"""ranks in the table at the end, besides the best of each family that is not among them"""
 
 
 @click.command()
@@ -72,7 +74,7 @@ def search(
         _stop_on_signal(coordinator)
         progress = coordinator.search()
         ledger.finish_run(run, progress.ended)
-        found = ledger.best(str(problem), gpu.key, top=10, run=run)
+        found = ledger.best(str(problem), gpu.key, top=trials, run=run)
     known = f"{coordinator.invalid_proposals} invalid and {coordinator.repeated_proposals} repeated proposals"
     say(f"{' · '.join(status(progress)[:-1])} · {progress.elapsed:.0f} s · {progress.compiled} compiled · {known}")
     say(f"{progress.ended}", style="dim")
@@ -81,7 +83,7 @@ def search(
     if as_json:
         summary = {"run": run, "ended": progress.ended, "seconds": round(progress.elapsed, 1), "compiled": progress.compiled}
         summary["outcomes"] = {str(k): v for k, v in progress.outcomes.items()}
-        click.echo(json.dumps(summary | {"best": [c.to_json() for c in found]}, indent=2))
+        click.echo(json.dumps(summary | {"best": [c.to_json() for c in found[:SHOWN]]}, indent=2))
     else:
         _conclude(found, gpu, timing is not None)
     if progress.ended == "interrupted":
@@ -103,6 +105,7 @@ def _device(timing):
 def _announce(setting, timing, url: str, run: int) -> None:
     from evoengine import __version__
     from evoengine.cli.display import say
+    from evoengine.stages.render import inert_knobs
     from evoengine.workloads import find_workload
 
     s, space = setting, setting.space
@@ -119,6 +122,8 @@ def _announce(setting, timing, url: str, run: int) -> None:
     )
     for family, why in space.empty_families.items():
         say(f"left out: {family}, {why}")
+    for knob in inert_knobs(space, space.starts, s.problem, s.templates):
+        say(f"inert: {knob} changes no kernel around the start points; a template should read it, or the space drop it")
 
 
 def _conclude(found, gpu: Gpu, timed: bool) -> None:
@@ -127,7 +132,10 @@ def _conclude(found, gpu: Gpu, timed: bool) -> None:
     if not found:
         say("no correct candidate was found: evoengine history shows what became of each")
         return
-    stdout.print(ranking(found))
+    ranks = dict(enumerate(found, 1))
+    firsts = {c.config["family"]: rank for rank, c in reversed(ranks.items())}
+    shown = sorted({*list(ranks)[:SHOWN], *firsts.values()})
+    stdout.print(ranking({rank: ranks[rank] for rank in shown}))
     later = "" if timed else f"   ·   figures marked est. are static estimates, not measurements: none was timed on a {gpu.key}"
     say(f"next: evoengine best --export out/   ·   evoengine dashboard{later}")
 

@@ -21,7 +21,7 @@ PENALTY = 0.0
 """told for what was rejected: below any TFLOPS, so the sampler learns to leave the region. FAIL would teach it nothing."""
 FIRST_GENERATION = 10
 """valid points drawn uniformly after the space's start points, before the sampler itself proposes"""
-PATIENCE = 200
+PATIENCE = 50
 """proposals in a row that are invalid or known, after which a point is drawn uniformly from what is left"""
 
 

@@ -1,0 +1,100 @@
+"""The proposer gives valid, new configurations with any sampler, and tells the sampler what became of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evoengine.gpu import find_gpu
+from evoengine.problem import parse_problem
+from evoengine.records import config_key
+from evoengine.search.proposer import PENALTY, Proposer
+from evoengine.search.samplers import NAMES
+from evoengine.space.space import load_space
+
+SPACE = """
+kernel = "attention"
+[knobs]
+family = ["left", "right"]
+a = [1, 2, 4, 8]
+b = { values = [0, 1, 2], when = "family == 'right'" }
+[[constraint]]
+expr = "a + b < 9"
+why = "they must fit"
+[launch.left]
+threads = "32 * a"
+grid = ["1", "1", "1"]
+shared = "0"
+[launch.right]
+threads = "32 * a"
+grid = ["1", "1", "1"]
+shared = "0"
+[[start]]
+family = "right"
+a = 4
+b = 2
+"""
+
+
+@pytest.fixture
+def space(tmp_path: Path):
+    file = tmp_path / "small.toml"
+    file.write_text(SPACE)
+    return load_space(file, parse_problem("b1,h1,s8,d64,fp16"), find_gpu("h100"))
+
+
+def worth(config) -> float:
+    return config["a"] + 10.0 * config.get("b", 0)
+
+
+def run(proposer: Proposer, count: int) -> list:
+    found = []
+    for _ in range(count):
+        proposal = proposer.propose()
+        if proposal is None:
+            break
+        proposer.tell(proposal, worth(proposal.config))
+        found.append(proposal)
+    return found
+
+
+@pytest.mark.parametrize("sampler", NAMES)
+def test_every_sampler_walks_the_whole_space_without_repeating_or_leaving_it(space, sampler):
+    found = run(Proposer(space, sampler, seed=1), 99)
+    keys = [p.key for p in found]
+    assert len(keys) == len(set(keys)) == len(space)
+    assert {config_key(c) for c in space.enumerate()} == set(keys)
+
+
+def test_start_points_come_first_and_say_so(space):
+    first = Proposer(space, "tpe", seed=1).propose()
+    assert (first.config, first.operator) == (space.starts[0], "start")
+
+
+def test_what_an_interrupted_run_left_comes_before_the_starts(space):
+    left = {"family": "left", "a": 8}
+    first = Proposer(space, "tpe", seed=1, retry=[left]).propose()
+    assert (first.config, first.operator) == (left, "retry")
+
+
+def test_proposals_under_way_are_not_given_again(space):
+    proposer = Proposer(space, "random", seed=1)
+    given = [proposer.propose() for _ in range(len(space))]
+    assert len({p.key for p in given}) == len(space)
+    assert proposer.propose() is None
+
+
+def test_a_rejected_candidate_is_told_as_worse_than_any_figure(space):
+    proposer = Proposer(space, "tpe", seed=1)
+    proposal = proposer.propose()
+    proposer.tell(proposal, None)
+    [trial] = proposer._study.get_trials(states=(proposer._study.trials[0].state,))
+    assert trial.value == PENALTY < min(worth(c) for c in space.enumerate())
+
+
+def test_the_same_seed_gives_the_same_search(space):
+    once, again, other = (
+        [p.key for p in run(Proposer(space, "tpe", seed=seed), 12)] for seed in (3, 3, 4)
+    )
+    assert once == again != other
