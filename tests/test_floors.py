@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def floor_of(part: str) -> int:
     return next((n for n, parts in enumerate(FLOORS) if part in parts), 0)
 
 
+@cache
 def modules() -> dict[str, ast.Module]:
     files = [p for p in PACKAGE.rglob("*.py") if "_assets" not in p.parts]
     return {".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts): ast.parse(p.read_text()) for p in files}

@@ -127,7 +127,9 @@ def alone(url: URL) -> Iterator[None]:
             with FileLock(f"{url.database}.lock", timeout=BUSY_SECONDS):
                 yield
         except Timeout as error:
-            raise UsageError(f"{shown(url)} has been held by another evoengine for {BUSY_SECONDS:g} s; let it end") from error
+            raise UsageError(
+                f"{shown(url)} has been held by another evoengine for {BUSY_SECONDS:g} s; let that one end"
+            ) from error
         return
     with create_engine(url, poolclass=NullPool).connect() as connection:
         connection.execute(text(f"SELECT pg_advisory_lock({_LOCK_KEY})"))

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from sqlalchemy import URL, Engine, Select, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -29,8 +29,8 @@ from evoengine.ledger.models import (
     SourceRow,
     VerdictRow,
 )
+from evoengine.ledger.ranking import Figure, ranked
 from evoengine.ledger.rows import (
-    PREFERENCE,
     baseline_values,
     binary_values,
     launch_values,
@@ -249,25 +249,18 @@ class Ledger:
         )
 
     def best(self, problem: str, gpu: str, top: int, *, run: int | None = None) -> list[Candidate]:
-        """The fastest first, by figures of the most trusted kind that any correct candidate has; kinds are not mixed.
-
-        A candidate counts by its last figure of its own most trusted kind, and not at all where that one is suspect.
-        """
+        """The fastest first, as `evoengine.ledger.ranking` has it: by figures of one kind, finals before single timings."""
         figures = _figures_of_correct(problem, gpu)
         if run is not None:
             figures = figures.where(CandidateRow.run_id == run)
-        held: dict[int, tuple[int, float, str | None]] = {}
         with self._reading() as session:
-            for trial, kind, tflops, suspect in session.execute(figures):
-                trust = PREFERENCE.index(Kind(kind))
-                if trial not in held or trust <= held[trial][0]:
-                    held[trial] = trust, tflops, suspect
-        believed = {trial: (trust, tflops) for trial, (trust, tflops, suspect) in held.items() if not suspect}
-        trusted = min((trust for trust, _ in believed.values()), default=None)
-        speed = {trial: tflops for trial, (trust, tflops) in believed.items() if trust == trusted}
-        ranked = sorted(speed, key=lambda trial: -speed[trial])[:top]
-        found = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(ranked)))}
-        return [found[trial] for trial in ranked]
+            rows = [
+                Figure(number, trial, Kind(kind), tflops, suspect, terms)
+                for number, trial, kind, tflops, suspect, terms in session.execute(figures)
+            ]
+        best = ranked(rows)[:top]
+        found = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(best)))}
+        return [found[trial] for trial in best]
 
     def measurements(self, trial: int) -> list[Measurement]:
         """All of a candidate's figures, of every kind, oldest first."""
@@ -314,12 +307,16 @@ def _abandoned() -> Select[tuple[CandidateRow]]:
     return select(CandidateRow).join(RunRow).where(CandidateRow.outcome.is_(None), RunRow.status != RUNNING)
 
 
-def _figures_of_correct(problem: str, gpu: str) -> Select[tuple[int, str, float, str | None]]:
-    """(trial, kind, TFLOPS, suspect), oldest first, of what ended ranked and was not refuted by a later verdict."""
+def _figures_of_correct(problem: str, gpu: str) -> Select[tuple[int, int, str, float, str | None, dict[str, Any]]]:
+    """(id, trial, kind, TFLOPS, suspect, terms), oldest first, of what ended ranked and was not refuted by a later verdict."""
     any_verdict = aliased(VerdictRow)
     last = select(func.max(any_verdict.id)).where(any_verdict.candidate_id == CandidateRow.id).scalar_subquery()
     return (
-        select(CandidateRow.id, MeasurementRow.kind, MeasurementRow.tflops, MeasurementRow.suspect)
+        select(
+            MeasurementRow.id, CandidateRow.id, MeasurementRow.kind, MeasurementRow.tflops, MeasurementRow.suspect,
+            MeasurementRow.terms,
+        )  # fmt: skip
+        .select_from(CandidateRow)
         .join(MeasurementRow)
         .outerjoin(VerdictRow, VerdictRow.id == last)
         .where(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
@@ -17,9 +18,10 @@ from pathlib import Path
 import optuna
 from optuna.artifacts import ArtifactMeta, FileSystemArtifactStore
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.exceptions import ExperimentalWarning, OptunaError
+from optuna.exceptions import ExperimentalWarning, OptunaError, StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from evoengine.errors import EvoengineError, UsageError
@@ -54,7 +56,7 @@ def optuna_storage(database: str) -> RDBStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     url = parse_url(database)
     # Optuna makes its tables one by one, and another process must neither do the same nor judge them half-made
-    with alone(url), explained(url):
+    with alone(url), _explained(url):
         contents = look(url)
         require_schema(contents.tables, contents.optuna_revision, url.render_as_string())
         storage = RDBStorage(
@@ -80,24 +82,39 @@ def artifact_store(database: str) -> FileSystemArtifactStore:
     return FileSystemArtifactStore(str(folder))
 
 
+@contextmanager
+def _explained(url: URL) -> Iterator[None]:
+    """As `explained`, for errors that Optuna has wrapped in its own."""
+    with explained(url):
+        try:
+            yield
+        except StorageInternalError as error:
+            raise error.__cause__ or error from None
+
+
 class Projection:
     """The study of one run and one kind of figure. Give it each trial once, when it is finished."""
 
     def __init__(
         self, storage: RDBStorage, ledger: Ledger, run: int, kind: Kind, domains: Mapping[str, Sequence[Value]]
     ) -> None:
-        """`domains`: each knob's values, the same for all trials of the run."""
+        """`domains`: each knob's values, the same for all trials of the run.
+
+        Raises UsageError where the database has been locked for too long.
+        """
         self._storage, self._ledger, self._kind = storage, ledger, kind
         self._artifacts = artifact_store(ledger.url)
         self._distributions = {name: CategoricalDistribution(tuple(values)) for name, values in domains.items()}
         self.name = study_name(ledger, run, kind)
         self.missed: dict[int, str] = {}
         """trial → why it is not in the study"""
-        study = optuna.create_study(storage=storage, study_name=self.name, direction="maximize", load_if_exists=True)
-        with warnings.catch_warnings():
+        with _explained(parse_url(ledger.url)), warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
+            study = optuna.create_study(
+                storage=storage, study_name=self.name, direction="maximize", load_if_exists=True
+            )
             study.set_metric_names([f"TFLOPS ({kind})"])
-        self._study_id = storage.get_study_id_from_name(self.name)
+            self._study_id = storage.get_study_id_from_name(self.name)
 
     def add(self, trial: int) -> None:
         """Writes a finished candidate; what goes wrong is logged and kept in `missed`."""
@@ -105,7 +122,7 @@ class Projection:
             candidate, figure = self._ledger.candidate(trial), self._figure(trial)
             number = self._storage.create_new_trial(self._study_id, self._frozen(candidate, figure))
             self._write_note(number, note(candidate, figure))
-        except (OptunaError, SQLAlchemyError, EvoengineError, OSError, ValueError) as error:
+        except (OptunaError, SQLAlchemyError, EvoengineError, OSError, ValueError, LookupError) as error:
             self.missed[trial] = f"{type(error).__name__}: {error}"
             logger.warning("trial %d is in the ledger, but not in the Optuna study: %s", trial, error)
 

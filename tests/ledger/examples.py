@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.environment import EnvironmentContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import MetaData
+
+from evoengine.ledger.database import alembic_config
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger
 from evoengine.records import (
@@ -74,3 +80,18 @@ def add_ranked(ledger: Ledger, run: int, figure: Measurement, config: Config = C
     outcome = Outcome.SUSPECT if figure.suspect else Outcome(str(figure.kind))
     ledger.finish(trial, outcome, figure.suspect, 0.25, "emulator")
     return trial
+
+
+def differences(ledger, models: MetaData) -> list:
+    """What autogeneration would propose, through our env.py."""
+    found = []
+
+    def compare(revision, context):
+        found.extend(compare_metadata(context, models))
+        return []
+
+    with ledger._engine.begin() as connection:
+        config = alembic_config(connection)
+        with EnvironmentContext(config, ScriptDirectory.from_config(config), fn=compare) as environment:
+            environment.script.run_env()
+    return found

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.environment import EnvironmentContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Column, Integer, MetaData, Table
 
-from evoengine.ledger.database import alembic_config
 from evoengine.ledger.models import Base
 from evoengine.ledger.study import optuna_storage
-
-
-def differences(ledger, models: MetaData) -> list:
-    """What autogeneration would propose, through our env.py."""
-    found = []
-
-    def compare(revision, context):
-        found.extend(compare_metadata(context, models))
-        return []
-
-    with ledger._engine.begin() as connection:
-        config = alembic_config(connection)
-        with EnvironmentContext(config, ScriptDirectory.from_config(config), fn=compare) as environment:
-            environment.script.run_env()
-    return found
+from tests.ledger.examples import differences
 
 
 def test_migrations_equal_models_and_optunas_tables_are_not_proposed_for_dropping(ledger):

@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -139,13 +140,21 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     assert "cannot be made" in refused(tmp_path / "file" / "below" / "x.db", tmp_path)
 
 
-@pytest.mark.parametrize("script", ["CREATE TABLE invoices (id)", "CREATE TABLE runs (id); CREATE TABLE candidates (id)"])
+@pytest.mark.parametrize(
+    "script", ["CREATE TABLE invoices (id)", "CREATE TABLE runs (id); CREATE TABLE candidates (id)"]
+)
 @pytest.mark.parametrize("mode", ["delete", "wal"])
 def test_another_programs_database_is_refused_even_where_its_tables_are_called_like_ours(tmp_path, script, mode):
     execute(tmp_path / "theirs.db", f"PRAGMA journal_mode={mode}; {script};")
     said = refused(tmp_path / "theirs.db", tmp_path)
     assert "another program's database" in said
     assert "invoices" in said or "candidates, runs" in said
+
+
+def test_optunas_tables_among_others_are_another_programs_database(optuna_file, tmp_path):
+    path = Path(shutil.copy(optuna_file, tmp_path))
+    execute(path, "CREATE TABLE invoices (id)")
+    assert "it holds invoices" in refused(path, tmp_path)
 
 
 def test_a_part_of_optunas_tables_is_another_programs_database(tmp_path):
@@ -232,23 +241,30 @@ def _say_what_opening_says(path: str, pipe: Connection) -> None:
 
 
 def open_unprivileged(path: Path) -> str:
-    """What opening says to a user whom permissions bind: they do not bind root."""
+    """What opening says to a user whom permissions bind: they do not bind root.
+
+    All that opening imports must be there before: that user may not be able to read where Python is installed.
+    """
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=_say_what_opening_says, args=(str(path), theirs))
     process.start()
+    theirs.close()
     process.join()
     return ours.recv()
 
 
 def test_a_read_only_folder_and_a_read_only_file_are_refused(new_file, tmp_path):
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path(tempfile.gettempdir()):
+            break
         folder.chmod(0o755)
     folder, file = tmp_path / "closed", new_file("closed.db")
     folder.mkdir(mode=0o555)
     file.chmod(0o444)
     secret = new_file("secret.db")
     secret.chmod(0o000)
+    open_ledger(str(tmp_path / "imports.db"), create=True).close()
     before = picture(tmp_path)
     assert "is read-only; name a file in one that can be written" in open_unprivileged(folder / "x.db")
     for unusable in (file, secret):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -12,10 +13,15 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import optuna
 import pytest
+from filelock import FileLock
 
+from evoengine.errors import UsageError
+from evoengine.ledger import database
 from evoengine.ledger.runs import KILLED, RUNNING, may_live
 from evoengine.ledger.store import open_ledger
+from evoengine.ledger.study import optuna_storage
 from evoengine.records import Outcome
 from tests.ledger.examples import CONFIG, GPU, PROBLEM, a_figure, a_source, a_verdict, add_ranked, start_run
 
@@ -29,7 +35,12 @@ from tests.ledger.examples import *
 ledger = open_ledger(sys.argv[1], create=True)
 run = start_run(ledger)
 """
-WRITES = "for i in range(25): add_ranked(ledger, run, a_figure(i), name=f'kernel_{run}_{i}')"
+WRITES = """
+from evoengine.ledger.study import Projection, optuna_storage
+study = Projection(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS)
+for i in range(15): study.add(add_ranked(ledger, run, a_figure(i), name=f"kernel_{run}_{i}"))
+assert not study.missed, study.missed
+"""
 STOPS_MID_WAY = """
 add_ranked(ledger, run, a_figure(1.0))
 trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (1,), "mutation")
@@ -45,33 +56,65 @@ with ledger._writing() as session:
 
 
 def writer(path: Path, script: str) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", WRITER + script, str(path)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.fixture
-def killed(tmp_path):
-    """A ledger whose only process was killed with a verdict written and not committed."""
-    path = tmp_path / "killed.db"
-    process = writer(path, STOPS_MID_WAY)
+@pytest.fixture(scope="module")
+def killed_folder(tmp_path_factory):
+    """What a process left that was killed with a verdict written and not committed."""
+    folder = tmp_path_factory.mktemp("killed")
+    process = writer(folder / "killed.db", STOPS_MID_WAY)
     assert process.stdout.readline() == "committed\n"
     assert process.stdout.readline() == "under way\n"
     process.send_signal(signal.SIGKILL)
     process.wait()
-    with open_ledger(str(path), create=False) as ledger:
+    return folder
+
+
+@pytest.fixture
+def killed(killed_folder, tmp_path):
+    """The ledger of a killed process, opened again; the log it left is still to be taken in."""
+    for name in ("killed.db", "killed.db-wal"):
+        shutil.copy(killed_folder / name, tmp_path)
+    with open_ledger(str(tmp_path / "killed.db"), create=False) as ledger:
         yield ledger
 
 
-def test_two_processes_that_make_and_fill_the_same_ledger_lose_nothing(tmp_path):
+def test_two_processes_that_make_and_fill_the_same_ledger_and_its_studies_lose_nothing(tmp_path):
     path = tmp_path / "shared.db"
     processes = [writer(path, WRITES) for _ in range(2)]
     assert [p.wait() for p in processes] == [0, 0]
     with open_ledger(str(path), create=False) as ledger:
         candidates = ledger.candidates()
-    assert [c.trial for c in candidates] == list(range(1, 51))
+    assert [c.trial for c in candidates] == list(range(1, 31))
     for run in (1, 2):
-        assert [c.measurement.tflops for c in candidates if c.run == run] == list(range(25))
+        assert [c.measurement.tflops for c in candidates if c.run == run] == list(range(15))
+    assert [s.n_trials for s in optuna.get_all_study_summaries(f"sqlite:///{path}")] == [15, 15]
+
+
+def test_a_write_holds_others_off_from_its_beginning(ledger):
+    """SQLite would refuse it at once, whatever the busy timeout, had another written after its first read."""
+    with ledger._writing() as session, closing(sqlite3.connect(ledger.place, timeout=0)) as other:
+        session.connection()
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("DELETE FROM devices")
+
+
+def test_reading_holds_nobody_off(ledger):
+    with ledger._reading() as session, closing(sqlite3.connect(ledger.place, timeout=0)) as other:
+        session.connection()
+        other.execute("DELETE FROM devices")
+        other.rollback()
+
+
+def test_studies_are_set_up_by_one_process_at_a_time(ledger, monkeypatch):
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.1)
+    with FileLock(f"{ledger.place}.lock"):
+        with pytest.raises(UsageError, match="held by another evoengine"):
+            optuna_storage(ledger.url)
+    optuna_storage(ledger.url)
 
 
 def test_a_killed_process_loses_only_the_stage_under_way(killed):

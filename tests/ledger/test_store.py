@@ -161,7 +161,7 @@ def test_the_same_device_and_the_same_source_are_kept_once(ledger):
 
 def test_a_binary_is_found_by_source_options_arch_and_compiler_alone(ledger):
     add_ranked(ledger, start_run(ledger), a_figure(10))
-    key = {"source_sha256": a_source().sha256, "options": a_binary().options, "arch": "sm_90a", "compiler": "NVRTC 13.0"}
+    key = {n: getattr(a_binary(), n) for n in ("options", "arch", "compiler")} | {"source_sha256": a_source().sha256}
     assert ledger.find_binary(**key) == a_binary()
     for name in key:
         assert ledger.find_binary(**{**key, name: "another"}) is None

@@ -21,6 +21,7 @@ from optuna.trial import TrialState
 from sqlalchemy import Engine, event
 
 from evoengine.errors import UsageError
+from evoengine.ledger import database
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import Projection, artifact_store, optuna_storage, rebuild
 from evoengine.records import Kind, Outcome
@@ -136,6 +137,15 @@ def test_figures_of_another_kind_are_not_in_the_study(ledger):
         assert [t.value for t in trials] == values
 
 
+def test_a_suspect_figure_is_no_value(ledger):
+    run = start_run(ledger)
+    for outcome in (Outcome.SUSPECT, Outcome.ESTIMATED):
+        trial = add_ranked(ledger, run, a_figure(9000.0, suspect="above the roofline"))
+        ledger.finish(trial, outcome, None, None, None)
+    name = rebuild(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS).name
+    assert [t.value for t in optuna.load_study(study_name=name, storage=ledger.url).trials] == [None, None]
+
+
 def test_a_rebuilt_study_equals_the_one_written_along_the_way(projected, study):
     def told(trials):
         return [(t.state, t.value, t.params, t.distributions, t.user_attrs, t.datetime_start) for t in trials]
@@ -175,6 +185,23 @@ def test_a_storage_that_fails_stops_nothing(ledger):
     assert ledger.candidate(trial).outcome is Outcome.ESTIMATED
 
 
+def test_a_knob_without_a_domain_stops_nothing(ledger):
+    run = start_run(ledger)
+    trial = add_ranked(ledger, run, a_figure(1.0), {"swizzle": 3})
+    projection = Projection(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS)
+    projection.add(trial)
+    assert "swizzle" in projection.missed[trial]
+
+
+def test_a_database_locked_for_too_long_is_refused_at_the_start(ledger, monkeypatch):
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.1)
+    run, storage = start_run(ledger), optuna_storage(ledger.url)
+    with closing(sqlite3.connect(ledger.place)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(UsageError, match="locked by another writer"):
+            Projection(storage, ledger, run, Kind.ESTIMATED, DOMAINS)
+
+
 def test_studies_of_another_optunas_schema_are_refused_with_the_remedy(ledger):
     optuna_storage(ledger.url)
     with closing(sqlite3.connect(ledger.place)) as plain:
@@ -187,7 +214,8 @@ def test_studies_of_another_optunas_schema_are_refused_with_the_remedy(ledger):
 def test_optunas_connections_wait_for_the_ledgers_writers(ledger):
     storage = optuna_storage(ledger.url)
     with storage.engine.connect() as connection:
-        found = [connection.exec_driver_sql(f"PRAGMA {p}").scalar() for p in ("journal_mode", "synchronous", "busy_timeout")]
+        pragmas = ("journal_mode", "synchronous", "busy_timeout")
+        found = [connection.exec_driver_sql(f"PRAGMA {pragma}").scalar() for pragma in pragmas]
     assert found == ["wal", 1, 30000]
 
 

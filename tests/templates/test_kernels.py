@@ -6,7 +6,9 @@ import pytest
 
 from evoengine.problem import HEAD_DIMS
 from evoengine.records import Source
+from evoengine.stages import compile as stage
 from evoengine.stages.compile import CompileFailed, compile_source
+from evoengine.stages.toolchain import disassembler
 
 HEADLINE = "b16,h16,s2048,d64,fp16"
 STARTS = 6
@@ -29,7 +31,9 @@ def test_a_start_compiles_without_spills_or_warnings(attention_gate, number):
     assert (binary.spill_bytes, binary.stack_bytes, binary.warnings) == (0, 0, ())
 
 
-def test_the_families_multiply_where_they_say_they_do(attention_gate):
+@pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
+def test_the_families_multiply_where_they_say_they_do(attention_gate, monkeypatch):
+    monkeypatch.setattr(stage, "disassembler", disassembler)
     gate = attention_gate(HEADLINE)
     scalar, wmma = (compile_source(gate.source(starts(gate, f)[0]), "sm_90a").mix for f in FAMILIES)
     assert "HMMA" not in scalar and scalar["FFMA"] > 100

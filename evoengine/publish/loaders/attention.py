@@ -47,7 +47,7 @@ def _check(q, k, v, out):
     for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
         if tuple(tensor.shape) != expected.get(name, tuple(q.shape)):
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; {expected[name]} was expected")
-        if DTYPES[problem["dtype"]] not in str(tensor.dtype):
+        if DTYPES[problem["dtype"]] != str(tensor.dtype).removeprefix("torch."):
             raise ValueError(f"{name} is {tensor.dtype}; this kernel was compiled for {DTYPES[problem['dtype']]}")
         if not _contiguous(tensor):
             raise ValueError(f"{name} is not contiguous")

@@ -1,0 +1,62 @@
+"""Which of several figures counts more: kinds are never mixed, and finals decide between those that took part in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from evoengine.ledger.rows import PREFERENCE
+from evoengine.records import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A row of the measurements, as far as ranking needs it; a higher id was taken later."""
+
+    id: int
+    trial: int
+    kind: Kind
+    tflops: float
+    suspect: str | None
+    terms: Mapping[str, float]
+
+    @property
+    def trust(self) -> int:
+        return PREFERENCE.index(self.kind)
+
+
+def ranked(figures: Iterable[Figure]) -> list[int]:
+    """Trials best first, by figures of the most trusted kind that any has; `figures` come oldest first.
+
+    A candidate counts by its last figure of its own most trusted kind, and not at all where that one is suspect. The
+    finalists of the last finals keep the places they won there: what was timed before, and alone, is behind them.
+    """
+    held: dict[int, Figure] = {}
+    for figure in figures:
+        if figure.trial not in held or figure.trust <= held[figure.trial].trust:
+            held[figure.trial] = figure
+    believed = [f for f in held.values() if not f.suspect]
+    trusted = min((f.trust for f in believed), default=None)
+    return _with_finals([f for f in believed if f.trust == trusted])
+
+
+def _with_finals(figures: list[Figure]) -> list[int]:
+    placed = [f for f in figures if "place" in f.terms]
+    last_run = max((f.terms["final_of_run"] for f in placed), default=None)
+    finalists = sorted((f for f in placed if f.terms["final_of_run"] == last_run), key=_place)
+    speed = {f.trial: f.tflops for f in figures}
+    for better, worse in reversed(list(zip(finalists, finalists[1:], strict=False))):
+        speed[better.trial] = max(speed[better.trial], speed[worse.trial])
+    if finalists:
+        began, slowest = min(f.id for f in finalists), speed[finalists[-1].trial]
+        for figure in figures:
+            if figure not in finalists and figure.id < began:
+                speed[figure.trial] = min(speed[figure.trial], slowest)
+    places = {f.trial: _place(f) for f in finalists}
+    last = float("inf")
+    order = sorted(figures, key=lambda f: (-speed[f.trial], places.get(f.trial, last), -f.tflops))
+    return [f.trial for f in order]
+
+
+def _place(figure: Figure) -> float:
+    return figure.terms["place"]
