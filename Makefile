@@ -3,13 +3,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: search test clean
+.PHONY: search test gpu clean
 
 search: .venv/ready
 	$(BIN)/evoengine search --gpu h100
 
 test: .venv/ready
 	$(BIN)/python -m pytest -n auto
+
+gpu: .venv/ready
+	$(BIN)/python benchmarks/gpu.py
 
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"evoengine needs Python 3.11 or newer, this is {sys.version.split()[0]}: make PYTHON=python3.12")'

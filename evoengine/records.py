@@ -167,6 +167,38 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True)
+class Contender:
+    """A compiled candidate as it travels to the device that judges it."""
+
+    trial: int
+    source: Source
+    binary: Binary
+
+
+@dataclass(frozen=True, slots=True)
+class Finals:
+    """The best candidates timed against each other: trials best first, each with its new figure.
+
+    `tied` cannot be told from the fastest; the first of `order` is the one of them with the fewest registers.
+    """
+
+    order: tuple[int, ...]
+    tied: tuple[int, ...]
+    figures: Mapping[int, Measurement]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What limits a candidate, by a profiler on a GPU or from its binary; `tool` says which."""
+
+    tool: str
+    device: str
+    figures: Mapping[str, float]
+    """name with its unit → value, in the order to be shown"""
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """One trial of one run, as far as it came."""
 

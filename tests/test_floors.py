@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "evoengine"
 FLOORS = (
-    ("errors", "records", "problem", "gpu", "paths"),
+    ("errors", "records", "objectives", "problem", "gpu", "paths"),
     ("workloads", "space", "devices", "ledger"),
     ("stages", "publish"),
     ("search",),

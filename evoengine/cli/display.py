@@ -89,6 +89,15 @@ def status(progress) -> list[str]:
     return parts
 
 
+def time_spent(usage) -> str:
+    """`GPU 91 % busy verifying and timing · 6 % waiting for compilers · 3 % starting processes`."""
+    total = max(usage.busy + usage.waiting + usage.starting, 1e-9)
+    return (
+        f"GPU {usage.busy / total:.0%} busy verifying and timing · {usage.waiting / total:.0%} waiting for compilers · "
+        f"{usage.starting / total:.0%} starting processes"
+    )
+
+
 def best_line(best: Candidate | None) -> str:
     if best is None:
         return "best so far: none yet"
@@ -192,3 +201,43 @@ def findings(found) -> Table:
         remedy = "" if f.here else f"\n→ {f.remedy}"
         table.add_row(mark, f.name, f"{f.what}{remedy}")
     return table
+
+
+def lineage(steps) -> Table:
+    """The path from a start point, a step a row."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("trial", "made by", "changed", "TFLOPS", "gain"):
+        table.add_column(name, justify="right" if name in ("trial", "TFLOPS", "gain") else "left", overflow="fold")
+    for s in steps:
+        changed = ", ".join(transition(c) for c in s.changes) or values(s.candidate.config)
+        origin = f"{s.candidate.operator} of {s.parent.trial}" if s.parent else str(s.candidate.operator)
+        gain = f"{s.gain - 1:+.1%}" if s.gain is not None else "–"
+        table.add_row(str(s.candidate.trial), origin, changed, figure(s.candidate), gain)
+    return table
+
+
+def transition(change) -> str:
+    """`tile_n 64→32`; a knob that is inactive on one side shows as –."""
+    knob, old, new = change
+    return f"{knob} {short(old) if old is not None else '–'}→{short(new) if new is not None else '–'}"
+
+
+def effects_table(effects) -> Table:
+    """Which changes of knobs paid, most rewarding first."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("change", "steps", "alone", "better", "median gain"):
+        table.add_column(name, justify="left" if name == "change" else "right")
+    for e in effects:
+        table.add_row(transition(e.change), str(e.steps), str(e.alone), str(e.better), f"{e.median_gain - 1:+.1%}")
+    return table
+
+
+def profile_page(profile) -> Group:
+    """What limits a kernel, a figure a row; a static page says so in its title."""
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column()
+    rows.add_column(justify="right")
+    for name, value in profile.figures.items():
+        rows.add_row(name, f"{value:,.4g}")
+    title = Text(f"profile: {profile.tool}, {profile.device}", style="bold")
+    return Group(title, rows, *(Text(remark, style="dim") for remark in profile.remarks))

@@ -15,7 +15,11 @@ COMMANDS = {
     "best": "Show the best kernels found, or export the best one.",
     "history": "List every trial of the ledger.",
     "show": "Show one trial: configuration, resources, verdict, figure, source.",
+    "report": "Say which changes of knobs paid, and the path that led to the best.",
+    "measure": "Time on a GPU what a search without one left, best estimate first.",
+    "profile": "Say what limits one candidate, by Nsight Compute or from its instructions.",
     "verify": "Render, compile and gate one configuration.",
+    "export": "Write a run in the auto-tuners' common format.",
     "doctor": "Say what this machine has, what it lacks, and the remedy.",
     "dashboard": "Open the trials in optuna-dashboard.",
 }

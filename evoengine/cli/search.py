@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import secrets
-import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from evoengine.cli.options import db_option, gpu_option, json_option, problem_option, space_option, templates_option
-from evoengine.gpu import Gpu
+from evoengine.gpu import Gpu, find_gpu
 from evoengine.problem import Problem
 from evoengine.search import samplers
 
@@ -34,7 +34,7 @@ SHOWN = 10
 @templates_option
 @db_option
 @click.option("--jobs", type=click.IntRange(min=1), help="Worker processes.  [default: one per core]")
-@click.option("--seed", type=click.IntRange(min=0), help="Repeats a search.  [default: drawn, and recorded]")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Repeats a search.  [default: drawn, and recorded]")
 @json_option
 def search(
     gpu: Gpu, problem: Problem, trials: int, minutes: float | None, sampler: str, device: str, space: Path | None,
@@ -45,14 +45,20 @@ def search(
     With a GPU of that kind here, candidates are gated and timed on it. Without one they are compiled for it, gated in
     the CPU emulator and ranked by a static estimate.
     """
-    from evoengine.cli.display import LiveProgress, say, status
-    from evoengine.cli.setup import choose_device, default_jobs, prepare_space, require_compilers
+    from evoengine.cli.display import LiveProgress, say, status, time_spent
+    from evoengine.cli.setup import (
+        choose_device, default_jobs, ledger_device, prepare_space, require_compilers, stop_on_signal, turn,
+    )  # fmt: skip
+    from evoengine.devices.driver import real_gpu
     from evoengine.ledger.store import open_ledger
     from evoengine.ledger.study import Projection, optuna_storage
     from evoengine.records import Kind
     from evoengine.search.coordinator import Coordinator, Setting
+    from evoengine.search.judges import make_judge
 
     timing = choose_device(device, gpu)
+    if timing:
+        gpu = real_gpu(timing, gpu)
     bound, folder = prepare_space(space, templates, problem, gpu)
     require_compilers(emulated=timing is None)
     seed = secrets.randbelow(2**31) if seed is None else seed
@@ -60,28 +66,34 @@ def search(
         problem, gpu, bound, folder, sampler, seed, trials, minutes * 60 if minutes else None, jobs or default_jobs(),
         timed=timing is not None,
     )  # fmt: skip
-    ledger = open_ledger(db, create=True)
-    with ledger, LiveProgress() as live:
+    with turn(timing, say), open_ledger(db, create=True) as ledger, LiveProgress() as live:
         run = ledger.start_run(
-            gpu=gpu.key, problem=str(problem), device=_device(timing), space=bound, sampler=sampler,
+            gpu=gpu.key, problem=str(problem), device=ledger_device(timing), space=bound, sampler=sampler,
             seed=seed, command=" ".join(sys.argv),
         )  # fmt: skip
-        _announce(setting, timing, ledger.url, run)
+        _announce(setting, timing, ledger.place, run)
         kind = Kind.MEASURED if timing else Kind.ESTIMATED
         domains = {knob.name: knob.values for knob in bound.knobs}
         study = Projection(optuna_storage(ledger.url), ledger, run, kind, domains)
-        coordinator = Coordinator(setting, ledger, run, live.update, study.add)
-        _stop_on_signal(coordinator)
+        judge = make_judge(bound.kernel, problem, gpu, timing, seed)
+        coordinator = Coordinator(setting, ledger, run, judge, live.update, study.add)
+        stop_on_signal(coordinator.stop)
         progress = coordinator.search()
         ledger.finish_run(run, progress.ended)
         found = ledger.best(str(problem), gpu.key, top=trials, run=run)
     known = f"{coordinator.invalid_proposals} invalid and {coordinator.repeated_proposals} repeated proposals"
     say(f"{' · '.join(status(progress)[:-1])} · {progress.elapsed:.0f} s · {progress.compiled} compiled · {known}")
     say(f"{progress.ended}", style="dim")
+    if progress.usage:
+        say(time_spent(progress.usage))
+    for line in progress.notes:
+        say(line)
     for trial, why in study.missed.items():
         say(f"trial {trial} is in the ledger, but not in optuna-dashboard's study: {why}", style="yellow")
     if as_json:
         summary = {"run": run, "ended": progress.ended, "seconds": round(progress.elapsed, 1), "compiled": progress.compiled}
+        if progress.usage:
+            summary["gpu_seconds"] = {name: round(value, 1) for name, value in asdict(progress.usage).items()}
         summary["outcomes"] = {str(k): v for k, v in progress.outcomes.items()}
         click.echo(json.dumps(summary | {"best": [c.to_json() for c in found[:SHOWN]]}, indent=2))
     else:
@@ -91,18 +103,7 @@ def search(
     return 0 if found else 1
 
 
-def _device(timing):
-    """What judges the candidates, as the ledger keeps it."""
-    from evoengine.devices.driver import find_driver
-    from evoengine.ledger.runs import Device
-
-    if timing is None:
-        return Device("emulator")
-    driver, _ = find_driver()
-    return Device(timing.name, timing.uuid, f"sm_{timing.capability}", f"CUDA {driver}")
-
-
-def _announce(setting, timing, url: str, run: int) -> None:
+def _announce(setting, timing, place: str, run: int) -> None:
     from evoengine import __version__
     from evoengine.cli.display import say
     from evoengine.stages.render import inert_knobs
@@ -112,13 +113,15 @@ def _announce(setting, timing, url: str, run: int) -> None:
     work = find_workload(space.kernel).flops(s.problem) / 1e9
     say(f"evoengine {__version__} · {s.gpu.key} ({s.gpu.arch}) · {s.problem} · {work:,.4g} GFLOP")
     if timing:
-        say(f"gated and timed on {timing.name}")
+        named = find_gpu(s.gpu.key)
+        other = f", whose limits hold; --gpu named {named.name}, of the same {named.arch}" if timing.name != named.name else ""
+        say(f"gated and timed on {timing.name}{other}")
     else:
         say(f"no {s.gpu.key} to time on: compiled for {s.gpu.arch}, gated in the CPU emulator, ranked by static estimate")
     families = [f for f in space.families if f not in space.empty_families]
     say(
         f"space {space.name}: {len(families)} families, {len(space):,} valid of {space.size:,} · sampler {s.sampler} · "
-        f"seed {s.seed} · {s.jobs} workers · ledger {url}, run {run}"
+        f"seed {s.seed} · {s.jobs} workers · ledger {place}, run {run}"
     )
     for family, why in space.empty_families.items():
         say(f"left out: {family}, {why}")
@@ -138,14 +141,3 @@ def _conclude(found, gpu: Gpu, timed: bool) -> None:
     stdout.print(ranking({rank: ranks[rank] for rank in shown}))
     later = "" if timed else f"   ·   figures marked est. are static estimates, not measurements: none was timed on a {gpu.key}"
     say(f"next: evoengine best --export out/   ·   evoengine dashboard{later}")
-
-
-def _stop_on_signal(coordinator) -> None:
-    """The first Ctrl-C or SIGTERM ends the search with what there is; a second one kills."""
-
-    def stop(number: int, frame: object) -> None:
-        coordinator.stop()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)

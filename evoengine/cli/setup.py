@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from evoengine.devices.driver import GpuDevice, find_driver
+from evoengine.devices.driver import GpuDevice, find_driver, hold
 from evoengine.errors import MachineError, UsageError
-from evoengine.gpu import Gpu
+from evoengine.gpu import Gpu, find_gpu
+from evoengine.ledger.runs import Device
 from evoengine.paths import asset
-from evoengine.problem import Problem
+from evoengine.problem import Problem, parse_problem
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.render import render
 from evoengine.stages.toolchain import include_folders, nvrtc
+
+if TYPE_CHECKING:
+    from evoengine.ledger.store import Ledger
 
 
 def prepare_space(
@@ -68,6 +77,48 @@ def choose_device(wish: str, gpu: Gpu) -> GpuDevice | None:
             "name the one that is here, or --device emulator"
         )
     return None
+
+
+def turn(device: GpuDevice | None, say: Callable[[str], None]) -> AbstractContextManager[None]:
+    """The GPU for this process alone, where one is to time; waits for it."""
+    return hold(device, say) if device else nullcontext()
+
+
+def require_gpu() -> GpuDevice:
+    """This machine's first GPU; raises MachineError with the doctor's finding where there is none."""
+    found = find_driver()
+    if isinstance(found, str):
+        raise MachineError(f"no GPU to time on: {found}; evoengine doctor says what else this machine has")
+    return found[1][0]
+
+
+def ledger_device(timing: GpuDevice | None) -> Device:
+    """What judges the candidates, as the ledger keeps it."""
+    if timing is None:
+        return Device("emulator")
+    driver, _ = find_driver()
+    versions = {name: version(name) for name in ("torch", "numpy")}
+    return Device(timing.name, timing.uuid, f"sm_{timing.capability}", f"CUDA {driver}", versions)
+
+
+def target(ledger: Ledger, gpu: Gpu | None, problem: Problem | None) -> tuple[Gpu, Problem]:
+    """What is given, and where nothing is, what the last run was for."""
+    key, text = ledger.last_target(gpu.key if gpu else None, str(problem) if problem else None)
+    return find_gpu(key), parse_problem(text)
+
+
+def stop_on_signal(stop: Callable[[], None]) -> Callable[[], bool]:
+    """The first Ctrl-C or SIGTERM ends with what there is, a second Ctrl-C at once; gives whether there was one."""
+    seen: list[int] = []
+
+    def handle(number: int, frame: object) -> None:
+        seen.append(number)
+        stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)
+    return lambda: bool(seen)
 
 
 def default_jobs() -> int:

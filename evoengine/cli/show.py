@@ -12,21 +12,30 @@ from evoengine.cli.options import db_option, json_option
 @click.command()
 @click.argument("trial", type=click.IntRange(min=1))
 @click.option("--source", "with_source", is_flag=True, help="Print the kernel's source alone.")
+@click.option("--lineage", "with_lineage", is_flag=True, help="Print the path from its start point, and what each step gained.")
 @db_option
 @json_option
-def show(trial: int, with_source: bool, db: str | None, as_json: bool) -> None:
+def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_json: bool) -> None:
     """Show one trial: configuration, resources, verdict, figure, source."""
-    from evoengine.cli.display import sheet, stdout
+    from evoengine.cli.display import lineage, profile_page, sheet, stdout
     from evoengine.errors import NothingFound
     from evoengine.ledger.store import open_ledger
+    from evoengine.publish.lineage import path, step_json
 
     with open_ledger(db, create=False) as ledger:
-        candidate = ledger.candidate(trial)
+        candidate, profile = ledger.candidate(trial), ledger.profile(trial)
+        known = ledger.candidates(problem=candidate.problem, gpu=candidate.gpu) if with_lineage else []
     if with_source:
         if candidate.source is None:
             raise NothingFound(f"trial {trial} has no source: it ended before it was rendered")
         click.echo(candidate.source.text)
+    elif with_lineage:
+        steps = path(trial, {c.trial: c for c in known})
+        if as_json:
+            click.echo(json.dumps([step_json(s) for s in steps], indent=2))
+        else:
+            stdout.print(lineage(steps))
     elif as_json:
         click.echo(json.dumps(candidate.to_json(), indent=2))
     else:
-        stdout.print(sheet(candidate))
+        stdout.print(sheet(candidate), *([profile_page(profile)] if profile else []))

@@ -29,16 +29,25 @@ def verify(
 ) -> int:  # fmt: skip
     """Render, compile and gate one configuration; exit 0 when it is correct, 1 when not."""
     from evoengine.cli.display import cases, say, stdout
-    from evoengine.cli.setup import choose_device, prepare_space, require_compilers
+    from evoengine.cli.setup import choose_device, prepare_space, require_compilers, turn
+    from evoengine.devices.driver import real_gpu
     from evoengine.publish.export import case_list
+    from evoengine.search.judges import make_judge
     from evoengine.search.single import walk
 
     timing = choose_device(device, gpu)
+    if timing:
+        gpu = real_gpu(timing, gpu)
     bound, folder = prepare_space(space, templates, problem, gpu)
     config = _config(text, bound)
     require_compilers(emulated=timing is None)
     seed = secrets.randbelow(2**31) if seed is None else seed
-    candidate = walk(bound, config, problem, gpu, folder, timing is not None, seed)
+    with turn(timing, say):
+        judge = make_judge(bound.kernel, problem, gpu, timing, seed)
+        try:
+            candidate = walk(bound, config, problem, gpu, folder, judge, seed)
+        finally:
+            judge.close()
     correct = candidate.verdict is not None and candidate.verdict.correct
     if as_json:
         # no ledger is involved, so there is no trial to name

@@ -1,11 +1,13 @@
 """A real GPU: CuPy loads and launches the binary, torch holds the tensors. Runs in a process of its own, which may die.
 
-A CUDA error is sticky: after KernelCrashed the process must be replaced, as its context is lost.
+A CUDA error is sticky and a kernel that never ends holds the GPU: after KernelCrashed or KernelHung the process must be
+replaced.
 """
 
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 
 import cupy
@@ -13,13 +15,16 @@ import numpy as np
 import torch
 from cupy.cuda import driver, runtime
 
-from evoengine.devices.base import Arguments, KernelCrashed, KernelUnbuildable, TensorArgument, Tensors
+from evoengine.devices.base import Arguments, KernelCrashed, KernelHung, KernelUnbuildable, TensorArgument, Tensors
 from evoengine.records import Binary, Launch
 
 GUARD_BYTES = 1 << 16
 """on both sides of every tensor, filled with a pattern that must survive the launch"""
 GUARD = 0xA5
-CUDA_ERRORS = (runtime.CUDARuntimeError, driver.CUDADriverError, torch.AcceleratorError)
+LAUNCH_SECONDS = 10.0
+"""one launch takes milliseconds, a tenth of a second at most; past this it will not end"""
+POLL_SECONDS = 2e-5
+CUDA_ERRORS = (runtime.CUDARuntimeError, driver.CUDADriverError, getattr(torch, "AcceleratorError", RuntimeError))
 
 
 class CudaKernel:
@@ -33,8 +38,8 @@ class CudaKernel:
                 self._function = cupy.RawModule(path=str(path)).get_function(entry)
                 self._function.max_dynamic_shared_size_bytes = launch.shared_bytes
             except CUDA_ERRORS as error:
-                raise KernelUnbuildable(f"the GPU does not take the binary: {error}") from error
-        self._entry = entry
+                raise KernelUnbuildable(f"the GPU does not take the binary: {first_line(error)}") from error
+        self.entry = entry
 
     def launch(self, launch: Launch, parameters: tuple) -> None:
         """Queues the kernel on torch's current stream; pointers travel as uint64."""
@@ -47,11 +52,26 @@ class CudaKernel:
         try:
             buffers = {a.name: _guarded(a.data) for a in arguments if isinstance(a, TensorArgument)}
             self.launch(launch, tuple(_parameter(a, buffers) for a in arguments))
-            torch.cuda.synchronize()
+            await_gpu(self.entry)
             found = {name: buffer.cpu().numpy() for name, buffer in buffers.items()}
         except CUDA_ERRORS as error:
-            raise KernelCrashed(f"kernel {self._entry}: {first_line(error)}") from error
+            raise KernelCrashed(f"kernel {self.entry}: {first_line(error)}") from error
         return {a.name: _unguarded(a, found[a.name]) for a in arguments if isinstance(a, TensorArgument)}
+
+
+def await_gpu(entry: str, event: torch.cuda.Event | None = None, seconds: float = LAUNCH_SECONDS) -> None:
+    """Waits for all that was queued, or for `event`; raises KernelHung where it takes longer than `seconds`.
+
+    A plain synchronize would wait for an endless loop as long as the loop.
+    """
+    if event is None:
+        event = torch.cuda.Event()
+        event.record()
+    deadline = time.monotonic() + seconds
+    while not event.query():
+        if time.monotonic() > deadline:
+            raise KernelHung(f"kernel {entry}: no end after {seconds:g} s on the GPU")
+        time.sleep(POLL_SECONDS)
 
 
 def _parameter(argument, buffers: dict[str, torch.Tensor]):

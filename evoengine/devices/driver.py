@@ -1,12 +1,31 @@
-"""What the CUDA driver says of this machine's GPUs, through its C interface: no context is made, nothing heavy is imported."""
+"""What the CUDA driver says of this machine's GPUs, through its C interface: no context is made, nothing heavy imported.
+
+Also whose turn it is: two searches that time on one GPU at once would time each other.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from uuid import UUID
+
+from evoengine.errors import MachineError
+from evoengine.gpu import Gpu, known_gpus
 
 _MAJOR, _MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*"""
+_LIMITS = {
+    "sms": 16,
+    "shared_per_block": 97,
+    "shared_per_sm": 81,
+    "registers_per_sm": 82,
+    "threads_per_sm": 39,
+    "blocks_per_sm": 106,
+}
+"""field of `Gpu` → CUdevice_attribute of cuda.h"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +33,12 @@ class GpuDevice:
     index: int
     name: str
     uuid: str
+    """GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, as CUDA_VISIBLE_DEVICES and NVML take it"""
     capability: int
     """90 for compute capability 9.0"""
     memory_bytes: int
+    limits: dict[str, int] = field(default_factory=dict)
+    """those fields of `Gpu` that the driver knows"""
 
 
 def find_driver() -> tuple[str, list[GpuDevice]] | str:
@@ -44,10 +66,70 @@ def _describe(cuda: ctypes.CDLL, index: int) -> GpuDevice:
     cuda.cuDeviceGetUuid(uuid, device)
     cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
     major, minor = (_attribute(cuda, device, key) for key in (_MAJOR, _MINOR))
-    return GpuDevice(index, name.value.decode(), f"GPU-{bytes(uuid).hex()}", 10 * major + minor, memory.value)
+    limits = {name: _attribute(cuda, device, key) for name, key in _LIMITS.items()}
+    return GpuDevice(
+        index, name.value.decode(), f"GPU-{UUID(bytes=bytes(uuid))}", 10 * major + minor, memory.value, limits
+    )
 
 
 def _attribute(cuda: ctypes.CDLL, device: ctypes.c_int, key: int) -> int:
     value = ctypes.c_int()
     cuda.cuDeviceGetAttribute(ctypes.byref(value), key, device)
     return value.value
+
+
+def capability(arch: str) -> int:
+    """90 for sm_90a."""
+    return int("".join(c for c in arch if c.isdigit()))
+
+
+def takes(device: GpuDevice, arch: str) -> bool:
+    """Whether a binary for `arch` runs there: the same major version and no newer minor one; with a letter, exactly it.
+
+    CUDA C++ Programming Guide, binary compatibility and architecture-specific features.
+    """
+    wanted = capability(arch)
+    if not arch[-1].isdigit():
+        return device.capability == wanted
+    return device.capability // 10 == wanted // 10 and device.capability >= wanted
+
+
+def require_arch(device: GpuDevice, arch: str, what: str) -> None:
+    """Raises MachineError where binaries for `arch`, which is that of `what`, do not run on the GPU."""
+    if not takes(device, arch):
+        raise MachineError(
+            f"{what} is compiled for {arch} and the GPU here is {device.name} (sm_{device.capability}), which does not "
+            f"take it: evoengine search --gpu with the GPU's own name compiles for it"
+        )
+
+
+def real_gpu(device: GpuDevice, named: Gpu) -> Gpu:
+    """The GPU that is here, under the key of the one that was named: limits as its driver gives them.
+
+    Peaks are those of gpus.toml for a GPU of its name, else those of the named one.
+    """
+    known = next((gpu for gpu in known_gpus().values() if gpu.name == device.name), named)
+    return replace(known, key=named.key, name=device.name, arch=named.arch, **device.limits)
+
+
+@contextmanager
+def hold(device: GpuDevice, say: Callable[[str], None]) -> Iterator[None]:
+    """The GPU for this process alone; says so and waits while another evoengine of this user times on it."""
+    from filelock import FileLock, Timeout
+    from platformdirs import user_cache_path
+
+    folder = user_cache_path("evoengine") / "gpus"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MachineError(f"cannot write {folder}, where GPUs are reserved: set XDG_CACHE_HOME") from error
+    lock = FileLock(Path(folder, f"{device.uuid}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say(f"another evoengine is timing on {device.name} ({device.uuid}); waiting for it to end, Ctrl-C gives up")
+        lock.acquire(poll_interval=0.2)
+    try:
+        yield
+    finally:
+        lock.release()

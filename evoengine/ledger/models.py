@@ -89,6 +89,8 @@ class RunRow(Base):
     space_sha256: Mapped[str] = mapped_column(String(64))
     space_text: Mapped[str]
     sampler: Mapped[str]
+    objectives: Mapped[str] = mapped_column(server_default="tflops")
+    """comma-separated names of evoengine.objectives"""
     seed: Mapped[int] = mapped_column(BigInteger)
     version: Mapped[str]
     host: Mapped[str]
@@ -210,4 +212,18 @@ class BaselineRow(Base):
     median_us: Mapped[float]
     tflops: Mapped[float]
     samples_us: Mapped[list[Any]]
+    taken_at: Mapped[datetime]
+
+
+class ProfileRow(Base):
+    """What a profiler, or the binary's text, says of what limits a candidate; the last one holds."""
+
+    __tablename__ = "profiles"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    candidate_id: Mapped[int] = mapped_column(ForeignKey("candidates.id"), index=True)
+    tool: Mapped[str]
+    device: Mapped[str]
+    figures: Mapped[dict[str, Any]]
+    remarks: Mapped[list[Any]]
     taken_at: Mapped[datetime]

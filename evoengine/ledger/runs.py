@@ -40,6 +40,8 @@ class Run:
     space_sha256: str
     space_text: str
     sampler: str
+    objectives: str
+    """what it aimed at, comma-separated"""
     seed: int
     version: str
     """of evoengine"""

@@ -25,6 +25,7 @@ from evoengine.ledger.models import (
     CandidateRow,
     DeviceRow,
     MeasurementRow,
+    ProfileRow,
     RunRow,
     SourceRow,
     VerdictRow,
@@ -33,16 +34,19 @@ from evoengine.ledger.ranking import Figure, ranked
 from evoengine.ledger.rows import (
     baseline_values,
     binary_values,
+    from_json_number,
     launch_values,
     measurement_values,
     to_baseline,
     to_binary,
     to_candidate,
+    to_json_number,
     to_measurement,
     to_run,
     verdict_values,
 )
 from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, may_live, this_host
+from evoengine.objectives import DEFAULT
 from evoengine.paths import default_database
 from evoengine.records import (
     Baseline,
@@ -52,6 +56,7 @@ from evoengine.records import (
     Kind,
     Measurement,
     Outcome,
+    Profile,
     Source,
     Verdict,
     config_key,
@@ -109,7 +114,8 @@ class Ledger:
     # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start_run(
-        self, *, gpu: str, problem: str, device: Device, space: SpaceFile, sampler: str, seed: int, command: str
+        self, *, gpu: str, problem: str, device: Device, space: SpaceFile, sampler: str, seed: int, command: str,
+        objectives: str = DEFAULT,
     ) -> int:
         """Enters a run of this process; runs whose process is gone without a word are marked as killed."""
         with self._writing() as session:
@@ -118,7 +124,7 @@ class Ledger:
                     run.status = KILLED
             row = RunRow(
                 started_at=_now(), status=RUNNING, gpu=gpu, problem=problem, device=_device_row(session, device),
-                space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed,
+                space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed, objectives=objectives,
                 version=__version__, host=this_host(), pid=os.getpid(), command=command,
             )  # fmt: skip
             session.add(row)
@@ -203,6 +209,12 @@ class Ledger:
         with self._writing() as session:
             session.add(MeasurementRow(candidate_id=trial, taken_at=_now(), **measurement_values(measurement)))
 
+    def record_profile(self, trial: int, profile: Profile) -> None:
+        values = {"tool": profile.tool, "device": profile.device, "remarks": list(profile.remarks)}
+        figures = {name: to_json_number(value) for name, value in profile.figures.items()}
+        with self._writing() as session:
+            session.add(ProfileRow(candidate_id=trial, taken_at=_now(), figures=figures, **values))
+
     def finish(
         self, trial: int, outcome: Outcome, reason: str | None, occupancy: float | None, device: str | None
     ) -> None:
@@ -267,6 +279,16 @@ class Ledger:
         of_trial = select(MeasurementRow).where(MeasurementRow.candidate_id == trial).order_by(MeasurementRow.id)
         with self._reading() as session:
             return [to_measurement(row) for row in session.scalars(of_trial)]
+
+    def profile(self, trial: int) -> Profile | None:
+        """The last one taken."""
+        last = select(ProfileRow).where(ProfileRow.candidate_id == trial).order_by(ProfileRow.id.desc()).limit(1)
+        with self._reading() as session:
+            row = session.scalar(last)
+            if row is None:
+                return None
+            figures = {name: from_json_number(value) for name, value in row.figures.items()}
+            return Profile(row.tool, row.device, figures, tuple(row.remarks))
 
     def span(self, trial: int) -> tuple[datetime, datetime | None]:
         """When the candidate was started and when it was finished."""

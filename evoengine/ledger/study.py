@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from io import BytesIO
 from pathlib import Path
 
@@ -27,7 +27,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from evoengine.errors import EvoengineError, UsageError
 from evoengine.ledger.database import alone, engine_options, explained, look, parse_url, set_pragmas
 from evoengine.ledger.optuna_schema import require_schema
+from evoengine.ledger.runs import Run
 from evoengine.ledger.store import Ledger
+from evoengine.objectives import DEFAULT, Objective, parse_objectives, worth
 from evoengine.paths import default_database
 from evoengine.records import Candidate, Kind, Measurement, Value
 
@@ -106,14 +108,16 @@ class Projection:
         self._artifacts = artifact_store(ledger.url)
         self._distributions = {name: CategoricalDistribution(tuple(values)) for name, values in domains.items()}
         self.name = study_name(ledger, run, kind)
+        self._objectives = parse_objectives(_described(ledger, run).objectives)
         self.missed: dict[int, str] = {}
         """trial → why it is not in the study"""
         with _explained(parse_url(ledger.url)), warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             study = optuna.create_study(
-                storage=storage, study_name=self.name, direction="maximize", load_if_exists=True
-            )
-            study.set_metric_names([f"TFLOPS ({kind})"])
+                storage=storage, study_name=self.name, load_if_exists=True,
+                directions=[o.direction for o in self._objectives],
+            )  # fmt: skip
+            study.set_metric_names([_metric(o, kind) for o in self._objectives])
             self._study_id = storage.get_study_id_from_name(self.name)
 
     def add(self, trial: int) -> None:
@@ -130,12 +134,13 @@ class Projection:
         return next((m for m in reversed(self._ledger.measurements(trial)) if m.kind is self._kind), None)
 
     def _frozen(self, candidate: Candidate, figure: Measurement | None) -> FrozenTrial:
-        """Ranked candidates are complete with their TFLOPS; the others pruned, without a value."""
-        ranked = bool(candidate.outcome and candidate.outcome.ranked and figure and not figure.suspect)
+        """Ranked candidates are complete with their values; the others pruned, without any."""
+        believed = figure is not None and not figure.suspect
+        values = worth(replace(candidate, measurement=figure), self._objectives) if believed else None
         distributions: dict[str, BaseDistribution] = {name: self._distributions[name] for name in candidate.config}
         frozen = optuna.trial.create_trial(
-            state=TrialState.COMPLETE if ranked else TrialState.PRUNED,
-            value=figure.tflops if figure and ranked else None,
+            state=TrialState.COMPLETE if values else TrialState.PRUNED,
+            values=values,
             params=dict(candidate.config),
             distributions=distributions,
             user_attrs=attributes(candidate, figure),
@@ -182,8 +187,16 @@ def rebuild(
 
 
 def study_name(ledger: Ledger, run: int, kind: Kind) -> str:
-    described = next(r for r in ledger.runs() if r.id == run)
+    described = _described(ledger, run)
     return f"run {run} · {described.problem} · {described.gpu} · {kind} TFLOPS"
+
+
+def _described(ledger: Ledger, run: int) -> Run:
+    return next(r for r in ledger.runs() if r.id == run)
+
+
+def _metric(objective: Objective, kind: Kind) -> str:
+    return f"TFLOPS ({kind})" if objective.name == DEFAULT else objective.name.replace("_", " ")
 
 
 def attributes(candidate: Candidate, figure: Measurement | None) -> dict[str, object]:

@@ -19,13 +19,14 @@ from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
 from evoengine.ledger.store import Ledger
 from evoengine.problem import Problem
-from evoengine.records import Binary, Candidate, Config, Measurement, Outcome, Plan, Rejection, Source, Verdict, config_key
+from evoengine.records import Binary, Candidate, Config, Contender, Outcome, Rejection, Source, Verdict, config_key
+from evoengine.search.finals import hold_finals, record_finals, why_dropped
+from evoengine.search.judges import Job, Judge, Usage
 from evoengine.search.proposer import Proposal, Proposer
-from evoengine.search.workers import WorkerPool, result_of
+from evoengine.search.workers import Terms, WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages.compile import options
-from evoengine.stages.estimate import estimate
-from evoengine.stages.pipeline import baselines_task, compile_task, emulate_task, measure_task
+from evoengine.stages.pipeline import Judged, compile_task
 from evoengine.stages.render import render
 from evoengine.stages.screen import screen_binary, screen_launch
 from evoengine.stages.toolchain import compiler_version
@@ -49,7 +50,7 @@ class Setting:
     seconds: float | None
     jobs: int
     timed: bool
-    """whether a CUDA device times the candidates; otherwise the emulator gates and the estimate ranks"""
+    """whether a device times the candidates, so that a spill is for the clock to judge"""
 
 
 @dataclass(slots=True)
@@ -63,6 +64,10 @@ class Progress:
     compiled: int = 0
     """binaries made in this run; those that the ledger had are not among them"""
     ended: str = "all trials done"
+    notes: list[str] = field(default_factory=list)
+    """what a person should know of the result"""
+    usage: Usage | None = None
+    """where the GPU's time went"""
 
     @property
     def done(self) -> int:
@@ -87,19 +92,19 @@ class Walk:
     binary: Binary | None = None
     verdict: Verdict | None = None
     occupancy: float | None = None
-    next: Callable[[object], None] | None = None
-    """takes what the stage under way gives"""
 
 
 class Coordinator:
     """Runs one search to its end.
 
     `on_change` is called after every event and at least every POLL_SECONDS, `on_finish` with each trial that ended.
+    `compiler` runs in a worker under `terms`. The judge is closed with the search.
     """
 
     def __init__(
-        self, setting: Setting, ledger: Ledger, run: int,
+        self, setting: Setting, ledger: Ledger, run: int, judge: Judge,
         on_change: Callable[[Progress], None], on_finish: Callable[[int], None],
+        compiler: Callable[[Source, str], Binary | Rejection] = compile_task, terms: Terms = Terms(),
     ) -> None:  # fmt: skip
         self.setting, self.ledger, self.run = setting, ledger, run
         self._on_finish = on_finish
@@ -108,7 +113,8 @@ class Coordinator:
         self._workload = find_workload(setting.space.kernel)
         self._adopted = self._adopt()
         self._proposer = Proposer(setting.space, setting.sampler, setting.seed, retry=[c for c, _ in self._adopted.values()])
-        self._under_way: dict[Future, Walk] = {}
+        self._compiling: dict[Future, Walk] = {}
+        self._judging: dict[Future, Walk] = {}
         self._first_with: dict[str, int] = {}
         """source sha256 → the trial that rendered it first"""
         self._values: dict[int, float | None] = {}
@@ -117,8 +123,8 @@ class Coordinator:
         self._started = 0
         self._exhausted = False
         self._stop = False
-        self._workers = WorkerPool(setting.jobs)
-        self._gpu = WorkerPool(1, {"CUDA_VISIBLE_DEVICES": "0"}) if setting.timed else None
+        self._judge, self._compiler = judge, compiler
+        self._workers = WorkerPool(setting.jobs, terms)
 
     @property
     def invalid_proposals(self) -> int:
@@ -134,34 +140,38 @@ class Coordinator:
 
     def search(self) -> Progress:
         try:
-            if self._gpu:
-                self._start_baselines()
-            while not self._stop and (self._fill() or self._under_way):
-                finished, _ = wait(self._under_way, POLL_SECONDS, FIRST_COMPLETED)
+            for baseline in self._judge.baselines():
+                self.ledger.record_baseline(self.run, baseline)
+            while not self._stop and (self._fill() or self._compiling or self._judging):
+                finished, _ = wait({*self._compiling, *self._judging}, POLL_SECONDS, FIRST_COMPLETED)
                 for future in finished:
-                    walk = self._under_way.pop(future)
-                    walk.next(future)
+                    self._advance(future)
                 self._on_change(self.progress)
+            if not self._stop:
+                self._hold_finals()
         finally:
-            self._close()
+            self.progress.usage = self._judge.usage(self.progress.elapsed)
+            self._workers.close()
+            self._judge.close()
         if self._stop:
             self.progress.ended = "interrupted"
         elif self._exhausted:
             self.progress.ended = "every valid configuration was tried"
         return self.progress
 
-    def _close(self) -> None:
-        for pool in (self._workers, self._gpu):
-            if pool:
-                pool.close()
+    def _advance(self, future: Future) -> None:
+        if future in self._compiling:
+            self._on_compiled(self._compiling.pop(future), future.result())
+        else:
+            self._on_judged(self._judging.pop(future), future.result())
 
     def _adopt(self) -> dict[str, tuple[Config, int]]:
         """Takes over the trials that a killed run left unfinished; their configurations are proposed first."""
         s = self.setting
         left = self.ledger.unfinished(s.gpu.key, str(s.problem))
         fit = [c for c in left if s.space.contains(c.config)]
-        self.ledger.adopt([c.trial for c in fit], self.run)
-        return {config_key(c.config): (c.config, c.trial) for c in fit}
+        got = set(self.ledger.adopt([c.trial for c in fit], self.run))
+        return {config_key(c.config): (c.config, c.trial) for c in fit if c.trial in got}
 
     def _may_start(self) -> bool:
         s = self.setting
@@ -170,8 +180,11 @@ class Coordinator:
         if s.seconds is not None and self.progress.elapsed > s.seconds:
             self.progress.ended = "time is up"
             return False
+        if self._judge.ahead is not None and len(self._judging) >= self._judge.ahead:
+            return False
+        busy = len(self._compiling) + (len(self._judging) if self._judge.ahead is None else 0)
         # one more than there are workers, so that none waits for the coordinator
-        return len(self._under_way) <= s.jobs
+        return busy <= s.jobs
 
     def _fill(self) -> bool:
         """Starts candidates while workers are free; whether any may still be started."""
@@ -208,14 +221,11 @@ class Coordinator:
         elif known := self.ledger.find_binary(walk.source.sha256, options(s.gpu.arch), s.gpu.arch, compiler_version()):
             self._compiled(walk, known)
         else:
-            self._submit(walk, self._workers.submit(compile_task, walk.source, s.gpu.arch), self._on_compiled)
+            source, arch = walk.source, s.gpu.arch
+            future = self._workers.submit(self._compiler, source, arch, died=Outcome.UNCOMPILABLE, gives=Binary)
+            self._compiling[future] = walk
 
-    def _submit(self, walk: Walk, future: Future, then: Callable[[Walk, Future], None]) -> None:
-        walk.next = lambda done: then(walk, done)
-        self._under_way[future] = walk
-
-    def _on_compiled(self, walk: Walk, future: Future) -> None:
-        result = result_of(future, died=Outcome.UNCOMPILABLE)
+    def _on_compiled(self, walk: Walk, result: Binary | Rejection) -> None:
         if isinstance(result, Rejection):
             self._reject(walk, result)
             return
@@ -233,64 +243,36 @@ class Coordinator:
         config = walk.proposal.config
         plan = [(case, s.space.launch(config, case.problem)) for case in self._workload.cases(s.problem, config)]
         seed = int(np.random.SeedSequence([s.seed, self.run, walk.trial]).generate_state(1)[0])
-        if self._gpu:
-            self._submit_to_gpu(walk, plan, seed)
-        else:
-            future = self._workers.submit(emulate_task, s.space.kernel, walk.source, plan, seed)
-            self._submit(walk, future, self._on_verdict)
+        job = Job(Contender(walk.trial, walk.source, binary), plan, s.space.cost(config), seed)
+        self._judging[self._judge.submit(job, self._workers)] = walk
 
-    def _on_verdict(self, walk: Walk, future: Future) -> None:
-        result = result_of(future, died=Outcome.CRASHED)
-        if self._judged(walk, result):
-            s = self.setting
-            figure = estimate(
-                walk.binary,
-                walk.source.launch,
-                s.space.cost(walk.proposal.config),
-                s.gpu,
-                self._workload.flops(s.problem),
-                self._workload.least_bytes(s.problem),
-            )
-            self._rank(walk, figure)
-
-    def _judged(self, walk: Walk, result: object) -> bool:
-        """Records the verdict; whether the candidate passed the gate."""
+    def _on_judged(self, walk: Walk, result: Judged | Rejection) -> None:
         if isinstance(result, Rejection):
             self._reject(walk, result)
-            return False
-        walk.verdict = result
-        self.ledger.record_verdict(walk.trial, result)
-        if not result.correct:
-            self._reject(walk, Rejection(result.outcome, result.reason))
-        return result.correct
-
-    def _rank(self, walk: Walk, figure: Measurement) -> None:
+            return
+        walk.verdict, figure = result
+        self.ledger.record_verdict(walk.trial, walk.verdict)
+        if figure is None:
+            self._reject(walk, Rejection(walk.verdict.outcome, walk.verdict.reason))
+            return
         self.ledger.record_measurement(walk.trial, figure)
         if figure.suspect:
             self._reject(walk, Rejection(Outcome.SUSPECT, figure.suspect))
-            return
-        self._finish(walk, Outcome(str(figure.kind)), None, figure.tflops)
+        else:
+            self._finish(walk, Outcome(str(figure.kind)), why_dropped(figure), figure.tflops)
 
-    # ── the GPU ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _start_baselines(self) -> None:
-        future = self._gpu.submit(baselines_task, self.setting.space.kernel, self.setting.problem)
-        for baseline in future.result():
-            self.ledger.record_baseline(self.run, baseline)
-
-    def _submit_to_gpu(self, walk: Walk, plan: Plan, seed: int) -> None:
+    def _hold_finals(self) -> None:
+        """Times the best of the ledger against each other, where the judge's figures gain by it."""
         s = self.setting
-        future = self._gpu.submit(measure_task, s.space.kernel, walk.source, walk.binary, plan, s.problem, s.gpu, seed)
-        self._submit(walk, future, self._on_measured)
-
-    def _on_measured(self, walk: Walk, future: Future) -> None:
-        result = result_of(future, died=Outcome.CRASHED)
-        if isinstance(result, Rejection) and result.outcome in (Outcome.CRASHED, Outcome.HUNG):
-            # a CUDA error is sticky: whatever runs next in that process would inherit it
-            self._gpu.replace()
-        verdict, figure = result if isinstance(result, tuple) else (result, None)
-        if self._judged(walk, verdict):
-            self._rank(walk, figure)
+        future = hold_finals(self.ledger, self._judge, str(s.problem), s.gpu.key)
+        if future is None:
+            return
+        while not future.done() and not self._stop:
+            wait((future,), POLL_SECONDS)
+            self._on_change(self.progress)
+        if future.done():
+            self.progress.notes += record_finals(self.ledger, self.run, future.result())
+            self.progress.best = self.ledger.best(str(s.problem), s.gpu.key, top=1, run=self.run)[0]
 
     # ── the end of a candidate ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -15,7 +15,7 @@ import optuna
 
 from evoengine.records import Config, config_key
 from evoengine.search.samplers.builtin import MAKERS, ORDINAL
-from evoengine.space.space import SearchSpace
+from evoengine.search.samplers.pool import StartedSpace
 
 PENALTY = 0.0
 """told for what was rejected: below any TFLOPS, so the sampler learns to leave the region. FAIL would teach it nothing."""
@@ -37,14 +37,14 @@ class Proposal:
 class Proposer:
     """Valid, new configurations, one at a time."""
 
-    def __init__(self, space: SearchSpace, sampler: str, seed: int, retry: Sequence[Config] = ()) -> None:
+    def __init__(self, space: StartedSpace, sampler: str, seed: int, retry: Sequence[Config] = ()) -> None:
         """`retry` are configurations that an interrupted run left unfinished; they come first."""
         optuna.logging.set_verbosity(logging.WARNING)
         self.space = space
         self.invalid = 0
         self.repeated = 0
         self._ordinal = sampler in ORDINAL
-        self._study = optuna.create_study(direction="maximize", sampler=MAKERS[sampler](seed))
+        self._study = optuna.create_study(direction="maximize", sampler=MAKERS[sampler](seed, space))
         self._rng = np.random.default_rng(seed)
         self._known: dict[str, float | None] = {}
         """value by configuration; None while it is under way"""
@@ -52,7 +52,8 @@ class Proposer:
         self._operators: dict[str, str] = {}
         self._enqueue(retry, "retry")
         self._enqueue(space.starts, "start")
-        self._enqueue(space.sample(self._rng, min(FIRST_GENERATION, len(space))), "random")
+        if sampler != "evolution":  # which draws its own
+            self._enqueue(space.sample(self._rng, min(FIRST_GENERATION, len(space))), "random")
 
     def _enqueue(self, configs: Iterable[Config], operator: str) -> None:
         """Puts configurations ahead of the sampler's own proposals, behind those put there before."""
@@ -104,7 +105,8 @@ class Proposer:
             if self.space.is_active(knob, config):
                 config[knob.name] = self._suggest(trial, knob)
         key = config_key(config)
-        return Proposal(config, key, trial, operator=self._operators.get(key, "sampler"))
+        operator = self._operators.get(key) or trial.user_attrs.get("operator", "sampler")
+        return Proposal(config, key, trial, tuple(trial.user_attrs.get("parents", ())), operator)
 
     def _suggest(self, trial: optuna.trial.Trial, knob) -> object:
         if self._ordinal and knob.ordinal:

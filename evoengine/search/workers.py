@@ -1,72 +1,283 @@
-"""Process pools for the stages. A worker may die, hang or be killed; its task then ends with a reason, the pool goes on."""
+"""Processes in which candidates are compiled and run. One may die, hang, flood its output or answer nonsense; its task
+then ends with a reason, a new process takes its place, and nothing else is lost.
+
+Each worker is a Pebble pool of one process and a thread that feeds it, so that no worker waits for another's end.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import multiprocessing
 import os
+import pickle
+import queue
+import resource
 import signal
-from collections.abc import Callable
-from concurrent.futures import Future, TimeoutError
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from pebble import ProcessExpired, ProcessPool
 
-from evoengine.errors import EvoengineError
+from evoengine.errors import EvoengineError, MachineError
 from evoengine.records import Outcome, Rejection
 
-TASK_SECONDS = 180.0
-"""longest a compile or a gate may take in all; past it the worker is killed"""
+START_SECONDS = 180.0
+"""a worker that is not ready after this long will not be"""
+LOOK_SECONDS = 0.2
+"""how often a worker at work is looked after; its answer itself is not waited for in steps"""
+LAST_WORDS = 300
+"""characters of a dead worker's output that go into the reason"""
+_PR_SET_PDEATHSIG = 1
+"""prctl(2)"""
 
 
-def _start_worker(environment: dict[str, str]) -> None:
-    """Ctrl-C is the coordinator's to answer; libraries' own threads would only get into each other's way."""
+def nothing() -> None:
+    """A warm-up for tasks that load what they need quickly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a worker is given: time per task, memory, environment, and what it loads before its first task."""
+
+    seconds: float = 180.0
+    memory_bytes: int | None = 4 << 30
+    """private writable memory (RLIMIT_DATA) of a worker and, each, of the processes it starts; None: no limit"""
+    file_bytes: int = 256 << 20
+    """largest file it may write: also where a flood of output ends"""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    warm_up: Callable[[], None] = nothing
+    spare: bool = False
+    """whether a second process stands by, warmed up, to take over at once where the first is lost"""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a task ended that gave no answer. `late` tells one that was cut off from one that broke."""
+
+    reason: str
+    late: bool = False
+
+
+# ── in the worker's process ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _begin(terms: Terms, output: str) -> None:
+    """Ctrl-C is the coordinator's to answer; a group of its own lets the worker be killed with all that it started."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.update(environment)
+    os.setpgid(0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # libraries' own threads would only get into each other's way
+    os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | dict(terms.environment))
+    if terms.memory_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (terms.memory_bytes, terms.memory_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (terms.file_bytes, terms.file_bytes))
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
 
 
-class WorkerPool:
-    """`jobs` processes that run tasks of `evoengine.stages.pipeline`."""
-
-    def __init__(self, jobs: int, environment: dict[str, str] | None = None) -> None:
-        self._jobs = jobs
-        self._environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | (environment or {})
-        self._pool = self._start()
-
-    def _start(self) -> ProcessPool:
-        return ProcessPool(
-            max_workers=self._jobs,
-            initializer=_start_worker,
-            initargs=(self._environment,),
-            context=multiprocessing.get_context("spawn"),
-        )
-
-    def submit(self, task: Callable, *args: object) -> Future:
-        return self._pool.schedule(task, args=args, timeout=TASK_SECONDS)
-
-    def replace(self) -> None:
-        """New processes for the old ones, whose state can no longer be trusted."""
-        self.close()
-        self._pool = self._start()
-
-    def close(self) -> None:
-        self._pool.stop()
-        self._pool.join()
+def _ready(warm_up: Callable[[], None]) -> int:
+    warm_up()
+    return os.getpid()
 
 
-def result_of(future: Future, died: Outcome) -> object:
-    """A task's record; or a Rejection where it took too long, its process died (`died` says what that means), or it
-    failed in a way nobody foresaw. What is wrong with the machine or the usage is raised: it would fail every candidate.
-    """
+def _answer(task: Callable, args: tuple) -> bytes:
+    """The answer pickled here, so that one that cannot be fails this task and not the channel to all of them."""
     try:
-        return future.result()
-    except EvoengineError:
-        raise
-    except TimeoutError:
-        return Rejection(Outcome.HUNG if died is Outcome.CRASHED else died, f"no end after {TASK_SECONDS:.0f} s")
-    except ProcessExpired as error:
-        return Rejection(died, f"the worker process died ({_cause(error.exitcode)})")
-    except Exception as error:
-        return Rejection(died, f"{type(error).__name__}: {error}")
+        os.ftruncate(1, 0)
+        return pickle.dumps(task(*args))
+    except EvoengineError as error:
+        return pickle.dumps(error)
+    except BaseException as error:  # SystemExit too ends the task alone
+        return pickle.dumps(Failure(f"{type(error).__name__}: {error}"[:LAST_WORDS]))
+
+
+# ── in the coordinator's ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Worker:
+    """One process, until it fails."""
+
+    def __init__(self, terms: Terms, output: Path) -> None:
+        self._terms, self._output = terms, output
+        self._pool = ProcessPool(
+            1, initializer=_begin, initargs=(terms, str(self._output)), context=multiprocessing.get_context("spawn")
+        )
+        self._pid: int | None = None
+        self._started = self._pool.schedule(_ready, args=(terms.warm_up,))
+
+    def await_start(self) -> None:
+        """Raises BrokenProcessPool where the process does not come up."""
+        if self._pid is None:
+            try:
+                self._pid = self._started.result(START_SECONDS)
+            except Exception as error:
+                raise BrokenProcessPool(f"{type(error).__name__}: {error}{self._last_words()}") from error
+
+    def call(self, task: Callable, args: tuple) -> object:
+        """The task's answer or a Failure; raises EvoengineError where the task did, BrokenProcessPool where the process
+        was gone before it got the task."""
+        try:
+            future = self._pool.schedule(_answer, args=(task, args))
+        except RuntimeError as error:
+            raise BrokenProcessPool(str(error)) from error
+        deadline = time.monotonic() + self._terms.seconds
+        while True:
+            try:
+                answer = pickle.loads(future.result(LOOK_SECONDS))
+                break
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    return Failure(f"no end after {self._terms.seconds:g} s", late=True)
+                if not future.done() and not _alive(self._pid):
+                    return Failure(f"the worker process ended without an answer{self._last_words()}")
+            except ProcessExpired as error:
+                return Failure(f"the worker process died ({_cause(error.exitcode)}){self._last_words()}")
+            except BrokenProcessPool:
+                raise
+            except Exception as error:
+                return Failure(f"the answer cannot be read: {type(error).__name__}: {error}"[:LAST_WORDS])
+        if isinstance(answer, EvoengineError):
+            raise answer
+        return answer
+
+    def _last_words(self) -> str:
+        """The end of what the process printed; a library often says there why it aborted."""
+        if not self._output.exists():
+            return ""
+        with self._output.open("rb") as file:
+            file.seek(max(0, self._output.stat().st_size - LAST_WORDS))
+            said = " ".join(file.read().decode(errors="replace").split())
+        return f": {said}" if said else ""
+
+    def kill(self) -> None:
+        """Ends the process and all that it started, however they resist."""
+        self._started.cancel()
+        self._pool.stop()
+        if self._pid is not None:
+            try:
+                os.killpg(self._pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self._pool.join()
+        self._output.unlink(missing_ok=True)
+
+
+def _alive(pid: int | None) -> bool:
+    """Pebble reaps its processes, so one that ended is gone."""
+    if pid is None:
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _cause(exitcode: int) -> str:
     return signal.Signals(-exitcode).name if exitcode < 0 else f"exit code {exitcode}"
+
+
+class WorkerPool:
+    """`jobs` workers that run tasks of `evoengine.stages.pipeline`, in the order they are submitted."""
+
+    def __init__(self, jobs: int, terms: Terms = Terms()) -> None:
+        self._terms = terms
+        self._folder = tempfile.TemporaryDirectory(prefix="evoengine-workers-")
+        self._numbers = itertools.count()
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._all: set[_Worker] = set()
+        self._spare: _Worker | None = None
+        self._threads = ThreadPoolExecutor(jobs, "worker")
+        self._closed = False
+        self.seconds_busy = 0.0
+        """spent on tasks; like the next, exact for a pool of one"""
+        self.seconds_starting = 0.0
+        """spent waiting for a process to come up"""
+        self.replaced = 0
+        """processes that were lost"""
+        for _ in range(jobs):
+            self._idle.put(self._new())
+        if terms.spare:
+            self._spare = self._new()
+
+    def _new(self) -> _Worker:
+        worker = _Worker(self._terms, Path(self._folder.name, f"{next(self._numbers)}.out"))
+        self._all.add(worker)
+        return worker
+
+    def submit(self, task: Callable, *args: object, died: Outcome, gives: type | tuple[type, ...]) -> Future:
+        """A future of the task's answer, an instance of `gives`, or of a Rejection.
+
+        A task that hangs is `hung`, or `died` where that says what it means, as a process that dies does. What is wrong
+        with the machine or the usage is raised: it would fail every candidate.
+        """
+        return self._threads.submit(self._run, task, args, died, gives)
+
+    def _run(self, task: Callable, args: tuple, died: Outcome, gives: type | tuple[type, ...]) -> object:
+        worker = self._idle.get()
+        try:
+            worker, answer = self._call(worker, task, args)
+            if not isinstance(answer, (Rejection, Failure, gives)):
+                answer = Failure(f"the answer is of type {type(answer).__name__}")
+            if isinstance(answer, Failure):
+                outcome = Outcome.HUNG if answer.late and died is Outcome.CRASHED else died
+                answer = Rejection(outcome, answer.reason)
+                worker = self._replace(worker)
+            elif isinstance(answer, Rejection) and answer.outcome in (Outcome.CRASHED, Outcome.HUNG):
+                # a CUDA error is sticky: whatever ran next in that process would inherit it
+                worker = self._replace(worker)
+            return answer
+        finally:
+            self._idle.put(worker)
+
+    def _call(self, worker: _Worker, task: Callable, args: tuple) -> tuple[_Worker, object]:
+        try:
+            return worker, self._timed(worker, task, args)
+        except BrokenProcessPool:
+            # it was killed while idle or starting, so the task has not run
+            worker = self._replace(worker)
+        try:
+            return worker, self._timed(worker, task, args)
+        except BrokenProcessPool as error:
+            raise MachineError(f"worker processes die as they start: {error}") from error
+
+    def _timed(self, worker: _Worker, task: Callable, args: tuple) -> object:
+        start = time.monotonic()
+        worker.await_start()
+        ready = time.monotonic()
+        self.seconds_starting += ready - start
+        try:
+            return worker.call(task, args)
+        finally:
+            self.seconds_busy += time.monotonic() - ready
+
+    def _replace(self, worker: _Worker) -> _Worker:
+        start = time.monotonic()
+        worker.kill()
+        self._all.discard(worker)
+        if self._closed:
+            return worker
+        self.replaced += 1
+        fresh, self._spare = self._spare or self._new(), None
+        if self._terms.spare:
+            self._spare = self._new()
+        self.seconds_starting += time.monotonic() - start
+        return fresh
+
+    def close(self) -> None:
+        """Kills what runs; tasks under way and waiting come to nothing."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in list(self._all):
+            worker.kill()
+        self._threads.shutdown(wait=True)
+        self._folder.cleanup()

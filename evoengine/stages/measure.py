@@ -1,12 +1,14 @@
-"""Timing on a GPU: candidate and fastest SDPA in turn, L2 flushed before each, the median of event-timed repetitions.
+"""Timing on a GPU: candidate, incumbent and SDPA in turn, L2 flushed before each, medians of event-timed repetitions.
 
 Runs in the GPU's own process. The candidate passes the gate first, again at the full problem, and once more after it
-was timed.
+was timed. The statistics are in `timing.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
@@ -17,21 +19,35 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from evoengine.devices.base import KernelCrashed
-from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, first_line
+from evoengine.devices.base import KernelCrashed, KernelFailure
+from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, await_gpu, first_line
+from evoengine.devices.nvml import Sensors, open_sensors
+from evoengine.errors import MachineError
 from evoengine.gpu import Gpu
 from evoengine.problem import Problem
-from evoengine.records import Baseline, Binary, CaseResult, Kind, Launch, Measurement, Outcome, Plan, Source, Verdict
+from evoengine.records import (
+    Baseline,
+    CaseResult,
+    Contender,
+    Finals,
+    Kind,
+    Launch,
+    Measurement,
+    Outcome,
+    Plan,
+    Verdict,
+)
+from evoengine.stages.timing import Rounds, beaten, rank, run_rounds, settled, spread
 from evoengine.stages.verify import compare, verify
 from evoengine.workloads import find_tensors
-from evoengine.workloads.attention import Case, flops
+from evoengine.workloads.attention import Case, flops, least_bytes
 
-SAMPLES = (10, 60)
-"""fewest and most repetitions"""
-BUDGET_US = 2e6
-"""kernel time spent on one candidate, once the fewest repetitions are there"""
 WARM_UP = 3
-SDPA_BACKENDS = (
+GRAPH_US = 100.0
+"""kernels quicker than this are replayed from a CUDA graph: what the CPU takes to launch them would show"""
+FLUSH_BYTES = 256 << 20
+"""zeroed before each repetition, or twice the L2 where that is more: it also gives the CPU the time to run ahead"""
+BACKENDS = (
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
@@ -39,44 +55,134 @@ SDPA_BACKENDS = (
 )
 SAMPLE_SCORES = 1 << 28
 """scores of one head that the float64 reference holds at once: 2 GiB"""
+SDPA = "sdpa"
+Work = Callable[[], None]
+
+
+class KernelThrottled(KernelFailure):
+    """Timed, and not a repetition of it is worth keeping."""
+
+    outcome = Outcome.SUSPECT
 
 
 def measure(
-    kernel: str, source: Source, binary: Binary, plan: Plan, problem: Problem, gpu: Gpu, seed: int
-) -> tuple[Verdict, Measurement | None]:
+    kernel: str, contender: Contender, plan: Plan, problem: Problem, gpu: Gpu, seed: int,
+    incumbent: Contender | None, rival: str,
+) -> tuple[Verdict, Measurement | None]:  # fmt: skip
     """Gate, timing, gate: the whole of a candidate's life on the GPU. A measurement only where all of it was correct.
 
-    Raises KernelFailure where there is no result; after a crash this process must be replaced.
+    `rival` names the SDPA backend to time beside it. Raises KernelFailure where there is no result; after a crash or a
+    hang this process must be replaced.
     """
     device = torch.cuda.get_device_name()
+    launch = contender.source.launch
     try:
-        loaded = CudaKernel(binary, source.entry, source.launch)
+        loaded = _load(contender)
         verdict = verify(find_tensors(kernel), plan, loaded.run, device, seed)
         if not verdict.correct:
             return verdict, None
         bench = _bench(kernel, problem)
-        verdict = _joined(verdict, bench.check(loaded, source.launch, "full problem"))
+        verdict = _joined(verdict, bench.check(loaded, launch, "full problem", seed + 1))
         if not verdict.correct:
             return verdict, None
-        samples, rivals = bench.time(loaded, source.launch)
-        verdict = _joined(verdict, bench.check(loaded, source.launch, "full problem after timing"))
+        rounds = bench.race(loaded, launch, incumbent, rival, seed)
+        verdict = _joined(verdict, bench.check(loaded, launch, "full problem after timing", seed + 2))
     except CUDA_ERRORS as error:
-        raise KernelCrashed(first_line(error)) from error
+        raise KernelCrashed(f"kernel {contender.source.entry}: {first_line(error)}") from error
     if not verdict.correct:
         return verdict, None
-    median = float(np.median(samples))
-    tflops = flops(problem) / median / 1e6
-    suspect = None
-    if tflops > gpu.tensor_tflops:
-        suspect = f"{tflops:.0f} TFLOPS is above the {gpu.tensor_tflops:.0f} that {gpu.key} can do"
-    return verdict, Measurement(
-        Kind.MEASURED, device, tflops, median, tuple(samples), vs_sdpa=float(np.median(rivals)) / median, suspect=suspect
+    figure = _figure(rounds, "candidate", bench.sensed, problem, gpu)
+    if rounds.ended == "beaten":
+        lost = {"dropped_after": float(len(figure.samples_us)), "incumbent": float(incumbent.trial)}
+        lost["times_incumbent"] = figure.median_us / statistics.median(rounds.samples["incumbent"])
+        figure = replace(figure, terms={**figure.terms, **lost})
+    return verdict, figure
+
+
+def baselines(kernel: str, problem: Problem, seed: int) -> list[Baseline]:
+    """Every SDPA backend that accepts the problem, pinned and named, timed in turn.
+
+    Raises MachineError where the GPU's memory does not hold the problem.
+    """
+    bench = _bench(kernel, problem)
+    clocks = {b.name: clock for b in BACKENDS if (clock := bench.sdpa(b.name))}
+    rounds = bench.rounds(clocks, seed, lambda samples: all_settled(samples))
+    device = torch.cuda.get_device_name()
+    medians = {name: statistics.median(samples) for name, samples in rounds.samples.items() if samples}
+    return [
+        Baseline(name, device, median, flops(problem) / median / 1e6, tuple(rounds.samples[name]))
+        for name, median in medians.items()
+    ]
+
+
+def finals(
+    kernel: str, contenders: Sequence[Contender], problem: Problem, gpu: Gpu, seed: int, rival: str
+) -> Finals:
+    """The best candidates against each other and SDPA, all in the same rounds."""
+    bench = _bench(kernel, problem)
+    try:
+        bench.refresh(seed)
+        clocks = {str(c.trial): bench.clock(bench.work(_load(c), c.source.launch), c.source.entry) for c in contenders}
+        rounds = bench.rounds({**clocks, **bench.rivals(rival)}, seed, lambda samples: all_settled(samples))
+    except CUDA_ERRORS as error:
+        raise KernelCrashed(f"one of trials {', '.join(str(c.trial) for c in contenders)}: {first_line(error)}") from error
+    figures = {c.trial: _figure(rounds, str(c.trial), bench.sensed, problem, gpu) for c in contenders}
+    ranking = rank({name: rounds.samples[name] for name in clocks}, {str(c.trial): c.binary.registers for c in contenders})
+    return Finals(tuple(map(int, ranking.order)), tuple(map(int, ranking.tied)), figures)
+
+
+def all_settled(samples: Mapping[str, Sequence[float]]) -> str | None:
+    """Why every contender has enough, or None: the last one's reason."""
+    reasons = [settled(own) for own in samples.values()]
+    return reasons[-1] if all(reasons) else None
+
+
+def _figure(rounds: Rounds, name: str, sensed: bool, problem: Problem, gpu: Gpu) -> Measurement:
+    samples = rounds.samples[name]
+    if not samples:
+        raise KernelThrottled(f"the GPU held its clocks back in all of {rounds.throttled} repetitions")
+    median = statistics.median(samples)
+    tflops, gbs = flops(problem) / median / 1e6, least_bytes(problem) / median / 1e3
+    rival = rounds.samples.get(SDPA)
+    return Measurement(
+        Kind.MEASURED,
+        torch.cuda.get_device_name(),
+        tflops,
+        median,
+        tuple(samples),
+        vs_sdpa=statistics.median(rival) / median if rival else None,
+        terms={
+            "interval_percent": 100 * spread(samples) if len(samples) > 5 else float("nan"),
+            "peak_tflops_percent": 100 * tflops / gpu.tensor_tflops,
+            "peak_gbs_percent": 100 * gbs / gpu.memory_gbs,
+            "throttled": float(rounds.throttled),
+            **(_observed(rounds) if sensed else {}),
+        },
+        suspect=_above_roofline(tflops, gbs, gpu),
     )
 
 
-def baselines(kernel: str, problem: Problem) -> list[Baseline]:
-    """Every SDPA backend that accepts the problem, pinned and named."""
-    return _bench(kernel, problem).baselines()
+def _observed(rounds: Rounds) -> dict[str, float]:
+    clocks = [r.sm_mhz for r in rounds.readings]
+    return {
+        "sm_mhz": statistics.median(clocks),
+        "sm_mhz_lowest": min(clocks),
+        "temperature_c": max(r.temperature_c for r in rounds.readings),
+        "power_capped": float(sum("power cap" in r.held_back for r in rounds.readings)),
+    }
+
+
+def _above_roofline(tflops: float, gbs: float, gpu: Gpu) -> str | None:
+    if tflops > gpu.tensor_tflops:
+        return f"{tflops:.0f} TFLOPS is above the {gpu.tensor_tflops:.0f} that {gpu.name} can do"
+    # the L2 is flushed, so the inputs come from memory; what is written may stay in it
+    if gbs / 2 > gpu.memory_gbs:
+        return f"half of {gbs:.0f} GB/s is above the {gpu.memory_gbs:.0f} that {gpu.name} can read"
+    return None
+
+
+def _load(contender: Contender) -> CudaKernel:
+    return CudaKernel(contender.binary, contender.source.entry, contender.source.launch)
 
 
 def _joined(verdict: Verdict, cases: tuple[CaseResult, ...]) -> Verdict:
@@ -95,36 +201,54 @@ def _bench(kernel: str, problem: Problem) -> Bench:
 
 
 class Bench:
-    """The full problem's tensors on the GPU, and the clock."""
+    """The full problem's tensors on the GPU, at addresses that stay, and the clock."""
 
     def __init__(self, tensors: ModuleType, problem: Problem) -> None:
         self._tensors, self._problem = tensors, problem
-        self._seed = 0
-        self._inputs = self._draw()
+        flush = max(FLUSH_BYTES, 2 * torch.cuda.get_device_properties(0).L2_cache_size)
+        self._require_memory(flush)
+        self._inputs = self._draw(0)
         self._out = torch.empty_like(self._inputs["q"])
-        l2 = torch.cuda.get_device_properties(0).L2_cache_size
-        self._flush = torch.empty(2 * l2, dtype=torch.uint8, device="cuda")
-        self._baselines: list[Baseline] = []
-        self._rival: SDPBackend | None = None
+        self._flush = torch.empty(flush, dtype=torch.uint8, device="cuda")
+        sensors = open_sensors(os.environ["CUDA_VISIBLE_DEVICES"])
+        self._sensors = sensors if isinstance(sensors, Sensors) else None
 
-    def _draw(self):
-        return self._tensors.draw(Case("full problem", self._problem), self._seed, device="cuda").inputs
+    @property
+    def sensed(self) -> bool:
+        return self._sensors is not None
 
-    def check(self, kernel: CudaKernel, launch: Launch, name: str) -> tuple[CaseResult, ...]:
+    def _require_memory(self, flush: int) -> None:
+        """Tensors are drawn as float32 before they are rounded: three times the bytes of the problem itself."""
+        free, total = torch.cuda.mem_get_info()
+        needed = int(3 * least_bytes(self._problem)) + flush
+        if needed > free:
+            raise MachineError(
+                f"{self._problem} needs {needed:,} bytes of GPU memory to be timed and {free:,} of {total:,} are free: "
+                "name a smaller --problem or free the GPU"
+            )
+
+    def _draw(self, seed: int):
+        return self._tensors.draw(Case("full problem", self._problem), seed, device="cuda").inputs
+
+    def refresh(self, seed: int) -> None:
+        """New inputs at the old addresses, which captured graphs keep."""
+        for name, fresh in self._draw(seed).items():
+            self._inputs[name].copy_(fresh)
+
+    def check(self, kernel: CudaKernel, launch: Launch, name: str, seed: int) -> tuple[CaseResult, ...]:
         """Fresh inputs at full size, all outputs written, and the last rows of the first and last head compared."""
-        self._seed += 1
-        self._inputs = self._draw()
+        self.refresh(seed)
         self._out.fill_(float("nan"))
-        kernel.launch(launch, self._parameters())
-        torch.cuda.synchronize()
+        self.work(kernel, launch)()
+        await_gpu(kernel.entry)
         unwritten = int(self._out.isnan().sum())
         if unwritten:
             reason = f"{unwritten} of {self._out.numel()} outputs are NaN or were never written"
-            return (CaseResult(name, str(self._problem), self._seed, False, None, None, None, reason),)
+            return (CaseResult(name, str(self._problem), seed, False, None, None, None, reason),)
         p = self._problem
-        return tuple(self._compare(name, b, h) for b, h in {(0, 0), (p.batch - 1, p.heads - 1)})
+        return tuple(self._compare(name, b, h, seed) for b, h in {(0, 0), (p.batch - 1, p.heads - 1)})
 
-    def _compare(self, name: str, batch: int, head: int) -> CaseResult:
+    def _compare(self, name: str, batch: int, head: int, seed: int) -> CaseResult:
         """The last rows of a head are an attention problem of their own: the causal mask is aligned to the lower right."""
         p = self._problem
         rows = min(p.seq_q, max(1, SAMPLE_SCORES // p.seq_k))
@@ -135,68 +259,83 @@ class Bench:
             "v": self._inputs["v"][batch, kv][None, None],
         }
         case = Case(name, replace(p, batch=1, heads=1, kv_heads=1, seq_q=rows))
-        drawn = self._tensors.Drawn(part, part)
         result = self._out[batch, head, -rows:][None, None]
-        return compare(self._tensors, case, self._tensors.Drawn(part, part), result, self._seed)
+        return compare(self._tensors, case, self._tensors.Drawn(part, part), result, seed)
 
-    def _parameters(self) -> tuple:
+    # ── what is timed ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def work(self, kernel: CudaKernel, launch: Launch) -> Work:
         pointers = [np.uint64(t.data_ptr()) for t in (*(self._inputs[n] for n in ("q", "k", "v")), self._out)]
-        return (*pointers, *(s.value for s in self._tensors.scalars(self._problem)))
+        parameters = (*pointers, *(s.value for s in self._tensors.scalars(self._problem)))
+        return lambda: kernel.launch(launch, parameters)
 
-    def time(self, kernel: CudaKernel, launch: Launch) -> tuple[list[float], list[float]]:
-        """Microseconds of the candidate and of the fastest SDPA backend, taken in turn."""
-        self.baselines()
-        parameters = self._parameters()
-        return self._interleaved(lambda: kernel.launch(launch, parameters), lambda: self._sdpa(self._rival))
-
-    def baselines(self) -> list[Baseline]:
-        if not self._baselines:
-            for backend in SDPA_BACKENDS:
-                self._try_baseline(backend)
-            fastest = min(self._baselines, key=lambda b: b.median_us)
-            self._rival = next(b for b in SDPA_BACKENDS if b.name == fastest.name)
-        return self._baselines
-
-    def _try_baseline(self, backend: SDPBackend) -> None:
+    def sdpa(self, name: str) -> Callable[[], float] | None:
+        """The clock of an SDPA backend, or None where it does not take the problem or lacks the memory."""
         try:
-            samples, _ = self._interleaved(lambda: self._sdpa(backend), None)
-        except RuntimeError as error:  # torch's way to say that a backend does not take the problem, or lacks the memory
-            if isinstance(error, torch.AcceleratorError):
+            return self.clock(self._sdpa_work(SDPBackend.__members__[name]), f"SDPA {name}")
+        except RuntimeError as error:  # torch's way to say either
+            if isinstance(error, CUDA_ERRORS) and not isinstance(error, torch.OutOfMemoryError):
                 raise
-            return
-        median = float(np.median(samples))
-        name = torch.cuda.get_device_name()
-        self._baselines.append(Baseline(backend.name, name, median, flops(self._problem) / median / 1e6, tuple(samples)))
+            torch.cuda.empty_cache()
+            return None
 
-    def _sdpa(self, backend: SDPBackend) -> None:
+    def rivals(self, name: str) -> dict[str, Callable[[], float]]:
+        clock = self.sdpa(name)
+        return {SDPA: clock} if clock else {}
+
+    def _sdpa_work(self, backend: SDPBackend) -> Work:
         i, p = self._inputs, self._problem
         # torch aligns is_causal to the upper left; only where the lengths are equal is that our mask
         square = p.seq_q == p.seq_k
         mask = causal_lower_right(p.seq_q, p.seq_k) if p.causal and not square else None
         grouped = p.kv_heads != p.heads
-        with sdpa_kernel(backend):
-            scaled_dot_product_attention(
-                i["q"], i["k"], i["v"], attn_mask=mask, is_causal=p.causal and square, enable_gqa=grouped
-            )
 
-    def _interleaved(self, first: Callable[[], None], second: Callable[[], None] | None) -> tuple[list[float], list[float]]:
+        def work() -> None:
+            with sdpa_kernel(backend):
+                scaled_dot_product_attention(
+                    i["q"], i["k"], i["v"], attn_mask=mask, is_causal=p.causal and square, enable_gqa=grouped
+                )
+
+        return work
+
+    # ── the clock ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def clock(self, work: Work, name: str) -> Callable[[], float]:
+        """Warms up; gives a call that runs `work` once with a cold L2 and tells its microseconds."""
         for _ in range(WARM_UP):
-            first()
-            if second:
-                second()
-        ours: list[float] = []
-        theirs: list[float] = []
-        while len(ours) < SAMPLES[0] or (len(ours) < SAMPLES[1] and sum(ours) < BUDGET_US):
-            ours.append(self._once(first))
-            if second:
-                theirs.append(self._once(second))
-        return ours, theirs
+            first = self._once(work, name)
+        if first < GRAPH_US:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                work()
+            work = graph.replay
+        return lambda: self._once(work, name)
 
-    def _once(self, work: Callable[[], None]) -> float:
+    def _once(self, work: Work, name: str) -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._flush.zero_()
         start.record()
         work()
         end.record()
-        end.synchronize()
+        await_gpu(name, end)
         return start.elapsed_time(end) * 1e3
+
+    def rounds(self, clocks: Mapping[str, Callable[[], float]], seed: int, enough) -> Rounds:
+        sense = self._sensors.read if self._sensors else lambda: None
+        return run_rounds(clocks, np.random.default_rng(seed), enough, sense)
+
+    def race(
+        self, kernel: CudaKernel, launch: Launch, incumbent: Contender | None, rival: str, seed: int
+    ) -> Rounds:
+        """The candidate until its median is settled, or until it is plainly beaten by the incumbent."""
+        clocks = {"candidate": self.clock(self.work(kernel, launch), kernel.entry)}
+        if incumbent:
+            best = _load(incumbent)
+            clocks["incumbent"] = self.clock(self.work(best, incumbent.source.launch), f"of trial {incumbent.trial}")
+
+        def enough(samples: Mapping[str, list[float]]) -> str | None:
+            if incumbent and beaten(samples["candidate"], samples["incumbent"]):
+                return "beaten"
+            return settled(samples["candidate"])
+
+        return self.rounds({**clocks, **self.rivals(rival)}, seed, enough)

@@ -6,14 +6,34 @@ What a task needs is imported inside it, so that the process that only hands tas
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from evoengine.devices.base import Arguments, KernelFailure, Tensors
 from evoengine.gpu import Gpu
 from evoengine.problem import Problem
-from evoengine.records import Baseline, Binary, Launch, Measurement, Outcome, Plan, Rejection, Source, Verdict
+from evoengine.records import (
+    Baseline,
+    Binary,
+    Contender,
+    Finals,
+    Launch,
+    Measurement,
+    Outcome,
+    Plan,
+    Rejection,
+    Source,
+    Verdict,
+)
 
 LAUNCH_SECONDS = 20.0
 """one emulated launch of a gate case takes milliseconds; past this it will not end"""
+
+
+class Judged(NamedTuple):
+    verdict: Verdict
+    figure: Measurement | None
+    """only where the verdict is good"""
 
 
 def compile_task(source: Source, arch: str) -> Binary | Rejection:
@@ -23,6 +43,9 @@ def compile_task(source: Source, arch: str) -> Binary | Rejection:
         return compile_source(source, arch)
     except (CompileFailed, subprocess.TimeoutExpired) as error:
         return Rejection(Outcome.UNCOMPILABLE, str(error))
+
+
+# ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def emulate_task(kernel: str, source: Source, plan: Plan, seed: int) -> Verdict | Rejection:
@@ -43,20 +66,56 @@ def emulate_task(kernel: str, source: Source, plan: Plan, seed: int) -> Verdict 
     return verify(find_tensors(kernel), plan, launch, "emulator", seed)
 
 
+def estimate_task(
+    kernel: str, contender: Contender, plan: Plan, seed: int, cost: Mapping[str, float], problem: Problem, gpu: Gpu
+) -> Judged | Rejection:
+    """The gate in the emulator, and the static estimate of what passes it."""
+    from evoengine.stages.estimate import estimate
+    from evoengine.workloads import find_workload
+
+    verdict = emulate_task(kernel, contender.source, plan, seed)
+    if isinstance(verdict, Rejection) or not verdict.correct:
+        return verdict if isinstance(verdict, Rejection) else Judged(verdict, None)
+    workload = find_workload(kernel)
+    launch = contender.source.launch
+    figure = estimate(contender.binary, launch, cost, gpu, workload.flops(problem), workload.least_bytes(problem))
+    return Judged(verdict, figure)
+
+
+# ── on a GPU, in its runner ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def load_cuda() -> None:
+    """Everything that a runner needs, ahead of its first task; makes no CUDA context yet."""
+    from evoengine.stages import measure  # noqa: F401
+
+
 def measure_task(
-    kernel: str, source: Source, binary: Binary, plan: Plan, problem: Problem, gpu: Gpu, seed: int
-) -> tuple[Verdict, Measurement | None] | Rejection:
-    """Gate and timing on the GPU."""
+    kernel: str, contender: Contender, plan: Plan, problem: Problem, gpu: Gpu, seed: int,
+    incumbent: Contender | None, rival: str,
+) -> Judged | Rejection:  # fmt: skip
+    """Gate and timing on the GPU, against the best candidate so far and the fastest baseline."""
     from evoengine.stages.measure import measure
 
     try:
-        return measure(kernel, source, binary, plan, problem, gpu, seed)
+        return Judged(*measure(kernel, contender, plan, problem, gpu, seed, incumbent, rival))
     except KernelFailure as failure:
         return Rejection(failure.outcome, str(failure))
 
 
-def baselines_task(kernel: str, problem: Problem) -> list[Baseline]:
+def baselines_task(kernel: str, problem: Problem, seed: int) -> list[Baseline]:
     """The library's own kernels on the GPU."""
     from evoengine.stages.measure import baselines
 
-    return baselines(kernel, problem)
+    return baselines(kernel, problem, seed)
+
+
+def finals_task(
+    kernel: str, contenders: tuple[Contender, ...], problem: Problem, gpu: Gpu, seed: int, rival: str
+) -> Finals | Rejection:
+    from evoengine.stages.measure import finals
+
+    try:
+        return finals(kernel, contenders, problem, gpu, seed, rival)
+    except KernelFailure as failure:
+        return Rejection(failure.outcome, str(failure))

@@ -134,7 +134,7 @@ def test_no_nvrtc_is_exit_3_with_the_remedy(refused, tmp_path):
     broken = tmp_path / "broken" / "cupy"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('no NVRTC here')")
-    said = refused("search", "--db", tmp_path / "x.db", code=3, env={"PYTHONPATH": str(broken.parent)})
+    said = refused("search", "--db", tmp_path / "x.db", code=3, env={"PYTHONPATH": str(broken.parent), "PYTHONDONTWRITEBYTECODE": "1"})
     assert "NVRTC" in said and "pip install" in said
 
 

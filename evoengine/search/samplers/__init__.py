@@ -1,4 +1,4 @@
 """Who proposes the next configuration. The names are here, apart from their makers, so that --help imports no Optuna."""
 
-NAMES = ("tpe", "nsga2", "cmaes", "gp", "random")
+NAMES = ("evolution", "tpe", "nsga2", "cmaes", "gp", "random")
 DEFAULT = "tpe"

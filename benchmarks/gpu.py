@@ -1,0 +1,206 @@
+"""Everything that needs a GPU, in eight minutes: the `gpu` tests, the headline search, SDPA, and the results as JSON and table.
+
+    python benchmarks/gpu.py                        on a machine with a GPU and NVRTC: `make gpu`
+    python benchmarks/gpu.py --prepare FILE         on any machine: compiles and gates candidates into a ledger
+    python benchmarks/gpu.py --from FILE            on a machine with a GPU that can install nothing: times those
+
+The last needs the checkout, with the dependencies on PYTHONPATH. Results go to benchmarks/results/GPU-DATE.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from evoengine import __version__  # noqa: E402  (the checkout need not be installed)
+from evoengine.devices.driver import GpuDevice, find_driver  # noqa: E402
+from evoengine.errors import MachineError  # noqa: E402
+from evoengine.ledger.store import open_ledger  # noqa: E402
+from evoengine.problem import EXAMPLE, parse_problem  # noqa: E402
+
+MINUTES = 8.0
+RESERVE_SECONDS = 75.0
+"""for starting, finals and writing, after the search has started its last candidate"""
+TEST_SECONDS = 150.0
+LIBRARIES = ("torch", "cupy-cuda13x", "cupy-cuda12x", "numpy")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    if options.prepare:
+        return prepare(options)
+    start = time.monotonic()
+    found = find_driver()
+    if isinstance(found, str):
+        print(f"evoengine: no GPU to time on: {found}; --prepare FILE compiles for one", file=sys.stderr)
+        return MachineError.exit_code
+    driver, [device, *_] = found
+    tests = run_tests() if not options.no_tests else None
+    with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
+        db = options.source or Path(folder, "gpu.db")
+        left = 60 * options.minutes - (time.monotonic() - start) - RESERVE_SECONDS
+        command = measuring(options, db) if options.source else searching(options, db, left)
+        code, summary = run_for(command, left + RESERVE_SECONDS)
+        if summary is None:
+            return code or 1
+        results = gather(device, driver, options.problem, tests, summary, db)
+    path = write(results, options.out)
+    print(table(results))
+    print(f"wrote {path}", file=sys.stderr)
+    return 0 if not tests or not tests["failed"] else 1
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--prepare", type=Path, metavar="FILE", help="compile candidates into this ledger; needs no GPU")
+    parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="time what --prepare left in this ledger")
+    parser.add_argument("--gpu", default="h100", help="what to compile for (default: h100)")
+    parser.add_argument("--problem", default=EXAMPLE, help=f"default: {EXAMPLE}")
+    parser.add_argument("--trials", type=int, default=200, help="candidates (default: 200)")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"for all of it (default: {MINUTES:g})")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
+    parser.add_argument("--no-tests", action="store_true", help="leave out the gpu tests")
+    return parser.parse_args(arguments)
+
+
+def evoengine(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "evoengine", *map(str, arguments)]
+
+
+def prepare(options: argparse.Namespace) -> int:
+    """A search by estimate: its ledger holds the binaries, gated in the emulator."""
+    target = ("--gpu", options.gpu, "--problem", options.problem, "--trials", options.trials)
+    return subprocess.run(evoengine("search", "--device", "emulator", "--db", options.prepare, *target), cwd=ROOT).returncode
+
+
+def searching(options: argparse.Namespace, db: Path, seconds: float) -> list[str]:
+    minutes = max(seconds / 60, 0.5)
+    target = ("--gpu", options.gpu, "--problem", options.problem, "--trials", options.trials, "--minutes", minutes)
+    return evoengine("search", "--device", "cuda", "--db", db, *target, "--json")
+
+
+def measuring(options: argparse.Namespace, db: Path) -> list[str]:
+    return evoengine("measure", "--all", "--gpu", options.gpu, "--problem", options.problem, "--db", db, "--json")
+
+
+def run_for(command: list[str], seconds: float) -> tuple[int, dict | None]:
+    """Runs it and, when its time is up, has it end with what there is, as Ctrl-C does; its JSON, None where it gave none."""
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        out, _ = process.communicate(timeout=max(seconds, 1.0))
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate()
+    return process.returncode, json.loads(out) if out.strip() else None
+
+
+def run_tests() -> dict[str, object] | None:
+    """The tests that need a GPU; None where there is no pytest."""
+    if find_spec("pytest") is None:
+        return None
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
+        report = Path(folder, "report.xml")
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        try:
+            subprocess.run(command, cwd=ROOT, stdout=sys.stderr, timeout=TEST_SECONDS)
+        except subprocess.TimeoutExpired:
+            return {"passed": 0, "failed": 1, "skipped": 0, "seconds": TEST_SECONDS, "names": ["time was up"]}
+        return read_report(report.read_text(), time.monotonic() - start)
+
+
+def read_report(xml: str, seconds: float) -> dict[str, object]:
+    """Counts, and the names of what failed, from pytest's JUnit report."""
+    cases = list(ElementTree.fromstring(xml).iter("testcase"))
+    failed = [f"{c.get('classname')}.{c.get('name')}" for c in cases if c.find("failure") is not None or c.find("error") is not None]
+    skipped = sum(c.find("skipped") is not None for c in cases)
+    passed = len(cases) - len(failed) - skipped
+    return {"passed": passed, "failed": len(failed), "skipped": skipped, "seconds": round(seconds, 1), "names": failed}
+
+
+def gather(
+    device: GpuDevice, driver: str, problem: str, tests: dict[str, object] | None, summary: dict, db: Path
+) -> dict[str, object]:
+    """All that was measured, with the machine it was measured on."""
+    with open_ledger(str(db), create=False) as ledger:
+        baselines = ledger.baselines(summary["run"])
+        figures = {c["trial"]: ledger.candidate(c["trial"]).measurement for c in summary["best"]}
+    return {
+        "gpu": device.name,
+        "driver": f"CUDA {driver}",
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "evoengine": __version__,
+        "commit": commit(),
+        "machine": {"python": platform.python_version(), **libraries()},
+        "problem": str(parse_problem(problem)),
+        "tests": tests,
+        "baselines": [
+            {"name": b.name, "tflops": b.tflops, "median_us": b.median_us, "samples": len(b.samples_us)} for b in baselines
+        ],
+        "best": [c | {"terms": dict(figures[c["trial"]].terms)} for c in summary["best"]],
+        "session": {name: value for name, value in summary.items() if name not in ("best", "baselines")},
+    }
+
+
+def libraries() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    try:
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() or None
+
+
+def write(results: dict, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "-".join(str(results["gpu"]).lower().split())
+    path = folder / f"{name}-{results['date']}.json"
+    path.write_text(json.dumps(results, indent=2) + "\n")
+    return path
+
+
+def table(results: dict) -> str:
+    """Markdown: SDPA's backends and the best of each family, fastest first."""
+    rows = [(b["tflops"], f"SDPA {b['name'].lower()}", b["median_us"], None) for b in results["baselines"]]
+    firsts: dict[str, dict] = {}
+    for candidate in results["best"]:
+        firsts.setdefault(candidate["config"]["family"], candidate)
+    for family, c in firsts.items():
+        rows.append((c["tflops"], f"evoengine {family} (trial {c['trial']})", c["median_us"], c["vs_sdpa"]))
+    lines = [
+        f"{results['problem']} on {results['gpu']}, {results['date']}, evoengine {results['evoengine']}",
+        "",
+        "| kernel | TFLOPS | µs | × fastest SDPA |",
+        "|---|---:|---:|---:|",
+    ]
+    for tflops, name, microseconds, times in sorted(rows, reverse=True, key=lambda row: row[0]):
+        lines.append(f"| {name} | {tflops:,.4g} | {microseconds:,.1f} | {f'{times:.3f}' if times else ''} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""evoengine export"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from evoengine.cli.options import db_option
+from evoengine.errors import NothingFound, UsageError
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--format", "kind", type=click.Choice(["t4"]), default="t4", show_default=True, help="FAIR T4 results.")
+@click.option("--run", type=click.IntRange(min=1), help="Which run.  [default: the last]")
+@db_option
+def export(file: Path, kind: str, run: int | None, db: str | None) -> None:
+    """Write a run in the auto-tuners' common format, for other tools or another ledger."""
+    from evoengine.cli.display import say
+    from evoengine.ledger.store import open_ledger
+    from evoengine.publish.t4 import to_t4
+
+    with open_ledger(db, create=False) as ledger:
+        runs = {r.id: r for r in ledger.runs()}
+        if not runs:
+            raise NothingFound("the ledger holds no run: evoengine search fills it")
+        run = run or max(runs)
+        if run not in runs:
+            raise UsageError(f"there is no run {run}: the ledger's are numbered {min(runs)} to {max(runs)}")
+        found = ledger.candidates(run=run, with_cubin=True)
+        data = to_t4(found, runs[run].device.name, runs[run].started_at.isoformat())
+    try:
+        file.write_text(json.dumps(data) + "\n")
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}; name a file in a folder that can be written") from error
+    say(f"wrote run {run}, {len(data['results'])} trials, to {file}")

@@ -1,0 +1,95 @@
+"""evoengine measure"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from dataclasses import asdict
+
+import click
+
+from evoengine.cli.options import db_option, gpu_option, json_option, problem_option
+from evoengine.errors import NothingFound
+from evoengine.gpu import Gpu
+from evoengine.problem import Problem
+
+INTERRUPTED = 130
+
+
+@click.command()
+@click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="How many, best estimate first.")
+@click.option("--all", "everything", is_flag=True, help="All of them.")
+@gpu_option(default=None)
+@problem_option(default=None)
+@db_option
+@json_option
+def measure(top: int, everything: bool, gpu: Gpu | None, problem: Problem | None, db: str | None, as_json: bool) -> int:
+    """Time on a GPU what a search without one left, best estimate first.
+
+    The binaries are those of the ledger; no compiler is needed. Tells how the estimates had ranked what was measured.
+    Without --problem and --gpu the last run's are meant.
+    """
+    from evoengine.cli.display import ranking, say, stdout
+    from evoengine.cli.setup import ledger_device, require_gpu, stop_on_signal, target, turn
+    from evoengine.devices.driver import real_gpu, require_arch
+    from evoengine.ledger.store import open_ledger
+    from evoengine.search.judges import GpuJudge
+    from evoengine.search.remeasure import Remeasurer, agreement, left_to_measure, spaces_of
+
+    device = require_gpu()
+    with turn(device, say), open_ledger(db, create=False) as ledger:
+        named, wanted = target(ledger, gpu, problem)
+        left = left_to_measure(ledger, str(wanted), named.key)
+        if not left:
+            raise NothingFound(
+                f"the ledger holds no correct candidate of {wanted} on {named.key} that waits to be measured: "
+                "evoengine search --device emulator leaves some, evoengine best shows what was measured"
+            )
+        for candidate in left:
+            require_arch(device, candidate.binary.arch, f"trial {candidate.trial}")
+        here = real_gpu(device, named)
+        if device.name != named.name:
+            say(f"compiled for {named.name}, timed on {device.name}, of the same architecture")
+        chosen = left if everything else left[:top]
+        say(f"{len(chosen)} of {len(left)} candidates of {wanted}, on {device.name}")
+        spaces = spaces_of(ledger, chosen, wanted, here)
+        seed = secrets.randbelow(2**31)
+        run = ledger.start_run(
+            gpu=named.key, problem=str(wanted), device=ledger_device(device), space=spaces[chosen[0].run], sampler="measure",
+            seed=seed, command=" ".join(sys.argv),
+        )  # fmt: skip
+        judge = GpuJudge(spaces[chosen[0].run].kernel, wanted, here, device, seed)
+        remeasurer = Remeasurer(ledger, run, judge, wanted, here, seed, lambda c: say(_line(c)))
+        stopped = stop_on_signal(remeasurer.stop)
+        notes = remeasurer.measure(chosen, spaces)
+        ledger.finish_run(run, "interrupted" if stopped() else "all candidates done")
+        agreed = agreement(ledger, str(wanted), named.key)
+        found = ledger.best(str(wanted), named.key, top=10)
+        baselines = ledger.baselines(run)
+    for b in baselines:
+        say(f"SDPA {b.name}: {b.tflops:,.4g} TFLOPS, {b.median_us:,.1f} µs")
+    for line in (*notes, *_agreed(agreed)):
+        say(line)
+    if as_json:
+        found_json = {"run": run, "agreement": asdict(agreed), "baselines": [asdict(b) for b in baselines]}
+        click.echo(json.dumps(found_json | {"best": [c.to_json() for c in found]}, indent=2))
+    else:
+        stdout.print(ranking(dict(enumerate(found, 1))))
+    return INTERRUPTED if stopped() else 0
+
+
+def _line(candidate) -> str:
+    from evoengine.cli.display import figure
+
+    why = f", {candidate.reason}" if candidate.reason else ""
+    return f"#{candidate.trial}  {candidate.outcome}  {figure(candidate)} TFLOPS{why}"
+
+
+def _agreed(agreed) -> list[str]:
+    lines = []
+    if agreed.spearman is not None:
+        lines.append(f"estimated and measured order of {agreed.candidates} candidates: Spearman's ρ {agreed.spearman:.2f}")
+    if agreed.regret is not None:
+        lines.append(f"had only the 10 best estimates been timed, {agreed.regret:.1%} of speed would have been missed")
+    return lines

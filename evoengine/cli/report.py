@@ -1,0 +1,46 @@
+"""evoengine report"""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from evoengine.cli.options import db_option, gpu_option, json_option, problem_option
+from evoengine.errors import NothingFound
+from evoengine.gpu import Gpu
+from evoengine.problem import Problem
+
+
+@click.command()
+@gpu_option(default=None)
+@problem_option(default=None)
+@db_option
+@json_option
+def report(gpu: Gpu | None, problem: Problem | None, db: str | None, as_json: bool) -> None:
+    """Say which changes of knobs paid, and the path that led to the best.
+
+    Without --problem and --gpu the last run's are meant.
+    """
+    from evoengine.cli.display import effects_table, lineage, say, stdout
+    from evoengine.ledger.store import open_ledger
+    from evoengine.publish.lineage import effects, path, step_json
+
+    with open_ledger(db, create=False) as ledger:
+        gpu_key, problem_text = ledger.last_target(gpu.key if gpu else None, str(problem) if problem else None)
+        known = {c.trial: c for c in ledger.candidates(problem=problem_text, gpu=gpu_key)}
+        best = ledger.best(problem_text, gpu_key, top=1)
+    if not best:
+        raise NothingFound(f"the ledger holds no correct candidate for {problem_text} on {gpu_key}: evoengine search finds one")
+    steps, found = path(best[0].trial, known), effects(known.values())
+    if as_json:
+        changes = [{"change": list(e.change), "steps": e.steps, "alone": e.alone, "better": e.better, "median_gain": e.median_gain} for e in found]
+        click.echo(json.dumps({"lineage": [step_json(s) for s in steps], "effects": changes}, indent=2))
+        return
+    say(f"{problem_text} on {gpu_key}: {len(known)} trials, {best[0].measurement.kind} figures")
+    stdout.print(lineage(steps))
+    if found:
+        stdout.print()
+        stdout.print(effects_table(found))
+    else:
+        say("no trial was made from another: only a sampler that names parents tells which changes paid")

@@ -1,0 +1,71 @@
+"""A GPU's clocks, temperature and what holds them back, through NVML. Optional: without nvidia-ml-py nothing is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+
+SLOW = 0.75
+"""of the highest SM clock: a repetition below it says nothing of the kernel (nvbench's default)"""
+HELD_BACK = {
+    "power cap": 0x04,
+    "hardware slowdown": 0x08,
+    "software thermal slowdown": 0x20,
+    "hardware thermal slowdown": 0x40,
+    "power brake": 0x80,
+}
+"""nvmlClocksEventReason… of nvml.h"""
+HARMLESS = "power cap"
+"""how a large GPU ends up under any heavy kernel; dropping such repetitions would leave none"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the sensors say beside a repetition."""
+
+    sm_mhz: float
+    temperature_c: float
+    held_back: tuple[str, ...] = ()
+    """what lowers the clocks, in the words of HELD_BACK"""
+    throttled: bool = False
+    """whether a repetition timed now is worthless"""
+
+
+def judge_reading(sm_mhz: float, highest_mhz: float, temperature_c: float, reasons: int) -> Reading:
+    """A reading from NVML's figures; `reasons` is its bit mask of clock event reasons."""
+    held_back = tuple(name for name, bit in HELD_BACK.items() if reasons & bit)
+    throttled = sm_mhz < SLOW * highest_mhz or any(name != HARMLESS for name in held_back)
+    return Reading(sm_mhz, temperature_c, held_back, throttled)
+
+
+class Sensors:
+    """One GPU's sensors, by the UUID that the driver gives it; raises NVML's own error where they cannot be read."""
+
+    def __init__(self, nvml: ModuleType, uuid: str) -> None:
+        self._nvml = nvml
+        nvml.nvmlInit()
+        self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        self._highest = float(nvml.nvmlDeviceGetMaxClockInfo(self._handle, nvml.NVML_CLOCK_SM))
+        self.read()
+
+    def read(self) -> Reading:
+        n, handle = self._nvml, self._handle
+        return judge_reading(
+            float(n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_SM)),
+            self._highest,
+            float(n.nvmlDeviceGetTemperature(handle, n.NVML_TEMPERATURE_GPU)),
+            int(n.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        )
+
+
+def open_sensors(uuid: str) -> Sensors | str:
+    """The sensors, or why there are none."""
+    try:
+        nvml = import_module("pynvml")
+    except ImportError:
+        return "clocks are not logged: pip install nvidia-ml-py"
+    try:
+        return Sensors(nvml, uuid)
+    except nvml.NVMLError as error:
+        return f"clocks are not logged: {error}"

@@ -1,0 +1,68 @@
+"""What a search can aim at: TFLOPS alone, or TFLOPS against what a kernel takes up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from evoengine.errors import UsageError
+from evoengine.records import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    name: str
+    direction: str
+    """maximize or minimize"""
+    penalty: float
+    """told for a rejected candidate: worse than anything a good one can reach"""
+
+
+OBJECTIVES = {
+    "tflops": Objective("tflops", "maximize", 0.0),
+    # CUDA C++ Programming Guide: 255 registers per thread; 227 KB shared memory per block, compute capability 9.0
+    "registers": Objective("registers", "minimize", 256.0),
+    "shared_bytes": Objective("shared_bytes", "minimize", 256.0 * 1024),
+}
+DEFAULT = "tflops"
+
+
+def parse_objectives(text: str) -> tuple[Objective, ...]:
+    """Reads `tflops,registers`; raises UsageError naming what is known."""
+    names = [name.strip() for name in text.split(",")]
+    known = ", ".join(OBJECTIVES)
+    for name in names:
+        if name not in OBJECTIVES:
+            raise UsageError(f"--objective {text!r} names {name!r}; known objectives are {known}")
+    if len(set(names)) < len(names):
+        raise UsageError(f"--objective {text!r} names one twice; name each of {known} once")
+    if DEFAULT not in names:
+        raise UsageError(f"--objective {text!r} leaves out {DEFAULT}; a kernel that is small and slow helps nobody")
+    return tuple(OBJECTIVES[name] for name in names)
+
+
+def worth(candidate: Candidate, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
+    """The candidate's value for each objective; None where it is not ranked or one of them is unknown."""
+    if not (candidate.outcome and candidate.outcome.ranked):
+        return None
+    public = candidate.to_json()
+    values = [public[o.name] for o in objectives]
+    return None if None in values else tuple(float(v) for v in values)
+
+
+def front(candidates: Iterable[Candidate], objectives: Sequence[Objective]) -> list[Candidate]:
+    """The Pareto front: those that no other beats in one objective without losing in another; fastest first.
+
+    Of candidates with equal values the first is kept.
+    """
+    first: dict[tuple[float, ...], Candidate] = {}
+    for candidate in candidates:
+        values = worth(candidate, objectives)
+        if values is not None:
+            first.setdefault(tuple(v if o.direction == "maximize" else -v for v, o in zip(values, objectives, strict=True)), candidate)
+    kept = [c for v, c in first.items() if not any(_dominates(other, v) for other in first)]
+    return sorted(kept, key=lambda c: -c.measurement.tflops)
+
+
+def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
+    return one != other and all(a >= b for a, b in zip(one, other, strict=True))

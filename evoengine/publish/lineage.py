@@ -1,0 +1,99 @@
+"""Where a candidate comes from, and which changes of knobs paid: both read off the parents in the ledger."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from evoengine.records import Candidate, Config, Value
+
+Change = tuple[str, Value | None, Value | None]
+"""knob, the parent's value, the child's; None where the knob was inactive"""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A candidate beside the parent it improves on. `gain` is its speed over the parent's, where both have a figure."""
+
+    candidate: Candidate
+    parent: Candidate | None
+    changes: tuple[Change, ...]
+    gain: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What one change of a knob did over all steps that made it, alone or with others."""
+
+    change: Change
+    steps: int
+    alone: int
+    """steps in which nothing else changed"""
+    better: int
+    median_gain: float
+
+
+def path(trial: int, known: Mapping[int, Candidate]) -> list[Step]:
+    """The steps from a start point to `trial`. Of two parents the faster is followed."""
+    steps: list[Step] = []
+    seen: set[int] = set()
+    current: Candidate | None = known[trial]
+    while current is not None and current.trial not in seen:
+        seen.add(current.trial)
+        steps.append(step(current, known))
+        current = steps[-1].parent
+    return steps[::-1]
+
+
+def step(candidate: Candidate, known: Mapping[int, Candidate]) -> Step:
+    """The candidate beside its faster parent."""
+    parents = [known[t] for t in candidate.parents if t in known]
+    parent = max(parents, key=lambda p: _speed(p) or 0.0, default=None)
+    if parent is None:
+        return Step(candidate, None, (), None)
+    return Step(candidate, parent, changes(parent.config, candidate.config), _gain(parent, candidate))
+
+
+def step_json(made: Step) -> dict[str, object]:
+    return {
+        "trial": made.candidate.trial,
+        "parent": made.parent.trial if made.parent else None,
+        "operator": made.candidate.operator,
+        "changes": {knob: [old, new] for knob, old, new in made.changes},
+        "gain": made.gain,
+    }
+
+
+def changes(old: Config, new: Config) -> tuple[Change, ...]:
+    names = dict.fromkeys((*old, *new))
+    return tuple((n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n))
+
+
+def effects(candidates: Iterable[Candidate]) -> list[Effect]:
+    """Every change of a knob that was tried from parent to child, the most rewarding first."""
+    known = {c.trial: c for c in candidates}
+    gains: dict[Change, list[tuple[float, bool]]] = defaultdict(list)
+    for made in (step(c, known) for c in known.values()):
+        if made.gain is not None:
+            for change in made.changes:
+                gains[change].append((made.gain, len(made.changes) == 1))
+    found = [
+        Effect(change, len(g), sum(a for _, a in g), sum(x > 1 for x, _ in g), statistics.median(x for x, _ in g))
+        for change, g in gains.items()
+    ]
+    return sorted(found, key=lambda e: (-e.median_gain, -e.steps))
+
+
+def _gain(parent: Candidate, child: Candidate) -> float | None:
+    before, after = _speed(parent), _speed(child)
+    if before is None or after is None or parent.measurement.kind is not child.measurement.kind:
+        return None
+    return after / before
+
+
+def _speed(candidate: Candidate) -> float | None:
+    """Runs per microsecond of a ranked candidate."""
+    ranked = candidate.outcome and candidate.outcome.ranked and candidate.measurement
+    return 1.0 / candidate.measurement.median_us if ranked else None

@@ -1,0 +1,149 @@
+"""What decides over a compiled candidate: the emulator with the static estimate, or a GPU that times.
+
+Anything that submits a candidate somewhere and gives a future of its verdict and figure can take their place.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import ModuleType
+
+from evoengine.devices.driver import GpuDevice
+from evoengine.errors import MachineError
+from evoengine.gpu import Gpu
+from evoengine.problem import Problem
+from evoengine.records import Baseline, Contender, Finals, Outcome, Plan, Rejection
+from evoengine.search.workers import Terms, WorkerPool
+from evoengine.stages import pipeline
+from evoengine.stages.pipeline import Judged
+
+AHEAD = 4
+"""compiled candidates that may be with the GPU, the one under way included: enough that it need not wait, few enough
+that proposals are made in the light of recent results"""
+GPU_SECONDS = 180.0
+"""longest that gate and timing of one candidate may take; a single launch is given up much earlier"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A compiled candidate with its gate cases, its cost by the space's own count, and the seed of its inputs."""
+
+    contender: Contender
+    plan: Plan
+    cost: Mapping[str, float]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Where a device's wall time went, in seconds."""
+
+    busy: float
+    """verifying or timing"""
+    starting: float
+    """runner processes coming up, first and after a failure"""
+    waiting: float
+    """for a compiled candidate"""
+
+
+class Judge(ABC):
+    ahead: int | None = None
+    """candidates that may be with the judge at once, beside those being compiled; None where it uses the compile workers"""
+
+    @abstractmethod
+    def submit(self, job: Job, workers: WorkerPool) -> Future:
+        """A future of `Judged`, or of a Rejection."""
+
+    def baselines(self) -> list[Baseline]:
+        """What the figures are to be compared with, timed before the first candidate."""
+        return []
+
+    def finals(self, contenders: Sequence[Contender]) -> Future | None:
+        """A future of `Finals`, or of a Rejection; None where figures do not gain by being taken again."""
+        return None
+
+    def usage(self, seconds: float) -> Usage | None:
+        """Where the device's share of so many seconds of search went."""
+        return None
+
+    def close(self) -> None:
+        """Ends what the judge started."""
+
+
+class EmulatorJudge(Judge):
+    """Gates in the CPU emulator, on the compile workers, and ranks by the static estimate."""
+
+    def __init__(self, kernel: str, problem: Problem, gpu: Gpu) -> None:
+        self._kernel, self._problem, self._gpu = kernel, problem, gpu
+
+    def submit(self, job: Job, workers: WorkerPool) -> Future:
+        return workers.submit(
+            pipeline.estimate_task, self._kernel, job.contender, job.plan, job.seed, job.cost, self._problem, self._gpu,
+            died=Outcome.CRASHED, gives=Judged,
+        )  # fmt: skip
+
+
+class GpuJudge(Judge):
+    """Gates and times in the runner process of one GPU, each candidate beside the best so far and the fastest SDPA."""
+
+    ahead = AHEAD
+
+    def __init__(
+        self, kernel: str, problem: Problem, gpu: Gpu, device: GpuDevice, seed: int,
+        tasks: ModuleType = pipeline, seconds: float = GPU_SECONDS,
+    ) -> None:  # fmt: skip
+        """`tasks` has measure_task, baselines_task, finals_task and load_cuda; tests bring their own."""
+        self._kernel, self._problem, self._gpu, self._seed, self._tasks = kernel, problem, gpu, seed, tasks
+        environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device.uuid}
+        # CUDA reserves address space by the hundred gigabytes, so no memory limit
+        self._runner = WorkerPool(1, Terms(seconds, None, environment=environment, warm_up=tasks.load_cuda, spare=True))
+        self._rival = ""
+        self._best: tuple[float, Contender] | None = None
+
+    def baselines(self) -> list[Baseline]:
+        """Every SDPA backend that takes the problem; the fastest is the rival of every candidate."""
+        answer = self._runner.submit(
+            self._tasks.baselines_task, self._kernel, self._problem, self._seed, died=Outcome.CRASHED, gives=list
+        ).result()
+        if isinstance(answer, Rejection) or not answer:
+            why = answer.reason if isinstance(answer, Rejection) else "no backend takes the problem"
+            raise MachineError(f"SDPA cannot be timed on the GPU, so neither can candidates: {why}")
+        self._rival = min(answer, key=lambda b: b.median_us).name
+        return answer
+
+    def submit(self, job: Job, workers: WorkerPool) -> Future:
+        incumbent = self._best[1] if self._best else None
+        future = self._runner.submit(
+            self._tasks.measure_task, self._kernel, job.contender, job.plan, self._problem, self._gpu, job.seed, incumbent,
+            self._rival, died=Outcome.CRASHED, gives=Judged,
+        )  # fmt: skip
+        future.add_done_callback(lambda done: self._remember(job.contender, done))
+        return future
+
+    def _remember(self, contender: Contender, done: Future) -> None:
+        if done.cancelled() or done.exception() or isinstance(done.result(), Rejection):
+            return
+        _, figure = done.result()
+        if figure and not figure.suspect and (self._best is None or figure.tflops > self._best[0]):
+            self._best = figure.tflops, contender
+
+    def finals(self, contenders: Sequence[Contender]) -> Future:
+        return self._runner.submit(
+            self._tasks.finals_task, self._kernel, tuple(contenders), self._problem, self._gpu, self._seed, self._rival,
+            died=Outcome.CRASHED, gives=Finals,
+        )  # fmt: skip
+
+    def usage(self, seconds: float) -> Usage:
+        busy, starting = self._runner.seconds_busy, self._runner.seconds_starting
+        return Usage(busy, starting, max(0.0, seconds - busy - starting))
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def make_judge(kernel: str, problem: Problem, gpu: Gpu, device: GpuDevice | None, seed: int) -> Judge:
+    """The GPU where there is one to time on, else the emulator."""
+    return GpuJudge(kernel, problem, gpu, device, seed) if device else EmulatorJudge(kernel, problem, gpu)

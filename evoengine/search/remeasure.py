@@ -1,0 +1,165 @@
+"""Times on a GPU what a search without one left in the ledger, and tells how well the estimates had ranked it."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from evoengine.gpu import Gpu
+from evoengine.ledger.store import Ledger
+from evoengine.problem import Problem
+from evoengine.records import Candidate, Contender, Kind, Measurement, Outcome, Rejection
+from evoengine.search.finals import hold_finals, record_finals, why_dropped
+from evoengine.search.judges import Job, Judge
+from evoengine.space.space import SearchSpace, load_space
+from evoengine.stages.pipeline import Judged
+from evoengine.workloads import find_workload
+
+POLL_SECONDS = 0.1
+SHORT_LIST = 10
+"""the regret is that of having timed only so many, best estimate first"""
+
+
+def left_to_measure(ledger: Ledger, problem: str, gpu: str) -> list[Candidate]:
+    """Correct candidates that have an estimate and no measurement, best estimate first, each source once."""
+    found = [c for c in ledger.candidates(problem=problem, gpu=gpu) if c.outcome is Outcome.ESTIMATED and c.binary]
+    by_source: dict[str, Candidate] = {}
+    for candidate in sorted(found, key=lambda c: -c.measurement.tflops):
+        by_source.setdefault(candidate.source.sha256, candidate)
+    return list(by_source.values())
+
+
+def spaces_of(ledger: Ledger, candidates: Sequence[Candidate], problem: Problem, gpu: Gpu) -> dict[int, SearchSpace]:
+    """The space of each candidate's run, from the text that the ledger keeps: a binary goes with the launch rules that
+    it was made under, whatever the file says today."""
+    wanted = {c.run for c in candidates}
+    spaces: dict[int, SearchSpace] = {}
+    by_text: dict[str, SearchSpace] = {}
+    for run in ledger.runs():
+        if run.id in wanted:
+            if run.space_sha256 not in by_text:
+                by_text[run.space_sha256] = _space_from(run.space_text, run.space_name, problem, gpu)
+            spaces[run.id] = by_text[run.space_sha256]
+    return spaces
+
+
+def _space_from(text: str, name: str, problem: Problem, gpu: Gpu) -> SearchSpace:
+    with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
+        path = Path(folder, name)
+        path.write_text(text)
+        return load_space(path, problem, gpu)
+
+
+class Remeasurer:
+    """Gates and times candidates in the order given; each is in the ledger when `on_finish` is called with it."""
+
+    def __init__(
+        self, ledger: Ledger, run: int, judge: Judge, problem: Problem, gpu: Gpu, seed: int,
+        on_finish: Callable[[Candidate], None],
+    ) -> None:  # fmt: skip
+        self._ledger, self._run, self._judge = ledger, run, judge
+        self._problem, self._gpu, self._seed, self._on_finish = problem, gpu, seed, on_finish
+        self._stop = False
+
+    def stop(self) -> None:
+        """Ends it after the candidate under way."""
+        self._stop = True
+
+    def measure(self, candidates: Sequence[Candidate], spaces: dict[int, SearchSpace]) -> list[str]:
+        """Gives what a person should know of the result. Closes the judge."""
+        try:
+            for baseline in self._judge.baselines():
+                self._ledger.record_baseline(self._run, baseline)
+            waiting, under_way = list(candidates), {}
+            while (waiting or under_way) and not self._stop:
+                while waiting and len(under_way) < (self._judge.ahead or 1):
+                    candidate = waiting.pop(0)
+                    under_way[self._judge.submit(self._job(candidate, spaces[candidate.run]), None)] = candidate
+                for future in wait(under_way, POLL_SECONDS, FIRST_COMPLETED).done:
+                    self._record(under_way.pop(future), future.result())
+            return [] if self._stop else self._finals()
+        finally:
+            self._judge.close()
+
+    def _job(self, candidate: Candidate, space: SearchSpace) -> Job:
+        whole = self._ledger.candidate(candidate.trial, with_cubin=True)
+        cases = find_workload(space.kernel).cases(self._problem, candidate.config)
+        plan = [(case, space.launch(candidate.config, case.problem)) for case in cases]
+        seed = int(np.random.SeedSequence([self._seed, self._run, candidate.trial]).generate_state(1)[0])
+        return Job(Contender(candidate.trial, whole.source, whole.binary), plan, space.cost(candidate.config), seed)
+
+    def _record(self, candidate: Candidate, result: Judged | Rejection) -> None:
+        """What the GPU says replaces the emulator's word, for better or worse."""
+        trial, ledger = candidate.trial, self._ledger
+        outcome, reason, device = Outcome.MEASURED, None, None
+        if isinstance(result, Rejection):
+            outcome, reason = result.outcome, result.reason
+        else:
+            ledger.record_verdict(trial, result.verdict)
+            device = result.verdict.device
+            if result.figure is None:
+                outcome, reason = result.verdict.outcome, result.verdict.reason
+            else:
+                ledger.record_measurement(trial, result.figure)
+                outcome = Outcome.SUSPECT if result.figure.suspect else Outcome.MEASURED
+                reason = result.figure.suspect or why_dropped(result.figure)
+        ledger.finish(trial, outcome, reason, candidate.occupancy, device)
+        self._on_finish(ledger.candidate(trial))
+
+    def _finals(self) -> list[str]:
+        future = hold_finals(self._ledger, self._judge, str(self._problem), self._gpu.key)
+        return record_finals(self._ledger, self._run, future.result()) if future else []
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How the estimates ranked what was measured."""
+
+    candidates: int
+    spearman: float | None
+    """rank correlation, 1 for the same order; None for fewer than three"""
+    regret: float | None
+    """by how much the best of all is faster than the best of the SHORT_LIST best estimates: 0.05 is 5 %; None where no
+    more than those were measured"""
+
+
+def agreement(ledger: Ledger, problem: str, gpu: str) -> Agreement:
+    """Over every candidate of the ledger that has an estimate and a measurement that is believed."""
+    pairs = []
+    for candidate in ledger.candidates(problem=problem, gpu=gpu):
+        if candidate.outcome is Outcome.MEASURED:
+            figures = ledger.measurements(candidate.trial)
+            estimate, measured = _last(figures, Kind.ESTIMATED), _last(figures, Kind.MEASURED)
+            if estimate and measured:
+                pairs.append((estimate.tflops, measured.tflops))
+    return agree(pairs)
+
+
+def agree(pairs: Sequence[tuple[float, float]]) -> Agreement:
+    """`pairs` are (estimated, measured) TFLOPS."""
+    if not pairs:
+        return Agreement(0, None, None)
+    ordered = sorted(pairs, key=lambda pair: -pair[0])
+    regret = max(m for _, m in ordered) / max(m for _, m in ordered[:SHORT_LIST]) - 1 if len(ordered) > SHORT_LIST else None
+    spearman = None
+    if len(pairs) > 2:
+        ranks = [_ranks([pair[side] for pair in pairs]) for side in (0, 1)]
+        if all(len(set(own)) > 1 for own in ranks):
+            spearman = statistics.correlation(*ranks)
+    return Agreement(len(pairs), spearman, regret)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 0, equal values sharing the mean of theirs."""
+    ordered = sorted(values)
+    return [ordered.index(v) + (ordered.count(v) - 1) / 2 for v in values]
+
+
+def _last(figures: Sequence[Measurement], kind: Kind) -> Measurement | None:
+    return next((f for f in reversed(figures) if f.kind is kind), None)

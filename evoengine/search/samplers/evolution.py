@@ -1,0 +1,215 @@
+"""evoengine's own sampler: an evolutionary search that pays only for the offspring a surrogate expects most of.
+
+Every proposal is a whole configuration of the valid space that was not proposed before. The first ones are uniform.
+From then on a Gaussian process (`surrogate`) judges a pool of candidates (`pool`): the whole valid space where that is
+small, and otherwise what mutation and crossover of the best trials bring forth beside fresh uniform points. The one
+with the largest expected improvement is proposed. What is learned from are ranks: the scale of the objective does not
+matter, and a trial that failed, or was told a penalty below all others, is simply the worst.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.search_space import IntersectionSearchSpace
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+from scipy.special import ndtr, ndtri
+from scipy.stats import rankdata
+
+from evoengine.search.samplers.grid import Grid
+from evoengine.search.samplers.pool import Pool, Space
+from evoengine.search.samplers.surrogate import Surrogate
+
+FIRST = 8
+"""trials, of whatever origin, before the surrogate is asked"""
+ELITES = 8
+GROWTH = 1.1
+"""factor by which the trials learned from grow before hyperparameters are drawn, and offspring bred, anew"""
+MOST = 256
+"""trials learned from at a fit, half of them the best and half the latest"""
+
+
+class EvolutionSampler(BaseSampler):
+    """Proposes from `space`, or without one from what the study's trials have in common.
+
+    The objective must suggest each knob as `suggest_categorical(knob.name, knob.values)` where a space is given. Each
+    trial says what it came from in its user attributes: `operator`, and the numbers of its `parents`:
+
+    - random: a uniform draw, no parents;
+    - mutation: one or two knobs away from one of the best trials, its parent;
+    - crossover: every knob as in one of two of the best trials, its parents;
+    - surrogate: none of these; the surrogate saw promise further off.
+
+    Known-good points go first by `study.enqueue_trial`. Trials under way (parallel workers) count as what the surrogate
+    expected of them, so a batch spreads out. For one objective; raises ValueError for several.
+    """
+
+    def __init__(self, seed: int | None = None, space: Space | None = None) -> None:
+        self._space = space
+        self._independent = RandomSampler(seed)
+        self._rng = np.random.default_rng(seed)
+        self._lock = threading.Lock()
+        self._common = IntersectionSearchSpace()
+        self._searched: dict[str, BaseDistribution] | None = None
+        self._search: _Search | None = None
+
+    def reseed_rng(self) -> None:
+        self._independent.reseed_rng()
+        self._rng.bit_generator.state = np.random.default_rng().bit_generator.state
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        self._raise_error_if_multi_objective(study)
+        if self._space is not None:
+            return {knob.name: CategoricalDistribution(knob.values) for knob in self._space.knobs}
+        return self._common.calculate(study)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        self._raise_error_if_multi_objective(study)
+        if not search_space:
+            return {}
+        with self._lock:
+            if self._search is None or self._searched != search_space:
+                self._searched, space = search_space, self._space or Grid(search_space)
+                self._search = _Search(space, self._rng)
+            self._search.read(study)
+            config, operator, parents = self._search.propose(trial.number)
+        for key, value in (("operator", operator), ("parents", parents)):
+            study._storage.set_trial_user_attr(trial._trial_id, key, value)
+            trial.set_user_attr(key, value)
+        return config
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        self._raise_error_if_multi_objective(study)
+        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+
+
+class _Search:
+    """The trials of one study in one space, and what to try next."""
+
+    def __init__(self, space: Space, rng: np.random.Generator) -> None:
+        self._space, self._rng = space, rng
+        self._pool = Pool(space, rng)
+        self._surrogate = Surrogate(space.knobs, rng)
+        self._rows: list[np.ndarray] = []
+        self._numbers: list[int] = []
+        self._values: list[float] = []
+        """greater is better; -inf where rejected, NaN where under way"""
+        self._expected: list[float] = []
+        """what the surrogate gave it, as a target; 0, the mean, where it was not asked"""
+        self._place: dict[bytes, int] = {}
+        self._unfinished: list[int] = []
+        self._read = 0
+        self._fitted: list[int] = []
+        self._refit_at = 0.0
+
+    def read(self, study: Study) -> None:
+        """Takes in what the study's trials have become since the last time."""
+        trials = study.get_trials(deepcopy=False)
+        numbers = [*self._unfinished, *range(self._read, len(trials))]
+        self._read = len(trials)
+        self._unfinished = [n for n in numbers if not trials[n].state.is_finished()]
+        sign = 1.0 if study.direction == StudyDirection.MAXIMIZE else -1.0
+        for trial in (trials[n] for n in numbers):
+            config = {k.name: trial.params[k.name] for k in self._space.knobs if k.name in trial.params}
+            if trial.state == TrialState.WAITING or not self._space.contains(config):
+                continue
+            place = self._enter(self._space.encode(config), trial.number, 0.0)
+            if trial.state.is_finished():
+                complete = trial.state == TrialState.COMPLETE
+                self._values[place] = sign * trial.value if complete and trial.value is not None else -np.inf
+
+    def propose(self, number: int) -> tuple[dict[str, Any], str, list[int]]:
+        """A new configuration for the trial, the operator that it amounts to and the numbers of its parents."""
+        row, expected = self._most_promising() if self._ready() else (None, 0.0)
+        if row is not None:
+            operator, parents = self._descent(row)
+        else:
+            operator, parents, row = "random", [], self._pool.draw()
+        if row is None:
+            return self._space.sample(self._rng)[0], operator, parents
+        self._enter(row, number, expected)
+        return self._space.decode(row), operator, parents
+
+    def _enter(self, row: np.ndarray, number: int, expected: float) -> int:
+        place = self._place.setdefault(row.tobytes(), len(self._rows))
+        if place == len(self._rows):
+            self._rows.append(row)
+            self._numbers.append(number)
+            self._values.append(np.nan)
+            self._expected.append(expected)
+            self._pool.close(row)
+        return place
+
+    def _ready(self) -> bool:
+        """Whether enough trials have finished, with values that differ, to learn from."""
+        return len(self._rows) >= FIRST and len(self._elites()) > 1
+
+    def _most_promising(self) -> tuple[np.ndarray | None, float]:
+        """The candidate of largest expected improvement and its expected target; None where none is left."""
+        new = range(self._fitted[-1] + 1 if self._fitted else 0, len(self._rows))
+        if len(self._fitted) + len(new) >= self._refit_at:
+            self._fit()
+        else:
+            for place in new:
+                self._surrogate.extend(self._rows[place])
+                self._fitted.append(place)
+        if not self._pool.open.any():
+            return None, 0.0
+        targets = self._targets()
+        mean, deviation = self._surrogate.predict(targets)
+        improvement = expected_improvement(mean, deviation, targets.max())
+        best = int(np.where(self._pool.open, improvement, -1.0).argmax())
+        return self._pool.rows[best], float(mean[best])
+
+    def _fit(self) -> None:
+        latest = range(max(0, len(self._rows) - MOST // 2), len(self._rows))
+        self._fitted = sorted({*self._ranked()[: MOST // 2], *latest})
+        self._refit_at = GROWTH * len(self._fitted)
+        self._pool.breed(np.array([self._rows[i] for i in self._elites()]))
+        rows = np.array([self._rows[i] for i in self._fitted])
+        self._surrogate.fit(rows, self._targets(), self._pool.rows)
+
+    def _targets(self) -> np.ndarray:
+        """Normal scores of the ranks of the trials learned from [n]; those under way at what was expected of them."""
+        values = np.array([self._values[i] for i in self._fitted])
+        targets = np.array([self._expected[i] for i in self._fitted])
+        known = ~np.isnan(values)
+        targets[known] = ndtri((rankdata(values[known]) - 0.5) / known.sum())
+        return targets
+
+    def _elites(self) -> list[int]:
+        return [i for i in self._ranked()[:ELITES] if np.isfinite(self._values[i])]
+
+    def _ranked(self) -> list[int]:
+        """The trials, best first, those rejected or under way last."""
+        return np.argsort(-np.nan_to_num(self._values, nan=-np.inf, neginf=-np.inf, posinf=np.inf), kind="stable").tolist()
+
+    def _descent(self, row: np.ndarray) -> tuple[str, list[int]]:
+        elites = self._elites()
+        same = np.array([self._rows[i] == row for i in elites])
+        if not len(elites):
+            return "surrogate", []
+        changed = len(row) - same.sum(1)
+        if changed.min() <= 2:
+            return "mutation", [self._numbers[elites[int(changed.argmin())]]]
+        for i, mother in enumerate(same):
+            for j, father in enumerate(same[:i]):
+                if (mother | father).all():
+                    return "crossover", sorted(self._numbers[elites[k]] for k in (i, j))
+        return "surrogate", []
+
+
+def expected_improvement(mean: np.ndarray, deviation: np.ndarray, best: float) -> np.ndarray:
+    """Of a normal variable over `best`, where greater is better (Jones, Schonlau & Welch 1998)."""
+    z = (mean - best) / deviation
+    return deviation * (z * ndtr(z) + np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi))

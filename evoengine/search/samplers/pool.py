@@ -1,0 +1,98 @@
+"""The candidates an evolutionary search chooses from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from evoengine.records import Config, Value
+from evoengine.space.definition import Knob
+
+ENUMERABLE = 20_000
+"""valid configurations up to which the pool is the whole space"""
+UNIFORM, CROSSED = 1024, 256
+"""uniform points and crossovers in the pool of a larger space, beside the neighbours of the elites"""
+DRAWN = 64
+"""uniform points of a larger space among which a new one is looked for"""
+
+
+class Space(Protocol):
+    """What a sampler needs of a search space; `SearchSpace` and `RecordedSpace` are two of them."""
+
+    knobs: tuple[Knob, ...]
+
+    def __len__(self) -> int: ...
+    def contains(self, config: Config) -> bool: ...
+    def sample(self, rng: np.random.Generator, n: int = 1) -> list[dict[str, Value]]: ...
+    def enumerate(self) -> Iterator[dict[str, Value]]: ...
+    def neighbours(self, config: Config) -> list[dict[str, Value]]: ...
+    def encode(self, config: Config) -> np.ndarray: ...
+    def decode(self, row: Sequence[int] | np.ndarray) -> dict[str, Value]: ...
+
+
+class StartedSpace(Space, Protocol):
+    """What a search needs of it besides: known-good points, and which knobs have a value."""
+
+    starts: Sequence[Config]
+
+    def is_active(self, knob: Knob, config: Config) -> bool: ...
+
+
+class Pool:
+    """Encoded valid configurations, int16 [n, knobs]: the whole space where it is small, offspring of the best else."""
+
+    def __init__(self, space: Space, rng: np.random.Generator) -> None:
+        self._space, self._rng = space, rng
+        self.whole = len(space) <= ENUMERABLE
+        self._closed: set[bytes] = set()
+        self._neighbours: dict[bytes, list[np.ndarray]] = {}
+        self._hold(self._encoded(space.enumerate() if self.whole else ()))
+
+    def close(self, row: np.ndarray) -> None:
+        """Takes a row out of what may be proposed."""
+        self._closed.add(row.tobytes())
+        if (position := self._position.get(row.tobytes())) is not None:
+            self.open[position] = False
+
+    def draw(self) -> np.ndarray | None:
+        """A uniform valid row not closed yet; None where none is found, which in a small space means that none is left."""
+        if self.whole:
+            left = np.flatnonzero(self.open)
+            return self.rows[self._rng.choice(left)] if len(left) else None
+        rows = self._encoded(self._space.sample(self._rng, DRAWN))
+        return next((row for row in rows if row.tobytes() not in self._closed), None)
+
+    def breed(self, elites: np.ndarray) -> None:
+        """Renews a pool that is not the whole space from the best rows so far [n, knobs]."""
+        if self.whole:
+            return
+        uniform = self._encoded(self._space.sample(self._rng, UNIFORM))
+        near = [row for elite in elites for row in self._near(elite)]
+        self._hold(np.unique(np.vstack([uniform, *near, *self._crossed(elites)]), axis=0))
+
+    def _hold(self, rows: np.ndarray) -> None:
+        self.rows = rows
+        self._position = {row.tobytes(): i for i, row in enumerate(rows)}
+        self.open = np.array([key not in self._closed for key in self._position], bool)
+
+    def _near(self, elite: np.ndarray) -> list[np.ndarray]:
+        key = elite.tobytes()
+        if key not in self._neighbours:
+            found = self._space.neighbours(self._space.decode(elite))
+            self._neighbours[key] = [self._space.encode(config) for config in found]
+        return self._neighbours[key]
+
+    def _crossed(self, elites: np.ndarray) -> list[np.ndarray]:
+        """Each knob from one of two parents; knobs that a conditional one brings in or leaves out make it invalid."""
+        if len(elites) < 2:
+            return []
+        parents = np.array([self._rng.choice(len(elites), 2, replace=False) for _ in range(CROSSED)])
+        first = self._rng.random((CROSSED, elites.shape[1])) < 0.5
+        children = np.unique(np.where(first, elites[parents[:, 0]], elites[parents[:, 1]]), axis=0)
+        return [child for child in children if self._space.contains(self._space.decode(child))]
+
+    def _encoded(self, configs: Iterable[Config]) -> np.ndarray:
+        rows = [self._space.encode(config) for config in configs]
+        return np.array(rows, np.int16).reshape(-1, len(self._space.knobs))

@@ -1,0 +1,139 @@
+"""A Gaussian process over encoded configurations: what each of a pool should reach, judged by those tried.
+
+The kernel is a product over knobs of Matérn 3/2 in the distance of two positions in the knob's domain, times a penalty
+for any difference at all (Hamming), which lets neighbours differ where a landscape is jagged. Unordered knobs, and
+inactive ones against active, are one step from each other. The algebra is that of Rasmussen & Williams, Gaussian
+Processes for Machine Learning (2006), chapters 2 and 4.
+
+Length scales, penalty, variance and noise have normal priors on their logarithms and are drawn by elliptical slice
+sampling (Murray, Adams & MacKay 2010): a draw from the posterior costs less than its maximum, explores with it, and
+needs no gradient. What the tried rows say of the pool is kept as a triangular solve, to which a trial adds one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from evoengine.space.definition import Knob
+
+FIRST_DRAWS, DRAWS = 15, 5
+"""slice-sampling steps at the first fit and at every later one"""
+LENGTH, HAMMING, VARIANCE, NOISE = (-0.2, 0.8), (-3.0, 1.2), (0.0, 0.7), (-5.0, 1.5)
+"""mean and deviation of the priors on natural logarithms: lengths in domains, the others for targets of variance 1"""
+JITTER = 1e-5
+ROOM = 64
+"""rows by which the solve's memory grows"""
+
+
+class Surrogate:
+    """Rows are int16 [n, knobs], positions in the knobs' domains, -1 where inactive."""
+
+    def __init__(self, knobs: Sequence[Knob], rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._columns = [k for k, knob in enumerate(knobs) if len(knob.values) > 1 or knob.when]
+        self._distances = [_distances(knobs[k]) for k in self._columns]
+        self._starts = np.cumsum([0, *map(len, self._distances)])
+        self._mean, self._deviation = np.array([LENGTH] * len(self._columns) + [HAMMING, VARIANCE, NOISE]).T
+        self._hyper = self._mean.copy()
+        self._draws = FIRST_DRAWS
+
+    def fit(self, rows: np.ndarray, targets: np.ndarray, pool: np.ndarray) -> None:
+        """Draws hyperparameters for the targets [n], of mean 0 and variance 1, and conditions the pool on the rows."""
+        self._draw(rows, targets)
+        log_kernels = self._log_kernels(self._hyper)
+        self._variance, self._noise = np.exp(self._hyper[-2:])
+        self._log_kernel = np.zeros((self._starts[-1],) * 2, np.float32)
+        for start, table in zip(self._starts, log_kernels, strict=False):
+            self._log_kernel[start : start + len(table), start : start + len(table)] = table
+        self._pool, self._tried = self._one_hot(pool), self._one_hot(rows)
+        self._factor = np.linalg.cholesky(self._covariance(rows, self._hyper))
+        self._solve = np.empty((len(rows) + ROOM, len(pool)), np.float32)
+        against = self._kernel(self._tried, self._pool)
+        factor = self._factor.astype(np.float32)
+        self._solve[: len(rows)] = solve_triangular(factor, against, lower=True, check_finite=False)
+        self._explained = np.square(self._solve[: len(rows)]).sum(0)
+
+    def extend(self, row: np.ndarray) -> None:
+        """Adds a tried row [knobs] to those of the last fit, the hyperparameters staying as they are."""
+        n, one = len(self._factor), self._one_hot(row[None])
+        to_tried = self._kernel(self._tried, one)[:, 0].astype(float)
+        left = solve_triangular(self._factor, to_tried, lower=True, check_finite=False)
+        pivot = np.sqrt(max(self._variance + self._noise + JITTER - left @ left, JITTER))
+        self._factor = np.pad(self._factor, (0, 1))
+        self._factor[n, :n], self._factor[n, n] = left, pivot
+        self._tried = np.vstack([self._tried, one])
+        if n == len(self._solve):
+            self._solve = np.pad(self._solve, ((0, ROOM), (0, 0)))
+        self._solve[n] = self._kernel(one, self._pool)[0] - left.astype(np.float32) @ self._solve[:n]
+        self._solve[n] /= pivot
+        self._explained += np.square(self._solve[n])
+
+    def predict(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and deviation over the pool [m] where the tried rows, in the order given, reached `targets` [n]."""
+        weights = solve_triangular(self._factor, targets, lower=True, check_finite=False).astype(np.float32)
+        variance = np.maximum(self._variance - self._explained, 1e-9)
+        return weights @ self._solve[: len(weights)], np.sqrt(variance)
+
+    def _draw(self, rows: np.ndarray, targets: np.ndarray) -> None:
+        likelihood = self._log_likelihood(self._hyper, rows, targets)
+        for _ in range(self._draws):
+            offset = self._hyper - self._mean
+            other = self._rng.normal(size=len(offset)) * self._deviation
+            level = likelihood + np.log(self._rng.random())
+            angle = self._rng.random() * 2 * np.pi
+            low, high = angle - 2 * np.pi, angle
+            # The bracket shrinks onto the present point, whose likelihood is above the level: this ends.
+            while True:
+                hyper = self._mean + offset * np.cos(angle) + other * np.sin(angle)
+                likelihood = self._log_likelihood(hyper, rows, targets)
+                if likelihood > level:
+                    break
+                low, high = (angle, high) if angle < 0 else (low, angle)
+                angle = low + (high - low) * self._rng.random()
+            self._hyper = hyper
+        self._draws = DRAWS
+
+    def _log_likelihood(self, hyper: np.ndarray, rows: np.ndarray, targets: np.ndarray) -> float:
+        factor = np.linalg.cholesky(self._covariance(rows, hyper))
+        scaled = solve_triangular(factor, targets, lower=True, check_finite=False)
+        return float(-0.5 * scaled @ scaled - np.log(np.diag(factor)).sum())
+
+    def _covariance(self, rows: np.ndarray, hyper: np.ndarray) -> np.ndarray:
+        log_kernel = np.full((len(rows),) * 2, hyper[-2])
+        for column, table in zip(self._columns, self._log_kernels(hyper), strict=True):
+            position = rows[:, column]
+            log_kernel += table[position[:, None], position[None]]
+        covariance = np.exp(log_kernel)
+        covariance[np.diag_indices(len(rows))] += np.exp(hyper[-1]) + JITTER
+        return covariance
+
+    def _log_kernels(self, hyper: np.ndarray) -> list[np.ndarray]:
+        """Per knob [positions, positions], the inactive one last, so that -1 finds it."""
+        tables = []
+        for distance, length in zip(self._distances, np.exp(hyper), strict=False):
+            scaled = np.sqrt(3) * distance / length
+            tables.append(np.log1p(scaled) - scaled - np.exp(hyper[-3]) * (distance > 0))
+        return tables
+
+    def _one_hot(self, rows: np.ndarray) -> np.ndarray:
+        hot = np.zeros((len(rows), self._starts[-1]), np.float32)
+        for column, start, distance in zip(self._columns, self._starts, self._distances, strict=False):
+            hot[np.arange(len(rows)), start + rows[:, column] % len(distance)] = 1
+        return hot
+
+    def _kernel(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """The kernel between one-hot rows: summing knobs' log kernels is a matrix product."""
+        return np.exp(one @ self._log_kernel @ other.T + np.float32(self._hyper[-2]))
+
+
+def _distances(knob: Knob) -> np.ndarray:
+    """Between positions in a domain [values + 1, values + 1], the ends of an ordered one 1 apart; the last is inactive."""
+    n = len(knob.values)
+    distances = 1.0 - np.eye(n + 1)
+    if knob.ordinal and n > 1:
+        position = np.arange(n) / (n - 1)
+        distances[:n, :n] = np.abs(position[:, None] - position[None])
+    return distances

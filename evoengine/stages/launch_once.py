@@ -1,0 +1,29 @@
+"""A process that launches one candidate once at full size, for a profiler or a sanitizer to look at: takes a pickled job."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import torch
+
+from evoengine.devices.cuda import CudaKernel, await_gpu
+from evoengine.stages.measure import Bench
+from evoengine.workloads import find_tensors
+
+SECONDS = 250.0
+"""under a profiler a launch takes as long as its replays"""
+
+
+def main(job: Path) -> None:
+    kernel, contender, problem = pickle.loads(job.read_bytes())
+    torch.cuda.init()
+    bench = Bench(find_tensors(kernel), problem)
+    loaded = CudaKernel(contender.binary, contender.source.entry, contender.source.launch)
+    bench.work(loaded, contender.source.launch)()
+    await_gpu(contender.source.entry, seconds=SECONDS)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

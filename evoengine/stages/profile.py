@@ -1,0 +1,170 @@
+"""What limits a kernel: Nsight Compute's counters where they can be read, else its instructions; and the sanitizers' word.
+
+The tools start the kernel in a process of their own, `evoengine.stages.launch_once`.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from evoengine.gpu import Gpu
+from evoengine.problem import Problem
+from evoengine.records import Contender, Profile
+
+NCU, SANITIZER = "ncu", "compute-sanitizer"
+SECONDS = 300.0
+"""a tool replays a kernel many times; past this it will not end"""
+COUNTERS = {
+    "tensor pipe %": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "MUFU pipe %": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",
+    "DRAM throughput %": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "L2 throughput %": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+    "achieved occupancy %": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "shared bank conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "shared wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+}
+STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+?)_per_issue_active(?:\.ratio)?\Z")
+STALLS = 5
+"""top reasons that a page shows"""
+WORKING = ("selected", "not_selected")
+"""`stalls` of warps that could issue"""
+PIPES = {
+    "tensor": r"[HIQDB]?G?MMA",
+    "MUFU": r"MUFU",
+    "FP32": r"F(FMA|ADD|MUL|MNMX|SETP|SEL|CHK)\d?",
+    "FP16": r"H(ADD|MUL|FMA|MNMX|SETP)2",
+    "shared memory": r"(LDS|STS|LDSM|STSM|ATOMS)",
+    "global memory": r"(LDG|STG|LDGSTS|UTMA\w+|RED|ATOMG?|LD|ST)",
+    "spills": r"(LDL|STL)",
+    "synchronisation": r"(BAR|SYNCS|WARPSYNC|BSYNC|DEPBAR|LDGDEPBAR|MEMBAR|WARPGROUP\w*|B2R)",
+    "shuffle": r"SHFL",
+}
+"""pipe → SASS opcodes that it executes"""
+
+
+class ToolFailed(Exception):
+    """The tool is missing or may not do its work; the message says which."""
+
+
+def profile(kernel: str, contender: Contender, problem: Problem, gpu: Gpu, device: str, uuid: str | None) -> Profile:
+    """By counters on the GPU `uuid`, with the sanitizers' word; from the instructions where either cannot be had.
+
+    `device` names what is profiled; None for `uuid` says that there is no GPU here.
+    """
+    static = static_profile(contender, gpu)
+    if uuid is None:
+        return static
+    remarks = [sanitize(tool, kernel, contender, problem, uuid) for tool in ("memcheck", "racecheck")]
+    try:
+        counters = read_counters(kernel, contender, problem, uuid)
+    except ToolFailed as error:
+        return Profile(static.tool, static.device, static.figures, (*static.remarks, str(error), *remarks))
+    return Profile("Nsight Compute", device, counters, tuple(remarks))
+
+
+# ── counters ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_counters(kernel: str, contender: Contender, problem: Problem, uuid: str) -> dict[str, float]:
+    """Raises ToolFailed where Nsight Compute is not installed or may not read counters."""
+    metrics = ",".join((*COUNTERS.values(), "regex:smsp__average_warps_issue_stalled_.*_per_issue_active"))
+    options = ("--csv", "--page", "raw", "--kernel-name", contender.source.entry, "--launch-count", "1", "--metrics", metrics)
+    done = _run(NCU, options, kernel, contender, problem, uuid)
+    if "ERR_NVGPUCTRPERM" in done.stdout + done.stderr:
+        raise ToolFailed("Nsight Compute may not read the GPU's counters (ERR_NVGPUCTRPERM): ask for the right, or run as root")
+    return read_csv(done.stdout)
+
+
+def read_csv(text: str) -> dict[str, float]:
+    """The counters and the top stall reasons out of `ncu --csv --page raw`; raises ToolFailed where there are none."""
+    rows = list(csv.reader(line for line in text.splitlines() if line.startswith('"')))
+    if len(rows) < 3:
+        raise ToolFailed(f"Nsight Compute gave no counters: {' '.join(text.split())[-200:] or 'it said nothing'}")
+    header, _, values = rows[0], rows[1], rows[2]
+    found = {name: number for name, value in zip(header, values, strict=True) if (number := _number(value)) is not None}
+    figures = {ours: found[theirs] for ours, theirs in COUNTERS.items() if theirs in found}
+    stalls = {match[1]: value for name, value in found.items() if (match := STALL.match(name)) and match[1] not in WORKING}
+    top = sorted(stalls.items(), key=lambda item: -item[1])[:STALLS]
+    return figures | {f"stalled on {name.replace('_', ' ')}, warps per issue": value for name, value in top}
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+# ── sanitizers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sanitize(tool: str, kernel: str, contender: Contender, problem: Problem, uuid: str) -> str:
+    """What compute-sanitizer's tool says of one launch, in a line."""
+    try:
+        done = _run(SANITIZER, ("--tool", tool, "--error-exitcode", "77"), kernel, contender, problem, uuid)
+    except ToolFailed as error:
+        return f"{tool} was not run: {error}"
+    return read_sanitizer(tool, done.stdout)
+
+
+def read_sanitizer(tool: str, text: str) -> str:
+    lines = [line.removeprefix("=========").strip() for line in text.splitlines() if line.startswith("=========")]
+    summary = next((line for line in reversed(lines) if "SUMMARY" in line), None)
+    if summary is None:
+        return f"{tool} gave no summary: {' '.join(lines)[-200:] or 'it said nothing'}"
+    if "ERROR SUMMARY: 0 errors" in summary or "0 hazards" in summary:
+        return f"{tool}: clean"
+    first = next((line for line in lines if line and "COMPUTE-SANITIZER" not in line and "SUMMARY" not in line), "")
+    return f"{tool}: {summary}; first: {first}"
+
+
+def _run(
+    tool: str, options: Sequence[str], kernel: str, contender: Contender, problem: Problem, uuid: str
+) -> subprocess.CompletedProcess[str]:
+    path = shutil.which(tool)
+    if path is None:
+        raise ToolFailed(f"{tool} is not installed")
+    with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
+        job = Path(folder, "job.pickle")
+        job.write_bytes(pickle.dumps((kernel, contender, problem)))
+        command = [path, *options, sys.executable, "-m", "evoengine.stages.launch_once", str(job)]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": uuid}
+        try:
+            return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
+        except subprocess.TimeoutExpired:
+            raise ToolFailed(f"{tool} did not end within {SECONDS:g} s") from None
+
+
+# ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def static_profile(contender: Contender, gpu: Gpu) -> Profile:
+    """The page from what the compiler and the disassembler say. An instruction in a loop counts once, as it stands."""
+    binary, launch = contender.binary, contender.source.launch
+    shared = binary.shared_bytes + launch.shared_bytes
+    figures = {f"{pipe}, % of instructions": share for pipe, share in shares(binary.mix).items()}
+    figures["possible occupancy %"] = 100 * gpu.occupancy(launch.threads, binary.registers, shared)
+    figures["blocks per SM"] = float(gpu.blocks_resident(launch.threads, binary.registers, shared))
+    figures["spilled bytes per thread"] = float(binary.spill_bytes)
+    remarks = ["static: counted in the binary's text, not observed on a GPU"]
+    if not binary.mix:
+        remarks.append("the instructions are unknown, as no disassembler was at hand when it was compiled")
+    return Profile("static", f"{binary.arch} binary", figures, tuple(remarks))
+
+
+def shares(mix: Mapping[str, int]) -> dict[str, float]:
+    """Per cent of the instructions by pipe, `other` last; empty for an empty mix."""
+    total = sum(mix.values())
+    counts = dict.fromkeys((*PIPES, "other"), 0)
+    for opcode, count in mix.items():
+        counts[next((pipe for pipe, pattern in PIPES.items() if re.fullmatch(pattern, opcode)), "other")] += count
+    return {pipe: 100 * count / total for pipe, count in counts.items() if count} if total else {}

@@ -1,0 +1,78 @@
+"""A search whose candidates are numbers, on the faulty device."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from evoengine.devices.driver import GpuDevice
+from evoengine.gpu import find_gpu
+from evoengine.ledger.runs import Device
+from evoengine.ledger.store import open_ledger
+from evoengine.problem import parse_problem
+from evoengine.search.coordinator import Coordinator, Setting
+from evoengine.search.judges import GpuJudge
+from evoengine.search.workers import Terms
+from evoengine.space.space import load_space
+from tests.search import faulty_device
+
+SPACE = """\
+kernel = "attention"
+[knobs]
+family = ["numbered"]
+number = [{numbers}]
+[launch.numbered]
+threads = 32
+grid = [1, 1, 1]
+shared = 0
+"""
+PROBLEM = parse_problem("b1,h1,s64,d32,fp16")
+GPU = find_gpu("h100")
+DEVICE = GpuDevice(0, "NVIDIA Faulty", "GPU-00000000-0000-0000-0000-000000000000", 90, 2**34)
+
+
+class NumberedSearch:
+    """Runs searches over numbers; `faults` says which number does what wrong."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "attention").mkdir()
+        self.ledger = open_ledger(str(folder / "evo.db"), create=True)
+        self.finished: list[int] = []
+
+    def space(self, numbers: Iterable[int]):
+        path = self.folder / "numbers.toml"
+        path.write_text(SPACE.format(numbers=", ".join(map(str, numbers))))
+        assert tomllib.loads(path.read_text())
+        return load_space(path, PROBLEM, GPU)
+
+    def coordinator(
+        self, numbers, faults=None, *, jobs=2, seconds=1.5, memory_bytes=512 << 20, on_change=lambda _: None, trials=None
+    ) -> Coordinator:
+        wrong = {n: fault for n in numbers if (fault := (faults or (lambda _: None))(n))}
+        cases = "".join(f"{{% if number == {n} %}} fault {p} {f}{{% endif %}}" for n, (p, f) in wrong.items())
+        template = self.folder / "attention" / "numbered.cu.j2"
+        template.write_text(f"// candidate {{{{ number }}}}{cases}\n")
+        space = self.space(numbers)
+        setting = Setting(PROBLEM, GPU, space, self.folder, "random", 1, trials or len(numbers), None, jobs, timed=True)
+        run = self.ledger.start_run(
+            gpu=GPU.key, problem=str(PROBLEM), device=Device("faulty"), space=space, sampler="random", seed=1, command="test"
+        )
+        self.judge = GpuJudge("attention", PROBLEM, GPU, DEVICE, 1, faulty_device, seconds)
+        terms = Terms(seconds, memory_bytes, file_bytes=1 << 20)
+        return Coordinator(
+            setting, self.ledger, run, self.judge, on_change, self.finished.append, faulty_device.compile_task, terms
+        )
+
+    def candidates(self):
+        return self.ledger.candidates()
+
+
+@pytest.fixture
+def numbered(tmp_path):
+    search = NumberedSearch(tmp_path)
+    yield search
+    search.ledger.close()

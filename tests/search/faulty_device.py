@@ -1,0 +1,134 @@
+"""A compiler and a GPU of real processes that go wrong in every way we know of; what is wrong stands in the source.
+
+The tasks bear the names of those in `evoengine.stages.pipeline`, in whose place they run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+import numpy as np
+
+from evoengine.records import Baseline, Binary, Finals, Kind, Measurement, Outcome, Rejection, Verdict
+from evoengine.stages.pipeline import Judged
+
+DEVICE = "faulty device"
+WORK_SECONDS = float(os.environ.get("FAULTY_WORK_SECONDS", "0.02"))
+LATE_SECONDS = 30.0
+
+
+class Unreadable:
+    """Pickles well and cannot be unpickled, as an exception with arguments of its own may."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def die_by(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def loop_for_ever() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        pass
+
+
+def eat_memory() -> None:
+    eaten = []
+    while True:
+        eaten.append(np.empty(1 << 26, np.uint8))
+
+
+def flood() -> None:
+    while True:
+        os.write(1, b"warning: nothing is wrong\n" * 4096)
+
+
+def print_last_words() -> None:
+    os.write(2, b"free(): invalid pointer")
+    os.abort()
+
+
+FAULTS = {
+    "segv": lambda: die_by(signal.SIGSEGV),
+    "kill": lambda: die_by(signal.SIGKILL),
+    "abort": print_last_words,
+    "loop": loop_for_ever,
+    "memory": eat_memory,
+    "flood": flood,
+    "late": lambda: time.sleep(LATE_SECONDS),
+    "exit": lambda: os._exit(0),
+    "garbage": lambda: ["this", "is", "no", "record"],
+    "unreadable": Unreadable,
+    "unpicklable": lambda: lambda: None,
+    "sticky": lambda: Rejection(Outcome.CRASHED, "kernel attention: cudaErrorIllegalAddress"),
+}
+PLACES = {
+    "compile": ("segv", "abort", "loop", "memory", "garbage", "unreadable"),
+    "judge": ("segv", "kill", "abort", "loop", "late", "flood", "exit", "garbage", "unpicklable", "sticky"),
+}
+HANG = ("loop", "late")
+KINDS = [(place, fault) for place, faults in PLACES.items() for fault in faults]
+
+
+def fault_of(number: int) -> tuple[str, str] | None:
+    """Six of every twenty candidates misbehave, each kind in its turn."""
+    group, place = divmod(number, 20)
+    return KINDS[(6 * group + place) % len(KINDS)] if place < 6 else None
+
+
+def expected(number: int) -> Outcome:
+    match fault_of(number):
+        case None:
+            return Outcome.MEASURED
+        case "compile", _:
+            return Outcome.UNCOMPILABLE
+        case _, fault:
+            return Outcome.HUNG if fault in HANG else Outcome.CRASHED
+
+
+def number_in(source) -> int:
+    return int(re.search(r"candidate (\d+)", source.text)[1])
+
+
+def misbehave(source, place: str):
+    """What the fault gives back, where it gives anything; None for one that behaves here."""
+    wrong = re.search(r"fault (\w+) (\w+)", source.text)
+    if wrong and wrong[1] == place:
+        return FAULTS[wrong[2]]()
+    time.sleep(WORK_SECONDS)
+    return None
+
+
+def compile_task(source, arch):
+    registers = 32 + number_in(source) % 7
+    return misbehave(source, "compile") or Binary(b"cubin", arch, "", "faulty", registers, 0, 0, 0, (), {}, 1.0)
+
+
+def load_cuda():
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:
+        raise RuntimeError("the GPU was not chosen before the libraries were loaded")
+
+
+def figure(number: int) -> Measurement:
+    return Measurement(Kind.MEASURED, DEVICE, 1.0 + number, 1e3 / (1 + number), tuple([1e3 / (1 + number)] * 10))
+
+
+def measure_task(kernel, contender, plan, problem, gpu, seed, incumbent, rival):
+    assert rival == "FLASH_ATTENTION"
+    wrong = misbehave(contender.source, "judge")
+    return wrong or Judged(Verdict(DEVICE, None, None, (), 1.0), figure(number_in(contender.source)))
+
+
+def baselines_task(kernel, problem, seed):
+    return [Baseline(n, DEVICE, us, 1.0, (us,) * 10) for n, us in (("MATH", 90.0), ("FLASH_ATTENTION", 10.0))]
+
+
+def finals_task(kernel, contenders, problem, gpu, seed, rival):
+    """The slowest by single timing wins here, so that a test sees which timing counted."""
+    order = sorted(contenders, key=lambda c: number_in(c.source))
+    return Finals(tuple(c.trial for c in order), (), {c.trial: figure(number_in(c.source)) for c in contenders})

@@ -1,0 +1,177 @@
+"""What the coordinator makes of a device that times: it keeps it fed, holds finals, and says what came of everything."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from evoengine.errors import MachineError
+from evoengine.records import Kind, Outcome, Rejection
+from evoengine.search import judges
+from evoengine.search.judges import AHEAD, EmulatorJudge, GpuJudge, make_judge
+from evoengine.search.workers import WorkerPool
+from evoengine.stages.pipeline import Judged
+from tests.search import faulty_device
+from tests.search.conftest import DEVICE, GPU, PROBLEM
+from tests.search.faulty_device import figure, number_in
+
+
+def tasks(**changed):
+    return SimpleNamespace(**{n: f for n, f in vars(faulty_device).items() if n.endswith("_task") or n == "load_cuda"} | changed)
+
+
+def with_tasks(coordinator, **changed):
+    coordinator._judge.close()
+    coordinator._judge = GpuJudge("attention", PROBLEM, GPU, DEVICE, 1, tasks(**changed), 20.0)
+    return coordinator
+
+
+def test_compilers_run_ahead_of_the_device_by_a_bounded_lead(numbered, monkeypatch):
+    at_once, lock, seen = 0, threading.Lock(), []
+    submit = GpuJudge.submit
+
+    def counted(self, job, workers):
+        nonlocal at_once
+        with lock:
+            at_once += 1
+            seen.append(at_once)
+        future = submit(self, job, workers)
+        future.add_done_callback(lambda _: left())
+        return future
+
+    def left():
+        nonlocal at_once
+        with lock:
+            at_once -= 1
+
+    monkeypatch.setattr(GpuJudge, "submit", counted)
+    numbered.coordinator(range(30)).search()
+    assert max(seen) == AHEAD
+    assert sum(n > 1 for n in seen) > 20  # the next was there before the last was done
+
+
+def test_where_the_devices_time_went_is_accounted_for(numbered):
+    progress = numbered.coordinator(range(12), lambda n: ("judge", "segv") if n == 3 else None).search()
+    usage = progress.usage
+    assert usage.busy > 12 * faulty_device.WORK_SECONDS
+    assert usage.starting > 0
+    assert usage.busy + usage.starting + usage.waiting == pytest.approx(progress.elapsed, abs=1.5)
+
+
+def test_without_a_device_there_is_no_usage_and_no_final(numbered):
+    pool = WorkerPool(1)
+    judge = make_judge("attention", PROBLEM, GPU, None, 1)
+    assert isinstance(judge, EmulatorJudge)
+    assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.ahead) == (None, None, [], None)
+    pool.close()
+
+
+def test_finals_decide_who_is_best(numbered):
+    """The device's finals turn the order around, so what is first shows whose word counted."""
+    progress = numbered.coordinator(range(12)).search()
+    best = numbered.ledger.best(str(PROBLEM), GPU.key, top=12)
+    numbers = [c.config["number"] for c in best]
+    assert numbers == [4, 5, 6, 7, 8, 9, 10, 11, 3, 2, 1, 0]
+    assert progress.best.config["number"] == 4
+    assert [c.measurement.terms.get("place") for c in best] == [*range(1, 9), None, None, None, None]
+
+
+def tied_finals(kernel, contenders, problem, gpu, seed, rival):
+    finals = faulty_device.finals_task(kernel, contenders, problem, gpu, seed, rival)
+    return replace(finals, tied=finals.order[:3])
+
+
+def test_a_tie_is_said(numbered):
+    progress = with_tasks(numbered.coordinator(range(4)), finals_task=tied_finals).search()
+    first, second, third = (c.trial for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=3))
+    assert progress.notes == [
+        f"#{first} cannot be told apart from #{second}, #{third}; of these it has the fewest registers"
+    ]
+
+
+def crashing_finals(*_):
+    return Rejection(Outcome.CRASHED, "one of trials 1, 2: cudaErrorIllegalAddress")
+
+
+def test_finals_that_crash_leave_the_single_timings_standing(numbered):
+    progress = with_tasks(numbered.coordinator(range(4)), finals_task=crashing_finals).search()
+    assert "cudaErrorIllegalAddress" in progress.notes[0]
+    assert [c.config["number"] for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=4)] == [3, 2, 1, 0]
+
+
+def test_baselines_are_stored_with_the_run_and_the_fastest_is_the_rival(numbered):
+    coordinator = numbered.coordinator(range(2))
+    coordinator.search()  # the device asserts that FLASH_ATTENTION is the rival
+    assert [b.name for b in numbered.ledger.baselines(coordinator.run)] == ["MATH", "FLASH_ATTENTION"]
+    assert all(c.outcome is Outcome.MEASURED for c in numbered.candidates())
+
+
+def no_baseline(*_):
+    return []
+
+
+def test_a_device_on_which_sdpa_cannot_be_timed_ends_the_search(numbered):
+    with pytest.raises(MachineError, match="no backend takes the problem"):
+        with_tasks(numbered.coordinator(range(2)), baselines_task=no_baseline).search()
+
+
+def racing_task(kernel, contender, plan, problem, gpu, seed, incumbent, rival):
+    own = figure(number_in(contender.source))
+    if incumbent is None:
+        return Judged(faulty_device.Verdict("d", None, None, (), 1.0), own)
+    lost = {"dropped_after": 5.0, "incumbent": float(incumbent.trial), "times_incumbent": 1.7}
+    return Judged(faulty_device.Verdict("d", None, None, (), 1.0), replace(own, terms=lost))
+
+
+def test_a_candidate_is_timed_beside_the_best_so_far_and_its_row_says_when_it_was_dropped(numbered):
+    with_tasks(numbered.coordinator(range(12)), measure_task=racing_task).search()
+    reasons = [c.reason for c in numbered.candidates() if c.reason]
+    trials = {c.trial for c in numbered.candidates()}
+    assert len(reasons) >= 12 - AHEAD
+    for reason in reasons:
+        said, _, trial = reason.rpartition(" trial ")
+        assert said == "dropped after 5 repetitions: 1.70 times the time of"
+        assert int(trial) in trials
+
+
+def suspect_task(kernel, contender, plan, problem, gpu, seed, incumbent, rival):
+    number = number_in(contender.source)
+    fast = replace(figure(number), tflops=5000.0, suspect="5000 TFLOPS is above the 989 that a GPU can do")
+    return Judged(faulty_device.Verdict("d", None, None, (), 1.0), fast if number == 0 else figure(number))
+
+
+def test_a_figure_that_cannot_be_believed_is_never_best(numbered):
+    progress = with_tasks(numbered.coordinator(range(3)), measure_task=suspect_task).search()
+    assert progress.outcomes[Outcome.SUSPECT] == 1
+    assert 0 not in [c.config["number"] for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=3)]
+
+
+def test_a_search_stopped_midway_leaves_the_rest_to_the_next_which_judges_each_once(numbered):
+    coordinator = numbered.coordinator(range(20), on_change=lambda p: coordinator.stop() if p.done >= 5 else None)
+    assert coordinator.search().ended == "interrupted"
+    numbered.ledger.finish_run(coordinator.run, "interrupted")
+    left = [c.trial for c in numbered.candidates() if c.outcome is None]
+    numbered.coordinator(range(20), trials=8).search()
+    after = {c.trial: c for c in numbered.candidates()}
+    assert left and all(after[t].outcome is Outcome.MEASURED for t in left)
+    assert all(c.measurement.kind is Kind.MEASURED for c in after.values() if c.outcome is Outcome.MEASURED)
+
+
+def test_the_device_is_chosen_by_uuid_before_libraries_are_loaded(monkeypatch):
+    """`load_cuda` of the faulty device fails where CUDA_VISIBLE_DEVICES is not set."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    judge = GpuJudge("attention", PROBLEM, GPU, DEVICE, 1, tasks(baselines_task=visible), 20.0)
+    try:
+        assert judge.baselines()[0].name == DEVICE.uuid
+    finally:
+        judge.close()
+    assert judges.GPU_SECONDS > 60
+
+
+def visible(*_):
+    import os
+
+    return [faulty_device.Baseline(os.environ["CUDA_VISIBLE_DEVICES"], "d", 1.0, 1.0, ())]

@@ -1,0 +1,170 @@
+"""A candidate can do anything at all, and the search goes on: one outcome each, nothing lost, no process left."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from evoengine.errors import MachineError, UsageError
+from evoengine.records import Outcome, Rejection
+from evoengine.search.workers import Terms, WorkerPool
+from tests.search.faulty_device import FAULTS, KINDS, expected, fault_of
+
+
+def children() -> set[tuple[int, str]]:
+    """Every process below this one with its state and command, zombies too; Python's own resource tracker aside."""
+    listed = subprocess.run(["ps", "-wweo", "pid=,ppid=,stat=,args="], capture_output=True, text=True).stdout.splitlines()
+    rows = [line.split(None, 3) for line in listed]
+    found, new = set(), {os.getpid()}
+    while new:
+        below = [(int(pid), f"{state} {args}") for pid, parent, state, args in rows if int(parent) in new]
+        new = {pid for pid, what in below if "resource_tracker" not in what and "ps -wweo" not in what}
+        found |= {(pid, what) for pid, what in below if pid in new}
+    return found
+
+
+def test_of_200_candidates_60_misbehave_and_every_one_has_its_outcome(numbered):
+    before = children()
+    numbers = range(200)
+    assert sum(fault_of(n) is not None for n in numbers) == 60 and {fault_of(n) for n in numbers} > set(KINDS)
+    start = time.monotonic()
+    progress = numbered.coordinator(numbers, fault_of).search()
+    print(f"200 candidates, 60 of them faulty, in {time.monotonic() - start:.1f} s, {progress.usage}")
+
+    found = numbered.candidates()
+    assert Counter(c.config["number"] for c in found) == Counter(numbers)  # none twice, none lost
+    wrong = {c.config["number"]: (c.outcome, c.reason) for c in found if c.outcome is not expected(c.config["number"])}
+    assert wrong == {}
+    assert sorted(numbered.finished) == sorted(c.trial for c in found)
+    good = [c for c in found if c.outcome is Outcome.MEASURED]
+    assert len(good) == 140 and all(c.measurement.tflops == 1.0 + c.config["number"] for c in good)
+    assert all(c.reason for c in found if c.outcome is not Outcome.MEASURED)
+    assert children() <= before
+    assert multiprocessing.active_children() == []
+
+
+SAID = {
+    "segv": "SIGSEGV", "kill": "SIGKILL", "abort": "SIGABRT): free(): invalid pointer", "loop": "no end after 1 s",
+    "memory": "MemoryError", "flood": "File too large", "late": "no end after 1 s", "exit": "ended without an answer",
+    "garbage": "of type list", "unreadable": "cannot be read", "unpicklable": "Can't pickle",
+    "sticky": "cudaErrorIllegalAddress",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pool():
+    pool = WorkerPool(1, Terms(seconds=1, memory_bytes=512 << 20, file_bytes=1 << 20))
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_becomes_a_rejection_that_says_why_and_the_next_task_runs_in_a_new_process(pool, fault):
+    [before] = {pool.submit(os.getpid, died=Outcome.CRASHED, gives=int).result()}
+    rejection = pool.submit(run_fault, fault, died=Outcome.CRASHED, gives=int).result()
+    assert rejection.outcome is (Outcome.HUNG if fault in ("loop", "late") else Outcome.CRASHED)
+    assert SAID[fault] in rejection.reason
+    after = pool.submit(os.getpid, died=Outcome.CRASHED, gives=int).result()
+    assert after != before
+    assert not Path(f"/proc/{before}").exists()
+
+
+def run_fault(name):
+    return FAULTS[name]()
+
+
+def test_what_a_killed_worker_started_dies_with_it(pool, tmp_path):
+    rejection = pool.submit(start_and_wait, str(tmp_path / "pid"), died=Outcome.CRASHED, gives=int).result()
+    assert rejection.outcome is Outcome.HUNG
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def start_and_wait(path):
+    started = subprocess.Popen(["sleep", "300"])
+    Path(path).write_text(str(started.pid))
+    return started.wait()
+
+
+def alive(pid: int) -> bool:
+    """A process that was adopted and not yet reaped has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_worker_killed_while_idle_costs_no_candidate(pool):
+    pid = pool.submit(os.getpid, died=Outcome.CRASHED, gives=int).result()
+    os.kill(pid, signal.SIGKILL)
+    again = pool.submit(os.getpid, died=Outcome.CRASHED, gives=int).result()
+    assert isinstance(again, int) and again != pid
+
+
+def test_a_machine_that_lacks_something_ends_the_search_not_one_candidate(pool):
+    with pytest.raises(UsageError, match="no such space"):
+        pool.submit(refuse, died=Outcome.CRASHED, gives=int).result()
+
+
+def refuse():
+    raise UsageError("no such space")
+
+
+def test_processes_that_cannot_start_are_the_machines_fault():
+    pool = WorkerPool(1, Terms(warm_up=no_library))
+    try:
+        with pytest.raises(MachineError, match="no libcuda"):
+            pool.submit(os.getpid, died=Outcome.CRASHED, gives=int).result()
+    finally:
+        pool.close()
+
+
+def no_library():
+    raise ImportError("no libcuda")
+
+
+def test_a_compiler_that_hangs_is_uncompilable_and_does_not_hold_up_the_other_worker():
+    pool = WorkerPool(2, Terms(seconds=3))
+    try:
+        stuck = pool.submit(run_fault, "loop", died=Outcome.UNCOMPILABLE, gives=int)
+        others = [pool.submit(os.getpid, died=Outcome.UNCOMPILABLE, gives=int) for _ in range(20)]
+        assert all(isinstance(f.result(), int) for f in others)
+        assert not stuck.done()
+        assert stuck.result() == Rejection(Outcome.UNCOMPILABLE, "no end after 3 s")
+    finally:
+        pool.close()
+
+
+def test_closing_a_pool_ends_tasks_under_way_at_once():
+    before = children()
+    pool = WorkerPool(2, Terms(seconds=300))
+    for _ in range(5):
+        pool.submit(run_fault, "loop", died=Outcome.CRASHED, gives=int)
+    time.sleep(0.5)
+    pool.close()
+    assert children() <= before
+
+
+def test_a_spare_takes_over_with_everything_loaded():
+    pool = WorkerPool(1, Terms(warm_up=note_warm, spare=True))
+    try:
+        for _ in range(3):
+            assert pool.submit(was_warm, died=Outcome.CRASHED, gives=bool).result() is True
+            pool.submit(run_fault, "segv", died=Outcome.CRASHED, gives=int).result()
+        assert pool.replaced == 3
+    finally:
+        pool.close()
+
+
+def note_warm():
+    os.environ["WARMED_UP"] = str(os.getpid())
+
+
+def was_warm():
+    return os.environ.get("WARMED_UP") == str(os.getpid())

@@ -1,0 +1,49 @@
+"""Objectives are read by name, and the Pareto front holds just what nothing beats."""
+
+from __future__ import annotations
+
+import pytest
+
+from evoengine.errors import UsageError
+from evoengine.objectives import OBJECTIVES, front, parse_objectives, worth
+from evoengine.records import Binary, Candidate, Kind, Launch, Measurement, Outcome, Source
+
+
+def candidate(trial: int, tflops: float, registers: int, outcome: Outcome = Outcome.MEASURED) -> Candidate:
+    binary = Binary(b"", "", "", "", registers, 0, 0, 0, (), {}, 0.0)
+    figure = Measurement(Kind.MEASURED, "gpu", tflops, 1e3 / tflops)
+    source = Source("", "k", Launch((1, 1, 1), 32, 4096))
+    return Candidate(trial, 1, "p", "h100", {}, outcome, source=source, binary=binary, measurement=figure)
+
+
+def test_objectives_are_read_by_name_in_order():
+    assert [o.name for o in parse_objectives("tflops, registers")] == ["tflops", "registers"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [("speed", "known objectives are tflops, registers, shared_bytes"), ("tflops,tflops", "twice"), ("registers", "leaves out"), ("", "''")],
+)
+def test_a_wrong_objective_is_one_sentence(text, names):
+    with pytest.raises(UsageError, match=names):
+        parse_objectives(text)
+
+
+def test_the_front_holds_what_nothing_beats():
+    given = [candidate(1, 100, 200), candidate(2, 90, 100), candidate(3, 80, 150), candidate(4, 90, 100), candidate(5, 10, 32)]
+    assert [c.trial for c in front(given, parse_objectives("tflops,registers"))] == [1, 2, 5]
+
+
+def test_with_one_objective_the_front_is_the_best():
+    given = [candidate(1, 50, 10), candidate(2, 100, 200)]
+    assert [c.trial for c in front(given, parse_objectives("tflops"))] == [2]
+
+
+def test_rejected_candidates_are_on_no_front():
+    assert front([candidate(1, 100, 10, Outcome.INCORRECT)], parse_objectives("tflops,registers")) == []
+
+
+def test_a_penalty_is_worse_than_any_real_value():
+    values = worth(candidate(1, 0.001, 255), parse_objectives("tflops,registers,shared_bytes"))
+    for value, objective in zip(values, OBJECTIVES.values(), strict=True):
+        assert value > objective.penalty if objective.direction == "maximize" else value < objective.penalty
