@@ -75,7 +75,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=MINUTES, help=f"for all of it (default: {MINUTES:g})")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
     parser.add_argument("--no-tests", action="store_true", help="leave out the gpu tests")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    # evoengine runs in the checkout, wherever this was called
+    for name in ("prepare", "source", "out"):
+        if path := getattr(options, name):
+            setattr(options, name, path.resolve())
+    return options
 
 
 def evoengine(*arguments: object) -> list[str]:

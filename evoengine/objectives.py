@@ -20,6 +20,8 @@ class Objective:
 
 OBJECTIVES = {
     "tflops": Objective("tflops", "maximize", 0.0),
+    # runs per second: what a recorded file knows where nobody counted operations
+    "speed": Objective("speed", "maximize", 0.0),
     # CUDA C++ Programming Guide: 255 registers per thread; 227 KB shared memory per block, compute capability 9.0
     "registers": Objective("registers", "minimize", 256.0),
     "shared_bytes": Objective("shared_bytes", "minimize", 256.0 * 1024),
@@ -36,7 +38,7 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
             raise UsageError(f"--objective {text!r} names {name!r}; known objectives are {known}")
     if len(set(names)) < len(names):
         raise UsageError(f"--objective {text!r} names one twice; name each of {known} once")
-    if DEFAULT not in names:
+    if not {DEFAULT, "speed"} & set(names):
         raise UsageError(f"--objective {text!r} leaves out {DEFAULT}; a kernel that is small and slow helps nobody")
     return tuple(OBJECTIVES[name] for name in names)
 
@@ -46,6 +48,7 @@ def worth(candidate: Candidate, objectives: Sequence[Objective]) -> tuple[float,
     if not (candidate.outcome and candidate.outcome.ranked):
         return None
     public = candidate.to_json()
+    public["speed"] = 1e6 / candidate.measurement.median_us
     values = [public[o.name] for o in objectives]
     return None if None in values else tuple(float(v) for v in values)
 
@@ -61,7 +64,7 @@ def front(candidates: Iterable[Candidate], objectives: Sequence[Objective]) -> l
         if values is not None:
             first.setdefault(tuple(v if o.direction == "maximize" else -v for v, o in zip(values, objectives, strict=True)), candidate)
     kept = [c for v, c in first.items() if not any(_dominates(other, v) for other in first)]
-    return sorted(kept, key=lambda c: -c.measurement.tflops)
+    return sorted(kept, key=lambda c: c.measurement.median_us)
 
 
 def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:

@@ -144,7 +144,8 @@ class Measurement:
 
     kind: Kind
     device: str
-    tflops: float
+    tflops: float | None
+    """None where the operations are unknown, as in a file that another tuner recorded"""
     median_us: float
     samples_us: tuple[float, ...] = ()
     vs_sdpa: float | None = None

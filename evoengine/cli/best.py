@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from evoengine.cli.options import db_option, gpu_option, json_option, problem_option
-from evoengine.errors import NothingFound
+from evoengine.errors import NothingFound, UsageError
 from evoengine.gpu import Gpu
 from evoengine.problem import Problem
 
@@ -18,9 +18,13 @@ from evoengine.problem import Problem
 @problem_option(default=None)
 @click.option("--top", type=click.IntRange(min=1), help="How many to show.  [default: 10, as JSON the best alone]")
 @click.option("--export", "folder", type=click.Path(path_type=Path), help="Write the best one's kernel and loader there.")
+@click.option("--pareto", is_flag=True, help="Show what nothing beats in all that the last run aimed at (search --objective).")
 @db_option
 @json_option
-def best(gpu: Gpu | None, problem: Problem | None, top: int | None, folder: Path | None, db: str | None, as_json: bool) -> None:
+def best(
+    gpu: Gpu | None, problem: Problem | None, top: int | None, folder: Path | None, pareto: bool, db: str | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Show the best kernels found, or export the best one.
 
     Measured figures go before recorded, and those before estimated; kinds are never mixed. Without --problem and --gpu
@@ -38,13 +42,28 @@ def best(gpu: Gpu | None, problem: Problem | None, top: int | None, folder: Path
                 f"the ledger holds no correct candidate for {problem_text} on {gpu_key}: evoengine search "
                 f"--gpu {gpu_key} --problem {problem_text.removeprefix('attention:')} fills it"
             )
+        if pareto:
+            found = _front(ledger, problem_text, gpu_key, found[0].measurement.kind)[:top]
         winner = ledger.candidate(found[0].trial, with_cubin=True) if folder else found[0]
     if folder:
         for path in export(winner, folder):
             say(f"wrote {path}")
     if as_json:
-        click.echo(json.dumps([c.to_json() for c in found] if top else found[0].to_json(), indent=2))
+        several = top or pareto
+        click.echo(json.dumps([c.to_json() for c in found] if several else found[0].to_json(), indent=2))
         return
     kind = found[0].measurement.kind
     say(f"{problem_text} on {gpu_key}: {kind} figures")
     stdout.print(ranking(dict(enumerate(found, 1))))
+
+
+def _front(ledger, problem: str, gpu: str, kind) -> list:
+    """The Pareto front over the objectives of the last run, by figures of one kind."""
+    from evoengine.objectives import front, parse_objectives
+
+    aimed = next(r.objectives for r in reversed(ledger.runs()) if (r.problem, r.gpu) == (problem, gpu))
+    objectives = parse_objectives(aimed)
+    if len(objectives) == 1:
+        raise UsageError(f"the last run aimed at {aimed} alone; search with --objective tflops,registers for a front")
+    known = ledger.candidates(problem=problem, gpu=gpu)
+    return front((c for c in known if c.measurement and c.measurement.kind is kind), objectives)

@@ -38,7 +38,7 @@ def values(config: Config) -> str:
 
 def legend(configs: Sequence[Config]) -> str:
     """Per family, which knob each value of `values` belongs to."""
-    lines = {f"{c['family']}: {'/'.join(name for name in c if name != 'family')}": None for c in configs}
+    lines = {f"{c.get('family', 'all')}: {'/'.join(name for name in c if name != 'family')}": None for c in configs}
     return "\n".join(("config", *lines))
 
 
@@ -48,7 +48,9 @@ def short(value: Value) -> str:
 
 def figure(candidate: Candidate) -> str:
     m = candidate.measurement
-    return f"{m.tflops:,.4g}{MARK[m.kind]}" if m else "–"
+    if m is None:
+        return "–"
+    return f"{m.tflops:,.4g}{MARK[m.kind]}" if m.tflops is not None else f"{m.median_us:,.4g} µs{MARK[m.kind]}"
 
 
 def clock(seconds: float) -> str:
@@ -102,10 +104,10 @@ def best_line(best: Candidate | None) -> str:
     if best is None:
         return "best so far: none yet"
     b = best.to_json()
-    return (
-        f"best so far  #{best.trial}  {best.config['family']} {values(best.config)}   {b['registers']} reg  "
-        f"{b['spill_bytes']} spill  {b['shared_bytes'] / 1024:.0f} KB   {figure(best)} TFLOPS"
-    )
+    found = f"best so far  #{best.trial}  {best.config.get('family', '')} {values(best.config)}   "
+    if best.binary:
+        found += f"{b['registers']} reg  {b['spill_bytes']} spill  {b['shared_bytes'] / 1024:.0f} KB   "
+    return found + f"{figure(best)}{' TFLOPS' if b['tflops'] is not None else ''}"
 
 
 def ranking(ranked: Mapping[int, Candidate]) -> Table:
@@ -118,11 +120,15 @@ def ranking(ranked: Mapping[int, Candidate]) -> Table:
     for rank, candidate in ranked.items():
         c = candidate.to_json()
         table.add_row(
-            str(rank), str(candidate.trial), str(candidate.config["family"]), values(candidate.config),
-            str(c["registers"]), str(c["spill_bytes"]), f"{c['shared_bytes'] / 1024:.0f} KB", f"{c['occupancy']:.0%}",
-            f"{c['max_abs_error']:.1e}", figure(candidate),
+            str(rank), str(candidate.trial), str(candidate.config.get("family", "")), values(candidate.config),
+            cell(c["registers"]), cell(c["spill_bytes"]), cell(c["shared_bytes"] and c["shared_bytes"] / 1024, "{:.0f} KB"),
+            cell(c["occupancy"], "{:.0%}"), cell(c["max_abs_error"], "{:.1e}"), figure(candidate),
         )  # fmt: skip
     return table
+
+
+def cell(value: object, form: str = "{}") -> str:
+    return "–" if value is None else form.format(value)
 
 
 def listing(candidates: Sequence[Candidate]) -> Table:
@@ -164,7 +170,8 @@ def sheet(candidate: Candidate) -> Group:
         for warning in binary.warnings:
             rows.add_row("warning", warning)
     if m:
-        rows.add_row("figure", f"{m.tflops:,.4g} TFLOPS, {m.median_us:,.1f} µs, {m.kind} ({m.device})")
+        tflops = f"{m.tflops:,.4g} TFLOPS, " if m.tflops is not None else ""
+        rows.add_row("figure", f"{tflops}{m.median_us:,.1f} µs, {m.kind} ({m.device})")
         if m.vs_sdpa:
             rows.add_row("vs SDPA", f"{m.vs_sdpa:.2f}× the fastest backend, {len(m.samples_us)} samples")
         rows.add_row("terms", " · ".join(f"{name} {value:,.4g}" for name, value in m.terms.items()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import keyword
 import sys
 
 import click
@@ -20,6 +21,7 @@ COMMANDS = {
     "profile": "Say what limits one candidate, by Nsight Compute or from its instructions.",
     "verify": "Render, compile and gate one configuration.",
     "export": "Write a run in the auto-tuners' common format.",
+    "import": "Read a run, or what another tuner recorded, into the ledger.",
     "doctor": "Say what this machine has, what it lacks, and the remedy.",
     "dashboard": "Open the trials in optuna-dashboard.",
 }
@@ -35,7 +37,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        return getattr(importlib.import_module(f"evoengine.cli.{name}"), name)
+        own = f"{name}_" if keyword.iskeyword(name) else name
+        return getattr(importlib.import_module(f"evoengine.cli.{own}"), own)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

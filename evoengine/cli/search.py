@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from evoengine.cli.options import db_option, gpu_option, json_option, problem_option, space_option, templates_option
+from evoengine.errors import UsageError
 from evoengine.gpu import Gpu, find_gpu
 from evoengine.problem import Problem
 from evoengine.search import samplers
 
-INTERRUPTED = 130
-SHOWN = 10
-"""ranks in the table at the end, besides the best of each family that is not among them"""
+RECORDED = "recorded:"
+
+
+class DeviceType(click.ParamType):
+    name = "device"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in ("auto", "emulator", "cuda") and not value.startswith(RECORDED):
+            self.fail(f"{value!r} is none of auto, emulator, cuda and {RECORDED}FILE", param, ctx)
+        return value
 
 
 @click.command()
@@ -27,8 +33,13 @@ SHOWN = 10
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Start no candidate after this long.")
 @click.option("--sampler", type=click.Choice(samplers.NAMES), default=samplers.DEFAULT, show_default=True)
 @click.option(
-    "--device", type=click.Choice(["auto", "emulator", "cuda"]), default="auto", show_default=True,
-    help="What judges the candidates: a GPU that times them, or the CPU emulator, which ranks by estimate.",
+    "--device", type=DeviceType(), default="auto", show_default=True,
+    help="What judges the candidates: cuda times them, emulator gates on the CPU and ranks by estimate, "
+    "recorded:FILE replays a Kernel Tuner cache or T4 file (--gpu, --problem, --space, --templates and --jobs then say nothing).",
+)  # fmt: skip
+@click.option(
+    "--objective", "aim", default="tflops", show_default=True, metavar="NAMES",
+    help="tflops, or a trade against registers or shared_bytes: tflops,registers.",
 )  # fmt: skip
 @space_option
 @templates_option
@@ -38,14 +49,15 @@ SHOWN = 10
 @json_option
 def search(
     gpu: Gpu, problem: Problem, trials: int, minutes: float | None, sampler: str, device: str, space: Path | None,
-    templates: Path | None, db: str | None, jobs: int | None, seed: int | None, as_json: bool,
+    aim: str, templates: Path | None, db: str | None, jobs: int | None, seed: int | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Search for the fastest correct kernel of a problem on a GPU.
 
     With a GPU of that kind here, candidates are gated and timed on it. Without one they are compiled for it, gated in
     the CPU emulator and ranked by a static estimate.
     """
-    from evoengine.cli.display import LiveProgress, say, status, time_spent
+    from evoengine.cli.conclusion import conclude
+    from evoengine.cli.display import LiveProgress, say
     from evoengine.cli.setup import (
         choose_device, default_jobs, ledger_device, prepare_space, require_compilers, stop_on_signal, turn,
     )  # fmt: skip
@@ -53,23 +65,31 @@ def search(
     from evoengine.ledger.store import open_ledger
     from evoengine.ledger.study import Projection, optuna_storage
     from evoengine.records import Kind
+    from evoengine.cli.replay import replay
+    from evoengine.objectives import parse_objectives
     from evoengine.search.coordinator import Coordinator, Setting
     from evoengine.search.judges import make_judge
 
+    objectives = parse_objectives(aim)
+    if len(objectives) > 1 and sampler in samplers.SINGLE:
+        able = ", ".join(name for name in samplers.NAMES if name not in samplers.SINGLE)
+        raise UsageError(f"the sampler {sampler} aims at one objective only; for several use one of {able}")
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    if device.startswith(RECORDED):
+        return replay(Path(device.removeprefix(RECORDED)), sampler, seed, trials, db, as_json)
     timing = choose_device(device, gpu)
     if timing:
         gpu = real_gpu(timing, gpu)
     bound, folder = prepare_space(space, templates, problem, gpu)
     require_compilers(emulated=timing is None)
-    seed = secrets.randbelow(2**31) if seed is None else seed
     setting = Setting(
         problem, gpu, bound, folder, sampler, seed, trials, minutes * 60 if minutes else None, jobs or default_jobs(),
-        timed=timing is not None,
+        timed=timing is not None, objectives=objectives,
     )  # fmt: skip
     with turn(timing, say), open_ledger(db, create=True) as ledger, LiveProgress() as live:
         run = ledger.start_run(
             gpu=gpu.key, problem=str(problem), device=ledger_device(timing), space=bound, sampler=sampler,
-            seed=seed, command=" ".join(sys.argv),
+            seed=seed, command=" ".join(sys.argv), objectives=",".join(o.name for o in objectives),
         )  # fmt: skip
         _announce(setting, timing, ledger.place, run)
         kind = Kind.MEASURED if timing else Kind.ESTIMATED
@@ -81,26 +101,8 @@ def search(
         progress = coordinator.search()
         ledger.finish_run(run, progress.ended)
         found = ledger.best(str(problem), gpu.key, top=trials, run=run)
-    known = f"{coordinator.invalid_proposals} invalid and {coordinator.repeated_proposals} repeated proposals"
-    say(f"{' · '.join(status(progress)[:-1])} · {progress.elapsed:.0f} s · {progress.compiled} compiled · {known}")
-    say(f"{progress.ended}", style="dim")
-    if progress.usage:
-        say(time_spent(progress.usage))
-    for line in progress.notes:
-        say(line)
-    for trial, why in study.missed.items():
-        say(f"trial {trial} is in the ledger, but not in optuna-dashboard's study: {why}", style="yellow")
-    if as_json:
-        summary = {"run": run, "ended": progress.ended, "seconds": round(progress.elapsed, 1), "compiled": progress.compiled}
-        if progress.usage:
-            summary["gpu_seconds"] = {name: round(value, 1) for name, value in asdict(progress.usage).items()}
-        summary["outcomes"] = {str(k): v for k, v in progress.outcomes.items()}
-        click.echo(json.dumps(summary | {"best": [c.to_json() for c in found[:SHOWN]]}, indent=2))
-    else:
-        _conclude(found, gpu, timing is not None)
-    if progress.ended == "interrupted":
-        return INTERRUPTED
-    return 0 if found else 1
+    later = "" if timing else f"   ·   figures marked est. are static estimates, not measurements: none was timed on a {gpu.key}"
+    return conclude(coordinator, progress, study, run, found, as_json, later)
 
 
 def _announce(setting, timing, place: str, run: int) -> None:
@@ -127,17 +129,3 @@ def _announce(setting, timing, place: str, run: int) -> None:
         say(f"left out: {family}, {why}")
     for knob in inert_knobs(space, space.starts, s.problem, s.templates):
         say(f"inert: {knob} changes no kernel around the start points; a template should read it, or the space drop it")
-
-
-def _conclude(found, gpu: Gpu, timed: bool) -> None:
-    from evoengine.cli.display import ranking, say, stdout
-
-    if not found:
-        say("no correct candidate was found: evoengine history shows what became of each")
-        return
-    ranks = dict(enumerate(found, 1))
-    firsts = {c.config["family"]: rank for rank, c in reversed(ranks.items())}
-    shown = sorted({*list(ranks)[:SHOWN], *firsts.values()})
-    stdout.print(ranking({rank: ranks[rank] for rank in shown}))
-    later = "" if timed else f"   ·   figures marked est. are static estimates, not measurements: none was timed on a {gpu.key}"
-    say(f"next: evoengine best --export out/   ·   evoengine dashboard{later}")

@@ -24,7 +24,9 @@ GUARD = 0xA5
 LAUNCH_SECONDS = 10.0
 """one launch takes milliseconds, a tenth of a second at most; past this it will not end"""
 POLL_SECONDS = 2e-5
-CUDA_ERRORS = (runtime.CUDARuntimeError, driver.CUDADriverError, getattr(torch, "AcceleratorError", RuntimeError))
+CUDA_ERRORS: tuple[type[Exception], ...] = (runtime.CUDARuntimeError, driver.CUDADriverError)
+if hasattr(torch, "AcceleratorError"):  # torch 2.8; a plain RuntimeError before
+    CUDA_ERRORS += (torch.AcceleratorError,)
 
 
 class CudaKernel:

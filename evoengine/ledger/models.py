@@ -193,7 +193,7 @@ class MeasurementRow(Base):
     candidate_id: Mapped[int] = mapped_column(ForeignKey("candidates.id"), index=True)
     kind: Mapped[str] = mapped_column(String(16))
     device: Mapped[str]
-    tflops: Mapped[float]
+    tflops: Mapped[float | None]
     median_us: Mapped[float]
     samples_us: Mapped[list[Any]]
     vs_sdpa: Mapped[float | None]

@@ -16,7 +16,8 @@ class Figure:
     id: int
     trial: int
     kind: Kind
-    tflops: float
+    speed: float
+    """runs per second"""
     suspect: str | None
     terms: Mapping[str, float]
 
@@ -44,17 +45,17 @@ def _with_finals(figures: list[Figure]) -> list[int]:
     placed = [f for f in figures if "place" in f.terms]
     last_run = max((f.terms["final_of_run"] for f in placed), default=None)
     finalists = sorted((f for f in placed if f.terms["final_of_run"] == last_run), key=_place)
-    speed = {f.trial: f.tflops for f in figures}
+    counted = {f.trial: f.speed for f in figures}
     for better, worse in reversed(list(zip(finalists, finalists[1:], strict=False))):
-        speed[better.trial] = max(speed[better.trial], speed[worse.trial])
+        counted[better.trial] = max(counted[better.trial], counted[worse.trial])
     if finalists:
-        began, slowest = min(f.id for f in finalists), speed[finalists[-1].trial]
+        began, slowest = min(f.id for f in finalists), counted[finalists[-1].trial]
         for figure in figures:
             if figure not in finalists and figure.id < began:
-                speed[figure.trial] = min(speed[figure.trial], slowest)
+                counted[figure.trial] = min(counted[figure.trial], slowest)
     places = {f.trial: _place(f) for f in finalists}
     last = float("inf")
-    order = sorted(figures, key=lambda f: (-speed[f.trial], places.get(f.trial, last), -f.tflops))
+    order = sorted(figures, key=lambda f: (-counted[f.trial], places.get(f.trial, last), -f.speed))
     return [f.trial for f in order]
 
 

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, aliased, joinedload, selectinload, undefer
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.database import explained, open_database, parse_url, shown
+from evoengine.ledger.importing import enter
 from evoengine.ledger.models import (
     Base,
     BaselineRow,
@@ -223,6 +224,11 @@ class Ledger:
         with self._writing() as session:
             _update_candidate(session, trial, finished_at=_now(), **end)
 
+    def import_candidates(self, run: int, candidates: Sequence[Candidate]) -> list[int]:
+        """Enters finished candidates of another ledger or tuner, all or none; their new trial numbers, in order."""
+        with self._writing() as session:
+            return enter(session, self._insert_new, run, candidates, _now())
+
     # ── reclaiming ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def unfinished(self, gpu: str, problem: str) -> list[Candidate]:
@@ -267,8 +273,8 @@ class Ledger:
             figures = figures.where(CandidateRow.run_id == run)
         with self._reading() as session:
             rows = [
-                Figure(number, trial, Kind(kind), tflops, suspect, terms)
-                for number, trial, kind, tflops, suspect, terms in session.execute(figures)
+                Figure(number, trial, Kind(kind), 1e6 / median_us, suspect, terms)
+                for number, trial, kind, median_us, suspect, terms in session.execute(figures)
             ]
         best = ranked(rows)[:top]
         found = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(best)))}
@@ -330,12 +336,12 @@ def _abandoned() -> Select[tuple[CandidateRow]]:
 
 
 def _figures_of_correct(problem: str, gpu: str) -> Select[tuple[int, int, str, float, str | None, dict[str, Any]]]:
-    """(id, trial, kind, TFLOPS, suspect, terms), oldest first, of what ended ranked and was not refuted by a later verdict."""
+    """(id, trial, kind, median in µs, suspect, terms), oldest first, of what ended ranked and was not refuted by a later verdict."""
     any_verdict = aliased(VerdictRow)
     last = select(func.max(any_verdict.id)).where(any_verdict.candidate_id == CandidateRow.id).scalar_subquery()
     return (
         select(
-            MeasurementRow.id, CandidateRow.id, MeasurementRow.kind, MeasurementRow.tflops, MeasurementRow.suspect,
+            MeasurementRow.id, CandidateRow.id, MeasurementRow.kind, MeasurementRow.median_us, MeasurementRow.suspect,
             MeasurementRow.terms,
         )  # fmt: skip
         .select_from(CandidateRow)

@@ -212,7 +212,8 @@ def note(candidate: Candidate, figure: Measurement | None) -> str:
     public, binary = candidate.to_json(), candidate.binary
     rows = {"outcome": f"{candidate.outcome}{f': {candidate.reason}' if candidate.reason else ''}"}
     if figure:
-        rows[f"TFLOPS ({figure.kind})"] = f"{figure.tflops:,.4g}, median {figure.median_us:,.1f} µs"
+        tflops = f"{figure.tflops:,.4g}, " if figure.tflops is not None else ""
+        rows[f"TFLOPS ({figure.kind})" if tflops else str(figure.kind)] = f"{tflops}median {figure.median_us:,.1f} µs"
     if binary:
         rows["registers"] = f"{binary.registers}, {binary.spill_bytes} bytes spilled"
         rows["shared memory"] = f"{public['shared_bytes']} bytes"

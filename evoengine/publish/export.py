@@ -17,6 +17,8 @@ LOADERS = Path(__file__).with_name("loaders")
 
 def export(candidate: Candidate, folder: Path) -> list[Path]:
     """Writes kernel.cu, kernel.cubin, kernel.json and the workload's loader into `folder`; raises UsageError if it can't."""
+    if candidate.source is None or candidate.binary is None:
+        raise UsageError(f"trial {candidate.trial} was recorded by another tuner: the ledger has no kernel of it to export")
     kernel = candidate.problem.split(":")[0]
     contents = {
         "kernel.cu": candidate.source.text.encode(),

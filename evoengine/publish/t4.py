@@ -77,8 +77,9 @@ def _result(c: Candidate) -> dict[str, Any]:
         times["runtimes"] = list(c.measurement.samples_us)
         measured = [
             {"name": "time", "value": c.measurement.median_us, "unit": ""},
-            {"name": "TFLOPS", "value": c.measurement.tflops, "unit": "TFLOPS"},
         ]
+        if c.measurement.tflops is not None:
+            measured.append({"name": "TFLOPS", "value": c.measurement.tflops, "unit": "TFLOPS"})
     if c.binary:
         measured.append({"name": "registers", "value": c.binary.registers, "unit": ""})
     return {

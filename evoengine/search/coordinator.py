@@ -18,6 +18,7 @@ import numpy as np
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
 from evoengine.ledger.store import Ledger
+from evoengine.objectives import DEFAULT, OBJECTIVES, Objective, worth
 from evoengine.problem import Problem
 from evoengine.records import Binary, Candidate, Config, Contender, Outcome, Rejection, Source, Verdict, config_key
 from evoengine.search.finals import hold_finals, record_finals, why_dropped
@@ -51,6 +52,7 @@ class Setting:
     jobs: int
     timed: bool
     """whether a device times the candidates, so that a spill is for the clock to judge"""
+    objectives: tuple[Objective, ...] = (OBJECTIVES[DEFAULT],)
 
 
 @dataclass(slots=True)
@@ -112,12 +114,13 @@ class Coordinator:
         self._on_change = on_change
         self._workload = find_workload(setting.space.kernel)
         self._adopted = self._adopt()
-        self._proposer = Proposer(setting.space, setting.sampler, setting.seed, retry=[c for c, _ in self._adopted.values()])
+        left = [config for config, _ in self._adopted.values()]
+        self._proposer = Proposer(setting.space, setting.sampler, setting.seed, left, setting.objectives)
         self._compiling: dict[Future, Walk] = {}
         self._judging: dict[Future, Walk] = {}
         self._first_with: dict[str, int] = {}
         """source sha256 → the trial that rendered it first"""
-        self._values: dict[int, float | None] = {}
+        self._values: dict[int, tuple[float, ...] | None] = {}
         self._twins: dict[int, list[Proposal]] = {}
         """proposals whose source another trial, still under way, rendered first"""
         self._started = 0
@@ -206,6 +209,7 @@ class Coordinator:
             trial = self.ledger.add_candidate(
                 self.run, str(s.problem), s.gpu.key, proposal.config, proposal.parents, proposal.operator
             )
+        self._proposer.started(proposal, trial)
         walk = Walk(trial, proposal)
         try:
             walk.source = render(s.space, proposal.config, s.problem, s.templates)
@@ -259,7 +263,7 @@ class Coordinator:
         if figure.suspect:
             self._reject(walk, Rejection(Outcome.SUSPECT, figure.suspect))
         else:
-            self._finish(walk, Outcome(str(figure.kind)), why_dropped(figure), figure.tflops)
+            self._finish(walk, Outcome(str(figure.kind)), why_dropped(figure))
 
     def _hold_finals(self) -> None:
         """Times the best of the ledger against each other, where the judge's figures gain by it."""
@@ -272,7 +276,8 @@ class Coordinator:
             self._on_change(self.progress)
         if future.done():
             self.progress.notes += record_finals(self.ledger, self.run, future.result())
-            self.progress.best = self.ledger.best(str(s.problem), s.gpu.key, top=1, run=self.run)[0]
+            own = self.ledger.best(str(s.problem), s.gpu.key, top=1, run=self.run)
+            self.progress.best = own[0] if own else None
 
     # ── the end of a candidate ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -287,18 +292,19 @@ class Coordinator:
             self._twins.setdefault(twin, []).append(walk.proposal)
 
     def _reject(self, walk: Walk, rejection: Rejection) -> None:
-        self._finish(walk, rejection.outcome, rejection.reason, None)
+        self._finish(walk, rejection.outcome, rejection.reason)
 
-    def _finish(self, walk: Walk, outcome: Outcome, reason: str | None, value: float | None) -> None:
+    def _finish(self, walk: Walk, outcome: Outcome, reason: str | None) -> None:
         device = walk.verdict.device if walk.verdict else None
         self.ledger.finish(walk.trial, outcome, reason, walk.occupancy, device)
-        self._values[walk.trial] = value
+        found = self.ledger.candidate(walk.trial)
+        values = self._values[walk.trial] = worth(found, self.setting.objectives)
         for proposal in (walk.proposal, *self._twins.pop(walk.trial, ())):
-            self._proposer.tell(proposal, value)
+            self._proposer.tell(proposal, values)
         self._count(walk, outcome)
         best = self.progress.best
-        if value is not None and (best is None or value > best.measurement.tflops):
-            self.progress.best = self.ledger.candidate(walk.trial)
+        if outcome.ranked and (best is None or found.measurement.median_us < best.measurement.median_us):
+            self.progress.best = found
 
     def _count(self, walk: Walk, outcome: Outcome) -> None:
         self.progress.outcomes[outcome] += 1

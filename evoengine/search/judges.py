@@ -16,7 +16,7 @@ from evoengine.errors import MachineError
 from evoengine.gpu import Gpu
 from evoengine.problem import Problem
 from evoengine.records import Baseline, Contender, Finals, Outcome, Plan, Rejection
-from evoengine.search.workers import Terms, WorkerPool
+from evoengine.search.workers import Late, Terms, WorkerPool
 from evoengine.stages import pipeline
 from evoengine.stages.pipeline import Judged
 
@@ -115,7 +115,7 @@ class GpuJudge(Judge):
         return answer
 
     def submit(self, job: Job, workers: WorkerPool) -> Future:
-        incumbent = self._best[1] if self._best else None
+        incumbent = Late(lambda: self._best[1] if self._best else None)
         future = self._runner.submit(
             self._tasks.measure_task, self._kernel, job.contender, job.plan, self._problem, self._gpu, job.seed, incumbent,
             self._rival, died=Outcome.CRASHED, gives=Judged,

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import optuna
 
+from evoengine.objectives import DEFAULT, OBJECTIVES, Objective
 from evoengine.records import Config, config_key
 from evoengine.search.samplers.builtin import MAKERS, ORDINAL
 from evoengine.search.samplers.pool import StartedSpace
 
-PENALTY = 0.0
-"""told for what was rejected: below any TFLOPS, so the sampler learns to leave the region. FAIL would teach it nothing."""
 FIRST_GENERATION = 10
 """valid points drawn uniformly after the space's start points, before the sampler itself proposes"""
 PATIENCE = 50
@@ -37,17 +36,25 @@ class Proposal:
 class Proposer:
     """Valid, new configurations, one at a time."""
 
-    def __init__(self, space: StartedSpace, sampler: str, seed: int, retry: Sequence[Config] = ()) -> None:
+    def __init__(
+        self, space: StartedSpace, sampler: str, seed: int, retry: Sequence[Config] = (),
+        objectives: Sequence[Objective] = (OBJECTIVES[DEFAULT],),
+    ) -> None:  # fmt: skip
         """`retry` are configurations that an interrupted run left unfinished; they come first."""
         optuna.logging.set_verbosity(logging.WARNING)
         self.space = space
         self.invalid = 0
         self.repeated = 0
         self._ordinal = sampler in ORDINAL
-        self._study = optuna.create_study(direction="maximize", sampler=MAKERS[sampler](seed, space))
+        # told for what was rejected: worse than all else, so the sampler leaves the region. FAIL would teach it nothing
+        self._penalty = tuple(o.penalty for o in objectives)
+        directions = [o.direction for o in objectives]
+        self._study = optuna.create_study(directions=directions, sampler=MAKERS[sampler](seed, space))
         self._rng = np.random.default_rng(seed)
-        self._known: dict[str, float | None] = {}
-        """value by configuration; None while it is under way"""
+        self._known: dict[str, tuple[float, ...] | None] = {}
+        """values by configuration; None while it is under way"""
+        self._trials: dict[int, int] = {}
+        """the sampler's number of a trial → the ledger's"""
         self._waiting: dict[str, list[optuna.trial.Trial]] = {}
         self._operators: dict[str, str] = {}
         self._enqueue(retry, "retry")
@@ -75,9 +82,13 @@ class Proposer:
             pass
         return proposal
 
-    def tell(self, proposal: Proposal, value: float | None) -> None:
-        """What the candidate reached, in TFLOPS, or None where it was rejected."""
-        told = PENALTY if value is None else value
+    def started(self, proposal: Proposal, trial: int) -> None:
+        """The ledger's number for a proposal, by which later ones name it as a parent."""
+        self._trials[proposal.trial.number] = trial
+
+    def tell(self, proposal: Proposal, values: Sequence[float] | None) -> None:
+        """What the candidate reached for each objective, or None where it was rejected."""
+        told = self._penalty if values is None else tuple(values)
         self._known[proposal.key] = told
         for trial in (proposal.trial, *self._waiting.pop(proposal.key, ())):
             self._study.tell(trial, told)
@@ -85,15 +96,15 @@ class Proposer:
     def _accept(self, proposal: Proposal) -> bool:
         if proposal.key in self._known:
             self.repeated += 1
-            value = self._known[proposal.key]
-            if value is None:
+            values = self._known[proposal.key]
+            if values is None:
                 self._waiting.setdefault(proposal.key, []).append(proposal.trial)
             else:
-                self._study.tell(proposal.trial, value)
+                self._study.tell(proposal.trial, values)
             return False
         if not self.space.contains(proposal.config):
             self.invalid += 1
-            self._study.tell(proposal.trial, PENALTY)
+            self._study.tell(proposal.trial, self._penalty)
             return False
         self._known[proposal.key] = None
         return True
@@ -106,7 +117,8 @@ class Proposer:
                 config[knob.name] = self._suggest(trial, knob)
         key = config_key(config)
         operator = self._operators.get(key) or trial.user_attrs.get("operator", "sampler")
-        return Proposal(config, key, trial, tuple(trial.user_attrs.get("parents", ())), operator)
+        parents = tuple(self._trials[n] for n in trial.user_attrs.get("parents", ()) if n in self._trials)
+        return Proposal(config, key, trial, parents, operator)
 
     def _suggest(self, trial: optuna.trial.Trial, knob) -> object:
         if self._ordinal and knob.ordinal:

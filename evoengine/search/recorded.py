@@ -174,7 +174,8 @@ def _load(path: Path) -> dict[str, Any]:
 def _parsed(text: str) -> Any:
     """JSON, or a cache log cut short: closed after its last whole entry. None where it is neither."""
     text = text.rstrip()
-    for repaired in (text, f"{text.rstrip(',')}}}}}", f"{text[: text.rfind('},') + 1]}}}}}"):
+    whole = text[: text.rfind("},") + 1]
+    for repaired in (text, text + "}", text.rstrip(",") + "}}", whole + "}}"):
         try:
             return json.loads(repaired)
         except json.JSONDecodeError:

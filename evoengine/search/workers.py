@@ -58,6 +58,13 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
+class Late:
+    """An argument that is asked for when its task starts, not when it is submitted."""
+
+    ask: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """How a task ended that gave no answer. `late` tells one that was cut off from one that broke."""
 
@@ -225,6 +232,7 @@ class WorkerPool:
     def _run(self, task: Callable, args: tuple, died: Outcome, gives: type | tuple[type, ...]) -> object:
         worker = self._idle.get()
         try:
+            args = tuple(a.ask() if isinstance(a, Late) else a for a in args)
             worker, answer = self._call(worker, task, args)
             if not isinstance(answer, (Rejection, Failure, gives)):
                 answer = Failure(f"the answer is of type {type(answer).__name__}")

@@ -42,6 +42,7 @@ from evoengine.stages.verify import compare, verify
 from evoengine.workloads import find_tensors
 from evoengine.workloads.attention import Case, flops, least_bytes
 
+DEVICE = "cuda"
 WARM_UP = 3
 GRAPH_US = 100.0
 """kernels quicker than this are replayed from a CUDA graph: what the CPU takes to launch them would show"""
@@ -209,7 +210,7 @@ class Bench:
         self._require_memory(flush)
         self._inputs = self._draw(0)
         self._out = torch.empty_like(self._inputs["q"])
-        self._flush = torch.empty(flush, dtype=torch.uint8, device="cuda")
+        self._flush = torch.empty(flush, dtype=torch.uint8, device=DEVICE)
         sensors = open_sensors(os.environ["CUDA_VISIBLE_DEVICES"])
         self._sensors = sensors if isinstance(sensors, Sensors) else None
 
@@ -228,7 +229,7 @@ class Bench:
             )
 
     def _draw(self, seed: int):
-        return self._tensors.draw(Case("full problem", self._problem), seed, device="cuda").inputs
+        return self._tensors.draw(Case("full problem", self._problem), seed, device=DEVICE).inputs
 
     def refresh(self, seed: int) -> None:
         """New inputs at the old addresses, which captured graphs keep."""

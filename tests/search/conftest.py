@@ -33,6 +33,9 @@ PROBLEM = parse_problem("b1,h1,s64,d32,fp16")
 GPU = find_gpu("h100")
 DEVICE = GpuDevice(0, "NVIDIA Faulty", "GPU-00000000-0000-0000-0000-000000000000", 90, 2**34)
 
+SECONDS = 1.5
+"""a task's time; one that behaves takes a fiftieth of a second"""
+
 
 class NumberedSearch:
     """Runs searches over numbers; `faults` says which number does what wrong."""
@@ -49,10 +52,9 @@ class NumberedSearch:
         assert tomllib.loads(path.read_text())
         return load_space(path, PROBLEM, GPU)
 
-    def coordinator(
-        self, numbers, faults=None, *, jobs=2, seconds=1.5, memory_bytes=512 << 20, on_change=lambda _: None, trials=None
-    ) -> Coordinator:
-        wrong = {n: fault for n in numbers if (fault := (faults or (lambda _: None))(n))}
+    def begin(self, numbers, faults=lambda _: None, *, trials=None, jobs=2) -> tuple[Setting, int]:
+        """Writes the template, in which every number's source says what goes wrong with it, and starts a run."""
+        wrong = {n: fault for n in numbers if (fault := faults(n))}
         cases = "".join(f"{{% if number == {n} %}} fault {p} {f}{{% endif %}}" for n, (p, f) in wrong.items())
         template = self.folder / "attention" / "numbered.cu.j2"
         template.write_text(f"// candidate {{{{ number }}}}{cases}\n")
@@ -61,10 +63,16 @@ class NumberedSearch:
         run = self.ledger.start_run(
             gpu=GPU.key, problem=str(PROBLEM), device=Device("faulty"), space=space, sampler="random", seed=1, command="test"
         )
-        self.judge = GpuJudge("attention", PROBLEM, GPU, DEVICE, 1, faulty_device, seconds)
-        terms = Terms(seconds, memory_bytes, file_bytes=1 << 20)
+        return setting, run
+
+    def coordinator(
+        self, numbers, faults=lambda _: None, *, tasks=faulty_device, on_change=lambda _: None, **options
+    ) -> Coordinator:
+        setting, run = self.begin(numbers, faults, **options)
+        judge = GpuJudge("attention", PROBLEM, GPU, DEVICE, 1, tasks, SECONDS)
+        terms = Terms(SECONDS, memory_bytes=512 << 20, file_bytes=1 << 20)
         return Coordinator(
-            setting, self.ledger, run, self.judge, on_change, self.finished.append, faulty_device.compile_task, terms
+            setting, self.ledger, run, judge, on_change, self.finished.append, faulty_device.compile_task, terms
         )
 
     def candidates(self):

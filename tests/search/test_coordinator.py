@@ -23,12 +23,6 @@ def tasks(**changed):
     return SimpleNamespace(**{n: f for n, f in vars(faulty_device).items() if n.endswith("_task") or n == "load_cuda"} | changed)
 
 
-def with_tasks(coordinator, **changed):
-    coordinator._judge.close()
-    coordinator._judge = GpuJudge("attention", PROBLEM, GPU, DEVICE, 1, tasks(**changed), 20.0)
-    return coordinator
-
-
 def test_compilers_run_ahead_of_the_device_by_a_bounded_lead(numbered, monkeypatch):
     at_once, lock, seen = 0, threading.Lock(), []
     submit = GpuJudge.submit
@@ -49,7 +43,8 @@ def test_compilers_run_ahead_of_the_device_by_a_bounded_lead(numbered, monkeypat
 
     monkeypatch.setattr(GpuJudge, "submit", counted)
     numbered.coordinator(range(30)).search()
-    assert max(seen) == AHEAD
+    # the lead, and what was with two compile workers when it was reached, one of them waiting
+    assert max(seen) <= AHEAD + 2 + 1
     assert sum(n > 1 for n in seen) > 20  # the next was there before the last was done
 
 
@@ -85,7 +80,7 @@ def tied_finals(kernel, contenders, problem, gpu, seed, rival):
 
 
 def test_a_tie_is_said(numbered):
-    progress = with_tasks(numbered.coordinator(range(4)), finals_task=tied_finals).search()
+    progress = numbered.coordinator(range(4), tasks=tasks(finals_task=tied_finals)).search()
     first, second, third = (c.trial for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=3))
     assert progress.notes == [
         f"#{first} cannot be told apart from #{second}, #{third}; of these it has the fewest registers"
@@ -97,7 +92,7 @@ def crashing_finals(*_):
 
 
 def test_finals_that_crash_leave_the_single_timings_standing(numbered):
-    progress = with_tasks(numbered.coordinator(range(4)), finals_task=crashing_finals).search()
+    progress = numbered.coordinator(range(4), tasks=tasks(finals_task=crashing_finals)).search()
     assert "cudaErrorIllegalAddress" in progress.notes[0]
     assert [c.config["number"] for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=4)] == [3, 2, 1, 0]
 
@@ -115,22 +110,22 @@ def no_baseline(*_):
 
 def test_a_device_on_which_sdpa_cannot_be_timed_ends_the_search(numbered):
     with pytest.raises(MachineError, match="no backend takes the problem"):
-        with_tasks(numbered.coordinator(range(2)), baselines_task=no_baseline).search()
+        numbered.coordinator(range(2), tasks=tasks(baselines_task=no_baseline)).search()
 
 
 def racing_task(kernel, contender, plan, problem, gpu, seed, incumbent, rival):
     own = figure(number_in(contender.source))
     if incumbent is None:
-        return Judged(faulty_device.Verdict("d", None, None, (), 1.0), own)
+        return Judged(faulty_device.passed(), own)
     lost = {"dropped_after": 5.0, "incumbent": float(incumbent.trial), "times_incumbent": 1.7}
-    return Judged(faulty_device.Verdict("d", None, None, (), 1.0), replace(own, terms=lost))
+    return Judged(faulty_device.passed(), replace(own, terms=lost))
 
 
 def test_a_candidate_is_timed_beside_the_best_so_far_and_its_row_says_when_it_was_dropped(numbered):
-    with_tasks(numbered.coordinator(range(12)), measure_task=racing_task).search()
+    numbered.coordinator(range(12), tasks=tasks(measure_task=racing_task)).search()
     reasons = [c.reason for c in numbered.candidates() if c.reason]
     trials = {c.trial for c in numbered.candidates()}
-    assert len(reasons) >= 12 - AHEAD
+    assert len(reasons) == 11  # all but the first, which had none to be timed beside
     for reason in reasons:
         said, _, trial = reason.rpartition(" trial ")
         assert said == "dropped after 5 repetitions: 1.70 times the time of"
@@ -140,11 +135,11 @@ def test_a_candidate_is_timed_beside_the_best_so_far_and_its_row_says_when_it_wa
 def suspect_task(kernel, contender, plan, problem, gpu, seed, incumbent, rival):
     number = number_in(contender.source)
     fast = replace(figure(number), tflops=5000.0, suspect="5000 TFLOPS is above the 989 that a GPU can do")
-    return Judged(faulty_device.Verdict("d", None, None, (), 1.0), fast if number == 0 else figure(number))
+    return Judged(faulty_device.passed(), fast if number == 0 else figure(number))
 
 
 def test_a_figure_that_cannot_be_believed_is_never_best(numbered):
-    progress = with_tasks(numbered.coordinator(range(3)), measure_task=suspect_task).search()
+    progress = numbered.coordinator(range(3), tasks=tasks(measure_task=suspect_task)).search()
     assert progress.outcomes[Outcome.SUSPECT] == 1
     assert 0 not in [c.config["number"] for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=3)]
 

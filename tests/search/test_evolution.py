@@ -1,10 +1,76 @@
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
 import optuna
 import pytest
 from optuna.testing.pytest_samplers import BasicSamplerTestCase, RelativeSamplerTestCase, SingleOnlySamplerTestCase
 
-from evoengine.search.samplers.evolution import EvolutionSampler
+from evoengine.gpu import find_gpu
+from evoengine.problem import parse_problem
+from evoengine.records import config_key
+from evoengine.search.samplers import pool
+from evoengine.search.samplers.evolution import FIRST, EvolutionSampler
+from evoengine.search.samplers.grid import Grid
+from evoengine.search.samplers.surrogate import Surrogate
+from evoengine.space.definition import Knob
+from evoengine.space.space import SearchSpace, load_space
+
+SPACE = """
+kernel = "attention"
+[knobs]
+family = ["plain", "tensor"]
+tile = [8, 16, 32, 64, 128]
+warps = [1, 2, 4, 8]
+stages = { values = [1, 2, 3, 4], when = "family == 'tensor'" }
+order = { values = ["rows", "columns", "swizzled"], when = "family == 'tensor' and stages > 1" }
+[[constraint]]
+expr = "tile >= 8 * warps"
+why = "each warp owns eight rows"
+[launch.plain]
+threads = "32 * warps"
+grid = ["1", "1", "1"]
+shared = "0"
+[launch.tensor]
+threads = "32 * warps"
+grid = ["1", "1", "1"]
+shared = "0"
+"""
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> SearchSpace:
+    """154 configurations; two knobs are conditional, one of them on the other."""
+    file = tmp_path / "small.toml"
+    file.write_text(SPACE)
+    return load_space(file, parse_problem("b1,h1,s8,d64,fp16"), find_gpu("h100"))
+
+
+def speed(config) -> float:
+    """Best, at 10, with family tensor, tile 64, 4 warps, 3 stages, swizzled."""
+    loss = abs(np.log2(config["tile"] / 64)) + abs(np.log2(config["warps"] / 4))
+    if config["family"] == "plain":
+        return 5 - 0.5 * loss
+    return 10 - loss - abs(config["stages"] - 3) - (config.get("order") != "swizzled")
+
+
+def suggest(trial: optuna.Trial, space: SearchSpace) -> dict:
+    config: dict = {}
+    for knob in space.knobs:
+        if space.is_active(knob, config):
+            config[knob.name] = trial.suggest_categorical(knob.name, knob.values)
+    return config
+
+
+def search(space: SearchSpace, seed: int, trials: int, sampler=None, value=speed) -> optuna.Study:
+    sampler = sampler or EvolutionSampler(seed, space)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    for _ in range(trials):
+        trial = study.ask()
+        study.tell(trial, value(suggest(trial, space)))
+    return study
 
 
 class TestConformance(BasicSamplerTestCase, RelativeSamplerTestCase, SingleOnlySamplerTestCase):
@@ -13,3 +79,145 @@ class TestConformance(BasicSamplerTestCase, RelativeSamplerTestCase, SingleOnlyS
     @pytest.fixture
     def sampler(self):
         return lambda: EvolutionSampler(seed=0)
+
+
+@pytest.mark.parametrize("enumerable", [pool.ENUMERABLE, 10], ids=["whole pool", "bred pool"])
+def test_every_proposal_is_valid_and_none_comes_twice(space, enumerable, monkeypatch):
+    monkeypatch.setattr(pool, "ENUMERABLE", enumerable)
+    study = search(space, seed=0, trials=100)
+    assert all(space.contains(t.params) for t in study.trials)
+    assert len({config_key(t.params) for t in study.trials}) == 100
+
+
+def test_a_small_space_is_walked_to_its_last_configuration(space):
+    study = search(space, seed=0, trials=len(space))
+    assert {config_key(t.params) for t in study.trials} == {config_key(c) for c in space.enumerate()}
+
+
+def test_the_same_seed_gives_the_same_search(space):
+    one, same, other = ([t.params for t in search(space, seed=seed, trials=40).trials] for seed in (1, 1, 2))
+    assert one == same
+    assert one != other
+
+
+def test_workers_in_parallel_get_configurations_that_differ(space):
+    study = search(space, seed=0, trials=20)
+    batch = [suggest(study.ask(), space) for _ in range(12)]
+    tried = {config_key(t.params) for t in study.trials[:20]}
+    assert len({config_key(config) for config in batch} - tried) == 12
+
+
+def test_a_minimum_is_searched_for_as_well_as_a_maximum(space):
+    study = optuna.create_study(direction="minimize", sampler=EvolutionSampler(0, space))
+    study.optimize(lambda trial: 1 / speed(suggest(trial, space)), n_trials=50)
+    assert study.best_value == pytest.approx(0.1)
+
+
+def test_the_scale_of_the_objective_does_not_matter(space):
+    plain = search(space, seed=3, trials=40)
+    stretched = search(space, seed=3, trials=40, value=lambda config: np.exp(speed(config)))
+    assert [t.params for t in plain.trials] == [t.params for t in stretched.trials]
+
+
+@pytest.mark.parametrize("state", [optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.FAIL])
+def test_a_region_that_fails_is_left(space, state):
+    """Three and four stages fail, told as a penalty or as FAIL: more than half of the space, the optimum in it."""
+    study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(0, space))
+    failed = []
+    for _ in range(50):
+        trial = study.ask()
+        config = suggest(trial, space)
+        failed.append(config.get("stages", 1) > 2)
+        if failed[-1]:
+            study.tell(trial, 0.0 if state == optuna.trial.TrialState.COMPLETE else None, state)
+        else:
+            study.tell(trial, speed(config))
+    share = np.mean([c.get("stages", 1) > 2 for c in space.enumerate()])
+    assert np.mean(failed[FIRST:]) < share / 2
+
+
+def test_known_good_points_go_first_and_their_kin_follow(space):
+    study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(0, space))
+    start = {"family": "tensor", "tile": 64, "warps": 4, "stages": 3, "order": "rows"}
+    study.enqueue_trial(start)
+    study.optimize(lambda trial: speed(suggest(trial, space)), n_trials=FIRST + 1)
+    assert study.trials[0].params == start
+    assert study.trials[-1].user_attrs == {"operator": "mutation", "parents": [0]}
+
+
+def test_every_trial_says_what_it_came_from(space):
+    study = search(space, seed=0, trials=80)
+    operators = [t.user_attrs["operator"] for t in study.trials]
+    assert operators[:FIRST] == ["random"] * FIRST
+    assert Counter(operators)["mutation"] > 40
+    for trial in study.trials:
+        parents = [study.trials[n] for n in trial.user_attrs["parents"]]
+        assert all(p.number < trial.number for p in parents)
+        if trial.user_attrs["operator"] == "mutation":
+            assert len(parents) == 1 and len(set(trial.params.items()) - set(parents[0].params.items())) <= 2
+        if trial.user_attrs["operator"] == "crossover":
+            either = set(parents[0].params.items()) | set(parents[1].params.items())
+            assert set(trial.params.items()) <= either
+
+
+def test_the_optimum_takes_a_quarter_of_the_trials_that_random_search_takes(space):
+    values = np.array([speed(config) for config in space.enumerate()])
+    at_random = [np.random.default_rng(seed).permutation(values).tolist().index(10) for seed in range(9)]
+    needed = [[t.value for t in search(space, seed, 60).trials].index(10) for seed in range(9)]
+    assert np.median(needed) < np.median(at_random) / 4
+
+
+def test_a_study_without_a_space_is_searched_by_what_its_trials_have_in_common():
+    def objective(trial):
+        x, y = trial.suggest_float("x", 1e-3, 1e3, log=True), trial.suggest_int("y", 0, 40)
+        return abs(np.log10(x) - 1) + abs(y - 30) + (trial.suggest_categorical("z", "ab") == "a")
+
+    samplers = EvolutionSampler(0), optuna.samplers.RandomSampler(0)
+    evolution, random = (optuna.create_study(sampler=sampler) for sampler in samplers)
+    for study in (evolution, random):
+        study.optimize(objective, n_trials=60)
+    assert evolution.best_value < random.best_value
+    assert evolution.best_value < 0.2
+
+
+def test_a_grid_covers_its_distributions():
+    grid = Grid(
+        {
+            "f": optuna.distributions.FloatDistribution(0.0, 1.0, step=0.25),
+            "i": optuna.distributions.IntDistribution(1, 1000, log=True),
+            "c": optuna.distributions.CategoricalDistribution((None, "a")),
+        }
+    )
+    f, i, c = (knob.values for knob in grid.knobs)
+    assert (f, c) == ((0.0, 0.25, 0.5, 0.75, 1.0), (None, "a"))
+    assert i[0] == 1 and i[-1] == 1000 and len(i) <= 64
+    assert grid.decode(grid.encode({"f": 0.5, "i": i[7], "c": None})) == {"f": 0.5, "i": i[7], "c": None}
+
+
+def test_a_surrogate_extended_by_a_row_is_the_one_fitted_to_all(monkeypatch):
+    monkeypatch.setattr("evoengine.search.samplers.surrogate.FIRST_DRAWS", 0)
+    rng = np.random.default_rng(0)
+    knobs = (Knob("a", (1, 2, 4, 8)), Knob("b", ("x", "y", "z")), Knob("c", tuple(range(9))))
+    rows = np.array([rng.integers((4, 3, 9)) for _ in range(30)], np.int16)
+    candidates = np.unique(rows, axis=0)
+    targets = rng.normal(size=30)
+    whole, grown = Surrogate(knobs, rng), Surrogate(knobs, rng)
+    whole.fit(rows, targets, candidates)
+    grown.fit(rows[:10], targets[:10], candidates)
+    for row in rows[10:]:
+        grown.extend(row)
+    np.testing.assert_allclose(grown.predict(targets), whole.predict(targets), atol=2e-3)
+
+
+def test_a_surrogate_is_sure_of_what_was_tried_and_unsure_of_the_rest():
+    knobs = (Knob("a", tuple(range(20))), Knob("b", tuple(range(20))))
+    candidates = np.array(list(np.ndindex(20, 20)), np.int16)
+    rng = np.random.default_rng(0)
+    tried = rng.choice(400, 40, replace=False)
+    truth = -np.hypot(candidates[:, 0] - 12, candidates[:, 1] - 5)
+    truth = (truth - truth.mean()) / truth.std()
+    surrogate = Surrogate(knobs, rng)
+    surrogate.fit(candidates[tried], truth[tried], candidates)
+    mean, deviation = surrogate.predict(truth[tried])
+    assert np.corrcoef(mean, truth)[0, 1] > 0.9
+    assert deviation[tried].max() < np.median(np.delete(deviation, tried))

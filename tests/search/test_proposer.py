@@ -9,7 +9,8 @@ import pytest
 from evoengine.gpu import find_gpu
 from evoengine.problem import parse_problem
 from evoengine.records import config_key
-from evoengine.search.proposer import PENALTY, Proposer
+from evoengine.objectives import OBJECTIVES
+from evoengine.search.proposer import Proposer
 from evoengine.search.samplers import NAMES
 from evoengine.space.space import load_space
 
@@ -54,7 +55,7 @@ def run(proposer: Proposer, count: int) -> list:
         proposal = proposer.propose()
         if proposal is None:
             break
-        proposer.tell(proposal, worth(proposal.config))
+        proposer.tell(proposal, (worth(proposal.config),))
         found.append(proposal)
     return found
 
@@ -90,7 +91,7 @@ def test_a_rejected_candidate_is_told_as_worse_than_any_figure(space):
     proposal = proposer.propose()
     proposer.tell(proposal, None)
     [trial] = proposer._study.get_trials(states=(proposer._study.trials[0].state,))
-    assert trial.value == PENALTY < min(worth(c) for c in space.enumerate())
+    assert trial.value == OBJECTIVES["tflops"].penalty < min(worth(c) for c in space.enumerate())
 
 
 def test_the_same_seed_gives_the_same_search(space):

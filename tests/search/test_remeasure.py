@@ -27,10 +27,8 @@ ESTIMATES = [9.0, 1.0, 5.0, 7.0, 3.0]
 @pytest.fixture
 def estimated(numbered):
     """A ledger with candidates 0…4 estimated, in an order that the device will partly confirm; and one incorrect."""
-    coordinator = numbered.coordinator(range(6), lambda n: ("judge", "segv") if n == 2 else None)
-    coordinator._judge.close()
-    coordinator._workers.close()
-    space, ledger, run = coordinator.setting.space, numbered.ledger, coordinator.run
+    setting, run = numbered.begin(range(6), lambda n: ("judge", "segv") if n == 2 else None)
+    space, ledger = setting.space, numbered.ledger
     for number in range(6):
         config = {"family": "numbered", "number": number}
         trial = ledger.add_candidate(run, str(PROBLEM), GPU.key, config, (), "random")
@@ -79,7 +77,7 @@ def test_all_are_timed_and_each_has_the_devices_outcome(estimated, measure):
     assert "SIGSEGV" in found[2].reason
     summary = json.loads(done.stdout)
     assert summary["agreement"]["candidates"] == 4
-    assert summary["agreement"]["spearman"] == pytest.approx(-0.2)
+    assert summary["agreement"]["spearman"] == pytest.approx(-0.4)
     assert [b["name"] for b in summary["baselines"]] == ["MATH", "FLASH_ATTENTION"]
     assert [c["config"]["number"] for c in summary["best"]] == [0, 1, 3, 4]  # this device's finals turn the order around
 

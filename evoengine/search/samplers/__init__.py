@@ -2,3 +2,5 @@
 
 NAMES = ("evolution", "tpe", "nsga2", "cmaes", "gp", "random")
 DEFAULT = "tpe"
+SINGLE = frozenset({"cmaes"})
+"""those that aim at one objective only"""

@@ -20,7 +20,6 @@ from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr, ndtri
-from scipy.stats import rankdata
 
 from evoengine.search.samplers.grid import Grid
 from evoengine.search.samplers.pool import Pool, Space
@@ -184,7 +183,7 @@ class _Search:
         values = np.array([self._values[i] for i in self._fitted])
         targets = np.array([self._expected[i] for i in self._fitted])
         known = ~np.isnan(values)
-        targets[known] = ndtri((rankdata(values[known]) - 0.5) / known.sum())
+        targets[known] = normal_scores(values[known])
         return targets
 
     def _elites(self) -> list[int]:
@@ -192,7 +191,7 @@ class _Search:
 
     def _ranked(self) -> list[int]:
         """The trials, best first, those rejected or under way last."""
-        return np.argsort(-np.nan_to_num(self._values, nan=-np.inf, neginf=-np.inf, posinf=np.inf), kind="stable").tolist()
+        return np.argsort(-np.nan_to_num(self._values, nan=-np.inf, posinf=np.inf, neginf=-np.inf), kind="stable").tolist()
 
     def _descent(self, row: np.ndarray) -> tuple[str, list[int]]:
         elites = self._elites()
@@ -207,6 +206,13 @@ class _Search:
                 if (mother | father).all():
                     return "crossover", sorted(self._numbers[elites[k]] for k in (i, j))
         return "surrogate", []
+
+
+def normal_scores(values: np.ndarray) -> np.ndarray:
+    """The normal quantiles of the values' ranks [n], ties sharing their mean rank."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(count) - (count - 1) / 2)[place]
+    return ndtri((ranks - 0.5) / len(values))
 
 
 def expected_improvement(mean: np.ndarray, deviation: np.ndarray, best: float) -> np.ndarray:

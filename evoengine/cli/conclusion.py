@@ -1,0 +1,54 @@
+"""What a search says at its end, on people's and on programs' terms, and its exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import click
+
+from evoengine.cli.display import ranking, say, status, stdout, time_spent
+from evoengine.records import Candidate
+
+INTERRUPTED = 130
+SHOWN = 10
+"""ranks in the table, besides the best of each family that is not among them"""
+
+
+def conclude(search, progress, study, run: int, found: Sequence[Candidate], as_json: bool, later: str) -> int:
+    """Summary on stderr, ranking on stdout; `later` is added to what to do next. `found` is best first."""
+    known = f"{search.invalid_proposals} invalid and {search.repeated_proposals} repeated proposals"
+    say(f"{' · '.join(status(progress)[:-1])} · {progress.elapsed:.0f} s · {progress.compiled} compiled · {known}")
+    say(progress.ended, style="dim")
+    if progress.usage:
+        say(time_spent(progress.usage))
+    for line in progress.notes:
+        say(line)
+    for trial, why in study.missed.items():
+        say(f"trial {trial} is in the ledger, but not in optuna-dashboard's study: {why}", style="yellow")
+    if as_json:
+        click.echo(json.dumps(_summary(progress, run, found), indent=2))
+    elif found:
+        stdout.print(ranking(_shown(found)))
+        say(f"next: evoengine best --export out/   ·   evoengine dashboard{later}")
+    else:
+        say("no correct candidate was found: evoengine history shows what became of each")
+    if progress.ended == "interrupted":
+        return INTERRUPTED
+    return 0 if found else 1
+
+
+def _summary(progress, run: int, found: Sequence[Candidate]) -> dict[str, object]:
+    summary = {"run": run, "ended": progress.ended, "seconds": round(progress.elapsed, 1), "compiled": progress.compiled}
+    if progress.usage:
+        summary["gpu_seconds"] = {name: round(value, 1) for name, value in asdict(progress.usage).items()}
+    outcomes = {str(outcome): count for outcome, count in progress.outcomes.items()}
+    return summary | {"outcomes": outcomes, "best": [c.to_json() for c in found[:SHOWN]]}
+
+
+def _shown(found: Sequence[Candidate]) -> dict[int, Candidate]:
+    """By rank: the first SHOWN, and the first of each family."""
+    ranks = dict(enumerate(found, 1))
+    firsts = {c.config.get("family"): rank for rank, c in reversed(ranks.items())}
+    return {rank: ranks[rank] for rank in sorted({*list(ranks)[:SHOWN], *firsts.values()})}

@@ -1,0 +1,48 @@
+"""evoengine import"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import click
+
+from evoengine.cli.options import db_option
+
+
+@click.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@db_option
+def import_(file: Path, db: str | None) -> None:
+    """Read a run into the ledger: a T4 file of evoengine's, or what another tuner recorded (T4, Kernel Tuner cache)."""
+    from evoengine.cli.display import say
+    from evoengine.ledger.runs import Device
+    from evoengine.ledger.store import open_ledger
+    from evoengine.publish.t4 import from_t4
+    from evoengine.search.recorded import read_recorded
+    from evoengine.search.replay import entries
+
+    found = from_t4(_json(file)) or list(entries(read_recorded(file), run=0))
+    first = found[0]
+    origin = SimpleNamespace(name=file.name, text="", sha256="")
+    with open_ledger(db, create=True) as ledger:
+        run = ledger.start_run(
+            gpu=first.gpu, problem=first.problem, device=Device(first.device or "unknown"), space=origin, sampler="imported",
+            seed=0, command=" ".join(sys.argv),
+        )  # fmt: skip
+        trials = ledger.import_candidates(run, found)
+        ledger.finish_run(run, f"imported from {file.name}")
+    say(f"imported {len(trials)} trials from {file} as run {run}, trials {trials[0]} to {trials[-1]}")
+
+
+def _json(file: Path) -> dict:
+    """The file as JSON, or nothing where it is not whole: then it may still be a recorded log."""
+    try:
+        raw = file.read_bytes()
+        data = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
+    except (OSError, ValueError, EOFError):
+        return {}
+    return data if isinstance(data, dict) else {}

@@ -1,0 +1,102 @@
+"""A search on a recorded space: what would have been compiled and timed is looked up. For benchmarks and demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from evoengine.ledger.store import Ledger
+from evoengine.objectives import OBJECTIVES, worth
+from evoengine.records import Candidate, Config, Kind, Measurement, Outcome
+from evoengine.search.coordinator import Progress
+from evoengine.search.proposer import Proposer
+from evoengine.search.recorded import RecordedSpace
+
+AIM = OBJECTIVES["speed"]
+"""a recorded file has times, and seldom says how many operations they were for"""
+
+
+class Replay:
+    """Takes the coordinator's place where nothing has to be computed; the ledger and the display see no difference."""
+
+    def __init__(
+        self, space: RecordedSpace, sampler: str, seed: int, trials: int, ledger: Ledger, run: int,
+        on_change: Callable[[Progress], None], on_finish: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self.progress = Progress(trials)
+        self._space, self._ledger, self._run = space, ledger, run
+        self._on_change, self._on_finish = on_change, on_finish
+        self._proposer = Proposer(space, sampler, seed, objectives=(AIM,))
+        self._stop = False
+
+    @property
+    def invalid_proposals(self) -> int:
+        return self._proposer.invalid
+
+    @property
+    def repeated_proposals(self) -> int:
+        return self._proposer.repeated
+
+    def stop(self) -> None:
+        """Ends the search after the trial under way."""
+        self._stop = True
+
+    def search(self) -> Progress:
+        while not self._stop and self.progress.done < self.progress.total:
+            proposal = self._proposer.propose()
+            if proposal is None:
+                self.progress.ended = "every valid configuration was tried"
+                return self.progress
+            candidate = entry(self._space, proposal.config, self._run)
+            trial = self._record(candidate, proposal.parents, proposal.operator)
+            self._proposer.started(proposal, trial)
+            self._proposer.tell(proposal, worth(candidate, (AIM,)))
+            self.progress.outcomes[candidate.outcome] += 1
+            self._on_finish(trial)
+            self._on_change(self.progress)
+        if self._stop:
+            self.progress.ended = "interrupted"
+        return self.progress
+
+    def _record(self, c: Candidate, parents: tuple[int, ...], operator: str | None) -> int:
+        trial = self._ledger.add_candidate(self._run, c.problem, c.gpu, c.config, parents, operator)
+        if c.measurement:
+            self._ledger.record_measurement(trial, c.measurement)
+        self._ledger.finish(trial, c.outcome, c.reason, None, c.device)
+        best = self.progress.best
+        if c.measurement and (best is None or c.measurement.median_us < best.measurement.median_us):
+            self.progress.best = self._ledger.candidate(trial)
+        return trial
+
+
+def entry(space: RecordedSpace, config: Config, run: int, trial: int = 0) -> Candidate:
+    """What the file says of a configuration, as a candidate."""
+    milliseconds, device = space.time(config), device_of(space)
+    figure = None if milliseconds is None else Measurement(Kind.RECORDED, device, None, milliseconds * 1e3)
+    reason = space.reason(config)
+    outcome = Outcome.RECORDED if figure else failure(reason or "")
+    return Candidate(trial, run, problem_of(space), device, dict(config), outcome, reason, device, measurement=figure)
+
+
+def entries(space: RecordedSpace, run: int) -> Iterator[Candidate]:
+    """The whole file."""
+    return (entry(space, config, run, trial) for trial, config in enumerate(space.enumerate(), 1))
+
+
+def failure(reason: str) -> Outcome:
+    """The outcome that a recorded failure stands for, by Kernel Tuner's and T4's words for it."""
+    word = reason.lower()
+    if "compil" in word:
+        return Outcome.UNCOMPILABLE
+    if "timeout" in word:
+        return Outcome.HUNG
+    if "correct" in word:
+        return Outcome.INCORRECT
+    return Outcome.SCREENED if "constraint" in word or "invalid" in word else Outcome.CRASHED
+
+
+def device_of(space: RecordedSpace) -> str:
+    return space.device or "unknown"
+
+
+def problem_of(space: RecordedSpace) -> str:
+    return f"recorded:{space.name}"

@@ -1,0 +1,109 @@
+"""The GPU session: what it writes, and what it does on a machine that has no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import gpu as session
+from evoengine.devices.driver import GpuDevice, find_driver
+from evoengine.ledger.store import open_ledger
+from evoengine.records import Baseline, Kind
+from tests.ledger.examples import PROBLEM, a_figure, add_ranked, start_run
+
+SCRIPT = session.ROOT / "benchmarks" / "gpu.py"
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A ledger that `--prepare` filled on this machine, run as a script from another folder."""
+    folder = tmp_path_factory.mktemp("prepared")
+    arguments = ["--prepare", "p.db", "--gpu", "h100", "--problem", "b1,h2,s128,d32,fp16", "--trials", "2"]
+    done = subprocess.run([sys.executable, SCRIPT, *arguments], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "p.db"
+
+
+def test_prepare_leaves_binaries_for_the_gpu_that_was_named(prepared):
+    with open_ledger(str(prepared), create=False) as ledger:
+        found = [ledger.candidate(c.trial, with_cubin=True) for c in ledger.candidates()]
+    assert len(found) == 2
+    assert all(c.binary.arch == "sm_90a" and c.binary.cubin[:4] == b"\x7fELF" and c.verdict.correct for c in found)
+
+
+@pytest.mark.skipif(not isinstance(find_driver(), str), reason="this machine has a GPU")
+@pytest.mark.parametrize("arguments", [[], ["--from", "p.db"]])
+def test_without_a_gpu_it_is_exit_3_with_the_reason_and_writes_nothing(tmp_path, arguments):
+    out = tmp_path / "results"
+    done = subprocess.run([sys.executable, SCRIPT, *arguments, "--out", out], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert "no GPU to time on: no CUDA driver" in done.stderr and "--prepare" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def results(tmp_path):
+    db = tmp_path / "gpu.db"
+    with open_ledger(str(db), create=True) as ledger:
+        run = start_run(ledger)
+        for tflops, family in ((95.0, "wmma"), (90.0, "wmma"), (12.0, "scalar")):
+            config = {"family": family, "tile_m": 64, "n": int(tflops)}
+            add_ranked(ledger, run, a_figure(tflops, Kind.MEASURED), config, f"kernel{tflops}")
+        ledger.record_baseline(run, Baseline("FLASH_ATTENTION", "NVIDIA H200", 833.0, 330.0, (833.0,) * 12))
+        best = [c.to_json() for c in ledger.best(PROBLEM, "h100", top=3)]
+    device = GpuDevice(0, "NVIDIA H200", "GPU-a", 90, 2**37)
+    tests = session.read_report('<testsuites><testsuite><testcase classname="a" name="b"/></testsuite></testsuites>', 3.0)
+    return session.gather(device, "13.0", PROBLEM.removeprefix("attention:"), tests, {"run": run, "best": best, "seconds": 9.0}, db)
+
+
+def test_results_name_the_gpu_and_the_date_and_keep_what_was_observed(results, tmp_path):
+    path = session.write(results, tmp_path / "out")
+    written = json.loads(path.read_text())
+    assert path.name == f"nvidia-h200-{written['date']}.json"
+    assert (written["gpu"], written["driver"], written["problem"]) == ("NVIDIA H200", "CUDA 13.0", PROBLEM)
+    assert written["best"][0]["terms"] == {"memory_us": 12.5}
+    assert written["baselines"] == [{"name": "FLASH_ATTENTION", "tflops": 330.0, "median_us": 833.0, "samples": 12}]
+    assert written["session"] == {"run": 1, "seconds": 9.0}
+    assert written["tests"]["passed"] == 1
+
+
+def test_the_table_has_every_backend_and_the_best_of_each_family_fastest_first(results):
+    rows = [line.split("|")[1].strip() for line in session.table(results).splitlines() if line.startswith("| ")]
+    assert rows == ["kernel", "SDPA flash_attention", "evoengine wmma (trial 1)", "evoengine scalar (trial 3)"]
+
+
+def test_a_report_of_the_tests_names_what_failed():
+    xml = (
+        '<testsuites><testsuite><testcase classname="t" name="good"/><testcase classname="t" name="bad"><failure/></testcase>'
+        '<testcase classname="t" name="broken"><error/></testcase><testcase classname="t" name="left"><skipped/></testcase>'
+        "</testsuite></testsuites>"
+    )
+    found = session.read_report(xml, 1.0)
+    assert (found["passed"], found["failed"], found["skipped"], found["names"]) == (1, 2, 1, ["t.bad", "t.broken"])
+
+
+ENDLESS = """
+import json, signal, sys
+stopped = []
+signal.signal(signal.SIGINT, lambda *_: stopped.append(1))
+while not stopped: signal.pause()
+print(json.dumps({"run": 1}))
+sys.exit(130)
+"""
+
+
+def test_when_time_is_up_the_session_ends_it_as_ctrl_c_does_and_keeps_what_there_is():
+    assert session.run_for([sys.executable, "-c", ENDLESS], 1.5) == (130, {"run": 1})
+    assert session.run_for([sys.executable, "-c", "import sys; sys.exit(3)"], 30) == (3, None)
+
+
+def test_the_session_fits_its_minutes():
+    assert session.TEST_SECONDS + session.RESERVE_SECONDS < 60 * session.MINUTES / 2
+    options = session.parse([])
+    command = session.searching(options, "x.db", 200.0)
+    assert float(command[command.index("--minutes") + 1]) == pytest.approx(200 / 60)
+    assert os.access(SCRIPT, os.R_OK)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "search_quality.py"
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    spec = importlib.util.spec_from_file_location("search_quality", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["search_quality"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["search_quality"]
+
+
+def cache() -> dict:
+    """36 of 42 combinations are valid, 6 of them fail; the least time, 1 ms, is at block 64, tile 3."""
+    blocks, tiles = [8, 16, 32, 64, 128, 256], [1, 2, 3, 4, 5, 6, 7]
+    entries = {}
+    for block in blocks:
+        for tile in tiles:
+            if block * tile <= 1024:
+                time = 1 + abs(blocks.index(block) - 3) + abs(tile - 3)
+                failed = "RuntimeFailedConfig" if tile == 7 else time
+                entries[f"{block},{tile}"] = {"block": block, "tile": tile, "time": failed}
+    domains = {"block": blocks, "tile": tiles}
+    return {"tune_params_keys": list(domains), "tune_params": domains, "objective": "time", "cache": entries}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "spaces"
+    folder.mkdir()
+    (folder / "toy.json").write_text(json.dumps(cache()))
+    return folder
+
+
+def test_the_json_has_every_figure_of_every_space_and_sampler(benchmark, folder, tmp_path, capsys):
+    out, png = tmp_path / "out.json", tmp_path / "out.png"
+    arguments = ["--spaces", folder, "--samplers", "evolution", "random", "--seeds", "2", "--budget", "30"]
+    assert benchmark.main([*map(str, arguments), "--json", str(out), "--plot", str(png)]) == 0
+    found = json.loads(out.read_text())
+    assert list(found) == ["toy"] and list(found["toy"]) == ["evolution", "random"]
+    for figures in found["toy"].values():
+        assert set(figures) == {"25", "50", "100", "200", "within5", "proposals", "ms", "seeds"}
+        assert figures["25"] >= figures["50"] == figures["200"] >= 1
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "evolution" in capsys.readouterr().out
+
+
+def test_a_run_counts_every_unique_configuration_once_and_failures_too(benchmark, folder):
+    space = benchmark.recorded(folder / "toy.json")
+    run = benchmark.search(space, "random", 0, budget=1000)
+    assert len(run.curve) == len(space) == len(cache()["cache"])
+    assert run.curve[-1] == 1
+    assert run.proposals > len(run.curve)
+
+
+def test_evolution_proposes_nothing_twice_and_nothing_invalid(benchmark, folder):
+    run = benchmark.search(benchmark.recorded(folder / "toy.json"), "evolution", 0, budget=30)
+    assert run.proposals == len(run.curve) == 30
+
+
+def test_the_curve_is_the_best_so_far_over_the_optimum(benchmark, folder):
+    curve = benchmark.search(benchmark.recorded(folder / "toy.json"), "evolution", 1, budget=30).curve
+    assert curve == sorted(curve, reverse=True)
+    assert curve[-1] == 1
+
+
+def test_the_median_is_over_seeds_and_an_exhausted_search_keeps_its_last(benchmark):
+    runs = [benchmark.Run("s", "random", i, curve, 3, 1.0) for i, curve in enumerate([[3, 2, 1.5], [4, 4, 1], [9, 9, 9]])]
+    assert benchmark.best_at(runs, 1) == 4
+    assert benchmark.best_at(runs, 3) == 1.5
+    assert benchmark.best_at(runs, 200) == 1.5
+    assert benchmark.summary(runs)["within5"] == pytest.approx(1 / 3)
+
+
+def test_descriptions_and_doubles_in_other_formats_are_no_further_spaces(benchmark, tmp_path):
+    for name in ("a.json.gz", "a_T4.json.gz", "a_T1.json", "b_T4.json", "README.md"):
+        (tmp_path / name).touch()
+    assert [p.name for p in benchmark.find_spaces(tmp_path)] == ["a.json.gz", "b_T4.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--budget", "0"], "must be at least 1"), (["--seeds", "0"], "must be at least 1")],
+)
+def test_numbers_below_one_are_refused(benchmark, folder, capsys, arguments, message):
+    assert benchmark.main(["--spaces", str(folder), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_without_recorded_spaces_is_refused(benchmark, tmp_path, capsys):
+    assert benchmark.main(["--spaces", str(tmp_path)]) == 2
+    assert "holds no recorded space" in capsys.readouterr().err

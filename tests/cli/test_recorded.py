@@ -1,0 +1,143 @@
+"""Recorded spaces, T4 files and several objectives through the real command line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sqlite3
+
+import optuna
+import pytest
+
+SMALL = "b1,h2,s128,d32,fp16"
+
+
+def cache(path, **changes):
+    """A Kernel Tuner cache of 24 configurations, one of which did not compile."""
+    domains = {"block": [32, 64, 128, 256], "tile": [1, 2, 4], "padding": [0, 1]}
+    entries = {}
+    for block, tile, padding in itertools.product(*domains.values()):
+        time = 1.0 + abs(block - 128) / 64 + (4 - tile) + 0.1 * padding
+        failed = (block, tile) == (256, 4)
+        entries[f"{block},{tile},{padding}"] = {
+            "block": block, "tile": tile, "padding": padding,
+            "time": "CompilationFailedConfig" if failed else time, "times": [time], "GFLOP/s": 1.0 / time,
+        }  # fmt: skip
+    content = {
+        "device_name": "TEST GPU", "kernel_name": "test", "problem_size": 1, "tune_params_keys": list(domains),
+        "tune_params": domains, "objective": "time", "cache": entries,
+    }  # fmt: skip
+    path.write_text(json.dumps(content | changes))
+    return path
+
+
+@pytest.fixture
+def replayed(evoengine, tmp_path):
+    file, db = cache(tmp_path / "test.json"), tmp_path / "evo.db"
+    done = evoengine("search", "--device", f"recorded:{file}", "--trials", 99, "--seed", 1, "--db", db, "--json")
+    assert done.returncode == 0, done.stderr
+    return db, json.loads(done.stdout)
+
+
+def test_a_recorded_space_is_searched_to_its_end(replayed):
+    _, summary = replayed
+    assert summary["ended"] == "every valid configuration was tried"
+    assert summary["outcomes"] == {"recorded": 22, "uncompilable": 2}
+    best = summary["best"][0]
+    assert (best["config"], best["median_us"]) == ({"block": 128, "tile": 4, "padding": 0}, 1000.0)
+    assert (best["tflops"], best["tflops_kind"]) == (None, "recorded")
+
+
+def test_its_ledger_and_study_are_like_any_others(replayed, evoengine):
+    db, _ = replayed
+    assert json.loads(evoengine("best", "--json", "--db", db).stdout)["config"]["block"] == 128
+    with sqlite3.connect(db) as connection:
+        assert connection.execute("SELECT count(*) FROM candidates WHERE outcome = 'recorded'").fetchone() == (22,)
+    [summary] = optuna.get_all_study_summaries(f"sqlite:///{db}")
+    study = optuna.load_study(study_name=summary.study_name, storage=f"sqlite:///{db}")
+    assert study.best_value == pytest.approx(1000.0)  # runs per second
+
+
+def test_the_default_sampler_names_parents_and_the_report_tells_what_paid(evoengine, tmp_path):
+    file, db = cache(tmp_path / "test.json"), tmp_path / "evo.db"
+    evoengine("search", "--device", f"recorded:{file}", "--trials", 20, "--seed", 1, "--db", db)
+    told = json.loads(evoengine("report", "--json", "--db", db).stdout)
+    assert told["lineage"][0]["parent"] is None
+    assert told["effects"], "no trial was made from another"
+    best = json.loads(evoengine("best", "--json", "--db", db).stdout)["trial"]
+    path = json.loads(evoengine("show", best, "--lineage", "--json", "--db", db).stdout)
+    assert path == told["lineage"]
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [("{}", "no recorded space"), ('{"cache": {}}', "no"), ("not json", "JSON"), (None, "gone.json")],
+)
+def test_a_file_that_records_nothing_is_refused(evoengine, tmp_path, content, names):
+    file = tmp_path / ("gone.json" if content is None else "bad.json")
+    if content is not None:
+        file.write_text(content)
+    for command in (["search", "--device", f"recorded:{file}"], ["import", file]):
+        done = evoengine(*command, "--db", tmp_path / "evo.db")
+        assert done.returncode == 2
+        assert names in done.stderr and "Traceback" not in done.stderr
+        assert not (tmp_path / "evo.db").exists()
+
+
+def test_another_tuners_file_comes_into_the_ledger_whole(evoengine, tmp_path):
+    file, db = cache(tmp_path / "test.json"), tmp_path / "evo.db"
+    assert evoengine("import", file, "--db", db).returncode == 0
+    found = json.loads(evoengine("history", "--json", "--db", db).stdout)
+    assert len(found) == 24
+    assert {c["outcome"] for c in found} == {"recorded", "uncompilable"}
+
+
+def test_a_run_goes_out_as_t4_and_comes_back_the_same(evoengine, searched, tmp_path):
+    db, file, other = searched[0] / "evo.db", tmp_path / "run.json", tmp_path / "other.db"
+    assert evoengine("export", file, "--format", "t4", "--db", db).returncode == 0
+    assert json.loads(file.read_text())["schema_version"] == "1.1.0"
+    assert evoengine("import", file, "--db", other).returncode == 0
+    there, back = (json.loads(evoengine("history", "--json", "--db", d).stdout) for d in (db, other))
+    assert back == there
+    assert evoengine("best", "--export", tmp_path / "out", "--db", other).returncode == 0
+    assert (tmp_path / "out" / "kernel.cubin").read_bytes()[:4] == b"\x7fELF"
+
+
+def test_a_run_that_is_not_there_names_those_that_are(evoengine, searched, tmp_path):
+    done = evoengine("export", tmp_path / "x.json", "--run", 9, "--db", searched[0] / "evo.db")
+    assert (done.returncode, "1 to 1" in done.stderr) == (2, True)
+
+
+def test_two_objectives_give_a_front(evoengine, tmp_path):
+    db = tmp_path / "evo.db"
+    arguments = ("--problem", SMALL, "--trials", 8, "--seed", 2, "--db", db, "--device", "emulator")
+    done = evoengine("search", *arguments, "--objective", "tflops,registers")
+    assert done.returncode == 0, done.stderr
+    front = json.loads(evoengine("best", "--pareto", "--json", "--db", db).stdout)
+    by_speed = sorted(front, key=lambda c: -c["tflops"])
+    assert front == by_speed
+    assert [c["registers"] for c in front] == sorted((c["registers"] for c in front), reverse=True)
+    [summary] = optuna.get_all_study_summaries(f"sqlite:///{db}")
+    study = optuna.load_study(study_name=summary.study_name, storage=f"sqlite:///{db}")
+    assert len(study.directions) == 2
+    assert {t.user_attrs["trial"] for t in study.best_trials} >= {c["trial"] for c in front}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["--objective", "tflops,magic"], "known objectives are"),
+        (["--objective", "tflops,registers", "--sampler", "cmaes"], "one objective only"),
+        (["--device", "gpu"], "recorded:FILE"),
+    ],
+)
+def test_a_wrong_objective_or_device_is_refused(evoengine, tmp_path, arguments, names):
+    done = evoengine("search", *arguments, "--db", tmp_path / "evo.db")
+    assert done.returncode == 2
+    assert names in done.stderr
+    assert not (tmp_path / "evo.db").exists()
+
+
+def test_a_front_of_one_objective_says_how_to_get_one(evoengine, searched):
+    done = evoengine("best", "--pareto", "--db", searched[0] / "evo.db")
+    assert (done.returncode, "--objective tflops,registers" in done.stderr) == (2, True)

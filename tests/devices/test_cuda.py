@@ -1,0 +1,142 @@
+"""A real GPU: its ways to fail become reasons, its runner is replaced, and its timings hold together."""
+
+from __future__ import annotations
+
+import statistics
+from functools import cache
+
+import pytest
+
+from evoengine.devices.driver import find_driver, real_gpu
+from evoengine.errors import MachineError
+from evoengine.gpu import known_gpus
+from evoengine.paths import asset
+from evoengine.problem import parse_problem
+from evoengine.records import Binary, Contender, Launch, Outcome, Rejection, Source
+from evoengine.search.judges import GpuJudge, Job
+from evoengine.search.workers import Terms, WorkerPool
+from evoengine.stages.compile import compile_source
+from evoengine.stages.render import render
+from evoengine.stages.timing import FEWEST
+from evoengine.workloads import find_workload
+from tests.conftest import attention_space
+
+pytestmark = pytest.mark.gpu
+TEXT = "b2,h8,s512,d64,fp16"
+PROBLEM = parse_problem(TEXT)
+SIGNATURE = """
+#include <cuda_fp16.h>
+extern "C" __global__ void attention(const half* q, const half* k, const half* v, half* o, int heads, int kv_heads,
+                                     int seq_q, int seq_k, float scale) {{ {body} }}
+"""
+FAULTS = {
+    "illegal address": ("o[1ll << 40] = __float2half(1.0f);", Outcome.CRASHED, "illegal"),
+    "trap": ('asm volatile("trap;");', Outcome.CRASHED, ""),
+    "misaligned": ("*(volatile int*)((char*)o + 1) = 1;", Outcome.CRASHED, "misaligned"),
+    "endless loop": ("while (true) { asm volatile(\"nanosleep.u32 1000;\"); }", Outcome.HUNG, "no end after"),
+    "never written": ("", Outcome.INCORRECT, "never written"),
+    "writes its input": ("((half*)q)[0] = __float2half(7.0f); o[0] = q[0];", Outcome.INCORRECT, ""),
+    "out of bounds by a little": ("o[-1] = __float2half(1.0f);", Outcome.CRASHED, "before the start of o"),
+}
+
+
+@cache
+def device():
+    return find_driver()[1][0]
+
+
+@cache
+def gpu():
+    arch = next(g for g in known_gpus().values() if g.arch.startswith(f"sm_{device().capability}"))
+    return real_gpu(device(), arch)
+
+
+def faulty(body: str) -> Job:
+    source = Source(SIGNATURE.format(body=body), "attention", Launch((1, 1, 1), 32, 0))
+    case = find_workload("attention").cases(PROBLEM, {})[2]
+    return Job(Contender(1, source, compile_source(source, gpu().arch)), [(case, source.launch)], {}, 1)
+
+
+def correct(index=0) -> Job:
+    space = attention_space(TEXT, gpu().key)
+    config = space.starts[index]
+    source = render(space, config, PROBLEM, asset("templates"))
+    plan = [(case, space.launch(config, case.problem)) for case in find_workload("attention").cases(PROBLEM, config)]
+    return Job(Contender(index + 1, source, compile_source(source, gpu().arch)), plan, {}, 7)
+
+
+@pytest.fixture(scope="module")
+def judge():
+    judge = GpuJudge("attention", PROBLEM, gpu(), device(), 1)
+    judge.first_baselines = judge.baselines()
+    yield judge
+    judge.close()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_becomes_an_outcome_in_the_gpus_own_words_and_the_next_candidate_is_fine(judge, name):
+    body, outcome, words = FAULTS[name]
+    result = judge.submit(faulty(body), None).result()
+    found, reason = (result.outcome, result.reason) if isinstance(result, Rejection) else (result.verdict.outcome, result.verdict.reason)
+    assert found is outcome
+    assert words in reason and reason
+    verdict, figure = judge.submit(correct(), None).result()
+    assert verdict.correct and figure.tflops > 0
+
+
+def test_every_backend_that_takes_the_problem_is_a_baseline(judge):
+    names = {b.name for b in judge.first_baselines}
+    assert {"FLASH_ATTENTION", "MATH"} <= names
+    assert all(len(b.samples_us) >= FEWEST and b.tflops < gpu().tensor_tflops for b in judge.first_baselines)
+
+
+def test_a_measurement_is_precise_logged_and_below_the_roofline(judge):
+    verdict, figure = judge.submit(correct(), None).result()
+    assert {c.name for c in verdict.cases} >= {"full problem", "full problem after timing"}
+    assert len(figure.samples_us) >= FEWEST
+    assert figure.vs_sdpa > 0 and figure.suspect is None
+    assert 0 < figure.terms["peak_tflops_percent"] < 100
+    assert figure.median_us == pytest.approx(statistics.median(figure.samples_us))
+
+
+def test_the_same_kernel_twice_gives_the_same_time_within_two_percent(judge):
+    medians = [judge.submit(correct(), None).result()[1].median_us for _ in range(2)]
+    assert max(medians) / min(medians) < 1.02
+
+
+def test_finals_rank_kernels_against_each_other(judge):
+    contenders = [correct(0).contender, correct(1).contender]
+    finals = judge.finals(contenders).result()
+    assert sorted(finals.order) == [1, 2]
+    assert all(f.vs_sdpa > 0 for f in finals.figures.values())
+
+
+def test_a_binary_that_the_gpu_does_not_take_is_said_to_be_so(judge):
+    job = correct()
+    binary = Binary(b"no binary", *(getattr(job.contender.binary, n) for n in Binary.__slots__[1:]))
+    broken = Job(Contender(9, job.contender.source, binary), job.plan, {}, 1)
+    result = judge.submit(broken, None).result()
+    assert result.outcome is Outcome.UNCOMPILABLE and "does not take the binary" in result.reason
+
+
+def test_a_problem_beyond_the_gpus_memory_names_the_bytes_needed_and_there():
+    huge = GpuJudge("attention", parse_problem("b4096,h64,s16384,d128,fp16"), gpu(), device(), 1)
+    try:
+        with pytest.raises(MachineError, match=r"needs [\d,]+ bytes of GPU memory .* and [\d,]+ of [\d,]+ are free"):
+            huge.baselines()
+    finally:
+        huge.close()
+
+
+def test_the_runner_sees_only_its_gpu():
+    pool = WorkerPool(1, Terms(memory_bytes=None, environment={"CUDA_VISIBLE_DEVICES": device().uuid}))
+    try:
+        assert pool.submit(visible_devices, died=Outcome.CRASHED, gives=int).result() == 1
+    finally:
+        pool.close()
+
+
+def visible_devices():
+    import torch
+
+    return torch.cuda.device_count()

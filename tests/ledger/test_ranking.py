@@ -1,0 +1,49 @@
+"""Finals decide between those that took part; kinds are never mixed; what came later and alone competes by its figure."""
+
+from __future__ import annotations
+
+from evoengine.ledger.ranking import Figure, ranked
+from evoengine.records import Kind
+
+
+def single(number, trial, tflops, kind=Kind.MEASURED, suspect=None):
+    return Figure(number, trial, kind, tflops, suspect, {})
+
+
+def final(number, trial, tflops, place, run=1):
+    return Figure(number, trial, Kind.MEASURED, tflops, None, {"final_of_run": float(run), "place": float(place)})
+
+
+def test_without_finals_the_figures_decide():
+    assert ranked([single(1, 1, 10.0), single(2, 2, 30.0), single(3, 3, 20.0)]) == [2, 3, 1]
+
+
+def test_finalists_keep_their_places_even_where_one_of_fewer_registers_is_a_little_slower():
+    assert ranked([single(1, 1, 10.0), single(2, 2, 11.0), final(3, 1, 10.5, 2), final(4, 2, 10.4, 1)]) == [2, 1]
+
+
+def test_what_was_timed_alone_before_the_finals_is_behind_them():
+    assert ranked([single(1, 1, 99.0), single(2, 2, 100.0), final(3, 2, 95.0, 1)]) == [2, 1]
+
+
+def test_what_was_timed_alone_after_the_finals_competes_by_its_figure():
+    finals = [final(1, 1, 95.0, 1), final(2, 2, 90.0, 2)]
+    assert ranked([*finals, single(3, 3, 120.0)]) == [3, 1, 2]
+    assert ranked([*finals, single(3, 3, 92.0)]) == [1, 3, 2]
+    assert ranked([*finals, single(3, 3, 80.0)]) == [1, 2, 3]
+
+
+def test_the_last_finals_supersede_those_before():
+    first = [final(1, 1, 95.0, 1, run=1), final(2, 2, 94.0, 2, run=1)]
+    assert ranked([*first, single(3, 3, 97.0), final(4, 3, 93.0, 1, run=2), final(5, 1, 92.0, 2, run=2)]) == [3, 1, 2]
+
+
+def test_a_finalist_timed_again_alone_competes_by_its_last_figure():
+    assert ranked([final(1, 1, 95.0, 1), final(2, 2, 90.0, 2), single(3, 1, 85.0)]) == [2, 1]
+
+
+def test_kinds_are_not_mixed_and_the_suspect_is_left_out():
+    figures = [single(1, 1, 500.0, Kind.ESTIMATED), single(2, 2, 20.0), single(3, 3, 900.0, suspect="above the roofline")]
+    assert ranked(figures) == [2]
+    assert ranked(figures[:1]) == [1]
+    assert ranked([]) == []

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evoengine.errors import UsageError
+from evoengine.search.recorded import read_recorded
+
+CACHE = {
+    "device_name": "A GPU",
+    "kernel_name": "saxpy",
+    "problem_size": [64],
+    "tune_params_keys": ["block", "tile", "n"],
+    "tune_params": {"block": [32, 64, 128], "tile": [1, 2], "n": [7]},
+    "objective": "time",
+    "cache": {
+        "32,1,7": {"block": 32, "tile": 1, "n": 7, "time": 2.0, "times": [2.0], "GFLOP/s": 5.0},
+        "64,1,7": {"block": 64, "tile": 1, "n": 7, "time": 1.0, "times": [1.0], "GFLOP/s": 10.0},
+        "64,2,7": {"block": 64, "tile": 2, "n": 7, "time": "RuntimeFailedConfig", "times": []},
+        "128,2,7": {"block": 128, "tile": 2, "n": 7, "time": 3.0, "times": [3.0], "GFLOP/s": 3.3},
+    },
+}
+T1 = {
+    "ConfigurationSpace": {
+        "TuningParameters": [
+            {"Name": "block", "Type": "int", "Values": "[32, 64, 128, 256]"},
+            {"Name": "tile", "Type": "int", "Values": "[1, 2]"},
+            {"Name": "n", "Type": "int", "Values": "[7]"},
+        ]
+    }
+}
+
+
+def result(block: int, tile: int, ms: float | None) -> dict:
+    found = {"configuration": {"block": block, "tile": tile, "n": 7}, "objectives": ["time"]}
+    if ms is None:
+        return found | {"invalidity": "runtime", "measurements": [{"name": "time", "value": "failed", "unit": ""}]}
+    return found | {"invalidity": "correct", "measurements": [{"name": "time", "value": ms, "unit": ""}]}
+
+
+T4 = {
+    "schema_version": "1.0.0",
+    "metadata": {"timeunit": "miliseconds"},
+    "results": [result(32, 1, 2.0), result(64, 1, 1.0), result(64, 2, None), result(128, 2, 3.0)],
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def written(content: object, name: str = "saxpy_GPU.json") -> Path:
+        text = content if isinstance(content, str) else json.dumps(content)
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+        return path
+
+    return written
+
+
+@pytest.mark.parametrize("name", ["saxpy_GPU.json", "saxpy_GPU.json.gz"])
+@pytest.mark.parametrize("content", [CACHE, T4], ids=["cache", "T4"])
+def test_both_formats_give_the_same_space(write, content, name):
+    space = read_recorded(write(content, name))
+    assert space.name == "saxpy_GPU"
+    assert {k.name: k.values for k in space.knobs} == {"block": (32, 64, 128), "tile": (1, 2), "n": (7,)}
+    assert space.rows.tolist() == [[0, 0, 0], [1, 0, 0], [1, 1, 0], [2, 1, 0]]
+    np.testing.assert_array_equal(space.times, [2.0, 1.0, np.nan, 3.0])
+    assert space.optimum == 1.0
+
+
+def test_a_cache_names_kernel_device_metric_and_why_a_configuration_failed(write):
+    space = read_recorded(write(CACHE))
+    assert (space.kernel, space.device, space.metric) == ("saxpy", "A GPU", "GFLOP/s")
+    failed = {"block": 64, "tile": 2, "n": 7}
+    assert space.time(failed) is None
+    assert space.reason(failed) == "RuntimeFailedConfig"
+    assert space.reason({"block": 64, "tile": 1, "n": 7}) is None
+
+
+def test_a_description_gives_the_knobs_their_whole_domains(write):
+    space = read_recorded(write(T4), write(T1, "saxpy_T1.json"))
+    assert space.knobs[0].values == (32, 64, 128, 256)
+
+
+def test_times_of_a_t4_file_in_seconds_become_milliseconds(write):
+    assert read_recorded(write(T4 | {"metadata": {"timeunit": "seconds"}})).optimum == 1000.0
+
+
+@pytest.mark.parametrize("cut", ["", "}", ",", ", \n", ', "128,2,7": {"block": 128, "ti'])
+def test_a_log_cut_short_keeps_its_whole_entries(write, cut):
+    text = json.dumps(CACHE | {"cache": {k: v for k, v in list(CACHE["cache"].items())[:3]}})
+    space = read_recorded(write(text.removesuffix("}}") + cut))
+    assert space.rows.tolist() == [[0, 0, 0], [1, 0, 0], [1, 1, 0]]
+
+
+def test_it_is_a_space_like_any_other(write):
+    space = read_recorded(write(CACHE))
+    config = {"block": 64, "tile": 1, "n": 7}
+    assert len(space) == 4
+    assert space.contains(config)
+    assert not space.contains({"block": 128, "tile": 1, "n": 7})
+    assert not space.contains({"block": 64, "tile": 1})
+    assert space.decode(space.encode(config)) == config
+    assert [tuple(c.values()) for c in space.neighbours(config)] == [(32, 1, 7), (64, 2, 7)]
+    assert all(space.contains(c) for c in space.enumerate())
+    drawn = {tuple(c.values()) for c in space.sample(np.random.default_rng(0), 100)}
+    assert drawn == {tuple(c.values()) for c in space.enumerate()}
+
+
+def test_a_configuration_that_was_not_recorded_has_no_time(write):
+    with pytest.raises(UsageError, match="was not recorded"):
+        read_recorded(write(CACHE)).time({"block": 128, "tile": 1, "n": 7})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("no JSON at all", "must be a JSON object"),
+        ([1, 2], "must be a JSON object"),
+        ({"answer": 42}, "must be a Kernel Tuner cache file or FAIR T4 results"),
+        (CACHE | {"cache": {}}, "at least one"),
+        (T4 | {"results": []}, "at least one"),
+        (CACHE | {"cache": {"32,1,7": {"block": 32, "tile": 1, "n": 7}}}, "without time"),
+        (T4 | {"results": [result(32, 1, 2.0) | {"measurements": []}]}, "without time"),
+        (CACHE | {"cache": {"64,2,7": CACHE["cache"]["64,2,7"]}}, "at least one must have run"),
+        (CACHE | {"tune_params": {"block": [32]}}, "tune_params must give a domain"),
+        (CACHE | {"tune_params": CACHE["tune_params"] | {"block": [32, 64]}}, "block must be one of 32, 64, not 128"),
+        (T4 | {"metadata": {"timeunit": "fortnights"}}, "timeunit 'fortnights'"),
+        (T4 | {"results": [{"measurements": []}]}, "without configuration"),
+    ],
+)
+def test_a_file_at_fault_is_named_with_the_remedy(write, content, message):
+    path = write(content)
+    with pytest.raises(UsageError, match=message) as raised:
+        read_recorded(path)
+    assert str(path) in str(raised.value)
+
+
+def test_a_missing_file_and_a_broken_archive_are_named(write, tmp_path):
+    with pytest.raises(UsageError, match="cannot read"):
+        read_recorded(tmp_path / "absent.json")
+    broken = write(CACHE, "space.json.gz")
+    broken.write_bytes(broken.read_bytes()[:40])
+    with pytest.raises(UsageError, match="plain or gzipped"):
+        read_recorded(broken)
+
+
+def test_a_description_that_is_none_is_named(write):
+    with pytest.raises(UsageError, match="no T1 description"):
+        read_recorded(write(T4), write(CACHE, "other.json"))
