@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import sys
+from contextlib import ExitStack
 from dataclasses import asdict
 
 import click
@@ -31,14 +32,15 @@ def measure(top: int, everything: bool, gpu: Gpu | None, problem: Problem | None
     Without --problem and --gpu the last run's are meant.
     """
     from evoengine.cli.display import ranking, say, stdout
-    from evoengine.cli.setup import ledger_device, require_gpu, stop_on_signal, target, turn
-    from evoengine.devices.driver import real_gpu, require_arch
+    from evoengine.cli.setup import ledger_device, require_gpus, stop_on_signal, target, turn
+    from evoengine.devices.driver import real_gpu, require_arch, takes
     from evoengine.ledger.store import open_ledger
     from evoengine.search.judges import GpuJudge
     from evoengine.search.remeasure import Remeasurer, agreement, left_to_measure, spaces_of
 
-    device = require_gpu()
-    with turn(device, say), open_ledger(db, create=False) as ledger:
+    devices = require_gpus()
+    with ExitStack() as stack:
+        ledger = stack.enter_context(open_ledger(db, create=False))
         named, wanted = target(ledger, gpu, problem)
         left = left_to_measure(ledger, str(wanted), named.key)
         if not left:
@@ -46,8 +48,10 @@ def measure(top: int, everything: bool, gpu: Gpu | None, problem: Problem | None
                 f"the ledger holds no correct candidate of {wanted} on {named.key} that waits to be measured: "
                 "evoengine search --device emulator leaves some, evoengine best shows what was measured"
             )
+        device = next((d for d in devices if takes(d, named.arch)), devices[0])
         for candidate in left:
             require_arch(device, candidate.binary.arch, f"trial {candidate.trial}")
+        stack.enter_context(turn(device, say))
         here = real_gpu(device, named)
         if device.name != named.name:
             say(f"compiled for {named.name}, timed on {device.name}, of the same architecture")

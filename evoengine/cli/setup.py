@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evoengine.devices.driver import GpuDevice, find_driver, hold
+from evoengine.devices.driver import GpuDevice, find_driver, hold, takes
 from evoengine.errors import MachineError, UsageError
 from evoengine.gpu import Gpu, find_gpu
 from evoengine.ledger.runs import Device
@@ -67,10 +67,10 @@ def choose_device(wish: str, gpu: Gpu) -> GpuDevice | None:
             raise MachineError(f"--device cuda: {found}; --device emulator gates on the CPU and ranks by estimate")
         return None
     _, devices = found
+    fitting = [d for d in devices if takes(d, gpu.arch)]
+    if fitting:
+        return next((d for d in fitting if d.name == gpu.name), fitting[0])
     device = devices[0]
-    wanted = int("".join(c for c in gpu.arch if c.isdigit()))
-    if device.capability == wanted:
-        return device
     if wish == "cuda":
         raise MachineError(
             f"this machine's GPU is {device.name} (sm_{device.capability}), not the {gpu.key} ({gpu.arch}) named by --gpu; "
@@ -84,12 +84,12 @@ def turn(device: GpuDevice | None, say: Callable[[str], None]) -> AbstractContex
     return hold(device, say) if device else nullcontext()
 
 
-def require_gpu() -> GpuDevice:
-    """This machine's first GPU; raises MachineError with the doctor's finding where there is none."""
+def require_gpus() -> list[GpuDevice]:
+    """This machine's GPUs; raises MachineError with the doctor's finding where there is none."""
     found = find_driver()
     if isinstance(found, str):
         raise MachineError(f"no GPU to time on: {found}; evoengine doctor says what else this machine has")
-    return found[1][0]
+    return found[1]
 
 
 def ledger_device(timing: GpuDevice | None) -> Device:

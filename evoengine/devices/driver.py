@@ -78,20 +78,9 @@ def _attribute(cuda: ctypes.CDLL, device: ctypes.c_int, key: int) -> int:
     return value.value
 
 
-def capability(arch: str) -> int:
-    """90 for sm_90a."""
-    return int("".join(c for c in arch if c.isdigit()))
-
-
 def takes(device: GpuDevice, arch: str) -> bool:
-    """Whether a binary for `arch` runs there: the same major version and no newer minor one; with a letter, exactly it.
-
-    CUDA C++ Programming Guide, binary compatibility and architecture-specific features.
-    """
-    wanted = capability(arch)
-    if not arch[-1].isdigit():
-        return device.capability == wanted
-    return device.capability // 10 == wanted // 10 and device.capability >= wanted
+    """Whether it is of that architecture. A binary for an older minor version would run, but not be what was tuned."""
+    return device.capability == int("".join(c for c in arch if c.isdigit()))
 
 
 def require_arch(device: GpuDevice, arch: str, what: str) -> None:

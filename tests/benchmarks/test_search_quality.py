@@ -75,7 +75,8 @@ def test_the_curve_is_the_best_so_far_over_the_optimum(benchmark, folder):
 
 
 def test_the_median_is_over_seeds_and_an_exhausted_search_keeps_its_last(benchmark):
-    runs = [benchmark.Run("s", "random", i, curve, 3, 1.0) for i, curve in enumerate([[3, 2, 1.5], [4, 4, 1], [9, 9, 9]])]
+    curves = [3, 2, 1.5], [4, 4, 1], [9, 9, 9]
+    runs = [benchmark.Run("s", "random", seed, curve, 3, 1.0) for seed, curve in enumerate(curves)]
     assert benchmark.best_at(runs, 1) == 4
     assert benchmark.best_at(runs, 3) == 1.5
     assert benchmark.best_at(runs, 200) == 1.5

@@ -191,7 +191,8 @@ class _Search:
 
     def _ranked(self) -> list[int]:
         """The trials, best first, those rejected or under way last."""
-        return np.argsort(-np.nan_to_num(self._values, nan=-np.inf, posinf=np.inf, neginf=-np.inf), kind="stable").tolist()
+        values = np.array(self._values)
+        return np.argsort(-np.where(np.isnan(values), -np.inf, values), kind="stable").tolist()
 
     def _descent(self, row: np.ndarray) -> tuple[str, list[int]]:
         elites = self._elites()

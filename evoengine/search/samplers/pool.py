@@ -57,7 +57,7 @@ class Pool:
             self.open[position] = False
 
     def draw(self) -> np.ndarray | None:
-        """A uniform valid row not closed yet; None where none is found, which in a small space means that none is left."""
+        """A uniform valid row not closed yet; None where none is found: a space held whole is exhausted then."""
         if self.whole:
             left = np.flatnonzero(self.open)
             return self.rows[self._rng.choice(left)] if len(left) else None

@@ -130,7 +130,7 @@ class Surrogate:
 
 
 def _distances(knob: Knob) -> np.ndarray:
-    """Between positions in a domain [values + 1, values + 1], the ends of an ordered one 1 apart; the last is inactive."""
+    """Between positions in a domain [values + 1, values + 1], 1 from end to end of an ordered one; inactive is last."""
     n = len(knob.values)
     distances = 1.0 - np.eye(n + 1)
     if knob.ordinal and n > 1:
