@@ -33,7 +33,7 @@ PROBLEM = parse_problem("b1,h1,s64,d32,fp16")
 GPU = find_gpu("h100")
 DEVICE = GpuDevice(0, "NVIDIA Faulty", "GPU-00000000-0000-0000-0000-000000000000", 90, 2**34)
 
-SECONDS = 1.5
+SECONDS = 30.0
 """a task's time; one that behaves takes a fiftieth of a second"""
 
 
@@ -66,11 +66,11 @@ class NumberedSearch:
         return setting, run
 
     def coordinator(
-        self, numbers, faults=lambda _: None, *, tasks=faulty_device, on_change=lambda _: None, **options
+        self, numbers, faults=lambda _: None, *, tasks=faulty_device, seconds=SECONDS, on_change=lambda _: None, **options
     ) -> Coordinator:
         setting, run = self.begin(numbers, faults, **options)
-        judge = GpuJudge("attention", PROBLEM, GPU, DEVICE, 1, tasks, SECONDS)
-        terms = Terms(SECONDS, memory_bytes=512 << 20, file_bytes=1 << 20)
+        judge = GpuJudge("attention", PROBLEM, GPU, DEVICE, 1, tasks, seconds)
+        terms = Terms(seconds, memory_bytes=512 << 20, file_bytes=1 << 20)
         return Coordinator(
             setting, self.ledger, run, judge, on_change, self.finished.append, faulty_device.compile_task, terms
         )

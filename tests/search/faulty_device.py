@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
+from evoengine.errors import UsageError
 from evoengine.records import Baseline, Binary, CaseResult, Finals, Kind, Measurement, Outcome, Rejection, Verdict
 from evoengine.stages.pipeline import Judged
 
@@ -136,3 +140,68 @@ def finals_task(kernel, contenders, problem, gpu, seed, rival):
     """The slowest by single timing wins here, so that a test sees which timing counted."""
     order = sorted(contenders, key=lambda c: number_in(c.source))
     return Finals(tuple(c.trial for c in order), (), {c.trial: figure(number_in(c.source)) for c in contenders})
+
+
+# ── other ways to behave, for one test each ──────────────────────────────────────────────────────────────────────────
+
+
+def slow_task(*arguments):
+    time.sleep(0.15)
+    return measure_task(*arguments)
+
+
+def tied_finals(kernel, contenders, problem, gpu, seed, rival):
+    finals = finals_task(kernel, contenders, problem, gpu, seed, rival)
+    return replace(finals, tied=finals.order[:3])
+
+
+def crashing_finals(*_):
+    return Rejection(Outcome.CRASHED, "one of trials 1, 2: cudaErrorIllegalAddress")
+
+
+def no_baseline(*_):
+    return []
+
+
+def racing_task(kernel, contender, plan, problem, gpu, seed, incumbent, rival):
+    own = figure(number_in(contender.source))
+    if incumbent is None:
+        return Judged(passed(), own)
+    lost = {"dropped_after": 5.0, "incumbent": float(incumbent.trial), "times_incumbent": 1.7}
+    return Judged(passed(), replace(own, terms=lost))
+
+
+def suspect_task(kernel, contender, plan, problem, gpu, seed, incumbent, rival):
+    number = number_in(contender.source)
+    fast = replace(figure(number), tflops=5000.0, suspect="5000 TFLOPS is above the 989 that a GPU can do")
+    return Judged(passed(), fast if number == 0 else figure(number))
+
+
+def visible(*_):
+    return [Baseline(os.environ["CUDA_VISIBLE_DEVICES"], "d", 1.0, 1.0, ())]
+
+
+def run_fault(name):
+    return FAULTS[name]()
+
+
+def start_and_wait(path):
+    started = subprocess.Popen(["sleep", "300"])
+    Path(path).write_text(str(started.pid))
+    return started.wait()
+
+
+def refuse():
+    raise UsageError("no such space")
+
+
+def no_library():
+    raise ImportError("no libcuda")
+
+
+def note_warm():
+    os.environ["WARMED_UP"] = str(os.getpid())
+
+
+def was_warm():
+    return os.environ.get("WARMED_UP") == str(os.getpid())

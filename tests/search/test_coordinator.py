@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import threading
-import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from evoengine.errors import MachineError
-from evoengine.records import Kind, Outcome, Rejection
+from evoengine.records import Kind, Outcome
 from evoengine.search import judges
 from evoengine.search.judges import AHEAD, EmulatorJudge, GpuJudge, make_judge
 from evoengine.search.workers import WorkerPool
-from evoengine.stages.pipeline import Judged
 from tests.search import faulty_device
 from tests.search.conftest import DEVICE, GPU, PROBLEM
-from tests.search.faulty_device import figure, number_in
 
 
 def tasks(**changed):
     return SimpleNamespace(**{n: f for n, f in vars(faulty_device).items() if n.endswith("_task") or n == "load_cuda"} | changed)
 
-
-def slow_task(*arguments):
-    time.sleep(0.15)
-    return faulty_device.measure_task(*arguments)
 
 
 def test_compilers_run_ahead_of_the_device_by_a_bounded_lead(numbered, monkeypatch):
@@ -48,7 +40,7 @@ def test_compilers_run_ahead_of_the_device_by_a_bounded_lead(numbered, monkeypat
             at_once -= 1
 
     monkeypatch.setattr(GpuJudge, "submit", counted)
-    numbered.coordinator(range(20), tasks=tasks(measure_task=slow_task)).search()
+    numbered.coordinator(range(20), tasks=tasks(measure_task=faulty_device.slow_task)).search()
     # the lead, and what was with two compile workers when it was reached, one of them waiting
     assert max(seen) <= AHEAD + 2 + 1
     assert sum(n > 1 for n in seen) > 12  # the next was there before the last was done
@@ -80,25 +72,18 @@ def test_finals_decide_who_is_best(numbered):
     assert [c.measurement.terms.get("place") for c in best] == [*range(1, 9), None, None, None, None]
 
 
-def tied_finals(kernel, contenders, problem, gpu, seed, rival):
-    finals = faulty_device.finals_task(kernel, contenders, problem, gpu, seed, rival)
-    return replace(finals, tied=finals.order[:3])
-
 
 def test_a_tie_is_said(numbered):
-    progress = numbered.coordinator(range(4), tasks=tasks(finals_task=tied_finals)).search()
+    progress = numbered.coordinator(range(4), tasks=tasks(finals_task=faulty_device.tied_finals)).search()
     first, second, third = (c.trial for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=3))
     assert progress.notes == [
         f"#{first} cannot be told apart from #{second}, #{third}; of these it has the fewest registers"
     ]
 
 
-def crashing_finals(*_):
-    return Rejection(Outcome.CRASHED, "one of trials 1, 2: cudaErrorIllegalAddress")
-
 
 def test_finals_that_crash_leave_the_single_timings_standing(numbered):
-    progress = numbered.coordinator(range(4), tasks=tasks(finals_task=crashing_finals)).search()
+    progress = numbered.coordinator(range(4), tasks=tasks(finals_task=faulty_device.crashing_finals)).search()
     assert "cudaErrorIllegalAddress" in progress.notes[0]
     assert [c.config["number"] for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=4)] == [3, 2, 1, 0]
 
@@ -110,25 +95,15 @@ def test_baselines_are_stored_with_the_run_and_the_fastest_is_the_rival(numbered
     assert all(c.outcome is Outcome.MEASURED for c in numbered.candidates())
 
 
-def no_baseline(*_):
-    return []
-
 
 def test_a_device_on_which_sdpa_cannot_be_timed_ends_the_search(numbered):
     with pytest.raises(MachineError, match="no backend takes the problem"):
-        numbered.coordinator(range(2), tasks=tasks(baselines_task=no_baseline)).search()
+        numbered.coordinator(range(2), tasks=tasks(baselines_task=faulty_device.no_baseline)).search()
 
-
-def racing_task(kernel, contender, plan, problem, gpu, seed, incumbent, rival):
-    own = figure(number_in(contender.source))
-    if incumbent is None:
-        return Judged(faulty_device.passed(), own)
-    lost = {"dropped_after": 5.0, "incumbent": float(incumbent.trial), "times_incumbent": 1.7}
-    return Judged(faulty_device.passed(), replace(own, terms=lost))
 
 
 def test_a_candidate_is_timed_beside_the_best_so_far_and_its_row_says_when_it_was_dropped(numbered):
-    numbered.coordinator(range(12), tasks=tasks(measure_task=racing_task)).search()
+    numbered.coordinator(range(12), tasks=tasks(measure_task=faulty_device.racing_task)).search()
     reasons = [c.reason for c in numbered.candidates() if c.reason]
     trials = {c.trial for c in numbered.candidates()}
     assert len(reasons) == 11  # all but the first, which had none to be timed beside
@@ -138,14 +113,9 @@ def test_a_candidate_is_timed_beside_the_best_so_far_and_its_row_says_when_it_wa
         assert int(trial) in trials
 
 
-def suspect_task(kernel, contender, plan, problem, gpu, seed, incumbent, rival):
-    number = number_in(contender.source)
-    fast = replace(figure(number), tflops=5000.0, suspect="5000 TFLOPS is above the 989 that a GPU can do")
-    return Judged(faulty_device.passed(), fast if number == 0 else figure(number))
-
 
 def test_a_figure_that_cannot_be_believed_is_never_best(numbered):
-    progress = numbered.coordinator(range(3), tasks=tasks(measure_task=suspect_task)).search()
+    progress = numbered.coordinator(range(3), tasks=tasks(measure_task=faulty_device.suspect_task)).search()
     assert progress.outcomes[Outcome.SUSPECT] == 1
     assert 0 not in [c.config["number"] for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=3)]
 
@@ -164,15 +134,9 @@ def test_a_search_stopped_midway_leaves_the_rest_to_the_next_which_judges_each_o
 def test_the_device_is_chosen_by_uuid_before_libraries_are_loaded(monkeypatch):
     """`load_cuda` of the faulty device fails where CUDA_VISIBLE_DEVICES is not set."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    judge = GpuJudge("attention", PROBLEM, GPU, DEVICE, 1, tasks(baselines_task=visible), 20.0)
+    judge = GpuJudge("attention", PROBLEM, GPU, DEVICE, 1, tasks(baselines_task=faulty_device.visible), 20.0)
     try:
         assert judge.baselines()[0].name == DEVICE.uuid
     finally:
         judge.close()
     assert judges.GPU_SECONDS > 60
-
-
-def visible(*_):
-    import os
-
-    return [faulty_device.Baseline(os.environ["CUDA_VISIBLE_DEVICES"], "d", 1.0, 1.0, ())]

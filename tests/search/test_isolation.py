@@ -15,7 +15,18 @@ import pytest
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Outcome, Rejection
 from evoengine.search.workers import Terms, WorkerPool
-from tests.search.faulty_device import FAULTS, KINDS, expected, fault_of
+from tests.search.faulty_device import (
+    FAULTS,
+    KINDS,
+    expected,
+    fault_of,
+    no_library,
+    note_warm,
+    refuse,
+    run_fault,
+    start_and_wait,
+    was_warm,
+)
 
 
 def children() -> set[tuple[int, str]]:
@@ -35,7 +46,7 @@ def test_of_200_candidates_60_misbehave_and_every_one_has_its_outcome(numbered):
     numbers = range(200)
     assert sum(fault_of(n) is not None for n in numbers) == 60 and {fault_of(n) for n in numbers} > set(KINDS)
     start = time.monotonic()
-    progress = numbered.coordinator(numbers, fault_of).search()
+    progress = numbered.coordinator(numbers, fault_of, seconds=2.5).search()
     print(f"200 candidates, 60 of them faulty, in {time.monotonic() - start:.1f} s, {progress.usage}")
 
     found = numbered.candidates()
@@ -76,20 +87,12 @@ def test_a_fault_becomes_a_rejection_that_says_why_and_the_next_task_runs_in_a_n
     assert not Path(f"/proc/{before}").exists()
 
 
-def run_fault(name):
-    return FAULTS[name]()
-
 
 def test_what_a_killed_worker_started_dies_with_it(pool, tmp_path):
     rejection = pool.submit(start_and_wait, str(tmp_path / "pid"), died=Outcome.CRASHED, gives=int).result()
     assert rejection.outcome is Outcome.HUNG
     assert not alive(int((tmp_path / "pid").read_text()))
 
-
-def start_and_wait(path):
-    started = subprocess.Popen(["sleep", "300"])
-    Path(path).write_text(str(started.pid))
-    return started.wait()
 
 
 def alive(pid: int) -> bool:
@@ -112,9 +115,6 @@ def test_a_machine_that_lacks_something_ends_the_search_not_one_candidate(pool):
         pool.submit(refuse, died=Outcome.CRASHED, gives=int).result()
 
 
-def refuse():
-    raise UsageError("no such space")
-
 
 def test_processes_that_cannot_start_are_the_machines_fault():
     pool = WorkerPool(1, Terms(warm_up=no_library))
@@ -124,9 +124,6 @@ def test_processes_that_cannot_start_are_the_machines_fault():
     finally:
         pool.close()
 
-
-def no_library():
-    raise ImportError("no libcuda")
 
 
 def test_a_compiler_that_hangs_is_uncompilable_and_does_not_hold_up_the_other_worker():
@@ -161,10 +158,3 @@ def test_a_spare_takes_over_with_everything_loaded():
     finally:
         pool.close()
 
-
-def note_warm():
-    os.environ["WARMED_UP"] = str(os.getpid())
-
-
-def was_warm():
-    return os.environ.get("WARMED_UP") == str(os.getpid())

@@ -4,7 +4,7 @@ Every proposal is a whole configuration of the valid space that was not proposed
 From then on a Gaussian process (`surrogate`) judges a pool of candidates (`pool`): the whole valid space where that is
 small, and otherwise what mutation and crossover of the best trials bring forth beside fresh uniform points. The one
 with the largest expected improvement is proposed. What is learned from are ranks: the scale of the objective does not
-matter, and a trial that failed, or was told a penalty below all others, is simply the worst.
+matter. Rejected trials have no rank; they teach where trials are rejected.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from evoengine.search.samplers.surrogate import Surrogate
 FIRST = 8
 """trials, of whatever origin, before the surrogate is asked"""
 ELITES = 8
+REJECTED = "rejected"
+"""user attribute of a trial whose value is a penalty; FAIL and PRUNED say the same"""
 GROWTH = 1.1
 """factor by which the trials learned from grow before hyperparameters are drawn, and offspring bred, anew"""
 MOST = 256
@@ -45,8 +47,8 @@ class EvolutionSampler(BaseSampler):
     - crossover: every knob as in one of two of the best trials, its parents;
     - surrogate: none of these; the surrogate saw promise further off.
 
-    Known-good points go first by `study.enqueue_trial`. Trials under way (parallel workers) count as what the surrogate
-    expected of them, so a batch spreads out. For one objective; raises ValueError for several.
+    Known-good points go first by `study.enqueue_trial`. Of trials under way (parallel workers) the surrogate knows
+    where they are but not what they reach, so a batch spreads out. For one objective; raises ValueError for several.
     """
 
     def __init__(self, seed: int | None = None, space: Space | None = None) -> None:
@@ -103,8 +105,6 @@ class _Search:
         self._numbers: list[int] = []
         self._values: list[float] = []
         """greater is better; -inf where rejected, NaN where under way"""
-        self._expected: list[float] = []
-        """what the surrogate gave it, as a target; 0, the mean, where it was not asked"""
         self._place: dict[bytes, int] = {}
         self._unfinished: list[int] = []
         self._read = 0
@@ -122,30 +122,29 @@ class _Search:
             config = {k.name: trial.params[k.name] for k in self._space.knobs if k.name in trial.params}
             if trial.state == TrialState.WAITING or not self._space.contains(config):
                 continue
-            place = self._enter(self._space.encode(config), trial.number, 0.0)
+            place = self._enter(self._space.encode(config), trial.number)
             if trial.state.is_finished():
-                complete = trial.state == TrialState.COMPLETE
-                self._values[place] = sign * trial.value if complete and trial.value is not None else -np.inf
+                rejected = trial.state != TrialState.COMPLETE or trial.value is None or trial.user_attrs.get(REJECTED)
+                self._values[place] = -np.inf if rejected else sign * trial.value
 
     def propose(self, number: int) -> tuple[dict[str, Any], str, list[int]]:
         """A new configuration for the trial, the operator that it amounts to and the numbers of its parents."""
-        row, expected = self._most_promising() if self._ready() else (None, 0.0)
+        row = self._most_promising() if self._ready() else None
         if row is not None:
             operator, parents = self._descent(row)
         else:
             operator, parents, row = "random", [], self._pool.draw()
         if row is None:
             return self._space.sample(self._rng)[0], operator, parents
-        self._enter(row, number, expected)
+        self._enter(row, number)
         return self._space.decode(row), operator, parents
 
-    def _enter(self, row: np.ndarray, number: int, expected: float) -> int:
+    def _enter(self, row: np.ndarray, number: int) -> int:
         place = self._place.setdefault(row.tobytes(), len(self._rows))
         if place == len(self._rows):
             self._rows.append(row)
             self._numbers.append(number)
             self._values.append(np.nan)
-            self._expected.append(expected)
             self._pool.close(row)
         return place
 
@@ -153,8 +152,8 @@ class _Search:
         """Whether enough trials have finished, with values that differ, to learn from."""
         return len(self._rows) >= FIRST and len(self._elites()) > 1
 
-    def _most_promising(self) -> tuple[np.ndarray | None, float]:
-        """The candidate of largest expected improvement and its expected target; None where none is left."""
+    def _most_promising(self) -> np.ndarray | None:
+        """The candidate of largest expected improvement, weighed by its chance of success; None where none is left."""
         new = range(self._fitted[-1] + 1 if self._fitted else 0, len(self._rows))
         if len(self._fitted) + len(new) >= self._refit_at:
             self._fit()
@@ -163,12 +162,11 @@ class _Search:
                 self._surrogate.extend(self._rows[place])
                 self._fitted.append(place)
         if not self._pool.open.any():
-            return None, 0.0
+            return None
         targets = self._targets()
         mean, deviation = self._surrogate.predict(targets)
-        improvement = expected_improvement(mean, deviation, targets.max())
-        best = int(np.where(self._pool.open, improvement, -1.0).argmax())
-        return self._pool.rows[best], float(mean[best])
+        gain = expected_improvement(mean, deviation, np.nanmax(targets)) * self._chance_of_success()
+        return self._pool.rows[int(np.where(self._pool.open, gain, -1.0).argmax())]
 
     def _fit(self) -> None:
         latest = range(max(0, len(self._rows) - MOST // 2), len(self._rows))
@@ -179,12 +177,20 @@ class _Search:
         self._surrogate.fit(rows, self._targets(), self._pool.rows)
 
     def _targets(self) -> np.ndarray:
-        """Normal scores of the ranks of the trials learned from [n]; those under way at what was expected of them."""
+        """Normal scores of the ranks of the trials learned from [n]; NaN where rejected or under way."""
         values = np.array([self._values[i] for i in self._fitted])
-        targets = np.array([self._expected[i] for i in self._fitted])
-        known = ~np.isnan(values)
+        targets = np.full(len(values), np.nan)
+        known = np.isfinite(values)
         targets[known] = normal_scores(values[known])
         return targets
+
+    def _chance_of_success(self) -> np.ndarray | float:
+        """Over the pool [m]: the surrogate's kernel, fitted once more, to which trials were rejected."""
+        failed = np.isneginf([self._values[i] for i in self._fitted])
+        if not failed.any():
+            return 1.0
+        share = failed.mean()
+        return 1 - np.clip(share + self._surrogate.predict(failed - share)[0], 0.0, 0.99)
 
     def _elites(self) -> list[int]:
         return [i for i in self._ranked()[:ELITES] if np.isfinite(self._values[i])]

@@ -41,8 +41,12 @@ class Surrogate:
         self._draws = FIRST_DRAWS
 
     def fit(self, rows: np.ndarray, targets: np.ndarray, pool: np.ndarray) -> None:
-        """Draws hyperparameters for the targets [n], of mean 0 and variance 1, and conditions the pool on the rows."""
-        self._draw(rows, targets)
+        """Draws hyperparameters for the targets [n], of mean 0 and variance 1, and conditions the pool on the rows.
+
+        A target may be NaN: the row was tried and what it reaches is not known.
+        """
+        known = ~np.isnan(targets)
+        self._draw(rows[known], targets[known])
         log_kernels = self._log_kernels(self._hyper)
         self._variance, self._noise = np.exp(self._hyper[-2:])
         self._log_kernel = np.zeros((self._starts[-1],) * 2, np.float32)
@@ -72,7 +76,15 @@ class Surrogate:
         self._explained += np.square(self._solve[n])
 
     def predict(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and deviation over the pool [m] where the tried rows, in the order given, reached `targets` [n]."""
+        """Mean and deviation over the pool [m] where the tried rows, in the order given, reached `targets` [n].
+
+        A row whose target is NaN leaves the mean as it is and lessens the deviation about it.
+        """
+        if (unknown := np.isnan(targets)).any():
+            covariance = self._factor @ self._factor.T
+            targets = targets.copy()
+            of_known = np.linalg.solve(covariance[~unknown][:, ~unknown], targets[~unknown])
+            targets[unknown] = covariance[unknown][:, ~unknown] @ of_known
         weights = solve_triangular(self._factor, targets, lower=True, check_finite=False).astype(np.float32)
         variance = np.maximum(self._variance - self._explained, 1e-9)
         return weights @ self._solve[: len(weights)], np.sqrt(variance)
