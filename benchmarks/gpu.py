@@ -1,4 +1,4 @@
-"""Everything that needs a GPU, in eight minutes: the `gpu` tests, the headline search, SDPA, and the results as JSON and table.
+"""Everything that needs a GPU, in eight minutes: the `gpu` tests, the headline search, SDPA; JSON and a table.
 
     python benchmarks/gpu.py                        on a machine with a GPU and NVRTC: `make gpu`
     python benchmarks/gpu.py --prepare FILE         on any machine: compiles and gates candidates into a ledger
@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--prepare", type=Path, metavar="FILE", help="compile candidates into this ledger; needs no GPU")
-    parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="time what --prepare left in this ledger")
+    parser.add_argument("--prepare", type=Path, metavar="FILE", help="compile into this ledger; needs no GPU")
+    parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="time what --prepare left there")
     parser.add_argument("--gpu", default="h100", help="what to compile for (default: h100)")
     parser.add_argument("--problem", default=EXAMPLE, help=f"default: {EXAMPLE}")
     parser.add_argument("--trials", type=int, default=200, help="candidates (default: 200)")
@@ -90,7 +90,8 @@ def evoengine(*arguments: object) -> list[str]:
 def prepare(options: argparse.Namespace) -> int:
     """A search by estimate: its ledger holds the binaries, gated in the emulator."""
     target = ("--gpu", options.gpu, "--problem", options.problem, "--trials", options.trials)
-    return subprocess.run(evoengine("search", "--device", "emulator", "--db", options.prepare, *target), cwd=ROOT).returncode
+    command = evoengine("search", "--device", "emulator", "--db", options.prepare, *target)
+    return subprocess.run(command, cwd=ROOT).returncode
 
 
 def searching(options: argparse.Namespace, db: Path, seconds: float) -> list[str]:
@@ -104,7 +105,7 @@ def measuring(options: argparse.Namespace, db: Path) -> list[str]:
 
 
 def run_for(command: list[str], seconds: float) -> tuple[int, dict | None]:
-    """Runs it and, when its time is up, has it end with what there is, as Ctrl-C does; its JSON, None where it gave none."""
+    """Runs it and, when its time is up, has it end with what there is, as Ctrl-C does; its JSON, or None."""
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         out, _ = process.communicate(timeout=max(seconds, 1.0))
@@ -132,7 +133,8 @@ def run_tests() -> dict[str, object] | None:
 def read_report(xml: str, seconds: float) -> dict[str, object]:
     """Counts, and the names of what failed, from pytest's JUnit report."""
     cases = list(ElementTree.fromstring(xml).iter("testcase"))
-    failed = [f"{c.get('classname')}.{c.get('name')}" for c in cases if c.find("failure") is not None or c.find("error") is not None]
+    wrong = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
+    failed = [f"{c.get('classname')}.{c.get('name')}" for c in wrong]
     skipped = sum(c.find("skipped") is not None for c in cases)
     passed = len(cases) - len(failed) - skipped
     return {"passed": passed, "failed": len(failed), "skipped": skipped, "seconds": round(seconds, 1), "names": failed}
@@ -155,7 +157,8 @@ def gather(
         "problem": str(parse_problem(problem)),
         "tests": tests,
         "baselines": [
-            {"name": b.name, "tflops": b.tflops, "median_us": b.median_us, "samples": len(b.samples_us)} for b in baselines
+            {"name": b.name, "tflops": b.tflops, "median_us": b.median_us, "samples": len(b.samples_us)}
+            for b in baselines
         ],
         "best": [c | {"terms": dict(figures[c["trial"]].terms)} for c in summary["best"]],
         "session": {name: value for name, value in summary.items() if name not in ("best", "baselines")},

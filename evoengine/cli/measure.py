@@ -59,11 +59,12 @@ def measure(top: int, everything: bool, gpu: Gpu | None, problem: Problem | None
         say(f"{len(chosen)} of {len(left)} candidates of {wanted}, on {device.name}")
         spaces = spaces_of(ledger, chosen, wanted, here)
         seed = secrets.randbelow(2**31)
+        space = spaces[chosen[0].run]
         run = ledger.start_run(
-            gpu=named.key, problem=str(wanted), device=ledger_device(device), space=spaces[chosen[0].run], sampler="measure",
-            seed=seed, command=" ".join(sys.argv),
+            gpu=named.key, problem=str(wanted), device=ledger_device(device), space=space, sampler="measure", seed=seed,
+            command=" ".join(sys.argv),
         )  # fmt: skip
-        judge = GpuJudge(spaces[chosen[0].run].kernel, wanted, here, device, seed)
+        judge = GpuJudge(space.kernel, wanted, here, device, seed)
         remeasurer = Remeasurer(ledger, run, judge, wanted, here, seed, lambda c: say(_line(c)))
         stopped = stop_on_signal(remeasurer.stop)
         notes = remeasurer.measure(chosen, spaces)
@@ -93,7 +94,8 @@ def _line(candidate) -> str:
 def _agreed(agreed) -> list[str]:
     lines = []
     if agreed.spearman is not None:
-        lines.append(f"estimated and measured order of {agreed.candidates} candidates: Spearman's ρ {agreed.spearman:.2f}")
+        both = f"estimated and measured order of {agreed.candidates} candidates"
+        lines.append(f"{both}: Spearman's ρ {agreed.spearman:.2f}")
     if agreed.regret is not None:
         lines.append(f"had only the 10 best estimates been timed, {agreed.regret:.1%} of speed would have been missed")
     return lines

@@ -34,7 +34,8 @@ def profile(trial: int, db: str | None, as_json: bool) -> None:
     with open_ledger(db, create=False) as ledger:
         candidate = ledger.candidate(trial, with_cubin=True)
         if candidate.binary is None:
-            raise NothingFound(f"trial {trial} has no binary to profile: it ended as {candidate.outcome or 'unfinished'}")
+            ended = candidate.outcome or "unfinished"
+            raise NothingFound(f"trial {trial} has no binary to profile: it ended as {ended}")
         found = find_driver()
         devices = [] if isinstance(found, str) else [d for d in found[1] if takes(d, candidate.binary.arch)]
         device = devices[0] if devices else None

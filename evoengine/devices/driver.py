@@ -1,4 +1,4 @@
-"""What the CUDA driver says of this machine's GPUs, through its C interface: no context is made, nothing heavy imported.
+"""What the CUDA driver says of this machine's GPUs, through its C interface: no context is made, nothing heavy loaded.
 
 Also whose turn it is: two searches that time on one GPU at once would time each other.
 """
@@ -60,7 +60,8 @@ def find_driver() -> tuple[str, list[GpuDevice]] | str:
 
 
 def _describe(cuda: ctypes.CDLL, index: int) -> GpuDevice:
-    device, name, uuid, memory = ctypes.c_int(), ctypes.create_string_buffer(256), (ctypes.c_ubyte * 16)(), ctypes.c_size_t()
+    device, memory = ctypes.c_int(), ctypes.c_size_t()
+    name, uuid = ctypes.create_string_buffer(256), (ctypes.c_ubyte * 16)()
     cuda.cuDeviceGet(ctypes.byref(device), index)
     cuda.cuDeviceGetName(name, len(name), device)
     cuda.cuDeviceGetUuid(uuid, device)

@@ -1,4 +1,4 @@
-"""A GPU's clocks, temperature and what holds them back, through NVML. Optional: without nvidia-ml-py nothing is read."""
+"""A GPU's clocks, temperature and what holds them back, through NVML. Optional: nvidia-ml-py may be missing."""
 
 from __future__ import annotations
 

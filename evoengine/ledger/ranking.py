@@ -1,4 +1,4 @@
-"""Which of several figures counts more: kinds are never mixed, and finals decide between those that took part in them."""
+"""Which of several figures counts more: kinds are never mixed, and finals decide between their finalists."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Usage:
 
 class Judge(ABC):
     ahead: int | None = None
-    """candidates that may be with the judge at once, beside those being compiled; None where it uses the compile workers"""
+    """candidates that may be with the judge at once, beside those being compiled; None where it shares their workers"""
 
     @abstractmethod
     def submit(self, job: Job, workers: WorkerPool) -> Future:
@@ -117,8 +117,8 @@ class GpuJudge(Judge):
     def submit(self, job: Job, workers: WorkerPool) -> Future:
         incumbent = Late(lambda: self._best[1] if self._best else None)
         future = self._runner.submit(
-            self._tasks.measure_task, self._kernel, job.contender, job.plan, self._problem, self._gpu, job.seed, incumbent,
-            self._rival, died=Outcome.CRASHED, gives=Judged,
+            self._tasks.measure_task, self._kernel, job.contender, job.plan, self._problem, self._gpu, job.seed,
+            incumbent, self._rival, died=Outcome.CRASHED, gives=Judged,
         )  # fmt: skip
         future.add_done_callback(lambda done: self._remember(job.contender, done))
         return future

@@ -16,7 +16,6 @@ import optuna
 from evoengine.objectives import DEFAULT, OBJECTIVES, Objective
 from evoengine.records import Config, config_key
 from evoengine.search.samplers.builtin import MAKERS, ORDINAL
-from evoengine.search.samplers.evolution import REJECTED
 from evoengine.search.samplers.pool import StartedSpace
 
 FIRST_GENERATION = 10
@@ -91,7 +90,6 @@ class Proposer:
         """What the candidate reached for each objective, or None where it was rejected."""
         told = self._penalty if values is None else tuple(values)
         self._known[proposal.key] = told
-        proposal.trial.set_user_attr(REJECTED, values is None)
         for trial in (proposal.trial, *self._waiting.pop(proposal.key, ())):
             self._study.tell(trial, told)
 

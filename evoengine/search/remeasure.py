@@ -146,7 +146,8 @@ def agree(pairs: Sequence[tuple[float, float]]) -> Agreement:
     if not pairs:
         return Agreement(0, None, None)
     ordered = sorted(pairs, key=lambda pair: -pair[0])
-    regret = max(m for _, m in ordered) / max(m for _, m in ordered[:SHORT_LIST]) - 1 if len(ordered) > SHORT_LIST else None
+    measured = [m for _, m in ordered]
+    regret = max(measured) / max(measured[:SHORT_LIST]) - 1 if len(measured) > SHORT_LIST else None
     spearman = None
     if len(pairs) > 2:
         ranks = [_ranks([pair[side] for pair in pairs]) for side in (0, 1)]

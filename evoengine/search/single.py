@@ -44,7 +44,8 @@ def walk(
     if isinstance(result, Rejection):
         return ended(result.outcome, result.reason, binary=binary)
     verdict, figure = result
+    shared = binary.shared_bytes + source.launch.shared_bytes
     return ended(
         verdict.outcome, verdict.reason, binary=binary, verdict=verdict, measurement=figure, device=verdict.device,
-        occupancy=gpu.occupancy(source.launch.threads, binary.registers, binary.shared_bytes + source.launch.shared_bytes),
+        occupancy=gpu.occupancy(source.launch.threads, binary.registers, shared),
     )  # fmt: skip

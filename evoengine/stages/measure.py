@@ -126,9 +126,11 @@ def finals(
         clocks = {str(c.trial): bench.clock(bench.work(_load(c), c.source.launch), c.source.entry) for c in contenders}
         rounds = bench.rounds({**clocks, **bench.rivals(rival)}, seed, lambda samples: all_settled(samples))
     except CUDA_ERRORS as error:
-        raise KernelCrashed(f"one of trials {', '.join(str(c.trial) for c in contenders)}: {first_line(error)}") from error
+        trials = ", ".join(str(c.trial) for c in contenders)
+        raise KernelCrashed(f"one of trials {trials}: {first_line(error)}") from error
     figures = {c.trial: _figure(rounds, str(c.trial), bench.sensed, problem, gpu) for c in contenders}
-    ranking = rank({name: rounds.samples[name] for name in clocks}, {str(c.trial): c.binary.registers for c in contenders})
+    registers = {str(c.trial): c.binary.registers for c in contenders}
+    ranking = rank({name: rounds.samples[name] for name in clocks}, registers)
     return Finals(tuple(map(int, ranking.order)), tuple(map(int, ranking.tied)), figures)
 
 
@@ -250,7 +252,7 @@ class Bench:
         return tuple(self._compare(name, b, h, seed) for b, h in {(0, 0), (p.batch - 1, p.heads - 1)})
 
     def _compare(self, name: str, batch: int, head: int, seed: int) -> CaseResult:
-        """The last rows of a head are an attention problem of their own: the causal mask is aligned to the lower right."""
+        """The last rows of a head are a problem of their own: the causal mask is aligned to the lower right."""
         p = self._problem
         rows = min(p.seq_q, max(1, SAMPLE_SCORES // p.seq_k))
         kv = head // (p.heads // p.kv_heads)

@@ -1,4 +1,4 @@
-"""What limits a kernel: Nsight Compute's counters where they can be read, else its instructions; and the sanitizers' word.
+"""What limits a kernel: Nsight Compute's counters where they can be read, else its instructions; and the sanitizers.
 
 The tools start the kernel in a process of their own, `evoengine.stages.launch_once`.
 """
@@ -77,10 +77,11 @@ def profile(kernel: str, contender: Contender, problem: Problem, gpu: Gpu, devic
 def read_counters(kernel: str, contender: Contender, problem: Problem, uuid: str) -> dict[str, float]:
     """Raises ToolFailed where Nsight Compute is not installed or may not read counters."""
     metrics = ",".join((*COUNTERS.values(), "regex:smsp__average_warps_issue_stalled_.*_per_issue_active"))
-    options = ("--csv", "--page", "raw", "--kernel-name", contender.source.entry, "--launch-count", "1", "--metrics", metrics)
+    one = ("--kernel-name", contender.source.entry, "--launch-count", "1")
+    options = ("--csv", "--page", "raw", *one, "--metrics", metrics)
     done = _run(NCU, options, kernel, contender, problem, uuid)
     if "ERR_NVGPUCTRPERM" in done.stdout + done.stderr:
-        raise ToolFailed("Nsight Compute may not read the GPU's counters (ERR_NVGPUCTRPERM): ask for the right, or run as root")
+        raise ToolFailed("Nsight Compute may not read the GPU's counters (ERR_NVGPUCTRPERM): run as root")
     return read_csv(done.stdout)
 
 
@@ -92,8 +93,9 @@ def read_csv(text: str) -> dict[str, float]:
     header, _, values = rows[0], rows[1], rows[2]
     found = {name: number for name, value in zip(header, values, strict=True) if (number := _number(value)) is not None}
     figures = {ours: found[theirs] for ours, theirs in COUNTERS.items() if theirs in found}
-    stalls = {match[1]: value for name, value in found.items() if (match := STALL.match(name)) and match[1] not in WORKING}
-    top = sorted(stalls.items(), key=lambda item: -item[1])[:STALLS]
+    stalls = {match[1]: value for name, value in found.items() if (match := STALL.match(name))}
+    idle = [(reason, value) for reason, value in stalls.items() if reason not in WORKING]
+    top = sorted(idle, key=lambda item: -item[1])[:STALLS]
     return figures | {f"stalled on {name.replace('_', ' ')}, warps per issue": value for name, value in top}
 
 

@@ -153,7 +153,7 @@ def beaten(ours: Sequence[float], incumbents: Sequence[float]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Finalists best first; `tied` cannot be told from the fastest, and the first is the one of them that asks least."""
+    """Finalists best first; `tied` cannot be told from the fastest; the first is the one of them that takes least."""
 
     order: tuple[str, ...]
     tied: tuple[str, ...]

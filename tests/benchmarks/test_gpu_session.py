@@ -57,7 +57,8 @@ def results(tmp_path):
         best = [c.to_json() for c in ledger.best(PROBLEM, "h100", top=3)]
     device = GpuDevice(0, "NVIDIA H200", "GPU-a", 90, 2**37)
     tests = session.read_report('<testsuites><testsuite><testcase classname="a" name="b"/></testsuite></testsuites>', 3.0)
-    return session.gather(device, "13.0", PROBLEM.removeprefix("attention:"), tests, {"run": run, "best": best, "seconds": 9.0}, db)
+    summary = {"run": run, "best": best, "seconds": 9.0}
+    return session.gather(device, "13.0", PROBLEM.removeprefix("attention:"), tests, summary, db)
 
 
 def test_results_name_the_gpu_and_the_date_and_keep_what_was_observed(results, tmp_path):

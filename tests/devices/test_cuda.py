@@ -77,9 +77,9 @@ def judge():
 def test_a_fault_becomes_an_outcome_in_the_gpus_own_words_and_the_next_candidate_is_fine(judge, name):
     body, outcome, words = FAULTS[name]
     result = judge.submit(faulty(body), None).result()
-    found, reason = (result.outcome, result.reason) if isinstance(result, Rejection) else (result.verdict.outcome, result.verdict.reason)
-    assert found is outcome
-    assert words in reason and reason
+    ended = result if isinstance(result, Rejection) else result.verdict
+    assert ended.outcome is outcome
+    assert words in ended.reason and ended.reason
     verdict, figure = judge.submit(correct(), None).result()
     assert verdict.correct and figure.tflops > 0
 

@@ -1,4 +1,4 @@
-"""What the coordinator makes of a device that times: it keeps it fed, holds finals, and says what came of everything."""
+"""What the coordinator makes of a device that times: it keeps it fed, holds finals, says what came of all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tests.search.conftest import DEVICE, GPU, PROBLEM
 
 
 def tasks(**changed):
-    return SimpleNamespace(**{n: f for n, f in vars(faulty_device).items() if n.endswith("_task") or n == "load_cuda"} | changed)
+    own = {n: f for n, f in vars(faulty_device).items() if n.endswith("_task") or n == "load_cuda"}
+    return SimpleNamespace(**own | changed)
 
 
 

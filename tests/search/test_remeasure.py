@@ -1,4 +1,4 @@
-"""`evoengine measure`: what a search without a GPU left is timed from its stored binaries, and the estimates are judged."""
+"""`evoengine measure`: what a search without a GPU left is timed from its stored binaries; the estimates are judged."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_all_are_timed_and_each_has_the_devices_outcome(estimated, measure):
     assert summary["agreement"]["candidates"] == 4
     assert summary["agreement"]["spearman"] == pytest.approx(-0.4)
     assert [b["name"] for b in summary["baselines"]] == ["MATH", "FLASH_ATTENTION"]
-    assert [c["config"]["number"] for c in summary["best"]] == [0, 1, 3, 4]  # this device's finals turn the order around
+    assert [c["config"]["number"] for c in summary["best"]] == [0, 1, 3, 4]  # finals turn the order around
 
 
 def test_top_takes_the_best_estimates_and_the_next_call_goes_on_with_the_rest(estimated, measure):
@@ -118,7 +118,8 @@ def test_a_binary_for_another_architecture_is_refused_and_nothing_is_written(est
 def test_without_a_gpu_it_says_what_the_doctor_says(monkeypatch, estimated):
     reason = "no CUDA driver (libcuda.so.1 is not on this machine)"
     monkeypatch.setattr(setup, "find_driver", lambda: reason)
-    error = CliRunner().invoke(evoengine, ["measure", "--db", str(estimated.folder / "evo.db")], standalone_mode=False).exception
+    command = ["measure", "--db", str(estimated.folder / "evo.db")]
+    error = CliRunner().invoke(evoengine, command, standalone_mode=False).exception
     assert isinstance(error, MachineError) and error.exit_code == 3
     assert reason in str(error) and "evoengine doctor" in str(error)
 

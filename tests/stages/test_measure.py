@@ -40,8 +40,9 @@ class FakeGpu:
     def event(self, enable_timing=False):
         gpu, at = self, []
         return SimpleNamespace(
-            record=lambda: at.append(gpu.now), query=lambda: True, at=at, elapsed_time=lambda end: (end.at[-1] - at[-1]) / 1e3
-        )
+            record=lambda: at.append(gpu.now), query=lambda: True, at=at,
+            elapsed_time=lambda end: (end.at[-1] - at[-1]) / 1e3,
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -98,7 +99,8 @@ class Kernel:
         a = {argument.name: argument for argument in arguments}
         found = {n: a[n].data.copy() for n in "qkv"}
         q, k, v = (TENSORS.from_bits(PROBLEM, found[n]) for n in "qkv")
-        problem = replace(PROBLEM, batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], seq_k=k.shape[2])
+        (batch, heads, seq_q, _), (_, kv_heads, seq_k, _) = q.shape, k.shape
+        problem = replace(PROBLEM, batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq_q, seq_k=seq_k)
         out = TENSORS.reference(problem, {"q": q, "k": k, "v": v}).half()
         return found | {"o": TENSORS.bits(out * 2 if self.fault == "wrong" else out)}
 
@@ -208,7 +210,8 @@ def test_backends_that_do_not_take_the_problem_are_left_out(gpu):
 
 
 def test_finals_rank_by_the_same_rounds_and_a_tie_goes_to_fewer_registers(gpu):
-    contenders = [contender(1, 200.0, registers=168), contender(2, 200.05, registers=90), contender(3, 260.0, registers=32)]
+    asked = ((1, 200.0, 168), (2, 200.05, 90), (3, 260.0, 32))
+    contenders = [contender(trial, us, registers=registers) for trial, us, registers in asked]
     finals = stage.finals("attention", contenders, PROBLEM, H100, 3, "MATH")
     assert finals.order == (2, 1, 3)
     assert set(finals.tied) == {1, 2}

@@ -95,7 +95,8 @@ def tools(tmp_path, monkeypatch):
             (tmp_path / f"{name}.txt").write_text(text)
             path.write_text(
                 f"#!{sys.executable}\nimport json, os, sys\n"
-                f"open({str(tmp_path / name)!r} + '.json', 'a').write(json.dumps([sys.argv, os.environ.get('CUDA_VISIBLE_DEVICES')]) + '\\n')\n"
+                f"call = json.dumps([sys.argv, os.environ.get('CUDA_VISIBLE_DEVICES')])\n"
+                f"open({str(tmp_path / name)!r} + '.json', 'a').write(call + '\\n')\n"
                 f"print(open({str(tmp_path / (name + '.txt'))!r}).read())\n"
             )
             path.chmod(0o755)

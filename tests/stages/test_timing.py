@@ -209,7 +209,10 @@ def test_a_race_that_judges_by_one_repetition_would_drop_the_true_best():
     """The same simulation with a rule that is too quick: so the test above can fail."""
 
     def hasty(gpu, candidate_us, incumbent_us, seed):
-        return gpu.rounds(seed, lambda s: "beaten" if s["c"][0] > 1.02 * s["i"][0] else after(10)(s), c=candidate_us, i=incumbent_us)
+        def enough(samples):
+            return "beaten" if samples["c"][0] > 1.02 * samples["i"][0] else after(10)(samples)
+
+        return gpu.rounds(seed, enough, c=candidate_us, i=incumbent_us)
 
     assert sum(simulated_search(seed, hasty)[0] for seed in range(200)) > 0
 

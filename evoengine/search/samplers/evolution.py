@@ -4,7 +4,7 @@ Every proposal is a whole configuration of the valid space that was not proposed
 From then on a Gaussian process (`surrogate`) judges a pool of candidates (`pool`): the whole valid space where that is
 small, and otherwise what mutation and crossover of the best trials bring forth beside fresh uniform points. The one
 with the largest expected improvement is proposed. What is learned from are ranks: the scale of the objective does not
-matter. Rejected trials have no rank; they teach where trials are rejected.
+matter, and a trial that failed, or was told a penalty worse than all others, is simply the worst.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from evoengine.search.samplers.surrogate import Surrogate
 FIRST = 8
 """trials, of whatever origin, before the surrogate is asked"""
 ELITES = 8
-REJECTED = "rejected"
-"""user attribute of a trial whose value is a penalty; FAIL and PRUNED say the same"""
 GROWTH = 1.1
 """factor by which the trials learned from grow before hyperparameters are drawn, and offspring bred, anew"""
 MOST = 256
@@ -124,8 +122,8 @@ class _Search:
                 continue
             place = self._enter(self._space.encode(config), trial.number)
             if trial.state.is_finished():
-                rejected = trial.state != TrialState.COMPLETE or trial.value is None or trial.user_attrs.get(REJECTED)
-                self._values[place] = -np.inf if rejected else sign * trial.value
+                complete = trial.state == TrialState.COMPLETE and trial.value is not None
+                self._values[place] = sign * trial.value if complete else -np.inf
 
     def propose(self, number: int) -> tuple[dict[str, Any], str, list[int]]:
         """A new configuration for the trial, the operator that it amounts to and the numbers of its parents."""
@@ -153,7 +151,7 @@ class _Search:
         return len(self._rows) >= FIRST and len(self._elites()) > 1
 
     def _most_promising(self) -> np.ndarray | None:
-        """The candidate of largest expected improvement, weighed by its chance of success; None where none is left."""
+        """The candidate of largest expected improvement; None where none is left."""
         new = range(self._fitted[-1] + 1 if self._fitted else 0, len(self._rows))
         if len(self._fitted) + len(new) >= self._refit_at:
             self._fit()
@@ -165,7 +163,7 @@ class _Search:
             return None
         targets = self._targets()
         mean, deviation = self._surrogate.predict(targets)
-        gain = expected_improvement(mean, deviation, np.nanmax(targets)) * self._chance_of_success()
+        gain = expected_improvement(mean, deviation, np.nanmax(targets))
         return self._pool.rows[int(np.where(self._pool.open, gain, -1.0).argmax())]
 
     def _fit(self) -> None:
@@ -177,20 +175,12 @@ class _Search:
         self._surrogate.fit(rows, self._targets(), self._pool.rows)
 
     def _targets(self) -> np.ndarray:
-        """Normal scores of the ranks of the trials learned from [n]; NaN where rejected or under way."""
+        """Normal scores of the ranks of the trials learned from [n]; NaN where under way."""
         values = np.array([self._values[i] for i in self._fitted])
         targets = np.full(len(values), np.nan)
-        known = np.isfinite(values)
+        known = ~np.isnan(values)
         targets[known] = normal_scores(values[known])
         return targets
-
-    def _chance_of_success(self) -> np.ndarray | float:
-        """Over the pool [m]: the surrogate's kernel, fitted once more, to which trials were rejected."""
-        failed = np.isneginf([self._values[i] for i in self._fitted])
-        if not failed.any():
-            return 1.0
-        share = failed.mean()
-        return 1 - np.clip(share + self._surrogate.predict(failed - share)[0], 0.0, 0.99)
 
     def _elites(self) -> list[int]:
         return [i for i in self._ranked()[:ELITES] if np.isfinite(self._values[i])]
