@@ -4,7 +4,7 @@
     do { evo_emu::ptx::cp_async_cg_shared_global((to), (from), 16); } while (0);
 
 The convention is the table: dots and `::` of the mnemonic become `_`, operands keep their order, and the set of known
-instructions is whatever ptx.h marks EVO_PTX.
+instructions is whatever ptx*.h mark EVO_PTX.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INCLUDE = Path(__file__).with_name("include")
 _FUNCTION = re.compile(r"^EVO_PTX\b[^(]*?\b(\w+)\(", re.MULTILINE)
 _STRING = re.compile(r'"((?:\\.|[^"\\])*)"', re.DOTALL)
 _OPERAND = re.compile(r'\s*(?:\[\w+\]\s*)?"([^"]*)"\s*\((.*)\)\s*\Z', re.DOTALL)
-_CACHE_HINT = re.compile(r"\.L2::(?:64B|128B|256B|cache_hint)\b|\.L1::\w+")
+_WITHOUT_EFFECT = re.compile(r"\.L2::(?:64B|128B|256B|cache_hint)\b|\.L1::\w+|::cta\b")
 _INSTRUCTION = re.compile(r"(?:@(!?)\s*(\w+)\s+)?([a-z][\w.:]*)\s*(.*)\Z", re.DOTALL)
 _ADDRESS = re.compile(r"\[\s*([%\w]+)\s*(?:\+\s*(-?\w+)\s*)?\]\Z")
 _FLOAT_BITS = re.compile(r"0[fF]([0-9a-fA-F]{8})\Z")
@@ -35,7 +35,7 @@ _REGISTER_TYPES = {
 
 @cache
 def known_instructions() -> frozenset[str]:
-    return frozenset(_FUNCTION.findall((INCLUDE / "evo_emu" / "ptx.h").read_text()))
+    return frozenset(name for path in INCLUDE.glob("evo_emu/ptx*.h") for name in _FUNCTION.findall(path.read_text()))
 
 
 def to_cpp(body: str, masked: str, line: int) -> str:
@@ -116,7 +116,7 @@ def _declare(kind: str, names: str, line: int) -> str:
 
 
 def _call(mnemonic: str, arguments: list[str], line: int) -> str:
-    name = _CACHE_HINT.sub("", mnemonic).replace("::", "_").replace(".", "_")
+    name = _WITHOUT_EFFECT.sub("", mnemonic).replace("::", "_").replace(".", "_")
     if name not in known_instructions():
         raise KernelUnbuildable(f"line {line}: the emulator does not know the PTX instruction {mnemonic}")
     return f"evo_emu::ptx::{name}({', '.join(arguments)});"

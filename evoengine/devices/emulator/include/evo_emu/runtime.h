@@ -52,6 +52,18 @@ void copy_async_commit();
 void copy_async_wait(unsigned groups_left);
 void copy_async_wait_all();
 
+// ldmatrix and stmatrix of 1, 2 or 4 matrices of 8x8 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+void load_matrices(unsigned* const* registers, unsigned count, bool transposed, unsigned shared, int line);
+void store_matrices(unsigned* const* registers, unsigned count, bool transposed, unsigned shared, int line);
+
+// mma.sync m16n8k16 with fp32 accumulators: pointers to a lane's 4, 4, 2 and 4 registers.
+struct MmaFragments {
+    float* const* d;
+    const unsigned *const *a, *const *b;
+    const float* const* c;
+};
+void multiply_m16n8k16(const MmaFragments& fragments, bool bfloat16, int line);
+
 // `Place` is a type of its own at every declaration and instantiation, so each has its own variable, as in CUDA.
 template <class T, class Place>
 inline T& shared_variable(const char* name, unsigned long alignment, Place) {
