@@ -98,6 +98,7 @@ void* fresh_stack(unsigned fiber) {
 #endif
 
 void start_round() {
+    if (fence_due) publish_shared();
     std::swap(round_now, round_next);
     round_size = next_size;
     round_position = next_size = 0;
@@ -125,7 +126,6 @@ void fiber_main() {
     kernel.invoke(kernel_arguments);
     fibers[current].ended = true;
     ++ended_count;
-    drop_copies(fibers[current].queue);
     switch_away();
     __builtin_unreachable();
 }
@@ -158,6 +158,11 @@ void wake(unsigned fiber) {
     round_next[next_size++] = fiber;
 }
 
+void wake_all(const Gate* gate) {
+    for (unsigned i = 0; i < launch.threads; ++i)
+        if (fibers[i].gate == gate) wake(i);
+}
+
 void yield() {
     wake(current);
     switch_away();
@@ -173,14 +178,19 @@ void run_block(void* const* arguments) {
     kernel_arguments = arguments;
     ended_count = next_size = round_size = round_position = 0;
     clear_gates();
+    clear_barriers();
+    reset_registers();
     for (unsigned i = 0; i < launch.threads; ++i) {
         fibers[i].ended = false;
+        fibers[i].spins = 0;
+        drop_copies(fibers[i].queue);
         fibers[i].stack_pointer = fresh_stack(i);
         wake(i);
     }
     start_round();
     current = threadIdx.x = round_now[round_position++];
     switch_stack(&main_stack_pointer, fibers[current].stack_pointer);
+    check_nothing_under_way();
 }
 
 }  // namespace evo_emu

@@ -30,6 +30,7 @@ struct CopyQueue {
     Copy* copies;
     unsigned first, count, capacity;
     unsigned committed;
+    unsigned long before;  // copies of the thread that came before copies[0]
 };
 
 // A place where threads wait for one another: a block barrier, a named barrier or a warp collective.
@@ -48,7 +49,27 @@ struct Fiber {
     Gate* gate;  // null: runnable or ended
     void* payload;
     bool ended;
+    unsigned spins;  // test_waits in a row that said no
     CopyQueue queue;
+};
+
+// What is under way to a barrier: it happens when the phase ends, which is when somebody waits for it.
+struct Landing {
+    void (*land)(const Landing&);
+    Landing* next;
+    unsigned bytes, arrivals;
+    unsigned shared;  // where bytes land
+    union {
+        struct {
+            unsigned fiber;
+            unsigned long copies;
+        } after;
+        const char* from;
+        struct {
+            const struct TensorMap* map;
+            int at[5];
+        } tile;
+    };
 };
 
 extern const size_t page;  // bytes
@@ -61,6 +82,7 @@ void make_stacks();
 void run_block(void* const* arguments);
 void wake(unsigned fiber);
 void wait_at(Gate* gate, void* payload);
+void wake_all(const Gate* gate);
 bool is_on_stacks(const char* address);
 uint64_t random_below(uint64_t bound);
 
@@ -80,6 +102,26 @@ void report_fault(const char* address, const char* access);
 
 // copies.cpp
 void drop_copies(CopyQueue& queue);
+unsigned long copies_begun(const CopyQueue& queue);
+void land_copies(CopyQueue& queue, unsigned long until);
+
+// barriers.cpp
+void clear_barriers();
+void name_stuck_barriers();
+void barrier_promise(unsigned shared, const Landing& landing, const char* what, int line);
+void check_nothing_under_way();
+
+// async_proxy.cpp
+extern bool fence_due;  // at the end of the round
+void publish_shared();
+void poison_async();
+const char* async_read(unsigned shared, unsigned bytes, const char* what, int line);
+char* async_write(unsigned shared, unsigned bytes, const char* what, int line);
+void async_fill(unsigned shared, const void* from, unsigned bytes);
+
+// registers.cpp
+void reset_registers();
+void name_stuck_registers();
 
 // report.cpp
 void install_handlers();

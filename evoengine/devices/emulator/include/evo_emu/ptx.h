@@ -81,4 +81,5 @@ EVO_PTX void bar_warp_sync(unsigned mask, int line = __builtin_LINE()) {
 
 }  // namespace evo_emu::ptx
 
+#include <evo_emu/ptx_barrier.h>
 #include <evo_emu/ptx_matrix.h>

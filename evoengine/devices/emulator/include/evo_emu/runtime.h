@@ -64,6 +64,26 @@ struct MmaFragments {
 };
 void multiply_m16n8k16(const MmaFragments& fragments, bool bfloat16, int line);
 
+// mbarriers, by shared address. A phase is over when its arrivals have come and its bytes have landed; bytes land no
+// sooner than somebody waits for them. The state that an arrival returns is the number of the phase.
+void barrier_init(unsigned shared, unsigned count, int line);
+void barrier_invalidate(unsigned shared, int line);
+unsigned long long barrier_arrive(unsigned shared, unsigned count, unsigned bytes, int line);
+void barrier_expect(unsigned shared, unsigned bytes, int line);
+void barrier_arrive_after_copies(unsigned shared, bool counted, int line);
+bool barrier_try_wait(unsigned shared, unsigned parity, int line);
+bool barrier_test_wait(unsigned shared, unsigned parity, int line);
+void publish_barriers();
+
+// fence.proxy.async: wgmma and bulk copies see shared memory as it was at the last of these.
+void fence_async_proxy();
+
+// setmaxnreg: the block's warps share 64 Ki registers; asking for more than the others have left waits for them.
+void change_registers(unsigned count, bool more, int line);
+
+// elect.sync: the lane chosen among those of the mask; always the same for the same mask, and no lane in particular.
+unsigned elect(unsigned mask, int line);
+
 // `Place` is a type of its own at every declaration and instantiation, so each has its own variable, as in CUDA.
 template <class T, class Place>
 inline T& shared_variable(const char* name, unsigned long alignment, Place) {
