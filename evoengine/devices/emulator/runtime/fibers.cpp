@@ -36,10 +36,6 @@ unsigned *round_now = order[0], *round_next = order[1];
 unsigned round_size, round_position, next_size;
 unsigned ended_count;
 
-char* stack_top(unsigned fiber) {
-    return stacks + (fiber + 1) * stack_stride() - (fiber % 16) * 192;
-}
-
 void fiber_main();
 
 #if defined(__x86_64__) && !defined(EVO_EMU_UCONTEXT)
@@ -132,6 +128,8 @@ void fiber_main() {
 
 }  // namespace
 
+char* stack_top(unsigned fiber) { return stacks + (fiber + 1) * stack_stride() - (fiber % 16) * 192; }
+
 // xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled"), scaled down.
 uint64_t random_below(uint64_t bound) {
     if (!random_state) random_state = (launch.seed + 1) * 0x9e3779b97f4a7c15u | 1;
@@ -180,6 +178,7 @@ void run_block(void* const* arguments) {
     clear_gates();
     clear_barriers();
     reset_registers();
+    reset_wgmma();
     for (unsigned i = 0; i < launch.threads; ++i) {
         fibers[i].ended = false;
         fibers[i].spins = 0;

@@ -79,6 +79,7 @@ extern unsigned current;  // index of the running fiber; max_threads outside of 
 
 // fibers.cpp
 void make_stacks();
+char* stack_top(unsigned fiber);
 void run_block(void* const* arguments);
 void wake(unsigned fiber);
 void wait_at(Gate* gate, void* payload);
@@ -118,6 +119,15 @@ void poison_async();
 const char* async_read(unsigned shared, unsigned bytes, const char* what, int line);
 char* async_write(unsigned shared, unsigned bytes, const char* what, int line);
 void async_fill(unsigned shared, const void* from, unsigned bytes);
+
+// operands.cpp
+float element_value(unsigned short bits, bool bfloat16);
+void read_matrix(float* matrix, unsigned long long descriptor, unsigned extent, bool transposed, bool bfloat16,
+                 const char* what, int line);
+
+// wgmma.cpp
+void reset_wgmma();
+void name_stuck_wgmma();
 
 // registers.cpp
 void reset_registers();

@@ -133,6 +133,7 @@ void report_hang() {
     };
     name_stuck_barriers();
     name_stuck_registers();
+    name_stuck_wgmma();
     bool told[max_threads] = {};
     unsigned ended = 0, last_ended = 0;
     for (unsigned i = 0; i < launch.threads; ++i) {

@@ -84,6 +84,22 @@ void change_registers(unsigned count, bool more, int line);
 // elect.sync: the lane chosen among those of the mask; always the same for the same mask, and no lane in particular.
 unsigned elect(unsigned mask, int line);
 
+// wgmma by the 128 threads of a warpgroup, each of which calls these for itself. The accumulators are NaN from
+// wgmma_begin to the wgmma_wait that covers the group; the product is formed then.
+struct Wgmma {
+    const unsigned* const* registers;  // A, where it is not in shared memory
+    unsigned long long a, b;           // shared memory descriptors
+    bool accumulate;
+    int scale_a, scale_b, transposed_a, transposed_b;
+    bool bfloat16;
+    unsigned columns;
+    int line;
+};
+void wgmma_begin(float* const* accumulators, const Wgmma& wgmma);
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait(unsigned groups_left, int line);
+
 // `Place` is a type of its own at every declaration and instantiation, so each has its own variable, as in CUDA.
 template <class T, class Place>
 inline T& shared_variable(const char* name, unsigned long alignment, Place) {
