@@ -21,9 +21,9 @@ _FUNCTION = re.compile(r"^(?:template <[^>]*> )?EVO_PTX\b[^(]*?\b(\w+)\(", re.MU
 _STRING = re.compile(r'"((?:\\.|[^"\\])*)"', re.DOTALL)
 _OPERAND = re.compile(r'\s*(?:\[\w+\]\s*)?"([^"]*)"\s*\((.*)\)\s*\Z', re.DOTALL)
 _WITHOUT_EFFECT = re.compile(
-    r"\.L2::(?:64B|128B|256B|cache_hint)\b|\.L1::\w+|::cta\b|\.(?:release|acquire|relaxed)\.(?:cta|cluster)\b"
+    r"\.L2::(?:64B|128B|256B|cache_hint)\b|\.L1::\w+|::cta\b|\.tile\b|\.(?:release|acquire|relaxed)\.(?:cta|cluster)\b"
 )
-_WGMMA_COLUMNS = re.compile(r"_m64n(\d+)k16_(.*)")
+_SIZE = re.compile(r"(?<=^wgmma_mma_async_sync_aligned_m64)n(\d+)(?=k16_)|(?<=^cp_async_bulk_tensor)_(\d)d(?=_)")
 _INSTRUCTION = re.compile(r"(?:@(!?)\s*(\w+)\s+)?([a-z][\w.:]*)\s*(.*)\Z", re.DOTALL)
 _ADDRESS = re.compile(r"\[\s*([%\w]+)\s*(?:\+\s*(-?\w+)\s*)?\]\Z")
 _TILE = re.compile(r"\[\s*([%\w]+)\s*,\s*\{(.*)\}\s*\]\Z", re.DOTALL)
@@ -124,13 +124,12 @@ def _declare(kind: str, names: str, line: int) -> str:
 
 def _call(mnemonic: str, arguments: list[str], line: int) -> str:
     name = _WITHOUT_EFFECT.sub("", mnemonic).replace("::", "_").replace(".", "_")
-    columns = _WGMMA_COLUMNS.search(name) if name.startswith("wgmma") else None
-    if columns:
-        name = f"{name[: columns.start()]}_m64k16_{columns[2]}"
+    size = _SIZE.search(name)
+    name = _SIZE.sub("", name)
     if name not in known_instructions():
         raise KernelUnbuildable(f"line {line}: the emulator does not know the PTX instruction {mnemonic}")
-    if columns:
-        name += f"<{columns[1]}>"
+    if size:  # a template argument: columns of wgmma, dimensions of a tile
+        name += f"<{size[1] or size[2]}>"
     return f"evo_emu::ptx::{name}({', '.join(arguments)});"
 
 

@@ -120,6 +120,7 @@ void switch_away() {
 
 void fiber_main() {
     kernel.invoke(kernel_arguments);
+    check_stores_waited_for();
     fibers[current].ended = true;
     ++ended_count;
     switch_away();

@@ -53,6 +53,19 @@ struct Fiber {
     CopyQueue queue;
 };
 
+// A tensor map argument, in the emulator's own layout; run.py writes the same.
+struct alignas(64) TensorMap {
+    const TensorMap* self;  // the launch's own copy
+    char* tensor;           // on the way here: the number of its argument
+    uint64_t strides[4];    // bytes, of dimension 1 and up
+    uint32_t dims[5];       // innermost first, 1 beyond the rank
+    uint16_t box[5];
+    uint8_t element, rank;  // bytes; dimensions
+    uint16_t swizzle;       // bytes, 0 for none
+    char unused[46];
+};
+static_assert(sizeof(TensorMap) == 128);
+
 // What is under way to a barrier: it happens when the phase ends, which is when somebody waits for it.
 struct Landing {
     void (*land)(const Landing&);
@@ -66,7 +79,7 @@ struct Landing {
         } after;
         const char* from;
         struct {
-            const struct TensorMap* map;
+            const TensorMap* map;
             int at[5];
         } tile;
     };
@@ -119,6 +132,10 @@ void poison_async();
 const char* async_read(unsigned shared, unsigned bytes, const char* what, int line);
 char* async_write(unsigned shared, unsigned bytes, const char* what, int line);
 void async_fill(unsigned shared, const void* from, unsigned bytes);
+
+// bulk.cpp
+void know_tensor_map(TensorMap* map);
+void check_stores_waited_for();
 
 // operands.cpp
 float element_value(unsigned short bits, bool bfloat16);

@@ -21,6 +21,16 @@ inline Registers<typename Value<First>::type, 1 + sizeof...(More)> registers(Fir
     return {{&first, (T*)&more...}};
 }
 
+// `{c0, c1, …}` in `[map, {c0, c1, …}]`: the tile's first element, innermost dimension first.
+template <unsigned n>
+struct Coordinates {
+    int of[n];
+};
+template <class... C>
+inline Coordinates<sizeof...(C)> coordinates(C... c) {
+    return {{int(c)...}};
+}
+
 // `[operand + bytes]`
 template <class T>
 inline T* displaced(T* p, long bytes) {
@@ -82,5 +92,6 @@ EVO_PTX void bar_warp_sync(unsigned mask, int line = __builtin_LINE()) {
 }  // namespace evo_emu::ptx
 
 #include <evo_emu/ptx_barrier.h>
+#include <evo_emu/ptx_bulk.h>
 #include <evo_emu/ptx_matrix.h>
 #include <evo_emu/ptx_wgmma.h>

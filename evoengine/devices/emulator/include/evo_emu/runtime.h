@@ -100,6 +100,15 @@ void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(unsigned groups_left, int line);
 
+// Bulk copies (TMA). Loads land at their barrier; stores leave at the wait that covers their group, from shared memory as
+// it is then. Tiles of a tensor go by a tensor map and the coordinates of their first element, innermost first.
+void bulk_load(unsigned shared, const void* global, unsigned bytes, unsigned barrier, int line);
+void bulk_store(void* global, unsigned shared, unsigned bytes, int line);
+void tile_load(unsigned shared, const void* map, const int* at, unsigned rank, unsigned barrier, int line);
+void tile_store(const void* map, const int* at, unsigned rank, unsigned shared, int line);
+void bulk_commit();
+void bulk_wait(unsigned groups_left);
+
 // `Place` is a type of its own at every declaration and instantiation, so each has its own variable, as in CUDA.
 template <class T, class Place>
 inline T& shared_variable(const char* name, unsigned long alignment, Place) {
