@@ -73,7 +73,8 @@ def build(source: Source) -> Path:
         return executable
     runtime = _runtime()
     unit = f'#include <evo_emu/cuda.h>\n#include <evo_emu/kernel.h>\n#line 1 "kernel.cu"\n{translate(source.text)}\n'
-    unit += f'#line 1 "entry"\nEVO_EMU_ENTRY({source.entry})\n'
+    bounds = re.search(rf"__launch_bounds__\([^(),]*,([^()]*)\)\s*{source.entry}\(", source.text)
+    unit += f'#line 1 "entry"\nEVO_EMU_ENTRY({source.entry}, {bounds[1] if bounds else 1})\n'
     with tempfile.TemporaryDirectory(dir=_cache(), prefix="building-") as folder:
         scratch = Path(folder) / "kernel"
         _compile([*_CANDIDATE_FLAGS, "-xc++", "-c", "-", "-o", f"{scratch}.o"], unit, source.entry)

@@ -18,14 +18,14 @@ __device__ __forceinline__ void tma_prefetch(const TensorMap& map) {
 // The whole box's bytes count towards the barrier's phase, those outside of the tensor too: announce them by
 // barrier_arrive_expect (barrier.cuh).
 __device__ __forceinline__ void tma_load(unsigned to, const TensorMap& map, unsigned barrier, int x, int y) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, { %2, %3}], [%4];" ::
                      "r"(to), "l"(address_of(map)), "r"(x), "r"(y), "r"(barrier)
                  : "memory");
 }
 
 __device__ __forceinline__ void tma_load(unsigned to, const TensorMap& map, unsigned barrier, int x, int y, int z) {
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, { %2, %3, %4}], [%5];" ::"r"(to),
         "l"(address_of(map)), "r"(x), "r"(y), "r"(z), "r"(barrier)
         : "memory");
 }
@@ -33,7 +33,7 @@ __device__ __forceinline__ void tma_load(unsigned to, const TensorMap& map, unsi
 __device__ __forceinline__ void tma_load(unsigned to, const TensorMap& map, unsigned barrier, int x, int y, int z, int w) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
-        "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+        "[%0], [%1, { %2, %3, %4, %5}], [%6];" ::"r"(to),
         "l"(address_of(map)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier)
         : "memory");
 }
@@ -41,19 +41,19 @@ __device__ __forceinline__ void tma_load(unsigned to, const TensorMap& map, unsi
 // What ordinary stores wrote must be fenced first (async_proxy_fence, then a barrier). The thread that stores commits and
 // waits as well, before it ends or the tile is written again.
 __device__ __forceinline__ void tma_store(const TensorMap& map, unsigned from, int x, int y) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(address_of(map)), "r"(x),
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, { %1, %2}], [%3];" ::"l"(address_of(map)), "r"(x),
                  "r"(y), "r"(from)
                  : "memory");
 }
 
 __device__ __forceinline__ void tma_store(const TensorMap& map, unsigned from, int x, int y, int z) {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(address_of(map)),
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, { %1, %2, %3}], [%4];" ::"l"(address_of(map)),
                  "r"(x), "r"(y), "r"(z), "r"(from)
                  : "memory");
 }
 
 __device__ __forceinline__ void tma_store(const TensorMap& map, unsigned from, int x, int y, int z, int w) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(address_of(map)),
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, { %1, %2, %3, %4}], [%5];" ::"l"(address_of(map)),
                  "r"(x), "r"(y), "r"(z), "r"(w), "r"(from)
                  : "memory");
 }

@@ -1,6 +1,7 @@
 // wgmma. A thread that begins one only notes it; the product of the whole warpgroup is formed when the first of its
-// threads waits for it, from shared memory and A registers as they are then. Registers are host memory on a thread's
-// stack. wgmma.fence keeps a picture of that stack: registers that differ from it have been written since.
+// threads has waited for it and let all others run for `patience` rounds, from shared memory and A registers as they are
+// then. Registers are host memory on a thread's stack. wgmma.fence keeps a picture of that stack: registers that differ
+// from it have been written since.
 #include "internal.h"
 
 #include <cstdio>
@@ -12,6 +13,7 @@ namespace evo_emu {
 namespace {
 
 constexpr unsigned group_size = 128;
+constexpr unsigned patience = 3;
 constexpr unsigned max_under_way = 128, max_accumulators = 8;
 constexpr unsigned uninitialised = 0xfefefefe;  // -ftrivial-auto-var-init=pattern
 
@@ -233,6 +235,7 @@ void wgmma_wait(unsigned groups_left, int line) {
     Thread& t = threads[current];
     const unsigned group = current / group_size;
     Warpgroup& g = warpgroups[group];
+    for (unsigned round = 0; round < patience; ++round) yield();
     for (; t.ended < t.begun; ++t.ended) {
         Operation& op = g.operations[t.ended % max_under_way];
         if (op.group + groups_left >= t.committed) return;
