@@ -48,6 +48,17 @@ def translate(text: str) -> str:
     return text
 
 
+def least_blocks(text: str, entry: str) -> str:
+    """The blocks per multiprocessor that `__launch_bounds__` asks for, as the kernel's own expression; 1 where it does not."""
+    masked = _mask(text)
+    for match in re.finditer(r"\b__launch_bounds__\s*\(", masked):
+        end = _closing(masked, match.end() - 1)
+        if re.match(rf"\)[\s\w]*\b{entry}\s*\(", masked[end:]):
+            bounds = _split_declarators(masked[match.end() : end])
+            return f"({' '.join(bounds[1].split())})" if len(bounds) > 1 else "1"
+    return "1"
+
+
 def _mask(text: str) -> str:
     """The text with what stands in comments and literals blanked, every character in its place."""
 

@@ -56,8 +56,8 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
 }
 
 // All four warps of a warpgroup give registers back to the block, or take more and wait until others have given them:
-// a kernel whose warpgroups ask for more than 512 in all, per thread of a warpgroup, never ends. Without
-// __launch_bounds__ the compiler ignores both. COUNT is a multiple of 8 from 24 to 240.
+// a kernel whose warpgroups ask for more in all than it was launched with (168 per thread for three of them) never ends.
+// Without __launch_bounds__(THREADS, BLOCKS) the compiler ignores both. COUNT is a multiple of 8 from 24 to 240.
 template <int COUNT>
 __device__ __forceinline__ void registers_shrink() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));

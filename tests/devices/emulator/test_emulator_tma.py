@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jinja2
 import numpy as np
 import pytest
 
@@ -11,7 +12,9 @@ from evoengine.records import Launch, Source
 from evoengine.stages.compile import compile_source
 
 EVO = asset("templates") / "include" / "evo"
-VOCABULARY = "".join((EVO / name).read_text() for name in ("address.cuh", "barrier.cuh", "tma.cuh"))
+VOCABULARY = "".join(
+    jinja2.Template((EVO / name).read_text()).render() for name in ("address.cuh", "barrier.cuh", "tma.cuh")
+)
 SEEDS = (0, 1)
 
 

@@ -95,11 +95,20 @@ void wait_for_end(Barrier& b, unsigned parity, int line) {
     }
 }
 
-// A wait may always say no, and now and then it does, before it looks: who does not ask again has not waited.
-bool says_no() {
-    if (random_below(4)) return false;
-    yield();
+// A wait may always say no, so the first of a thread for a phase does: who does not ask again has not waited.
+bool says_no(const Barrier& b) {
+    Fiber& f = fibers[current];
+    if (f.refused_by == b.shared && f.refused_phase == b.phase) return false;
+    f.refused_by = b.shared;
+    f.refused_phase = b.phase;
     return true;
+}
+
+// Threads drift apart at barriers: now and then one falls behind, a little or by so much that the others hand a place on
+// and have it filled anew meanwhile.
+void fall_behind() {
+    if (random_below(16)) return;
+    for (unsigned rounds = 1u << random_below(8); rounds; --rounds) yield();
 }
 
 }  // namespace
@@ -149,6 +158,7 @@ unsigned long long barrier_arrive(unsigned shared, unsigned count, unsigned byte
     b.pending -= count;
     b.bytes += bytes;
     settle(b);
+    fall_behind();
     return phase;
 }
 
@@ -182,9 +192,9 @@ void barrier_arrive_after_copies(unsigned shared, bool counted, int line) {
 
 bool barrier_try_wait(unsigned shared, unsigned parity, int line) {
     Barrier& b = find_waited(shared, parity, "mbarrier.try_wait", line);
-    if (is_over(b, parity)) return true;
-    if (says_no()) return false;
+    if (!is_over(b, parity) && says_no(b)) return false;
     wait_for_end(b, parity, line);
+    fall_behind();
     return true;
 }
 
@@ -192,11 +202,12 @@ bool barrier_try_wait(unsigned shared, unsigned parity, int line) {
 bool barrier_test_wait(unsigned shared, unsigned parity, int line) {
     Barrier& b = find_waited(shared, parity, "mbarrier.test_wait", line);
     unsigned& spins = fibers[current].spins;
-    if (is_over(b, parity)) return spins = 0, true;
-    if (says_no()) return false;
-    if (!can_end(b) && ++spins < spins_allowed) return yield(), false;
-    spins = 0;
+    if (!is_over(b, parity)) {
+        if (says_no(b)) return spins = 0, false;
+        if (!can_end(b) && ++spins < spins_allowed) return yield(), false;
+    }
     wait_for_end(b, parity, line);
+    fall_behind();
     return true;
 }
 

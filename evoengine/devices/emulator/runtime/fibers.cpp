@@ -182,7 +182,7 @@ void run_block(void* const* arguments) {
     reset_wgmma();
     for (unsigned i = 0; i < launch.threads; ++i) {
         fibers[i].ended = false;
-        fibers[i].spins = 0;
+        fibers[i].refused_by = ~0u;
         drop_copies(fibers[i].queue);
         fibers[i].stack_pointer = fresh_stack(i);
         wake(i);

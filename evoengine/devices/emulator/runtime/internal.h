@@ -49,7 +49,8 @@ struct Fiber {
     Gate* gate;  // null: runnable or ended
     void* payload;
     bool ended;
-    unsigned spins;  // test_waits in a row that said no
+    unsigned refused_by, refused_phase;  // the mbarrier, by address, whose wait said no last, and its phase
+    unsigned spins;                      // test_waits in a row that said no
     CopyQueue queue;
 };
 

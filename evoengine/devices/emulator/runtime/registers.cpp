@@ -8,7 +8,7 @@ namespace evo_emu {
 
 namespace {
 
-constexpr unsigned per_sm = 1 << 16;
+constexpr unsigned per_multiprocessor = 1 << 16;
 constexpr unsigned granule = 8, least = 24, most = 256;
 
 unsigned held[max_threads / warp_size];  // per thread of each warp
@@ -33,10 +33,11 @@ bool grant(unsigned warp, unsigned count) {
 
 }  // namespace
 
-// What ptxas gives a kernel that uses setmaxnreg: all there is, evenly to its blocks and threads, in units of 8.
+// What ptxas gives a kernel that uses setmaxnreg: all there is for so many blocks, evenly, in units of 8 per thread.
 void reset_registers() {
     const unsigned warps = (launch.threads + warp_size - 1) / warp_size;
-    const unsigned share = std::min(per_sm / (kernel.min_blocks * warps * warp_size) / granule * granule, most);
+    const unsigned threads = std::max(kernel.least_blocks, 1u) * warps * warp_size;
+    const unsigned share = std::min(per_multiprocessor / threads / granule * granule, most);
     for (unsigned& h : held) h = share;
     spare = 0;
 }

@@ -1,5 +1,5 @@
 // wgmma. A thread that begins one only notes it; the product of the whole warpgroup is formed when the first of its
-// threads has waited for it and let all others run for `patience` rounds, from shared memory and A registers as they are
+// threads has waited for it, and let all others run for `patience` rounds, from shared memory and A registers as they are
 // then. Registers are host memory on a thread's stack. wgmma.fence keeps a picture of that stack: registers that differ
 // from it have been written since.
 #include "internal.h"
@@ -235,10 +235,10 @@ void wgmma_wait(unsigned groups_left, int line) {
     Thread& t = threads[current];
     const unsigned group = current / group_size;
     Warpgroup& g = warpgroups[group];
-    for (unsigned round = 0; round < patience; ++round) yield();
-    for (; t.ended < t.begun; ++t.ended) {
+    for (unsigned rounds = patience; t.ended < t.begun; ++t.ended) {
         Operation& op = g.operations[t.ended % max_under_way];
         if (op.group + groups_left >= t.committed) return;
+        for (; rounds && g.computed == t.ended; --rounds) yield();
         while (op.begun < group_size) {
             g.gate = {g.text, line};
             g.waited_for = int(t.ended);

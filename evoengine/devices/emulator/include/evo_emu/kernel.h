@@ -32,12 +32,12 @@ struct Entry {
 };
 
 template <auto function, class... P>
-constexpr Kernel describe(const char* name, unsigned min_blocks, void (*)(P...)) {
+constexpr Kernel describe(const char* name, unsigned least_blocks, void (*)(P...)) {
     using E = Entry<function, P...>;
-    return {name, &E::invoke, sizeof...(P), E::kinds, E::sizes, min_blocks};
+    return {name, &E::invoke, sizeof...(P), E::kinds, E::sizes, least_blocks};
 }
 
 }  // namespace evo_emu
 
-#define EVO_EMU_ENTRY(name, min_blocks) \
-    extern const evo_emu::Kernel evo_emu::kernel = evo_emu::describe<&name>(#name, min_blocks, &name);
+#define EVO_EMU_ENTRY(name, least_blocks) \
+    extern const evo_emu::Kernel evo_emu::kernel = evo_emu::describe<&name>(#name, least_blocks, &name);

@@ -18,7 +18,7 @@ struct Kernel {
     unsigned parameters;
     const char* kinds;  // per parameter: 'p' pointer, 'i' integer, 'f' floating point, 's' a structure
     const unsigned* sizes;
-    unsigned min_blocks;  // per SM, the second of __launch_bounds__
+    unsigned least_blocks;  // per multiprocessor, by __launch_bounds__
 };
 extern const Kernel kernel;
 
