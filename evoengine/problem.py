@@ -9,7 +9,7 @@ from evoengine.errors import UsageError
 
 DTYPES = {"fp16": 2, "bf16": 2}
 """name → bytes per element"""
-HEAD_DIMS = (32, 64, 96, 128)
+HEAD_DIMS = (32, 64, 96, 128, 256)
 EXAMPLE = "b16,h16,s2048,d64,fp16"
 
 _NUMBER = re.compile(r"(kv|sq|sk|b|h|s|d)(\d+)\Z")

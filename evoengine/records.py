@@ -174,6 +174,8 @@ class Contender:
     trial: int
     source: Source
     binary: Binary
+    config: Config = field(default_factory=dict, hash=False)
+    """what its further arguments hang on, tensor maps for one"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def profile(trial: int, db: str | None, as_json: bool) -> None:
         device = devices[0] if devices else None
         if device is None:
             say(f"no GPU here takes a binary for {candidate.binary.arch}: the page is static")
-        contender = Contender(trial, candidate.source, candidate.binary)
+        contender = Contender(trial, candidate.source, candidate.binary, candidate.config)
         kernel = candidate.problem.split(":")[0]
         with turn(device, say):
             page = take(

@@ -28,7 +28,26 @@ class ScalarArgument:
     value: np.int32 | np.int64 | np.float32
 
 
-Argument = TensorArgument | ScalarArgument
+@dataclass(frozen=True, slots=True)
+class TensorMapArgument:
+    """A `const __grid_constant__` parameter of 128 bytes: how TMA cuts tiles out of a tensor. See tensor_map.py.
+
+    `dims` and `box` count elements, innermost first, as CUDA does; `strides_bytes` leaves out the innermost.
+    """
+
+    name: str
+    tensor: str
+    """the name of the tensor argument it is a view of"""
+    dtype: str
+    """fp16, bf16 or fp32"""
+    dims: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+    """bytes: 0, 32, 64 or 128"""
+
+
+Argument = TensorArgument | ScalarArgument | TensorMapArgument
 Arguments = Sequence[Argument]
 """in the order of the kernel's parameters"""
 Tensors = Mapping[str, np.ndarray]

@@ -15,7 +15,16 @@ import numpy as np
 import torch
 from cupy.cuda import driver, runtime
 
-from evoengine.devices.base import Arguments, KernelCrashed, KernelHung, KernelUnbuildable, TensorArgument, Tensors
+from evoengine.devices.base import (
+    Arguments,
+    KernelCrashed,
+    KernelHung,
+    KernelUnbuildable,
+    TensorArgument,
+    TensorMapArgument,
+    Tensors,
+)
+from evoengine.devices.tensor_map import BYTES, encode
 from evoengine.records import Binary, Launch
 
 GUARD_BYTES = 1 << 16
@@ -79,7 +88,14 @@ def await_gpu(entry: str, event: torch.cuda.Event | None = None, seconds: float 
 def _parameter(argument, buffers: dict[str, torch.Tensor]):
     if isinstance(argument, TensorArgument):
         return np.uint64(buffers[argument.name].data_ptr() + GUARD_BYTES)
+    if isinstance(argument, TensorMapArgument):
+        return tensor_map(argument, buffers[argument.tensor].data_ptr() + GUARD_BYTES)
     return argument.value
+
+
+def tensor_map(argument: TensorMapArgument, pointer: int) -> np.ndarray:
+    """The map of the tensor at that device address; CuPy passes a NumPy array of one element by value."""
+    return np.frombuffer(encode(argument, pointer), dtype=np.dtype((np.void, BYTES)))
 
 
 def _guarded(data: np.ndarray) -> torch.Tensor:

@@ -247,7 +247,7 @@ class Coordinator:
         config = walk.proposal.config
         plan = [(case, s.space.launch(config, case.problem)) for case in self._workload.cases(s.problem, config)]
         seed = int(np.random.SeedSequence([s.seed, self.run, walk.trial]).generate_state(1)[0])
-        job = Job(Contender(walk.trial, walk.source, binary), plan, s.space.cost(config), seed)
+        job = Job(Contender(walk.trial, walk.source, binary, config), plan, s.space.cost(config), seed)
         self._judging[self._judge.submit(job, self._workers)] = walk
 
     def _on_judged(self, walk: Walk, result: Judged | Rejection) -> None:

@@ -16,7 +16,7 @@ def hold_finals(ledger: Ledger, judge: Judge, problem: str, gpu: str) -> Future 
     """A future of the finals among the ledger's best measured candidates; None where the judge times none."""
     best = ledger.best(problem, gpu, top=FINALISTS)
     found = [ledger.candidate(c.trial, with_cubin=True) for c in best if c.measurement.kind is Kind.MEASURED]
-    return judge.finals([Contender(c.trial, c.source, c.binary) for c in found]) if found else None
+    return judge.finals([Contender(c.trial, c.source, c.binary, c.config) for c in found]) if found else None
 
 
 def record_finals(ledger: Ledger, run: int, result: Finals | Rejection) -> list[str]:

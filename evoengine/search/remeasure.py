@@ -92,7 +92,7 @@ class Remeasurer:
         cases = find_workload(space.kernel).cases(self._problem, candidate.config)
         plan = [(case, space.launch(candidate.config, case.problem)) for case in cases]
         seed = int(np.random.SeedSequence([self._seed, self._run, candidate.trial]).generate_state(1)[0])
-        return Job(Contender(candidate.trial, whole.source, whole.binary), plan, space.cost(candidate.config), seed)
+        return Job(Contender(candidate.trial, whole.source, whole.binary, candidate.config), plan, space.cost(candidate.config), seed)
 
     def _record(self, candidate: Candidate, result: Judged | Rejection) -> None:
         """What the GPU says replaces the emulator's word, for better or worse."""

@@ -38,7 +38,7 @@ def walk(
         cases = find_workload(space.kernel).cases(problem, config)
         plan = [(case, space.launch(config, case.problem)) for case in cases]
         judge.baselines()
-        result = judge.submit(Job(Contender(0, source, binary), plan, space.cost(config), seed), workers).result()
+        result = judge.submit(Job(Contender(0, source, binary, config), plan, space.cost(config), seed), workers).result()
     finally:
         workers.close()
     if isinstance(result, Rejection):

@@ -3,6 +3,8 @@
 Each block spends clocks on five pipes (tensor, FP32, MUFU, shared memory, global memory), by the space's own count of
 its work. Blocks that share an SM overlap with one another, so a wave of R blocks takes at least R times the busiest
 pipe's share; one block's phases follow each other across barriers, so a wave takes at least the sum of its phases.
+Where a block's own warps are at unlike phases, the space states as `exposed` which part of the phases beside the longest
+is left to wait for.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def estimate(
     pipes = _pipes(binary, cost, gpu)
     barriers = cost.get("barriers", 0.0) * BARRIER_CLOCKS
     copies = 0.0 if cost.get("overlap") else pipes["global"]
-    alone = sum(clocks for name, clocks in pipes.items() if name != "global") + barriers + copies
+    inner = [clocks for name, clocks in pipes.items() if name != "global"]
+    alone = max(inner) + cost.get("exposed", 1.0) * (sum(inner) - max(inner) + barriers + copies)
     busiest = max(pipes.values())
 
     def wave(blocks: int) -> float:

@@ -21,7 +21,7 @@ def main(job: Path) -> None:
     torch.cuda.init()
     bench = Bench(find_tensors(kernel), problem)
     loaded = CudaKernel(contender.binary, contender.source.entry, contender.source.launch)
-    bench.work(loaded, contender.source.launch)()
+    bench.work(loaded, contender)()
     await_gpu(contender.source.entry, seconds=SECONDS)
 
 

@@ -20,7 +20,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from evoengine.devices.base import KernelCrashed, KernelFailure
-from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, await_gpu, first_line
+from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, await_gpu, first_line, tensor_map
 from evoengine.devices.nvml import Sensors, open_sensors
 from evoengine.errors import MachineError
 from evoengine.gpu import Gpu
@@ -31,7 +31,6 @@ from evoengine.records import (
     Contender,
     Finals,
     Kind,
-    Launch,
     Measurement,
     Outcome,
     Plan,
@@ -76,18 +75,17 @@ def measure(
     hang this process must be replaced.
     """
     device = torch.cuda.get_device_name()
-    launch = contender.source.launch
     try:
         loaded = _load(contender)
         verdict = verify(find_tensors(kernel), plan, loaded.run, device, seed)
         if not verdict.correct:
             return verdict, None
         bench = _bench(kernel, problem)
-        verdict = _joined(verdict, bench.check(loaded, launch, "full problem", seed + 1))
+        verdict = _joined(verdict, bench.check(loaded, contender, "full problem", seed + 1))
         if not verdict.correct:
             return verdict, None
-        rounds = bench.race(loaded, launch, incumbent, rival, seed)
-        verdict = _joined(verdict, bench.check(loaded, launch, "full problem after timing", seed + 2))
+        rounds = bench.race(loaded, contender, incumbent, rival, seed)
+        verdict = _joined(verdict, bench.check(loaded, contender, "full problem after timing", seed + 2))
     except CUDA_ERRORS as error:
         raise KernelCrashed(f"kernel {contender.source.entry}: {first_line(error)}") from error
     if not verdict.correct:
@@ -123,7 +121,7 @@ def finals(
     bench = _bench(kernel, problem)
     try:
         bench.refresh(seed)
-        clocks = {str(c.trial): bench.clock(bench.work(_load(c), c.source.launch), c.source.entry) for c in contenders}
+        clocks = {str(c.trial): bench.clock(bench.work(_load(c), c), c.source.entry) for c in contenders}
         rounds = bench.rounds({**clocks, **bench.rivals(rival)}, seed, lambda samples: all_settled(samples))
     except CUDA_ERRORS as error:
         trials = ", ".join(str(c.trial) for c in contenders)
@@ -238,11 +236,11 @@ class Bench:
         for name, fresh in self._draw(seed).items():
             self._inputs[name].copy_(fresh)
 
-    def check(self, kernel: CudaKernel, launch: Launch, name: str, seed: int) -> tuple[CaseResult, ...]:
+    def check(self, kernel: CudaKernel, contender: Contender, name: str, seed: int) -> tuple[CaseResult, ...]:
         """Fresh inputs at full size, all outputs written, and the last rows of the first and last head compared."""
         self.refresh(seed)
         self._out.fill_(float("nan"))
-        self.work(kernel, launch)()
+        self.work(kernel, contender)()
         await_gpu(kernel.entry)
         unwritten = int(self._out.isnan().sum())
         if unwritten:
@@ -267,10 +265,13 @@ class Bench:
 
     # ── what is timed ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def work(self, kernel: CudaKernel, launch: Launch) -> Work:
-        pointers = [np.uint64(t.data_ptr()) for t in (*(self._inputs[n] for n in ("q", "k", "v")), self._out)]
-        parameters = (*pointers, *(s.value for s in self._tensors.scalars(self._problem)))
-        return lambda: kernel.launch(launch, parameters)
+    def work(self, kernel: CudaKernel, contender: Contender) -> Work:
+        tensors = {**{n: self._inputs[n] for n in ("q", "k", "v")}, self._tensors.OUTPUT: self._out}
+        pointers = {name: t.data_ptr() for name, t in tensors.items()}
+        scalars = (s.value for s in self._tensors.scalars(self._problem))
+        maps = (tensor_map(m, pointers[m.tensor]) for m in self._tensors.tensor_maps(self._problem, contender.config))
+        parameters = (*map(np.uint64, pointers.values()), *scalars, *maps)
+        return lambda: kernel.launch(contender.source.launch, parameters)
 
     def sdpa(self, name: str) -> Callable[[], float] | None:
         """The clock of an SDPA backend, or None where it does not take the problem or lacks the memory."""
@@ -328,13 +329,13 @@ class Bench:
         return run_rounds(clocks, np.random.default_rng(seed), enough, sense)
 
     def race(
-        self, kernel: CudaKernel, launch: Launch, incumbent: Contender | None, rival: str, seed: int
+        self, kernel: CudaKernel, contender: Contender, incumbent: Contender | None, rival: str, seed: int
     ) -> Rounds:
         """The candidate until its median is settled, or until it is plainly beaten by the incumbent."""
-        clocks = {"candidate": self.clock(self.work(kernel, launch), kernel.entry)}
+        clocks = {"candidate": self.clock(self.work(kernel, contender), kernel.entry)}
         if incumbent:
             best = _load(incumbent)
-            clocks["incumbent"] = self.clock(self.work(best, incumbent.source.launch), f"of trial {incumbent.trial}")
+            clocks["incumbent"] = self.clock(self.work(best, incumbent), f"of trial {incumbent.trial}")
 
         def enough(samples: Mapping[str, list[float]]) -> str | None:
             if incumbent and beaten(samples["candidate"], samples["incumbent"]):

@@ -47,7 +47,7 @@ def case_seeds(seed: int, count: int) -> list[int]:
 def check(tensors: ModuleType, case, launch: Launch, run: Run, seed: int) -> CaseResult:
     """One case: draw, launch, compare. Raises KernelFailure where there is no result."""
     drawn = tensors.draw(case, seed)
-    arguments = tensors.arguments(case.problem, drawn.inputs)
+    arguments = tensors.arguments(case.problem, drawn.inputs, case.config)
     after = run(launch, arguments, seed)
     for argument in arguments:
         if isinstance(argument, TensorArgument) and not argument.output:

@@ -5,7 +5,7 @@ Nothing here needs a tensor library; the tensors themselves are drawn and judged
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from evoengine.problem import Problem
 from evoengine.records import Config
@@ -30,11 +30,15 @@ def least_bytes(problem: Problem) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One question put to a candidate: a small problem and a way to draw its inputs."""
+    """One question put to a candidate: a small problem and a way to draw its inputs.
+
+    `config` is the candidate's: some kernels take arguments that hang on it (`attention_torch.tensor_maps`).
+    """
 
     name: str
     problem: Problem
     draw: str = "normal"
+    config: Config = field(default_factory=dict, hash=False)
 
 
 def cases(problem: Problem, config: Config) -> tuple[Case, ...]:
@@ -69,4 +73,4 @@ def cases(problem: Problem, config: Config) -> tuple[Case, ...]:
     if not problem.causal:
         found.append(Case("one key", at(small, 239, 1)))
         found.append(Case("permuted K and V", at(single, tile_m - 5, 2 * tile_n + 9), "permuted"))
-    return tuple(found)
+    return tuple(replace(case, config=config) for case in found)

@@ -14,8 +14,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
-from evoengine.devices.base import Argument, ScalarArgument, TensorArgument
+from evoengine.devices.base import Argument, ScalarArgument, TensorArgument, TensorMapArgument
 from evoengine.problem import Problem
+from evoengine.records import Config
 from evoengine.workloads.attention import Case
 
 OUTPUT = "o"
@@ -148,11 +149,35 @@ def scalars(problem: Problem) -> tuple[ScalarArgument, ...]:
     )
 
 
-def arguments(problem: Problem, inputs: Inputs) -> tuple[Argument, ...]:
+def tensor_maps(problem: Problem, config: Config) -> tuple[TensorMapArgument, ...]:
+    """Q, K and V, and O where it is stored so too, as [heads of the batch, seq, head_dim] for kernels that move tiles by TMA.
+
+    A box is a tile's rows (of O: a warpgroup's) by the 64 or 32 columns that the kernel swizzles together; past a head's
+    end it reads zeros and writes nothing.
+    """
+    if config.get("load") != "tma":
+        return ()
+    columns = 64 if problem.head_dim % 64 == 0 else 32
+    row = 2 * problem.head_dim
+
+    def over(name: str, heads: int, seq: int, rows: int) -> TensorMapArgument:
+        dims = (problem.head_dim, seq, heads * problem.batch)
+        return TensorMapArgument(
+            f"map_{name}", name, problem.dtype, dims, (row, row * seq), (columns, rows, 1), swizzle=2 * columns
+        )
+
+    tile_m, tile_n = int(config["tile_m"]), int(config["tile_n"])
+    queries, keys = (problem.heads, problem.seq_q), (problem.kv_heads, problem.seq_k, tile_n)
+    maps = over("q", *queries, tile_m), over("k", *keys), over("v", *keys)
+    return (*maps, over(OUTPUT, *queries, 64)) if config["o_store"] == "tma" else maps
+
+
+def arguments(problem: Problem, inputs: Inputs, config: Config) -> tuple[Argument, ...]:
     """All of the kernel's parameters for a launch from host memory; the output is poisoned with NaN."""
     poison = torch.full_like(inputs["q"], float("nan"))
     tensors = [TensorArgument(name, bits(inputs[name])) for name in ("q", "k", "v")]
-    return (*tensors, TensorArgument(OUTPUT, bits(poison), output=True), *scalars(problem))
+    output = TensorArgument(OUTPUT, bits(poison), output=True)
+    return (*tensors, output, *scalars(problem), *tensor_maps(problem, config))
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:

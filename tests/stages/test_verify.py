@@ -179,7 +179,7 @@ def test_inputs_are_fresh_for_every_candidate_and_case_and_repeat_from_their_see
 
 def test_the_output_is_poisoned_before_every_launch():
     case = ATTENTION.cases(parse_problem(PROBLEMS[0]), CONFIG)[2]
-    out = TENSORS.arguments(case.problem, TENSORS.draw(case, 1).inputs)[3]
+    out = TENSORS.arguments(case.problem, TENSORS.draw(case, 1).inputs, {})[3]
     assert out.output
     assert np.isnan(out.data.view(np.float16)).all()
 

@@ -4,7 +4,7 @@
     do { evo_emu::ptx::cp_async_cg_shared_global((to), (from), 16); } while (0);
 
 The convention is the table: dots and `::` of the mnemonic become `_`, operands keep their order, and the set of known
-instructions is whatever ptx.h marks EVO_PTX.
+instructions is whatever ptx*.h mark EVO_PTX.
 """
 
 from __future__ import annotations
@@ -17,15 +17,20 @@ from evoengine.devices.base import KernelUnbuildable
 
 INCLUDE = Path(__file__).with_name("include")
 
-_FUNCTION = re.compile(r"^EVO_PTX\b[^(]*?\b(\w+)\(", re.MULTILINE)
+_FUNCTION = re.compile(r"^(?:template <[^>]*> )?EVO_PTX\b[^(]*?\b(\w+)\(", re.MULTILINE)
 _STRING = re.compile(r'"((?:\\.|[^"\\])*)"', re.DOTALL)
 _OPERAND = re.compile(r'\s*(?:\[\w+\]\s*)?"([^"]*)"\s*\((.*)\)\s*\Z', re.DOTALL)
-_CACHE_HINT = re.compile(r"\.L2::(?:64B|128B|256B|cache_hint)\b|\.L1::\w+")
+_WITHOUT_EFFECT = re.compile(
+    r"\.L2::(?:64B|128B|256B|cache_hint)\b|\.L1::\w+|::cta\b|\.tile\b|\.(?:release|acquire|relaxed)\.(?:cta|cluster)\b"
+)
+_SIZE = re.compile(r"(?<=^wgmma_mma_async_sync_aligned_m64)n(\d+)(?=k16_)|(?<=^cp_async_bulk_tensor)_(\d)d(?=_)")
 _INSTRUCTION = re.compile(r"(?:@(!?)\s*(\w+)\s+)?([a-z][\w.:]*)\s*(.*)\Z", re.DOTALL)
 _ADDRESS = re.compile(r"\[\s*([%\w]+)\s*(?:\+\s*(-?\w+)\s*)?\]\Z")
+_TILE = re.compile(r"\[\s*([%\w]+)\s*,\s*\{(.*)\}\s*\]\Z", re.DOTALL)
 _FLOAT_BITS = re.compile(r"0[fF]([0-9a-fA-F]{8})\Z")
 _LABEL = re.compile(r"\s*(\$?\w+)\s*:(?!:)")
 _REGISTERS = re.compile(r"\.reg\s*\.(\w+)\s+(.*)\Z", re.DOTALL)
+_REGISTERS_ANYWHERE = re.compile(r"\.reg\s[^;]*")
 _REGISTER_TYPES = {
     "pred": "bool", "b16": "unsigned short", "u16": "unsigned short", "s16": "short", "b32": "unsigned",
     "u32": "unsigned", "s32": "int", "f32": "float", "b64": "unsigned long long", "u64": "unsigned long long",
@@ -35,7 +40,7 @@ _REGISTER_TYPES = {
 
 @cache
 def known_instructions() -> frozenset[str]:
-    return frozenset(_FUNCTION.findall((INCLUDE / "evo_emu" / "ptx.h").read_text()))
+    return frozenset(name for path in INCLUDE.glob("evo_emu/ptx*.h") for name in _FUNCTION.findall(path.read_text()))
 
 
 def to_cpp(body: str, masked: str, line: int) -> str:
@@ -46,6 +51,8 @@ def to_cpp(body: str, masked: str, line: int) -> str:
     sections = _split(body, masked, ":")
     ptx = "".join(_unescape(s) for s in _STRING.findall(sections[0]))
     operands = [_operand(o, line) for section in sections[1:3] for o in _list(section)]
+    for name in re.findall(r"%([A-Za-z_$]\w*)", " ".join(_REGISTERS_ANYWHERE.findall(ptx))):
+        ptx = re.sub(rf"%{re.escape(name)}\b", name, ptx)
     statements = _statements(ptx)
     labels = [m[1] for m in map(_LABEL.match, statements) if m]
     declared = f"__label__ {', '.join(labels)}; " if labels else ""
@@ -116,9 +123,13 @@ def _declare(kind: str, names: str, line: int) -> str:
 
 
 def _call(mnemonic: str, arguments: list[str], line: int) -> str:
-    name = _CACHE_HINT.sub("", mnemonic).replace("::", "_").replace(".", "_")
+    name = _WITHOUT_EFFECT.sub("", mnemonic).replace("::", "_").replace(".", "_")
+    size = _SIZE.search(name)
+    name = _SIZE.sub("", name)
     if name not in known_instructions():
         raise KernelUnbuildable(f"line {line}: the emulator does not know the PTX instruction {mnemonic}")
+    if size:  # a template argument: columns of wgmma, dimensions of a tile
+        name += f"<{size[1] or size[2]}>"
     return f"evo_emu::ptx::{name}({', '.join(arguments)});"
 
 
@@ -126,6 +137,13 @@ def _argument(text: str, operands: list[str], line: int) -> str:
     if text.startswith("{") and text.endswith("}"):
         inside = [_argument(a.strip(), operands, line) for a in text[1:-1].split(",")]
         return f"evo_emu::registers({', '.join(inside)})"
+    if text == "_":
+        return "evo_emu::Ignored()"
+    if "|" in text:
+        return ", ".join(_argument(a.strip(), operands, line) for a in text.split("|"))
+    if tile := _TILE.match(text):
+        at = ", ".join(_argument(a.strip(), operands, line) for a in tile[2].split(","))
+        return f"{_argument(tile[1], operands, line)}, evo_emu::coordinates({at})"
     if address := _ADDRESS.match(text):
         base = _argument(address[1], operands, line)
         return f"evo_emu::displaced({base}, {_argument(address[2], operands, line)})" if address[2] else base

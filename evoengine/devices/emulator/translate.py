@@ -19,6 +19,7 @@ _SHARED = re.compile(
     r"(?:\b(?:__align__|alignas)\s*\([^;{}]*?\)\s*|\b(?:extern|static|volatile)\s+)*\b__shared__\b[^;{}]*;"
 )
 _DECLARATOR = re.compile(r"\s*([A-Za-z_]\w*)\s*((?:\[[^\]]*\]\s*)*)\Z")
+_MAP_BY_VALUE = re.compile(r"(__grid_constant__\s+(?:const\s+)?)?\b(?:CUtensorMap|TensorMap)\s+(\w+)\s*[,)]")
 _NAMESPACE = re.compile(r'(?:\bnamespace(?:\s+[\w:]+)?|\bextern\s*"[^"]*")\s*\Z')
 
 
@@ -35,12 +36,27 @@ def translate(text: str) -> str:
     Raises KernelUnbuildable naming the line for PTX the emulator does not know and declarations it cannot read.
     """
     masked = _mask(text)
+    for by_value in _MAP_BY_VALUE.finditer(masked):
+        if not by_value[1]:  # the compiler takes it, and TMA is given the address of a copy that it cannot read
+            line = _line(text, by_value.start())
+            raise KernelUnbuildable(f"line {line}: tensor map {by_value[2]} must be a const __grid_constant__ parameter")
     edits = [_asm_edit(text, masked, m) for m in _ASM.finditer(masked)]
     edits += [_shared_edit(text, masked, m) for m in _SHARED.finditer(masked)]
     for edit in sorted(edits, key=lambda e: e.start, reverse=True):
         line_ends = "".join(re.findall(r"\\?\n", text[edit.start : edit.end]))
         text = text[: edit.start] + edit.text + line_ends + text[edit.end :]
     return text
+
+
+def least_blocks(text: str, entry: str) -> str:
+    """The blocks per multiprocessor that `__launch_bounds__` asks for, as the kernel's own expression; 1 where it does not."""
+    masked = _mask(text)
+    for match in re.finditer(r"\b__launch_bounds__\s*\(", masked):
+        end = _closing(masked, match.end() - 1)
+        if re.match(rf"\)[\s\w]*\b{entry}\s*\(", masked[end:]):
+            bounds = _split_declarators(masked[match.end() : end])
+            return f"({' '.join(bounds[1].split())})" if len(bounds) > 1 else "1"
+    return "1"
 
 
 def _mask(text: str) -> str:

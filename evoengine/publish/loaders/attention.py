@@ -31,7 +31,8 @@ def attention(q, k, v, out=None):
         parameters = [ctypes.c_void_p(_pointer(t)) for t in (q, k, v, out)]
         parameters += [ctypes.c_int(n) for n in (heads, kv_heads, seq_q, seq_k)]
         parameters.append(ctypes.c_float(1.0 / math.sqrt(head_dim)))
-        addresses = (ctypes.c_void_p * len(parameters))(*(ctypes.addressof(p) for p in parameters))
+        parameters += _tensor_maps(q, k, v)
+        addresses = (ctypes.c_void_p * len(parameters))(*(_address(p) for p in parameters))
         grid = (-(-seq_q // KERNEL["config"]["tile_m"]), heads, batch)
         _call(
             "cuLaunchKernel", _function(_device_index(q)), *grid, launch["threads"], 1, 1, launch["shared_bytes"],
@@ -57,6 +58,37 @@ def _check(q, k, v, out):
         raise ValueError(f"{heads} heads are no multiple of {k.shape[1]} kv heads")
     if problem["causal"] and seq_q > k.shape[2]:
         raise ValueError(f"causal with {seq_q} queries and {k.shape[2]} keys leaves rows that see no key")
+
+
+def _tensor_maps(q, k, v):
+    """Q, K and V as TMA sees them, [batch·heads, seq, head_dim], for kernels that load by it; none for all others."""
+    config = KERNEL["config"]
+    if config.get("load") != "tma":
+        return []
+    rows = {"q": config["tile_m"], "k": config["tile_n"], "v": config["tile_n"]}
+    return [_tensor_map(t, rows[name]) for name, t in (("q", q), ("k", k), ("v", v))]
+
+
+def _tensor_map(tensor, rows):
+    """cuTensorMapEncodeTiled: 128 bytes at a multiple of 64, boxes of `rows` by the columns that are swizzled together."""
+    batch, heads, seq, head_dim = tensor.shape
+    columns = 64 if head_dim % 64 == 0 else 32
+    memory = (ctypes.c_char * 192)()
+    start = -ctypes.addressof(memory) % 64
+    dtype = {"fp16": 6, "bf16": 9}[KERNEL["problem"]["dtype"]]
+    swizzle = {32: 2, 64: 3}[columns]
+    _call(
+        "cuTensorMapEncodeTiled", ctypes.c_void_p(ctypes.addressof(memory) + start), dtype, 3, ctypes.c_void_p(_pointer(tensor)),
+        (ctypes.c_uint64 * 3)(head_dim, seq, batch * heads), (ctypes.c_uint64 * 2)(2 * head_dim, 2 * head_dim * seq),
+        (ctypes.c_uint32 * 3)(columns, rows, 1), (ctypes.c_uint32 * 3)(1, 1, 1), 0, swizzle, 3, 0,
+    )  # fmt: skip
+    return memory
+
+
+def _address(parameter):
+    """Tensor maps lie at the next multiple of 64, where the driver takes its copy from."""
+    address = ctypes.addressof(parameter)
+    return address + -address % 64 if isinstance(parameter, ctypes.Array) else address
 
 
 @functools.cache

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from evoengine.devices.base import ScalarArgument, TensorArgument
+from evoengine.devices.base import ScalarArgument, TensorArgument, TensorMapArgument
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
 from evoengine.records import Launch, Source
@@ -17,6 +18,8 @@ SIGNATURE = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(
 
 def argument(parameter, value):
     name = re.search(r"(\w+)\s*$", parameter)[1]
+    if isinstance(value, TensorMapArgument):
+        return replace(value, name=name)
     if "*" not in parameter:
         return ScalarArgument(name, value)
     return TensorArgument(name, value, output="const" not in parameter)

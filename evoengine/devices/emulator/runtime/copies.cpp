@@ -20,13 +20,17 @@ void push(CopyQueue& queue, const Copy& copy) {
     queue.copies[queue.count++] = copy;
 }
 
-void land(CopyQueue& queue, unsigned groups) {
-    for (; queue.first < queue.count && queue.copies[queue.first].group < groups; ++queue.first) {
-        const Copy& copy = queue.copies[queue.first];
-        memcpy(copy.to, copy.from, copy.source_bytes);
-        memset(copy.to + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
-    }
-    if (queue.first == queue.count) queue.first = queue.count = 0;
+void land_next(CopyQueue& queue) {
+    const Copy& copy = queue.copies[queue.first++];
+    memcpy(copy.to, copy.from, copy.source_bytes);
+    memset(copy.to + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
+    if (queue.first < queue.count) return;
+    queue.before += queue.count;
+    queue.first = queue.count = 0;
+}
+
+void land_groups(CopyQueue& queue, unsigned groups) {
+    while (queue.first < queue.count && queue.copies[queue.first].group < groups) land_next(queue);
 }
 
 }  // namespace
@@ -51,11 +55,20 @@ void copy_async_commit() { ++fibers[current].queue.committed; }
 
 void copy_async_wait(unsigned groups_left) {
     CopyQueue& queue = fibers[current].queue;
-    if (queue.committed > groups_left) land(queue, queue.committed - groups_left);
+    if (queue.committed > groups_left) land_groups(queue, queue.committed - groups_left);
 }
 
-void copy_async_wait_all() { land(fibers[current].queue, ~0u); }
+void copy_async_wait_all() { land_groups(fibers[current].queue, ~0u); }
 
-void drop_copies(CopyQueue& queue) { queue.first = queue.count = queue.committed = 0; }
+void drop_copies(CopyQueue& queue) {
+    queue.before += queue.count;
+    queue.first = queue.count = queue.committed = 0;
+}
+
+unsigned long copies_begun(const CopyQueue& queue) { return queue.before + queue.count; }
+
+void land_copies(CopyQueue& queue, unsigned long until) {
+    while (queue.first < queue.count && queue.before + queue.first < until) land_next(queue);
+}
 
 }  // namespace evo_emu

@@ -36,10 +36,6 @@ unsigned *round_now = order[0], *round_next = order[1];
 unsigned round_size, round_position, next_size;
 unsigned ended_count;
 
-char* stack_top(unsigned fiber) {
-    return stacks + (fiber + 1) * stack_stride() - (fiber % 16) * 192;
-}
-
 void fiber_main();
 
 #if defined(__x86_64__) && !defined(EVO_EMU_UCONTEXT)
@@ -98,6 +94,7 @@ void* fresh_stack(unsigned fiber) {
 #endif
 
 void start_round() {
+    if (fence_due) publish_shared();
     std::swap(round_now, round_next);
     round_size = next_size;
     round_position = next_size = 0;
@@ -123,14 +120,16 @@ void switch_away() {
 
 void fiber_main() {
     kernel.invoke(kernel_arguments);
+    check_stores_waited_for();
     fibers[current].ended = true;
     ++ended_count;
-    drop_copies(fibers[current].queue);
     switch_away();
     __builtin_unreachable();
 }
 
 }  // namespace
+
+char* stack_top(unsigned fiber) { return stacks + (fiber + 1) * stack_stride() - (fiber % 16) * 192; }
 
 // xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled"), scaled down.
 uint64_t random_below(uint64_t bound) {
@@ -158,6 +157,11 @@ void wake(unsigned fiber) {
     round_next[next_size++] = fiber;
 }
 
+void wake_all(const Gate* gate) {
+    for (unsigned i = 0; i < launch.threads; ++i)
+        if (fibers[i].gate == gate) wake(i);
+}
+
 void yield() {
     wake(current);
     switch_away();
@@ -173,14 +177,20 @@ void run_block(void* const* arguments) {
     kernel_arguments = arguments;
     ended_count = next_size = round_size = round_position = 0;
     clear_gates();
+    clear_barriers();
+    reset_registers();
+    reset_wgmma();
     for (unsigned i = 0; i < launch.threads; ++i) {
         fibers[i].ended = false;
+        fibers[i].refused_by = ~0u;
+        drop_copies(fibers[i].queue);
         fibers[i].stack_pointer = fresh_stack(i);
         wake(i);
     }
     start_round();
     current = threadIdx.x = round_now[round_position++];
     switch_stack(&main_stack_pointer, fibers[current].stack_pointer);
+    check_nothing_under_way();
 }
 
 }  // namespace evo_emu

@@ -30,6 +30,7 @@ struct CopyQueue {
     Copy* copies;
     unsigned first, count, capacity;
     unsigned committed;
+    unsigned long before;  // copies of the thread that came before copies[0]
 };
 
 // A place where threads wait for one another: a block barrier, a named barrier or a warp collective.
@@ -48,7 +49,41 @@ struct Fiber {
     Gate* gate;  // null: runnable or ended
     void* payload;
     bool ended;
+    unsigned refused_by, refused_phase;  // the mbarrier, by address, whose wait said no last, and its phase
+    unsigned spins;                      // test_waits in a row that said no
     CopyQueue queue;
+};
+
+// A tensor map argument, in the emulator's own layout; run.py writes the same.
+struct alignas(64) TensorMap {
+    const TensorMap* self;  // the launch's own copy
+    char* tensor;           // on the way here: the number of its argument
+    uint64_t strides[4];    // bytes, of dimension 1 and up
+    uint32_t dims[5];       // innermost first, 1 beyond the rank
+    uint16_t box[5];
+    uint8_t element, rank;  // bytes; dimensions
+    uint16_t swizzle;       // bytes, 0 for none
+    char unused[46];
+};
+static_assert(sizeof(TensorMap) == 128);
+
+// What is under way to a barrier: it happens when the phase ends, which is when somebody waits for it.
+struct Landing {
+    void (*land)(const Landing&);
+    Landing* next;
+    unsigned bytes, arrivals;
+    unsigned shared;  // where bytes land
+    union {
+        struct {
+            unsigned fiber;
+            unsigned long copies;
+        } after;
+        const char* from;
+        struct {
+            const TensorMap* map;
+            int at[5];
+        } tile;
+    };
 };
 
 extern const size_t page;  // bytes
@@ -58,9 +93,11 @@ extern unsigned current;  // index of the running fiber; max_threads outside of 
 
 // fibers.cpp
 void make_stacks();
+char* stack_top(unsigned fiber);
 void run_block(void* const* arguments);
 void wake(unsigned fiber);
 void wait_at(Gate* gate, void* payload);
+void wake_all(const Gate* gate);
 bool is_on_stacks(const char* address);
 uint64_t random_below(uint64_t bound);
 
@@ -80,6 +117,39 @@ void report_fault(const char* address, const char* access);
 
 // copies.cpp
 void drop_copies(CopyQueue& queue);
+unsigned long copies_begun(const CopyQueue& queue);
+void land_copies(CopyQueue& queue, unsigned long until);
+
+// barriers.cpp
+void clear_barriers();
+void name_stuck_barriers();
+void barrier_promise(unsigned shared, const Landing& landing, const char* what, int line);
+void check_nothing_under_way();
+
+// async_proxy.cpp
+extern bool fence_due;  // at the end of the round
+void publish_shared();
+void poison_async();
+const char* async_read(unsigned shared, unsigned bytes, const char* what, int line);
+char* async_write(unsigned shared, unsigned bytes, const char* what, int line);
+void async_fill(unsigned shared, const void* from, unsigned bytes);
+
+// bulk.cpp
+void know_tensor_map(TensorMap* map);
+void check_stores_waited_for();
+
+// operands.cpp
+float element_value(unsigned short bits, bool bfloat16);
+void read_matrix(float* matrix, unsigned long long descriptor, unsigned extent, bool transposed, bool bfloat16,
+                 const char* what, int line);
+
+// wgmma.cpp
+void reset_wgmma();
+void name_stuck_wgmma();
+
+// registers.cpp
+void reset_registers();
+void name_stuck_registers();
 
 // report.cpp
 void install_handlers();

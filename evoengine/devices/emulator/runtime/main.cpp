@@ -23,7 +23,7 @@ struct LaunchHeader {
 };
 struct ArgumentHeader {
     uint64_t bytes;
-    char kind;  // 't' input tensor, 'o' output tensor, 'i' integer, 'f' floating point
+    char kind;  // 't' input tensor, 'o' output tensor, 'i' integer, 'f' floating point, 'm' tensor map
     char name[55];
 };
 struct Argument {
@@ -61,12 +61,13 @@ void check_parameter(unsigned i) {
     const ArgumentHeader& given = arguments[i].header;
     char kind = kernel.kinds[i];
     unsigned size = kernel.sizes[i];
-    if (kind == 'p' ? is_tensor(arguments[i]) : kind == given.kind && size == given.bytes) return;
+    char fits = given.kind == 'm' ? 's' : given.kind;
+    if (kind == 'p' ? is_tensor(arguments[i]) : kind == fits && size == given.bytes) return;
     const char* takes = kind == 'p' ? "pointer" : kind == 'f' ? "float" : kind == 'i' ? "integer" : "structure";
     if (is_tensor(arguments[i]))
         crash("parameter %u takes a %u-byte %s, the launch gives tensor %s", i, size, takes, given.name);
     crash("parameter %u takes a %u-byte %s, the launch gives %s, a %u-byte %s", i, size, takes, given.name,
-          unsigned(given.bytes), given.kind == 'f' ? "float" : "integer");
+          unsigned(given.bytes), given.kind == 'f' ? "float" : given.kind == 'm' ? "tensor map" : "integer");
 }
 
 void read_launch() {
@@ -92,9 +93,15 @@ void read_launch() {
             a.data = map_tensor(a.header.name, a.header.bytes, a.header.kind == 'o', (launch.seed + i) % 2 == 0);
             values[i] = &a.data;
         } else {
-            values[i] = a.data = static_cast<char*>(calloc(1, 16));
+            values[i] = a.data = static_cast<char*>(aligned_alloc(64, 128));
         }
         read_all(a.data, a.header.bytes);
+    }
+    for (unsigned i = 0; i < header.arguments; ++i) {
+        if (arguments[i].header.kind != 'm') continue;
+        auto* map = reinterpret_cast<TensorMap*>(arguments[i].data);
+        map->tensor = arguments[reinterpret_cast<uintptr_t>(map->tensor)].data;
+        know_tensor_map(map);
     }
     protect_inputs();
     map_dynamic_shared();

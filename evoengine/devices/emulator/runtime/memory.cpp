@@ -147,6 +147,7 @@ void* shared_address(unsigned offset) {
 
 void poison_shared() {
     memset(dynamic_region->start, 0xff, launch.shared_bytes);
+    poison_async();
     for (unsigned i = 0; i < variable_count; ++i)
         memset(variables[i]->start, 0xff, size_t(variables[i]->end - variables[i]->start));
 }

@@ -50,8 +50,7 @@ bool same_place(const Gate& a, const Gate& b) { return a.line == b.line && a.id 
 
 void open(Gate* gate) {
     gate->arrived = 0;
-    for (unsigned i = 0; i < launch.threads; ++i)
-        if (fibers[i].gate == gate) wake(i);
+    wake_all(gate);
 }
 
 }  // namespace
@@ -118,6 +117,13 @@ void warp_rendezvous(const char* name, int line, unsigned mask, void* payload, C
         if (mask >> other & 1 && other != lane) wake(warp * warp_size + other);
 }
 
+unsigned elect(unsigned mask, int line) {
+    warp_rendezvous("elect.sync", line, mask, nullptr, nullptr);
+    unsigned lane = unsigned(launch.seed + current / warp_size) % warp_size;
+    while (!(mask >> lane & 1)) lane = (lane + 1) % warp_size;
+    return lane;
+}
+
 void report_hang() {
     char text[2048];
     size_t used = 0;
@@ -125,6 +131,9 @@ void report_hang() {
         int wrote = snprintf(text + used, sizeof text - used, format, values...);
         used += size_t(wrote) < sizeof text - used ? size_t(wrote) : sizeof text - used - 1;
     };
+    name_stuck_barriers();
+    name_stuck_registers();
+    name_stuck_wgmma();
     bool told[max_threads] = {};
     unsigned ended = 0, last_ended = 0;
     for (unsigned i = 0; i < launch.threads; ++i) {

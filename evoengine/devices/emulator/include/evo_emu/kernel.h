@@ -32,11 +32,12 @@ struct Entry {
 };
 
 template <auto function, class... P>
-constexpr Kernel describe(const char* name, void (*)(P...)) {
+constexpr Kernel describe(const char* name, unsigned least_blocks, void (*)(P...)) {
     using E = Entry<function, P...>;
-    return {name, &E::invoke, sizeof...(P), E::kinds, E::sizes};
+    return {name, &E::invoke, sizeof...(P), E::kinds, E::sizes, least_blocks};
 }
 
 }  // namespace evo_emu
 
-#define EVO_EMU_ENTRY(name) extern const evo_emu::Kernel evo_emu::kernel = evo_emu::describe<&name>(#name, &name);
+#define EVO_EMU_ENTRY(name, least_blocks) \
+    extern const evo_emu::Kernel evo_emu::kernel = evo_emu::describe<&name>(#name, least_blocks, &name);

@@ -1,7 +1,7 @@
-// The PTX instructions the emulator knows. This file is the table: the translator reads every function marked EVO_PTX,
-// and an instruction `a.b::c.d` of inline assembly becomes a call of `a_b_c_d` with its operands in order. Outputs come
-// by reference; `[address]` operands and immediates by value; `{r0, r1, …}` as evo_emu::Registers. Cache hints
-// (.L2::128B and the like) are dropped before the look-up.
+// The PTX instructions the emulator knows. This file and those it includes are the table: the translator reads every
+// function marked EVO_PTX, and an instruction `a.b::c.d` of inline assembly becomes a call of `a_b_c_d` with its operands
+// in order. Outputs come by reference; `[address]` operands and immediates by value; `{r0, r1, …}` as evo_emu::Registers.
+// What does not change what an instruction does here (cache hints, `::cta`) is dropped before the look-up.
 #pragma once
 #include <evo_emu/runtime.h>
 
@@ -13,9 +13,22 @@ struct Registers {
     T* of[n];
     T& operator[](unsigned i) const { return *of[i]; }
 };
-template <class T, class... More>
-inline Registers<T, 1 + sizeof...(More)> registers(T& first, More&... more) {
-    return {{&first, &more...}};
+template <class T> struct Value { using type = T; };
+template <class T> struct Value<T&> { using type = T; };
+template <class First, class... More>
+inline Registers<typename Value<First>::type, 1 + sizeof...(More)> registers(First&& first, More&&... more) {
+    using T = typename Value<First>::type;
+    return {{&first, (T*)&more...}};
+}
+
+// `{c0, c1, …}` in `[map, {c0, c1, …}]`: the tile's first element, innermost dimension first.
+template <unsigned n>
+struct Coordinates {
+    int of[n];
+};
+template <class... C>
+inline Coordinates<sizeof...(C)> coordinates(C... c) {
+    return {{int(c)...}};
 }
 
 // `[operand + bytes]`
@@ -52,16 +65,6 @@ EVO_PTX void cp_async_cg_shared_global(unsigned shared, Address global, unsigned
     if (bytes != 16) crash("cp.async.cg of %u bytes at line %d: only 16 is legal", bytes, line);
     copy_async(shared, global_pointer(global), bytes, source_bytes, line);
 }
-template <class Address>
-EVO_PTX void cp_async_ca_shared_cta_global(unsigned shared, Address global, unsigned bytes, unsigned source_bytes = ~0u,
-                                           int line = __builtin_LINE()) {
-    cp_async_ca_shared_global(shared, global, bytes, source_bytes, line);
-}
-template <class Address>
-EVO_PTX void cp_async_cg_shared_cta_global(unsigned shared, Address global, unsigned bytes, unsigned source_bytes = ~0u,
-                                           int line = __builtin_LINE()) {
-    cp_async_cg_shared_global(shared, global, bytes, source_bytes, line);
-}
 EVO_PTX void cp_async_commit_group() { copy_async_commit(); }
 EVO_PTX void cp_async_wait_group(unsigned groups_left) { copy_async_wait(groups_left); }
 EVO_PTX void cp_async_wait_all() { copy_async_wait_all(); }
@@ -87,3 +90,8 @@ EVO_PTX void bar_warp_sync(unsigned mask, int line = __builtin_LINE()) {
 }
 
 }  // namespace evo_emu::ptx
+
+#include <evo_emu/ptx_barrier.h>
+#include <evo_emu/ptx_bulk.h>
+#include <evo_emu/ptx_matrix.h>
+#include <evo_emu/ptx_wgmma.h>

@@ -18,6 +18,7 @@ struct Kernel {
     unsigned parameters;
     const char* kinds;  // per parameter: 'p' pointer, 'i' integer, 'f' floating point, 's' a structure
     const unsigned* sizes;
+    unsigned least_blocks;  // per multiprocessor, by __launch_bounds__
 };
 extern const Kernel kernel;
 
@@ -51,6 +52,63 @@ void copy_async(unsigned shared, const void* global, unsigned bytes, unsigned so
 void copy_async_commit();
 void copy_async_wait(unsigned groups_left);
 void copy_async_wait_all();
+
+// ldmatrix and stmatrix of 1, 2 or 4 matrices of 8x8 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+void load_matrices(unsigned* const* registers, unsigned count, bool transposed, unsigned shared, int line);
+void store_matrices(unsigned* const* registers, unsigned count, bool transposed, unsigned shared, int line);
+
+// mma.sync m16n8k16 with fp32 accumulators: pointers to a lane's 4, 4, 2 and 4 registers.
+struct MmaFragments {
+    float* const* d;
+    const unsigned *const *a, *const *b;
+    const float* const* c;
+};
+void multiply_m16n8k16(const MmaFragments& fragments, bool bfloat16, int line);
+
+// mbarriers, by shared address. A phase is over when its arrivals have come and its bytes have landed; bytes land no
+// sooner than somebody waits for them. The state that an arrival returns is the number of the phase.
+void barrier_init(unsigned shared, unsigned count, int line);
+void barrier_invalidate(unsigned shared, int line);
+unsigned long long barrier_arrive(unsigned shared, unsigned count, unsigned bytes, int line);
+void barrier_expect(unsigned shared, unsigned bytes, int line);
+void barrier_arrive_after_copies(unsigned shared, bool counted, int line);
+bool barrier_try_wait(unsigned shared, unsigned parity, int line);
+bool barrier_test_wait(unsigned shared, unsigned parity, int line);
+void publish_barriers();
+
+// fence.proxy.async: wgmma and bulk copies see shared memory as it was at the last of these.
+void fence_async_proxy();
+
+// setmaxnreg: the block's warps share 64 Ki registers; asking for more than the others have left waits for them.
+void change_registers(unsigned count, bool more, int line);
+
+// elect.sync: the lane chosen among those of the mask; always the same for the same mask, and no lane in particular.
+unsigned elect(unsigned mask, int line);
+
+// wgmma by the 128 threads of a warpgroup, each of which calls these for itself. The accumulators are NaN from
+// wgmma_begin to the wgmma_wait that covers the group; the product is formed then.
+struct Wgmma {
+    const unsigned* const* registers;  // A, where it is not in shared memory
+    unsigned long long a, b;           // shared memory descriptors
+    bool accumulate;
+    int scale_a, scale_b, transposed_a, transposed_b;
+    bool bfloat16;
+    unsigned columns;
+    int line;
+};
+void wgmma_begin(float* const* accumulators, const Wgmma& wgmma);
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait(unsigned groups_left, int line);
+
+// Bulk copies (TMA). Loads land at their barrier; stores leave at the wait that covers their group, from shared memory as
+// it is then. Tiles of a tensor go by a tensor map and the coordinates of their first element, innermost first.
+void bulk_load(unsigned shared, const void* global, unsigned bytes, unsigned barrier, int line);
+void bulk_store(void* global, unsigned shared, unsigned bytes, int line);
+void tile_load(unsigned shared, const void* map, const int* at, unsigned rank, unsigned barrier, int line);
+void tile_store(const void* map, const int* at, unsigned rank, unsigned shared, int line);
+void bulk_commit();
+void bulk_wait(unsigned groups_left);
 
 // `Place` is a type of its own at every declaration and instantiation, so each has its own variable, as in CUDA.
 template <class T, class Place>

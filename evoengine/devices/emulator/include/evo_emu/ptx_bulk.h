@@ -1,0 +1,38 @@
+// Bulk asynchronous copies: plain, and of tiles of tensors, whose number of dimensions becomes the template argument. See
+// runtime/bulk.cpp.
+#pragma once
+#include <evo_emu/runtime.h>
+
+namespace evo_emu::ptx {
+
+template <class Address>
+EVO_PTX void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(unsigned shared, Address global, unsigned bytes,
+                                                                            unsigned barrier, unsigned long long = 0,
+                                                                            int line = __builtin_LINE()) {
+    bulk_load(shared, (const void*)global, bytes, barrier, line);
+}
+template <class Address>
+EVO_PTX void cp_async_bulk_global_shared_bulk_group(Address global, unsigned shared, unsigned bytes, unsigned long long = 0,
+                                                    int line = __builtin_LINE()) {
+    bulk_store((void*)global, shared, bytes, line);
+}
+
+template <unsigned dims, class Address>
+EVO_PTX void cp_async_bulk_tensor_shared_cluster_global_mbarrier_complete_tx_bytes(unsigned shared, Address map,
+                                                                                   Coordinates<dims> at, unsigned barrier,
+                                                                                   unsigned long long = 0,
+                                                                                   int line = __builtin_LINE()) {
+    tile_load(shared, (const void*)map, at.of, dims, barrier, line);
+}
+template <unsigned dims, class Address>
+EVO_PTX void cp_async_bulk_tensor_global_shared_bulk_group(Address map, Coordinates<dims> at, unsigned shared,
+                                                           unsigned long long = 0, int line = __builtin_LINE()) {
+    tile_store((const void*)map, at.of, dims, shared, line);
+}
+
+EVO_PTX void cp_async_bulk_commit_group() { bulk_commit(); }
+// With .read it is only shared memory that may be used again; that the result is there is not looked for earlier.
+EVO_PTX void cp_async_bulk_wait_group_read(unsigned groups_left) { bulk_wait(groups_left); }
+EVO_PTX void cp_async_bulk_wait_group(unsigned groups_left) { bulk_wait(groups_left); }
+
+}  // namespace evo_emu::ptx

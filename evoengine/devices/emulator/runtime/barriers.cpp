@@ -1,0 +1,230 @@
+// mbarriers. The eight bytes in shared memory are a tag that leads to the barrier, so that a barrier never initialised, or
+// overwritten since, is noticed at its next use.
+#include "internal.h"
+
+#include <cstdio>
+#include <cstring>
+
+namespace evo_emu {
+
+namespace {
+
+constexpr unsigned max_barriers = 256, max_landings = 8192;
+constexpr unsigned most_arrivals = (1 << 20) - 1;  // PTX ISA, "mbarrier contents"
+constexpr uint64_t tag = 0x6d62617272696572;
+constexpr unsigned spins_allowed = 1000;
+
+struct Barrier {
+    Gate gate;  // where threads wait for the phase
+    char text[192];
+    unsigned shared;
+    unsigned count;    // arrivals per phase
+    unsigned phase;    // the number of the one under way
+    unsigned pending;  // arrivals it still needs, those under way among them
+    long bytes;        // transaction bytes expected, those under way among them
+    unsigned arrivals_under_way;
+    long bytes_under_way;
+    Landing* first;  // what is under way, newest first
+    bool published;  // to the asynchronous proxy
+    bool valid;
+};
+
+Barrier barriers[max_barriers];
+unsigned barrier_count;
+Landing landings[max_landings], *free_landings;
+
+Barrier& find(unsigned shared, const char* what, int line) {
+    if (shared % 8) crash("misaligned %s at line %d: shared address %u is not a multiple of 8", what, line, shared);
+    uint64_t found;
+    memcpy(&found, shared_address(shared), sizeof found);
+    found ^= tag;
+    if (found >= barrier_count || barriers[found].shared != shared || !barriers[found].valid)
+        crash("%s at line %d: there is no mbarrier at shared address %u: not initialised yet, or overwritten", what, line,
+              shared);
+    return barriers[found];
+}
+
+void add(Barrier& b, const Landing& landing) {
+    Landing* place = free_landings;
+    if (!place) crash("more than %u asynchronous copies under way", max_landings);
+    free_landings = place->next;
+    *place = landing;
+    place->next = b.first;
+    b.first = place;
+    b.arrivals_under_way += landing.arrivals;
+    b.bytes_under_way += landing.bytes;
+}
+
+unsigned open_arrivals(const Barrier& b) { return b.pending - b.arrivals_under_way; }
+
+// Whether the phase is over as soon as what is under way has landed.
+bool can_end(const Barrier& b) { return !open_arrivals(b) && b.bytes == b.bytes_under_way; }
+
+void end_phase(Barrier& b) {
+    while (Landing* landing = b.first) {
+        landing->land(*landing);
+        b.first = landing->next;
+        landing->next = free_landings;
+        free_landings = landing;
+    }
+    ++b.phase;
+    b.pending = b.count;
+    b.bytes = b.bytes_under_way = b.arrivals_under_way = 0;
+    wake_all(&b.gate);
+}
+
+// After a change: a phase that has nothing under way ends at once, else when the first of those who wait comes to look.
+void settle(Barrier& b) {
+    if (!can_end(b)) return;
+    if (!b.first) return end_phase(b);
+    wake_all(&b.gate);
+}
+
+bool is_over(const Barrier& b, unsigned parity) { return (b.phase & 1) != parity; }
+
+Barrier& find_waited(unsigned shared, unsigned parity, const char* what, int line) {
+    if (parity > 1) crash("%s at line %d: parity %u, which must be 0 or 1", what, line, parity);
+    return find(shared, what, line);
+}
+
+void wait_for_end(Barrier& b, unsigned parity, int line) {
+    while (!is_over(b, parity)) {
+        if (can_end(b)) return end_phase(b);
+        b.gate.line = line;
+        wait_at(&b.gate, nullptr);
+    }
+}
+
+// A wait may always say no, so the first of a thread for a phase does: who does not ask again has not waited.
+bool says_no(const Barrier& b) {
+    Fiber& f = fibers[current];
+    if (f.refused_by == b.shared && f.refused_phase == b.phase) return false;
+    f.refused_by = b.shared;
+    f.refused_phase = b.phase;
+    return true;
+}
+
+// Threads drift apart at barriers: now and then one falls behind, a little or by so much that the others hand a place on
+// and have it filled anew meanwhile.
+void fall_behind() {
+    if (random_below(16)) return;
+    for (unsigned rounds = 1u << random_below(8); rounds; --rounds) yield();
+}
+
+}  // namespace
+
+void clear_barriers() {
+    barrier_count = 0;
+    free_landings = landings;
+    for (unsigned i = 0; i < max_landings; ++i) landings[i].next = i + 1 < max_landings ? landings + i + 1 : nullptr;
+}
+
+void barrier_init(unsigned shared, unsigned count, int line) {
+    if (shared % 8) crash("misaligned mbarrier.init at line %d: shared address %u is not a multiple of 8", line, shared);
+    if (!count || count > most_arrivals) crash("mbarrier.init at line %d: %u arrivals, of 1 to %u", line, count, most_arrivals);
+    for (unsigned i = 0; i < barrier_count; ++i)
+        if (barriers[i].valid && barriers[i].shared == shared)
+            crash("mbarrier.init at line %d: there is an mbarrier at shared address %u already", line, shared);
+    if (barrier_count == max_barriers) crash("more than %u mbarriers in a block", max_barriers);
+    Barrier& b = barriers[barrier_count];
+    b = {};
+    b.gate.name = b.text;
+    b.shared = shared;
+    b.count = b.pending = count;
+    b.valid = true;
+    uint64_t contents = tag ^ barrier_count++;
+    memcpy(shared_address(shared), &contents, sizeof contents);
+}
+
+void barrier_invalidate(unsigned shared, int line) {
+    find(shared, "mbarrier.inval", line).valid = false;
+    memset(shared_address(shared), 0xff, sizeof tag);
+}
+
+void publish_barriers() {
+    for (unsigned i = 0; i < barrier_count; ++i) barriers[i].published = true;
+}
+
+unsigned long long barrier_arrive(unsigned shared, unsigned count, unsigned bytes, int line) {
+    Barrier& b = find(shared, "mbarrier.arrive", line);
+    unsigned open = open_arrivals(b);
+    if (!open && can_end(b))
+        crash("mbarrier.arrive at line %d: phase %u of the mbarrier at shared address %u has all its %u arrivals, and "
+              "nobody has waited for what is under way to it", line, b.phase, shared, b.count);
+    if (count > open)
+        crash("mbarrier.arrive at line %d: %u arrivals at shared address %u, where phase %u lacks %u of %u", line, count,
+              shared, b.phase, open, b.count);
+    unsigned phase = b.phase;
+    b.pending -= count;
+    b.bytes += bytes;
+    settle(b);
+    fall_behind();
+    return phase;
+}
+
+void barrier_expect(unsigned shared, unsigned bytes, int line) {
+    find(shared, "mbarrier.expect_tx", line).bytes += bytes;
+}
+
+// Something begins that will land at the barrier.
+void barrier_promise(unsigned shared, const Landing& landing, const char* what, int line) {
+    Barrier& b = find(shared, what, line);
+    if (!b.published)
+        crash("%s at line %d: no fence.mbarrier_init or fence.proxy.async has come since the mbarrier at shared address %u "
+              "was initialised", what, line, shared);
+    add(b, landing);
+    settle(b);
+}
+
+void barrier_arrive_after_copies(unsigned shared, bool counted, int line) {
+    Barrier& b = find(shared, "cp.async.mbarrier.arrive", line);
+    if (!counted) ++b.pending;
+    if (!open_arrivals(b))
+        crash("cp.async.mbarrier.arrive.noinc at line %d: phase %u of the mbarrier at shared address %u has all its %u "
+              "arrivals", line, b.phase, shared, b.count);
+    Landing landing{};
+    landing.land = [](const Landing& l) { land_copies(fibers[l.after.fiber].queue, l.after.copies); };
+    landing.arrivals = 1;
+    landing.after = {current, copies_begun(fibers[current].queue)};
+    add(b, landing);
+    settle(b);
+}
+
+bool barrier_try_wait(unsigned shared, unsigned parity, int line) {
+    Barrier& b = find_waited(shared, parity, "mbarrier.try_wait", line);
+    if (!is_over(b, parity) && says_no(b)) return false;
+    wait_for_end(b, parity, line);
+    fall_behind();
+    return true;
+}
+
+// Never blocks, so that a thread may look at several barriers in turn; one that looks at nothing else for long waits.
+bool barrier_test_wait(unsigned shared, unsigned parity, int line) {
+    Barrier& b = find_waited(shared, parity, "mbarrier.test_wait", line);
+    unsigned& spins = fibers[current].spins;
+    if (!is_over(b, parity)) {
+        if (says_no(b)) return spins = 0, false;
+        if (!can_end(b) && ++spins < spins_allowed) return yield(), false;
+    }
+    wait_for_end(b, parity, line);
+    fall_behind();
+    return true;
+}
+
+void name_stuck_barriers() {
+    for (unsigned i = 0; i < barrier_count; ++i) {
+        Barrier& b = barriers[i];
+        snprintf(b.text, sizeof b.text, "mbarrier at shared address %u, whose phase %u (parity %u) lacks %u of %u arrivals "
+                 "and %ld bytes", b.shared, b.phase, b.phase & 1, open_arrivals(b), b.count, b.bytes - b.bytes_under_way);
+    }
+}
+
+void check_nothing_under_way() {
+    for (unsigned i = 0; i < barrier_count; ++i)
+        for (const Landing* landing = barriers[i].first; landing; landing = landing->next)
+            if (landing->bytes)
+                crash("the block ended with %u bytes under way to shared address %u, which nobody waited for",
+                      landing->bytes, landing->shared);
+}
+
+}  // namespace evo_emu

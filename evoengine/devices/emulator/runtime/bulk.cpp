@@ -1,0 +1,177 @@
+// Bulk copies and TMA: the asynchronous proxy moves blocks of shared memory as late as a kernel can notice.
+#include "internal.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace evo_emu {
+
+namespace {
+
+constexpr unsigned max_maps = 64, max_stores = 1024;
+
+const TensorMap* maps[max_maps];
+unsigned map_count;
+
+struct Store {
+    const TensorMap* map;  // null for a plain block
+    char* to;
+    unsigned shared, bytes, fiber, group;
+    int at[5], line;
+};
+
+Store stores[max_stores];
+unsigned store_count;
+unsigned committed[max_threads];
+
+void check_aligned(const char* what, uintptr_t address, unsigned alignment, const char* which, int line) {
+    if (address % alignment)
+        crash("misaligned %s at line %d: the %s address is not a multiple of %u", what, line, which, alignment);
+}
+
+// The tensor map at the address that a kernel gave, as the launch gave it.
+const TensorMap* find_map(const void* given, unsigned rank, const char* what, int line) {
+    check_aligned(what, reinterpret_cast<uintptr_t>(given), 64, "tensor map's", line);
+    const TensorMap* map = static_cast<const TensorMap*>(given)->self;
+    bool known = std::find(maps, maps + map_count, map) != maps + map_count;
+    if (!known || memcmp(map, given, sizeof *map)) crash("%s at line %d: there is no tensor map at its address", what, line);
+    if (map->rank != rank) crash("%s at line %d: %u coordinates for a tensor map of %u", what, line, rank, map->rank);
+    return map;
+}
+
+unsigned tile_bytes(const TensorMap& map) {
+    unsigned bytes = map.element;
+    for (unsigned extent : map.box) bytes *= extent;
+    return bytes;
+}
+
+unsigned swizzled(const TensorMap& map, unsigned address) {
+    return map.swizzle ? address ^ (address >> 7 & (map.swizzle / 16 - 1)) << 4 : address;
+}
+
+// Calls move(shared address of the row, first byte of the row in the tensor, where in the row the tensor is, how many
+// bytes of it) for every row of the box; no bytes where the row lies outside of the tensor.
+template <class Move>
+void for_each_row(const TensorMap& map, const int* at, unsigned shared, Move move) {
+    const unsigned row_bytes = map.box[0] * map.element;
+    const long first = std::max<long>(0, -long(at[0])), last = std::min<long>(map.box[0], long(map.dims[0]) - at[0]);
+    unsigned i[5] = {};
+    for (unsigned rows = tile_bytes(map) / row_bytes; rows; --rows, shared += row_bytes) {
+        char* from = map.tensor + long(at[0]) * map.element;
+        bool inside = first < last;
+        for (unsigned d = 1; d < map.rank; ++d) {
+            long coordinate = long(at[d]) + i[d];
+            inside &= coordinate >= 0 && coordinate < long(map.dims[d]);
+            from += coordinate * long(map.strides[d - 1]);
+        }
+        move(shared, from, unsigned(inside ? first * map.element : 0), unsigned(inside ? (last - first) * map.element : 0));
+        for (unsigned d = 1; d < 5 && ++i[d] == map.box[d]; ++d) i[d] = 0;
+    }
+}
+
+constexpr unsigned max_row = 256 * 8;
+
+void land_tile(const Landing& landing) {
+    const TensorMap& map = *landing.tile.map;
+    for_each_row(map, landing.tile.at, landing.shared, [&](unsigned to, const char* from, unsigned first, unsigned bytes) {
+        char row[max_row] = {};
+        memcpy(row + first, from + first, bytes);
+        for (unsigned chunk = 0; chunk < map.box[0] * map.element; chunk += 16)
+            async_fill(swizzled(map, to + chunk), row + chunk, 16);
+    });
+}
+
+void perform(const Store& store) {
+    if (!store.map) {
+        memcpy(store.to, async_read(store.shared, store.bytes, "a bulk store", store.line), store.bytes);
+        return;
+    }
+    const TensorMap& map = *store.map;
+    for_each_row(map, store.at, store.shared, [&](unsigned shared, char* to, unsigned first, unsigned bytes) {
+        char row[max_row];
+        for (unsigned chunk = 0; chunk < map.box[0] * map.element; chunk += 16)
+            memcpy(row + chunk, async_read(swizzled(map, shared + chunk), 16, "a TMA store", store.line), 16);
+        memcpy(to + first, row + first, bytes);
+    });
+}
+
+void add(Store store, const char* what) {
+    async_read(store.shared, store.bytes, what, store.line);  // what is not fenced is laid to the store that reads it
+    if (store_count == max_stores) crash("more than %u bulk stores under way", max_stores);
+    store.fiber = current;
+    store.group = committed[current];
+    stores[store_count++] = store;
+}
+
+}  // namespace
+
+void know_tensor_map(TensorMap* map) {
+    if (map_count == max_maps) crash("more than %u tensor maps", max_maps);
+    map->self = maps[map_count++] = map;
+}
+
+void bulk_load(unsigned shared, const void* global, unsigned bytes, unsigned barrier, int line) {
+    check_aligned("cp.async.bulk", shared, 16, "shared", line);
+    check_aligned("cp.async.bulk", reinterpret_cast<uintptr_t>(global), 16, "global", line);
+    if (!bytes || bytes % 16) crash("cp.async.bulk at line %d: %u bytes, which must be a multiple of 16", line, bytes);
+    const char* from = static_cast<const char*>(global);
+    (void)(*(const volatile char*)from, *(const volatile char*)(from + bytes - 1));
+    async_write(shared, bytes, "cp.async.bulk", line);
+    Landing landing{};
+    landing.land = [](const Landing& l) { async_fill(l.shared, l.from, l.bytes); };
+    landing.bytes = bytes;
+    landing.shared = shared;
+    landing.from = from;
+    barrier_promise(barrier, landing, "cp.async.bulk", line);
+}
+
+void tile_load(unsigned shared, const void* given, const int* at, unsigned rank, unsigned barrier, int line) {
+    const TensorMap* map = find_map(given, rank, "a TMA load", line);
+    check_aligned("TMA load", shared, 128, "shared", line);
+    async_write(shared, tile_bytes(*map), "a TMA load", line);
+    Landing landing{};
+    landing.land = land_tile;
+    landing.bytes = tile_bytes(*map);
+    landing.shared = shared;
+    landing.tile.map = map;
+    std::copy(at, at + rank, landing.tile.at);
+    barrier_promise(barrier, landing, "a TMA load", line);
+}
+
+void bulk_store(void* global, unsigned shared, unsigned bytes, int line) {
+    check_aligned("cp.async.bulk", shared, 16, "shared", line);
+    check_aligned("cp.async.bulk", reinterpret_cast<uintptr_t>(global), 16, "global", line);
+    if (!bytes || bytes % 16) crash("cp.async.bulk at line %d: %u bytes, which must be a multiple of 16", line, bytes);
+    add({nullptr, static_cast<char*>(global), shared, bytes, 0, 0, {}, line}, "a bulk store");
+}
+
+void tile_store(const void* given, const int* at, unsigned rank, unsigned shared, int line) {
+    const TensorMap* map = find_map(given, rank, "a TMA store", line);
+    check_aligned("TMA store", shared, 128, "shared", line);
+    Store store{map, nullptr, shared, tile_bytes(*map), 0, 0, {}, line};
+    std::copy(at, at + rank, store.at);
+    add(store, "a TMA store");
+}
+
+void bulk_commit() { ++committed[current]; }
+
+void bulk_wait(unsigned groups_left) {
+    unsigned kept = 0;
+    for (unsigned i = 0; i < store_count; ++i) {
+        if (stores[i].fiber == current && stores[i].group + groups_left < committed[current])
+            perform(stores[i]);
+        else
+            stores[kept++] = stores[i];
+    }
+    store_count = kept;
+}
+
+// A block's shared memory is gone when the block ends, whatever still reads it.
+void check_stores_waited_for() {
+    for (unsigned i = 0; i < store_count; ++i)
+        if (stores[i].fiber == current)
+            crash("the thread ended without cp.async.bulk.commit_group and wait_group for its store at line %d",
+                  stores[i].line);
+}
+
+}  // namespace evo_emu

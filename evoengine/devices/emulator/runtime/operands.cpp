@@ -1,0 +1,75 @@
+// Operands of wgmma in shared memory, as their 64-bit descriptors tell (PTX ISA, "Asynchronous warpgroup-level matrix
+// shared memory layout"): where element (i, k) of the operand lies, i being a row of A or a column of B.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "internal.h"
+
+namespace evo_emu {
+
+namespace {
+
+struct Descriptor {
+    unsigned start, leading, stride;  // bytes
+    unsigned width;                   // of the swizzle, in bytes: 16 for none
+};
+
+Descriptor decode(unsigned long long bits, const char* what, int line) {
+    constexpr unsigned widths[] = {16, 128, 64, 32};
+    auto field = [&](unsigned from) { return unsigned(bits >> from & 0x3fff) << 4; };
+    Descriptor d{field(0), field(16), field(32), widths[bits >> 62]};
+    if (bits >> 49 & 7)
+        crash("%s at line %d: base offset %u in its descriptor; the emulator knows only operands that start a pattern", what,
+              line, unsigned(bits >> 49 & 7));
+    if (d.start & (8 * d.width - 1) & ~127u)
+        crash("%s at line %d: with a %u-byte swizzle its shared address %u must be at the start of a pattern of %u bytes",
+              what, line, d.width, d.start, 8 * d.width);
+    return d;
+}
+
+// The swizzle exchanges 16-byte chunks by the address bits above 128 bytes: 1, 2 or 3 of them for 32, 64 and 128 bytes.
+unsigned swizzled(const Descriptor& d, unsigned address) { return address ^ (address >> 7 & (d.width / 16 - 1)) << 4; }
+
+// Eight neighbours lie in one chunk: along k for an operand as it is, along i for a transposed one. `chunk` counts them
+// in that direction, `other` the elements in the other one.
+unsigned chunk_address(const Descriptor& d, bool transposed, unsigned chunk, unsigned other) {
+    const unsigned per_row = d.width / 16;
+    unsigned address = d.start + other % 8 * d.width;
+    if (per_row == 1 && transposed)
+        address += chunk * d.stride + other / 8 * d.leading;
+    else if (per_row == 1 || transposed)
+        address += chunk / per_row * d.leading + chunk % per_row * 16 + other / 8 * d.stride;
+    else
+        address += chunk * 16 + other / 8 * d.stride;
+    return swizzled(d, address);
+}
+
+template <class T>
+void read_elements(float* to, unsigned step, const char* chunk) {
+    for (unsigned j = 0; j < 8; ++j) {
+        unsigned short bits;
+        __builtin_memcpy(&bits, chunk + 2 * j, 2);
+        to[j * step] = float(T::from_bits(bits));
+    }
+}
+
+}  // namespace
+
+float element_value(unsigned short bits, bool bfloat16) {
+    return bfloat16 ? float(__nv_bfloat16::from_bits(bits)) : float(__half::from_bits(bits));
+}
+
+// matrix[k * extent + i], k from 0 to 15.
+void read_matrix(float* matrix, unsigned long long descriptor, unsigned extent, bool transposed, bool bfloat16,
+                 const char* what, int line) {
+    const Descriptor d = decode(descriptor, what, line);
+    const unsigned chunks = (transposed ? extent : 16) / 8, others = transposed ? 16 : extent;
+    for (unsigned other = 0; other < others; ++other)
+        for (unsigned chunk = 0; chunk < chunks; ++chunk) {
+            const char* found = async_read(chunk_address(d, transposed, chunk, other), 16, what, line);
+            float* to = transposed ? matrix + other * extent + chunk * 8 : matrix + chunk * 8 * extent + other;
+            (bfloat16 ? read_elements<__nv_bfloat16> : read_elements<__half>)(to, transposed ? 1 : extent, found);
+        }
+}
+
+}  // namespace evo_emu

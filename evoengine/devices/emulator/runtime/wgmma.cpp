@@ -1,0 +1,264 @@
+// wgmma. A thread that begins one only notes it; the product of the whole warpgroup is formed when the first of its
+// threads has waited for it, and let all others run for `patience` rounds, from shared memory and A registers as they are
+// then. Registers are host memory on a thread's stack. wgmma.fence keeps a picture of that stack: registers that differ
+// from it have been written since.
+#include "internal.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace evo_emu {
+
+namespace {
+
+constexpr unsigned group_size = 128;
+constexpr unsigned patience = 3;
+constexpr unsigned max_under_way = 128, max_accumulators = 8;
+constexpr unsigned uninitialised = 0xfefefefe;  // -ftrivial-auto-var-init=pattern
+
+// Accumulators of one thread that are under way: their values, while the registers themselves are NaN.
+struct Accumulator {
+    float* registers;
+    unsigned count, uses;
+    float values[128];
+};
+
+struct Operation {
+    Wgmma wgmma;
+    unsigned group;
+    unsigned begun, ended;  // by how many threads
+    unsigned char accumulator[group_size];
+    const unsigned* a[group_size][4];
+    unsigned a_values[group_size][4];
+};
+
+struct Warpgroup {
+    Operation operations[max_under_way];  // the n-th is at n % max_under_way
+    unsigned begun, computed;
+    Gate gate;
+    char text[128];
+    int waited_for;
+};
+
+struct Thread {
+    unsigned begun, ended, committed;
+    Accumulator accumulators[max_accumulators];
+    char *picture, *from, *to;
+    size_t capacity;
+};
+
+Warpgroup warpgroups[max_threads / group_size];
+Thread threads[max_threads];
+
+bool all_nan(const float* registers, unsigned count) {
+    uint32_t all = ~0u;
+    for (unsigned i = 0; i < count; ++i) all &= __builtin_bit_cast(uint32_t, registers[i]);
+    return all == ~0u;
+}
+
+void check_fenced(const Thread& t, const void* registers, unsigned count, const char* what, int line) {
+    if (!t.from) crash("wgmma at line %d: no wgmma.fence has come before the thread's first", line);
+    const char* p = static_cast<const char*>(registers);
+    bool covered = p >= t.from && p + 4 * count <= t.to;
+    for (unsigned i = 0; i < count; ++i) {
+        uint32_t now, then;
+        memcpy(&now, p + 4 * i, 4);
+        if (now == uninitialised) continue;
+        if (covered) memcpy(&then, t.picture + (p - t.from) + 4 * i, 4);
+        if (!covered || now != then)
+            crash("wgmma at line %d: %s register %u has been written since the thread's last wgmma.fence", line, what, i);
+    }
+}
+
+unsigned take_accumulator(Thread& t, float* registers, unsigned count, int line) {
+    Accumulator* free = nullptr;
+    for (Accumulator& a : t.accumulators) {
+        if (!a.uses) {
+            free = &a;
+            continue;
+        }
+        if (registers >= a.registers + a.count || a.registers >= registers + count) continue;
+        if (a.registers != registers || a.count != count)
+            crash("wgmma at line %d: its accumulators overlap others that are under way in another shape", line);
+        if (!all_nan(registers, count))
+            crash("wgmma at line %d: accumulators have been written while a wgmma was under way to them", line);
+        ++a.uses;
+        return unsigned(&a - t.accumulators);
+    }
+    if (!free) crash("wgmma at line %d: more than %u accumulators of one thread under way", line, max_accumulators);
+    check_fenced(t, registers, count, "accumulator", line);
+    free->registers = registers;
+    free->count = count;
+    free->uses = 1;
+    memcpy(free->values, registers, count * sizeof(float));
+    memset(registers, 0xff, count * sizeof(float));
+    return unsigned(free - t.accumulators);
+}
+
+bool same_instruction(const Wgmma& x, const Wgmma& y) {
+    return x.line == y.line && x.columns == y.columns && x.a == y.a && x.b == y.b && x.accumulate == y.accumulate &&
+           x.scale_a == y.scale_a && x.scale_b == y.scale_b && x.transposed_a == y.transposed_a &&
+           x.transposed_b == y.transposed_b && x.bfloat16 == y.bfloat16 && !x.registers == !y.registers;
+}
+
+// The n-th wgmma of a thread is the n-th of all 128: they need not come at the same time, but to the same instruction.
+Operation& join(Warpgroup& g, Thread& t, const Wgmma& wgmma) {
+    Operation& op = g.operations[t.begun % max_under_way];
+    if (t.begun == g.begun) {
+        if (g.begun >= max_under_way && op.ended != group_size)
+            crash("wgmma at line %d: more than %u under way in the warpgroup", wgmma.line, max_under_way);
+        op.wgmma = wgmma;
+        op.group = t.committed;
+        op.begun = op.ended = 0;
+        ++g.begun;
+    } else if (!same_instruction(op.wgmma, wgmma)) {
+        crash("wgmma at line %d: other threads of the warpgroup are at %s", wgmma.line,
+              op.wgmma.line == wgmma.line ? "the same line with other operands" : "another one: it has diverged");
+    } else if (op.group != t.committed) {
+        crash("wgmma at line %d: other threads of the warpgroup have committed %u groups, this one %u", wgmma.line,
+              op.group, t.committed);
+    }
+    ++t.begun;
+    if (++op.begun == group_size) wake_all(&g.gate);
+    return op;
+}
+
+// Row of accumulator register i of a thread, and its column (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16").
+unsigned row_of(unsigned thread, unsigned i) { return thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8; }
+unsigned column_of(unsigned thread, unsigned i) { return i / 4 * 8 + thread % 4 * 2 + i % 2; }
+
+void read_a_registers(const Operation& op, unsigned first_thread, float* a) {
+    for (unsigned thread = 0; thread < group_size; ++thread)
+        for (unsigned i = 0; i < 4; ++i) {
+            unsigned word = *op.a[thread][i];
+            if (word != op.a_values[thread][i])
+                crash("wgmma at line %d: A register %u of thread %u has been written before the wait for it", op.wgmma.line,
+                      i, first_thread + thread);
+            // An A fragment is laid out as two blocks of 8 columns of an accumulator, two elements to a word.
+            for (unsigned half = 0; half < 2; ++half) {
+                unsigned element = 2 * i + half;
+                a[column_of(thread, element) * 64 + row_of(thread, element)] =
+                    element_value((unsigned short)(word >> 16 * half), op.wgmma.bfloat16);
+            }
+        }
+}
+
+void compute(Operation& op, unsigned first_thread) {
+    const Wgmma& w = op.wgmma;
+    const unsigned n = w.columns;
+    alignas(64) static float a[16 * 64], b[16 * 256], c[64 * 256];
+    if (w.registers)
+        read_a_registers(op, first_thread, a);
+    else
+        read_matrix(a, w.a, 64, w.transposed_a, w.bfloat16, "wgmma's A", w.line);
+    read_matrix(b, w.b, n, w.transposed_b, w.bfloat16, "wgmma's B", w.line);
+    const float sign = float(w.scale_a * w.scale_b);
+    auto values = [&](unsigned thread) {
+        return threads[first_thread + thread].accumulators[op.accumulator[thread]].values;
+    };
+    for (unsigned thread = 0; thread < group_size; ++thread)
+        for (unsigned i = 0; i < n / 2; ++i)
+            c[row_of(thread, i) * n + column_of(thread, i)] = w.accumulate ? values(thread)[i] : 0.0f;
+    for (unsigned row = 0; row < 64; ++row)
+        for (unsigned k = 0; k < 16; ++k) {
+            const float factor = sign * a[k * 64 + row];
+            for (unsigned column = 0; column < n; ++column) c[row * n + column] += factor * b[k * n + column];
+        }
+    for (unsigned thread = 0; thread < group_size; ++thread)
+        for (unsigned i = 0; i < n / 2; ++i) values(thread)[i] = c[row_of(thread, i) * n + column_of(thread, i)];
+}
+
+// Hands the accumulators back, and lets the fence's picture know: they were not written by the thread.
+void release(Thread& t, Accumulator& a, int line) {
+    if (--a.uses) return;
+    if (reinterpret_cast<char*>(a.registers) < static_cast<char*>(__builtin_frame_address(0)))
+        crash("wgmma at line %d: its accumulators went out of scope before they were waited for", line);
+    if (!all_nan(a.registers, a.count))
+        crash("wgmma at line %d: its accumulators have been written before they were waited for", line);
+    memcpy(a.registers, a.values, a.count * sizeof(float));
+    char* p = reinterpret_cast<char*>(a.registers);
+    if (p >= t.from && p + 4 * a.count <= t.to) memcpy(t.picture + (p - t.from), a.values, a.count * sizeof(float));
+}
+
+}  // namespace
+
+void reset_wgmma() {
+    for (Warpgroup& g : warpgroups) {
+        if (!g.begun) continue;
+        g.begun = g.computed = 0;
+        for (Operation& op : g.operations) op.begun = op.ended = 0;
+    }
+    for (unsigned i = 0; i < launch.threads; ++i) {
+        Thread& t = threads[i];
+        t.from = t.to = nullptr;
+        t.committed = 0;
+        if (!t.begun) continue;
+        t.begun = t.ended = 0;
+        for (Accumulator& a : t.accumulators) a.uses = 0;
+    }
+}
+
+void wgmma_fence() {
+    Thread& t = threads[current];
+    t.from = static_cast<char*>(__builtin_frame_address(0));
+    t.to = stack_top(current);
+    size_t bytes = size_t(t.to - t.from);
+    if (bytes > t.capacity) {
+        t.picture = static_cast<char*>(realloc(t.picture, t.capacity = 2 * bytes));
+        if (!t.picture) crash("the emulator has no memory left for wgmma.fence");
+    }
+    memcpy(t.picture, t.from, bytes);
+}
+
+void wgmma_begin(float* const* accumulators, const Wgmma& wgmma) {
+    const unsigned group = current / group_size, within = current % group_size;
+    if ((group + 1) * group_size > launch.threads)
+        crash("wgmma at line %d: the thread is in no whole warpgroup of 128 threads", wgmma.line);
+    for (unsigned i = 1; i < wgmma.columns / 2; ++i)
+        if (accumulators[i] != accumulators[0] + i)
+            crash("wgmma at line %d: the emulator wants the accumulators to be one array, in order", wgmma.line);
+    Thread& t = threads[current];
+    Operation& op = join(warpgroups[group], t, wgmma);
+    op.accumulator[within] = (unsigned char)take_accumulator(t, accumulators[0], wgmma.columns / 2, wgmma.line);
+    if (!wgmma.registers) return;
+    for (unsigned i = 0; i < 4; ++i) {
+        check_fenced(t, wgmma.registers[i], 1, "A", wgmma.line);
+        op.a[within][i] = wgmma.registers[i];
+        op.a_values[within][i] = *wgmma.registers[i];
+    }
+}
+
+void wgmma_commit() { ++threads[current].committed; }
+
+void wgmma_wait(unsigned groups_left, int line) {
+    Thread& t = threads[current];
+    const unsigned group = current / group_size;
+    Warpgroup& g = warpgroups[group];
+    for (unsigned rounds = patience; t.ended < t.begun; ++t.ended) {
+        Operation& op = g.operations[t.ended % max_under_way];
+        if (op.group + groups_left >= t.committed) return;
+        for (; rounds && g.computed == t.ended; --rounds) yield();
+        while (op.begun < group_size) {
+            g.gate = {g.text, line};
+            g.waited_for = int(t.ended);
+            wait_at(&g.gate, nullptr);
+        }
+        if (g.computed == t.ended) {
+            compute(op, group * group_size);
+            ++g.computed;
+        }
+        release(t, t.accumulators[op.accumulator[current % group_size]], op.wgmma.line);
+        ++op.ended;
+    }
+}
+
+void name_stuck_wgmma() {
+    for (Warpgroup& g : warpgroups) {
+        const Operation& op = g.operations[unsigned(g.waited_for) % max_under_way];
+        snprintf(g.text, sizeof g.text, "wgmma.wait_group for the wgmma of line %d, begun by %u of its 128 threads",
+                 op.wgmma.line, op.begun);
+    }
+}
+
+}  // namespace evo_emu

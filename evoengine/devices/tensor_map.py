@@ -1,0 +1,96 @@
+"""Tensor maps: the 128 bytes by which TMA finds tiles of a tensor. Their rules, and the driver's encoding of them.
+
+The rules are those of `cuTensorMapEncodeTiled` (CUDA Driver API, Tensor Map Object Management) for maps without
+interleaving and with all element strides 1, which is what a dense tensor needs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+from evoengine.devices.base import KernelUnbuildable, TensorMapArgument
+from evoengine.errors import MachineError
+
+BYTES = 128
+"""of a tensor map, which must lie at a multiple of 64"""
+
+_ELEMENTS = {"fp16": (2, 6), "bf16": (2, 9), "fp32": (4, 7)}
+"""dtype → bytes, CU_TENSOR_MAP_DATA_TYPE_*"""
+_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+"""bytes → CU_TENSOR_MAP_SWIZZLE_*"""
+_L2_PROMOTION_256B = 3
+
+
+def element_bytes(argument: TensorMapArgument) -> int:
+    return _ELEMENTS[argument.dtype][0]
+
+
+def check(argument: TensorMapArgument, tensor_bytes: int) -> None:
+    """Raises KernelUnbuildable with the first rule that the map of a tensor of `tensor_bytes` breaks."""
+    for broken in _broken_rules(argument, tensor_bytes):
+        raise KernelUnbuildable(f"tensor map {argument.name}: {broken}")
+
+
+def _broken_rules(a: TensorMapArgument, tensor_bytes: int) -> Iterator[str]:
+    rank = len(a.dims)
+    if a.dtype not in _ELEMENTS:
+        yield f"dtype {a.dtype!r}, which must be one of {', '.join(_ELEMENTS)}"
+    if a.swizzle not in _SWIZZLES:
+        yield f"a swizzle of {a.swizzle} bytes, which must be 0, 32, 64 or 128"
+    if not 1 <= rank <= 5 or len(a.box) != rank or len(a.strides_bytes) != rank - 1:
+        yield f"{rank} dims, {len(a.box)} of the box and {len(a.strides_bytes)} strides: it takes n, n and n - 1, n from 1 to 5"
+    for dim in a.dims:
+        if not 1 <= dim < 2**32:
+            yield f"a dim of {dim}, which must be 1 to 2^32 - 1"
+    for stride in a.strides_bytes:
+        if stride % 16 or not 0 <= stride < 2**40:
+            yield f"a stride of {stride} bytes, which must be a multiple of 16 below 2^40"
+    for extent in a.box:
+        if not 1 <= extent <= 256:
+            yield f"a box of {extent} elements along a dim, which must be 1 to 256"
+    row = a.box[0] * element_bytes(a)
+    if row % 16:
+        yield f"a box of {row} bytes along the innermost dim, which must be a multiple of 16"
+    # A narrower row is legal too; nothing says how it is laid out, so it is refused here.
+    if a.swizzle and row != a.swizzle:
+        yield f"a box of {row} bytes along the innermost dim, which must be the {a.swizzle} that are swizzled"
+    last = sum((dim - 1) * stride for dim, stride in zip(a.dims[1:], a.strides_bytes, strict=True))
+    if last + a.dims[0] * element_bytes(a) > tensor_bytes:
+        yield f"it reaches {last + a.dims[0] * element_bytes(a)} bytes into tensor {a.tensor} of {tensor_bytes}"
+
+
+def encode(argument: TensorMapArgument, device_pointer: int) -> bytes:
+    """The 128 bytes of the map of a tensor that starts at `device_pointer`, a multiple of 16; `check` comes first.
+
+    What lies beyond the dims reads as zero and is not written. Raises MachineError where there is no driver that knows
+    tensor maps (12.0 and later), KernelUnbuildable where it refuses.
+    """
+    rank = len(argument.dims)
+    _, dtype = _ELEMENTS[argument.dtype]
+    memory = ctypes.create_string_buffer(BYTES + 64)
+    start = -ctypes.addressof(memory) % 64
+    found = _encoder()(
+        ctypes.c_void_p(ctypes.addressof(memory) + start),
+        dtype,
+        rank,
+        ctypes.c_void_p(device_pointer),
+        (ctypes.c_uint64 * rank)(*argument.dims),
+        (ctypes.c_uint64 * rank)(*argument.strides_bytes),
+        (ctypes.c_uint32 * rank)(*argument.box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        0,  # no interleaving
+        _SWIZZLES[argument.swizzle],
+        _L2_PROMOTION_256B,
+        0,  # zeros beyond the tensor
+    )
+    if found:
+        raise KernelUnbuildable(f"tensor map {argument.name}: cuTensorMapEncodeTiled gives {found}")
+    return memory.raw[start : start + BYTES]
+
+
+def _encoder():
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    except (OSError, AttributeError) as error:
+        raise MachineError(f"tensor maps need a CUDA driver of version 12.0 or later: {error}") from error

@@ -1,0 +1,4 @@
+// ---- address: what PTX instructions take for a pointer into shared memory ----
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}

@@ -1,0 +1,296 @@
+"""TMA and bulk copies against NumPy: boxes, bounds, swizzles; late, and only when they are waited for."""
+
+from __future__ import annotations
+
+import jinja2
+import numpy as np
+import pytest
+
+from evoengine.devices.base import KernelCrashed, KernelHung, KernelUnbuildable, TensorMapArgument
+from evoengine.paths import asset
+from evoengine.records import Launch, Source
+from evoengine.stages.compile import compile_source
+
+EVO = asset("templates") / "include" / "evo"
+VOCABULARY = "".join(
+    jinja2.Template((EVO / name).read_text()).render() for name in ("address.cuh", "barrier.cuh", "tma.cuh")
+)
+SEEDS = (0, 1)
+
+
+def view(shape, box, swizzle=0, dims=None, tensor="a"):
+    """The map of a contiguous fp16 tensor; shape and box as NumPy counts, outermost first."""
+    strides = [2 * int(np.prod(shape[i:])) for i in range(1, len(shape))]
+    return TensorMapArgument("map", tensor, "fp16", dims or shape[::-1], tuple(strides[::-1]), box[::-1], swizzle)
+
+
+def tile(tensor, at, box):
+    """The box at `at` (outermost first), zeros where there is no tensor."""
+    found = np.zeros(box, tensor.dtype)
+    for index in np.ndindex(*box):
+        place = np.add(at, index)
+        if (place >= 0).all() and (place < tensor.shape).all():
+            found[index] = tensor[tuple(place)]
+    return found
+
+
+def swizzled(rows, width):
+    """Chunk c of row r at c ^ r's turn; rows of `width` bytes as uint16."""
+    if not width:
+        return rows.ravel()
+    per_row = width // 16
+    chunks = rows.reshape(-1, per_row, 8)
+    row = np.arange(len(chunks)) // (8 // per_row) % per_row
+    out = np.empty_like(chunks)
+    for c in range(per_row):
+        out[np.arange(len(chunks)), c ^ row] = chunks[:, c]
+    return out.ravel()
+
+
+LOAD = """
+extern "C" __global__ void f(const unsigned short* a, const __grid_constant__ TensorMap map, unsigned short* o, int count) {
+    extern __shared__ __align__(1024) unsigned short tile[];
+    __shared__ unsigned long long barriers[1];
+    unsigned full = shared_address(barriers);
+    if (threadIdx.x == 0) {
+        tma_prefetch(map);
+        barrier_init(full, 1);
+        INIT_FENCE
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        barrier_arrive_expect(full, 2 * count EXTRA);
+        tma_load(shared_address(tile), map, full, AT);
+    }
+    WAIT
+    for (int i = threadIdx.x; i < count; i += 64) o[i] = tile[i];
+}
+"""
+RIGHT = {"AT": "0, 0", "INIT_FENCE": "barrier_init_fence();", "WAIT": "barrier_wait(full, 0);", "EXTRA": ""}
+
+
+def load_text(**changes):
+    text = LOAD
+    for name, right in RIGHT.items():
+        text = text.replace(name, changes.get(name, right))
+    return VOCABULARY + text
+
+
+def load(emulate, tensor, tensor_map, seed=0, **changes):
+    count = int(np.prod(tensor_map.box))
+    arguments = (tensor, tensor_map, np.zeros(count, np.uint16), np.int32(count))
+    return emulate(load_text(**changes), *arguments, threads=64, shared=2 * count, seed=seed)["o"]
+
+
+def tensor(*shape):
+    return np.random.default_rng(1).integers(0, 1 << 15, shape, dtype=np.uint16)
+
+
+@pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_box_arrives_swizzled_as_its_map_says(emulate, swizzle, seed):
+    a, box = tensor(40, 128), (24, swizzle // 2 or 64)
+    o = load(emulate, a, view(a.shape, box, swizzle), seed, AT="64, 8")
+    np.testing.assert_array_equal(o, swizzled(tile(a, (8, 64), box), swizzle))
+
+
+@pytest.mark.parametrize("at", [(0, 0), (-3, 0), (37, 0), (8, 100), (8, -8), (50, 0)])
+def test_what_lies_outside_of_the_tensor_arrives_as_zeros(emulate, at):
+    a, box = tensor(40, 128), (16, 64)
+    o = load(emulate, a, view(a.shape, box, 128), AT=f"{at[1]}, {at[0]}")
+    np.testing.assert_array_equal(o, swizzled(tile(a, at, box), 128))
+
+
+@pytest.mark.parametrize(("shape", "at", "box"), [((3, 20, 64), (2, 10, 0), (1, 16, 64)), ((2, 3, 9, 64), (1, 2, 5, 32), (1, 1, 8, 32))])
+def test_boxes_of_more_dimensions_do_not_run_from_one_into_the_next(emulate, shape, at, box):
+    a = tensor(*shape)
+    o = load(emulate, a, view(shape, box), AT=", ".join(map(str, at[::-1])))
+    np.testing.assert_array_equal(o, tile(a, at, box).ravel())
+
+
+def test_a_map_may_show_less_than_the_tensor_and_in_other_strides(emulate):
+    a = tensor(40, 128)
+    every_other = TensorMapArgument("map", "a", "fp16", (96, 20), (512,), (64, 8), 0)
+    o = load(emulate, a, every_other, AT="64, 16")
+    np.testing.assert_array_equal(o, tile(a[::2, :96], (16, 64), (8, 64)).ravel())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_bytes_that_nobody_waits_for_never_land(emulate, seed):
+    a = tensor(40, 128)
+    for wait in ("", "barrier_wait(full, 1);"):
+        with pytest.raises(KernelCrashed, match=r"ended with 1024 bytes under way to shared address 0, which nobody waited"):
+            load(emulate, a, view(a.shape, (8, 64)), seed, WAIT=wait)
+    seen = load(emulate, a, view(a.shape, (8, 64)), seed, WAIT="if (threadIdx.x < 32) barrier_wait(full, 0);")
+    right = load(emulate, a, view(a.shape, (8, 64)), seed)
+    assert (seen == right).any()
+
+
+def test_a_wait_for_other_bytes_than_come_is_a_hang_that_counts_them(emulate):
+    a = tensor(40, 128)
+    with pytest.raises(KernelHung, match=r"phase 0 \(parity 0\) lacks 0 of 1 arrivals and 16 bytes"):
+        load(emulate, a, view(a.shape, (8, 64)), EXTRA="+ 16")
+
+
+def test_a_barrier_that_tma_does_not_know_yet_is_named(emulate):
+    a = tensor(40, 128)
+    with pytest.raises(KernelCrashed, match=r"a TMA load at line \d+: no fence.mbarrier_init or fence.proxy.async has come"):
+        load(emulate, a, view(a.shape, (8, 64)), INIT_FENCE="")
+
+
+def test_a_map_that_is_not_the_launchs_own_is_named(emulate):
+    a = tensor(40, 128)
+    bad = load_text().replace("tma_load(shared_address(tile), map,", "TensorMap copy = {}; tma_load(shared_address(tile), copy,")
+    with pytest.raises(KernelCrashed, match=r"a TMA load at line \d+: there is no tensor map at its address"):
+        emulate(bad, a, view(a.shape, (8, 64)), np.zeros(512, np.uint16), np.int32(512), threads=64, shared=1024)
+    with pytest.raises(KernelCrashed, match="3 coordinates for a tensor map of 2"):
+        load(emulate, a, view(a.shape, (8, 64)), AT="0, 0, 0")
+
+
+def test_a_map_by_plain_value_is_refused(emulate):
+    a = tensor(40, 128)
+    with pytest.raises(KernelUnbuildable, match=r"tensor map map must be a const __grid_constant__ parameter"):
+        emulate(load_text().replace("__grid_constant__", ""), a, view(a.shape, (8, 64)), np.zeros(512, np.uint16), np.int32(512))
+
+
+STORE = """
+extern "C" __global__ void f(const unsigned short* a, unsigned short* o, const __grid_constant__ TensorMap map, int count) {
+    extern __shared__ __align__(1024) unsigned short tile[];
+    for (int i = threadIdx.x; i < count; i += 64) tile[i] = a[i];
+    PROXY
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        tma_store(map, shared_address(tile), AT);
+        COMMIT
+        EARLY
+        WAIT
+    }
+}
+"""
+STORED = {"PROXY": "async_proxy_fence();", "COMMIT": "tma_store_commit();", "WAIT": "tma_store_wait<0>();", "EARLY": "", "AT": "64, 8"}
+
+
+def store_text(**changes):
+    text = STORE
+    for name, right in STORED.items():
+        text = text.replace(name, changes.get(name, right))
+    return VOCABULARY + text
+
+
+def store(emulate, image, shape, tensor_map, **changes):
+    arguments = (image, np.zeros(shape, np.uint16), tensor_map, np.int32(image.size))
+    return emulate(store_text(**changes), *arguments, threads=64, shared=image.nbytes)["o"]
+
+
+@pytest.mark.parametrize("swizzle", [0, 64, 128])
+@pytest.mark.parametrize("at", [(8, 64), (30, 64), (-2, 0), (0, 100)])
+def test_a_store_writes_what_lies_inside_and_nothing_else(emulate, swizzle, at):
+    box, shape = (16, swizzle // 2 or 64), (40, 128)
+    rows = tensor(*box)
+    o = store(emulate, swizzled(rows, swizzle), shape, view(shape, box, swizzle, tensor="o"), AT=f"{at[1]}, {at[0]}")
+    padded = np.zeros((96, 256), np.uint16)
+    padded[at[0] + 16 : at[0] + 32, at[1] + 64 : at[1] + 64 + box[1]] = rows
+    np.testing.assert_array_equal(o, padded[16:56, 64:192])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"PROXY": ""}, r"a TMA store at line \d+ reads shared memory at offset \d+, which a store .* without a fence.proxy"),
+        ({"EARLY": "tile[9] ^= 1;"}, r"a TMA store at line \d+ reads shared memory at offset 18, .* or too early"),
+        ({"WAIT": ""}, r"the thread ended without cp.async.bulk.commit_group and wait_group for its store at line \d+"),
+        ({"COMMIT": ""}, r"the thread ended without cp.async.bulk.commit_group and wait_group"),
+    ],
+)
+def test_a_store_that_is_not_fenced_committed_and_waited_for_is_named(emulate, changes, message):
+    image = tensor(16, 64).ravel()
+    with pytest.raises(KernelCrashed, match=message):
+        store(emulate, image, (40, 128), view((40, 128), (16, 64), tensor="o"), **changes)
+
+
+def test_a_store_into_an_input_is_a_crash(emulate):
+    text = store_text().replace("unsigned short* o", "const unsigned short* o")
+    arguments = (tensor(1024), np.zeros((40, 128), np.uint16), view((40, 128), (16, 64), tensor="o"), np.int32(1024))
+    with pytest.raises(KernelCrashed, match="write to read-only input o"):
+        emulate(text, *arguments, threads=64, shared=2048)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"swizzle": 48}, "a swizzle of 48 bytes"),
+        ({"box": (64, 257)}, "a box of 257 elements"),
+        ({"box": (60, 8)}, "a box of 120 bytes along the innermost dim, which must be a multiple of 16"),
+        ({"box": (128, 8), "swizzle": 128}, "a box of 256 bytes along the innermost dim, which must be the 128"),
+        ({"strides_bytes": (264,)}, "a stride of 264 bytes, which must be a multiple of 16"),
+        ({"strides_bytes": ()}, "it takes n, n and n - 1"),
+        ({"dims": (128, 41)}, "reaches 10496 bytes into tensor a of 10240"),
+        ({"dims": (128, 0)}, "a dim of 0"),
+        ({"dtype": "fp8"}, "dtype 'fp8', which must be one of fp16, bf16, fp32"),
+    ],
+)
+def test_a_map_that_the_driver_would_refuse_is_refused(emulate, changes, message):
+    good = {"dims": (128, 40), "strides_bytes": (256,), "box": (64, 8), "swizzle": 0, "dtype": "fp16"}
+    bad = TensorMapArgument("map", "a", **{**good, **changes})
+    with pytest.raises(KernelUnbuildable, match=f"tensor map map: .*{message}"):
+        emulate(load_text(), tensor(40, 128), bad, np.zeros(512, np.uint16), np.int32(512), threads=64, shared=1024)
+
+
+BULK = """
+extern "C" __global__ void f(const float* a, float* o) {
+    __shared__ unsigned long long barriers[1];
+    extern __shared__ __align__(16) float tile[];
+    unsigned full = shared_address(barriers), to = shared_address(tile);
+    if (threadIdx.x == 0) {
+        barrier_init(full, 1);
+        barrier_init_fence();
+        barrier_arrive_expect(full, 512);
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                     :: "r"(to), "l"(a + 0), "r"(512), "r"(full) : "memory");
+    }
+    __syncthreads();
+    barrier_wait(full, 0);
+    tile[4 * threadIdx.x] += 1.0f;
+    PROXY
+    __syncthreads();
+    if (threadIdx.x == 5) {
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" :: "l"(o), "r"(to), "r"(512) : "memory");
+        tma_store_commit();
+        asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    }
+}
+"""
+
+
+def bulk_text(proxy="async_proxy_fence();"):
+    return VOCABULARY + BULK.replace("PROXY", proxy)
+
+
+def test_plain_blocks_go_both_ways(emulate):
+    a = np.arange(128, dtype=np.float32)
+    text = bulk_text()
+    o = emulate(text, a, np.zeros(128, np.float32), threads=32, shared=512)["o"]
+    np.testing.assert_array_equal(o, a + (np.arange(128) % 4 == 0))
+    with pytest.raises(KernelCrashed, match="a bulk store .* without a fence.proxy.async"):
+        emulate(bulk_text(""), a, a.copy(), threads=32, shared=512)
+    with pytest.raises(KernelCrashed, match="misaligned cp.async.bulk at line .*: the global address"):
+        emulate(text.replace("a + 0", "a + 1"), a, a.copy(), threads=32, shared=512)
+    with pytest.raises(KernelCrashed, match="out-of-bounds read of a"):
+        emulate(text.replace("a + 0", "a + 4096"), a, a.copy(), threads=32, shared=512)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        load_text(),
+        load_text(AT="0, 0, 0"),
+        load_text(AT="0, 0, 0, 0"),
+        store_text(),
+        store_text(AT="0, 0, 0"),
+        store_text(AT="0, 0, 0, 0"),
+        bulk_text(),
+    ],
+)
+def test_the_instructions_are_spelt_as_the_real_compiler_takes_them(text):
+    mix = compile_source(Source(text, "f", Launch((1, 1, 1), 64, 0)), "sm_90a").mix
+    assert any(name.startswith("UTMA") or name.startswith("UBLK") for name in mix) or not mix

@@ -1,0 +1,161 @@
+"""The wgmma family's static proof: what ptxas says of it, what its binary holds, and which banks its stores touch."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from evoengine.devices.base import TensorArgument
+from evoengine.devices.emulator.build import build
+from evoengine.devices.emulator.run import run
+from evoengine.gpu import find_gpu
+from evoengine.paths import asset
+from evoengine.problem import parse_problem
+from evoengine.records import Launch, Source
+from evoengine.space.space import load_space
+from evoengine.stages.compile import compile_source
+
+PROBLEMS = ["b16,h16,s2048,d64,fp16", "b16,h16,s2048,d128,bf16,causal", "b2,h8,s512,d96,fp16,causal,kv2"]
+
+
+def starts(gate):
+    return [c for c in gate.space.starts if c["family"] == "wgmma"]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_starts_compile_to_wgmma_without_spills_or_serialisation(attention_gate, problem):
+    gate = attention_gate(problem)
+    assert starts(gate)
+    for config in starts(gate):
+        binary = compile_source(gate.source(config), "sm_90a")
+        assert (binary.spill_bytes, binary.stack_bytes, binary.warnings) == (0, 0, ()), config
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_their_tensor_instructions_are_hopper_ones_and_no_thread_has_local_memory(attention_gate, problem):
+    gate = attention_gate(problem)
+    mix = compile_source(gate.source(starts(gate)[0]), "sm_90a").mix
+    if not mix:
+        pytest.skip("needs nvdisasm")
+    assert mix["HGMMA"] >= gate.problem.head_dim // 16 + starts(gate)[0]["tile_n"] // 16
+    assert not mix.keys() & {"HMMA", "LDL", "STL"}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_warpgroups_never_hold_more_registers_than_the_block_was_launched_with(attention_gate, problem):
+    """setmaxnreg would wait for ever, and ptxas says nothing."""
+    gate = attention_gate(problem)
+    for config in starts(gate):
+        binary = compile_source(gate.source(config), "sm_90a")
+        consumers = config["tile_m"] // 64
+        held = registers_held(gate.source(config).text)
+        assert held["shrink"] + consumers * held["grow"] <= (consumers + 1) * math.ceil(binary.registers / 8) * 8
+
+
+def registers_held(text: str) -> dict[str, int]:
+    """What the template asks for, computed as its constants say."""
+    names: dict[str, int] = {}
+    for name, value in re.findall(r"constexpr int (\w+) = ([^;]+);", text):
+        code = re.sub(r"(\w+) < (\w+) \? \w+ : \w+", r"min(\1, \2)", value).replace("/", "//")
+        try:
+            names[name] = eval(code, {"min": min}, names)  # only names and arithmetic of our own template
+        except (NameError, SyntaxError, TypeError):
+            continue
+    return {way: names[re.search(rf"registers_{way}<(\w+)>\(\);", text)[1]] for way in ("shrink", "grow")}
+
+
+@pytest.mark.parametrize("gpu", ["a100", "l4"])
+def test_the_family_is_left_out_where_there_is_no_wgmma(gpu):
+    space = load_space(asset("search_spaces") / "attention.toml", parse_problem(PROBLEMS[0]), find_gpu(gpu))
+    assert "Hopper" in space.empty_families["wgmma"]
+
+
+# --- where things lie in shared memory, found by running the template's own functions on the emulator
+
+PLACE_TILE = """
+extern "C" __global__ void place(const T* from, T* to) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    unsigned full = shared_address(shared + BYTES_KV);
+    if (threadIdx.x == 0) barrier_init(full, 128);
+    __syncthreads();
+    const Block block(from, from, from, to, 1, 1, TILE_N, TILE_N);
+    const Tiles tiles(shared);
+    Producer producer = {block, tiles};
+    producer.bring<TILE_N>(shared, from, TILE_N, full);
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncthreads();
+    for (int i = threadIdx.x; i < TILE_N * HEAD_DIM; i += 128) to[i] = reinterpret_cast<T*>(shared)[i];
+}
+"""
+PLACE_WEIGHTS = """
+extern "C" __global__ void place(const T* from, T* to) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    for (int c = 0; c < COLUMNS / 16; ++c) {
+        float x[8];
+        for (int e = 0; e < 8; ++e)
+            x[e] = to_float(from[row_of(half_of(e)) * COLUMNS + 16 * c + e / 4 * 8 + lane() % 4 * 2 + e % 2]);
+        store_block<PER_ROW, 64>(shared, warp() * 16, c, x);
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < 64 * COLUMNS; i += 128) to[i] = reinterpret_cast<T*>(shared)[i];
+}
+"""
+
+
+def placed(gate, config, kernel: str, rows: int, columns: int) -> np.ndarray:
+    """Byte offset in shared memory of each chunk of 16 bytes of a tile, [rows, columns / 8]."""
+    source = gate.source(config)
+    launch = Launch((1, 1, 1), 128, rows * columns * 2 + 8)
+    kernel = kernel.replace("COLUMNS", str(columns))
+    chunks = np.arange(rows * columns // 8)
+    # every element holds the number of its chunk, exact in 16 bits up to 2048
+    tile = torch.from_numpy(chunks.repeat(8)).to(torch.float16).view(torch.uint16).numpy()
+    arguments = [TensorArgument("from", tile), TensorArgument("to", np.zeros_like(tile), output=True)]
+    executable = build(Source(source.text + kernel, "place", launch))
+    found = run(executable, "place", launch, arguments, 0, 20.0)["to"].view(np.float16).reshape(-1, 8)
+    assert (found == found[:, :1]).all(), "a chunk was torn"
+    where = np.empty(len(chunks), int)
+    where[found[:, 0].astype(int)] = 16 * np.arange(len(chunks))
+    return where.reshape(rows, columns // 8)
+
+
+def hardware_place(rows: int, columns: int, slab_bytes: int) -> np.ndarray:
+    """The same by the definition of the swizzle: bits 4… of an address are XORed with bits 7… (PTX ISA, tensor swizzling)."""
+    row, chunk = np.ogrid[:rows, : columns // 8]
+    per_row = slab_bytes // 16
+    address = (chunk // per_row * rows + row) * slab_bytes + chunk % per_row * 16
+    return address ^ ((address >> 7) % per_row << 4)
+
+
+@pytest.mark.parametrize(("head_dim", "slab_bytes"), [(64, 128), (128, 128), (96, 64), (32, 64)])
+def test_tiles_lie_as_the_hardware_swizzles_them(attention_gate, head_dim, slab_bytes):
+    gate = attention_gate(f"b1,h1,s256,d{head_dim},fp16")
+    config = {**starts(gate)[0], "tile_n": 80, "load": "cp_async"}
+    found = placed(gate, config, PLACE_TILE, 80, head_dim)
+    np.testing.assert_array_equal(found, hardware_place(80, head_dim, slab_bytes))
+
+
+@pytest.mark.parametrize(("head_dim", "columns", "per_row"), [(64, 64, 8), (128, 128, 8), (96, 96, 4), (64, 192, 8)])
+def test_stored_blocks_lie_as_the_hardware_swizzles_them(attention_gate, head_dim, columns, per_row):
+    gate = attention_gate(f"b1,h1,s256,d{head_dim},fp16")
+    kernel = PLACE_WEIGHTS.replace("PER_ROW", str(per_row))
+    found = placed(gate, {**starts(gate)[0], "o_store": "shared"}, kernel, 64, columns)
+    np.testing.assert_array_equal(found, hardware_place(64, columns, per_row * 16))
+
+
+@pytest.mark.parametrize(("columns", "slab_bytes"), [(64, 128), (192, 128), (96, 64), (32, 64)])
+def test_no_store_into_such_tiles_has_a_bank_conflict(columns, slab_bytes):
+    place = hardware_place(64, columns, slab_bytes)
+    per_row = slab_bytes // 16
+    # eight lanes at a time write 128 bytes: stmatrix one column of chunks, cp.async and vectors chunks in line order
+    eights = [place[row : row + 8, chunk] for row, chunk in product(range(0, 64, 8), range(columns // 8))]
+    slabs = place.reshape(64, -1, per_row).swapaxes(0, 1).reshape(-1, 8)
+    for addresses in [*eights, *slabs]:
+        assert max(Counter(addresses // 16 % 8).values()) == 1

@@ -1,0 +1,121 @@
+"""Faults of asynchronous kernels, one each in a right one of the wgmma family, all caught by the gate on the emulator."""
+
+from __future__ import annotations
+
+import pytest
+
+from evoengine.records import Outcome
+
+PLAIN = "b2,h4,s256,d64,fp16"
+WIDE = "b1,h2,s256,d128,fp16"
+CAUSAL_GROUPED = "b2,h8,s256,d64,bf16,causal,kv2"
+SERIAL = {"overlap": False, "ping_pong": False, "tile_m": 192, "load": "cp_async"}
+BESIDE = {"overlap": True, "ping_pong": True, "tile_m": 128, "tile_n": 128, "load": "cp_async"}
+SHARED_P = {**BESIDE, "p_in": "shared"}
+POLYNOMIAL = {**BESIDE, "exp2_on_fma": 0.5}
+TMA = {**BESIDE, "load": "tma"}
+TMA_SHARED_P = {**SHARED_P, "load": "tma"}
+BOTH = (SERIAL, BESIDE)
+
+FAULTS = [
+    # name, configurations, problem, text of the good kernel, text of the broken one
+    ("wrong stride in a descriptor", BOTH, PLAIN, "slab_stride, 8 * BYTES)", "slab_stride, 4 * BYTES)"),
+    ("wrong slab stride in V's descriptor", BOTH, WIDE, "(tile, TILE_N * SLAB_BYTES)", "(tile, TILE_N * SLAB_BYTES / 2)"),
+    ("tiles not swizzled", BOTH, PLAIN, "return i ^ i / 8 % PER_ROW;", "return i;"),
+    ("swizzle one row off", BOTH, PLAIN, "return i ^ i / 8 % PER_ROW;", "return i ^ (i / 8 + 1) % PER_ROW;"),
+    ("wrong step along k in Q K^T", BOTH, PLAIN, "step * 2 % CHUNKS", "step * 4 % CHUNKS"),
+    ("wrong slab of K", BOTH, WIDE, "k_major_step<TILE_N>(d)", "k_major_step<TILE_N / 2>(d)"),
+    ("wrong step along k in P V", BOTH, PLAIN, "v + c * SLAB_BYTES", "v + c * SLAB_BYTES / 2"),
+    ("V not transposed", BOTH, PLAIN, "wgmma_rs<true>", "wgmma_rs<false>"),
+    ("all warpgroups multiply the first rows of Q", BOTH, PLAIN, "tiles.q + warpgroup() * 64 * SLAB_BYTES", "tiles.q"),
+    ("Q K^T adds to the scores before", BOTH, PLAIN, ", d > 0);", ", 1);"),
+    ("weights packed in the wrong order", BOTH, PLAIN, "pack(s[2 * j], s[2 * j + 1])", "pack(s[2 * j + 1], s[2 * j])"),
+    ("missing proxy fence after cp.async", BOTH, PLAIN, "barrier_wait(barrier, parity);\n    async_proxy_fence();", "barrier_wait(barrier, parity);"),
+    ("missing proxy fence after weights are stored", [TMA_SHARED_P], PLAIN, "    async_proxy_fence();\n    warpgroup_sync();\n}", "    warpgroup_sync();\n}"),
+    ("ordinary arrival where copies are under way", BOTH, PLAIN, "copy_async_arrive(full);", "barrier_arrive(full);"),
+    ("full barrier's parity off by one", BOTH, PLAIN, "wait_arrival(full_of(i), i / STAGES % 2)", "wait_arrival(full_of(i), (i / STAGES + 1) % 2)"),
+    ("empty barrier's parity off by one", BOTH, PLAIN, "i / STAGES % 2 ^ 1", "i / STAGES % 2"),
+    ("empty barrier never waited for", BOTH, PLAIN, "ring.wait_empty(tile);", ""),
+    ("empty barrier of K never waited for", [TMA], PLAIN, "tiles.k.wait_empty(tile);", ""),
+    ("K and V swapped", [TMA], PLAIN, "map_v, tile * TILE_N", "map_k, tile * TILE_N"),
+    ("place of V given back before it is read", [TMA], PLAIN, "wgmma_wait<0>();\n        wgmma_hold(o);\n        tiles.v.release(tile - 1);", "tiles.v.release(tile - 1);\n        wgmma_wait<0>();\n        wgmma_hold(o);"),
+    ("V read before it arrived", [TMA], PLAIN, "tiles.v.wait_full(tile - 1);", ""),
+    ("empty barrier counts too few", BOTH, PLAIN, "v.empty_of(i), 4 * CONSUMERS", "v.empty_of(i), 4 * CONSUMERS - 4"),
+    ("empty barrier counts too many", BOTH, PLAIN, "v.empty_of(i), 4 * CONSUMERS", "v.empty_of(i), 4 * CONSUMERS + 1"),
+    ("K read before it arrived", BOTH, PLAIN, "tiles.k.wait_full(tile);", ""),
+    ("V read before it arrived", [SERIAL], PLAIN, "tiles.v.wait_full(tile);", ""),
+    ("V read before it arrived", [BESIDE], PLAIN, "tiles.v.wait_full(tile - 1);", ""),
+    ("Q read before it arrived", [TMA], PLAIN, "    tiles.wait_q();\n", ""),
+    ("place of K given back before it is read", [SERIAL], PLAIN, "wgmma_wait<0>();\n        wgmma_hold(s);\n        tiles.k.release(tile);", "tiles.k.release(tile);\n        wgmma_wait<0>();\n        wgmma_hold(s);"),
+    ("place of K given back before it is read", [BESIDE], PLAIN, "wgmma_wait<1>();\n        wgmma_hold(s);\n        tiles.k.release(tile);", "tiles.k.release(tile);\n        wgmma_wait<1>();\n        wgmma_hold(s);"),
+    ("place of V given back before it is read", [SERIAL], PLAIN, "wgmma_wait<0>();\n        wgmma_hold(o);\n        tiles.v.release(tile);", "tiles.v.release(tile);\n        wgmma_wait<0>();\n        wgmma_hold(o);"),
+    ("place of V given back before it is read", [BESIDE], PLAIN, "rows.update(s, factor, block, tile, scale);\n        wgmma_wait<0>();\n        wgmma_hold(o);\n        tiles.v.release(tile - 1);", "tiles.v.release(tile - 1);\n        rows.update(s, factor, block, tile, scale);\n        wgmma_wait<0>();\n        wgmma_hold(o);"),
+    ("place never given back", BOTH, PLAIN, "if (lane() == 0) barrier_arrive", "if (lane() == 0 && i > 0) barrier_arrive"),
+    ("missing wgmma.fence before Q K^T", BOTH, PLAIN, "wgmma_hold(s);\n    wgmma_fence();", "wgmma_hold(s);"),
+    ("missing wgmma.fence before P V", BOTH, PLAIN, "wgmma_hold(o);\n    wgmma_fence();", "wgmma_hold(o);"),
+    ("scores used before wgmma is done", [SERIAL], PLAIN, "wgmma_wait<0>();\n        wgmma_hold(s);", ""),
+    ("scores used before wgmma is done", [BESIDE], PLAIN, "wgmma_wait<1>();", ""),
+    ("scores waited for too laxly", [BESIDE], PLAIN, "wgmma_wait<1>();", "wgmma_wait<2>();"),
+    ("outputs used before wgmma is done", [BESIDE], PLAIN, "wgmma_wait<0>();\n        wgmma_hold(o);\n        tiles.v.release(tile - 1);", "tiles.v.release(tile - 1);"),
+    ("products never committed", BOTH, PLAIN, "    wgmma_commit();\n", ""),
+    ("more registers asked for than there are", BOTH, PLAIN, "registers_grow<CONSUMER_REGISTERS>", "registers_grow<CONSUMER_REGISTERS + 8>"),
+    ("registers never given up", BOTH, PLAIN, "        registers_shrink<PRODUCER_REGISTERS>();\n", ""),
+    ("a turn that never ends", [BESIDE], PLAIN, "        turns.end();\n", ""),
+    ("the first turn is nobody's", [BESIDE], PLAIN, "if (next == FIRST_TURN) end();", ""),
+    ("O not rescaled when the maximum moves", BOTH, PLAIN, "        multiply_rows(o, factor);\n", ""),
+    ("sum not rescaled when the maximum moves", BOTH, PLAIN, "sum[half] *= factor[half];", ""),
+    ("maximum of a quarter of the row", BOTH, PLAIN, "lanes_max<4>(top)", "lanes_max<1>(top)"),
+    ("sum of a quarter of the row", BOTH, PLAIN, "lanes_sum<4>(sum[half])", "4.0f * lanes_sum<1>(sum[half])"),
+    ("exponents below the smallest not clamped", [POLYNOMIAL], PLAIN, "x = fmaxf(x, -126.0f);", ""),
+    ("polynomial of too low a degree", [POLYNOMIAL], PLAIN, "fmaf(fmaf(0.05517167f, f, 0.24261113f), f, 0.69326097f)", "fmaf(0.24261113f, f, 0.69326097f)"),
+    ("tail mask one key too far", BOTH, PLAIN, "return limit - tile * TILE_N;", "return limit - tile * TILE_N + 1;"),
+    ("masked columns two off", BOTH, PLAIN, "block.visible(row_of(half), tile) - lane() % 4 * 2", "block.visible(row_of(half), tile)"),
+    ("too few bytes announced", [TMA], PLAIN, "barrier_arrive_expect(full, ROWS * HEAD_DIM * sizeof(T))", "barrier_arrive_expect(full, ROWS * HEAD_DIM)"),
+    ("barriers not made known to TMA", [TMA], PLAIN, "        barrier_init_fence();\n", ""),
+    ("slabs of a tile in the wrong order", [{**TMA, "tile_n": 80}], WIDE, "map, full, slab * CHUNKS * 8, row", "map, full, (1 - slab) * CHUNKS * 8, row"),
+    ("the kv head of another batch entry", [TMA], CAUSAL_GROUPED, "blockIdx.z * kv_heads + ", ""),
+    ("more registers asked for than two blocks have", [{"tile_m": 64, "min_blocks": 2}], PLAIN, "65536 / (MIN_BLOCKS * THREADS)", "65536 / THREADS"),
+    ("read past the end of the tensors", BOTH, PLAIN, "bool exists = row < valid;", "bool exists = row <= valid;"),
+    ("write past the end of O", BOTH, PLAIN, "if (row < block.rows) write_vector", "if (row <= block.rows) write_vector"),
+    ("causal diagonal one too far", BOTH, CAUSAL_GROUPED, "row + diagonal + 1)", "row + diagonal + 2)"),
+    ("causal diagonal hidden", BOTH, CAUSAL_GROUPED, "row + diagonal + 1)", "row + diagonal)"),
+    ("causal mask aligned to the upper left", BOTH, CAUSAL_GROUPED, "diagonal = seq_k - seq_q;", "diagonal = 0;"),
+    ("wrong kv head of a group", BOTH, CAUSAL_GROUPED, "blockIdx.y / (heads / kv_heads)", "blockIdx.y % kv_heads"),
+]  # fmt: skip
+
+
+def title(config):
+    return "-".join(f"{knob}={value}" for knob, value in config.items() if knob != "tile_n")
+
+
+PLANTED = [
+    pytest.param(config, problem, old, new, id=f"{name}-{title(config)}")
+    for name, configs, problem, old, new in FAULTS
+    for config in configs
+]
+
+
+def variant(gate, wanted):
+    """The first start point of the family, moved to the wanted values."""
+    config = {**gate.start({"family": "wgmma"}), **wanted}
+    if config["tile_m"] == 64:
+        del config["ping_pong"]
+    assert gate.space.why_invalid(config) is None
+    return config
+
+
+@pytest.mark.parametrize(("config", "problem", "old", "new"), PLANTED)
+def test_a_planted_fault_is_caught(attention_gate, config, problem, old, new):
+    gate = attention_gate(problem)
+    config = variant(gate, config)
+    found = gate.judge(config, gate.doctored(config, old, new))
+    assert found.outcome in (Outcome.INCORRECT, Outcome.CRASHED, Outcome.HUNG), "the fault escaped"
+    assert found.reason
+
+
+@pytest.mark.parametrize("problem", [PLAIN, WIDE, CAUSAL_GROUPED])
+@pytest.mark.parametrize("config", [SERIAL, BESIDE, SHARED_P, POLYNOMIAL], ids=title)
+def test_the_good_kernel_beside_it_passes(attention_gate, config, problem):
+    gate = attention_gate(problem)
+    verdict = gate.judge(variant(gate, config))
+    assert verdict.outcome is None, verdict.reason
