@@ -36,6 +36,9 @@ from evoengine.workloads import find_workload
 POLL_SECONDS = 0.1
 """how often the display is refreshed and a request to stop is seen while nothing finishes"""
 
+NEIGHBOURS = 4
+"""problems and GPUs of earlier runs whose best kernels are tried"""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -53,6 +56,19 @@ class Setting:
     timed: bool
     """whether a device times the candidates, so that a spill is for the clock to judge"""
     objectives: tuple[Objective, ...] = (OBJECTIVES[DEFAULT],)
+
+
+def neighbouring_bests(ledger: Ledger, setting: Setting) -> list[Config]:
+    """The best of other problems and GPUs, latest first, as far as they are valid here and not start points anyway."""
+    here = (setting.gpu.key, str(setting.problem))
+    kernel = here[1].partition(":")[0]
+    targets = dict.fromkeys((r.gpu, r.problem) for r in reversed(ledger.runs()) if r.problem.startswith(f"{kernel}:"))
+    found: dict[str, Config] = {}
+    for gpu, problem in [t for t in targets if t != here][:NEIGHBOURS]:
+        for candidate in ledger.best(problem, gpu, top=1):
+            if setting.space.contains(candidate.config) and candidate.config not in setting.space.starts:
+                found[config_key(candidate.config)] = candidate.config
+    return list(found.values())
 
 
 @dataclass(slots=True)
@@ -115,7 +131,10 @@ class Coordinator:
         self._workload = find_workload(setting.space.kernel)
         self._adopted = self._adopt()
         left = [config for config, _ in self._adopted.values()]
-        self._proposer = Proposer(setting.space, setting.sampler, setting.seed, left, setting.objectives)
+        known_good = neighbouring_bests(ledger, setting)
+        self._proposer = Proposer(
+            setting.space, setting.sampler, setting.seed, left, known_good, setting.objectives
+        )
         self._compiling: dict[Future, Walk] = {}
         self._judging: dict[Future, Walk] = {}
         self._first_with: dict[str, int] = {}

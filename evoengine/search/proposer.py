@@ -38,9 +38,11 @@ class Proposer:
 
     def __init__(
         self, space: StartedSpace, sampler: str, seed: int, retry: Sequence[Config] = (),
+        known_good: Sequence[Config] = (),
         objectives: Sequence[Objective] = (OBJECTIVES[DEFAULT],),
     ) -> None:  # fmt: skip
-        """`retry` are configurations that an interrupted run left unfinished; they come first."""
+        """`retry` are configurations that an interrupted run left unfinished; they come first. `known_good` were the best
+        of neighbouring problems or GPUs; they come after the space's own start points."""
         optuna.logging.set_verbosity(logging.WARNING)
         self.space = space
         self.invalid = 0
@@ -59,6 +61,7 @@ class Proposer:
         self._operators: dict[str, str] = {}
         self._enqueue(retry, "retry")
         self._enqueue(space.starts, "start")
+        self._enqueue(known_good, "ledger")
         if sampler != "evolution":  # which draws its own
             self._enqueue(space.sample(self._rng, min(FIRST_GENERATION, len(space))), "random")
 

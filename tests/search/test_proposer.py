@@ -99,3 +99,21 @@ def test_the_same_seed_gives_the_same_search(space):
         [p.key for p in run(Proposer(space, "tpe", seed=seed), 12)] for seed in (3, 3, 4)
     )
     assert once == again != other
+
+
+def test_what_was_best_elsewhere_comes_after_the_start_points(space):
+    proposer = Proposer(space, "tpe", seed=1, known_good=[{"family": "left", "a": 2}])
+    first, second = proposer.propose(), proposer.propose()
+    assert [first.operator, second.operator] == ["start", "ledger"]
+    assert second.config == {"family": "left", "a": 2}
+
+
+def test_parents_are_the_ledgers_trials(space):
+    proposer = Proposer(space, "evolution", seed=1)
+    named: set[int] = set()
+    for trial in range(100, 100 + len(space)):
+        proposal = proposer.propose()
+        named |= set(proposal.parents)
+        proposer.started(proposal, trial)
+        proposer.tell(proposal, (worth(proposal.config),))
+    assert named and named <= set(range(100, 100 + len(space)))

@@ -1,6 +1,6 @@
 """Who proposes the next configuration. The names are here, apart from their makers, so that --help imports no Optuna."""
 
 NAMES = ("evolution", "tpe", "nsga2", "cmaes", "gp", "random")
-DEFAULT = "tpe"
+DEFAULT = "evolution"
 SINGLE = frozenset({"cmaes"})
 """those that aim at one objective only"""

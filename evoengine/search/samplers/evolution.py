@@ -46,7 +46,7 @@ class EvolutionSampler(BaseSampler):
     - surrogate: none of these; the surrogate saw promise further off.
 
     Known-good points go first by `study.enqueue_trial`. Of trials under way (parallel workers) the surrogate knows
-    where they are but not what they reach, so a batch spreads out. For one objective; raises ValueError for several.
+    where they are but not what they reach, so a batch spreads out. With several objectives a trial is worth the Pareto front it stands on.
     """
 
     def __init__(self, seed: int | None = None, space: Space | None = None) -> None:
@@ -63,7 +63,6 @@ class EvolutionSampler(BaseSampler):
         self._rng.bit_generator.state = np.random.default_rng().bit_generator.state
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        self._raise_error_if_multi_objective(study)
         if self._space is not None:
             return {knob.name: CategoricalDistribution(knob.values) for knob in self._space.knobs}
         return self._common.calculate(study)
@@ -71,7 +70,6 @@ class EvolutionSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        self._raise_error_if_multi_objective(study)
         if not search_space:
             return {}
         with self._lock:
@@ -88,7 +86,6 @@ class EvolutionSampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        self._raise_error_if_multi_objective(study)
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
 
@@ -103,6 +100,8 @@ class _Search:
         self._numbers: list[int] = []
         self._values: list[float] = []
         """greater is better; -inf where rejected, NaN where under way"""
+        self._vectors: dict[int, np.ndarray] = {}
+        """every objective of a finished trial, greater is better"""
         self._place: dict[bytes, int] = {}
         self._unfinished: list[int] = []
         self._read = 0
@@ -115,15 +114,19 @@ class _Search:
         numbers = [*self._unfinished, *range(self._read, len(trials))]
         self._read = len(trials)
         self._unfinished = [n for n in numbers if not trials[n].state.is_finished()]
-        sign = 1.0 if study.direction == StudyDirection.MAXIMIZE else -1.0
+        signs = np.array([1.0 if d == StudyDirection.MAXIMIZE else -1.0 for d in study.directions])
         for trial in (trials[n] for n in numbers):
             config = {k.name: trial.params[k.name] for k in self._space.knobs if k.name in trial.params}
             if trial.state == TrialState.WAITING or not self._space.contains(config):
                 continue
             place = self._enter(self._space.encode(config), trial.number)
             if trial.state.is_finished():
-                complete = trial.state == TrialState.COMPLETE and trial.value is not None
-                self._values[place] = sign * trial.value if complete else -np.inf
+                complete = trial.state == TrialState.COMPLETE and trial.values is not None
+                self._vectors[place] = signs * trial.values if complete else np.full(len(signs), -np.inf)
+                self._values[place] = self._vectors[place][0]
+        if len(signs) > 1 and self._vectors:
+            for place, front in zip(self._vectors, fronts(np.array([*self._vectors.values()])), strict=True):
+                self._values[place] = -float(front) if np.isfinite(self._vectors[place]).all() else -np.inf
 
     def propose(self, number: int) -> tuple[dict[str, Any], str, list[int]]:
         """A new configuration for the trial, the operator that it amounts to and the numbers of its parents."""
@@ -210,6 +213,18 @@ def normal_scores(values: np.ndarray) -> np.ndarray:
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(count) - (count - 1) / 2)[place]
     return ndtri((ranks - 0.5) / len(values))
+
+
+def fronts(vectors: np.ndarray) -> np.ndarray:
+    """The Pareto front each row [n, objectives] stands on, 0 the best, where greater is better (Deb et al. 2002)."""
+    no_worse = (vectors[:, None] >= vectors[None]).all(-1)
+    dominates = no_worse & (vectors[:, None] > vectors[None]).any(-1)
+    found, left = np.zeros(len(vectors), int), np.ones(len(vectors), bool)
+    while left.any():
+        best = left & ~dominates[left].any(0)
+        found[left & ~best] += 1
+        left &= ~best
+    return found
 
 
 def expected_improvement(mean: np.ndarray, deviation: np.ndarray, best: float) -> np.ndarray:
