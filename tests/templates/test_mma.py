@@ -27,8 +27,7 @@ def starts(gate):
     return [c for c in gate.space.starts if c["family"] == "mma"]
 
 
-@pytest.mark.parametrize("rest", ["", ",causal"])
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize(("dtype", "rest"), [("fp16", ""), ("bf16", ",causal")])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_no_start_spills_on_ampere_or_hopper(attention_gate, head_dim, dtype, rest):
     gate = attention_gate(problem(head_dim, dtype, rest))
@@ -127,7 +126,7 @@ def accesses(gate, config, source: Source):
     tensors = find_tensors("attention")
     launch = gate.space.launch(config, case.problem)
     log = TensorArgument("log", np.zeros((launch.threads, EVENTS, 2), np.uint32), output=True)
-    arguments = (*tensors.arguments(case.problem, tensors.draw(case, 3).inputs), log)
+    arguments = (*tensors.arguments(case.problem, tensors.draw(case, 3).inputs, config), log)
     logged = run(build(watched(source)), source.entry, launch, arguments, 1, 30.0)["log"].astype(np.int64)
     for warp in logged.reshape(-1, 32, EVENTS, 2):
         [count] = set(warp[:, 0, 0].tolist())  # all lanes did the same

@@ -14,6 +14,7 @@ BESIDE = {"overlap": True, "ping_pong": True, "tile_m": 128, "tile_n": 128, "loa
 SHARED_P = {**BESIDE, "p_in": "shared"}
 POLYNOMIAL = {**BESIDE, "exp2_on_fma": 0.5}
 TMA = {**BESIDE, "load": "tma"}
+TMA_STORE = {**TMA, "o_store": "tma"}
 TMA_SHARED_P = {**SHARED_P, "load": "tma"}
 BOTH = (SERIAL, BESIDE)
 
@@ -73,6 +74,10 @@ FAULTS = [
     ("too few bytes announced", [TMA], PLAIN, "barrier_arrive_expect(full, ROWS * HEAD_DIM * sizeof(T))", "barrier_arrive_expect(full, ROWS * HEAD_DIM)"),
     ("barriers not made known to TMA", [TMA], PLAIN, "        barrier_init_fence();\n", ""),
     ("slabs of a tile in the wrong order", [{**TMA, "tile_n": 80}], WIDE, "map, full, slab * CHUNKS * 8, row", "map, full, (1 - slab) * CHUNKS * 8, row"),
+    ("missing proxy fence before O is stored by TMA", [TMA_STORE], PLAIN, "    async_proxy_fence();\n    warpgroup_sync();\n    if (threadIdx", "    warpgroup_sync();\n    if (threadIdx"),
+    ("O stored by TMA before all warps have written it", [TMA_STORE], PLAIN, "    async_proxy_fence();\n    warpgroup_sync();\n    if (threadIdx", "    async_proxy_fence();\n    if (threadIdx"),
+    ("store by TMA not waited for", [TMA_STORE], PLAIN, "    tma_store_wait<0>();", "    "),
+    ("O of the wrong warpgroup stored", [TMA_STORE], PLAIN, "block.first_row + warpgroup() * 64, block.head", "block.first_row, block.head"),
     ("the kv head of another batch entry", [TMA], CAUSAL_GROUPED, "blockIdx.z * kv_heads + ", ""),
     ("more registers asked for than two blocks have", [{"tile_m": 64, "min_blocks": 2}], PLAIN, "65536 / (MIN_BLOCKS * THREADS)", "65536 / THREADS"),
     ("read past the end of the tensors", BOTH, PLAIN, "bool exists = row < valid;", "bool exists = row <= valid;"),
@@ -114,7 +119,7 @@ def test_a_planted_fault_is_caught(attention_gate, config, problem, old, new):
 
 
 @pytest.mark.parametrize("problem", [PLAIN, WIDE, CAUSAL_GROUPED])
-@pytest.mark.parametrize("config", [SERIAL, BESIDE, SHARED_P, POLYNOMIAL], ids=title)
+@pytest.mark.parametrize("config", [SERIAL, BESIDE, SHARED_P, POLYNOMIAL, TMA_SHARED_P, TMA_STORE], ids=title)
 def test_the_good_kernel_beside_it_passes(attention_gate, config, problem):
     gate = attention_gate(problem)
     verdict = gate.judge(variant(gate, config))

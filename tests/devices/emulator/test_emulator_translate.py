@@ -1,7 +1,7 @@
 import pytest
 
 from evoengine.devices.base import KernelUnbuildable
-from evoengine.devices.emulator.translate import translate
+from evoengine.devices.emulator.translate import least_blocks, translate
 
 
 def test_text_without_ptx_or_shared_memory_stays_as_it_is():
@@ -44,6 +44,36 @@ def test_scopes_predicates_labels_and_displacements_are_understood():
     translated = translate(text)
     assert "__label__ LOOP; { bool p; LOOP:; evo_emu::ptx::bar_sync(1, 64); if (!p) goto LOOP;" in translated
     assert "if (p) evo_emu::ptx::cp_async_ca_shared_global(evo_emu::displaced((to), 32), (from), 4); }" in translated
+
+
+def test_sizes_in_a_mnemonic_become_template_arguments():
+    wgmma = 'asm("wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {%0}, %1, %2, 1, 1, 1, 0, 1;" : "+f"(d) : "l"(a), "l"(b));'
+    assert "wgmma_mma_async_sync_aligned_m64k16_f32_bf16_bf16<24>(evo_emu::registers((d)), (a), (b), 1" in translate(wgmma)
+    tma = 'asm("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, 4, %1}], [%2];" :: "l"(m), "r"(x), "r"(s));'
+    assert "cp_async_bulk_tensor_global_shared_bulk_group<3>((m), evo_emu::coordinates((x), 4, (x)), (s))" in translate(tma)
+
+
+def test_scopes_unwanted_results_and_declared_registers_are_understood():
+    text = (
+        'asm("{ .reg .pred %%p; elect.sync _|%%p, %1; selp.u32 %0, 1, 0, %%p; '
+        'mbarrier.arrive.release.cta.shared::cta.b64 _, [%1]; }" : "=r"(o) : "r"(x));'
+    )
+    assert (
+        "bool p; evo_emu::ptx::elect_sync(evo_emu::Ignored(), p, (x)); evo_emu::ptx::selp_u32((o), 1, 0, p); "
+        "evo_emu::ptx::mbarrier_arrive_shared_b64(evo_emu::Ignored(), (x)); }" in translate(text)
+    )
+
+
+def test_the_blocks_per_multiprocessor_are_read_from_the_launch_bounds_of_the_kernel_itself():
+    text = "__global__ void __launch_bounds__(64, 4) g();\n__global__ void __launch_bounds__(f(1, 2), N + 1)\nh(int x) {}"
+    assert (least_blocks(text, "h"), least_blocks(text, "g")) == ("(N + 1)", "(4)")
+    assert least_blocks("__global__ void __launch_bounds__(64) h() {}", "h") == least_blocks("void h()", "h") == "1"
+
+
+def test_a_tensor_map_by_plain_value_is_refused_and_by_reference_is_not():
+    translate("void load(const TensorMap& m); void f(int x, const __grid_constant__ TensorMap m) {}")
+    with pytest.raises(KernelUnbuildable, match="line 2: tensor map m must be a const __grid_constant__ parameter"):
+        translate("\nvoid f(int x, const TensorMap m) {}")
 
 
 def test_a_brace_list_becomes_registers():

@@ -1,0 +1,69 @@
+"""What reaches the driver when a tensor map is encoded, told by a driver of our own that writes its arguments down."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import subprocess
+
+import pytest
+
+from evoengine.devices import tensor_map
+from evoengine.devices.base import KernelUnbuildable, TensorMapArgument
+from evoengine.devices.emulator.build import find_compiler
+from evoengine.errors import MachineError
+
+DRIVER = """
+#include <stdint.h>
+#include <string.h>
+int cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void* address, const uint64_t* dims, const uint64_t* strides,
+                           const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int l2, int fill) {
+    if ((uintptr_t)map % 64 || (uintptr_t)address % 16) return 1;
+    struct { uint64_t address, dims[3], strides[2]; uint32_t type, rank, box[3], steps[3], interleave, swizzle, fill; } seen =
+        {(uint64_t)address, {dims[0], dims[1], dims[2]}, {strides[0], strides[1]}, (uint32_t)type, rank,
+         {box[0], box[1], box[2]}, {steps[0], steps[1], steps[2]}, (uint32_t)interleave, (uint32_t)swizzle, (uint32_t)fill};
+    memset(map, 0, 128);
+    memcpy(map, &seen, sizeof seen);
+    return 0;
+}
+"""
+MAP = TensorMapArgument("map_k", "k", "bf16", (128, 2048, 6), (256, 256 * 2048), (64, 96, 1), 128)
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    library = tmp_path / "driver.so"
+    command = [find_compiler(), "-shared", "-fPIC", "-xc", "-", "-o", str(library)]
+    subprocess.run(command, input=DRIVER, text=True, check=True)
+    load = ctypes.CDLL
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: load(str(library)))
+
+
+def test_the_driver_is_told_the_tensor_the_box_and_the_swizzle(driver):
+    seen = struct.unpack_from("=6Q11I", tensor_map.encode(MAP, 0x7F0000001000))
+    assert seen[:6] == (0x7F0000001000, 128, 2048, 6, 256, 256 * 2048)
+    assert seen[6:] == (9, 3, 64, 96, 1, 1, 1, 1, 0, 3, 0)
+
+
+def test_what_the_driver_refuses_is_told_with_its_code(driver):
+    with pytest.raises(KernelUnbuildable, match="tensor map map_k: cuTensorMapEncodeTiled gives 1"):
+        tensor_map.encode(MAP, 0x7F0000001008)
+
+
+def test_a_machine_without_a_driver_is_told_what_is_missing(monkeypatch):
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(MachineError, match="tensor maps need a CUDA driver of version 12.0 or later: libcuda.so.1"):
+        tensor_map.encode(MAP, 0x7F0000001000)
+
+
+@pytest.mark.gpu
+def test_the_real_driver_takes_what_the_rules_allow():
+    torch = pytest.importorskip("torch")
+    tensor = torch.empty(6, 2048, 128, dtype=torch.bfloat16, device="cuda")
+    tensor_map.check(MAP, tensor.nbytes)
+    plain = TensorMapArgument("map_k", "k", "bf16", MAP.dims, MAP.strides_bytes, MAP.box, 0)
+    one, other = (tensor_map.encode(m, tensor.data_ptr()) for m in (MAP, plain))
+    assert len(one) == len(other) == 128 and one != other
