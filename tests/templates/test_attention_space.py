@@ -150,7 +150,7 @@ def test_the_exponentials_are_one_per_score_and_the_rescaling(gate):
     scores = problem.batch * problem.heads * problem.seq_q * problem.seq_k
     for config in [*gate.space.starts, *gate.draw(200, seed=9)]:
         total = gate.space.cost(config)["mufu"] * math.prod(gate.space.launch(config).grid)
-        assert total >= scores, config
+        assert total >= scores * (1 - config.get("exp2_on_fma", 0.0)), config
 
 
 def test_padding_that_ends_bank_conflicts_lowers_the_shared_traffic(gate):

@@ -1,4 +1,4 @@
-"""The mma family: what its binaries hold, that it is right on the emulator, and that shared memory is never met twice."""
+"""The mma family: what its binaries hold, that it is right on the emulator, and that no two lanes meet in a bank."""
 
 from __future__ import annotations
 
@@ -115,12 +115,14 @@ def watched(source: Source) -> Source:
         text = text.replace(after, then) if after else text
     place = text.index("// ---- ldmatrix")
     text = text[:place] + WRITE_DOWN.replace("EVENTS", str(EVENTS)) + text[place:]
-    text = text.replace("int seq_k, float scale) {\n", "int seq_k, float scale, unsigned* log) {\n    log_of_thread = log;\n")
+    last = "float scale) {\n"
+    head, tail = text.rsplit(last, 1)
+    text = f"{head}float scale, unsigned* log) {{\n    log_of_thread = log;\n{tail}"
     return Source(text, source.entry, source.launch)
 
 
 def accesses(gate, config, source: Source):
-    """(kind, addresses of a warp's lanes [32]) of every shared access of one block over three tiles, the last ragged."""
+    """(kind, addresses of a warp's lanes [32]) of each shared access of one block over three tiles, the last ragged."""
     lengths = f"b1,h1,sq{config['tile_m']},sk{2 * config['tile_n'] + 9},d{gate.problem.head_dim},fp16"
     case = Case("banks", parse_problem(lengths))
     tensors = find_tensors("attention")

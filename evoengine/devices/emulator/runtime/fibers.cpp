@@ -105,6 +105,7 @@ void start_round() {
 void switch_away() {
     check_near_canaries();
     if (round_position == round_size) start_round();
+    if (round_size == 0 && finish_a_wgmma()) start_round();
     void** save = &fibers[current].stack_pointer;
     if (round_size == 0) {
         if (ended_count < launch.threads) report_hang();

@@ -145,6 +145,7 @@ void read_matrix(float* matrix, unsigned long long descriptor, unsigned extent, 
 
 // wgmma.cpp
 void reset_wgmma();
+bool finish_a_wgmma();
 void name_stuck_wgmma();
 
 // registers.cpp

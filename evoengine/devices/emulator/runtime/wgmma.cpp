@@ -1,7 +1,7 @@
-// wgmma. A thread that begins one only notes it; the product of the whole warpgroup is formed when the first of its
-// threads has waited for it, and let all others run for `patience` rounds, from shared memory and A registers as they are
-// then. Registers are host memory on a thread's stack. wgmma.fence keeps a picture of that stack: registers that differ
-// from it have been written since.
+// wgmma. A thread that begins one only notes it. The product of the whole warpgroup is formed when threads wait for it and
+// no other thread of the block can run: so late that a place handed on too early has been filled anew, from shared memory
+// and A registers as they are then. Registers are host memory on a thread's stack. wgmma.fence keeps a picture of that
+// stack: registers that differ from it have been written since.
 #include "internal.h"
 
 #include <cstdio>
@@ -13,7 +13,6 @@ namespace evo_emu {
 namespace {
 
 constexpr unsigned group_size = 128;
-constexpr unsigned patience = 3;
 constexpr unsigned max_under_way = 128, max_accumulators = 8;
 constexpr unsigned uninitialised = 0xfefefefe;  // -ftrivial-auto-var-init=pattern
 
@@ -38,11 +37,11 @@ struct Warpgroup {
     unsigned begun, computed;
     Gate gate;
     char text[128];
-    int waited_for;
 };
 
 struct Thread {
     unsigned begun, ended, committed;
+    unsigned waits_until;  // that many have been computed
     Accumulator accumulators[max_accumulators];
     char *picture, *from, *to;
     size_t capacity;
@@ -120,7 +119,7 @@ Operation& join(Warpgroup& g, Thread& t, const Wgmma& wgmma) {
               op.group, t.committed);
     }
     ++t.begun;
-    if (++op.begun == group_size) wake_all(&g.gate);
+    ++op.begun;
     return op;
 }
 
@@ -233,29 +232,48 @@ void wgmma_commit() { ++threads[current].committed; }
 
 void wgmma_wait(unsigned groups_left, int line) {
     Thread& t = threads[current];
-    const unsigned group = current / group_size;
-    Warpgroup& g = warpgroups[group];
-    for (unsigned rounds = patience; t.ended < t.begun; ++t.ended) {
-        Operation& op = g.operations[t.ended % max_under_way];
-        if (op.group + groups_left >= t.committed) return;
-        for (; rounds && g.computed == t.ended; --rounds) yield();
-        while (op.begun < group_size) {
-            g.gate = {g.text, line};
-            g.waited_for = int(t.ended);
-            wait_at(&g.gate, nullptr);
-        }
-        if (g.computed == t.ended) {
-            compute(op, group * group_size);
-            ++g.computed;
-        }
+    Warpgroup& g = warpgroups[current / group_size];
+    auto operation = [&](unsigned i) -> Operation& { return g.operations[i % max_under_way]; };
+    for (t.waits_until = t.ended; t.waits_until < t.begun; ++t.waits_until)
+        if (operation(t.waits_until).group + groups_left >= t.committed) break;
+    while (g.computed < t.waits_until) {
+        g.gate = {g.text, line};
+        wait_at(&g.gate, nullptr);
+    }
+    for (; t.ended < t.waits_until; ++t.ended) {
+        Operation& op = operation(t.ended);
         release(t, t.accumulators[op.accumulator[current % group_size]], op.wgmma.line);
         ++op.ended;
     }
 }
 
+// Called when no thread can run: forms what is waited for first in one of the warpgroups, if all of it has been begun by
+// all of its threads. Says whether that was so.
+bool finish_a_wgmma() {
+    const unsigned groups = launch.threads / group_size, first = groups ? unsigned(random_below(groups)) : 0;
+    for (unsigned i = 0; i < groups; ++i) {
+        const unsigned group = (first + i) % groups, start = group * group_size;
+        Warpgroup& g = warpgroups[group];
+        unsigned until = ~0u, waiter = 0;
+        for (unsigned thread = start; thread < start + group_size; ++thread)
+            if (fibers[thread].gate == &g.gate && threads[thread].waits_until < until)
+                until = threads[waiter = thread].waits_until;
+        if (until == ~0u) continue;
+        const unsigned before = g.computed, interrupted = current;
+        current = threadIdx.x = waiter;  // whom a message shall name
+        for (; g.computed < until && g.operations[g.computed % max_under_way].begun == group_size; ++g.computed)
+            compute(g.operations[g.computed % max_under_way], start);
+        current = threadIdx.x = interrupted;
+        if (g.computed == before) continue;
+        wake_all(&g.gate);
+        return true;
+    }
+    return false;
+}
+
 void name_stuck_wgmma() {
     for (Warpgroup& g : warpgroups) {
-        const Operation& op = g.operations[unsigned(g.waited_for) % max_under_way];
+        const Operation& op = g.operations[g.computed % max_under_way];
         snprintf(g.text, sizeof g.text, "wgmma.wait_group for the wgmma of line %d, begun by %u of its 128 threads",
                  op.wgmma.line, op.begun);
     }
