@@ -60,7 +60,7 @@ def test_an_option_out_of_range_is_refused(refused, tmp_path, option):
     ("old", "new", "names"),
     [
         ("[knobs]", "[knobs", "line"),
-        ("warps = [2, 4, 8]", "warps = []", "warps"),
+        ("stages = [1, 2, 3, 4]", "stages = []", "stages"),
         ('expr = "stages <= 2"', 'expr = "stagse <= 2"', "stages"),
         ('expr = "stages <= 2"', 'expr = "open(\'x\') is None"', "open"),
         ('expr = "stages <= 2"', 'expr = "stages > 9"', "leave"),

@@ -34,7 +34,7 @@ uint64_t random_state;
 unsigned order[2][max_threads];
 unsigned *round_now = order[0], *round_next = order[1];
 unsigned round_size, round_position, next_size;
-unsigned ended_count;
+unsigned ended_count, slow_warp;
 
 void fiber_main();
 
@@ -93,12 +93,32 @@ void* fresh_stack(unsigned fiber) {
 
 #endif
 
+// For some time one warp, or none, runs far slower than the others: what they may do before it is done with something,
+// only a barrier prevents.
+void draw_slow_warp() { slow_warp = unsigned(random_below((launch.threads + warp_size - 1) / warp_size + 1)); }
+
+void hold_back_slow_warp() {
+    unsigned kept = 0;
+    for (unsigned i = 0; i < round_size; ++i) kept += round_now[i] / warp_size != slow_warp;
+    if (kept == 0) return;
+    for (unsigned i = 0, to = 0; i < round_size; ++i) {
+        unsigned fiber = round_now[i];
+        if (fiber / warp_size == slow_warp)
+            round_next[next_size++] = fiber;
+        else
+            round_now[to++] = fiber;
+    }
+    round_size = kept;
+}
+
 void start_round() {
     if (fence_due) publish_shared();
     std::swap(round_now, round_next);
     round_size = next_size;
     round_position = next_size = 0;
     for (unsigned i = round_size; i > 1; --i) std::swap(round_now[i - 1], round_now[random_below(i)]);
+    if (random_below(64) == 0) draw_slow_warp();
+    if (random_below(16)) hold_back_slow_warp();
 }
 
 // Gives the processor to the next runnable fiber, which may be the caller itself.
@@ -181,6 +201,7 @@ void run_block(void* const* arguments) {
     clear_barriers();
     reset_registers();
     reset_wgmma();
+    draw_slow_warp();
     for (unsigned i = 0; i < launch.threads; ++i) {
         fibers[i].ended = false;
         fibers[i].refused_by = ~0u;
