@@ -40,7 +40,7 @@ FAULTS = [
     ("shared memory overrun", [SCALAR], PLAIN, "    rows.start();\n", "    rows.start();\n    if (threadIdx.x == 5) shared[BYTES_T + BYTES_P + BYTES_S + BYTES_ROWS + BYTES_O] = 1;\n"),
     ("scores summed in fp16 overflow", [SCALAR], PLAIN, "s[i][j] = fmaf(a[i].y, b.y, fmaf(a[i].x, b.x, s[i][j]));", "s[i][j] = __half2float(__float2half(fmaf(a[i].y, b.y, fmaf(a[i].x, b.x, s[i][j]))));"),
     ("maximum not taken off, weights overflow fp16", [WMMA], PLAIN, "exp2_approx(x.x - largest)", "exp2_approx(x.x)"),
-    ("K and V swapped", BOTH, PLAIN, "k = k_ + kv_head", "k = v_ + kv_head"),
+    ("K and V swapped", BOTH, PLAIN, "k = k_ + (long long)kv_head", "k = v_ + (long long)kv_head"),
     ("barrier in a divergent branch", BOTH, PLAIN, "copy_async_wait<STAGES - 2>();\n        __syncthreads();", "copy_async_wait<STAGES - 2>();\n        if (threadIdx.x < 64) __syncthreads();"),
     ("barrier that early threads never reach", BOTH, PLAIN, "    keys.start();\n", "    if (threadIdx.x >= block.rows) return;\n    keys.start();\n"),
     ("causal diagonal hidden", BOTH, CAUSAL_GROUPED, "row + diagonal + 1)", "row + diagonal)"),
