@@ -45,7 +45,7 @@ shared  = "small * big * (1 + odd)"
 )
 
 SCRIPT = """
-import resource, sys
+import sys
 from pathlib import Path
 import numpy as np
 from evoengine.gpu import find_gpu
