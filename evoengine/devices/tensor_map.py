@@ -39,7 +39,8 @@ def _broken_rules(a: TensorMapArgument, tensor_bytes: int) -> Iterator[str]:
     if a.swizzle not in _SWIZZLES:
         yield f"a swizzle of {a.swizzle} bytes, which must be 0, 32, 64 or 128"
     if not 1 <= rank <= 5 or len(a.box) != rank or len(a.strides_bytes) != rank - 1:
-        yield f"{rank} dims, {len(a.box)} of the box and {len(a.strides_bytes)} strides: it takes n, n and n - 1, n from 1 to 5"
+        found = f"{rank} dims, {len(a.box)} of the box and {len(a.strides_bytes)} strides"
+        yield f"{found}: it takes n, n and n - 1, n from 1 to 5"
     for dim in a.dims:
         if not 1 <= dim < 2**32:
             yield f"a dim of {dim}, which must be 1 to 2^32 - 1"

@@ -16,12 +16,17 @@ from evoengine.errors import MachineError
 DRIVER = """
 #include <stdint.h>
 #include <string.h>
-int cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void* address, const uint64_t* dims, const uint64_t* strides,
-                           const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int l2, int fill) {
+int cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void* address, const uint64_t* dims,
+                           const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave,
+                           int swizzle, int l2, int fill) {
     if ((uintptr_t)map % 64 || (uintptr_t)address % 16) return 1;
-    struct { uint64_t address, dims[3], strides[2]; uint32_t type, rank, box[3], steps[3], interleave, swizzle, fill; } seen =
+    struct {
+        uint64_t address, dims[3], strides[2];
+        uint32_t type, rank, box[3], steps[3], interleave, swizzle, fill;
+    } seen =
         {(uint64_t)address, {dims[0], dims[1], dims[2]}, {strides[0], strides[1]}, (uint32_t)type, rank,
-         {box[0], box[1], box[2]}, {steps[0], steps[1], steps[2]}, (uint32_t)interleave, (uint32_t)swizzle, (uint32_t)fill};
+         {box[0], box[1], box[2]}, {steps[0], steps[1], steps[2]}, (uint32_t)interleave,
+         (uint32_t)swizzle, (uint32_t)fill};
     memset(map, 0, 128);
     memcpy(map, &seen, sizeof seen);
     return 0;

@@ -39,7 +39,8 @@ def translate(text: str) -> str:
     for by_value in _MAP_BY_VALUE.finditer(masked):
         if not by_value[1]:  # the compiler takes it, and TMA is given the address of a copy that it cannot read
             line = _line(text, by_value.start())
-            raise KernelUnbuildable(f"line {line}: tensor map {by_value[2]} must be a const __grid_constant__ parameter")
+            rule = "must be a const __grid_constant__ parameter"
+            raise KernelUnbuildable(f"line {line}: tensor map {by_value[2]} {rule}")
     edits = [_asm_edit(text, masked, m) for m in _ASM.finditer(masked)]
     edits += [_shared_edit(text, masked, m) for m in _SHARED.finditer(masked)]
     for edit in sorted(edits, key=lambda e: e.start, reverse=True):
@@ -49,7 +50,7 @@ def translate(text: str) -> str:
 
 
 def least_blocks(text: str, entry: str) -> str:
-    """The blocks per multiprocessor that `__launch_bounds__` asks for, as the kernel's own expression; 1 where it does not."""
+    """The blocks per SM that `__launch_bounds__` asks for, in the kernel's own words; 1 where it does not."""
     masked = _mask(text)
     for match in re.finditer(r"\b__launch_bounds__\s*\(", masked):
         end = _closing(masked, match.end() - 1)

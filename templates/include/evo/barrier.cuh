@@ -1,7 +1,8 @@
 // ---- barrier: threads wait for one another and for asynchronous copies (mbarrier and friends, sm_90) ----
-// A barrier is 8 bytes of shared memory, told by its shared address (address.cuh). A phase ends when `count` arrivals have
-// come and all bytes announced have landed; then the next begins. Waiting is for the end of the last phase of a parity:
-// the n-th use of a barrier, from 0, has parity n & 1, and on a fresh barrier a wait for parity 1 is over at once.
+// A barrier is 8 bytes of shared memory, told by its shared address (address.cuh). A phase ends when `count` arrivals
+// have come and all bytes announced have landed; then the next begins. Waiting is for the end of the last phase of a
+// parity: the n-th use of a barrier, from 0, has parity n & 1, and on a fresh barrier a wait for parity 1 is over at
+// once.
 __device__ __forceinline__ void barrier_init(unsigned barrier, unsigned count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
@@ -41,8 +42,8 @@ __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) 
         : "memory");
 }
 
-// wgmma and TMA see what ordinary stores and cp.async have written to shared memory only after this, by the threads that
-// wrote before they tell the others, or by those that were told.
+// wgmma and TMA see what ordinary stores and cp.async have written to shared memory only after this, by the threads
+// that wrote before they tell the others, or by those that were told.
 __device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Named barriers (`id` 1 to 15; 0 is that of __syncthreads) for `threads` of the block, a multiple of 32: those that
@@ -55,8 +56,8 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// All four warps of a warpgroup give registers back to the block, or take more and wait until others have given them:
-// a kernel whose warpgroups ask for more in all than it was launched with (168 per thread for three of them) never ends.
+// All four warps of a warpgroup give registers back to the block, or take more and wait until others have given them: a
+// kernel whose warpgroups ask for more in all than it was launched with (168 per thread for three of them) never ends.
 // Without __launch_bounds__(THREADS, BLOCKS) the compiler ignores both. COUNT is a multiple of 8 from 24 to 240.
 template <int COUNT>
 __device__ __forceinline__ void registers_shrink() {
@@ -68,8 +69,8 @@ __device__ __forceinline__ void registers_grow() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// True in one lane of the warp, all of which take part; cheaper than a comparison of lane numbers, as the compiler knows
-// that it is one lane.
+// True in one lane of the warp, all of which take part; cheaper than a comparison of lane numbers, as the compiler
+// knows that it is one lane.
 __device__ __forceinline__ bool elect_one() {
     unsigned chosen;
     asm volatile(

@@ -19,7 +19,8 @@ TILES = 13
 
 # One warp brings tiles of 128 floats into two places, two warps read them. SOURCE is cp.async or TMA.
 RING = """
-extern "C" __global__ void __launch_bounds__(96) f(const float* a, const __grid_constant__ TensorMap map, float* o, int tiles) {
+extern "C" __global__ void __launch_bounds__(96)
+f(const float* a, const __grid_constant__ TensorMap map, float* o, int tiles) {
     extern __shared__ __align__(128) float place[];
     __shared__ unsigned long long barriers[4];
     unsigned full = shared_address(barriers), empty = full + 16;
@@ -36,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(96) f(const float* a, const __grid_
     } else {
         for (int t = 0; t < tiles; ++t) {
             WAIT_FULL
-            for (int i = 0; i < 2; ++i) o[128 * t + i * 64 + threadIdx.x - 32] = place[t % 2 * 128 + i * 64 + threadIdx.x - 32];
+            for (int i = threadIdx.x - 32; i < 128; i += 64) o[128 * t + i] = place[t % 2 * 128 + i];
             SYNC
             RELEASE
         }
@@ -136,7 +137,8 @@ ARRIVE_AND_WAIT = """
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 %0, [%1];" : "=l"(state) : "r"(b) : "memory");
     unsigned done = 0;
     while (!done)
-        asm volatile("{ .reg .pred %%p; mbarrier.test_wait.acquire.cta.shared::cta.b64 %%p, [%1], %2; selp.b32 %0, 1, 0, %%p; }"
+        asm volatile("{ .reg .pred %%p; mbarrier.test_wait.acquire.cta.shared::cta.b64 %%p, [%1], %2; "
+                     "selp.b32 %0, 1, 0, %%p; }"
                      : "=r"(done) : "r"(b), "l"(state) : "memory");
     o[threadIdx.x] = 1;
     __syncthreads();
@@ -159,7 +161,9 @@ def test_states_and_test_wait_serve_as_well(emulate, seed):
 
 def test_a_test_wait_for_what_never_comes_is_a_hang_too(emulate):
     body = ARRIVE_AND_WAIT.replace('asm volatile("mbarrier.arrive', 'if (threadIdx.x) asm volatile("mbarrier.arrive', 1)
-    with pytest.raises(KernelHung, match=r"mbarrier at shared address 1048576, whose phase 0 \(parity 0\) lacks 1 of 32"):
+    with pytest.raises(
+        KernelHung, match=r"mbarrier at shared address 1048576, whose phase 0 \(parity 0\) lacks 1 of 32"
+    ):
         one(emulate, body.replace("state;", "state = 0;"))
 
 
@@ -167,7 +171,10 @@ def test_a_test_wait_for_what_never_comes_is_a_hang_too(emulate):
     ("body", "message"),
     [
         ("barrier_arrive(b + 8);", "mbarrier.arrive at line .*: there is no mbarrier at shared address 1048584"),
-        ("barrier_arrive(b + 4);", "misaligned mbarrier.arrive at line .*: shared address 1048580 is not a multiple of 8"),
+        (
+            "barrier_arrive(b + 4);",
+            "misaligned mbarrier.arrive at line .*: shared address 1048580 is not a multiple of 8",
+        ),
         ("barriers[0] = 0; barrier_arrive(b);", "there is no mbarrier .*: not initialised yet, or overwritten"),
         ("FORTY", "mbarrier.arrive at line .*: 40 arrivals at shared address 1048576, where phase 0 lacks 32 of 32"),
         ("barrier_wait(b, 2);", "mbarrier.try_wait at line .*: parity 2, which must be 0 or 1"),
@@ -201,7 +208,9 @@ def test_warpgroups_that_share_what_there_is_all_get_it(emulate, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_asking_for_more_registers_than_there_are_is_a_hang(emulate, seed):
-    message = r"hang: \d+ of 384 threads wait at setmaxnreg.inc for 72 more registers per thread, of which the block has \d+"
+    message = (
+        r"hang: \d+ of 384 threads wait at setmaxnreg.inc for 72 more registers per thread, of which the block has \d+"
+    )
     with pytest.raises(KernelHung, match=message):
         emulate(registers_text(40, 240), np.zeros(384, np.int32), threads=384, seed=seed)
 
@@ -213,7 +222,9 @@ def test_two_blocks_per_multiprocessor_have_half_the_registers_each(emulate):
         emulate(text.replace("104", "112"), np.zeros(384, np.int32), threads=384)
 
 
-@pytest.mark.parametrize(("producer", "message"), [(20, "20 registers, which must be a multiple of 8"), (232, "to 232 registers from 168")])
+@pytest.mark.parametrize(
+    ("producer", "message"), [(20, "20 registers, which must be a multiple of 8"), (232, "to 232 registers from 168")]
+)
 def test_a_register_count_that_cannot_be_is_named(emulate, producer, message):
     with pytest.raises(KernelCrashed, match=f"setmaxnreg.dec at line .*: {message}"):
         emulate(registers_text(producer, 240), np.zeros(384, np.int32), threads=384)

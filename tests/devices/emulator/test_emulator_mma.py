@@ -66,7 +66,9 @@ def test_a_missing_syncwarp_before_ldmatrix_shows(emulate, matrices, seed):
 
 
 def test_a_row_that_is_not_a_multiple_of_16_bytes_is_named(emulate, matrices):
-    with pytest.raises(KernelCrashed, match=r"misaligned ldmatrix at line 8: shared address \d+ is not a multiple of 16"):
+    with pytest.raises(
+        KernelCrashed, match=r"misaligned ldmatrix at line 8: shared address \d+ is not a multiple of 16"
+    ):
         emulate(move_text(4, "", row="threadIdx.x + 8"), matrices, np.zeros((32, 4), np.uint32))
 
 
@@ -145,7 +147,12 @@ def test_mma_multiplies_what_the_lanes_hold_between_them(emulate, name):
 @pytest.mark.parametrize(
     "text",
     [
-        *(move_text(n, trans, space) for n in (1, 2, 4) for trans in ("", ".trans") for space in ("shared", "shared::cta")),
+        *(
+            move_text(n, trans, space)
+            for n in (1, 2, 4)
+            for trans in ("", ".trans")
+            for space in ("shared", "shared::cta")
+        ),
         *(STORE.replace("TRANS", trans).replace("SYNC", "__syncwarp();") for trans in ("", ".trans")),
         *(MMA.replace("TYPE", name) for name in TYPES),
     ],

@@ -48,7 +48,8 @@ def swizzled(rows, width):
 
 
 LOAD = """
-extern "C" __global__ void f(const unsigned short* a, const __grid_constant__ TensorMap map, unsigned short* o, int count) {
+extern "C" __global__ void
+f(const unsigned short* a, const __grid_constant__ TensorMap map, unsigned short* o, int count) {
     extern __shared__ __align__(1024) unsigned short tile[];
     __shared__ unsigned long long barriers[1];
     unsigned full = shared_address(barriers);
@@ -101,7 +102,9 @@ def test_what_lies_outside_of_the_tensor_arrives_as_zeros(emulate, at):
     np.testing.assert_array_equal(o, swizzled(tile(a, at, box), 128))
 
 
-@pytest.mark.parametrize(("shape", "at", "box"), [((3, 20, 64), (2, 10, 0), (1, 16, 64)), ((2, 3, 9, 64), (1, 2, 5, 32), (1, 1, 8, 32))])
+@pytest.mark.parametrize(
+    ("shape", "at", "box"), [((3, 20, 64), (2, 10, 0), (1, 16, 64)), ((2, 3, 9, 64), (1, 2, 5, 32), (1, 1, 8, 32))]
+)
 def test_boxes_of_more_dimensions_do_not_run_from_one_into_the_next(emulate, shape, at, box):
     a = tensor(*shape)
     o = load(emulate, a, view(shape, box), AT=", ".join(map(str, at[::-1])))
@@ -119,7 +122,9 @@ def test_a_map_may_show_less_than_the_tensor_and_in_other_strides(emulate):
 def test_bytes_that_nobody_waits_for_never_land(emulate, seed):
     a = tensor(40, 128)
     for wait in ("", "barrier_wait(full, 1);"):
-        with pytest.raises(KernelCrashed, match=r"ended with 1024 bytes under way to shared address 0, which nobody waited"):
+        with pytest.raises(
+            KernelCrashed, match=r"ended with 1024 bytes under way to shared address 0, which nobody waited"
+        ):
             load(emulate, a, view(a.shape, (8, 64)), seed, WAIT=wait)
     seen = load(emulate, a, view(a.shape, (8, 64)), seed, WAIT="if (threadIdx.x < 32) barrier_wait(full, 0);")
     right = load(emulate, a, view(a.shape, (8, 64)), seed)
@@ -134,13 +139,17 @@ def test_a_wait_for_other_bytes_than_come_is_a_hang_that_counts_them(emulate):
 
 def test_a_barrier_that_tma_does_not_know_yet_is_named(emulate):
     a = tensor(40, 128)
-    with pytest.raises(KernelCrashed, match=r"a TMA load at line \d+: no fence.mbarrier_init or fence.proxy.async has come"):
+    with pytest.raises(
+        KernelCrashed, match=r"a TMA load at line \d+: no fence.mbarrier_init or fence.proxy.async has come"
+    ):
         load(emulate, a, view(a.shape, (8, 64)), INIT_FENCE="")
 
 
 def test_a_map_that_is_not_the_launchs_own_is_named(emulate):
     a = tensor(40, 128)
-    bad = load_text().replace("tma_load(shared_address(tile), map,", "TensorMap copy = {}; tma_load(shared_address(tile), copy,")
+    bad = load_text().replace(
+        "tma_load(shared_address(tile), map,", "TensorMap copy = {}; tma_load(shared_address(tile), copy,"
+    )
     with pytest.raises(KernelCrashed, match=r"a TMA load at line \d+: there is no tensor map at its address"):
         emulate(bad, a, view(a.shape, (8, 64)), np.zeros(512, np.uint16), np.int32(512), threads=64, shared=1024)
     with pytest.raises(KernelCrashed, match="3 coordinates for a tensor map of 2"):
@@ -150,11 +159,18 @@ def test_a_map_that_is_not_the_launchs_own_is_named(emulate):
 def test_a_map_by_plain_value_is_refused(emulate):
     a = tensor(40, 128)
     with pytest.raises(KernelUnbuildable, match=r"tensor map map must be a const __grid_constant__ parameter"):
-        emulate(load_text().replace("__grid_constant__", ""), a, view(a.shape, (8, 64)), np.zeros(512, np.uint16), np.int32(512))
+        emulate(
+            load_text().replace("__grid_constant__", ""),
+            a,
+            view(a.shape, (8, 64)),
+            np.zeros(512, np.uint16),
+            np.int32(512),
+        )
 
 
 STORE = """
-extern "C" __global__ void f(const unsigned short* a, unsigned short* o, const __grid_constant__ TensorMap map, int count) {
+extern "C" __global__ void
+f(const unsigned short* a, unsigned short* o, const __grid_constant__ TensorMap map, int count) {
     extern __shared__ __align__(1024) unsigned short tile[];
     for (int i = threadIdx.x; i < count; i += 64) tile[i] = a[i];
     PROXY
@@ -167,7 +183,13 @@ extern "C" __global__ void f(const unsigned short* a, unsigned short* o, const _
     }
 }
 """
-STORED = {"PROXY": "async_proxy_fence();", "COMMIT": "tma_store_commit();", "WAIT": "tma_store_wait<0>();", "EARLY": "", "AT": "64, 8"}
+STORED = {
+    "PROXY": "async_proxy_fence();",
+    "COMMIT": "tma_store_commit();",
+    "WAIT": "tma_store_wait<0>();",
+    "EARLY": "",
+    "AT": "64, 8",
+}
 
 
 def store_text(**changes):
@@ -196,7 +218,10 @@ def test_a_store_writes_what_lies_inside_and_nothing_else(emulate, swizzle, at):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"PROXY": ""}, r"a TMA store at line \d+ reads shared memory at offset \d+, which a store .* without a fence.proxy"),
+        (
+            {"PROXY": ""},
+            r"a TMA store at line \d+ reads shared memory at offset \d+, which a store .* without a fence.proxy",
+        ),
         ({"EARLY": "tile[9] ^= 1;"}, r"a TMA store at line \d+ reads shared memory at offset 18, .* or too early"),
         ({"WAIT": ""}, r"the thread ended without cp.async.bulk.commit_group and wait_group for its store at line \d+"),
         ({"COMMIT": ""}, r"the thread ended without cp.async.bulk.commit_group and wait_group"),
@@ -254,7 +279,8 @@ extern "C" __global__ void f(const float* a, float* o) {
     PROXY
     __syncthreads();
     if (threadIdx.x == 5) {
-        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" :: "l"(o), "r"(to), "r"(512) : "memory");
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                     :: "l"(o), "r"(to), "r"(512) : "memory");
         tma_store_commit();
         asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     }

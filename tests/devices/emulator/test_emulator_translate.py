@@ -47,10 +47,16 @@ def test_scopes_predicates_labels_and_displacements_are_understood():
 
 
 def test_sizes_in_a_mnemonic_become_template_arguments():
-    wgmma = 'asm("wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {%0}, %1, %2, 1, 1, 1, 0, 1;" : "+f"(d) : "l"(a), "l"(b));'
-    assert "wgmma_mma_async_sync_aligned_m64k16_f32_bf16_bf16<24>(evo_emu::registers((d)), (a), (b), 1" in translate(wgmma)
-    tma = 'asm("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, 4, %1}], [%2];" :: "l"(m), "r"(x), "r"(s));'
-    assert "cp_async_bulk_tensor_global_shared_bulk_group<3>((m), evo_emu::coordinates((x), 4, (x)), (s))" in translate(tma)
+    name = "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16"
+    wgmma = f'asm("{name} {{%0}}, %1, %2, 1, 1, 1, 0, 1;" : "+f"(d) : "l"(a), "l"(b));'
+    assert "wgmma_mma_async_sync_aligned_m64k16_f32_bf16_bf16<24>(evo_emu::registers((d)), (a), (b), 1" in translate(
+        wgmma
+    )
+    name = "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
+    tma = f'asm("{name} [%0, {{%1, 4, %1}}], [%2];" :: "l"(m), "r"(x), "r"(s));'
+    assert "cp_async_bulk_tensor_global_shared_bulk_group<3>((m), evo_emu::coordinates((x), 4, (x)), (s))" in translate(
+        tma
+    )
 
 
 def test_scopes_unwanted_results_and_declared_registers_are_understood():
@@ -65,7 +71,9 @@ def test_scopes_unwanted_results_and_declared_registers_are_understood():
 
 
 def test_the_blocks_per_multiprocessor_are_read_from_the_launch_bounds_of_the_kernel_itself():
-    text = "__global__ void __launch_bounds__(64, 4) g();\n__global__ void __launch_bounds__(f(1, 2), N + 1)\nh(int x) {}"
+    text = (
+        "__global__ void __launch_bounds__(64, 4) g();\n__global__ void __launch_bounds__(f(1, 2), N + 1)\nh(int x) {}"
+    )
     assert (least_blocks(text, "h"), least_blocks(text, "g")) == ("(N + 1)", "(4)")
     assert least_blocks("__global__ void __launch_bounds__(64) h() {}", "h") == least_blocks("void h()", "h") == "1"
 

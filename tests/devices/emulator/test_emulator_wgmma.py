@@ -1,4 +1,4 @@
-"""wgmma against NumPy: operands in every shared memory layout, stated here once more, and the rules it must be fenced by."""
+"""wgmma against NumPy: operands in every shared memory layout, stated here once more, and how it must be fenced."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def random(rows, columns, dtype="fp16", seed=0):
 
 
 def laid_out(bits, width):
-    """Rows in slabs of width / 2 elements, one slab after the other; chunk c of row r of a slab at place c ^ (r's turn)."""
+    """Rows in slabs of width / 2 elements, one slab after the other; chunk c of a row stands at c ^ the row's turn."""
     if width == 16:
         return bits.reshape(bits.shape[0], -1, 8).swapaxes(0, 1).ravel()
     rows, per_row = bits.shape[0], width // 16
@@ -52,9 +52,9 @@ def fragment(matrix):
 
 
 PRODUCT = """
-extern "C" __global__ void __launch_bounds__(128) f(const uint4* a, const uint4* b, const float* c, float* o, int bytes_a,
-                                                    int bytes_b, int slab_a, int slab_b, int group_a, int group_b,
-                                                    int step_a, int step_b, int steps, int accumulate) {
+extern "C" __global__ void __launch_bounds__(128)
+f(const uint4* a, const uint4* b, const float* c, float* o, int bytes_a, int bytes_b, int slab_a, int slab_b,
+  int group_a, int group_b, int step_a, int step_b, int steps, int accumulate) {
     extern __shared__ __align__(1024) unsigned char shared[];
     for (int i = threadIdx.x; i < bytes_a / 16; i += 128) reinterpret_cast<uint4*>(shared)[i] = a[i];
     unsigned char* there = shared + (bytes_a + 1023) / 1024 * 1024;
@@ -79,7 +79,8 @@ extern "C" __global__ void __launch_bounds__(128) f(const uint4* a, const uint4*
 CALL = "wgmma_ss<TRANS_B>(d, of_a, of_b, k > 0 || accumulate)"
 # The same in one piece, as kernels elsewhere write it, for what the vocabulary leaves out.
 INLINE = """asm volatile("{\\n.reg .pred %%p;\\nsetp.ne.u32 %%p, %6, 0;\\n"
-    "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, %%p, SCALE_A, SCALE_B, TRANS_A, TRANS_B;}\\n"
+    "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, %%p, "
+    "SCALE_A, SCALE_B, TRANS_A, TRANS_B;}\\n"
     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(of_a), "l"(of_b), "r"(int(k > 0 || accumulate)))"""
 
 
@@ -97,12 +98,17 @@ def strides(rows, width, trans):
     return rows * width, 8 * width, 16 * width if trans else 32
 
 
-def multiply(emulate, n, width_a, width_b, trans_b, *, trans_a=0, dtype="fp16", k=None, accumulate=1, call=CALL, sign=1):
+def multiply(
+    emulate, n, width_a, width_b, trans_b, *, trans_a=0, dtype="fp16", k=None, accumulate=1, call=CALL, sign=1
+):
     k = k or max(32, width_a) // 2
     a, bits_a = random(64, k, dtype, 1)
     b, bits_b = random(n, k, dtype, 2)
     c = np.random.default_rng(3).standard_normal((64, n)).astype(np.float32)
-    image_a, image_b = laid_out(bits_a.T if trans_a else bits_a, width_a), laid_out(bits_b.T if trans_b else bits_b, width_b)
+    image_a, image_b = (
+        laid_out(bits_a.T if trans_a else bits_a, width_a),
+        laid_out(bits_b.T if trans_b else bits_b, width_b),
+    )
     slab_a, group_a, step_a = strides(k if trans_a else 64, width_a, trans_a)
     slab_b, group_b, step_b = strides(k if trans_b else n, width_b, trans_b)
     numbers = (image_a.nbytes, image_b.nbytes, slab_a, slab_b, group_a, group_b, step_a, step_b, k // 16, accumulate)
@@ -213,14 +219,20 @@ def test_an_accumulator_packed_is_the_a_operand_of_the_next_product(emulate, see
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"PROXY": ""}, r"wgmma's B at line \d+ reads shared memory at offset \d+, which a store .* without a fence.proxy"),
+        (
+            {"PROXY": ""},
+            r"wgmma's B at line \d+ reads shared memory at offset \d+, which a store .* without a fence.proxy",
+        ),
         ({"FENCE": ""}, r"wgmma at line \d+: no wgmma.fence has come before the thread's first"),
         ({"AGAIN": ""}, r"wgmma at line \d+: \w+ register \d+ has been written since the thread's last wgmma.fence"),
         ({"AGAIN": "wgmma_fence(); p[3] ^= 1;"}, r"A register 0 has been written since the thread's last wgmma.fence"),
         ({"AGAIN": "wgmma_fence(); d[3] += 1;"}, r"accumulator register 3 has been written since"),
         ({"EARLY": "s[5] = 0;"}, r"accumulators have been written before they were waited for"),
         ({"EARLY": "words[5] = 0;"}, r"A register 1 of thread \d+ has been written before the wait for it"),
-        ({"LATE": "if (threadIdx.x == 0) shared[9000] ^= 1;"}, r"wgmma's B at line \d+ reads shared memory at offset 9000, .* or too early"),
+        (
+            {"LATE": "if (threadIdx.x == 0) shared[9000] ^= 1;"},
+            r"wgmma's B at line \d+ reads shared memory at offset 9000, .* or too early",
+        ),
     ],
 )
 def test_a_product_that_is_not_fenced_as_it_must_be_is_named(emulate, changes, message):
@@ -235,19 +247,21 @@ def test_accumulators_are_nan_until_the_wait_that_covers_them(emulate, wait):
 
 def test_a_product_that_was_not_committed_is_not_covered_by_any_wait(emulate):
     text = chain_text().replace("wgmma_commit();", "")
-    o = emulate(text, *(np.zeros(4096, np.uint16),) * 2, np.zeros((128, 16), np.uint32), np.zeros((128, 32), np.float32),
-                threads=128, shared=16384)["o"]  # fmt: skip
+    o = run_chain(emulate, text)["o"]
     assert np.isnan(o).all()
 
 
 def run_chain(emulate, text):
     zeros = np.zeros(4096, np.uint16)
-    emulate(text, zeros, zeros, np.zeros((128, 16), np.uint32), np.zeros((128, 32), np.float32), threads=128, shared=16384)
+    numbers = (np.zeros((128, 16), np.uint32), np.zeros((128, 32), np.float32))
+    return emulate(text, zeros, zeros, *numbers, threads=128, shared=16384)
 
 
 def test_a_warpgroup_of_which_a_warp_is_missing_hangs_and_says_so(emulate):
     text = chain_text(FENCE="if (threadIdx.x >= 96) return; wgmma_fence();")
-    with pytest.raises(KernelHung, match=r"96 of 128 threads wait at wgmma.wait_group for the wgmma of line \d+, begun by 96"):
+    with pytest.raises(
+        KernelHung, match=r"96 of 128 threads wait at wgmma.wait_group for the wgmma of line \d+, begun by 96"
+    ):
         run_chain(emulate, text)
 
 
@@ -261,8 +275,16 @@ def test_a_warpgroup_that_has_diverged_is_named(emulate):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("+ 32 * k, 0, 1024", "+ 32 * k + 128, 0, 1024", "with a 128-byte swizzle its shared address 128 must be at the start"),
-        ("+ 8192 + 2048 * k", "+ 14336 + 2048 * k", r"wgmma's B at line \d+ reaches from 16384 to 16400 in 16384 bytes"),
+        (
+            "+ 32 * k, 0, 1024",
+            "+ 32 * k + 128, 0, 1024",
+            "with a 128-byte swizzle its shared address 128 must be at the start",
+        ),
+        (
+            "+ 8192 + 2048 * k",
+            "+ 14336 + 2048 * k",
+            r"wgmma's B at line \d+ reaches from 16384 to 16400 in 16384 bytes",
+        ),
     ],
 )
 def test_an_operand_where_none_can_be_is_named(emulate, old, new, message):
@@ -275,7 +297,9 @@ def test_an_operand_where_none_can_be_is_named(emulate, old, new, message):
     [
         product_text(64, 128, 128, 1),
         product_text(256, 64, 32, 0, "bf16"),
-        product_text(8, 128, 128, 0, call=INLINE.replace("SCALE_A", "-1").replace("SCALE_B", "1").replace("TRANS_A", "1")),
+        product_text(
+            8, 128, 128, 0, call=INLINE.replace("SCALE_A", "-1").replace("SCALE_B", "1").replace("TRANS_A", "1")
+        ),
         chain_text(),
     ],
 )

@@ -32,8 +32,8 @@ void check_range(unsigned shared, unsigned bytes, const char* what, int line) {
 
 }  // namespace
 
-// The whole round shares one copy: fences of many threads cost no more than that of one, and no store that comes after a
-// thread's fence gets in, as the thread stops here until the round is over.
+// The whole round shares one copy: fences of many threads cost no more than that of one, and no store that comes after
+// a thread's fence gets in, as the thread stops here until the round is over.
 void fence_async_proxy() {
     publish_barriers();
     fence_due = true;
@@ -57,8 +57,10 @@ const char* async_read(unsigned shared, unsigned bytes, const char* what, int li
     if (!memcmp(seen, there, bytes)) return seen;
     unsigned i = 0;
     while (seen[i] == there[i]) ++i;
-    crash("%s at line %d reads shared memory at offset %u, which a store or cp.async has changed without a "
-          "fence.proxy.async since, or too early", what, line, shared + i);
+    crash(
+        "%s at line %d reads shared memory at offset %u, which a store or cp.async has changed without a "
+        "fence.proxy.async since, or too early",
+        what, line, shared + i);
 }
 
 // Where a bulk copy will land: NaN from now on.

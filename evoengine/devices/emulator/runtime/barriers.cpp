@@ -1,5 +1,5 @@
-// mbarriers. The eight bytes in shared memory are a tag that leads to the barrier, so that a barrier never initialised, or
-// overwritten since, is noticed at its next use.
+// mbarriers. The eight bytes in shared memory are a tag that leads to the barrier, so that a barrier never initialised,
+// or overwritten since, is noticed at its next use.
 #include "internal.h"
 
 #include <cstdio>
@@ -39,8 +39,8 @@ Barrier& find(unsigned shared, const char* what, int line) {
     memcpy(&found, shared_address(shared), sizeof found);
     found ^= tag;
     if (found >= barrier_count || barriers[found].shared != shared || !barriers[found].valid)
-        crash("%s at line %d: there is no mbarrier at shared address %u: not initialised yet, or overwritten", what, line,
-              shared);
+        crash("%s at line %d: there is no mbarrier at shared address %u: not initialised yet, or overwritten", what,
+              line, shared);
     return barriers[found];
 }
 
@@ -104,8 +104,8 @@ bool says_no(const Barrier& b) {
     return true;
 }
 
-// Threads drift apart at barriers: now and then one falls behind, a little or by so much that the others hand a place on
-// and have it filled anew meanwhile.
+// Threads drift apart at barriers: now and then one falls behind, a little or by so much that the others hand a place
+// on and have it filled anew meanwhile.
 void fall_behind() {
     if (random_below(16)) return;
     for (unsigned rounds = 1u << random_below(8); rounds; --rounds) yield();
@@ -120,8 +120,10 @@ void clear_barriers() {
 }
 
 void barrier_init(unsigned shared, unsigned count, int line) {
-    if (shared % 8) crash("misaligned mbarrier.init at line %d: shared address %u is not a multiple of 8", line, shared);
-    if (!count || count > most_arrivals) crash("mbarrier.init at line %d: %u arrivals, of 1 to %u", line, count, most_arrivals);
+    if (shared % 8)
+        crash("misaligned mbarrier.init at line %d: shared address %u is not a multiple of 8", line, shared);
+    if (!count || count > most_arrivals)
+        crash("mbarrier.init at line %d: %u arrivals, of 1 to %u", line, count, most_arrivals);
     for (unsigned i = 0; i < barrier_count; ++i)
         if (barriers[i].valid && barriers[i].shared == shared)
             crash("mbarrier.init at line %d: there is an mbarrier at shared address %u already", line, shared);
@@ -149,11 +151,13 @@ unsigned long long barrier_arrive(unsigned shared, unsigned count, unsigned byte
     Barrier& b = find(shared, "mbarrier.arrive", line);
     unsigned open = open_arrivals(b);
     if (!open && can_end(b))
-        crash("mbarrier.arrive at line %d: phase %u of the mbarrier at shared address %u has all its %u arrivals, and "
-              "nobody has waited for what is under way to it", line, b.phase, shared, b.count);
+        crash(
+            "mbarrier.arrive at line %d: phase %u of the mbarrier at shared address %u has all its %u arrivals, and "
+            "nobody has waited for what is under way to it",
+            line, b.phase, shared, b.count);
     if (count > open)
-        crash("mbarrier.arrive at line %d: %u arrivals at shared address %u, where phase %u lacks %u of %u", line, count,
-              shared, b.phase, open, b.count);
+        crash("mbarrier.arrive at line %d: %u arrivals at shared address %u, where phase %u lacks %u of %u", line,
+              count, shared, b.phase, open, b.count);
     unsigned phase = b.phase;
     b.pending -= count;
     b.bytes += bytes;
@@ -170,8 +174,11 @@ void barrier_expect(unsigned shared, unsigned bytes, int line) {
 void barrier_promise(unsigned shared, const Landing& landing, const char* what, int line) {
     Barrier& b = find(shared, what, line);
     if (!b.published)
-        crash("%s at line %d: no fence.mbarrier_init or fence.proxy.async has come since the mbarrier at shared address %u "
-              "was initialised", what, line, shared);
+        crash(
+            "%s at line %d: no fence.mbarrier_init or fence.proxy.async has come since the mbarrier at shared address "
+            "%u "
+            "was initialised",
+            what, line, shared);
     add(b, landing);
     settle(b);
 }
@@ -180,8 +187,10 @@ void barrier_arrive_after_copies(unsigned shared, bool counted, int line) {
     Barrier& b = find(shared, "cp.async.mbarrier.arrive", line);
     if (!counted) ++b.pending;
     if (!open_arrivals(b))
-        crash("cp.async.mbarrier.arrive.noinc at line %d: phase %u of the mbarrier at shared address %u has all its %u "
-              "arrivals", line, b.phase, shared, b.count);
+        crash(
+            "cp.async.mbarrier.arrive.noinc at line %d: phase %u of the mbarrier at shared address %u has all its %u "
+            "arrivals",
+            line, b.phase, shared, b.count);
     Landing landing{};
     landing.land = [](const Landing& l) { land_copies(fibers[l.after.fiber].queue, l.after.copies); };
     landing.arrivals = 1;
@@ -214,8 +223,10 @@ bool barrier_test_wait(unsigned shared, unsigned parity, int line) {
 void name_stuck_barriers() {
     for (unsigned i = 0; i < barrier_count; ++i) {
         Barrier& b = barriers[i];
-        snprintf(b.text, sizeof b.text, "mbarrier at shared address %u, whose phase %u (parity %u) lacks %u of %u arrivals "
-                 "and %ld bytes", b.shared, b.phase, b.phase & 1, open_arrivals(b), b.count, b.bytes - b.bytes_under_way);
+        snprintf(b.text, sizeof b.text,
+                 "mbarrier at shared address %u, whose phase %u (parity %u) lacks %u of %u arrivals "
+                 "and %ld bytes",
+                 b.shared, b.phase, b.phase & 1, open_arrivals(b), b.count, b.bytes - b.bytes_under_way);
     }
 }
 

@@ -34,7 +34,8 @@ const TensorMap* find_map(const void* given, unsigned rank, const char* what, in
     check_aligned(what, reinterpret_cast<uintptr_t>(given), 64, "tensor map's", line);
     const TensorMap* map = static_cast<const TensorMap*>(given)->self;
     bool known = std::find(maps, maps + map_count, map) != maps + map_count;
-    if (!known || memcmp(map, given, sizeof *map)) crash("%s at line %d: there is no tensor map at its address", what, line);
+    if (!known || memcmp(map, given, sizeof *map))
+        crash("%s at line %d: there is no tensor map at its address", what, line);
     if (map->rank != rank) crash("%s at line %d: %u coordinates for a tensor map of %u", what, line, rank, map->rank);
     return map;
 }
@@ -51,8 +52,7 @@ unsigned swizzled(const TensorMap& map, unsigned address) {
 
 // Calls move(shared address of the row, first byte of the row in the tensor, where in the row the tensor is, how many
 // bytes of it) for every row of the box; no bytes where the row lies outside of the tensor.
-template <class Move>
-void for_each_row(const TensorMap& map, const int* at, unsigned shared, Move move) {
+template <class Move> void for_each_row(const TensorMap& map, const int* at, unsigned shared, Move move) {
     const unsigned row_bytes = map.box[0] * map.element;
     const long first = std::max<long>(0, -long(at[0])), last = std::min<long>(map.box[0], long(map.dims[0]) - at[0]);
     unsigned i[5] = {};
@@ -64,7 +64,8 @@ void for_each_row(const TensorMap& map, const int* at, unsigned shared, Move mov
             inside &= coordinate >= 0 && coordinate < long(map.dims[d]);
             from += coordinate * long(map.strides[d - 1]);
         }
-        move(shared, from, unsigned(inside ? first * map.element : 0), unsigned(inside ? (last - first) * map.element : 0));
+        move(shared, from, unsigned(inside ? first * map.element : 0),
+             unsigned(inside ? (last - first) * map.element : 0));
         for (unsigned d = 1; d < 5 && ++i[d] == map.box[d]; ++d) i[d] = 0;
     }
 }
@@ -73,12 +74,13 @@ constexpr unsigned max_row = 256 * 8;
 
 void land_tile(const Landing& landing) {
     const TensorMap& map = *landing.tile.map;
-    for_each_row(map, landing.tile.at, landing.shared, [&](unsigned to, const char* from, unsigned first, unsigned bytes) {
-        char row[max_row] = {};
-        memcpy(row + first, from + first, bytes);
-        for (unsigned chunk = 0; chunk < map.box[0] * map.element; chunk += 16)
-            async_fill(swizzled(map, to + chunk), row + chunk, 16);
-    });
+    for_each_row(map, landing.tile.at, landing.shared,
+                 [&](unsigned to, const char* from, unsigned first, unsigned bytes) {
+                     char row[max_row] = {};
+                     memcpy(row + first, from + first, bytes);
+                     for (unsigned chunk = 0; chunk < map.box[0] * map.element; chunk += 16)
+                         async_fill(swizzled(map, to + chunk), row + chunk, 16);
+                 });
 }
 
 void perform(const Store& store) {

@@ -1,5 +1,5 @@
-// ldmatrix, stmatrix and mma.sync: the lanes meet, the last to come does the work. Which lane holds what is the PTX ISA's
-// ("Matrix fragments for mma.m16n8k16", "ldmatrix").
+// ldmatrix, stmatrix and mma.sync: the lanes meet, the last to come does the work. Which lane holds what is the PTX
+// ISA's ("Matrix fragments for mma.m16n8k16", "ldmatrix").
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -15,17 +15,16 @@ struct Rows {
     unsigned* const* registers;
 };
 
-// Lane l holds, of each 8x8 matrix, row l / 4, columns 2 (l % 4) and the one after it; of a transposed one, column l / 4.
-template <class Move>
-void for_each_element(unsigned lane, bool transposed, Move move) {
+// Lane l holds, of each 8x8 matrix, row l / 4, columns 2 (l % 4) and the one after it; of a transposed one, column l /
+// 4.
+template <class Move> void for_each_element(unsigned lane, bool transposed, Move move) {
     for (unsigned half = 0; half < 2; ++half) {
         unsigned along = lane / 4, across = 2 * (lane % 4) + half;
         move(transposed ? across : along, transposed ? along : across, 16 * half);
     }
 }
 
-template <unsigned count, bool transposed>
-void distribute(void* const* payloads, unsigned) {
+template <unsigned count, bool transposed> void distribute(void* const* payloads, unsigned) {
     for (unsigned lane = 0; lane < warp_size; ++lane)
         for (unsigned matrix = 0; matrix < count; ++matrix) {
             unsigned word = 0;
@@ -36,8 +35,7 @@ void distribute(void* const* payloads, unsigned) {
         }
 }
 
-template <unsigned count, bool transposed>
-void collect(void* const* payloads, unsigned) {
+template <unsigned count, bool transposed> void collect(void* const* payloads, unsigned) {
     for (unsigned lane = 0; lane < warp_size; ++lane)
         for (unsigned matrix = 0; matrix < count; ++matrix) {
             unsigned word = *static_cast<Rows*>(payloads[lane])->registers[matrix];
@@ -52,15 +50,11 @@ char* row_address(const char* name, unsigned shared, int line) {
     return static_cast<char*>(shared_address(shared));
 }
 
-template <class T>
-float low(unsigned word) {
-    return float(T::from_bits((unsigned short)word));
-}
+template <class T> float low(unsigned word) { return float(T::from_bits((unsigned short)word)); }
 
 // With g = lane / 4 and t = lane % 4: a0 (g, 2t), a1 (g + 8, 2t), a2 (g, 2t + 8), a3 (g + 8, 2t + 8); b0 (2t, g),
 // b1 (2t + 8, g); c0, c1 (g, 2t), c2, c3 (g + 8, 2t); a word holds its element and the next along k.
-template <class T>
-void multiply(void* const* payloads, unsigned) {
+template <class T> void multiply(void* const* payloads, unsigned) {
     float a[16][16], b[16][8], c[16][8];
     for (unsigned lane = 0; lane < warp_size; ++lane) {
         const auto& f = *static_cast<const MmaFragments*>(payloads[lane]);
@@ -89,14 +83,16 @@ constexpr Combine collectors[2][3] = {{collect<1, false>, collect<2, false>, col
 
 void load_matrices(unsigned* const* registers, unsigned count, bool transposed, unsigned shared, int line) {
     Rows rows{{}, registers};
-    if (current % warp_size < 8 * count) __builtin_memcpy(rows.row, row_address("ldmatrix", shared, line), sizeof rows.row);
+    if (current % warp_size < 8 * count)
+        __builtin_memcpy(rows.row, row_address("ldmatrix", shared, line), sizeof rows.row);
     warp_rendezvous("ldmatrix", line, ~0u, &rows, distributors[transposed][count / 2]);
 }
 
 void store_matrices(unsigned* const* registers, unsigned count, bool transposed, unsigned shared, int line) {
     Rows rows{{}, registers};
     warp_rendezvous("stmatrix", line, ~0u, &rows, collectors[transposed][count / 2]);
-    if (current % warp_size < 8 * count) __builtin_memcpy(row_address("stmatrix", shared, line), rows.row, sizeof rows.row);
+    if (current % warp_size < 8 * count)
+        __builtin_memcpy(row_address("stmatrix", shared, line), rows.row, sizeof rows.row);
 }
 
 void multiply_m16n8k16(const MmaFragments& fragments, bool bfloat16, int line) {

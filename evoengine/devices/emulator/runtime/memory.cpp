@@ -152,8 +152,8 @@ void poison_shared() {
         memset(variables[i]->start, 0xff, size_t(variables[i]->end - variables[i]->start));
 }
 
-// Called at every switch of threads, so that the thread that wrote is known. Around an output only the nearest bytes are
-// looked at, where a row too many begins; what lies further off is found when the block ends.
+// Called at every switch of threads, so that the thread that wrote is known. Around an output only the nearest bytes
+// are looked at, where a row too many begins; what lies further off is found when the block ends.
 void check_near_canaries() {
     check_canaries(*dynamic_region, false, true);
     for (unsigned i = 0; i < variable_count; ++i) check_canaries(*variables[i], false, true);

@@ -19,11 +19,12 @@ Descriptor decode(unsigned long long bits, const char* what, int line) {
     auto field = [&](unsigned from) { return unsigned(bits >> from & 0x3fff) << 4; };
     Descriptor d{field(0), field(16), field(32), widths[bits >> 62]};
     if (bits >> 49 & 7)
-        crash("%s at line %d: base offset %u in its descriptor; the emulator knows only operands that start a pattern", what,
-              line, unsigned(bits >> 49 & 7));
+        crash("%s at line %d: base offset %u in its descriptor; the emulator knows only operands that start a pattern",
+              what, line, unsigned(bits >> 49 & 7));
     if (d.start & (8 * d.width - 1) & ~127u)
-        crash("%s at line %d: with a %u-byte swizzle its shared address %u must be at the start of a pattern of %u bytes",
-              what, line, d.width, d.start, 8 * d.width);
+        crash(
+            "%s at line %d: with a %u-byte swizzle its shared address %u must be at the start of a pattern of %u bytes",
+            what, line, d.width, d.start, 8 * d.width);
     return d;
 }
 
@@ -44,8 +45,7 @@ unsigned chunk_address(const Descriptor& d, bool transposed, unsigned chunk, uns
     return swizzled(d, address);
 }
 
-template <class T>
-void read_elements(float* to, unsigned step, const char* chunk) {
+template <class T> void read_elements(float* to, unsigned step, const char* chunk) {
     for (unsigned j = 0; j < 8; ++j) {
         unsigned short bits;
         __builtin_memcpy(&bits, chunk + 2 * j, 2);

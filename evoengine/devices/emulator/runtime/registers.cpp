@@ -64,8 +64,8 @@ void change_registers(unsigned count, bool more, int line) {
 }
 
 void name_stuck_registers() {
-    snprintf(text, sizeof text, "setmaxnreg.inc for %u more registers per thread, of which the block has %u left", wanted,
-             spare);
+    snprintf(text, sizeof text, "setmaxnreg.inc for %u more registers per thread, of which the block has %u left",
+             wanted, spare);
 }
 
 }  // namespace evo_emu

@@ -1,7 +1,7 @@
-// wgmma. A thread that begins one only notes it. The product of the whole warpgroup is formed when threads wait for it and
-// no other thread of the block can run: so late that a place handed on too early has been filled anew, from shared memory
-// and A registers as they are then. Registers are host memory on a thread's stack. wgmma.fence keeps a picture of that
-// stack: registers that differ from it have been written since.
+// wgmma. A thread that begins one only notes it. The product of the whole warpgroup is formed when threads wait for it
+// and no other thread of the block can run: so late that a place handed on too early has been filled anew, from shared
+// memory and A registers as they are then. Registers are host memory on a thread's stack. wgmma.fence keeps a picture
+// of that stack: registers that differ from it have been written since.
 #include "internal.h"
 
 #include <cstdio>
@@ -66,7 +66,8 @@ void check_fenced(const Thread& t, const void* registers, unsigned count, const 
         if (now == uninitialised) continue;
         if (covered) memcpy(&then, t.picture + (p - t.from) + 4 * i, 4);
         if (!covered || now != then)
-            crash("wgmma at line %d: %s register %u has been written since the thread's last wgmma.fence", line, what, i);
+            crash("wgmma at line %d: %s register %u has been written since the thread's last wgmma.fence", line, what,
+                  i);
     }
 }
 
@@ -123,7 +124,8 @@ Operation& join(Warpgroup& g, Thread& t, const Wgmma& wgmma) {
     return op;
 }
 
-// Row of accumulator register i of a thread, and its column (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16").
+// Row of accumulator register i of a thread, and its column (PTX ISA, "Register fragments for
+// wgmma.mma_async.m64nNk16").
 unsigned row_of(unsigned thread, unsigned i) { return thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8; }
 unsigned column_of(unsigned thread, unsigned i) { return i / 4 * 8 + thread % 4 * 2 + i % 2; }
 
@@ -132,8 +134,8 @@ void read_a_registers(const Operation& op, unsigned first_thread, float* a) {
         for (unsigned i = 0; i < 4; ++i) {
             unsigned word = *op.a[thread][i];
             if (word != op.a_values[thread][i])
-                crash("wgmma at line %d: A register %u of thread %u has been written before the wait for it", op.wgmma.line,
-                      i, first_thread + thread);
+                crash("wgmma at line %d: A register %u of thread %u has been written before the wait for it",
+                      op.wgmma.line, i, first_thread + thread);
             // An A fragment is laid out as two blocks of 8 columns of an accumulator, two elements to a word.
             for (unsigned half = 0; half < 2; ++half) {
                 unsigned element = 2 * i + half;
@@ -247,8 +249,8 @@ void wgmma_wait(unsigned groups_left, int line) {
     }
 }
 
-// Called when no thread can run: forms what is waited for first in one of the warpgroups, if all of it has been begun by
-// all of its threads. Says whether that was so.
+// Called when no thread can run: forms what is waited for first in one of the warpgroups, if all of it has been begun
+// by all of its threads. Says whether that was so.
 bool finish_a_wgmma() {
     const unsigned groups = launch.threads / group_size, first = groups ? unsigned(random_below(groups)) : 0;
     for (unsigned i = 0; i < groups; ++i) {

@@ -1,7 +1,8 @@
 // The PTX instructions the emulator knows. This file and those it includes are the table: the translator reads every
-// function marked EVO_PTX, and an instruction `a.b::c.d` of inline assembly becomes a call of `a_b_c_d` with its operands
-// in order. Outputs come by reference; `[address]` operands and immediates by value; `{r0, r1, …}` as evo_emu::Registers.
-// What does not change what an instruction does here (cache hints, `::cta`) is dropped before the look-up.
+// function marked EVO_PTX, and an instruction `a.b::c.d` of inline assembly becomes a call of `a_b_c_d` with its
+// operands in order. Outputs come by reference; `[address]` operands and immediates by value; `{r0, r1, …}` as
+// evo_emu::Registers. What does not change what an instruction does here (cache hints, `::cta`) is dropped before the
+// look-up.
 #pragma once
 #include <evo_emu/runtime.h>
 

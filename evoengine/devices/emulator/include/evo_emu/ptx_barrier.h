@@ -16,9 +16,12 @@ namespace evo_emu::ptx {
 EVO_PTX void mbarrier_init_shared_b64(unsigned shared, unsigned count, int line = __builtin_LINE()) {
     barrier_init(shared, count, line);
 }
-EVO_PTX void mbarrier_inval_shared_b64(unsigned shared, int line = __builtin_LINE()) { barrier_invalidate(shared, line); }
+EVO_PTX void mbarrier_inval_shared_b64(unsigned shared, int line = __builtin_LINE()) {
+    barrier_invalidate(shared, line);
+}
 template <class State>
-EVO_PTX void mbarrier_arrive_shared_b64(State&& state, unsigned shared, unsigned count = 1, int line = __builtin_LINE()) {
+EVO_PTX void mbarrier_arrive_shared_b64(State&& state, unsigned shared, unsigned count = 1,
+                                        int line = __builtin_LINE()) {
     state = barrier_arrive(shared, count, 0, line);
 }
 template <class State>
@@ -35,7 +38,8 @@ EVO_PTX void mbarrier_try_wait_parity_shared_b64(P& done, unsigned shared, unsig
     done = barrier_try_wait(shared, parity, line);
 }
 template <class P>
-EVO_PTX void mbarrier_test_wait_parity_shared_b64(P& done, unsigned shared, unsigned parity, int line = __builtin_LINE()) {
+EVO_PTX void mbarrier_test_wait_parity_shared_b64(P& done, unsigned shared, unsigned parity,
+                                                  int line = __builtin_LINE()) {
     done = barrier_test_wait(shared, parity, line);
 }
 template <class P, class State>
@@ -75,8 +79,7 @@ EVO_PTX void elect_sync(Lane&& lane, P& chosen, unsigned mask, int line = __buil
 // Programmatic launch and prefetches change when things happen, not what.
 EVO_PTX void griddepcontrol_wait() {}
 EVO_PTX void griddepcontrol_launch_dependents() {}
-template <class Address>
-EVO_PTX void prefetch_tensormap(Address) {}
+template <class Address> EVO_PTX void prefetch_tensormap(Address) {}
 
 template <class P, class T> EVO_PTX void setp_ne_b32(P& p, T a, T b) { p = a != b; }
 template <class P, class T> EVO_PTX void setp_ne_s32(P& p, T a, T b) { p = a != b; }

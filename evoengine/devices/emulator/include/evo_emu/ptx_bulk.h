@@ -1,25 +1,27 @@
-// Bulk asynchronous copies: plain, and of tiles of tensors, whose number of dimensions becomes the template argument. See
-// runtime/bulk.cpp.
+// Bulk asynchronous copies: plain, and of tiles of tensors, whose number of dimensions becomes the template argument.
+// See runtime/bulk.cpp.
 #pragma once
 #include <evo_emu/runtime.h>
 
 namespace evo_emu::ptx {
 
 template <class Address>
-EVO_PTX void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(unsigned shared, Address global, unsigned bytes,
-                                                                            unsigned barrier, unsigned long long = 0,
+EVO_PTX void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(unsigned shared, Address global,
+                                                                            unsigned bytes, unsigned barrier,
+                                                                            unsigned long long = 0,
                                                                             int line = __builtin_LINE()) {
     bulk_load(shared, (const void*)global, bytes, barrier, line);
 }
 template <class Address>
-EVO_PTX void cp_async_bulk_global_shared_bulk_group(Address global, unsigned shared, unsigned bytes, unsigned long long = 0,
-                                                    int line = __builtin_LINE()) {
+EVO_PTX void cp_async_bulk_global_shared_bulk_group(Address global, unsigned shared, unsigned bytes,
+                                                    unsigned long long = 0, int line = __builtin_LINE()) {
     bulk_store((void*)global, shared, bytes, line);
 }
 
 template <unsigned dims, class Address>
 EVO_PTX void cp_async_bulk_tensor_shared_cluster_global_mbarrier_complete_tx_bytes(unsigned shared, Address map,
-                                                                                   Coordinates<dims> at, unsigned barrier,
+                                                                                   Coordinates<dims> at,
+                                                                                   unsigned barrier,
                                                                                    unsigned long long = 0,
                                                                                    int line = __builtin_LINE()) {
     tile_load(shared, (const void*)map, at.of, dims, barrier, line);

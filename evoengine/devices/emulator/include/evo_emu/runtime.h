@@ -53,7 +53,8 @@ void copy_async_commit();
 void copy_async_wait(unsigned groups_left);
 void copy_async_wait_all();
 
-// ldmatrix and stmatrix of 1, 2 or 4 matrices of 8x8 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+// ldmatrix and stmatrix of 1, 2 or 4 matrices of 8x8 16-bit elements; lane i gives the address of row i % 8 of matrix i
+// / 8.
 void load_matrices(unsigned* const* registers, unsigned count, bool transposed, unsigned shared, int line);
 void store_matrices(unsigned* const* registers, unsigned count, bool transposed, unsigned shared, int line);
 
@@ -101,8 +102,8 @@ void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(unsigned groups_left, int line);
 
-// Bulk copies (TMA). Loads land at their barrier; stores leave at the wait that covers their group, from shared memory as
-// it is then. Tiles of a tensor go by a tensor map and the coordinates of their first element, innermost first.
+// Bulk copies (TMA). Loads land at their barrier; stores leave at the wait that covers their group, from shared memory
+// as it is then. Tiles of a tensor go by a tensor map and the coordinates of their first element, innermost first.
 void bulk_load(unsigned shared, const void* global, unsigned bytes, unsigned barrier, int line);
 void bulk_store(void* global, unsigned shared, unsigned bytes, int line);
 void tile_load(unsigned shared, const void* map, const int* at, unsigned rank, unsigned barrier, int line);
