@@ -52,3 +52,10 @@ def test_no_estimate_is_faster_than_memory_allows():
 def test_wgmma_reaches_more_of_the_tensor_peak_than_mma_sync():
     cost = {"tensor_flops": 1e8}
     assert figure(cost, mix={"HGMMA": 8}).tflops > figure(cost, mix={"HMMA": 8}).tflops
+
+
+def test_phases_that_a_blocks_own_warps_hide_behind_the_longest_count_for_what_is_exposed():
+    # 1,000 clocks of MUFU and 500 of shared memory, of which a quarter is left to wait for
+    cost = {"mufu": 16_000, "shared_bytes": 64_000}
+    assert figure(cost, blocks=1).median_us == pytest.approx(1500 / 1830)
+    assert figure(cost | {"exposed": 0.25}, blocks=1).median_us == pytest.approx(1125 / 1830)

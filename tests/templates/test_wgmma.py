@@ -19,7 +19,9 @@ from evoengine.paths import asset
 from evoengine.problem import parse_problem
 from evoengine.records import Launch, Source
 from evoengine.space.space import load_space
+from evoengine.stages import compile as stage
 from evoengine.stages.compile import compile_source
+from evoengine.stages.toolchain import disassembler
 
 PROBLEMS = ["b16,h16,s2048,d64,fp16", "b16,h16,s2048,d128,bf16,causal", "b2,h8,s512,d96,fp16,causal,kv2"]
 
@@ -37,12 +39,12 @@ def test_starts_compile_to_wgmma_without_spills_or_serialisation(attention_gate,
         assert (binary.spill_bytes, binary.stack_bytes, binary.warnings) == (0, 0, ()), config
 
 
+@pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_their_tensor_instructions_are_hopper_ones_and_no_thread_has_local_memory(attention_gate, problem):
+def test_their_tensor_instructions_are_hopper_ones_and_no_thread_has_local_memory(attention_gate, monkeypatch, problem):
+    monkeypatch.setattr(stage, "disassembler", disassembler)
     gate = attention_gate(problem)
     mix = compile_source(gate.source(starts(gate)[0]), "sm_90a").mix
-    if not mix:
-        pytest.skip("needs nvdisasm")
     assert mix["HGMMA"] >= gate.problem.head_dim // 16 + starts(gate)[0]["tile_n"] // 16
     assert not mix.keys() & {"HMMA", "LDL", "STL"}
 
@@ -159,3 +161,11 @@ def test_no_store_into_such_tiles_has_a_bank_conflict(columns, slab_bytes):
     slabs = place.reshape(64, -1, per_row).swapaxes(0, 1).reshape(-1, 8)
     for addresses in [*eights, *slabs]:
         assert max(Counter(addresses // 16 % 8).values()) == 1
+
+
+def test_what_a_block_waits_for_falls_with_the_warpgroups_that_work_beside_one_another(attention_gate):
+    space = attention_gate(PROBLEMS[0]).space
+    start = {**starts(attention_gate(PROBLEMS[0]))[0], "ping_pong": False}
+    exposed = [space.cost({**start, "tile_m": 64 * n, "overlap": o})["exposed"] for n in (1, 2, 3) for o in (False, True)]
+    assert exposed == sorted(exposed, reverse=True) and len(set(exposed)) == len(exposed)
+    assert exposed[0] == 1.0
