@@ -268,7 +268,7 @@ class Bench:
     def work(self, kernel: CudaKernel, contender: Contender) -> Work:
         tensors = {**{n: self._inputs[n] for n in ("q", "k", "v")}, self._tensors.OUTPUT: self._out}
         pointers = {name: t.data_ptr() for name, t in tensors.items()}
-        scalars = (s.value for s in self._tensors.scalars(self._problem))
+        scalars = (s.value for s in self._tensors.scalars(self._problem, contender.config))
         maps = (tensor_map(m, pointers[m.tensor]) for m in self._tensors.tensor_maps(self._problem, contender.config))
         parameters = (*map(np.uint64, pointers.values()), *scalars, *maps)
         return lambda: kernel.launch(contender.source.launch, parameters)

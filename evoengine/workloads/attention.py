@@ -70,6 +70,9 @@ def cases(problem: Problem, config: Config) -> tuple[Case, ...]:
         Case("one-hot rows", at(single, tile_m + 3, 2 * tile_n - 3), "one-hot rows"),
         Case("late maximum", at(single, tile_m, 3 * tile_n + 1), "late maximum"),
     ]
+    if config.get("schedule") == "static":
+        # at least two blocks that go through several tiles of rows, the last round not filled
+        found.append(Case("blocks go round", replace(at(single, tile_m + 1, 2 * tile_n + 1), batch=-(-4 // group))))
     if not problem.causal:
         found.append(Case("one key", at(small, 239, 1)))
         found.append(Case("permuted K and V", at(single, tile_m - 5, 2 * tile_n + 9), "permuted"))

@@ -138,9 +138,14 @@ def own_dtype(problem: Problem, inputs: Inputs) -> torch.Tensor:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
 
 
-def scalars(problem: Problem) -> tuple[ScalarArgument, ...]:
-    """The kernel's by-value parameters, in order, after its four pointers q, k, v, o."""
+def scalars(problem: Problem, config: Config) -> tuple[ScalarArgument, ...]:
+    """The kernel's by-value parameters, in order, after its four pointers q, k, v, o.
+
+    `batch` is among them where the grid, as large as the GPU, does not tell it.
+    """
+    batch = (ScalarArgument("batch", np.int32(problem.batch)),) if config.get("schedule") == "static" else ()
     return (
+        *batch,
         ScalarArgument("heads", np.int32(problem.heads)),
         ScalarArgument("kv_heads", np.int32(problem.kv_heads)),
         ScalarArgument("seq_q", np.int32(problem.seq_q)),
@@ -177,7 +182,7 @@ def arguments(problem: Problem, inputs: Inputs, config: Config) -> tuple[Argumen
     poison = torch.full_like(inputs["q"], float("nan"))
     tensors = [TensorArgument(name, bits(inputs[name])) for name in ("q", "k", "v")]
     output = TensorArgument(OUTPUT, bits(poison), output=True)
-    return (*tensors, output, *scalars(problem), *tensor_maps(problem, config))
+    return (*tensors, output, *scalars(problem, config), *tensor_maps(problem, config))
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from evoengine.devices.base import TensorArgument
+from evoengine.devices.base import ScalarArgument, TensorArgument
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
 from evoengine.gpu import find_gpu
@@ -23,6 +23,7 @@ from evoengine.stages import compile as stage
 from evoengine.stages.compile import compile_source
 from evoengine.stages.toolchain import disassembler
 
+MANY = "b8,h64,s256,d64,fp16"
 PROBLEMS = ["b16,h16,s2048,d64,fp16", "b16,h16,s2048,d128,bf16,causal", "b2,h8,s512,d96,fp16,causal,kv2"]
 
 
@@ -30,7 +31,7 @@ def starts(gate):
     return [c for c in gate.space.starts if c["family"] == "wgmma"]
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("problem", [*PROBLEMS, "b16,h16,s2048,d64,bf16,causal"])
 def test_starts_compile_to_wgmma_without_spills_or_serialisation(attention_gate, problem):
     gate = attention_gate(problem)
     assert starts(gate)
@@ -161,6 +162,85 @@ def test_no_store_into_such_tiles_has_a_bank_conflict(columns, slab_bytes):
     slabs = place.reshape(64, -1, per_row).swapaxes(0, 1).reshape(-1, 8)
     for addresses in [*eights, *slabs]:
         assert max(Counter(addresses // 16 % 8).values()) == 1
+
+
+# --- who does which tile of rows, found by asking the template's own Work
+
+VISIT = """
+extern "C" __global__ void visit(const T* any, int* visits, int batch, int heads, int kv_heads, int seq_q, int seq_k) {
+    const Work work = {any, any, any, const_cast<T*>(any), batch * heads, heads, kv_heads, seq_q, seq_k};
+    if (threadIdx.x) return;
+    for (int turn = 0; work.any(turn); ++turn) {
+        const Block block = work.block(turn);
+        int* visit = visits + 4 * work.number(turn);
+        visit[0] = block.head, visit[1] = block.first_row / TILE_M, visit[2] = blockIdx.x, ++visit[3];
+    }
+}
+"""
+WALKS = [
+    # problem, schedule, grid
+    ("b16,h16,s2048,d64,fp16", "static", (7, 1, 1)),
+    ("b16,h16,s2048,d64,fp16", "static", (132, 1, 1)),
+    ("b16,h12,s2048,d64,fp16,causal,kv4", "static", (7, 1, 1)),
+    ("b16,h12,s2048,d64,fp16,causal,kv4", "static", (132, 1, 1)),
+    ("b16,h12,s2048,d64,fp16,causal,kv4", "longest_first", (192, 16, 1)),
+]
+
+
+def visits(gate, schedule: str, grid, l2_mb: int) -> np.ndarray:
+    """[tile of rows in the order in which they begin, (head, tile within the head, block that does it, how often)]"""
+    p = gate.problem
+    text = gate.source({**starts(gate)[0], "tile_m": 128, "schedule": schedule}).text
+    text = text.replace("32 << 20", f"{l2_mb} << 20")
+    none = np.zeros((p.batch * p.heads * p.seq_q // 128, 4), np.int32)
+    arguments = [TensorArgument("any", np.zeros(64, np.uint16)), TensorArgument("visits", none, output=True)]
+    arguments += [ScalarArgument(n, np.int32(getattr(p, n))) for n in ("batch", "heads", "kv_heads", "seq_q", "seq_k")]
+    launch = Launch(grid, 32, 0)
+    return run(build(Source(text + VISIT, "visit", launch)), "visit", launch, arguments, 1, 10.0)["visits"]
+
+
+@pytest.mark.parametrize(("problem", "schedule", "grid"), WALKS)
+@pytest.mark.parametrize("l2_mb", [32, 2])
+def test_every_tile_of_rows_is_done_once(attention_gate, problem, schedule, grid, l2_mb):
+    found = visits(attention_gate(problem), schedule, grid, l2_mb)
+    assert (found[:, 3] == 1).all()
+    assert len({(head, tile) for head, tile, *_ in found.tolist()}) == len(found)
+
+
+@pytest.mark.parametrize(("problem", "schedule", "grid"), [w for w in WALKS if "causal" in w[0]])
+@pytest.mark.parametrize(("l2_mb", "heads_at_once"), [(32, 192), (2, 12)])
+def test_long_rows_come_first_of_as_many_heads_as_the_l2_holds(attention_gate, problem, schedule, grid, l2_mb, heads_at_once):
+    """K and V of a head are 0.5 MB, and 3 heads share them."""
+    found = visits(attention_gate(problem), schedule, grid, l2_mb)
+    for part in found.reshape(-1, heads_at_once * 16, 4):
+        assert len(set(part[:, 0])) == heads_at_once
+        assert (np.diff(part[:, 1]) <= 0).all()
+
+
+def test_blocks_that_go_round_under_a_mask_share_long_rows_and_short(attention_gate):
+    found = visits(attention_gate(WALKS[-2][0]), *WALKS[-2][1:], 32)
+    loads = np.bincount(found[:, 2], weights=found[:, 1] + 1)
+    assert np.ptp(loads) <= found[:, 1].max() + 1 < loads.min()
+
+
+def test_the_schedules_are_for_more_tiles_of_rows_than_run_at_once(attention_gate):
+    def reasons(problem):
+        gate = attention_gate(problem)
+        return [gate.space.why_invalid({**starts(gate)[1], "schedule": s}) for s in ("static", "longest_first")]
+
+    assert reasons("b16,h16,s2048,d64,fp16,causal") == [None, None]
+    assert reasons("b2,h16,s1024,d64,fp16,causal")[0] and not reasons("b2,h16,s1024,d64,fp16,causal")[1]
+    assert all(reasons("b1,h8,s512,d64,fp16,causal"))
+    assert "without a mask" in reasons("b16,h16,s2048,d64,fp16")[1]
+
+
+def test_where_blocks_go_round_each_does_at_least_three_tiles_of_rows_and_no_more_run_than_fit(attention_gate):
+    gate = attention_gate(MANY)
+    config = {**starts(gate)[0], "schedule": "static", "tile_m": 64, "min_blocks": 2}
+    del config["ping_pong"]
+    for heads, blocks in ((1, 1), (2, 2), (48, 32), (1024, 264)):
+        problem = parse_problem(f"b1,h{heads},s128,d64,fp16")
+        assert gate.space.launch(config, problem).grid == (blocks, 1, 1)
 
 
 def test_what_a_block_waits_for_falls_with_the_warpgroups_that_work_beside_one_another(attention_gate):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 PROBLEMS = [
-    "b1,h2,s128,d64,fp16",
-    "b2,h4,s256,d64,bf16,causal,kv2",
+    "b8,h64,s128,d64,fp16",
+    "b8,h64,s256,d64,bf16,causal,kv32",
     "b1,h4,s128,d32,fp16,causal",
     "b1,h2,s128,d128,bf16",
     "b1,h6,s128,d96,fp16,kv2",

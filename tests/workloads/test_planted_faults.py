@@ -26,7 +26,7 @@ FAULTS = [
     ("sum not rescaled when the maximum moves", [SCALAR], PLAIN, "sum[i] *= rescale[i];", ""),
     ("tail mask one key too far", BOTH, PLAIN, "return limit - tile * TILE_N;", "return limit - tile * TILE_N + 1;"),
     ("tail mask one key too short", BOTH, PLAIN, "return limit - tile * TILE_N;", "return limit - tile * TILE_N - 1;"),
-    ("heads and batch swapped in the stride", BOTH, PLAIN, "head = blockIdx.z * heads + blockIdx.y", "head = blockIdx.y * gridDim.z + blockIdx.z"),
+    ("heads and batch swapped in the stride", BOTH, PLAIN, "blockIdx.z * heads + blockIdx.y", "blockIdx.y * gridDim.z + blockIdx.z"),
     ("last rows of an output tile not written", [WMMA], PLAIN, "if (row < block.rows)", "if (row < block.rows && row < TILE_M - 16)"),
     ("last rows of an output tile not written", [SCALAR], PLAIN, "if (row_of(i) >= block.rows) continue;", "if (row_of(i) >= block.rows || i == ROWS - 1) continue;"),
     ("cp.async not waited for", BOTH, PLAIN, "copy_async_wait<STAGES - 2>();", ""),
@@ -46,7 +46,7 @@ FAULTS = [
     ("causal diagonal hidden", BOTH, CAUSAL_GROUPED, "row + diagonal + 1)", "row + diagonal)"),
     ("causal diagonal one too far", BOTH, CAUSAL_GROUPED, "row + diagonal + 1)", "row + diagonal + 2)"),
     ("causal mask aligned to the upper left", BOTH, CAUSAL_GROUPED, "diagonal = seq_k - seq_q;", "diagonal = 0;"),
-    ("wrong kv head of a group", BOTH, CAUSAL_GROUPED, "blockIdx.y / (heads / kv_heads)", "blockIdx.y % kv_heads"),
+    ("wrong kv head of a group", BOTH, CAUSAL_GROUPED, "head / (heads / kv_heads)", "head % kv_heads"),
     ("input changed", BOTH, PLAIN, "    keys.start();\n", "    if (threadIdx.x == 0) const_cast<T*>(k)[0] = to_float(k[0]) > 0 ? q[0] : k[0];\n    keys.start();\n"),
 ]  # fmt: skip
 PLANTED = [

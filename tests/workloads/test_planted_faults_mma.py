@@ -60,7 +60,7 @@ FAULTS = [
     ("causal diagonal one too far", APART, CAUSAL, "row + diagonal + 1)", "row + diagonal + 2)"),
     ("causal mask off where lengths differ", SINGLE, CAUSAL, "diagonal = seq_k - seq_q;", "diagonal = 0;"),
     ("causal mask one off where lengths differ", SINGLE, CAUSAL, "diagonal = seq_k - seq_q;", "diagonal = seq_k - seq_q - (seq_k > seq_q);"),
-    ("wrong kv head of a group", APART, CAUSAL, "blockIdx.y / (heads / kv_heads)", "blockIdx.y % kv_heads"),
+    ("wrong kv head of a group", APART, CAUSAL, "head / (heads / kv_heads)", "head % kv_heads"),
 ]  # fmt: skip
 
 

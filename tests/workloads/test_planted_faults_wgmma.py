@@ -9,6 +9,9 @@ from evoengine.records import Outcome
 PLAIN = "b2,h4,s256,d64,fp16"
 WIDE = "b1,h2,s256,d128,fp16"
 CAUSAL_GROUPED = "b2,h8,s256,d64,bf16,causal,kv2"
+# with more tiles of rows than run at once, as the schedules want them
+MANY = "b8,h64,s256,d64,fp16"
+MANY_CAUSAL = "b8,h64,s256,d64,bf16,causal,kv32"
 SERIAL = {"overlap": False, "ping_pong": False, "tile_m": 192, "load": "cp_async"}
 BESIDE = {"overlap": True, "ping_pong": True, "tile_m": 128, "tile_n": 128, "load": "cp_async"}
 SHARED_P = {**BESIDE, "p_in": "shared"}
@@ -17,6 +20,12 @@ TMA = {**BESIDE, "load": "tma"}
 TMA_STORE = {**TMA, "o_store": "tma"}
 TMA_SHARED_P = {**SHARED_P, "load": "tma"}
 BOTH = (SERIAL, BESIDE)
+ROUND = {**TMA, "schedule": "static"}
+ROUND_DIRECT = {**ROUND, "o_store": "direct"}
+ROUND_TMA_STORE = {**ROUND, "o_store": "tma"}
+ROUND_SERIAL = {**SERIAL, "ping_pong": True, "schedule": "static"}
+ROUNDS = (ROUND, ROUND_SERIAL)
+SORTED = {**TMA, "schedule": "longest_first"}
 
 FAULTS = [
     # name, configurations, problem, text of the good kernel, text of the broken one
@@ -34,8 +43,8 @@ FAULTS = [
     ("missing proxy fence after cp.async", BOTH, PLAIN, "barrier_wait(barrier, parity);\n    async_proxy_fence();", "barrier_wait(barrier, parity);"),
     ("missing proxy fence after weights are stored", [TMA_SHARED_P], PLAIN, "    async_proxy_fence();\n    warpgroup_sync();\n}", "    warpgroup_sync();\n}"),
     ("ordinary arrival where copies are under way", BOTH, PLAIN, "copy_async_arrive(full);", "barrier_arrive(full);"),
-    ("full barrier's parity off by one", BOTH, PLAIN, "wait_arrival(full_of(i), i / STAGES % 2)", "wait_arrival(full_of(i), (i / STAGES + 1) % 2)"),
-    ("empty barrier's parity off by one", BOTH, PLAIN, "i / STAGES % 2 ^ 1", "i / STAGES % 2"),
+    ("full barrier's parity off by one", BOTH, PLAIN, "wait_arrival(full_of(i), round(i) % 2)", "wait_arrival(full_of(i), (round(i) + 1) % 2)"),
+    ("empty barrier's parity off by one", BOTH, PLAIN, "round(i) % 2 ^ 1", "round(i) % 2"),
     ("empty barrier never waited for", BOTH, PLAIN, "ring.wait_empty(tile);", ""),
     ("empty barrier of K never waited for", [TMA], PLAIN, "tiles.k.wait_empty(tile);", ""),
     ("K and V swapped", [TMA], PLAIN, "map_v, tile * TILE_N", "map_k, tile * TILE_N"),
@@ -51,7 +60,7 @@ FAULTS = [
     ("place of K given back before it is read", [BESIDE], PLAIN, "wgmma_wait<1>();\n        wgmma_hold(s);\n        tiles.k.release(tile);", "tiles.k.release(tile);\n        wgmma_wait<1>();\n        wgmma_hold(s);"),
     ("place of V given back before it is read", [SERIAL], PLAIN, "wgmma_wait<0>();\n        wgmma_hold(o);\n        tiles.v.release(tile);", "tiles.v.release(tile);\n        wgmma_wait<0>();\n        wgmma_hold(o);"),
     ("place of V given back before it is read", [BESIDE], PLAIN, "rows.update(s, factor, block, tile, scale);\n        wgmma_wait<0>();\n        wgmma_hold(o);\n        tiles.v.release(tile - 1);", "tiles.v.release(tile - 1);\n        rows.update(s, factor, block, tile, scale);\n        wgmma_wait<0>();\n        wgmma_hold(o);"),
-    ("place never given back", BOTH, PLAIN, "if (lane() == 0) barrier_arrive", "if (lane() == 0 && i > 0) barrier_arrive"),
+    ("place never given back", BOTH, PLAIN, "if (lane() == 0) barrier_arrive(empty_of", "if (lane() == 0 && i > 0) barrier_arrive(empty_of"),
     ("missing wgmma.fence before Q K^T", BOTH, PLAIN, "wgmma_hold(s);\n    wgmma_fence();", "wgmma_hold(s);"),
     ("missing wgmma.fence before P V", BOTH, PLAIN, "wgmma_hold(o);\n    wgmma_fence();", "wgmma_hold(o);"),
     ("scores used before wgmma is done", [SERIAL], PLAIN, "wgmma_wait<0>();\n        wgmma_hold(s);", ""),
@@ -78,14 +87,34 @@ FAULTS = [
     ("O stored by TMA before all warps have written it", [TMA_STORE], PLAIN, "    async_proxy_fence();\n    warpgroup_sync();\n    if (threadIdx", "    async_proxy_fence();\n    if (threadIdx"),
     ("store by TMA not waited for", [TMA_STORE], PLAIN, "    tma_store_wait<0>();", "    "),
     ("O of the wrong warpgroup stored", [TMA_STORE], PLAIN, "block.first_row + warpgroup() * 64, block.head", "block.first_row, block.head"),
-    ("the kv head of another batch entry", [TMA], CAUSAL_GROUPED, "blockIdx.z * kv_heads + ", ""),
+    ("the kv head of another batch entry", [TMA], CAUSAL_GROUPED, "head / (heads / kv_heads)", "head % heads / (heads / kv_heads)"),
     ("more registers asked for than two blocks have", [{"tile_m": 64, "min_blocks": 2}], PLAIN, "65536 / (MIN_BLOCKS * THREADS)", "65536 / THREADS"),
     ("read past the end of the tensors", BOTH, PLAIN, "bool exists = row < valid;", "bool exists = row <= valid;"),
     ("write past the end of O", BOTH, PLAIN, "if (row < block.rows) write_vector", "if (row <= block.rows) write_vector"),
+    ("phases of K and V begun anew for other rows", ROUNDS, MANY, "(before + i) / STAGES", "i / STAGES"),
+    ("places of K and V begun anew for other rows", ROUNDS, MANY, "(before + i) % STAGES", "i % STAGES"),
+    ("tiles of K and V not counted on", ROUNDS, MANY, "v.before = k.before += kv_tiles", "v.before = k.before += 1"),
+    ("phase of Q begun anew for other rows", ROUNDS, MANY, "wait_arrival(full_q, before % 2)", "wait_arrival(full_q, 0)"),
+    ("Q overwritten while it is read", [ROUND_DIRECT, ROUND_SERIAL], MANY, "tiles.wait_q_empty();", ""),
+    ("Q overwrites O on its way out", [ROUND, ROUND_TMA_STORE], MANY, "tiles.wait_q_empty();", ""),
+    ("place of Q given back before O has left it", [ROUND], MANY, "    store_outputs(block, tiles.q, o);\n    tiles.release_q();", "    tiles.release_q();\n    store_outputs(block, tiles.q, o);"),
+    ("place of Q given back before O has left it", [ROUND_TMA_STORE], MANY, "    store_outputs(block, tiles.q, o, map_o);\n    tiles.release_q();", "    tiles.release_q();\n    store_outputs(block, tiles.q, o, map_o);"),
+    ("place of Q given back before it is read", [ROUND_DIRECT], MANY, "    tiles.wait_q();", "    tiles.wait_q();\n    tiles.release_q();"),
+    ("place of Q never given back", ROUNDS, MANY, "barrier_arrive(empty_q)", ""),
+    ("place of the last V never given back", [ROUND], MANY, "    tiles.v.release(block.tiles - 1);", ""),
+    ("missing proxy fence between O and the next Q", [ROUND], MANY, "    async_proxy_fence();  // the next Q", "    // the next Q"),
+    ("empty barrier of Q counts too few", [ROUND_TMA_STORE], MANY, "barrier_init(empty_q, 4 * CONSUMERS)", "barrier_init(empty_q, 4 * CONSUMERS - 4)"),
+    ("turns begun anew for other rows", ROUNDS, MANY, "            consume(block", "            Turns turns;\n            consume(block"),
+    ("rows of a last round not filled skipped", ROUNDS, MANY, "number(turn) < all_heads", "number(turn) + int(gridDim.x) - int(blockIdx.x) <= all_heads"),
+    ("rows of other batch entries forgotten", [ROUND], MANY, "batch * heads, heads", "heads, heads"),
+    ("rounds too close together", [ROUND], MANY, "turn * blocks + ", "turn * (blocks - 1) + "),
+    ("backward rounds one off", [ROUND], MANY_CAUSAL, "blocks - 1 - blockIdx.x", "blocks - blockIdx.x"),
+    ("longest rows one off", [ROUND, SORTED], MANY_CAUSAL, "row_tiles - 1 - i / among", "row_tiles - i / among"),
+    ("rows and heads taken for one another", [ROUND, SORTED], MANY_CAUSAL, "row_tiles - 1 - i / among, first_head + i % among", "row_tiles - 1 - i / row_tiles, first_head + i % row_tiles"),
     ("causal diagonal one too far", BOTH, CAUSAL_GROUPED, "row + diagonal + 1)", "row + diagonal + 2)"),
     ("causal diagonal hidden", BOTH, CAUSAL_GROUPED, "row + diagonal + 1)", "row + diagonal)"),
     ("causal mask aligned to the upper left", BOTH, CAUSAL_GROUPED, "diagonal = seq_k - seq_q;", "diagonal = 0;"),
-    ("wrong kv head of a group", BOTH, CAUSAL_GROUPED, "blockIdx.y / (heads / kv_heads)", "blockIdx.y % kv_heads"),
+    ("wrong kv head of a group", BOTH, CAUSAL_GROUPED, "head / (heads / kv_heads)", "head % kv_heads"),
 ]  # fmt: skip
 
 
@@ -121,6 +150,14 @@ def test_a_planted_fault_is_caught(attention_gate, config, problem, old, new):
 @pytest.mark.parametrize("problem", [PLAIN, WIDE, CAUSAL_GROUPED])
 @pytest.mark.parametrize("config", [SERIAL, BESIDE, SHARED_P, POLYNOMIAL, TMA_SHARED_P, TMA_STORE], ids=title)
 def test_the_good_kernel_beside_it_passes(attention_gate, config, problem):
+    gate = attention_gate(problem)
+    verdict = gate.judge(variant(gate, config))
+    assert verdict.outcome is None, verdict.reason
+
+
+@pytest.mark.parametrize("problem", [MANY, MANY_CAUSAL])
+@pytest.mark.parametrize("config", [ROUND, ROUND_DIRECT, ROUND_TMA_STORE, ROUND_SERIAL], ids=title)
+def test_the_good_kernel_that_goes_round_passes(attention_gate, config, problem):
     gate = attention_gate(problem)
     verdict = gate.judge(variant(gate, config))
     assert verdict.outcome is None, verdict.reason

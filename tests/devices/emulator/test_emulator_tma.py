@@ -145,6 +145,18 @@ def test_a_barrier_that_tma_does_not_know_yet_is_named(emulate):
         load(emulate, a, view(a.shape, (8, 64)), INIT_FENCE="")
 
 
+def test_stores_that_a_box_overwrites_must_be_fenced_too(emulate):
+    a = tensor(40, 128)
+    expect = "barrier_arrive_expect(full, 2 * count );"
+    stored = load_text().replace(expect, f"tile[9] = 1; FENCE {expect}")
+    assert stored != load_text()
+    arguments = (a, view(a.shape, (8, 64)), np.zeros(512, np.uint16), np.int32(512))
+    fenced = emulate(stored.replace("FENCE", "async_proxy_fence();"), *arguments, threads=64, shared=1024)["o"]
+    np.testing.assert_array_equal(fenced, tile(a, (0, 0), (8, 64)).ravel())
+    with pytest.raises(KernelCrashed, match=r"a TMA load at line \d+ writes shared memory at offset 18, which a store"):
+        emulate(stored.replace("FENCE", ""), *arguments, threads=64, shared=1024)
+
+
 def test_a_map_that_is_not_the_launchs_own_is_named(emulate):
     a = tensor(40, 128)
     bad = load_text().replace(

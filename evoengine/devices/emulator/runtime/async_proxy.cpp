@@ -30,6 +30,17 @@ void check_range(unsigned shared, unsigned bytes, const char* what, int line) {
               int(shared + bytes), launch.shared_bytes);
 }
 
+void check_fenced(unsigned shared, unsigned bytes, const char* verb, const char* what, int line) {
+    const char *seen = shadow + shared, *there = dynamic_shared + shared;
+    if (!memcmp(seen, there, bytes)) return;
+    unsigned i = 0;
+    while (seen[i] == there[i]) ++i;
+    crash(
+        "%s at line %d %s shared memory at offset %u, which a store or cp.async has changed without a "
+        "fence.proxy.async since, or too early",
+        what, line, verb, shared + i);
+}
+
 }  // namespace
 
 // The whole round shares one copy: fences of many threads cost no more than that of one, and no store that comes after
@@ -53,19 +64,14 @@ void poison_async() {
 // `bytes` at the shared address as the asynchronous proxy sees them.
 const char* async_read(unsigned shared, unsigned bytes, const char* what, int line) {
     check_range(shared, bytes, what, line);
-    const char *seen = shadow + shared, *there = dynamic_shared + shared;
-    if (!memcmp(seen, there, bytes)) return seen;
-    unsigned i = 0;
-    while (seen[i] == there[i]) ++i;
-    crash(
-        "%s at line %d reads shared memory at offset %u, which a store or cp.async has changed without a "
-        "fence.proxy.async since, or too early",
-        what, line, shared + i);
+    check_fenced(shared, bytes, "reads", what, line);
+    return shadow + shared;
 }
 
-// Where a bulk copy will land: NaN from now on.
+// Where a bulk copy will land: NaN from now on. A store there that no fence has ordered before the copy may come after.
 char* async_write(unsigned shared, unsigned bytes, const char* what, int line) {
     check_range(shared, bytes, what, line);
+    check_fenced(shared, bytes, "writes", what, line);
     memset(dynamic_shared + shared, 0xff, bytes);
     memset(shadow + shared, 0xff, bytes);
     return dynamic_shared + shared;
