@@ -29,16 +29,28 @@ def attention(q, k, v, out=None):
     with _device(q):
         launch = KERNEL["launch"]
         parameters = [ctypes.c_void_p(_pointer(t)) for t in (q, k, v, out)]
-        parameters += [ctypes.c_int(n) for n in (heads, kv_heads, seq_q, seq_k)]
+        lengths = (heads, kv_heads, seq_q, seq_k)
+        parameters += [ctypes.c_int(n) for n in ((batch, *lengths) if _schedule() == "static" else lengths)]
         parameters.append(ctypes.c_float(1.0 / math.sqrt(head_dim)))
-        parameters += _tensor_maps(q, k, v)
+        parameters += _tensor_maps(q, k, v, out)
         addresses = (ctypes.c_void_p * len(parameters))(*(_address(p) for p in parameters))
-        grid = (-(-seq_q // KERNEL["config"]["tile_m"]), heads, batch)
         _call(
-            "cuLaunchKernel", _function(_device_index(q)), *grid, launch["threads"], 1, 1, launch["shared_bytes"],
+            "cuLaunchKernel", _function(_device_index(q)), *_grid(batch, heads, seq_q), launch["threads"], 1, 1, launch["shared_bytes"],
             ctypes.c_void_p(_stream(q)), addresses, None,
         )  # fmt: skip
     return out
+
+
+def _schedule():
+    return KERNEL["config"].get("schedule", "none")
+
+
+def _grid(batch, heads, seq_q):
+    """A block for each tile of rows, or as many as run at once on the GPU that the kernel was made for."""
+    row_tiles = -(-seq_q // KERNEL["config"]["tile_m"])
+    if _schedule() == "static":
+        return min(KERNEL["launch"]["grid"][0], row_tiles * heads * batch), 1, 1
+    return (heads * batch, row_tiles, 1) if _schedule() == "longest_first" else (row_tiles, heads, batch)
 
 
 def _check(q, k, v, out):
@@ -60,13 +72,14 @@ def _check(q, k, v, out):
         raise ValueError(f"causal with {seq_q} queries and {k.shape[2]} keys leaves rows that see no key")
 
 
-def _tensor_maps(q, k, v):
-    """Q, K and V as TMA sees them, [batch·heads, seq, head_dim], for kernels that load by it; none for all others."""
+def _tensor_maps(q, k, v, out):
+    """Q, K, V and O as TMA sees them, [batch·heads, seq, head_dim], those that the kernel moves by it."""
     config = KERNEL["config"]
     if config.get("load") != "tma":
         return []
     rows = {"q": config["tile_m"], "k": config["tile_n"], "v": config["tile_n"]}
-    return [_tensor_map(t, rows[name]) for name, t in (("q", q), ("k", k), ("v", v))]
+    maps = [_tensor_map(t, rows[name]) for name, t in (("q", q), ("k", k), ("v", v))]
+    return [*maps, _tensor_map(out, 64)] if config["o_store"] == "tma" else maps
 
 
 def _tensor_map(tensor, rows):
