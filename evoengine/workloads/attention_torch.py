@@ -157,7 +157,7 @@ def scalars(problem: Problem, config: Config) -> tuple[ScalarArgument, ...]:
 def tensor_maps(problem: Problem, config: Config) -> tuple[TensorMapArgument, ...]:
     """Q, K and V, and O where it is stored so too, as [heads of the batch, seq, head_dim] for kernels that move tiles by TMA.
 
-    A box is a tile's rows (of O: a warpgroup's) by the 64 or 32 columns that the kernel swizzles together; past a head's
+    A box is a tile's rows (of O: a warpgroup's; of K and V: a block's share of the cluster's) by the 64 or 32 columns that the kernel swizzles together; past a head's
     end it reads zeros and writes nothing.
     """
     if config.get("load") != "tma":
@@ -171,7 +171,7 @@ def tensor_maps(problem: Problem, config: Config) -> tuple[TensorMapArgument, ..
             f"map_{name}", name, problem.dtype, dims, (row, row * seq), (columns, rows, 1), swizzle=2 * columns
         )
 
-    tile_m, tile_n = int(config["tile_m"]), int(config["tile_n"])
+    tile_m, tile_n = int(config["tile_m"]), int(config["tile_n"]) // int(config.get("cluster", 1))
     queries, keys = (problem.heads, problem.seq_q), (problem.kv_heads, problem.seq_k, tile_n)
     maps = over("q", *queries, tile_m), over("k", *keys), over("v", *keys)
     return (*maps, over(OUTPUT, *queries, 64)) if config["o_store"] == "tma" else maps

@@ -20,7 +20,7 @@ from platformdirs import user_cache_dir
 
 from evoengine.devices.base import KernelUnbuildable
 from evoengine.devices.emulator.inline_ptx import INCLUDE
-from evoengine.devices.emulator.translate import least_blocks, translate
+from evoengine.devices.emulator.translate import cluster_blocks, least_blocks, translate
 from evoengine.errors import MachineError
 from evoengine.records import Source
 
@@ -72,8 +72,9 @@ def build(source: Source) -> Path:
         os.utime(executable)
         return executable
     runtime = _runtime()
+    bounds = f"{least_blocks(source.text, source.entry)}, {cluster_blocks(source.text)}"
     unit = f'#include <evo_emu/cuda.h>\n#include <evo_emu/kernel.h>\n#line 1 "kernel.cu"\n{translate(source.text)}\n'
-    unit += f'#line 1 "entry"\nEVO_EMU_ENTRY({source.entry}, {least_blocks(source.text, source.entry)})\n'
+    unit += f'#line 1 "entry"\nEVO_EMU_ENTRY({source.entry}, {bounds})\n'
     with tempfile.TemporaryDirectory(dir=_cache(), prefix="building-") as folder:
         scratch = Path(folder) / "kernel"
         _compile([*_CANDIDATE_FLAGS, "-xc++", "-c", "-", "-o", f"{scratch}.o"], unit, source.entry)

@@ -37,6 +37,8 @@ _REGISTER_TYPES = {
     "s64": "long long", "f64": "double",
 }  # fmt: skip
 
+_SPECIAL_REGISTERS = {"%cluster_ctarank": "evo_emu::cluster_rank()"}
+
 
 @cache
 def known_instructions() -> frozenset[str]:
@@ -147,6 +149,8 @@ def _argument(text: str, operands: list[str], line: int) -> str:
     if address := _ADDRESS.match(text):
         base = _argument(address[1], operands, line)
         return f"evo_emu::displaced({base}, {_argument(address[2], operands, line)})" if address[2] else base
+    if text in _SPECIAL_REGISTERS:
+        return _SPECIAL_REGISTERS[text]
     if text.startswith("%"):
         if not text[1:].isdigit():
             raise KernelUnbuildable(f"line {line}: the emulator knows no PTX register {text}")

@@ -60,6 +60,19 @@ def least_blocks(text: str, entry: str) -> str:
     return "1"
 
 
+def cluster_blocks(text: str) -> int:
+    """The blocks of a cluster, 1 without `__cluster_dims__`; raises KernelUnbuildable where they lie not along x."""
+    masked = _mask(text)
+    match = re.search(r"\b__cluster_dims__\s*\(([^()]*)\)", masked)
+    if not match:
+        return 1
+    x, *others = (part.strip() for part in match[1].split(","))
+    if not x.isdigit() or any(other != "1" for other in others):
+        line = _line(text, match.start())
+        raise KernelUnbuildable(f"line {line}: __cluster_dims__({match[1]}), where the emulator wants (number, 1, 1)")
+    return int(x)
+
+
 def _mask(text: str) -> str:
     """The text with what stands in comments and literals blanked, every character in its place."""
 

@@ -47,10 +47,10 @@ def _schedule():
 
 def _grid(batch, heads, seq_q):
     """A block for each tile of rows, or as many as run at once on the GPU that the kernel was made for."""
-    row_tiles = -(-seq_q // KERNEL["config"]["tile_m"])
+    row_tiles, cluster = -(-seq_q // KERNEL["config"]["tile_m"]), KERNEL["config"].get("cluster", 1)
     if _schedule() == "static":
         return min(KERNEL["launch"]["grid"][0], row_tiles * heads * batch), 1, 1
-    return (heads * batch, row_tiles, 1) if _schedule() == "longest_first" else (row_tiles, heads, batch)
+    return (heads * batch, row_tiles, 1) if _schedule() == "longest_first" else (-(-row_tiles // cluster) * cluster, heads, batch)
 
 
 def _check(q, k, v, out):
@@ -77,7 +77,8 @@ def _tensor_maps(q, k, v, out):
     config = KERNEL["config"]
     if config.get("load") != "tma":
         return []
-    rows = {"q": config["tile_m"], "k": config["tile_n"], "v": config["tile_n"]}
+    share = config["tile_n"] // config.get("cluster", 1)
+    rows = {"q": config["tile_m"], "k": share, "v": share}
     maps = [_tensor_map(t, rows[name]) for name, t in (("q", q), ("k", k), ("v", v))]
     return [*maps, _tensor_map(out, 64)] if config["o_store"] == "tma" else maps
 

@@ -12,17 +12,17 @@ bool fence_due;
 
 namespace {
 
-char* shadow;  // kept from the first use on: most kernels have none
+char* shadow[max_cluster];  // kept from the first use on: most kernels have none
 
-void need_shadow() {
-    if (shadow) return;
-    shadow = static_cast<char*>(malloc(launch.shared_bytes + 1));
-    if (!shadow) crash("the emulator has no memory left for the shadow of shared memory");
-    memset(shadow, 0xff, launch.shared_bytes);
+void need_shadow(unsigned block) {
+    if (shadow[block]) return;
+    shadow[block] = static_cast<char*>(malloc(launch.shared_bytes + 1));
+    if (!shadow[block]) crash("the emulator has no memory left for the shadow of shared memory");
+    memset(shadow[block], 0xff, launch.shared_bytes);
 }
 
-void check_range(unsigned shared, unsigned bytes, const char* what, int line) {
-    need_shadow();
+void check_range(unsigned block, unsigned shared, unsigned bytes, const char* what, int line) {
+    need_shadow(block);
     if (shared >= 1u << 19 && shared < ~0u - (1u << 19))
         crash("%s at line %d: the emulator wants its operand in dynamic shared memory", what, line);
     if (shared > launch.shared_bytes || bytes > launch.shared_bytes - shared)
@@ -30,8 +30,8 @@ void check_range(unsigned shared, unsigned bytes, const char* what, int line) {
               int(shared + bytes), launch.shared_bytes);
 }
 
-void check_fenced(unsigned shared, unsigned bytes, const char* verb, const char* what, int line) {
-    const char *seen = shadow + shared, *there = dynamic_shared + shared;
+void check_fenced(unsigned block, unsigned shared, unsigned bytes, const char* verb, const char* what, int line) {
+    const char *seen = shadow[block] + shared, *there = shared_of(block) + shared;
     if (!memcmp(seen, there, bytes)) return;
     unsigned i = 0;
     while (seen[i] == there[i]) ++i;
@@ -52,34 +52,37 @@ void fence_async_proxy() {
 }
 
 void publish_shared() {
-    need_shadow();
-    memcpy(shadow, dynamic_shared, launch.shared_bytes);
+    for (unsigned i = 0; i < kernel.cluster; ++i) {
+        need_shadow(i);
+        memcpy(shadow[i], shared_of(i), launch.shared_bytes);
+    }
     fence_due = false;
 }
 
 void poison_async() {
-    if (shadow) memset(shadow, 0xff, launch.shared_bytes);
+    for (char* s : shadow)
+        if (s) memset(s, 0xff, launch.shared_bytes);
 }
 
 // `bytes` at the shared address as the asynchronous proxy sees them.
 const char* async_read(unsigned shared, unsigned bytes, const char* what, int line) {
-    check_range(shared, bytes, what, line);
-    check_fenced(shared, bytes, "reads", what, line);
-    return shadow + shared;
+    check_range(own_block(), shared, bytes, what, line);
+    check_fenced(own_block(), shared, bytes, "reads", what, line);
+    return shadow[own_block()] + shared;
 }
 
 // Where a bulk copy will land: NaN from now on. A store there that no fence has ordered before the copy may come after.
-char* async_write(unsigned shared, unsigned bytes, const char* what, int line) {
-    check_range(shared, bytes, what, line);
-    check_fenced(shared, bytes, "writes", what, line);
-    memset(dynamic_shared + shared, 0xff, bytes);
-    memset(shadow + shared, 0xff, bytes);
-    return dynamic_shared + shared;
+void async_write(unsigned block, unsigned shared, unsigned bytes, const char* what, int line) {
+    if (has_ended(block)) crash("%s at line %d writes shared memory of a block that has ended", what, line);
+    check_range(block, shared, bytes, what, line);
+    check_fenced(block, shared, bytes, "writes", what, line);
+    memset(shared_of(block) + shared, 0xff, bytes);
+    memset(shadow[block] + shared, 0xff, bytes);
 }
 
-void async_fill(unsigned shared, const void* from, unsigned bytes) {
-    memcpy(dynamic_shared + shared, from, bytes);
-    memcpy(shadow + shared, from, bytes);
+void async_fill(unsigned block, unsigned shared, const void* from, unsigned bytes) {
+    memcpy(shared_of(block) + shared, from, bytes);
+    memcpy(shadow[block] + shared, from, bytes);
 }
 
 }  // namespace evo_emu

@@ -17,7 +17,7 @@ constexpr unsigned spins_allowed = 1000;
 struct Barrier {
     Gate gate;  // where threads wait for the phase
     char text[192];
-    unsigned shared;
+    unsigned block, shared;
     unsigned count;    // arrivals per phase
     unsigned phase;    // the number of the one under way
     unsigned pending;  // arrivals it still needs, those under way among them
@@ -35,10 +35,13 @@ Landing landings[max_landings], *free_landings;
 
 Barrier& find(unsigned shared, const char* what, int line) {
     if (shared % 8) crash("misaligned %s at line %d: shared address %u is not a multiple of 8", what, line, shared);
+    const SharedPlace place = place_of(shared);
+    if (has_ended(place.block)) crash("%s at line %d: the mbarrier is of a block that has ended", what, line);
     uint64_t found;
     memcpy(&found, shared_address(shared), sizeof found);
     found ^= tag;
-    if (found >= barrier_count || barriers[found].shared != shared || !barriers[found].valid)
+    const Barrier& b = barriers[found < barrier_count ? found : 0];
+    if (found >= barrier_count || b.block != place.block || b.shared != place.shared || !b.valid)
         crash("%s at line %d: there is no mbarrier at shared address %u: not initialised yet, or overwritten", what,
               line, shared);
     return barriers[found];
@@ -84,6 +87,7 @@ bool is_over(const Barrier& b, unsigned parity) { return (b.phase & 1) != parity
 
 Barrier& find_waited(unsigned shared, unsigned parity, const char* what, int line) {
     if (parity > 1) crash("%s at line %d: parity %u, which must be 0 or 1", what, line, parity);
+    if (place_of(shared).shared != shared) crash("%s at line %d: a thread waits in its own block alone", what, line);
     return find(shared, what, line);
 }
 
@@ -125,12 +129,13 @@ void barrier_init(unsigned shared, unsigned count, int line) {
     if (!count || count > most_arrivals)
         crash("mbarrier.init at line %d: %u arrivals, of 1 to %u", line, count, most_arrivals);
     for (unsigned i = 0; i < barrier_count; ++i)
-        if (barriers[i].valid && barriers[i].shared == shared)
+        if (barriers[i].valid && barriers[i].block == own_block() && barriers[i].shared == shared)
             crash("mbarrier.init at line %d: there is an mbarrier at shared address %u already", line, shared);
     if (barrier_count == max_barriers) crash("more than %u mbarriers in a block", max_barriers);
     Barrier& b = barriers[barrier_count];
     b = {};
     b.gate.name = b.text;
+    b.block = own_block();
     b.shared = shared;
     b.count = b.pending = count;
     b.valid = true;
@@ -144,7 +149,7 @@ void barrier_invalidate(unsigned shared, int line) {
 }
 
 void publish_barriers() {
-    for (unsigned i = 0; i < barrier_count; ++i) barriers[i].published = true;
+    for (unsigned i = 0; i < barrier_count; ++i) barriers[i].published |= barriers[i].block == own_block();
 }
 
 unsigned long long barrier_arrive(unsigned shared, unsigned count, unsigned bytes, int line) {
@@ -170,9 +175,10 @@ void barrier_expect(unsigned shared, unsigned bytes, int line) {
     find(shared, "mbarrier.expect_tx", line).bytes += bytes;
 }
 
-// Something begins that will land at the barrier.
-void barrier_promise(unsigned shared, const Landing& landing, const char* what, int line) {
-    Barrier& b = find(shared, what, line);
+// Something begins that will land in that block, at the barrier there.
+void barrier_promise(unsigned block, unsigned shared, Landing landing, const char* what, int line) {
+    Barrier& b = find(block == own_block() ? shared : map_to_block(shared, block, line), what, line);
+    landing.block = block;
     if (!b.published)
         crash(
             "%s at line %d: no fence.mbarrier_init or fence.proxy.async has come since the mbarrier at shared address "

@@ -79,7 +79,7 @@ void land_tile(const Landing& landing) {
                      char row[max_row] = {};
                      memcpy(row + first, from + first, bytes);
                      for (unsigned chunk = 0; chunk < map.box[0] * map.element; chunk += 16)
-                         async_fill(swizzled(map, to + chunk), row + chunk, 16);
+                         async_fill(landing.block, swizzled(map, to + chunk), row + chunk, 16);
                  });
 }
 
@@ -118,26 +118,33 @@ void bulk_load(unsigned shared, const void* global, unsigned bytes, unsigned bar
     if (!bytes || bytes % 16) crash("cp.async.bulk at line %d: %u bytes, which must be a multiple of 16", line, bytes);
     const char* from = static_cast<const char*>(global);
     (void)(*(const volatile char*)from, *(const volatile char*)(from + bytes - 1));
-    async_write(shared, bytes, "cp.async.bulk", line);
+    async_write(own_block(), shared, bytes, "cp.async.bulk", line);
     Landing landing{};
-    landing.land = [](const Landing& l) { async_fill(l.shared, l.from, l.bytes); };
+    landing.land = [](const Landing& l) { async_fill(l.block, l.shared, l.from, l.bytes); };
     landing.bytes = bytes;
     landing.shared = shared;
     landing.from = from;
-    barrier_promise(barrier, landing, "cp.async.bulk", line);
+    barrier_promise(own_block(), barrier, landing, "cp.async.bulk", line);
 }
 
-void tile_load(unsigned shared, const void* given, const int* at, unsigned rank, unsigned barrier, int line) {
+// To the same place, and for the barrier at the same place, of every block of the cluster that has its bit set.
+void tile_load(unsigned shared, const void* given, const int* at, unsigned rank, unsigned barrier, unsigned blocks,
+               int line) {
     const TensorMap* map = find_map(given, rank, "a TMA load", line);
     check_aligned("TMA load", shared, 128, "shared", line);
-    async_write(shared, tile_bytes(*map), "a TMA load", line);
+    if (!blocks || blocks >> kernel.cluster)
+        crash("a TMA load at line %d: to blocks 0x%x of a cluster of %u", line, blocks, kernel.cluster);
     Landing landing{};
     landing.land = land_tile;
     landing.bytes = tile_bytes(*map);
     landing.shared = shared;
     landing.tile.map = map;
     std::copy(at, at + rank, landing.tile.at);
-    barrier_promise(barrier, landing, "a TMA load", line);
+    for (unsigned block = 0; block < kernel.cluster; ++block) {
+        if (!(blocks >> block & 1)) continue;
+        async_write(block, shared, tile_bytes(*map), "a TMA load", line);
+        barrier_promise(block, barrier, landing, "a TMA load", line);
+    }
 }
 
 void bulk_store(void* global, unsigned shared, unsigned bytes, int line) {

@@ -1,4 +1,4 @@
-// Every CUDA thread of a block is a fiber on a stack of its own. Rounds: all runnable fibers run once, in an order
+// Every CUDA thread of a cluster (most often of one block) is a fiber on a stack of its own. Rounds: all runnable fibers run once, in an order
 // drawn from the seed, each until it waits or ends; whoever is woken meanwhile runs in the next round.
 #include "internal.h"
 
@@ -15,7 +15,7 @@ evo_emu::Dim threadIdx, blockIdx, blockDim, gridDim;
 namespace evo_emu {
 
 Fiber fibers[max_threads];
-unsigned current = max_threads;
+unsigned current = max_threads, fiber_count;
 
 namespace {
 
@@ -34,7 +34,8 @@ uint64_t random_state;
 unsigned order[2][max_threads];
 unsigned *round_now = order[0], *round_next = order[1];
 unsigned round_size, round_position, next_size;
-unsigned ended_count, slow_warp;
+unsigned ended[max_cluster], ended_count, slow_warp;  // how many threads have ended
+Dim block_indices[max_cluster];
 
 void fiber_main();
 
@@ -95,7 +96,7 @@ void* fresh_stack(unsigned fiber) {
 
 // For some time one warp, or none, runs far slower than the others: what they may do before it is done with something,
 // only a barrier prevents.
-void draw_slow_warp() { slow_warp = unsigned(random_below((launch.threads + warp_size - 1) / warp_size + 1)); }
+void draw_slow_warp() { slow_warp = unsigned(random_below((fiber_count + warp_size - 1) / warp_size + 1)); }
 
 void hold_back_slow_warp() {
     unsigned kept = 0;
@@ -128,14 +129,14 @@ void switch_away() {
     if (round_size == 0 && finish_a_wgmma()) start_round();
     void** save = &fibers[current].stack_pointer;
     if (round_size == 0) {
-        if (ended_count < launch.threads) report_hang();
+        if (ended_count < fiber_count) report_hang();
         current = max_threads;
         switch_stack(save, main_stack_pointer);
         __builtin_unreachable();
     }
     unsigned next = round_now[round_position++];
     if (next == current) return;
-    current = threadIdx.x = next;
+    stand_in_for(next);
     switch_stack(save, fibers[next].stack_pointer);
 }
 
@@ -143,7 +144,8 @@ void fiber_main() {
     kernel.invoke(kernel_arguments);
     check_stores_waited_for();
     fibers[current].ended = true;
-    ++ended_count;
+    ++ended_count, ++ended[own_block()];
+    settle_cluster();
     switch_away();
     __builtin_unreachable();
 }
@@ -162,15 +164,15 @@ uint64_t random_below(uint64_t bound) {
 }
 
 void make_stacks() {
-    size_t bytes = launch.threads * stack_stride();
+    size_t bytes = fiber_count * stack_stride();
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) crash("the emulator cannot reserve %zu bytes for the stacks", bytes);
     stacks = static_cast<char*>(memory);
-    for (unsigned i = 0; i < launch.threads; ++i) mprotect(stacks + i * stack_stride(), stack_guard(), PROT_NONE);
+    for (unsigned i = 0; i < fiber_count; ++i) mprotect(stacks + i * stack_stride(), stack_guard(), PROT_NONE);
 }
 
 bool is_on_stacks(const char* address) {
-    return stacks && address >= stacks && address < stacks + launch.threads * stack_stride();
+    return stacks && address >= stacks && address < stacks + fiber_count * stack_stride();
 }
 
 void wake(unsigned fiber) {
@@ -179,7 +181,7 @@ void wake(unsigned fiber) {
 }
 
 void wake_all(const Gate* gate) {
-    for (unsigned i = 0; i < launch.threads; ++i)
+    for (unsigned i = 0; i < fiber_count; ++i)
         if (fibers[i].gate == gate) wake(i);
 }
 
@@ -194,23 +196,36 @@ void wait_at(Gate* gate, void* payload) {
     switch_away();
 }
 
-void run_block(void* const* arguments) {
+// What a thread sees without asking for it. Also for what happens on a thread's behalf while no thread runs.
+void stand_in_for(unsigned fiber) {
+    current = fiber;
+    if (fiber == max_threads) return;
+    threadIdx.x = fiber % launch.threads;
+    blockIdx = block_indices[block_of(fiber)];
+    dynamic_shared = shared_of(block_of(fiber));
+}
+
+bool has_ended(unsigned block) { return ended[block] == launch.threads; }
+
+void run_cluster(void* const* arguments, const Dim* blocks) {
     kernel_arguments = arguments;
+    for (unsigned i = 0; i < kernel.cluster; ++i) block_indices[i] = blocks[i], ended[i] = 0;
     ended_count = next_size = round_size = round_position = 0;
     clear_gates();
     clear_barriers();
     reset_registers();
     reset_wgmma();
     draw_slow_warp();
-    for (unsigned i = 0; i < launch.threads; ++i) {
+    for (unsigned i = 0; i < fiber_count; ++i) {
         fibers[i].ended = false;
+        fibers[i].cluster_barrier = Fiber::away;
         fibers[i].refused_by = ~0u;
         drop_copies(fibers[i].queue);
         fibers[i].stack_pointer = fresh_stack(i);
         wake(i);
     }
     start_round();
-    current = threadIdx.x = round_now[round_position++];
+    stand_in_for(round_now[round_position++]);
     switch_stack(&main_stack_pointer, fibers[current].stack_pointer);
     check_nothing_under_way();
 }

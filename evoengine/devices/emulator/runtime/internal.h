@@ -7,7 +7,8 @@
 
 namespace evo_emu {
 
-constexpr unsigned max_threads = 1024;  // per block, as on every GPU
+constexpr unsigned max_threads = 1024;  // per block, as on every GPU; here also per cluster
+constexpr unsigned max_cluster = 2;     // blocks
 constexpr unsigned warp_size = 32;
 
 // Exit codes by which the caller tells the failures apart; the reason is on standard error.
@@ -49,6 +50,7 @@ struct Fiber {
     Gate* gate;  // null: runnable or ended
     void* payload;
     bool ended;
+    enum { away, arrived, passed } cluster_barrier;
     unsigned refused_by, refused_phase;  // the mbarrier, by address, whose wait said no last, and its phase
     unsigned spins;                      // test_waits in a row that said no
     CopyQueue queue;
@@ -72,7 +74,7 @@ struct Landing {
     void (*land)(const Landing&);
     Landing* next;
     unsigned bytes, arrivals;
-    unsigned shared;  // where bytes land
+    unsigned block, shared;  // where bytes land: the block's number in its cluster, and the address there
     union {
         struct {
             unsigned fiber;
@@ -90,11 +92,17 @@ extern const size_t page;  // bytes
 extern Launch launch;
 extern Fiber fibers[max_threads];
 extern unsigned current;  // index of the running fiber; max_threads outside of the kernel
+extern unsigned fiber_count;  // threads of a cluster, block by block
+
+inline unsigned block_of(unsigned fiber) { return fiber / launch.threads; }
+inline unsigned own_block() { return block_of(current); }
 
 // fibers.cpp
 void make_stacks();
 char* stack_top(unsigned fiber);
-void run_block(void* const* arguments);
+void run_cluster(void* const* arguments, const Dim* blocks);
+void stand_in_for(unsigned fiber);
+bool has_ended(unsigned block);
 void wake(unsigned fiber);
 void wait_at(Gate* gate, void* payload);
 void wake_all(const Gate* gate);
@@ -103,14 +111,21 @@ uint64_t random_below(uint64_t bound);
 
 // rendezvous.cpp
 void clear_gates();
+void settle_cluster();
 [[noreturn]] void report_hang();
 
 // memory.cpp
+// A shared address: of which block of the cluster, and the address there.
+struct SharedPlace {
+    unsigned block, shared;
+};
 enum class RegionKind { input, output, dynamic_shared, static_shared };
 char* map_tensor(const char* name, size_t bytes, bool output, bool end_flush);
 void protect_inputs();
 void map_dynamic_shared();
 void poison_shared();
+char* shared_of(unsigned block);
+SharedPlace place_of(unsigned shared);
 void check_near_canaries();
 void check_all_canaries();
 void report_fault(const char* address, const char* access);
@@ -123,7 +138,7 @@ void land_copies(CopyQueue& queue, unsigned long until);
 // barriers.cpp
 void clear_barriers();
 void name_stuck_barriers();
-void barrier_promise(unsigned shared, const Landing& landing, const char* what, int line);
+void barrier_promise(unsigned block, unsigned shared, Landing landing, const char* what, int line);
 void check_nothing_under_way();
 
 // async_proxy.cpp
@@ -131,8 +146,8 @@ extern bool fence_due;  // at the end of the round
 void publish_shared();
 void poison_async();
 const char* async_read(unsigned shared, unsigned bytes, const char* what, int line);
-char* async_write(unsigned shared, unsigned bytes, const char* what, int line);
-void async_fill(unsigned shared, const void* from, unsigned bytes);
+void async_write(unsigned block, unsigned shared, unsigned bytes, const char* what, int line);
+void async_fill(unsigned block, unsigned shared, const void* from, unsigned bytes);
 
 // bulk.cpp
 void know_tensor_map(TensorMap* map);

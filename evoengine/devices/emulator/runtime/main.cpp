@@ -70,6 +70,17 @@ void check_parameter(unsigned i) {
           unsigned(given.bytes), given.kind == 'f' ? "float" : given.kind == 'm' ? "tensor map" : "integer");
 }
 
+void check_cluster() {
+    if (kernel.cluster == 1) return;
+    if (kernel.cluster > max_cluster)
+        crash("clusters of %u blocks: the emulator runs %u at most", kernel.cluster, max_cluster);
+    if (launch.grid.x % kernel.cluster)
+        crash("a grid of %u blocks along x, which clusters of %u do not divide", launch.grid.x, kernel.cluster);
+    if (launch.threads % 128 || launch.threads * kernel.cluster > max_threads)
+        crash("a cluster of %u blocks of %u threads: the emulator runs whole warpgroups, %u threads at most",
+              kernel.cluster, launch.threads, max_threads);
+}
+
 void read_launch() {
     LaunchHeader header;
     read_all(&header, sizeof header);
@@ -81,6 +92,8 @@ void read_launch() {
     blockDim = {launch.threads, 1, 1};
     if (!launch.threads || launch.threads > max_threads)
         crash("a block of %u threads: it must have 1 to %u", launch.threads, max_threads);
+    check_cluster();
+    fiber_count = kernel.cluster * launch.threads;
     if (header.arguments != kernel.parameters)
         crash("the kernel takes %u parameters, the launch gives %u", kernel.parameters, header.arguments);
     for (unsigned i = 0; i < header.arguments; ++i) {
@@ -109,17 +122,18 @@ void read_launch() {
 }
 
 void run_grid() {
-    uint64_t blocks = uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z;
+    uint64_t blocks = uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z, clusters = blocks / kernel.cluster;
     if (!blocks || blocks > max_blocks) crash("a grid of %lu blocks: the emulator runs 1 to %lu", blocks, max_blocks);
-    auto* order = static_cast<uint32_t*>(malloc(blocks * sizeof(uint32_t)));
+    auto* order = static_cast<uint32_t*>(malloc(clusters * sizeof(uint32_t)));
     if (!order) crash("the emulator has no memory for the order of the blocks");
-    for (uint32_t i = 0; i < blocks; ++i) order[i] = i;
-    for (uint64_t i = blocks; i > 1; --i) std::swap(order[i - 1], order[random_below(i)]);
-    for (uint64_t i = 0; i < blocks; ++i) {
-        uint32_t b = order[i];
-        blockIdx = {b % launch.grid.x, b / launch.grid.x % launch.grid.y, b / launch.grid.x / launch.grid.y};
+    for (uint32_t i = 0; i < clusters; ++i) order[i] = i;
+    for (uint64_t i = clusters; i > 1; --i) std::swap(order[i - 1], order[random_below(i)]);
+    for (uint64_t i = 0; i < clusters; ++i) {
+        uint32_t b = order[i] * kernel.cluster;
+        Dim first = {b % launch.grid.x, b / launch.grid.x % launch.grid.y, b / launch.grid.x / launch.grid.y};
+        Dim blocks[max_cluster] = {first, {first.x + 1, first.y, first.z}};
         poison_shared();
-        run_block(values);
+        run_cluster(values, blocks);
         check_all_canaries();
     }
     free(order);

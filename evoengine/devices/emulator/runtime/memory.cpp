@@ -23,8 +23,9 @@ constexpr size_t shared_guard = 16 << 20;
 // wmma asks for 32 bytes, nothing in a kernel for more; the less alignment, the nearer the guard to the tensor's end.
 constexpr size_t tensor_alignment = 32;
 constexpr size_t dynamic_alignment = 1024;
-// Offsets of shared addresses: dynamic memory from 0, static variable i around (i + 1) << 20.
-constexpr unsigned variable_shift = 20;
+// Offsets of shared addresses: dynamic memory from 0, static variable i around (i + 1) << 20. Dynamic memory of block i
+// of the cluster, as all its blocks may name it, from (i + 4) << 28.
+constexpr unsigned variable_shift = 20, cluster_shift = 28, first_window = 4;
 constexpr unsigned max_regions = 512;
 constexpr long near = 64;
 
@@ -36,7 +37,7 @@ struct Region {
 
 Region regions[max_regions];
 unsigned region_count;
-Region *dynamic_region, *variables[max_regions];
+Region *dynamic_regions[max_cluster], *variables[max_regions];
 unsigned variable_count;
 
 unsigned char canary(const char* p) { return uintptr_t(p) & 1 ? 0xff : 0xfd; }
@@ -116,12 +117,29 @@ void protect_inputs() {
 }
 
 void map_dynamic_shared() {
-    dynamic_region = map_region(RegionKind::dynamic_shared, "shared memory", launch.shared_bytes, dynamic_alignment,
-                                shared_guard, launch.seed % 2 == 0);
-    dynamic_shared = dynamic_region->start;
+    for (unsigned i = 0; i < kernel.cluster; ++i)
+        dynamic_regions[i] = map_region(RegionKind::dynamic_shared, "shared memory", launch.shared_bytes,
+                                        dynamic_alignment, shared_guard, launch.seed % 2 == 0);
+    dynamic_shared = dynamic_regions[0]->start;
+}
+
+char* shared_of(unsigned block) { return dynamic_regions[block]->start; }
+
+SharedPlace place_of(unsigned shared) {
+    unsigned window = (shared >> cluster_shift) - first_window;
+    if (window < max_cluster) return {window, shared % (1u << cluster_shift)};
+    return {own_block(), shared};
+}
+
+unsigned map_to_block(unsigned shared, unsigned block, int line) {
+    if (block >= kernel.cluster) crash("mapa at line %d: block %u of a cluster of %u", line, block, kernel.cluster);
+    if (place_of(shared).shared != shared || shared >= 1u << (variable_shift - 1))
+        crash("mapa at line %d: the emulator takes addresses of the block's own dynamic shared memory", line);
+    return shared + ((block + first_window) << cluster_shift);
 }
 
 void* map_shared_variable(const char* name, size_t bytes, size_t alignment) {
+    if (kernel.cluster > 1) crash("shared variable %s: the emulator's clusters have dynamic shared memory alone", name);
     Region* r = map_region(RegionKind::static_shared, name, bytes, alignment, shared_guard, launch.seed % 2 == 0);
     memset(r->start, 0xff, bytes);
     variables[variable_count++] = r;
@@ -130,7 +148,8 @@ void* map_shared_variable(const char* name, size_t bytes, size_t alignment) {
 
 unsigned shared_offset(const void* generic) {
     const char* p = static_cast<const char*>(generic);
-    if (p >= dynamic_region->reserved && p < dynamic_region->reserved_end) return unsigned(p - dynamic_region->start);
+    const Region& own = *dynamic_regions[own_block()];
+    if (p >= own.reserved && p < own.reserved_end) return unsigned(p - own.start);
     for (unsigned i = 0; i < variable_count; ++i)
         if (p >= variables[i]->reserved && p < variables[i]->reserved_end)
             return ((i + 1) << variable_shift) + unsigned(p - variables[i]->start);
@@ -138,15 +157,16 @@ unsigned shared_offset(const void* generic) {
 }
 
 void* shared_address(unsigned offset) {
+    if (SharedPlace place = place_of(offset); place.shared != offset) return shared_of(place.block) + place.shared;
     unsigned part = (offset + (1u << (variable_shift - 1))) >> variable_shift;
     part %= 1u << (32 - variable_shift);
     if (part > variable_count) crash("shared address 0x%x belongs to no shared memory of the kernel", offset);
     int within = int(offset - (part << variable_shift));
-    return (part ? variables[part - 1]->start : dynamic_region->start) + within;
+    return (part ? variables[part - 1]->start : shared_of(own_block())) + within;
 }
 
 void poison_shared() {
-    memset(dynamic_region->start, 0xff, launch.shared_bytes);
+    for (unsigned i = 0; i < kernel.cluster; ++i) memset(shared_of(i), 0xff, launch.shared_bytes);
     poison_async();
     for (unsigned i = 0; i < variable_count; ++i)
         memset(variables[i]->start, 0xff, size_t(variables[i]->end - variables[i]->start));
@@ -155,7 +175,7 @@ void poison_shared() {
 // Called at every switch of threads, so that the thread that wrote is known. Around an output only the nearest bytes
 // are looked at, where a row too many begins; what lies further off is found when the block ends.
 void check_near_canaries() {
-    check_canaries(*dynamic_region, false, true);
+    for (unsigned i = 0; i < kernel.cluster; ++i) check_canaries(*dynamic_regions[i], false, true);
     for (unsigned i = 0; i < variable_count; ++i) check_canaries(*variables[i], false, true);
     for (unsigned i = 0; i < region_count; ++i) {
         const Region& r = regions[i];

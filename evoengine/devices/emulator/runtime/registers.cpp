@@ -12,10 +12,10 @@ constexpr unsigned per_multiprocessor = 1 << 16;
 constexpr unsigned granule = 8, least = 24, most = 256;
 
 unsigned held[max_threads / warp_size];  // per thread of each warp
-unsigned spare;                          // per-thread registers of one warp, not held by any
+unsigned spare[max_cluster];             // of each block: per-thread registers of one warp, not held by any
 char text[128];
 Gate gate{text};
-unsigned wanted;
+unsigned wanted, wanted_of;
 
 // With all 32 lanes there, one asks for all; the others wait with it, as the combination waits.
 struct Request {
@@ -25,8 +25,8 @@ struct Request {
 };
 
 bool grant(unsigned warp, unsigned count) {
-    if (count > held[warp] + spare) return false;
-    spare -= count - held[warp];
+    if (count > held[warp] + spare[own_block()]) return false;
+    spare[own_block()] -= count - held[warp];
     held[warp] = count;
     return true;
 }
@@ -39,7 +39,7 @@ void reset_registers() {
     const unsigned threads = std::max(kernel.least_blocks, 1u) * warps * warp_size;
     const unsigned share = std::min(per_multiprocessor / threads / granule * granule, most);
     for (unsigned& h : held) h = share;
-    spare = 0;
+    for (unsigned& s : spare) s = 0;
 }
 
 void change_registers(unsigned count, bool more, int line) {
@@ -52,12 +52,12 @@ void change_registers(unsigned count, bool more, int line) {
     warp_rendezvous(name, line, ~0u, nullptr, nullptr);
     if (count == held[warp]) return;  // another lane has seen to it
     if (!more) {
-        spare += held[warp] - count;
+        spare[own_block()] += held[warp] - count;
         held[warp] = count;
         return wake_all(&gate);
     }
     while (count != held[warp] && !grant(warp, count)) {
-        wanted = count - held[warp];
+        wanted = count - held[warp], wanted_of = own_block();
         gate.line = line;
         wait_at(&gate, nullptr);
     }
@@ -65,7 +65,7 @@ void change_registers(unsigned count, bool more, int line) {
 
 void name_stuck_registers() {
     snprintf(text, sizeof text, "setmaxnreg.inc for %u more registers per thread, of which the block has %u left",
-             wanted, spare);
+             wanted, spare[wanted_of]);
 }
 
 }  // namespace evo_emu

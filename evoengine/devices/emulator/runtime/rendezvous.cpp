@@ -29,7 +29,8 @@ struct OpenGates {
     }
 };
 
-OpenGates block_gates;
+OpenGates block_gates[max_cluster];
+Gate cluster_gate{"barrier.cluster.wait"};
 OpenGates warp_gates[max_threads / warp_size];
 
 struct Ballot {
@@ -38,7 +39,7 @@ struct Ballot {
 
 int count_votes(const Gate* gate, Vote vote) {
     int set = 0, all = 0;
-    for (unsigned i = 0; i < launch.threads; ++i) {
+    for (unsigned i = 0; i < fiber_count; ++i) {
         if (fibers[i].gate != gate) continue;
         set += static_cast<Ballot*>(fibers[i].payload)->predicate != 0;
         ++all;
@@ -56,14 +57,14 @@ void open(Gate* gate) {
 }  // namespace
 
 void clear_gates() {
-    block_gates.highest = 0;
+    for (auto& gates : block_gates) gates.highest = 0;
     for (auto& gates : warp_gates) gates.highest = 0;
 }
 
 // A thread that has ended never arrives. The hardware forgives that for barrier 0; CUDA C++ does not promise it.
 int block_barrier(const char* name, int line, int predicate, Vote vote) {
     Ballot ballot{predicate, 0};
-    Gate* gate = block_gates.find(name, line, 0, 0, nullptr);
+    Gate* gate = block_gates[own_block()].find(name, line, 0, 0, nullptr);
     gate->need = launch.threads;
     // The last one queues with all the others: it must not run on ahead of them every time.
     fibers[current].gate = gate;
@@ -71,7 +72,7 @@ int block_barrier(const char* name, int line, int predicate, Vote vote) {
     if (++gate->arrived == launch.threads) {
         if (vote != Vote::none) {
             int result = count_votes(gate, vote);
-            for (unsigned i = 0; i < launch.threads; ++i)
+            for (unsigned i = 0; i < fiber_count; ++i)
                 if (fibers[i].gate == gate) static_cast<Ballot*>(fibers[i].payload)->result = result;
         }
         open(gate);
@@ -87,7 +88,7 @@ void named_barrier(unsigned id, unsigned threads, bool wait, int line) {
     if (threads % warp_size || threads > launch.threads)
         crash("named barrier %u at line %d expects %u threads: not a multiple of 32 within the block's %u", id, line,
               threads, launch.threads);
-    Gate* gate = block_gates.find("bar.sync", 0, id, 0, nullptr);
+    Gate* gate = block_gates[own_block()].find("bar.sync", 0, id, 0, nullptr);
     if (gate->arrived && gate->need != threads)
         crash("named barrier %u at line %d expects %u threads where others expect %u", id, line, threads, gate->need);
     gate->need = threads;
@@ -117,6 +118,34 @@ void warp_rendezvous(const char* name, int line, unsigned mask, void* payload, C
         if (mask >> other & 1 && other != lane) wake(warp * warp_size + other);
 }
 
+// The barrier of a cluster: over when every thread that has not ended has arrived.
+void settle_cluster() {
+    for (unsigned i = 0; i < fiber_count; ++i)
+        if (!fibers[i].ended && fibers[i].cluster_barrier != Fiber::arrived) return;
+    for (unsigned i = 0; i < fiber_count; ++i) fibers[i].cluster_barrier = Fiber::passed;
+    wake_all(&cluster_gate);
+}
+
+void cluster_arrive(int line) {
+    Fiber& f = fibers[current];
+    if (f.cluster_barrier != Fiber::away)
+        crash("barrier.cluster.arrive at line %d: the thread has arrived before and not waited", line);
+    f.cluster_barrier = Fiber::arrived;
+    settle_cluster();
+}
+
+void cluster_wait(int line) {
+    Fiber& f = fibers[current];
+    if (f.cluster_barrier == Fiber::away) crash("barrier.cluster.wait at line %d: the thread has not arrived", line);
+    if (f.cluster_barrier == Fiber::arrived) {
+        cluster_gate.line = line;
+        wait_at(&cluster_gate, nullptr);
+    }
+    f.cluster_barrier = Fiber::away;
+}
+
+unsigned cluster_rank() { return own_block(); }
+
 unsigned elect(unsigned mask, int line) {
     warp_rendezvous("elect.sync", line, mask, nullptr, nullptr);
     unsigned lane = unsigned(launch.seed + current / warp_size) % warp_size;
@@ -136,19 +165,19 @@ void report_hang() {
     name_stuck_wgmma();
     bool told[max_threads] = {};
     unsigned ended = 0, last_ended = 0;
-    for (unsigned i = 0; i < launch.threads; ++i) {
+    for (unsigned i = 0; i < fiber_count; ++i) {
         if (fibers[i].ended) ++ended, last_ended = i;
         const Gate* gate = fibers[i].gate;
         if (!gate || told[i]) continue;
         unsigned waiting = 0;
-        for (unsigned j = i; j < launch.threads; ++j) {
+        for (unsigned j = i; j < fiber_count; ++j) {
             const Gate* other = fibers[j].gate;
             if (!other || !same_place(*other, *gate)) continue;
             told[j] = true;
             ++waiting;
         }
         used ? say(", %u wait at %s", waiting, gate->name)
-             : say("hang: %u of %u threads wait at %s", waiting, launch.threads, gate->name);
+             : say("hang: %u of %u threads wait at %s", waiting, fiber_count, gate->name);
         gate->line ? say(" (line %d, e.g. thread %u)", gate->line, i) : say(" %u (e.g. thread %u)", gate->id, i);
     }
     if (ended) say(", %u have ended (e.g. thread %u)", ended, last_ended);

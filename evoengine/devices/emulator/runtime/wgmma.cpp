@@ -190,7 +190,7 @@ void reset_wgmma() {
         g.begun = g.computed = 0;
         for (Operation& op : g.operations) op.begun = op.ended = 0;
     }
-    for (unsigned i = 0; i < launch.threads; ++i) {
+    for (unsigned i = 0; i < fiber_count; ++i) {
         Thread& t = threads[i];
         t.from = t.to = nullptr;
         t.committed = 0;
@@ -214,7 +214,7 @@ void wgmma_fence() {
 
 void wgmma_begin(float* const* accumulators, const Wgmma& wgmma) {
     const unsigned group = current / group_size, within = current % group_size;
-    if ((group + 1) * group_size > launch.threads)
+    if ((group + 1) * group_size > fiber_count)
         crash("wgmma at line %d: the thread is in no whole warpgroup of 128 threads", wgmma.line);
     for (unsigned i = 1; i < wgmma.columns / 2; ++i)
         if (accumulators[i] != accumulators[0] + i)
@@ -252,7 +252,7 @@ void wgmma_wait(unsigned groups_left, int line) {
 // Called when no thread can run: forms what is waited for first in one of the warpgroups, if all of it has been begun
 // by all of its threads. Says whether that was so.
 bool finish_a_wgmma() {
-    const unsigned groups = launch.threads / group_size, first = groups ? unsigned(random_below(groups)) : 0;
+    const unsigned groups = fiber_count / group_size, first = groups ? unsigned(random_below(groups)) : 0;
     for (unsigned i = 0; i < groups; ++i) {
         const unsigned group = (first + i) % groups, start = group * group_size;
         Warpgroup& g = warpgroups[group];
@@ -262,10 +262,10 @@ bool finish_a_wgmma() {
                 until = threads[waiter = thread].waits_until;
         if (until == ~0u) continue;
         const unsigned before = g.computed, interrupted = current;
-        current = threadIdx.x = waiter;  // whom a message shall name
+        stand_in_for(waiter);  // who sees its block's memory, and whom a message shall name
         for (; g.computed < until && g.operations[g.computed % max_under_way].begun == group_size; ++g.computed)
             compute(g.operations[g.computed % max_under_way], start);
-        current = threadIdx.x = interrupted;
+        stand_in_for(interrupted);
         if (g.computed == before) continue;
         wake_all(&g.gate);
         return true;

@@ -32,12 +32,12 @@ struct Entry {
 };
 
 template <auto function, class... P>
-constexpr Kernel describe(const char* name, unsigned least_blocks, void (*)(P...)) {
+constexpr Kernel describe(const char* name, unsigned least_blocks, unsigned cluster, void (*)(P...)) {
     using E = Entry<function, P...>;
-    return {name, &E::invoke, sizeof...(P), E::kinds, E::sizes, least_blocks};
+    return {name, &E::invoke, sizeof...(P), E::kinds, E::sizes, least_blocks, cluster};
 }
 
 }  // namespace evo_emu
 
-#define EVO_EMU_ENTRY(name, least_blocks) \
-    extern const evo_emu::Kernel evo_emu::kernel = evo_emu::describe<&name>(#name, least_blocks, &name);
+#define EVO_EMU_ENTRY(name, least_blocks, cluster) \
+    extern const evo_emu::Kernel evo_emu::kernel = evo_emu::describe<&name>(#name, least_blocks, cluster, &name);

@@ -25,6 +25,11 @@ EVO_PTX void mbarrier_arrive_shared_b64(State&& state, unsigned shared, unsigned
     state = barrier_arrive(shared, count, 0, line);
 }
 template <class State>
+EVO_PTX void mbarrier_arrive_shared_cluster_b64(State&&, unsigned shared, unsigned count = 1,
+                                                int line = __builtin_LINE()) {
+    barrier_arrive(shared, count, 0, line);
+}
+template <class State>
 EVO_PTX void mbarrier_arrive_expect_tx_shared_b64(State&& state, unsigned shared, unsigned bytes,
                                                   int line = __builtin_LINE()) {
     state = barrier_arrive(shared, 1, bytes, line);
@@ -57,6 +62,12 @@ EVO_PTX void cp_async_mbarrier_arrive_shared_b64(unsigned shared, int line = __b
 EVO_PTX void cp_async_mbarrier_arrive_noinc_shared_b64(unsigned shared, int line = __builtin_LINE()) {
     barrier_arrive_after_copies(shared, true, line);
 }
+
+EVO_PTX void mapa_shared_cluster_u32(unsigned& mapped, unsigned shared, unsigned block, int line = __builtin_LINE()) {
+    mapped = map_to_block(shared, block, line);
+}
+EVO_PTX void barrier_cluster_arrive_release(int line = __builtin_LINE()) { cluster_arrive(line); }
+EVO_PTX void barrier_cluster_wait_acquire(int line = __builtin_LINE()) { cluster_wait(line); }
 
 EVO_PTX void fence_mbarrier_init() { publish_barriers(); }
 EVO_PTX void fence_proxy_async() { fence_async_proxy(); }

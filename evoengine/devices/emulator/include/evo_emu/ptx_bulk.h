@@ -24,7 +24,13 @@ EVO_PTX void cp_async_bulk_tensor_shared_cluster_global_mbarrier_complete_tx_byt
                                                                                    unsigned barrier,
                                                                                    unsigned long long = 0,
                                                                                    int line = __builtin_LINE()) {
-    tile_load(shared, (const void*)map, at.of, dims, barrier, line);
+    tile_load(shared, (const void*)map, at.of, dims, barrier, 1u << cluster_rank(), line);
+}
+template <unsigned dims, class Address>
+EVO_PTX void cp_async_bulk_tensor_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(
+    unsigned shared, Address map, Coordinates<dims> at, unsigned barrier, unsigned short blocks,
+    unsigned long long = 0, int line = __builtin_LINE()) {
+    tile_load(shared, (const void*)map, at.of, dims, barrier, blocks, line);
 }
 template <unsigned dims, class Address>
 EVO_PTX void cp_async_bulk_tensor_global_shared_bulk_group(Address map, Coordinates<dims> at, unsigned shared,

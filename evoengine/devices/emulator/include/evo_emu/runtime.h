@@ -19,6 +19,7 @@ struct Kernel {
     const char* kinds;  // per parameter: 'p' pointer, 'i' integer, 'f' floating point, 's' a structure
     const unsigned* sizes;
     unsigned least_blocks;  // per multiprocessor, by __launch_bounds__
+    unsigned cluster;       // blocks side by side along x, by __cluster_dims__
 };
 extern const Kernel kernel;
 
@@ -77,6 +78,13 @@ bool barrier_try_wait(unsigned shared, unsigned parity, int line);
 bool barrier_test_wait(unsigned shared, unsigned parity, int line);
 void publish_barriers();
 
+// Clusters: the block's number in its own, a shared address as all its blocks may name it, and where all their threads
+// meet.
+unsigned cluster_rank();
+unsigned map_to_block(unsigned shared, unsigned block, int line);
+void cluster_arrive(int line);
+void cluster_wait(int line);
+
 // fence.proxy.async: wgmma and bulk copies see shared memory as it was at the last of these.
 void fence_async_proxy();
 
@@ -106,7 +114,8 @@ void wgmma_wait(unsigned groups_left, int line);
 // as it is then. Tiles of a tensor go by a tensor map and the coordinates of their first element, innermost first.
 void bulk_load(unsigned shared, const void* global, unsigned bytes, unsigned barrier, int line);
 void bulk_store(void* global, unsigned shared, unsigned bytes, int line);
-void tile_load(unsigned shared, const void* map, const int* at, unsigned rank, unsigned barrier, int line);
+void tile_load(unsigned shared, const void* map, const int* at, unsigned rank, unsigned barrier, unsigned blocks,
+               int line);
 void tile_store(const void* map, const int* at, unsigned rank, unsigned shared, int line);
 void bulk_commit();
 void bulk_wait(unsigned groups_left);

@@ -1,0 +1,38 @@
+// ---- cluster: two blocks on neighbouring SMs, side by side along x, that reach each other's shared memory (sm_90) ----
+// The kernel carries __cluster_dims__(2, 1, 1). Barriers and tiles lie at the same place in both blocks. A block must
+// not be reached before it has begun and set up its barriers, or after it has ended: hence cluster_sync first and last.
+constexpr unsigned CLUSTER = 2;
+
+// 0 or 1
+__device__ __forceinline__ unsigned cluster_rank() {
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// All threads of both blocks meet, those that have ended aside; what was written before is seen after.
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// As barrier_arrive (barrier.cuh), at that block's barrier.
+__device__ __forceinline__ void barrier_arrive_at(unsigned block, unsigned barrier) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+        "}\n" ::"r"(barrier),
+        "r"(block)
+        : "memory");
+}
+
+// As tma_load (tma.cuh), into both blocks; the bytes count at the barriers of both.
+__device__ __forceinline__ void tma_load_both(unsigned to, const TensorMap& map, unsigned barrier, int x, int y, int z) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, { %2, %3, %4}], [%5], %6;" ::"r"(to),
+        "l"(address_of(map)), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"((unsigned short)((1 << CLUSTER) - 1))
+        : "memory");
+}
