@@ -25,6 +25,9 @@ ROUND_DIRECT = {**ROUND, "o_store": "direct"}
 ROUND_TMA_STORE = {**ROUND, "o_store": "tma"}
 ROUND_SERIAL = {**SERIAL, "ping_pong": True, "schedule": "static"}
 ROUNDS = (ROUND, ROUND_SERIAL)
+PAIRED = {**TMA, "cluster": 2}
+PAIRED_SERIAL = {**SERIAL, "load": "tma", "cluster": 2}
+PAIRS = (PAIRED, PAIRED_SERIAL)
 SORTED = {**TMA, "schedule": "longest_first"}
 
 FAULTS = [
@@ -111,6 +114,16 @@ FAULTS = [
     ("backward rounds one off", [ROUND], MANY_CAUSAL, "blocks - 1 - blockIdx.x", "blocks - blockIdx.x"),
     ("longest rows one off", [ROUND, SORTED], MANY_CAUSAL, "row_tiles - 1 - i / among", "row_tiles - i / among"),
     ("rows and heads taken for one another", [ROUND, SORTED], MANY_CAUSAL, "row_tiles - 1 - i / among, first_head + i % among", "row_tiles - 1 - i / row_tiles, first_head + i % row_tiles"),
+    ("place given back to the own block alone", PAIRS, PLAIN, "if (lane() < CLUSTER) barrier_arrive_at(lane(), ", "if (lane() == 0) barrier_arrive_at(cluster_rank(), "),
+    ("place given back twice to the own block", PAIRS, PLAIN, "barrier_arrive_at(lane(), ", "barrier_arrive_at(cluster_rank(), "),
+    ("empty barrier counts one block's warps", PAIRS, PLAIN, "k.empty_of(i), CLUSTER * 4 * CONSUMERS", "k.empty_of(i), 4 * CONSUMERS"),
+    ("only the block's own half of the bytes announced", PAIRS, PLAIN, "barrier_arrive_expect(full, BYTES_KV)", "barrier_arrive_expect(full, BYTES_KV / CLUSTER)"),
+    ("both blocks bring the same half", PAIRS, PLAIN, "cluster_rank() * HALF", "0"),
+    ("halves change places", PAIRS, PLAIN, "row + first, head", "row + HALF - first, head"),
+    ("halves of other slabs", [PAIRED], WIDE, "(slab * TILE_N + first)", "(slab * HALF + first)"),
+    ("half of a tile to the own block alone", PAIRS, PLAIN, "(1 << CLUSTER) - 1", "1 << cluster_rank()"),
+    ("other block reached before it has begun", PAIRS, PLAIN, "tiles.start();\n    cluster_sync();", "tiles.start();\n    __syncthreads();"),
+    ("other block reached after it has ended", PAIRS, PLAIN, "    cluster_sync();  // the other", "    // the other"),
     ("causal diagonal one too far", BOTH, CAUSAL_GROUPED, "row + diagonal + 1)", "row + diagonal + 2)"),
     ("causal diagonal hidden", BOTH, CAUSAL_GROUPED, "row + diagonal + 1)", "row + diagonal)"),
     ("causal mask aligned to the upper left", BOTH, CAUSAL_GROUPED, "diagonal = seq_k - seq_q;", "diagonal = 0;"),
@@ -132,8 +145,9 @@ PLANTED = [
 def variant(gate, wanted):
     """The first start point of the family, moved to the wanted values."""
     config = {**gate.start({"family": "wgmma"}), **wanted}
-    if config["tile_m"] == 64:
-        del config["ping_pong"]
+    inactive = {"ping_pong"} if config["tile_m"] == 64 else set()
+    inactive |= {"cluster"} if config["load"] != "tma" else set()
+    config = {knob: value for knob, value in config.items() if knob not in inactive}
     assert gate.space.why_invalid(config) is None
     return config
 
@@ -150,6 +164,14 @@ def test_a_planted_fault_is_caught(attention_gate, config, problem, old, new):
 @pytest.mark.parametrize("problem", [PLAIN, WIDE, CAUSAL_GROUPED])
 @pytest.mark.parametrize("config", [SERIAL, BESIDE, SHARED_P, POLYNOMIAL, TMA_SHARED_P, TMA_STORE], ids=title)
 def test_the_good_kernel_beside_it_passes(attention_gate, config, problem):
+    gate = attention_gate(problem)
+    verdict = gate.judge(variant(gate, config))
+    assert verdict.outcome is None, verdict.reason
+
+
+@pytest.mark.parametrize("problem", [PLAIN, WIDE, "b2,h8,s256,d96,bf16,kv2"])
+@pytest.mark.parametrize("config", [*PAIRS, {**PAIRED, "o_store": "tma"}], ids=title)
+def test_the_good_kernel_of_two_blocks_passes(attention_gate, config, problem):
     gate = attention_gate(problem)
     verdict = gate.judge(variant(gate, config))
     assert verdict.outcome is None, verdict.reason

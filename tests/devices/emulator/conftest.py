@@ -13,7 +13,7 @@ from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
 from evoengine.records import Launch, Source
 
-SIGNATURE = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(([^)]*)\)")
+SIGNATURE = re.compile(r"__global__\s+void\s+(?:__(?:launch_bounds|cluster_dims)__\([^)]*\)\s*)*(\w+)\(([^)]*)\)")
 
 
 def argument(parameter, value):

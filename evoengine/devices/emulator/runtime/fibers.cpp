@@ -34,7 +34,8 @@ uint64_t random_state;
 unsigned order[2][max_threads];
 unsigned *round_now = order[0], *round_next = order[1];
 unsigned round_size, round_position, next_size;
-unsigned ended[max_cluster], ended_count, slow_warp;  // how many threads have ended
+unsigned slow_first, slow_end;
+unsigned ended[max_cluster], ended_count;  // how many threads have ended
 Dim block_indices[max_cluster];
 
 void fiber_main();
@@ -94,17 +95,24 @@ void* fresh_stack(unsigned fiber) {
 
 #endif
 
-// For some time one warp, or none, runs far slower than the others: what they may do before it is done with something,
-// only a barrier prevents.
-void draw_slow_warp() { slow_warp = unsigned(random_below((fiber_count + warp_size - 1) / warp_size + 1)); }
+// For some time one warp, or none, or one block of a cluster runs far slower than the others: what they may do before it
+// is done with something, only a barrier prevents.
+void draw_slow_ones() {
+    bool block = kernel.cluster > 1 && random_below(2);
+    unsigned size = block ? launch.threads : warp_size;
+    slow_first = size * unsigned(random_below((fiber_count + size - 1) / size + !block));
+    slow_end = slow_first + size;
+}
 
-void hold_back_slow_warp() {
+bool is_slow(unsigned fiber) { return fiber >= slow_first && fiber < slow_end; }
+
+void hold_back_slow_ones() {
     unsigned kept = 0;
-    for (unsigned i = 0; i < round_size; ++i) kept += round_now[i] / warp_size != slow_warp;
+    for (unsigned i = 0; i < round_size; ++i) kept += !is_slow(round_now[i]);
     if (kept == 0) return;
     for (unsigned i = 0, to = 0; i < round_size; ++i) {
         unsigned fiber = round_now[i];
-        if (fiber / warp_size == slow_warp)
+        if (is_slow(fiber))
             round_next[next_size++] = fiber;
         else
             round_now[to++] = fiber;
@@ -118,8 +126,8 @@ void start_round() {
     round_size = next_size;
     round_position = next_size = 0;
     for (unsigned i = round_size; i > 1; --i) std::swap(round_now[i - 1], round_now[random_below(i)]);
-    if (random_below(64) == 0) draw_slow_warp();
-    if (random_below(16)) hold_back_slow_warp();
+    if (random_below(64) == 0) draw_slow_ones();
+    if (random_below(16)) hold_back_slow_ones();
 }
 
 // Gives the processor to the next runnable fiber, which may be the caller itself.
@@ -215,7 +223,7 @@ void run_cluster(void* const* arguments, const Dim* blocks) {
     clear_barriers();
     reset_registers();
     reset_wgmma();
-    draw_slow_warp();
+    draw_slow_ones();
     for (unsigned i = 0; i < fiber_count; ++i) {
         fibers[i].ended = false;
         fibers[i].cluster_barrier = Fiber::away;
