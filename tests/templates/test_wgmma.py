@@ -141,6 +141,7 @@ def hardware_place(rows: int, columns: int, slab_bytes: int) -> np.ndarray:
 def test_tiles_lie_as_the_hardware_swizzles_them(attention_gate, head_dim, slab_bytes):
     gate = attention_gate(f"b1,h1,s256,d{head_dim},fp16")
     config = {**starts(gate)[0], "tile_n": 80, "load": "cp_async"}
+    del config["cluster"]
     found = placed(gate, config, PLACE_TILE, 80, head_dim)
     np.testing.assert_array_equal(found, hardware_place(80, head_dim, slab_bytes))
 
@@ -241,6 +242,48 @@ def test_where_blocks_go_round_each_does_at_least_three_tiles_of_rows_and_no_mor
     for heads, blocks in ((1, 1), (2, 2), (48, 32), (1024, 264)):
         problem = parse_problem(f"b1,h{heads},s128,d64,fp16")
         assert gate.space.launch(config, problem).grid == (blocks, 1, 1)
+
+
+# --- two blocks that bring K and V together
+
+
+@pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
+def test_blocks_of_a_cluster_meet_and_bring_tiles_by_tma(attention_gate, monkeypatch):
+    monkeypatch.setattr(stage, "disassembler", disassembler)
+    gate = attention_gate(PROBLEMS[0])
+    alone, paired = (compile_source(gate.source({**starts(gate)[0], "cluster": n}), "sm_90a").mix for n in (1, 2))
+    assert {"UCGABAR_ARV", "UCGABAR_WAIT"} <= paired.keys() and not {"UCGABAR_ARV", "UCGABAR_WAIT"} & alone.keys()
+    assert "UTMALDG" in paired
+
+
+def test_a_cluster_is_launched_whole_even_where_tiles_of_rows_are_odd(attention_gate):
+    gate = attention_gate(PROBLEMS[0])
+    config = {**starts(gate)[0], "tile_m": 128}
+    for rows, alone, paired in ((1, 1, 2), (128, 1, 2), (129, 2, 2), (300, 3, 4)):
+        problem = parse_problem(f"b3,h2,sq{rows},sk300,d64,fp16")
+        assert gate.space.launch({**config, "cluster": 1}, problem).grid == (alone, 2, 3)
+        assert gate.space.launch({**config, "cluster": 2}, problem).grid == (paired, 2, 3)
+
+
+def test_a_cluster_halves_the_traffic_of_k_and_v_and_nothing_else(attention_gate):
+    gate = attention_gate(PROBLEMS[0])
+    alone, paired = (gate.space.cost({**starts(gate)[0], "cluster": n}) for n in (1, 2))
+    q_and_o = 2 * 2 * 192 * 64
+    assert paired["global_bytes"] - q_and_o == (alone["global_bytes"] - q_and_o) / 2
+    assert {name for name in alone if alone[name] != paired[name]} == {"global_bytes", "barriers"}
+
+
+@pytest.mark.parametrize(
+    ("problem", "knobs", "why"),
+    [
+        (MANY + ",causal", {"cluster": 2}, "unlike numbers of keys"),
+        (MANY, {"cluster": 2, "schedule": "static"}, "by neighbours"),
+        (MANY, {"cluster": 2, "load": "cp_async"}, "cluster is set where it is inactive"),
+    ],
+)
+def test_a_cluster_is_for_tma_without_a_mask_and_blocks_in_the_order_of_rows(attention_gate, problem, knobs, why):
+    gate = attention_gate(problem)
+    assert why in gate.space.why_invalid({**starts(gate)[0], **knobs})
 
 
 def test_what_a_block_waits_for_falls_with_the_warpgroups_that_work_beside_one_another(attention_gate):
