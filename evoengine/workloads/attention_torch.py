@@ -157,8 +157,8 @@ def scalars(problem: Problem, config: Config) -> tuple[ScalarArgument, ...]:
 def tensor_maps(problem: Problem, config: Config) -> tuple[TensorMapArgument, ...]:
     """Q, K and V, and O where it is stored so too, as [heads of the batch, seq, head_dim] for kernels that move tiles by TMA.
 
-    A box is a tile's rows (of O: a warpgroup's; of K and V: a block's share of the cluster's) by the 64 or 32 columns that the kernel swizzles together; past a head's
-    end it reads zeros and writes nothing.
+    A box is a tile's rows (of O: a warpgroup's; of K and V: what one of a cluster's blocks brings) by the 64 or 32
+    columns that the kernel swizzles together; past a head's end it reads zeros and writes nothing.
     """
     if config.get("load") != "tma":
         return ()

@@ -210,7 +210,9 @@ def test_every_tile_of_rows_is_done_once(attention_gate, problem, schedule, grid
 
 @pytest.mark.parametrize(("problem", "schedule", "grid"), [w for w in WALKS if "causal" in w[0]])
 @pytest.mark.parametrize(("l2_mb", "heads_at_once"), [(32, 192), (2, 12)])
-def test_long_rows_come_first_of_as_many_heads_as_the_l2_holds(attention_gate, problem, schedule, grid, l2_mb, heads_at_once):
+def test_long_rows_come_first_of_as_many_heads_as_the_l2_holds(
+    attention_gate, problem, schedule, grid, l2_mb, heads_at_once
+):
     """K and V of a head are 0.5 MB, and 3 heads share them."""
     found = visits(attention_gate(problem), schedule, grid, l2_mb)
     for part in found.reshape(-1, heads_at_once * 16, 4):

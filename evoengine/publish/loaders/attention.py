@@ -27,7 +27,7 @@ def attention(q, k, v, out=None):
     kv_heads, seq_k = k.shape[1], k.shape[2]
     _check(q, k, v, out)
     with _device(q):
-        launch = KERNEL["launch"]
+        threads, shared = KERNEL["launch"]["threads"], KERNEL["launch"]["shared_bytes"]
         parameters = [ctypes.c_void_p(_pointer(t)) for t in (q, k, v, out)]
         lengths = (heads, kv_heads, seq_q, seq_k)
         parameters += [ctypes.c_int(n) for n in ((batch, *lengths) if _schedule() == "static" else lengths)]
@@ -35,7 +35,7 @@ def attention(q, k, v, out=None):
         parameters += _tensor_maps(q, k, v, out)
         addresses = (ctypes.c_void_p * len(parameters))(*(_address(p) for p in parameters))
         _call(
-            "cuLaunchKernel", _function(_device_index(q)), *_grid(batch, heads, seq_q), launch["threads"], 1, 1, launch["shared_bytes"],
+            "cuLaunchKernel", _function(_device_index(q)), *_grid(batch, heads, seq_q), threads, 1, 1, shared,
             ctypes.c_void_p(_stream(q)), addresses, None,
         )  # fmt: skip
     return out
@@ -50,7 +50,9 @@ def _grid(batch, heads, seq_q):
     row_tiles, cluster = -(-seq_q // KERNEL["config"]["tile_m"]), KERNEL["config"].get("cluster", 1)
     if _schedule() == "static":
         return min(KERNEL["launch"]["grid"][0], row_tiles * heads * batch), 1, 1
-    return (heads * batch, row_tiles, 1) if _schedule() == "longest_first" else (-(-row_tiles // cluster) * cluster, heads, batch)
+    if _schedule() == "longest_first":
+        return heads * batch, row_tiles, 1
+    return -(-row_tiles // cluster) * cluster, heads, batch
 
 
 def _check(q, k, v, out):

@@ -1,4 +1,4 @@
-// ---- cluster: two blocks on neighbouring SMs, side by side along x, that reach each other's shared memory (sm_90) ----
+// ---- cluster: two blocks, side by side along x, that run together and reach each other's shared memory (sm_90) ----
 // The kernel carries __cluster_dims__(2, 1, 1). Barriers and tiles lie at the same place in both blocks. A block must
 // not be reached before it has begun and set up its barriers, or after it has ended: hence cluster_sync first and last.
 constexpr unsigned CLUSTER = 2;
@@ -29,7 +29,8 @@ __device__ __forceinline__ void barrier_arrive_at(unsigned block, unsigned barri
 }
 
 // As tma_load (tma.cuh), into both blocks; the bytes count at the barriers of both.
-__device__ __forceinline__ void tma_load_both(unsigned to, const TensorMap& map, unsigned barrier, int x, int y, int z) {
+__device__ __forceinline__ void tma_load_both(unsigned to, const TensorMap& map, unsigned barrier, int x, int y,
+                                              int z) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
         "[%0], [%1, { %2, %3, %4}], [%5], %6;" ::"r"(to),

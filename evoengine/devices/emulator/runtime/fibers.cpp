@@ -1,5 +1,6 @@
-// Every CUDA thread of a cluster (most often of one block) is a fiber on a stack of its own. Rounds: all runnable fibers run once, in an order
-// drawn from the seed, each until it waits or ends; whoever is woken meanwhile runs in the next round.
+// Every CUDA thread of a cluster (most often of one block) is a fiber on a stack of its own. Rounds: all runnable
+// fibers run once, in an order drawn from the seed, each until it waits or ends; whoever is woken meanwhile runs in the
+// next round.
 #include "internal.h"
 
 #include <sys/mman.h>
@@ -95,8 +96,8 @@ void* fresh_stack(unsigned fiber) {
 
 #endif
 
-// For some time one warp, or none, or one block of a cluster runs far slower than the others: what they may do before it
-// is done with something, only a barrier prevents.
+// For some time one warp, or none, or one block of a cluster runs far slower than the others: what they may do before
+// it is done with something, only a barrier prevents.
 void draw_slow_ones() {
     bool block = kernel.cluster > 1 && random_below(2);
     unsigned size = block ? launch.threads : warp_size;

@@ -19,7 +19,8 @@ void finish(Exit code, const char* message, bool with_thread) {
     int used = snprintf(text, sizeof text, "%s, kernel %s", message, kernel.name);
     if (current < max_threads || !with_thread)
         used += snprintf(text + used, sizeof text - used, ", block (%u,%u,%u)", blockIdx.x, blockIdx.y, blockIdx.z);
-    if (current < max_threads && with_thread) used += snprintf(text + used, sizeof text - used, ", thread %u", current % launch.threads);
+    if (current < max_threads && with_thread)
+        used += snprintf(text + used, sizeof text - used, ", thread %u", current % launch.threads);
     text[used++] = '\n';
     (void)!write(STDERR_FILENO, text, size_t(used));
     _exit(code);
