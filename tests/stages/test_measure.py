@@ -16,8 +16,9 @@ from evoengine.devices.nvml import Reading, Sensors
 from evoengine.errors import MachineError
 from evoengine.gpu import find_gpu
 from evoengine.problem import parse_problem
-from evoengine.records import Binary, Contender, Launch, Outcome, Source
+from evoengine.records import Binary, Contender, Launch, Outcome, Rejection, Source
 from evoengine.stages import measure as stage
+from evoengine.stages.pipeline import measure_task
 from evoengine.stages.timing import FEWEST, Rounds
 from evoengine.workloads import find_tensors, find_workload
 
@@ -146,6 +147,21 @@ def test_a_wrong_candidate_has_no_figure(gpu, fault, said):
 def test_a_candidate_that_hangs_at_full_size_raises(gpu):
     with pytest.raises(KernelHung, match="no end"):
         judge(contender(1, 200.0, "hangs"))
+
+
+@pytest.mark.parametrize(
+    ("failure", "outcome"),
+    [(KernelCrashed("kernel attention: an illegal address"), Outcome.CRASHED), (KernelHung("no end"), Outcome.HUNG)],
+)
+def test_a_failure_in_a_gate_case_is_a_rejection_so_that_the_runner_is_replaced(gpu, monkeypatch, failure, outcome):
+    def broken(kernel, launch, arguments, seed):
+        raise failure
+
+    monkeypatch.setattr(Kernel, "run", broken)
+    plan = [(find_workload("attention").cases(PROBLEM, {})[0], LAUNCH)]
+    ended = measure_task("attention", contender(1, 200.0), plan, PROBLEM, H100, 5, None, "MATH")
+    assert isinstance(ended, Rejection) and ended.outcome is outcome
+    assert str(failure) in ended.reason
 
 
 def test_a_cuda_error_is_a_crash_in_the_gpus_words(gpu, monkeypatch):
