@@ -45,8 +45,9 @@ DEVICE = "cuda"
 WARM_UP = 3
 GRAPH_US = 100.0
 """kernels quicker than this are replayed from a CUDA graph: what the CPU takes to launch them would show"""
-FLUSH_BYTES = 256 << 20
-"""zeroed before each repetition, or twice the L2 where that is more: it also gives the CPU the time to run ahead"""
+FLUSH_BYTES = 512 << 20
+"""zeroed before each repetition, or twice the L2 where that is more. It also gives the CPU the time to run ahead: some
+130 µs on the fastest memory, as SDPA's way through Python takes several times that of a launch and must not be timed"""
 BACKENDS = (
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.CUDNN_ATTENTION,
