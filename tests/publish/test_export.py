@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 
@@ -80,31 +79,6 @@ def tensors(dtype=torch.float16, heads=4, kv_heads=2, head_dim=64, seq_k=100):
 def test_the_loader_refuses_tensors_the_kernel_was_not_made_for(loader, given, names):
     with pytest.raises(ValueError, match=names):
         loader.attention(*given)
-
-
-@pytest.mark.parametrize(
-    ("knobs", "grid", "parameters"),
-    [
-        ({}, (2, 4, 2), 4 + 5),
-        ({"load": "tma", "o_store": "shared"}, (2, 4, 2), 4 + 5 + 3),
-        ({"load": "tma", "o_store": "tma"}, (2, 4, 2), 4 + 5 + 4),
-        ({"schedule": "static"}, (5, 1, 1), 4 + 6),
-        ({"schedule": "longest_first"}, (8, 2, 1), 4 + 5),
-    ],
-)
-def test_the_loader_launches_the_grid_and_gives_the_parameters_that_the_kernel_takes(
-    loader, monkeypatch, knobs, grid, parameters
-):
-    calls = {}
-    monkeypatch.setattr(loader, "_call", lambda name, *arguments: calls.setdefault(name, arguments))
-    monkeypatch.setattr(loader, "_function", lambda device: "function")
-    monkeypatch.setattr(loader, "_device", lambda tensor: contextlib.nullcontext())
-    monkeypatch.setattr(loader, "_stream", lambda tensor: 0)
-    loader.KERNEL["config"] |= {"tile_n": 64, **knobs}
-    loader.KERNEL["launch"]["grid"] = [5, 1, 1]
-    loader.attention(*tensors())
-    function, x, y, z, *_, addresses, _ = calls["cuLaunchKernel"]
-    assert (function, (x, y, z), len(addresses)) == ("function", grid, parameters)
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(candidate, tmp_path):
