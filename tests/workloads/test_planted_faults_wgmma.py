@@ -169,6 +169,12 @@ def test_the_good_kernel_beside_it_passes(attention_gate, config, problem):
     assert verdict.outcome is None, verdict.reason
 
 
+def test_the_good_kernel_that_begins_with_the_longest_rows_passes(attention_gate):
+    gate = attention_gate(MANY_CAUSAL)
+    verdict = gate.judge(variant(gate, SORTED))
+    assert verdict.outcome is None, verdict.reason
+
+
 @pytest.mark.parametrize("problem", [PLAIN, WIDE, "b2,h8,s256,d96,bf16,kv2"])
 @pytest.mark.parametrize("config", [*PAIRS, {**PAIRED, "o_store": "tma"}], ids=title)
 def test_the_good_kernel_of_two_blocks_passes(attention_gate, config, problem):

@@ -8,7 +8,7 @@
 
 namespace evo_emu {
 
-bool fence_due;
+unsigned fences_due;
 
 namespace {
 
@@ -47,16 +47,17 @@ void check_fenced(unsigned block, unsigned shared, unsigned bytes, const char* v
 // a thread's fence gets in, as the thread stops here until the round is over.
 void fence_async_proxy() {
     publish_barriers();
-    fence_due = true;
+    fences_due |= 1u << own_block();
     yield();
 }
 
 void publish_shared() {
     for (unsigned i = 0; i < kernel.cluster; ++i) {
+        if (!(fences_due >> i & 1)) continue;
         need_shadow(i);
         memcpy(shadow[i], shared_of(i), launch.shared_bytes);
     }
-    fence_due = false;
+    fences_due = 0;
 }
 
 void poison_async() {

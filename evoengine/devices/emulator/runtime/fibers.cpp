@@ -122,7 +122,7 @@ void hold_back_slow_ones() {
 }
 
 void start_round() {
-    if (fence_due) publish_shared();
+    if (fences_due) publish_shared();
     std::swap(round_now, round_next);
     round_size = next_size;
     round_position = next_size = 0;

@@ -142,7 +142,7 @@ void barrier_promise(unsigned block, unsigned shared, Landing landing, const cha
 void check_nothing_under_way();
 
 // async_proxy.cpp
-extern bool fence_due;  // at the end of the round
+extern unsigned fences_due;  // at the end of the round: a bit for each block of the cluster
 void publish_shared();
 void poison_async();
 const char* async_read(unsigned shared, unsigned bytes, const char* what, int line);
