@@ -26,7 +26,7 @@ FAULTS = [
     ("sum not rescaled when the maximum moves", [SCALAR], PLAIN, "sum[i] *= rescale[i];", ""),
     ("tail mask one key too far", BOTH, PLAIN, "return limit - tile * TILE_N;", "return limit - tile * TILE_N + 1;"),
     ("tail mask one key too short", BOTH, PLAIN, "return limit - tile * TILE_N;", "return limit - tile * TILE_N - 1;"),
-    ("heads and batch swapped in the stride", BOTH, PLAIN, "blockIdx.z * heads + blockIdx.y", "blockIdx.y * gridDim.z + blockIdx.z"),
+    ("heads and batch swapped in the stride", BOTH, PLAIN, "head / (heads / kv_heads)", "head % heads * gridDim.z + head / heads"),
     ("last rows of an output tile not written", [WMMA], PLAIN, "if (row < block.rows)", "if (row < block.rows && row < TILE_M - 16)"),
     ("last rows of an output tile not written", [SCALAR], PLAIN, "if (row_of(i) >= block.rows) continue;", "if (row_of(i) >= block.rows || i == ROWS - 1) continue;"),
     ("cp.async not waited for", BOTH, PLAIN, "copy_async_wait<STAGES - 2>();", ""),
