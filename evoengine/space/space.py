@@ -76,8 +76,14 @@ class SearchSpace:
         return knob.when is None or self._family_of(config).is_active(knob, self._family_of(config).scope(config))
 
     def sample(self, rng: np.random.Generator, n: int = 1) -> list[dict[str, Value]]:
-        """n configurations, independent and uniform over the valid space (the same one may come twice)."""
-        return [self._config(int(i)) for i in rng.integers(self.valid, size=n)]
+        """n independent draws: a family, each alike, then uniform among its configurations (one may come twice).
+
+        Families have from hundreds to tens of thousands of configurations, which says nothing of how good they are.
+        """
+        filled = [e for e in self._enumerations.values() if len(e)]
+        drawn = [filled[i] for i in rng.integers(len(filled), size=n)]
+        places = rng.integers([len(e) for e in drawn])
+        return [self._at(e, int(i)) for e, i in zip(drawn, places, strict=True)]
 
     def enumerate(self) -> Iterator[dict[str, Value]]:
         """Every valid configuration once, in the order of knobs and values."""
