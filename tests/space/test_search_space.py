@@ -309,6 +309,29 @@ def test_a_family_left_empty_is_reported_with_the_constraint_that_removed_the_mo
     assert all(c["family"] == "scalar" for c in space.neighbours({"family": "scalar", "tile_m": 64, "warps": 2}))
 
 
+def test_families_asked_for_by_name_are_the_whole_space_in_the_files_order(tmp_path, problem, gpu, small: str) -> None:
+    path = tmp_path / "space.toml"
+    path.write_text(small)
+    whole, wmma = load_space(path, problem, gpu), load_space(path, problem, gpu, ["wmma"])
+    assert list(wmma.enumerate()) == [c for c in whole.enumerate() if c["family"] == "wmma"]
+    assert (wmma.families, wmma.starts) == (("wmma",), whole.starts)
+    assert load_space(path, problem, gpu, ["scalar"]).starts == ()
+    both = load_space(path, problem, gpu, ["wmma", "scalar"])
+    assert list(both.enumerate()) == list(whole.enumerate())
+
+
+def test_a_family_asked_for_by_name_must_be_there_and_possible(tmp_path, problem, gpu, small: str) -> None:
+    path = tmp_path / "space.toml"
+    path.write_text(small + '[[constraint]]\nexpr = "pad > 16"\nwhy = "banks collide"\n')
+    assert load_space(path, problem, gpu).empty_families.keys() == {"wmma"}
+    with pytest.raises(UsageError, match="the family wmma is not possible here: banks collide"):
+        load_space(path, problem, gpu, ["scalar", "wmma"])
+    with pytest.raises(UsageError, match="banks collide"):
+        load_space(path, problem, gpu, ["wmma"])
+    with pytest.raises(UsageError, match="family must be one of scalar, wmma, not 'mma'"):
+        load_space(path, problem, gpu, ["mma"])
+
+
 def test_many_families_of_unlike_sizes_are_counted_and_sampled_alike(load: Load) -> None:
     count = 500
     families = ", ".join(f'"f{i}"' for i in range(count))
