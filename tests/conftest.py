@@ -45,8 +45,9 @@ class AttentionGate:
     def source(self, config) -> Source:
         return render(self.space, config, self.problem, asset("templates"))
 
-    def judge(self, config, source: Source | None = None, seed: int = 7):
-        cases = find_workload("attention").cases(self.problem, config)
+    def judge(self, config, source: Source | None = None, seed: int = 7, beside=()):
+        """The verdict on the workload's cases and those `beside` them."""
+        cases = (*find_workload("attention").cases(self.problem, config), *beside)
         plan = [(case, self.space.launch(config, case.problem)) for case in cases]
         return emulate_task("attention", source or self.source(config), plan, seed)
 
