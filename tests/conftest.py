@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import numpy as np
@@ -16,6 +17,11 @@ from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.pipeline import emulate_task
 from evoengine.stages.render import render
 from evoengine.workloads import find_workload
+
+
+def pytest_configure():
+    # As in the workers of a search: on tensors this small more threads only wait for one another, at full load.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items):
