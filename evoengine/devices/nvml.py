@@ -7,8 +7,9 @@ from importlib import import_module
 from types import ModuleType
 
 SLOW = 0.75
-"""of the highest SM clock: a repetition below it says nothing of the kernel (nvbench's default)"""
+"""of the highest SM clock: a repetition below it, for no reason given, says nothing of the kernel (nvbench's default)"""
 HELD_BACK = {
+    "clocks set by the user": 0x02,
     "power cap": 0x04,
     "hardware slowdown": 0x08,
     "software thermal slowdown": 0x20,
@@ -16,8 +17,8 @@ HELD_BACK = {
     "power brake": 0x80,
 }
 """nvmlClocksEventReason… of nvml.h"""
-HARMLESS = "power cap"
-"""how a large GPU ends up under any heavy kernel; dropping such repetitions would leave none"""
+HARMLESS = ("power cap", "clocks set by the user")
+"""how a large GPU ends up under any heavy kernel, and how its owner wants it; dropping such repetitions would leave none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class Reading:
 def judge_reading(sm_mhz: float, highest_mhz: float, temperature_c: float, reasons: int) -> Reading:
     """A reading from NVML's figures; `reasons` is its bit mask of clock event reasons."""
     held_back = tuple(name for name, bit in HELD_BACK.items() if reasons & bit)
-    throttled = sm_mhz < SLOW * highest_mhz or any(name != HARMLESS for name in held_back)
+    asleep = sm_mhz < SLOW * highest_mhz and not held_back
+    throttled = asleep or any(name not in HARMLESS for name in held_back)
     return Reading(sm_mhz, temperature_c, held_back, throttled)
 
 

@@ -13,7 +13,8 @@ from evoengine.devices.base import KernelUnbuildable, TensorMapArgument
 from evoengine.errors import MachineError
 
 BYTES = 128
-"""of a tensor map, which must lie at a multiple of 64"""
+"""of a tensor map; it must lie at a multiple of 64, since CUDA 13.0 of 128"""
+ALIGNMENT = 128
 
 _ELEMENTS = {"fp16": (2, 6), "bf16": (2, 9), "fp32": (4, 7)}
 """dtype → bytes, CU_TENSOR_MAP_DATA_TYPE_*"""
@@ -69,8 +70,8 @@ def encode(argument: TensorMapArgument, device_pointer: int) -> bytes:
     """
     rank = len(argument.dims)
     _, dtype = _ELEMENTS[argument.dtype]
-    memory = ctypes.create_string_buffer(BYTES + 64)
-    start = -ctypes.addressof(memory) % 64
+    memory = ctypes.create_string_buffer(BYTES + ALIGNMENT)
+    start = -ctypes.addressof(memory) % ALIGNMENT
     found = _encoder()(
         ctypes.c_void_p(ctypes.addressof(memory) + start),
         dtype,

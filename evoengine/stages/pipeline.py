@@ -94,13 +94,19 @@ def measure_task(
     kernel: str, contender: Contender, plan: Plan, problem: Problem, gpu: Gpu, seed: int,
     incumbent: Contender | None, rival: str,
 ) -> Judged | Rejection:  # fmt: skip
-    """Gate and timing on the GPU, against the best candidate so far and the fastest baseline."""
+    """Gate and timing on the GPU, against the best candidate so far and the fastest baseline.
+
+    A Rejection where the kernel crashed or hung, in a gate case too: by it the runner is known to be spoilt.
+    """
     from evoengine.stages.measure import measure
 
     try:
-        return Judged(*measure(kernel, contender, plan, problem, gpu, seed, incumbent, rival))
+        judged = Judged(*measure(kernel, contender, plan, problem, gpu, seed, incumbent, rival))
     except KernelFailure as failure:
         return Rejection(failure.outcome, str(failure))
+    if judged.verdict.outcome in (Outcome.CRASHED, Outcome.HUNG):
+        return Rejection(judged.verdict.outcome, judged.verdict.reason)
+    return judged
 
 
 def baselines_task(kernel: str, problem: Problem, seed: int) -> list[Baseline]:

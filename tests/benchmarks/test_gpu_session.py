@@ -87,6 +87,13 @@ def test_a_report_of_the_tests_names_what_failed():
     assert (found["passed"], found["failed"], found["skipped"], found["names"]) == (1, 2, 1, ["t.bad", "t.broken"])
 
 
+def test_tests_that_do_not_even_start_are_a_failure_and_not_the_end_of_the_session(monkeypatch):
+    start = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **how: start([sys.executable, "-c", "raise SystemExit(4)"], **how))
+    found = session.run_tests()
+    assert (found["failed"], found["names"]) == (1, ["pytest did not start"])
+
+
 ENDLESS = """
 import json, signal, sys
 stopped = []

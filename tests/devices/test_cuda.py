@@ -58,11 +58,38 @@ def faulty(body: str) -> Job:
 
 
 def correct(index=0) -> Job:
+    return job_of(attention_space(TEXT, gpu().key).starts[index], index + 1)
+
+
+def job_of(config, trial=1) -> Job:
     space = attention_space(TEXT, gpu().key)
-    config = space.starts[index]
     source = render(space, config, PROBLEM, asset("templates"))
     plan = [(case, space.launch(config, case.problem)) for case in find_workload("attention").cases(PROBLEM, config)]
-    return Job(Contender(index + 1, source, compile_source(source, gpu().arch)), plan, {}, 7)
+    return Job(Contender(trial, source, compile_source(source, gpu().arch), config), plan, {}, 7)
+
+
+def start_of(family, **changes):
+    """The family's first start point, changed; a knob changed to None is left out."""
+    start = next(c for c in attention_space(TEXT, gpu().key).starts if c["family"] == family)
+    return {knob: value for knob, value in {**start, **changes}.items() if value is not None}
+
+
+KERNELS = {
+    "scalar": ("scalar", {}),
+    "wmma": ("wmma", {}),
+    "mma": ("mma", {}),
+    "mma, Q in registers, padded": ("mma", {"q_in": "registers", "layout": "pad", "tile_n": 64, "stages": 2}),
+    "wgmma": ("wgmma", {}),
+    "wgmma, tiles by cp.async": ("wgmma", {"load": "cp_async"}),
+    "wgmma, P in shared memory": ("wgmma", {"p_in": "shared"}),
+    "wgmma, O stored directly": ("wgmma", {"o_store": "direct"}),
+    "wgmma, O stored by TMA": ("wgmma", {"o_store": "tma"}),
+    "wgmma, no overlap": ("wgmma", {"overlap": False}),
+    "wgmma, no turns": ("wgmma", {"ping_pong": False}),
+    "wgmma, exp2 in part on the FMA pipe": ("wgmma", {"exp2_on_fma": 0.5, "rescale_above": 8}),
+    "wgmma, one consumer, two blocks": ("wgmma", {"tile_m": 64, "ping_pong": None, "min_blocks": 2}),
+}
+"""one kernel for each piece that may be wrong on its own"""
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +98,17 @@ def judge():
     judge.first_baselines = judge.baselines()
     yield judge
     judge.close()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_each_way_to_load_multiply_and_store_is_correct_on_the_gpu(judge, name):
+    family, changes = KERNELS[name]
+    if family == "wgmma" and gpu().arch != "sm_90a":
+        pytest.skip("wgmma is an instruction of Hopper alone")
+    result = judge.submit(job_of(start_of(family, **changes)), None).result()
+    assert not isinstance(result, Rejection), result.reason
+    assert result.verdict.correct, result.verdict.reason
+    assert result.figure.tflops > 0
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from evoengine.devices.driver import GpuDevice, real_gpu, require_arch, takes
-from evoengine.devices.nvml import Sensors, open_sensors
+from evoengine.devices.nvml import Sensors, judge_reading, open_sensors
 from evoengine.errors import MachineError
 from evoengine.gpu import find_gpu
 
@@ -130,6 +130,14 @@ def test_sensors_read_clock_temperature_and_what_holds_it_back():
     reading = Sensors(nvml(), "GPU-a").read()
     assert (reading.sm_mhz, reading.temperature_c, reading.held_back) == (1755.0, 61.0, ("power cap",))
     assert not reading.throttled
+
+
+@pytest.mark.parametrize(
+    ("mhz", "reasons", "throttled"),
+    [(1980, 0x0, False), (345, 0x1, True), (1300, 0x4, False), (1200, 0x2, False), (1900, 0x20, True), (1300, 0x44, True)],
+)
+def test_a_low_clock_disqualifies_unless_the_power_cap_or_the_user_set_it_and_heat_always_does(mhz, reasons, throttled):
+    assert judge_reading(mhz, 1980, 60, reasons).throttled is throttled
 
 
 def test_without_sensors_there_is_a_reason_and_no_error(monkeypatch):

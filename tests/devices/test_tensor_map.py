@@ -19,7 +19,7 @@ DRIVER = """
 int cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void* address, const uint64_t* dims,
                            const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave,
                            int swizzle, int l2, int fill) {
-    if ((uintptr_t)map % 64 || (uintptr_t)address % 16) return 1;
+    if ((uintptr_t)map % 128 || (uintptr_t)address % 16) return 1;
     struct {
         uint64_t address, dims[3], strides[2];
         uint32_t type, rank, box[3], steps[3], interleave, swizzle, fill;

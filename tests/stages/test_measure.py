@@ -16,8 +16,9 @@ from evoengine.devices.nvml import Reading, Sensors
 from evoengine.errors import MachineError
 from evoengine.gpu import find_gpu
 from evoengine.problem import parse_problem
-from evoengine.records import Binary, Contender, Launch, Outcome, Source
+from evoengine.records import Binary, Contender, Launch, Outcome, Rejection, Source
 from evoengine.stages import measure as stage
+from evoengine.stages.pipeline import measure_task
 from evoengine.stages.timing import FEWEST, Rounds
 from evoengine.workloads import find_tensors, find_workload
 
@@ -148,6 +149,21 @@ def test_a_candidate_that_hangs_at_full_size_raises(gpu):
         judge(contender(1, 200.0, "hangs"))
 
 
+@pytest.mark.parametrize(
+    ("failure", "outcome"),
+    [(KernelCrashed("kernel attention: an illegal address"), Outcome.CRASHED), (KernelHung("no end"), Outcome.HUNG)],
+)
+def test_a_failure_in_a_gate_case_is_a_rejection_so_that_the_runner_is_replaced(gpu, monkeypatch, failure, outcome):
+    def broken(kernel, launch, arguments, seed):
+        raise failure
+
+    monkeypatch.setattr(Kernel, "run", broken)
+    plan = [(find_workload("attention").cases(PROBLEM, {})[0], LAUNCH)]
+    ended = measure_task("attention", contender(1, 200.0), plan, PROBLEM, H100, 5, None, "MATH")
+    assert isinstance(ended, Rejection) and ended.outcome is outcome
+    assert str(failure) in ended.reason
+
+
 def test_a_cuda_error_is_a_crash_in_the_gpus_words(gpu, monkeypatch):
     class Lost(RuntimeError):
         pass
@@ -182,22 +198,45 @@ def test_the_l2_is_flushed_before_every_repetition(gpu):
     assert clock() > 400
 
 
-def test_a_quick_kernel_is_replayed_from_a_graph_and_a_slow_one_is_not(gpu, monkeypatch):
-    captured = []
+class Stream:
+    current = None
 
-    class Graph:
-        def replay(self):
-            gpu.spend(40.0)
+    def __init__(self, name):
+        self.name, self.waited_for = name, []
+
+    def wait_stream(self, other):
+        self.waited_for.append(other.name)
 
     @contextlib.contextmanager
-    def capture(graph):
-        captured.append(graph)
+    def enter(self):
+        before, Stream.current = Stream.current, self
         yield
+        Stream.current = before
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+
+def test_a_quick_kernel_is_replayed_from_a_graph_and_a_slow_one_is_not(gpu, monkeypatch):
+    here, side, runs, captured = Stream("default"), Stream("side"), [], []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: side)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream.current)
+    monkeypatch.setattr(torch.cuda, "stream", Stream.enter)
+    monkeypatch.setattr(Stream, "current", here)
+
+    @contextlib.contextmanager
+    def capture(graph, stream):
+        captured.append(graph)
+        with stream.enter():
+            yield
+
+    def quick():
+        runs.append(Stream.current.name + " captured" * len(captured))
+        gpu.spend(60.0)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: gpu.spend(40.0)))
     monkeypatch.setattr(torch.cuda, "graph", capture)
     bench = stage._bench("attention", PROBLEM)
-    assert bench.clock(lambda: gpu.spend(60.0), "quick")() == pytest.approx(40.0, rel=0.02)
+    assert bench.clock(quick, "quick")() == pytest.approx(40.0, rel=0.02)
+    assert runs[-3:] == ["default", "side", "side captured"]  # PyTorch wants it warmed up where it is captured
+    assert side.waited_for == ["default"] and here.waited_for == ["side"]
     assert bench.clock(lambda: gpu.spend(160.0), "slow")() == pytest.approx(160.0, rel=0.02)
     assert len(captured) == 1
 

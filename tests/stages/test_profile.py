@@ -78,6 +78,10 @@ def test_a_binary_without_a_known_mix_says_so():
             "========= COMPUTE-SANITIZER\n========= Invalid __global__ write of size 2 bytes\n========= ERROR SUMMARY: 3 errors\n",
             "memcheck: ERROR SUMMARY: 3 errors; first: Invalid __global__ write of size 2 bytes",
         ),
+        (
+            "========= Race reported\n========= RACECHECK SUMMARY: 10 hazards displayed (10 errors, 0 warnings)\n",
+            "memcheck: RACECHECK SUMMARY: 10 hazards displayed (10 errors, 0 warnings); first: Race reported",
+        ),
         ("", "memcheck gave no summary: it said nothing"),
     ],
 )
@@ -118,6 +122,7 @@ def test_with_the_tools_counters_and_sanitizers_are_on_the_page(tools):
     [[command, visible]] = calls("ncu")
     assert visible == "GPU-a"
     assert command[command.index("--kernel-name") + 1] == "attention"
+    assert command[command.index("--clock-control") + 1] == "none"
     assert "evoengine.stages.launch_once" in command
 
 

@@ -27,11 +27,12 @@ def attention(q, k, v, out=None):
     kv_heads, seq_k = k.shape[1], k.shape[2]
     _check(q, k, v, out)
     with _device(q):
+        _enter_context(_device_index(q))
         launch = KERNEL["launch"]
         parameters = [ctypes.c_void_p(_pointer(t)) for t in (q, k, v, out)]
         parameters += [ctypes.c_int(n) for n in (heads, kv_heads, seq_q, seq_k)]
         parameters.append(ctypes.c_float(1.0 / math.sqrt(head_dim)))
-        parameters += _tensor_maps(q, k, v)
+        parameters += _tensor_maps(q, k, v, out)
         addresses = (ctypes.c_void_p * len(parameters))(*(_address(p) for p in parameters))
         grid = (-(-seq_q // KERNEL["config"]["tile_m"]), heads, batch)
         _call(
@@ -60,25 +61,27 @@ def _check(q, k, v, out):
         raise ValueError(f"causal with {seq_q} queries and {k.shape[2]} keys leaves rows that see no key")
 
 
-def _tensor_maps(q, k, v):
-    """Q, K and V as TMA sees them, [batch·heads, seq, head_dim], for kernels that load by it; none for all others."""
+def _tensor_maps(q, k, v, out):
+    """Q, K and V as TMA sees them, [batch·heads, seq, head_dim], for kernels that load by it; O too where it is stored so.
+
+    None for all others. A box of O is a warpgroup's 64 rows.
+    """
     config = KERNEL["config"]
     if config.get("load") != "tma":
         return []
-    rows = {"q": config["tile_m"], "k": config["tile_n"], "v": config["tile_n"]}
-    return [_tensor_map(t, rows[name]) for name, t in (("q", q), ("k", k), ("v", v))]
+    maps = [_tensor_map(q, config["tile_m"]), _tensor_map(k, config["tile_n"]), _tensor_map(v, config["tile_n"])]
+    return [*maps, _tensor_map(out, 64)] if config["o_store"] == "tma" else maps
 
 
 def _tensor_map(tensor, rows):
-    """cuTensorMapEncodeTiled: 128 bytes at a multiple of 64, boxes of `rows` by the columns that are swizzled together."""
+    """cuTensorMapEncodeTiled: 128 bytes at a multiple of 128, boxes of `rows` by the columns that are swizzled together."""
     batch, heads, seq, head_dim = tensor.shape
     columns = 64 if head_dim % 64 == 0 else 32
-    memory = (ctypes.c_char * 192)()
-    start = -ctypes.addressof(memory) % 64
+    memory = (ctypes.c_char * 256)()
     dtype = {"fp16": 6, "bf16": 9}[KERNEL["problem"]["dtype"]]
     swizzle = {32: 2, 64: 3}[columns]
     _call(
-        "cuTensorMapEncodeTiled", ctypes.c_void_p(ctypes.addressof(memory) + start), dtype, 3, ctypes.c_void_p(_pointer(tensor)),
+        "cuTensorMapEncodeTiled", ctypes.c_void_p(_address(memory)), dtype, 3, ctypes.c_void_p(_pointer(tensor)),
         (ctypes.c_uint64 * 3)(head_dim, seq, batch * heads), (ctypes.c_uint64 * 2)(2 * head_dim, 2 * head_dim * seq),
         (ctypes.c_uint32 * 3)(columns, rows, 1), (ctypes.c_uint32 * 3)(1, 1, 1), 0, swizzle, 3, 0,
     )  # fmt: skip
@@ -86,9 +89,19 @@ def _tensor_map(tensor, rows):
 
 
 def _address(parameter):
-    """Tensor maps lie at the next multiple of 64, where the driver takes its copy from."""
+    """Tensor maps lie at the next multiple of 128, where the driver takes its copy from."""
     address = ctypes.addressof(parameter)
-    return address + -address % 64 if isinstance(parameter, ctypes.Array) else address
+    return address + -address % 128 if isinstance(parameter, ctypes.Array) else address
+
+
+def _enter_context(device_index):
+    """The device's primary context, which torch and CuPy share: a thread that has called neither yet is in none."""
+    context, device = ctypes.c_void_p(), ctypes.c_int()
+    _call("cuCtxGetCurrent", ctypes.byref(context))
+    if not context:
+        _call("cuDeviceGet", ctypes.byref(device), device_index)
+        _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        _call("cuCtxSetCurrent", context)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from evoengine.search.samplers.grid import Grid
 from evoengine.search.samplers.pool import Pool, Space
 from evoengine.search.samplers.surrogate import Surrogate
 
-FIRST = 8
+FIRST = 4
 """trials, of whatever origin, before the surrogate is asked"""
 ELITES = 8
 GROWTH = 1.1

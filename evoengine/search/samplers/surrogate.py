@@ -21,7 +21,7 @@ from evoengine.space.definition import Knob
 
 FIRST_DRAWS, DRAWS = 15, 5
 """slice-sampling steps at the first fit and at every later one"""
-LENGTH, HAMMING, VARIANCE, NOISE = (-0.2, 0.8), (-2.0, 1.0), (0.0, 0.7), (-5.0, 1.5)
+LENGTH, HAMMING, VARIANCE, NOISE = (0.3, 0.9), (-3.0, 1.0), (0.0, 0.7), (-5.0, 1.5)
 """mean and deviation of the priors on natural logarithms: lengths in domains, the others for targets of variance 1"""
 JITTER = 1e-5
 ROOM = 64

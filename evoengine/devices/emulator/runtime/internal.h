@@ -55,7 +55,7 @@ struct Fiber {
 };
 
 // A tensor map argument, in the emulator's own layout; run.py writes the same.
-struct alignas(64) TensorMap {
+struct alignas(128) TensorMap {
     const TensorMap* self;  // the launch's own copy
     char* tensor;           // on the way here: the number of its argument
     uint64_t strides[4];    // bytes, of dimension 1 and up

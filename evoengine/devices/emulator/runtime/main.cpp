@@ -93,7 +93,7 @@ void read_launch() {
             a.data = map_tensor(a.header.name, a.header.bytes, a.header.kind == 'o', (launch.seed + i) % 2 == 0);
             values[i] = &a.data;
         } else {
-            values[i] = a.data = static_cast<char*>(aligned_alloc(64, 128));
+            values[i] = a.data = static_cast<char*>(aligned_alloc(128, 128));
         }
         read_all(a.data, a.header.bytes);
     }
