@@ -30,7 +30,7 @@ from evoengine.ledger.store import open_ledger  # noqa: E402
 from evoengine.paths import asset  # noqa: E402
 from evoengine.problem import EXAMPLE, parse_problem  # noqa: E402
 from evoengine.records import Config  # noqa: E402
-from evoengine.search.agreement import Agreement, Pair, agree, measured_pairs  # noqa: E402
+from evoengine.search.agreement import SHORT_LIST, Agreement, Pair, agree, measured_pairs  # noqa: E402
 from evoengine.space.space import load_space  # noqa: E402
 from evoengine.stages.compile import compile_source  # noqa: E402
 from evoengine.stages.estimate import estimate  # noqa: E402
@@ -91,7 +91,8 @@ def rows(pairs: Sequence[Pair]) -> Iterator[Row]:
 
 
 def table(found: Sequence[Row]) -> Table:
-    out = Table(title="estimated against measured order", caption="regret: speed missed by timing only the 10 best estimates")
+    regret = f"regret: speed missed by timing only the {SHORT_LIST} best estimates"
+    out = Table(title="estimated against measured order", caption=regret)
     for name in ("problem", "compiled for", "measured on", "family", "candidates", "ρ", "regret"):
         out.add_column(name, no_wrap=True, justify="right" if name in ("candidates", "ρ", "regret") else "left")
     for row in found:
@@ -164,7 +165,8 @@ def published_table() -> Table:
     for known in PUBLISHED:
         for (problem, recorded), estimated in zip(known.tflops.items(), estimates(known), strict=True):
             pairs.append((estimated, recorded))
-            out.add_row(known.name, problem, f"{recorded:.4g} rec.", f"{estimated:.4g} est.", f"{estimated / recorded:.2f}")
+            figures = f"{recorded:.4g} rec.", f"{estimated:.4g} est.", f"{estimated / recorded:.2f}"
+            out.add_row(known.name, problem, *figures)
     out.title = f"estimates against recorded figures: Spearman's ρ {agree(pairs).spearman:.2f} over {len(pairs)}"
     return out
 

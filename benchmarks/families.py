@@ -66,11 +66,12 @@ class Search:
 def search(problem: str, gpu: str, trials: int, seed: int) -> Search:
     """One search of the emulator by the command line, in a ledger that is thrown away."""
     with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
-        target = ("--gpu", gpu, "--problem", problem, "--device", "emulator", "--db", str(Path(folder, "evo.db")))
+        ledger = ("--db", str(Path(folder, "evo.db")), "--json")
+        target = ("--gpu", gpu, "--problem", problem, "--device", "emulator")
         begun = time.monotonic()
-        evoengine("search", *target, "--trials", str(trials), "--seed", str(seed), "--json")
+        evoengine("search", *target, "--trials", str(trials), "--seed", str(seed), *ledger)
         seconds = time.monotonic() - begun
-        candidates = json.loads(evoengine("history", *target[:4], *target[6:], "--json"))
+        candidates = json.loads(evoengine("history", *ledger))
     return Search(problem, round(seconds, 1), len(candidates), by_family(candidates, families_for(problem, gpu)))
 
 
@@ -98,7 +99,8 @@ def by_family(candidates: Sequence[dict], families: Sequence[str]) -> dict[str, 
 
 def table(searches: Sequence[Search], gpu: str) -> Table:
     names = list(dict.fromkeys(f for s in searches for f in s.families))
-    out = Table(title=f"correct of tried, and best estimated TFLOPS, on {gpu} without a GPU", caption="estimates, not measurements")
+    title = f"correct of tried, and best estimated TFLOPS, on {gpu} without a GPU"
+    out = Table(title=title, caption="est.: static estimates, not measurements")
     for name in ("problem", "s", "trials", *names):
         out.add_column(name, no_wrap=True, justify="left" if name == "problem" else "right")
     for s in searches:
@@ -115,7 +117,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--gpu", default="h100", help="what to compile for (default: h100)")
     parser.add_argument("--problems", nargs="+", default=PROBLEMS, help="in place of the eight")
-    parser.add_argument("--trials", type=int, default=60, help="candidates per search (default: 60, that of evoengine search)")
+    parser.add_argument("--trials", type=int, default=60, help="candidates per search (default: 60, as evoengine search)")
     parser.add_argument("--seed", type=int, default=1, help="of every search (default: 1)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here")
     return parser.parse_args(arguments)

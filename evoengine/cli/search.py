@@ -49,8 +49,9 @@ class DeviceType(click.ParamType):
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Repeats a search.  [default: drawn, and recorded]")
 @json_option
 def search(
-    gpu: Gpu, problem: Problem, families: tuple[str, ...], trials: int, minutes: float | None, sampler: str, device: str, space: Path | None,
-    aim: str, templates: Path | None, db: str | None, jobs: int | None, seed: int | None, as_json: bool,
+    gpu: Gpu, problem: Problem, families: tuple[str, ...], trials: int, minutes: float | None, sampler: str,
+    device: str, aim: str, space: Path | None, templates: Path | None, db: str | None, jobs: int | None,
+    seed: int | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Search for the fastest correct kernel of a problem on a GPU.
 

@@ -76,7 +76,7 @@ class Definition:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def only(self, families: Sequence[str]) -> Definition:
-        """The same with these families alone, in the file's order. Raises UsageError where the file has no such family."""
+        """With these families alone, in the file's order. Raises UsageError where the file has no such family."""
         family, *others = self.knobs
         for name in families:
             if name not in family.values:

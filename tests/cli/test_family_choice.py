@@ -17,8 +17,8 @@ def test_a_family_that_the_gpu_cannot_run_is_left_out_with_one_line_that_says_wh
 
 
 def test_a_family_asked_for_by_name_is_the_only_one_tried(evoengine, tmp_path):
-    arguments = ("--problem", SMALL, "--family", "mma", "--trials", 3, "--device", "emulator", "--db", tmp_path / "x.db")
-    done = evoengine("search", *arguments)
+    arguments = ("--problem", SMALL, "--trials", 3, "--device", "emulator", "--db", tmp_path / "x.db")
+    done = evoengine("search", "--family", "mma", *arguments)
     assert done.returncode == 0, done.stderr
     assert "1 family" in done.stderr and "left out" not in done.stderr
     found = json.loads(evoengine("history", "--json", "--db", tmp_path / "x.db").stdout)

@@ -166,7 +166,8 @@ def uniform(counts: list[int]) -> bool:
 def evenly(drawn: list[dict[str, object]]) -> bool:
     """Whether the families came alike, and within each its configurations."""
     by_family = {f: Counter(config_key(c) for c in drawn if c["family"] == f) for f in {c["family"] for c in drawn}}
-    return uniform([n.total() for n in by_family.values()]) and all(uniform(list(n.values())) for n in by_family.values())
+    within = all(uniform(list(counts.values())) for counts in by_family.values())
+    return within and uniform([counts.total() for counts in by_family.values()])
 
 
 def test_sampling_gives_each_family_alike_and_is_uniform_within_it_and_the_same_for_the_same_seed(load: Load) -> None:
