@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "evoengine"
 FLOORS = (
-    ("errors", "records", "objectives", "problem", "gpu", "paths"),
+    ("errors", "records", "objectives", "lineage", "problem", "gpu", "paths"),
     ("workloads", "space", "devices", "ledger"),
     ("stages", "publish"),
     ("search",),

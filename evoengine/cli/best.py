@@ -27,8 +27,8 @@ def best(
 ) -> None:  # fmt: skip
     """Show the best kernels found, or export the best one.
 
-    Measured figures go before recorded, and those before estimated; kinds are never mixed. Without --problem and --gpu
-    the last run's are meant.
+    Measured figures go before recorded, and those before estimated; kinds are never mixed, nor are GPUs: those of the
+    one that timed last are ranked. Without --problem and --gpu the last run's are meant.
     """
     from evoengine.cli.display import ranking, say, stdout
     from evoengine.ledger.store import open_ledger
@@ -52,8 +52,8 @@ def best(
         several = top or pareto
         click.echo(json.dumps([c.to_json() for c in found] if several else found[0].to_json(), indent=2))
         return
-    kind = found[0].measurement.kind
-    say(f"{problem_text} on {gpu_key}: {kind} figures")
+    figure = found[0].measurement
+    say(f"{problem_text} on {gpu_key}: {figure.kind} figures, {figure.device}")
     stdout.print(ranking(dict(enumerate(found, 1))))
 
 

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from evoengine.lineage import transition
 from evoengine.records import Candidate, Config, Kind, Outcome, Value
 
 stderr = Console(stderr=True, highlight=False)
@@ -221,12 +222,6 @@ def lineage(steps) -> Table:
         gain = f"{s.gain - 1:+.1%}" if s.gain is not None else "–"
         table.add_row(str(s.candidate.trial), origin, changed, figure(s.candidate), gain)
     return table
-
-
-def transition(change) -> str:
-    """`tile_n 64→32`; a knob that is inactive on one side shows as –."""
-    knob, old, new = change
-    return f"{knob} {short(old) if old is not None else '–'}→{short(new) if new is not None else '–'}"
 
 
 def effects_table(effects) -> Table:

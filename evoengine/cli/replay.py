@@ -36,6 +36,7 @@ def replay(file: Path, sampler: str, seed: int, trials: int, db: str | None, as_
         stop_on_signal(search.stop)
         progress = search.search()
         ledger.finish_run(run, progress.ended)
+        study.summarise()
         found = ledger.best(problem, gpu, top=trials, run=run)
     if found:
         excess = found[0].measurement.median_us / (space.optimum * 1e3)

@@ -24,7 +24,7 @@ def report(gpu: Gpu | None, problem: Problem | None, db: str | None, as_json: bo
     """
     from evoengine.cli.display import effects_table, lineage, say, stdout
     from evoengine.ledger.store import open_ledger
-    from evoengine.publish.lineage import effects, path, step_json
+    from evoengine.lineage import effects, path, step_json
 
     with open_ledger(db, create=False) as ledger:
         gpu_key, problem_text = ledger.last_target(gpu.key if gpu else None, str(problem) if problem else None)

@@ -102,6 +102,7 @@ def search(
         stop_on_signal(coordinator.stop)
         progress = coordinator.search()
         ledger.finish_run(run, progress.ended)
+        study.summarise()
         found = ledger.best(str(problem), gpu.key, top=trials, run=run)
     later = "" if timing else f"   ·   figures marked est. are static estimates, not measurements: none was timed on a {gpu.key}"
     return conclude(coordinator, progress, study, run, found, as_json, later)

@@ -20,7 +20,7 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
     from evoengine.cli.display import lineage, profile_page, sheet, stdout
     from evoengine.errors import NothingFound
     from evoengine.ledger.store import open_ledger
-    from evoengine.publish.lineage import path, step_json
+    from evoengine.lineage import path, step_json
 
     with open_ledger(db, create=False) as ledger:
         candidate, profile = ledger.candidate(trial), ledger.profile(trial)

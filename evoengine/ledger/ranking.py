@@ -1,4 +1,4 @@
-"""Which of several figures counts more: kinds are never mixed, and finals decide between their finalists."""
+"""Which of several figures counts more: kinds and devices are never mixed, and finals decide between their finalists."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Figure:
     """runs per second"""
     suspect: str | None
     terms: Mapping[str, float]
+    device: str = ""
 
     @property
     def trust(self) -> int:
@@ -28,6 +29,8 @@ class Figure:
 
 def ranked(figures: Iterable[Figure]) -> list[int]:
     """Trials best first, by figures of the most trusted kind that any has; `figures` come oldest first.
+
+    Only those of the device that gave the last such figure count: one name (h100) stands for GPUs of unlike speed.
 
     A candidate counts by its last figure of its own most trusted kind, and not at all where that one is suspect. The
     finalists of the last finals keep the places they won there: what was timed before, and alone, is behind them.
@@ -38,7 +41,9 @@ def ranked(figures: Iterable[Figure]) -> list[int]:
             held[figure.trial] = figure
     believed = [f for f in held.values() if not f.suspect]
     trusted = min((f.trust for f in believed), default=None)
-    return _with_finals([f for f in believed if f.trust == trusted])
+    alike = [f for f in believed if f.trust == trusted]
+    last = max(alike, key=lambda f: f.id, default=None)
+    return _with_finals([f for f in alike if f.device == last.device])
 
 
 def _with_finals(figures: list[Figure]) -> list[int]:

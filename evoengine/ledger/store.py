@@ -267,14 +267,14 @@ class Ledger:
         )
 
     def best(self, problem: str, gpu: str, top: int, *, run: int | None = None) -> list[Candidate]:
-        """The fastest first, as `evoengine.ledger.ranking` has it: by figures of one kind, finals before single timings."""
+        """The fastest first, as `evoengine.ledger.ranking` has it: by figures of one kind and device, finals before single timings."""
         figures = _figures_of_correct(problem, gpu)
         if run is not None:
             figures = figures.where(CandidateRow.run_id == run)
         with self._reading() as session:
             rows = [
-                Figure(number, trial, Kind(kind), 1e6 / median_us, suspect, terms)
-                for number, trial, kind, median_us, suspect, terms in session.execute(figures)
+                Figure(number, trial, Kind(kind), 1e6 / median_us, suspect, terms, device)
+                for number, trial, kind, median_us, suspect, terms, device in session.execute(figures)
             ]
         best = ranked(rows)[:top]
         found = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(best)))}
@@ -335,14 +335,14 @@ def _abandoned() -> Select[tuple[CandidateRow]]:
     return select(CandidateRow).join(RunRow).where(CandidateRow.outcome.is_(None), RunRow.status != RUNNING)
 
 
-def _figures_of_correct(problem: str, gpu: str) -> Select[tuple[int, int, str, float, str | None, dict[str, Any]]]:
-    """(id, trial, kind, median in µs, suspect, terms), oldest first, of what ended ranked and was not refuted by a later verdict."""
+def _figures_of_correct(problem: str, gpu: str) -> Select[tuple[int, int, str, float, str | None, dict[str, Any], str]]:
+    """(id, trial, kind, median in µs, suspect, terms, device), oldest first, of what ended ranked and was not refuted by a later verdict."""
     any_verdict = aliased(VerdictRow)
     last = select(func.max(any_verdict.id)).where(any_verdict.candidate_id == CandidateRow.id).scalar_subquery()
     return (
         select(
             MeasurementRow.id, CandidateRow.id, MeasurementRow.kind, MeasurementRow.median_us, MeasurementRow.suspect,
-            MeasurementRow.terms,
+            MeasurementRow.terms, MeasurementRow.device,
         )  # fmt: skip
         .select_from(CandidateRow)
         .join(MeasurementRow)

@@ -29,6 +29,7 @@ from evoengine.ledger.database import alone, engine_options, explained, look, pa
 from evoengine.ledger.optuna_schema import require_schema
 from evoengine.ledger.runs import Run
 from evoengine.ledger.store import Ledger
+from evoengine.lineage import Effect, Step, effects, step, transition
 from evoengine.objectives import DEFAULT, Objective, parse_objectives, worth
 from evoengine.paths import default_database
 from evoengine.records import Candidate, Kind, Measurement, Value
@@ -49,6 +50,11 @@ ATTRIBUTES = (
 """fields of a candidate's JSON that a trial carries as user attributes, with median_us and kind of its figure"""
 CELL_LENGTH = 200
 """of a note's cells, so that a note fits into one of the 2,045-character attributes optuna-dashboard keeps it in"""
+PAID = 20
+"""changes of knobs in the study's note; so many fit into one attribute too"""
+
+PROJECTING = (OptunaError, SQLAlchemyError, EvoengineError, OSError, ValueError, LookupError)
+"""what a projection may fail with; the ledger has it all, so none of it ends a search"""
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +110,7 @@ class Projection:
 
         Raises UsageError where the database has been locked for too long.
         """
-        self._storage, self._ledger, self._kind = storage, ledger, kind
+        self._storage, self._ledger, self._run, self._kind = storage, ledger, run, kind
         self._artifacts = artifact_store(ledger.url)
         self._distributions = {name: CategoricalDistribution(tuple(values)) for name, values in domains.items()}
         self.name = study_name(ledger, run, kind)
@@ -125,10 +131,19 @@ class Projection:
         try:
             candidate, figure = self._ledger.candidate(trial), self._figure(trial)
             number = self._storage.create_new_trial(self._study_id, self._frozen(candidate, figure))
-            self._write_note(number, note(candidate, figure))
-        except (OptunaError, SQLAlchemyError, EvoengineError, OSError, ValueError, LookupError) as error:
+            parents = {parent: self._ledger.candidate(parent) for parent in candidate.parents}
+            self._write_note(f"dashboard:{number}", note(candidate, figure, step(candidate, parents)))
+        except PROJECTING as error:
             self.missed[trial] = f"{type(error).__name__}: {error}"
             logger.warning("trial %d is in the ledger, but not in the Optuna study: %s", trial, error)
+
+    def summarise(self) -> None:
+        """Writes the study's own note: which changes of knobs paid so far. What goes wrong is logged."""
+        try:
+            known = self._ledger.candidates(run=self._run)
+            self._write_note("dashboard", study_note(effects(known)))
+        except PROJECTING as error:
+            logger.warning("the Optuna study has no note of what paid: %s", error)
 
     def _figure(self, trial: int) -> Measurement | None:
         return next((m for m in reversed(self._ledger.measurements(trial)) if m.kind is self._kind), None)
@@ -165,9 +180,8 @@ class Projection:
         meta = ArtifactMeta(artifact_id=key, filename=name, mimetype="text/plain", encoding=None)
         return {f"artifacts:{key}": json.dumps(asdict(meta))}
 
-    def _write_note(self, optuna_trial_id: int, body: str) -> None:
+    def _write_note(self, prefix: str, body: str) -> None:
         """As optuna-dashboard's `save_note` does, which reads every note of the study to write one."""
-        prefix = f"dashboard:{optuna_trial_id}"
         self._storage.set_study_system_attr(self._study_id, f"{prefix}:note_ver", 1)
         self._storage.set_study_system_attr(self._study_id, f"{prefix}:note_str:0", body)
 
@@ -183,6 +197,7 @@ def rebuild(
     for candidate in ledger.candidates(run=run):
         if candidate.outcome:
             projection.add(candidate.trial)
+    projection.summarise()
     return projection
 
 
@@ -207,8 +222,8 @@ def attributes(candidate: Candidate, figure: Measurement | None) -> dict[str, ob
     return {name: value for name, value in shown.items() if value not in (None, [])}
 
 
-def note(candidate: Candidate, figure: Measurement | None) -> str:
-    """A short table in Markdown."""
+def note(candidate: Candidate, figure: Measurement | None, made: Step) -> str:
+    """A short table in Markdown; `made` is the step from the faster parent."""
     public, binary = candidate.to_json(), candidate.binary
     rows = {"outcome": f"{candidate.outcome}{f': {candidate.reason}' if candidate.reason else ''}"}
     if figure:
@@ -223,8 +238,24 @@ def note(candidate: Candidate, figure: Measurement | None) -> str:
         rows["largest error"] = f"{candidate.verdict.max_error:.2e}"
     if candidate.operator:
         rows["origin"] = f"{candidate.operator} {' × '.join(f'#{p}' for p in candidate.parents)}".strip()
+    if made.changes:
+        gain = f": {made.gain - 1:+.1%} over #{made.parent.trial}" if made.gain is not None else ""
+        rows["changed"] = ", ".join(map(transition, made.changes)) + gain
     lines = [f"| trial | {candidate.trial} |", "|---|---|"]
     for name, value in rows.items():
         cell = " ".join(value.split()).replace("|", "\\|")
         lines.append(f"| {name} | {cell[:CELL_LENGTH]} |")
+    return "\n".join(lines)
+
+
+def study_note(found: Sequence[Effect]) -> str:
+    """Which changes of knobs paid, in Markdown, most rewarding first; `found` as `effects` orders them."""
+    if not found:
+        return "No trial was made from another: only a sampler that names parents tells which changes paid."
+    lines = ["| change | steps | alone | better | median gain |", "|---|---|---|---|---|"]
+    for e in found[:PAID]:
+        change = transition(e.change).replace("|", "\\|")
+        lines.append(f"| {change[:60]} | {e.steps} | {e.alone} | {e.better} | {e.median_gain - 1:+.1%} |")
+    if len(found) > PAID:
+        lines.append(f"\n{len(found) - PAID} more: evoengine report")
     return "\n".join(lines)

@@ -70,9 +70,12 @@ def start_run(ledger: Ledger, **changes: object) -> int:
     return ledger.start_run(**(values | {"command": "evoengine search"} | changes))
 
 
-def add_ranked(ledger: Ledger, run: int, figure: Measurement, config: Config = CONFIG, name: str = "kernel") -> int:
+def add_ranked(
+    ledger: Ledger, run: int, figure: Measurement, config: Config = CONFIG, name: str = "kernel",
+    parents: tuple[int, ...] = (),
+) -> int:  # fmt: skip
     """A candidate that went down the whole road."""
-    trial = ledger.add_candidate(run, PROBLEM, GPU, config, (), "sampler")
+    trial = ledger.add_candidate(run, PROBLEM, GPU, config, parents, "sampler")
     ledger.record_source(trial, a_source(name))
     ledger.record_binary(trial, a_source(name), a_binary())
     ledger.record_verdict(trial, a_verdict())

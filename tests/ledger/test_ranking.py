@@ -47,3 +47,12 @@ def test_kinds_are_not_mixed_and_the_suspect_is_left_out():
     assert ranked(figures) == [2]
     assert ranked(figures[:1]) == [1]
     assert ranked([]) == []
+
+
+def test_figures_of_the_device_that_timed_last_are_not_ranked_with_those_of_another():
+    def on(device, number, trial, tflops):
+        return Figure(number, trial, Kind.MEASURED, tflops, None, {}, device)
+
+    h100, h200 = on("NVIDIA H100", 1, 1, 500.0), on("NVIDIA H200", 2, 2, 480.0)
+    assert ranked([h100, h200, on("NVIDIA H200", 3, 3, 490.0)]) == [3, 2]
+    assert ranked([h200, on("NVIDIA H100", 3, 1, 500.0)]) == [1]

@@ -18,12 +18,14 @@ import optuna
 import pytest
 from optuna.artifacts import get_all_artifact_meta
 from optuna.trial import TrialState
+from optuna_dashboard._note import get_note_from_system_attrs
 from sqlalchemy import Engine, event
 
 from evoengine.errors import UsageError
 from evoengine.ledger import database
 from evoengine.ledger.store import open_ledger
-from evoengine.ledger.study import Projection, artifact_store, optuna_storage, rebuild
+from evoengine.ledger.study import Projection, artifact_store, optuna_storage, rebuild, study_note
+from evoengine.lineage import Effect
 from evoengine.records import Kind, Outcome
 from tests.ledger.examples import (
     CONFIG,
@@ -38,6 +40,11 @@ from tests.ledger.examples import (
 )
 
 NAME = f"run 1 · {PROBLEM} · {GPU} · estimated TFLOPS"
+
+
+def noted(study: optuna.Study, trial: int | None = None) -> str:
+    """What optuna-dashboard shows as the note of the study or of one of its trials."""
+    return get_note_from_system_attrs(study._storage.get_study_system_attrs(study._study_id), trial)["body"]
 
 
 def add_rejected(ledger, run: int) -> int:
@@ -153,6 +160,31 @@ def test_a_rebuilt_study_equals_the_one_written_along_the_way(projected, study):
     before = told(study.trials)
     rebuild(optuna_storage(projected.url), projected, 1, Kind.ESTIMATED, DOMAINS)
     assert told(optuna.load_study(study_name=NAME, storage=projected.url).trials) == before
+
+
+def test_a_trials_note_says_what_was_changed_and_what_it_gained(ledger):
+    run = start_run(ledger)
+    parent = add_ranked(ledger, run, a_figure(40.0))
+    child = add_ranked(ledger, run, a_figure(50.0), {**CONFIG, "tile_m": 128}, parents=(parent,))
+    projection = rebuild(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS)
+    study = optuna.load_study(study_name=projection.name, storage=ledger.url)
+    assert f"| changed | tile_m 64→128: +25.0% over #{parent} |" in noted(study, study.trials[child - 1]._trial_id)
+
+
+def test_the_studys_note_says_which_changes_paid(ledger):
+    run = start_run(ledger)
+    parent = add_ranked(ledger, run, a_figure(40.0))
+    add_ranked(ledger, run, a_figure(50.0), {**CONFIG, "tile_m": 128}, parents=(parent,))
+    projection = rebuild(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS)
+    body = noted(optuna.load_study(study_name=projection.name, storage=ledger.url))
+    assert "| tile_m 64→128 | 1 | 1 | 1 | +25.0% |" in body
+
+
+def test_a_note_of_very_many_changes_fits_one_attribute_and_says_how_many_it_leaves_out():
+    many = [Effect(("a_knob_of_a_long_name", n, n + 1), 1, 1, 1, 1.5) for n in range(100)]
+    body = study_note(many)
+    assert len(body) <= 2045
+    assert "80 more: evoengine report" in body
 
 
 # ── what cannot be projected ────────────────────────────────────────────────────────────────────────────────────────

@@ -71,6 +71,13 @@ def changes(old: Config, new: Config) -> tuple[Change, ...]:
     return tuple((n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n))
 
 
+def transition(change: Change) -> str:
+    """`tile_n 64→32`; a knob that is inactive on one side shows as –."""
+    knob, *values = change
+    old, new = ("–" if value is None else str(value).lower() for value in values)
+    return f"{knob} {old}→{new}"
+
+
 def effects(candidates: Iterable[Candidate]) -> list[Effect]:
     """Every change of a knob that was tried from parent to child, the most rewarding first."""
     known = {c.trial: c for c in candidates}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evoengine.publish.lineage import changes, effects, path
+from evoengine.lineage import changes, effects, path
 from evoengine.records import Candidate, Kind, Measurement, Outcome
 
 
