@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -32,6 +33,7 @@ from evoengine.devices.driver import GpuDevice, find_driver  # noqa: E402
 from evoengine.errors import MachineError  # noqa: E402
 from evoengine.ledger.store import open_ledger  # noqa: E402
 from evoengine.problem import EXAMPLE, parse_problem  # noqa: E402
+from evoengine.search.agreement import measured_pairs  # noqa: E402
 
 MINUTES = 8.0
 RESERVE_SECONDS = 75.0
@@ -153,6 +155,7 @@ def gather(
     with open_ledger(str(db), create=False) as ledger:
         baselines = ledger.baselines(summary["run"])
         figures = {c["trial"]: ledger.candidate(c["trial"]).measurement for c in summary["best"]}
+        pairs = measured_pairs(ledger, str(parse_problem(problem)))
     return {
         "gpu": device.name,
         "driver": f"CUDA {driver}",
@@ -167,7 +170,8 @@ def gather(
             for b in baselines
         ],
         "best": [c | {"terms": dict(figures[c["trial"]].terms)} for c in summary["best"]],
-        "session": {name: value for name, value in summary.items() if name not in ("best", "baselines")},
+        "estimates": [asdict(pair) for pair in pairs],
+        "session": {name: value for name, value in summary.items() if name not in ("best", "baselines", "estimates")},
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import numpy as np
@@ -16,6 +17,11 @@ from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.pipeline import emulate_task
 from evoengine.stages.render import render
 from evoengine.workloads import find_workload
+
+
+def pytest_configure():
+    # As in the workers of a search: on tensors this small more threads only wait for one another, at full load.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items):
@@ -45,8 +51,9 @@ class AttentionGate:
     def source(self, config) -> Source:
         return render(self.space, config, self.problem, asset("templates"))
 
-    def judge(self, config, source: Source | None = None, seed: int = 7):
-        cases = find_workload("attention").cases(self.problem, config)
+    def judge(self, config, source: Source | None = None, seed: int = 7, beside=()):
+        """The verdict on the workload's cases and those `beside` them."""
+        cases = (*find_workload("attention").cases(self.problem, config), *beside)
         plan = [(case, self.space.launch(config, case.problem)) for case in cases]
         return emulate_task("attention", source or self.source(config), plan, seed)
 

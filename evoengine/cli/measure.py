@@ -35,8 +35,9 @@ def measure(top: int, everything: bool, gpu: Gpu | None, problem: Problem | None
     from evoengine.cli.setup import ledger_device, require_gpus, stop_on_signal, target, turn
     from evoengine.devices.driver import real_gpu, require_arch, takes
     from evoengine.ledger.store import open_ledger
+    from evoengine.search.agreement import agree, measured_pairs
     from evoengine.search.judges import GpuJudge
-    from evoengine.search.remeasure import Remeasurer, agreement, left_to_measure, spaces_of
+    from evoengine.search.remeasure import Remeasurer, left_to_measure, spaces_of
 
     devices = require_gpus()
     with ExitStack() as stack:
@@ -69,16 +70,18 @@ def measure(top: int, everything: bool, gpu: Gpu | None, problem: Problem | None
         stopped = stop_on_signal(remeasurer.stop)
         notes = remeasurer.measure(chosen, spaces)
         ledger.finish_run(run, "interrupted" if stopped() else "all candidates done")
-        agreed = agreement(ledger, str(wanted), named.key)
+        pairs = measured_pairs(ledger, str(wanted), named.key)
         found = ledger.best(str(wanted), named.key, top=10)
         baselines = ledger.baselines(run)
+    agreed = agree([p.figures for p in pairs])
     for b in baselines:
         say(f"SDPA {b.name}: {b.tflops:,.4g} TFLOPS, {b.median_us:,.1f} µs")
     for line in (*notes, *_agreed(agreed)):
         say(line)
     if as_json:
-        found_json = {"run": run, "agreement": asdict(agreed), "baselines": [asdict(b) for b in baselines]}
-        click.echo(json.dumps(found_json | {"best": [c.to_json() for c in found]}, indent=2))
+        found_json = {"run": run, "agreement": asdict(agreed), "estimates": [asdict(p) for p in pairs]}
+        found_json |= {"baselines": [asdict(b) for b in baselines], "best": [c.to_json() for c in found]}
+        click.echo(json.dumps(found_json, indent=2))
     else:
         stdout.print(ranking(dict(enumerate(found, 1))))
     return INTERRUPTED if stopped() else 0

@@ -29,13 +29,14 @@ class DeviceType(click.ParamType):
 @click.command()
 @gpu_option(default="h100")
 @problem_option()
+@click.option("--family", "families", multiple=True, metavar="NAME", help="Only this one; may be given several times.")
 @click.option("--trials", type=click.IntRange(min=1), default=60, show_default=True, help="Candidates to try.")
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Start no candidate after this long.")
 @click.option("--sampler", type=click.Choice(samplers.NAMES), default=samplers.DEFAULT, show_default=True)
 @click.option(
     "--device", type=DeviceType(), default="auto", show_default=True,
     help="What judges the candidates: cuda times them, emulator gates on the CPU and ranks by estimate, "
-    "recorded:FILE replays a Kernel Tuner cache or T4 file (--gpu, --problem, --space, --templates and --jobs then say nothing).",
+    "recorded:FILE replays a Kernel Tuner cache or T4 file (--gpu, --problem, --family, --space, --templates and --jobs then say nothing).",
 )  # fmt: skip
 @click.option(
     "--objective", "aim", default="tflops", show_default=True, metavar="NAMES",
@@ -48,8 +49,9 @@ class DeviceType(click.ParamType):
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Repeats a search.  [default: drawn, and recorded]")
 @json_option
 def search(
-    gpu: Gpu, problem: Problem, trials: int, minutes: float | None, sampler: str, device: str, space: Path | None,
-    aim: str, templates: Path | None, db: str | None, jobs: int | None, seed: int | None, as_json: bool,
+    gpu: Gpu, problem: Problem, families: tuple[str, ...], trials: int, minutes: float | None, sampler: str,
+    device: str, aim: str, space: Path | None, templates: Path | None, db: str | None, jobs: int | None,
+    seed: int | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Search for the fastest correct kernel of a problem on a GPU.
 
@@ -80,7 +82,7 @@ def search(
     timing = choose_device(device, gpu)
     if timing:
         gpu = real_gpu(timing, gpu)
-    bound, folder = prepare_space(space, templates, problem, gpu)
+    bound, folder = prepare_space(space, templates, problem, gpu, families)
     require_compilers(emulated=timing is None)
     setting = Setting(
         problem, gpu, bound, folder, sampler, seed, trials, minutes * 60 if minutes else None, jobs or default_jobs(),
@@ -122,11 +124,12 @@ def _announce(setting, timing, place: str, run: int) -> None:
     else:
         say(f"no {s.gpu.key} to time on: compiled for {s.gpu.arch}, gated in the CPU emulator, ranked by static estimate")
     families = [f for f in space.families if f not in space.empty_families]
+    plural = "family" if len(families) == 1 else "families"
     say(
-        f"space {space.name}: {len(families)} families, {len(space):,} valid of {space.size:,} · sampler {s.sampler} · "
+        f"space {space.name}: {len(families)} {plural}, {len(space):,} valid of {space.size:,} · sampler {s.sampler} · "
         f"seed {s.seed} · {s.jobs} workers · ledger {place}, run {run}"
     )
     for family, why in space.empty_families.items():
-        say(f"left out: {family}, {why}")
+        say(f"left out: family {family}: {why}")
     for knob in inert_knobs(space, space.starts, s.problem, s.templates):
         say(f"inert: {knob} changes no kernel around the start points; a template should read it, or the space drop it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def prepare_space(
-    space_file: Path | None, templates: Path | None, problem: Problem, gpu: Gpu
+    space_file: Path | None, templates: Path | None, problem: Problem, gpu: Gpu, families: Sequence[str] = ()
 ) -> tuple[SearchSpace, Path]:
     """The bound space and the folder of templates; one configuration of every family is rendered as a trial."""
-    space = load_space(space_file or asset("search_spaces") / "attention.toml", problem, gpu)
+    space = load_space(space_file or asset("search_spaces") / "attention.toml", problem, gpu, families)
     folder = templates or asset("templates")
     if not folder.is_dir():
         raise UsageError(f"the templates folder {folder} is not there; --templates takes a folder of {space.kernel}/*.cu.j2")

@@ -20,13 +20,25 @@ from evoengine.gpu import Gpu
 from evoengine.ledger.store import Ledger
 from evoengine.objectives import DEFAULT, OBJECTIVES, Objective, worth
 from evoengine.problem import Problem
-from evoengine.records import Binary, Candidate, Config, Contender, Outcome, Rejection, Source, Verdict, config_key
+from evoengine.records import (
+    Binary,
+    Candidate,
+    Config,
+    Contender,
+    Measurement,
+    Outcome,
+    Rejection,
+    Source,
+    Verdict,
+    config_key,
+)
 from evoengine.search.finals import hold_finals, record_finals, why_dropped
 from evoengine.search.judges import Job, Judge, Usage
 from evoengine.search.proposer import Proposal, Proposer
 from evoengine.search.workers import Terms, WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages.compile import options
+from evoengine.stages.estimate import estimate
 from evoengine.stages.pipeline import Judged, compile_task
 from evoengine.stages.render import render
 from evoengine.stages.screen import screen_binary, screen_launch
@@ -278,11 +290,19 @@ class Coordinator:
         if figure is None:
             self._reject(walk, Rejection(walk.verdict.outcome, walk.verdict.reason))
             return
+        if self.setting.timed:
+            # so that how well estimates rank can be told from every search on a GPU
+            self.ledger.record_measurement(walk.trial, self._estimated(walk))
         self.ledger.record_measurement(walk.trial, figure)
         if figure.suspect:
             self._reject(walk, Rejection(Outcome.SUSPECT, figure.suspect))
         else:
             self._finish(walk, Outcome(str(figure.kind)), why_dropped(figure))
+
+    def _estimated(self, walk: Walk) -> Measurement:
+        s, work = self.setting, self._workload
+        cost, launch = s.space.cost(walk.proposal.config), walk.source.launch
+        return estimate(walk.binary, launch, cost, s.gpu, work.flops(s.problem), work.least_bytes(s.problem))
 
     def _hold_finals(self) -> None:
         """Times the best of the ledger against each other, where the judge's figures gain by it."""

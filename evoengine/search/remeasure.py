@@ -1,12 +1,10 @@
-"""Times on a GPU what a search without one left in the ledger, and tells how well the estimates had ranked it."""
+"""Times on a GPU what a search without one left in the ledger."""
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ import numpy as np
 from evoengine.gpu import Gpu
 from evoengine.ledger.store import Ledger
 from evoengine.problem import Problem
-from evoengine.records import Candidate, Contender, Kind, Measurement, Outcome, Rejection
+from evoengine.records import Candidate, Contender, Outcome, Rejection
 from evoengine.search.finals import hold_finals, record_finals, why_dropped
 from evoengine.search.judges import Job, Judge
 from evoengine.space.space import SearchSpace, load_space
@@ -22,8 +20,6 @@ from evoengine.stages.pipeline import Judged
 from evoengine.workloads import find_workload
 
 POLL_SECONDS = 0.1
-SHORT_LIST = 10
-"""the regret is that of having timed only so many, best estimate first"""
 
 
 def left_to_measure(ledger: Ledger, problem: str, gpu: str) -> list[Candidate]:
@@ -115,52 +111,3 @@ class Remeasurer:
     def _finals(self) -> list[str]:
         future = hold_finals(self._ledger, self._judge, str(self._problem), self._gpu.key)
         return record_finals(self._ledger, self._run, future.result()) if future else []
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How the estimates ranked what was measured."""
-
-    candidates: int
-    spearman: float | None
-    """rank correlation, 1 for the same order; None for fewer than three"""
-    regret: float | None
-    """by how much the best of all is faster than the best of the SHORT_LIST best estimates: 0.05 is 5 %; None where no
-    more than those were measured"""
-
-
-def agreement(ledger: Ledger, problem: str, gpu: str) -> Agreement:
-    """Over every candidate of the ledger that has an estimate and a measurement that is believed."""
-    pairs = []
-    for candidate in ledger.candidates(problem=problem, gpu=gpu):
-        if candidate.outcome is Outcome.MEASURED:
-            figures = ledger.measurements(candidate.trial)
-            estimate, measured = _last(figures, Kind.ESTIMATED), _last(figures, Kind.MEASURED)
-            if estimate and measured:
-                pairs.append((estimate.tflops, measured.tflops))
-    return agree(pairs)
-
-
-def agree(pairs: Sequence[tuple[float, float]]) -> Agreement:
-    """`pairs` are (estimated, measured) TFLOPS."""
-    if not pairs:
-        return Agreement(0, None, None)
-    ordered = sorted(pairs, key=lambda pair: -pair[0])
-    measured = [m for _, m in ordered]
-    regret = max(measured) / max(measured[:SHORT_LIST]) - 1 if len(measured) > SHORT_LIST else None
-    spearman = None
-    if len(pairs) > 2:
-        ranks = [_ranks([pair[side] for pair in pairs]) for side in (0, 1)]
-        if all(len(set(own)) > 1 for own in ranks):
-            spearman = statistics.correlation(*ranks)
-    return Agreement(len(pairs), spearman, regret)
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 0, equal values sharing the mean of theirs."""
-    ordered = sorted(values)
-    return [ordered.index(v) + (ordered.count(v) - 1) / 2 for v in values]
-
-
-def _last(figures: Sequence[Measurement], kind: Kind) -> Measurement | None:
-    return next((f for f in reversed(figures) if f.kind is kind), None)

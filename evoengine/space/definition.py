@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from evoengine.errors import UsageError
 from evoengine.records import Value
 from evoengine.space.expression import Expression
 
@@ -73,6 +74,16 @@ class Definition:
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def only(self, families: Sequence[str]) -> Definition:
+        """With these families alone, in the file's order. Raises UsageError where the file has no such family."""
+        family, *others = self.knobs
+        for name in families:
+            if name not in family.values:
+                raise UsageError(f"{must_be(family)}, not {name!r}")
+        kept = Knob(family.name, tuple(value for value in family.values if value in families))
+        starts = tuple((where, config) for where, config in self.starts if config.get("family") in kept.values)
+        return replace(self, knobs=(kept, *others), starts=starts)
 
 
 def must_be(knob: Knob) -> str:

@@ -22,12 +22,20 @@ class HasVariables(Protocol):
     def variables(self) -> Mapping[str, Value]: ...
 
 
-def load_space(path: Path, problem: HasVariables, gpu: HasVariables) -> SearchSpace:
+def load_space(
+    path: Path, problem: HasVariables, gpu: HasVariables, families: Sequence[str] = ()
+) -> SearchSpace:
     """Reads a space file, binds it to the problem and the GPU and enumerates what is valid there.
 
-    Raises UsageError naming file, line and remedy where the file is at fault or admits nothing.
+    Raises UsageError naming file, line and remedy where the file is at fault or admits nothing, and where one of the
+    `families` asked for by name has nothing valid. Without names all families are meant, as far as they are possible.
     """
-    return SearchSpace(read_definition(path, {**problem.variables(), **gpu.variables()}), problem, gpu)
+    definition = read_definition(path, {**problem.variables(), **gpu.variables()})
+    space = SearchSpace(definition.only(families) if families else definition, problem, gpu)
+    for name in families:
+        if name in space.empty_families:
+            raise UsageError(f"the family {name} is not possible here: {space.empty_families[name]}")
+    return space
 
 
 class SearchSpace:
@@ -69,6 +77,8 @@ class SearchSpace:
         """The `why` of the first constraint broken, or what is wrong with a knob; None where nothing is."""
         if self.knobs[0].index(config.get("family")) is None:
             return f"{must_be(self.knobs[0])}, not {config.get('family')!r}"
+        if why := self.empty_families.get(str(config["family"])):
+            return why
         return self._families[str(config["family"])].why_invalid(config)
 
     def is_active(self, knob: Knob, config: Config) -> bool:
@@ -76,8 +86,14 @@ class SearchSpace:
         return knob.when is None or self._family_of(config).is_active(knob, self._family_of(config).scope(config))
 
     def sample(self, rng: np.random.Generator, n: int = 1) -> list[dict[str, Value]]:
-        """n configurations, independent and uniform over the valid space (the same one may come twice)."""
-        return [self._config(int(i)) for i in rng.integers(self.valid, size=n)]
+        """n independent draws: a family, each alike, then uniform among its configurations (one may come twice).
+
+        Families have from hundreds to tens of thousands of configurations, which says nothing of how good they are.
+        """
+        filled = [e for e in self._enumerations.values() if len(e)]
+        drawn = [filled[i] for i in rng.integers(len(filled), size=n)]
+        places = rng.integers([len(e) for e in drawn])
+        return [self._at(e, int(i)) for e, i in zip(drawn, places, strict=True)]
 
     def enumerate(self) -> Iterator[dict[str, Value]]:
         """Every valid configuration once, in the order of knobs and values."""

@@ -1,10 +1,10 @@
 """A static estimate of a candidate's time, to rank by where there is no GPU. It is a prior, not a measurement.
 
 Each block spends clocks on five pipes (tensor, FP32, MUFU, shared memory, global memory), by the space's own count of
-its work. Blocks that share an SM overlap with one another, so a wave of R blocks takes at least R times the busiest
-pipe's share; one block's phases follow each other across barriers, so a wave takes at least the sum of its phases.
-Where a block's own warps are at unlike phases, the space states as `exposed` which part of the phases beside the longest
-is left to wait for.
+its work. Its phases follow one another across barriers, and those of blocks that share an SM hide behind one another:
+R blocks take R times the longest phase, and the other phases of one of them. Where a block's own warps are at unlike
+phases, the space states as `exposed` which part of those other phases is left to wait for. What no warp waits for by
+itself only bounds the whole: copies that overlap, and shared memory where wgmma reads its operands there.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def estimate(
     pipes = _pipes(binary, cost, gpu)
     barriers = cost.get("barriers", 0.0) * BARRIER_CLOCKS
     copies = 0.0 if cost.get("overlap") else pipes["global"]
-    inner = [clocks for name, clocks in pipes.items() if name != "global"]
-    alone = max(inner) + cost.get("exposed", 1.0) * (sum(inner) - max(inner) + barriers + copies)
-    busiest = max(pipes.values())
+    apart = {"global", "shared"} if "HGMMA" in binary.mix else {"global"}
+    phases = [clocks for name, clocks in pipes.items() if name not in apart]
+    waited = cost.get("exposed", 1.0) * (sum(phases) - max(phases) + barriers + copies)
 
     def wave(blocks: int) -> float:
-        return max(alone, blocks * busiest)
+        return max(blocks * max(phases) + waited, blocks * max(pipes.values()))
 
     total = math.prod(launch.grid)
     slots = gpu.sms * resident
@@ -53,7 +53,7 @@ def estimate(
     terms = {f"{name}_us": clocks * waves * resident * to_us for name, clocks in pipes.items()}
     terms |= {
         "barriers_us": barriers * waves * to_us,
-        "alone_us": alone * waves * to_us,
+        "waited_us": waited * waves * to_us,
         "memory_us": memory_us,
         "waves": waves,
         "blocks_per_sm": float(resident),

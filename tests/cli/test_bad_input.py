@@ -45,10 +45,29 @@ def test_an_unknown_gpu_names_the_known_ones_and_the_nearest(refused, tmp_path):
 
 @pytest.mark.parametrize(
     ("problem", "names"),
-    [("b1,h1,s0,d64,fp16", "seq_q 0"), ("b1,h1,s8,d77,fp16", "32, 64, 96, 128"), ("b1,h6,s8,d64,fp16,kv4", "multiple")],
+    [
+        ("b1,h1,s0,d64,fp16", "seq_q 0"),
+        ("b1,h1,s8,d77,fp16", "32, 64, 96, 128, 256"),
+        ("b1,h1,s8,d64,fp32", "fp16 or bf16"),
+        ("b1,h6,s8,d64,fp16,kv4", "multiple"),
+    ],
 )
 def test_an_impossible_problem_says_what_would_be_possible(refused, tmp_path, problem, names):
     assert names in refused("search", "--problem", problem, "--db", tmp_path / "x.db")
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [("search", ("--family", "mma", "--family", "wgmma")), ("verify", ("--config", '{"family": "wgmma"}'))],
+)
+def test_a_family_that_the_gpu_cannot_run_is_refused_when_asked_for_by_name(refused, command, arguments):
+    said = refused(command, "--gpu", "l4", *arguments)
+    assert "wgmma is an instruction of Hopper (sm_90a) alone" in said
+
+
+def test_an_unknown_family_names_the_known_ones(refused, tmp_path):
+    said = refused("search", "--family", "mna", "--db", tmp_path / "x.db")
+    assert "scalar, wmma, mma, wgmma" in said and "'mna'" in said
 
 
 @pytest.mark.parametrize("option", [("--trials", "0"), ("--minutes", "0"), ("--jobs", "-1"), ("--sampler", "magic")])

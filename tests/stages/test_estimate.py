@@ -54,6 +54,23 @@ def test_wgmma_reaches_more_of_the_tensor_peak_than_mma_sync():
     assert figure(cost, mix={"HGMMA": 8}).tflops > figure(cost, mix={"HMMA": 8}).tflops
 
 
+def test_blocks_that_share_an_sm_hide_one_anothers_phases_but_for_those_of_one():
+    # each of three blocks: 1,000 clocks of MUFU and 500 of shared memory
+    m = figure({"mufu": 16_000, "shared_bytes": 64_000}, blocks=132 * 3)
+    assert m.terms["blocks_per_sm"] == 3
+    assert m.median_us == pytest.approx((3 * 1000 + 500) / 1830)
+    assert m.terms["waited_us"] == pytest.approx(500 / 1830)
+
+
+def test_operands_that_wgmma_reads_from_shared_memory_are_no_phase_of_their_own_but_a_bound():
+    cost = {"tensor_flops": 4e6, "mufu": 1600, "shared_bytes": 32_000}
+    beside, bound = (figure(cost | {"shared_bytes": n}, mix={"HGMMA": 8}, blocks=1) for n in (32_000, 3_200_000))
+    assert beside.median_us == figure(cost | {"shared_bytes": 0}, mix={"HGMMA": 8}, blocks=1).median_us
+    assert bound.median_us == pytest.approx(25_000 / 1830)
+    by_warps = figure(cost, mix={"HMMA": 8}, blocks=1).median_us
+    assert by_warps > figure(cost | {"shared_bytes": 0}, mix={"HMMA": 8}, blocks=1).median_us
+
+
 def test_phases_that_a_blocks_own_warps_hide_behind_the_longest_count_for_what_is_exposed():
     # 1,000 clocks of MUFU and 500 of shared memory, of which a quarter is left to wait for
     cost = {"mufu": 16_000, "shared_bytes": 64_000}

@@ -1,22 +1,53 @@
-"""No right kernel is called wrong: 100 valid configurations drawn at random pass the gate on the emulator."""
+"""No right kernel is called wrong: 200 valid configurations drawn at random, 50 of each family, pass the gate on the
+emulator, and each also computes the problem it was drawn for, whose lengths no tile divides."""
 
 from __future__ import annotations
 
 import pytest
 
+from evoengine.workloads.attention import Case
+
+FAMILIES = ["scalar", "wmma", "mma", "wgmma"]
+EACH = 50
 PROBLEMS = [
-    "b8,h64,s128,d64,fp16",
-    "b8,h64,s256,d64,bf16,causal,kv32",
-    "b1,h4,s128,d32,fp16,causal",
-    "b1,h2,s128,d128,bf16",
-    "b1,h6,s128,d96,fp16,kv2",
+    "b1,h2,sq77,sk203,d64,fp16",
+    "b2,h4,s101,d64,bf16,causal,kv2",
+    "b1,h4,sq45,sk131,d96,fp16,causal,kv1",
+    "b1,h2,sq119,sk67,d128,bf16",
+    "b1,h6,s59,d128,fp16,causal,kv2",
+    "b2,h2,s83,d256,bf16,causal",
+    "b1,h3,sq33,sk149,d256,fp16,kv1",
+    "b3,h2,s139,d32,bf16,kv1",
+    "b1,h2,s157,d96,bf16",
 ]
-CONFIGURATIONS = 100
 
 
-@pytest.mark.parametrize("number", range(CONFIGURATIONS))
-def test_a_valid_configuration_passes(attention_gate, number):
+@pytest.mark.parametrize("number", range(EACH))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_valid_configuration_passes(attention_gate, family, number):
     gate = attention_gate(PROBLEMS[number % len(PROBLEMS)])
-    [config] = gate.draw(1, seed=number)
+    config = next(c for c in gate.draw(100, seed=number) if c["family"] == family)
+    verdict = gate.judge(config, seed=number, beside=[Case("the problem itself", gate.problem, config=config)])
+    assert verdict.outcome is None, f"{config}: {verdict.reason}"
+    assert verdict.cases[-1].name == "the problem itself"
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_the_problems_are_possible_in_every_family_and_no_tile_divides_their_lengths(attention_gate, problem):
+    gate = attention_gate(problem)
+    assert set(gate.space.families) - gate.space.empty_families.keys() == set(FAMILIES)
+    tiles = {"tile_m": gate.problem.seq_q, "tile_n": gate.problem.seq_k}
+    for knob in (k for k in gate.space.knobs if k.name in tiles):
+        assert all(tiles[knob.name] % size for size in knob.values)
+
+
+# problems with so many tiles of rows that schedules have something to say; the gate's cases are small all the same
+SCHEDULED = ["b8,h64,s250,d64,fp16", "b8,h64,s250,d64,bf16,causal,kv32", "b4,h128,s250,d128,fp16,causal"]
+
+
+@pytest.mark.parametrize("number", range(15))
+def test_a_valid_configuration_whose_blocks_go_round_or_begin_with_the_longest_rows_passes(attention_gate, number):
+    gate = attention_gate(SCHEDULED[number % len(SCHEDULED)])
+    config = next(c for c in gate.draw(200, seed=number) if c.get("schedule", "none") != "none")
     verdict = gate.judge(config, seed=number)
     assert verdict.outcome is None, f"{config}: {verdict.reason}"

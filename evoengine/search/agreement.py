@@ -1,0 +1,80 @@
+"""How well the static estimates rank what was measured: rank correlation, and what a short list would have missed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evoengine.ledger.store import Ledger
+from evoengine.records import Kind, Measurement, Outcome
+
+SHORT_LIST = 10
+"""the regret is that of having timed only so many, best estimate first"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One candidate's last estimate beside its last measurement, both in TFLOPS."""
+
+    trial: int
+    problem: str
+    gpu: str
+    """that it was compiled and estimated for"""
+    device: str
+    """that it was measured on"""
+    family: str
+    estimated: float
+    measured: float
+
+    @property
+    def figures(self) -> tuple[float, float]:
+        return self.estimated, self.measured
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    candidates: int
+    spearman: float | None
+    """rank correlation, 1 for the same order; None for fewer than three, or where one side is all alike"""
+    regret: float | None
+    """by how much the best of all is faster than the best of the SHORT_LIST best estimates: 0.05 is 5 %; None where no
+    more than those were measured"""
+
+
+def measured_pairs(ledger: Ledger, problem: str | None = None, gpu: str | None = None) -> list[Pair]:
+    """The ledger's candidates that have an estimate and a measurement that is believed, narrowed by what is given."""
+    pairs = []
+    for c in ledger.candidates(problem=problem, gpu=gpu):
+        if c.outcome is Outcome.MEASURED:
+            figures = ledger.measurements(c.trial)
+            estimate, measured = _last(figures, Kind.ESTIMATED), _last(figures, Kind.MEASURED)
+            if estimate and measured:
+                family = str(c.config["family"])
+                pairs.append(Pair(c.trial, c.problem, c.gpu, measured.device, family, estimate.tflops, measured.tflops))
+    return pairs
+
+
+def agree(pairs: Sequence[tuple[float, float]]) -> Agreement:
+    """`pairs` are (estimated, measured), greater is faster."""
+    if not pairs:
+        return Agreement(0, None, None)
+    ordered = sorted(pairs, key=lambda pair: -pair[0])
+    measured = [m for _, m in ordered]
+    regret = max(measured) / max(measured[:SHORT_LIST]) - 1 if len(measured) > SHORT_LIST else None
+    spearman = None
+    if len(pairs) > 2:
+        ranks = [_ranks([pair[side] for pair in pairs]) for side in (0, 1)]
+        if all(len(set(own)) > 1 for own in ranks):
+            spearman = statistics.correlation(*ranks)
+    return Agreement(len(pairs), spearman, regret)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 0, equal values sharing the mean of theirs."""
+    ordered = sorted(values)
+    return [ordered.index(v) + (ordered.count(v) - 1) / 2 for v in values]
+
+
+def _last(figures: Sequence[Measurement], kind: Kind) -> Measurement | None:
+    return next((f for f in reversed(figures) if f.kind is kind), None)
