@@ -70,7 +70,7 @@ def measure(top: int, everything: bool, gpu: Gpu | None, problem: Problem | None
         stopped = stop_on_signal(remeasurer.stop)
         notes = remeasurer.measure(chosen, spaces)
         ledger.finish_run(run, "interrupted" if stopped() else "all candidates done")
-        pairs = measured_pairs(ledger, str(wanted), named.key)
+        pairs = [p for p in measured_pairs(ledger, str(wanted), named.key) if p.device == device.name]
         found = ledger.best(str(wanted), named.key, top=10)
         baselines = ledger.baselines(run)
     agreed = agree([p.figures for p in pairs])

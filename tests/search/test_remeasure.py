@@ -50,7 +50,7 @@ def estimated(numbered):
 def measure(estimated, monkeypatch):
     """Calls `evoengine measure` on that ledger with a faulty device of the given name and capability."""
 
-    def call(*arguments, name=GPU.name, capability=90):
+    def call(*arguments, name=faulty_device.DEVICE, capability=90):
         device = GpuDevice(0, name, "GPU-0", capability, 2**34, {"sms": GPU.sms})
         monkeypatch.setattr(setup, "find_driver", lambda: ("13.0", [device]))
         monkeypatch.setattr(judges, "GpuJudge", functools.partial(GpuJudge, tasks=faulty_device))

@@ -32,6 +32,10 @@ GROWTH = 1.1
 """factor by which the trials learned from grow before hyperparameters are drawn, and offspring bred, anew"""
 MOST = 256
 """trials learned from at a fit, half of them the best and half the latest"""
+STALL = 5
+"""trials without a new best after which every other proposal looks elsewhere"""
+ELSEWHERE = 4
+"""knobs, or half of them where there are few, in which elsewhere differs from the best"""
 
 
 class EvolutionSampler(BaseSampler):
@@ -167,7 +171,20 @@ class _Search:
         targets = self._targets()
         mean, deviation = self._surrogate.predict(targets)
         gain = expected_improvement(mean, deviation, np.nanmax(targets))
-        return self._pool.rows[int(np.where(self._pool.open, gain, -1.0).argmax())]
+        return self._pool.rows[int(np.where(self._choice(), gain, -1.0).argmax())]
+
+    def _choice(self) -> np.ndarray:
+        """Which of the pool may be proposed, bool [n]: all that is open, or what is far from a best that stays best."""
+        values = np.nan_to_num(np.array(self._values), nan=-np.inf)
+        best = int(np.flatnonzero(values == values.max())[-1])
+        stalled = len(values) - 1 - best >= STALL
+        if stalled and len(values) % 2:
+            live = np.count_nonzero(np.ptp(self._pool.rows, axis=0))
+            changed = (self._pool.rows != self._rows[best]).sum(1)
+            far = self._pool.open & (changed >= min(ELSEWHERE, -(-live // 2)))
+            if far.any():
+                return far
+        return self._pool.open
 
     def _fit(self) -> None:
         latest = range(max(0, len(self._rows) - MOST // 2), len(self._rows))
