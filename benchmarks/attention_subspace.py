@@ -46,6 +46,8 @@ PROBLEM, GPU = "b16,h16,s2048,d64,fp16", "h100"
 PART = (
     "tile_m >= 64 and tile_n in [64, 80, 96, 128, 160, 176] and min_blocks == 1",
     "family != 'wgmma' or rescale_above == 8 and producer_registers == 24 and o_store == 'direct'",
+    "family != 'wgmma' or schedule == 'none'",
+    "family != 'wgmma' or cluster == 1",
     "schedule == 'none'",
     "cluster == 1",
     "family not in ['scalar', 'wmma'] or reduction == 'shuffle'",
