@@ -19,9 +19,9 @@ from evoengine.search.samplers.builtin import MAKERS, ORDINAL
 from evoengine.search.samplers.pool import StartedSpace
 
 FIRST_GENERATION = 10
-"""valid points drawn uniformly after the space's start points, before the sampler itself proposes"""
+"""valid points drawn at random after the space's start points, before the sampler itself proposes"""
 PATIENCE = 50
-"""proposals in a row that are invalid or known, after which a point is drawn uniformly from what is left"""
+"""proposals in a row that are invalid or known, after which a point is drawn at random from what is left"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,8 +108,8 @@ def finished(evoengine, db) -> int:
     return sum(c["outcome"] is not None for c in history(evoengine, db))
 
 
-def wait_for(condition, seconds: float = 90) -> None:
+def wait_for(condition, seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.3)
+        time.sleep(1)

@@ -75,7 +75,7 @@ def test_ctrl_c_works_while_waiting(holder):
     assert "waiting" in second.stdout.readline()
     time.sleep(0.1)
     second.send_signal(signal.SIGINT)
-    _, error = second.communicate(timeout=20)
+    _, error = second.communicate(timeout=120)
     assert "KeyboardInterrupt" in error
     assert first.poll() is None
 

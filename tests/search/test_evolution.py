@@ -11,8 +11,8 @@ from optuna.testing.pytest_samplers import BasicSamplerTestCase, MultiObjectiveS
 from evoengine.gpu import find_gpu
 from evoengine.problem import parse_problem
 from evoengine.records import config_key
-from evoengine.search.samplers import pool
-from evoengine.search.samplers.evolution import FIRST, EvolutionSampler, fronts
+from evoengine.search.samplers import evolution, pool
+from evoengine.search.samplers.evolution import FIRST, STALL, EvolutionSampler, fronts
 from evoengine.search.samplers.grid import Grid
 from evoengine.search.samplers.surrogate import Surrogate
 from evoengine.space.definition import Knob
@@ -134,6 +134,17 @@ def test_a_region_that_fails_is_left(state):
             study.tell(trial, 1 + x + y / 10)
     assert np.mean(failed[-50:]) < 0.3
     assert study.best_trial.params["x"] == 11
+
+
+@pytest.mark.parametrize("stall, far", [(STALL, True), (1000, False)])
+def test_a_best_that_stays_best_sends_every_other_proposal_far_from_it(space, monkeypatch, stall, far):
+    monkeypatch.setattr(evolution, "STALL", stall)
+    values = iter([1.0, *[0.0] * 39])
+    study = search(space, 3, 40, value=lambda config: next(values))
+    rows = [space.encode(trial.params) for trial in study.trials]
+    elsewhere = [int((row != rows[0]).sum()) >= 3 for row in rows]  # 3: half of five knobs
+    assert all(elsewhere[STALL + 2 :: 2]) == far
+    assert not all(elsewhere[STALL + 3 :: 2])
 
 
 def test_known_good_points_go_first_and_their_kin_follow(space):

@@ -1,10 +1,12 @@
 """evoengine's own sampler: an evolutionary search that pays only for the offspring a surrogate expects most of.
 
-Every proposal is a whole configuration of the valid space that was not proposed before. The first ones are uniform.
+Every proposal is a whole configuration of the valid space that was not proposed before. The first are random draws.
 From then on a Gaussian process (`surrogate`) judges a pool of candidates (`pool`): the whole valid space where that is
-small, and otherwise what mutation and crossover of the best trials bring forth beside fresh uniform points. The one
-with the largest expected improvement is proposed. What is learned from are ranks: the scale of the objective does not
-matter, and a trial that failed, or was told a penalty worse than all others, is simply the worst.
+small, and otherwise what mutation and crossover of the best trials bring forth beside fresh random points. The one
+with the largest expected improvement is proposed. Where the best has not moved for a while, every other proposal is the
+most promising of those far from it: a landscape may have several basins, and the first one found be a poor one. What is
+learned from are ranks: the scale of the objective does not matter, and a trial that failed, or was told a penalty worse
+than all others, is simply the worst.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class EvolutionSampler(BaseSampler):
     The objective must suggest each knob as `suggest_categorical(knob.name, knob.values)` where a space is given. Each
     trial says what it came from in its user attributes: `operator`, and the numbers of its `parents`:
 
-    - random: a uniform draw, no parents;
+    - random: a draw from the space, no parents;
     - mutation: one or two knobs away from one of the best trials, its parent;
     - crossover: every knob as in one of two of the best trials, its parents;
     - surrogate: none of these; the surrogate saw promise further off.

@@ -12,10 +12,10 @@ from evoengine.space.definition import Knob
 
 ENUMERABLE = 20_000
 """valid configurations up to which the pool is the whole space"""
-UNIFORM, CROSSED = 1024, 256
-"""uniform points and crossovers in the pool of a larger space, beside the neighbours of the elites"""
+RANDOM, CROSSED = 1024, 256
+"""random points and crossovers in the pool of a larger space, beside the neighbours of the elites"""
 DRAWN = 64
-"""uniform points of a larger space among which a new one is looked for"""
+"""random points of a larger space among which a new one is looked for"""
 
 
 class Space(Protocol):
@@ -57,7 +57,7 @@ class Pool:
             self.open[position] = False
 
     def draw(self) -> np.ndarray | None:
-        """A uniform valid row not closed yet; None where none is found: a space held whole is exhausted then."""
+        """A random valid row not closed yet; None where none is found: a space held whole is exhausted then."""
         if self.whole:
             left = np.flatnonzero(self.open)
             return self.rows[self._rng.choice(left)] if len(left) else None
@@ -68,9 +68,9 @@ class Pool:
         """Renews a pool that is not the whole space from the best rows so far [n, knobs]."""
         if self.whole:
             return
-        uniform = self._encoded(self._space.sample(self._rng, UNIFORM))
+        random = self._encoded(self._space.sample(self._rng, RANDOM))
         near = [row for elite in elites for row in self._near(elite)]
-        self._hold(np.unique(np.vstack([uniform, *near, *self._crossed(elites)]), axis=0))
+        self._hold(np.unique(np.vstack([random, *near, *self._crossed(elites)]), axis=0))
 
     def _hold(self, rows: np.ndarray) -> None:
         self.rows = rows
