@@ -84,9 +84,11 @@ def test_a_killed_search_loses_nothing_and_leaves_no_process(evoengine, tmp_path
     db = tmp_path / "evo.db"
     arguments = ["search", "--problem", "b1,h2,s128,d32,fp16", "--trials", "500", "--db", str(db), "--device", "emulator"]
     process = subprocess.Popen([sys.executable, "-m", "evoengine", *arguments], stderr=subprocess.DEVNULL, start_new_session=True)
-    wait_for(lambda: finished(evoengine, db) >= 2)
-    process.kill()
-    process.wait()
+    try:
+        wait_for(lambda: finished(evoengine, db) >= 2)
+    finally:
+        process.kill()
+        process.wait()
     before = [c for c in history(evoengine, db) if c["outcome"]]
     assert len(before) >= 2
     wait_for(lambda: not members(process.pid))
