@@ -1,6 +1,6 @@
 """How many trials each sampler needs to find the best estimate of a part of the attention space, from scratch.
 
-    python benchmarks/attention_subspace.py --record estimates.json     compiles every point: some 20 CPU-minutes
+    python benchmarks/attention_subspace.py --record estimates.json     compiles every point: some 40 CPU-minutes
     python benchmarks/attention_subspace.py estimates.json              searches it with every sampler
 
 The part has some 3,000 configurations of all four families and none of the space's start points. What a configuration
