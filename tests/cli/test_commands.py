@@ -93,7 +93,8 @@ def test_a_killed_search_loses_nothing_and_leaves_no_process(evoengine, tmp_path
     assert len(before) >= 2
     wait_for(lambda: not members(process.pid))
     evoengine("search", *arguments[1:3], "--trials", 3, "--db", db, "--device", "emulator")
-    assert [c for c in history(evoengine, db) if c["outcome"]][: len(before)] == before
+    after = {c["trial"]: c for c in history(evoengine, db)}
+    assert [after[c["trial"]] for c in before] == before
 
 
 def members(group: int) -> list[str]:
