@@ -196,15 +196,20 @@ def _check_file(path: Path, create: bool) -> None:
 
 
 def _look_into_file(path: Path) -> Contents:
-    with path.open("rb") if path.exists() else io.BytesIO() as file:
-        head = file.read(20)
-    if not head:
-        return Contents()
-    if not head.startswith(SQLITE_MAGIC):
-        raise UsageError(f"{path} is not a database; name an SQLite file or a new one with --db")
-    # a file in WAL mode that nobody has open is read without the side files that opening it would make
-    alone = head[18] == 2 and not path.with_name(f"{path.name}-wal").exists()
-    uri = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if alone else ''}"
+    uri = f"{path.resolve().as_uri()}?mode=ro"
+    # Where there is a log, this process may have the file open through SQLite. Closing it once more, opened in any other
+    # way, would drop SQLite's locks (sqlite.org, How To Corrupt An SQLite Database File, 2.2): the next process that is
+    # done reading would think itself the last and take the log away, with all that is still written into it.
+    if not path.with_name(f"{path.name}-wal").exists():
+        with path.open("rb") if path.exists() else io.BytesIO() as file:
+            head = file.read(20)
+        if not head:
+            return Contents()
+        if not head.startswith(SQLITE_MAGIC):
+            raise UsageError(f"{path} is not a database; name an SQLite file or a new one with --db")
+        if head[18] == 2:
+            # in WAL mode and open nowhere: read without the side files that opening it would make
+            uri += "&immutable=1"
     with explained(URL.create("sqlite", database=str(path))):
         with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
             names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()

@@ -41,6 +41,14 @@ study = Projection(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMA
 for i in range(15): study.add(add_ranked(ledger, run, a_figure(i), name=f"kernel_{run}_{i}"))
 assert not study.missed, study.missed
 """
+WRITES_WHEN_TOLD = """
+from evoengine.ledger.study import Projection, optuna_storage
+study = Projection(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS)
+for i in range(1, 5):
+    study.add(add_ranked(ledger, run, a_figure(i), name=f"kernel_{i}"))
+    print(i, flush=True)
+    sys.stdin.readline()
+"""
 STOPS_MID_WAY = """
 add_ranked(ledger, run, a_figure(1.0))
 trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (1,), "mutation")
@@ -58,7 +66,7 @@ with ledger._writing() as session:
 def writer(path: Path, script: str) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", WRITER + script, str(path)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +100,27 @@ def test_two_processes_that_make_and_fill_the_same_ledger_and_its_studies_lose_n
     for run in (1, 2):
         assert [c.measurement.tflops for c in candidates if c.run == run] == list(range(15))
     assert [s.n_trials for s in optuna.get_all_study_summaries(f"sqlite:///{path}")] == [15, 15]
+
+
+def test_what_is_written_is_seen_at_once_by_others_and_outlives_the_writer(tmp_path):
+    """Whoever reads in between is the last to close the file, as far as it can tell by the writer's locks."""
+    path = tmp_path / "watched.db"
+    process = writer(path, WRITES_WHEN_TOLD)
+    for expected in range(1, 4):
+        assert process.stdout.readline() == f"{expected}\n"
+        assert finished_as_others_see_it(path) == expected
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+    assert process.stdout.readline() == "4\n"
+    process.kill()
+    process.wait()
+    assert finished_as_others_see_it(path) == 4
+
+
+def finished_as_others_see_it(path: Path) -> int:
+    count = "import sys; from evoengine.ledger.store import open_ledger\n"
+    count += "with open_ledger(sys.argv[1], create=False) as ledger: print(len(ledger.candidates()))"
+    return int(subprocess.run([sys.executable, "-c", count, path], capture_output=True, text=True, check=True).stdout)
 
 
 def test_a_write_holds_others_off_from_its_beginning(ledger):
