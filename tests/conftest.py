@@ -1,22 +1,33 @@
-"""What tests share: the attention space and templates, bound to a problem, and a gate on the emulator."""
+"""What tests share: spaces from a text or of attention, bound to a problem, and a gate on the emulator."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from evoengine.devices.driver import find_driver
-from evoengine.gpu import find_gpu
+from evoengine.gpu import Gpu, find_gpu
 from evoengine.paths import asset
-from evoengine.problem import parse_problem
+from evoengine.problem import Problem, parse_problem
 from evoengine.records import Source
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.pipeline import emulate_task
 from evoengine.stages.render import render
 from evoengine.workloads import find_workload
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Until it holds; five minutes are more than the slowest machine takes for what a test waits for."""
+    end = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
 
 
 def pytest_configure():
@@ -30,6 +41,33 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {found}"))
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return parse_problem("b16,h16,s2048,d64,fp16")
+
+
+@pytest.fixture
+def gpu() -> Gpu:
+    return find_gpu("h100")
+
+
+@pytest.fixture
+def load(tmp_path: Path, problem: Problem, gpu: Gpu) -> Callable[[str], SearchSpace]:
+    """Reads a space file of that text."""
+
+    def loaded(text: str) -> SearchSpace:
+        path = tmp_path / "space.toml"
+        path.write_text(text)
+        return load_space(path, problem, gpu)
+
+    return loaded
+
+
+def launches(*families: str) -> str:
+    """The part of a space file that gives these families a launch, where it is no matter which."""
+    return "".join(f"[launch.{family}]\nthreads = 32\ngrid = [1, 1, 1]\nshared = 0\n" for family in families)
 
 
 @cache
@@ -70,4 +108,3 @@ class AttentionGate:
 def attention_gate():
     """Gates by problem, `attention_gate("b1,h2,s64,d64,fp16")`."""
     return cache(AttentionGate)
-

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from evoengine.gpu import find_gpu
-from evoengine.problem import parse_problem
-from evoengine.records import config_key
 from evoengine.objectives import OBJECTIVES
+from evoengine.records import config_key
 from evoengine.search.proposer import Proposer
 from evoengine.search.samplers import NAMES
-from evoengine.space.space import load_space
+from tests.conftest import launches
 
-SPACE = """
+SPACE = """\
 kernel = "attention"
 [knobs]
 family = ["left", "right"]
@@ -23,26 +19,16 @@ b = { values = [0, 1, 2], when = "family == 'right'" }
 [[constraint]]
 expr = "a + b < 9"
 why = "they must fit"
-[launch.left]
-threads = "32 * a"
-grid = ["1", "1", "1"]
-shared = "0"
-[launch.right]
-threads = "32 * a"
-grid = ["1", "1", "1"]
-shared = "0"
 [[start]]
 family = "right"
 a = 4
 b = 2
-"""
+""" + launches("left", "right")
 
 
 @pytest.fixture
-def space(tmp_path: Path):
-    file = tmp_path / "small.toml"
-    file.write_text(SPACE)
-    return load_space(file, parse_problem("b1,h1,s8,d64,fp16"), find_gpu("h100"))
+def space(load):
+    return load(SPACE)
 
 
 def worth(config) -> float:

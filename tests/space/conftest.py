@@ -1,13 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
-
-from evoengine.gpu import Gpu, find_gpu
-from evoengine.problem import Problem, parse_problem
-from evoengine.space.space import SearchSpace, load_space
 
 SMALL = """\
 kernel = "attention"
@@ -39,26 +32,6 @@ pad    = 16
 
 
 @pytest.fixture
-def problem() -> Problem:
-    return parse_problem("b16,h16,s2048,d64,fp16")
-
-
-@pytest.fixture
-def gpu() -> Gpu:
-    return find_gpu("h100")
-
-
-@pytest.fixture
 def small() -> str:
     """A space file of two families, a conditional knob and one constraint; others are made from it by replacement."""
     return SMALL
-
-
-@pytest.fixture
-def load(tmp_path: Path, problem: Problem, gpu: Gpu) -> Callable[[str], SearchSpace]:
-    def loaded(text: str) -> SearchSpace:
-        path = tmp_path / "space.toml"
-        path.write_text(text)
-        return load_space(path, problem, gpu)
-
-    return loaded

@@ -15,6 +15,7 @@ from evoengine.gpu import Gpu
 from evoengine.problem import Problem
 from evoengine.records import Config, Launch, config_key
 from evoengine.space.space import SearchSpace, load_space
+from tests.conftest import launches
 
 Load = Callable[[str], SearchSpace]
 
@@ -133,11 +134,10 @@ def test_random_constraints_leave_what_checking_each_combination_leaves(load: Lo
         constraints = "".join(
             f'[[constraint]]\nexpr = "{e}"\nwhen = "{w}"\nwhy = "{e}"\n' for e, w in zip(texts, whens, strict=True)
         )
-        launches = "".join(f'[launch.{f}]\nthreads = 32\ngrid = ["a", 1, 1]\nshared = 0\n' for f in "xy")
         space = load(
             'kernel = "k"\n[knobs]\nfamily = ["x", "y"]\na = [1, 2, 3]\nb = [2, 4, 8]\n'
             "c = { values = [1, 2, 3], when = \"family == 'x' and b < 8\" }\n"
-            'd = { values = [2, 4], when = "a != 2" }\n[let]\ntotal = "a + b"\n' + constraints + launches
+            'd = { values = [2, 4], when = "a != 2" }\n[let]\ntotal = "a + b"\n' + constraints + launches("x", "y")
         )
         every = itertools.product("xy", [1, 2, 3], [2, 4, 8], [1, 2, 3, None], [2, 4, None])
         configs = [{n: v for n, v in zip("fabcd", values, strict=True) if v is not None} for values in every]
@@ -222,11 +222,10 @@ def test_a_change_that_switches_knobs_keeps_the_rest_as_near_as_the_space_allows
 
 
 def test_a_change_that_switches_knobs_rather_moves_a_knob_far_than_switches_it_off(load: Load) -> None:
-    launches = "".join(f"[launch.{f}]\nthreads = 32\ngrid = [1, 1, 1]\nshared = 0\n" for f in "ab")
     space = load(
         'kernel = "k"\n[knobs]\nfamily = ["a", "b"]\nmode = { values = [0, 1], when = "family == \'b\'" }\n'
         "x = { values = [1, 2, 3], when = \"family == 'a' or mode == 1\" }\n"
-        '[[constraint]]\nexpr = "x == 3"\nwhen = "family == \'b\'"\nwhy = "b knows no other"\n' + launches
+        '[[constraint]]\nexpr = "x == 3"\nwhen = "family == \'b\'"\nwhy = "b knows no other"\n' + launches("a", "b")
     )
     assert space.neighbours({"family": "a", "x": 1})[0] == {"family": "b", "mode": 1, "x": 3}
 
@@ -336,11 +335,11 @@ def test_a_family_asked_for_by_name_must_be_there_and_possible(tmp_path, problem
 def test_many_families_of_unlike_sizes_are_counted_and_sampled_alike(load: Load) -> None:
     count = 500
     families = ", ".join(f'"f{i}"' for i in range(count))
-    launches = "".join(f'[launch.f{i}]\nthreads = "n"\ngrid = [1, 1, 1]\nshared = {i}\n' for i in range(count))
+    of_each = "".join(f'[launch.f{i}]\nthreads = "n"\ngrid = [1, 1, 1]\nshared = {i}\n' for i in range(count))
     lets = "".join(f"[let.f{i}]\nlimit = {i % 5}\n" for i in range(count))
     space = load(
         f'kernel = "k"\n[knobs]\nfamily = [{families}]\nn = [1, 2, 3, 4]\n{lets}'
-        f'[[constraint]]\nexpr = "n <= limit"\nwhy = "the family ends there"\n{launches}'
+        f'[[constraint]]\nexpr = "n <= limit"\nwhy = "the family ends there"\n{of_each}'
     )
     assert space.size == 4 * count
     assert len(space) == count // 5 * (0 + 1 + 2 + 3 + 4)
