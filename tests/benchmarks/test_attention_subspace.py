@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import attention_subspace as benchmark
 from evoengine.records import config_key
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "attention_subspace.py"
-
 
 @pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("attention_subspace", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["attention_subspace"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["attention_subspace"]
-
-
-@pytest.fixture(scope="module")
-def made_up(benchmark):
+def made_up():
     """µs by configuration: rejected for scalar, else the better the larger the tile and the fewer the stages."""
     return {
         config_key(c): None if c["family"] == "scalar" else 1e6 / (c["tile_m"] * c["tile_n"]) + c["stages"]
@@ -34,21 +20,21 @@ def made_up(benchmark):
     }
 
 
-def test_the_part_has_all_families_and_no_start_point(benchmark):
+def test_the_part_has_all_families_and_no_start_point():
     configs = list(benchmark.space().enumerate())
     assert {c["family"] for c in configs} == {"scalar", "wmma", "mma", "wgmma"}
     assert 2500 < len(configs) < 3500
     assert benchmark.space().starts == ()
 
 
-def test_what_a_configuration_is_worth_comes_from_its_real_binary(benchmark):
+def test_what_a_configuration_is_worth_comes_from_its_real_binary():
     configs = list(benchmark.space().enumerate())
     first, last = ({c["family"]: c for c in order} for order in (reversed(configs), configs))
     assert 0 < benchmark.estimated_us(first["wgmma"]) < benchmark.estimated_us(first["scalar"])
     assert benchmark.estimated_us(last["wgmma"]) is None  # scores of 176 keys beside the outputs spill
 
 
-def test_a_search_counts_the_trials_until_it_is_near_the_best(benchmark, made_up):
+def test_a_search_counts_the_trials_until_it_is_near_the_best(made_up):
     best = min(us for us in made_up.values() if us is not None)
     near = np.mean([us is not None and us <= benchmark.NEAR * best for us in made_up.values()])
     needed = [benchmark.trials_needed("evolution", seed, made_up, 300) for seed in range(3)]
@@ -56,12 +42,12 @@ def test_a_search_counts_the_trials_until_it_is_near_the_best(benchmark, made_up
     assert np.median(needed) < 0.5 / near  # fewer than draws at random need
 
 
-def test_a_search_that_does_not_get_there_is_not_counted_as_one_that_did(benchmark, made_up):
+def test_a_search_that_does_not_get_there_is_not_counted_as_one_that_did(made_up):
     out_of_reach = {**made_up, "nowhere": 1e-3}
     assert benchmark.trials_needed("random", 0, out_of_reach, 20) == np.inf
 
 
-def test_the_table_has_quartiles_that_are_runs(benchmark):
+def test_the_table_has_quartiles_that_are_runs():
     rows = [list(column.cells) for column in benchmark.table({"random": [5, 7, np.inf, np.inf]}, 20).columns]
     assert [cells[0] for cells in rows] == ["random", "4", "7", "> 20", "> 20", "2"]
 
@@ -74,7 +60,7 @@ def test_the_table_has_quartiles_that_are_runs(benchmark):
         (json.dumps({"estimated_us": {}}), "lacks 2965 configurations"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_with_the_remedy(benchmark, tmp_path, capsys, content, complaint):
+def test_a_file_that_does_not_fit_is_refused_with_the_remedy(tmp_path, capsys, content, complaint):
     file = tmp_path / "estimates.json"
     if content is not None:
         file.write_text(content)

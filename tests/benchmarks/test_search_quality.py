@@ -1,23 +1,11 @@
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "search_quality.py"
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("search_quality", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["search_quality"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["search_quality"]
+from benchmarks import search_quality as benchmark
 
 
 def cache() -> dict:
@@ -42,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_json_has_every_figure_of_every_space_and_sampler(benchmark, folder, tmp_path, capsys):
+def test_the_json_has_every_figure_of_every_space_and_sampler(folder, tmp_path, capsys):
     out, png = tmp_path / "out.json", tmp_path / "out.png"
     arguments = ["--spaces", folder, "--samplers", "evolution", "random", "--seeds", "2", "--budget", "30"]
     assert benchmark.main([*map(str, arguments), "--json", str(out), "--plot", str(png)]) == 0
@@ -55,7 +43,7 @@ def test_the_json_has_every_figure_of_every_space_and_sampler(benchmark, folder,
     assert "evolution" in capsys.readouterr().out
 
 
-def test_a_run_counts_every_unique_configuration_once_and_failures_too(benchmark, folder):
+def test_a_run_counts_every_unique_configuration_once_and_failures_too(folder):
     space = benchmark.recorded(folder / "toy.json")
     run = benchmark.search(space, "random", 0, budget=1000)
     assert len(run.curve) == len(space) == len(cache()["cache"])
@@ -63,18 +51,18 @@ def test_a_run_counts_every_unique_configuration_once_and_failures_too(benchmark
     assert run.proposals > len(run.curve)
 
 
-def test_evolution_proposes_nothing_twice_and_nothing_invalid(benchmark, folder):
+def test_evolution_proposes_nothing_twice_and_nothing_invalid(folder):
     run = benchmark.search(benchmark.recorded(folder / "toy.json"), "evolution", 0, budget=30)
     assert run.proposals == len(run.curve) == 30
 
 
-def test_the_curve_is_the_best_so_far_over_the_optimum(benchmark, folder):
+def test_the_curve_is_the_best_so_far_over_the_optimum(folder):
     curve = benchmark.search(benchmark.recorded(folder / "toy.json"), "evolution", 1, budget=30).curve
     assert curve == sorted(curve, reverse=True)
     assert curve[-1] == 1
 
 
-def test_the_median_is_over_seeds_and_an_exhausted_search_keeps_its_last(benchmark):
+def test_the_median_is_over_seeds_and_an_exhausted_search_keeps_its_last():
     curves = [3, 2, 1.5], [4, 4, 1], [9, 9, 9]
     runs = [benchmark.Run("s", "random", seed, curve, 3, 1.0) for seed, curve in enumerate(curves)]
     assert benchmark.best_at(runs, 1) == 4
@@ -83,7 +71,7 @@ def test_the_median_is_over_seeds_and_an_exhausted_search_keeps_its_last(benchma
     assert benchmark.summary(runs)["within5"] == pytest.approx(1 / 3)
 
 
-def test_descriptions_and_doubles_in_other_formats_are_no_further_spaces(benchmark, tmp_path):
+def test_descriptions_and_doubles_in_other_formats_are_no_further_spaces(tmp_path):
     for name in ("a.json.gz", "a_T4.json.gz", "a_T1.json", "b_T4.json", "README.md"):
         (tmp_path / name).touch()
     assert [p.name for p in benchmark.find_spaces(tmp_path)] == ["a.json.gz", "b_T4.json"]
@@ -93,11 +81,11 @@ def test_descriptions_and_doubles_in_other_formats_are_no_further_spaces(benchma
     ("arguments", "message"),
     [(["--budget", "0"], "must be at least 1"), (["--seeds", "0"], "must be at least 1")],
 )
-def test_numbers_below_one_are_refused(benchmark, folder, capsys, arguments, message):
+def test_numbers_below_one_are_refused(folder, capsys, arguments, message):
     assert benchmark.main(["--spaces", str(folder), *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_folder_without_recorded_spaces_is_refused(benchmark, tmp_path, capsys):
+def test_a_folder_without_recorded_spaces_is_refused(tmp_path, capsys):
     assert benchmark.main(["--spaces", str(tmp_path)]) == 2
     assert "holds no recorded space" in capsys.readouterr().err
