@@ -92,14 +92,3 @@ def circle(graph: dict[str, set[str]]) -> list[str] | None:
 def test_modules_stay_short_enough_to_read():
     long = {str(p): n for p in PACKAGE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 400}
     assert long == {}
-
-
-def test_what_the_door_imports_is_light():
-    """--help must be instant, so nothing that the command modules import at their top may be heavy."""
-    heavy = {"torch", "cupy", "optuna", "sqlalchemy", "alembic", "rich", "jinja2", "numpy", "pebble"}
-    for name, tree in modules().items():
-        if part_of(name) == "cli" and name not in ("evoengine.cli.display", "evoengine.cli.setup"):
-            top = ast.Module([n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)], [])
-            roots = {alias.name.split(".")[0] for n in top.body if isinstance(n, ast.Import) for alias in n.names}
-            roots |= {n.module.split(".")[0] for n in top.body if isinstance(n, ast.ImportFrom)}
-            assert not roots & heavy, name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-SMALL = "b1,h2,s128,d32,fp16"
+from tests.cli.conftest import SMALL
 
 
 def test_a_family_that_the_gpu_cannot_run_is_left_out_with_one_line_that_says_why(evoengine, tmp_path):

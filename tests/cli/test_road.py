@@ -12,6 +12,8 @@ import sys
 import optuna
 import pytest
 
+from tests.cli.conftest import SMALL
+
 FIELDS = [
     "trial", "run", "outcome", "reason", "config", "problem", "gpu", "device", "source_sha256", "registers", "spill_bytes",
     "shared_bytes", "occupancy", "correct", "max_abs_error", "tflops", "tflops_kind", "median_us", "samples", "vs_sdpa",
@@ -114,7 +116,7 @@ def imported(source: str) -> set[str]:
 def test_a_second_search_of_the_same_space_compiles_nothing(evoengine, db, tmp_path):
     copy = tmp_path / "again.db"
     shutil.copy(db, copy)
-    arguments = ("--problem", "b1,h2,s128,d32,fp16", "--trials", 8, "--seed", 3, "--jobs", 2, "--device", "emulator")
+    arguments = ("--problem", SMALL, "--trials", 8, "--seed", 3, "--jobs", 2, "--device", "emulator")
     done = evoengine("search", *arguments, "--db", copy, "--json")
     summary = json.loads(done.stdout)
     assert (summary["run"], summary["compiled"]) == (2, 0)
@@ -130,7 +132,7 @@ def test_best_of_an_empty_ledger_says_how_to_fill_it(evoengine, tmp_path):
 
 def test_verify_prints_every_case_and_exits_0_when_correct(evoengine, db):
     config = json.loads(evoengine("best", "--json", "--db", db).stdout)["config"]
-    arguments = ("--config", json.dumps(config), "--problem", "b1,h2,s128,d32,fp16", "--device", "emulator")
+    arguments = ("--config", json.dumps(config), "--problem", SMALL, "--device", "emulator")
     done = evoengine("verify", *arguments, "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 0
@@ -146,7 +148,7 @@ def test_verify_exits_1_on_a_broken_template_of_ones_own(evoengine, db, tmp_path
     shutil.copytree(asset("templates"), templates)
     for file in (templates / "attention").glob("*.j2"):
         file.write_text(file.read_text().replace("scale * LOG2_E", "scale"))
-    arguments = ("--config", json.dumps(config), "--problem", "b1,h2,s128,d32,fp16", "--device", "emulator")
+    arguments = ("--config", json.dumps(config), "--problem", SMALL, "--device", "emulator")
     done = evoengine("verify", *arguments, "--templates", templates, "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 1
