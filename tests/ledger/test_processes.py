@@ -9,7 +9,8 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from evoengine.records import Outcome
 from tests.ledger.examples import CONFIG, GPU, PROBLEM, a_figure, a_source, a_verdict, add_ranked, start_run
 
 WRITER = """
-import sys, time
+import sys
 from datetime import UTC, datetime
 from evoengine.ledger.models import VerdictRow
 from evoengine.ledger.rows import verdict_values
@@ -59,25 +60,32 @@ with ledger._writing() as session:
     session.add(VerdictRow(candidate_id=trial, taken_at=datetime.now(UTC), **verdict_values(a_verdict())))
     session.flush()
     print("under way", flush=True)
-    time.sleep(60)
+    sys.stdin.readline()
 """
 
 
-def writer(path: Path, script: str) -> subprocess.Popen:
+@contextmanager
+def writer(path: Path, script: str) -> Iterator[subprocess.Popen]:
+    """A process that runs it, and is killed at the end if it has not ended by then."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", WRITER + script, str(path)]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture(scope="module")
 def killed_folder(tmp_path_factory):
     """What a process left that was killed with a verdict written and not committed."""
     folder = tmp_path_factory.mktemp("killed")
-    process = writer(folder / "killed.db", STOPS_MID_WAY)
-    assert process.stdout.readline() == "committed\n"
-    assert process.stdout.readline() == "under way\n"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with writer(folder / "killed.db", STOPS_MID_WAY) as process:
+        assert process.stdout.readline() == "committed\n"
+        assert process.stdout.readline() == "under way\n"
+    assert process.returncode == -signal.SIGKILL
     return folder
 
 
@@ -92,8 +100,8 @@ def killed(killed_folder, tmp_path):
 
 def test_two_processes_that_make_and_fill_the_same_ledger_and_its_studies_lose_nothing(tmp_path):
     path = tmp_path / "shared.db"
-    processes = [writer(path, WRITES) for _ in range(2)]
-    assert [p.wait() for p in processes] == [0, 0]
+    with writer(path, WRITES) as first, writer(path, WRITES) as second:
+        assert [first.wait(), second.wait()] == [0, 0]
     with open_ledger(str(path), create=False) as ledger:
         candidates = ledger.candidates()
     assert [c.trial for c in candidates] == list(range(1, 31))
@@ -105,15 +113,13 @@ def test_two_processes_that_make_and_fill_the_same_ledger_and_its_studies_lose_n
 def test_what_is_written_is_seen_at_once_by_others_and_outlives_the_writer(tmp_path):
     """Whoever reads in between is the last to close the file, as far as it can tell by the writer's locks."""
     path = tmp_path / "watched.db"
-    process = writer(path, WRITES_WHEN_TOLD)
-    for expected in range(1, 4):
-        assert process.stdout.readline() == f"{expected}\n"
-        assert finished_as_others_see_it(path) == expected
-        process.stdin.write("go on\n")
-        process.stdin.flush()
-    assert process.stdout.readline() == "4\n"
-    process.kill()
-    process.wait()
+    with writer(path, WRITES_WHEN_TOLD) as process:
+        for expected in range(1, 4):
+            assert process.stdout.readline() == f"{expected}\n"
+            assert finished_as_others_see_it(path) == expected
+            process.stdin.write("go on\n")
+            process.stdin.flush()
+        assert process.stdout.readline() == "4\n"
     assert finished_as_others_see_it(path) == 4
 
 
@@ -189,17 +195,13 @@ def test_candidates_are_reclaimed_for_their_own_gpu_and_problem_alone(killed):
 
 def test_a_run_whose_process_lives_is_left_alone(tmp_path):
     path = tmp_path / "alive.db"
-    process = writer(path, STOPS_MID_WAY.partition("with ledger")[0] + "time.sleep(60)")
-    try:
+    with writer(path, STOPS_MID_WAY.partition("with ledger")[0] + "sys.stdin.readline()") as process:
         assert process.stdout.readline() == "committed\n"
         with open_ledger(str(path), create=False) as ledger:
             run = start_run(ledger)
             assert ledger.unfinished(GPU, PROBLEM) == []
             assert ledger.adopt([2], run) == []
             assert [r.status for r in ledger.runs()] == [RUNNING, RUNNING]
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_what_an_interrupted_run_of_this_very_process_left_is_adopted(ledger):
