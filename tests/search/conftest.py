@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -49,7 +48,6 @@ class NumberedSearch:
     def space(self, numbers: Iterable[int]):
         path = self.folder / "numbers.toml"
         path.write_text(SPACE.format(numbers=", ".join(map(str, numbers))))
-        assert tomllib.loads(path.read_text())
         return load_space(path, PROBLEM, GPU)
 
     def begin(self, numbers, faults=lambda _: None, *, trials=None, jobs=2) -> tuple[Setting, int]:
@@ -70,7 +68,7 @@ class NumberedSearch:
     ) -> Coordinator:
         setting, run = self.begin(numbers, faults, **options)
         judge = GpuJudge("attention", PROBLEM, GPU, DEVICE, 1, tasks, seconds)
-        terms = Terms(seconds, memory_bytes=512 << 20, file_bytes=1 << 20)
+        terms = Terms(seconds, memory_bytes=512 << 20, file_bytes=1 << 20, warm_up=faulty_device.note_warm)
         return Coordinator(
             setting, self.ledger, run, judge, on_change, self.finished.append, faulty_device.compile_task, terms
         )

@@ -20,7 +20,7 @@ from evoengine.records import Baseline, Binary, CaseResult, Finals, Kind, Measur
 from evoengine.stages.pipeline import Judged
 
 DEVICE = "faulty device"
-WORK_SECONDS = float(os.environ.get("FAULTY_WORK_SECONDS", "0.02"))
+WORK_SECONDS = 0.02
 LATE_SECONDS = 30.0
 
 
@@ -77,12 +77,16 @@ PLACES = {
 }
 HANG = ("loop", "late")
 KINDS = [(place, fault) for place, faults in PLACES.items() for fault in faults]
+QUICK = [(place, fault) for place, fault in KINDS if fault not in HANG]
 
 
 def fault_of(number: int) -> tuple[str, str] | None:
-    """Six of every twenty candidates misbehave, each kind in its turn."""
+    """Six of every twenty candidates misbehave, each kind in its turn; those that take a worker's whole time, once."""
     group, place = divmod(number, 20)
-    return KINDS[(6 * group + place) % len(KINDS)] if place < 6 else None
+    turn = 6 * group + place
+    if place >= 6:
+        return None
+    return KINDS[turn] if turn < len(KINDS) else QUICK[turn % len(QUICK)]
 
 
 def expected(number: int) -> Outcome:
@@ -145,7 +149,9 @@ def finals_task(kernel, contenders, problem, gpu, seed, rival):
 # ── other ways to behave, for one test each ──────────────────────────────────────────────────────────────────────────
 
 
-def slow_task(*arguments):
+def slow_task(gate, *arguments):
+    while not Path(gate).exists():
+        time.sleep(0.01)
     time.sleep(0.15)
     return measure_task(*arguments)
 

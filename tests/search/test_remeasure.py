@@ -19,7 +19,6 @@ from evoengine.search.remeasure import left_to_measure
 from evoengine.stages.render import render
 from tests.search import faulty_device
 from tests.search.conftest import GPU, PROBLEM
-from tests.search.faulty_device import expected, fault_of
 
 ESTIMATES = [9.0, 1.0, 5.0, 7.0, 3.0]
 
@@ -123,7 +122,3 @@ def test_without_a_gpu_it_says_what_the_doctor_says(monkeypatch, estimated):
     error = CliRunner().invoke(evoengine, command, standalone_mode=False).exception
     assert isinstance(error, MachineError) and error.exit_code == 3
     assert reason in str(error) and "evoengine doctor" in str(error)
-
-
-def test_the_faulty_device_knows_what_to_expect():
-    assert expected(6) is Outcome.MEASURED and fault_of(0) == ("compile", "segv")
