@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from evoengine.cli.setup import first_of_each_family
 from tests.cli.conftest import SMALL
+from tests.conftest import attention_space, launches
 
 
 def test_a_family_that_the_gpu_cannot_run_is_left_out_with_one_line_that_says_why(evoengine, tmp_path):
@@ -24,3 +28,14 @@ def test_a_family_asked_for_by_name_is_the_only_one_tried(evoengine, tmp_path):
     found = json.loads(evoengine("history", "--json", "--db", tmp_path / "x.db").stdout)
     assert [c["config"]["family"] for c in found] == ["mma"] * 3
     assert all(c["correct"] for c in found)
+
+
+def test_each_family_is_tried_by_its_start_point_without_a_walk_through_the_space(monkeypatch):
+    space = attention_space()
+    monkeypatch.setattr(space, "decode", lambda row: pytest.fail("the space is walked"))
+    assert {c["family"] for c in first_of_each_family(space)} == set(space.families)
+
+
+def test_a_family_without_a_start_point_is_tried_by_the_first_of_its_configurations(load):
+    space = load('kernel = "k"\n[knobs]\nfamily = ["a", "b"]\nn = [1, 2]\n' + launches("a", "b"))
+    assert first_of_each_family(space) == [{"family": "a", "n": 1}, {"family": "b", "n": 1}]
