@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
@@ -114,4 +113,3 @@ def test_the_session_fits_its_minutes():
     options = session.parse([])
     command = session.searching(options, "x.db", 200.0)
     assert float(command[command.index("--minutes") + 1]) == pytest.approx(200 / 60)
-    assert os.access(SCRIPT, os.R_OK)

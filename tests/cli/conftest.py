@@ -16,10 +16,10 @@ SMALL = "b1,h2,s128,d32,fp16"
 def evoengine():
     """Calls `evoengine ARGUMENTS…` in a process of its own; gives the finished process."""
 
-    def call(*arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = 180):
+    def call(*arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None):
         command = [sys.executable, "-m", "evoengine", *map(str, arguments)]
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env={**os.environ, **(env or {})}
+            command, capture_output=True, text=True, timeout=600, cwd=cwd, env={**os.environ, **(env or {})}
         )
 
     return call

@@ -12,6 +12,7 @@ import sys
 import optuna
 import pytest
 
+from evoengine.paths import asset
 from tests.cli.conftest import SMALL
 
 FIELDS = [
@@ -22,9 +23,19 @@ FIELDS = [
 RANKED = {"estimated", "measured"}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def db(searched):
     return searched[0] / "evo.db"
+
+
+@pytest.fixture(scope="module")
+def history(evoengine, db) -> list[dict]:
+    return json.loads(evoengine("history", "--json", "--db", db).stdout)
+
+
+@pytest.fixture(scope="module")
+def best(evoengine, db) -> dict:
+    return json.loads(evoengine("best", "--json", "--db", db).stdout)
 
 
 def test_a_search_ends_with_a_ranked_table_and_what_to_do_next(searched):
@@ -58,18 +69,15 @@ def test_optuna_opens_the_same_file(db):
     assert {"outcome", "registers", "spill_bytes"} <= best.user_attrs.keys()
 
 
-def test_history_lists_candidates_as_json_with_exactly_the_agreed_fields(evoengine, db):
-    found = json.loads(evoengine("history", "--json", "--db", db).stdout)
-    assert [c["trial"] for c in found] == list(range(1, 9))
-    assert all(list(c) == FIELDS for c in found)
-    assert {c["config"]["family"] for c in found} == {"scalar", "wmma"}
+def test_history_lists_candidates_as_json_with_exactly_the_agreed_fields(history):
+    assert [c["trial"] for c in history] == list(range(1, 9))
+    assert all(list(c) == FIELDS for c in history)
+    assert {c["config"]["family"] for c in history} == {"scalar", "wmma"}
 
 
-def test_best_is_the_fastest_of_history(evoengine, db):
-    everything = json.loads(evoengine("history", "--json", "--db", db).stdout)
-    best = json.loads(evoengine("best", "--json", "--db", db).stdout)
+def test_best_is_the_fastest_of_history(history, best):
     assert list(best) == FIELDS
-    assert best["tflops"] == max(c["tflops"] for c in everything if c["correct"])
+    assert best["tflops"] == max(c["tflops"] for c in history if c["correct"])
 
 
 def test_top_gives_as_many_in_order(evoengine, db):
@@ -78,9 +86,8 @@ def test_top_gives_as_many_in_order(evoengine, db):
     assert [c["tflops"] for c in found] == sorted((c["tflops"] for c in found), reverse=True)
 
 
-def test_show_prints_the_same_candidate_and_its_source(evoengine, db):
-    everything = json.loads(evoengine("history", "--json", "--db", db).stdout)
-    assert json.loads(evoengine("show", 1, "--json", "--db", db).stdout) == everything[0]
+def test_show_prints_the_same_candidate_and_its_source(evoengine, db, history):
+    assert json.loads(evoengine("show", 1, "--json", "--db", db).stdout) == history[0]
     assert "__global__" in evoengine("show", 1, "--source", "--db", db).stdout
     page = evoengine("show", 1, "--db", db).stdout
     assert "registers" in page and "late maximum" in page
@@ -130,9 +137,8 @@ def test_best_of_an_empty_ledger_says_how_to_fill_it(evoengine, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_verify_prints_every_case_and_exits_0_when_correct(evoengine, db):
-    config = json.loads(evoengine("best", "--json", "--db", db).stdout)["config"]
-    arguments = ("--config", json.dumps(config), "--problem", SMALL, "--device", "emulator")
+def test_verify_prints_every_case_and_exits_0_when_correct(evoengine, best):
+    arguments = ("--config", json.dumps(best["config"]), "--problem", SMALL, "--device", "emulator")
     done = evoengine("verify", *arguments, "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 0
@@ -140,15 +146,12 @@ def test_verify_prints_every_case_and_exits_0_when_correct(evoengine, db):
     assert {"one row", "constant V"} <= {c["name"] for c in found["cases"]}
 
 
-def test_verify_exits_1_on_a_broken_template_of_ones_own(evoengine, db, tmp_path):
-    from evoengine.paths import asset
-
-    config = json.loads(evoengine("best", "--json", "--db", db).stdout)["config"]
+def test_verify_exits_1_on_a_broken_template_of_ones_own(evoengine, best, tmp_path):
     templates = tmp_path / "templates"
     shutil.copytree(asset("templates"), templates)
     for file in (templates / "attention").glob("*.j2"):
         file.write_text(file.read_text().replace("scale * LOG2_E", "scale"))
-    arguments = ("--config", json.dumps(config), "--problem", SMALL, "--device", "emulator")
+    arguments = ("--config", json.dumps(best["config"]), "--problem", SMALL, "--device", "emulator")
     done = evoengine("verify", *arguments, "--templates", templates, "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 1
@@ -163,7 +166,7 @@ def test_a_search_on_a_gpu_measures(evoengine, tmp_path):
     _, [device, *_] = find_driver()
     gpu = next(k for k, g in known_gpus().items() if g.arch.startswith(f"sm_{device.capability}"))
     arguments = ("--gpu", gpu, "--problem", "b2,h8,s512,d64,fp16", "--trials", 6, "--db", tmp_path / "gpu.db")
-    done = evoengine("search", *arguments, "--device", "cuda", "--json", timeout=600)
+    done = evoengine("search", *arguments, "--device", "cuda", "--json")
     best = json.loads(done.stdout)["best"][0]
     assert best["tflops_kind"] == "measured"
     assert best["samples"] >= 10 and best["vs_sdpa"] > 0

@@ -8,7 +8,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 import urllib.request
 from contextlib import closing
 from pathlib import Path
@@ -27,6 +26,7 @@ from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import Projection, artifact_store, optuna_storage, rebuild, study_note
 from evoengine.lineage import Effect
 from evoengine.records import Kind, Outcome
+from tests.conftest import wait_for
 from tests.ledger.examples import (
     CONFIG,
     DOMAINS,
@@ -298,15 +298,14 @@ def dashboard(projected):
 
 
 def wait_until_it_answers(server: subprocess.Popen, fetch) -> None:
-    for _ in range(300):
+    def answers() -> bool:
         assert server.poll() is None, "optuna-dashboard ended before it answered"
         try:
-            fetch("/api/meta")
+            return bool(fetch("/api/meta"))
         except URLError:
-            time.sleep(0.1)
-        else:
-            return
-    raise AssertionError("optuna-dashboard does not answer")
+            return False
+
+    wait_for(answers)
 
 
 @pytest.fixture
