@@ -9,7 +9,7 @@ search: .venv/ready
 	$(BIN)/evoengine search --gpu h100
 
 test: .venv/ready
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 gpu: .venv/ready
 	$(BIN)/python benchmarks/gpu.py
