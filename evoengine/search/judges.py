@@ -1,4 +1,4 @@
-"""What decides over a compiled candidate: the emulator with the static estimate, or a GPU that times.
+"""What decides over a compiled candidate: the emulator with the static estimate, or a GPU that times; and what it says.
 
 Anything that submits a candidate somewhere and gives a future of its verdict and figure can take their place.
 """
@@ -11,14 +11,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from types import ModuleType
 
+import numpy as np
+
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError
 from evoengine.gpu import Gpu
+from evoengine.ledger.store import Ledger
 from evoengine.problem import Problem
-from evoengine.records import Baseline, Contender, Finals, Outcome, Plan, Rejection
+from evoengine.records import Baseline, Contender, Finals, Measurement, Outcome, Plan, Rejection
 from evoengine.search.workers import Late, Terms, WorkerPool
+from evoengine.space.space import SearchSpace
 from evoengine.stages import pipeline
 from evoengine.stages.pipeline import Judged
+from evoengine.workloads import find_workload
 
 AHEAD = 4
 """compiled candidates that may be with the GPU, the one under way included: enough that it need not wait, few enough
@@ -35,6 +40,44 @@ class Job:
     plan: Plan
     cost: Mapping[str, float]
     seed: int
+
+
+def make_job(space: SearchSpace, problem: Problem, contender: Contender, seed: int) -> Job:
+    config = contender.config
+    cases = find_workload(space.kernel).cases(problem, config)
+    return Job(contender, [(case, space.launch(config, case.problem)) for case in cases], space.cost(config), seed)
+
+
+def seed_for(seed: int, run: int, trial: int) -> int:
+    """Of a trial's inputs: unlike for every trial, and the same again for the same run."""
+    return int(np.random.SeedSequence([seed, run, trial]).generate_state(1)[0])
+
+
+def record_judged(
+    ledger: Ledger, trial: int, result: Judged | Rejection
+) -> tuple[Outcome, str | None, str | None]:
+    """Writes verdict and figure, as far as there are any; how the trial ends, why, and on which device."""
+    if isinstance(result, Rejection):
+        return result.outcome, result.reason, None
+    verdict, figure = result
+    ledger.record_verdict(trial, verdict)
+    if figure is None:
+        return verdict.outcome, verdict.reason, verdict.device
+    ledger.record_measurement(trial, figure)
+    if figure.suspect:
+        return Outcome.SUSPECT, figure.suspect, verdict.device
+    return Outcome(str(figure.kind)), why_dropped(figure), verdict.device
+
+
+def why_dropped(figure: Measurement) -> str | None:
+    """What a candidate's row says where it was timed a few times only, being plainly beaten."""
+    terms = figure.terms
+    if "dropped_after" not in terms:
+        return None
+    return (
+        f"dropped after {terms['dropped_after']:.0f} repetitions: {terms['times_incumbent']:.2f} times the time of "
+        f"trial {terms['incumbent']:.0f}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
