@@ -11,6 +11,7 @@ from evoengine.errors import MachineError
 from evoengine.records import Kind, Outcome
 from evoengine.search import judges
 from evoengine.search.judges import AHEAD, EmulatorJudge, GpuJudge, make_judge
+from evoengine.search.proposer import Proposer
 from evoengine.search.workers import WorkerPool
 from tests.search import faulty_device
 from tests.search.conftest import DEVICE, GPU, PROBLEM
@@ -119,6 +120,22 @@ def test_a_figure_that_cannot_be_believed_is_never_best(numbered):
     progress = numbered.coordinator(range(3), tasks=tasks(measure_task=faulty_device.suspect_task)).search()
     assert progress.outcomes[Outcome.SUSPECT] == 1
     assert 0 not in [c.config["number"] for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=3)]
+
+
+def test_a_source_that_another_trial_rendered_is_not_judged_again_and_shares_its_twins_value(numbered, monkeypatch):
+    told, tell = {}, Proposer.tell
+    monkeypatch.setattr(Proposer, "tell", lambda self, p, values: told.update({p.config["number"]: values}) or tell(self, p, values))
+    coordinator = numbered.coordinator(range(8))
+    (numbered.folder / "attention" / "numbered.cu.j2").write_text("// candidate {{ number // 2 }}\n")
+    progress = coordinator.search()
+    assert progress.compiled == 4
+    assert progress.outcomes == {Outcome.MEASURED: 4, Outcome.DUPLICATE: 4}
+    found = numbered.candidates()
+    first = {c.source.sha256: c.trial for c in reversed(found)}
+    reasons = {c.trial: c.reason for c in found if c.outcome is Outcome.DUPLICATE}
+    twins = {c.trial: first[c.source.sha256] for c in found if c.trial in reasons}
+    assert reasons == {trial: f"renders the same source as trial {twin}" for trial, twin in twins.items()}
+    assert all(told[n] == told[n + 1] != told[(n + 2) % 8] for n in range(0, 8, 2))
 
 
 def test_a_search_stopped_midway_leaves_the_rest_to_the_next_which_judges_each_once(numbered):
