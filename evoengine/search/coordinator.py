@@ -30,7 +30,7 @@ from evoengine.records import (
     config_key,
 )
 from evoengine.search.finals import hold_finals, record_finals
-from evoengine.search.judges import Judge, Usage, make_job, record_judged, seed_for
+from evoengine.search.judges import Judge, Usage, make_job, record_judged, seed_for, timed_baselines
 from evoengine.search.proposer import Proposal, Proposer
 from evoengine.search.workers import Terms, WorkerPool
 from evoengine.space.space import SearchSpace
@@ -143,6 +143,7 @@ class Coordinator:
         self._proposer = Proposer(
             setting.space, setting.sampler, setting.seed, left, known_good, setting.objectives
         )
+        self._comparing: set[Future] = set()
         self._compiling: dict[Future, Walk] = {}
         self._judging: dict[Future, Walk] = {}
         self._first_with: dict[str, int] = {}
@@ -170,10 +171,11 @@ class Coordinator:
 
     def search(self) -> Progress:
         try:
-            for baseline in self._judge.baselines():
-                self.ledger.record_baseline(self.run, baseline)
-            while not self._stop and (self._fill() or self._compiling or self._judging):
-                finished, _ = wait({*self._compiling, *self._judging}, POLL_SECONDS, FIRST_COMPLETED)
+            # while the device comes up and times these, the first candidates are compiled
+            self._comparing = {self._judge.baselines()} - {None}
+            while not self._stop and (self._fill() or self._compiling or self._judging or self._comparing):
+                under_way = {*self._comparing, *self._compiling, *self._judging}
+                finished, _ = wait(under_way, POLL_SECONDS, FIRST_COMPLETED)
                 for future in finished:
                     self._advance(future)
                 self._on_change(self.progress)
@@ -190,7 +192,11 @@ class Coordinator:
         return self.progress
 
     def _advance(self, future: Future) -> None:
-        if future in self._compiling:
+        if future in self._comparing:
+            self._comparing.remove(future)
+            for baseline in timed_baselines(future):
+                self.ledger.record_baseline(self.run, baseline)
+        elif future in self._compiling:
             self._on_compiled(self._compiling.pop(future), future.result())
         else:
             self._on_judged(self._judging.pop(future), future.result())

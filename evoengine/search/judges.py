@@ -53,6 +53,15 @@ def seed_for(seed: int, run: int, trial: int) -> int:
     return int(np.random.SeedSequence([seed, run, trial]).generate_state(1)[0])
 
 
+def timed_baselines(answer: Future) -> list[Baseline]:
+    """What came of `Judge.baselines`; waits for it. Raises MachineError where the device could time none."""
+    found = answer.result()
+    if isinstance(found, Rejection) or not found:
+        why = found.reason if isinstance(found, Rejection) else "no backend takes the problem"
+        raise MachineError(f"SDPA cannot be timed on the GPU, so neither can candidates: {why}")
+    return found
+
+
 def record_judged(
     ledger: Ledger, trial: int, result: Judged | Rejection
 ) -> tuple[Outcome, str | None, str | None]:
@@ -100,9 +109,9 @@ class Judge(ABC):
     def submit(self, job: Job, workers: WorkerPool) -> Future:
         """A future of `Judged`, or of a Rejection."""
 
-    def baselines(self) -> list[Baseline]:
-        """What the figures are to be compared with, timed before the first candidate."""
-        return []
+    def baselines(self) -> Future | None:
+        """Has what the figures are to be compared with timed, before the first candidate; for `timed_baselines`."""
+        return None
 
     def finals(self, contenders: Sequence[Contender]) -> Future | None:
         """A future of `Finals`, or of a Rejection; None where figures do not gain by being taken again."""
@@ -143,25 +152,24 @@ class GpuJudge(Judge):
         environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device.uuid}
         # CUDA reserves address space by the hundred gigabytes, so no memory limit
         self._runner = WorkerPool(1, Terms(seconds, None, environment=environment, warm_up=tasks.load_cuda, spare=True))
-        self._rival = ""
+        self._baselines: Future | None = None
         self._best: tuple[float, Contender] | None = None
 
-    def baselines(self) -> list[Baseline]:
+    def baselines(self) -> Future:
         """Every SDPA backend that takes the problem; the fastest is the rival of every candidate."""
-        answer = self._runner.submit(
+        self._baselines = self._runner.submit(
             self._tasks.baselines_task, self._kernel, self._problem, self._seed, died=Outcome.CRASHED, gives=list
-        ).result()
-        if isinstance(answer, Rejection) or not answer:
-            why = answer.reason if isinstance(answer, Rejection) else "no backend takes the problem"
-            raise MachineError(f"SDPA cannot be timed on the GPU, so neither can candidates: {why}")
-        self._rival = min(answer, key=lambda b: b.median_us).name
-        return answer
+        )
+        return self._baselines
+
+    def _rival(self) -> str:
+        return min(timed_baselines(self._baselines), key=lambda b: b.median_us).name
 
     def submit(self, job: Job, workers: WorkerPool) -> Future:
         incumbent = Late(lambda: self._best[1] if self._best else None)
         future = self._runner.submit(
             self._tasks.measure_task, self._kernel, job.contender, job.plan, self._problem, self._gpu, job.seed,
-            incumbent, self._rival, died=Outcome.CRASHED, gives=Judged,
+            incumbent, Late(self._rival), died=Outcome.CRASHED, gives=Judged,
         )  # fmt: skip
         future.add_done_callback(lambda done: self._remember(job.contender, done))
         return future
@@ -175,8 +183,8 @@ class GpuJudge(Judge):
 
     def finals(self, contenders: Sequence[Contender]) -> Future:
         return self._runner.submit(
-            self._tasks.finals_task, self._kernel, tuple(contenders), self._problem, self._gpu, self._seed, self._rival,
-            died=Outcome.CRASHED, gives=Finals,
+            self._tasks.finals_task, self._kernel, tuple(contenders), self._problem, self._gpu, self._seed,
+            Late(self._rival), died=Outcome.CRASHED, gives=Finals,
         )  # fmt: skip
 
     def usage(self, seconds: float) -> Usage:

@@ -12,7 +12,7 @@ from evoengine.ledger.store import Ledger
 from evoengine.problem import Problem
 from evoengine.records import Candidate, Contender, Outcome, Rejection
 from evoengine.search.finals import hold_finals, record_finals
-from evoengine.search.judges import Job, Judge, make_job, record_judged, seed_for
+from evoengine.search.judges import Job, Judge, make_job, record_judged, seed_for, timed_baselines
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.pipeline import Judged
 
@@ -67,7 +67,7 @@ class Remeasurer:
     def measure(self, candidates: Sequence[Candidate], spaces: dict[int, SearchSpace]) -> list[str]:
         """Gives what a person should know of the result. Closes the judge."""
         try:
-            for baseline in self._judge.baselines():
+            for baseline in timed_baselines(self._judge.baselines()):
                 self._ledger.record_baseline(self._run, baseline)
             waiting, under_way = list(candidates), {}
             while (waiting or under_way) and not self._stop:

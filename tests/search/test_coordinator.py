@@ -10,7 +10,7 @@ import pytest
 from evoengine.errors import MachineError
 from evoengine.records import Kind, Outcome
 from evoengine.search import judges
-from evoengine.search.judges import AHEAD, EmulatorJudge, GpuJudge, make_judge
+from evoengine.search.judges import AHEAD, EmulatorJudge, GpuJudge, make_judge, timed_baselines
 from evoengine.search.proposer import Proposer
 from evoengine.search.workers import WorkerPool
 from tests.search import faulty_device
@@ -48,6 +48,18 @@ def test_compilers_run_ahead_of_the_device_by_a_bounded_lead(numbered, monkeypat
     assert sum(n > 1 for n in seen) > 12  # the next was there before the last was done
 
 
+def test_the_first_candidates_are_compiled_while_the_baselines_are_timed(numbered, monkeypatch):
+    """The device is not done with them until there are binaries enough."""
+    enough = numbered.folder / "enough"
+    monkeypatch.setenv("FAULTY_AWAITED", str(enough))
+    coordinator = numbered.coordinator(
+        range(12), tasks=tasks(baselines_task=faulty_device.baselines_when_awaited_is_there),
+        on_change=lambda progress: enough.touch() if progress.compiled >= AHEAD else None,
+    )  # fmt: skip
+    assert coordinator.search().outcomes == {Outcome.MEASURED: 12}
+    assert len(numbered.ledger.baselines(coordinator.run)) == 2
+
+
 def test_where_the_devices_time_went_is_accounted_for(numbered):
     progress = numbered.coordinator(range(12), lambda n: ("judge", "segv") if n == 3 else None).search()
     usage = progress.usage
@@ -60,7 +72,7 @@ def test_without_a_device_there_is_no_usage_and_no_final(numbered):
     pool = WorkerPool(1)
     judge = make_judge("attention", PROBLEM, GPU, None, 1)
     assert isinstance(judge, EmulatorJudge)
-    assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.ahead) == (None, None, [], None)
+    assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.ahead) == (None, None, None, None)
     pool.close()
 
 
@@ -154,7 +166,7 @@ def test_the_device_is_chosen_by_uuid_before_libraries_are_loaded(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     judge = GpuJudge("attention", PROBLEM, GPU, DEVICE, 1, tasks(baselines_task=faulty_device.visible), 20.0)
     try:
-        assert judge.baselines()[0].name == DEVICE.uuid
+        assert timed_baselines(judge.baselines())[0].name == DEVICE.uuid
     finally:
         judge.close()
     assert judges.GPU_SECONDS > 60
