@@ -51,11 +51,11 @@ def read(where: str) -> list[Pair]:
 
 def read_results(path: Path) -> list[Pair]:
     try:
-        found = json.loads(path.read_text())["estimates"]
-        pairs = [Pair(**pair) for pair in found]
+        found = json.loads(path.read_text())
+        pairs = [Pair(**pair) for part in found.get("problems", [found]) for pair in part["estimates"]]
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(
             f"{path} has no list `estimates`: it takes what benchmarks/gpu.py or evoengine measure --json wrote"
         ) from None

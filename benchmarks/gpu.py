@@ -4,7 +4,8 @@
     python benchmarks/gpu.py --prepare FILE         on any machine: compiles and gates candidates into a ledger
     python benchmarks/gpu.py --from FILE            on a machine with a GPU that can install nothing: times those
 
-The last needs the checkout, with the dependencies on PYTHONPATH. Results go to benchmarks/results/GPU-DATE.json.
+The last needs the checkout, with the dependencies on PYTHONPATH. `--problem` takes several, which share the minutes
+alike. Results go to benchmarks/results/GPU-DATE.json, or beside it where there is one of that day already.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from evoengine.search.agreement import measured_pairs  # noqa: E402
 
 MINUTES = 8.0
 RESERVE_SECONDS = 75.0
-"""for starting, finals and writing, after the search has started its last candidate"""
+"""of a problem: for starting, finals and writing, after the search has started its last candidate"""
 TEST_SECONDS = 150.0
 LIBRARIES = ("torch", "cupy-cuda13x", "cupy-cuda12x", "numpy")
 
@@ -53,18 +54,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return MachineError.exit_code
     driver, [device, *_] = found
     tests = run_tests() if not options.no_tests else None
+    results = {**about(device, driver), "tests": tests, "problems": []}
+    codes = []
     with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
         db = options.source or Path(folder, "gpu.db")
-        left = 60 * options.minutes - (time.monotonic() - start) - RESERVE_SECONDS
-        command = measuring(options, db) if options.source else searching(options, db, left)
-        code, summary = run_for(command, left + RESERVE_SECONDS)
-        if summary is None:
-            return code or 1
-        results = gather(device, driver, options.problem, tests, summary, db)
+        for done, problem in enumerate(options.problem):
+            left = 60 * options.minutes - (time.monotonic() - start)
+            code, summary = time_problem(options, problem, db, left / (len(options.problem) - done))
+            codes.append(code)
+            if summary is not None:
+                results["problems"].append(gather(problem, summary, db))
+    if not results["problems"]:
+        return codes[0] or 1
     path = write(results, options.out)
-    print(table(results))
+    print(tables(results))
     print(f"wrote {path}", file=sys.stderr)
-    return 0 if not tests or not tests["failed"] else 1
+    wrong = len(results["problems"]) < len(options.problem) or (tests and tests["failed"])
+    return 1 if wrong else 0
+
+
+def time_problem(options: argparse.Namespace, problem: str, db: Path, seconds: float) -> tuple[int, dict | None]:
+    command = measuring(options, problem, db)
+    if not options.source:
+        command = searching(options, problem, db, seconds - RESERVE_SECONDS)
+    return run_for(command, seconds)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -72,8 +85,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prepare", type=Path, metavar="FILE", help="compile into this ledger; needs no GPU")
     parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="time what --prepare left there")
     parser.add_argument("--gpu", default="h100", help="what to compile for (default: h100)")
-    parser.add_argument("--problem", default=EXAMPLE, help=f"default: {EXAMPLE}")
-    parser.add_argument("--trials", type=int, default=200, help="candidates (default: 200)")
+    parser.add_argument("--problem", nargs="+", default=[EXAMPLE], help=f"one or more (default: {EXAMPLE})")
+    parser.add_argument("--trials", type=int, default=200, help="candidates of each problem (default: 200)")
     parser.add_argument("--minutes", type=float, default=MINUTES, help=f"for all of it (default: {MINUTES:g})")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
     parser.add_argument("--no-tests", action="store_true", help="leave out the gpu tests")
@@ -90,20 +103,23 @@ def evoengine(*arguments: object) -> list[str]:
 
 
 def prepare(options: argparse.Namespace) -> int:
-    """A search by estimate: its ledger holds the binaries, gated in the emulator."""
-    target = ("--gpu", options.gpu, "--problem", options.problem, "--trials", options.trials)
-    command = evoengine("search", "--device", "emulator", "--db", options.prepare, *target)
-    return subprocess.run(command, cwd=ROOT).returncode
+    """A search by estimate per problem: its ledger holds the binaries, gated in the emulator."""
+    for problem in options.problem:
+        target = ("--gpu", options.gpu, "--problem", problem, "--trials", options.trials)
+        command = evoengine("search", "--device", "emulator", "--db", options.prepare, *target)
+        if code := subprocess.run(command, cwd=ROOT).returncode:
+            return code
+    return 0
 
 
-def searching(options: argparse.Namespace, db: Path, seconds: float) -> list[str]:
+def searching(options: argparse.Namespace, problem: str, db: Path, seconds: float) -> list[str]:
     minutes = max(seconds / 60, 0.5)
-    target = ("--gpu", options.gpu, "--problem", options.problem, "--trials", options.trials, "--minutes", minutes)
+    target = ("--gpu", options.gpu, "--problem", problem, "--trials", options.trials, "--minutes", minutes)
     return evoengine("search", "--device", "cuda", "--db", db, *target, "--json")
 
 
-def measuring(options: argparse.Namespace, db: Path) -> list[str]:
-    return evoengine("measure", "--all", "--gpu", options.gpu, "--problem", options.problem, "--db", db, "--json")
+def measuring(options: argparse.Namespace, problem: str, db: Path) -> list[str]:
+    return evoengine("measure", "--all", "--gpu", options.gpu, "--problem", problem, "--db", db, "--json")
 
 
 def run_for(command: list[str], seconds: float) -> tuple[int, dict | None]:
@@ -148,14 +164,8 @@ def read_report(xml: str, seconds: float) -> dict[str, object]:
     return {"passed": passed, "failed": len(failed), "skipped": skipped, "seconds": round(seconds, 1), "names": failed}
 
 
-def gather(
-    device: GpuDevice, driver: str, problem: str, tests: dict[str, object] | None, summary: dict, db: Path
-) -> dict[str, object]:
-    """All that was measured, with the machine it was measured on."""
-    with open_ledger(str(db), create=False) as ledger:
-        baselines = ledger.baselines(summary["run"])
-        figures = {c["trial"]: ledger.candidate(c["trial"]).measurement for c in summary["best"]}
-        pairs = measured_pairs(ledger, str(parse_problem(problem)))
+def about(device: GpuDevice, driver: str) -> dict[str, object]:
+    """The machine and the code that the figures are of."""
     return {
         "gpu": device.name,
         "driver": f"CUDA {driver}",
@@ -163,8 +173,17 @@ def gather(
         "evoengine": __version__,
         "commit": commit(),
         "machine": {"python": platform.python_version(), **libraries()},
+    }
+
+
+def gather(problem: str, summary: dict, db: Path) -> dict[str, object]:
+    """All that was measured of a problem."""
+    with open_ledger(str(db), create=False) as ledger:
+        baselines = ledger.baselines(summary["run"])
+        figures = {c["trial"]: ledger.candidate(c["trial"]).measurement for c in summary["best"]}
+        pairs = measured_pairs(ledger, str(parse_problem(problem)))
+    return {
         "problem": str(parse_problem(problem)),
-        "tests": tests,
         "baselines": [
             {"name": b.name, "tflops": b.tflops, "median_us": b.median_us, "samples": len(b.samples_us)}
             for b in baselines
@@ -195,23 +214,28 @@ def commit() -> str | None:
 
 def write(results: dict, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    name = "-".join(str(results["gpu"]).lower().split())
-    path = folder / f"{name}-{results['date']}.json"
+    name = f"{'-'.join(str(results['gpu']).lower().split())}-{results['date']}"
+    taken = len(list(folder.glob(f"{name}*.json")))
+    path = folder / f"{name}{f'-{taken + 1}' if taken else ''}.json"
     path.write_text(json.dumps(results, indent=2) + "\n")
     return path
 
 
-def table(results: dict) -> str:
-    """Markdown: SDPA's backends and the best of each family, fastest first."""
-    rows = [(b["tflops"], f"SDPA {b['name'].lower()}", b["median_us"], None) for b in results["baselines"]]
+def tables(results: dict) -> str:
+    """Markdown, one a problem."""
+    where = f"on {results['gpu']}, {results['date']}, evoengine {results['evoengine']}"
+    return "\n\n".join(f"{of['problem']} {where}\n\n{table(of)}" for of in results["problems"])
+
+
+def table(of: dict) -> str:
+    """SDPA's backends and the best of each family, fastest first."""
+    rows = [(b["tflops"], f"SDPA {b['name'].lower()}", b["median_us"], None) for b in of["baselines"]]
     firsts: dict[str, dict] = {}
-    for candidate in results["best"]:
+    for candidate in of["best"]:
         firsts.setdefault(candidate["config"]["family"], candidate)
     for family, c in firsts.items():
         rows.append((c["tflops"], f"evoengine {family} (trial {c['trial']})", c["median_us"], c["vs_sdpa"]))
     lines = [
-        f"{results['problem']} on {results['gpu']}, {results['date']}, evoengine {results['evoengine']}",
-        "",
         "| kernel | TFLOPS | µs | × fastest SDPA |",
         "|---|---:|---:|---:|",
     ]

@@ -76,7 +76,7 @@ def parse_problem(text: str) -> Problem:
     missing = [n for n in ("batch", "heads", "seq_q", "seq_k", "head_dim", "dtype") if n not in fields]
     if missing:
         raise UsageError(f"the problem {text!r} lacks {', '.join(missing)}; write it like {EXAMPLE}")
-    problem = Problem(**fields)  # type: ignore[arg-type]
+    problem = Problem(**fields)
     _check(problem, text)
     return problem
 

@@ -30,9 +30,10 @@ def export(file: Path, kind: str, run: int | None, db: str | None) -> None:
         if run not in runs:
             raise UsageError(f"there is no run {run}: the ledger's are numbered {min(runs)} to {max(runs)}")
         found = ledger.candidates(run=run, with_cubin=True)
-        data = to_t4(found, runs[run].device.name, runs[run].started_at.isoformat())
+        figures = {c.trial: ledger.measurements(c.trial) for c in found}
+        data = to_t4(runs[run], found, figures, ledger.baselines(run))
     try:
-        file.write_text(json.dumps(data) + "\n")
+        file.write_text(json.dumps(data, allow_nan=False) + "\n")
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error.strerror}; name a file in a folder that can be written") from error
     say(f"wrote run {run}, {len(data['results'])} trials, to {file}")

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import click
 
 from evoengine.cli.options import db_option
+from evoengine.errors import UsageError
 
 
 @click.command("import")
@@ -19,23 +20,40 @@ from evoengine.cli.options import db_option
 def import_(file: Path, db: str | None) -> None:
     """Read a run into the ledger: a T4 file of evoengine's, or what another tuner recorded (T4, Kernel Tuner cache)."""
     from evoengine.cli.display import say
-    from evoengine.ledger.runs import Device
     from evoengine.ledger.store import open_ledger
     from evoengine.publish.t4 import from_t4
-    from evoengine.search.recorded import read_recorded
-    from evoengine.search.replay import entries
 
-    found = from_t4(_json(file)) or list(entries(read_recorded(file), run=0))
-    first = found[0]
-    origin = SimpleNamespace(name=file.name, text="", sha256="")
+    try:
+        own = from_t4(_json(file))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{file} says that evoengine wrote it, but a part of it is missing or wrong ({error!r}); export the run anew"
+        ) from error
+    found = own or _recorded(file)
     with open_ledger(db, create=True) as ledger:
-        run = ledger.start_run(
-            gpu=first.gpu, problem=first.problem, device=Device(first.device or "unknown"), space=origin, sampler="imported",
-            seed=0, command=" ".join(sys.argv),
-        )  # fmt: skip
-        trials = ledger.import_candidates(run, found)
+        run = ledger.start_run(**found.described)
+        for baseline in found.baselines:
+            ledger.record_baseline(run, baseline)
+        trials = ledger.import_candidates(run, found.candidates, found.figures)
         ledger.finish_run(run, f"imported from {file.name}")
     say(f"imported {len(trials)} trials from {file} as run {run}, trials {trials[0]} to {trials[-1]}")
+
+
+def _recorded(file: Path):
+    """What another tuner recorded, in the form of what evoengine exports."""
+    from evoengine.ledger.runs import Device
+    from evoengine.publish.t4 import Exported
+    from evoengine.search.recorded import read_recorded
+    from evoengine.search.replay import AIM, entries
+
+    candidates = list(entries(read_recorded(file), run=0))
+    first = candidates[0]
+    described = {
+        "gpu": first.gpu, "problem": first.problem, "device": Device(first.device or "unknown"), "sampler": "imported",
+        "space": SimpleNamespace(name=file.name, text="", sha256=""), "seed": 0, "objectives": AIM.name,
+        "command": " ".join(sys.argv),
+    }  # fmt: skip
+    return Exported(described, (), candidates, {c.trial: [c.measurement] if c.measurement else [] for c in candidates})
 
 
 def _json(file: Path) -> dict:

@@ -15,8 +15,6 @@ from evoengine.errors import NothingFound
 from evoengine.gpu import Gpu
 from evoengine.problem import Problem
 
-INTERRUPTED = 130
-
 
 @click.command()
 @click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="How many, best estimate first.")
@@ -31,6 +29,7 @@ def measure(top: int, everything: bool, gpu: Gpu | None, problem: Problem | None
     The binaries are those of the ledger; no compiler is needed. Tells how the estimates had ranked what was measured.
     Without --problem and --gpu the last run's are meant.
     """
+    from evoengine.cli.conclusion import INTERRUPTED
     from evoengine.cli.display import ranking, say, stdout
     from evoengine.cli.setup import ledger_device, require_gpus, stop_on_signal, target, turn
     from evoengine.devices.driver import real_gpu, require_arch, takes
@@ -61,9 +60,10 @@ def measure(top: int, everything: bool, gpu: Gpu | None, problem: Problem | None
         spaces = spaces_of(ledger, chosen, wanted, here)
         seed = secrets.randbelow(2**31)
         space = spaces[chosen[0].run]
+        aim = next(r.objectives for r in ledger.runs() if r.id == chosen[0].run)
         run = ledger.start_run(
             gpu=named.key, problem=str(wanted), device=ledger_device(device), space=space, sampler="measure", seed=seed,
-            command=" ".join(sys.argv),
+            command=" ".join(sys.argv), objectives=aim,
         )  # fmt: skip
         judge = GpuJudge(space.kernel, wanted, here, device, seed)
         remeasurer = Remeasurer(ledger, run, judge, wanted, here, seed, lambda c: say(_line(c)))

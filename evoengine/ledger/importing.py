@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from sqlalchemy import select
@@ -10,13 +11,19 @@ from sqlalchemy.orm import Session
 
 from evoengine.ledger.models import BinaryRow, CandidateRow, MeasurementRow, SourceRow, VerdictRow
 from evoengine.ledger.rows import binary_values, launch_values, measurement_values, verdict_values
-from evoengine.records import Candidate, config_key
+from evoengine.records import Candidate, Measurement, config_key
 
 InsertNew = Callable[..., None]
 
 
-def enter(session: Session, insert_new: InsertNew, run: int, candidates: Iterable[Candidate], now: datetime) -> list[int]:
-    """Their new trial numbers, in order. Parents among them are renumbered; others are not of this ledger and go."""
+def enter(
+    session: Session, insert_new: InsertNew, run: int, candidates: Iterable[Candidate],
+    figures: Mapping[int, Sequence[Measurement]], now: datetime,
+) -> list[int]:  # fmt: skip
+    """Their new trial numbers, in order; `figures` has all of each, by its old number.
+
+    Parents among them are renumbered; others are not of this ledger and go.
+    """
     numbers: dict[int, int] = {}
     for c in candidates:
         row = CandidateRow(
@@ -38,6 +45,8 @@ def enter(session: Session, insert_new: InsertNew, run: int, candidates: Iterabl
         numbers[c.trial] = row.id
         if c.verdict:
             session.add(VerdictRow(candidate_id=row.id, taken_at=now, **verdict_values(c.verdict)))
-        if c.measurement:
-            session.add(MeasurementRow(candidate_id=row.id, taken_at=now, **measurement_values(c.measurement)))
+        for figure in figures[c.trial]:
+            if "final_of_run" in figure.terms:
+                figure = replace(figure, terms={**figure.terms, "final_of_run": float(run)})
+            session.add(MeasurementRow(candidate_id=row.id, taken_at=now, **measurement_values(figure)))
     return list(numbers.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -130,6 +130,11 @@ def to_measurement(row: MeasurementRow) -> Measurement:
     )
 
 
+def most_trusted(figures: Sequence[Measurement]) -> Measurement | None:
+    """The last of the most trusted kind; `figures` come oldest first."""
+    return min(reversed(figures), key=lambda m: PREFERENCE.index(m.kind), default=None)
+
+
 def baseline_values(baseline: Baseline) -> dict[str, object]:
     values = {name: getattr(baseline, name) for name in Baseline.__slots__}
     return values | {"samples_us": numbers_to_json(baseline.samples_us)}
@@ -141,7 +146,6 @@ def to_baseline(row: BaselineRow) -> Baseline:
 
 def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
     """The candidate with its last verdict and the last figure of its most trusted kind."""
-    figures = sorted(row.measurements, key=lambda m: (-PREFERENCE.index(Kind(m.kind)), m.id))
     return Candidate(
         trial=row.id,
         run=row.run_id,
@@ -154,7 +158,7 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
         source=_to_source(row),
         binary=to_binary(row.binary, with_cubin) if row.binary else None,
         verdict=to_verdict(row.verdicts[-1]) if row.verdicts else None,
-        measurement=to_measurement(figures[-1]) if figures else None,
+        measurement=most_trusted([to_measurement(m) for m in row.measurements]),
         occupancy=row.occupancy,
         parents=tuple(row.parents),
         operator=row.operator,

@@ -6,7 +6,7 @@ Each `record_…` is one transaction and is committed when it returns: a kill lo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -224,10 +224,15 @@ class Ledger:
         with self._writing() as session:
             _update_candidate(session, trial, finished_at=_now(), **end)
 
-    def import_candidates(self, run: int, candidates: Sequence[Candidate]) -> list[int]:
-        """Enters finished candidates of another ledger or tuner, all or none; their new trial numbers, in order."""
+    def import_candidates(
+        self, run: int, candidates: Sequence[Candidate], figures: Mapping[int, Sequence[Measurement]]
+    ) -> list[int]:
+        """Enters finished candidates of another ledger or tuner, all or none, each with all its `figures`, oldest first.
+
+        Gives their new trial numbers, in order.
+        """
         with self._writing() as session:
-            return enter(session, self._insert_new, run, candidates, _now())
+            return enter(session, self._insert_new, run, candidates, figures, _now())
 
     # ── reclaiming ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,30 +1,31 @@
 """A run as a FAIR T4 results file, the auto-tuners' common format, and back.
 
 T4 says what was tried, how it ended and how long it ran (schema: AutoTuningAssociation/autotuning_methodology,
-schemas/T4.json, version 1.1.0). What it has no place for — source, binary, verdict, lineage — stands beside it in each
-result under `evoengine`, so that reading the file back loses nothing.
+schemas/T4.json, version 1.1.0). What it has no place for — the space and the baselines of the run; source, binary,
+verdict, every figure and the lineage of each result — stands beside it under `evoengine`, so that reading the file back
+loses nothing.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from evoengine import __version__
-from evoengine.records import (
-    Binary,
-    Candidate,
-    CaseResult,
-    Kind,
-    Launch,
-    Measurement,
-    Outcome,
-    Source,
-    Verdict,
+from evoengine.ledger.rows import (
+    baseline_values,
+    measurement_values,
+    most_trusted,
+    to_baseline,
+    to_measurement,
+    to_verdict,
+    verdict_values,
 )
+from evoengine.ledger.runs import Device, Run
+from evoengine.records import Baseline, Binary, Candidate, Launch, Measurement, Outcome, Source
 
 SCHEMA_VERSION = "1.1.0"
 TIME_UNIT = "microseconds"
@@ -40,33 +41,63 @@ INVALIDITY = {
     Outcome.HUNG: "timeout",
     Outcome.DUPLICATE: "constraints",
 }
+_OF_RUN = ("gpu", "problem", "sampler", "seed", "objectives", "command")
+_OF_CANDIDATE = ("trial", "run", "problem", "gpu", "reason", "device", "occupancy", "operator")
+
+Figures = Mapping[int, Sequence[Measurement]]
+"""trial → every figure that was taken of it, oldest first"""
 
 
-def to_t4(candidates: Sequence[Candidate], device: str, started: str) -> dict[str, Any]:
-    """The finished candidates of a run; `device` is what judged them, `started` an ISO 8601 time."""
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What `to_t4` has written of a run of evoengine's."""
+
+    described: Mapping[str, Any]
+    """gpu, problem, device, space, sampler, seed, objectives and command, as `Ledger.start_run` takes them"""
+    baselines: Sequence[Baseline]
+    candidates: Sequence[Candidate]
+    figures: Figures
+
+
+def to_t4(
+    run: Run, candidates: Sequence[Candidate], figures: Figures, baselines: Sequence[Baseline]
+) -> dict[str, Any]:
+    """The run's finished candidates, cubins included."""
     return {
         "schema_version": SCHEMA_VERSION,
         "metadata": {
             "compute_api": "CUDA",
-            "device": device,
+            "device": run.device.name,
             "autotuner": "evoengine",
             "autotuner_version": __version__,
-            "timestamp": started,
+            "timestamp": run.started_at.isoformat(),
             "timeunit": TIME_UNIT,
+            "evoengine": {name: getattr(run, name) for name in _OF_RUN}
+            | {
+                "device": asdict(run.device),
+                "space": {"name": run.space_name, "text": run.space_text, "sha256": run.space_sha256},
+                "baselines": [baseline_values(b) for b in baselines],
+            },
         },
-        "results": [_result(c) for c in candidates if c.outcome],
+        "results": [_result(c, figures.get(c.trial, ())) for c in candidates if c.outcome],
     }
 
 
-def from_t4(data: Mapping[str, Any]) -> list[Candidate] | None:
-    """The candidates of a file that `to_t4` made, or None where another tuner did."""
-    results = data.get("results", [])
-    if not results or any("evoengine" not in r for r in results):
+def from_t4(data: Mapping[str, Any]) -> Exported | None:
+    """What `to_t4` wrote, or None where another tuner wrote the file."""
+    described, results = data.get("metadata", {}).get("evoengine"), data.get("results")
+    if not described or not results:
         return None
-    return [_candidate(r["evoengine"]) for r in results]
+    baselines = [to_baseline(SimpleNamespace(**b)) for b in described["baselines"]]
+    origin = {"device": Device(**described["device"]), "space": SimpleNamespace(**described["space"])}
+    figures, candidates = {}, []
+    for own in (r["evoengine"] for r in results):
+        figures[own["trial"]] = [to_measurement(SimpleNamespace(**m)) for m in own["measurements"]]
+        candidates.append(_candidate(own, figures[own["trial"]]))
+    return Exported({name: described[name] for name in _OF_RUN} | origin, baselines, candidates, figures)
 
 
-def _result(c: Candidate) -> dict[str, Any]:
+def _result(c: Candidate, figures: Sequence[Measurement]) -> dict[str, Any]:
     times: dict[str, Any] = {}
     if c.binary:
         times["compilation_time"] = c.binary.compile_ms * 1e3
@@ -75,9 +106,7 @@ def _result(c: Candidate) -> dict[str, Any]:
     measured: list[dict[str, Any]] = []
     if c.measurement:
         times["runtimes"] = list(c.measurement.samples_us)
-        measured = [
-            {"name": "time", "value": c.measurement.median_us, "unit": ""},
-        ]
+        measured = [{"name": "time", "value": c.measurement.median_us, "unit": ""}]
         if c.measurement.tflops is not None:
             measured.append({"name": "TFLOPS", "value": c.measurement.tflops, "unit": "TFLOPS"})
     if c.binary:
@@ -89,34 +118,34 @@ def _result(c: Candidate) -> dict[str, Any]:
         "invalidity": INVALIDITY[c.outcome],
         "correctness": int(bool(c.verdict and c.verdict.correct)),
         "measurements": measured,
-        "evoengine": _whole(c),
+        "evoengine": _whole(c, figures),
     }
 
 
-def _whole(c: Candidate) -> dict[str, Any]:
-    found = asdict(c)
-    if c.binary:
-        found["binary"]["cubin"] = base64.b64encode(c.binary.cubin).decode()
-    return json.loads(json.dumps(found))
+def _whole(c: Candidate, figures: Sequence[Measurement]) -> dict[str, Any]:
+    return {name: getattr(c, name) for name in _OF_CANDIDATE} | {
+        "config": dict(c.config),
+        "outcome": str(c.outcome),
+        "parents": list(c.parents),
+        "source": c.source and asdict(c.source),
+        "binary": c.binary and asdict(c.binary) | {"cubin": base64.b64encode(c.binary.cubin).decode()},
+        "verdict": c.verdict and verdict_values(c.verdict),
+        "measurements": [measurement_values(m) for m in figures],
+    }
 
 
-def _candidate(d: Mapping[str, Any]) -> Candidate:
-    source, binary, verdict, figure = (d[name] for name in ("source", "binary", "verdict", "measurement"))
+def _candidate(d: Mapping[str, Any], figures: Sequence[Measurement]) -> Candidate:
+    source, binary, verdict = (d[name] for name in ("source", "binary", "verdict"))
     return Candidate(
-        **{name: d[name] for name in ("trial", "run", "problem", "gpu", "config", "reason", "device", "occupancy", "operator")},
+        **{name: d[name] for name in (*_OF_CANDIDATE, "config")},
         outcome=Outcome(d["outcome"]),
         parents=tuple(d["parents"]),
         source=source and Source(source["text"], source["entry"], _launch(source["launch"])),
         binary=binary and Binary(**{**binary, "cubin": base64.b64decode(binary["cubin"]), "warnings": tuple(binary["warnings"])}),
-        verdict=verdict and _verdict(verdict),
-        measurement=figure and Measurement(**{**figure, "kind": Kind(figure["kind"]), "samples_us": tuple(figure["samples_us"])}),
+        verdict=verdict and to_verdict(SimpleNamespace(**verdict)),
+        measurement=most_trusted(figures),
     )  # fmt: skip
 
 
 def _launch(d: Mapping[str, Any]) -> Launch:
     return Launch(tuple(d["grid"]), d["threads"], d["shared_bytes"])
-
-
-def _verdict(d: Mapping[str, Any]) -> Verdict:
-    outcome = Outcome(d["outcome"]) if d["outcome"] else None
-    return Verdict(**{**d, "outcome": outcome, "cases": tuple(CaseResult(**case) for case in d["cases"])})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,16 +63,12 @@ def agree(pairs: Sequence[tuple[float, float]]) -> Agreement:
     regret = max(measured) / max(measured[:SHORT_LIST]) - 1 if len(measured) > SHORT_LIST else None
     spearman = None
     if len(pairs) > 2:
-        ranks = [_ranks([pair[side] for pair in pairs]) for side in (0, 1)]
-        if all(len(set(own)) > 1 for own in ranks):
-            spearman = statistics.correlation(*ranks)
+        from scipy.stats import spearmanr  # takes longer to load than the rest of the command
+
+        sides = list(zip(*pairs, strict=True))
+        if all(len(set(side)) > 1 for side in sides):
+            spearman = float(spearmanr(*sides).statistic)
     return Agreement(len(pairs), spearman, regret)
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 0, equal values sharing the mean of theirs."""
-    ordered = sorted(values)
-    return [ordered.index(v) + (ordered.count(v) - 1) / 2 for v in values]
 
 
 def _last(figures: Sequence[Measurement], kind: Kind) -> Measurement | None:

@@ -13,8 +13,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
 from evoengine.ledger.store import Ledger
@@ -29,11 +27,10 @@ from evoengine.records import (
     Outcome,
     Rejection,
     Source,
-    Verdict,
     config_key,
 )
-from evoengine.search.finals import hold_finals, record_finals, why_dropped
-from evoengine.search.judges import Job, Judge, Usage
+from evoengine.search.finals import hold_finals, record_finals
+from evoengine.search.judges import Judge, Usage, make_job, record_judged, seed_for, timed_baselines
 from evoengine.search.proposer import Proposal, Proposer
 from evoengine.search.workers import Terms, WorkerPool
 from evoengine.space.space import SearchSpace
@@ -120,7 +117,6 @@ class Walk:
     proposal: Proposal
     source: Source | None = None
     binary: Binary | None = None
-    verdict: Verdict | None = None
     occupancy: float | None = None
 
 
@@ -147,6 +143,7 @@ class Coordinator:
         self._proposer = Proposer(
             setting.space, setting.sampler, setting.seed, left, known_good, setting.objectives
         )
+        self._comparing: set[Future] = set()
         self._compiling: dict[Future, Walk] = {}
         self._judging: dict[Future, Walk] = {}
         self._first_with: dict[str, int] = {}
@@ -174,10 +171,11 @@ class Coordinator:
 
     def search(self) -> Progress:
         try:
-            for baseline in self._judge.baselines():
-                self.ledger.record_baseline(self.run, baseline)
-            while not self._stop and (self._fill() or self._compiling or self._judging):
-                finished, _ = wait({*self._compiling, *self._judging}, POLL_SECONDS, FIRST_COMPLETED)
+            # while the device comes up and times these, the first candidates are compiled
+            self._comparing = {self._judge.baselines()} - {None}
+            while not self._stop and (self._fill() or self._compiling or self._judging or self._comparing):
+                under_way = {*self._comparing, *self._compiling, *self._judging}
+                finished, _ = wait(under_way, POLL_SECONDS, FIRST_COMPLETED)
                 for future in finished:
                     self._advance(future)
                 self._on_change(self.progress)
@@ -194,7 +192,11 @@ class Coordinator:
         return self.progress
 
     def _advance(self, future: Future) -> None:
-        if future in self._compiling:
+        if future in self._comparing:
+            self._comparing.remove(future)
+            for baseline in timed_baselines(future):
+                self.ledger.record_baseline(self.run, baseline)
+        elif future in self._compiling:
             self._on_compiled(self._compiling.pop(future), future.result())
         else:
             self._on_judged(self._judging.pop(future), future.result())
@@ -275,29 +277,15 @@ class Coordinator:
         if why := screen_binary(binary, launch, s.gpu, s.timed):
             self._reject(walk, Rejection(Outcome.SCREENED, why))
             return
-        config = walk.proposal.config
-        plan = [(case, s.space.launch(config, case.problem)) for case in self._workload.cases(s.problem, config)]
-        seed = int(np.random.SeedSequence([s.seed, self.run, walk.trial]).generate_state(1)[0])
-        job = Job(Contender(walk.trial, walk.source, binary, config), plan, s.space.cost(config), seed)
+        contender = Contender(walk.trial, walk.source, binary, walk.proposal.config)
+        job = make_job(s.space, s.problem, contender, seed_for(s.seed, self.run, walk.trial))
         self._judging[self._judge.submit(job, self._workers)] = walk
 
     def _on_judged(self, walk: Walk, result: Judged | Rejection) -> None:
-        if isinstance(result, Rejection):
-            self._reject(walk, result)
-            return
-        walk.verdict, figure = result
-        self.ledger.record_verdict(walk.trial, walk.verdict)
-        if figure is None:
-            self._reject(walk, Rejection(walk.verdict.outcome, walk.verdict.reason))
-            return
-        if self.setting.timed:
+        if self.setting.timed and isinstance(result, Judged) and result.figure:
             # so that how well estimates rank can be told from every search on a GPU
             self.ledger.record_measurement(walk.trial, self._estimated(walk))
-        self.ledger.record_measurement(walk.trial, figure)
-        if figure.suspect:
-            self._reject(walk, Rejection(Outcome.SUSPECT, figure.suspect))
-        else:
-            self._finish(walk, Outcome(str(figure.kind)), why_dropped(figure))
+        self._finish(walk, *record_judged(self.ledger, walk.trial, result))
 
     def _estimated(self, walk: Walk) -> Measurement:
         s, work = self.setting, self._workload
@@ -333,8 +321,7 @@ class Coordinator:
     def _reject(self, walk: Walk, rejection: Rejection) -> None:
         self._finish(walk, rejection.outcome, rejection.reason)
 
-    def _finish(self, walk: Walk, outcome: Outcome, reason: str | None) -> None:
-        device = walk.verdict.device if walk.verdict else None
+    def _finish(self, walk: Walk, outcome: Outcome, reason: str | None, device: str | None = None) -> None:
         self.ledger.finish(walk.trial, outcome, reason, walk.occupancy, device)
         found = self.ledger.candidate(walk.trial)
         values = self._values[walk.trial] = worth(found, self.setting.objectives)

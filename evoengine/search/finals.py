@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from evoengine.ledger.store import Ledger
-from evoengine.records import Contender, Finals, Kind, Measurement, Rejection
+from evoengine.records import Contender, Finals, Kind, Rejection
 from evoengine.search.judges import Judge
 
 FINALISTS = 8
@@ -35,14 +35,3 @@ def record_finals(ledger: Ledger, run: int, result: Finals | Rejection) -> list[
     first, *others = sorted(result.tied, key=result.order.index)
     listed = ", ".join(f"#{trial}" for trial in others)
     return [f"#{first} cannot be told apart from {listed}; of these it has the fewest registers"]
-
-
-def why_dropped(figure: Measurement) -> str | None:
-    """What a candidate's row says where it was timed a few times only, being plainly beaten."""
-    terms = figure.terms
-    if "dropped_after" not in terms:
-        return None
-    return (
-        f"dropped after {terms['dropped_after']:.0f} repetitions: {terms['times_incumbent']:.2f} times the time of "
-        f"trial {terms['incumbent']:.0f}"
-    )

@@ -1,4 +1,4 @@
-"""What decides over a compiled candidate: the emulator with the static estimate, or a GPU that times.
+"""What decides over a compiled candidate: the emulator with the static estimate, or a GPU that times; and what it says.
 
 Anything that submits a candidate somewhere and gives a future of its verdict and figure can take their place.
 """
@@ -11,14 +11,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from types import ModuleType
 
+import numpy as np
+
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError
 from evoengine.gpu import Gpu
+from evoengine.ledger.store import Ledger
 from evoengine.problem import Problem
-from evoengine.records import Baseline, Contender, Finals, Outcome, Plan, Rejection
+from evoengine.records import Baseline, Contender, Finals, Measurement, Outcome, Plan, Rejection
 from evoengine.search.workers import Late, Terms, WorkerPool
+from evoengine.space.space import SearchSpace
 from evoengine.stages import pipeline
 from evoengine.stages.pipeline import Judged
+from evoengine.workloads import find_workload
 
 AHEAD = 4
 """compiled candidates that may be with the GPU, the one under way included: enough that it need not wait, few enough
@@ -35,6 +40,53 @@ class Job:
     plan: Plan
     cost: Mapping[str, float]
     seed: int
+
+
+def make_job(space: SearchSpace, problem: Problem, contender: Contender, seed: int) -> Job:
+    config = contender.config
+    cases = find_workload(space.kernel).cases(problem, config)
+    return Job(contender, [(case, space.launch(config, case.problem)) for case in cases], space.cost(config), seed)
+
+
+def seed_for(seed: int, run: int, trial: int) -> int:
+    """Of a trial's inputs: unlike for every trial, and the same again for the same run."""
+    return int(np.random.SeedSequence([seed, run, trial]).generate_state(1)[0])
+
+
+def timed_baselines(answer: Future) -> list[Baseline]:
+    """What came of `Judge.baselines`; waits for it. Raises MachineError where the device could time none."""
+    found = answer.result()
+    if isinstance(found, Rejection) or not found:
+        why = found.reason if isinstance(found, Rejection) else "no backend takes the problem"
+        raise MachineError(f"SDPA cannot be timed on the GPU, so neither can candidates: {why}")
+    return found
+
+
+def record_judged(
+    ledger: Ledger, trial: int, result: Judged | Rejection
+) -> tuple[Outcome, str | None, str | None]:
+    """Writes verdict and figure, as far as there are any; how the trial ends, why, and on which device."""
+    if isinstance(result, Rejection):
+        return result.outcome, result.reason, None
+    verdict, figure = result
+    ledger.record_verdict(trial, verdict)
+    if figure is None:
+        return verdict.outcome, verdict.reason, verdict.device
+    ledger.record_measurement(trial, figure)
+    if figure.suspect:
+        return Outcome.SUSPECT, figure.suspect, verdict.device
+    return Outcome(str(figure.kind)), why_dropped(figure), verdict.device
+
+
+def why_dropped(figure: Measurement) -> str | None:
+    """What a candidate's row says where it was timed a few times only, being plainly beaten."""
+    terms = figure.terms
+    if "dropped_after" not in terms:
+        return None
+    return (
+        f"dropped after {terms['dropped_after']:.0f} repetitions: {terms['times_incumbent']:.2f} times the time of "
+        f"trial {terms['incumbent']:.0f}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +109,9 @@ class Judge(ABC):
     def submit(self, job: Job, workers: WorkerPool) -> Future:
         """A future of `Judged`, or of a Rejection."""
 
-    def baselines(self) -> list[Baseline]:
-        """What the figures are to be compared with, timed before the first candidate."""
-        return []
+    def baselines(self) -> Future | None:
+        """Has what the figures are to be compared with timed, before the first candidate; for `timed_baselines`."""
+        return None
 
     def finals(self, contenders: Sequence[Contender]) -> Future | None:
         """A future of `Finals`, or of a Rejection; None where figures do not gain by being taken again."""
@@ -100,25 +152,24 @@ class GpuJudge(Judge):
         environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device.uuid}
         # CUDA reserves address space by the hundred gigabytes, so no memory limit
         self._runner = WorkerPool(1, Terms(seconds, None, environment=environment, warm_up=tasks.load_cuda, spare=True))
-        self._rival = ""
+        self._baselines: Future | None = None
         self._best: tuple[float, Contender] | None = None
 
-    def baselines(self) -> list[Baseline]:
+    def baselines(self) -> Future:
         """Every SDPA backend that takes the problem; the fastest is the rival of every candidate."""
-        answer = self._runner.submit(
+        self._baselines = self._runner.submit(
             self._tasks.baselines_task, self._kernel, self._problem, self._seed, died=Outcome.CRASHED, gives=list
-        ).result()
-        if isinstance(answer, Rejection) or not answer:
-            why = answer.reason if isinstance(answer, Rejection) else "no backend takes the problem"
-            raise MachineError(f"SDPA cannot be timed on the GPU, so neither can candidates: {why}")
-        self._rival = min(answer, key=lambda b: b.median_us).name
-        return answer
+        )
+        return self._baselines
+
+    def _rival(self) -> str:
+        return min(timed_baselines(self._baselines), key=lambda b: b.median_us).name
 
     def submit(self, job: Job, workers: WorkerPool) -> Future:
         incumbent = Late(lambda: self._best[1] if self._best else None)
         future = self._runner.submit(
             self._tasks.measure_task, self._kernel, job.contender, job.plan, self._problem, self._gpu, job.seed,
-            incumbent, self._rival, died=Outcome.CRASHED, gives=Judged,
+            incumbent, Late(self._rival), died=Outcome.CRASHED, gives=Judged,
         )  # fmt: skip
         future.add_done_callback(lambda done: self._remember(job.contender, done))
         return future
@@ -132,8 +183,8 @@ class GpuJudge(Judge):
 
     def finals(self, contenders: Sequence[Contender]) -> Future:
         return self._runner.submit(
-            self._tasks.finals_task, self._kernel, tuple(contenders), self._problem, self._gpu, self._seed, self._rival,
-            died=Outcome.CRASHED, gives=Finals,
+            self._tasks.finals_task, self._kernel, tuple(contenders), self._problem, self._gpu, self._seed,
+            Late(self._rival), died=Outcome.CRASHED, gives=Finals,
         )  # fmt: skip
 
     def usage(self, seconds: float) -> Usage:

@@ -7,17 +7,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from pathlib import Path
 
-import numpy as np
-
 from evoengine.gpu import Gpu
 from evoengine.ledger.store import Ledger
 from evoengine.problem import Problem
 from evoengine.records import Candidate, Contender, Outcome, Rejection
-from evoengine.search.finals import hold_finals, record_finals, why_dropped
-from evoengine.search.judges import Job, Judge
+from evoengine.search.finals import hold_finals, record_finals
+from evoengine.search.judges import Job, Judge, make_job, record_judged, seed_for, timed_baselines
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.pipeline import Judged
-from evoengine.workloads import find_workload
 
 POLL_SECONDS = 0.1
 
@@ -70,7 +67,7 @@ class Remeasurer:
     def measure(self, candidates: Sequence[Candidate], spaces: dict[int, SearchSpace]) -> list[str]:
         """Gives what a person should know of the result. Closes the judge."""
         try:
-            for baseline in self._judge.baselines():
+            for baseline in timed_baselines(self._judge.baselines()):
                 self._ledger.record_baseline(self._run, baseline)
             waiting, under_way = list(candidates), {}
             while (waiting or under_way) and not self._stop:
@@ -85,28 +82,14 @@ class Remeasurer:
 
     def _job(self, candidate: Candidate, space: SearchSpace) -> Job:
         whole = self._ledger.candidate(candidate.trial, with_cubin=True)
-        cases = find_workload(space.kernel).cases(self._problem, candidate.config)
-        plan = [(case, space.launch(candidate.config, case.problem)) for case in cases]
-        seed = int(np.random.SeedSequence([self._seed, self._run, candidate.trial]).generate_state(1)[0])
-        return Job(Contender(candidate.trial, whole.source, whole.binary, candidate.config), plan, space.cost(candidate.config), seed)
+        contender = Contender(whole.trial, whole.source, whole.binary, whole.config)
+        return make_job(space, self._problem, contender, seed_for(self._seed, self._run, whole.trial))
 
     def _record(self, candidate: Candidate, result: Judged | Rejection) -> None:
         """What the GPU says replaces the emulator's word, for better or worse."""
-        trial, ledger = candidate.trial, self._ledger
-        outcome, reason, device = Outcome.MEASURED, None, None
-        if isinstance(result, Rejection):
-            outcome, reason = result.outcome, result.reason
-        else:
-            ledger.record_verdict(trial, result.verdict)
-            device = result.verdict.device
-            if result.figure is None:
-                outcome, reason = result.verdict.outcome, result.verdict.reason
-            else:
-                ledger.record_measurement(trial, result.figure)
-                outcome = Outcome.SUSPECT if result.figure.suspect else Outcome.MEASURED
-                reason = result.figure.suspect or why_dropped(result.figure)
-        ledger.finish(trial, outcome, reason, candidate.occupancy, device)
-        self._on_finish(ledger.candidate(trial))
+        outcome, reason, device = record_judged(self._ledger, candidate.trial, result)
+        self._ledger.finish(candidate.trial, outcome, reason, candidate.occupancy, device)
+        self._on_finish(self._ledger.candidate(candidate.trial))
 
     def _finals(self) -> list[str]:
         future = hold_finals(self._ledger, self._judge, str(self._problem), self._gpu.key)

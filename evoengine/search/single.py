@@ -7,13 +7,12 @@ from pathlib import Path
 from evoengine.gpu import Gpu
 from evoengine.problem import Problem
 from evoengine.records import Binary, Candidate, Config, Contender, Outcome, Rejection
-from evoengine.search.judges import Job, Judge
+from evoengine.search.judges import Judge, make_job
 from evoengine.search.workers import WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages.pipeline import compile_task
 from evoengine.stages.render import render
 from evoengine.stages.screen import screen_binary, screen_launch
-from evoengine.workloads import find_workload
 
 
 def walk(
@@ -35,10 +34,9 @@ def walk(
         # a spill is slow, not wrong: only a binary that cannot be launched at all goes without a verdict
         if why := screen_binary(binary, source.launch, gpu, timed=True):
             return ended(Outcome.SCREENED, why, binary=binary)
-        cases = find_workload(space.kernel).cases(problem, config)
-        plan = [(case, space.launch(config, case.problem)) for case in cases]
         judge.baselines()
-        result = judge.submit(Job(Contender(0, source, binary, config), plan, space.cost(config), seed), workers).result()
+        job = make_job(space, problem, Contender(0, source, binary, config), seed)
+        result = judge.submit(job, workers).result()
     finally:
         workers.close()
     if isinstance(result, Rejection):

@@ -106,7 +106,7 @@ def baselines(kernel: str, problem: Problem, seed: int) -> list[Baseline]:
     """
     bench = _bench(kernel, problem)
     clocks = {b.name: clock for b in BACKENDS if (clock := bench.sdpa(b.name))}
-    rounds = bench.rounds(clocks, seed, lambda samples: all_settled(samples))
+    rounds = bench.rounds(clocks, seed, all_settled)
     device = torch.cuda.get_device_name()
     medians = {name: statistics.median(samples) for name, samples in rounds.samples.items() if samples}
     return [
@@ -123,7 +123,7 @@ def finals(
     try:
         bench.refresh(seed)
         clocks = {str(c.trial): bench.clock(bench.work(_load(c), c), c.source.entry) for c in contenders}
-        rounds = bench.rounds({**clocks, **bench.rivals(rival)}, seed, lambda samples: all_settled(samples))
+        rounds = bench.rounds({**clocks, **bench.rivals(rival)}, seed, all_settled)
     except CUDA_ERRORS as error:
         trials = ", ".join(str(c.trial) for c in contenders)
         raise KernelCrashed(f"one of trials {trials}: {first_line(error)}") from error

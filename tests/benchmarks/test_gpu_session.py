@@ -44,8 +44,12 @@ def test_without_a_gpu_it_is_exit_3_with_the_reason_and_writes_nothing(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+DEVICE = GpuDevice(0, "NVIDIA H200", "GPU-a", 90, 2**37)
+
+
 @pytest.fixture
-def results(tmp_path):
+def measured(tmp_path):
+    """A ledger as `evoengine measure` leaves it, and what that printed."""
     db = tmp_path / "gpu.db"
     with open_ledger(str(db), create=True) as ledger:
         run = start_run(ledger)
@@ -54,26 +58,59 @@ def results(tmp_path):
             add_ranked(ledger, run, a_figure(tflops, Kind.MEASURED), config, f"kernel{tflops}")
         ledger.record_baseline(run, Baseline("FLASH_ATTENTION", "NVIDIA H200", 833.0, 330.0, (833.0,) * 12))
         best = [c.to_json() for c in ledger.best(PROBLEM, "h100", top=3)]
-    device = GpuDevice(0, "NVIDIA H200", "GPU-a", 90, 2**37)
-    tests = session.read_report('<testsuites><testsuite><testcase classname="a" name="b"/></testsuite></testsuites>', 3.0)
-    summary = {"run": run, "best": best, "seconds": 9.0}
-    return session.gather(device, "13.0", PROBLEM.removeprefix("attention:"), tests, summary, db)
+    return db, {"run": run, "best": best, "seconds": 9.0}
+
+
+@pytest.fixture
+def results(measured):
+    db, printed = measured
+    of = session.gather(PROBLEM.removeprefix("attention:"), printed, db)
+    return {**session.about(DEVICE, "13.0"), "tests": None, "problems": [of, {**of, "problem": "another"}]}
+
+
+def test_problems_share_the_minutes_and_one_that_fails_loses_none_of_the_others(measured, monkeypatch, tmp_path):
+    db, printed = measured
+    given = []
+
+    def run_for(command, seconds):
+        given.append((command[command.index("--problem") + 1], seconds))
+        return (3, None) if len(given) == 1 else (0, printed)
+
+    monkeypatch.setattr(session, "find_driver", lambda: ("13.0", [DEVICE]))
+    monkeypatch.setattr(session, "run_for", run_for)
+    problems = ["b1,h2,s64,d64,fp16", PROBLEM.removeprefix("attention:")]
+    arguments = ["--from", str(db), "--problem", *problems, "--no-tests", "--minutes", "10", "--out", str(tmp_path / "out")]
+    assert session.main(arguments) == 1
+    assert [problem for problem, _ in given] == problems
+    assert [seconds for _, seconds in given] == [pytest.approx(300, abs=5), pytest.approx(600, abs=5)]
+    [path] = (tmp_path / "out").iterdir()
+    assert [of["problem"] for of in json.loads(path.read_text())["problems"]] == [PROBLEM]
 
 
 def test_results_name_the_gpu_and_the_date_and_keep_what_was_observed(results, tmp_path):
     path = session.write(results, tmp_path / "out")
     written = json.loads(path.read_text())
     assert path.name == f"nvidia-h200-{written['date']}.json"
-    assert (written["gpu"], written["driver"], written["problem"]) == ("NVIDIA H200", "CUDA 13.0", PROBLEM)
-    assert written["best"][0]["terms"] == {"memory_us": 12.5}
-    assert written["baselines"] == [{"name": "FLASH_ATTENTION", "tflops": 330.0, "median_us": 833.0, "samples": 12}]
-    assert written["session"] == {"run": 1, "seconds": 9.0}
-    assert written["tests"]["passed"] == 1
+    assert (written["gpu"], written["driver"]) == ("NVIDIA H200", "CUDA 13.0")
+    first, second = written["problems"]
+    assert (first["problem"], second["problem"]) == (PROBLEM, "another")
+    assert first["best"][0]["terms"] == {"memory_us": 12.5}
+    assert first["baselines"] == [{"name": "FLASH_ATTENTION", "tflops": 330.0, "median_us": 833.0, "samples": 12}]
+    assert first["session"] == {"run": 1, "seconds": 9.0}
 
 
-def test_the_table_has_every_backend_and_the_best_of_each_family_fastest_first(results):
-    rows = [line.split("|")[1].strip() for line in session.table(results).splitlines() if line.startswith("| ")]
-    assert rows == ["kernel", "SDPA flash_attention", "evoengine wmma (trial 1)", "evoengine scalar (trial 3)"]
+def test_results_of_the_same_day_do_not_overwrite_one_another(results, tmp_path):
+    names = [session.write({**results, "commit": str(n)}, tmp_path).name for n in range(3)]
+    day = results["date"]
+    assert names == [f"nvidia-h200-{day}.json", f"nvidia-h200-{day}-2.json", f"nvidia-h200-{day}-3.json"]
+    assert [json.loads((tmp_path / name).read_text())["commit"] for name in names] == ["0", "1", "2"]
+
+
+def test_each_table_has_every_backend_and_the_best_of_each_family_fastest_first(results):
+    lines = session.tables(results).splitlines()
+    rows = [line.split("|")[1].strip() for line in lines if line.startswith("| ")]
+    assert rows == 2 * ["kernel", "SDPA flash_attention", "evoengine wmma (trial 1)", "evoengine scalar (trial 3)"]
+    assert [line.split(" on ")[0] for line in lines if " on NVIDIA H200" in line] == [PROBLEM, "another"]
 
 
 def test_a_report_of_the_tests_names_what_failed():
@@ -111,5 +148,5 @@ def test_when_time_is_up_the_session_ends_it_as_ctrl_c_does_and_keeps_what_there
 def test_the_session_fits_its_minutes():
     assert session.TEST_SECONDS + session.RESERVE_SECONDS < 60 * session.MINUTES / 2
     options = session.parse([])
-    command = session.searching(options, "x.db", 200.0)
+    command = session.searching(options, options.problem[0], "x.db", 200.0)
     assert float(command[command.index("--minutes") + 1]) == pytest.approx(200 / 60)

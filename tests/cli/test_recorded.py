@@ -97,8 +97,22 @@ def test_a_run_goes_out_as_t4_and_comes_back_the_same(evoengine, searched, tmp_p
     assert evoengine("import", file, "--db", other).returncode == 0
     there, back = (json.loads(evoengine("history", "--json", "--db", d).stdout) for d in (db, other))
     assert back == there
+    for name in ("space_text", "sampler", "seed", "objectives"):
+        column = [sqlite3.connect(d).execute(f"SELECT {name} FROM runs").fetchall() for d in (db, other)]
+        assert column[0] == column[1] != [("",)]
     assert evoengine("best", "--export", tmp_path / "out", "--db", other).returncode == 0
     assert (tmp_path / "out" / "kernel.cubin").read_bytes()[:4] == b"\x7fELF"
+
+
+def test_a_file_of_ours_that_is_damaged_is_refused(evoengine, searched, tmp_path):
+    file = tmp_path / "run.json"
+    evoengine("export", file, "--db", searched[0] / "evo.db")
+    data = json.loads(file.read_text())
+    del data["results"][0]["evoengine"]["verdict"]
+    file.write_text(json.dumps(data))
+    done = evoengine("import", file, "--db", tmp_path / "other.db")
+    assert (done.returncode, "'verdict'" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+    assert not (tmp_path / "other.db").exists()
 
 
 def test_a_run_that_is_not_there_names_those_that_are(evoengine, searched, tmp_path):

@@ -13,7 +13,7 @@ from evoengine.gpu import known_gpus
 from evoengine.paths import asset
 from evoengine.problem import parse_problem
 from evoengine.records import Binary, Contender, Launch, Outcome, Rejection, Source
-from evoengine.search.judges import GpuJudge, Job
+from evoengine.search.judges import GpuJudge, Job, timed_baselines
 from evoengine.search.workers import Terms, WorkerPool
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
@@ -97,7 +97,7 @@ KERNELS = {
 @pytest.fixture(scope="module")
 def judge():
     judge = GpuJudge("attention", PROBLEM, gpu(), device(), 1)
-    judge.first_baselines = judge.baselines()
+    judge.first_baselines = timed_baselines(judge.baselines())
     yield judge
     judge.close()
 
@@ -163,7 +163,7 @@ def test_a_problem_beyond_the_gpus_memory_names_the_bytes_needed_and_there():
     huge = GpuJudge("attention", parse_problem("b4096,h64,s16384,d128,fp16"), gpu(), device(), 1)
     try:
         with pytest.raises(MachineError, match=r"needs [\d,]+ bytes of GPU memory .* and [\d,]+ of [\d,]+ are free"):
-            huge.baselines()
+            timed_baselines(huge.baselines())
     finally:
         huge.close()
 

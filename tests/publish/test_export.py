@@ -74,6 +74,8 @@ def tensors(dtype=torch.float16, heads=4, kv_heads=2, head_dim=64, seq_k=100):
         (tensors(heads=3), "3 heads are no multiple of 2"),
         ((*tensors()[:2], tensors(seq_k=99)[2]), "v has shape"),
         ((tensors()[0].transpose(2, 3).contiguous().transpose(2, 3), *tensors()[1:]), "q is not contiguous"),
+        ((*tensors()[:2], torch.zeros(25601).half()[1:].view(2, 2, 100, 64)), "v does not start at a multiple of 16"),
+        ((*tensors()[:2], tensors()[2].to("meta")), "v is on meta and q on cpu"),
     ],
 )
 def test_the_loader_refuses_tensors_the_kernel_was_not_made_for(loader, given, names):

@@ -149,9 +149,14 @@ def finals_task(kernel, contenders, problem, gpu, seed, rival):
 # ── other ways to behave, for one test each ──────────────────────────────────────────────────────────────────────────
 
 
-def slow_task(gate, *arguments):
-    while not Path(gate).exists():
-        time.sleep(0.01)
+def when_there(path, task, *arguments):
+    """Does the task as soon as there is a file of that path."""
+    while not Path(path).exists():
+        time.sleep(WORK_SECONDS)
+    return task(*arguments)
+
+
+def slow_task(*arguments):
     time.sleep(0.15)
     return measure_task(*arguments)
 

@@ -29,13 +29,6 @@ def test_agreement_is_rank_correlation_and_what_a_short_list_would_have_missed(p
     assert found.regret == (None if regret is None else pytest.approx(regret))
 
 
-def test_ties_share_their_rank():
-    from scipy.stats import spearmanr
-
-    pairs = [(1.0, 3.0), (2.0, 1.0), (2.0, 4.0), (3.0, 4.0), (5.0, 9.0)]
-    assert agree(pairs).spearman == pytest.approx(spearmanr(*zip(*pairs, strict=True)).statistic)
-
-
 @pytest.fixture
 def ledger(tmp_path):
     with open_ledger(str(tmp_path / "evo.db"), create=True) as ledger:

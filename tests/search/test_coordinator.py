@@ -10,7 +10,8 @@ import pytest
 
 from evoengine.errors import MachineError
 from evoengine.records import Kind, Outcome
-from evoengine.search.judges import AHEAD, EmulatorJudge, GpuJudge, make_judge
+from evoengine.search.judges import AHEAD, EmulatorJudge, GpuJudge, make_judge, timed_baselines
+from evoengine.search.proposer import Proposer
 from evoengine.search.workers import WorkerPool
 from tests.search import faulty_device
 from tests.search.conftest import DEVICE, GPU, PROBLEM
@@ -45,10 +46,22 @@ def test_compilers_run_ahead_of_the_device_by_a_bounded_lead(numbered, monkeypat
             at_once -= 1
 
     monkeypatch.setattr(GpuJudge, "submit", counted)
-    slow = functools.partial(faulty_device.slow_task, str(gate))
+    slow = functools.partial(faulty_device.when_there, str(gate), faulty_device.slow_task)
     numbered.coordinator(range(12), tasks=tasks(measure_task=slow), seconds=10.0).search()
     assert max(seen) == most
     assert len(numbered.ledger.best(str(PROBLEM), GPU.key, top=12)) == 12
+
+
+def test_the_first_candidates_are_compiled_while_the_baselines_are_timed(numbered):
+    """The device is not done with them until there are binaries enough."""
+    enough = numbered.folder / "enough"
+    patient = functools.partial(faulty_device.when_there, str(enough), faulty_device.baselines_task)
+    coordinator = numbered.coordinator(
+        range(12), tasks=tasks(baselines_task=patient),
+        on_change=lambda progress: enough.touch() if progress.compiled >= AHEAD else None,
+    )  # fmt: skip
+    assert coordinator.search().outcomes == {Outcome.MEASURED: 12}
+    assert len(numbered.ledger.baselines(coordinator.run)) == 2
 
 
 def test_where_the_devices_time_went_is_accounted_for(numbered):
@@ -63,7 +76,7 @@ def test_without_a_device_there_is_no_usage_and_no_final(numbered):
     pool = WorkerPool(1)
     judge = make_judge("attention", PROBLEM, GPU, None, 1)
     assert isinstance(judge, EmulatorJudge)
-    assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.ahead) == (None, None, [], None)
+    assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.ahead) == (None, None, None, None)
     pool.close()
 
 
@@ -120,6 +133,22 @@ def test_a_figure_that_cannot_be_believed_is_never_best(numbered):
     assert 0 not in [c.config["number"] for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=3)]
 
 
+def test_a_source_that_another_trial_rendered_is_not_judged_again_and_shares_its_twins_value(numbered, monkeypatch):
+    told, tell = {}, Proposer.tell
+    monkeypatch.setattr(Proposer, "tell", lambda self, p, values: told.update({p.config["number"]: values}) or tell(self, p, values))
+    coordinator = numbered.coordinator(range(8))
+    (numbered.folder / "attention" / "numbered.cu.j2").write_text("// candidate {{ number // 2 }}\n")
+    progress = coordinator.search()
+    assert progress.compiled == 4
+    assert progress.outcomes == {Outcome.MEASURED: 4, Outcome.DUPLICATE: 4}
+    found = numbered.candidates()
+    first = {c.source.sha256: c.trial for c in reversed(found)}
+    reasons = {c.trial: c.reason for c in found if c.outcome is Outcome.DUPLICATE}
+    twins = {c.trial: first[c.source.sha256] for c in found if c.trial in reasons}
+    assert reasons == {trial: f"renders the same source as trial {twin}" for trial, twin in twins.items()}
+    assert all(told[n] == told[n + 1] != told[(n + 2) % 8] for n in range(0, 8, 2))
+
+
 def test_a_search_stopped_midway_leaves_the_rest_to_the_next_which_judges_each_once(numbered):
     coordinator = numbered.coordinator(range(20), on_change=lambda p: coordinator.stop() if p.done >= 5 else None)
     assert coordinator.search().ended == "interrupted"
@@ -136,6 +165,6 @@ def test_the_device_is_chosen_by_uuid_before_libraries_are_loaded(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     judge = GpuJudge("attention", PROBLEM, GPU, DEVICE, 1, tasks(baselines_task=faulty_device.visible), 20.0)
     try:
-        assert judge.baselines()[0].name == DEVICE.uuid
+        assert timed_baselines(judge.baselines())[0].name == DEVICE.uuid
     finally:
         judge.close()

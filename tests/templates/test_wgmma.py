@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -17,7 +18,7 @@ from evoengine.devices.emulator.run import run
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
 from evoengine.problem import parse_problem
-from evoengine.records import Launch, Source
+from evoengine.records import Binary, Launch, Source
 from evoengine.space.space import load_space
 from evoengine.stages import compile as stage
 from evoengine.stages.compile import compile_source
@@ -31,12 +32,23 @@ def starts(gate):
     return [c for c in gate.space.starts if c["family"] == "wgmma"]
 
 
+@pytest.fixture(scope="module")
+def compiled(attention_gate):
+    """Problem → its starts with their sources and binaries, compiled once."""
+
+    @cache
+    def of(problem: str):
+        gate = attention_gate(problem)
+        sources = [(config, gate.source(config)) for config in starts(gate)]
+        return [(config, source, compile_source(source, "sm_90a")) for config, source in sources]
+
+    return of
+
+
 @pytest.mark.parametrize("problem", [*PROBLEMS, "b16,h16,s2048,d64,bf16,causal"])
-def test_starts_compile_to_wgmma_without_spills_or_serialisation(attention_gate, problem):
-    gate = attention_gate(problem)
-    assert starts(gate)
-    for config in starts(gate):
-        binary = compile_source(gate.source(config), "sm_90a")
+def test_starts_compile_to_wgmma_without_spills_or_serialisation(compiled, problem):
+    assert compiled(problem)
+    for config, _, binary in compiled(problem):
         assert (binary.spill_bytes, binary.stack_bytes, binary.warnings) == (0, 0, ()), config
 
 
@@ -51,14 +63,33 @@ def test_their_tensor_instructions_are_hopper_ones_and_no_thread_has_local_memor
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_warpgroups_never_hold_more_registers_than_the_block_was_launched_with(attention_gate, problem):
+def test_warpgroups_never_hold_more_registers_than_the_block_was_launched_with(compiled, problem):
     """setmaxnreg would wait for ever, and ptxas says nothing."""
-    gate = attention_gate(problem)
-    for config in starts(gate):
-        binary = compile_source(gate.source(config), "sm_90a")
-        consumers = config["tile_m"] // 64
-        held = registers_held(gate.source(config).text)
-        assert held["shrink"] + consumers * held["grow"] <= (consumers + 1) * math.ceil(binary.registers / 8) * 8
+    for config, source, binary in compiled(problem):
+        assert all_held(config, source) <= launched_with(config, binary), config
+
+
+@pytest.mark.parametrize(("tile_m", "min_blocks"), [(64, 2), (64, 3), (128, 2)])
+def test_nor_do_they_where_several_blocks_share_an_sm(attention_gate, tile_m, min_blocks):
+    gate = attention_gate(PROBLEMS[0])
+    config = {**starts(gate)[0], "tile_m": tile_m, "tile_n": 64, "overlap": False, "min_blocks": min_blocks}
+    if tile_m == 64:
+        del config["ping_pong"]
+    assert gate.space.contains(config), gate.space.why_invalid(config)
+    source = gate.source(config)
+    held, launched = all_held(config, source), launched_with(config, compile_source(source, "sm_90a"))
+    assert launched - 8 * (tile_m // 64) < held <= launched  # all but what does not divide
+
+
+def all_held(config, source: Source) -> int:
+    """Per thread of one warpgroup each, after setmaxnreg."""
+    held = registers_held(source.text)
+    return held["shrink"] + config["tile_m"] // 64 * held["grow"]
+
+
+def launched_with(config, binary: Binary) -> int:
+    """Likewise, before it."""
+    return (config["tile_m"] // 64 + 1) * math.ceil(binary.registers / 8) * 8
 
 
 def registers_held(text: str) -> dict[str, int]:

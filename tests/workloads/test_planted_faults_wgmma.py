@@ -110,7 +110,7 @@ FAULTS = [
     ("turns begun anew for other rows", ROUNDS, MANY, "            consume(block", "            Turns turns;\n            consume(block"),
     ("rows of a last round not filled skipped", ROUNDS, MANY, "number(turn) < all_heads", "number(turn) + int(gridDim.x) - int(blockIdx.x) <= all_heads"),
     ("rows of other batch entries forgotten", [ROUND], MANY, "batch * heads, heads", "heads, heads"),
-    ("rounds too close together", [ROUND], MANY, "turn * blocks + ", "turn * (blocks - 1) + "),
+    ("rounds too far apart", [ROUND], MANY, "turn * blocks + ", "turn * (blocks + 1) + "),
     ("backward rounds one off", [ROUND], MANY_CAUSAL, "blocks - 1 - blockIdx.x", "blocks - blockIdx.x"),
     ("longest rows one off", [ROUND, SORTED], MANY_CAUSAL, "row_tiles - 1 - i / among", "row_tiles - i / among"),
     ("rows and heads taken for one another", [ROUND, SORTED], MANY_CAUSAL, "row_tiles - 1 - i / among, first_head + i % among", "row_tiles - 1 - i / row_tiles, first_head + i % row_tiles"),

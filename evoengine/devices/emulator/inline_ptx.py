@@ -21,7 +21,7 @@ _FUNCTION = re.compile(r"^(?:template <[^>]*> )?EVO_PTX\b[^(]*?\b(\w+)\(", re.MU
 _STRING = re.compile(r'"((?:\\.|[^"\\])*)"', re.DOTALL)
 _OPERAND = re.compile(r'\s*(?:\[\w+\]\s*)?"([^"]*)"\s*\((.*)\)\s*\Z', re.DOTALL)
 _WITHOUT_EFFECT = re.compile(
-    r"\.L2::(?:64B|128B|256B|cache_hint)\b|\.L1::\w+|::cta\b|\.tile\b|\.(?:release|acquire|relaxed)\.(?:cta|cluster)\b"
+    r"\.L2::(?:64B|128B|256B|cache_hint)\b|\.L1::\w+|::cta\b|\.tile\b|\.(?:release|acquire)\.(?:cta|cluster)\b"
 )
 _SIZE = re.compile(r"(?<=^wgmma_mma_async_sync_aligned_m64)n(\d+)(?=k16_)|(?<=^cp_async_bulk_tensor)_(\d)d(?=_)")
 _INSTRUCTION = re.compile(r"(?:@(!?)\s*(\w+)\s+)?([a-z][\w.:]*)\s*(.*)\Z", re.DOTALL)

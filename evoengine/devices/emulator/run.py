@@ -58,7 +58,7 @@ def _tensor_map(argument: TensorMapArgument, arguments: Arguments) -> bytes:
     strides = five(argument.strides_bytes)[:4]
     element, rank = tensor_map.element_bytes(argument), len(argument.dims)
     dims, box = five(argument.dims), five(argument.box)
-    return _TENSOR_MAP.pack(0, index, *strides, *dims, *box, element, rank, argument.swizzle)
+    return _TENSOR_MAP.pack(0, index, *strides, *dims, *box, element, rank, argument.swizzle or 16)
 
 
 def _argument_header(argument: Argument, value: np.ndarray) -> bytes:

@@ -54,7 +54,7 @@ def least_blocks(text: str, entry: str) -> str:
     masked = _mask(text)
     for match in re.finditer(r"\b__launch_bounds__\s*\(", masked):
         end = _closing(masked, match.end() - 1)
-        if re.match(rf"\)[\s\w]*\b{entry}\s*\(", masked[end:]):
+        if re.match(rf"\)(?:[\s\w]|__cluster_dims__\s*\([^()]*\))*\b{entry}\s*\(", masked[end:]):
             bounds = _split_declarators(masked[match.end() : end])
             return f"({' '.join(bounds[1].split())})" if len(bounds) > 1 else "1"
     return "1"

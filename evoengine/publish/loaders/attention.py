@@ -67,6 +67,10 @@ def _check(q, k, v, out):
             raise ValueError(f"{name} is {tensor.dtype}; this kernel was compiled for {DTYPES[problem['dtype']]}")
         if not _contiguous(tensor):
             raise ValueError(f"{name} is not contiguous")
+        if tensor.device != q.device:
+            raise ValueError(f"{name} is on {tensor.device} and q on {q.device}")
+        if _pointer(tensor) % 16:
+            raise ValueError(f"{name} does not start at a multiple of 16 bytes")
     if head_dim != problem["head_dim"]:
         raise ValueError(f"head_dim is {head_dim}; this kernel was compiled for {problem['head_dim']}")
     if heads % k.shape[1]:

@@ -34,8 +34,8 @@ __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) 
         ".reg .pred done;\n"
         "WAIT:\n"
         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra.uni DONE;\n"
-        "bra.uni WAIT;\n"
+        "@done bra DONE;\n"
+        "bra WAIT;\n"
         "DONE:\n"
         "}\n" ::"r"(barrier),
         "r"(parity)
@@ -58,7 +58,7 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
 
 // All four warps of a warpgroup give registers back to the block, or take more and wait until others have given them: a
 // kernel whose warpgroups ask for more in all than it was launched with (168 per thread for three of them) never ends.
-// Without __launch_bounds__(THREADS, BLOCKS) the compiler ignores both. COUNT is a multiple of 8 from 24 to 240.
+// Without __launch_bounds__(THREADS, BLOCKS) the compiler ignores both. COUNT is a multiple of 8 from 24 to 256.
 template <int COUNT>
 __device__ __forceinline__ void registers_shrink() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));

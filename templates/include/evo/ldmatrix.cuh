@@ -2,7 +2,7 @@
 // All lanes of the warp take part. Lane i gives the shared address (address.cuh) of row i % 8 of matrix i / 8, a
 // multiple of 16. Word j of a lane is of matrix j: row lane / 4, columns 2 * (lane % 4) and the next; from a transposed
 // matrix it is column lane / 4, rows 2 * (lane % 4) and the next. So K as it lies is the B operand of Q K^T, and V
-// transposed that of P V. A load of x2 needs the addresses of lanes 0 to 15 only.
+// transposed that of P V.
 __device__ __forceinline__ void ldmatrix_x4(unsigned (&word)[4], unsigned address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
                  : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
@@ -13,20 +13,6 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned (&word)[4], unsigned addres
 __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&word)[4], unsigned address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3}, [%4];"
                  : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x2(unsigned (&word)[2], unsigned address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 { %0, %1}, [%2];"
-                 : "=r"(word[0]), "=r"(word[1])
-                 : "r"(address)
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x2_trans(unsigned (&word)[2], unsigned address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 { %0, %1}, [%2];"
-                 : "=r"(word[0]), "=r"(word[1])
                  : "r"(address)
                  : "memory");
 }

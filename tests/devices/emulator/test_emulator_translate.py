@@ -38,7 +38,7 @@ def test_a_macro_stays_one_macro():
 
 def test_scopes_predicates_labels_and_displacements_are_understood():
     text = (
-        'asm volatile("{ .reg .pred p; LOOP: bar.sync 1, 64; @!p bra LOOP; '
+        'asm volatile("{ .reg .pred p; LOOP: bar.sync 1, 64; @!p bra.uni LOOP; '
         '@p cp.async.ca.shared.global.L2::128B [%0 + 32], [%1], 4; }" :: "r"(to), "l"(from));'
     )
     translated = translate(text)
@@ -75,6 +75,7 @@ def test_the_blocks_per_multiprocessor_are_read_from_the_launch_bounds_of_the_ke
         "__global__ void __launch_bounds__(64, 4) g();\n__global__ void __launch_bounds__(f(1, 2), N + 1)\nh(int x) {}"
     )
     assert (least_blocks(text, "h"), least_blocks(text, "g")) == ("(N + 1)", "(4)")
+    assert least_blocks("void __launch_bounds__(64, 4) __cluster_dims__(2, 1, 1) h() {}", "h") == "(4)"
     assert least_blocks("__global__ void __launch_bounds__(64) h() {}", "h") == least_blocks("void h()", "h") == "1"
 
 
@@ -85,14 +86,16 @@ def test_a_tensor_map_by_plain_value_is_refused_and_by_reference_is_not():
 
 
 def test_a_brace_list_becomes_registers():
-    with pytest.raises(KernelUnbuildable, match=r"line 1: .* PTX instruction made\.up\.x4$"):
-        translate('asm("made.up.x4 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(c));')
+    text = 'asm("ldmatrix.sync.aligned.m8n8.x2.shared.b16 { %0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(c));'
+    assert "x2_shared_b16(evo_emu::registers((a), (b)), (c));" in translate(text)
 
 
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
         ('asm volatile("frobnicate.b32 %0;" :: "r"(x));', "line 3: .*does not know the PTX instruction frobnicate.b32"),
+        # what orders nothing must not be taken for what does
+        ('asm("mbarrier.arrive.relaxed.cta.shared::cta.b64 _, [%0];" :: "r"(x));', "line 3: .*mbarrier.arrive.relaxed"),
         ('asm volatile("cp.async.wait_group %2;" :: "n"(0));', "line 3: the asm statement has no operand %2"),
         ('asm volatile("cp.async.wait_group %laneid;");', "line 3: .*no PTX register %laneid"),
         ('asm volatile("cp.async.wait_group 0;" :: "n" 0);', "line 3: .*cannot read the asm operand"),

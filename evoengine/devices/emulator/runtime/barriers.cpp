@@ -182,8 +182,7 @@ void barrier_promise(unsigned block, unsigned shared, Landing landing, const cha
     if (!b.published)
         crash(
             "%s at line %d: no fence.mbarrier_init or fence.proxy.async has come since the mbarrier at shared address "
-            "%u "
-            "was initialised",
+            "%u was initialised",
             what, line, shared);
     add(b, landing);
     settle(b);

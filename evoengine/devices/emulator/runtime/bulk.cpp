@@ -46,10 +46,6 @@ unsigned tile_bytes(const TensorMap& map) {
     return bytes;
 }
 
-unsigned swizzled(const TensorMap& map, unsigned address) {
-    return map.swizzle ? address ^ (address >> 7 & (map.swizzle / 16 - 1)) << 4 : address;
-}
-
 // Calls move(shared address of the row, first byte of the row in the tensor, where in the row the tensor is, how many
 // bytes of it) for every row of the box; no bytes where the row lies outside of the tensor.
 template <class Move> void for_each_row(const TensorMap& map, const int* at, unsigned shared, Move move) {
@@ -79,7 +75,7 @@ void land_tile(const Landing& landing) {
                      char row[max_row] = {};
                      memcpy(row + first, from + first, bytes);
                      for (unsigned chunk = 0; chunk < map.box[0] * map.element; chunk += 16)
-                         async_fill(landing.block, swizzled(map, to + chunk), row + chunk, 16);
+                         async_fill(landing.block, swizzled(to + chunk, map.swizzle), row + chunk, 16);
                  });
 }
 
@@ -92,7 +88,7 @@ void perform(const Store& store) {
     for_each_row(map, store.at, store.shared, [&](unsigned shared, char* to, unsigned first, unsigned bytes) {
         char row[max_row];
         for (unsigned chunk = 0; chunk < map.box[0] * map.element; chunk += 16)
-            memcpy(row + chunk, async_read(swizzled(map, shared + chunk), 16, "a TMA store", store.line), 16);
+            memcpy(row + chunk, async_read(swizzled(shared + chunk, map.swizzle), 16, "a TMA store", store.line), 16);
         memcpy(to + first, row + first, bytes);
     });
 }

@@ -64,7 +64,7 @@ struct alignas(128) TensorMap {
     uint32_t dims[5];       // innermost first, 1 beyond the rank
     uint16_t box[5];
     uint8_t element, rank;  // bytes; dimensions
-    uint16_t swizzle;       // bytes, 0 for none
+    uint16_t swizzle;       // bytes, 16 for none
     char unused[46];
 };
 static_assert(sizeof(TensorMap) == 128);
@@ -96,6 +96,10 @@ extern unsigned fiber_count;  // threads of a cluster, block by block
 
 inline unsigned block_of(unsigned fiber) { return fiber / launch.threads; }
 inline unsigned own_block() { return block_of(current); }
+
+// Where what belongs at the address lies with a swizzle of `width` bytes, 16 for none: chunks of 16 bytes are exchanged
+// by 1, 2 or 3 of the address bits from 128 on, for 32, 64 and 128 bytes.
+inline unsigned swizzled(unsigned address, unsigned width) { return address ^ (address >> 7 & (width / 16 - 1)) << 4; }
 
 // fibers.cpp
 void make_stacks();

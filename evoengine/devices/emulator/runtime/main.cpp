@@ -131,9 +131,9 @@ void run_grid() {
     for (uint64_t i = 0; i < clusters; ++i) {
         uint32_t b = order[i] * kernel.cluster;
         Dim first = {b % launch.grid.x, b / launch.grid.x % launch.grid.y, b / launch.grid.x / launch.grid.y};
-        Dim blocks[max_cluster] = {first, {first.x + 1, first.y, first.z}};
+        Dim indices[max_cluster] = {first, {first.x + 1, first.y, first.z}};
         poison_shared();
-        run_cluster(values, blocks);
+        run_cluster(values, indices);
         check_all_canaries();
     }
     free(order);

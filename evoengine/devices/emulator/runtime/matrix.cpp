@@ -15,8 +15,7 @@ struct Rows {
     unsigned* const* registers;
 };
 
-// Lane l holds, of each 8x8 matrix, row l / 4, columns 2 (l % 4) and the one after it; of a transposed one, column l /
-// 4.
+// Lane l holds, of each 8x8 matrix, row l / 4, columns 2 (l % 4) and the next; of a transposed one, column l / 4.
 template <class Move> void for_each_element(unsigned lane, bool transposed, Move move) {
     for (unsigned half = 0; half < 2; ++half) {
         unsigned along = lane / 4, across = 2 * (lane % 4) + half;

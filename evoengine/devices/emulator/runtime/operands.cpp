@@ -28,9 +28,6 @@ Descriptor decode(unsigned long long bits, const char* what, int line) {
     return d;
 }
 
-// The swizzle exchanges 16-byte chunks by the address bits above 128 bytes: 1, 2 or 3 of them for 32, 64 and 128 bytes.
-unsigned swizzled(const Descriptor& d, unsigned address) { return address ^ (address >> 7 & (d.width / 16 - 1)) << 4; }
-
 // Eight neighbours lie in one chunk: along k for an operand as it is, along i for a transposed one. `chunk` counts them
 // in that direction, `other` the elements in the other one.
 unsigned chunk_address(const Descriptor& d, bool transposed, unsigned chunk, unsigned other) {
@@ -42,7 +39,7 @@ unsigned chunk_address(const Descriptor& d, bool transposed, unsigned chunk, uns
         address += chunk / per_row * d.leading + chunk % per_row * 16 + other / 8 * d.stride;
     else
         address += chunk * 16 + other / 8 * d.stride;
-    return swizzled(d, address);
+    return swizzled(address, d.width);
 }
 
 template <class T> void read_elements(float* to, unsigned step, const char* chunk) {

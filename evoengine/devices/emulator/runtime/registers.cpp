@@ -17,13 +17,6 @@ char text[128];
 Gate gate{text};
 unsigned wanted, wanted_of;
 
-// With all 32 lanes there, one asks for all; the others wait with it, as the combination waits.
-struct Request {
-    unsigned count;
-    bool more;
-    int line;
-};
-
 bool grant(unsigned warp, unsigned count) {
     if (count > held[warp] + spare[own_block()]) return false;
     spare[own_block()] -= count - held[warp];
@@ -42,6 +35,7 @@ void reset_registers() {
     for (unsigned& s : spare) s = 0;
 }
 
+// With all 32 lanes there, one asks for all; the others wait with it.
 void change_registers(unsigned count, bool more, int line) {
     const unsigned warp = current / warp_size;
     const char* name = more ? "setmaxnreg.inc" : "setmaxnreg.dec";
