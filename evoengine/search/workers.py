@@ -16,6 +16,7 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -119,6 +120,8 @@ class _Worker:
             1, initializer=_begin, initargs=(terms, str(self._output)), context=multiprocessing.get_context("spawn")
         )
         self._pid: int | None = None
+        self._killing = threading.Lock()
+        self._killed = False
         self._started = self._pool.schedule(_ready, args=(terms.warm_up,))
 
     def await_start(self) -> None:
@@ -166,16 +169,21 @@ class _Worker:
         return f": {said}" if said else ""
 
     def kill(self) -> None:
-        """Ends the process and all that it started, however they resist."""
-        self._started.cancel()
-        self._pool.stop()
-        if self._pid is not None:
-            try:
-                os.killpg(self._pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        self._pool.join()
-        self._output.unlink(missing_ok=True)
+        """Ends the process and all that it started, however they resist; where another thread is at it, waits for that."""
+        with self._killing:
+            if self._killed:
+                return
+            self._killed = True
+            self._started.cancel()
+            self._pool.stop()
+            if self._pid is not None:
+                try:
+                    os.killpg(self._pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            # two threads in here at once would close the same file descriptors twice
+            self._pool.join()
+            self._output.unlink(missing_ok=True)
 
 
 def _alive(pid: int | None) -> bool:
@@ -204,6 +212,7 @@ class WorkerPool:
         self._all: set[_Worker] = set()
         self._spare: _Worker | None = None
         self._threads = ThreadPoolExecutor(jobs, "worker")
+        self._starting = threading.Lock()
         self._closed = False
         self.seconds_busy = 0.0
         """spent on tasks; like the next, exact for a pool of one"""
@@ -271,19 +280,21 @@ class WorkerPool:
     def _replace(self, worker: _Worker) -> _Worker:
         start = time.monotonic()
         worker.kill()
-        self._all.discard(worker)
-        if self._closed:
-            return worker
-        self.replaced += 1
-        fresh, self._spare = self._spare or self._new(), None
-        if self._terms.spare:
-            self._spare = self._new()
+        with self._starting:
+            self._all.discard(worker)
+            if self._closed:
+                return worker
+            self.replaced += 1
+            fresh, self._spare = self._spare or self._new(), None
+            if self._terms.spare:
+                self._spare = self._new()
         self.seconds_starting += time.monotonic() - start
         return fresh
 
     def close(self) -> None:
         """Kills what runs; tasks under way and waiting come to nothing."""
-        self._closed = True
+        with self._starting:
+            self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in list(self._all):
             worker.kill()

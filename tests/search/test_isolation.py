@@ -6,7 +6,10 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -143,6 +146,40 @@ def test_closing_a_pool_ends_tasks_under_way_at_once_and_those_waiting(tmp_path)
     pool.close()
     assert children() <= before
     assert not any(file.exists() for file in files[2:])
+
+
+def test_a_worker_that_several_threads_kill_at_once_is_killed_once():
+    """As when a pool is closed while one of its threads replaces a worker that died."""
+    for _ in range(4):
+        pool = WorkerPool(1)
+        pool.submit(os.getpid, died=Outcome.CRASHED, gives=int).result()
+        [worker] = pool._all
+        together = threading.Barrier(4)
+
+        def kill(worker=worker, together=together):
+            together.wait()
+            worker.kill()
+
+        with ThreadPoolExecutor(4) as threads:
+            killings = [threads.submit(kill) for _ in range(4)]
+        assert [killing.exception() for killing in killings] == [None] * 4
+        pool.close()
+
+
+def test_a_worker_that_starts_while_the_pool_is_closed_ends_with_it(monkeypatch):
+    before, replacing, new = children(), threading.Event(), WorkerPool._new
+    pool = WorkerPool(1)
+
+    def slow(pool):
+        replacing.set()
+        time.sleep(1)
+        return new(pool)
+
+    monkeypatch.setattr(WorkerPool, "_new", slow)
+    pool.submit(run_fault, "segv", died=Outcome.CRASHED, gives=int)
+    replacing.wait()
+    pool.close()
+    assert children() <= before
 
 
 def test_a_spare_takes_over_with_everything_loaded():
