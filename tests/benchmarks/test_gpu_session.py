@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -132,16 +133,19 @@ def test_tests_that_do_not_even_start_are_a_failure_and_not_the_end_of_the_sessi
 
 ENDLESS = """
 import json, signal, sys
-stopped = []
-signal.signal(signal.SIGINT, lambda *_: stopped.append(1))
-while not stopped: signal.pause()
+signal.sigwait([signal.SIGINT])
 print(json.dumps({"run": 1}))
 sys.exit(130)
 """
 
 
 def test_when_time_is_up_the_session_ends_it_as_ctrl_c_does_and_keeps_what_there_is():
-    assert session.run_for([sys.executable, "-c", ENDLESS], 1.5) == (130, {"run": 1})
+    # blocked from its beginning, the signal waits until the process is up to take it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        assert session.run_for([sys.executable, "-c", ENDLESS], 1.0) == (130, {"run": 1})
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert session.run_for([sys.executable, "-c", "import sys; sys.exit(3)"], 30) == (3, None)
 
 
