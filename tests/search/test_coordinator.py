@@ -12,7 +12,6 @@ from evoengine.errors import MachineError
 from evoengine.records import Kind, Outcome
 from evoengine.search.judges import AHEAD, EmulatorJudge, GpuJudge, make_judge, timed_baselines
 from evoengine.search.proposer import Proposer
-from evoengine.search.workers import WorkerPool
 from tests.search import faulty_device
 from tests.search.conftest import DEVICE, GPU, PROBLEM
 
@@ -73,11 +72,9 @@ def test_where_the_devices_time_went_is_accounted_for(numbered):
 
 
 def test_without_a_device_there_is_no_usage_and_no_final(numbered):
-    pool = WorkerPool(1)
     judge = make_judge("attention", PROBLEM, GPU, None, 1)
     assert isinstance(judge, EmulatorJudge)
     assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.ahead) == (None, None, None, None)
-    pool.close()
 
 
 def test_finals_decide_who_is_best(numbered):
