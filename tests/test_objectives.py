@@ -22,7 +22,12 @@ def test_objectives_are_read_by_name_in_order():
 
 @pytest.mark.parametrize(
     ("text", "names"),
-    [("fast", "known objectives are tflops, speed, registers, shared_bytes"), ("tflops,tflops", "twice"), ("registers", "leaves out"), ("", "''")],
+    [
+        ("fast", "known objectives are tflops, speed, registers, shared_bytes"),
+        ("tflops,tflops", "twice"),
+        ("registers", "leaves out"),
+        ("", "''"),
+    ],
 )
 def test_a_wrong_objective_is_one_sentence(text, names):
     with pytest.raises(UsageError, match=names):
@@ -30,7 +35,8 @@ def test_a_wrong_objective_is_one_sentence(text, names):
 
 
 def test_the_front_holds_what_nothing_beats():
-    given = [candidate(1, 100, 200), candidate(2, 90, 100), candidate(3, 80, 150), candidate(4, 90, 100), candidate(5, 10, 32)]
+    figures = [(100, 200), (90, 100), (80, 150), (90, 100), (10, 32)]
+    given = [candidate(trial, tflops, registers) for trial, (tflops, registers) in enumerate(figures, 1)]
     assert [c.trial for c in front(given, parse_objectives("tflops,registers"))] == [1, 2, 5]
 
 

@@ -10,7 +10,12 @@ from evoengine.problem import Problem, parse_problem
 
 @pytest.mark.parametrize(
     "text",
-    ["b16,h16,s2048,d64,fp16", "b1,h8,s128,d128,bf16,causal", "b2,h12,s77,d96,fp16,kv4", "b1,h4,sq1,sk513,d32,fp16,causal,kv1"],
+    [
+        "b16,h16,s2048,d64,fp16",
+        "b1,h8,s128,d128,bf16,causal",
+        "b2,h12,s77,d96,fp16,kv4",
+        "b1,h4,sq1,sk513,d32,fp16,causal,kv1",
+    ],
 )
 def test_a_problem_reads_back_what_it_prints(text):
     assert str(parse_problem(text)) == f"attention:{text}"

@@ -39,7 +39,8 @@ def test_prepare_leaves_binaries_for_the_gpu_that_was_named(prepared):
 @pytest.mark.parametrize("arguments", [[], ["--from", "p.db"]])
 def test_without_a_gpu_it_is_exit_3_with_the_reason_and_writes_nothing(tmp_path, arguments):
     out = tmp_path / "results"
-    done = subprocess.run([sys.executable, SCRIPT, *arguments, "--out", out], cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, SCRIPT, *arguments, "--out", out]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 3
     assert "no GPU to time on: no CUDA driver" in done.stderr and "--prepare" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -80,7 +81,8 @@ def test_problems_share_the_minutes_and_one_that_fails_loses_none_of_the_others(
     monkeypatch.setattr(session, "find_driver", lambda: ("13.0", [DEVICE]))
     monkeypatch.setattr(session, "run_for", run_for)
     problems = ["b1,h2,s64,d64,fp16", PROBLEM.removeprefix("attention:")]
-    arguments = ["--from", str(db), "--problem", *problems, "--no-tests", "--minutes", "10", "--out", str(tmp_path / "out")]
+    arguments = ["--from", str(db), "--problem", *problems, "--no-tests", "--minutes", "10"]
+    arguments += ["--out", str(tmp_path / "out")]
     assert session.main(arguments) == 1
     assert [problem for problem, _ in given] == problems
     assert [seconds for _, seconds in given] == [pytest.approx(300, abs=5), pytest.approx(600, abs=5)]
@@ -116,17 +118,18 @@ def test_each_table_has_every_backend_and_the_best_of_each_family_fastest_first(
 
 def test_a_report_of_the_tests_names_what_failed():
     xml = (
-        '<testsuites><testsuite><testcase classname="t" name="good"/><testcase classname="t" name="bad"><failure/></testcase>'
-        '<testcase classname="t" name="broken"><error/></testcase><testcase classname="t" name="left"><skipped/></testcase>'
-        "</testsuite></testsuites>"
+        '<testsuites><testsuite><testcase classname="t" name="good"/>'
+        '<testcase classname="t" name="bad"><failure/></testcase>'
+        '<testcase classname="t" name="broken"><error/></testcase>'
+        '<testcase classname="t" name="left"><skipped/></testcase></testsuite></testsuites>'
     )
     found = session.read_report(xml, 1.0)
     assert (found["passed"], found["failed"], found["skipped"], found["names"]) == (1, 2, 1, ["t.bad", "t.broken"])
 
 
 def test_tests_that_do_not_even_start_are_a_failure_and_not_the_end_of_the_session(monkeypatch):
-    start = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda command, **how: start([sys.executable, "-c", "raise SystemExit(4)"], **how))
+    start, failing = subprocess.run, [sys.executable, "-c", "raise SystemExit(4)"]
+    monkeypatch.setattr(subprocess, "run", lambda command, **how: start(failing, **how))
     found = session.run_tests()
     assert (found["failed"], found["names"]) == (1, ["pytest did not start"])
 

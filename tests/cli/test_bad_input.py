@@ -1,4 +1,4 @@
-"""Bad input gets one clear sentence and exit code 2 (3 for the machine), without a traceback and with nothing written."""
+"""Bad input gets one clear sentence and exit code 2 (3 for the machine), no traceback, and nothing is written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def refused(evoengine, tmp_path):
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         assert done.stdout == ""
-        said = [line for line in done.stderr.splitlines() if not line.startswith(("Usage:", "Try ", "evoengine 0.")) and line]
+        beside = ("Usage:", "Try ", "evoengine 0.")
+        said = [line for line in done.stderr.splitlines() if line and not line.startswith(beside)]
         assert len(said) == 1, done.stderr
         assert snapshot(tmp_path) == before, "something was written"
         return said[0]
@@ -153,7 +154,8 @@ def test_no_nvrtc_is_exit_3_with_the_remedy(refused, tmp_path):
     broken = tmp_path / "broken" / "cupy"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('no NVRTC here')")
-    said = refused("search", "--db", tmp_path / "x.db", code=3, env={"PYTHONPATH": str(broken.parent), "PYTHONDONTWRITEBYTECODE": "1"})
+    env = {"PYTHONPATH": str(broken.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    said = refused("search", "--db", tmp_path / "x.db", code=3, env=env)
     assert "NVRTC" in said and "pip install" in said
 
 

@@ -65,7 +65,8 @@ def test_doctor_says_what_is_here(evoengine):
     done = evoengine("doctor", "--json")
     found = json.loads(done.stdout)
     assert done.returncode == (0 if found["able"] else 3)
-    assert {f["name"] for f in found["findings"]} == {"Python", "CUDA compiler", "disassembler", "C++ compiler", "torch", "GPU"}
+    names = {f["name"] for f in found["findings"]}
+    assert names == {"Python", "CUDA compiler", "disassembler", "C++ compiler", "torch", "GPU"}
     assert all(f["remedy"] for f in found["findings"] if not f["here"])
 
 

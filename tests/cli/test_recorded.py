@@ -71,7 +71,7 @@ def test_the_default_sampler_names_parents_and_the_report_tells_what_paid(evoeng
     assert path == told["lineage"]
 
 
-@pytest.mark.parametrize(("name", "said"), [("bad.json", "bad.json is no recorded space"), ("gone.json", "cannot read")])
+@pytest.mark.parametrize(("name", "said"), [("bad.json", "is no recorded space"), ("gone.json", "cannot read")])
 def test_a_file_that_records_nothing_is_refused(evoengine, tmp_path, name, said):
     (tmp_path / "bad.json").write_text("{}")
     file = tmp_path / name

@@ -16,9 +16,9 @@ from evoengine.paths import asset
 from tests.cli.conftest import SMALL
 
 FIELDS = [
-    "trial", "run", "outcome", "reason", "config", "problem", "gpu", "device", "source_sha256", "registers", "spill_bytes",
-    "shared_bytes", "occupancy", "correct", "max_abs_error", "tflops", "tflops_kind", "median_us", "samples", "vs_sdpa",
-    "parents", "operator", "compile_ms",
+    "trial", "run", "outcome", "reason", "config", "problem", "gpu", "device", "source_sha256", "registers",
+    "spill_bytes", "shared_bytes", "occupancy", "correct", "max_abs_error", "tflops", "tflops_kind", "median_us",
+    "samples", "vs_sdpa", "parents", "operator", "compile_ms",
 ]  # fmt: skip
 RANKED = {"estimated", "measured"}
 
@@ -50,8 +50,9 @@ def test_a_search_ends_with_a_ranked_table_and_what_to_do_next(searched):
 def test_every_trial_is_in_the_ledger_for_plain_sql(db):
     with sqlite3.connect(db) as connection:
         rows = connection.execute(
-            "SELECT c.outcome, b.registers, v.outcome, m.tflops, m.kind FROM candidates c LEFT JOIN binaries b ON b.id = "
-            "c.binary_id LEFT JOIN verdicts v ON v.candidate_id = c.id LEFT JOIN measurements m ON m.candidate_id = c.id"
+            "SELECT c.outcome, b.registers, v.outcome, m.tflops, m.kind FROM candidates c "
+            "LEFT JOIN binaries b ON b.id = c.binary_id LEFT JOIN verdicts v ON v.candidate_id = c.id "
+            "LEFT JOIN measurements m ON m.candidate_id = c.id"
         ).fetchall()
     assert len(rows) == 8
     for outcome, registers, verdict, tflops, kind in rows:

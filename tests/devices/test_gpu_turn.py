@@ -134,8 +134,11 @@ def test_sensors_read_clock_temperature_and_what_holds_it_back():
 
 @pytest.mark.parametrize(
     ("mhz", "reasons", "throttled"),
-    [(1980, 0x0, False), (345, 0x1, True), (1300, 0x4, False), (1200, 0x2, False), (1900, 0x20, True), (1300, 0x44, True)],
-)
+    [
+        (1980, 0x0, False), (345, 0x1, True), (1300, 0x4, False), (1200, 0x2, False), (1900, 0x20, True),
+        (1300, 0x44, True),
+    ],
+)  # fmt: skip
 def test_a_low_clock_disqualifies_unless_the_power_cap_or_the_user_set_it_and_heat_always_does(mhz, reasons, throttled):
     assert judge_reading(mhz, 1980, 60, reasons).throttled is throttled
 

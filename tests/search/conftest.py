@@ -59,13 +59,15 @@ class NumberedSearch:
         space = self.space(numbers)
         setting = Setting(PROBLEM, GPU, space, self.folder, "random", 1, trials or len(numbers), None, jobs, timed=True)
         run = self.ledger.start_run(
-            gpu=GPU.key, problem=str(PROBLEM), device=Device("faulty"), space=space, sampler="random", seed=1, command="test"
-        )
+            gpu=GPU.key, problem=str(PROBLEM), device=Device("faulty"), space=space, sampler="random", seed=1,
+            command="test",
+        )  # fmt: skip
         return setting, run
 
     def coordinator(
-        self, numbers, faults=lambda _: None, *, tasks=faulty_device, seconds=SECONDS, on_change=lambda _: None, **options
-    ) -> Coordinator:
+        self, numbers, faults=lambda _: None, *, tasks=faulty_device, seconds=SECONDS, on_change=lambda _: None,
+        **options,
+    ) -> Coordinator:  # fmt: skip
         setting, run = self.begin(numbers, faults, **options)
         judge = GpuJudge("attention", PROBLEM, GPU, DEVICE, 1, tasks, seconds)
         terms = Terms(seconds, memory_bytes=512 << 20, file_bytes=1 << 20, warm_up=faulty_device.note_warm)

@@ -132,7 +132,12 @@ def test_a_figure_that_cannot_be_believed_is_never_best(numbered):
 
 def test_a_source_that_another_trial_rendered_is_not_judged_again_and_shares_its_twins_value(numbered, monkeypatch):
     told, tell = {}, Proposer.tell
-    monkeypatch.setattr(Proposer, "tell", lambda self, p, values: told.update({p.config["number"]: values}) or tell(self, p, values))
+
+    def noted(self, proposal, values):
+        told[proposal.config["number"]] = values
+        tell(self, proposal, values)
+
+    monkeypatch.setattr(Proposer, "tell", noted)
     coordinator = numbered.coordinator(range(8))
     (numbered.folder / "attention" / "numbered.cu.j2").write_text("// candidate {{ number // 2 }}\n")
     progress = coordinator.search()

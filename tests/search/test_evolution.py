@@ -231,10 +231,11 @@ def test_several_objectives_are_searched_along_their_front():
 
     def covered(sampler) -> float:
         study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
-        study.optimize(lambda t: two(t.suggest_categorical("a", range(40)), t.suggest_categorical("b", range(40))), n_trials=40)
+        study.optimize(two, n_trials=40)
         return sum(t.values[0] - t.values[1] for t in study.best_trials) / len(study.best_trials)
 
-    def two(a: int, b: int) -> tuple[float, float]:
+    def two(trial: optuna.Trial) -> tuple[float, float]:
+        a, b = (trial.suggest_categorical(name, range(40)) for name in "ab")
         return float(a), float(a * 0.5 + abs(b - 20))
 
     ours = [covered(EvolutionSampler(seed)) for seed in range(4)]

@@ -102,7 +102,8 @@ def test_an_unknown_architecture_is_refused():
 def test_ptxas_remarks_on_wgmma_and_setmaxnreg_are_kept():
     log = "\n".join(
         [
-            "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored to maintain minimum register requirements.",
+            "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored to maintain minimum register "
+            "requirements.",
             "ptxas warning : Value of threads per SM for entry product is out of range. .minnctapersm will be ignored",
             "ptxas info    : Compiling entry function 'product' for 'sm_90a'",
             "ptxas info    : Function properties for product",
@@ -112,7 +113,8 @@ def test_ptxas_remarks_on_wgmma_and_setmaxnreg_are_kept():
     )
     report = read_report(log, "product")
     assert [w.split()[0] for w in report["warnings"]] == ["(C7508)", "Value"]
-    assert (report["registers"], report["spill_bytes"], report["stack_bytes"], report["shared_bytes"]) == (168, 12, 16, 16)
+    names = ("registers", "spill_bytes", "stack_bytes", "shared_bytes")
+    assert [report[name] for name in names] == [168, 12, 16, 16]
 
 
 def test_a_log_without_a_report_is_no_binary():

@@ -15,7 +15,9 @@ from evoengine.stages.profile import COUNTERS, ToolFailed, profile, read_csv, re
 
 H100, PROBLEM = find_gpu("h100"), parse_problem("b1,h2,s128,d32,fp16")
 MIX = {"HMMA": 40, "MUFU": 10, "FFMA": 20, "LDSM": 10, "LDGSTS": 5, "BAR": 5, "MOV": 10}
-STALLS = {"long_scoreboard": "4.50", "barrier": "1,234.5", "wait": "0.5", "selected": "9.0", "math_pipe_throttle": "2.0"}
+STALLS = {
+    "long_scoreboard": "4.50", "barrier": "1,234.5", "wait": "0.5", "selected": "9.0", "math_pipe_throttle": "2.0",
+}  # fmt: skip
 
 
 def contender(mix=None, spill=0):
@@ -75,7 +77,8 @@ def test_a_binary_without_a_known_mix_says_so():
         ("========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n", "memcheck: clean"),
         ("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n", "memcheck: clean"),
         (
-            "========= COMPUTE-SANITIZER\n========= Invalid __global__ write of size 2 bytes\n========= ERROR SUMMARY: 3 errors\n",
+            "========= COMPUTE-SANITIZER\n========= Invalid __global__ write of size 2 bytes\n"
+            "========= ERROR SUMMARY: 3 errors\n",
             "memcheck: ERROR SUMMARY: 3 errors; first: Invalid __global__ write of size 2 bytes",
         ),
         (

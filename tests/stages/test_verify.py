@@ -53,7 +53,9 @@ def judge(problem, run, seed=1):
     return verify(TENSORS, plan, run, "stand-in", seed)
 
 
-PROBLEMS = ["b16,h16,s2048,d64,fp16", "b2,h8,s300,d128,bf16,causal,kv2", "b1,h8,s128,d32,fp16,kv1", "b1,h4,s64,d96,bf16"]
+PROBLEMS = [
+    "b16,h16,s2048,d64,fp16", "b2,h8,s300,d128,bf16,causal,kv2", "b1,h8,s128,d32,fp16,kv1", "b1,h4,s64,d96,bf16",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
@@ -121,8 +123,11 @@ def first_head_for_all(q, k, v, scale, causal):
 
 @pytest.mark.parametrize(
     "wrong",
-    [wrong_scale, swapped, one_key_too_many, one_key_too_few, half_accumulation, never_the_last_row, first_head_for_all],
-)
+    [
+        wrong_scale, swapped, one_key_too_many, one_key_too_few, half_accumulation, never_the_last_row,
+        first_head_for_all,
+    ],
+)  # fmt: skip
 def test_a_wrong_result_is_incorrect(wrong):
     problem = parse_problem(PROBLEMS[0])
     verdict = judge(problem, device(problem, wrong))
