@@ -43,7 +43,7 @@ def test_compilers_run_ahead_of_the_device_by_a_bounded_lead(numbered, monkeypat
 
     monkeypatch.setattr(GpuJudge, "submit", counted)
     numbered.coordinator(range(20), tasks=tasks(measure_task=faulty_device.slow_task)).search()
-    # the lead, and what was with two compile workers when it was reached, one of them waiting
+    # the lead, and one a worker and one that waits
     assert max(seen) <= AHEAD + 2 + 1
     assert sum(n > 1 for n in seen) > 12  # the next was there before the last was done
 
@@ -60,6 +60,18 @@ def test_the_first_candidates_are_compiled_while_the_baselines_are_timed(numbere
     assert len(numbered.ledger.baselines(coordinator.run)) == 2
 
 
+def test_each_candidate_that_ends_lets_another_be_compiled_however_many_wait_for_the_device(numbered, monkeypatch):
+    """The device holds each back until what may be under way has been compiled beside all that ended."""
+    compiled = numbered.folder / "compiled"
+    compiled.write_text("0")
+    monkeypatch.setenv("FAULTY_AWAITED", str(compiled))
+    coordinator = numbered.coordinator(
+        range(12), tasks=tasks(measure_task=faulty_device.measure_when_the_lead_is_there),
+        on_change=lambda progress: compiled.write_text(str(progress.compiled)),
+    )  # fmt: skip
+    assert coordinator.search().outcomes == {Outcome.MEASURED: 12}
+
+
 def test_where_the_devices_time_went_is_accounted_for(numbered):
     progress = numbered.coordinator(range(12), lambda n: ("judge", "segv") if n == 3 else None).search()
     usage = progress.usage
@@ -72,7 +84,7 @@ def test_without_a_device_there_is_no_usage_and_no_final(numbered):
     pool = WorkerPool(1)
     judge = make_judge("attention", PROBLEM, GPU, None, 1)
     assert isinstance(judge, EmulatorJudge)
-    assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.ahead) == (None, None, None, None)
+    assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.ahead) == (None, None, None, 0)
     pool.close()
 
 
