@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ def prepare_space(
 def first_of_each_family(space: SearchSpace) -> list[dict]:
     """A valid configuration per family, the start points' where there is one."""
     found: dict[str, dict] = {}
-    for config in (*space.starts, *space.enumerate()):
+    for config in chain(space.starts, space.enumerate()):
         found.setdefault(config["family"], config)
         if len(found) == len(space.families) - len(space.empty_families):
             break

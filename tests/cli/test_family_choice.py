@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+from evoengine.cli.setup import first_of_each_family
+from tests.conftest import attention_space
+
 SMALL = "b1,h2,s128,d32,fp16"
 
 
@@ -24,3 +27,14 @@ def test_a_family_asked_for_by_name_is_the_only_one_tried(evoengine, tmp_path):
     found = json.loads(evoengine("history", "--json", "--db", tmp_path / "x.db").stdout)
     assert [c["config"]["family"] for c in found] == ["mma"] * 3
     assert all(c["correct"] for c in found)
+
+
+def test_the_trial_rendering_takes_start_points_and_walks_the_space_only_for_families_without_one(monkeypatch):
+    space, walked = attention_space(), []
+    enumerate_ = type(space).enumerate
+    monkeypatch.setattr(type(space), "enumerate", lambda self: (walked.append(c) or c for c in enumerate_(self)))
+    assert {c["family"] for c in first_of_each_family(space)} == {"scalar", "wmma", "mma", "wgmma"}
+    assert walked == []
+    space.starts = [c for c in space.starts if c["family"] != "scalar"]
+    assert {c["family"] for c in first_of_each_family(space)} == {"scalar", "wmma", "mma", "wgmma"}
+    assert len(walked) == 1
