@@ -37,10 +37,10 @@ def values(config: Config) -> str:
     return "/".join(short(value) for name, value in config.items() if name != "family")
 
 
-def legend(configs: Sequence[Config]) -> str:
-    """Per family, which knob each value of `values` belongs to."""
+def legend(configs: Sequence[Config]) -> Text:
+    """Per family, which knob each value of `values` belongs to; beneath a table, which may be narrower."""
     lines = {f"{c.get('family', 'all')}: {'/'.join(name for name in c if name != 'family')}": None for c in configs}
-    return "\n".join(("config", *lines))
+    return Text("\n".join(("config", *lines)), style="dim")
 
 
 def short(value: Value) -> str:
@@ -111,10 +111,9 @@ def best_line(best: Candidate | None) -> str:
     return found + f"{figure(best)}{' TFLOPS' if b['tflops'] is not None else ''}"
 
 
-def ranking(ranked: Mapping[int, Candidate]) -> Table:
+def ranking(ranked: Mapping[int, Candidate]) -> Group:
     """Candidates by rank, best first."""
-    configs = [c.config for c in ranked.values()]
-    table = Table(box=None, pad_edge=False, caption=legend(configs), caption_justify="left")
+    table = Table(box=None, pad_edge=False)
     left = ("family", "config")
     for name in ("rank", "trial", "family", "config", "reg", "spill", "shared", "occ.", "max err", "TFLOPS"):
         table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
@@ -125,16 +124,16 @@ def ranking(ranked: Mapping[int, Candidate]) -> Table:
             cell(c["registers"]), cell(c["spill_bytes"]), cell(c["shared_bytes"] and c["shared_bytes"] / 1024, "{:.0f} KB"),
             cell(c["occupancy"], "{:.0%}"), cell(c["max_abs_error"], "{:.1e}"), figure(candidate),
         )  # fmt: skip
-    return table
+    return Group(table, legend([c.config for c in ranked.values()]))
 
 
 def cell(value: object, form: str = "{}") -> str:
     return "–" if value is None else form.format(value)
 
 
-def listing(candidates: Sequence[Candidate]) -> Table:
+def listing(candidates: Sequence[Candidate]) -> Group:
     """Trials in the order they were started, each with how it ended."""
-    table = Table(box=None, pad_edge=False, caption=legend([c.config for c in candidates]), caption_justify="left")
+    table = Table(box=None, pad_edge=False)
     for name in ("trial", "run", "outcome", "TFLOPS", "reg", "family", "config", "reason"):
         right = name in ("trial", "run", "TFLOPS", "reg")
         table.add_column(name, justify="right" if right else "left", no_wrap=name != "reason", overflow="fold")
@@ -143,7 +142,7 @@ def listing(candidates: Sequence[Candidate]) -> Table:
         outcome = Text(str(c.outcome or "unfinished"), style=_style(c.outcome))
         family = str(c.config.get("family", ""))
         table.add_row(str(c.trial), str(c.run), outcome, figure(c), registers, family, values(c.config), c.reason or "")
-    return table
+    return Group(table, legend([c.config for c in candidates]))
 
 
 def _style(outcome: Outcome | None) -> str:

@@ -216,11 +216,9 @@ class Coordinator:
         if s.seconds is not None and self.progress.elapsed > s.seconds:
             self.progress.ended = "time is up"
             return False
-        if self._judge.ahead is not None and len(self._judging) >= self._judge.ahead:
-            return False
-        busy = len(self._compiling) + (len(self._judging) if self._judge.ahead is None else 0)
         # one more than there are workers, so that none waits for the coordinator
-        return busy <= s.jobs
+        under_way = len(self._compiling) + len(self._judging)
+        return len(self._compiling) <= s.jobs and under_way <= s.jobs + self._judge.ahead
 
     def _fill(self) -> bool:
         """Starts candidates while workers are free; whether any may still be started."""

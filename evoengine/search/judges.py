@@ -26,8 +26,9 @@ from evoengine.stages.pipeline import Judged
 from evoengine.workloads import find_workload
 
 AHEAD = 4
-"""compiled candidates that may be with the GPU, the one under way included: enough that it need not wait, few enough
-that proposals are made in the light of recent results"""
+"""candidates under way beside one per compile worker: enough that the GPU need not wait, few enough that proposals are
+made in the light of recent results. Were the GPU's share limited by itself, the compilers would stop whenever it is full,
+and start too late for it not to run dry"""
 GPU_SECONDS = 180.0
 """longest that gate and timing of one candidate may take; a single launch is given up much earlier"""
 
@@ -102,8 +103,8 @@ class Usage:
 
 
 class Judge(ABC):
-    ahead: int | None = None
-    """candidates that may be with the judge at once, beside those being compiled; None where it shares their workers"""
+    ahead: int = 0
+    """candidates under way beside one per compile worker; none where the judge shares those"""
 
     @abstractmethod
     def submit(self, job: Job, workers: WorkerPool) -> Future:

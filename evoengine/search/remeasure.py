@@ -71,7 +71,7 @@ class Remeasurer:
                 self._ledger.record_baseline(self._run, baseline)
             waiting, under_way = list(candidates), {}
             while (waiting or under_way) and not self._stop:
-                while waiting and len(under_way) < (self._judge.ahead or 1):
+                while waiting and len(under_way) < self._judge.ahead:
                     candidate = waiting.pop(0)
                     under_way[self._judge.submit(self._job(candidate, spaces[candidate.run]), None)] = candidate
                 for future in wait(under_way, POLL_SECONDS, FIRST_COMPLETED).done:

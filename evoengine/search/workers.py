@@ -169,7 +169,7 @@ class _Worker:
         return f": {said}" if said else ""
 
     def kill(self) -> None:
-        """Ends the process and all that it started, however they resist; where another thread is at it, waits for that."""
+        """Ends the process and all that it started, however they resist; waits where another thread does."""
         with self._killing:
             if self._killed:
                 return

@@ -170,6 +170,14 @@ def crashing_finals(*_):
     return Rejection(Outcome.CRASHED, "one of trials 1, 2: cudaErrorIllegalAddress")
 
 
+def measure_when_the_lead_is_there(path, *arguments, ended=[0]):
+    awaited = min(12, ended[0] + 2 + 1 + 4)  # of 12 in all: one a worker, one that waits, the lead
+    while int(Path(path).read_text() or 0) < awaited:
+        time.sleep(WORK_SECONDS)
+    ended[0] += 1
+    return measure_task(*arguments)
+
+
 def no_baseline(*_):
     return []
 

@@ -24,8 +24,7 @@ def tasks(**changed):
 def test_compilers_run_ahead_of_the_device_by_a_bounded_lead(numbered, monkeypatch, tmp_path):
     """The device does not begin until the lead is reached, and is slow from then on."""
     at_once, lock, seen, gate = 0, threading.Lock(), [], tmp_path / "gate"
-    # one short of the lead, and what is with two compile workers then, one of them waiting
-    most = AHEAD - 1 + 3
+    most = AHEAD + 2 + 1  # the lead, and one a worker and one that waits
     submit = GpuJudge.submit
 
     def counted(self, job, workers):
@@ -63,6 +62,18 @@ def test_the_first_candidates_are_compiled_while_the_baselines_are_timed(numbere
     assert len(numbered.ledger.baselines(coordinator.run)) == 2
 
 
+def test_each_candidate_that_ends_lets_another_be_compiled_however_many_wait_for_the_device(numbered):
+    """The device holds each back until what may be under way has been compiled beside all that ended."""
+    compiled = numbered.folder / "compiled"
+    compiled.write_text("0")
+    held_back = functools.partial(faulty_device.measure_when_the_lead_is_there, str(compiled))
+    coordinator = numbered.coordinator(
+        range(12), tasks=tasks(measure_task=held_back),
+        on_change=lambda progress: compiled.write_text(str(progress.compiled)),
+    )  # fmt: skip
+    assert coordinator.search().outcomes == {Outcome.MEASURED: 12}
+
+
 def test_where_the_devices_time_went_is_accounted_for(numbered):
     progress = numbered.coordinator(range(12), lambda n: ("judge", "segv") if n == 3 else None).search()
     usage = progress.usage
@@ -74,7 +85,7 @@ def test_where_the_devices_time_went_is_accounted_for(numbered):
 def test_without_a_device_there_is_no_usage_and_no_final(numbered):
     judge = make_judge("attention", PROBLEM, GPU, None, 1)
     assert isinstance(judge, EmulatorJudge)
-    assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.ahead) == (None, None, None, None)
+    assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.ahead) == (None, None, None, 0)
 
 
 def test_finals_decide_who_is_best(numbered):
