@@ -62,7 +62,8 @@ def front(candidates: Iterable[Candidate], objectives: Sequence[Objective]) -> l
     for candidate in candidates:
         values = worth(candidate, objectives)
         if values is not None:
-            first.setdefault(tuple(v if o.direction == "maximize" else -v for v, o in zip(values, objectives, strict=True)), candidate)
+            signs = (1 if o.direction == "maximize" else -1 for o in objectives)
+            first.setdefault(tuple(s * v for s, v in zip(signs, values, strict=True)), candidate)
     kept = [c for v, c in first.items() if not any(_dominates(other, v) for other in first)]
     return sorted(kept, key=lambda c: c.measurement.median_us)
 

@@ -88,7 +88,8 @@ def _gpu() -> Finding:
 
     found = find_driver()
     if isinstance(found, str):
-        return Finding("GPU", False, found, "none needed to search by estimate; on a GPU machine install its driver", needed=False)
+        remedy = "none needed to search by estimate; on a GPU machine install its driver"
+        return Finding("GPU", False, found, remedy, needed=False)
     cuda, devices = found
     listed = ", ".join(f"{d.name} (sm_{d.capability}, {d.memory_bytes / 2**30:.0f} GiB)" for d in devices)
     return Finding("GPU", True, f"{listed}, driver for CUDA {cuda}", needed=False)

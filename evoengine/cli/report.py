@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import click
 
@@ -31,11 +32,13 @@ def report(gpu: Gpu | None, problem: Problem | None, db: str | None, as_json: bo
         known = {c.trial: c for c in ledger.candidates(problem=problem_text, gpu=gpu_key)}
         best = ledger.best(problem_text, gpu_key, top=1)
     if not best:
-        raise NothingFound(f"the ledger holds no correct candidate for {problem_text} on {gpu_key}: evoengine search finds one")
+        raise NothingFound(
+            f"the ledger holds no correct candidate for {problem_text} on {gpu_key}: evoengine search finds one"
+        )
     steps, found = path(best[0].trial, known), effects(known.values())
     if as_json:
-        changes = [{"change": list(e.change), "steps": e.steps, "alone": e.alone, "better": e.better, "median_gain": e.median_gain} for e in found]
-        click.echo(json.dumps({"lineage": [step_json(s) for s in steps], "effects": changes}, indent=2))
+        told = {"lineage": [step_json(s) for s in steps], "effects": [asdict(e) for e in found]}
+        click.echo(json.dumps(told, indent=2))
         return
     say(f"{problem_text} on {gpu_key}: {len(known)} trials, {best[0].measurement.kind} figures")
     stdout.print(lineage(steps))

@@ -36,7 +36,8 @@ class DeviceType(click.ParamType):
 @click.option(
     "--device", type=DeviceType(), default="auto", show_default=True,
     help="What judges the candidates: cuda times them, emulator gates on the CPU and ranks by estimate, "
-    "recorded:FILE replays a Kernel Tuner cache or T4 file (--gpu, --problem, --family, --space, --templates and --jobs then say nothing).",
+    "recorded:FILE replays a Kernel Tuner cache or T4 file (--gpu, --problem, --family, --space, --templates and --jobs "
+    "then say nothing).",
 )  # fmt: skip
 @click.option(
     "--objective", "aim", default="tflops", show_default=True, metavar="NAMES",
@@ -104,8 +105,8 @@ def search(
         ledger.finish_run(run, progress.ended)
         study.summarise()
         found = ledger.best(str(problem), gpu.key, top=trials, run=run)
-    later = "" if timing else f"   ·   figures marked est. are static estimates, not measurements: none was timed on a {gpu.key}"
-    return conclude(coordinator, progress, study, run, found, as_json, later)
+    untimed = f"   ·   figures marked est. are static estimates, not measurements: none was timed on a {gpu.key}"
+    return conclude(coordinator, progress, study, run, found, as_json, "" if timing else untimed)
 
 
 def _announce(setting, timing, place: str, run: int) -> None:
@@ -119,8 +120,8 @@ def _announce(setting, timing, place: str, run: int) -> None:
     say(f"evoengine {__version__} · {s.gpu.key} ({s.gpu.arch}) · {s.problem} · {work:,.4g} GFLOP")
     if timing:
         named = find_gpu(s.gpu.key)
-        other = f", whose limits hold; --gpu named {named.name}, of the same {named.arch}" if timing.name != named.name else ""
-        say(f"gated and timed on {timing.name}{other}")
+        other = f", whose limits hold; --gpu named {named.name}, of the same {named.arch}"
+        say(f"gated and timed on {timing.name}{other if timing.name != named.name else ''}")
     else:
         say(f"no {s.gpu.key} to time on: compiled for {s.gpu.arch}, gated in the CPU emulator, ranked by static estimate")
     families = [f for f in space.families if f not in space.empty_families]

@@ -59,7 +59,10 @@ def require_compilers(emulated: bool) -> None:
 
 
 def choose_device(wish: str, gpu: Gpu) -> GpuDevice | None:
-    """The GPU that will time the candidates, or None for the emulator. Raises MachineError where `cuda` is asked for in vain."""
+    """The GPU that will time the candidates, or None for the emulator.
+
+    Raises MachineError where `cuda` is asked for in vain.
+    """
     if wish == "emulator":
         return None
     found = find_driver()

@@ -125,8 +125,8 @@ class Ledger:
                     run.status = KILLED
             row = RunRow(
                 started_at=_now(), status=RUNNING, gpu=gpu, problem=problem, device=_device_row(session, device),
-                space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed, objectives=objectives,
-                version=__version__, host=this_host(), pid=os.getpid(), command=command,
+                space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed,
+                objectives=objectives, version=__version__, host=this_host(), pid=os.getpid(), command=command,
             )  # fmt: skip
             session.add(row)
             session.flush()
@@ -272,7 +272,10 @@ class Ledger:
         )
 
     def best(self, problem: str, gpu: str, top: int, *, run: int | None = None) -> list[Candidate]:
-        """The fastest first, as `evoengine.ledger.ranking` has it: by figures of one kind and device, finals before single timings."""
+        """The fastest first, as `evoengine.ledger.ranking` has it.
+
+        By figures of one kind and device, finals before single timings.
+        """
         figures = _figures_of_correct(problem, gpu)
         if run is not None:
             figures = figures.where(CandidateRow.run_id == run)
@@ -341,7 +344,10 @@ def _abandoned() -> Select[tuple[CandidateRow]]:
 
 
 def _figures_of_correct(problem: str, gpu: str) -> Select[tuple[int, int, str, float, str | None, dict[str, Any], str]]:
-    """(id, trial, kind, median in µs, suspect, terms, device), oldest first, of what ended ranked and was not refuted by a later verdict."""
+    """(id, trial, kind, median in µs, suspect, terms, device), oldest first.
+
+    Of what ended ranked and was not refuted by a later verdict.
+    """
     any_verdict = aliased(VerdictRow)
     last = select(func.max(any_verdict.id)).where(any_verdict.candidate_id == CandidateRow.id).scalar_subquery()
     return (

@@ -31,7 +31,8 @@ def screen_binary(binary: Binary, launch: Launch, gpu: Gpu, timed: bool) -> str 
         return f"{shared} bytes of shared memory and {SHARED_RESERVED} reserved; an SM of {gpu.key} has {gpu.shared_per_sm}"
     if not gpu.blocks_resident(launch.threads, binary.registers, shared):
         total = binary.registers * launch.threads
-        return f"{total} registers per block ({binary.registers} × {launch.threads} threads); {gpu.key} has {gpu.registers_per_sm}"
+        each = f"{binary.registers} × {launch.threads} threads"
+        return f"{total} registers per block ({each}); {gpu.key} has {gpu.registers_per_sm}"
     if binary.spill_bytes > SPILL_LIMIT and not timed:
         return f"{binary.spill_bytes} bytes of register spills; the limit without a GPU to time on is {SPILL_LIMIT}"
     return None

@@ -112,10 +112,10 @@ def _mask(problem: Problem, device: torch.device) -> torch.Tensor | None:
 def _sdpa(problem: Problem, inputs: Inputs) -> torch.Tensor:
     """Torch's math backend, one batch entry at a time: the scores of a whole problem would not fit into memory."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    mask, out = _mask(problem, q.device), torch.empty_like(q)
+    mask, out, grouped = _mask(problem, q.device), torch.empty_like(q), problem.kv_heads != problem.heads
     with sdpa_kernel(SDPBackend.MATH):
         for i in range(problem.batch):
-            out[i] = scaled_dot_product_attention(q[i], k[i], v[i], attn_mask=mask, enable_gqa=problem.kv_heads != problem.heads)
+            out[i] = scaled_dot_product_attention(q[i], k[i], v[i], attn_mask=mask, enable_gqa=grouped)
     return out
 
 

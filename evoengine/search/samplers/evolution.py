@@ -52,7 +52,8 @@ class EvolutionSampler(BaseSampler):
     - surrogate: none of these; the surrogate saw promise further off.
 
     Known-good points go first by `study.enqueue_trial`. Of trials under way (parallel workers) the surrogate knows
-    where they are but not what they reach, so a batch spreads out. With several objectives a trial is worth the Pareto front it stands on.
+    where they are but not what they reach, so a batch spreads out. With several objectives a trial is
+    worth the Pareto front it stands on.
     """
 
     def __init__(self, seed: int | None = None, space: Space | None = None) -> None:
