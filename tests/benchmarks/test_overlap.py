@@ -13,16 +13,18 @@ def test_idle_is_what_no_candidate_was_on_the_gpu_between_the_first_and_the_last
     assert benchmark.idle_share(log) == pytest.approx(0.5 / 4)
 
 
-def test_a_search_runs_to_its_end_and_accounts_for_its_time(capsys):
-    assert benchmark.main(["--compile", "0", "--gpu", "0.1", "--jobs", "1", "--trials", "5"]) == 0
-    row = capsys.readouterr().out.splitlines()[-2]
-    trials, seconds, busy, waiting, starting, idle = (cell.strip("% ") for cell in row.strip("│").split("│"))
-    assert trials == "5"
-    assert float(busy) > 0 and 90 < float(busy) + float(waiting) + float(starting) < 110
-    assert 0 <= float(idle) < 100
+def test_searches_run_to_their_end_with_and_without_faults_and_account_for_their_time(capsys):
+    assert benchmark.main(["--compile", "0", "--gpu", "0.1", "--jobs", "1", "--trials", "8", "--faults", "0.8"]) == 0
+    rows = [line.strip("│").split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    plain, faulty = ([cell.strip("% ") for cell in row] for row in rows)
+    assert (plain[:2], plain[3]) == (["0", "8 of 8"], "1.00")
+    assert faulty[0] == "80" and int(faulty[1].split(" of ")[0]) < 8
+    for *_, busy, waiting, starting, idle in (plain, faulty):
+        assert float(busy) > 0 and 90 < float(busy) + float(waiting) + float(starting) < 110
+        assert 0 <= float(idle) < 100
 
 
-@pytest.mark.parametrize("arguments", [["--jobs", "0"], ["--compile", "-1"]])
+@pytest.mark.parametrize("arguments", [["--jobs", "0"], ["--compile", "-1"], ["--faults", "1"]])
 def test_what_cannot_be_is_refused(arguments, capsys):
     with pytest.raises(SystemExit) as refused:
         benchmark.main(arguments)
