@@ -74,9 +74,7 @@ def measure(top: int, everything: bool, gpu: Gpu | None, problem: Problem | None
         found = ledger.best(str(wanted), named.key, top=10)
         baselines = ledger.baselines(run)
     agreed = agree([p.figures for p in pairs])
-    for b in baselines:
-        say(f"SDPA {b.name}: {b.tflops:,.4g} TFLOPS, {b.median_us:,.1f} µs")
-    for line in (*notes, *_agreed(agreed)):
+    for line in (*map(_sdpa, baselines), *notes, *_agreed(agreed)):
         say(line)
     if as_json:
         found_json = {"run": run, "agreement": asdict(agreed), "estimates": [asdict(p) for p in pairs]}
@@ -92,6 +90,10 @@ def _line(candidate) -> str:
 
     why = f", {candidate.reason}" if candidate.reason else ""
     return f"#{candidate.trial}  {candidate.outcome}  {figure(candidate)} TFLOPS{why}"
+
+
+def _sdpa(baseline) -> str:
+    return f"SDPA {baseline.name}: {baseline.tflops:,.4g} TFLOPS, {baseline.median_us:,.1f} µs"
 
 
 def _agreed(agreed) -> list[str]:
