@@ -12,7 +12,6 @@ than all others, is simply the worst.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
