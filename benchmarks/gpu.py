@@ -23,6 +23,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import chain, count
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     driver, [device, *_] = found
     tests = run_tests() if not options.no_tests else None
     results = {**about(device, driver), "tests": tests, "problems": []}
-    codes = []
+    path, codes = file_for(results, options.out), []
     with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
         db = options.source or Path(folder, "gpu.db")
         for done, problem in enumerate(options.problem):
@@ -64,9 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             codes.append(code)
             if summary is not None:
                 results["problems"].append(gather(problem, summary, db))
+                write(results, path)  # after each: the session may be killed in the next
     if not results["problems"]:
         return codes[0] or 1
-    path = write(results, options.out)
     print(tables(results))
     print(f"wrote {path}", file=sys.stderr)
     wrong = len(results["problems"]) < len(options.problem) or (tests and tests["failed"])
@@ -74,10 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def time_problem(options: argparse.Namespace, problem: str, db: Path, seconds: float) -> tuple[int, dict | None]:
-    command = measuring(options, problem, db)
-    if not options.source:
-        command = searching(options, problem, db, seconds - RESERVE_SECONDS)
-    return run_for(command, seconds)
+    if options.source:
+        return run_for(measuring(options, problem, db), seconds)
+    return run_for(searching(options, problem, db, seconds - RESERVE_SECONDS), seconds)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -212,13 +212,16 @@ def commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def write(results: dict, folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+def file_for(results: dict, folder: Path) -> Path:
+    """One that is not there yet."""
     name = f"{'-'.join(str(results['gpu']).lower().split())}-{results['date']}"
-    taken = len(list(folder.glob(f"{name}*.json")))
-    path = folder / f"{name}{f'-{taken + 1}' if taken else ''}.json"
+    names = (f"{name}{suffix}.json" for suffix in chain([""], (f"-{n}" for n in count(2))))
+    return next(folder / own for own in names if not (folder / own).exists())
+
+
+def write(results: dict, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=2) + "\n")
-    return path
 
 
 def tables(results: dict) -> str:

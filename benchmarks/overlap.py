@@ -67,7 +67,7 @@ def die_sometimes(number: int) -> None:
 
 
 def figure(trial: int) -> Measurement:
-    """All but alike, so that the sampler has something to learn from."""
+    """Not alike for all, so that the sampler has something to learn from."""
     return Measurement(Kind.MEASURED, SIMULATED.name, 100.0 + trial % 17, 1000.0, (1000.0,))
 
 

@@ -91,7 +91,8 @@ def test_problems_share_the_minutes_and_one_that_fails_loses_none_of_the_others(
 
 
 def test_results_name_the_gpu_and_the_date_and_keep_what_was_observed(results, tmp_path):
-    path = session.write(results, tmp_path / "out")
+    path = session.file_for(results, tmp_path / "out")
+    session.write(results, path)
     written = json.loads(path.read_text())
     assert path.name == f"nvidia-h200-{written['date']}.json"
     assert (written["gpu"], written["driver"]) == ("NVIDIA H200", "CUDA 13.0")
@@ -103,10 +104,34 @@ def test_results_name_the_gpu_and_the_date_and_keep_what_was_observed(results, t
 
 
 def test_results_of_the_same_day_do_not_overwrite_one_another(results, tmp_path):
-    names = [session.write({**results, "commit": str(n)}, tmp_path).name for n in range(3)]
+    """Nor where one of them was taken away."""
+    paths = []
+    for _ in range(3):
+        paths.append(session.file_for(results, tmp_path))
+        session.write(results, paths[-1])
     day = results["date"]
-    assert names == [f"nvidia-h200-{day}.json", f"nvidia-h200-{day}-2.json", f"nvidia-h200-{day}-3.json"]
-    assert [json.loads((tmp_path / name).read_text())["commit"] for name in names] == ["0", "1", "2"]
+    assert [p.name for p in paths] == [f"nvidia-h200-{day}{n}.json" for n in ("", "-2", "-3")]
+    paths[1].unlink()
+    assert session.file_for(results, tmp_path) == paths[1]
+
+
+def test_what_was_measured_of_a_problem_is_kept_when_the_session_is_killed_in_the_next(measured, monkeypatch, tmp_path):
+    db, printed = measured
+    begun = []
+
+    def run_for(command, seconds):
+        begun.append(command)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return 0, printed
+
+    monkeypatch.setattr(session, "find_driver", lambda: ("13.0", [DEVICE]))
+    monkeypatch.setattr(session, "run_for", run_for)
+    own = PROBLEM.removeprefix("attention:")
+    with pytest.raises(KeyboardInterrupt):
+        session.main(["--from", str(db), "--problem", own, own, "--no-tests", "--out", str(tmp_path / "out")])
+    [path] = (tmp_path / "out").iterdir()
+    assert [of["problem"] for of in json.loads(path.read_text())["problems"]] == [PROBLEM]
 
 
 def test_each_table_has_every_backend_and_the_best_of_each_family_fastest_first(results):
