@@ -30,7 +30,7 @@ class DeviceType(click.ParamType):
 @gpu_option(default="h100")
 @problem_option()
 @click.option("--family", "families", multiple=True, metavar="NAME", help="Only this one; may be given several times.")
-@click.option("--trials", type=click.IntRange(min=1), default=60, show_default=True, help="Candidates to try.")
+@click.option("--trials", type=click.IntRange(min=1), default=60, show_default=True, help="Kernels to try.")
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Start no candidate after this long.")
 @click.option("--sampler", type=click.Choice(samplers.NAMES), default=samplers.DEFAULT, show_default=True)
 @click.option(

@@ -98,7 +98,8 @@ class Progress:
 
     @property
     def done(self) -> int:
-        return sum(self.outcomes.values())
+        """Trials of the total that have ended; a duplicate costs none."""
+        return sum(self.outcomes.values()) - self.outcomes[Outcome.DUPLICATE]
 
     @property
     def correct(self) -> int:
@@ -307,7 +308,11 @@ class Coordinator:
     # ── the end of a candidate ──────────────────────────────────────────────────────────────────────────────────────
 
     def _duplicate(self, walk: Walk, twin: int) -> None:
-        """The same source under another setting: one of its knobs does nothing here. It shares its twin's result."""
+        """The same source under another setting: one of its knobs does nothing here.
+
+        It shares its twin's result and costs no trial: as many kernels are tried as were asked for.
+        """
+        self._started -= 1
         reason = f"renders the same source as trial {twin}"
         self.ledger.finish(walk.trial, Outcome.DUPLICATE, reason, None, None)
         self._count(walk, Outcome.DUPLICATE)

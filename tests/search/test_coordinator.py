@@ -162,6 +162,14 @@ def test_a_source_that_another_trial_rendered_is_not_judged_again_and_shares_its
     assert all(told[n] == told[n + 1] != told[(n + 2) % 8] for n in range(0, 8, 2))
 
 
+def test_a_source_that_another_trial_rendered_costs_no_trial(numbered):
+    coordinator = numbered.coordinator(range(40), trials=6)
+    (numbered.folder / "attention" / "numbered.cu.j2").write_text("// candidate {{ number // 10 }}{{ number % 2 }}\n")
+    progress = coordinator.search()
+    assert (progress.outcomes[Outcome.MEASURED], progress.done) == (6, 6)
+    assert progress.outcomes[Outcome.DUPLICATE] == len(numbered.candidates()) - 6 > 0
+
+
 def test_a_search_stopped_midway_leaves_the_rest_to_the_next_which_judges_each_once(numbered):
     coordinator = numbered.coordinator(range(20), on_change=lambda p: coordinator.stop() if p.done >= 5 else None)
     assert coordinator.search().ended == "interrupted"
