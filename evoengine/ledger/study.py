@@ -30,7 +30,7 @@ from evoengine.ledger.optuna_schema import require_schema
 from evoengine.ledger.runs import Run
 from evoengine.ledger.store import Ledger
 from evoengine.lineage import Effect, Step, effects, step, transition
-from evoengine.objectives import DEFAULT, Objective, parse_objectives, worth
+from evoengine.objectives import Objective, parse_objectives, worth
 from evoengine.paths import default_database
 from evoengine.records import Candidate, Kind, Measurement, Value
 
@@ -203,7 +203,8 @@ def rebuild(
 
 def study_name(ledger: Ledger, run: int, kind: Kind) -> str:
     described = _described(ledger, run)
-    return f"run {run} · {described.problem} · {described.gpu} · {kind} TFLOPS"
+    aims = ", ".join(o.title for o in parse_objectives(described.objectives))
+    return f"run {run} · {described.problem} · {described.gpu} · {kind} {aims}"
 
 
 def _described(ledger: Ledger, run: int) -> Run:
@@ -211,7 +212,7 @@ def _described(ledger: Ledger, run: int) -> Run:
 
 
 def _metric(objective: Objective, kind: Kind) -> str:
-    return f"TFLOPS ({kind})" if objective.name == DEFAULT else objective.name.replace("_", " ")
+    return f"{objective.title} ({kind})" if objective.timed else objective.title
 
 
 def attributes(candidate: Candidate, figure: Measurement | None) -> dict[str, object]:
