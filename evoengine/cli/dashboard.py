@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import click
 
 from evoengine.cli.options import db_option
+from evoengine.errors import UsageError
+
+HOST = "127.0.0.1"
 
 
 @click.command()
@@ -20,5 +26,9 @@ def dashboard(db: str | None, port: int) -> None:
 
     with open_ledger(db, create=False) as ledger:
         url = ledger.url
-    say(f"http://127.0.0.1:{port}/dashboard   (the same as: optuna-dashboard {url})")
-    run_server(optuna_storage(url), host="127.0.0.1", port=port, artifact_store=artifact_store(url))
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError as error:
+        raise UsageError(f"--port {port} cannot be listened on: {os.strerror(error.errno)}; give one that is free") from error
+    say(f"http://{HOST}:{port}/dashboard   (the same as: optuna-dashboard {url})")
+    run_server(optuna_storage(url), host=HOST, port=port, artifact_store=artifact_store(url))

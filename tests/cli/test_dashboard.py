@@ -1,0 +1,81 @@
+"""`evoengine dashboard`, in a real browser where there is one."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from urllib.error import URLError
+
+import pytest
+
+from tests.cli.test_recorded import cache
+from tests.conftest import wait_for
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def ledger(evoengine, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dashboard")
+    file, db = cache(folder / "test.json"), folder / "evo.db"
+    done = evoengine("search", "--device", f"recorded:{file}", "--trials", 12, "--seed", 1, "--db", db)
+    assert done.returncode == 0, done.stderr
+    return db
+
+
+@pytest.fixture(scope="module")
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def served(ledger, port):
+    """The address of a dashboard that runs; at the end it is told Ctrl-C, and must end as one that was asked to."""
+    command = [sys.executable, "-m", "evoengine", "dashboard", "--db", ledger, "--port", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    address = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        assert server.poll() is None, server.stderr.read()
+        try:
+            return urllib.request.urlopen(f"{address}/api/meta", timeout=30).status == 200
+        except URLError:
+            return False
+
+    wait_for(answers)
+    yield address
+    server.send_signal(signal.SIGINT)
+    assert "Traceback" not in server.communicate(timeout=60)[1]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt-get install chromium")
+@pytest.mark.parametrize(
+    ("page", "shown"),
+    [
+        ("studies/1", ["recorded runs per second", "Best Trial", "Hyperparameter Importance"]),
+        ("studies/1/note", ["median gain", "steps", "→"]),
+        ("studies/1/trials?numbers=0", ["outcome", "recorded", "µs", "random", "block"]),
+    ],
+)
+def test_a_browser_shows_the_study_what_paid_and_each_trial(served, tmp_path, page, shown):
+    seen = ""
+
+    def rendered() -> bool:
+        nonlocal seen
+        command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+        command += ["--virtual-time-budget=10000", "--dump-dom", f"{served}/dashboard/{page}"]
+        seen = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+        return all(text in seen for text in shown)
+
+    wait_for(rendered)
+
+
+def test_a_port_that_is_taken_is_refused(evoengine, served, ledger, port):
+    done = evoengine("dashboard", "--db", ledger, "--port", port)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert f"--port {port} cannot be listened on: Address already in use; give one that is free" in done.stderr
