@@ -24,7 +24,7 @@ class Knob:
     @cached_property
     def ordinal(self) -> bool:
         """Whether the values are numbers in rising order, so that neighbours in the list are neighbours in size."""
-        numbers = self.kind == "number" and not isinstance(self.values[0], bool)
+        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.values)
         return numbers and list(self.values) == sorted(self.values)
 
     @cached_property

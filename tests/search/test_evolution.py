@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 
 import numpy as np
@@ -176,6 +177,42 @@ def test_a_study_without_a_space_is_searched_by_what_its_trials_have_in_common()
         study.optimize(objective, n_trials=60)
     assert evolution.best_value < random.best_value
     assert evolution.best_value < 0.2
+
+
+@pytest.mark.parametrize("choices", [(None, 2, 4), (None, "a"), (1, "auto"), (None, True, 1.5, "x")])
+def test_choices_of_unlike_types_are_searched_too(choices):
+    study = optuna.create_study(sampler=EvolutionSampler(0))
+    study.optimize(
+        lambda trial: abs(choices.index(trial.suggest_categorical("c", choices)) - 1) + trial.suggest_int("x", 0, 9), 30
+    )
+    assert study.best_params == {"c": choices[1], "x": 0}
+
+
+def test_one_sampler_serves_one_study_after_another(space):
+    sampler = EvolutionSampler(0, space)
+    for trials in (40, 20, 60):
+        study = search(space, seed=0, trials=trials, sampler=sampler)
+        assert [t.user_attrs["operator"] for t in study.trials[:FIRST]] == ["random"] * FIRST
+        assert len({config_key(t.params) for t in study.trials}) == trials
+        assert all(parent < t.number for t in study.trials for parent in t.user_attrs["parents"])
+
+
+def test_a_sampler_without_a_space_learns_that_of_each_study():
+    sampler = EvolutionSampler(0)
+    for knob in ("x", "y"):
+        study = optuna.create_study(sampler=sampler)
+        study.optimize(lambda trial, knob=knob: abs(trial.suggest_int(knob, 0, 40) - 30), 30)
+        assert study.best_params == {knob: 30}
+        assert "mutation" in {t.user_attrs.get("operator") for t in study.trials}
+
+
+def test_a_sampler_kept_in_a_file_goes_on_with_its_study():
+    study = optuna.create_study(sampler=EvolutionSampler(0))
+    for _ in range(2):
+        study.optimize(lambda trial: abs(trial.suggest_int("x", 0, 40) - 30) + trial.suggest_int("y", 0, 2), 15)
+        study.sampler = pickle.loads(pickle.dumps(study.sampler))
+    assert study.best_value == 0
+    assert len({config_key(t.params) for t in study.trials[1:]}) == 29
 
 
 def test_a_grid_covers_its_distributions():

@@ -60,9 +60,25 @@ class EvolutionSampler(BaseSampler):
         self._independent = RandomSampler(seed)
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
-        self._common = IntersectionSearchSpace()
-        self._searched: dict[str, BaseDistribution] | None = None
-        self._search: _Search | None = None
+        self._turn_to(None)
+
+    def _turn_to(self, study: Study | None) -> None:
+        """Forgets one study for another, whose trials tell all that has to be known."""
+        whose = study and (study._storage, study._study_id)
+        if study is None or whose != self._whose:
+            self._whose = whose
+            self._common = IntersectionSearchSpace()
+            self._searched: dict[str, BaseDistribution] | None = None
+            self._search: _Search | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """To resume a study in another process; a lock does not travel."""
+        return {name: getattr(self, name) for name in ("_space", "_independent", "_rng")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+        self._turn_to(None)
 
     def reseed_rng(self) -> None:
         self._independent.reseed_rng()
@@ -71,7 +87,9 @@ class EvolutionSampler(BaseSampler):
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         if self._space is not None:
             return {knob.name: CategoricalDistribution(knob.values) for knob in self._space.knobs}
-        return self._common.calculate(study)
+        with self._lock:
+            self._turn_to(study)
+            return self._common.calculate(study)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -79,6 +97,7 @@ class EvolutionSampler(BaseSampler):
         if not search_space:
             return {}
         with self._lock:
+            self._turn_to(study)
             if self._search is None or self._searched != search_space:
                 self._searched, space = search_space, self._space or Grid(search_space)
                 self._search = _Search(space, self._rng)
