@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +20,10 @@ def import_(file: Path, db: str | None) -> None:
     from evoengine.cli.display import say
     from evoengine.ledger.store import open_ledger
     from evoengine.publish.t4 import from_t4
+    from evoengine.search.recorded import load
 
     try:
-        own = from_t4(_json(file))
+        own = from_t4(load(file))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{file} says that evoengine wrote it, but a part of it is missing or wrong ({error!r}); export the run anew"
@@ -54,13 +53,3 @@ def _recorded(file: Path):
         "command": " ".join(sys.argv),
     }  # fmt: skip
     return Exported(described, (), candidates, {c.trial: [c.measurement] if c.measurement else [] for c in candidates})
-
-
-def _json(file: Path) -> dict:
-    """The file as JSON, or nothing where it is not whole: then it may still be a recorded log."""
-    try:
-        raw = file.read_bytes()
-        data = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-    except (OSError, ValueError, EOFError):
-        return {}
-    return data if isinstance(data, dict) else {}

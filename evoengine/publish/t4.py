@@ -85,7 +85,8 @@ def to_t4(
 
 def from_t4(data: Mapping[str, Any]) -> Exported | None:
     """What `to_t4` wrote, or None where another tuner wrote the file."""
-    described, results = data.get("metadata", {}).get("evoengine"), data.get("results")
+    metadata, results = data.get("metadata"), data.get("results")
+    described = metadata.get("evoengine") if isinstance(metadata, dict) else None
     if not described or not results:
         return None
     baselines = [to_baseline(SimpleNamespace(**b)) for b in described["baselines"]]

@@ -1,20 +1,23 @@
 """Reads recorded search spaces: files in which every valid configuration of a kernel was measured beforehand.
 
-Two formats, plain or gzipped: Kernel Tuner's cache (also a log cut short, without its closing braces) and the FAIR
-benchmark suite's T4 results. A T4 file names no domains; they come from the T1 description where one is given, and
-else from the values that occur.
+Two formats, plain or gzipped, whole or cut short: Kernel Tuner's cache and the FAIR benchmark suite's T4 results. A T4
+file names no domains; they come from the T1 description where one is given, and else from the values that occur.
 """
 
 from __future__ import annotations
 
 import ast
+import codecs
 import gzip
 import json
 import math
+import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +27,24 @@ from evoengine.errors import UsageError
 from evoengine.records import Config, Value
 from evoengine.space.definition import Knob, must_be
 
-MILLISECONDS = {"milliseconds": 1.0, "miliseconds": 1.0, "ms": 1.0, "seconds": 1e3, "s": 1e3, "microseconds": 1e-3}
-"""to milliseconds, by the `timeunit` of a T4 file; the hub's own files spell it with one l"""
+MILLISECONDS = {
+    "nanoseconds": 1e-6, "ns": 1e-6, "microseconds": 1e-3, "us": 1e-3, "µs": 1e-3, "milliseconds": 1.0,
+    "miliseconds": 1.0, "ms": 1.0, "seconds": 1e3, "s": 1e3,
+}  # fmt: skip
+"""to milliseconds, by the `timeunit` of a T4 file or the unit of a figure; the hub's own files spell it with one l"""
+FAILURES = ("CompilationFailedConfig", "RuntimeFailedConfig", "InvalidConfig", "ErrorConfig")
+"""what Kernel Tuner writes in place of the objective where a configuration failed, or newly as `__error__`"""
+NESTED = 100
+"""objects within one entry of a log, at most"""
+LONGEST_WORD = 32
+"""characters of a number, or of true, false and null, that a log may break off in"""
 
 
 @dataclass(frozen=True)
 class RecordedSpace:
     """The recorded configurations, which are the valid ones. Offers samplers what `SearchSpace` does.
 
-    rows: int16 [n, knobs], positions in the knobs' domains.
+    rows: int16 [n, knobs], no two alike, positions in the knobs' domains; -1 where a configuration has no such knob.
     times: float64 [n], the objective in milliseconds, NaN where the configuration failed.
     reasons: why it failed, by row number.
     metric: the name of a further figure the file carries (GFLOP/s, …), None where there is none.
@@ -71,12 +83,16 @@ class RecordedSpace:
         return len(self.rows)
 
     def contains(self, config: Config) -> bool:
-        positions = [knob.index(config.get(knob.name)) for knob in self.knobs]
-        return len(config) == len(self.knobs) and tuple(positions) in self._places
+        positions = [knob.index(config[knob.name]) if knob.name in config else -1 for knob in self.knobs]
+        return config.keys() <= self._conditional.keys() and tuple(positions) in self._places
 
     def is_active(self, knob: Knob, config: Config) -> bool:
-        """Recorded spaces have no conditional knobs."""
-        return True
+        """Whether those recorded configurations have the knob that agree in all knobs before it."""
+        if not self._conditional[knob.name]:
+            return True
+        before = list(self._conditional).index(knob.name)
+        alike = (self.rows[:, :before] == self.encode(config)[:before]).all(1)
+        return bool((self.rows[alike, before] >= 0).any())
 
     def sample(self, rng: np.random.Generator, n: int = 1) -> list[dict[str, Value]]:
         """n configurations, independent and uniform over the recorded ones."""
@@ -92,12 +108,18 @@ class RecordedSpace:
         return [self.decode(row) for row in self.rows[changed == 1]]
 
     def encode(self, config: Config) -> np.ndarray:
-        """Positions in the knobs' domains, int16 [knobs]. Raises UsageError on an unknown or missing value."""
-        return np.array([_index(knob, config.get(knob.name), self.path) for knob in self.knobs], np.int16)
+        """Positions in the knobs' domains, int16 [knobs], -1 without one. Raises UsageError on an unknown value."""
+        return np.array([_index(knob, config, self.path) for knob in self.knobs], np.int16)
 
     def decode(self, row: Sequence[int] | np.ndarray) -> dict[str, Value]:
         """The configuration of an encoded row [knobs]; the inverse of `encode`."""
-        return {knob.name: knob.values[i] for knob, i in zip(self.knobs, np.asarray(row).tolist(), strict=True)}
+        positions = zip(self.knobs, np.asarray(row).tolist(), strict=True)
+        return {knob.name: knob.values[i] for knob, i in positions if i >= 0}
+
+    @cached_property
+    def _conditional(self) -> dict[str, bool]:
+        """Knob → whether some configurations lack it."""
+        return {knob.name: bool(lacking) for knob, lacking in zip(self.knobs, (self.rows < 0).any(0), strict=True)}
 
     @cached_property
     def _places(self) -> dict[tuple[int, ...], int]:
@@ -113,35 +135,36 @@ class RecordedSpace:
 def read_recorded(path: Path, description: Path | None = None) -> RecordedSpace:
     """Reads a Kernel Tuner cache or T4 results; `description` is a T1 file that names the knobs and their domains.
 
-    Raises UsageError where the file is neither, holds no configuration, or no time.
+    Of a configuration that was tried several times the last counts. Raises UsageError where the file is neither, holds
+    no configuration, or no time.
     """
-    content = _load(path)
-    if isinstance(content.get("cache"), dict):
-        domains, entries = _cache_domains(content, path), [_cache_entry(e, path) for e in content["cache"].values()]
-    elif isinstance(content.get("results"), list):
-        domains, scale = None, _t4_scale(content, path)
-        entries = [_t4_entry(e, scale, path) for e in content["results"]]
-    else:
-        raise UsageError(f"{path} is no recorded space: it must be a Kernel Tuner cache file or FAIR T4 results")
+    content = load(path)
+    try:
+        domains, entries = _entries(content, path)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path}: a part is missing or not as its format wants it ({error!r}); give a file as the tuner wrote it"
+        ) from error
     if not entries:
         raise UsageError(f"{path} records no configuration; its cache must hold at least one")
-    if description is not None:
-        domains = read_domains(description)
+    domains = domains if description is None else read_domains(description)
+    knobs = _knobs(_occurring(entries) if domains is None else domains, path)
+    rows = [[_index(knob, e.config, path) for knob in knobs] for e in entries]
+    last = list({tuple(row): i for i, row in enumerate(rows)}.values())
+    entries, rows = [entries[i] for i in last], np.array([rows[i] for i in last], np.int16)
+    _require_all(knobs, rows, path) if domains else _require_conditions(knobs, rows, path)
     times = np.array([e.time for e in entries])
     if np.isnan(times).all():
         raise UsageError(f"{path} has no configuration with a time; at least one must have run")
-    knobs = _knobs(domains or _occurring(entries), path)
-    rows = [[_index(knob, e.config.get(knob.name), path) for knob in knobs] for e in entries]
-    kernel, device = content.get("kernel_name"), content.get("device_name")
     reasons = {i: e.reason for i, e in enumerate(entries) if e.reason is not None}
     metric = next((e.metric for e in entries if e.metric), None)
-    return RecordedSpace(path, kernel, device, knobs, np.array(rows, np.int16), times, reasons, metric)
+    return RecordedSpace(path, content.get("kernel_name"), _device(content), knobs, rows, times, reasons, metric)
 
 
 def read_domains(path: Path) -> dict[str, list[Value]]:
     """Knob → values of a T1 description. Raises UsageError where the file is none."""
     try:
-        parameters = _load(path)["ConfigurationSpace"]["TuningParameters"]
+        parameters = load(path)["ConfigurationSpace"]["TuningParameters"]
         return {p["Name"]: list(ast.literal_eval(str(p["Values"]))) for p in parameters}
     except (KeyError, TypeError, ValueError, SyntaxError) as error:
         raise UsageError(
@@ -157,35 +180,73 @@ class _Entry:
     metric: str | None
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, plain or gzipped; one cut short is closed after its last whole entry.
+
+    Raises UsageError where there is none.
+    """
     try:
         raw = path.read_bytes()
-        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(_unzipped(raw) if raw[:2] == b"\x1f\x8b" else raw)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}; give a recorded space") from error
-    except (UnicodeDecodeError, EOFError, zlib.error) as error:
+    except (UnicodeDecodeError, zlib.error) as error:
         raise UsageError(f"{path} is no recorded space: it must be JSON, plain or gzipped") from error
     content = _parsed(text)
     if not isinstance(content, dict):
-        raise UsageError(f"{path} is no recorded space: it must be a JSON object, or a cache log of one")
+        raise UsageError(f"{path} is no recorded space: it must be a JSON object, or a log of one that was cut short")
     return content
 
 
+def _unzipped(raw: bytes) -> bytes:
+    try:
+        return gzip.decompress(raw)
+    except EOFError:  # cut short: what there is
+        return zlib.decompressobj(wbits=31).decompress(raw)
+
+
 def _parsed(text: str) -> Any:
-    """JSON, or a cache log cut short: closed after its last whole entry. None where it is neither."""
-    text = text.rstrip()
-    whole = text[: text.rfind("},") + 1]
-    for repaired in (text, text + "}", text.rstrip(",") + "}}", whole + "}}"):
-        try:
-            return json.loads(repaired)
-        except json.JSONDecodeError:
-            continue
+    """JSON, or a log cut short: closed after its last whole entry. None where it is neither."""
+    text = text.rstrip().rstrip(",")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        if not error.msg.startswith("Unterminated string") and len(text) - error.pos > LONGEST_WORD:
+            return None  # wrong before its end
+    except (ValueError, RecursionError):  # a number of thousands of digits, as many brackets
+        return None
+    end = len(text)
+    for _ in range(NESTED):
+        for closing in ("}", "}}", "]}"):
+            try:
+                return json.loads(text[:end] + closing)
+            except json.JSONDecodeError:
+                continue
+        # Before the last comma after an object. It may be one within an entry: then none of the closings fits.
+        end = text.rfind("},", 0, end) + 1
+        if not end:
+            break
     return None
+
+
+def _entries(content: Mapping[str, Any], path: Path) -> tuple[dict[str, list[Value]] | None, list[_Entry]]:
+    """Each knob's domain, where the format states it, and what was recorded."""
+    if isinstance(content.get("cache"), dict):
+        return _cache_domains(content, path), [_cache_entry(e, path) for e in content["cache"].values()]
+    if isinstance(content.get("results"), list):
+        scale = _milliseconds(content.get("metadata", {}).get("timeunit", "milliseconds"), path)
+        return None, [_t4_entry(e, scale, path) for e in content["results"]]
+    raise UsageError(f"{path} is no recorded space: it must be a Kernel Tuner cache file or FAIR T4 results")
+
+
+def _device(content: Mapping[str, Any]) -> str | None:
+    name = content.get("device_name") or content.get("metadata", {}).get("device")
+    return str(name) if name else None
 
 
 def _cache_domains(content: Mapping[str, Any], path: Path) -> dict[str, list[Value]]:
     keys, domains = content.get("tune_params_keys"), content.get("tune_params")
-    if not isinstance(keys, list) or not isinstance(domains, dict) or not set(keys) <= set(domains):
+    if not isinstance(keys, list) or not keys or not isinstance(domains, dict) or not all(k in domains for k in keys):
         raise UsageError(f"{path} is no Kernel Tuner cache: tune_params must give a domain to each of tune_params_keys")
     return {key: domains[key] for key in keys}
 
@@ -197,62 +258,99 @@ _CACHE_FIELDS = {
 
 
 def _cache_entry(entry: Any, path: Path) -> _Entry:
-    if not isinstance(entry, dict) or "time" not in entry:
+    failure = next((v for v in entry.values() if v in FAILURES), None) if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or ("time" not in entry and not failure):
         raise UsageError(f"{path} has a configuration without time; each must carry one, or the failure in its place")
-    time, reason = _time(entry["time"])
+    time, reason = (math.nan, failure) if failure else _time(entry["time"])
     metric = next((name for name in entry if name not in _CACHE_FIELDS and "/" in name), None)
     return _Entry(entry, time, reason, metric)
 
 
 def _t4_entry(entry: Any, scale: float, path: Path) -> _Entry:
-    """A result counts as run where its `invalidity` is "correct" and it has a measurement named by its objective."""
+    """A result has run where its `invalidity` is "correct"; its `time` counts, or an objective in a unit of time."""
     if not isinstance(entry, dict) or not isinstance(entry.get("configuration"), dict):
         raise UsageError(f"{path} has a result without configuration; each T4 result must carry one")
+    config = entry["configuration"]
+    for name, value in config.items():
+        if not isinstance(value, Value):
+            raise UsageError(f"{path} gives knob {name} the value {value!r}; it must be a number or a text")
     invalidity = entry.get("invalidity", "correct")
     if invalidity != "correct":
-        return _Entry(entry["configuration"], math.nan, str(invalidity), None)
+        return _Entry(config, math.nan, str(invalidity), None)
     measured = {m["name"]: m for m in entry.get("measurements", ())}
-    found = next((measured[name] for name in ("time", *entry.get("objectives", ())) if name in measured), None)
+    aims = [measured[name] for name in entry.get("objectives", ()) if name in measured]
+    found = measured.get("time") or next((m for m in aims if m.get("unit") in MILLISECONDS), None)
     if found is None:
-        raise UsageError(f"{path} has a result without time; each correct one must measure its objective")
+        raise UsageError(f"{path} has a result without time; each correct one must measure one, in a unit of time")
     time, reason = _time(found["value"])
-    unit = MILLISECONDS.get(found.get("unit", ""), scale)
-    return _Entry(entry["configuration"], time * unit, reason, next((m for m in measured if m != "time"), None))
+    unit = _milliseconds(found["unit"], path) if found.get("unit") else scale
+    return _Entry(config, time * unit, reason, next((m for m in measured if m != "time"), None))
 
 
-def _t4_scale(content: Mapping[str, Any], path: Path) -> float:
-    unit = content.get("metadata", {}).get("timeunit", "milliseconds")
-    if unit not in MILLISECONDS:
+def _milliseconds(unit: Any, path: Path) -> float:
+    if unit not in list(MILLISECONDS):
         raise UsageError(f"{path} has the timeunit {unit!r}; it must be one of {', '.join(MILLISECONDS)}")
     return MILLISECONDS[unit]
 
 
 def _time(value: Any) -> tuple[float, str | None]:
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
         return float(value), None
     return math.nan, str(value)
 
 
 def _occurring(entries: Sequence[_Entry]) -> dict[str, list[Value]]:
+    """Knob → values. A knob comes after those that stand before it in any configuration, as far as they all agree."""
     domains: dict[str, dict[Value, None]] = {}
+    order: TopologicalSorter[str] = TopologicalSorter()
+    for names in dict.fromkeys(tuple(e.config) for e in entries):
+        for before, after in pairwise(names):
+            order.add(after, before)
     for entry in entries:
         for name, value in entry.config.items():
             domains.setdefault(name, {})[value] = None
+    try:
+        domains = {name: domains[name] for name in order.static_order()} or domains
+    except CycleError:
+        pass
     return {
         name: list(values) if any(isinstance(v, str) for v in values) else sorted(values)
         for name, values in domains.items()
     }
 
 
+def _require_all(knobs: Sequence[Knob], rows: np.ndarray, path: Path) -> None:
+    for knob, lacking in zip(knobs, (rows < 0).any(0), strict=True):
+        if lacking:
+            raise UsageError(f"{path} has a configuration without {knob.name}; each must give every knob a value")
+
+
+def _require_conditions(knobs: Sequence[Knob], rows: np.ndarray, path: Path) -> None:
+    """Whether a configuration has a knob must follow from the knobs before it, or nobody could propose one."""
+    for column in np.flatnonzero((rows < 0).any(0)):
+        _, group = np.unique(rows[:, :column], axis=0, return_inverse=True)
+        having = np.bincount(group, rows[:, column] >= 0)
+        if ((having > 0) & (having < np.bincount(group))).any():
+            raise UsageError(
+                f"{path} has configurations with and without {knobs[column].name} that agree in all knobs before it; "
+                "each must give it a value"
+            )
+
+
 def _knobs(domains: Mapping[str, Sequence[Value]], path: Path) -> tuple[Knob, ...]:
+    if not domains:
+        raise UsageError(f"{path} names no knob; its configurations must have at least one")
     for name, values in domains.items():
         if not isinstance(values, list) or not values or not all(isinstance(v, Value) for v in values):
             raise UsageError(f"{path} gives knob {name} no domain; it must be a list of numbers or texts")
     return tuple(Knob(name, tuple(values)) for name, values in domains.items())
 
 
-def _index(knob: Knob, value: object, path: Path) -> int:
-    index = knob.index(value)
+def _index(knob: Knob, config: Mapping[str, Any], path: Path) -> int:
+    """The position in the domain, -1 where the configuration lacks the knob."""
+    if knob.name not in config:
+        return -1
+    index = knob.index(config[knob.name])
     if index is None:
-        raise UsageError(f"{path}: {must_be(knob)}, not {value!r}")
+        raise UsageError(f"{path}: {must_be(knob)}, not {config[knob.name]!r}")
     return index

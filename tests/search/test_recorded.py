@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from evoengine.errors import UsageError
+from evoengine.search.proposer import Proposer
 from evoengine.search.recorded import read_recorded
 
 CACHE = {
@@ -87,6 +88,64 @@ def test_a_description_gives_the_knobs_their_whole_domains(write):
 
 def test_times_of_a_t4_file_in_seconds_become_milliseconds(write):
     assert read_recorded(write(T4 | {"metadata": {"timeunit": "seconds"}})).optimum == 1000.0
+    assert read_recorded(write(T4 | {"metadata": {"timeunit": "nanoseconds"}})).optimum == 1e-6
+
+
+def test_the_unit_of_a_figure_goes_before_that_of_the_file(write):
+    content = json.loads(json.dumps(T4).replace('"unit": ""', '"unit": "us"'))
+    assert read_recorded(write(content)).optimum == 1e-3
+
+
+def test_a_t4_file_names_its_device(write):
+    assert read_recorded(write(T4 | {"metadata": {"device": "A GPU"}})).device == "A GPU"
+
+
+@pytest.mark.parametrize("place", ["GFLOP/s", "__error__"])
+def test_a_failure_may_stand_in_place_of_another_objective(write, place):
+    """As Kernel Tuner writes it where it tunes for GFLOP/s, and, since it has several objectives, wherever it fails."""
+    failed = {"block": 64, "tile": 2, "n": 7, place: "CompilationFailedConfig"}
+    space = read_recorded(write(CACHE | {"objective": "GFLOP/s", "cache": CACHE["cache"] | {"64,2,7": failed}}))
+    assert space.reason({"block": 64, "tile": 2, "n": 7}) == "CompilationFailedConfig"
+    np.testing.assert_array_equal(space.times, [2.0, 1.0, np.nan, 3.0])
+
+
+@pytest.mark.parametrize("content", [CACHE, T4], ids=["cache", "T4"])
+def test_of_a_configuration_that_was_tried_twice_the_last_counts(write, content):
+    again = [*CACHE["cache"].values()][0] | {"time": 9.0}
+    twice = {"cache": CACHE["cache"] | {"again": again}, "results": [*T4["results"], result(32, 1, 9.0)]}
+    space = read_recorded(write({key: twice.get(key, value) for key, value in content.items()}))
+    assert len(space) == 4
+    np.testing.assert_array_equal(space.times, [9.0, 1.0, np.nan, 3.0])
+
+
+FAMILIES = [
+    {"family": "a", "tile": 1},
+    {"family": "b", "warps": 4, "tile": 1},
+    {"family": "b", "warps": 8, "tile": 2},
+    {"family": "b", "warps": 8, "tile": 1},
+]
+
+
+def conditional(configs: list[dict]) -> dict:
+    return T4 | {"results": [result(1, 1, 1.0 + i) | {"configuration": c} for i, c in enumerate(configs)]}
+
+
+@pytest.mark.parametrize("sampler", ["evolution", "random"])
+def test_knobs_of_some_families_only_are_searched_as_evoengine_exports_them(write, sampler):
+    space = read_recorded(write(conditional(FAMILIES)))
+    assert [knob.name for knob in space.knobs] == ["family", "warps", "tile"]
+    assert [*space.enumerate()] == FAMILIES == [space.decode(space.encode(c)) for c in FAMILIES]
+    assert not space.contains({"family": "a", "warps": 4, "tile": 1})
+    proposer, found = Proposer(space, sampler, seed=0), []
+    while proposal := proposer.propose():
+        proposer.tell(proposal, [1 / space.time(proposal.config)])
+        found.append(proposal.config)
+    assert sorted(map(str, found)) == sorted(map(str, FAMILIES))
+
+
+def test_a_knob_that_comes_and_goes_without_reason_is_refused(write):
+    with pytest.raises(UsageError, match="with and without warps"):
+        read_recorded(write(conditional([*FAMILIES, {"family": "b", "tile": 2}])))
 
 
 @pytest.mark.parametrize("cut", ["", "}", ",", ", \n", ', "128,2,7": {"block": 128, "ti'])
@@ -94,6 +153,28 @@ def test_a_log_cut_short_keeps_its_whole_entries(write, cut):
     text = json.dumps(CACHE | {"cache": {k: v for k, v in list(CACHE["cache"].items())[:3]}})
     space = read_recorded(write(text.removesuffix("}}") + cut))
     assert space.rows.tolist() == [[0, 0, 0], [1, 0, 0], [1, 1, 0]]
+
+
+@pytest.mark.parametrize("content", [CACHE, T4], ids=["cache", "T4"])
+def test_a_file_cut_anywhere_behind_its_first_entry_keeps_those_that_are_whole(write, content):
+    text, entries = json.dumps(content), content.get("results") or content["cache"].values()
+    ends = [text.index(json.dumps(entry)) + len(json.dumps(entry)) for entry in entries]
+    for cut in range(ends[0], len(text)):
+        assert len(read_recorded(write(text[:cut]))) == sum(end <= cut for end in ends), text[:cut]
+
+
+def test_an_archive_cut_short_keeps_what_is_in_it(write):
+    entries = {f"{i}": {"block": i, "tile": 1, "n": 7, "time": float(i)} for i in range(1, 3000)}
+    domains = CACHE["tune_params"] | {"block": list(range(1, 3000))}
+    path = write(CACHE | {"tune_params": domains, "cache": entries}, "space.json.gz")
+    path.write_bytes(path.read_bytes()[:-500])
+    assert 1000 < len(read_recorded(path)) < 2999
+
+
+def test_a_file_that_is_wrong_before_its_end_is_not_taken_for_one_cut_short(write):
+    text = json.dumps(CACHE).replace('"tile": 2', '"tile": two', 1)
+    with pytest.raises(UsageError, match="must be a JSON object"):
+        read_recorded(write(text))
 
 
 def test_it_is_a_space_like_any_other(write):
@@ -130,6 +211,18 @@ def test_a_configuration_that_was_not_recorded_has_no_time(write):
         (CACHE | {"tune_params": CACHE["tune_params"] | {"block": [32, 64]}}, "block must be one of 32, 64, not 128"),
         (T4 | {"metadata": {"timeunit": "fortnights"}}, "timeunit 'fortnights'"),
         (T4 | {"results": [{"measurements": []}]}, "without configuration"),
+        (CACHE | {"tune_params_keys": []}, "tune_params must give a domain"),
+        (CACHE | {"tune_params_keys": [["block"]]}, "not as its format wants it"),
+        (CACHE | {"cache": {"64,1": {"block": 64, "tile": 1, "time": 1.0}}}, "without n"),
+        (T4 | {"metadata": None}, "not as its format wants it"),
+        (T4 | {"results": [result(32, 1, 2.0) | {"measurements": None}]}, "not as its format wants it"),
+        (T4 | {"results": [result(32, 1, 2.0) | {"measurements": [{"value": 1.0}]}]}, "not as its format wants it"),
+        (T4 | {"results": [result(32, 1, 2.0) | {"configuration": {}}]}, "names no knob"),
+        (T4 | {"results": [result([32], 1, 2.0)]}, r"block the value \[32\]"),
+        (json.loads(json.dumps(T4).replace('"time"', '"GFLOP/s"')), "without time"),
+        ("[" * 100_000, "must be a JSON object"),
+        (json.dumps(CACHE).replace("2.0", "9" * 5000), "must be a JSON object"),
+        (CACHE | {"cache": {"32,1,7": CACHE["cache"]["32,1,7"] | {"time": 10**400}}}, "at least one must have run"),
     ],
 )
 def test_a_file_at_fault_is_named_with_the_remedy(write, content, message):
@@ -143,7 +236,7 @@ def test_a_missing_file_and_a_broken_archive_are_named(write, tmp_path):
     with pytest.raises(UsageError, match="cannot read"):
         read_recorded(tmp_path / "absent.json")
     broken = write(CACHE, "space.json.gz")
-    broken.write_bytes(broken.read_bytes()[:40])
+    broken.write_bytes(broken.read_bytes()[:40] + b"\xff" * 99)
     with pytest.raises(UsageError, match="plain or gzipped"):
         read_recorded(broken)
 
