@@ -43,7 +43,7 @@ def best(
                 f"--gpu {gpu_key} --problem {problem_text.removeprefix('attention:')} fills it"
             )
         if pareto:
-            found = _front(ledger, problem_text, gpu_key, found[0].measurement.kind)[:top]
+            found = _front(ledger, problem_text, gpu_key, found[0].measurement)[:top]
         winner = ledger.candidate(found[0].trial, with_cubin=True) if folder else found[0]
     if folder:
         for path in export(winner, folder):
@@ -57,13 +57,14 @@ def best(
     stdout.print(ranking(dict(enumerate(found, 1))))
 
 
-def _front(ledger, problem: str, gpu: str, kind) -> list:
-    """The Pareto front over the objectives of the last run, by figures of one kind."""
+def _front(ledger, problem: str, gpu: str, like) -> list:
+    """The Pareto front over the objectives of the last run, by figures of the kind and device of `like`."""
     from evoengine.objectives import front, parse_objectives
 
     aimed = next(r.objectives for r in reversed(ledger.runs()) if (r.problem, r.gpu) == (problem, gpu))
     objectives = parse_objectives(aimed)
     if len(objectives) == 1:
         raise UsageError(f"the last run aimed at {aimed} alone; search with --objective tflops,registers for a front")
-    known = ledger.candidates(problem=problem, gpu=gpu)
-    return front((c for c in known if c.measurement and c.measurement.kind is kind), objectives)
+    known = [c for c in ledger.candidates(problem=problem, gpu=gpu) if c.measurement]
+    alike = [c for c in known if (c.measurement.kind, c.measurement.device) == (like.kind, like.device)]
+    return front(alike, objectives)

@@ -217,7 +217,8 @@ def lineage(steps) -> Table:
         table.add_column(name, justify="right" if name in ("trial", "TFLOPS", "gain") else "left", overflow="fold")
     for s in steps:
         changed = ", ".join(transition(c) for c in s.changes) or values(s.candidate.config)
-        origin = f"{s.candidate.operator} of {s.parent.trial}" if s.parent else str(s.candidate.operator)
+        operator = s.candidate.operator or "–"
+        origin = f"{operator} of {s.parent.trial}" if s.parent else operator
         gain = f"{s.gain - 1:+.1%}" if s.gain is not None else "–"
         table.add_row(str(s.candidate.trial), origin, changed, figure(s.candidate), gain)
     return table

@@ -117,7 +117,7 @@ def _result(c: Candidate, figures: Sequence[Measurement]) -> dict[str, Any]:
         "objectives": ["time"],
         "times": times,
         "invalidity": INVALIDITY[c.outcome],
-        "correctness": int(bool(c.verdict and c.verdict.correct)),
+        "correctness": int(INVALIDITY[c.outcome] == "correct"),
         "measurements": measured,
         "evoengine": _whole(c, figures),
     }

@@ -73,6 +73,8 @@ class Proposer:
 
     def propose(self) -> Proposal | None:
         """The next valid configuration that this search has not had, or None when the space is exhausted."""
+        if len(self._known) >= len(self.space):
+            return None
         for _ in range(PATIENCE):
             proposal = self._ask()
             if self._accept(proposal):

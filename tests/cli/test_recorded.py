@@ -6,11 +6,15 @@ import itertools
 import json
 import shutil
 import sqlite3
+from dataclasses import replace
 
 import optuna
 import pytest
 
+from evoengine.ledger.store import open_ledger
+from evoengine.records import Kind
 from tests.cli.conftest import SMALL
+from tests.ledger.examples import a_figure, add_ranked, start_run
 
 
 def cache(path):
@@ -89,6 +93,7 @@ def test_another_tuners_file_comes_into_the_ledger_whole(evoengine, tmp_path):
     found = json.loads(evoengine("history", "--json", "--db", db).stdout)
     assert len(found) == 24
     assert {c["outcome"] for c in found} == {"recorded", "uncompilable"}
+    assert "None" not in evoengine("report", "--db", db).stdout
 
 
 def test_a_run_goes_out_as_t4_and_comes_back_the_same(evoengine, searched, tmp_path):
@@ -147,6 +152,18 @@ def test_a_wrong_objective_or_device_is_refused(evoengine, tmp_path, arguments, 
     assert done.returncode == 2
     assert names in done.stderr
     assert not (tmp_path / "evo.db").exists()
+
+
+def test_a_front_has_figures_of_one_device_only(evoengine, tmp_path):
+    """One name stands for GPUs of unlike speed, as for `best` without a front."""
+    db = tmp_path / "evo.db"
+    with open_ledger(str(db), create=True) as ledger:
+        run = start_run(ledger, objectives="tflops,registers")
+        fast, slow = a_figure(900.0, Kind.MEASURED), a_figure(500.0, Kind.MEASURED)
+        add_ranked(ledger, run, fast, name="elsewhere")
+        here = add_ranked(ledger, run, replace(slow, device="NVIDIA H100 PCIe"), name="here")
+    front = json.loads(evoengine("best", "--pareto", "--json", "--db", db).stdout)
+    assert [c["trial"] for c in front] == [here]
 
 
 def test_a_front_of_one_objective_says_how_to_get_one(evoengine, searched):

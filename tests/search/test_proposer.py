@@ -54,6 +54,12 @@ def test_every_sampler_walks_the_whole_space_without_repeating_or_leaving_it(spa
     assert {config_key(c) for c in space.enumerate()} == set(keys)
 
 
+def test_a_space_at_its_end_is_not_asked_once_more(space):
+    proposer = Proposer(space, "evolution", seed=1)
+    run(proposer, 99)
+    assert (proposer.invalid, proposer.repeated) == (0, 0)
+
+
 def test_start_points_come_first_and_say_so(space):
     first = Proposer(space, "tpe", seed=1).propose()
     assert (first.config, first.operator) == (space.starts[0], "start")
