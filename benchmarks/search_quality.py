@@ -151,7 +151,7 @@ def plot(runs: Sequence[Run], path: Path) -> None:
         axis.set(title=space, xlabel="trials", ylabel="above the optimum, %", yscale="symlog", ylim=(0, 200))
     axes[0][-1].legend()
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, format="png")
 
 
 def run_all(paths: Sequence[Path], samplers: Sequence[str], seeds: dict[str, int], budget: int, jobs: int) -> list[Run]:
@@ -181,7 +181,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if min(options.seeds, options.budget, options.jobs) < 1:
             raise UsageError("--seeds, --budget and --jobs must be at least 1")
-        runs = run_all(find_spaces(options.spaces), options.samplers, seeds, options.budget, options.jobs)
+        spaces, samplers = find_spaces(options.spaces), list(dict.fromkeys(options.samplers))
+        for path in spaces:
+            recorded(path)  # a file at fault is told before hours of searches, not after
+        for out in (options.json, options.plot):
+            if out and not out.parent.is_dir():
+                raise UsageError(f"cannot write {out}: there is no folder {out.parent}; name a file in one")
+        runs = run_all(spaces, samplers, seeds, options.budget, options.jobs)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

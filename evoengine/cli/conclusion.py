@@ -16,8 +16,8 @@ SHOWN = 10
 """ranks in the table, besides the best of each family that is not among them"""
 
 
-def conclude(search, progress, study, run: int, found: Sequence[Candidate], as_json: bool, later: str) -> int:
-    """Summary on stderr, ranking on stdout; `later` is added to what to do next. `found` is best first."""
+def conclude(search, progress, study, run: int, found: Sequence[Candidate], as_json: bool, following: str) -> int:
+    """Summary on stderr, ranking on stdout; `following` says what to do next. `found` is best first."""
     known = f"{search.invalid_proposals} invalid and {search.repeated_proposals} repeated proposals"
     say(f"{' · '.join(status(progress)[:-1])} · {progress.elapsed:.0f} s · {progress.compiled} compiled · {known}")
     say(progress.ended, style="dim")
@@ -31,7 +31,7 @@ def conclude(search, progress, study, run: int, found: Sequence[Candidate], as_j
         click.echo(json.dumps(_summary(progress, run, found), indent=2))
     elif found:
         stdout.print(ranking(_shown(found)))
-        say(f"next: evoengine best --export out/   ·   evoengine dashboard{later}")
+        say(f"next: {following}")
     else:
         say("no correct candidate was found: evoengine history shows what became of each")
     if progress.ended == "interrupted":

@@ -18,7 +18,9 @@ from evoengine.search.recorded import read_recorded
 from evoengine.search.replay import AIM, Replay, device_of, problem_of
 
 
-def replay(file: Path, sampler: str, seed: int, trials: int, db: str | None, as_json: bool) -> int:
+def replay(
+    file: Path, sampler: str, seed: int, trials: int, minutes: float | None, db: str | None, as_json: bool
+) -> int:  # fmt: skip
     """Searches a recorded space; ledger, dashboard and exit codes as in any other search."""
     space = read_recorded(file)
     gpu, problem, text = device_of(space), problem_of(space), f"recorded in {file.name}"
@@ -32,7 +34,8 @@ def replay(file: Path, sampler: str, seed: int, trials: int, db: str | None, as_
         say(f"ledger {ledger.place}, run {run}")
         domains = {knob.name: knob.values for knob in space.knobs}
         study = Projection(optuna_storage(ledger.url), ledger, run, Kind.RECORDED, domains)
-        search = Replay(space, sampler, seed, trials, ledger, run, live.update, study.add)
+        seconds = minutes * 60 if minutes else None
+        search = Replay(space, sampler, seed, trials, seconds, ledger, run, live.update, study.add)
         stop_on_signal(search.stop)
         progress = search.search()
         ledger.finish_run(run, progress.ended)
@@ -41,4 +44,4 @@ def replay(file: Path, sampler: str, seed: int, trials: int, db: str | None, as_
     if found:
         excess = found[0].measurement.median_us / (space.optimum * 1e3)
         say(f"best found over the file's optimum: {excess:.3f}")
-    return conclude(search, progress, study, run, found, as_json, "")
+    return conclude(search, progress, study, run, found, as_json, "evoengine report   ·   evoengine dashboard")

@@ -79,7 +79,9 @@ def search(
         raise UsageError(f"the sampler {sampler} aims at one objective only; for several use one of {able}")
     seed = secrets.randbelow(2**31) if seed is None else seed
     if device.startswith(RECORDED):
-        return replay(Path(device.removeprefix(RECORDED)), sampler, seed, trials, db, as_json)
+        if len(objectives) > 1:
+            raise UsageError(f"--objective {aim}: a recorded file is searched by its times alone; leave --objective out")
+        return replay(Path(device.removeprefix(RECORDED)), sampler, seed, trials, minutes, db, as_json)
     timing = choose_device(device, gpu)
     if timing:
         gpu = real_gpu(timing, gpu)
@@ -105,8 +107,10 @@ def search(
         ledger.finish_run(run, progress.ended)
         study.summarise()
         found = ledger.best(str(problem), gpu.key, top=trials, run=run)
+    front = "evoengine best --pareto   ·   " if len(objectives) > 1 else ""
     untimed = f"   ·   figures marked est. are static estimates, not measurements: none was timed on a {gpu.key}"
-    return conclude(coordinator, progress, study, run, found, as_json, "" if timing else untimed)
+    following = f"{front}evoengine best --export out/   ·   evoengine dashboard{'' if timing else untimed}"
+    return conclude(coordinator, progress, study, run, found, as_json, following)
 
 
 def _announce(setting, timing, place: str, run: int) -> None:

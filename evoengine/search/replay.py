@@ -19,12 +19,12 @@ class Replay:
     """Takes the coordinator's place where nothing has to be computed; the ledger and the display see no difference."""
 
     def __init__(
-        self, space: RecordedSpace, sampler: str, seed: int, trials: int, ledger: Ledger, run: int,
-        on_change: Callable[[Progress], None], on_finish: Callable[[int], None],
+        self, space: RecordedSpace, sampler: str, seed: int, trials: int, seconds: float | None, ledger: Ledger,
+        run: int, on_change: Callable[[Progress], None], on_finish: Callable[[int], None],
     ) -> None:  # fmt: skip
         self.progress = Progress(trials)
         self._space, self._ledger, self._run = space, ledger, run
-        self._on_change, self._on_finish = on_change, on_finish
+        self._seconds, self._on_change, self._on_finish = seconds, on_change, on_finish
         self._proposer = Proposer(space, sampler, seed, objectives=(AIM,))
         self._stop = False
 
@@ -42,6 +42,9 @@ class Replay:
 
     def search(self) -> Progress:
         while not self._stop and self.progress.done < self.progress.total:
+            if self._seconds is not None and self.progress.elapsed > self._seconds:
+                self.progress.ended = "time is up"
+                return self.progress
             proposal = self._proposer.propose()
             if proposal is None:
                 self.progress.ended = "every valid configuration was tried"

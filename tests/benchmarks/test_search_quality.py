@@ -86,6 +86,20 @@ def test_numbers_below_one_are_refused(folder, capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_an_output_without_a_folder_is_refused_before_anything_is_searched(folder, tmp_path, capsys, monkeypatch, option):
+    monkeypatch.setattr(benchmark, "run_all", lambda *_: pytest.fail("searched"))
+    assert benchmark.main(["--spaces", str(folder), option, str(tmp_path / "absent" / "out")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_a_file_at_fault_is_refused_before_anything_is_searched(folder, capsys, monkeypatch):
+    monkeypatch.setattr(benchmark, "run_all", lambda *_: pytest.fail("searched"))
+    (folder / "zebra.json").write_text("{}")
+    assert benchmark.main(["--spaces", str(folder)]) == 2
+    assert "zebra.json is no recorded space" in capsys.readouterr().err
+
+
 def test_a_folder_without_recorded_spaces_is_refused(tmp_path, capsys):
     assert benchmark.main(["--spaces", str(tmp_path)]) == 2
     assert "holds no recorded space" in capsys.readouterr().err

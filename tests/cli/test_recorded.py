@@ -76,6 +76,19 @@ def test_the_default_sampler_names_parents_and_the_report_tells_what_paid(evoeng
     assert path == told["lineage"]
 
 
+def test_a_recorded_search_ends_when_its_time_is_up_and_names_no_kernel_to_export(evoengine, tmp_path):
+    arguments = ("--device", f"recorded:{cache(tmp_path / 'test.json')}", "--db", tmp_path / "evo.db")
+    done = evoengine("search", *arguments, "--minutes", 1e-9)
+    assert (done.returncode, "time is up" in done.stderr) == (1, True)
+    assert "--export" not in evoengine("search", *arguments, "--trials", 2).stderr
+
+
+def test_a_recorded_search_says_that_it_has_times_alone(evoengine, tmp_path):
+    file, db = cache(tmp_path / "test.json"), tmp_path / "evo.db"
+    done = evoengine("search", "--device", f"recorded:{file}", "--objective", "tflops,registers", "--db", db)
+    assert (done.returncode, "times alone" in done.stderr, db.exists()) == (2, True, False)
+
+
 @pytest.mark.parametrize(("name", "said"), [("bad.json", "is no recorded space"), ("gone.json", "cannot read")])
 def test_a_file_that_records_nothing_is_refused(evoengine, tmp_path, name, said):
     (tmp_path / "bad.json").write_text("{}")
