@@ -74,13 +74,10 @@ def search(
     from evoengine.search.judges import make_judge
 
     objectives = parse_objectives(aim)
-    if len(objectives) > 1 and sampler in samplers.SINGLE:
-        able = ", ".join(name for name in samplers.NAMES if name not in samplers.SINGLE)
-        raise UsageError(f"the sampler {sampler} aims at one objective only; for several use one of {able}")
+    if len(objectives) > 1:
+        _require_several(aim, sampler, device)
     seed = secrets.randbelow(2**31) if seed is None else seed
     if device.startswith(RECORDED):
-        if len(objectives) > 1:
-            raise UsageError(f"--objective {aim}: a recorded file is searched by its times alone; leave --objective out")
         return replay(Path(device.removeprefix(RECORDED)), sampler, seed, trials, minutes, db, as_json)
     timing = choose_device(device, gpu)
     if timing:
@@ -111,6 +108,15 @@ def search(
     untimed = f"   ·   figures marked est. are static estimates, not measurements: none was timed on a {gpu.key}"
     following = f"{front}evoengine best --export out/   ·   evoengine dashboard{'' if timing else untimed}"
     return conclude(coordinator, progress, study, run, found, as_json, following)
+
+
+def _require_several(aim: str, sampler: str, device: str) -> None:
+    """Raises UsageError where the sampler or the device knows one objective only."""
+    if sampler in samplers.SINGLE:
+        able = ", ".join(name for name in samplers.NAMES if name not in samplers.SINGLE)
+        raise UsageError(f"the sampler {sampler} aims at one objective only; for several use one of {able}")
+    if device.startswith(RECORDED):
+        raise UsageError(f"--objective {aim}: a recorded file is searched by its times alone; leave --objective out")
 
 
 def _announce(setting, timing, place: str, run: int) -> None:
