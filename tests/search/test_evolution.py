@@ -124,15 +124,16 @@ def test_a_region_that_fails_is_left(state):
     assert study.best_trial.params["x"] == 11
 
 
-@pytest.mark.parametrize("stall, far", [(STALL, True), (1000, False)])
-def test_a_best_that_stays_best_sends_every_other_proposal_far_from_it(space, monkeypatch, stall, far):
+@pytest.mark.parametrize("stall, least, most", [(STALL, 0.6, 0.95), (1e9, 0.0, 0.5)])
+def test_the_more_proposals_came_after_the_best_the_more_are_far_from_it(space, monkeypatch, stall, least, most):
+    """The first trial is the best, and the nearer to it the better, so that nothing calls for going far."""
     monkeypatch.setattr(evolution, "STALL", stall)
-    values = iter([1.0, *[0.0] * 39])
-    study = search(space, 3, 40, value=lambda config: next(values))
-    rows = [space.encode(trial.params) for trial in study.trials]
-    elsewhere = [int((row != rows[0]).sum()) >= 3 for row in rows]  # 3: half of five knobs
-    assert all(elsewhere[STALL + 2 :: 2]) == far
-    assert not all(elsewhere[STALL + 3 :: 2])
+    far = []
+    for seed in range(5):
+        first = space.encode(search(space, seed, 1).trials[0].params)
+        study = search(space, seed, 20, value=lambda config: -(space.encode(config) != first).sum())
+        far += [(space.encode(trial.params) != first).sum() >= 3 for trial in study.trials[8:]]  # 3: half of five knobs
+    assert least <= np.mean(far) <= most
 
 
 def test_known_good_points_go_first_and_their_kin_follow(space):

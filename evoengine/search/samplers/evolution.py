@@ -3,7 +3,7 @@
 Every proposal is a whole configuration of the valid space that was not proposed before. The first are random draws.
 From then on a Gaussian process (`surrogate`) judges a pool of candidates (`pool`): the whole valid space where that is
 small, and otherwise what mutation and crossover of the best trials bring forth beside fresh random points. The one
-with the largest expected improvement is proposed. Where the best has not moved for a while, every other proposal is the
+with the largest expected improvement is proposed. The more of these came after the best, the likelier is the next the
 most promising of those far from it: a landscape may have several basins, and the first one found be a poor one. What is
 learned from are ranks: the scale of the objective does not matter, and a trial that failed, or was told a penalty worse
 than all others, is simply the worst.
@@ -33,8 +33,8 @@ GROWTH = 1.1
 """factor by which the trials learned from grow before hyperparameters are drawn, and offspring bred, anew"""
 MOST = 256
 """trials learned from at a fit, half of them the best and half the latest"""
-STALL = 5
-"""trials without a new best after which every other proposal looks elsewhere"""
+STALL = 1 / 8
+"""the surrogate's proposals since the best, over all trials, at which every other one looks elsewhere"""
 ELSEWHERE = 4
 """knobs, or half of them where there are few, in which elsewhere differs from the best"""
 
@@ -128,6 +128,8 @@ class _Search:
         self._vectors: dict[int, np.ndarray] = {}
         """every objective of a finished trial, greater is better"""
         self._place: dict[bytes, int] = {}
+        self._chosen: list[int] = []
+        """rows that the surrogate chose"""
         self._unfinished: list[int] = []
         self._read = 0
         self._fitted: list[int] = []
@@ -158,6 +160,7 @@ class _Search:
         row = self._most_promising() if self._ready() else None
         if row is not None:
             operator, parents = self._descent(row)
+            self._chosen.append(len(self._rows))
         else:
             operator, parents, row = "random", [], self._pool.draw()
         if row is None:
@@ -195,11 +198,11 @@ class _Search:
         return self._pool.rows[int(np.where(self._choice(), gain, -1.0).argmax())]
 
     def _choice(self) -> np.ndarray:
-        """Which of the pool may be proposed, bool [n]: all that is open, or what is far from a best that stays best."""
+        """Which of the pool may be proposed, bool [n]: all that is open, or what is far from the best."""
         values = np.nan_to_num(np.array(self._values), nan=-np.inf)
         best = int(np.flatnonzero(values == values.max())[-1])
-        stalled = len(values) - 1 - best >= STALL
-        if stalled and len(values) % 2:
+        since = sum(place > best for place in self._chosen)
+        if self._rng.random() < since / (since + STALL * len(values)):
             live = np.count_nonzero(np.ptp(self._pool.rows, axis=0))
             changed = (self._pool.rows != self._rows[best]).sum(1)
             far = self._pool.open & (changed >= min(ELSEWHERE, -(-live // 2)))
