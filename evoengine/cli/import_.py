@@ -17,8 +17,10 @@ from evoengine.errors import UsageError
 @db_option
 def import_(file: Path, db: str | None) -> None:
     """Read a run into the ledger: a T4 file of evoengine's, or what another tuner recorded (T4, Kernel Tuner cache)."""
+    from evoengine.cli.conclusion import say_missed
     from evoengine.cli.display import say
     from evoengine.ledger.store import open_ledger
+    from evoengine.ledger.study import optuna_storage
     from evoengine.publish.t4 import from_t4
     from evoengine.search.recorded import load
 
@@ -30,12 +32,26 @@ def import_(file: Path, db: str | None) -> None:
         ) from error
     found = own or _recorded(file)
     with open_ledger(db, create=True) as ledger:
+        storage = optuna_storage(ledger.url)
         run = ledger.start_run(**found.described)
         for baseline in found.baselines:
             ledger.record_baseline(run, baseline)
         trials = ledger.import_candidates(run, found.candidates, found.figures)
         ledger.finish_run(run, f"imported from {file.name}")
-    say(f"imported {len(trials)} trials from {file} as run {run}, trials {trials[0]} to {trials[-1]}")
+        say(f"imported {len(trials)} trials from {file} as run {run}, trials {trials[0]} to {trials[-1]}")
+        say("now their study for the dashboard; Ctrl-C leaves it unfinished, and the import whole")
+        say_missed(_project(storage, ledger, run))
+
+
+def _project(storage, ledger, run: int):
+    """The run's study, by the figures it trusts most; the knobs' domains are what its candidates have."""
+    from evoengine.ledger.rows import most_trusted_kind
+    from evoengine.ledger.study import rebuild
+    from evoengine.search.recorded import occurring
+
+    known = ledger.candidates(run=run)
+    kind = most_trusted_kind(c.measurement for c in known if c.measurement)
+    return rebuild(storage, ledger, run, kind, occurring([c.config for c in known]))
 
 
 def _recorded(file: Path):

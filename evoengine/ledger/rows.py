@@ -135,6 +135,11 @@ def most_trusted(figures: Sequence[Measurement]) -> Measurement | None:
     return min(reversed(figures), key=lambda m: PREFERENCE.index(m.kind), default=None)
 
 
+def most_trusted_kind(figures: Iterable[Measurement]) -> Kind:
+    """Of several figures; where there is none, the kind that claims least."""
+    return min((m.kind for m in figures), key=PREFERENCE.index, default=PREFERENCE[-1])
+
+
 def baseline_values(baseline: Baseline) -> dict[str, object]:
     values = {name: getattr(baseline, name) for name in Baseline.__slots__}
     return values | {"samples_us": numbers_to_json(baseline.samples_us)}

@@ -148,7 +148,7 @@ def read_recorded(path: Path, description: Path | None = None) -> RecordedSpace:
     if not entries:
         raise UsageError(f"{path} records no configuration; its cache must hold at least one")
     domains = domains if description is None else read_domains(description)
-    knobs = _knobs(_occurring(entries) if domains is None else domains, path)
+    knobs = _knobs(occurring([e.config for e in entries]) if domains is None else domains, path)
     rows = [[_index(knob, e.config, path) for knob in knobs] for e in entries]
     last = list({tuple(row): i for i, row in enumerate(rows)}.values())
     entries, rows = [entries[i] for i in last], np.array([rows[i] for i in last], np.int16)
@@ -299,15 +299,15 @@ def _time(value: Any) -> tuple[float, str | None]:
     return math.nan, str(value)
 
 
-def _occurring(entries: Sequence[_Entry]) -> dict[str, list[Value]]:
-    """Knob → values. A knob comes after those that stand before it in any configuration, as far as they all agree."""
+def occurring(configs: Sequence[Config]) -> dict[str, list[Value]]:
+    """Knob → the values it has, numbers in rising order. A knob comes after those that stand before it in any configuration, as far as they all agree."""
     domains: dict[str, dict[Value, None]] = {}
     order: TopologicalSorter[str] = TopologicalSorter()
-    for names in dict.fromkeys(tuple(e.config) for e in entries):
+    for names in dict.fromkeys(map(tuple, configs)):
         for before, after in pairwise(names):
             order.add(after, before)
-    for entry in entries:
-        for name, value in entry.config.items():
+    for config in configs:
+        for name, value in config.items():
             domains.setdefault(name, {})[value] = None
     try:
         domains = {name: domains[name] for name in order.static_order()} or domains

@@ -59,8 +59,7 @@ def test_its_ledger_and_study_are_like_any_others(replayed, evoengine):
     assert json.loads(evoengine("best", "--json", "--db", db).stdout)["config"]["block"] == 128
     with sqlite3.connect(db) as connection:
         assert connection.execute("SELECT count(*) FROM candidates WHERE outcome = 'recorded'").fetchone() == (22,)
-    [summary] = optuna.get_all_study_summaries(f"sqlite:///{db}")
-    study = optuna.load_study(study_name=summary.study_name, storage=f"sqlite:///{db}")
+    study = study_of(db)
     assert study.study_name.endswith("· recorded runs per second")  # nobody counted the operations
     assert (study.metric_names, study.best_value) == (["runs per second (recorded)"], pytest.approx(1000.0))
 
@@ -121,6 +120,31 @@ def test_a_run_goes_out_as_t4_and_comes_back_the_same(evoengine, searched, tmp_p
         assert column[0] == column[1] != [("",)]
     assert evoengine("best", "--export", tmp_path / "out", "--db", other).returncode == 0
     assert (tmp_path / "out" / "kernel.cubin").read_bytes()[:4] == b"\x7fELF"
+
+
+def study_of(db):
+    [summary] = optuna.get_all_study_summaries(f"sqlite:///{db}")
+    return optuna.load_study(study_name=summary.study_name, storage=f"sqlite:///{db}")
+
+
+def test_an_imported_run_has_a_study_for_the_dashboard(evoengine, searched, tmp_path):
+    file, other = tmp_path / "run.json", tmp_path / "other.db"
+    evoengine("export", file, "--db", searched[0] / "evo.db")
+    assert evoengine("import", file, "--db", other).returncode == 0
+    there, back = study_of(searched[0] / "evo.db"), study_of(other)
+    assert back.study_name == there.study_name
+    assert back.study_name.endswith("estimated TFLOPS")
+    shown = [[(t.params, t.values, t.state, t.user_attrs["outcome"]) for t in s.trials] for s in (there, back)]
+    assert sorted(map(str, shown[0])) == sorted(map(str, shown[1])) != []
+
+
+def test_another_tuners_run_has_one_too_with_every_value_of_its_knobs(evoengine, tmp_path):
+    db = tmp_path / "evo.db"
+    assert evoengine("import", cache(tmp_path / "test.json"), "--db", db).returncode == 0
+    study = study_of(db)
+    assert (study.study_name.split(" · ")[-1], len(study.trials)) == ("recorded runs per second", 24)
+    assert study.best_params == {"block": 128, "tile": 4, "padding": 0}
+    assert study.trials[0].distributions["block"].choices == (32, 64, 128, 256)
 
 
 def test_a_file_of_ours_that_is_damaged_is_refused(evoengine, searched, tmp_path):
