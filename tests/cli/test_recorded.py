@@ -113,6 +113,8 @@ def test_a_run_goes_out_as_t4_and_comes_back_the_same(evoengine, searched, tmp_p
     assert evoengine("export", file, "--format", "t4", "--db", db).returncode == 0
     assert json.loads(file.read_text())["schema_version"] == "1.1.0"
     assert evoengine("import", file, "--db", other).returncode == 0
+    assert evoengine("export", tmp_path / "again.json", "--db", other).returncode == 0
+    assert json.loads((tmp_path / "again.json").read_text()) == json.loads(file.read_text())
     there, back = (json.loads(evoengine("history", "--json", "--db", d).stdout) for d in (db, other))
     assert back == there
     for name in ("space_text", "sampler", "seed", "objectives"):
@@ -151,7 +153,7 @@ def test_a_file_of_ours_that_is_damaged_is_refused(evoengine, searched, tmp_path
     file = tmp_path / "run.json"
     evoengine("export", file, "--db", searched[0] / "evo.db")
     data = json.loads(file.read_text())
-    del data["results"][0]["evoengine"]["verdict"]
+    del data["results"][0]["evoengine"]["verdicts"]
     file.write_text(json.dumps(data))
     done = evoengine("import", file, "--db", tmp_path / "other.db")
     assert (done.returncode, "'verdict'" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
