@@ -21,41 +21,41 @@ def import_(file: Path, db: str | None) -> None:
     from evoengine.cli.conclusion import say_missed
     from evoengine.cli.display import say
     from evoengine.ledger.store import open_ledger
-    from evoengine.ledger.study import optuna_storage
-    from evoengine.publish.t4 import from_t4
-    from evoengine.search.recorded import load
+    from evoengine.ledger.study import optuna_storage, rebuild
 
-    try:
-        own = from_t4(load(file))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"{file} says that evoengine wrote it, but a part of it is missing or wrong ({error!r}); export the run anew"
-        ) from error
-    whole = own or _recorded(file)
+    whole, kind, domains = _own(file) or _recorded(file)
     with open_ledger(db, create=True) as ledger:
         storage = optuna_storage(ledger.url)
         run, trials = ledger.import_run(whole)
         say(f"imported {len(trials)} trials from {file} as run {run}, trials {trials[0]} to {trials[-1]}")
         say("now their study for the dashboard; Ctrl-C leaves it unfinished, and the import whole")
-        say_missed(_project(storage, ledger, run))
+        say_missed(rebuild(storage, ledger, run, kind, domains))
 
 
-def _project(storage, ledger, run: int):
-    """The run's study, by the figures it trusts most; the knobs' domains are what its candidates have."""
+def _own(file: Path):
+    """The run that evoengine exported, its most trusted kind of figure, and its knobs' domains; None where it did not."""
     from evoengine.ledger.rows import most_trusted_kind
-    from evoengine.ledger.study import rebuild
-    from evoengine.search.recorded import occurring
+    from evoengine.publish.t4 import from_t4
+    from evoengine.search.recorded import load, occurring
 
-    known = ledger.candidates(run=run)
-    kind = most_trusted_kind(c.measurement for c in known if c.measurement)
-    return rebuild(storage, ledger, run, kind, occurring([c.config for c in known]))
+    try:
+        whole = from_t4(load(file))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{file} says that evoengine wrote it, but a part of it is missing or wrong ({error!r}); export the run anew"
+        ) from error
+    if whole is None:
+        return None
+    kind = most_trusted_kind(figure for dossier in whole.dossiers for _, figure in dossier.figures)
+    return whole, kind, occurring([dossier.candidate.config for dossier in whole.dossiers])
 
 
 def _recorded(file: Path):
-    """What another tuner recorded, in the form of what evoengine exports."""
+    """As `_own`, of what another tuner recorded."""
     from evoengine import __version__
     from evoengine.ledger.runs import Device, Run, this_host
     from evoengine.ledger.transfer import Dossier, WholeRun
+    from evoengine.records import Kind
     from evoengine.search.recorded import read_recorded
     from evoengine.search.replay import AIM, device_of, entries, problem_of
 
@@ -67,4 +67,4 @@ def _recorded(file: Path):
         pid=os.getpid(), command=" ".join(sys.argv),
     )  # fmt: skip
     found = (Dossier(c, figures=[(None, c.measurement)] if c.measurement else ()) for c in entries(space, run=0))
-    return WholeRun(run, (), found)
+    return WholeRun(run, (), found), Kind.RECORDED, {knob.name: knob.values for knob in space.knobs}

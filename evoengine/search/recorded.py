@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class RecordedSpace:
 
     rows: int16 [n, knobs], no two alike, positions in the knobs' domains; -1 where a configuration has no such knob.
     times: float64 [n], the objective in milliseconds, NaN where the configuration failed.
+    samples: float64, milliseconds, of one configuration after the other; `ends` int64 [n] says where each one's end.
     reasons: why it failed, by row number.
     metric: the name of a further figure the file carries (GFLOP/s, …), None where there is none.
     """
@@ -56,6 +57,8 @@ class RecordedSpace:
     knobs: tuple[Knob, ...]
     rows: np.ndarray
     times: np.ndarray
+    samples: np.ndarray
+    ends: np.ndarray
     reasons: Mapping[int, str]
     metric: str | None
 
@@ -74,6 +77,11 @@ class RecordedSpace:
         """ms; None where the configuration failed. Raises UsageError where it was not recorded."""
         time = self.times[self._place(config)]
         return None if math.isnan(time) else float(time)
+
+    def samples_of(self, config: Config) -> np.ndarray:
+        """What `time` was made of: float64 [m], ms, in the order of the file; empty where it has none."""
+        place = self._place(config)
+        return self.samples[self.ends[place - 1] if place else 0 : self.ends[place]]
 
     def reason(self, config: Config) -> str | None:
         """Why a configuration failed; None where it did not."""
@@ -140,7 +148,7 @@ def read_recorded(path: Path, description: Path | None = None) -> RecordedSpace:
     """
     content = load(path)
     try:
-        domains, entries = _entries(content, path)
+        domains, scale, entries = _entries(content, path)
     except (AttributeError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path}: a part is missing or not as its format wants it ({error!r}); give a file as the tuner wrote it"
@@ -158,7 +166,11 @@ def read_recorded(path: Path, description: Path | None = None) -> RecordedSpace:
         raise UsageError(f"{path} has no configuration with a time; at least one must have run")
     reasons = {i: e.reason for i, e in enumerate(entries) if e.reason is not None}
     metric = next((e.metric for e in entries if e.metric), None)
-    return RecordedSpace(path, content.get("kernel_name"), _device(content), knobs, rows, times, reasons, metric)
+    samples = _samples(entries, path) * scale
+    ends = np.array(list(accumulate(len(e.samples) for e in entries)))
+    return RecordedSpace(
+        path, content.get("kernel_name"), _device(content), knobs, rows, times, samples, ends, reasons, metric
+    )
 
 
 def read_domains(path: Path) -> dict[str, list[Value]]:
@@ -178,6 +190,8 @@ class _Entry:
     time: float
     reason: str | None
     metric: str | None
+    samples: Sequence[float] = ()
+    """in the file's unit of time"""
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -229,13 +243,13 @@ def _parsed(text: str) -> Any:
     return None
 
 
-def _entries(content: Mapping[str, Any], path: Path) -> tuple[dict[str, list[Value]] | None, list[_Entry]]:
-    """Each knob's domain, where the format states it, and what was recorded."""
+def _entries(content: Mapping[str, Any], path: Path) -> tuple[dict[str, list[Value]] | None, float, list[_Entry]]:
+    """Each knob's domain, where the format states it; a unit of its samples in ms; what was recorded."""
     if isinstance(content.get("cache"), dict):
-        return _cache_domains(content, path), [_cache_entry(e, path) for e in content["cache"].values()]
+        return _cache_domains(content, path), 1.0, [_cache_entry(e, path) for e in content["cache"].values()]
     if isinstance(content.get("results"), list):
         scale = _milliseconds(content.get("metadata", {}).get("timeunit", "milliseconds"), path)
-        return None, [_t4_entry(e, scale, path) for e in content["results"]]
+        return None, scale, [_t4_entry(e, scale, path) for e in content["results"]]
     raise UsageError(f"{path} is no recorded space: it must be a Kernel Tuner cache file or FAIR T4 results")
 
 
@@ -263,7 +277,7 @@ def _cache_entry(entry: Any, path: Path) -> _Entry:
         raise UsageError(f"{path} has a configuration without time; each must carry one, or the failure in its place")
     time, reason = (math.nan, failure) if failure else _time(entry["time"])
     metric = next((name for name in entry if name not in _CACHE_FIELDS and "/" in name), None)
-    return _Entry(entry, time, reason, metric)
+    return _Entry(entry, time, reason, metric, () if reason else entry.get("times") or ())
 
 
 def _t4_entry(entry: Any, scale: float, path: Path) -> _Entry:
@@ -284,7 +298,8 @@ def _t4_entry(entry: Any, scale: float, path: Path) -> _Entry:
         raise UsageError(f"{path} has a result without time; each correct one must measure one, in a unit of time")
     time, reason = _time(found["value"])
     unit = _milliseconds(found["unit"], path) if found.get("unit") else scale
-    return _Entry(config, time * unit, reason, next((m for m in measured if m != "time"), None))
+    metric = next((m for m in measured if m != "time"), None)
+    return _Entry(config, time * unit, reason, metric, () if reason else (entry.get("times") or {}).get("runtimes") or ())
 
 
 def _milliseconds(unit: Any, path: Path) -> float:
@@ -297,6 +312,17 @@ def _time(value: Any) -> tuple[float, str | None]:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
         return float(value), None
     return math.nan, str(value)
+
+
+def _samples(entries: Sequence[_Entry], path: Path) -> np.ndarray:
+    """All in one array: as lists of floats, those of a large file would take hundreds of megabytes."""
+    try:
+        samples = np.fromiter(chain.from_iterable(e.samples for e in entries), np.float64)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{path} has a sample that is no time ({error}); times and runtimes must list numbers") from error
+    if not (np.isfinite(samples) & (samples >= 0)).all():
+        raise UsageError(f"{path} has a sample that is no time; times and runtimes must list numbers")
+    return samples
 
 
 def occurring(configs: Sequence[Config]) -> dict[str, list[Value]]:

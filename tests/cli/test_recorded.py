@@ -124,6 +124,17 @@ def test_a_run_goes_out_as_t4_and_comes_back_the_same(evoengine, searched, tmp_p
     assert (tmp_path / "out" / "kernel.cubin").read_bytes()[:4] == b"\x7fELF"
 
 
+@pytest.mark.parametrize("command", ["import", "search"])
+def test_another_tuners_samples_go_out_again(evoengine, tmp_path, command):
+    file, db = cache(tmp_path / "test.json"), tmp_path / "evo.db"
+    arguments = [file] if command == "import" else ["--device", f"recorded:{file}", "--trials", 24]
+    assert evoengine(command, *arguments, "--db", db).returncode == 0
+    assert evoengine("export", tmp_path / "out.json", "--db", db).returncode == 0
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    there = {tuple(e["configuration"].values()): e["times"].get("runtimes") for e in results}
+    assert (there[32, 1, 0], there[256, 4, 0]) == (pytest.approx([5500.0]), None)
+
+
 def study_of(db):
     [summary] = optuna.get_all_study_summaries(f"sqlite:///{db}")
     return optuna.load_study(study_name=summary.study_name, storage=f"sqlite:///{db}")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +37,9 @@ T1 = {
 }
 
 
-def result(block: int, tile: int, ms: float | None) -> dict:
-    found = {"configuration": {"block": block, "tile": tile, "n": 7}, "objectives": ["time"]}
+def result(block: int, tile: int, ms: float | None, samples: Sequence[float] = ()) -> dict:
+    found = {"times": {"runtimes": list(samples)}} if samples else {}
+    found |= {"configuration": {"block": block, "tile": tile, "n": 7}, "objectives": ["time"]}
     if ms is None:
         return found | {"invalidity": "runtime", "measurements": [{"name": "time", "value": "failed", "unit": ""}]}
     return found | {"invalidity": "correct", "measurements": [{"name": "time", "value": ms, "unit": ""}]}
@@ -70,6 +72,26 @@ def test_both_formats_give_the_same_space(write, content, name):
     assert space.rows.tolist() == [[0, 0, 0], [1, 0, 0], [1, 1, 0], [2, 1, 0]]
     np.testing.assert_array_equal(space.times, [2.0, 1.0, np.nan, 3.0])
     assert space.optimum == 1.0
+
+
+@pytest.mark.parametrize("content", [CACHE, T4], ids=["cache", "T4"])
+def test_each_configuration_keeps_its_samples_in_ms(write, content):
+    """Few or many, of a repeated configuration the last one's, and none of a failed one."""
+    first = CACHE["cache"]["32,1,7"]
+    cache = CACHE["cache"] | {"32,1,7": first | {"times": [7.0]}, "again": first | {"times": [2.5, 1.5, 2.0]}}
+    results = [result(32, 1, 2.0, [7.0]), *T4["results"][1:3], result(128, 2, 3.0, [3.0]), result(32, 1, 2.0, [2.5, 1.5, 2.0])]
+    space = read_recorded(write(content | {"cache": cache} if content is CACHE else T4 | {"results": results}))
+    samples = {tuple(c.values())[:2]: space.samples_of(c).tolist() for c in space.enumerate()}
+    of_second = [1.0] if content is CACHE else []
+    assert samples == {(32, 1): [2.5, 1.5, 2.0], (64, 1): of_second, (64, 2): [], (128, 2): [3.0]}
+
+
+def test_samples_of_a_t4_file_are_in_its_unit(write):
+    """Of the figure's own unit they know nothing."""
+    measured = result(32, 1, 2.0, [2000.0, 2500.0])
+    measured["measurements"][0]["unit"] = "ms"
+    space = read_recorded(write(T4 | {"metadata": {"timeunit": "microseconds"}, "results": [measured]}))
+    assert (space.optimum, space.samples.tolist()) == (2.0, [2.0, 2.5])
 
 
 def test_a_cache_names_kernel_device_metric_and_why_a_configuration_failed(write):
@@ -222,6 +244,9 @@ def test_a_configuration_that_was_not_recorded_has_no_time(write):
         (json.loads(json.dumps(T4).replace('"time"', '"GFLOP/s"')), "without time"),
         ("[" * 100_000, "must be a JSON object"),
         (json.dumps(CACHE).replace("2.0", "9" * 5000), "must be a JSON object"),
+        (CACHE | {"cache": {"32,1,7": CACHE["cache"]["32,1,7"] | {"times": ["fast"]}}}, "a sample that is no time"),
+        (T4 | {"results": [result(32, 1, 2.0, [float("nan")])]}, "a sample that is no time"),
+        (T4 | {"results": [result(32, 1, 2.0) | {"times": [1.0]}]}, "not as its format wants it"),
         (CACHE | {"cache": {"32,1,7": CACHE["cache"]["32,1,7"] | {"time": 10**400}}}, "at least one must have run"),
     ],
 )
