@@ -53,6 +53,7 @@ def _own(file: Path):
 def _recorded(file: Path):
     """As `_own`, of what another tuner recorded."""
     from evoengine import __version__
+    from evoengine.cli.replay import say_left_out
     from evoengine.ledger.runs import Device, Run, this_host
     from evoengine.ledger.transfer import Dossier, WholeRun
     from evoengine.records import Kind
@@ -60,6 +61,7 @@ def _recorded(file: Path):
     from evoengine.search.replay import AIM, device_of, entries, problem_of
 
     space, now = read_recorded(file), datetime.now(UTC)
+    say_left_out(space)
     run = Run(
         id=0, started_at=now, finished_at=now, status=f"imported from {file.name}", gpu=device_of(space),
         problem=problem_of(space), device=Device(device_of(space)), space_name=file.name, space_sha256="",

@@ -4,6 +4,8 @@ T4 says what was tried, how it ended and how long it ran (schema: AutoTuningAsso
 schemas/T4.json, version 1.1.0). What it has no place for — the space and the baselines of the run; source, binary,
 every verdict, figure and profile and the lineage of each result, each with when it was found — stands beside it under
 `evoengine`, so that reading the file back loses nothing but which process searched.
+
+What T4 calls `time` has run. An estimate goes by the name of `estimated time`, which no other tool takes for one.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from evoengine.ledger.rows import (
     baseline_values,
     measurement_values,
     most_trusted,
+    most_trusted_kind,
     profile_values,
     to_baseline,
     to_measurement,
@@ -29,7 +32,7 @@ from evoengine.ledger.rows import (
 )
 from evoengine.ledger.runs import RUNNING, Device, Run, this_host
 from evoengine.ledger.transfer import Dossier, WholeRun
-from evoengine.records import Binary, Candidate, Launch, Outcome, Source
+from evoengine.records import Binary, Candidate, Kind, Launch, Outcome, Source
 
 SCHEMA_VERSION = "1.1.0"
 TIME_UNIT = "microseconds"
@@ -53,7 +56,8 @@ Dated = tuple[datetime | None, Any]
 
 def to_t4(whole: WholeRun) -> dict[str, Any]:
     """The run with its finished candidates, cubins included."""
-    run = whole.run
+    run, dossiers = whole.run, list(whole.dossiers)
+    kind = most_trusted_kind(figure for dossier in dossiers for _, figure in dossier.figures)
     return {
         "schema_version": SCHEMA_VERSION,
         "metadata": {
@@ -73,7 +77,7 @@ def to_t4(whole: WholeRun) -> dict[str, Any]:
                 "baselines": _dated(whole.baselines, baseline_values),
             },
         },
-        "results": [_result(dossier) for dossier in whole.dossiers],
+        "results": [_result(dossier, kind) for dossier in dossiers],
     }
 
 
@@ -110,7 +114,8 @@ def _undated(found: Iterable[Mapping[str, Any]], record: Callable[[Any], Any]) -
     return [(_moment(d, "taken_at"), record(SimpleNamespace(**d))) for d in found]
 
 
-def _result(dossier: Dossier) -> dict[str, Any]:
+def _result(dossier: Dossier, kind: Kind) -> dict[str, Any]:
+    """`kind` of figure the run went by, for a candidate that has none."""
     c = dossier.candidate
     times: dict[str, Any] = {}
     if c.binary:
@@ -118,16 +123,19 @@ def _result(dossier: Dossier) -> dict[str, Any]:
     if c.verdict:
         times["validation"] = c.verdict.wall_ms * 1e3
     measured: list[dict[str, Any]] = []
-    if c.measurement:
-        times["runtimes"] = list(c.measurement.samples_us)
-        measured = [{"name": "time", "value": c.measurement.median_us, "unit": ""}]
-        if c.measurement.tflops is not None:
-            measured.append({"name": "TFLOPS", "value": c.measurement.tflops, "unit": "TFLOPS"})
+    figure = c.measurement
+    by = f"{Kind.ESTIMATED} " if (figure.kind if figure else kind) is Kind.ESTIMATED else ""
+    if figure:
+        if figure.samples_us:
+            times["runtimes"] = list(figure.samples_us)
+        measured = [{"name": f"{by}time", "value": figure.median_us, "unit": ""}]
+        if figure.tflops is not None:
+            measured.append({"name": f"{by}TFLOPS", "value": figure.tflops, "unit": "TFLOPS"})
     if c.binary:
         measured.append({"name": "registers", "value": c.binary.registers, "unit": ""})
     return {
         "configuration": dict(c.config),
-        "objectives": ["time"],
+        "objectives": [f"{by}time"],
         "times": times,
         "invalidity": INVALIDITY[c.outcome],
         "correctness": int(INVALIDITY[c.outcome] == "correct"),

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from evoengine.errors import UsageError
-from evoengine.records import Config, Value
+from evoengine.records import Config, Kind, Outcome, Value
 from evoengine.space.definition import Knob, must_be
 
 MILLISECONDS = {
@@ -34,6 +34,8 @@ MILLISECONDS = {
 """to milliseconds, by the `timeunit` of a T4 file or the unit of a figure; the hub's own files spell it with one l"""
 FAILURES = ("CompilationFailedConfig", "RuntimeFailedConfig", "InvalidConfig", "ErrorConfig")
 """what Kernel Tuner writes in place of the objective where a configuration failed, or newly as `__error__`"""
+ESTIMATE = f"{Kind.ESTIMATED} time"
+"""what a figure is called in evoengine's own T4 files that nobody measured"""
 NESTED = 100
 """objects within one entry of a log, at most"""
 LONGEST_WORD = 32
@@ -48,6 +50,7 @@ class RecordedSpace:
     times: float64 [n], the objective in milliseconds, NaN where the configuration failed.
     samples: float64, milliseconds, of one configuration after the other; `ends` int64 [n] says where each one's end.
     reasons: why it failed, by row number.
+    estimated: results left out because their time is an estimate; such are never mixed with recorded ones.
     metric: the name of a further figure the file carries (GFLOP/s, …), None where there is none.
     """
 
@@ -60,6 +63,7 @@ class RecordedSpace:
     samples: np.ndarray
     ends: np.ndarray
     reasons: Mapping[int, str]
+    estimated: int
     metric: str | None
 
     starts = ()
@@ -144,7 +148,7 @@ def read_recorded(path: Path, description: Path | None = None) -> RecordedSpace:
     """Reads a Kernel Tuner cache or T4 results; `description` is a T1 file that names the knobs and their domains.
 
     Of a configuration that was tried several times the last counts. Raises UsageError where the file is neither, holds
-    no configuration, or no time.
+    no configuration, or no time that is more than an estimate.
     """
     content = load(path)
     try:
@@ -153,6 +157,10 @@ def read_recorded(path: Path, description: Path | None = None) -> RecordedSpace:
         raise UsageError(
             f"{path}: a part is missing or not as its format wants it ({error!r}); give a file as the tuner wrote it"
         ) from error
+    estimated = sum(e is None for e in entries)
+    entries = [e for e in entries if e is not None]
+    if estimated and all(math.isnan(e.time) for e in entries):
+        raise UsageError(f"{path} has estimated times alone; give a file of times that were measured")
     if not entries:
         raise UsageError(f"{path} records no configuration; its cache must hold at least one")
     domains = domains if description is None else read_domains(description)
@@ -169,7 +177,7 @@ def read_recorded(path: Path, description: Path | None = None) -> RecordedSpace:
     samples = _samples(entries, path) * scale
     ends = np.array(list(accumulate(len(e.samples) for e in entries)))
     return RecordedSpace(
-        path, content.get("kernel_name"), _device(content), knobs, rows, times, samples, ends, reasons, metric
+        path, content.get("kernel_name"), _device(content), knobs, rows, times, samples, ends, reasons, estimated, metric
     )
 
 
@@ -243,8 +251,8 @@ def _parsed(text: str) -> Any:
     return None
 
 
-def _entries(content: Mapping[str, Any], path: Path) -> tuple[dict[str, list[Value]] | None, float, list[_Entry]]:
-    """Each knob's domain, where the format states it; a unit of its samples in ms; what was recorded."""
+def _entries(content: Mapping[str, Any], path: Path) -> tuple[dict[str, list[Value]] | None, float, list[_Entry | None]]:
+    """Each knob's domain, where the format states it; a unit of its samples in ms; what was recorded, None if it was not."""
     if isinstance(content.get("cache"), dict):
         return _cache_domains(content, path), 1.0, [_cache_entry(e, path) for e in content["cache"].values()]
     if isinstance(content.get("results"), list):
@@ -280,8 +288,11 @@ def _cache_entry(entry: Any, path: Path) -> _Entry:
     return _Entry(entry, time, reason, metric, () if reason else entry.get("times") or ())
 
 
-def _t4_entry(entry: Any, scale: float, path: Path) -> _Entry:
-    """A result has run where its `invalidity` is "correct"; its `time` counts, or an objective in a unit of time."""
+def _t4_entry(entry: Any, scale: float, path: Path) -> _Entry | None:
+    """A result has run where its `invalidity` is "correct"; its `time` counts, or an objective in a unit of time.
+
+    None where that is an estimate, which evoengine once called `time` too.
+    """
     if not isinstance(entry, dict) or not isinstance(entry.get("configuration"), dict):
         raise UsageError(f"{path} has a result without configuration; each T4 result must carry one")
     config = entry["configuration"]
@@ -292,6 +303,9 @@ def _t4_entry(entry: Any, scale: float, path: Path) -> _Entry:
     if invalidity != "correct":
         return _Entry(config, math.nan, str(invalidity), None)
     measured = {m["name"]: m for m in entry.get("measurements", ())}
+    own = entry.get("evoengine") or {}
+    if ("time" not in measured and ESTIMATE in measured) or own.get("outcome") == Outcome.ESTIMATED:
+        return None
     aims = [measured[name] for name in entry.get("objectives", ()) if name in measured]
     found = measured.get("time") or next((m for m in aims if m.get("unit") in MILLISECONDS), None)
     if found is None:

@@ -160,6 +160,43 @@ def test_another_tuners_run_has_one_too_with_every_value_of_its_knobs(evoengine,
     assert study.trials[0].distributions["block"].choices == (32, 64, 128, 256)
 
 
+def foreign(file, path):
+    """The file as another tool would have it."""
+    data = json.loads(file.read_text())
+    for own in (data["metadata"], *data["results"]):
+        del own["evoengine"]
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_estimates_are_not_replayed_as_if_they_were_recorded(evoengine, searched, tmp_path):
+    file, db = tmp_path / "run.json", tmp_path / "other.db"
+    evoengine("export", file, "--db", searched[0] / "evo.db")
+    others = foreign(file, tmp_path / "foreign.json")
+    for command in (["search", "--device", f"recorded:{file}"], ["search", "--device", f"recorded:{others}"], ["import", others]):
+        done = evoengine(*command, "--db", db)
+        assert (done.returncode, "has estimated times alone" in done.stderr, db.exists()) == (2, True, False)
+        assert "Traceback" not in done.stderr
+
+
+def test_of_a_mixed_run_what_was_timed_is_replayed_and_the_rest_named(evoengine, tmp_path):
+    db, file = tmp_path / "mixed.db", tmp_path / "run.json"
+    with open_ledger(str(db), create=True) as ledger:
+        run = start_run(ledger)
+        for tile, kind in ((32, Kind.ESTIMATED), (64, Kind.MEASURED), (128, Kind.ESTIMATED)):
+            add_ranked(ledger, run, a_figure(500.0 + tile, kind), {"family": "wmma", "tile_m": tile}, f"tile_{tile}")
+    assert evoengine("export", file, "--db", db).returncode == 0
+    commands = (["search", "--device", f"recorded:{file}"], ["import", foreign(file, tmp_path / "foreign.json")])
+    for n, command in enumerate(commands):
+        done = evoengine(*command, "--db", tmp_path / f"{n}.db")
+        assert (done.returncode, "2 more have an estimated time alone" in done.stderr) == (0, True), done.stderr
+        found = json.loads(evoengine("history", "--json", "--db", tmp_path / f"{n}.db").stdout)
+        assert [(c["config"]["tile_m"], c["tflops_kind"]) for c in found] == [(64, "recorded")]
+    assert evoengine("import", file, "--db", tmp_path / "own.db").returncode == 0
+    found = json.loads(evoengine("history", "--json", "--db", tmp_path / "own.db").stdout)
+    assert [c["tflops_kind"] for c in found] == ["estimated", "measured", "estimated"]
+
+
 def test_a_file_of_ours_that_is_damaged_is_refused(evoengine, searched, tmp_path):
     file = tmp_path / "run.json"
     evoengine("export", file, "--db", searched[0] / "evo.db")

@@ -168,6 +168,22 @@ def test_what_the_schema_requires_is_there(exported):
         assert all(isinstance(t, float | int | list) for t in result["times"].values())
 
 
+def figures_in(data: dict) -> list[tuple[list[str], list[str]]]:
+    return [(r["objectives"], [m["name"] for m in r["measurements"] if m["name"] != "registers"]) for r in data["results"]]
+
+
+def test_an_estimate_is_never_called_a_time(exported):
+    timed, estimated = (["time"], ["time", "TFLOPS"]), (["estimated time"], ["estimated time", "estimated TFLOPS"])
+    rejected = (["time"], [])
+    assert figures_in(exported) == [timed, rejected, rejected, timed, rejected, rejected, timed, estimated]
+    assert "runtimes" not in exported["results"][-1]["times"]
+
+
+def test_what_an_estimated_run_rejected_was_aimed_at_the_same_as_what_it_ranked():
+    run = to_t4(replace(whole(), dossiers=[whole().dossiers[2], whole().dossiers[7]]))
+    assert [objectives for objectives, _ in figures_in(run)] == [["estimated time"]] * 2
+
+
 def test_every_outcome_has_its_place():
     assert INVALIDITY.keys() == set(Outcome)
     assert set(INVALIDITY.values()) <= T4_INVALIDITY

@@ -122,6 +122,22 @@ def test_a_t4_file_names_its_device(write):
     assert read_recorded(write(T4 | {"metadata": {"device": "A GPU"}})).device == "A GPU"
 
 
+def estimate(block: int, tile: int, ms: float) -> dict:
+    return json.loads(json.dumps(result(block, tile, ms)).replace('"time"', '"estimated time"'))
+
+
+def test_results_that_were_only_estimated_are_left_out_and_counted(write):
+    space = read_recorded(write(T4 | {"results": [estimate(16, 1, 0.1), *T4["results"], estimate(128, 1, 0.2)]}))
+    assert (len(space), space.optimum, space.estimated) == (4, 1.0, 2)
+    assert space.knobs[0].values == (32, 64, 128)
+
+
+def test_an_estimate_of_evoengines_first_exports_is_known_by_its_outcome(write):
+    """Where it is called `time`, as a measured one is."""
+    old = result(16, 1, 0.1) | {"evoengine": {"outcome": "estimated"}}
+    assert read_recorded(write(T4 | {"results": [old, *T4["results"]]})).optimum == 1.0
+
+
 @pytest.mark.parametrize("place", ["GFLOP/s", "__error__"])
 def test_a_failure_may_stand_in_place_of_another_objective(write, place):
     """As Kernel Tuner writes it where it tunes for GFLOP/s, and, since it has several objectives, wherever it fails."""
@@ -228,6 +244,8 @@ def test_a_configuration_that_was_not_recorded_has_no_time(write):
         (T4 | {"results": []}, "at least one"),
         (CACHE | {"cache": {"32,1,7": {"block": 32, "tile": 1, "n": 7}}}, "without time"),
         (T4 | {"results": [result(32, 1, 2.0) | {"measurements": []}]}, "without time"),
+        (T4 | {"results": [estimate(32, 1, 2.0)]}, "has estimated times alone"),
+        (T4 | {"results": [estimate(32, 1, 2.0), result(64, 1, None)]}, "has estimated times alone"),
         (CACHE | {"cache": {"64,2,7": CACHE["cache"]["64,2,7"]}}, "at least one must have run"),
         (CACHE | {"tune_params": {"block": [32]}}, "tune_params must give a domain"),
         (CACHE | {"tune_params": CACHE["tune_params"] | {"block": [32, 64]}}, "block must be one of 32, 64, not 128"),
