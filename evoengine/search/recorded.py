@@ -1,17 +1,15 @@
 """Reads recorded search spaces: files in which every valid configuration of a kernel was measured beforehand.
 
 Two formats, plain or gzipped, whole or cut short: Kernel Tuner's cache and the FAIR benchmark suite's T4 results. A T4
-file names no domains; they come from the T1 description where one is given, and else from the values that occur.
+file names no domains; they come from the values that occur.
 """
 
 from __future__ import annotations
 
-import ast
 import codecs
 import gzip
 import json
 import math
-import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +34,8 @@ FAILURES = ("CompilationFailedConfig", "RuntimeFailedConfig", "InvalidConfig", "
 """what Kernel Tuner writes in place of the objective where a configuration failed, or newly as `__error__`"""
 ESTIMATE = f"{Kind.ESTIMATED} time"
 """what a figure is called in evoengine's own T4 files that nobody measured"""
+FAILED = 1e20
+"""the time that Kernel Tuner's early versions gave a configuration that failed"""
 NESTED = 100
 """objects within one entry of a log, at most"""
 LONGEST_WORD = 32
@@ -51,11 +51,9 @@ class RecordedSpace:
     samples: float64, milliseconds, of one configuration after the other; `ends` int64 [n] says where each one's end.
     reasons: why it failed, by row number.
     estimated: results left out because their time is an estimate; such are never mixed with recorded ones.
-    metric: the name of a further figure the file carries (GFLOP/s, …), None where there is none.
     """
 
     path: Path
-    kernel: str | None
     device: str | None
     knobs: tuple[Knob, ...]
     rows: np.ndarray
@@ -64,7 +62,6 @@ class RecordedSpace:
     ends: np.ndarray
     reasons: Mapping[int, str]
     estimated: int
-    metric: str | None
 
     starts = ()
 
@@ -144,8 +141,8 @@ class RecordedSpace:
         return place
 
 
-def read_recorded(path: Path, description: Path | None = None) -> RecordedSpace:
-    """Reads a Kernel Tuner cache or T4 results; `description` is a T1 file that names the knobs and their domains.
+def read_recorded(path: Path) -> RecordedSpace:
+    """Reads a Kernel Tuner cache or T4 results.
 
     Of a configuration that was tried several times the last counts. Raises UsageError where the file is neither, holds
     no configuration, or no time that is more than an estimate.
@@ -163,7 +160,6 @@ def read_recorded(path: Path, description: Path | None = None) -> RecordedSpace:
         raise UsageError(f"{path} has estimated times alone; give a file of times that were measured")
     if not entries:
         raise UsageError(f"{path} records no configuration; its cache must hold at least one")
-    domains = domains if description is None else read_domains(description)
     knobs = _knobs(occurring([e.config for e in entries]) if domains is None else domains, path)
     rows = [[_index(knob, e.config, path) for knob in knobs] for e in entries]
     last = list({tuple(row): i for i, row in enumerate(rows)}.values())
@@ -173,23 +169,9 @@ def read_recorded(path: Path, description: Path | None = None) -> RecordedSpace:
     if np.isnan(times).all():
         raise UsageError(f"{path} has no configuration with a time; at least one must have run")
     reasons = {i: e.reason for i, e in enumerate(entries) if e.reason is not None}
-    metric = next((e.metric for e in entries if e.metric), None)
     samples = _samples(entries, path) * scale
     ends = np.array(list(accumulate(len(e.samples) for e in entries)))
-    return RecordedSpace(
-        path, content.get("kernel_name"), _device(content), knobs, rows, times, samples, ends, reasons, estimated, metric
-    )
-
-
-def read_domains(path: Path) -> dict[str, list[Value]]:
-    """Knob → values of a T1 description. Raises UsageError where the file is none."""
-    try:
-        parameters = load(path)["ConfigurationSpace"]["TuningParameters"]
-        return {p["Name"]: list(ast.literal_eval(str(p["Values"]))) for p in parameters}
-    except (KeyError, TypeError, ValueError, SyntaxError) as error:
-        raise UsageError(
-            f"{path} is no T1 description: ConfigurationSpace.TuningParameters must list Name and Values"
-        ) from error
+    return RecordedSpace(path, _device(content), knobs, rows, times, samples, ends, reasons, estimated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +179,6 @@ class _Entry:
     config: Mapping[str, Value]
     time: float
     reason: str | None
-    metric: str | None
     samples: Sequence[float] = ()
     """in the file's unit of time"""
 
@@ -273,19 +254,12 @@ def _cache_domains(content: Mapping[str, Any], path: Path) -> dict[str, list[Val
     return {key: domains[key] for key in keys}
 
 
-_CACHE_FIELDS = {
-    *("time", "times", "compile_time", "verification_time", "benchmark_time", "strategy_time", "framework_time"),
-    "timestamp",
-}
-
-
 def _cache_entry(entry: Any, path: Path) -> _Entry:
     failure = next((v for v in entry.values() if v in FAILURES), None) if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or ("time" not in entry and not failure):
         raise UsageError(f"{path} has a configuration without time; each must carry one, or the failure in its place")
     time, reason = (math.nan, failure) if failure else _time(entry["time"])
-    metric = next((name for name in entry if name not in _CACHE_FIELDS and "/" in name), None)
-    return _Entry(entry, time, reason, metric, () if reason else entry.get("times") or ())
+    return _Entry(entry, time, reason, () if reason else entry.get("times") or ())
 
 
 def _t4_entry(entry: Any, scale: float, path: Path) -> _Entry | None:
@@ -301,7 +275,7 @@ def _t4_entry(entry: Any, scale: float, path: Path) -> _Entry | None:
             raise UsageError(f"{path} gives knob {name} the value {value!r}; it must be a number or a text")
     invalidity = entry.get("invalidity", "correct")
     if invalidity != "correct":
-        return _Entry(config, math.nan, str(invalidity), None)
+        return _Entry(config, math.nan, str(invalidity))
     measured = {m["name"]: m for m in entry.get("measurements", ())}
     own = entry.get("evoengine") or {}
     if ("time" not in measured and ESTIMATE in measured) or own.get("outcome") == Outcome.ESTIMATED:
@@ -312,8 +286,7 @@ def _t4_entry(entry: Any, scale: float, path: Path) -> _Entry | None:
         raise UsageError(f"{path} has a result without time; each correct one must measure one, in a unit of time")
     time, reason = _time(found["value"])
     unit = _milliseconds(found["unit"], path) if found.get("unit") else scale
-    metric = next((m for m in measured if m != "time"), None)
-    return _Entry(config, time * unit, reason, metric, () if reason else (entry.get("times") or {}).get("runtimes") or ())
+    return _Entry(config, time * unit, reason, () if reason else (entry.get("times") or {}).get("runtimes") or ())
 
 
 def _milliseconds(unit: Any, path: Path) -> float:
@@ -323,7 +296,7 @@ def _milliseconds(unit: Any, path: Path) -> float:
 
 
 def _time(value: Any) -> tuple[float, str | None]:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < FAILED:
         return float(value), None
     return math.nan, str(value)
 
@@ -390,7 +363,11 @@ def _index(knob: Knob, config: Mapping[str, Any], path: Path) -> int:
     """The position in the domain, -1 where the configuration lacks the knob."""
     if knob.name not in config:
         return -1
-    index = knob.index(config[knob.name])
+    value = config[knob.name]
+    index = knob.index(value)
+    if index is None and value in knob.values:  # True == 1 == 1.0
+        alike = knob.values[knob.values.index(value)]
+        raise UsageError(f"{path} writes one value of {knob.name} as {alike!r} and as {value!r}; it must have one type")
     if index is None:
-        raise UsageError(f"{path}: {must_be(knob)}, not {config[knob.name]!r}")
+        raise UsageError(f"{path}: {must_be(knob)}, not {value!r}")
     return index
