@@ -33,7 +33,7 @@ def import_(file: Path, db: str | None) -> None:
 
 
 def _own(file: Path):
-    """The run that evoengine exported, its most trusted kind of figure, and its knobs' domains; None where it did not."""
+    """A run that evoengine exported, the kind of figure to show and the knobs' domains; None where it did not."""
     from evoengine.ledger.rows import most_trusted_kind
     from evoengine.publish.t4 import from_t4
     from evoengine.search.recorded import load, occurring

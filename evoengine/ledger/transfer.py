@@ -1,10 +1,10 @@
-"""Whole runs out of a ledger's tables and into another's, with all that is known of each candidate and when it was found."""
+"""Whole runs out of a ledger's tables and into another's: all that is known of each candidate, with its time."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from sqlalchemy import select
@@ -105,15 +105,26 @@ def enter_run(session: Session, insert_new: InsertNew, whole: WholeRun, now: dat
     for taken, baseline in whole.baselines:
         session.add(BaselineRow(run_id=run.id, taken_at=taken or now, **baseline_values(baseline)))
     numbers: dict[int, int] = {}
-    naming: list[CandidateRow | MeasurementRow] = []
+    naming: list[CandidateRow] = []
+    late: list[tuple[datetime, int, Measurement]] = []
     for dossier in whole.dossiers:
         row = _candidate_row(session, insert_new, dossier, run.id, now)
         numbers[dossier.candidate.trial] = row.id
-        figures = [_figure_row(row.id, taken or now, figure) for taken, figure in dossier.figures]
-        session.add_all(figures)
-        naming += [row] if row.parents or _TRIAL.search(row.reason or "") else []
-        naming += [figure for figure in figures if figure.terms.keys() & {"incumbent", "final_of_run"}]
-    _renumber(naming, numbers, run.id)
+        if row.parents or row.reason:
+            naming.append(row)
+        for taken, figure in dossier.figures:
+            if taken or figure.terms:
+                late.append((taken or now, row.id, figure))
+            else:  # a foreign file's, which may be 100,000
+                session.add(_figure_row(now, row.id, figure))
+    for row in naming:
+        row.parents = [numbers[p] for p in row.parents if p in numbers]
+        row.reason = row.reason and _TRIAL.sub(lambda m: f"trial {numbers.get(int(m[1]), m[1])}", row.reason)
+    finals = _finals([figure for _, _, figure in late], run.id)
+    # rows are ranked in the order of their numbers, and finals end what was timed alone
+    for taken, trial, figure in sorted(late, key=lambda f: (f[0], "place" in f[2].terms)):
+        terms = _renumbered(figure.terms, numbers, finals)
+        session.add(_figure_row(taken, trial, replace(figure, terms=terms)))
     return run.id, list(numbers.values())
 
 
@@ -145,22 +156,24 @@ def _candidate_row(
     return row
 
 
-def _figure_row(trial: int, taken: datetime, figure: Measurement) -> MeasurementRow:
+def _figure_row(taken: datetime, trial: int, figure: Measurement) -> MeasurementRow:
     return MeasurementRow(candidate_id=trial, taken_at=taken, **measurement_values(figure))
 
 
-def _renumber(rows: Sequence[CandidateRow | MeasurementRow], numbers: Mapping[int, int], run: int) -> None:
-    figures = [row for row in rows if isinstance(row, MeasurementRow)]
-    held = sorted({f.terms["final_of_run"] for f in figures if "final_of_run" in f.terms}, reverse=True)
-    finals = {old: float(-age or run) for age, old in enumerate(held)}
-    for figure in figures:
-        terms = dict(figure.terms)
-        if "final_of_run" in terms:
-            terms["final_of_run"] = finals[terms["final_of_run"]]
-        if "incumbent" in terms:
-            terms["incumbent"] = float(numbers.get(terms["incumbent"], 0))
-        figure.terms = {name: value for name, value in terms.items() if name != "incumbent" or value}
-    for row in rows:
-        if isinstance(row, CandidateRow):
-            row.parents = [numbers[p] for p in row.parents if p in numbers]
-            row.reason = row.reason and _TRIAL.sub(lambda m: f"trial {numbers.get(int(m[1]), m[1])}", row.reason)
+def _finals(figures: Iterable[Measurement], run: int) -> dict[float, float]:
+    """Old `final_of_run` → new."""
+    held = {figure.terms["final_of_run"] for figure in figures if "final_of_run" in figure.terms}
+    return {old: float(-age or run) for age, old in enumerate(sorted(held, reverse=True))}
+
+
+def _renumbered(
+    terms: Mapping[str, float], numbers: Mapping[int, int], finals: Mapping[float, float]
+) -> dict[str, float]:  # fmt: skip
+    terms = dict(terms)
+    if "final_of_run" in terms:
+        terms["final_of_run"] = finals[terms["final_of_run"]]
+    if "incumbent" in terms and terms["incumbent"] not in numbers:
+        del terms["incumbent"]
+    elif "incumbent" in terms:
+        terms["incumbent"] = float(numbers[terms["incumbent"]])
+    return terms

@@ -232,8 +232,10 @@ def _parsed(text: str) -> Any:
     return None
 
 
-def _entries(content: Mapping[str, Any], path: Path) -> tuple[dict[str, list[Value]] | None, float, list[_Entry | None]]:
-    """Each knob's domain, where the format states it; a unit of its samples in ms; what was recorded, None if it was not."""
+def _entries(
+    content: Mapping[str, Any], path: Path
+) -> tuple[dict[str, list[Value]] | None, float, list[_Entry | None]]:
+    """Each knob's domain, where the format states it; the samples' unit in ms; what was recorded, None for an estimate."""
     if isinstance(content.get("cache"), dict):
         return _cache_domains(content, path), 1.0, [_cache_entry(e, path) for e in content["cache"].values()]
     if isinstance(content.get("results"), list):
@@ -306,14 +308,17 @@ def _samples(entries: Sequence[_Entry], path: Path) -> np.ndarray:
     try:
         samples = np.fromiter(chain.from_iterable(e.samples for e in entries), np.float64)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{path} has a sample that is no time ({error}); times and runtimes must list numbers") from error
+        raise UsageError(f"{path} has a sample that is no time ({error}); each must be a number") from error
     if not (np.isfinite(samples) & (samples >= 0)).all():
-        raise UsageError(f"{path} has a sample that is no time; times and runtimes must list numbers")
+        raise UsageError(f"{path} has a sample that is no time; each must be finite and not below 0")
     return samples
 
 
 def occurring(configs: Sequence[Config]) -> dict[str, list[Value]]:
-    """Knob → the values it has, numbers in rising order. A knob comes after those that stand before it in any configuration, as far as they all agree."""
+    """Knob → the values it has, numbers in rising order.
+
+    A knob comes after those that stand before it in any configuration, as far as they all agree.
+    """
     domains: dict[str, dict[Value, None]] = {}
     order: TopologicalSorter[str] = TopologicalSorter()
     for names in dict.fromkeys(map(tuple, configs)):

@@ -173,7 +173,8 @@ def test_estimates_are_not_replayed_as_if_they_were_recorded(evoengine, searched
     file, db = tmp_path / "run.json", tmp_path / "other.db"
     evoengine("export", file, "--db", searched[0] / "evo.db")
     others = foreign(file, tmp_path / "foreign.json")
-    for command in (["search", "--device", f"recorded:{file}"], ["search", "--device", f"recorded:{others}"], ["import", others]):
+    replays = [["search", "--device", f"recorded:{path}"] for path in (file, others)]
+    for command in (*replays, ["import", others]):
         done = evoengine(*command, "--db", db)
         assert (done.returncode, "has estimated times alone" in done.stderr, db.exists()) == (2, True, False)
         assert "Traceback" not in done.stderr

@@ -29,7 +29,7 @@ RUN = Run(
     "tflops,registers", 3, "0.0.9", "elsewhere", 1, "evoengine search",
 )  # fmt: skip
 BASELINES = [(at(1), Baseline("MATH", DEVICE.name, 900.0, 305.0, (900.0, float("inf"))))]
-PROFILE = Profile("Nsight Compute", DEVICE.name, {"sm__throughput %": 61.5, "l2 hit %": float("nan")}, ("latency bound",))
+PROFILE = Profile("Nsight Compute", DEVICE.name, {"issue slots %": 61.5, "l2 hit %": float("nan")}, ("stalls",))
 
 
 def whole() -> WholeRun:
@@ -130,6 +130,19 @@ def test_what_comes_in_ranks_as_it_did_and_its_last_finals_are_those_of_the_run_
     assert [f.terms.get("final_of_run") for f in figures] == [None, -1.0, back.run.id]
 
 
+@pytest.mark.parametrize("timed", [True, False], ids=["now", "before times were kept"])
+def test_a_candidate_timed_alone_stays_behind_the_finals_that_came_later(exported, tmp_path, timed):
+    """Which figure was taken first decides, not which trial has the lower number."""
+    final, single = exported["results"][0]["evoengine"], exported["results"][6]["evoengine"]
+    final["measurements"] = final["measurements"][-1:]
+    final["measurements"][0]["taken_at"] = at(99).isoformat()
+    single["measurements"][0]["median_us"] /= 2
+    for own in () if timed else (final, single):
+        del own["measurements"][0]["taken_at"]
+    _, trials, ranked = anew(tmp_path / "evo.db", exported)
+    assert ranked == [trials[0], trials[6]]
+
+
 def test_a_run_exported_while_it_ran_is_not_taken_for_one_that_runs_here(tmp_path):
     exported = to_t4(replace(whole(), run=replace(RUN, status=RUNNING, finished_at=None)))
     back, _, _ = anew(tmp_path / "evo.db", exported)
@@ -169,7 +182,8 @@ def test_what_the_schema_requires_is_there(exported):
 
 
 def figures_in(data: dict) -> list[tuple[list[str], list[str]]]:
-    return [(r["objectives"], [m["name"] for m in r["measurements"] if m["name"] != "registers"]) for r in data["results"]]
+    names = [[m["name"] for m in r["measurements"] if m["name"] != "registers"] for r in data["results"]]
+    return [(r["objectives"], found) for r, found in zip(data["results"], names, strict=True)]
 
 
 def test_an_estimate_is_never_called_a_time(exported):
