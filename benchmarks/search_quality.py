@@ -79,6 +79,8 @@ def _task(path: Path, sampler: str, seed: int, budget: int) -> Run:
 
 def find_spaces(folder: Path) -> list[Path]:
     """The recorded spaces in a folder; T1 descriptions, and T4 files of a space that is there as a cache, are not."""
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; give one of .json or .json.gz files")
     files = sorted(p for p in folder.glob("*.json*") if p.name.endswith((".json", ".json.gz")))
     names = {p.name.split(".json")[0] for p in files}
     paths = [p for p in files if not _is_double(p.name.split(".json")[0], names)]

@@ -25,8 +25,7 @@ def conclude(search, progress, study, run: int, found: Sequence[Candidate], as_j
         say(time_spent(progress.usage))
     for line in progress.notes:
         say(line)
-    for trial, why in study.missed.items():
-        say(f"trial {trial} is in the ledger, but not in optuna-dashboard's study: {why}", style="yellow")
+    say_missed(study)
     if as_json:
         click.echo(json.dumps(_summary(progress, run, found), indent=2))
     elif found:
@@ -37,6 +36,11 @@ def conclude(search, progress, study, run: int, found: Sequence[Candidate], as_j
     if progress.ended == "interrupted":
         return INTERRUPTED
     return 0 if found else 1
+
+
+def say_missed(study) -> None:
+    for trial, why in study.missed.items():
+        say(f"trial {trial} is in the ledger, but not in optuna-dashboard's study: {why}", style="yellow")
 
 
 def _summary(progress, run: int, found: Sequence[Candidate]) -> dict[str, object]:

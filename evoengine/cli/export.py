@@ -29,9 +29,7 @@ def export(file: Path, kind: str, run: int | None, db: str | None) -> None:
         run = run or max(runs)
         if run not in runs:
             raise UsageError(f"there is no run {run}: the ledger's are numbered {min(runs)} to {max(runs)}")
-        found = ledger.candidates(run=run, with_cubin=True)
-        figures = {c.trial: ledger.measurements(c.trial) for c in found}
-        data = to_t4(runs[run], found, figures, ledger.baselines(run))
+        data = to_t4(ledger.whole_run(run))
     try:
         file.write_text(json.dumps(data, allow_nan=False) + "\n")
     except OSError as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 import click
 
@@ -17,39 +18,55 @@ from evoengine.errors import UsageError
 @db_option
 def import_(file: Path, db: str | None) -> None:
     """Read a run into the ledger: a T4 file of evoengine's, or what another tuner recorded (T4, Kernel Tuner cache)."""
+    from evoengine.cli.conclusion import say_missed
     from evoengine.cli.display import say
     from evoengine.ledger.store import open_ledger
+    from evoengine.ledger.study import optuna_storage, rebuild
+
+    whole, kind, domains = _own(file) or _recorded(file)
+    with open_ledger(db, create=True) as ledger:
+        storage = optuna_storage(ledger.url)
+        run, trials = ledger.import_run(whole)
+        say(f"imported {len(trials)} trials from {file} as run {run}, trials {trials[0]} to {trials[-1]}")
+        say("now their study for the dashboard; Ctrl-C leaves it unfinished, and the import whole")
+        say_missed(rebuild(storage, ledger, run, kind, domains))
+
+
+def _own(file: Path):
+    """A run that evoengine exported, the kind of figure to show and the knobs' domains; None where it did not."""
+    from evoengine.ledger.rows import most_trusted_kind
     from evoengine.publish.t4 import from_t4
-    from evoengine.search.recorded import load
+    from evoengine.search.recorded import load, occurring
 
     try:
-        own = from_t4(load(file))
+        whole = from_t4(load(file))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{file} says that evoengine wrote it, but a part of it is missing or wrong ({error!r}); export the run anew"
         ) from error
-    found = own or _recorded(file)
-    with open_ledger(db, create=True) as ledger:
-        run = ledger.start_run(**found.described)
-        for baseline in found.baselines:
-            ledger.record_baseline(run, baseline)
-        trials = ledger.import_candidates(run, found.candidates, found.figures)
-        ledger.finish_run(run, f"imported from {file.name}")
-    say(f"imported {len(trials)} trials from {file} as run {run}, trials {trials[0]} to {trials[-1]}")
+    if whole is None:
+        return None
+    kind = most_trusted_kind(figure for dossier in whole.dossiers for _, figure in dossier.figures)
+    return whole, kind, occurring([dossier.candidate.config for dossier in whole.dossiers])
 
 
 def _recorded(file: Path):
-    """What another tuner recorded, in the form of what evoengine exports."""
-    from evoengine.ledger.runs import Device
-    from evoengine.publish.t4 import Exported
+    """As `_own`, of what another tuner recorded."""
+    from evoengine import __version__
+    from evoengine.cli.replay import say_left_out
+    from evoengine.ledger.runs import Device, Run, this_host
+    from evoengine.ledger.transfer import Dossier, WholeRun
+    from evoengine.records import Kind
     from evoengine.search.recorded import read_recorded
-    from evoengine.search.replay import AIM, entries
+    from evoengine.search.replay import AIM, device_of, entries, problem_of
 
-    candidates = list(entries(read_recorded(file), run=0))
-    first = candidates[0]
-    described = {
-        "gpu": first.gpu, "problem": first.problem, "device": Device(first.device or "unknown"), "sampler": "imported",
-        "space": SimpleNamespace(name=file.name, text="", sha256=""), "seed": 0, "objectives": AIM.name,
-        "command": " ".join(sys.argv),
-    }  # fmt: skip
-    return Exported(described, (), candidates, {c.trial: [c.measurement] if c.measurement else [] for c in candidates})
+    space, now = read_recorded(file), datetime.now(UTC)
+    say_left_out(space)
+    run = Run(
+        id=0, started_at=now, finished_at=now, status=f"imported from {file.name}", gpu=device_of(space),
+        problem=problem_of(space), device=Device(device_of(space)), space_name=file.name, space_sha256="",
+        space_text="", sampler="imported", objectives=AIM.name, seed=0, version=__version__, host=this_host(),
+        pid=os.getpid(), command=" ".join(sys.argv),
+    )  # fmt: skip
+    found = (Dossier(c, figures=[(None, c.measurement)] if c.measurement else ()) for c in entries(space, run=0))
+    return WholeRun(run, (), found), Kind.RECORDED, {knob.name: knob.values for knob in space.knobs}

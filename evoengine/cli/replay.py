@@ -14,7 +14,7 @@ from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import Projection, optuna_storage
 from evoengine.records import Kind
-from evoengine.search.recorded import read_recorded
+from evoengine.search.recorded import RecordedSpace, read_recorded
 from evoengine.search.replay import AIM, Replay, device_of, problem_of
 
 
@@ -31,6 +31,7 @@ def replay(
             command=" ".join(sys.argv), objectives=AIM.name,
         )  # fmt: skip
         say(f"{problem} on {gpu}: {len(space):,} configurations, {text} · sampler {sampler} · seed {seed}")
+        say_left_out(space)
         say(f"ledger {ledger.place}, run {run}")
         domains = {knob.name: knob.values for knob in space.knobs}
         study = Projection(optuna_storage(ledger.url), ledger, run, Kind.RECORDED, domains)
@@ -45,3 +46,8 @@ def replay(
         excess = found[0].measurement.median_us / (space.optimum * 1e3)
         say(f"best found over the file's optimum: {excess:.3f}")
     return conclude(search, progress, study, run, found, as_json, "evoengine report   ·   evoengine dashboard")
+
+
+def say_left_out(space: RecordedSpace) -> None:
+    if space.estimated:
+        say(f"{space.estimated:,} more have an estimated time alone, and were left out")

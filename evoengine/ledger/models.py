@@ -166,6 +166,7 @@ class CandidateRow(Base):
     binary: Mapped[BinaryRow | None] = relationship()
     verdicts: Mapped[list[VerdictRow]] = relationship(order_by="VerdictRow.id")
     measurements: Mapped[list[MeasurementRow]] = relationship(order_by="MeasurementRow.id")
+    profiles: Mapped[list[ProfileRow]] = relationship(order_by="ProfileRow.id")
 
 
 class VerdictRow(Base):

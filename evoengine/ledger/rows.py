@@ -7,12 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from sqlalchemy import select
+from sqlalchemy.orm import Session, joinedload, selectinload
+from sqlalchemy.orm.interfaces import ORMOption
+
 from evoengine.ledger.models import (
     BaselineRow,
     BinaryRow,
     CandidateRow,
     DeviceRow,
     MeasurementRow,
+    ProfileRow,
     RunRow,
     VerdictRow,
 )
@@ -26,6 +31,7 @@ from evoengine.records import (
     Launch,
     Measurement,
     Outcome,
+    Profile,
     Source,
     Verdict,
 )
@@ -135,6 +141,11 @@ def most_trusted(figures: Sequence[Measurement]) -> Measurement | None:
     return min(reversed(figures), key=lambda m: PREFERENCE.index(m.kind), default=None)
 
 
+def most_trusted_kind(figures: Iterable[Measurement]) -> Kind:
+    """Of several figures; where there is none, the kind that claims least."""
+    return min((m.kind for m in figures), key=PREFERENCE.index, default=PREFERENCE[-1])
+
+
 def baseline_values(baseline: Baseline) -> dict[str, object]:
     values = {name: getattr(baseline, name) for name in Baseline.__slots__}
     return values | {"samples_us": numbers_to_json(baseline.samples_us)}
@@ -142,6 +153,27 @@ def baseline_values(baseline: Baseline) -> dict[str, object]:
 
 def to_baseline(row: BaselineRow) -> Baseline:
     return Baseline(row.name, row.device, row.median_us, row.tflops, numbers_from_json(row.samples_us))
+
+
+def profile_values(profile: Profile) -> dict[str, object]:
+    figures = {name: to_json_number(value) for name, value in profile.figures.items()}
+    return {"tool": profile.tool, "device": profile.device, "figures": figures, "remarks": list(profile.remarks)}
+
+
+def to_profile(row: ProfileRow) -> Profile:
+    figures = {name: from_json_number(value) for name, value in row.figures.items()}
+    return Profile(row.tool, row.device, figures, tuple(row.remarks))
+
+
+def eagerly(with_cubin: bool) -> tuple[ORMOption, ...]:
+    """Loads what `to_candidate` reads of many rows at once."""
+    binary = joinedload(CandidateRow.binary)
+    return (
+        joinedload(CandidateRow.source),
+        binary.undefer(BinaryRow.cubin) if with_cubin else binary,
+        selectinload(CandidateRow.verdicts),
+        selectinload(CandidateRow.measurements),
+    )
 
 
 def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
@@ -179,3 +211,11 @@ def to_run(row: RunRow) -> Run:
 
 def to_device(row: DeviceRow) -> Device:
     return Device(**{name: getattr(row, name) for name in Device.__slots__})
+
+
+def device_row(session: Session, device: Device) -> DeviceRow:
+    """The row of just this device, or a new one."""
+    same = {"name": device.name, "uuid": device.uuid, "arch": device.arch, "driver": device.driver}
+    versions = dict(device.versions)
+    known = session.scalars(select(DeviceRow).filter_by(**same))
+    return next((row for row in known if row.versions == versions), None) or DeviceRow(**same, versions=versions)

@@ -13,18 +13,16 @@ from typing import Any, Protocol
 
 from sqlalchemy import URL, Engine, Select, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session, aliased, joinedload, selectinload, undefer
+from sqlalchemy.orm import Session, aliased, joinedload, undefer
 
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.database import explained, open_database, parse_url, shown
-from evoengine.ledger.importing import enter
 from evoengine.ledger.models import (
     Base,
     BaselineRow,
     BinaryRow,
     CandidateRow,
-    DeviceRow,
     MeasurementRow,
     ProfileRow,
     RunRow,
@@ -35,18 +33,21 @@ from evoengine.ledger.ranking import Figure, ranked
 from evoengine.ledger.rows import (
     baseline_values,
     binary_values,
-    from_json_number,
+    device_row,
+    eagerly,
     launch_values,
     measurement_values,
+    profile_values,
     to_baseline,
     to_binary,
     to_candidate,
-    to_json_number,
     to_measurement,
+    to_profile,
     to_run,
     verdict_values,
 )
 from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, may_live, this_host
+from evoengine.ledger.transfer import WholeRun, enter_run, read_run
 from evoengine.objectives import DEFAULT
 from evoengine.paths import default_database
 from evoengine.records import (
@@ -124,7 +125,7 @@ class Ledger:
                 if not may_live(run.host, run.pid, run.started_at):
                     run.status = KILLED
             row = RunRow(
-                started_at=_now(), status=RUNNING, gpu=gpu, problem=problem, device=_device_row(session, device),
+                started_at=_now(), status=RUNNING, gpu=gpu, problem=problem, device=device_row(session, device),
                 space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed,
                 objectives=objectives, version=__version__, host=this_host(), pid=os.getpid(), command=command,
             )  # fmt: skip
@@ -165,6 +166,16 @@ class Ledger:
         with self._reading() as session:
             rows = session.scalars(select(BaselineRow).where(BaselineRow.run_id == run).order_by(BaselineRow.id))
             return [to_baseline(row) for row in rows]
+
+    def whole_run(self, run: int) -> WholeRun:
+        """All that is known of a run's finished candidates, cubins included, for another ledger to take in."""
+        with self._reading() as session:
+            return read_run(session, run)
+
+    def import_run(self, whole: WholeRun) -> tuple[int, list[int]]:
+        """Enters a run of another ledger or tuner, all or nothing; its number and the new trial numbers, in order."""
+        with self._writing() as session:
+            return enter_run(session, self._insert_new, whole, _now())
 
     # ── a candidate on its way ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -211,10 +222,8 @@ class Ledger:
             session.add(MeasurementRow(candidate_id=trial, taken_at=_now(), **measurement_values(measurement)))
 
     def record_profile(self, trial: int, profile: Profile) -> None:
-        values = {"tool": profile.tool, "device": profile.device, "remarks": list(profile.remarks)}
-        figures = {name: to_json_number(value) for name, value in profile.figures.items()}
         with self._writing() as session:
-            session.add(ProfileRow(candidate_id=trial, taken_at=_now(), figures=figures, **values))
+            session.add(ProfileRow(candidate_id=trial, taken_at=_now(), **profile_values(profile)))
 
     def finish(
         self, trial: int, outcome: Outcome, reason: str | None, occupancy: float | None, device: str | None
@@ -223,16 +232,6 @@ class Ledger:
         end = {"outcome": str(outcome), "reason": reason, "occupancy": occupancy, "device": device}
         with self._writing() as session:
             _update_candidate(session, trial, finished_at=_now(), **end)
-
-    def import_candidates(
-        self, run: int, candidates: Sequence[Candidate], figures: Mapping[int, Sequence[Measurement]]
-    ) -> list[int]:
-        """Enters finished candidates of another ledger or tuner, all or none, each with all its `figures`, oldest first.
-
-        Gives their new trial numbers, in order.
-        """
-        with self._writing() as session:
-            return enter(session, self._insert_new, run, candidates, figures, _now())
 
     # ── reclaiming ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -299,10 +298,7 @@ class Ledger:
         last = select(ProfileRow).where(ProfileRow.candidate_id == trial).order_by(ProfileRow.id.desc()).limit(1)
         with self._reading() as session:
             row = session.scalar(last)
-            if row is None:
-                return None
-            figures = {name: from_json_number(value) for name, value in row.figures.items()}
-            return Profile(row.tool, row.device, figures, tuple(row.remarks))
+            return row and to_profile(row)
 
     def span(self, trial: int) -> tuple[datetime, datetime | None]:
         """When the candidate was started and when it was finished."""
@@ -312,15 +308,8 @@ class Ledger:
             return created, finished
 
     def _load(self, wanted: Select[tuple[CandidateRow]], with_cubin: bool = False) -> list[Candidate]:
-        binary = joinedload(CandidateRow.binary)
-        options = (
-            joinedload(CandidateRow.source),
-            binary.undefer(BinaryRow.cubin) if with_cubin else binary,
-            selectinload(CandidateRow.verdicts),
-            selectinload(CandidateRow.measurements),
-        )
         with self._reading() as session:
-            rows = session.scalars(wanted.options(*options).order_by(CandidateRow.id))
+            rows = session.scalars(wanted.options(*eagerly(with_cubin)).order_by(CandidateRow.id))
             return [to_candidate(row, with_cubin) for row in rows]
 
     # ── transactions ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -370,13 +359,6 @@ def _figures_of_correct(problem: str, gpu: str) -> Select[tuple[int, int, str, f
 
 def _update_candidate(session: Session, trial: int, **values: object) -> None:
     session.execute(update(CandidateRow).where(CandidateRow.id == trial).values(**values))
-
-
-def _device_row(session: Session, device: Device) -> DeviceRow:
-    same = {"name": device.name, "uuid": device.uuid, "arch": device.arch, "driver": device.driver}
-    versions = dict(device.versions)
-    known = session.scalars(select(DeviceRow).filter_by(**same))
-    return next((row for row in known if row.versions == versions), None) or DeviceRow(**same, versions=versions)
 
 
 def _now() -> datetime:

@@ -194,9 +194,8 @@ def rebuild(
     if name in optuna.get_all_study_names(storage):
         optuna.delete_study(study_name=name, storage=storage)
     projection = Projection(storage, ledger, run, kind, domains)
-    for candidate in ledger.candidates(run=run):
-        if candidate.outcome:
-            projection.add(candidate.trial)
+    for trial in [c.trial for c in ledger.candidates(run=run) if c.outcome]:
+        projection.add(trial)
     projection.summarise()
     return projection
 

@@ -2,30 +2,37 @@
 
 T4 says what was tried, how it ended and how long it ran (schema: AutoTuningAssociation/autotuning_methodology,
 schemas/T4.json, version 1.1.0). What it has no place for — the space and the baselines of the run; source, binary,
-verdict, every figure and the lineage of each result — stands beside it under `evoengine`, so that reading the file back
-loses nothing.
+every verdict, figure and profile and the lineage of each result, each with when it was found — stands beside it under
+`evoengine`, so that reading the file back loses nothing but which process searched.
+
+What T4 calls `time` has run. An estimate goes by the name of `estimated time`, which no other tool takes for one.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
-from evoengine import __version__
 from evoengine.ledger.rows import (
     baseline_values,
     measurement_values,
     most_trusted,
+    most_trusted_kind,
+    profile_values,
     to_baseline,
     to_measurement,
+    to_profile,
     to_verdict,
     verdict_values,
 )
-from evoengine.ledger.runs import Device, Run
-from evoengine.records import Baseline, Binary, Candidate, Launch, Measurement, Outcome, Source
+from evoengine.ledger.runs import RUNNING, Device, Run, this_host
+from evoengine.ledger.transfer import Dossier, WholeRun
+from evoengine.records import Binary, Candidate, Kind, Launch, Outcome, Source
 
 SCHEMA_VERSION = "1.1.0"
 TIME_UNIT = "microseconds"
@@ -44,108 +51,131 @@ INVALIDITY = {
 _OF_RUN = ("gpu", "problem", "sampler", "seed", "objectives", "command")
 _OF_CANDIDATE = ("trial", "run", "problem", "gpu", "reason", "device", "occupancy", "operator")
 
-Figures = Mapping[int, Sequence[Measurement]]
-"""trial → every figure that was taken of it, oldest first"""
+Dated = tuple[datetime | None, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """What `to_t4` has written of a run of evoengine's."""
-
-    described: Mapping[str, Any]
-    """gpu, problem, device, space, sampler, seed, objectives and command, as `Ledger.start_run` takes them"""
-    baselines: Sequence[Baseline]
-    candidates: Sequence[Candidate]
-    figures: Figures
-
-
-def to_t4(
-    run: Run, candidates: Sequence[Candidate], figures: Figures, baselines: Sequence[Baseline]
-) -> dict[str, Any]:
-    """The run's finished candidates, cubins included."""
+def to_t4(whole: WholeRun) -> dict[str, Any]:
+    """The run with its finished candidates, cubins included."""
+    run, dossiers = whole.run, list(whole.dossiers)
+    kind = most_trusted_kind(figure for dossier in dossiers for _, figure in dossier.figures)
     return {
         "schema_version": SCHEMA_VERSION,
         "metadata": {
             "compute_api": "CUDA",
             "device": run.device.name,
             "autotuner": "evoengine",
-            "autotuner_version": __version__,
+            "autotuner_version": run.version,
             "timestamp": run.started_at.isoformat(),
             "timeunit": TIME_UNIT,
             "evoengine": {name: getattr(run, name) for name in _OF_RUN}
             | {
+                "finished_at": _text(run.finished_at),
+                # elsewhere it does not run, and nobody there can ask its process
+                "status": "exported while it ran" if run.status == RUNNING else run.status,
                 "device": asdict(run.device),
                 "space": {"name": run.space_name, "text": run.space_text, "sha256": run.space_sha256},
-                "baselines": [baseline_values(b) for b in baselines],
+                "baselines": _dated(whole.baselines, baseline_values),
             },
         },
-        "results": [_result(c, figures.get(c.trial, ())) for c in candidates if c.outcome],
+        "results": [_result(dossier, kind) for dossier in dossiers],
     }
 
 
-def from_t4(data: Mapping[str, Any]) -> Exported | None:
-    """What `to_t4` wrote, or None where another tuner wrote the file."""
+def from_t4(data: Mapping[str, Any]) -> WholeRun | None:
+    """What `to_t4` wrote, or None where another tuner wrote the file. The run gets this process's host and pid."""
     metadata, results = data.get("metadata"), data.get("results")
     described = metadata.get("evoengine") if isinstance(metadata, dict) else None
     if not described or not results:
         return None
-    baselines = [to_baseline(SimpleNamespace(**b)) for b in described["baselines"]]
-    origin = {"device": Device(**described["device"]), "space": SimpleNamespace(**described["space"])}
-    figures, candidates = {}, []
-    for own in (r["evoengine"] for r in results):
-        figures[own["trial"]] = [to_measurement(SimpleNamespace(**m)) for m in own["measurements"]]
-        candidates.append(_candidate(own, figures[own["trial"]]))
-    return Exported({name: described[name] for name in _OF_RUN} | origin, baselines, candidates, figures)
+    space = described["space"]
+    run = Run(
+        id=0, started_at=datetime.fromisoformat(metadata["timestamp"]), finished_at=_moment(described, "finished_at"),
+        status=described.get("status", "imported"), device=Device(**described["device"]), space_name=space["name"],
+        space_sha256=space["sha256"], space_text=space["text"], version=metadata["autotuner_version"],
+        host=this_host(), pid=os.getpid(), **{name: described[name] for name in _OF_RUN},
+    )  # fmt: skip
+    return WholeRun(run, _undated(described["baselines"], to_baseline), [_dossier(r["evoengine"]) for r in results])
 
 
-def _result(c: Candidate, figures: Sequence[Measurement]) -> dict[str, Any]:
+def _text(moment: datetime | None) -> str | None:
+    return moment and moment.isoformat()
+
+
+def _moment(d: Mapping[str, Any], name: str) -> datetime | None:
+    """None where it is missing, as in files of before it was kept."""
+    return datetime.fromisoformat(d[name]) if d.get(name) else None
+
+
+def _dated(found: Iterable[Dated], values: Callable[[Any], dict[str, object]]) -> list[dict[str, object]]:
+    return [values(each) | {"taken_at": _text(taken)} for taken, each in found]
+
+
+def _undated(found: Iterable[Mapping[str, Any]], record: Callable[[Any], Any]) -> list[Dated]:
+    return [(_moment(d, "taken_at"), record(SimpleNamespace(**d))) for d in found]
+
+
+def _result(dossier: Dossier, kind: Kind) -> dict[str, Any]:
+    """`kind` of figure the run went by, for a candidate that has none."""
+    c = dossier.candidate
     times: dict[str, Any] = {}
     if c.binary:
         times["compilation_time"] = c.binary.compile_ms * 1e3
     if c.verdict:
         times["validation"] = c.verdict.wall_ms * 1e3
     measured: list[dict[str, Any]] = []
-    if c.measurement:
-        times["runtimes"] = list(c.measurement.samples_us)
-        measured = [{"name": "time", "value": c.measurement.median_us, "unit": ""}]
-        if c.measurement.tflops is not None:
-            measured.append({"name": "TFLOPS", "value": c.measurement.tflops, "unit": "TFLOPS"})
+    figure = c.measurement
+    by = f"{Kind.ESTIMATED} " if (figure.kind if figure else kind) is Kind.ESTIMATED else ""
+    if figure:
+        if figure.samples_us:
+            times["runtimes"] = list(figure.samples_us)
+        measured = [{"name": f"{by}time", "value": figure.median_us, "unit": ""}]
+        if figure.tflops is not None:
+            measured.append({"name": f"{by}TFLOPS", "value": figure.tflops, "unit": "TFLOPS"})
     if c.binary:
         measured.append({"name": "registers", "value": c.binary.registers, "unit": ""})
     return {
         "configuration": dict(c.config),
-        "objectives": ["time"],
+        "objectives": [f"{by}time"],
         "times": times,
         "invalidity": INVALIDITY[c.outcome],
         "correctness": int(INVALIDITY[c.outcome] == "correct"),
         "measurements": measured,
-        "evoengine": _whole(c, figures),
+        "evoengine": _whole(dossier),
     }
 
 
-def _whole(c: Candidate, figures: Sequence[Measurement]) -> dict[str, Any]:
+def _whole(dossier: Dossier) -> dict[str, Any]:
+    c = dossier.candidate
     return {name: getattr(c, name) for name in _OF_CANDIDATE} | {
         "config": dict(c.config),
         "outcome": str(c.outcome),
         "parents": list(c.parents),
         "source": c.source and asdict(c.source),
         "binary": c.binary and asdict(c.binary) | {"cubin": base64.b64encode(c.binary.cubin).decode()},
-        "verdict": c.verdict and verdict_values(c.verdict),
-        "measurements": [measurement_values(m) for m in figures],
+        "created_at": _text(dossier.created_at),
+        "finished_at": _text(dossier.finished_at),
+        "verdicts": _dated(dossier.verdicts, verdict_values),
+        "measurements": _dated(dossier.figures, measurement_values),
+        "profiles": _dated(dossier.profiles, profile_values),
     }
 
 
-def _candidate(d: Mapping[str, Any], figures: Sequence[Measurement]) -> Candidate:
-    source, binary, verdict = (d[name] for name in ("source", "binary", "verdict"))
-    return Candidate(
+def _dossier(d: Mapping[str, Any]) -> Dossier:
+    # before all verdicts were kept, there was the last one as `verdict`
+    verdicts = d["verdicts"] if "verdicts" in d else [v for v in [d["verdict"]] if v]
+    verdicts, figures = _undated(verdicts, to_verdict), _undated(d["measurements"], to_measurement)
+    source, binary = d["source"], d["binary"]
+    candidate = Candidate(
         **{name: d[name] for name in (*_OF_CANDIDATE, "config")},
         outcome=Outcome(d["outcome"]),
         parents=tuple(d["parents"]),
         source=source and Source(source["text"], source["entry"], _launch(source["launch"])),
         binary=binary and Binary(**{**binary, "cubin": base64.b64decode(binary["cubin"]), "warnings": tuple(binary["warnings"])}),
-        verdict=verdict and to_verdict(SimpleNamespace(**verdict)),
-        measurement=most_trusted(figures),
+        verdict=verdicts[-1][1] if verdicts else None,
+        measurement=most_trusted([figure for _, figure in figures]),
     )  # fmt: skip
+    created, finished = _moment(d, "created_at"), _moment(d, "finished_at")
+    return Dossier(candidate, created, finished, verdicts, figures, _undated(d.get("profiles", ()), to_profile))
 
 
 def _launch(d: Mapping[str, Any]) -> Launch:

@@ -1,30 +1,28 @@
 """Reads recorded search spaces: files in which every valid configuration of a kernel was measured beforehand.
 
 Two formats, plain or gzipped, whole or cut short: Kernel Tuner's cache and the FAIR benchmark suite's T4 results. A T4
-file names no domains; they come from the T1 description where one is given, and else from the values that occur.
+file names no domains; they come from the values that occur.
 """
 
 from __future__ import annotations
 
-import ast
 import codecs
 import gzip
 import json
 import math
-import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from evoengine.errors import UsageError
-from evoengine.records import Config, Value
+from evoengine.records import Config, Kind, Outcome, Value
 from evoengine.space.definition import Knob, must_be
 
 MILLISECONDS = {
@@ -34,6 +32,10 @@ MILLISECONDS = {
 """to milliseconds, by the `timeunit` of a T4 file or the unit of a figure; the hub's own files spell it with one l"""
 FAILURES = ("CompilationFailedConfig", "RuntimeFailedConfig", "InvalidConfig", "ErrorConfig")
 """what Kernel Tuner writes in place of the objective where a configuration failed, or newly as `__error__`"""
+ESTIMATE = f"{Kind.ESTIMATED} time"
+"""what a figure is called in evoengine's own T4 files that nobody measured"""
+FAILED = 1e20
+"""the time that Kernel Tuner's early versions gave a configuration that failed"""
 NESTED = 100
 """objects within one entry of a log, at most"""
 LONGEST_WORD = 32
@@ -46,18 +48,20 @@ class RecordedSpace:
 
     rows: int16 [n, knobs], no two alike, positions in the knobs' domains; -1 where a configuration has no such knob.
     times: float64 [n], the objective in milliseconds, NaN where the configuration failed.
+    samples: float64, milliseconds, of one configuration after the other; `ends` int64 [n] says where each one's end.
     reasons: why it failed, by row number.
-    metric: the name of a further figure the file carries (GFLOP/s, …), None where there is none.
+    estimated: results left out because their time is an estimate; such are never mixed with recorded ones.
     """
 
     path: Path
-    kernel: str | None
     device: str | None
     knobs: tuple[Knob, ...]
     rows: np.ndarray
     times: np.ndarray
+    samples: np.ndarray
+    ends: np.ndarray
     reasons: Mapping[int, str]
-    metric: str | None
+    estimated: int
 
     starts = ()
 
@@ -74,6 +78,11 @@ class RecordedSpace:
         """ms; None where the configuration failed. Raises UsageError where it was not recorded."""
         time = self.times[self._place(config)]
         return None if math.isnan(time) else float(time)
+
+    def samples_of(self, config: Config) -> np.ndarray:
+        """What `time` was made of: float64 [m], ms, in the order of the file; empty where it has none."""
+        place = self._place(config)
+        return self.samples[self.ends[place - 1] if place else 0 : self.ends[place]]
 
     def reason(self, config: Config) -> str | None:
         """Why a configuration failed; None where it did not."""
@@ -132,23 +141,26 @@ class RecordedSpace:
         return place
 
 
-def read_recorded(path: Path, description: Path | None = None) -> RecordedSpace:
-    """Reads a Kernel Tuner cache or T4 results; `description` is a T1 file that names the knobs and their domains.
+def read_recorded(path: Path) -> RecordedSpace:
+    """Reads a Kernel Tuner cache or T4 results.
 
     Of a configuration that was tried several times the last counts. Raises UsageError where the file is neither, holds
-    no configuration, or no time.
+    no configuration, or no time that is more than an estimate.
     """
     content = load(path)
     try:
-        domains, entries = _entries(content, path)
+        domains, scale, entries = _entries(content, path)
     except (AttributeError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path}: a part is missing or not as its format wants it ({error!r}); give a file as the tuner wrote it"
         ) from error
+    estimated = sum(e is None for e in entries)
+    entries = [e for e in entries if e is not None]
+    if estimated and all(math.isnan(e.time) for e in entries):
+        raise UsageError(f"{path} has estimated times alone; give a file of times that were measured")
     if not entries:
         raise UsageError(f"{path} records no configuration; its cache must hold at least one")
-    domains = domains if description is None else read_domains(description)
-    knobs = _knobs(_occurring(entries) if domains is None else domains, path)
+    knobs = _knobs(occurring([e.config for e in entries]) if domains is None else domains, path)
     rows = [[_index(knob, e.config, path) for knob in knobs] for e in entries]
     last = list({tuple(row): i for i, row in enumerate(rows)}.values())
     entries, rows = [entries[i] for i in last], np.array([rows[i] for i in last], np.int16)
@@ -157,19 +169,9 @@ def read_recorded(path: Path, description: Path | None = None) -> RecordedSpace:
     if np.isnan(times).all():
         raise UsageError(f"{path} has no configuration with a time; at least one must have run")
     reasons = {i: e.reason for i, e in enumerate(entries) if e.reason is not None}
-    metric = next((e.metric for e in entries if e.metric), None)
-    return RecordedSpace(path, content.get("kernel_name"), _device(content), knobs, rows, times, reasons, metric)
-
-
-def read_domains(path: Path) -> dict[str, list[Value]]:
-    """Knob → values of a T1 description. Raises UsageError where the file is none."""
-    try:
-        parameters = load(path)["ConfigurationSpace"]["TuningParameters"]
-        return {p["Name"]: list(ast.literal_eval(str(p["Values"]))) for p in parameters}
-    except (KeyError, TypeError, ValueError, SyntaxError) as error:
-        raise UsageError(
-            f"{path} is no T1 description: ConfigurationSpace.TuningParameters must list Name and Values"
-        ) from error
+    samples = _samples(entries, path) * scale
+    ends = np.array(list(accumulate(len(e.samples) for e in entries)))
+    return RecordedSpace(path, _device(content), knobs, rows, times, samples, ends, reasons, estimated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,8 @@ class _Entry:
     config: Mapping[str, Value]
     time: float
     reason: str | None
-    metric: str | None
+    samples: Sequence[float] = ()
+    """in the file's unit of time"""
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -229,13 +232,15 @@ def _parsed(text: str) -> Any:
     return None
 
 
-def _entries(content: Mapping[str, Any], path: Path) -> tuple[dict[str, list[Value]] | None, list[_Entry]]:
-    """Each knob's domain, where the format states it, and what was recorded."""
+def _entries(
+    content: Mapping[str, Any], path: Path
+) -> tuple[dict[str, list[Value]] | None, float, list[_Entry | None]]:
+    """Each knob's domain, where the format states it; the samples' unit in ms; what was recorded, None for an estimate."""
     if isinstance(content.get("cache"), dict):
-        return _cache_domains(content, path), [_cache_entry(e, path) for e in content["cache"].values()]
+        return _cache_domains(content, path), 1.0, [_cache_entry(e, path) for e in content["cache"].values()]
     if isinstance(content.get("results"), list):
         scale = _milliseconds(content.get("metadata", {}).get("timeunit", "milliseconds"), path)
-        return None, [_t4_entry(e, scale, path) for e in content["results"]]
+        return None, scale, [_t4_entry(e, scale, path) for e in content["results"]]
     raise UsageError(f"{path} is no recorded space: it must be a Kernel Tuner cache file or FAIR T4 results")
 
 
@@ -251,23 +256,19 @@ def _cache_domains(content: Mapping[str, Any], path: Path) -> dict[str, list[Val
     return {key: domains[key] for key in keys}
 
 
-_CACHE_FIELDS = {
-    *("time", "times", "compile_time", "verification_time", "benchmark_time", "strategy_time", "framework_time"),
-    "timestamp",
-}
-
-
 def _cache_entry(entry: Any, path: Path) -> _Entry:
     failure = next((v for v in entry.values() if v in FAILURES), None) if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or ("time" not in entry and not failure):
         raise UsageError(f"{path} has a configuration without time; each must carry one, or the failure in its place")
     time, reason = (math.nan, failure) if failure else _time(entry["time"])
-    metric = next((name for name in entry if name not in _CACHE_FIELDS and "/" in name), None)
-    return _Entry(entry, time, reason, metric)
+    return _Entry(entry, time, reason, () if reason else entry.get("times") or ())
 
 
-def _t4_entry(entry: Any, scale: float, path: Path) -> _Entry:
-    """A result has run where its `invalidity` is "correct"; its `time` counts, or an objective in a unit of time."""
+def _t4_entry(entry: Any, scale: float, path: Path) -> _Entry | None:
+    """A result has run where its `invalidity` is "correct"; its `time` counts, or an objective in a unit of time.
+
+    None where that is an estimate, which evoengine once called `time` too.
+    """
     if not isinstance(entry, dict) or not isinstance(entry.get("configuration"), dict):
         raise UsageError(f"{path} has a result without configuration; each T4 result must carry one")
     config = entry["configuration"]
@@ -276,15 +277,18 @@ def _t4_entry(entry: Any, scale: float, path: Path) -> _Entry:
             raise UsageError(f"{path} gives knob {name} the value {value!r}; it must be a number or a text")
     invalidity = entry.get("invalidity", "correct")
     if invalidity != "correct":
-        return _Entry(config, math.nan, str(invalidity), None)
+        return _Entry(config, math.nan, str(invalidity))
     measured = {m["name"]: m for m in entry.get("measurements", ())}
+    own = entry.get("evoengine") or {}
+    if ("time" not in measured and ESTIMATE in measured) or own.get("outcome") == Outcome.ESTIMATED:
+        return None
     aims = [measured[name] for name in entry.get("objectives", ()) if name in measured]
     found = measured.get("time") or next((m for m in aims if m.get("unit") in MILLISECONDS), None)
     if found is None:
         raise UsageError(f"{path} has a result without time; each correct one must measure one, in a unit of time")
     time, reason = _time(found["value"])
     unit = _milliseconds(found["unit"], path) if found.get("unit") else scale
-    return _Entry(config, time * unit, reason, next((m for m in measured if m != "time"), None))
+    return _Entry(config, time * unit, reason, () if reason else (entry.get("times") or {}).get("runtimes") or ())
 
 
 def _milliseconds(unit: Any, path: Path) -> float:
@@ -294,20 +298,34 @@ def _milliseconds(unit: Any, path: Path) -> float:
 
 
 def _time(value: Any) -> tuple[float, str | None]:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < FAILED:
         return float(value), None
     return math.nan, str(value)
 
 
-def _occurring(entries: Sequence[_Entry]) -> dict[str, list[Value]]:
-    """Knob → values. A knob comes after those that stand before it in any configuration, as far as they all agree."""
+def _samples(entries: Sequence[_Entry], path: Path) -> np.ndarray:
+    """All in one array: as lists of floats, those of a large file would take hundreds of megabytes."""
+    try:
+        samples = np.fromiter(chain.from_iterable(e.samples for e in entries), np.float64)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{path} has a sample that is no time ({error}); each must be a number") from error
+    if not (np.isfinite(samples) & (samples >= 0)).all():
+        raise UsageError(f"{path} has a sample that is no time; each must be finite and not below 0")
+    return samples
+
+
+def occurring(configs: Sequence[Config]) -> dict[str, list[Value]]:
+    """Knob → the values it has, numbers in rising order.
+
+    A knob comes after those that stand before it in any configuration, as far as they all agree.
+    """
     domains: dict[str, dict[Value, None]] = {}
     order: TopologicalSorter[str] = TopologicalSorter()
-    for names in dict.fromkeys(tuple(e.config) for e in entries):
+    for names in dict.fromkeys(map(tuple, configs)):
         for before, after in pairwise(names):
             order.add(after, before)
-    for entry in entries:
-        for name, value in entry.config.items():
+    for config in configs:
+        for name, value in config.items():
             domains.setdefault(name, {})[value] = None
     try:
         domains = {name: domains[name] for name in order.static_order()} or domains
@@ -350,7 +368,11 @@ def _index(knob: Knob, config: Mapping[str, Any], path: Path) -> int:
     """The position in the domain, -1 where the configuration lacks the knob."""
     if knob.name not in config:
         return -1
-    index = knob.index(config[knob.name])
+    value = config[knob.name]
+    index = knob.index(value)
+    if index is None and value in knob.values:  # True == 1 == 1.0
+        alike = knob.values[knob.values.index(value)]
+        raise UsageError(f"{path} writes one value of {knob.name} as {alike!r} and as {value!r}; it must have one type")
     if index is None:
-        raise UsageError(f"{path}: {must_be(knob)}, not {config[knob.name]!r}")
+        raise UsageError(f"{path}: {must_be(knob)}, not {value!r}")
     return index

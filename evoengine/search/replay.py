@@ -74,7 +74,10 @@ class Replay:
 def entry(space: RecordedSpace, config: Config, run: int, trial: int = 0) -> Candidate:
     """What the file says of a configuration, as a candidate."""
     milliseconds, device = space.time(config), device_of(space)
-    figure = None if milliseconds is None else Measurement(Kind.RECORDED, device, None, milliseconds * 1e3)
+    figure = None
+    if milliseconds is not None:
+        samples = tuple((space.samples_of(config) * 1e3).tolist())
+        figure = Measurement(Kind.RECORDED, device, None, milliseconds * 1e3, samples)
     reason = space.reason(config)
     outcome = Outcome.RECORDED if figure else failure(reason or "")
     return Candidate(trial, run, problem_of(space), device, dict(config), outcome, reason, device, measurement=figure)

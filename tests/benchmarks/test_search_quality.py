@@ -100,6 +100,11 @@ def test_a_file_at_fault_is_refused_before_anything_is_searched(folder, capsys, 
     assert "zebra.json is no recorded space" in capsys.readouterr().err
 
 
+def test_a_folder_that_is_not_there_is_refused(tmp_path, capsys):
+    assert benchmark.main(["--spaces", str(tmp_path / "absent")]) == 2
+    assert f"there is no folder {tmp_path / 'absent'}" in capsys.readouterr().err
+
+
 def test_a_folder_without_recorded_spaces_is_refused(tmp_path, capsys):
     assert benchmark.main(["--spaces", str(tmp_path)]) == 2
     assert "holds no recorded space" in capsys.readouterr().err

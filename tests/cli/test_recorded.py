@@ -59,8 +59,7 @@ def test_its_ledger_and_study_are_like_any_others(replayed, evoengine):
     assert json.loads(evoengine("best", "--json", "--db", db).stdout)["config"]["block"] == 128
     with sqlite3.connect(db) as connection:
         assert connection.execute("SELECT count(*) FROM candidates WHERE outcome = 'recorded'").fetchone() == (22,)
-    [summary] = optuna.get_all_study_summaries(f"sqlite:///{db}")
-    study = optuna.load_study(study_name=summary.study_name, storage=f"sqlite:///{db}")
+    study = study_of(db)
     assert study.study_name.endswith("· recorded runs per second")  # nobody counted the operations
     assert (study.metric_names, study.best_value) == (["runs per second (recorded)"], pytest.approx(1000.0))
 
@@ -114,6 +113,8 @@ def test_a_run_goes_out_as_t4_and_comes_back_the_same(evoengine, searched, tmp_p
     assert evoengine("export", file, "--format", "t4", "--db", db).returncode == 0
     assert json.loads(file.read_text())["schema_version"] == "1.1.0"
     assert evoengine("import", file, "--db", other).returncode == 0
+    assert evoengine("export", tmp_path / "again.json", "--db", other).returncode == 0
+    assert json.loads((tmp_path / "again.json").read_text()) == json.loads(file.read_text())
     there, back = (json.loads(evoengine("history", "--json", "--db", d).stdout) for d in (db, other))
     assert back == there
     for name in ("space_text", "sampler", "seed", "objectives"):
@@ -123,11 +124,85 @@ def test_a_run_goes_out_as_t4_and_comes_back_the_same(evoengine, searched, tmp_p
     assert (tmp_path / "out" / "kernel.cubin").read_bytes()[:4] == b"\x7fELF"
 
 
+@pytest.mark.parametrize("command", ["import", "search"])
+def test_another_tuners_samples_go_out_again(evoengine, tmp_path, command):
+    file, db = cache(tmp_path / "test.json"), tmp_path / "evo.db"
+    arguments = [file] if command == "import" else ["--device", f"recorded:{file}", "--trials", 24]
+    assert evoengine(command, *arguments, "--db", db).returncode == 0
+    assert evoengine("export", tmp_path / "out.json", "--db", db).returncode == 0
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    there = {tuple(e["configuration"].values()): e["times"].get("runtimes") for e in results}
+    assert (there[32, 1, 0], there[256, 4, 0]) == (pytest.approx([5500.0]), None)
+
+
+def study_of(db):
+    [summary] = optuna.get_all_study_summaries(f"sqlite:///{db}")
+    return optuna.load_study(study_name=summary.study_name, storage=f"sqlite:///{db}")
+
+
+def test_an_imported_run_has_a_study_for_the_dashboard(evoengine, searched, tmp_path):
+    file, other = tmp_path / "run.json", tmp_path / "other.db"
+    evoengine("export", file, "--db", searched[0] / "evo.db")
+    assert evoengine("import", file, "--db", other).returncode == 0
+    there, back = study_of(searched[0] / "evo.db"), study_of(other)
+    assert back.study_name == there.study_name
+    assert back.study_name.endswith("estimated TFLOPS")
+    shown = [[(t.params, t.values, t.state, t.user_attrs["outcome"]) for t in s.trials] for s in (there, back)]
+    assert sorted(map(str, shown[0])) == sorted(map(str, shown[1])) != []
+
+
+def test_another_tuners_run_has_one_too_with_every_value_of_its_knobs(evoengine, tmp_path):
+    db = tmp_path / "evo.db"
+    assert evoengine("import", cache(tmp_path / "test.json"), "--db", db).returncode == 0
+    study = study_of(db)
+    assert (study.study_name.split(" · ")[-1], len(study.trials)) == ("recorded runs per second", 24)
+    assert study.best_params == {"block": 128, "tile": 4, "padding": 0}
+    assert study.trials[0].distributions["block"].choices == (32, 64, 128, 256)
+
+
+def foreign(file, path):
+    """The file as another tool would have it."""
+    data = json.loads(file.read_text())
+    for own in (data["metadata"], *data["results"]):
+        del own["evoengine"]
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_estimates_are_not_replayed_as_if_they_were_recorded(evoengine, searched, tmp_path):
+    file, db = tmp_path / "run.json", tmp_path / "other.db"
+    evoengine("export", file, "--db", searched[0] / "evo.db")
+    others = foreign(file, tmp_path / "foreign.json")
+    replays = [["search", "--device", f"recorded:{path}"] for path in (file, others)]
+    for command in (*replays, ["import", others]):
+        done = evoengine(*command, "--db", db)
+        assert (done.returncode, "has estimated times alone" in done.stderr, db.exists()) == (2, True, False)
+        assert "Traceback" not in done.stderr
+
+
+def test_of_a_mixed_run_what_was_timed_is_replayed_and_the_rest_named(evoengine, tmp_path):
+    db, file = tmp_path / "mixed.db", tmp_path / "run.json"
+    with open_ledger(str(db), create=True) as ledger:
+        run = start_run(ledger)
+        for tile, kind in ((32, Kind.ESTIMATED), (64, Kind.MEASURED), (128, Kind.ESTIMATED)):
+            add_ranked(ledger, run, a_figure(500.0 + tile, kind), {"family": "wmma", "tile_m": tile}, f"tile_{tile}")
+    assert evoengine("export", file, "--db", db).returncode == 0
+    commands = (["search", "--device", f"recorded:{file}"], ["import", foreign(file, tmp_path / "foreign.json")])
+    for n, command in enumerate(commands):
+        done = evoengine(*command, "--db", tmp_path / f"{n}.db")
+        assert (done.returncode, "2 more have an estimated time alone" in done.stderr) == (0, True), done.stderr
+        found = json.loads(evoengine("history", "--json", "--db", tmp_path / f"{n}.db").stdout)
+        assert [(c["config"]["tile_m"], c["tflops_kind"]) for c in found] == [(64, "recorded")]
+    assert evoengine("import", file, "--db", tmp_path / "own.db").returncode == 0
+    found = json.loads(evoengine("history", "--json", "--db", tmp_path / "own.db").stdout)
+    assert [c["tflops_kind"] for c in found] == ["estimated", "measured", "estimated"]
+
+
 def test_a_file_of_ours_that_is_damaged_is_refused(evoengine, searched, tmp_path):
     file = tmp_path / "run.json"
     evoengine("export", file, "--db", searched[0] / "evo.db")
     data = json.loads(file.read_text())
-    del data["results"][0]["evoengine"]["verdict"]
+    del data["results"][0]["evoengine"]["verdicts"]
     file.write_text(json.dumps(data))
     done = evoengine("import", file, "--db", tmp_path / "other.db")
     assert (done.returncode, "'verdict'" in done.stderr, "Traceback" in done.stderr) == (2, True, False)

@@ -3,72 +3,170 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from evoengine.ledger.runs import Device, Run
+from evoengine.ledger.runs import RUNNING, Device, Run
 from evoengine.ledger.store import open_ledger
+from evoengine.ledger.transfer import Dossier, WholeRun
 from evoengine.publish.t4 import INVALIDITY, from_t4, to_t4
-from evoengine.records import Baseline, Candidate, Kind, Outcome
+from evoengine.records import Baseline, Candidate, Kind, Outcome, Profile
 from tests.ledger.examples import CONFIG, GPU, PROBLEM, SPACE, a_binary, a_figure, a_source, a_verdict
 
 DEVICE = Device("NVIDIA H100 80GB HBM3", "GPU-1", "sm_90", "CUDA 13.0", {"torch": "2.9"})
+BEGAN = datetime(2026, 11, 21, 9, 30, 15, 123456, tzinfo=UTC)
+
+
+def at(minutes: float) -> datetime:
+    return BEGAN + timedelta(minutes=minutes)
+
+
 RUN = Run(
-    7, datetime(2026, 11, 21, tzinfo=UTC), None, "all trials done", GPU, PROBLEM, DEVICE, SPACE.name, SPACE.sha256, SPACE.text,
-    "evolution", "tflops,registers", 3, "0.1.0", "here", 1, "evoengine search",
+    7, BEGAN, at(9), "all trials done", GPU, PROBLEM, DEVICE, SPACE.name, SPACE.sha256, SPACE.text, "evolution",
+    "tflops,registers", 3, "0.0.9", "elsewhere", 1, "evoengine search",
 )  # fmt: skip
-BASELINES = [Baseline("MATH", DEVICE.name, 900.0, 305.0, (900.0, float("inf")))]
+BASELINES = [(at(1), Baseline("MATH", DEVICE.name, 900.0, 305.0, (900.0, float("inf"))))]
+PROFILE = Profile("Nsight Compute", DEVICE.name, {"issue slots %": 61.5, "l2 hit %": float("nan")}, ("stalls",))
 
 
-def examples() -> list[Candidate]:
-    """One of each stage a candidate may end at."""
-    whole = {"source": a_source(), "binary": a_binary(), "verdict": a_verdict(), "measurement": a_figure(10.87, Kind.MEASURED)}
-    return [
-        Candidate(1, 1, PROBLEM, GPU, CONFIG, Outcome.MEASURED, None, "NVIDIA H200", **whole, occupancy=0.25, operator="start"),
-        Candidate(2, 1, PROBLEM, GPU, CONFIG, Outcome.INCORRECT, "wrong", "emulator", a_source(), a_binary(), a_verdict(Outcome.INCORRECT), parents=(1,), operator="mutation"),
-        Candidate(3, 1, PROBLEM, GPU, CONFIG, Outcome.UNCOMPILABLE, "line 3", source=a_source()),
-        Candidate(4, 1, PROBLEM, GPU, CONFIG, Outcome.RECORDED, measurement=a_figure(1.0, Kind.RECORDED)),
+def whole() -> WholeRun:
+    """One candidate of each stage it may end at; the first has been gated, timed and profiled again and again."""
+    estimate, measured = a_figure(9.0), a_figure(10.87, Kind.MEASURED)
+    final = replace(measured, terms={"interval_percent": float("inf"), "final_of_run": 7.0, "place": 1.0})
+    dropped = replace(measured, terms={"dropped_after": 3.0, "incumbent": 41.0})
+    static = replace(PROFILE, tool="static", figures={"HMMA": 64.0})
+    made = {"source": a_source(), "binary": a_binary()}
+    finished = [
+        Candidate(41, 7, PROBLEM, GPU, CONFIG, Outcome.MEASURED, None, "NVIDIA H200", **made, verdict=a_verdict(), measurement=final, occupancy=0.25, operator="start"),
+        Candidate(42, 7, PROBLEM, GPU, CONFIG, Outcome.INCORRECT, "wrong", "emulator", **made, verdict=a_verdict(Outcome.INCORRECT), parents=(41,), operator="mutation"),
+        Candidate(43, 7, PROBLEM, GPU, CONFIG, Outcome.UNCOMPILABLE, "line 3", source=a_source("other")),
+        Candidate(44, 7, PROBLEM, GPU, CONFIG, Outcome.RECORDED, measurement=a_figure(1.0, Kind.RECORDED)),
+        Candidate(45, 7, PROBLEM, GPU, CONFIG, Outcome.DUPLICATE, "renders the same source as trial 47", parents=(41, 44)),
+        Candidate(46, 7, PROBLEM, GPU, CONFIG, Outcome.SCREENED, "255 registers"),
+        Candidate(47, 7, PROBLEM, GPU, CONFIG, Outcome.MEASURED, "2 times the time of trial 41", "emulator", **made, verdict=a_verdict(), measurement=dropped),
+        Candidate(48, 7, PROBLEM, GPU, CONFIG, Outcome.ESTIMATED, None, "emulator", **made, verdict=a_verdict(), measurement=estimate),
     ]  # fmt: skip
-
-
-def figures() -> dict[int, list]:
-    """An estimate came before the measurement, and a repetition of it had no interval yet."""
-    measured = replace(examples()[0].measurement, terms={"interval_percent": float("inf"), "final_of_run": 7.0, "place": 1.0})
-    return {1: [a_figure(9.0), measured], 2: [], 3: [], 4: [examples()[3].measurement]}
-
-
-T4_INVALIDITY = {"timeout", "compile", "runtime", "correctness", "constraints", "correct"}
+    dossiers = [
+        Dossier(
+            c, at(n), at(n + 0.5),
+            [(at(n + 0.1), c.verdict)] if c.verdict else [],
+            [(at(n + 0.2), c.measurement)] if c.measurement else [],
+            [],
+        )
+        for n, c in enumerate(finished)
+    ]  # fmt: skip
+    dossiers[0] = replace(
+        dossiers[0],
+        verdicts=[(at(2), a_verdict(Outcome.HUNG)), (at(3), a_verdict())],
+        figures=[(at(3), estimate), (at(4), replace(final, terms={"final_of_run": 5.0, "place": 2.0})), (at(5), final)],
+        profiles=[(at(6), static), (at(7), PROFILE)],
+    )
+    return WholeRun(RUN, BASELINES, dossiers)
 
 
 @pytest.fixture
 def exported():
-    return to_t4(RUN, examples(), figures(), BASELINES)
+    return to_t4(whole())
+
+
+def anew(path, data, runs_before: int = 0):
+    """The file's run as a ledger gives it back that held other runs before; and what it ranks."""
+    with open_ledger(str(path), create=True) as ledger:
+        for _ in range(runs_before):
+            ledger.import_run(replace(whole(), dossiers=whole().dossiers[3:5]))
+        run, trials = ledger.import_run(from_t4(json.loads(json.dumps(data, allow_nan=False))))
+        return ledger.whole_run(run), trials, [c.trial for c in ledger.best(PROBLEM, GPU, top=9, run=run)]
+
+
+def renumbered(data: dict) -> dict:
+    """The run as 0, its trials from 0 on, and its finals as 0, -1, …, the last first, wherever they are named."""
+    data = json.loads(json.dumps(data))
+    of_results = [r["evoengine"] for r in data["results"]]
+    numbers = {own["trial"]: new for new, own in enumerate(of_results)}
+    terms = [m["terms"] for own in of_results for m in own["measurements"]]
+    finals = sorted({t["final_of_run"] for t in terms if "final_of_run" in t}, reverse=True)
+    for own in of_results:
+        own["trial"], own["run"] = numbers[own["trial"]], 0
+        own["parents"] = [numbers[parent] for parent in own["parents"]]
+        own["reason"] = own["reason"] and re.sub(r"(?<=trial )\d+", lambda m: str(numbers[int(m[0])]), own["reason"])
+    for found in terms:
+        if "incumbent" in found:
+            found["incumbent"] = numbers[found["incumbent"]]
+        if "final_of_run" in found:
+            found["final_of_run"] = -finals.index(found["final_of_run"])
+    return data
+
+
+def test_what_comes_out_of_a_ledger_is_what_went_in(exported, tmp_path):
+    """All but the numbers: an export of an import equals the file, from a ledger that held other runs too."""
+    first, trials, _ = anew(tmp_path / "first.db", exported)
+    second, others, _ = anew(tmp_path / "second.db", to_t4(first), runs_before=3)
+    assert (first.run.id, second.run.id, trials[0], others[0]) == (1, 4, 1, 7)
+    assert renumbered(to_t4(second)) == renumbered(to_t4(first)) == renumbered(exported)
 
 
 def test_a_round_trip_loses_nothing(exported):
     back = from_t4(json.loads(json.dumps(exported, allow_nan=False)))
-    first, *others = examples()
-    assert back.candidates == [replace(first, measurement=figures()[1][-1]), *others]
-    assert (back.figures, back.baselines) == (figures(), BASELINES)
-    space = back.described.pop("space")
-    assert (space.name, space.text, space.sha256) == (SPACE.name, SPACE.text, SPACE.sha256)
-    assert back.described == {
-        "gpu": GPU, "problem": PROBLEM, "device": DEVICE, "sampler": "evolution", "seed": 3, "objectives": "tflops,registers",
-        "command": "evoengine search",
-    }  # fmt: skip
+    assert repr(back.dossiers) == repr(whole().dossiers)  # by repr: nan is no nan's equal
+    assert back.baselines == BASELINES
+    assert back.run == replace(RUN, id=0, host=back.run.host, pid=back.run.pid)
 
 
-def test_what_comes_in_ranks_as_it_did_and_finals_are_those_of_the_run_it_becomes(exported, tmp_path):
-    back = from_t4(exported)
-    with open_ledger(str(tmp_path / "evo.db"), create=True) as ledger:
-        run = ledger.start_run(**back.described)
-        [trial, *_] = ledger.import_candidates(run, back.candidates, back.figures)
-        estimate, measured = ledger.measurements(trial)
-        assert (estimate.kind, measured.kind) == (Kind.ESTIMATED, Kind.MEASURED)
-        assert measured.terms == figures()[1][-1].terms | {"final_of_run": run}
-        assert [c.trial for c in ledger.best(PROBLEM, GPU, top=3)] == [trial]
+def test_other_trials_of_the_run_are_named_by_their_new_numbers(exported, tmp_path):
+    back, trials, _ = anew(tmp_path / "evo.db", exported, runs_before=2)
+    candidates = [d.candidate for d in back.dossiers]
+    assert candidates[4].reason == f"renders the same source as trial {trials[6]}"
+    assert candidates[4].parents == (trials[0], trials[3])
+    assert candidates[6].measurement.terms == {"dropped_after": 3.0, "incumbent": trials[0]}
+
+
+def test_what_comes_in_ranks_as_it_did_and_its_last_finals_are_those_of_the_run_it_becomes(exported, tmp_path):
+    back, trials, ranked = anew(tmp_path / "evo.db", exported, runs_before=1)
+    assert ranked == [trials[0], trials[6]]
+    figures = [figure for _, figure in back.dossiers[0].figures]
+    assert [f.terms.get("final_of_run") for f in figures] == [None, -1.0, back.run.id]
+
+
+@pytest.mark.parametrize("timed", [True, False], ids=["now", "before times were kept"])
+def test_a_candidate_timed_alone_stays_behind_the_finals_that_came_later(exported, tmp_path, timed):
+    """Which figure was taken first decides, not which trial has the lower number."""
+    final, single = exported["results"][0]["evoengine"], exported["results"][6]["evoengine"]
+    final["measurements"] = final["measurements"][-1:]
+    final["measurements"][0]["taken_at"] = at(99).isoformat()
+    single["measurements"][0]["median_us"] /= 2
+    for own in () if timed else (final, single):
+        del own["measurements"][0]["taken_at"]
+    _, trials, ranked = anew(tmp_path / "evo.db", exported)
+    assert ranked == [trials[0], trials[6]]
+
+
+def test_a_run_exported_while_it_ran_is_not_taken_for_one_that_runs_here(tmp_path):
+    exported = to_t4(replace(whole(), run=replace(RUN, status=RUNNING, finished_at=None)))
+    back, _, _ = anew(tmp_path / "evo.db", exported)
+    assert (back.run.status, back.run.finished_at) == ("exported while it ran", None)
+
+
+def test_a_file_of_before_times_profiles_and_all_verdicts_were_kept_is_read(exported, tmp_path):
+    for name in ("status", "finished_at"):
+        del exported["metadata"]["evoengine"][name]
+    del exported["metadata"]["evoengine"]["baselines"][0]["taken_at"]
+    for own in (r["evoengine"] for r in exported["results"]):
+        own["verdict"] = own["verdicts"][-1] if own["verdicts"] else None
+        for name in ("created_at", "finished_at", "verdicts", "profiles"):
+            del own[name]
+        for found in (*own["measurements"], *([own["verdict"]] if own["verdict"] else ())):
+            found.pop("taken_at", None)
+    begun = datetime.now(UTC)
+    back, _, _ = anew(tmp_path / "evo.db", exported)
+    assert (back.run.started_at, back.run.status) == (BEGAN, "imported")
+    assert [d.candidate.verdict for d in back.dossiers] == [d.candidate.verdict for d in whole().dossiers]
+    assert begun <= back.dossiers[0].created_at == back.dossiers[0].figures[0][0] == back.baselines[0][0]
+
+
+T4_INVALIDITY = {"timeout", "compile", "runtime", "correctness", "constraints", "correct"}
 
 
 def test_what_the_schema_requires_is_there(exported):
@@ -83,14 +181,33 @@ def test_what_the_schema_requires_is_there(exported):
         assert all(isinstance(t, float | int | list) for t in result["times"].values())
 
 
+def figures_in(data: dict) -> list[tuple[list[str], list[str]]]:
+    names = [[m["name"] for m in r["measurements"] if m["name"] != "registers"] for r in data["results"]]
+    return [(r["objectives"], found) for r, found in zip(data["results"], names, strict=True)]
+
+
+def test_an_estimate_is_never_called_a_time(exported):
+    timed, estimated = (["time"], ["time", "TFLOPS"]), (["estimated time"], ["estimated time", "estimated TFLOPS"])
+    rejected = (["time"], [])
+    assert figures_in(exported) == [timed, rejected, rejected, timed, rejected, rejected, timed, estimated]
+    assert "runtimes" not in exported["results"][-1]["times"]
+
+
+def test_what_an_estimated_run_rejected_was_aimed_at_the_same_as_what_it_ranked():
+    run = to_t4(replace(whole(), dossiers=[whole().dossiers[2], whole().dossiers[7]]))
+    assert [objectives for objectives, _ in figures_in(run)] == [["estimated time"]] * 2
+
+
 def test_every_outcome_has_its_place():
     assert INVALIDITY.keys() == set(Outcome)
     assert set(INVALIDITY.values()) <= T4_INVALIDITY
 
 
-def test_unfinished_candidates_are_left_out(exported):
-    unfinished = replace(examples()[0], outcome=None)
-    assert to_t4(RUN, [unfinished], figures(), [])["results"] == []
+def test_unfinished_candidates_are_left_out(tmp_path):
+    with open_ledger(str(tmp_path / "evo.db"), create=True) as ledger:
+        run, _ = ledger.import_run(whole())
+        ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)
+        assert len(to_t4(ledger.whole_run(run))["results"]) == len(whole().dossiers)
 
 
 def test_another_tuners_file_is_told_apart(exported):

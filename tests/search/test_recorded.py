@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,19 +26,11 @@ CACHE = {
         "128,2,7": {"block": 128, "tile": 2, "n": 7, "time": 3.0, "times": [3.0], "GFLOP/s": 3.3},
     },
 }
-T1 = {
-    "ConfigurationSpace": {
-        "TuningParameters": [
-            {"Name": "block", "Type": "int", "Values": "[32, 64, 128, 256]"},
-            {"Name": "tile", "Type": "int", "Values": "[1, 2]"},
-            {"Name": "n", "Type": "int", "Values": "[7]"},
-        ]
-    }
-}
 
 
-def result(block: int, tile: int, ms: float | None) -> dict:
-    found = {"configuration": {"block": block, "tile": tile, "n": 7}, "objectives": ["time"]}
+def result(block: int, tile: int, ms: float | None, samples: Sequence[float] = ()) -> dict:
+    found = {"times": {"runtimes": list(samples)}} if samples else {}
+    found |= {"configuration": {"block": block, "tile": tile, "n": 7}, "objectives": ["time"]}
     if ms is None:
         return found | {"invalidity": "runtime", "measurements": [{"name": "time", "value": "failed", "unit": ""}]}
     return found | {"invalidity": "correct", "measurements": [{"name": "time", "value": ms, "unit": ""}]}
@@ -72,18 +65,34 @@ def test_both_formats_give_the_same_space(write, content, name):
     assert space.optimum == 1.0
 
 
-def test_a_cache_names_kernel_device_metric_and_why_a_configuration_failed(write):
+@pytest.mark.parametrize("content", [CACHE, T4], ids=["cache", "T4"])
+def test_each_configuration_keeps_its_samples_in_ms(write, content):
+    """Few or many, of a repeated configuration the last one's, and none of a failed one."""
+    first = CACHE["cache"]["32,1,7"]
+    cache = CACHE["cache"] | {"32,1,7": first | {"times": [7.0]}, "again": first | {"times": [2.5, 1.5, 2.0]}}
+    results = [result(32, 1, 2.0, [7.0]), *T4["results"][1:3], result(128, 2, 3.0, [3.0])]
+    results.append(result(32, 1, 2.0, [2.5, 1.5, 2.0]))
+    space = read_recorded(write(content | {"cache": cache} if content is CACHE else T4 | {"results": results}))
+    samples = {tuple(c.values())[:2]: space.samples_of(c).tolist() for c in space.enumerate()}
+    of_second = [1.0] if content is CACHE else []
+    assert samples == {(32, 1): [2.5, 1.5, 2.0], (64, 1): of_second, (64, 2): [], (128, 2): [3.0]}
+
+
+def test_samples_of_a_t4_file_are_in_its_unit(write):
+    """Of the figure's own unit they know nothing."""
+    measured = result(32, 1, 2.0, [2000.0, 2500.0])
+    measured["measurements"][0]["unit"] = "ms"
+    space = read_recorded(write(T4 | {"metadata": {"timeunit": "microseconds"}, "results": [measured]}))
+    assert (space.optimum, space.samples.tolist()) == (2.0, [2.0, 2.5])
+
+
+def test_a_cache_names_its_device_and_why_a_configuration_failed(write):
     space = read_recorded(write(CACHE))
-    assert (space.kernel, space.device, space.metric) == ("saxpy", "A GPU", "GFLOP/s")
+    assert space.device == "A GPU"
     failed = {"block": 64, "tile": 2, "n": 7}
     assert space.time(failed) is None
     assert space.reason(failed) == "RuntimeFailedConfig"
     assert space.reason({"block": 64, "tile": 1, "n": 7}) is None
-
-
-def test_a_description_gives_the_knobs_their_whole_domains(write):
-    space = read_recorded(write(T4), write(T1, "saxpy_T1.json"))
-    assert space.knobs[0].values == (32, 64, 128, 256)
 
 
 def test_times_of_a_t4_file_in_seconds_become_milliseconds(write):
@@ -100,6 +109,22 @@ def test_a_t4_file_names_its_device(write):
     assert read_recorded(write(T4 | {"metadata": {"device": "A GPU"}})).device == "A GPU"
 
 
+def estimate(block: int, tile: int, ms: float) -> dict:
+    return json.loads(json.dumps(result(block, tile, ms)).replace('"time"', '"estimated time"'))
+
+
+def test_results_that_were_only_estimated_are_left_out_and_counted(write):
+    space = read_recorded(write(T4 | {"results": [estimate(16, 1, 0.1), *T4["results"], estimate(128, 1, 0.2)]}))
+    assert (len(space), space.optimum, space.estimated) == (4, 1.0, 2)
+    assert space.knobs[0].values == (32, 64, 128)
+
+
+def test_an_estimate_of_evoengines_first_exports_is_known_by_its_outcome(write):
+    """Where it is called `time`, as a measured one is."""
+    old = result(16, 1, 0.1) | {"evoengine": {"outcome": "estimated"}}
+    assert read_recorded(write(T4 | {"results": [old, *T4["results"]]})).optimum == 1.0
+
+
 @pytest.mark.parametrize("place", ["GFLOP/s", "__error__"])
 def test_a_failure_may_stand_in_place_of_another_objective(write, place):
     """As Kernel Tuner writes it where it tunes for GFLOP/s, and, since it has several objectives, wherever it fails."""
@@ -107,6 +132,14 @@ def test_a_failure_may_stand_in_place_of_another_objective(write, place):
     space = read_recorded(write(CACHE | {"objective": "GFLOP/s", "cache": CACHE["cache"] | {"64,2,7": failed}}))
     assert space.reason({"block": 64, "tile": 2, "n": 7}) == "CompilationFailedConfig"
     np.testing.assert_array_equal(space.times, [2.0, 1.0, np.nan, 3.0])
+
+
+@pytest.mark.parametrize("content", [CACHE, T4], ids=["cache", "T4"])
+def test_a_time_beyond_all_measure_is_the_failure_that_it_stands_for(write, content):
+    """Kernel Tuner's early versions gave 1e20 to a configuration that failed."""
+    space = read_recorded(write(json.loads(json.dumps(content).replace(": 3.0", ": 1e20"))))
+    np.testing.assert_array_equal(space.times, [2.0, 1.0, np.nan, np.nan])
+    assert space.reason({"block": 128, "tile": 2, "n": 7}) == "1e+20"
 
 
 @pytest.mark.parametrize("content", [CACHE, T4], ids=["cache", "T4"])
@@ -206,6 +239,8 @@ def test_a_configuration_that_was_not_recorded_has_no_time(write):
         (T4 | {"results": []}, "at least one"),
         (CACHE | {"cache": {"32,1,7": {"block": 32, "tile": 1, "n": 7}}}, "without time"),
         (T4 | {"results": [result(32, 1, 2.0) | {"measurements": []}]}, "without time"),
+        (T4 | {"results": [estimate(32, 1, 2.0)]}, "has estimated times alone"),
+        (T4 | {"results": [estimate(32, 1, 2.0), result(64, 1, None)]}, "has estimated times alone"),
         (CACHE | {"cache": {"64,2,7": CACHE["cache"]["64,2,7"]}}, "at least one must have run"),
         (CACHE | {"tune_params": {"block": [32]}}, "tune_params must give a domain"),
         (CACHE | {"tune_params": CACHE["tune_params"] | {"block": [32, 64]}}, "block must be one of 32, 64, not 128"),
@@ -217,11 +252,17 @@ def test_a_configuration_that_was_not_recorded_has_no_time(write):
         (T4 | {"metadata": None}, "not as its format wants it"),
         (T4 | {"results": [result(32, 1, 2.0) | {"measurements": None}]}, "not as its format wants it"),
         (T4 | {"results": [result(32, 1, 2.0) | {"measurements": [{"value": 1.0}]}]}, "not as its format wants it"),
+        (T4 | {"results": [result(32, 1, 2.0), result(32, True, 1.0)]}, "of tile as 1 and as True; it must"),
+        (T4 | {"results": [result(32, True, 2.0), result(32, 1, 1.0)]}, "of tile as True and as 1; it must"),
+        (CACHE | {"tune_params": CACHE["tune_params"] | {"n": [7.0]}}, "of n as 7.0 and as 7; it must"),
         (T4 | {"results": [result(32, 1, 2.0) | {"configuration": {}}]}, "names no knob"),
         (T4 | {"results": [result([32], 1, 2.0)]}, r"block the value \[32\]"),
         (json.loads(json.dumps(T4).replace('"time"', '"GFLOP/s"')), "without time"),
         ("[" * 100_000, "must be a JSON object"),
         (json.dumps(CACHE).replace("2.0", "9" * 5000), "must be a JSON object"),
+        (CACHE | {"cache": {"32,1,7": CACHE["cache"]["32,1,7"] | {"times": ["fast"]}}}, "a sample that is no time"),
+        (T4 | {"results": [result(32, 1, 2.0, [float("nan")])]}, "a sample that is no time"),
+        (T4 | {"results": [result(32, 1, 2.0) | {"times": [1.0]}]}, "not as its format wants it"),
         (CACHE | {"cache": {"32,1,7": CACHE["cache"]["32,1,7"] | {"time": 10**400}}}, "at least one must have run"),
     ],
 )
@@ -239,8 +280,3 @@ def test_a_missing_file_and_a_broken_archive_are_named(write, tmp_path):
     broken.write_bytes(broken.read_bytes()[:40] + b"\xff" * 99)
     with pytest.raises(UsageError, match="plain or gzipped"):
         read_recorded(broken)
-
-
-def test_a_description_that_is_none_is_named(write):
-    with pytest.raises(UsageError, match="no T1 description"):
-        read_recorded(write(T4), write(CACHE, "other.json"))
