@@ -98,8 +98,9 @@ def best_at(runs: Sequence[Run], mark: int) -> float:
     return float(np.median([run.curve[min(mark, len(run.curve)) - 1] for run in runs]))
 
 
-def summary(runs: Sequence[Run]) -> dict[str, float]:
-    marks = {str(mark): best_at(runs, mark) for mark in MARKS}
+def summary(runs: Sequence[Run], budget: int) -> dict[str, float | None]:
+    """The figures of one sampler on one space; None at a mark that the budget did not reach."""
+    marks = {str(mark): best_at(runs, mark) if mark <= budget else None for mark in MARKS}
     return marks | {
         "within5": float(np.mean([run.curve[-1] <= NEAR for run in runs])),
         "proposals": sum(r.proposals for r in runs) / sum(len(r.curve) for r in runs),
@@ -108,32 +109,34 @@ def summary(runs: Sequence[Run]) -> dict[str, float]:
     }
 
 
-def summaries(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, float]]]:
+def summaries(runs: Sequence[Run], budget: int) -> dict[str, dict[str, dict[str, float | None]]]:
     """{space: {sampler: {"25": …, …, "within5": …, "proposals": …, "ms": …, "seeds": …}}}"""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    found: dict[str, dict[str, dict[str, float | None]]] = {}
     for (space, sampler), group in groupby(runs, key=lambda run: (run.space, run.sampler)):
-        found.setdefault(space, {})[sampler] = summary(list(group))
+        found.setdefault(space, {})[sampler] = summary(list(group), budget)
     return found
 
 
-def table(found: dict[str, dict[str, dict[str, float]]], budget: int) -> Table:
+def table(found: dict[str, dict[str, dict[str, float | None]]], budget: int) -> Table:
     title = f"median of best / optimum after N of {budget} trials; asked: proposals per trial; last: mean over spaces"
     out = Table(title=title)
     for name in ("space", "sampler", "seeds", *map(str, MARKS), f"≤{NEAR:g}", "asked", "ms"):
         out.add_column(name, no_wrap=True, justify="left" if name in ("space", "sampler") else "right")
     samplers = list(next(iter(found.values())))
-    mean = {s: {k: float(np.mean([of[s][k] for of in found.values()])) for k in found_keys(found)} for s in samplers}
+    mean = {s: _mean([of[s] for of in found.values()]) for s in samplers}
     for space, of in [*found.items(), ("mean", mean)]:
         for sampler, figures in of.items():
-            marks = [f"{figures[str(mark)]:.3f}" for mark in MARKS]
+            at = [figures[str(mark)] for mark in MARKS]
+            marks = ["–" if best is None else f"{best:.3f}" for best in at]
             rest = (f"{figures['within5']:.0%}", f"{figures['proposals']:.2f}", f"{figures['ms']:.1f}")
             out.add_row(space, sampler, f"{figures['seeds']:.0f}", *marks, *rest)
         out.add_section()
     return out
 
 
-def found_keys(found: dict[str, dict[str, dict[str, float]]]) -> list[str]:
-    return list(next(iter(next(iter(found.values())).values())))
+def _mean(of_spaces: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
+    columns = {name: [figures[name] for figures in of_spaces] for name in of_spaces[0]}
+    return {name: None if None in column else float(np.mean(column)) for name, column in columns.items()}
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:
@@ -193,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    found = summaries(runs)
+    found = summaries(runs, options.budget)
     Console(width=120).print(table(found, options.budget))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -59,10 +59,10 @@ def best(
 
 def _front(ledger, problem: str, gpu: str, like) -> list:
     """The Pareto front over the objectives of the last run, by figures of the kind and device of `like`."""
-    from evoengine.objectives import front, parse_objectives
+    from evoengine.objectives import front, stored_objectives
 
     aimed = next(r.objectives for r in reversed(ledger.runs()) if (r.problem, r.gpu) == (problem, gpu))
-    objectives = parse_objectives(aimed)
+    objectives = stored_objectives(aimed)
     if len(objectives) == 1:
         raise UsageError(f"the last run aimed at {aimed} alone; search with --objective tflops,registers for a front")
     known = [c for c in ledger.candidates(problem=problem, gpu=gpu) if c.measurement]

@@ -112,19 +112,27 @@ def best_line(best: Candidate | None) -> str:
 
 
 def ranking(ranked: Mapping[int, Candidate]) -> Group:
-    """Candidates by rank, best first."""
+    """Candidates by rank, best first; what is known of none of them has no column."""
+    rows = [(str(rank), *_ranked(candidate)) for rank, candidate in ranked.items()]
+    counted = any(c.measurement.tflops is not None for c in ranked.values())
+    of_figure = "TFLOPS" if counted else "time"
+    names = ("rank", "trial", "family", "config", "reg", "spill", "shared", "occ.", "max err", of_figure)
     table = Table(box=None, pad_edge=False)
-    left = ("family", "config")
-    for name in ("rank", "trial", "family", "config", "reg", "spill", "shared", "occ.", "max err", "TFLOPS"):
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
-    for rank, candidate in ranked.items():
-        c = candidate.to_json()
-        table.add_row(
-            str(rank), str(candidate.trial), str(candidate.config.get("family", "")), values(candidate.config),
-            cell(c["registers"]), cell(c["spill_bytes"]), cell(c["shared_bytes"] and c["shared_bytes"] / 1024, "{:.0f} KB"),
-            cell(c["occupancy"], "{:.0%}"), cell(c["max_abs_error"], "{:.1e}"), figure(candidate),
-        )  # fmt: skip
+    shown = [i for i in range(len(names)) if any(row[i] not in ("", "–") for row in rows)]
+    for i in shown:
+        table.add_column(names[i], justify="left" if names[i] in ("family", "config") else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[i] for i in shown))
     return Group(table, legend([c.config for c in ranked.values()]))
+
+
+def _ranked(candidate: Candidate) -> tuple[str, ...]:
+    c = candidate.to_json()
+    return (
+        str(candidate.trial), str(candidate.config.get("family", "")), values(candidate.config),
+        cell(c["registers"]), cell(c["spill_bytes"]), cell(c["shared_bytes"] and c["shared_bytes"] / 1024, "{:.0f} KB"),
+        cell(c["occupancy"], "{:.0%}"), cell(c["max_abs_error"], "{:.1e}"), figure(candidate),
+    )  # fmt: skip
 
 
 def cell(value: object, form: str = "{}") -> str:

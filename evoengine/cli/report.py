@@ -46,4 +46,4 @@ def report(gpu: Gpu | None, problem: Problem | None, db: str | None, as_json: bo
         stdout.print()
         stdout.print(effects_table(found))
     else:
-        say("no trial was made from another: only a sampler that names parents tells which changes paid")
+        say("no trial was made from another yet: start points have no parents, and most samplers name none")

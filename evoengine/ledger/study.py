@@ -30,7 +30,7 @@ from evoengine.ledger.optuna_schema import require_schema
 from evoengine.ledger.runs import Run
 from evoengine.ledger.store import Ledger
 from evoengine.lineage import Effect, Step, effects, step, transition
-from evoengine.objectives import Objective, parse_objectives, worth
+from evoengine.objectives import Objective, stored_objectives, worth
 from evoengine.paths import default_database
 from evoengine.records import Candidate, Kind, Measurement, Value
 
@@ -114,7 +114,7 @@ class Projection:
         self._artifacts = artifact_store(ledger.url)
         self._distributions = {name: CategoricalDistribution(tuple(values)) for name, values in domains.items()}
         self.name = study_name(ledger, run, kind)
-        self._objectives = parse_objectives(_described(ledger, run).objectives)
+        self._objectives = stored_objectives(_described(ledger, run).objectives)
         self.missed: dict[int, str] = {}
         """trial → why it is not in the study"""
         with _explained(parse_url(ledger.url)), warnings.catch_warnings():
@@ -202,7 +202,7 @@ def rebuild(
 
 def study_name(ledger: Ledger, run: int, kind: Kind) -> str:
     described = _described(ledger, run)
-    aims = ", ".join(o.title for o in parse_objectives(described.objectives))
+    aims = ", ".join(o.title for o in stored_objectives(described.objectives))
     return f"run {run} · {described.problem} · {described.gpu} · {kind} {aims}"
 
 
@@ -251,7 +251,7 @@ def note(candidate: Candidate, figure: Measurement | None, made: Step) -> str:
 def study_note(found: Sequence[Effect]) -> str:
     """Which changes of knobs paid, in Markdown, most rewarding first; `found` as `effects` orders them."""
     if not found:
-        return "No trial was made from another: only a sampler that names parents tells which changes paid."
+        return "No trial was made from another yet: start points have no parents, and most samplers name none."
     lines = ["| change | steps | alone | better | median gain |", "|---|---|---|---|---|"]
     for e in found[:PAID]:
         change = transition(e.change).replace("|", "\\|")

@@ -47,6 +47,8 @@ POLL_SECONDS = 0.1
 
 NEIGHBOURS = 4
 """problems and GPUs of earlier runs whose best kernels are tried"""
+RANKS = 100
+"""how far down the ranking of each the best that is valid here is looked for"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +70,16 @@ class Setting:
 
 
 def neighbouring_bests(ledger: Ledger, setting: Setting) -> list[Config]:
-    """The best of other problems and GPUs, latest first, as far as they are valid here and not start points anyway."""
+    """The best that is valid here of each other problem and GPU, latest first, but for start points."""
     here = (setting.gpu.key, str(setting.problem))
     kernel = here[1].partition(":")[0]
     targets = dict.fromkeys((r.gpu, r.problem) for r in reversed(ledger.runs()) if r.problem.startswith(f"{kernel}:"))
     found: dict[str, Config] = {}
     for gpu, problem in [t for t in targets if t != here][:NEIGHBOURS]:
-        for candidate in ledger.best(problem, gpu, top=1):
-            if setting.space.contains(candidate.config) and candidate.config not in setting.space.starts:
-                found[config_key(candidate.config)] = candidate.config
+        ranked = (c.config for c in ledger.best(problem, gpu, top=RANKS))
+        config = next((c for c in ranked if setting.space.contains(c)), None)
+        if config is not None and config not in setting.space.starts:
+            found[config_key(config)] = config
     return list(found.values())
 
 

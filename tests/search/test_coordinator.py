@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from evoengine.errors import MachineError
+from evoengine.problem import parse_problem
 from evoengine.records import Kind, Outcome
+from evoengine.search.coordinator import neighbouring_bests
 from evoengine.search.judges import AHEAD, EmulatorJudge, GpuJudge, make_judge, timed_baselines
 from evoengine.search.proposer import Proposer
 from tests.search import faulty_device
@@ -189,3 +192,14 @@ def test_the_device_is_chosen_by_uuid_before_libraries_are_loaded(monkeypatch):
         assert timed_baselines(judge.baselines())[0].name == DEVICE.uuid
     finally:
         judge.close()
+
+
+def test_a_search_starts_from_the_best_of_another_problem_that_is_valid_here(numbered):
+    coordinator = numbered.coordinator(range(5))
+    coordinator.search()
+    numbers = [c.config["number"] for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=5)]
+    other = replace(coordinator.setting, problem=parse_problem("b1,h1,s128,d32,fp16"))
+    for valid in (numbers, numbers[1:], numbers[3:]):
+        here = replace(other, space=numbered.space(sorted(valid)))
+        assert [c["number"] for c in neighbouring_bests(numbered.ledger, here)] == [valid[0]]
+    assert neighbouring_bests(numbered.ledger, coordinator.setting) == []  # its own best is no other problem's
