@@ -46,14 +46,12 @@ class Surrogate:
         A target may be NaN: the row was tried and what it reaches is not known.
         """
         known = ~np.isnan(targets)
-        self._draw(rows[known], targets[known])
-        log_kernels = self._log_kernels(self._hyper)
+        tried = self._one_hot(rows)
+        self._draw(tried[known], targets[known])
         self._variance, self._noise = np.exp(self._hyper[-2:])
-        self._log_kernel = np.zeros((self._starts[-1],) * 2, np.float32)
-        for start, table in zip(self._starts, log_kernels, strict=False):
-            self._log_kernel[start : start + len(table), start : start + len(table)] = table
-        self._pool, self._tried = self._one_hot(pool), self._one_hot(rows)
-        self._factor = np.linalg.cholesky(self._covariance(rows, self._hyper))
+        self._log_kernel = self._log_kernels(self._hyper).astype(np.float32)
+        self._pool, self._tried = self._one_hot(pool).astype(np.float32), tried.astype(np.float32)
+        self._factor = np.linalg.cholesky(self._covariance(tried, self._hyper))
         self._solve = np.empty((len(rows) + ROOM, len(pool)), np.float32)
         against = self._kernel(self._tried, self._pool)
         factor = self._factor.astype(np.float32)
@@ -62,7 +60,7 @@ class Surrogate:
 
     def extend(self, row: np.ndarray) -> None:
         """Adds a tried row [knobs] to those of the last fit, the hyperparameters staying as they are."""
-        n, one = len(self._factor), self._one_hot(row[None])
+        n, one = len(self._factor), self._one_hot(row[None]).astype(np.float32)
         to_tried = self._kernel(self._tried, one)[:, 0].astype(float)
         left = solve_triangular(self._factor, to_tried, lower=True, check_finite=False)
         pivot = np.sqrt(max(self._variance + self._noise + JITTER - left @ left, JITTER))
@@ -89,8 +87,8 @@ class Surrogate:
         variance = np.maximum(self._variance - self._explained, 1e-9)
         return weights @ self._solve[: len(weights)], np.sqrt(variance)
 
-    def _draw(self, rows: np.ndarray, targets: np.ndarray) -> None:
-        likelihood = self._log_likelihood(self._hyper, rows, targets)
+    def _draw(self, tried: np.ndarray, targets: np.ndarray) -> None:
+        likelihood = self._log_likelihood(self._hyper, tried, targets)
         for _ in range(self._draws):
             offset = self._hyper - self._mean
             other = self._rng.normal(size=len(offset)) * self._deviation
@@ -100,7 +98,7 @@ class Surrogate:
             # The bracket shrinks onto the present point, whose likelihood is above the level: this ends.
             while True:
                 hyper = self._mean + offset * np.cos(angle) + other * np.sin(angle)
-                likelihood = self._log_likelihood(hyper, rows, targets)
+                likelihood = self._log_likelihood(hyper, tried, targets)
                 if likelihood > level:
                     break
                 low, high = (angle, high) if angle < 0 else (low, angle)
@@ -108,36 +106,35 @@ class Surrogate:
             self._hyper = hyper
         self._draws = DRAWS
 
-    def _log_likelihood(self, hyper: np.ndarray, rows: np.ndarray, targets: np.ndarray) -> float:
-        factor = np.linalg.cholesky(self._covariance(rows, hyper))
+    def _log_likelihood(self, hyper: np.ndarray, tried: np.ndarray, targets: np.ndarray) -> float:
+        factor = np.linalg.cholesky(self._covariance(tried, hyper))
         scaled = solve_triangular(factor, targets, lower=True, check_finite=False)
         return float(-0.5 * scaled @ scaled - np.log(np.diag(factor)).sum())
 
-    def _covariance(self, rows: np.ndarray, hyper: np.ndarray) -> np.ndarray:
-        log_kernel = np.full((len(rows),) * 2, hyper[-2])
-        for column, table in zip(self._columns, self._log_kernels(hyper), strict=True):
-            position = rows[:, column]
-            log_kernel += table[position[:, None], position[None]]
-        covariance = np.exp(log_kernel)
-        covariance[np.diag_indices(len(rows))] += np.exp(hyper[-1]) + JITTER
+    def _covariance(self, tried: np.ndarray, hyper: np.ndarray) -> np.ndarray:
+        """Of one-hot rows, noise included; in double precision, or it would not always be positive definite."""
+        covariance = np.exp(tried @ self._log_kernels(hyper) @ tried.T + hyper[-2])
+        covariance[np.diag_indices(len(tried))] += np.exp(hyper[-1]) + JITTER
         return covariance
 
-    def _log_kernels(self, hyper: np.ndarray) -> list[np.ndarray]:
-        """Per knob [positions, positions], the inactive one last, so that -1 finds it."""
-        tables = []
-        for distance, length in zip(self._distances, np.exp(hyper), strict=False):
+    def _log_kernels(self, hyper: np.ndarray) -> np.ndarray:
+        """[positions, positions] of all knobs, one block a knob: summing them for two rows is a matrix product."""
+        blocks = np.zeros((self._starts[-1],) * 2)
+        for start, distance, length in zip(self._starts, self._distances, np.exp(hyper), strict=False):
             scaled = np.sqrt(3) * distance / length
-            tables.append(np.log1p(scaled) - scaled - np.exp(hyper[-3]) * (distance > 0))
-        return tables
+            block = np.log1p(scaled) - scaled - np.exp(hyper[-3]) * (distance > 0)
+            blocks[start : start + len(block), start : start + len(block)] = block
+        return blocks
 
     def _one_hot(self, rows: np.ndarray) -> np.ndarray:
-        hot = np.zeros((len(rows), self._starts[-1]), np.float32)
+        """Per knob one column a position, the inactive one last, so that -1 finds it."""
+        hot = np.zeros((len(rows), self._starts[-1]))
         for column, start, distance in zip(self._columns, self._starts, self._distances, strict=False):
             hot[np.arange(len(rows)), start + rows[:, column] % len(distance)] = 1
         return hot
 
     def _kernel(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        """The kernel between one-hot rows: summing knobs' log kernels is a matrix product."""
+        """The kernel between one-hot rows, in single precision."""
         return np.exp(one @ self._log_kernel @ other.T + np.float32(self._hyper[-2]))
 
 
