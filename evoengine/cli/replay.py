@@ -45,7 +45,9 @@ def replay(
     if found:
         excess = found[0].measurement.median_us / (space.optimum * 1e3)
         say(f"best found over the file's optimum: {excess:.3f}")
-    return conclude(search, progress, study, run, found, as_json, "evoengine report   ·   evoengine dashboard")
+    same = f" --db {db}" if db else ""
+    following = f"evoengine report{same}   ·   evoengine dashboard{same}"
+    return conclude(search, progress, study, run, found, as_json, following)
 
 
 def say_left_out(space: RecordedSpace) -> None:

@@ -104,9 +104,10 @@ def search(
         ledger.finish_run(run, progress.ended)
         study.summarise()
         found = ledger.best(str(problem), gpu.key, top=trials, run=run)
-    front = "evoengine best --pareto   ·   " if len(objectives) > 1 else ""
+    same = f" --db {db}" if db else ""
+    front = f"evoengine best --pareto{same}   ·   " if len(objectives) > 1 else ""
     untimed = f"   ·   figures marked est. are static estimates, not measurements: none was timed on a {gpu.key}"
-    following = f"{front}evoengine best --export out/   ·   evoengine dashboard{'' if timing else untimed}"
+    following = f"{front}evoengine best --export out/{same}   ·   evoengine dashboard{same}{'' if timing else untimed}"
     return conclude(coordinator, progress, study, run, found, as_json, following)
 
 

@@ -136,6 +136,13 @@ def test_the_more_proposals_came_after_the_best_the_more_are_far_from_it(space, 
     assert least <= np.mean(far) <= most
 
 
+def test_minus_infinity_is_good_where_less_is_better(space):
+    study = optuna.create_study(sampler=EvolutionSampler(0, space))
+    study.optimize(lambda trial: -np.inf if suggest(trial, space)["family"] == "tensor" else 1.0, n_trials=30)
+    assert "random" not in [t.user_attrs["operator"] for t in study.trials[FIRST:]]
+    assert all(t.params["family"] == "tensor" for t in study.trials[-10:])
+
+
 def test_known_good_points_go_first_and_their_kin_follow(space):
     study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(0, space))
     start = {"family": "tensor", "tile": 64, "warps": 4, "stages": 3, "order": "rows"}

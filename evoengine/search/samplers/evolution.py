@@ -153,7 +153,7 @@ class _Search:
                 self._values[place] = self._vectors[place][0]
         if len(signs) > 1 and self._vectors:
             for place, front in zip(self._vectors, fronts(np.array([*self._vectors.values()])), strict=True):
-                self._values[place] = -float(front) if np.isfinite(self._vectors[place]).all() else -np.inf
+                self._values[place] = -float(front) if (self._vectors[place] > -np.inf).all() else -np.inf
 
     def propose(self, number: int) -> tuple[dict[str, Any], str, list[int]]:
         """A new configuration for the trial, the operator that it amounts to and the numbers of its parents."""
@@ -227,7 +227,7 @@ class _Search:
         return targets
 
     def _elites(self) -> list[int]:
-        return [i for i in self._ranked()[:ELITES] if np.isfinite(self._values[i])]
+        return [i for i in self._ranked()[:ELITES] if self._values[i] > -np.inf]
 
     def _ranked(self) -> list[int]:
         """The trials, best first, those rejected or under way last."""
