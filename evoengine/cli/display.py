@@ -83,8 +83,9 @@ class LiveProgress:
 
 
 def status(progress) -> list[str]:
-    """`43/60`, `31 correct`, each way of being rejected, and the time left."""
-    parts = [f"{progress.done}/{progress.total}", f"{progress.correct} correct"]
+    """`43/60`, `31 correct`, each way of being rejected, and the time left; nobody here gated what was recorded."""
+    good = "recorded" if progress.outcomes[Outcome.RECORDED] else "correct"
+    parts = [f"{progress.done}/{progress.total}", f"{progress.correct} {good}"]
     parts += [f"{n} {outcome}" for outcome, n in sorted(progress.outcomes.items()) if n and not outcome.ranked]
     if progress.done:
         left = progress.elapsed / progress.done * (progress.total - progress.done)
