@@ -164,7 +164,10 @@ def read_recorded(path: Path) -> RecordedSpace:
     rows = [[_index(knob, e.config, path) for knob in knobs] for e in entries]
     last = list({tuple(row): i for i, row in enumerate(rows)}.values())
     entries, rows = [entries[i] for i in last], np.array([rows[i] for i in last], np.int16)
-    _require_all(knobs, rows, path) if domains else _require_conditions(knobs, rows, path)
+    if domains:
+        _require_all(knobs, rows, path)
+    else:
+        _require_conditions(knobs, rows, path)
     times = np.array([e.time for e in entries])
     if np.isnan(times).all():
         raise UsageError(f"{path} has no configuration with a time; at least one must have run")
