@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -52,6 +52,12 @@ def figure(candidate: Candidate) -> str:
     if m is None:
         return "–"
     return f"{m.tflops:,.4g}{MARK[m.kind]}" if m.tflops is not None else f"{m.median_us:,.4g} µs{MARK[m.kind]}"
+
+
+def unit(candidates: Iterable[Candidate]) -> str:
+    """What a column of their figures is called: of what was recorded nobody may have counted the operations."""
+    figures = [c.measurement for c in candidates if c.measurement]
+    return "time" if figures and all(m.tflops is None for m in figures) else "TFLOPS"
 
 
 def clock(seconds: float) -> str:
@@ -115,9 +121,7 @@ def best_line(best: Candidate | None) -> str:
 def ranking(ranked: Mapping[int, Candidate]) -> Group:
     """Candidates by rank, best first; what is known of none of them has no column."""
     rows = [(str(rank), *_ranked(candidate)) for rank, candidate in ranked.items()]
-    counted = any(c.measurement.tflops is not None for c in ranked.values())
-    of_figure = "TFLOPS" if counted else "time"
-    names = ("rank", "trial", "family", "config", "reg", "spill", "shared", "occ.", "max err", of_figure)
+    names = ("rank", "trial", "family", "config", "reg", "spill", "shared", "occ.", "max err", unit(ranked.values()))
     table = Table(box=None, pad_edge=False)
     shown = [i for i in range(len(names)) if any(row[i] not in ("", "–") for row in rows)]
     for i in shown:
@@ -143,9 +147,9 @@ def cell(value: object, form: str = "{}") -> str:
 def listing(candidates: Sequence[Candidate]) -> Group:
     """Trials in the order they were started, each with how it ended."""
     table = Table(box=None, pad_edge=False)
-    for name in ("trial", "run", "outcome", "TFLOPS", "reg", "family", "config", "reason"):
-        right = name in ("trial", "run", "TFLOPS", "reg")
-        table.add_column(name, justify="right" if right else "left", no_wrap=name != "reason", overflow="fold")
+    right = ("trial", "run", of_figure := unit(candidates), "reg")
+    for name in ("trial", "run", "outcome", of_figure, "reg", "family", "config", "reason"):
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=name != "reason", overflow="fold")
     for c in candidates:
         registers = str(c.binary.registers) if c.binary else "–"
         outcome = Text(str(c.outcome or "unfinished"), style=_style(c.outcome))
@@ -222,8 +226,9 @@ def findings(found) -> Table:
 def lineage(steps) -> Table:
     """The path from a start point, a step a row."""
     table = Table(box=None, pad_edge=False)
-    for name in ("trial", "made by", "changed", "TFLOPS", "gain"):
-        table.add_column(name, justify="right" if name in ("trial", "TFLOPS", "gain") else "left", overflow="fold")
+    right = ("trial", of_figure := unit(s.candidate for s in steps), "gain")
+    for name in ("trial", "made by", "changed", of_figure, "gain"):
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for s in steps:
         changed = ", ".join(transition(c) for c in s.changes) or values(s.candidate.config)
         operator = s.candidate.operator or "–"

@@ -34,14 +34,15 @@ def port():
 
 
 @pytest.fixture(scope="module")
-def served(ledger, port):
+def served(ledger, port, tmp_path_factory):
     """The address of a dashboard that runs; at the end it is told Ctrl-C, and must end as one that was asked to."""
     command = [sys.executable, "-m", "evoengine", "dashboard", "--db", ledger, "--port", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    said = tmp_path_factory.mktemp("said") / "stderr"  # a line a request: a pipe that nobody reads would fill
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said.open("w"))
     address = f"http://127.0.0.1:{port}"
 
     def answers() -> bool:
-        assert server.poll() is None, server.stderr.read()
+        assert server.poll() is None, said.read_text()
         try:
             return urllib.request.urlopen(f"{address}/api/meta", timeout=30).status == 200
         except URLError:
@@ -50,7 +51,8 @@ def served(ledger, port):
     wait_for(answers)
     yield address
     server.send_signal(signal.SIGINT)
-    assert "Traceback" not in server.communicate(timeout=60)[1]
+    server.wait(timeout=60)
+    assert "Traceback" not in said.read_text()
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt-get install chromium")

@@ -55,6 +55,12 @@ def test_a_recorded_space_is_searched_to_its_end(replayed):
     assert (best["tflops"], best["tflops_kind"]) == (None, "recorded")
 
 
+@pytest.mark.parametrize("command", [["best"], ["history"], ["report"], ["show", "1", "--lineage"]])
+def test_a_time_stands_under_time_and_not_under_tflops(replayed, evoengine, command):
+    shown = evoengine(*command, "--db", replayed[0]).stdout
+    assert "µs rec." in shown and "time" in shown and "TFLOPS" not in shown
+
+
 def test_its_ledger_and_study_are_like_any_others(replayed, evoengine):
     db, _ = replayed
     assert json.loads(evoengine("best", "--json", "--db", db).stdout)["config"]["block"] == 128
