@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from evoengine.ledger.rows import PREFERENCE
 from evoengine.records import Kind
+
+HERE = 0
+"""stands for all runs of this ledger; those are numbered from 1"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,8 @@ class Figure:
     suspect: str | None
     terms: Mapping[str, float]
     device: str = ""
+    run: int = HERE
+    """of the trial"""
 
     @property
     def trust(self) -> int:
@@ -33,7 +39,8 @@ def ranked(figures: Iterable[Figure]) -> list[int]:
     Only those of the device that gave the last such figure count: one name (h100) stands for GPUs of unlike speed.
 
     A candidate counts by its last figure of its own most trusted kind, and not at all where that one is suspect. The
-    finalists of the last finals keep the places they won there: what was timed before, and alone, is behind them.
+    finalists of the last finals keep the places they won there: what was timed before, and alone, is behind them. Finals
+    of an imported run say so of that run alone: nobody timed its finalists against what this ledger had.
     """
     held: dict[int, Figure] = {}
     for figure in figures:
@@ -47,21 +54,35 @@ def ranked(figures: Iterable[Figure]) -> list[int]:
 
 
 def _with_finals(figures: list[Figure]) -> list[int]:
-    placed = [f for f in figures if "place" in f.terms]
-    last_run = max((f.terms["final_of_run"] for f in placed), default=None)
-    finalists = sorted((f for f in placed if f.terms["final_of_run"] == last_run), key=_place)
     counted = {f.trial: f.speed for f in figures}
-    for better, worse in reversed(list(zip(finalists, finalists[1:], strict=False))):
-        counted[better.trial] = max(counted[better.trial], counted[worse.trial])
-    if finalists:
+    places: dict[int, float] = {}
+    for finalists, others in _last_finals(figures):
+        places |= {f.trial: _place(f) for f in finalists}
+        for better, worse in reversed(list(pairwise(finalists))):
+            counted[better.trial] = max(counted[better.trial], counted[worse.trial])
         began, slowest = min(f.id for f in finalists), counted[finalists[-1].trial]
-        for figure in figures:
-            if figure not in finalists and figure.id < began:
-                counted[figure.trial] = min(counted[figure.trial], slowest)
-    places = {f.trial: _place(f) for f in finalists}
+        for figure in others:
+            if figure.id < began and counted[figure.trial] > slowest:
+                counted[figure.trial] = slowest
+                places.pop(figure.trial, None)
     last = float("inf")
     order = sorted(figures, key=lambda f: (-counted[f.trial], places.get(f.trial, last), -f.speed))
     return [f.trial for f in order]
+
+
+def _last_finals(figures: list[Figure]) -> Iterator[tuple[list[Figure], list[Figure]]]:
+    """Finalists by their places, and the figures that they beat where those were taken before.
+
+    Finals held in another ledger, whose numbers are below 0, are about their own run alone. This ledger's come last.
+    """
+    held: dict[int, list[Figure]] = {}
+    for figure in figures:
+        if "place" in figure.terms:
+            held.setdefault(figure.run if figure.terms["final_of_run"] < 0 else HERE, []).append(figure)
+    for run, placed in sorted(held.items(), reverse=True):
+        last = max(f.terms["final_of_run"] for f in placed)
+        finalists = sorted((f for f in placed if f.terms["final_of_run"] == last), key=_place)
+        yield finalists, [f for f in figures if f not in finalists and run in (HERE, f.run)]
 
 
 def _place(figure: Figure) -> float:

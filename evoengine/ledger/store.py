@@ -280,8 +280,8 @@ class Ledger:
             figures = figures.where(CandidateRow.run_id == run)
         with self._reading() as session:
             rows = [
-                Figure(number, trial, Kind(kind), 1e6 / median_us, suspect, terms, device)
-                for number, trial, kind, median_us, suspect, terms, device in session.execute(figures)
+                Figure(number, trial, Kind(kind), 1e6 / median_us, suspect, terms, device, of_run)
+                for number, trial, kind, median_us, suspect, terms, device, of_run in session.execute(figures)
             ]
         best = ranked(rows)[:top]
         found = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(best)))}
@@ -332,8 +332,10 @@ def _abandoned() -> Select[tuple[CandidateRow]]:
     return select(CandidateRow).join(RunRow).where(CandidateRow.outcome.is_(None), RunRow.status != RUNNING)
 
 
-def _figures_of_correct(problem: str, gpu: str) -> Select[tuple[int, int, str, float, str | None, dict[str, Any], str]]:
-    """(id, trial, kind, median in µs, suspect, terms, device), oldest first.
+def _figures_of_correct(
+    problem: str, gpu: str
+) -> Select[tuple[int, int, str, float, str | None, dict[str, Any], str, int]]:
+    """(id, trial, kind, median in µs, suspect, terms, device, run), oldest first.
 
     Of what ended ranked and was not refuted by a later verdict.
     """
@@ -342,7 +344,7 @@ def _figures_of_correct(problem: str, gpu: str) -> Select[tuple[int, int, str, f
     return (
         select(
             MeasurementRow.id, CandidateRow.id, MeasurementRow.kind, MeasurementRow.median_us, MeasurementRow.suspect,
-            MeasurementRow.terms, MeasurementRow.device,
+            MeasurementRow.terms, MeasurementRow.device, CandidateRow.run_id,
         )  # fmt: skip
         .select_from(CandidateRow)
         .join(MeasurementRow)

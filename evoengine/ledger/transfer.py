@@ -96,7 +96,7 @@ def enter_run(session: Session, insert_new: InsertNew, whole: WholeRun, now: dat
     """The number it gets, and its candidates' new trial numbers, in order. `now` stands for times that nobody noted.
 
     Whatever names another trial of the run is renumbered; parents and incumbents of other runs are not of this ledger
-    and go. The last finals become those of this run, earlier ones get negative numbers in their order.
+    and go. Finals get negative numbers in their order, by which `ranked` knows that they were not held here.
     """
     plain = {name: getattr(whole.run, name) for name in Run.__slots__ if name not in ("id", "device")}
     run = RunRow(device=device_row(session, whole.run.device), **plain)
@@ -120,7 +120,7 @@ def enter_run(session: Session, insert_new: InsertNew, whole: WholeRun, now: dat
     for row in naming:
         row.parents = [numbers[p] for p in row.parents if p in numbers]
         row.reason = row.reason and _TRIAL.sub(lambda m: f"trial {numbers.get(int(m[1]), m[1])}", row.reason)
-    finals = _finals([figure for _, _, figure in late], run.id)
+    finals = _finals(figure for _, _, figure in late)
     # rows are ranked in the order of their numbers, and finals end what was timed alone
     for taken, trial, figure in sorted(late, key=lambda f: (f[0], "place" in f[2].terms)):
         terms = _renumbered(figure.terms, numbers, finals)
@@ -160,10 +160,10 @@ def _figure_row(taken: datetime, trial: int, figure: Measurement) -> Measurement
     return MeasurementRow(candidate_id=trial, taken_at=taken, **measurement_values(figure))
 
 
-def _finals(figures: Iterable[Measurement], run: int) -> dict[float, float]:
-    """Old `final_of_run` → new."""
+def _finals(figures: Iterable[Measurement]) -> dict[float, float]:
+    """Old `final_of_run` → new: -1 for the last."""
     held = {figure.terms["final_of_run"] for figure in figures if "final_of_run" in figure.terms}
-    return {old: float(-age or run) for age, old in enumerate(sorted(held, reverse=True))}
+    return {old: -float(age) for age, old in enumerate(sorted(held, reverse=True), 1)}
 
 
 def _renumbered(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from evoengine.ledger.ranking import Figure, ranked
 from evoengine.records import Kind
 
@@ -10,8 +12,9 @@ def single(number, trial, tflops, kind=Kind.MEASURED, suspect=None):
     return Figure(number, trial, kind, tflops, suspect, {})
 
 
-def final(number, trial, tflops, place, run=1):
-    return Figure(number, trial, Kind.MEASURED, tflops, None, {"final_of_run": float(run), "place": float(place)})
+def final(number, trial, tflops, place, run=1, of_trial=1):
+    terms = {"final_of_run": float(run), "place": float(place)}
+    return Figure(number, trial, Kind.MEASURED, tflops, None, terms, run=of_trial)
 
 
 def test_without_finals_the_figures_decide():
@@ -40,6 +43,18 @@ def test_the_last_finals_supersede_those_before():
 
 def test_a_finalist_timed_again_alone_competes_by_its_last_figure():
     assert ranked([final(1, 1, 95.0, 1), final(2, 2, 90.0, 2), single(3, 1, 85.0)]) == [2, 1]
+
+
+def test_finals_held_in_another_ledger_decide_between_trials_of_their_own_run_alone():
+    own = [single(1, 1, 80.0), single(2, 2, 99.0)]
+    alone = replace(single(3, 3, 90.0), run=7)
+    brought = [final(4, 4, 60.0, 2, run=-1, of_trial=7), final(5, 5, 59.0, 1, run=-1, of_trial=7)]
+    assert ranked([*own, alone, *brought]) == [2, 1, 5, 4, 3]
+
+
+def test_finals_held_here_have_the_last_word_on_what_was_brought_before():
+    brought = [final(1, 1, 70.0, 2, run=-1, of_trial=7), final(2, 2, 99.0, 1, run=-1, of_trial=7)]
+    assert ranked([*brought, final(3, 3, 80.0, 1, run=8), final(4, 4, 75.0, 2, run=8)]) == [3, 4, 2, 1]
 
 
 def test_kinds_are_not_mixed_and_the_suspect_is_left_out():

@@ -14,7 +14,18 @@ from evoengine.ledger.store import open_ledger
 from evoengine.ledger.transfer import Dossier, WholeRun
 from evoengine.publish.t4 import INVALIDITY, from_t4, to_t4
 from evoengine.records import Baseline, Candidate, Kind, Outcome, Profile
-from tests.ledger.examples import CONFIG, GPU, PROBLEM, SPACE, a_binary, a_figure, a_source, a_verdict
+from tests.ledger.examples import (
+    CONFIG,
+    GPU,
+    PROBLEM,
+    SPACE,
+    a_binary,
+    a_figure,
+    a_source,
+    a_verdict,
+    add_ranked,
+    start_run,
+)
 
 DEVICE = Device("NVIDIA H100 80GB HBM3", "GPU-1", "sm_90", "CUDA 13.0", {"torch": "2.9"})
 BEGAN = datetime(2026, 11, 21, 9, 30, 15, 123456, tzinfo=UTC)
@@ -123,11 +134,21 @@ def test_other_trials_of_the_run_are_named_by_their_new_numbers(exported, tmp_pa
     assert candidates[6].measurement.terms == {"dropped_after": 3.0, "incumbent": trials[0]}
 
 
-def test_what_comes_in_ranks_as_it_did_and_its_last_finals_are_those_of_the_run_it_becomes(exported, tmp_path):
+def test_what_comes_in_ranks_as_it_did_and_its_finals_are_numbered_below_0(exported, tmp_path):
     back, trials, ranked = anew(tmp_path / "evo.db", exported, runs_before=1)
     assert ranked == [trials[0], trials[6]]
     figures = [figure for _, figure in back.dossiers[0].figures]
-    assert [f.terms.get("final_of_run") for f in figures] == [None, -1.0, back.run.id]
+    assert [f.terms.get("final_of_run") for f in figures] == [None, -2.0, -1.0]
+
+
+@pytest.mark.parametrize("finals_here", [False, True])
+def test_finals_of_an_imported_run_put_nothing_of_this_ledger_behind_their_finalists(exported, tmp_path, finals_here):
+    with open_ledger(str(tmp_path / "evo.db"), create=True) as ledger:
+        run = start_run(ledger)
+        terms = {"final_of_run": float(run), "place": 1.0} if finals_here else {}
+        known = add_ranked(ledger, run, replace(a_figure(99.0, Kind.MEASURED), terms=terms))
+        _, trials = ledger.import_run(from_t4(exported))
+        assert [c.trial for c in ledger.best(PROBLEM, GPU, top=9)] == [known, trials[0], trials[6]]
 
 
 @pytest.mark.parametrize("timed", [True, False], ids=["now", "before times were kept"])
