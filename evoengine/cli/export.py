@@ -23,6 +23,8 @@ def export(file: Path, kind: str, run: int | None, db: str | None) -> None:
     from evoengine.publish.t4 import to_t4
 
     with open_ledger(db, create=False) as ledger:
+        if file.resolve() == Path(ledger.place).resolve():
+            raise UsageError(f"{file} is the ledger itself; name another file for the run, and the ledger with --db")
         runs = {r.id: r for r in ledger.runs()}
         if not runs:
             raise NothingFound("the ledger holds no run: evoengine search fills it")

@@ -221,6 +221,13 @@ def test_a_run_that_is_not_there_names_those_that_are(evoengine, searched, tmp_p
     assert (done.returncode, "1 to 1" in done.stderr) == (2, True)
 
 
+def test_an_export_is_never_written_over_its_ledger(evoengine, replayed, tmp_path):
+    db = shutil.copy(replayed[0], tmp_path)
+    done = evoengine("export", db, "--db", tmp_path / "." / "evo.db")
+    assert (done.returncode, "is the ledger itself" in done.stderr) == (2, True)
+    assert len(json.loads(evoengine("history", "--json", "--db", db).stdout)) == 24
+
+
 def test_two_objectives_give_a_front(evoengine, searched, tmp_path):
     db = shutil.copy(searched[0] / "evo.db", tmp_path)  # where the start points' binaries are
     arguments = ("--problem", SMALL, "--trials", 8, "--seed", 2, "--db", db, "--device", "emulator")
