@@ -40,7 +40,7 @@ def _own(file: Path):
 
     try:
         whole = from_t4(load(file))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise UsageError(
             f"{file} says that evoengine wrote it, but a part of it is missing or wrong ({error!r}); export the run anew"
         ) from error

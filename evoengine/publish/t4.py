@@ -11,12 +11,14 @@ What T4 calls `time` has run. An estimate goes by the name of `estimated time`, 
 from __future__ import annotations
 
 import base64
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from datetime import datetime
-from types import SimpleNamespace
-from typing import Any
+from functools import cache
+from types import SimpleNamespace, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from evoengine.ledger.rows import (
     baseline_values,
@@ -52,6 +54,7 @@ _OF_RUN = ("gpu", "problem", "sampler", "seed", "objectives", "command")
 _OF_CANDIDATE = ("trial", "run", "problem", "gpu", "reason", "device", "occupancy", "operator")
 
 Dated = tuple[datetime | None, Any]
+_fields = cache(get_type_hints)
 
 
 def to_t4(whole: WholeRun) -> dict[str, Any]:
@@ -82,11 +85,16 @@ def to_t4(whole: WholeRun) -> dict[str, Any]:
 
 
 def from_t4(data: Mapping[str, Any]) -> WholeRun | None:
-    """What `to_t4` wrote, or None where another tuner wrote the file. The run gets this process's host and pid."""
+    """What `to_t4` wrote, or None where another tuner wrote the file. The run gets this process's host and pid.
+
+    Raises AttributeError, KeyError, OverflowError, TypeError or ValueError where a part is missing or wrong.
+    """
     metadata, results = data.get("metadata"), data.get("results")
     described = metadata.get("evoengine") if isinstance(metadata, dict) else None
     if not described or not results:
         return None
+    # Python reads NaN and half a surrogate pair, but no ledger takes them
+    json.dumps(data, allow_nan=False, ensure_ascii=False).encode()
     space = described["space"]
     run = Run(
         id=0, started_at=datetime.fromisoformat(metadata["timestamp"]), finished_at=_moment(described, "finished_at"),
@@ -94,7 +102,9 @@ def from_t4(data: Mapping[str, Any]) -> WholeRun | None:
         space_sha256=space["sha256"], space_text=space["text"], version=metadata["autotuner_version"],
         host=this_host(), pid=os.getpid(), **{name: described[name] for name in _OF_RUN},
     )  # fmt: skip
-    return WholeRun(run, _undated(described["baselines"], to_baseline), [_dossier(r["evoengine"]) for r in results])
+    whole = WholeRun(run, _undated(described["baselines"], to_baseline), [_dossier(r["evoengine"]) for r in results])
+    _conforms(whole, WholeRun)
+    return whole
 
 
 def _text(moment: datetime | None) -> str | None:
@@ -180,3 +190,24 @@ def _dossier(d: Mapping[str, Any]) -> Dossier:
 
 def _launch(d: Mapping[str, Any]) -> Launch:
     return Launch(tuple(d["grid"]), d["threads"], d["shared_bytes"])
+
+
+def _conforms(value: Any, declared: Any) -> bool:
+    """Whether a value is of a type as records declare it; raises TypeError naming the field of a record that is not."""
+    kind, parts = get_origin(declared) or declared, get_args(declared)
+    if kind is UnionType:
+        return any(_conforms(value, part) for part in parts)
+    if kind in (int, float):
+        number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+        return number and (isinstance(value, float) or value.bit_length() <= 64)
+    if not isinstance(value, kind):
+        return False
+    if is_dataclass(declared):
+        for name, of_field in _fields(declared).items():
+            if not _conforms(getattr(value, name), of_field):
+                raise TypeError(f"{name} must be {of_field}, not {getattr(value, name)!r}")
+    if kind is tuple and parts[-1] is not ...:
+        return len(value) == len(parts) and all(map(_conforms, value, parts))
+    if issubclass(kind, Mapping):
+        return all(_conforms(k, parts[0]) and _conforms(v, parts[1]) for k, v in value.items())
+    return not parts or all(_conforms(each, parts[0]) for each in value)

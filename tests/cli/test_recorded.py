@@ -205,14 +205,18 @@ def test_of_a_mixed_run_what_was_timed_is_replayed_and_the_rest_named(evoengine,
     assert [c["tflops_kind"] for c in found] == ["estimated", "measured", "estimated"]
 
 
-def test_a_file_of_ours_that_is_damaged_is_refused(evoengine, searched, tmp_path):
+@pytest.mark.parametrize(
+    ("part", "named"), [({}, "'verdict'"), ({"verdicts": [], "occupancy": "high"}, "occupancy must be float")]
+)
+def test_a_file_of_ours_that_is_damaged_is_refused(evoengine, searched, tmp_path, part, named):
     file = tmp_path / "run.json"
     evoengine("export", file, "--db", searched[0] / "evo.db")
     data = json.loads(file.read_text())
     del data["results"][0]["evoengine"]["verdicts"]
+    data["results"][0]["evoengine"] |= part
     file.write_text(json.dumps(data))
     done = evoengine("import", file, "--db", tmp_path / "other.db")
-    assert (done.returncode, "'verdict'" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+    assert (done.returncode, named in done.stderr, "Traceback" in done.stderr) == (2, True, False)
     assert not (tmp_path / "other.db").exists()
 
 

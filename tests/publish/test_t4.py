@@ -6,6 +6,8 @@ import json
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import getitem
 
 import pytest
 
@@ -234,3 +236,27 @@ def test_unfinished_candidates_are_left_out(tmp_path):
 def test_another_tuners_file_is_told_apart(exported):
     del exported["metadata"]["evoengine"]
     assert from_t4(exported) is None
+
+
+WRONG = {
+    "null for a text": (("metadata", "evoengine", "gpu"), None),
+    "a number for a text": (("results", 0, "evoengine", "device"), 7),
+    "a text for a number": (("results", 0, "evoengine", "source", "launch", "threads"), "many"),
+    "true for a number": (("results", 0, "evoengine", "binary", "registers"), True),
+    "a list for a table": (("metadata", "evoengine", "device", "versions"), [["torch", "2.9"]]),
+    "a grid of two": (("results", 0, "evoengine", "source", "launch", "grid"), [1, 2]),
+    "a list for a knob's value": (("results", 0, "evoengine", "config", "family"), ["wmma"]),
+    "no time": (("results", 0, "evoengine", "measurements", 0, "median_us"), float("nan")),
+    "a number no register holds": (("metadata", "evoengine", "seed"), 2**70),
+    "a term beyond a float": (("results", 0, "evoengine", "measurements", 0, "terms", "memory_us"), 10**400),
+    "no Unicode": (("results", 1, "evoengine", "reason"), "\ud800"),
+    "a case without name": (("results", 0, "evoengine", "verdicts", 0, "cases", 0, "name"), None),
+}
+
+
+@pytest.mark.parametrize(("place", "value"), WRONG.values(), ids=WRONG)
+def test_a_part_of_the_wrong_type_is_refused_before_a_ledger_sees_it(exported, place, value):
+    *way, last = place
+    reduce(getitem, way, exported)[last] = value
+    with pytest.raises((OverflowError, TypeError, ValueError)):
+        from_t4(exported)
