@@ -36,6 +36,8 @@ ESTIMATE = f"{Kind.ESTIMATED} time"
 """what a figure is called in evoengine's own T4 files that nobody measured"""
 FAILED = 1e20
 """the time that Kernel Tuner's early versions gave a configuration that failed"""
+MOST_VALUES = 2**15
+"""of a knob: rows are int16"""
 NESTED = 100
 """objects within one entry of a log, at most"""
 LONGEST_WORD = 32
@@ -276,8 +278,8 @@ def _t4_entry(entry: Any, scale: float, path: Path) -> _Entry | None:
         raise UsageError(f"{path} has a result without configuration; each T4 result must carry one")
     config = entry["configuration"]
     for name, value in config.items():
-        if not isinstance(value, Value):
-            raise UsageError(f"{path} gives knob {name} the value {value!r}; it must be a number or a text")
+        if not _is_value(value):
+            raise UsageError(f"{path} gives knob {name} the value {value!r}; it must be a finite number or a text")
     invalidity = entry.get("invalidity", "correct")
     if invalidity != "correct":
         return _Entry(config, math.nan, str(invalidity))
@@ -310,7 +312,7 @@ def _samples(entries: Sequence[_Entry], path: Path) -> np.ndarray:
     """All in one array: as lists of floats, those of a large file would take hundreds of megabytes."""
     try:
         samples = np.fromiter(chain.from_iterable(e.samples for e in entries), np.float64)
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise UsageError(f"{path} has a sample that is no time ({error}); each must be a number") from error
     if not (np.isfinite(samples) & (samples >= 0)).all():
         raise UsageError(f"{path} has a sample that is no time; each must be finite and not below 0")
@@ -362,9 +364,21 @@ def _knobs(domains: Mapping[str, Sequence[Value]], path: Path) -> tuple[Knob, ..
     if not domains:
         raise UsageError(f"{path} names no knob; its configurations must have at least one")
     for name, values in domains.items():
-        if not isinstance(values, list) or not values or not all(isinstance(v, Value) for v in values):
-            raise UsageError(f"{path} gives knob {name} no domain; it must be a list of numbers or texts")
+        if not isinstance(values, list) or not values or not all(map(_is_value, values)):
+            raise UsageError(f"{path} gives knob {name} no domain; it must be a list of finite numbers or texts")
+        if len(values) > MOST_VALUES:
+            raise UsageError(f"{path} gives {name} {len(values):,} values; it may have {MOST_VALUES:,}")
     return tuple(Knob(name, tuple(values)) for name, values in domains.items())
+
+
+def _is_value(value: object) -> bool:
+    """Whether a ledger and a file can hold it and a sampler reckon with it."""
+    if not isinstance(value, int | float):
+        return isinstance(value, str)
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # hundreds of digits
+        return False
 
 
 def _index(knob: Knob, config: Mapping[str, Any], path: Path) -> int:
