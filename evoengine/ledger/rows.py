@@ -8,10 +8,12 @@ from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
 from evoengine.ledger.models import (
+    Base,
     BaselineRow,
     BinaryRow,
     CandidateRow,
@@ -19,6 +21,7 @@ from evoengine.ledger.models import (
     MeasurementRow,
     ProfileRow,
     RunRow,
+    SourceRow,
     VerdictRow,
 )
 from evoengine.ledger.runs import Device, Run
@@ -58,13 +61,13 @@ def numbers_from_json(values: Iterable[Any]) -> tuple[float, ...]:
     return tuple(float(v) for v in values)
 
 
-def binary_values(source: Source, binary: Binary) -> dict[str, object]:
+def kept_binary(session: Session, source: Source, binary: Binary) -> int:
+    """The id of what that compiler made of that source; one that is there already is kept."""
     values = {name: getattr(binary, name) for name in Binary.__slots__}
-    return values | {
-        "source_sha256": source.sha256,
-        "warnings": list(binary.warnings),
-        "mix": dict(binary.mix),
-    }
+    key = {"source_sha256": source.sha256} | {name: values.pop(name) for name in ("options", "arch", "compiler")}
+    values |= {"warnings": list(binary.warnings), "mix": dict(binary.mix)}
+    _insert_new(session, BinaryRow, **key, **values)
+    return session.scalars(select(BinaryRow.id).filter_by(**key)).one()
 
 
 def to_binary(row: BinaryRow, with_cubin: bool) -> Binary:
@@ -72,7 +75,9 @@ def to_binary(row: BinaryRow, with_cubin: bool) -> Binary:
     return Binary(cubin=row.cubin if with_cubin else b"", warnings=tuple(row.warnings), **plain)
 
 
-def launch_values(source: Source) -> dict[str, object]:
+def kept_source(session: Session, source: Source) -> dict[str, object]:
+    """Keeps the text, once; what the candidate's own row says of the source."""
+    _insert_new(session, SourceRow, sha256=source.sha256, text=source.text)
     x, y, z = source.launch.grid
     return {
         "source_sha256": source.sha256,
@@ -83,6 +88,12 @@ def launch_values(source: Source) -> dict[str, object]:
         "threads": source.launch.threads,
         "shared_bytes": source.launch.shared_bytes,
     }
+
+
+def _insert_new(session: Session, row: type[Base], **values: object) -> None:
+    """Unless it is there: another process may be writing the same."""
+    insert = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[session.get_bind().dialect.name]
+    session.execute(insert(row).values(**values).on_conflict_do_nothing())
 
 
 def verdict_values(verdict: Verdict) -> dict[str, object]:

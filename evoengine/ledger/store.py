@@ -6,36 +6,33 @@ Each `record_…` is one transaction and is committed when it returns: a kill lo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from sqlalchemy import URL, Engine, Select, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased, joinedload, undefer
 
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.database import explained, open_database, parse_url, shown
 from evoengine.ledger.models import (
-    Base,
     BaselineRow,
     BinaryRow,
     CandidateRow,
     MeasurementRow,
     ProfileRow,
     RunRow,
-    SourceRow,
     VerdictRow,
 )
 from evoengine.ledger.ranking import Figure, ranked
 from evoengine.ledger.rows import (
     baseline_values,
-    binary_values,
     device_row,
     eagerly,
-    launch_values,
+    kept_binary,
+    kept_source,
     measurement_values,
     profile_values,
     to_baseline,
@@ -63,8 +60,6 @@ from evoengine.records import (
     Verdict,
     config_key,
 )
-
-_UPSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
 class SpaceFile(Protocol):
@@ -175,7 +170,7 @@ class Ledger:
     def import_run(self, whole: WholeRun) -> tuple[int, list[int]]:
         """Enters a run of another ledger or tuner, all or nothing; its number and the new trial numbers, in order."""
         with self._writing() as session:
-            return enter_run(session, self._insert_new, whole, _now())
+            return enter_run(session, whole, _now())
 
     # ── a candidate on its way ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -194,8 +189,7 @@ class Ledger:
 
     def record_source(self, trial: int, source: Source) -> None:
         with self._writing() as session:
-            self._insert_new(session, SourceRow, sha256=source.sha256, text=source.text)
-            _update_candidate(session, trial, **launch_values(source))
+            _update_candidate(session, trial, **kept_source(session, source))
 
     def find_binary(self, source_sha256: str, options: str, arch: str, compiler: str) -> Binary | None:
         """What that compiler made of that source, in whatever run."""
@@ -206,12 +200,8 @@ class Ledger:
 
     def record_binary(self, trial: int, source: Source, binary: Binary) -> None:
         """Ties the candidate to the binary; one that is there already for the same source and compiler is kept."""
-        values = binary_values(source, binary)
-        key = {name: values[name] for name in ("source_sha256", "options", "arch", "compiler")}
         with self._writing() as session:
-            self._insert_new(session, BinaryRow, **values)
-            known = session.scalar(select(BinaryRow.id).filter_by(**key))
-            _update_candidate(session, trial, binary_id=known)
+            _update_candidate(session, trial, binary_id=kept_binary(session, source, binary))
 
     def record_verdict(self, trial: int, verdict: Verdict) -> None:
         with self._writing() as session:
@@ -323,9 +313,6 @@ class Ledger:
     def _reading(self) -> Iterator[Session]:
         with explained(self._url), Session(self._engine.execution_options(reading=True)) as session:
             yield session
-
-    def _insert_new(self, session: Session, row: type[Base], **values: object) -> None:
-        session.execute(_UPSERT[self._engine.dialect.name](row).values(**values).on_conflict_do_nothing())
 
 
 def _abandoned() -> Select[tuple[CandidateRow]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -12,20 +12,18 @@ from sqlalchemy.orm import Session, selectinload
 
 from evoengine.ledger.models import (
     BaselineRow,
-    BinaryRow,
     CandidateRow,
     MeasurementRow,
     ProfileRow,
     RunRow,
-    SourceRow,
     VerdictRow,
 )
 from evoengine.ledger.rows import (
     baseline_values,
-    binary_values,
     device_row,
     eagerly,
-    launch_values,
+    kept_binary,
+    kept_source,
     measurement_values,
     profile_values,
     to_baseline,
@@ -39,7 +37,6 @@ from evoengine.ledger.rows import (
 from evoengine.ledger.runs import Run
 from evoengine.records import Baseline, Candidate, Measurement, Profile, Verdict, config_key
 
-InsertNew = Callable[..., None]
 _TRIAL = re.compile(r"\btrial (\d+)\b")
 
 
@@ -92,7 +89,7 @@ def _dossier(row: CandidateRow) -> Dossier:
     )
 
 
-def enter_run(session: Session, insert_new: InsertNew, whole: WholeRun, now: datetime) -> tuple[int, list[int]]:
+def enter_run(session: Session, whole: WholeRun, now: datetime) -> tuple[int, list[int]]:
     """The number it gets, and its candidates' new trial numbers, in order. `now` stands for times that nobody noted.
 
     Whatever names another trial of the run is renumbered; parents and incumbents of other runs are not of this ledger
@@ -108,7 +105,7 @@ def enter_run(session: Session, insert_new: InsertNew, whole: WholeRun, now: dat
     naming: list[CandidateRow] = []
     late: list[tuple[datetime, int, Measurement]] = []
     for dossier in whole.dossiers:
-        row = _candidate_row(session, insert_new, dossier, run.id, now)
+        row = _candidate_row(session, dossier, run.id, now)
         numbers[dossier.candidate.trial] = row.id
         if row.parents or row.reason:
             naming.append(row)
@@ -128,25 +125,16 @@ def enter_run(session: Session, insert_new: InsertNew, whole: WholeRun, now: dat
     return run.id, list(numbers.values())
 
 
-def _candidate_row(
-    session: Session, insert_new: InsertNew, dossier: Dossier, run: int, now: datetime
-) -> CandidateRow:  # fmt: skip
+def _candidate_row(session: Session, dossier: Dossier, run: int, now: datetime) -> CandidateRow:
     c = dossier.candidate
     row = CandidateRow(
         run_id=run, problem=c.problem, gpu=c.gpu, config=dict(c.config), config_key=config_key(c.config),
         parents=list(c.parents), operator=c.operator, created_at=dossier.created_at or now,
         finished_at=dossier.finished_at or now, outcome=str(c.outcome), reason=c.reason, device=c.device,
-        occupancy=c.occupancy,
+        occupancy=c.occupancy, **(kept_source(session, c.source) if c.source else {}),
     )  # fmt: skip
-    if c.source:
-        insert_new(session, SourceRow, sha256=c.source.sha256, text=c.source.text)
-        for name, value in launch_values(c.source).items():
-            setattr(row, name, value)
     if c.source and c.binary:
-        values = binary_values(c.source, c.binary)
-        insert_new(session, BinaryRow, **values)
-        key = {name: values[name] for name in ("source_sha256", "options", "arch", "compiler")}
-        row.binary_id = session.scalar(select(BinaryRow.id).filter_by(**key))
+        row.binary_id = kept_binary(session, c.source, c.binary)
     session.add(row)
     session.flush()
     for taken, verdict in dossier.verdicts:
