@@ -56,12 +56,12 @@ def ranked(figures: Iterable[Figure]) -> list[int]:
 def _with_finals(figures: list[Figure]) -> list[int]:
     counted = {f.trial: f.speed for f in figures}
     places: dict[int, float] = {}
-    for finalists, others in _last_finals(figures):
+    for finalists, concerned in _last_finals(figures):
         places |= {f.trial: _place(f) for f in finalists}
         for better, worse in reversed(list(pairwise(finalists))):
             counted[better.trial] = max(counted[better.trial], counted[worse.trial])
         began, slowest = min(f.id for f in finalists), counted[finalists[-1].trial]
-        for figure in others:
+        for figure in concerned:
             if figure.id < began and counted[figure.trial] > slowest:
                 counted[figure.trial] = slowest
                 places.pop(figure.trial, None)
@@ -71,7 +71,7 @@ def _with_finals(figures: list[Figure]) -> list[int]:
 
 
 def _last_finals(figures: list[Figure]) -> Iterator[tuple[list[Figure], list[Figure]]]:
-    """Finalists by their places, and the figures that they beat where those were taken before.
+    """Finalists by their places, and the figures that are behind them where they were taken before.
 
     Finals held in another ledger, whose numbers are below 0, are about their own run alone. This ledger's come last.
     """
@@ -82,7 +82,7 @@ def _last_finals(figures: list[Figure]) -> Iterator[tuple[list[Figure], list[Fig
     for run, placed in sorted(held.items(), reverse=True):
         last = max(f.terms["final_of_run"] for f in placed)
         finalists = sorted((f for f in placed if f.terms["final_of_run"] == last), key=_place)
-        yield finalists, [f for f in figures if f not in finalists and run in (HERE, f.run)]
+        yield finalists, [f for f in figures if run in (HERE, f.run)]
 
 
 def _place(figure: Figure) -> float:

@@ -161,7 +161,7 @@ def read_recorded(path: Path) -> RecordedSpace:
     if estimated and all(math.isnan(e.time) for e in entries):
         raise UsageError(f"{path} has estimated times alone; give a file of times that were measured")
     if not entries:
-        raise UsageError(f"{path} records no configuration; its cache must hold at least one")
+        raise UsageError(f"{path} records no configuration; it must hold at least one")
     knobs = _knobs(occurring([e.config for e in entries]) if domains is None else domains, path)
     rows = [[_index(knob, e.config, path) for knob in knobs] for e in entries]
     last = list({tuple(row): i for i, row in enumerate(rows)}.values())
