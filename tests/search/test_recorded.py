@@ -268,7 +268,10 @@ def test_a_configuration_that_was_not_recorded_has_no_time(write):
         (T4 | {"results": [result(float("nan"), 1, 2.0)]}, "block the value nan; it must be a finite number or a text"),
         (T4 | {"results": [result(10**400, 1, 2.0)]}, "it must be a finite number or a text"),
         (CACHE | {"tune_params": CACHE["tune_params"] | {"n": [7, float("inf")]}}, "must be a list of finite numbers"),
-        (T4 | {"results": [result(i, 1, 2.0) for i in range(2**15 + 1)]}, "gives block 32,769 values; it may have 32,768"),
+        (
+            T4 | {"results": [result(i, 1, 2.0) for i in range(2**15 + 1)]},
+            "gives block 32,769 values; it may have 32,768",
+        ),
     ],
 )
 def test_a_file_at_fault_is_named_with_the_remedy(write, content, message):
