@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import keyword
+import os
 import sys
 
 import click
@@ -59,7 +60,10 @@ def main() -> None:
     try:
         code = evoengine.main(standalone_mode=False)
     except click.exceptions.Abort:
-        code = INTERRUPTED
+        # An interpreter that ends waits for every thread; those of workers whose closing was itself interrupted wait for
+        # answers that never come. The processes die with this one.
+        sys.stdout.flush()
+        os._exit(INTERRUPTED)
     except click.ClickException as error:
         error.show()
         code = error.exit_code

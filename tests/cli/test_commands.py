@@ -108,6 +108,32 @@ def test_ctrl_c_stops_a_search_with_what_there_is_and_the_next_one_goes_on(evoen
     assert all(after[trial].outcome and after[trial].run == 2 for trial in left)
 
 
+PRESSED_TWICE = """
+import os, signal
+from evoengine.cli.main import main
+from evoengine.search import workers
+
+work, stop = workers._Worker.call, workers.ProcessPool.stop
+
+def interrupted_under_way(self, *task):
+    os.kill(os.getpid(), signal.SIGINT)
+    return work(self, *task)
+
+def stopped_half_way(self):
+    stop(self)
+    os.kill(os.getpid(), signal.SIGINT)
+
+workers._Worker.call, workers.ProcessPool.stop = interrupted_under_way, stopped_half_way
+main()
+"""
+
+
+def test_a_second_ctrl_c_while_the_workers_are_being_stopped_ends_at_once(tmp_path):
+    arguments = (*SEARCH, "--trials", "4", "--jobs", "1", "--db", str(tmp_path / "evo.db"))
+    done = subprocess.run([sys.executable, "-c", PRESSED_TWICE, *arguments], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "Traceback" in done.stderr) == (130, False), done.stderr
+
+
 def test_a_killed_search_loses_nothing_and_leaves_no_process(evoengine, under_way):
     db, process = under_way
     seen = ended(db)
