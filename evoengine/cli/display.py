@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress as Bar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from evoengine.lineage import transition
@@ -17,7 +17,7 @@ stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False)
 if not stdout.is_terminal:
     # into a pipe or a file a table goes unbroken, however wide
-    stdout.width = 240
+    stdout.width = 100_000
 
 MARK = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
 
@@ -112,10 +112,10 @@ def best_line(best: Candidate | None) -> str:
     if best is None:
         return "best so far: none yet"
     b = best.to_json()
-    found = f"best so far  #{best.trial}  {best.config.get('family', '')} {values(best.config)}   "
+    found = f"best so far  #{best.trial}  {figure(best)}{' TFLOPS' if b['tflops'] is not None else ''}   "
     if best.binary:
         found += f"{b['registers']} reg  {b['spill_bytes']} spill  {b['shared_bytes'] / 1024:.0f} KB   "
-    return found + f"{figure(best)}{' TFLOPS' if b['tflops'] is not None else ''}"
+    return found + f"{best.config.get('family', '')} {values(best.config)}"
 
 
 def ranking(ranked: Mapping[int, Candidate]) -> Group:
@@ -125,7 +125,8 @@ def ranking(ranked: Mapping[int, Candidate]) -> Group:
     table = Table(box=None, pad_edge=False)
     shown = [i for i in range(len(names)) if any(row[i] not in ("", "–") for row in rows)]
     for i in shown:
-        table.add_column(names[i], justify="left" if names[i] in ("family", "config") else "right", no_wrap=True)
+        justify = "left" if names[i] in ("family", "config") else "right"
+        table.add_column(names[i], justify=justify, no_wrap=names[i] != "config", overflow="fold")
     for row in rows:
         table.add_row(*(row[i] for i in shown))
     return Group(table, legend([c.config for c in ranked.values()]))
@@ -149,7 +150,8 @@ def listing(candidates: Sequence[Candidate]) -> Group:
     table = Table(box=None, pad_edge=False)
     right = ("trial", "run", of_figure := unit(candidates), "reg")
     for name in ("trial", "run", "outcome", of_figure, "reg", "family", "config", "reason"):
-        table.add_column(name, justify="right" if name in right else "left", no_wrap=name != "reason", overflow="fold")
+        justify = "right" if name in right else "left"
+        table.add_column(name, justify=justify, no_wrap=name not in ("config", "reason"), overflow="fold")
     for c in candidates:
         registers = str(c.binary.registers) if c.binary else "–"
         outcome = Text(str(c.outcome or "unfinished"), style=_style(c.outcome))
@@ -215,7 +217,7 @@ def cases(verdict) -> Table:
 
 def findings(found) -> Table:
     """The doctor's findings, each with its remedy where something lacks."""
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid("", "", Column(overflow="fold"), padding=(0, 2))
     for f in found:
         mark = Text("✓", style="green") if f.here else Text("✗", style="red" if f.needed else "yellow")
         remedy = "" if f.here else f"\n→ {f.remedy}"

@@ -130,7 +130,8 @@ main()
 
 def test_a_second_ctrl_c_while_the_workers_are_being_stopped_ends_at_once(tmp_path):
     arguments = (*SEARCH, "--trials", "4", "--jobs", "1", "--db", str(tmp_path / "evo.db"))
-    done = subprocess.run([sys.executable, "-c", PRESSED_TWICE, *arguments], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", PRESSED_TWICE, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, "Traceback" in done.stderr) == (130, False), done.stderr
 
 
