@@ -9,15 +9,18 @@ from dataclasses import asdict
 import click
 
 from evoengine.cli.display import ranking, say, status, stdout, time_spent
-from evoengine.records import Candidate
+from evoengine.records import Candidate, Kind
 
 INTERRUPTED = 130
 SHOWN = 10
 """ranks in the table, besides the best of each family that is not among them"""
 
 
-def conclude(search, progress, study, run: int, found: Sequence[Candidate], as_json: bool, following: str) -> int:
-    """Summary on stderr, ranking on stdout; `following` says what to do next. `found` is best first."""
+def conclude(
+    search, progress, study, run: int, found: Sequence[Candidate], as_json: bool, db: str | None,
+    following: Sequence[str],
+) -> int:  # fmt: skip
+    """Summary on stderr, ranking on stdout; `following` are the commands to go on with. `found` is best first."""
     known = f"{search.invalid_proposals} invalid and {search.repeated_proposals} repeated proposals"
     say(f"{' · '.join(status(progress)[:-1])} · {progress.elapsed:.0f} s · {progress.compiled} compiled · {known}")
     say(progress.ended, style="dim")
@@ -26,13 +29,16 @@ def conclude(search, progress, study, run: int, found: Sequence[Candidate], as_j
     for line in progress.notes:
         say(line)
     say_missed(study)
+    ledger = f" --db {db}" if db else ""
     if as_json:
         click.echo(json.dumps(_summary(progress, run, found), indent=2))
     elif found:
         stdout.print(ranking(_shown(found)))
-        say(f"next: {following}")
+        estimated = found[0].measurement.kind is Kind.ESTIMATED
+        remark = ["figures marked est. are static estimates, not measurements"] if estimated else []
+        say(f"next: {'   ·   '.join([*(f'evoengine {command}{ledger}' for command in following), *remark])}")
     else:
-        say("no correct candidate was found: evoengine history shows what became of each")
+        say(f"no correct candidate was found: evoengine history --run {run}{ledger} shows what became of each")
     if progress.ended == "interrupted":
         return INTERRUPTED
     return 0 if found else 1

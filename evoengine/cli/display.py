@@ -125,8 +125,10 @@ def ranking(ranked: Mapping[int, Candidate]) -> Group:
     table = Table(box=None, pad_edge=False)
     shown = [i for i in range(len(names)) if any(row[i] not in ("", "–") for row in rows)]
     for i in shown:
-        justify = "left" if names[i] in ("family", "config") else "right"
-        table.add_column(names[i], justify=justify, no_wrap=names[i] != "config", overflow="fold")
+        table.add_column(
+            names[i], justify="left" if names[i] in ("family", "config") else "right",
+            no_wrap=names[i] != "config", overflow="fold",
+        )  # fmt: skip
     for row in rows:
         table.add_row(*(row[i] for i in shown))
     return Group(table, legend([c.config for c in ranked.values()]))
@@ -150,8 +152,10 @@ def listing(candidates: Sequence[Candidate]) -> Group:
     table = Table(box=None, pad_edge=False)
     right = ("trial", "run", of_figure := unit(candidates), "reg")
     for name in ("trial", "run", "outcome", of_figure, "reg", "family", "config", "reason"):
-        justify = "right" if name in right else "left"
-        table.add_column(name, justify=justify, no_wrap=name not in ("config", "reason"), overflow="fold")
+        table.add_column(
+            name, justify="right" if name in right else "left",
+            no_wrap=name not in ("config", "reason"), overflow="fold",
+        )  # fmt: skip
     for c in candidates:
         registers = str(c.binary.registers) if c.binary else "–"
         outcome = Text(str(c.outcome or "unfinished"), style=_style(c.outcome))

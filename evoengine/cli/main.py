@@ -60,8 +60,8 @@ def main() -> None:
     try:
         code = evoengine.main(standalone_mode=False)
     except click.exceptions.Abort:
-        # An interpreter that ends waits for every thread, and those of workers whose closing was itself interrupted wait
-        # for answers that never come. The processes die with this one.
+        # An interpreter that ends waits for every thread, and those of workers whose closing was itself interrupted
+        # wait for answers that never come. The processes die with this one.
         sys.stdout.flush()
         os._exit(INTERRUPTED)
     except click.ClickException as error:

@@ -45,9 +45,7 @@ def replay(
     if found:
         excess = found[0].measurement.median_us / (space.optimum * 1e3)
         say(f"best found over the file's optimum: {excess:.3f}")
-    same = f" --db {db}" if db else ""
-    following = f"evoengine report{same}   ·   evoengine dashboard{same}"
-    return conclude(search, progress, study, run, found, as_json, following)
+    return conclude(search, progress, study, run, found, as_json, db, ["report", "dashboard"])
 
 
 def say_left_out(space: RecordedSpace) -> None:

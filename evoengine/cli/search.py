@@ -104,11 +104,9 @@ def search(
         ledger.finish_run(run, progress.ended)
         study.summarise()
         found = ledger.best(str(problem), gpu.key, top=trials, run=run)
-    same = f" --db {db}" if db else ""
-    front = f"evoengine best --pareto{same}   ·   " if len(objectives) > 1 else ""
-    untimed = f"   ·   figures marked est. are static estimates, not measurements: none was timed on a {gpu.key}"
-    following = f"{front}evoengine best --export out/{same}   ·   evoengine dashboard{same}{'' if timing else untimed}"
-    return conclude(coordinator, progress, study, run, found, as_json, following)
+    pareto = ["best --pareto"] if len(objectives) > 1 else []
+    following = [*pareto, "best --export out/", "dashboard"]
+    return conclude(coordinator, progress, study, run, found, as_json, db, following)
 
 
 def _require_several(aim: str, sampler: str, device: str) -> None:
@@ -139,7 +137,7 @@ def _announce(setting, timing, place: str, run: int) -> None:
     plural = "family" if len(families) == 1 else "families"
     say(
         f"space {space.name}: {len(families)} {plural}, {len(space):,} valid of {space.size:,} · sampler {s.sampler} · "
-        f"seed {s.seed} · {s.jobs} workers · ledger {place}, run {run}"
+        f"seed {s.seed} · {s.jobs} {'worker' if s.jobs == 1 else 'workers'} · ledger {place}, run {run}"
     )
     for family, why in space.empty_families.items():
         say(f"left out: family {family}: {why}")

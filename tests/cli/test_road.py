@@ -47,6 +47,18 @@ def test_a_search_ends_with_a_ranked_table_and_what_to_do_next(searched):
     assert "8/8" in done.stderr
 
 
+def test_a_search_that_found_nothing_names_the_run_and_the_ledger_that_say_why(evoengine, tmp_path):
+    templates, db = tmp_path / "templates", tmp_path / "evo.db"
+    shutil.copytree(asset("templates"), templates)
+    for file in (templates / "attention").glob("*.cu.j2"):
+        file.write_text(file.read_text() + "\nno CUDA\n")
+    arguments = ("--problem", SMALL, "--trials", 1, "--jobs", 1, "--device", "emulator", "--templates", templates)
+    done = evoengine("search", *arguments, "--db", db)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"evoengine history --run 1 --db {db} shows what became of each" in done.stderr
+    assert "· 1 worker ·" in done.stderr
+
+
 def test_every_trial_is_in_the_ledger_for_plain_sql(db):
     with sqlite3.connect(db) as connection:
         rows = connection.execute(
