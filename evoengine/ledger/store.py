@@ -263,17 +263,22 @@ class Ledger:
     def best(self, problem: str, gpu: str, top: int, *, run: int | None = None) -> list[Candidate]:
         """The fastest first, as `evoengine.ledger.ranking` has it.
 
-        By figures of one kind and device, finals before single timings.
+        By figures of one kind and device, finals before single timings. A kernel that several runs found is there once.
         """
         figures = _figures_of_correct(problem, gpu)
         if run is not None:
             figures = figures.where(CandidateRow.run_id == run)
         with self._reading() as session:
-            rows = [
-                Figure(number, trial, Kind(kind), 1e6 / median_us, suspect, terms, device, of_run)
-                for number, trial, kind, median_us, suspect, terms, device, of_run in session.execute(figures)
-            ]
-        best = ranked(rows)[:top]
+            rows = session.execute(figures).all()
+        order = ranked(
+            Figure(number, trial, Kind(kind), 1e6 / median_us, *others)
+            for _, number, trial, kind, median_us, *others in rows
+        )
+        kernels = {trial: kernel for kernel, _, trial, *_ in rows}
+        firsts: dict[str, int] = {}
+        for trial in order:
+            firsts.setdefault(kernels[trial], trial)
+        best = list(firsts.values())[:top]
         found = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(best)))}
         return [found[trial] for trial in best]
 
@@ -321,8 +326,9 @@ def _abandoned() -> Select[tuple[CandidateRow]]:
 
 def _figures_of_correct(
     problem: str, gpu: str
-) -> Select[tuple[int, int, str, float, str | None, dict[str, Any], str, int]]:
-    """(id, trial, kind, median in µs, suspect, terms, device, run), oldest first.
+) -> Select[tuple[str, int, int, str, float, str | None, dict[str, Any], str, int]]:
+    """(kernel, id, trial, kind, median in µs, suspect, terms, device, run), oldest first; a kernel is its source, and
+    where that is unknown, as of what another tuner recorded, its configuration.
 
     Of what ended ranked and was not refuted by a later verdict.
     """
@@ -330,8 +336,9 @@ def _figures_of_correct(
     last = select(func.max(any_verdict.id)).where(any_verdict.candidate_id == CandidateRow.id).scalar_subquery()
     return (
         select(
-            MeasurementRow.id, CandidateRow.id, MeasurementRow.kind, MeasurementRow.median_us, MeasurementRow.suspect,
-            MeasurementRow.terms, MeasurementRow.device, CandidateRow.run_id,
+            func.coalesce(CandidateRow.source_sha256, CandidateRow.config_key), MeasurementRow.id, CandidateRow.id,
+            MeasurementRow.kind, MeasurementRow.median_us, MeasurementRow.suspect, MeasurementRow.terms,
+            MeasurementRow.device, CandidateRow.run_id,
         )  # fmt: skip
         .select_from(CandidateRow)
         .join(MeasurementRow)

@@ -181,8 +181,8 @@ def test_a_second_compile_of_the_same_source_keeps_the_first_binary(ledger):
 
 def test_best_ranks_by_tflops(ledger):
     run = start_run(ledger)
-    trials = {tflops: add_ranked(ledger, run, a_figure(tflops)) for tflops in (10.0, 30.0, 20.0)}
-    assert [c.trial for c in ledger.best(PROBLEM, GPU, 2)] == [trials[30.0], trials[20.0]]
+    _, fastest, second = (add_ranked(ledger, run, a_figure(v), name=f"at_{v:.0f}") for v in (10.0, 30.0, 20.0))
+    assert [c.trial for c in ledger.best(PROBLEM, GPU, 2)] == [fastest, second]
 
 
 def test_a_measured_figure_goes_before_a_higher_recorded_one_and_that_before_a_higher_estimate(ledger):
@@ -234,10 +234,28 @@ def test_a_rejected_candidate_is_never_best(ledger, outcome):
 
 def test_best_looks_at_one_problem_one_gpu_and_where_asked_one_run(ledger):
     first, second = start_run(ledger), start_run(ledger)
-    in_first, in_second = (add_ranked(ledger, run, a_figure(9.0)) for run in (first, second))
+    in_first, in_second = (add_ranked(ledger, run, a_figure(9.0), name=f"of_{run}") for run in (first, second))
     assert [c.trial for c in ledger.best(PROBLEM, GPU, 10, run=second)] == [in_second]
     assert [c.trial for c in ledger.best(PROBLEM, GPU, 10)] == [in_first, in_second]
     assert ledger.best(PROBLEM, "a100", 10) == ledger.best("attention:other", GPU, 10) == []
+
+
+def test_a_kernel_that_several_runs_found_is_ranked_once_by_its_best_figure(ledger):
+    trials = [add_ranked(ledger, start_run(ledger), a_figure(tflops)) for tflops in (29.0, 31.0, 30.0)]
+    other = add_ranked(ledger, start_run(ledger), a_figure(20.0), name="other")
+    assert [c.trial for c in ledger.best(PROBLEM, GPU, 2)] == [trials[1], other]
+
+
+def test_what_was_recorded_without_a_source_is_ranked_once_by_configuration(ledger):
+    def recorded(run: int, tile_m: int) -> int:
+        trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG | {"tile_m": tile_m}, (), None)
+        ledger.record_measurement(trial, a_figure(10.0 + tile_m, Kind.RECORDED))
+        ledger.finish(trial, Outcome.RECORDED, None, None, None)
+        return trial
+
+    first, second = ([recorded(start_run(ledger), tile_m) for tile_m in (32, 64)] for _ in range(2))
+    found = [c.trial for c in ledger.best(PROBLEM, GPU, 10)]
+    assert len(found) == 2 and set(found) <= {*first, *second}
 
 
 # ── looking up ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -51,7 +51,7 @@ def whole() -> WholeRun:
     final = replace(measured, terms={"interval_percent": float("inf"), "final_of_run": 7.0, "place": 1.0})
     dropped = replace(measured, terms={"dropped_after": 3.0, "incumbent": 41.0})
     static = replace(PROFILE, tool="static", figures={"HMMA": 64.0})
-    made = {"source": a_source(), "binary": a_binary()}
+    made, single = ({"source": a_source(name), "binary": a_binary()} for name in ("kernel", "single"))
     finished = [
         Candidate(41, 7, PROBLEM, GPU, CONFIG, Outcome.MEASURED, None, "NVIDIA H200", **made, verdict=a_verdict(), measurement=final, occupancy=0.25, operator="start"),
         Candidate(42, 7, PROBLEM, GPU, CONFIG, Outcome.INCORRECT, "wrong", "emulator", **made, verdict=a_verdict(Outcome.INCORRECT), parents=(41,), operator="mutation"),
@@ -59,7 +59,7 @@ def whole() -> WholeRun:
         Candidate(44, 7, PROBLEM, GPU, CONFIG, Outcome.RECORDED, measurement=a_figure(1.0, Kind.RECORDED)),
         Candidate(45, 7, PROBLEM, GPU, CONFIG, Outcome.DUPLICATE, "renders the same source as trial 47", parents=(41, 44)),
         Candidate(46, 7, PROBLEM, GPU, CONFIG, Outcome.SCREENED, "255 registers"),
-        Candidate(47, 7, PROBLEM, GPU, CONFIG, Outcome.MEASURED, "2 times the time of trial 41", "emulator", **made, verdict=a_verdict(), measurement=dropped),
+        Candidate(47, 7, PROBLEM, GPU, CONFIG, Outcome.MEASURED, "2 times the time of trial 41", "emulator", **single, verdict=a_verdict(), measurement=dropped),
         Candidate(48, 7, PROBLEM, GPU, CONFIG, Outcome.ESTIMATED, None, "emulator", **made, verdict=a_verdict(), measurement=estimate),
     ]  # fmt: skip
     dossiers = [
