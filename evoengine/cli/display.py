@@ -13,8 +13,15 @@ from rich.text import Text
 from evoengine.lineage import transition
 from evoengine.records import Candidate, Config, Kind, Outcome, Value
 
-stderr = Console(stderr=True, highlight=False)
-stdout = Console(highlight=False)
+
+class Output(Console):
+    def on_broken_pipe(self) -> None:
+        """Leaves it to the door, where rich would exit with 1."""
+        raise
+
+
+stderr = Output(stderr=True, highlight=False)
+stdout = Output(highlight=False)
 if not stdout.is_terminal:
     # into a pipe or a file a table goes unbroken, however wide
     stdout.width = 100_000

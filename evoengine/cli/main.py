@@ -41,6 +41,17 @@ class Commands(click.Group):
         own = f"{name}_" if keyword.iskeyword(name) else name
         return getattr(importlib.import_module(f"evoengine.cli.{own}"), own)
 
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # The reader of our output has gone, as in `evoengine history | head`: no failure, which click makes of it.
+            # What is left in the buffers must go somewhere when the interpreter ends.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.dup2(nowhere, sys.stderr.fileno())
+            return 0
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -70,8 +81,4 @@ def main() -> None:
     except EvoengineError as error:
         click.echo(f"evoengine: {error}", err=True)
         code = error.exit_code
-    except BrokenPipeError:
-        # the reader of our output has gone, as in `evoengine history | head`
-        sys.stderr.close()
-        code = 0
     sys.exit(code if isinstance(code, int) else 0)

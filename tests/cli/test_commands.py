@@ -76,6 +76,13 @@ def test_doctor_names_the_remedy_for_a_missing_compiler(evoengine, tmp_path):
     assert "apt install g++" in done.stdout
 
 
+@pytest.mark.parametrize("arguments", ["doctor", "doctor --json"])
+def test_a_reader_that_goes_away_is_no_failure(arguments):
+    command = f"set -o pipefail; {sys.executable} -m evoengine {arguments} | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0 and "rror" not in done.stderr
+
+
 SEARCH = ("search", "--problem", SMALL, "--device", "emulator")
 
 
