@@ -22,7 +22,7 @@ from evoengine.problem import Problem
 @db_option
 @json_option
 def best(
-    gpu: Gpu | None, problem: Problem | None, top: int | None, folder: Path | None, pareto: bool, db: str | None,
+    gpu: Gpu | None, problem: Problem | str | None, top: int | None, folder: Path | None, pareto: bool, db: str | None,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Show the best kernels found, or export the best one.

@@ -200,7 +200,8 @@ def sheet(candidate: Candidate) -> Group:
         rows.add_row("figure", f"{tflops}{m.median_us:,.1f} µs, {m.kind} ({m.device})")
         if m.vs_sdpa:
             rows.add_row("vs SDPA", f"{m.vs_sdpa:.2f}× the fastest backend, {len(m.samples_us)} samples")
-        rows.add_row("terms", " · ".join(f"{name} {value:,.4g}" for name, value in m.terms.items()))
+        if m.terms:
+            rows.add_row("terms", " · ".join(f"{name} {value:,.4g}" for name, value in m.terms.items()))
     return Group(Text(f"trial {c.trial}", style="bold"), rows, *([cases(c.verdict)] if c.verdict else []))
 
 

@@ -18,7 +18,7 @@ from evoengine.problem import Problem
 @click.option("--run", type=click.IntRange(min=1), help="Only this run.")
 @db_option
 @json_option
-def history(gpu: Gpu | None, problem: Problem | None, run: int | None, db: str | None, as_json: bool) -> None:
+def history(gpu: Gpu | None, problem: Problem | str | None, run: int | None, db: str | None, as_json: bool) -> None:
     """List every trial of the ledger, with how it ended."""
     from evoengine.cli.display import listing, stdout
     from evoengine.ledger.store import open_ledger

@@ -23,7 +23,9 @@ from evoengine.problem import Problem
 @problem_option(default=None)
 @db_option
 @json_option
-def measure(top: int, everything: bool, gpu: Gpu | None, problem: Problem | None, db: str | None, as_json: bool) -> int:
+def measure(
+    top: int, everything: bool, gpu: Gpu | None, problem: Problem | str | None, db: str | None, as_json: bool
+) -> int:  # fmt: skip
     """Time on a GPU what a search without one left, best estimate first.
 
     The binaries are those of the ledger; no compiler is needed. Tells how the estimates had ranked what was measured.

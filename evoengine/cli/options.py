@@ -10,6 +10,9 @@ import click
 from evoengine.gpu import Gpu, find_gpu
 from evoengine.problem import EXAMPLE, Problem, parse_problem
 
+RECORDED = "recorded:"
+"""begins the device and the problem of a recorded space"""
+
 
 class GpuType(click.ParamType):
     name = "name"
@@ -25,13 +28,21 @@ class ProblemType(click.ParamType):
         return parse_problem(value) if isinstance(value, str) else value
 
 
+class StoredProblemType(ProblemType):
+    """A problem that the ledger may hold: also a recorded space's, `recorded:NAME`, which stays a text."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Problem | str:
+        return value if str(value).startswith(RECORDED) else super().convert(value, param, ctx)
+
+
 def gpu_option(default: str | None) -> Callable:
     return click.option("--gpu", type=GpuType(), default=default, show_default=bool(default), help="GPU to tune for.")
 
 
 def problem_option(default: str | None = EXAMPLE) -> Callable:
     text = "What to compute: b…,h…,s…,d…,fp16|bf16[,causal][,kv…]; sq…,sk… for unlike lengths."
-    return click.option("--problem", type=ProblemType(), default=default, show_default=bool(default), help=text)
+    kind = ProblemType() if default else StoredProblemType()
+    return click.option("--problem", type=kind, default=default, show_default=bool(default), help=text)
 
 
 db_option = click.option("--db", metavar="URL", help="Ledger: a file or an SQLAlchemy URL.  [default: db/evoengine.db]")

@@ -18,7 +18,7 @@ from evoengine.problem import Problem
 @problem_option(default=None)
 @db_option
 @json_option
-def report(gpu: Gpu | None, problem: Problem | None, db: str | None, as_json: bool) -> None:
+def report(gpu: Gpu | None, problem: Problem | str | None, db: str | None, as_json: bool) -> None:
     """Say which changes of knobs paid, and the path that led to the best.
 
     Without --problem and --gpu the last run's are meant.

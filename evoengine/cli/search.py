@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from evoengine.cli.options import db_option, gpu_option, json_option, problem_option, space_option, templates_option
+from evoengine.cli.options import (
+    RECORDED, db_option, gpu_option, json_option, problem_option, space_option, templates_option,
+)  # fmt: skip
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu, find_gpu
 from evoengine.problem import Problem
 from evoengine.search import samplers
-
-RECORDED = "recorded:"
 
 
 class DeviceType(click.ParamType):

@@ -105,7 +105,7 @@ def ledger_device(timing: GpuDevice | None) -> Device:
     return Device(timing.name, timing.uuid, f"sm_{timing.capability}", f"CUDA {driver}", versions)
 
 
-def target(ledger: Ledger, gpu: Gpu | None, problem: Problem | None) -> tuple[Gpu, Problem]:
+def target(ledger: Ledger, gpu: Gpu | None, problem: Problem | str | None) -> tuple[Gpu, Problem]:
     """What is given, and where nothing is, what the last run was for."""
     key, text = ledger.last_target(gpu.key if gpu else None, str(problem) if problem else None)
     return find_gpu(key), parse_problem(text)

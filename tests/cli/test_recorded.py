@@ -61,6 +61,14 @@ def test_a_time_stands_under_time_and_not_under_tflops(replayed, evoengine, comm
     assert "µs rec." in shown and "time" in shown and "TFLOPS" not in shown
 
 
+@pytest.mark.parametrize("command", ["best", "history", "report"])
+def test_a_recorded_problem_is_named_as_the_ledger_names_it(replayed, evoengine, command):
+    named = evoengine(command, "--problem", "recorded:test", "--json", "--db", replayed[0])
+    assert named.returncode == 0, named.stderr
+    assert named.stdout == evoengine(command, "--json", "--db", replayed[0]).stdout
+    assert evoengine(command, "--problem", "recorded:other", "--db", replayed[0]).returncode == 1
+
+
 def test_its_ledger_and_study_are_like_any_others(replayed, evoengine):
     db, _ = replayed
     assert json.loads(evoengine("best", "--json", "--db", db).stdout)["config"]["block"] == 128
