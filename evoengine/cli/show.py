@@ -18,10 +18,12 @@ from evoengine.cli.options import db_option, json_option
 def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_json: bool) -> None:
     """Show one trial: configuration, resources, verdict, figure, source."""
     from evoengine.cli.display import lineage, profile_page, sheet, stdout
-    from evoengine.errors import NothingFound
+    from evoengine.errors import NothingFound, UsageError
     from evoengine.ledger.store import open_ledger
     from evoengine.lineage import path, step_json
 
+    if with_source and (with_lineage or as_json):
+        raise UsageError(f"--source prints the source alone; leave {'--lineage' if with_lineage else '--json'} out")
     with open_ledger(db, create=False) as ledger:
         candidate, profile = ledger.candidate(trial), ledger.profile(trial)
         known = ledger.candidates(problem=candidate.problem, gpu=candidate.gpu) if with_lineage else []

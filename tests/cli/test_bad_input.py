@@ -192,3 +192,8 @@ def test_errors_are_the_same_with_json(refused, tmp_path):
     said = refused("search", "--gpu", "nope", "--json", "--db", tmp_path / "x.db")
     with pytest.raises(json.JSONDecodeError):
         json.loads(said)
+
+
+@pytest.mark.parametrize("other", ["--lineage", "--json"])
+def test_a_source_is_shown_alone(refused, other):
+    assert f"leave {other} out" in refused("show", 1, "--source", other)
