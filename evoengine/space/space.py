@@ -45,7 +45,8 @@ class SearchSpace:
 
     size: combinations before constraints, a conditional knob counting once where it is inactive.
     valid: configurations after them; `len(space)` is the same.
-    starts: the file's known-good points that are valid here; `dropped_starts` pairs the others with the reason.
+    starts: the file's known-good points that are valid here, families in turn; `dropped_starts` pairs the others with
+    the reason.
     empty_families: family → the `why` of the constraint that removed the most of it.
     """
 
@@ -204,7 +205,14 @@ class SearchSpace:
                 valid.append(config)
             else:
                 dropped.append((config, reason))
-        return tuple(valid), tuple(dropped)
+        return _in_turn(valid), tuple(dropped)
+
+
+def _in_turn(configs: Sequence[Config]) -> tuple[Config, ...]:
+    """The first of each family, then the second of each, …: even a short search sees what every family can do."""
+    families = [config["family"] for config in configs]
+    order = sorted(range(len(configs)), key=lambda i: families[:i].count(families[i]))
+    return tuple(configs[i] for i in order)
 
 
 def _main_reason(enumeration: Enumeration) -> tuple[str, str, float]:

@@ -21,6 +21,7 @@ FIELDS = [
     "samples", "vs_sdpa", "parents", "operator", "compile_ms",
 ]  # fmt: skip
 RANKED = {"estimated", "measured"}
+FAMILIES = {"scalar", "wmma", "mma", "wgmma"}
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +79,14 @@ def test_optuna_opens_the_same_file(db):
     study = optuna.load_study(study_name=summary.study_name, storage=f"sqlite:///{db}")
     assert len(study.trials) == 8
     best = study.best_trial
-    assert best.params["family"] in ("scalar", "wmma")
+    assert best.params["family"] in FAMILIES
     assert {"outcome", "registers", "spill_bytes"} <= best.user_attrs.keys()
 
 
 def test_history_lists_candidates_as_json_with_exactly_the_agreed_fields(history):
     assert [c["trial"] for c in history] == list(range(1, 9))
     assert all(list(c) == FIELDS for c in history)
-    assert {c["config"]["family"] for c in history} == {"scalar", "wmma"}
+    assert {c["config"]["family"] for c in history} == FAMILIES
 
 
 def test_best_is_the_fastest_of_history(history, best):
@@ -113,7 +114,9 @@ def test_the_export_stands_alone(evoengine, db, tmp_path):
     assert {p.name for p in out.iterdir()} == {"kernel.cu", "kernel.cubin", "kernel.json", "attention.py"}
     described = json.loads((out / "kernel.json").read_text())
     assert described["verdict"]["correct"] is True
-    assert described["launch"]["threads"] == 32 * described["config"]["warps"]
+    config = described["config"]
+    threads = 2 * config["tile_m"] + 128 if config["family"] == "wgmma" else 32 * config["warps"]
+    assert described["launch"]["threads"] == threads
     assert described["figure"]["kind"] == "estimated"
     assert (out / "kernel.cubin").read_bytes()[:4] == b"\x7fELF"
     assert "evoengine" not in imported((out / "attention.py").read_text())

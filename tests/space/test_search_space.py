@@ -296,6 +296,17 @@ def test_a_start_that_is_invalid_here_is_dropped_with_the_reason(load: Load, sma
     )
 
 
+def test_families_start_in_turn(load: Load, small: str) -> None:
+    def start(family: str, tile_m: int, rest: str) -> str:
+        return f'[[start]]\nfamily = "{family}"\ntile_m = {tile_m}\n{rest}\n'
+
+    wmma, scalar = "warps = 4\npad = 16", "warps = 2"
+    space = load(small + start("wmma", 128, wmma) + start("scalar", 64, scalar) + start("scalar", 32, scalar))
+    assert [(c["family"], c["tile_m"]) for c in space.starts] == [
+        ("wmma", 64), ("scalar", 64), ("wmma", 128), ("scalar", 32),
+    ]  # fmt: skip
+
+
 def test_a_family_left_empty_is_reported_with_the_constraint_that_removed_the_most(load: Load, small: str) -> None:
     space = load(
         small
