@@ -9,7 +9,7 @@ from dataclasses import asdict
 import click
 
 from evoengine.cli.display import ranking, say, status, stdout, time_spent
-from evoengine.records import Candidate, Kind
+from evoengine.records import Candidate, Outcome
 
 INTERRUPTED = 130
 SHOWN = 10
@@ -34,7 +34,7 @@ def conclude(
         click.echo(json.dumps(_summary(progress, run, found), indent=2))
     elif found:
         stdout.print(ranking(_shown(found)))
-        estimated = found[0].measurement.kind is Kind.ESTIMATED
+        estimated = found[0].outcome is Outcome.ESTIMATED
         remark = ["figures marked est. are static estimates, not measurements"] if estimated else []
         say(f"next: {'   ·   '.join([*(f'evoengine {command}{ledger}' for command in following), *remark])}")
     else:

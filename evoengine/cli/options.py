@@ -28,11 +28,13 @@ class ProblemType(click.ParamType):
         return parse_problem(value) if isinstance(value, str) else value
 
 
-class StoredProblemType(ProblemType):
+class StoredProblemType(click.ParamType):
     """A problem that the ledger may hold: also a recorded space's, `recorded:NAME`, which stays a text."""
 
+    name = "problem"
+
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Problem | str:
-        return value if str(value).startswith(RECORDED) else super().convert(value, param, ctx)
+        return value if value.startswith(RECORDED) else parse_problem(value)
 
 
 def gpu_option(default: str | None) -> Callable:
