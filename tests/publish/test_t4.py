@@ -148,7 +148,7 @@ def test_finals_of_an_imported_run_put_nothing_of_this_ledger_behind_their_final
     with open_ledger(str(tmp_path / "evo.db"), create=True) as ledger:
         run = start_run(ledger)
         terms = {"final_of_run": float(run), "place": 1.0} if finals_here else {}
-        known = add_ranked(ledger, run, replace(a_figure(99.0, Kind.MEASURED), terms=terms))
+        known = add_ranked(ledger, run, replace(a_figure(99.0, Kind.MEASURED), terms=terms), name="another")
         _, trials = ledger.import_run(from_t4(exported))
         assert [c.trial for c in ledger.best(PROBLEM, GPU, top=9)] == [known, trials[0], trials[6]]
 
