@@ -9,8 +9,8 @@ import pytest
 from optuna.testing.pytest_samplers import BasicSamplerTestCase, MultiObjectiveSamplerTestCase, RelativeSamplerTestCase
 
 from evoengine.records import config_key
-from evoengine.search.samplers import evolution, pool
-from evoengine.search.samplers.evolution import FIRST, STALL, EvolutionSampler, fronts
+from evoengine.search.samplers import evolution, pool, surrogate
+from evoengine.search.samplers.evolution import STALL, EvolutionSampler, fronts
 from evoengine.search.samplers.grid import Grid
 from evoengine.search.samplers.surrogate import Surrogate
 from evoengine.space.definition import Knob
@@ -139,7 +139,7 @@ def test_the_more_proposals_came_after_the_best_the_more_are_far_from_it(space, 
 def test_minus_infinity_is_good_where_less_is_better(space):
     study = optuna.create_study(sampler=EvolutionSampler(0, space))
     study.optimize(lambda trial: -np.inf if suggest(trial, space)["family"] == "tensor" else 1.0, n_trials=30)
-    assert "random" not in [t.user_attrs["operator"] for t in study.trials[FIRST:]]
+    assert "random" not in [t.user_attrs["operator"] for t in study.trials[2:]]
     assert all(t.params["family"] == "tensor" for t in study.trials[-10:])
 
 
@@ -147,15 +147,32 @@ def test_known_good_points_go_first_and_their_kin_follow(space):
     study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(0, space))
     start = {"family": "tensor", "tile": 64, "warps": 4, "stages": 3, "order": "rows"}
     study.enqueue_trial(start)
-    study.optimize(lambda trial: speed(suggest(trial, space)), n_trials=FIRST + 1)
+    study.optimize(lambda trial: speed(suggest(trial, space)), n_trials=8)
     assert study.trials[0].params == start
-    assert study.trials[-1].user_attrs == {"operator": "mutation", "parents": [0]}
+    assert {"operator": "mutation", "parents": [0]} in [t.user_attrs for t in study.trials]
+
+
+@pytest.mark.parametrize("leeway, found", [(surrogate._leeway, True), (lambda knob: 1.0, False)])
+def test_a_narrow_valley_across_many_values_is_found(monkeypatch, leeway, found):
+    """One point of 1,600, within 40 trials: had all lengths the prior of those of two values, some searches would not."""
+    monkeypatch.setattr(surrogate, "_leeway", leeway)
+
+    def depth(trial: optuna.Trial) -> float:
+        a, b = (trial.suggest_categorical(name, range(40)) for name in "ab")
+        return abs(a - 11) ** 1.5 + 3 * abs(b - 20)
+
+    best = []
+    for seed in range(8):
+        study = optuna.create_study(sampler=EvolutionSampler(seed))
+        study.optimize(depth, n_trials=40)
+        best.append(study.best_value)
+    assert (max(best) == 0) == found
 
 
 def test_every_trial_says_what_it_came_from(space):
     study = search(space, seed=0, trials=80)
     operators = [t.user_attrs["operator"] for t in study.trials]
-    assert operators[:FIRST] == ["random"] * FIRST
+    assert operators[:2] == ["random"] * 2 and "random" not in operators[2:]
     assert Counter(operators)["mutation"] > 40
     for trial in study.trials:
         parents = [study.trials[n] for n in trial.user_attrs["parents"]]
@@ -200,7 +217,7 @@ def test_one_sampler_serves_one_study_after_another(space):
     sampler = EvolutionSampler(0, space)
     for trials in (40, 20, 60):
         study = search(space, seed=0, trials=trials, sampler=sampler)
-        assert [t.user_attrs["operator"] for t in study.trials[:FIRST]] == ["random"] * FIRST
+        assert [t.user_attrs["operator"] for t in study.trials[:2]] == ["random"] * 2
         assert len({config_key(t.params) for t in study.trials}) == trials
         assert all(parent < t.number for t in study.trials for parent in t.user_attrs["parents"])
 
@@ -272,17 +289,16 @@ def test_fronts_are_peeled_one_by_one():
 
 
 def test_several_objectives_are_searched_along_their_front():
-    """Against uniform draws of the same number, the front found covers more, by the sum over fixed seeds."""
+    """Its points are those with b 20, one in 40 of all: uniform draws would try about one."""
 
-    def covered(sampler) -> float:
+    def on_front(sampler) -> int:
         study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
         study.optimize(two, n_trials=40)
-        return sum(t.values[0] - t.values[1] for t in study.best_trials) / len(study.best_trials)
+        return sum(t.params["b"] == 20 for t in study.trials)
 
     def two(trial: optuna.Trial) -> tuple[float, float]:
         a, b = (trial.suggest_categorical(name, range(40)) for name in "ab")
         return float(a), float(a * 0.5 + abs(b - 20))
 
-    ours = [covered(EvolutionSampler(seed)) for seed in range(4)]
-    uniform = [covered(optuna.samplers.RandomSampler(seed)) for seed in range(4)]
-    assert sum(ours) > sum(uniform)
+    ours = [on_front(EvolutionSampler(seed)) for seed in range(4)]
+    assert min(ours) > 10

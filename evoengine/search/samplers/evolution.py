@@ -1,9 +1,9 @@
 """evoengine's own sampler: an evolutionary search that pays only for the offspring a surrogate expects most of.
 
-Every proposal is a whole configuration of the valid space that was not proposed before. The first are random draws.
-From then on a Gaussian process (`surrogate`) judges a pool of candidates (`pool`): the whole valid space where that is
-small, and otherwise what mutation and crossover of the best trials bring forth beside fresh random points. The one
-with the largest expected improvement is proposed. The more of these came after the best, the likelier is the next the
+Every proposal is a whole configuration of the valid space that was not proposed before. Until two trials have come
+through they are random draws. From then on a Gaussian process (`surrogate`) judges a pool of candidates (`pool`): the
+whole valid space where that is small, and otherwise what mutation and crossover of the best trials bring forth beside
+fresh random points. The one with the largest expected improvement is proposed. The more of these came after the best, the likelier is the next the
 most promising of those far from it: a landscape may have several basins, and the first one found be a poor one. What is
 learned from are ranks: the scale of the objective does not matter, and a trial that failed, or was told a penalty worse
 than all others, is simply the worst.
@@ -26,8 +26,6 @@ from evoengine.search.samplers.grid import Grid
 from evoengine.search.samplers.pool import Pool, Space
 from evoengine.search.samplers.surrogate import Surrogate
 
-FIRST = 4
-"""trials, of whatever origin, before the surrogate is asked"""
 ELITES = 8
 GROWTH = 1.1
 """factor by which the trials learned from grow before hyperparameters are drawn, and offspring bred, anew"""
@@ -178,8 +176,8 @@ class _Search:
         return place
 
     def _ready(self) -> bool:
-        """Whether enough trials have finished, with values that differ, to learn from."""
-        return len(self._rows) >= FIRST and len(self._elites()) > 1
+        """Whether two trials have come through, and so can be compared."""
+        return len(self._elites()) > 1
 
     def _most_promising(self) -> np.ndarray | None:
         """The candidate of largest expected improvement; None where none is left."""

@@ -5,9 +5,11 @@ for any difference at all (Hamming), which lets neighbours differ where a landsc
 inactive ones against active, are one step from each other. The algebra is that of Rasmussen & Williams, Gaussian
 Processes for Machine Learning (2006), chapters 2 and 4.
 
-Length scales, penalty, variance and noise have normal priors on their logarithms and are drawn by elliptical slice
-sampling (Murray, Adams & MacKay 2010): a draw from the posterior costs less than its maximum, explores with it, and
-needs no gradient. What the tried rows say of the pool is kept as a triangular solve, to which a trial adds one row.
+Length scales, penalty and noise have normal priors on their logarithms, narrow ones: what a search has tried is little
+and no fair sample, and what it seems to say of them misleads. Only a knob of many values may have a length much unlike
+the others', for it alone can vary within its domain. All are drawn by elliptical slice sampling (Murray, Adams & MacKay
+2010): a draw from the posterior costs less than its maximum, explores with it, and needs no gradient. What the tried
+rows say of the pool is kept as a triangular solve, to which a trial adds one row.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from evoengine.space.definition import Knob
 
 FIRST_DRAWS, DRAWS = 15, 5
 """slice-sampling steps at the first fit and at every later one"""
-LENGTH, HAMMING, VARIANCE, NOISE = (0.3, 0.9), (-3.0, 1.0), (0.0, 0.7), (-5.0, 1.5)
-"""mean and deviation of the priors on natural logarithms: lengths in domains, the others for targets of variance 1"""
+LENGTH, HAMMING, NOISE = (0.3, 0.4), (-3.0, 0.5), (-5.0, 1.5)
+"""mean and deviation of the priors on natural logarithms: lengths, of a knob with two values, in domains; noise for
+targets of variance 1"""
 JITTER = 1e-5
 ROOM = 64
 """rows by which the solve's memory grows"""
@@ -36,7 +39,8 @@ class Surrogate:
         self._columns = [k for k, knob in enumerate(knobs) if len(knob.values) > 1 or knob.when]
         self._distances = [_distances(knobs[k]) for k in self._columns]
         self._starts = np.cumsum([0, *map(len, self._distances)])
-        self._mean, self._deviation = np.array([LENGTH] * len(self._columns) + [HAMMING, VARIANCE, NOISE]).T
+        lengths = [(LENGTH[0], LENGTH[1] * _leeway(knobs[k])) for k in self._columns]
+        self._mean, self._deviation = np.array([*lengths, HAMMING, NOISE]).T
         self._hyper = self._mean.copy()
         self._draws = FIRST_DRAWS
 
@@ -48,7 +52,7 @@ class Surrogate:
         known = ~np.isnan(targets)
         tried = self._one_hot(rows)
         self._draw(tried[known], targets[known])
-        self._variance, self._noise = np.exp(self._hyper[-2:])
+        self._noise = np.exp(self._hyper[-1])
         self._log_kernel = self._log_kernels(self._hyper).astype(np.float32)
         self._pool, self._tried = self._one_hot(pool).astype(np.float32), tried.astype(np.float32)
         self._factor = np.linalg.cholesky(self._covariance(tried, self._hyper))
@@ -63,7 +67,7 @@ class Surrogate:
         n, one = len(self._factor), self._one_hot(row[None]).astype(np.float32)
         to_tried = self._kernel(self._tried, one)[:, 0].astype(float)
         left = solve_triangular(self._factor, to_tried, lower=True, check_finite=False)
-        pivot = np.sqrt(max(self._variance + self._noise + JITTER - left @ left, JITTER))
+        pivot = np.sqrt(max(1 + self._noise + JITTER - left @ left, JITTER))
         self._factor = np.pad(self._factor, (0, 1))
         self._factor[n, :n], self._factor[n, n] = left, pivot
         self._tried = np.vstack([self._tried, one])
@@ -84,7 +88,7 @@ class Surrogate:
             of_known = np.linalg.solve(covariance[~unknown][:, ~unknown], targets[~unknown])
             targets[unknown] = covariance[unknown][:, ~unknown] @ of_known
         weights = solve_triangular(self._factor, targets, lower=True, check_finite=False).astype(np.float32)
-        variance = np.maximum(self._variance - self._explained, 1e-9)
+        variance = np.maximum(1 - self._explained, 1e-9)
         return weights @ self._solve[: len(weights)], np.sqrt(variance)
 
     def _draw(self, tried: np.ndarray, targets: np.ndarray) -> None:
@@ -113,7 +117,7 @@ class Surrogate:
 
     def _covariance(self, tried: np.ndarray, hyper: np.ndarray) -> np.ndarray:
         """Of one-hot rows, noise included; in double precision, or it would not always be positive definite."""
-        covariance = np.exp(tried @ self._log_kernels(hyper) @ tried.T + hyper[-2])
+        covariance = np.exp(tried @ self._log_kernels(hyper) @ tried.T)
         covariance[np.diag_indices(len(tried))] += np.exp(hyper[-1]) + JITTER
         return covariance
 
@@ -122,7 +126,7 @@ class Surrogate:
         blocks = np.zeros((self._starts[-1],) * 2)
         for start, distance, length in zip(self._starts, self._distances, np.exp(hyper), strict=False):
             scaled = np.sqrt(3) * distance / length
-            block = np.log1p(scaled) - scaled - np.exp(hyper[-3]) * (distance > 0)
+            block = np.log1p(scaled) - scaled - np.exp(hyper[-2]) * (distance > 0)
             blocks[start : start + len(block), start : start + len(block)] = block
         return blocks
 
@@ -135,7 +139,12 @@ class Surrogate:
 
     def _kernel(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
         """The kernel between one-hot rows, in single precision."""
-        return np.exp(one @ self._log_kernel @ other.T + np.float32(self._hyper[-2]))
+        return np.exp(one @ self._log_kernel @ other.T)
+
+
+def _leeway(knob: Knob) -> float:
+    """How much wider the prior on a knob's length is than that of two values."""
+    return np.sqrt(np.log2(max(2, len(knob.values)))) if knob.ordinal else 1.0
 
 
 def _distances(knob: Knob) -> np.ndarray:
