@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import sys
 from pathlib import Path
@@ -73,6 +74,8 @@ def search(
     from evoengine.search.coordinator import Coordinator, Setting
     from evoengine.search.judges import make_judge
 
+    if minutes is not None and math.isnan(minutes):
+        raise UsageError("--minutes is nan; it must be a number above 0")
     objectives = parse_objectives(aim)
     if len(objectives) > 1:
         _require_several(aim, sampler, device)

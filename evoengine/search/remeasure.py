@@ -20,11 +20,14 @@ POLL_SECONDS = 0.1
 
 
 def left_to_measure(ledger: Ledger, problem: str, gpu: str) -> list[Candidate]:
-    """Correct candidates that have an estimate and no measurement, best estimate first, each source once."""
-    found = [c for c in ledger.candidates(problem=problem, gpu=gpu) if c.outcome is Outcome.ESTIMATED and c.binary]
+    """Correct candidates that have an estimate, best first, each source once and none that was measured before."""
+    known = ledger.candidates(problem=problem, gpu=gpu)
+    measured = {c.source.sha256 for c in known if c.source and c.outcome is Outcome.MEASURED}
+    found = [c for c in known if c.outcome is Outcome.ESTIMATED and c.binary]
     by_source: dict[str, Candidate] = {}
     for candidate in sorted(found, key=lambda c: -c.measurement.tflops):
-        by_source.setdefault(candidate.source.sha256, candidate)
+        if candidate.source.sha256 not in measured:
+            by_source.setdefault(candidate.source.sha256, candidate)
     return list(by_source.values())
 
 

@@ -71,7 +71,10 @@ def test_an_unknown_family_names_the_known_ones(refused, tmp_path):
     assert "scalar, wmma, mma, wgmma" in said and "'mna'" in said
 
 
-@pytest.mark.parametrize("option", [("--trials", "0"), ("--minutes", "0"), ("--jobs", "-1"), ("--sampler", "magic")])
+@pytest.mark.parametrize(
+    "option",
+    [("--trials", "0"), ("--minutes", "0"), ("--minutes", "nan"), ("--jobs", "-1"), ("--sampler", "magic")],
+)
 def test_an_option_out_of_range_is_refused(refused, tmp_path, option):
     assert option[0] in refused("search", *option, "--db", tmp_path / "x.db")
 

@@ -26,6 +26,10 @@ ESTIMATES = [9.0, 1.0, 5.0, 7.0, 3.0]
 @pytest.fixture
 def estimated(numbered):
     """A ledger with candidates 0…4 estimated, in an order that the device will partly confirm; and one incorrect."""
+    return search_without_gpu(numbered)
+
+
+def search_without_gpu(numbered):
     setting, run = numbered.begin(range(6), lambda n: ("judge", "segv") if n == 2 else None)
     space, ledger = setting.space, numbered.ledger
     for number in range(6):
@@ -90,6 +94,14 @@ def test_top_takes_the_best_estimates_and_the_next_call_goes_on_with_the_rest(es
     assert measure("--all").exception is None
     assert left_to_measure(estimated.ledger, str(PROBLEM), GPU.key) == []
     assert isinstance(measure("--all").exception, NothingFound)
+
+
+def test_what_was_measured_is_not_timed_again_for_a_later_search(estimated, measure):
+    """Number 2 crashed, and another start might bring it through."""
+    assert measure("--all").exception is None
+    search_without_gpu(estimated)
+    left = left_to_measure(estimated.ledger, str(PROBLEM), GPU.key)
+    assert [c.config["number"] for c in left] == [2]
 
 
 def test_no_compiler_is_touched(measure, monkeypatch):
