@@ -3,10 +3,10 @@
 Every proposal is a whole configuration of the valid space that was not proposed before. Until two trials have come
 through they are random draws. From then on a Gaussian process (`surrogate`) judges a pool of candidates (`pool`): the
 whole valid space where that is small, and otherwise what mutation and crossover of the best trials bring forth beside
-fresh random points. The one with the largest expected improvement is proposed. The more of these came after the best, the likelier is the next the
-most promising of those far from it: a landscape may have several basins, and the first one found be a poor one. What is
-learned from are ranks: the scale of the objective does not matter, and a trial that failed, or was told a penalty worse
-than all others, is simply the worst.
+fresh random points. The one with the largest expected improvement is proposed. The more of these came after the best,
+the likelier is the next the most promising of those far from it: a landscape may have several basins, and the first one
+found be a poor one. What is learned from are ranks: the scale of the objective does not matter, and a trial that
+failed, or was told a penalty worse than all others, is simply the worst.
 """
 
 from __future__ import annotations
