@@ -79,12 +79,16 @@ def measure(
     for line in (*map(_sdpa, baselines), *notes, *_agreed(agreed)):
         say(line)
     if as_json:
-        found_json = {"run": run, "agreement": asdict(agreed), "estimates": [asdict(p) for p in pairs]}
-        found_json |= {"baselines": [asdict(b) for b in baselines], "best": [c.to_json() for c in found]}
-        click.echo(json.dumps(found_json, indent=2))
+        click.echo(_as_json(run, agreed, pairs, baselines, found))
     else:
         stdout.print(ranking(dict(enumerate(found, 1))))
     return INTERRUPTED if stopped() else 0
+
+
+def _as_json(run: int, agreed, pairs, baselines, found) -> str:
+    summary = {"run": run, "agreement": asdict(agreed), "estimates": [asdict(p) for p in pairs]}
+    summary |= {"baselines": [asdict(b) for b in baselines], "best": [c.to_json() for c in found]}
+    return json.dumps(summary, indent=2)
 
 
 def _line(candidate) -> str:
