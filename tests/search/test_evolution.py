@@ -152,23 +152,6 @@ def test_known_good_points_go_first_and_their_kin_follow(space):
     assert {"operator": "mutation", "parents": [0]} in [t.user_attrs for t in study.trials]
 
 
-@pytest.mark.parametrize("leeway, found", [(surrogate._leeway, True), (lambda knob: 1.0, False)])
-def test_a_narrow_valley_across_many_values_is_found(monkeypatch, leeway, found):
-    """One point of 1,600, within 40 trials: had all lengths the prior of those of two values, some searches would not."""
-    monkeypatch.setattr(surrogate, "_leeway", leeway)
-
-    def depth(trial: optuna.Trial) -> float:
-        a, b = (trial.suggest_categorical(name, range(40)) for name in "ab")
-        return abs(a - 11) ** 1.5 + 3 * abs(b - 20)
-
-    best = []
-    for seed in range(8):
-        study = optuna.create_study(sampler=EvolutionSampler(seed))
-        study.optimize(depth, n_trials=40)
-        best.append(study.best_value)
-    assert (max(best) == 0) == found
-
-
 def test_every_trial_says_what_it_came_from(space):
     study = search(space, seed=0, trials=80)
     operators = [t.user_attrs["operator"] for t in study.trials]
@@ -288,17 +271,21 @@ def test_fronts_are_peeled_one_by_one():
     assert fronts(vectors).tolist() == [0, 0, 1, 2, 0]
 
 
-def test_several_objectives_are_searched_along_their_front():
-    """Its points are those with b 20, one in 40 of all: uniform draws would try about one."""
+@pytest.mark.parametrize("leeway, found", [(surrogate._leeway, True), (lambda knob: 1.0, False)])
+def test_several_objectives_are_searched_along_their_front(monkeypatch, leeway, found):
+    """Two of three searches find those with b 20, one in 40 of all points: uniform draws would try about one.
 
-    def on_front(sampler) -> int:
-        study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
-        study.optimize(two, n_trials=40)
-        return sum(t.params["b"] == 20 for t in study.trials)
+    Had all lengths the prior of those of two values, most would not.
+    """
+    monkeypatch.setattr(surrogate, "_leeway", leeway)
 
     def two(trial: optuna.Trial) -> tuple[float, float]:
         a, b = (trial.suggest_categorical(name, range(40)) for name in "ab")
         return float(a), float(a * 0.5 + abs(b - 20))
 
-    ours = [on_front(EvolutionSampler(seed)) for seed in range(4)]
-    assert min(ours) > 10
+    on_front = []
+    for seed in range(12):
+        study = optuna.create_study(directions=["maximize", "minimize"], sampler=EvolutionSampler(seed))
+        study.optimize(two, n_trials=40)
+        on_front.append(sum(t.params["b"] == 20 for t in study.trials))
+    assert (sum(n > 10 for n in on_front) >= 8) == found
