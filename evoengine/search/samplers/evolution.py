@@ -1,6 +1,6 @@
 """evoengine's own sampler: an evolutionary search that pays only for the offspring a surrogate expects most of.
 
-Every proposal is a whole configuration of the valid space that was not proposed before. Until two trials have come
+Every proposal is a whole configuration of the valid space that was not proposed before. Until four trials have come
 through they are random draws. From then on a Gaussian process (`surrogate`) judges a pool of candidates (`pool`): the
 whole valid space where that is small, and otherwise what mutation and crossover of the best trials bring forth beside
 fresh random points. The one with the largest expected improvement is proposed. The more of these came after the best,
@@ -26,6 +26,8 @@ from evoengine.search.samplers.grid import Grid
 from evoengine.search.samplers.pool import Pool, Space
 from evoengine.search.samplers.surrogate import Surrogate
 
+FIRST = 4
+"""trials that come through before the surrogate is asked"""
 ELITES = 8
 GROWTH = 1.1
 """factor by which the trials learned from grow before hyperparameters are drawn, and offspring bred, anew"""
@@ -176,8 +178,7 @@ class _Search:
         return place
 
     def _ready(self) -> bool:
-        """Whether two trials have come through, and so can be compared."""
-        return len(self._elites()) > 1
+        return len(self._elites()) >= FIRST
 
     def _most_promising(self) -> np.ndarray | None:
         """The candidate of largest expected improvement; None where none is left."""

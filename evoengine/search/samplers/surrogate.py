@@ -23,7 +23,7 @@ from evoengine.space.definition import Knob
 
 FIRST_DRAWS, DRAWS = 15, 5
 """slice-sampling steps at the first fit and at every later one"""
-LENGTH, HAMMING, NOISE = (0.3, 0.4), (-3.0, 0.5), (-5.0, 1.5)
+LENGTH, HAMMING, NOISE = (0.8, 0.4), (-2.8, 0.4), (-4.0, 1.5)
 """mean and deviation of the priors on natural logarithms: lengths, of a knob with two values, in domains; noise for
 targets of variance 1"""
 JITTER = 1e-5
