@@ -200,7 +200,7 @@ def test_one_sampler_serves_one_study_after_another(space):
     sampler = EvolutionSampler(0, space)
     for trials in (40, 20, 60):
         study = search(space, seed=0, trials=trials, sampler=sampler)
-        assert [t.user_attrs["operator"] for t in study.trials[:2]] == ["random"] * 2
+        assert [t.user_attrs["operator"] for t in study.trials[:4]] == ["random"] * 4
         assert len({config_key(t.params) for t in study.trials}) == trials
         assert all(parent < t.number for t in study.trials for parent in t.user_attrs["parents"])
 
@@ -273,9 +273,9 @@ def test_fronts_are_peeled_one_by_one():
 
 @pytest.mark.parametrize("leeway, found", [(surrogate._leeway, True), (lambda knob: 1.0, False)])
 def test_several_objectives_are_searched_along_their_front(monkeypatch, leeway, found):
-    """Two of three searches find those with b 20, one in 40 of all points: uniform draws would try about one.
+    """A third of the searches, at the least, find those with b 20, one in 40 of all points.
 
-    Had all lengths the prior of those of two values, most would not.
+    Uniform draws would try about one. Had all lengths the prior of those of two values, few would find them.
     """
     monkeypatch.setattr(surrogate, "_leeway", leeway)
 
@@ -284,8 +284,8 @@ def test_several_objectives_are_searched_along_their_front(monkeypatch, leeway, 
         return float(a), float(a * 0.5 + abs(b - 20))
 
     on_front = []
-    for seed in range(12):
+    for seed in range(24):
         study = optuna.create_study(directions=["maximize", "minimize"], sampler=EvolutionSampler(seed))
         study.optimize(two, n_trials=40)
         on_front.append(sum(t.params["b"] == 20 for t in study.trials))
-    assert (sum(n > 10 for n in on_front) >= 8) == found
+    assert (sum(n > 10 for n in on_front) >= 8) == found  # 16 and 3 when this was written
