@@ -3,10 +3,10 @@
 Every proposal is a whole configuration of the valid space that was not proposed before. Until four trials have come
 through they are random draws. From then on a Gaussian process (`surrogate`) judges a pool of candidates (`pool`): the
 whole valid space where that is small, and otherwise what mutation and crossover of the best trials bring forth beside
-fresh random points. The one with the largest expected improvement is proposed. The more of these came after the best,
-the likelier is the next the most promising of those far from it: a landscape may have several basins, and the first one
-found be a poor one. What is learned from are ranks: the scale of the objective does not matter, and a trial that
-failed, or was told a penalty worse than all others, is simply the worst.
+fresh random points. Proposed is the one with the largest expected improvement, weighted by how rarely trials have had
+its pairs of values (`coverage`): a landscape may have several basins, and the first one found be a poor one. For the same
+reason, the more proposals came after the best, the likelier is the next among those far from it. What is learned from are
+ranks and, less so, logarithms: the objective's unit does not matter, and a trial that failed is simply the worst.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr, ndtri
 
+from evoengine.search.samplers.coverage import Coverage
 from evoengine.search.samplers.grid import Grid
 from evoengine.search.samplers.pool import Pool, Space
 from evoengine.search.samplers.surrogate import Surrogate
@@ -33,8 +34,12 @@ GROWTH = 1.1
 """factor by which the trials learned from grow before hyperparameters are drawn, and offspring bred, anew"""
 MOST = 256
 """trials learned from at a fit, half of them the best and half the latest"""
-STALL = 1 / 8
+RARE = 3
+"""power of a candidate's rarity by which its expected improvement is divided"""
+STALL = 1.0
 """the surrogate's proposals since the best, over all trials, at which every other one looks elsewhere"""
+LOGARITHMS = 0.25
+"""their part in what is learned from; the rest are ranks"""
 ELSEWHERE = 4
 """knobs, or half of them where there are few, in which elsewhere differs from the best"""
 
@@ -121,6 +126,7 @@ class _Search:
         self._space, self._rng = space, rng
         self._pool = Pool(space, rng)
         self._surrogate = Surrogate(space.knobs, rng)
+        self._coverage = Coverage(space.knobs)
         self._rows: list[np.ndarray] = []
         self._numbers: list[int] = []
         self._values: list[float] = []
@@ -175,13 +181,14 @@ class _Search:
             self._numbers.append(number)
             self._values.append(np.nan)
             self._pool.close(row)
+            self._coverage.add(row)
         return place
 
     def _ready(self) -> bool:
         return len(self._elites()) >= FIRST
 
     def _most_promising(self) -> np.ndarray | None:
-        """The candidate of largest expected improvement; None where none is left."""
+        """The candidate of largest expected improvement, rare ones before others; None where none is left."""
         new = range(self._fitted[-1] + 1 if self._fitted else 0, len(self._rows))
         if len(self._fitted) + len(new) >= self._refit_at:
             self._fit()
@@ -193,7 +200,7 @@ class _Search:
             return None
         targets = self._targets()
         mean, deviation = self._surrogate.predict(targets)
-        gain = expected_improvement(mean, deviation, np.nanmax(targets))
+        gain = expected_improvement(mean, deviation, np.nanmax(targets)) / self._coverage.rarity() ** RARE
         return self._pool.rows[int(np.where(self._choice(), gain, -1.0).argmax())]
 
     def _choice(self) -> np.ndarray:
@@ -214,15 +221,16 @@ class _Search:
         self._fitted = sorted({*self._ranked()[: MOST // 2], *latest})
         self._refit_at = GROWTH * len(self._fitted)
         self._pool.breed(np.array([self._rows[i] for i in self._elites()]))
+        self._coverage.hold(self._pool.rows)
         rows = np.array([self._rows[i] for i in self._fitted])
         self._surrogate.fit(rows, self._targets(), self._pool.rows)
 
     def _targets(self) -> np.ndarray:
-        """Normal scores of the ranks of the trials learned from [n]; NaN where under way."""
+        """What the trials learned from are worth [n]; NaN where under way."""
         values = np.array([self._values[i] for i in self._fitted])
         targets = np.full(len(values), np.nan)
         known = ~np.isnan(values)
-        targets[known] = normal_scores(values[known])
+        targets[known] = scores(values[known])
         return targets
 
     def _elites(self) -> list[int]:
@@ -246,6 +254,23 @@ class _Search:
                 if (mother | father).all():
                     return "crossover", sorted(self._numbers[elites[k]] for k in (i, j))
         return "surrogate", []
+
+
+def scores(values: np.ndarray) -> np.ndarray:
+    """What values [n], greater is better, are worth to the surrogate: normal scores, drawn towards the logarithms.
+
+    Of values that differ by little, ranks make as much as of any others; logarithms alone let a few outliers decide.
+    Zeros and infinite values keep their normal scores, and so do all where the others are not of one sign.
+    """
+    worth = normal_scores(values)
+    plain = np.isfinite(values) & (values != 0)
+    of = values[plain]
+    if (of > 0).all() or (of < 0).all():
+        logs = np.sign(of) * np.log(np.abs(of))
+        if len(of) and np.ptp(logs) > 0:
+            drawn = (logs - logs.mean()) / logs.std() * worth[plain].std() + worth[plain].mean()
+            worth[plain] += LOGARITHMS * (drawn - worth[plain])
+    return worth
 
 
 def normal_scores(values: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ from evoengine.space.definition import Knob
 
 FIRST_DRAWS, DRAWS = 15, 5
 """slice-sampling steps at the first fit and at every later one"""
-LENGTH, HAMMING, NOISE = (0.8, 0.4), (-2.8, 0.4), (-4.0, 1.5)
+LENGTH, HAMMING, NOISE = (0.6, 0.4), (-2.0, 0.4), (-4.0, 1.5)
 """mean and deviation of the priors on natural logarithms: lengths, of a knob with two values, in domains; noise for
 targets of variance 1"""
 JITTER = 1e-5
@@ -144,7 +144,7 @@ class Surrogate:
 
 def _leeway(knob: Knob) -> float:
     """How much wider the prior on a knob's length is than that of two values."""
-    return np.sqrt(np.log2(max(2, len(knob.values)))) if knob.ordinal else 1.0
+    return np.log2(max(2, len(knob.values))) ** (2 / 3) if knob.ordinal else 1.0
 
 
 def _distances(knob: Knob) -> np.ndarray:

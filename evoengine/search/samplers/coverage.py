@@ -1,0 +1,58 @@
+"""How much of a pool the trials have covered, by pairs of values.
+
+What a configuration reaches often hangs on a few knobs together, and a pair of values that no trial has had together
+may be what the best ones share: the idea of combinatorial testing (Kuhn, Wallace & Gallo 2004). Only knobs of few
+values take part: of two with many, no search covers the pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+
+from evoengine.space.definition import Knob
+
+FEW = 4
+"""values of a knob that takes part, at most; the inactive one is one more"""
+PRIOR = 4.0
+"""trials that every pair of values is taken to have had beside the real ones, lest the first few decide"""
+
+
+class Coverage:
+    """Rows are int16 [n, knobs], positions in the knobs' domains, -1 where inactive."""
+
+    def __init__(self, knobs: Sequence[Knob]) -> None:
+        few = [k for k, knob in enumerate(knobs) if len(knob.values) <= FEW and (len(knob.values) > 1 or knob.when)]
+        self._pairs = np.array([*combinations(few, 2)], int).reshape(-1, 2)
+        self._tried = np.zeros((len(self._pairs), (FEW + 1) ** 2))
+        self._trials = 0
+
+    def add(self, row: np.ndarray) -> None:
+        """Counts a trial [knobs]."""
+        self._tried[np.arange(len(self._pairs)), self._cells(row[None])[:, 0]] += 1
+        self._trials += 1
+
+    def hold(self, pool: np.ndarray) -> None:
+        """Takes in the rows to be judged."""
+        self._held = self._cells(pool)
+        self._rows = len(pool)
+        self._share = np.array([np.bincount(cells, minlength=self._tried.shape[1]) for cells in self._held])
+
+    def rarity(self) -> np.ndarray:
+        """Of each row held [n], the least over its pairs of: trials with that pair / trials, were they spread evenly.
+
+        Below 1 where a row has a pair that the trials have had more seldom than the pool; never 0.
+        """
+        even = self._trials * self._share.reshape(self._tried.shape) / max(1, self._rows)
+        ratio = (self._tried + PRIOR) / (even + PRIOR)
+        least = np.full(self._rows, np.inf)
+        for of_pair, cells in zip(ratio, self._held, strict=True):
+            np.minimum(least, of_pair[cells], out=least)
+        return np.where(np.isinf(least), 1.0, least)
+
+    def _cells(self, rows: np.ndarray) -> np.ndarray:
+        """Which pair of values each row has, of every pair of knobs [pairs, n]."""
+        first, second = rows.T[self._pairs[:, 0]] + 1, rows.T[self._pairs[:, 1]] + 1
+        return (first * (FEW + 1) + second).astype(np.uint8)
