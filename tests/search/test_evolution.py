@@ -322,6 +322,17 @@ def test_scores_lie_between_ranks_and_logarithms():
     assert scores(positive**2) == pytest.approx(scores(3 * positive))
 
 
+@pytest.mark.parametrize("failed", [-np.inf, 0.0])
+def test_nothing_that_ran_is_worth_less_than_what_failed(failed):
+    worth = scores(np.array([failed, 1e-9, *np.linspace(5, 6, 30)]))
+    assert worth.argmin() == 0 and (np.diff(worth) > 0).all()
+
+
+def test_the_front_is_worth_most():
+    worth = scores(-np.array([0.0, 1.0, *np.arange(50.0, 90.0)]))
+    assert (np.diff(worth) < 0).all()
+
+
 @pytest.mark.parametrize("values", [[-1.0, 2.0, 3.0], [0.0, 0.0], [-np.inf, -np.inf], [5.0, 5.0], [np.inf, 0.0, -np.inf]])
 def test_where_logarithms_say_nothing_scores_are_those_of_ranks(values):
     assert scores(np.array(values)).tolist() == normal_scores(np.array(values)).tolist()

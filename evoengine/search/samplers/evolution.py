@@ -268,8 +268,10 @@ def scores(values: np.ndarray) -> np.ndarray:
     if (of > 0).all() or (of < 0).all():
         logs = np.sign(of) * np.log(np.abs(of))
         if len(of) and np.ptp(logs) > 0:
-            drawn = (logs - logs.mean()) / logs.std() * worth[plain].std() + worth[plain].mean()
-            worth[plain] += LOGARITHMS * (drawn - worth[plain])
+            ranks = worth[plain]
+            drawn = (logs - logs.mean()) / logs.std() * ranks.std() + ranks.mean()
+            # within the ranks' range, or the slowest would fall behind what failed
+            worth[plain] += LOGARITHMS * (np.clip(drawn, ranks.min(), ranks.max()) - ranks)
     return worth
 
 
