@@ -282,17 +282,17 @@ def test_a_surrogate_is_sure_of_what_was_tried_and_unsure_of_the_rest():
     assert deviation[tried].max() < np.median(np.delete(deviation, tried))
 
 
-def test_rarity_is_that_of_a_rows_rarest_pair_of_values():
+def test_a_row_is_as_common_as_its_rarest_pair_of_values():
     knobs = [Knob("a", (1, 2)), Knob("b", ("x", "y")), Knob("many", (*range(9),)), Knob("one", (7,)), Knob("c", (0, 1))]
     coverage = Coverage(knobs)
     pool = np.array([[a, b, 0, 0, c] for a in (0, 1) for b in (0, 1) for c in (0, 1)], np.int16)
     coverage.hold(pool)
-    assert coverage.rarity().tolist() == [1.0] * 8
+    assert coverage.commonness().tolist() == [1.0] * 8
     for many in range(8):
         coverage.add(np.array([0, 0, many, 0, 0], np.int16))
     # of 8 trials spread evenly 2 had each pair; 4 are added to both
     had, had_not = (8 + 4) / (2 + 4), 4 / (2 + 4)
-    assert coverage.rarity() == pytest.approx([had, *[had_not] * 7])
+    assert coverage.commonness() == pytest.approx([had, *[had_not] * 7])
 
 
 def test_an_inactive_knob_counts_as_one_more_value(space):
@@ -302,7 +302,7 @@ def test_an_inactive_knob_counts_as_one_more_value(space):
     coverage.hold(rows)
     for row in rows[plain]:
         coverage.add(row)
-    assert coverage.rarity()[plain].min() > 1 > coverage.rarity()[~plain].max()
+    assert coverage.commonness()[plain].min() > 1 > coverage.commonness()[~plain].max()
 
 
 @pytest.mark.parametrize("knobs", [[Knob("a", (*range(9),)), Knob("b", (1, 2))], [Knob("a", (*range(9),))]])
@@ -310,7 +310,7 @@ def test_without_two_knobs_of_few_values_nothing_is_rare(knobs):
     coverage = Coverage(knobs)
     coverage.hold(np.zeros((3, len(knobs)), np.int16))
     coverage.add(np.zeros(len(knobs), np.int16))
-    assert coverage.rarity().tolist() == [1.0] * 3
+    assert coverage.commonness().tolist() == [1.0] * 3
 
 
 def test_scores_lie_between_ranks_and_logarithms():
@@ -333,7 +333,9 @@ def test_the_front_is_worth_most():
     assert (np.diff(worth) < 0).all()
 
 
-@pytest.mark.parametrize("values", [[-1.0, 2.0, 3.0], [0.0, 0.0], [-np.inf, -np.inf], [5.0, 5.0], [np.inf, 0.0, -np.inf]])
+@pytest.mark.parametrize(
+    "values", [[-1.0, 2.0, 3.0], [0.0, 0.0], [-np.inf, -np.inf], [5.0, 5.0], [np.inf, 0.0, -np.inf]]
+)
 def test_where_logarithms_say_nothing_scores_are_those_of_ranks(values):
     assert scores(np.array(values)).tolist() == normal_scores(np.array(values)).tolist()
 

@@ -17,7 +17,7 @@ from evoengine.space.definition import Knob
 FEW = 4
 """values of a knob that takes part, at most; the inactive one is one more"""
 PRIOR = 4.0
-"""trials that every pair of values is taken to have had beside the real ones, lest the first few decide"""
+"""added to what a pair of values had and to what would be even, lest the first few trials decide"""
 
 
 class Coverage:
@@ -40,7 +40,7 @@ class Coverage:
         self._rows = len(pool)
         self._share = np.array([np.bincount(cells, minlength=self._tried.shape[1]) for cells in self._held])
 
-    def rarity(self) -> np.ndarray:
+    def commonness(self) -> np.ndarray:
         """Of each row held [n], the least over its pairs of: trials with that pair / trials, were they spread evenly.
 
         Below 1 where a row has a pair that the trials have had more seldom than the pool; never 0.

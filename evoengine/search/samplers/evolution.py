@@ -4,9 +4,10 @@ Every proposal is a whole configuration of the valid space that was not proposed
 through they are random draws. From then on a Gaussian process (`surrogate`) judges a pool of candidates (`pool`): the
 whole valid space where that is small, and otherwise what mutation and crossover of the best trials bring forth beside
 fresh random points. Proposed is the one with the largest expected improvement, weighted by how rarely trials have had
-its pairs of values (`coverage`): a landscape may have several basins, and the first one found be a poor one. For the same
-reason, the more proposals came after the best, the likelier is the next among those far from it. What is learned from are
-ranks and, less so, logarithms: the objective's unit does not matter, and a trial that failed is simply the worst.
+its pairs of values (`coverage`): a landscape may have several basins, and the first one found be a poor one. For the
+same reason, the more proposals came after the best, the likelier is the next among those far from it. What is learned
+from are ranks and, less so, logarithms: the objective's unit does not matter, and a trial that failed is simply the
+worst.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ GROWTH = 1.1
 MOST = 256
 """trials learned from at a fit, half of them the best and half the latest"""
 RARE = 3
-"""power of a candidate's rarity by which its expected improvement is divided"""
+"""power of a candidate's commonness by which its expected improvement is divided"""
 STALL = 1.0
 """the surrogate's proposals since the best, over all trials, at which every other one looks elsewhere"""
 LOGARITHMS = 0.25
@@ -200,7 +201,7 @@ class _Search:
             return None
         targets = self._targets()
         mean, deviation = self._surrogate.predict(targets)
-        gain = expected_improvement(mean, deviation, np.nanmax(targets)) / self._coverage.rarity() ** RARE
+        gain = expected_improvement(mean, deviation, np.nanmax(targets)) / self._coverage.commonness() ** RARE
         return self._pool.rows[int(np.where(self._choice(), gain, -1.0).argmax())]
 
     def _choice(self) -> np.ndarray:
