@@ -27,30 +27,31 @@ class Coverage:
         few = [k for k, knob in enumerate(knobs) if len(knob.values) <= FEW and (len(knob.values) > 1 or knob.when)]
         self._pairs = np.array([*combinations(few, 2)], int).reshape(-1, 2)
         self._tried = np.zeros((len(self._pairs), (FEW + 1) ** 2))
-        self._trials = 0
 
     def add(self, row: np.ndarray) -> None:
         """Counts a trial [knobs]."""
         self._tried[np.arange(len(self._pairs)), self._cells(row[None])[:, 0]] += 1
-        self._trials += 1
 
     def hold(self, pool: np.ndarray) -> None:
-        """Takes in the rows to be judged."""
+        """Takes in the rows to be judged, one at least."""
         self._held = self._cells(pool)
-        self._rows = len(pool)
-        self._share = np.array([np.bincount(cells, minlength=self._tried.shape[1]) for cells in self._held])
+        self._share = np.zeros_like(self._tried)
+        for share, cells in zip(self._share, self._held, strict=True):
+            share[:] = np.bincount(cells, minlength=len(share)) / len(pool)
 
     def commonness(self) -> np.ndarray:
         """Of each row held [n], the least over its pairs of: trials with that pair / trials, were they spread evenly.
 
-        Below 1 where a row has a pair that the trials have had more seldom than the pool; never 0.
+        Below 1 where a row has a pair that the trials have had more seldom than the pool; never 0. 1 without pairs.
         """
-        even = self._trials * self._share.reshape(self._tried.shape) / max(1, self._rows)
+        even = self._tried.sum(1, keepdims=True) * self._share
         ratio = (self._tried + PRIOR) / (even + PRIOR)
-        least = np.full(self._rows, np.inf)
-        for of_pair, cells in zip(ratio, self._held, strict=True):
+        if not len(ratio):
+            return np.ones(self._held.shape[1])
+        least = ratio[0][self._held[0]]
+        for of_pair, cells in zip(ratio[1:], self._held[1:], strict=True):
             np.minimum(least, of_pair[cells], out=least)
-        return np.where(np.isinf(least), 1.0, least)
+        return least
 
     def _cells(self, rows: np.ndarray) -> np.ndarray:
         """Which pair of values each row has, of every pair of knobs [pairs, n]."""
