@@ -27,6 +27,8 @@ class Outcome(StrEnum):
     MEASURED = "measured"
     ESTIMATED = "estimated"
     RECORDED = "recorded"
+    UNRANKED = "unranked"
+    """correct, and nothing tells how fast: no GPU timed it, and its family states no cost to estimate from"""
     SCREENED = "screened"
     UNCOMPILABLE = "uncompilable"
     INCORRECT = "incorrect"
@@ -39,6 +41,11 @@ class Outcome(StrEnum):
     def ranked(self) -> bool:
         """Whether the candidate is correct and carries a figure it may be ranked by."""
         return self in (Outcome.MEASURED, Outcome.ESTIMATED, Outcome.RECORDED)
+
+    @property
+    def correct(self) -> bool:
+        """Whether the candidate passed all that it was put through."""
+        return self.ranked or self is Outcome.UNRANKED
 
 
 class Kind(StrEnum):

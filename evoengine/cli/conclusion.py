@@ -29,7 +29,7 @@ def conclude(
     for line in progress.notes:
         say(line)
     say_missed(study)
-    ledger = f" --db {db}" if db else ""
+    ledger, unranked = f" --db {db}" if db else "", progress.outcomes[Outcome.UNRANKED]
     if as_json:
         click.echo(json.dumps(_summary(progress, run, found), indent=2))
     elif found:
@@ -37,11 +37,14 @@ def conclude(
         estimated = found[0].outcome is Outcome.ESTIMATED
         remark = ["figures marked est. are static estimates, not measurements"] if estimated else []
         say(f"next: {'   ·   '.join([*(f'evoengine {command}{ledger}' for command in following), *remark])}")
+    elif unranked:
+        say(f"{unranked} correct candidates and no figure to rank them by: their families state no [cost] in the space")
+        say(f"next: evoengine measure{ledger} on a machine with the GPU   ·   evoengine history --run {run}{ledger}")
     else:
         say(f"no correct candidate was found: evoengine history --run {run}{ledger} shows what became of each")
     if progress.ended == "interrupted":
         return INTERRUPTED
-    return 0 if found else 1
+    return 0 if found or unranked else 1
 
 
 def say_missed(study) -> None:

@@ -42,6 +42,7 @@ INVALIDITY = {
     Outcome.MEASURED: "correct",
     Outcome.ESTIMATED: "correct",
     Outcome.RECORDED: "correct",
+    Outcome.UNRANKED: "correct",
     Outcome.SCREENED: "constraints",
     Outcome.UNCOMPILABLE: "compile",
     Outcome.INCORRECT: "correctness",

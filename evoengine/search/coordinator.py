@@ -106,7 +106,7 @@ class Progress:
 
     @property
     def correct(self) -> int:
-        return sum(n for outcome, n in self.outcomes.items() if outcome.ranked)
+        return sum(n for outcome, n in self.outcomes.items() if outcome.correct)
 
     @property
     def elapsed(self) -> float:
@@ -286,10 +286,11 @@ class Coordinator:
     def _on_judged(self, walk: Walk, result: Judged | Rejection) -> None:
         if self.setting.timed and isinstance(result, Judged) and result.figure:
             # so that how well estimates rank can be told from every search on a GPU
-            self.ledger.record_measurement(walk.trial, self._estimated(walk))
+            if estimated := self._estimated(walk):
+                self.ledger.record_measurement(walk.trial, estimated)
         self._finish(walk, *record_judged(self.ledger, walk.trial, result))
 
-    def _estimated(self, walk: Walk) -> Measurement:
+    def _estimated(self, walk: Walk) -> Measurement | None:
         s, work = self.setting, self._workload
         cost, launch = s.space.cost(walk.proposal.config), walk.source.launch
         return estimate(walk.binary, launch, cost, s.gpu, work.flops(s.problem), work.least_bytes(s.problem))

@@ -29,6 +29,7 @@ AHEAD = 4
 """candidates under way beside one per compile worker: enough that the GPU need not wait, few enough that proposals are
 made in the light of recent results. Were the GPU's share limited by itself, the compilers would stop whenever it is full,
 and start too late for it not to run dry"""
+NO_COST = "correct; its family states no [cost], so that nothing is estimated before a GPU times it"
 GPU_SECONDS = 180.0
 """longest that gate and timing of one candidate may take; a single launch is given up much earlier"""
 
@@ -72,7 +73,7 @@ def record_judged(
     verdict, figure = result
     ledger.record_verdict(trial, verdict)
     if figure is None:
-        return verdict.outcome, verdict.reason, verdict.device
+        return verdict.outcome or Outcome.UNRANKED, verdict.reason or NO_COST, verdict.device
     ledger.record_measurement(trial, figure)
     if figure.suspect:
         return Outcome.SUSPECT, figure.suspect, verdict.device

@@ -60,7 +60,8 @@ class Proposer:
         self._waiting: dict[str, list[optuna.trial.Trial]] = {}
         self._operators: dict[str, str] = {}
         self._enqueue(retry, "retry")
-        self._enqueue(space.starts, "start")
+        for config, operator in space.first_points(self._rng):
+            self._enqueue([config], operator)
         self._enqueue(known_good, "ledger")
         if sampler != "evolution":  # which draws its own
             self._enqueue(space.sample(self._rng, min(FIRST_GENERATION, len(space))), "random")

@@ -65,7 +65,9 @@ class RecordedSpace:
     reasons: Mapping[int, str]
     estimated: int
 
-    starts = ()
+    def first_points(self, rng: np.random.Generator) -> list[tuple[Config, str]]:
+        """None: a replay shows what a sampler finds by itself."""
+        return []
 
     @property
     def name(self) -> str:

@@ -20,12 +20,12 @@ POLL_SECONDS = 0.1
 
 
 def left_to_measure(ledger: Ledger, problem: str, gpu: str) -> list[Candidate]:
-    """Correct candidates that have an estimate, best first, each source once and none that was measured before."""
+    """Correct candidates that no GPU has timed, each source once: the best estimate first, those without one last."""
     known = ledger.candidates(problem=problem, gpu=gpu)
     measured = {c.source.sha256 for c in known if c.source and c.outcome is Outcome.MEASURED}
-    found = [c for c in known if c.outcome is Outcome.ESTIMATED and c.binary]
+    found = [c for c in known if c.outcome in (Outcome.ESTIMATED, Outcome.UNRANKED) and c.binary]
     by_source: dict[str, Candidate] = {}
-    for candidate in sorted(found, key=lambda c: -c.measurement.tflops):
+    for candidate in sorted(found, key=lambda c: -c.measurement.tflops if c.measurement else 0.0):
         if candidate.source.sha256 not in measured:
             by_source.setdefault(candidate.source.sha256, candidate)
     return list(by_source.values())

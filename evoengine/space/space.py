@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -45,8 +46,7 @@ class SearchSpace:
 
     size: combinations before constraints, a conditional knob counting once where it is inactive.
     valid: configurations after them; `len(space)` is the same.
-    starts: the file's known-good points that are valid here, families in turn; `dropped_starts` pairs the others with
-    the reason.
+    starts: the file's known-good points that are valid here; `dropped_starts` pairs the others with the reason.
     empty_families: family → the `why` of the constraint that removed the most of it.
     """
 
@@ -95,6 +95,22 @@ class SearchSpace:
         drawn = [filled[i] for i in rng.integers(len(filled), size=n)]
         places = rng.integers([len(e) for e in drawn])
         return [self._at(e, int(i)) for e, i in zip(drawn, places, strict=True)]
+
+    def first_points(self, rng: np.random.Generator) -> list[tuple[Config, str]]:
+        """What a search tries first, families in turn, each with its operator: `start`, or `random` where it is drawn.
+
+        A family without a start point gets as many draws as the others have starts on average: those would take all
+        trials of a short search, and what the sampler then learns from would hold none of it. Nothing where the file
+        has no start points at all.
+        """
+        points = [(config, "start") for config in self.starts]
+        started = {config["family"] for config in self.starts}
+        each = math.ceil(len(points) / max(1, len(started)))
+        for family, enumeration in self._enumerations.items():
+            if points and family not in started:
+                places = rng.choice(len(enumeration), min(each, len(enumeration)), replace=False)
+                points += [(self._at(enumeration, int(i)), "random") for i in places]
+        return _in_turn(points)
 
     def enumerate(self) -> Iterator[dict[str, Value]]:
         """Every valid configuration once, in the order of knobs and values."""
@@ -205,14 +221,14 @@ class SearchSpace:
                 valid.append(config)
             else:
                 dropped.append((config, reason))
-        return _in_turn(valid), tuple(dropped)
+        return tuple(valid), tuple(dropped)
 
 
-def _in_turn(configs: Sequence[Config]) -> tuple[Config, ...]:
+def _in_turn(points: Sequence[tuple[Config, str]]) -> list[tuple[Config, str]]:
     """The first of each family, then the second of each, …: even a short search sees what every family can do."""
-    families = [config["family"] for config in configs]
-    order = sorted(range(len(configs)), key=lambda i: families[:i].count(families[i]))
-    return tuple(configs[i] for i in order)
+    families = [config["family"] for config, _ in points]
+    order = sorted(range(len(points)), key=lambda i: families[:i].count(families[i]))
+    return [points[i] for i in order]
 
 
 def _main_reason(enumeration: Enumeration) -> tuple[str, str, float]:

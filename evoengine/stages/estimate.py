@@ -29,10 +29,16 @@ MMA_SYNC_SHARE = 0.62
 
 def estimate(
     binary: Binary, launch: Launch, cost: Mapping[str, float], gpu: Gpu, flops: float, least_bytes: float
-) -> Measurement:
-    """The estimate with its terms, in microseconds for the whole problem. `cost` is per block, as the space states it."""
+) -> Measurement | None:
+    """The estimate with its terms, in microseconds for the whole problem. `cost` is per block, as the space states it.
+
+    None where the space states no work of any pipe: nothing would bound such a figure but the memory. None is faster
+    than the GPU's peaks allow (the roofline of `flops` and `least_bytes`), whatever the space counts.
+    """
     resident = gpu.blocks_resident(launch.threads, binary.registers, binary.shared_bytes + launch.shared_bytes)
     pipes = _pipes(binary, cost, gpu)
+    if not any(pipes.values()):
+        return None
     barriers = cost.get("barriers", 0.0) * BARRIER_CLOCKS
     copies = 0.0 if cost.get("overlap") else pipes["global"]
     apart = {"global", "shared"} if "HGMMA" in binary.mix else {"global"}
@@ -48,7 +54,7 @@ def estimate(
     clocks = full * wave(resident) + (wave(-(-rest // gpu.sms)) if rest else 0.0)
     to_us = 1e-3 / gpu.clock_ghz
     memory_us = least_bytes / (gpu.memory_gbs * 1e3)
-    time_us = max(clocks * to_us, memory_us)
+    time_us = max(clocks * to_us, memory_us, flops / gpu.tensor_tflops / 1e6)
     waves = total / slots
     terms = {f"{name}_us": clocks * waves * resident * to_us for name, clocks in pipes.items()}
     terms |= {

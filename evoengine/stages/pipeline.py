@@ -34,7 +34,7 @@ LAUNCH_SECONDS = 20.0
 class Judged(NamedTuple):
     verdict: Verdict
     figure: Measurement | None
-    """only where the verdict is good"""
+    """only where the verdict is good, and something tells how fast the candidate is"""
 
 
 def compile_task(source: Source, arch: str) -> Binary | Rejection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -58,6 +59,21 @@ def test_a_search_that_found_nothing_names_the_run_and_the_ledger_that_say_why(e
     assert (done.returncode, done.stdout) == (1, "")
     assert f"evoengine history --run 1 --db {db} shows what became of each" in done.stderr
     assert "· 1 worker ·" in done.stderr
+
+
+def test_a_family_that_states_no_cost_is_gated_and_gets_no_figure(evoengine, tmp_path):
+    space, db = tmp_path / "attention.toml", tmp_path / "evo.db"
+    text = (asset("search_spaces") / "attention.toml").read_text()
+    space.write_text(re.sub(r"\[cost\.scalar\].*?(?=\n\[cost)", "", text, flags=re.DOTALL))
+    done = evoengine(
+        "search", "--problem", SMALL, "--trials", 2, "--jobs", 2, "--device", "emulator", "--space", space,
+        "--family", "scalar", "--db", db,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "2 correct" in done.stderr and "no figure to rank them by" in done.stderr
+    found = json.loads(evoengine("history", "--json", "--db", db).stdout)
+    assert [(c["outcome"], c["correct"], c["tflops"]) for c in found] == [("unranked", True, None)] * 2
+    assert "states no [cost]" in found[0]["reason"]
 
 
 def test_every_trial_is_in_the_ledger_for_plain_sql(db):

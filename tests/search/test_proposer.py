@@ -94,10 +94,11 @@ def test_the_same_seed_gives_the_same_search(space):
 
 
 def test_what_was_best_elsewhere_comes_after_the_start_points(space):
-    proposer = Proposer(space, "tpe", seed=1, known_good=[{"family": "left", "a": 2}])
-    first, second = proposer.propose(), proposer.propose()
-    assert [first.operator, second.operator] == ["start", "ledger"]
-    assert second.config == {"family": "left", "a": 2}
+    proposer = Proposer(space, "tpe", seed=1, known_good=[{"family": "right", "a": 2, "b": 1}])
+    first, drawn, third = (proposer.propose() for _ in range(3))
+    assert [first.operator, drawn.operator, third.operator] == ["start", "random", "ledger"]
+    assert drawn.config["family"] == "left", "it has no start point"
+    assert third.config == {"family": "right", "a": 2, "b": 1}
 
 
 def test_parents_are_the_ledgers_trials(space):

@@ -302,9 +302,26 @@ def test_families_start_in_turn(load: Load, small: str) -> None:
 
     wmma, scalar = "warps = 4\npad = 16", "warps = 2"
     space = load(small + start("wmma", 128, wmma) + start("scalar", 64, scalar) + start("scalar", 32, scalar))
-    assert [(c["family"], c["tile_m"]) for c in space.starts] == [
+    found = space.first_points(np.random.default_rng(0))
+    assert {operator for _, operator in found} == {"start"}
+    assert [(c["family"], c["tile_m"]) for c, _ in found] == [
         ("wmma", 64), ("scalar", 64), ("wmma", 128), ("scalar", 32),
     ]  # fmt: skip
+
+
+def test_a_family_without_a_start_is_drawn_from_as_often_as_the_others_start(load: Load, small: str) -> None:
+    more = "".join(f'[[start]]\nfamily = "wmma"\ntile_m = {m}\nwarps = 2\npad = 0\n' for m in (32, 64, 128))
+    space = load(small + more)
+    found = space.first_points(np.random.default_rng(0))
+    assert [(c["family"], operator) for c, operator in found] == [("wmma", "start"), ("scalar", "random")] * 4
+    drawn = [c for c, operator in found if operator == "random"]
+    assert len({config_key(c) for c in drawn}) == 4 and all(map(space.contains, drawn))
+    assert space.first_points(np.random.default_rng(1)) != found
+
+
+def test_where_no_family_has_a_start_the_sampler_draws_from_all_alike(load: Load, small: str) -> None:
+    space = load(small.partition("[[start]]")[0])
+    assert space.first_points(np.random.default_rng(0)) == []
 
 
 def test_a_family_left_empty_is_reported_with_the_constraint_that_removed_the_most(load: Load, small: str) -> None:

@@ -11,7 +11,7 @@ from evoengine.stages.estimate import BARRIER_CLOCKS, estimate
 H100 = find_gpu("h100")
 
 
-def figure(cost, registers=64, threads=256, shared=65536, blocks=264, mix=None, flops=1e9, least_bytes=0.0):
+def figure(cost, registers=64, threads=256, shared=65536, blocks=264, mix=None, flops=1e6, least_bytes=0.0):
     binary = Binary(b"", "sm_90a", "", "", registers, 0, 0, 0, (), mix or {}, 0.0)
     return estimate(binary, Launch((blocks, 1, 1), threads, shared), cost, H100, flops, least_bytes)
 
@@ -24,7 +24,7 @@ def test_an_estimate_is_marked_as_one():
 
 def test_one_wave_of_exponentials_takes_their_clocks():
     # 3 blocks of 65 KB fit an SM; 132 · 3 blocks are one whole wave; each needs 16,000 / 16 clocks of the SM's MUFU
-    m = figure({"mufu": 16_000}, blocks=132 * 3)
+    m = figure({"mufu": 16_000}, blocks=132 * 3, flops=1e9)
     assert m.terms["blocks_per_sm"] == 3
     assert m.median_us == pytest.approx(3 * 1000 / 1830)
     assert m.tflops == pytest.approx(1e9 / m.median_us / 1e6)
@@ -76,3 +76,14 @@ def test_phases_that_a_blocks_own_warps_hide_behind_the_longest_count_for_what_i
     cost = {"mufu": 16_000, "shared_bytes": 64_000}
     assert figure(cost, blocks=1).median_us == pytest.approx(1500 / 1830)
     assert figure(cost | {"exposed": 0.25}, blocks=1).median_us == pytest.approx(1125 / 1830)
+
+
+def test_a_family_that_states_no_work_gets_no_figure():
+    # the memory alone would have bounded it: thousands of TFLOPS
+    assert figure({}) is None
+    assert figure({"barriers": 10, "overlap": 1, "exposed": 0.5}) is None
+
+
+def test_no_estimate_is_above_the_gpus_peak_whatever_the_space_counts():
+    m = figure({"mufu": 1}, flops=274.9e9)
+    assert m.tflops == pytest.approx(H100.tensor_tflops)

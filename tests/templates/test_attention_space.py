@@ -135,6 +135,24 @@ def test_the_blocks_of_the_wmma_family_do_the_problems_flops(gate):
         assert total == flops(gate.problem)
 
 
+@pytest.mark.parametrize("shape", ["b1,h1,s64", "b1,h4,s100", "b1,h2,sq130,sk1024", "b2,h8,s512", "b4,h32,s2048"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_mask_makes_no_block_dearer_however_few_tiles_there_are(shape, head_dim):
+    full, masked = bound(f"{shape},d{head_dim},fp16"), bound(f"{shape},d{head_dim},fp16,causal")
+    drawn = [c for c in masked.sample(np.random.default_rng(3), 200) if full.contains(c)]
+    assert {c["family"] for c in drawn} == set(KNOBS)
+    for config in [c for c in drawn if c.get("schedule") != "static"]:  # whose blocks take turns of unlike length
+        under_mask, without = masked.cost(config), full.cost(config)
+        assert all(under_mask[name] <= without[name] * (1 + 1e-9) for name in without), config
+
+
+def test_where_all_blocks_begin_at_once_the_longest_decides_under_a_mask():
+    """A block that sees all keys takes as long as without a mask: 64 blocks on 132 SMs."""
+    full, masked = bound("b1,h4,s2048,d64,fp16"), bound("b1,h4,s2048,d64,fp16,causal")
+    start = next(c for c in masked.starts if c["family"] == "wgmma" and c["tile_m"] == 128 and c["schedule"] == "none")
+    assert masked.cost(start)["mufu"] == full.cost(start)["mufu"]
+
+
 @pytest.mark.parametrize("lengths", ["s2048", "sq1024,sk4096"])
 def test_under_a_mask_they_do_those_of_the_tiles_they_walk(lengths):
     problem = parse_problem(f"b2,h8,{lengths},d64,fp16,causal")

@@ -33,10 +33,9 @@ class Space(Protocol):
 
 
 class StartedSpace(Space, Protocol):
-    """What a search needs of it besides: known-good points, and which knobs have a value."""
+    """What a search needs of it besides: what to try first, and which knobs have a value."""
 
-    starts: Sequence[Config]
-
+    def first_points(self, rng: np.random.Generator) -> list[tuple[Config, str]]: ...
     def is_active(self, knob: Knob, config: Config) -> bool: ...
 
 
