@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,11 +24,14 @@ import pytest
 import torch
 
 from evoengine.devices import tensor_map
-from evoengine.devices.emulator.build import find_compiler
+from evoengine.devices.base import TensorArgument
+from evoengine.devices.emulator.build import build, find_compiler
+from evoengine.devices.emulator.run import run
 from evoengine.problem import parse_problem
 from evoengine.publish.export import export
 from evoengine.records import Binary, Candidate, Launch, Outcome, Source
-from evoengine.workloads import find_tensors
+from evoengine.workloads import attention_torch, find_tensors
+from evoengine.workloads.attention import Case
 
 PROBLEM = "b2,h4,s100,d64,bf16,kv2"
 WMMA = {"family": "wmma", "tile_m": 64, "tile_n": 64}
@@ -92,10 +96,10 @@ def load(driver, tmp_path, monkeypatch):
     numbers = itertools.count()
     monkeypatch.syspath_prepend(tmp_path)
 
-    def loaded(config, problem=PROBLEM, name=None, arch="sm_90a", cubin=b"\x7fELF"):
+    def loaded(config, problem=PROBLEM, name=None, arch="sm_90a", cubin=b"\x7fELF", static_shared=0):
         name = name or f"exported_{next(numbers)}"
         source = Source("// text", "attention", Launch((1, 4, 2), 384, 100_000))
-        binary = Binary(cubin, arch, f"-arch={arch}", "nvrtc 13.5", 168, 0, 0, 0, (), {}, 1.0)
+        binary = Binary(cubin, arch, f"-arch={arch}", "nvrtc 13.5", 168, 0, 0, static_shared, (), {}, 1.0)
         text = str(parse_problem(problem))
         export(Candidate(3, 1, text, "h100", config, Outcome.ESTIMATED, source=source, binary=binary), tmp_path / name)
         importlib.invalidate_caches()
@@ -225,7 +229,7 @@ def test_what_is_remembered_is_bounded(driver, load):
     out = torch.zeros_like(many[0])
     for q in many:
         module.attention(q, many[0], many[0], out)
-    assert module._tensor_map.cache_info().currsize == module.CACHED
+    assert module._tensor_map.cache_info().currsize == module._parameters.cache_info().currsize == module.CACHED
     for seq in range(1, module.CACHED + 50):
         module.attention(*tensors(1, 1, 1, seq, 1))
     assert module._plan.cache_info().currsize == module.CACHED
@@ -324,6 +328,7 @@ def test_two_exports_are_imported_by_their_folders_and_share_nothing(driver, loa
     [
         ("sm_90a", (8, 0), "compiled for sm_90a and this is sm_80; export one searched for this GPU"),
         ("sm_90a", (10, 0), "compiled for sm_90a and this is sm_100; export"),
+        ("sm_100a", (10, 3), "compiled for sm_100a and this is sm_103; export"),
         ("sm_86", (8, 0), "compiled for sm_86 and this is sm_80; export"),
         ("sm_80", (9, 0), "compiled for sm_80 and this is sm_90; export"),
         ("sm_90a", (9, 0), r"cuModuleLoadData: refused \(209\)"),
@@ -348,8 +353,8 @@ def test_a_driver_older_than_the_compiler_is_named_as_such(driver, load):
 def test_a_driver_without_tensor_maps_is_named_as_such(driver, load, monkeypatch):
     module = load(WGMMA)
     functions = {name: getattr(driver.library, name) for name in module.ARGUMENTS if "Tensor" not in name}
-    monkeypatch.setattr(module, "_driver", lambda: SimpleNamespace(**functions))
-    with pytest.raises(RuntimeError, match="needs an NVIDIA driver with cuTensorMapEncodeTiled, which CUDA 12.0 has"):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(**functions))
+    with pytest.raises(RuntimeError, match="needs an NVIDIA driver for CUDA 12.0 or newer: .*cuTensorMapEncodeTiled"):
         module.attention(*tensors())
 
 
@@ -359,16 +364,15 @@ def test_a_machine_without_a_driver_is_named_as_such(load, monkeypatch):
 
     module = load(WGMMA)
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    with pytest.raises(RuntimeError, match="needs an NVIDIA driver .*libcuda.so.1: cannot open"):
+    with pytest.raises(RuntimeError, match="needs an NVIDIA driver for CUDA 12.0 or newer: libcuda.so.1: cannot"):
         module.attention(*tensors())
 
 
 def test_shared_memory_that_the_gpu_does_not_have_is_named(driver, load):
     driver.set_attribute(0, SHARED_PER_BLOCK, 99 * 1024)
     load(WMMA).attention(*tensors())
-    driver.set_attribute(0, SHARED_PER_BLOCK, 64 * 1024)
-    with pytest.raises(RuntimeError, match="a block needs 100000 bytes of shared memory and can have 65536 there"):
-        load(WMMA).attention(*tensors())
+    with pytest.raises(RuntimeError, match="a block needs 102000 bytes of shared memory and can have 101376 there"):
+        load(WMMA, static_shared=2000).attention(*tensors())
 
 
 # gradients
@@ -432,6 +436,34 @@ def test_strides_that_a_tensor_map_can_follow_reach_it(driver, load, name):
     assert maps == [wanted[0], dense, *wanted[1:]]
 
 
+def test_a_kernel_finds_its_tensors_by_their_maps_alone(driver, load, attention_gate):
+    """The maps that the driver was asked for, given to the emulator; between the heads lies what must not be touched."""
+    gate = attention_gate("b1,h4,s150,d64,fp16,kv2")
+    problem, config = gate.problem, gate.start({"load": "tma"}) | {"o_store": "tma"}
+    drawn = attention_torch.draw(Case("strided", problem), seed=5)
+    memory = {"out": torch.full((150, 5, 64), math.nan, dtype=torch.float16)}
+    for name, tensor in drawn.inputs.items():
+        memory[name] = torch.full((150, tensor.shape[1] + 1, 64), math.nan, dtype=torch.float16)
+        memory[name][:, :-1] = tensor[0].transpose(0, 1)
+    views = {name: tensor[None, :, :-1].transpose(1, 2) for name, tensor in memory.items()}
+    load(config, problem=str(problem)).attention(**views)
+
+    maps = [struct.unpack_from("=16Q", m) for m in driver.launches()[0].maps]
+    described = [
+        replace(argument, dims=found[1:4], strides_bytes=found[4:6], box=found[6:9])
+        for argument, found in zip(attention_torch.tensor_maps(problem, config), maps, strict=True)
+    ]
+    arguments = [TensorArgument(name, attention_torch.bits(memory[name])) for name in "qkv"]
+    arguments += [TensorArgument("o", attention_torch.bits(memory["out"]), output=True)]
+    arguments += [*attention_torch.scalars(problem, config), *described]
+    source = gate.source(config)
+    done = run(build(source), source.entry, gate.space.launch(config, problem), arguments, 3, 60.0)
+    out = attention_torch.from_bits(problem, done["o"]).view(150, 5, 64)
+    expected = attention_torch.reference(problem, drawn.expected)[0].transpose(0, 1)
+    assert (out[:, :4].double() - expected).abs().max() < 1e-3
+    assert out[:, 4].isnan().all()
+
+
 REFUSED = {
     "seq before heads, several batch entries": ((2, 4, 100, 64), (25600, 64, 256, 1)),
     "head_dim not innermost": ((1, 4, 100, 64), (0, 6400, 1, 100)),
@@ -449,9 +481,9 @@ def test_strides_that_no_tensor_map_follows_are_refused_with_the_remedy(driver, 
     shape, strides = REFUSED[name]
     q = torch.zeros(shape, dtype=torch.bfloat16)
     module = load(ALL_MAPS)
-    with pytest.raises(ValueError, match=r"k has strides of .* cannot follow: pass k.contiguous\(\)"):
+    with pytest.raises(ValueError, match=r"k has strides of .* can follow .* batch entries 4 heads apart: pass k.contiguous\(\)"):
         module.attention(q, strided(shape, strides), q, q.clone())
-    with pytest.raises(ValueError, match="out has strides of .* cannot follow: pass a contiguous out"):
+    with pytest.raises(ValueError, match="out has strides of .* can follow .*: pass a contiguous out"):
         module.attention(q, q, q, strided(shape, strides))
     module.attention(q, strided(shape, strides).contiguous(), q)
     assert len(driver.launches()) == 1
@@ -477,7 +509,7 @@ def test_cupy_strides_are_bytes_and_the_remedy_is_cupys(driver, load):
     view = flat.transpose(0, 2, 1, 3)
     module.attention(view, view, view, out)
     assert struct.unpack_from("=6Q", driver.launches()[0].maps[0])[1:] == (64, 100, 4, 512, 128)
-    with pytest.raises(ValueError, match=r"q has strides .* pass cupy.ascontiguousarray\(q\)"):
+    with pytest.raises(ValueError, match=r"q has strides .*: pass cupy.ascontiguousarray\(q\)"):
         module.attention(out[:, :, ::-1], view, view, out)
 
 
@@ -553,7 +585,7 @@ def test_a_grid_beyond_the_gpus_is_refused_in_words(load):
 
 def test_tensors_of_no_library_or_of_two_are_refused(load):
     module, (q, k, v, _) = load(WMMA, problem="b2,h4,s100,d64,fp16,kv2"), tensors()
-    with pytest.raises(TypeError, match="must be tensors of torch or CuPy, not numpy.ndarray"):
+    with pytest.raises(TypeError, match="must be torch's or CuPy's, not numpy.ndarray"):
         module.attention(q, np.zeros(k.shape, np.float16), v)
     arrays, memory = cupy_tensors()
     with pytest.raises(TypeError, match="all come from torch or all from CuPy"):
@@ -561,10 +593,12 @@ def test_tensors_of_no_library_or_of_two_are_refused(load):
 
 
 def test_a_subclass_of_torchs_tensor_is_torchs(driver, load):
+    class Own(torch.Tensor):
+        pass
+
     q, k, v, out = tensors()
-    with torch.no_grad():
-        load(WMMA).attention(torch.nn.Parameter(q), k, v, out)
-    assert len(driver.launches()) == 1
+    load(WMMA).attention(q.as_subclass(Own), k, v, out)
+    assert driver.launches()[0].pointers[0] == q.data_ptr()
 
 
 def test_tensors_on_the_cpu_are_refused(load, monkeypatch):

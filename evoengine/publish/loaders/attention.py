@@ -37,7 +37,7 @@ ELEMENT_BYTES = 2
 ALIGNMENT = 16  # bytes: the widest loads of all kernels, and TMA
 MAP_BYTES = MAP_ALIGNMENT = 128  # the latter since CUDA 13.0, 64 before
 MAX_GRID_YZ = 65535
-CACHED = 1024  # signatures, and as many tensor maps; the least recently used is dropped first
+CACHED = 1024  # layouts, sets of pointers and tensor maps, of each; the least recently used is dropped first
 
 
 def attention(q, k, v, out=None):
@@ -55,13 +55,10 @@ def attention(q, k, v, out=None):
     plan = _plan(library, *map(library.layout, tensors))
     if plan.launch is None:
         return out
-    pointers = tuple(map(library.pointer, tensors))
-    plan.check_pointers(pointers)
     gpu, previous = plan.gpu, _switch_context(plan.gpu.context)
     try:
-        maps = [_tensor_map(pointers[i], layout) for i, layout in plan.map_layouts]
-        memory, parameters = plan.parameters(pointers, maps)
-        _call("cuLaunchKernel", *plan.launch, library.stream(gpu.index), parameters, None)
+        addresses, memory = _parameters(plan, *map(library.pointer, tensors))
+        _call("cuLaunchKernel", *plan.launch, library.stream(gpu.index), addresses, None)
     finally:
         if previous != gpu.context:
             _call("cuCtxSetCurrent", previous)
@@ -69,7 +66,7 @@ def attention(q, k, v, out=None):
 
 
 class _Plan:
-    """All of a call but its pointers, checked and computed once for tensors of the same shapes, strides, dtype and GPU."""
+    """All of a call but its pointers, checked and computed once for tensors of the same layouts."""
 
     def __init__(self, library, *layouts):
         shapes, strides, dtypes, devices = zip(*map(library.describe, layouts))
@@ -92,11 +89,7 @@ class _Plan:
         self.gpu = _gpu(gpu_index)
         self.launch = (self.gpu.function, *_grid(self.gpu, batch, heads, seq_q), THREADS, 1, 1, SHARED_BYTES)
         sizes = (batch,) * (SCHEDULE == "static") + (heads, kv_heads, seq_q, seq_k)
-        self._scalars = [*map(ctypes.c_int, sizes), ctypes.c_float(1.0 / math.sqrt(head_dim))]
-        addresses = [0] * len(NAMES) + [*map(ctypes.addressof, self._scalars)] + [0] * len(MAPPED)
-        self._memory = ctypes.c_uint64 * (len(NAMES) + len(addresses))
-        self._template = bytes(self._memory(*[0] * len(NAMES), *addresses))
-
+        self.scalars = [*map(ctypes.c_int, sizes), ctypes.c_float(1.0 / math.sqrt(head_dim))]
     def check_pointers(self, pointers):
         q, k, v, out = pointers
         if (q | k | v | out) % ALIGNMENT:
@@ -107,19 +100,23 @@ class _Plan:
             if out < pointer + span and pointer < out + out_span:
                 raise ValueError(f"out and {name} overlap in memory; out must have memory of its own")
 
-    def parameters(self, pointers, maps):
-        """Memory of this call alone, for other threads may launch too, and where in it the parameters' addresses begin.
-
-        First come the four pointers themselves, then the addresses of them, of the scalars and of the tensor maps.
-        """
-        memory = self._memory.from_buffer_copy(self._template)
-        start = ctypes.addressof(memory)
-        memory[0:8] = (*pointers, start, start + 8, start + 16, start + 24)
-        memory[len(memory) - len(maps) : len(memory)] = [address for address, _ in maps]
-        return memory, start + 32
-
 
 _plan = functools.lru_cache(maxsize=CACHED)(_Plan)
+
+
+@functools.lru_cache(maxsize=CACHED)
+def _parameters(plan, *pointers):
+    """The address of the parameters' addresses, and the memory with all of them, which nobody writes to again.
+
+    So calls from several threads can share them; the driver copies them while it queues a launch.
+    """
+    plan.check_pointers(pointers)
+    maps = [_tensor_map(pointers[i], layout) for i, layout in plan.map_layouts]
+    values = (ctypes.c_uint64 * len(pointers))(*pointers)
+    first = ctypes.addressof(values)
+    found = [*range(first, first + 8 * len(pointers), 8), *map(ctypes.addressof, plan.scalars), *(at for at, _ in maps)]
+    addresses = (ctypes.c_void_p * len(found))(*found)
+    return ctypes.addressof(addresses), (addresses, values, plan, maps)
 
 
 def _check_shapes(shapes):
@@ -157,10 +154,8 @@ def _merge_strides(name, shape, strides, remedy):
     if name not in MAPPED:
         raise ValueError(f"{name} is not contiguous, as this kernel needs it: {remedy}")
     if not can_follow or min(row, head) <= 0 or row % ALIGNMENT or head % ALIGNMENT:
-        raise ValueError(
-            f"{name} has strides of {strides} bytes, which this kernel cannot follow: {remedy} (or have head_dim "
-            f"innermost, rows and heads multiples of {ALIGNMENT} bytes apart, batch entries {heads} times as far as heads)"
-        )
+        wanted = f"head_dim innermost, rows and heads multiples of {ALIGNMENT} bytes, batch entries {heads} heads apart"
+        raise ValueError(f"{name} has strides of {strides} bytes; this kernel can follow {wanted}: {remedy}")
     rows_apart = row >= row_bytes and head >= _span((1, 1, seq, head_dim), (row, 0))
     heads_apart = head >= row_bytes and row >= _span((batch, heads, 1, head_dim), (0, head))
     if name == "out" and not rows_apart and not heads_apart:
@@ -240,7 +235,8 @@ class _Gpu:
         except RuntimeError as error:
             raise RuntimeError(f"GPU {self.index} cannot run this kernel: {self._why_refused() or error}") from None
         _call("cuModuleGetFunction", ctypes.byref(function), module, KERNEL["entry"].encode())
-        needed, most = SHARED_BYTES + KERNEL["resources"]["static_shared_bytes"], self._attribute(97)  # _OPTIN
+        needed = SHARED_BYTES + KERNEL["resources"]["static_shared_bytes"]
+        most = self._attribute(97)  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         if needed > most:
             why = f"a block needs {needed} bytes of shared memory and can have {most} there"
             raise RuntimeError(f"GPU {self.index} cannot run this kernel: {why}")
@@ -252,8 +248,8 @@ class _Gpu:
         arch, compiler = KERNEL["provenance"]["arch"], KERNEL["provenance"]["compiler"]
         found = self._attribute(75), self._attribute(76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
         needed = divmod(int("".join(filter(str.isdigit, arch))), 10)
-        runs_on_later_minors = arch[-1].isdigit()
-        if found != needed and not (runs_on_later_minors and found[0] == needed[0] and found[1] > needed[1]):
+        later_minor = arch[-1].isdigit() and found[0] == needed[0] and found > needed
+        if found != needed and not later_minor:
             return f"it was compiled for {arch} and this is sm_{found[0]}{found[1]}; export one searched for this GPU"
         version = ctypes.c_int()
         _call("cuDriverGetVersion", ctypes.byref(version))
@@ -297,16 +293,11 @@ TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "u": ctypes.c_uint, "z": ctype
 @functools.cache
 def _driver_function(name):
     try:
-        function = getattr(_driver(), name)
+        function = getattr(ctypes.CDLL("libcuda.so.1"), name)
     except (OSError, AttributeError) as error:
-        raise RuntimeError(f"this kernel needs an NVIDIA driver with {name}, which CUDA 12.0 has: {error}") from None
+        raise RuntimeError(f"this kernel needs an NVIDIA driver for CUDA 12.0 or newer: {error}") from None
     function.argtypes = [TYPES[letter] for letter in ARGUMENTS[name]]
     return function
-
-
-@functools.cache
-def _driver():
-    return ctypes.CDLL("libcuda.so.1")
 
 
 def _call(name, *arguments):
@@ -321,6 +312,8 @@ class _Torch:
     remedy = "{}.contiguous()"
     layout = staticmethod(lambda tensor: (tensor.shape, tensor.stride(), tensor.dtype, tensor.device))
     pointer = staticmethod(lambda tensor: tensor.data_ptr())
+    gpu_index = staticmethod(lambda device: device.index if device.type == "cuda" else None)
+    stream = staticmethod(lambda gpu_index: sys.modules["torch"].cuda.current_stream(gpu_index).cuda_stream)
 
     @staticmethod
     def describe(layout):
@@ -329,32 +322,22 @@ class _Torch:
         return tuple(shape), tuple(ELEMENT_BYTES * s for s in strides), str(dtype).removeprefix("torch."), device
 
     @staticmethod
-    def gpu_index(device):
-        return device.index if device.type == "cuda" else None
-
-    @staticmethod
     def refuse_gradients(tensors):
         """Autograd does not see the kernel: it would take its output for a constant."""
         torch = sys.modules["torch"]
-        if torch.is_grad_enabled():
-            for name, tensor in zip(NAMES, tensors):
-                if tensor.requires_grad:
-                    remedy = f"call it under torch.no_grad() or pass {name}.detach()"
-                    raise RuntimeError(f"{name} requires a gradient and this kernel has no backward pass: {remedy}")
-        forward_ad = torch.autograd.forward_ad
-        if getattr(forward_ad, "_current_level", 0) >= 0:  # private, and only a short cut: none is entered as a rule
-            for name, tensor in zip(NAMES, tensors):
-                if forward_ad.unpack_dual(tensor).tangent is not None:
-                    raise RuntimeError(f"{name} has a tangent and this kernel has no derivative: pass {name}.detach()")
+        backward, forward_ad = torch.is_grad_enabled(), torch.autograd.forward_ad
+        forward = getattr(forward_ad, "_current_level", 0) >= 0  # private, only to skip what takes time: mostly unused
+        for name, tensor in zip(NAMES, tensors):
+            if backward and tensor.requires_grad:
+                remedy = f"call it under torch.no_grad() or pass {name}.detach()"
+                raise RuntimeError(f"{name} requires a gradient and this kernel has no backward pass: {remedy}")
+            if forward and forward_ad.unpack_dual(tensor).tangent is not None:
+                raise RuntimeError(f"{name} has a tangent and this kernel has no derivative: pass {name}.detach()")
 
     @staticmethod
     def empty_like(tensor):
         torch = sys.modules["torch"]
         return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-    @staticmethod
-    def stream(gpu_index):
-        return sys.modules["torch"].cuda.current_stream(gpu_index).cuda_stream
 
 
 class _Cupy:
@@ -363,6 +346,7 @@ class _Cupy:
     pointer = staticmethod(lambda tensor: tensor.data.ptr)
     describe = staticmethod(lambda layout: (*layout[:2], str(layout[2]), f"GPU {layout[3]}"))
     gpu_index = staticmethod(lambda device: int(device.removeprefix("GPU ")))
+    stream = staticmethod(lambda gpu_index: sys.modules["cupy"].cuda.get_current_stream(gpu_index).ptr)
     refuse_gradients = staticmethod(lambda tensors: None)
 
     @staticmethod
@@ -370,14 +354,10 @@ class _Cupy:
         with tensor.device:
             return sys.modules["cupy"].empty(tensor.shape, tensor.dtype)
 
-    @staticmethod
-    def stream(gpu_index):
-        return sys.modules["cupy"].cuda.get_current_stream(gpu_index).ptr
-
 
 @functools.cache
 def _library(kind):
     for base in kind.__mro__:
         if library := {"torch": _Torch, "cupy": _Cupy}.get(base.__module__.split(".")[0]):
             return library
-    raise TypeError(f"q, k, v and out must be tensors of torch or CuPy, not {kind.__module__}.{kind.__qualname__}")
+    raise TypeError(f"q, k, v and out must be torch's or CuPy's, not {kind.__module__}.{kind.__qualname__}")
