@@ -2,9 +2,9 @@
 
     python benchmarks/loader.py [--calls 2000]
 
-The driver is tests/publish/driver.c; torch's tensors are on the CPU and taken for a GPU's. What a call costs here is what
-Python and ctypes do before and after the driver's own work: the real driver's cuLaunchKernel and torch's look-up of its
-current stream, which a torch without CUDA cannot do, come on top.
+The driver is tests/publish/driver.c; torch's tensors are on the CPU and taken for a GPU's. A call costs here what
+Python and ctypes do around the driver's work. The work of a real driver comes on top, and torch's look-up of its current
+stream, which a torch without CUDA does not have.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def load(config: dict[str, object], folder: Path, driver: ctypes.CDLL) -> Module
     spec = importlib.util.spec_from_file_location(folder.name, folder / "attention.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    # so that this driver is found, and not one that the machine may have
     module.ctypes = SimpleNamespace(**vars(ctypes) | {"CDLL": lambda name: driver})
     module._Torch.gpu_index = staticmethod(lambda device: 0)
     module._Torch.stream = staticmethod(lambda gpu_index: 0)

@@ -20,8 +20,8 @@ LOADERS = Path(__file__).with_name("loaders")
 def export(candidate: Candidate, folder: Path) -> list[Path]:
     """Writes kernel.cu, kernel.cubin, kernel.json, the workload's loader and __init__.py; returns their paths.
 
-    An __init__.py that is there already stays as it is. Raises UsageError where the ledger has no kernel of the candidate
-    or `folder` cannot be written.
+    An __init__.py that is there already stays as it is. Raises UsageError where the ledger has no kernel of the
+    candidate, and where `folder` cannot be written.
     """
     if candidate.source is None or candidate.binary is None:
         raise UsageError(f"trial {candidate.trial} was recorded by another tuner: the ledger has no kernel of it to export")
@@ -38,7 +38,7 @@ def export(candidate: Candidate, folder: Path) -> list[Path]:
         for name, data in contents.items():
             (folder / name).write_bytes(data)
         if not package.exists():
-            package.write_text(f"from .{kernel} import {kernel}\n\n__all__ = [\"{kernel}\"]\n")
+            package.write_text(f'from .{kernel} import {kernel}\n\n__all__ = ["{kernel}"]\n')
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}; --export takes a folder that can be written") from error
     return [*(folder / name for name in contents), package]

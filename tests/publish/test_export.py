@@ -39,9 +39,14 @@ def test_the_files_are_the_candidates_own(candidate, tmp_path):
 )
 def test_it_is_imported_from_within_and_as_a_package_of_the_folders_name(candidate, tmp_path, folder, statement):
     export(candidate, tmp_path / "kernel_d64")
-    command = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(tmp_path / 'kernel_d64' / folder)!r})"]
-    command[-1] += f"\n{statement}\nprint(attention.__name__, sorted({{'torch', 'cupy', 'evoengine'}} & set(sys.modules)))"
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "attention []\n"
+    script = f"""
+import sys
+sys.path.insert(0, {str(tmp_path / "kernel_d64" / folder)!r})
+{statement}
+print(attention.__name__, {{"torch", "cupy", "evoengine"}} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "attention set()\n"
 
 
 def test_a_package_that_is_there_stays_as_it_is(candidate, tmp_path):

@@ -57,6 +57,7 @@ def attention(q, k, v, out=None):
         return out
     gpu, previous = plan.gpu, _switch_context(plan.gpu.context)
     try:
+        # The memory has to outlive the launch, whatever the cache drops meanwhile.
         addresses, memory = _parameters(plan, *map(library.pointer, tensors))
         _call("cuLaunchKernel", *plan.launch, library.stream(gpu.index), addresses, None)
     finally:
@@ -90,6 +91,7 @@ class _Plan:
         self.launch = (self.gpu.function, *_grid(self.gpu, batch, heads, seq_q), THREADS, 1, 1, SHARED_BYTES)
         sizes = (batch,) * (SCHEDULE == "static") + (heads, kv_heads, seq_q, seq_k)
         self.scalars = [*map(ctypes.c_int, sizes), ctypes.c_float(1.0 / math.sqrt(head_dim))]
+
     def check_pointers(self, pointers):
         q, k, v, out = pointers
         if (q | k | v | out) % ALIGNMENT:
