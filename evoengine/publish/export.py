@@ -1,9 +1,11 @@
-"""A candidate as files to ship: source, binary, metadata, and a loader that needs nothing of evoengine."""
+"""A candidate as a folder to ship: source, binary, metadata, and a loader that needs nothing of evoengine.
+
+The folder is a Python package, so that its kernel is imported by the folder's name beside those of other folders.
+"""
 
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,7 +18,11 @@ LOADERS = Path(__file__).with_name("loaders")
 
 
 def export(candidate: Candidate, folder: Path) -> list[Path]:
-    """Writes kernel.cu, kernel.cubin, kernel.json and the workload's loader into `folder`; raises UsageError if it can't."""
+    """Writes kernel.cu, kernel.cubin, kernel.json, the workload's loader and __init__.py; returns their paths.
+
+    An __init__.py that is there already stays as it is. Raises UsageError where the ledger has no kernel of the
+    candidate, and where `folder` cannot be written.
+    """
     if candidate.source is None or candidate.binary is None:
         raise UsageError(f"trial {candidate.trial} was recorded by another tuner: the ledger has no kernel of it to export")
     kernel = candidate.problem.split(":")[0]
@@ -24,15 +30,18 @@ def export(candidate: Candidate, folder: Path) -> list[Path]:
         "kernel.cu": candidate.source.text.encode(),
         "kernel.cubin": candidate.binary.cubin,
         "kernel.json": (json.dumps(describe(candidate), indent=2) + "\n").encode(),
+        f"{kernel}.py": (LOADERS / f"{kernel}.py").read_bytes(),
     }
+    package = folder / "__init__.py"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in contents.items():
             (folder / name).write_bytes(data)
-        shutil.copyfile(LOADERS / f"{kernel}.py", folder / f"{kernel}.py")
+        if not package.exists():
+            package.write_text(f'from .{kernel} import {kernel}\n\n__all__ = ["{kernel}"]\n')
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}; --export takes a folder that can be written") from error
-    return [folder / name for name in (*contents, f"{kernel}.py")]
+    return [*(folder / name for name in contents), package]
 
 
 def describe(candidate: Candidate) -> dict[str, object]:

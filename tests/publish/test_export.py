@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import subprocess
+import sys
 
 import pytest
-import torch
 
 from evoengine.errors import UsageError
-from evoengine.publish.export import LOADERS, describe, export
+from evoengine.publish.export import describe, export
 from evoengine.records import Binary, Candidate, CaseResult, Kind, Launch, Measurement, Outcome, Source, Verdict
 
 CASE = CaseResult("one row", "attention:b1,h1,s1,d64,fp16", 5, True, 1e-4, 1e-5, 1e-3)
@@ -26,21 +26,34 @@ def candidate() -> Candidate:
     )  # fmt: skip
 
 
-@pytest.fixture
-def loader(candidate, tmp_path):
-    export(candidate, tmp_path)
-    spec = importlib.util.spec_from_file_location("exported_attention", tmp_path / "attention.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_files_are_the_candidates_own(candidate, tmp_path):
     paths = export(candidate, tmp_path / "new" / "folder")
-    assert [p.name for p in paths] == ["kernel.cu", "kernel.cubin", "kernel.json", "attention.py"]
-    text, cubin, described, _ = (p.read_bytes() for p in paths)
+    assert [p.name for p in paths] == ["kernel.cu", "kernel.cubin", "kernel.json", "attention.py", "__init__.py"]
+    text, cubin, described, *_ = (p.read_bytes() for p in paths)
     assert (text, cubin) == (b"// text", b"\x7fELF")
     assert json.loads(described) == describe(candidate)
+
+
+@pytest.mark.parametrize(
+    ("folder", "statement"), [("", "from attention import attention"), ("..", "from kernel_d64 import attention")]
+)
+def test_it_is_imported_from_within_and_as_a_package_of_the_folders_name(candidate, tmp_path, folder, statement):
+    export(candidate, tmp_path / "kernel_d64")
+    script = f"""
+import sys
+sys.path.insert(0, {str(tmp_path / "kernel_d64" / folder)!r})
+{statement}
+print(attention.__name__, {{"torch", "cupy", "evoengine"}} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "attention set()\n"
+
+
+def test_a_package_that_is_there_stays_as_it_is(candidate, tmp_path):
+    (tmp_path / "__init__.py").write_text("# somebody's own\n")
+    for _ in range(2):
+        export(candidate, tmp_path)
+    assert (tmp_path / "__init__.py").read_text() == "# somebody's own\n"
 
 
 def test_the_metadata_states_launch_resources_verdict_and_provenance(candidate):
@@ -54,33 +67,6 @@ def test_the_metadata_states_launch_resources_verdict_and_provenance(candidate):
 
 def test_the_metadata_is_json_all_the_way_down(candidate):
     assert json.loads(json.dumps(describe(candidate))) == describe(candidate)
-
-
-def test_the_loader_imports_nothing_of_evoengine():
-    assert "import evoengine" not in (LOADERS / "attention.py").read_text()
-
-
-def tensors(dtype=torch.float16, heads=4, kv_heads=2, head_dim=64, seq_k=100):
-    q = torch.zeros(2, heads, 100, head_dim, dtype=dtype)
-    k = torch.zeros(2, kv_heads, seq_k, head_dim, dtype=dtype)
-    return q, k, k.clone()
-
-
-@pytest.mark.parametrize(
-    ("given", "names"),
-    [
-        (tensors(dtype=torch.bfloat16), "compiled for float16"),
-        (tensors(head_dim=32), "head_dim is 32"),
-        (tensors(heads=3), "3 heads are no multiple of 2"),
-        ((*tensors()[:2], tensors(seq_k=99)[2]), "v has shape"),
-        ((tensors()[0].transpose(2, 3).contiguous().transpose(2, 3), *tensors()[1:]), "q is not contiguous"),
-        ((*tensors()[:2], torch.zeros(25601).half()[1:].view(2, 2, 100, 64)), "v does not start at a multiple of 16"),
-        ((*tensors()[:2], tensors()[2].to("meta")), "v is on meta and q on cpu"),
-    ],
-)
-def test_the_loader_refuses_tensors_the_kernel_was_not_made_for(loader, given, names):
-    with pytest.raises(ValueError, match=names):
-        loader.attention(*given)
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(candidate, tmp_path):
