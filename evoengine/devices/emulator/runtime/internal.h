@@ -110,6 +110,7 @@ bool has_ended(unsigned block);
 void wake(unsigned fiber);
 void wait_at(Gate* gate, void* payload);
 void wake_all(const Gate* gate);
+void stay_behind_if_slow();
 bool is_on_stacks(const char* address);
 uint64_t random_below(uint64_t bound);
 
