@@ -117,20 +117,21 @@ def _shared_edit(text: str, masked: str, match: re.Match[str]) -> _Edit:
         raise KernelUnbuildable(f"line {line}: the emulator cannot read this __shared__ declaration")
     base, declarators = found
     if dynamic:
-        return _Edit(match.start(), match.end(), "".join(_dynamic(base, name, at_namespace) for name, _ in declarators))
+        code = "".join(_dynamic(base, name, alignment, at_namespace) for name, _ in declarators)
+        return _Edit(match.start(), match.end(), code)
     if at_namespace:
         raise KernelUnbuildable(f"line {line}: a __shared__ variable outside of a function; declare it in the kernel")
     code = "".join(
-        f'auto& {name} = evo_emu::shared_variable<__typeof__({base}{dims})>("{name}", {alignment}, []{{}});'
+        f'auto& {name} = evo_emu::shared_variable<__typeof__({base}{dims}), ({alignment})>("{name}", []{{}});'
         for name, dims in declarators
     )
     return _Edit(match.start(), match.end(), code)
 
 
-def _dynamic(base: str, name: str, at_namespace: bool) -> str:
-    if at_namespace:  # a reference: the window is mapped only after static initialisation
-        return f"static {base}* const& {name} = reinterpret_cast<{base}* const&>(evo_emu::dynamic_shared);"
-    return f"{base}* const {name} = reinterpret_cast<{base}*>(evo_emu::dynamic_shared);"
+def _dynamic(base: str, name: str, alignment: str, at_namespace: bool) -> str:
+    # at namespace scope a reference: the window is mapped only after static initialisation
+    kind = f"static {base}* const&" if at_namespace else f"{base}* const"
+    return f"{kind} {name} = evo_emu::dynamic_array<{base}, ({alignment})>();"
 
 
 def _at_namespace_scope(text: str, masked: str, position: int) -> bool:

@@ -38,6 +38,7 @@ unsigned *round_now = order[0], *round_next = order[1];
 unsigned round_size, round_position, next_size;
 unsigned slow_first, slow_end;
 unsigned seldom;  // the slow ones run in one of so many rounds
+unsigned at_once;  // of eight copies so many land when they begin, the others when they are waited for
 unsigned ended[max_cluster], ended_count;  // how many threads have ended
 Dim block_indices[max_cluster];
 
@@ -102,10 +103,11 @@ void* fresh_stack(unsigned fiber) {
 // what they may do before it is done with something, only a barrier prevents.
 unsigned draw_slow_size() {
     constexpr unsigned warpgroup = 4 * warp_size;
-    switch (random_below(4)) {
-        case 0: return 1;
-        case 1: return warpgroup;
-        case 2: return kernel.cluster > 1 ? launch.threads : warp_size;
+    switch (random_below(5)) {
+        case 0:
+        case 1: return 1;
+        case 2: return warpgroup;
+        case 3: return kernel.cluster > 1 ? launch.threads : warp_size;
         default: return warp_size;
     }
 }
@@ -150,7 +152,7 @@ void start_round() {
     round_size = next_size;
     round_position = next_size = 0;
     for (unsigned i = round_size; i > 1; --i) std::swap(round_now[i - 1], round_now[random_below(i)]);
-    if (random_below(64) == 0) draw_slow_ones(false);
+    if (random_below(32) == 0) draw_slow_ones(false);
     if (random_below(seldom)) hold_back_slow_ones();
 }
 
@@ -193,6 +195,9 @@ uint64_t random_below(uint64_t bound) {
     random_state ^= random_state >> 27;
     return uint64_t((unsigned __int128)(random_state * 0x2545f4914f6cdd1du) * bound >> 64);
 }
+
+// A copy may land as soon as it begins or as late as its wait: each hides what the other shows.
+bool lands_at_once() { return random_below(8) < at_once; }
 
 void make_stacks() {
     size_t bytes = fiber_count * stack_stride();
@@ -251,6 +256,7 @@ void run_cluster(void* const* arguments, const Dim* blocks) {
     clear_barriers();
     reset_registers();
     reset_wgmma();
+    at_once = random_below(2) ? 0 : unsigned(random_below(9));
     draw_slow_ones(random_below(2));  // the first thread often prepares what all the others use
     for (unsigned i = 0; i < fiber_count; ++i) {
         fibers[i].ended = false;
