@@ -128,7 +128,7 @@ def _scope(head: str, start: int, depth: int) -> _Scope:
 def _without_template_arguments(text: str) -> str:
     previous = ""
     while text != previous:
-        previous, text = text, re.sub(r"<[^<>;]*>", " ", text)
+        previous, text = text, re.sub(r"<[^<>;]*>(?:\s*(::))?", r" \1", text).replace(" ::", "::")
     return text
 
 
