@@ -37,7 +37,9 @@ unsigned order[2][max_threads];
 unsigned *round_now = order[0], *round_next = order[1];
 unsigned round_size, round_position, next_size;
 unsigned slow_first, slow_end;
-unsigned seldom;  // the slow ones run in one of so many rounds
+unsigned seldom;     // the slow ones run in one of so many rounds
+unsigned slow_until;  // round at which others are drawn
+unsigned round_number;
 unsigned at_once;  // of eight copies so many land when they begin, the others when they are waited for
 unsigned ended[max_cluster], ended_count;  // how many threads have ended
 Dim block_indices[max_cluster];
@@ -119,6 +121,7 @@ void draw_slow_ones(bool with_first_thread) {
     slow_end = slow_first + size;
     if (size == 1) slow_end += unsigned(random_below(warp_size - slow_first % warp_size));  // lanes of one warp
     seldom = random_below(2) ? 16 : 4096;
+    slow_until = round_number + (8u << random_below(6));
 }
 
 bool is_slow(unsigned fiber) { return fiber >= slow_first && fiber < slow_end; }
@@ -152,7 +155,7 @@ void start_round() {
     round_size = next_size;
     round_position = next_size = 0;
     for (unsigned i = round_size; i > 1; --i) std::swap(round_now[i - 1], round_now[random_below(i)]);
-    if (random_below(32) == 0) draw_slow_ones(false);
+    if (++round_number >= slow_until) draw_slow_ones(false);
     if (random_below(seldom)) hold_back_slow_ones();
 }
 
@@ -256,6 +259,7 @@ void run_cluster(void* const* arguments, const Dim* blocks) {
     clear_barriers();
     reset_registers();
     reset_wgmma();
+    round_number = 0;
     at_once = random_below(2) ? 0 : unsigned(random_below(9));
     draw_slow_ones(random_below(2));  // the first thread often prepares what all the others use
     for (unsigned i = 0; i < fiber_count; ++i) {
