@@ -73,7 +73,7 @@ def is_namespace_head(text: str) -> bool:
 
 
 def poison_insertions(masked: str) -> list[Insertion]:
-    """What to insert so that variables and members without a value are NaN; `masked` has literals and comments blank."""
+    """What makes variables and members without a value NaN; in `masked` literals and comments are blank."""
     code = _PREPROCESSOR.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), masked)
     return [*_local_variables(code), *_objects_with_constructors(code)]
 

@@ -62,7 +62,7 @@ def to_cpp(body: str, masked: str, line: int) -> str:
     sections = _split(body, masked, ":")
     ptx = "".join(_unescape(s) for s in _STRING.findall(sections[0]))
     outputs, inputs = ([_operand(o, line) for o in _list(section)] for section in (*sections[1:3], "", "")[:2])
-    prepared, operands = _prepare(outputs, inputs)
+    prepared, operands = _prepare(outputs, inputs, in_place="wgmma.mma_async" in ptx)
     for name in re.findall(r"%([A-Za-z_$]\w*)", " ".join(_REGISTERS_ANYWHERE.findall(ptx))):
         ptx = re.sub(rf"%{re.escape(name)}\b", name, ptx)
     statements = _statements(ptx)
@@ -95,8 +95,11 @@ def _operand(text: str, line: int) -> _Operand:
     return _Operand(match[1], f"({' '.join(match[2].split())})")
 
 
-def _prepare(outputs: list[_Operand], inputs: list[_Operand]) -> tuple[str, list[str]]:
-    """What comes before the instructions, and the operands as they name them."""
+def _prepare(outputs: list[_Operand], inputs: list[_Operand], in_place: bool) -> tuple[str, list[str]]:
+    """What comes before the instructions, and the operands as they name them.
+
+    `in_place`: the instruction reads its inputs where they are, later on.
+    """
     if not any(o.constraint.startswith("=") for o in outputs):
         return "", [o.expression for o in (*outputs, *inputs)]
     code, operands = "", []
@@ -104,9 +107,9 @@ def _prepare(outputs: list[_Operand], inputs: list[_Operand]) -> tuple[str, list
         code += f"auto& evo_emu_o{i} = {o.expression}; "
         operands.append(f"evo_emu_o{i}")
     for i, o in enumerate(inputs):
-        constant = o.constraint in ("n", "i")
-        operands.append(o.expression if constant else f"evo_emu_i{i}")
-        code += "" if constant else f"auto evo_emu_i{i} = {o.expression}; "
+        uncopied = in_place or o.constraint in ("n", "i")
+        operands.append(o.expression if uncopied else f"evo_emu_i{i}")
+        code += "" if uncopied else f"auto evo_emu_i{i} = {o.expression}; "
     written = [f"evo_emu_o{i}" for i, o in enumerate(outputs) if o.constraint.startswith("=")]
     code += f"evo_emu::poison({', '.join(written)}); "
     for i, o in enumerate(inputs):  # "0": the register of output 0

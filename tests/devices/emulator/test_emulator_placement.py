@@ -5,7 +5,6 @@ import pytest
 from evoengine.devices.base import KernelCrashed
 
 PLACE = """
-STRUCT
 __device__ float helper(int i) { HELPER return 0; }
 extern "C" __global__ void f(float* o) {
     STATIC
@@ -17,9 +16,9 @@ extern "C" __global__ void f(float* o) {
 """
 
 
-def begins(emulate, floats, static, dynamic, helper="", struct="", shared=4096, seed=0):
-    text = PLACE.replace("STATIC", static).replace("DYNAMIC", dynamic).replace("HELPER", helper).replace("STRUCT", struct)
-    o = emulate(text, floats(32), shared=shared, seed=seed)["o"]
+def begins(emulate, floats, static, dynamic, helper="", seed=0):
+    text = PLACE.replace("STATIC", static).replace("DYNAMIC", dynamic).replace("HELPER", helper)
+    o = emulate(text, floats(32), shared=4096, seed=seed)["o"]
     assert (o == o[0]).all()
     return int(o[0])
 

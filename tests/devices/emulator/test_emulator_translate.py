@@ -23,6 +23,13 @@ def test_outputs_come_first_and_are_filled_behind_copies_of_the_inputs():
     )
 
 
+def test_what_wgmma_reads_later_is_not_copied():
+    name = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16"
+    translated = translate(f'asm("{name} {{%0}}, {{%1}}, %2, 0, 1, 1, 0;" : "=f"(d) : "r"(a), "l"(b));')
+    assert "evo_emu::poison(evo_emu_o0);" in translated
+    assert "(evo_emu::registers(evo_emu_o0), evo_emu::registers((a)), (b), 0" in translated
+
+
 def test_adjacent_literals_hold_several_instructions_and_lines_keep_their_place():
     text = 'a;\nasm volatile("cp.async.commit_group;\\n\\t"\n    "cp.async.wait_group %0;\\n"\n    ::"n"(N - 1));\nb;\n'
     translated = translate(text)
@@ -169,5 +176,5 @@ def test_classes_with_a_constructor_fill_themselves_before_it():
     fill = "[[no_unique_address]] evo_emu::Poison<S> evo_emu_poison{this};"
     assert translate("struct S { int a; __device__ S(int x) : a(x) {} };").startswith(f"struct S {{ {fill}")
     assert fill in translate("template <int N>\nclass alignas(16) S {\npublic:\n  float a; S() { a = N; }\n};")
-    for other in ("struct S { int a; S() = default; };", "struct S : B { S() {} };", "struct S { S make() { return S(); } };"):
-        assert "Poison" not in translate(other)
+    for members in ("{ int a; S() = default; }", ": B { S() {} }", "{ S make() { return S(); } }"):
+        assert "Poison" not in translate(f"struct S {members};")

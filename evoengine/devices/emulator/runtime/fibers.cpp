@@ -101,8 +101,8 @@ void* fresh_stack(unsigned fiber) {
 
 #endif
 
-// For some time a few lanes, one warp, one warpgroup, one block of a cluster, or nobody, runs far slower than the others:
-// what they may do before it is done with something, only a barrier prevents.
+// For some rounds a few lanes, one warp, one warpgroup, one block of a cluster, or nobody, runs far slower than the
+// others: what they may do before it is done with something, only a barrier prevents.
 unsigned draw_slow_size() {
     constexpr unsigned warpgroup = 4 * warp_size;
     switch (random_below(5)) {

@@ -1,6 +1,6 @@
 // wgmma. A thread that begins one only notes it. The product of the whole warpgroup is formed when threads wait for it
-// and no other thread of the block can run: so late that a place handed on too early has been filled anew, from shared
-// memory and A registers as they are then. Registers are host memory on a thread's stack. wgmma.fence keeps a picture
+// and no other thread of the block can run, those aside that are held back: so late that a place handed on too early
+// has been filled again, from shared memory and A registers as they are then. Registers are host memory on a thread's stack. wgmma.fence keeps a picture
 // of that stack: registers that differ from it have been written since.
 #include "internal.h"
 
@@ -251,7 +251,7 @@ void wgmma_wait(unsigned groups_left, int line) {
     }
 }
 
-// Called when no thread can run: forms what is waited for first in one of the warpgroups, if all of it has been begun
+// Called when no thread can run but those held back: forms what is waited for first in one of the warpgroups, if all of it has been begun
 // by all of its threads. Says whether that was so.
 bool finish_a_wgmma() {
     const unsigned groups = fiber_count / group_size, first = groups ? unsigned(random_below(groups)) : 0;

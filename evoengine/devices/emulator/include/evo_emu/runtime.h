@@ -52,7 +52,7 @@ void* map_shared_variable(const char* name, unsigned long bytes, unsigned long a
 unsigned shared_offset(const void* generic);
 void* shared_address(unsigned offset);
 
-// cp.async: bytes land at the wait that covers their group, and are 0xFF until then.
+// cp.async: bytes land at once, or at the wait that covers their group and are 0xFF until then.
 void copy_async(unsigned shared, const void* global, unsigned bytes, unsigned source_bytes, int line);
 void copy_async_commit();
 void copy_async_wait(unsigned groups_left);
@@ -71,8 +71,8 @@ struct MmaFragments {
 };
 void multiply_m16n8k16(const MmaFragments& fragments, bool bfloat16, int line);
 
-// mbarriers, by shared address. A phase is over when its arrivals have come and its bytes have landed; bytes land no
-// sooner than somebody waits for them. The state that an arrival returns is the number of the phase.
+// mbarriers, by shared address. A phase is over when its arrivals have come and its bytes have landed; bytes land
+// at once or when somebody waits for them. The state that an arrival returns is the number of the phase.
 void barrier_init(unsigned shared, unsigned count, int line);
 void barrier_invalidate(unsigned shared, int line);
 unsigned long long barrier_arrive(unsigned shared, unsigned count, unsigned bytes, int line);
@@ -114,8 +114,8 @@ void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(unsigned groups_left, int line);
 
-// Bulk copies (TMA). Loads land at their barrier; stores leave at the wait that covers their group, from shared memory
-// as it is then. Tiles of a tensor go by a tensor map and the coordinates of their first element, innermost first.
+// Bulk copies (TMA). Loads land at once or at their barrier; stores leave at once or at the wait that covers their
+// group, from shared memory as it is then. Tiles of a tensor go by a tensor map and the coordinates of their first element, innermost first.
 void bulk_load(unsigned shared, const void* global, unsigned bytes, unsigned barrier, int line);
 void bulk_store(void* global, unsigned shared, unsigned bytes, int line);
 void tile_load(unsigned shared, const void* map, const int* at, unsigned rank, unsigned barrier, unsigned blocks,
