@@ -32,7 +32,7 @@ _COMMON = (
     "-std=c++20", "-w", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-fcf-protection=none", f"-I{INCLUDE}",
 )  # fmt: skip
 _RUNTIME_FLAGS = ("-O3", "-r", "-nostdlib")
-# Uninitialised locals start as 0xFE (NaN in half), misaligned accesses and indices beyond a local array are reported
+# Locals that declarations.py does not fill start as 0xFE (NaN in half), misaligned accesses and indices beyond a local array are reported
 # through the sanitizer's handlers, which the runtime defines.
 _CANDIDATE_FLAGS = (
     "-O1",

@@ -3,6 +3,9 @@
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from));
     do { evo_emu::ptx::cp_async_cg_shared_global((to), (from), 16); } while (0);
 
+Outputs that are not inputs too ("=f") hold nothing before the instruction: they are filled with NaN, behind copies of
+the inputs, which may be the same variables.
+
 The convention is the table: dots and `::` of the mnemonic become `_`, operands keep their order, and the set of known
 instructions is whatever ptx*.h mark EVO_PTX.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from evoengine.devices.base import KernelUnbuildable
 
@@ -40,6 +44,11 @@ _REGISTER_TYPES = {
 _SPECIAL_REGISTERS = {"%cluster_ctarank": "evo_emu::cluster_rank()"}
 
 
+class _Operand(NamedTuple):
+    constraint: str
+    expression: str
+
+
 @cache
 def known_instructions() -> frozenset[str]:
     return frozenset(name for path in INCLUDE.glob("evo_emu/ptx*.h") for name in _FUNCTION.findall(path.read_text()))
@@ -52,14 +61,15 @@ def to_cpp(body: str, masked: str, line: int) -> str:
     """
     sections = _split(body, masked, ":")
     ptx = "".join(_unescape(s) for s in _STRING.findall(sections[0]))
-    operands = [_operand(o, line) for section in sections[1:3] for o in _list(section)]
+    outputs, inputs = ([_operand(o, line) for o in _list(section)] for section in (*sections[1:3], "", "")[:2])
+    prepared, operands = _prepare(outputs, inputs, in_place="wgmma.mma_async" in ptx)
     for name in re.findall(r"%([A-Za-z_$]\w*)", " ".join(_REGISTERS_ANYWHERE.findall(ptx))):
         ptx = re.sub(rf"%{re.escape(name)}\b", name, ptx)
     statements = _statements(ptx)
     labels = [m[1] for m in map(_LABEL.match, statements) if m]
     declared = f"__label__ {', '.join(labels)}; " if labels else ""
     code = " ".join(_statement(s, operands, line) for s in statements)
-    return f"do {{ {declared}{code} }} while (0)"
+    return f"do {{ {declared}{prepared}{code} }} while (0)"
 
 
 def _list(section: str) -> list[str]:
@@ -78,11 +88,33 @@ def _split(text: str, masked: str, separator: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-def _operand(text: str, line: int) -> str:
+def _operand(text: str, line: int) -> _Operand:
     match = _OPERAND.match(text)
     if not match:
         raise KernelUnbuildable(f"line {line}: the emulator cannot read the asm operand {text.strip()!r}")
-    return f"({' '.join(match[2].split())})"
+    return _Operand(match[1], f"({' '.join(match[2].split())})")
+
+
+def _prepare(outputs: list[_Operand], inputs: list[_Operand], in_place: bool) -> tuple[str, list[str]]:
+    """What comes before the instructions, and the operands as they name them.
+
+    `in_place`: the instruction reads its inputs where they are, later on.
+    """
+    if not any(o.constraint.startswith("=") for o in outputs):
+        return "", [o.expression for o in (*outputs, *inputs)]
+    code, operands = "", []
+    for i, o in enumerate(outputs):
+        code += f"auto& evo_emu_o{i} = {o.expression}; "
+        operands.append(f"evo_emu_o{i}")
+    for i, o in enumerate(inputs):
+        uncopied = o.constraint in ("n", "i") or (in_place and not o.constraint.isdigit())
+        operands.append(o.expression if uncopied else f"evo_emu_i{i}")
+        code += "" if uncopied else f"auto evo_emu_i{i} = {o.expression}; "
+    written = [f"evo_emu_o{i}" for i, o in enumerate(outputs) if o.constraint.startswith("=")]
+    code += f"evo_emu::poison({', '.join(written)}); "
+    for i, o in enumerate(inputs):  # "0": the register of output 0
+        code += f"evo_emu_o{o.constraint} = evo_emu_i{i}; " if o.constraint.isdigit() else ""
+    return code, operands
 
 
 def _unescape(literal: str) -> str:

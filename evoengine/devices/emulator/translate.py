@@ -1,7 +1,8 @@
 """CUDA C++ as NVRTC takes it → C++20 as the host compiler takes it, line for line.
 
 Three things have no C++ counterpart that a header could supply: inline PTX, `__shared__` variables and
-`extern __shared__` arrays. They are rewritten in place; everything else is the work of `include/`.
+`extern __shared__` arrays. They are rewritten in place, and what has no value is filled (declarations.py); everything
+else is the work of `include/`.
 """
 
 from __future__ import annotations
@@ -10,17 +11,15 @@ import re
 from dataclasses import dataclass
 
 from evoengine.devices.base import KernelUnbuildable
-from evoengine.devices.emulator import inline_ptx
+from evoengine.devices.emulator import declarations, inline_ptx
+from evoengine.devices.emulator.declarations import ALIGNMENT, is_namespace_head, read_declarators, split_declarators
 
 _COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\b\s*)?\(")
-_ALIGNMENT = re.compile(r"\b(?:__align__|alignas)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
 _SHARED = re.compile(
     r"(?:\b(?:__align__|alignas)\s*\([^;{}]*?\)\s*|\b(?:extern|static|volatile)\s+)*\b__shared__\b[^;{}]*;"
 )
-_DECLARATOR = re.compile(r"\s*([A-Za-z_]\w*)\s*((?:\[[^\]]*\]\s*)*)\Z")
 _MAP_BY_VALUE = re.compile(r"(__grid_constant__\s+(?:const\s+)?)?\b(?:CUtensorMap|TensorMap)\s+(\w+)\s*[,)]")
-_NAMESPACE = re.compile(r'(?:\bnamespace(?:\s+[\w:]+)?|\bextern\s*"[^"]*")\s*\Z')
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,7 @@ def translate(text: str) -> str:
             raise KernelUnbuildable(f"line {line}: tensor map {by_value[2]} {rule}")
     edits = [_asm_edit(text, masked, m) for m in _ASM.finditer(masked)]
     edits += [_shared_edit(text, masked, m) for m in _SHARED.finditer(masked)]
+    edits += [_Edit(at, at, added) for at, added in declarations.poison_insertions(masked)]
     for edit in sorted(edits, key=lambda e: e.start, reverse=True):
         line_ends = "".join(re.findall(r"\\?\n", text[edit.start : edit.end]))
         text = text[: edit.start] + edit.text + line_ends + text[edit.end :]
@@ -55,7 +55,7 @@ def least_blocks(text: str, entry: str) -> str:
     for match in re.finditer(r"\b__launch_bounds__\s*\(", masked):
         end = _closing(masked, match.end() - 1)
         if re.match(rf"\)(?:[\s\w]|__cluster_dims__\s*\([^()]*\))*\b{entry}\s*\(", masked[end:]):
-            bounds = _split_declarators(masked[match.end() : end])
+            bounds = split_declarators(masked[match.end() : end])
             return f"({' '.join(bounds[1].split())})" if len(bounds) > 1 else "1"
     return "1"
 
@@ -106,54 +106,32 @@ def _closing(masked: str, opening: int) -> int:
 def _shared_edit(text: str, masked: str, match: re.Match[str]) -> _Edit:
     line = _line(text, match.start())
     declaration = masked[match.start() : match.end() - 1]
-    aligned = _ALIGNMENT.search(declaration)
+    aligned = ALIGNMENT.search(declaration)
     alignment = aligned[1].strip() if aligned else "1"
-    bare = _ALIGNMENT.sub(" ", declaration)
+    bare = ALIGNMENT.sub(" ", declaration)
     dynamic = re.search(r"\bextern\b", bare) is not None
     bare = re.sub(r"\b(?:extern|static|__shared__)\b", " ", bare)
     at_namespace = _at_namespace_scope(text, masked, match.start())
-    base, declarators = _declarators(_split_declarators(bare), line)
+    found = read_declarators(bare)
+    if not found:
+        raise KernelUnbuildable(f"line {line}: the emulator cannot read this __shared__ declaration")
+    base, declarators = found
     if dynamic:
-        return _Edit(match.start(), match.end(), "".join(_dynamic(base, name, at_namespace) for name, _ in declarators))
+        code = "".join(_dynamic(base, name, alignment, at_namespace) for name, _ in declarators)
+        return _Edit(match.start(), match.end(), code)
     if at_namespace:
         raise KernelUnbuildable(f"line {line}: a __shared__ variable outside of a function; declare it in the kernel")
     code = "".join(
-        f'auto& {name} = evo_emu::shared_variable<__typeof__({base}{dims})>("{name}", {alignment}, []{{}});'
+        f'auto& {name} = evo_emu::shared_variable<__typeof__({base}{dims}), ({alignment})>("{name}", []{{}});'
         for name, dims in declarators
     )
     return _Edit(match.start(), match.end(), code)
 
 
-def _dynamic(base: str, name: str, at_namespace: bool) -> str:
-    if at_namespace:  # a reference: the window is mapped only after static initialisation
-        return f"static {base}* const& {name} = reinterpret_cast<{base}* const&>(evo_emu::dynamic_shared);"
-    return f"{base}* const {name} = reinterpret_cast<{base}*>(evo_emu::dynamic_shared);"
-
-
-def _split_declarators(declaration: str) -> list[str]:
-    """At commas outside of all brackets, those of template arguments too."""
-    parts, depth, start = [], 0, 0
-    for i, c in enumerate(declaration):
-        depth += (c in "([<") - (c in ")]>")
-        if c == "," and depth == 0:
-            parts.append(declaration[start:i])
-            start = i + 1
-    return [*parts, declaration[start:]]
-
-
-def _declarators(parts: list[str], line: int) -> tuple[str, list[tuple[str, str]]]:
-    """`float a[2][3], b` → `float` and [(a, [2][3]), (b, "")]."""
-    first = re.match(r"(.*?)\b([A-Za-z_]\w*)\s*((?:\[[^\]]*\]\s*)*)\Z", parts[0], re.DOTALL)
-    if not first or not first[1].strip():
-        raise KernelUnbuildable(f"line {line}: the emulator cannot read this __shared__ declaration")
-    found = [(first[2], first[3])]
-    for part in parts[1:]:
-        more = _DECLARATOR.match(part)
-        if not more:
-            raise KernelUnbuildable(f"line {line}: the emulator cannot read this __shared__ declaration")
-        found.append((more[1], more[2]))
-    base = " ".join(first[1].split())
-    return base, [(name, " ".join(dims.split())) for name, dims in found]
+def _dynamic(base: str, name: str, alignment: str, at_namespace: bool) -> str:
+    # at namespace scope a reference: the window is mapped only after static initialisation
+    kind = f"static {base}* const&" if at_namespace else f"{base}* const"
+    return f"{kind} {name} = evo_emu::dynamic_array<{base}, ({alignment})>();"
 
 
 def _at_namespace_scope(text: str, masked: str, position: int) -> bool:
@@ -163,5 +141,5 @@ def _at_namespace_scope(text: str, masked: str, position: int) -> bool:
             if scopes:
                 scopes.pop()
         else:
-            scopes.append(_NAMESPACE.search(text, max(0, brace.start() - 200), brace.start()) is not None)
+            scopes.append(is_namespace_head(text[max(0, brace.start() - 200) : brace.start()]))
     return all(scopes)

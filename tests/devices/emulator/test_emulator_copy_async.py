@@ -1,4 +1,4 @@
-"""cp.async: bytes land at the wait that covers their group and not a moment before."""
+"""cp.async: bytes have landed at the wait that covers their group, and may or may not have before."""
 
 import numpy as np
 import pytest
@@ -41,12 +41,14 @@ def test_wait_all_covers_what_was_not_committed(emulate):
     np.testing.assert_array_equal(o, expected)
 
 
-def test_wait_group_does_not_cover_what_was_not_committed(emulate):
-    assert np.isnan(copy(emulate, "", WAIT)[1]).all()
-
-
-def test_a_copy_that_is_never_waited_for_never_lands(emulate):
-    assert np.isnan(copy(emulate, COMMIT, "")[1]).all()
+@pytest.mark.parametrize(("commit", "wait"), [("", WAIT), (COMMIT, "")], ids=["not committed", "not waited for"])
+def test_a_copy_that_no_wait_covers_lands_at_once_or_never(emulate, commit, wait):
+    landed = []
+    for seed in range(16):
+        expected, o = copy(emulate, commit, wait, seed=seed)
+        assert (np.isnan(o) | (o == expected)).all()
+        landed.append(float(np.mean(o == expected)))
+    assert landed.count(0.0) >= 4 and max(landed) > 0.5
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from evoengine.devices.base import KernelUnbuildable
@@ -14,10 +16,18 @@ def test_a_ptx_instruction_becomes_a_call_with_its_operands_in_order():
     assert translate(text) == "do { evo_emu::ptx::cp_async_cg_shared_global((to), (a + 8), 16); } while (0);"
 
 
-def test_outputs_come_first_and_volatile_is_optional():
+def test_outputs_come_first_and_are_filled_behind_copies_of_the_inputs():
     assert translate('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y[i]) : "f"(g(x, 1)));') == (
-        "do { evo_emu::ptx::ex2_approx_ftz_f32((y[i]), (g(x, 1))); } while (0);"
+        "do { auto& evo_emu_o0 = (y[i]); auto evo_emu_i0 = (g(x, 1)); evo_emu::poison(evo_emu_o0); "
+        "evo_emu::ptx::ex2_approx_ftz_f32(evo_emu_o0, evo_emu_i0); } while (0);"
     )
+
+
+def test_what_wgmma_reads_later_is_not_copied():
+    name = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16"
+    translated = translate(f'asm("{name} {{%0}}, {{%1}}, %2, 0, 1, 1, 0;" : "=f"(d) : "r"(a), "l"(b));')
+    assert "evo_emu::poison(evo_emu_o0);" in translated
+    assert "(evo_emu::registers(evo_emu_o0), evo_emu::registers((a)), (b), 0" in translated
 
 
 def test_adjacent_literals_hold_several_instructions_and_lines_keep_their_place():
@@ -65,8 +75,9 @@ def test_scopes_unwanted_results_and_declared_registers_are_understood():
         'mbarrier.arrive.release.cta.shared::cta.b64 _, [%1]; }" : "=r"(o) : "r"(x));'
     )
     assert (
-        "bool p; evo_emu::ptx::elect_sync(evo_emu::Ignored(), p, (x)); evo_emu::ptx::selp_u32((o), 1, 0, p); "
-        "evo_emu::ptx::mbarrier_arrive_shared_b64(evo_emu::Ignored(), (x)); }" in translate(text)
+        "bool p; evo_emu::ptx::elect_sync(evo_emu::Ignored(), p, evo_emu_i0); "
+        "evo_emu::ptx::selp_u32(evo_emu_o0, 1, 0, p); "
+        "evo_emu::ptx::mbarrier_arrive_shared_b64(evo_emu::Ignored(), evo_emu_i0); }" in translate(text)
     )
 
 
@@ -87,7 +98,7 @@ def test_a_tensor_map_by_plain_value_is_refused_and_by_reference_is_not():
 
 def test_a_brace_list_becomes_registers():
     text = 'asm("ldmatrix.sync.aligned.m8n8.x2.shared.b16 { %0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(c));'
-    assert "x2_shared_b16(evo_emu::registers((a), (b)), (c));" in translate(text)
+    assert "x2_shared_b16(evo_emu::registers(evo_emu_o0, evo_emu_o1), evo_emu_i0);" in translate(text)
 
 
 @pytest.mark.parametrize(
@@ -111,21 +122,59 @@ def test_static_shared_variables_become_references_with_name_type_and_alignment(
     text = "void f() { __shared__ __align__(16) half tile[2][A<int, 3>::n], row[8]; }"
     assert translate(text) == (
         "void f() { "
-        'auto& tile = evo_emu::shared_variable<__typeof__(half[2][A<int, 3>::n])>("tile", 16, []{});'
-        'auto& row = evo_emu::shared_variable<__typeof__(half[8])>("row", 16, []{}); }'
+        'auto& tile = evo_emu::shared_variable<__typeof__(half[2][A<int, 3>::n]), (16)>("tile", []{});'
+        'auto& row = evo_emu::shared_variable<__typeof__(half[8]), (16)>("row", []{}); }'
     )
 
 
 def test_dynamic_shared_memory_becomes_a_pointer():
     text = "void f() { extern __shared__ __align__(128) unsigned char smem[]; }"
-    assert "unsigned char* const smem = reinterpret_cast<unsigned char*>(evo_emu::dynamic_shared);" in translate(text)
+    assert "unsigned char* const smem = evo_emu::dynamic_array<unsigned char, (128)>();" in translate(text)
 
 
 def test_dynamic_shared_memory_of_a_namespace_is_looked_up_at_each_use():
     text = "namespace evo { extern __shared__ float smem[]; }"
-    assert "static float* const& smem = reinterpret_cast<float* const&>(evo_emu::dynamic_shared);" in translate(text)
+    assert "static float* const& smem = evo_emu::dynamic_array<float, (1)>();" in translate(text)
 
 
 def test_a_static_shared_variable_outside_of_a_function_is_refused():
     with pytest.raises(KernelUnbuildable, match="line 2: a __shared__ variable outside of a function"):
         translate("namespace x {\n__shared__ int a[4];\n}")
+
+
+FILLED = [
+    ("float x;", ["x"]),
+    ("float a[2][N + 1], b = 0, c;", ["a", "c"]),
+    ("unsigned long long bits;", ["bits"]),
+    ("wmma::fragment<wmma::matrix_a, 16, 16, 16, half, row> f[2], g;", ["f", "g"]),
+    ("typename A<int>::type x;", ["x"]),
+    ("struct S s;", ["s"]),
+    ("volatile int v;", ["v"]),
+    ("switch (n) { case 3: int x; x = n; }", ["x"]),
+    ("for (int i = 0; i < n && j > k; ++i) { Tile t; }", ["t"]),
+    ("auto f = [&](int a) { half h; return h; };", ["h"]),
+    ("struct Local { float member; }; Local l;", ["l"]),
+    ("float x = 1, y[] = {1, 2}; const int n = 3; T t(1); T u{}; T* p; int& r = n;", []),
+    ("return x; goto end; using A; typedef int B; struct C; i < n; delete p; static int s; constexpr int c = 1;", []),
+    ("__shared__ float s[4]; extern __shared__ float d[];", []),
+    ("\n#define TWICE float t; t\n", []),
+]
+
+
+@pytest.mark.parametrize(("body", "names"), FILLED)
+def test_local_variables_without_a_value_are_filled(body, names):
+    filled = re.findall(r"evo_emu::poison\(([^)]*)\)", translate(f"__device__ void f(int n) {{ {body} }}"))
+    assert [name for found in filled for name in found.split(", ")] == names
+
+
+def test_variables_of_namespaces_and_classes_are_not_filled_where_they_are_declared():
+    text = 'float global; namespace a { int b; } extern "C" { int c; } struct S { float member; };'
+    assert translate(text) == text
+
+
+def test_classes_with_a_constructor_fill_themselves_before_it():
+    fill = "[[no_unique_address]] evo_emu::Poison<S> evo_emu_poison{this};"
+    assert translate("struct S { int a; __device__ S(int x) : a(x) {} };").startswith(f"struct S {{ {fill}")
+    assert fill in translate("template <int N>\nclass alignas(16) S {\npublic:\n  float a; S() { a = N; }\n};")
+    for members in ("{ int a; S() = default; }", ": B { S() {} }", "{ S make() { return S(); } }"):
+        assert "Poison" not in translate(f"struct S {members};")

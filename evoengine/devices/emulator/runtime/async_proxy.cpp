@@ -14,6 +14,9 @@ namespace {
 
 char* shadow[max_cluster];  // kept from the first use on: most kernels have none
 
+char* shadow_at(unsigned block, unsigned shared) { return shadow[block] + (shared - dynamic_start); }
+char* memory_at(unsigned block, unsigned shared) { return shared_of(block) + (shared - dynamic_start); }
+
 void need_shadow(unsigned block) {
     if (shadow[block]) return;
     shadow[block] = static_cast<char*>(malloc(launch.shared_bytes + 1));
@@ -25,20 +28,21 @@ void check_range(unsigned block, unsigned shared, unsigned bytes, const char* wh
     need_shadow(block);
     if (shared >= 1u << 19 && shared < ~0u - (1u << 19))
         crash("%s at line %d: the emulator wants its operand in dynamic shared memory", what, line);
-    if (shared > launch.shared_bytes || bytes > launch.shared_bytes - shared)
-        crash("%s at line %d reaches from %d to %d in %u bytes of shared memory", what, line, int(shared),
-              int(shared + bytes), launch.shared_bytes);
+    const unsigned offset = shared - dynamic_start;
+    if (offset > launch.shared_bytes || bytes > launch.shared_bytes - offset)
+        crash("%s at line %d reaches from %d to %d in %u bytes of shared memory", what, line, int(offset),
+              int(offset + bytes), launch.shared_bytes);
 }
 
 void check_fenced(unsigned block, unsigned shared, unsigned bytes, const char* verb, const char* what, int line) {
-    const char *seen = shadow[block] + shared, *there = shared_of(block) + shared;
+    const char *seen = shadow_at(block, shared), *there = memory_at(block, shared);
     if (!memcmp(seen, there, bytes)) return;
     unsigned i = 0;
     while (seen[i] == there[i]) ++i;
     crash(
         "%s at line %d %s shared memory at offset %u, which a store or cp.async has changed without a "
         "fence.proxy.async since, or too early",
-        what, line, verb, shared + i);
+        what, line, verb, shared - dynamic_start + i);
 }
 
 }  // namespace
@@ -69,7 +73,7 @@ void poison_async() {
 const char* async_read(unsigned shared, unsigned bytes, const char* what, int line) {
     check_range(own_block(), shared, bytes, what, line);
     check_fenced(own_block(), shared, bytes, "reads", what, line);
-    return shadow[own_block()] + shared;
+    return shadow_at(own_block(), shared);
 }
 
 // Where a bulk copy will land: NaN from now on. A store there that no fence has ordered before the copy may come after.
@@ -77,13 +81,13 @@ void async_write(unsigned block, unsigned shared, unsigned bytes, const char* wh
     if (has_ended(block)) crash("%s at line %d writes shared memory of a block that has ended", what, line);
     check_range(block, shared, bytes, what, line);
     check_fenced(block, shared, bytes, "writes", what, line);
-    memset(shared_of(block) + shared, 0xff, bytes);
-    memset(shadow[block] + shared, 0xff, bytes);
+    memset(memory_at(block, shared), 0xff, bytes);
+    memset(shadow_at(block, shared), 0xff, bytes);
 }
 
 void async_fill(unsigned block, unsigned shared, const void* from, unsigned bytes) {
-    memcpy(shared_of(block) + shared, from, bytes);
-    memcpy(shadow[block] + shared, from, bytes);
+    memcpy(memory_at(block, shared), from, bytes);
+    memcpy(shadow_at(block, shared), from, bytes);
 }
 
 }  // namespace evo_emu

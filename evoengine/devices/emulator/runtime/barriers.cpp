@@ -184,6 +184,10 @@ void barrier_promise(unsigned block, unsigned shared, Landing landing, const cha
             "%s at line %d: no fence.mbarrier_init or fence.proxy.async has come since the mbarrier at shared address "
             "%u was initialised",
             what, line, shared);
+    if (lands_at_once()) {
+        landing.land(landing);
+        landing.land = [](const Landing&) {};
+    }
     add(b, landing);
     settle(b);
 }

@@ -1,4 +1,5 @@
-// Bulk copies and TMA: the asynchronous proxy moves blocks of shared memory as late as a kernel can notice.
+// Bulk copies and TMA: the asynchronous proxy moves blocks of shared memory at once, or as late as a kernel
+// can notice.
 #include "internal.h"
 
 #include <algorithm>
@@ -18,6 +19,7 @@ struct Store {
     char* to;
     unsigned shared, bytes, fiber, group;
     int at[5], line;
+    bool done;
 };
 
 Store stores[max_stores];
@@ -98,6 +100,7 @@ void add(Store store, const char* what) {
     if (store_count == max_stores) crash("more than %u bulk stores under way", max_stores);
     store.fiber = current;
     store.group = committed[current];
+    if (lands_at_once()) perform(store), store.done = true;
     stores[store_count++] = store;
 }
 
@@ -147,13 +150,13 @@ void bulk_store(void* global, unsigned shared, unsigned bytes, int line) {
     check_aligned("cp.async.bulk", shared, 16, "shared", line);
     check_aligned("cp.async.bulk", reinterpret_cast<uintptr_t>(global), 16, "global", line);
     if (!bytes || bytes % 16) crash("cp.async.bulk at line %d: %u bytes, which must be a multiple of 16", line, bytes);
-    add({nullptr, static_cast<char*>(global), shared, bytes, 0, 0, {}, line}, "a bulk store");
+    add({nullptr, static_cast<char*>(global), shared, bytes, 0, 0, {}, line, false}, "a bulk store");
 }
 
 void tile_store(const void* given, const int* at, unsigned rank, unsigned shared, int line) {
     const TensorMap* map = find_map(given, rank, "a TMA store", line);
     check_aligned("TMA store", shared, 128, "shared", line);
-    Store store{map, nullptr, shared, tile_bytes(*map), 0, 0, {}, line};
+    Store store{map, nullptr, shared, tile_bytes(*map), 0, 0, {}, line, false};
     std::copy(at, at + rank, store.at);
     add(store, "a TMA store");
 }
@@ -163,10 +166,11 @@ void bulk_commit() { ++committed[current]; }
 void bulk_wait(unsigned groups_left) {
     unsigned kept = 0;
     for (unsigned i = 0; i < store_count; ++i) {
-        if (stores[i].fiber == current && stores[i].group + groups_left < committed[current])
-            perform(stores[i]);
-        else
+        const bool waited_for = stores[i].fiber == current && stores[i].group + groups_left < committed[current];
+        if (!waited_for)
             stores[kept++] = stores[i];
+        else if (!stores[i].done)
+            perform(stores[i]);
     }
     store_count = kept;
 }

@@ -1,4 +1,5 @@
-// cp.async: a copy is nothing but a promise until the wait that covers its group. Its destination is 0xFF meanwhile.
+// cp.async: a copy lands at once, or is nothing but a promise until the wait that covers its group. Its destination is
+// 0xFF meanwhile.
 #include "internal.h"
 
 #include <cstdlib>
@@ -20,10 +21,13 @@ void push(CopyQueue& queue, const Copy& copy) {
     queue.copies[queue.count++] = copy;
 }
 
-void land_next(CopyQueue& queue) {
-    const Copy& copy = queue.copies[queue.first++];
+void land(const Copy& copy) {
     memcpy(copy.to, copy.from, copy.source_bytes);
     memset(copy.to + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
+}
+
+void land_next(CopyQueue& queue) {
+    land(queue.copies[queue.first++]);
     if (queue.first < queue.count) return;
     queue.before += queue.count;
     queue.first = queue.count = 0;
@@ -46,9 +50,11 @@ void copy_async(unsigned shared, const void* global, unsigned bytes, unsigned so
     const char* from = static_cast<const char*>(global);
     // Touched now, so that a bad address is laid to the instruction that gave it.
     if (source_bytes) (void)(*(const volatile char*)from, *(const volatile char*)(from + source_bytes - 1));
-    memset(to, 0xff, bytes);
     CopyQueue& queue = fibers[current].queue;
-    push(queue, {to, from, bytes, source_bytes, queue.committed});
+    const Copy copy{to, from, bytes, source_bytes, queue.committed};
+    if (lands_at_once()) return land(copy);
+    memset(to, 0xff, bytes);
+    push(queue, copy);
 }
 
 void copy_async_commit() { ++fibers[current].queue.committed; }

@@ -5,6 +5,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <utility>
 
 #if !defined(__x86_64__) || defined(EVO_EMU_UCONTEXT)
@@ -36,6 +37,10 @@ unsigned order[2][max_threads];
 unsigned *round_now = order[0], *round_next = order[1];
 unsigned round_size, round_position, next_size;
 unsigned slow_first, slow_end;
+unsigned seldom;     // the slow ones run in one of so many rounds
+unsigned slow_until;  // round at which others are drawn
+unsigned round_number;
+unsigned at_once;  // of eight copies so many land when they begin, the others when they are waited for
 unsigned ended[max_cluster], ended_count;  // how many threads have ended
 Dim block_indices[max_cluster];
 
@@ -96,13 +101,27 @@ void* fresh_stack(unsigned fiber) {
 
 #endif
 
-// For some time one warp, or none, or one block of a cluster runs far slower than the others: what they may do before
-// it is done with something, only a barrier prevents.
-void draw_slow_ones() {
-    bool block = kernel.cluster > 1 && random_below(2);
-    unsigned size = block ? launch.threads : warp_size;
-    slow_first = size * unsigned(random_below((fiber_count + size - 1) / size + !block));
+// For some rounds a few lanes, one warp, one warpgroup, one block of a cluster, or nobody, runs far slower than the
+// others: what they may do before it is done with something, only a barrier prevents.
+unsigned draw_slow_size() {
+    constexpr unsigned warpgroup = 4 * warp_size;
+    switch (random_below(5)) {
+        case 0:
+        case 1: return 1;
+        case 2: return warpgroup;
+        case 3: return kernel.cluster > 1 ? launch.threads : warp_size;
+        default: return warp_size;
+    }
+}
+
+void draw_slow_ones(bool with_first_thread) {
+    const unsigned size = std::min(draw_slow_size(), fiber_count);
+    const unsigned groups = (fiber_count + size - 1) / size;
+    slow_first = with_first_thread ? 0 : size * unsigned(random_below(groups + 1));
     slow_end = slow_first + size;
+    if (size == 1) slow_end += unsigned(random_below(warp_size - slow_first % warp_size));  // lanes of one warp
+    seldom = random_below(2) ? 16 : 4096;
+    slow_until = round_number + (8u << random_below(6));
 }
 
 bool is_slow(unsigned fiber) { return fiber >= slow_first && fiber < slow_end; }
@@ -121,21 +140,29 @@ void hold_back_slow_ones() {
     round_size = kept;
 }
 
+bool only_slow_ones_can_run() {
+    for (unsigned i = 0; i < next_size; ++i)
+        if (!is_slow(round_next[i])) return false;
+    return true;
+}
+
+// Products are formed as late as they can be: when whoever waits for one, or is slow, is all there is. Waiting for the
+// slow ones too would hide what the others may do with a product before the slow ones are done with something else.
 void start_round() {
     if (fences_due) publish_shared();
+    if (only_slow_ones_can_run() && (next_size == 0 || random_below(4))) finish_a_wgmma();
     std::swap(round_now, round_next);
     round_size = next_size;
     round_position = next_size = 0;
     for (unsigned i = round_size; i > 1; --i) std::swap(round_now[i - 1], round_now[random_below(i)]);
-    if (random_below(64) == 0) draw_slow_ones();
-    if (random_below(16)) hold_back_slow_ones();
+    if (++round_number >= slow_until) draw_slow_ones(false);
+    if (random_below(seldom)) hold_back_slow_ones();
 }
 
 // Gives the processor to the next runnable fiber, which may be the caller itself.
 void switch_away() {
     check_near_canaries();
     if (round_position == round_size) start_round();
-    if (round_size == 0 && finish_a_wgmma()) start_round();
     void** save = &fibers[current].stack_pointer;
     if (round_size == 0) {
         if (ended_count < fiber_count) report_hang();
@@ -172,6 +199,9 @@ uint64_t random_below(uint64_t bound) {
     return uint64_t((unsigned __int128)(random_state * 0x2545f4914f6cdd1du) * bound >> 64);
 }
 
+// A copy may land as soon as it begins or as late as its wait: each hides what the other shows.
+bool lands_at_once() { return random_below(8) < at_once; }
+
 void make_stacks() {
     size_t bytes = fiber_count * stack_stride();
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -199,6 +229,11 @@ void yield() {
     switch_away();
 }
 
+// The last to come to a meeting would be the first to go on.
+void stay_behind_if_slow() {
+    if (is_slow(current)) yield();
+}
+
 void wait_at(Gate* gate, void* payload) {
     fibers[current].gate = gate;
     fibers[current].payload = payload;
@@ -224,7 +259,9 @@ void run_cluster(void* const* arguments, const Dim* blocks) {
     clear_barriers();
     reset_registers();
     reset_wgmma();
-    draw_slow_ones();
+    round_number = 0;
+    at_once = random_below(2) ? 0 : unsigned(random_below(9));
+    draw_slow_ones(random_below(2));  // the first thread often prepares what all the others use
     for (unsigned i = 0; i < fiber_count; ++i) {
         fibers[i].ended = false;
         fibers[i].cluster_barrier = Fiber::away;

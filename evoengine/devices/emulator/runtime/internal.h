@@ -69,7 +69,7 @@ struct alignas(128) TensorMap {
 };
 static_assert(sizeof(TensorMap) == 128);
 
-// What is under way to a barrier: it happens when the phase ends, which is when somebody waits for it.
+// What is under way to a barrier: it happens at once, or when the phase ends, which is when somebody waits for it.
 struct Landing {
     void (*land)(const Landing&);
     Landing* next;
@@ -110,8 +110,10 @@ bool has_ended(unsigned block);
 void wake(unsigned fiber);
 void wait_at(Gate* gate, void* payload);
 void wake_all(const Gate* gate);
+void stay_behind_if_slow();
 bool is_on_stacks(const char* address);
 uint64_t random_below(uint64_t bound);
+bool lands_at_once();
 
 // rendezvous.cpp
 void clear_gates();
@@ -129,6 +131,7 @@ void protect_inputs();
 void map_dynamic_shared();
 void poison_shared();
 char* shared_of(unsigned block);
+extern unsigned dynamic_start;  // shared address of the first byte of dynamic shared memory
 SharedPlace place_of(unsigned shared);
 void check_near_canaries();
 void check_all_canaries();

@@ -15,6 +15,7 @@ namespace evo_emu {
 const size_t page = size_t(sysconf(_SC_PAGESIZE));
 Launch launch;
 char* dynamic_shared;
+unsigned dynamic_start;
 
 namespace {
 
@@ -22,9 +23,11 @@ constexpr size_t tensor_guard = size_t(1) << 30;
 constexpr size_t shared_guard = 16 << 20;
 // wmma asks for 32 bytes, nothing in a kernel for more; the less alignment, the nearer the guard to the tensor's end.
 constexpr size_t tensor_alignment = 32;
-constexpr size_t dynamic_alignment = 1024;
-// Offsets of shared addresses: dynamic memory from 0, static variable i around (i + 1) << 20. Dynamic memory of block i
-// of the cluster, as all its blocks may name it, from (i + 4) << 28.
+// A block's window of shared memory starts at a multiple of 1,024, as the hardware keeps 1 KiB for itself before it.
+constexpr size_t window_alignment = 1024, least_dynamic_alignment = 16;
+// Shared addresses: dynamic memory from 0, or from behind the static variables, which have their own addresses here:
+// variable i around (i + 1) << 20. Dynamic memory of block i of the cluster, as all its blocks may name it, from
+// (i + 4) << 28.
 constexpr unsigned variable_shift = 20, cluster_shift = 28, first_window = 4;
 constexpr unsigned max_regions = 512;
 constexpr long near = 64;
@@ -39,6 +42,9 @@ Region regions[max_regions];
 unsigned region_count;
 Region *dynamic_regions[max_cluster], *variables[max_regions];
 unsigned variable_count;
+size_t static_bytes, dynamic_alignment = least_dynamic_alignment;
+
+size_t round_up(size_t bytes, size_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
 
 unsigned char canary(const char* p) { return uintptr_t(p) & 1 ? 0xff : 0xfd; }
 
@@ -97,7 +103,7 @@ Region* map_region(RegionKind kind, const char* name, size_t bytes, size_t align
 }
 
 void check_canaries(const Region& r, bool all, bool with_thread) {
-    const char* end = all || r.mapped_end - r.end <= long(dynamic_alignment) ? r.mapped_end : r.end + dynamic_alignment;
+    const char* end = all || r.mapped_end - r.end <= long(window_alignment) ? r.mapped_end : r.end + window_alignment;
     if (const char* p = broken_canary(r.end, end)) report_outside(r, p, "write", with_thread);
     if (!all) return;
     if (const char* p = broken_canary(r.mapped, r.start)) report_outside(r, p, "write", with_thread);
@@ -116,10 +122,22 @@ void protect_inputs() {
             mprotect(regions[i].mapped, size_t(regions[i].mapped_end - regions[i].mapped), PROT_READ);
 }
 
+void declare_static_shared(unsigned long bytes, unsigned long alignment) {
+    static_bytes = round_up(static_bytes, alignment) + bytes;
+}
+
+void declare_dynamic_shared(unsigned long alignment) { dynamic_alignment = std::max(dynamic_alignment, alignment); }
+
 void map_dynamic_shared() {
-    for (unsigned i = 0; i < kernel.cluster; ++i)
-        dynamic_regions[i] = map_region(RegionKind::dynamic_shared, "shared memory", launch.shared_bytes,
-                                        dynamic_alignment, shared_guard, launch.seed % 2 == 0);
+    dynamic_start = unsigned(round_up(static_bytes, dynamic_alignment));
+    const size_t lead = dynamic_start % window_alignment;
+    for (unsigned i = 0; i < kernel.cluster; ++i) {
+        Region* r = map_region(RegionKind::dynamic_shared, "shared memory", lead + launch.shared_bytes,
+                               window_alignment, shared_guard, launch.seed % 2 == 0);
+        write_canaries(r->start, r->start + lead);
+        r->start += lead;
+        dynamic_regions[i] = r;
+    }
     dynamic_shared = dynamic_regions[0]->start;
 }
 
@@ -149,7 +167,7 @@ void* map_shared_variable(const char* name, size_t bytes, size_t alignment) {
 unsigned shared_offset(const void* generic) {
     const char* p = static_cast<const char*>(generic);
     const Region& own = *dynamic_regions[own_block()];
-    if (p >= own.reserved && p < own.reserved_end) return unsigned(p - own.start);
+    if (p >= own.reserved && p < own.reserved_end) return dynamic_start + unsigned(p - own.start);
     for (unsigned i = 0; i < variable_count; ++i)
         if (p >= variables[i]->reserved && p < variables[i]->reserved_end)
             return ((i + 1) << variable_shift) + unsigned(p - variables[i]->start);
@@ -157,12 +175,12 @@ unsigned shared_offset(const void* generic) {
 }
 
 void* shared_address(unsigned offset) {
-    if (SharedPlace place = place_of(offset); place.shared != offset) return shared_of(place.block) + place.shared;
+    if (SharedPlace place = place_of(offset); place.shared != offset) return shared_of(place.block) + (place.shared - dynamic_start);
     unsigned part = (offset + (1u << (variable_shift - 1))) >> variable_shift;
     part %= 1u << (32 - variable_shift);
     if (part > variable_count) crash("shared address 0x%x belongs to no shared memory of the kernel", offset);
     int within = int(offset - (part << variable_shift));
-    return (part ? variables[part - 1]->start : shared_of(own_block())) + within;
+    return part ? variables[part - 1]->start + within : shared_of(own_block()) + (within - int(dynamic_start));
 }
 
 void poison_shared() {

@@ -116,6 +116,7 @@ void warp_rendezvous(const char* name, int line, unsigned mask, void* payload, C
     gate->arrived = 0;
     for (unsigned other = 0; other < warp_size; ++other)
         if (mask >> other & 1 && other != lane) wake(warp * warp_size + other);
+    stay_behind_if_slow();
 }
 
 // The barrier of a cluster: over when every thread that has not ended has arrived.

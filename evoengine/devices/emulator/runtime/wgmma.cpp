@@ -1,6 +1,6 @@
 // wgmma. A thread that begins one only notes it. The product of the whole warpgroup is formed when threads wait for it
-// and no other thread of the block can run: so late that a place handed on too early has been filled anew, from shared
-// memory and A registers as they are then. Registers are host memory on a thread's stack. wgmma.fence keeps a picture
+// and no other thread of the block can run, those aside that are held back: so late that a place handed on too early
+// has been filled again, from shared memory and A registers as they are then. Registers are host memory on a thread's stack. wgmma.fence keeps a picture
 // of that stack: registers that differ from it have been written since.
 #include "internal.h"
 
@@ -14,7 +14,6 @@ namespace {
 
 constexpr unsigned group_size = 128;
 constexpr unsigned max_under_way = 128, max_accumulators = 8;
-constexpr unsigned uninitialised = 0xfefefefe;  // -ftrivial-auto-var-init=pattern
 
 // Accumulators of one thread that are under way: their values, while the registers themselves are NaN.
 struct Accumulator {
@@ -56,6 +55,9 @@ bool all_nan(const float* registers, unsigned count) {
     return all == ~0u;
 }
 
+// As evo_emu::poison leaves it. The compiler may fill a variable later than where it is declared.
+bool is_uninitialised(uint32_t word) { return word == 0xffffffff || word == 0xfffdfffd; }
+
 void check_fenced(const Thread& t, const void* registers, unsigned count, const char* what, int line) {
     if (!t.from) crash("wgmma at line %d: no wgmma.fence has come before the thread's first", line);
     const char* p = static_cast<const char*>(registers);
@@ -63,7 +65,7 @@ void check_fenced(const Thread& t, const void* registers, unsigned count, const 
     for (unsigned i = 0; i < count; ++i) {
         uint32_t now, then;
         memcpy(&now, p + 4 * i, 4);
-        if (now == uninitialised) continue;
+        if (is_uninitialised(now)) continue;
         if (covered) memcpy(&then, t.picture + (p - t.from) + 4 * i, 4);
         if (!covered || now != then)
             crash("wgmma at line %d: %s register %u has been written since the thread's last wgmma.fence", line, what,
@@ -249,7 +251,7 @@ void wgmma_wait(unsigned groups_left, int line) {
     }
 }
 
-// Called when no thread can run: forms what is waited for first in one of the warpgroups, if all of it has been begun
+// Called when no thread can run but those held back: forms what is waited for first in one of the warpgroups, if all of it has been begun
 // by all of its threads. Says whether that was so.
 bool finish_a_wgmma() {
     const unsigned groups = fiber_count / group_size, first = groups ? unsigned(random_below(groups)) : 0;

@@ -36,6 +36,7 @@ inline int printf(const char*, const T&...) {
 
 [[noreturn]] inline void __trap(int line = __builtin_LINE()) { evo_emu::crash("__trap at line %d", line); }
 
+#include <evo_emu/poison.h>
 #include <evo_emu/vector.h>
 #include <evo_emu/math.h>
 #include <evo_emu/collectives.h>

@@ -42,13 +42,17 @@ void named_barrier(unsigned id, unsigned threads, bool wait, int line);
 using Combine = void (*)(void* const* payloads, unsigned mask);
 void warp_rendezvous(const char* name, int line, unsigned mask, void* payload, Combine combine);
 
-// Shared memory. The dynamic part starts at offset 0 of the window; every static variable has a mapping of its own.
+// Shared memory. The block's window begins with the static variables, and behind them lies the dynamic part, at a
+// multiple of the strictest alignment that a declaration of it states. Variables are declared before main begins; each
+// has a mapping of its own all the same.
 extern char* dynamic_shared;
+void declare_static_shared(unsigned long bytes, unsigned long alignment);
+void declare_dynamic_shared(unsigned long alignment);
 void* map_shared_variable(const char* name, unsigned long bytes, unsigned long alignment);
 unsigned shared_offset(const void* generic);
 void* shared_address(unsigned offset);
 
-// cp.async: bytes land at the wait that covers their group, and are 0xFF until then.
+// cp.async: bytes land at once, or at the wait that covers their group and are 0xFF until then.
 void copy_async(unsigned shared, const void* global, unsigned bytes, unsigned source_bytes, int line);
 void copy_async_commit();
 void copy_async_wait(unsigned groups_left);
@@ -67,8 +71,8 @@ struct MmaFragments {
 };
 void multiply_m16n8k16(const MmaFragments& fragments, bool bfloat16, int line);
 
-// mbarriers, by shared address. A phase is over when its arrivals have come and its bytes have landed; bytes land no
-// sooner than somebody waits for them. The state that an arrival returns is the number of the phase.
+// mbarriers, by shared address. A phase is over when its arrivals have come and its bytes have landed; bytes land
+// at once or when somebody waits for them. The state that an arrival returns is the number of the phase.
 void barrier_init(unsigned shared, unsigned count, int line);
 void barrier_invalidate(unsigned shared, int line);
 unsigned long long barrier_arrive(unsigned shared, unsigned count, unsigned bytes, int line);
@@ -110,8 +114,8 @@ void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(unsigned groups_left, int line);
 
-// Bulk copies (TMA). Loads land at their barrier; stores leave at the wait that covers their group, from shared memory
-// as it is then. Tiles of a tensor go by a tensor map and the coordinates of their first element, innermost first.
+// Bulk copies (TMA). Loads land at once or at their barrier; stores leave at once or at the wait that covers their
+// group, from shared memory as it is then. Tiles of a tensor go by a tensor map and the coordinates of their first element, innermost first.
 void bulk_load(unsigned shared, const void* global, unsigned bytes, unsigned barrier, int line);
 void bulk_store(void* global, unsigned shared, unsigned bytes, int line);
 void tile_load(unsigned shared, const void* map, const int* at, unsigned rank, unsigned barrier, unsigned blocks,
@@ -121,11 +125,30 @@ void bulk_commit();
 void bulk_wait(unsigned groups_left);
 
 // `Place` is a type of its own at every declaration and instantiation, so each has its own variable, as in CUDA.
-template <class T, class Place>
-inline T& shared_variable(const char* name, unsigned long alignment, Place) {
-    static void* address = nullptr;
-    if (!address) address = map_shared_variable(name, sizeof(T), alignment > alignof(T) ? alignment : alignof(T));
-    return *static_cast<T*>(address);
+template <class T, unsigned long least_alignment, class Place> struct StaticShared {
+    static constexpr unsigned long alignment = least_alignment > alignof(T) ? least_alignment : alignof(T);
+    struct Declaration {
+        Declaration() { declare_static_shared(sizeof(T), alignment); }
+    };
+    static inline const Declaration declaration;
+    static inline void* address = nullptr;
+};
+template <class T, unsigned long alignment, class Place> inline T& shared_variable(const char* name, Place) {
+    using Shared = StaticShared<T, alignment, Place>;
+    (void)&Shared::declaration;
+    if (!Shared::address) Shared::address = map_shared_variable(name, sizeof(T), Shared::alignment);
+    return *static_cast<T*>(Shared::address);
+}
+
+template <unsigned long alignment> struct DynamicShared {
+    struct Declaration {
+        Declaration() { declare_dynamic_shared(alignment); }
+    };
+    static inline const Declaration declaration;
+};
+template <class T, unsigned long alignment> inline T* const& dynamic_array() {
+    (void)&DynamicShared<(alignment > alignof(T) ? alignment : alignof(T))>::declaration;
+    return reinterpret_cast<T* const&>(dynamic_shared);
 }
 
 }  // namespace evo_emu

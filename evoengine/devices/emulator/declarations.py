@@ -1,0 +1,155 @@
+"""Declarations in CUDA C++ as the text has them: their parts, and those that leave a variable without a value.
+
+What a kernel never sets must be NaN, whatever reads it: as float, as half and as bfloat16. The compiler's own fill
+(-ftrivial-auto-var-init=pattern) is 0xFE, which as float is -1.7e38 and acts as minus infinity. So each local variable
+without an initialiser is filled by a call behind its declaration, and an object with a constructor by its first member.
+Both are ordinary C++: no folding in the compiler can make them mean anything else. What is not recognised here keeps
+the compiler's fill.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+ALIGNMENT = re.compile(r"\b(?:__align__|alignas)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
+
+_FIRST = re.compile(r"(.*?)\b([A-Za-z_]\w*)\s*((?:\[[^\]]*\]\s*)*)\Z", re.DOTALL)
+_DECLARATOR = re.compile(r"\s*([A-Za-z_]\w*)\s*((?:\[[^\]]*\]\s*)*)\Z")
+_NAMESPACE = re.compile(r'(?:\bnamespace(?:\s+[\w:]+)?|\bextern\s*"[^"]*")\s*\Z')
+_CLASS = re.compile(r"(?:typedef\s+)?(struct|class|union|enum)\b\s*(\w*)([^()=]*)\Z", re.DOTALL)
+_PREPROCESSOR = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.)*", re.MULTILINE | re.DOTALL)
+_LABEL = re.compile(r"\s*(?:case\b[^:?]*|\w+)\s*:(?!:)")
+_TYPE = re.compile(r"[A-Za-z_][\w:]*(?:\s+[A-Za-z_][\w:]*)*\Z")
+_NO_TYPE = frozenset(
+    "return goto using typedef delete new throw case do else const constexpr constinit static extern friend template "
+    "thread_local enum namespace operator auto void __shared__ __constant__".split()
+)
+_ELABORATED = frozenset({"struct", "class", "union", "typename", "volatile", "register"})
+
+
+class Insertion(NamedTuple):
+    position: int
+    text: str
+
+
+class _Scope(NamedTuple):
+    kind: str  # "namespace", "class" or "block"
+    name: str  # of a class that may have a constructor
+    start: int
+    depth: int  # of round brackets that are open around it
+
+
+def split_declarators(declaration: str) -> list[str]:
+    """At commas outside of all brackets, those of template arguments too."""
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(declaration):
+        depth += (c in "([<") - (c in ")]>")
+        if c == "," and depth == 0:
+            parts.append(declaration[start:i])
+            start = i + 1
+    return [*parts, declaration[start:]]
+
+
+def read_declarators(declaration: str) -> tuple[str, list[tuple[str, str]]] | None:
+    """`float a[2][3], b` → `float` and [(a, [2][3]), (b, "")]; None where it is not of that form."""
+    parts = split_declarators(declaration)
+    first = _FIRST.match(parts[0])
+    if not first or not first[1].strip():
+        return None
+    found = [(first[2], first[3])]
+    for part in parts[1:]:
+        more = _DECLARATOR.match(part)
+        if not more:
+            return None
+        found.append((more[1], more[2]))
+    return " ".join(first[1].split()), [(name, " ".join(dims.split())) for name, dims in found]
+
+
+def is_namespace_head(text: str) -> bool:
+    """Whether the brace behind this text opens a namespace or a linkage specification."""
+    return _NAMESPACE.search(text) is not None
+
+
+def poison_insertions(masked: str) -> list[Insertion]:
+    """What makes variables and members without a value NaN; in `masked` literals and comments are blank."""
+    code = _PREPROCESSOR.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), masked)
+    return [*_local_variables(code), *_objects_with_constructors(code)]
+
+
+def _local_variables(code: str) -> Iterator[Insertion]:
+    for statement, end, scopes in _statements(code):
+        if scopes and scopes[-1].kind == "block" and code[end - 1] == ";" and (names := _without_value(statement)):
+            yield Insertion(end, f" evo_emu::poison({', '.join(names)});")
+
+
+def _objects_with_constructors(code: str) -> Iterator[Insertion]:
+    for _, end, scopes in _statements(code):
+        if code[end - 1] != "}" or not scopes or not scopes[-1].name:
+            continue
+        scope = scopes[-1]
+        if _has_constructor(code[scope.start + 1 : end - 1], scope.name):
+            member = f"evo_emu::Poison<{scope.name}> evo_emu_poison"
+            yield Insertion(scope.start + 1, f" [[no_unique_address]] {member}{{this}};")
+
+
+def _statements(code: str) -> Iterator[tuple[str, int, list[_Scope]]]:
+    """What ends at each `;` outside of round brackets and at each closing brace: text, end and the scopes it is in."""
+    scopes: list[_Scope] = []
+    start = depth = 0
+    for mark in re.finditer(r"[;{}()]", code):
+        if mark[0] in "()":
+            depth += 1 if mark[0] == "(" else -1
+            continue
+        text = code[start : mark.start()]
+        if mark[0] == "{":
+            scopes.append(_scope(text, mark.start(), depth))
+            depth = 0
+        elif mark[0] == "}":
+            yield text, mark.end(), scopes
+            depth = scopes.pop().depth if scopes else 0
+        elif depth == 0:
+            yield text, mark.end(), scopes
+        start = mark.end()
+
+
+def _scope(head: str, start: int, depth: int) -> _Scope:
+    if is_namespace_head(head):
+        return _Scope("namespace", "", start, depth)
+    plain = _without_template_arguments(ALIGNMENT.sub(" ", head))
+    found = _CLASS.match(re.sub(r"\btemplate\b", " ", plain).strip())
+    if not found:
+        return _Scope("block", "", start, depth)
+    derived = ":" in found[3]  # its base is there before its first member
+    return _Scope("class", found[2] if found[1] in ("struct", "class") and not derived else "", start, depth)
+
+
+def _without_template_arguments(text: str) -> str:
+    previous = ""
+    while text != previous:
+        previous, text = text, re.sub(r"<[^<>;]*>(?:\s*(::))?", r" \1", text).replace(" ::", "::")
+    return text
+
+
+def _without_value(statement: str) -> list[str]:
+    """The variables that a statement in a function declares and leaves without a value."""
+    if label := _LABEL.match(statement):
+        statement = statement[label.end() :]
+    parts = split_declarators(statement)
+    bare = [part.split("=")[0] for part in parts]
+    found = read_declarators(",".join(bare))
+    if not found:
+        return []
+    words = _without_template_arguments(ALIGNMENT.sub(" ", found[0])).split()
+    if not _TYPE.match(" ".join(words)) or _NO_TYPE.intersection(words) or _ELABORATED.issuperset(words):
+        return []
+    return [name for (name, _), part in zip(found[1], parts, strict=True) if "=" not in part]
+
+
+def _has_constructor(body: str, name: str) -> bool:
+    """One with a body of its own, not `= default`."""
+    previous = ""
+    while body != previous:
+        previous, body = body, re.sub(r"\{[^{}]*\}", "@", body)
+    return re.search(rf"(?<![\w~.:=>])\s*\b{name}\s*\([^;@]*\)\s*(?:noexcept\s*)?(?:@|:(?!:))", body) is not None
