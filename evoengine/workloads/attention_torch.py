@@ -102,24 +102,30 @@ def _constant_columns(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tupl
     return *_thirds(q, k, every_second), _constants(v)
 
 
+def _targets(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The key that each query of a one-hot row points at."""
+    return torch.arange(q.shape[2], device=q.device) * 7 % k.shape[2]
+
+
 def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Every query points at one key, so each output is one row of V: shows rows that land in the wrong place."""
     k = normalize(k, dim=-1)
     group = q.shape[1] // k.shape[1]
-    rows = torch.arange(q.shape[2], device=q.device) * 7 % k.shape[2]
     peak = 24.0 * math.sqrt(q.shape[-1])
-    return k.repeat_interleave(group, dim=1)[:, :, rows] * peak, k, v
+    return k.repeat_interleave(group, dim=1)[:, :, _targets(q, k)] * peak, k, v
 
 
 def _long(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rows of weights 2/3 and rows that point at one key, over columns of V that are nearly constant.
 
-    The first show sums and outputs kept in 16 bits, the second weights that never fall to 0.
+    The first show sums and outputs kept in 16 bits. The second show weights that never fall to 0: the keys pointed at
+    have small values, so that what little weight all others keep adds up beside them.
     """
     pointing, small, _ = _one_hot(q, k, v)
     every_second = torch.arange(q.shape[2], device=q.device) % 2 == 0
-    summing, k = _thirds(2.0 * pointing, small, every_second)
-    return summing, k, _constants(v) + 0.25 * v
+    v = _constants(v) + 0.25 * v
+    v[:, :, _targets(q, k)] /= 64.0
+    return *_thirds(2.0 * pointing, small, every_second), v
 
 
 RISES = (7.9, 8.1, 15.9998, 16.5, 24.0, 40.0, 127.998, 140.0)
