@@ -83,7 +83,7 @@ def estimated_us(config: Config) -> float | None:
         binary = compile_source(source, gpu.arch)
     except CompileFailed:
         return None
-    if screen_binary(binary, source.launch, gpu, timed=False):
+    if screen_binary(binary, source.launch, gpu, space().cost(config), timed=False):
         return None
     work = workload.flops(problem), workload.least_bytes(problem)
     return estimate(binary, source.launch, space().cost(config), gpu, *work).median_us

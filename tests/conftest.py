@@ -16,10 +16,10 @@ from evoengine.gpu import Gpu, find_gpu
 from evoengine.paths import asset
 from evoengine.problem import Problem, parse_problem
 from evoengine.records import Source
+from evoengine.search.judges import gate_plan
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.pipeline import emulate_task
 from evoengine.stages.render import render
-from evoengine.workloads import find_workload
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -91,8 +91,8 @@ class AttentionGate:
 
     def judge(self, config, source: Source | None = None, seed: int = 7, beside=()):
         """The verdict on the workload's cases and those `beside` them."""
-        cases = (*find_workload("attention").cases(self.problem, config), *beside)
-        plan = [(case, self.space.launch(config, case.problem)) for case in cases]
+        plan = gate_plan(self.space, self.problem, config)
+        plan += [(case, self.space.launch(config, case.problem)) for case in beside]
         return emulate_task("attention", source or self.source(config), plan, seed)
 
     def doctored(self, config, old: str, new: str) -> Source:

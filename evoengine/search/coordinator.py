@@ -276,7 +276,7 @@ class Coordinator:
         walk.binary = binary
         self.ledger.record_binary(walk.trial, walk.source, binary)
         walk.occupancy = s.gpu.occupancy(launch.threads, binary.registers, binary.shared_bytes + launch.shared_bytes)
-        if why := screen_binary(binary, launch, s.gpu, s.timed):
+        if why := screen_binary(binary, launch, s.gpu, s.space.cost(walk.proposal.config), s.timed):
             self._reject(walk, Rejection(Outcome.SCREENED, why))
             return
         contender = Contender(walk.trial, walk.source, binary, walk.proposal.config)

@@ -18,7 +18,7 @@ from evoengine.errors import MachineError
 from evoengine.gpu import Gpu
 from evoengine.ledger.store import Ledger
 from evoengine.problem import Problem
-from evoengine.records import Baseline, Contender, Finals, Measurement, Outcome, Plan, Rejection
+from evoengine.records import Baseline, Config, Contender, Finals, Measurement, Outcome, Plan, Rejection
 from evoengine.search.workers import Late, Terms, WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages import pipeline
@@ -44,10 +44,16 @@ class Job:
     seed: int
 
 
+def gate_plan(space: SearchSpace, problem: Problem, config: Config) -> Plan:
+    """The workload's cases for the configuration, each with its launch."""
+    workload = find_workload(space.kernel)
+    cases = workload.cases(problem, config)
+    return [(case, workload.gate_launch(case, space.launch(config, case.problem))) for case in cases]
+
+
 def make_job(space: SearchSpace, problem: Problem, contender: Contender, seed: int) -> Job:
     config = contender.config
-    cases = find_workload(space.kernel).cases(problem, config)
-    return Job(contender, [(case, space.launch(config, case.problem)) for case in cases], space.cost(config), seed)
+    return Job(contender, gate_plan(space, problem, config), space.cost(config), seed)
 
 
 def seed_for(seed: int, run: int, trial: int) -> int:

@@ -31,8 +31,8 @@ def walk(
         binary = workers.submit(compile_task, source, gpu.arch, died=Outcome.UNCOMPILABLE, gives=Binary).result()
         if isinstance(binary, Rejection):
             return ended(binary.outcome, binary.reason)
-        # a spill is slow, not wrong: only a binary that cannot be launched at all goes without a verdict
-        if why := screen_binary(binary, source.launch, gpu, timed=True):
+        # a spill is slow, not wrong: only a binary that cannot be launched or right at all goes without a verdict
+        if why := screen_binary(binary, source.launch, gpu, space.cost(config), timed=True):
             return ended(Outcome.SCREENED, why, binary=binary)
         judge.baselines()
         job = make_job(space, problem, Contender(0, source, binary, config), seed)

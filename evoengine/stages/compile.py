@@ -44,6 +44,7 @@ def compile_source(source: Source, arch: str) -> Binary:
         cubin = _whole_image(api.getCUBIN(program))
     finally:
         api.destroyProgram(program)
+    require_entry(cubin, source.entry)
     elapsed = (time.perf_counter() - start) * 1e3
     return Binary(
         cubin=cubin,
@@ -89,11 +90,37 @@ def _first_error(log: str) -> str | None:
 
 def _whole_image(cubin: bytes) -> bytes:
     """CuPy 14.2 hands out the image without its last byte, a zero; the ELF header tells how long it should be."""
-    section_headers = int.from_bytes(cubin[40:48], "little")
-    program_headers = int.from_bytes(cubin[32:40], "little")
-    sections = section_headers + int.from_bytes(cubin[58:60], "little") * int.from_bytes(cubin[60:62], "little")
-    programs = program_headers + int.from_bytes(cubin[54:56], "little") * int.from_bytes(cubin[56:58], "little")
+    sections = _number(cubin, 40, 8) + _number(cubin, 58, 2) * _number(cubin, 60, 2)
+    programs = _number(cubin, 32, 8) + _number(cubin, 54, 2) * _number(cubin, 56, 2)
     return cubin + b"\0" if max(sections, programs) == len(cubin) + 1 else cubin
+
+
+def require_entry(cubin: bytes, entry: str) -> None:
+    """Raises CompileFailed where the binary has no kernel of that name, under which a device would look for it."""
+    kernels = kernel_names(cubin)
+    if entry in kernels:
+        return
+    found = f"it has {', '.join(kernels)}" if kernels else "it has no kernel at all"
+    mangled = any(name.startswith("_Z") and entry in name for name in kernels)
+    remedy = f'declare it extern "C" __global__ void {entry}(…)' + (", so that C++ keeps its name" if mangled else "")
+    raise CompileFailed(f"the binary has no kernel named {entry}: {found}; {remedy}")
+
+
+def kernel_names(cubin: bytes) -> list[str]:
+    """The kernels in an ELF image, by their sections: each kernel's machine code lies in one named `.text.NAME`.
+
+    Section headers are as in the ELF-64 specification: name at byte 0, offset at 24 and size at 32 of each.
+    """
+    first, size, count, names_at = (_number(cubin, *at) for at in ((40, 8), (58, 2), (60, 2), (62, 2)))
+    headers = [cubin[first + i * size :][:size] for i in range(count)]
+    names = cubin[_number(headers[names_at], 24, 8) :][: _number(headers[names_at], 32, 8)]
+    starts = (_number(header, 0, 4) for header in headers)
+    sections = (names[start : names.index(b"\0", start)].decode() for start in starts)
+    return [name.removeprefix(".text.") for name in sections if name.startswith(".text.")]
+
+
+def _number(image: bytes, at: int, size: int) -> int:
+    return int.from_bytes(image[at : at + size], "little")
 
 
 def instruction_mix(cubin: bytes) -> dict[str, int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from evoengine.gpu import SHARED_RESERVED, WARP, Gpu
 from evoengine.records import Binary, Launch
 
 MAX_THREADS = 1024
 """per block, every compute capability so far"""
+TENSOR_OPCODES = ("HMMA", "HGMMA")
 SPILL_LIMIT = 0
 """bytes of spills above which a candidate is left out of a ranking by estimates, which cannot tell what they cost"""
 
@@ -22,8 +25,11 @@ def screen_launch(launch: Launch, gpu: Gpu) -> str | None:
     return None
 
 
-def screen_binary(binary: Binary, launch: Launch, gpu: Gpu, timed: bool) -> str | None:
-    """Why the binary is not worth running, or None. With `timed` a spill is left for the clock to judge."""
+def screen_binary(binary: Binary, launch: Launch, gpu: Gpu, cost: Mapping[str, float], timed: bool) -> str | None:
+    """Why the binary is not worth running, or None. With `timed` a spill is left for the clock to judge.
+
+    `cost` is the space's: its `tensor_instructions` says how many HMMA and HGMMA the binary must hold.
+    """
     shared = binary.shared_bytes + launch.shared_bytes
     if shared > gpu.shared_per_block:
         return f"{shared} bytes of shared memory per block, static and dynamic; {gpu.key} has {gpu.shared_per_block}"
@@ -33,6 +39,12 @@ def screen_binary(binary: Binary, launch: Launch, gpu: Gpu, timed: bool) -> str 
         total = binary.registers * launch.threads
         each = f"{binary.registers} × {launch.threads} threads"
         return f"{total} registers per block ({each}); {gpu.key} has {gpu.registers_per_sm}"
+    needed, held = int(cost.get("tensor_instructions", 0)), sum(binary.mix.get(name, 0) for name in TENSOR_OPCODES)
+    if binary.mix and held < needed:
+        return (
+            f"{held} tensor-core instructions where one tile takes {needed}: the compiler dropped products whose result "
+            'it takes for unused; an accumulator that inline PTX adds to is "+f", not "=f"'
+        )
     if binary.spill_bytes > SPILL_LIMIT and not timed:
         return f"{binary.spill_bytes} bytes of register spills; the limit without a GPU to time on is {SPILL_LIMIT}"
     return None

@@ -8,11 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from evoengine.problem import Problem
-from evoengine.records import Config
+from evoengine.records import Config, Launch
 
 ENTRY = "attention"
 COMPILE_TIME = ("head_dim", "dtype", "causal", "element_bytes")
 """the problem's names that a template may bake into its text; all others are arguments of the kernel"""
+LONG = 4096
+"""keys of the longest case: 64 steps of a tile of 64, over which errors of sums kept in 16 bits add up. Tiles of more than
+64 rows get half as many: the emulator computes whole tiles, and this case alone would take a third of the gate's time"""
 
 
 def flops(problem: Problem) -> float:
@@ -32,7 +35,7 @@ def least_bytes(problem: Problem) -> float:
 class Case:
     """One question put to a candidate: a small problem and a way to draw its inputs.
 
-    `config` is the candidate's: some kernels take arguments that hang on it (`attention_torch.tensor_maps`).
+    `config` is the candidate's: some kernels take arguments that depend on it (`attention_torch.tensor_maps`).
     """
 
     name: str
@@ -44,36 +47,58 @@ class Case:
 def cases(problem: Problem, config: Config) -> tuple[Case, ...]:
     """The gate's cases for a configuration: small problems that share the compile-time part of `problem`.
 
-    Lengths are set against the configuration's tiles, so that every candidate meets a ragged tail and a pipeline that
-    wraps around at least twice (2·stages + 1 tiles: fewer let a stage that is reused too early go unseen).
+    Lengths are set against the configuration's tiles, so that every candidate meets whole tiles, tails that end 1 and 2
+    keys before a tile's end and shortly behind one, the remainders that the problem itself leaves, and a pipeline that
+    wraps around at least twice (2·stages + 1 tiles: fewer let a stage that is reused too early go unseen). One case has
+    the problem's own number of query heads per KV head.
     """
     tile_m, tile_n = int(config.get("tile_m", 64)), int(config.get("tile_n", 64))
     tiles = 2 * int(config.get("stages", 1)) + 1
-    group = min(problem.heads // problem.kv_heads, 3)
+    group = problem.heads // problem.kv_heads
+    single = replace(problem, batch=1, heads=1, kv_heads=1)
     kv_heads = 1 if problem.kv_heads == 1 and problem.heads > 1 else 2
-    small = replace(problem, batch=1, heads=kv_heads * group, kv_heads=kv_heads)
-    single = replace(small, heads=group, kv_heads=1)
+    small = replace(single, heads=kv_heads * min(group, 2), kv_heads=kv_heads)
+    grouped = replace(single, batch=2, heads=kv_heads * group, kv_heads=kv_heads)
+    own_m, own_n = problem.seq_q % tile_m or tile_m // 3 + 1, problem.seq_k % tile_n or tile_n // 3 + 1
+
+    long = LONG if tile_m <= 64 else LONG // 2
+    any_order = "normal" if problem.causal else "permuted"
 
     def at(base: Problem, seq_q: int, seq_k: int) -> Problem:
         return replace(base, seq_q=min(seq_q, seq_k) if problem.causal else seq_q, seq_k=seq_k)
 
     found = [
-        Case("one row", at(small, 1, 1)),
+        Case("one row", at(single, 1, 1)),
         Case("one query", at(small, 1, tile_n + 1)),
         Case("whole tiles", at(small, tile_m, 2 * tile_n)),
-        Case("batch and heads", replace(at(small, 17, 33), batch=3)),
-        Case("ragged 113x203", at(small, 113, 203)),
-        Case("pipeline wraps", at(single, tile_m // 2 + 3, tiles * tile_n + 5)),
-        Case("large logits", at(single, tile_m + 1, 2 * tile_n + 1), "large logits"),
-        Case("large products", at(single, tile_m // 2, tile_n + 9), "large products"),
-        Case("constant V", at(single, tile_m - 1, tile_n + 7), "constant V"),
+        Case("batch and heads", at(grouped, 17, 33)),
+        Case("remainders", at(small, tile_m + own_m, tile_n + own_n)),
+        Case("pipeline wraps", at(single, tile_m // 2 + 3, (tiles + 1) * tile_n - 1), any_order),
+        Case("extreme logits, one key short", at(single, tile_m - 1, 2 * tile_n - 1), "extreme logits"),
+        Case("extreme logits, two keys short", at(single, tile_m + 1, 2 * tile_n - 2), "extreme logits"),
+        Case("constant columns", at(single, tile_m - 2, tile_n + 3), "constant columns"),
         Case("one-hot rows", at(single, tile_m + 3, 2 * tile_n - 3), "one-hot rows"),
         Case("late maximum", at(single, tile_m, 3 * tile_n + 1), "late maximum"),
+        Case("long", at(single, 24, long + tile_n - 1 - long % tile_n), "long"),
     ]
     if config.get("schedule") == "static":
-        # at least two blocks that go through several tiles of rows, the last round not filled
-        found.append(Case("blocks go round", replace(at(single, tile_m + 1, 2 * tile_n + 1), batch=-(-4 // group))))
-    if not problem.causal:
-        found.append(Case("one key", at(small, 239, 1)))
-        found.append(Case("permuted K and V", at(single, tile_m - 5, 2 * tile_n + 9), "permuted"))
+        found.append(Case("blocks are persistent", at(replace(small, batch=2), tile_m + 1, 2 * tile_n + 1)))
+    if problem.causal:
+        found.append(Case("as many queries as keys", at(single, *[max(tile_m, tile_n) + 3] * 2)))
+    else:
+        found.append(Case("one key", at(single, tile_m + 2, 1)))
     return tuple(replace(case, config=config) for case in found)
+
+
+def gate_launch(case: Case, launch: Launch) -> Launch:
+    """The launch of a case: the space's, but for the number of blocks where that is free.
+
+    A persistent kernel must be right with any number of blocks. It gets the most that leave each at least two tiles of
+    rows and the last round not filled, or one block, whatever the space says of the problem's size.
+    """
+    if case.config.get("schedule") != "static":
+        return launch
+    p = case.problem
+    row_tiles = -(-p.seq_q // int(case.config["tile_m"])) * p.heads * p.batch
+    blocks = next((n for n in range(row_tiles // 2, 1, -1) if row_tiles % n), 1)
+    return replace(launch, grid=(blocks, 1, 1))

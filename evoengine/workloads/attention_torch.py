@@ -53,53 +53,118 @@ def draw(case: Case, seed: int, device: str = "cpu") -> Drawn:
     return Drawn(shuffled, inputs)
 
 
-Shape = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Shape = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Triple]
 
 
-def _normal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _normal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
     return q, k, v
 
 
-def _large_logits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits of standard deviation 10: some beyond ±30, where exp overflows a half without the maximum taken off."""
-    return q * 10.0, k, v
+def _extreme_logits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
+    """Rows of five kinds in turn, so that neighbours differ; first column of K alone decides how far a row lies from 0.
+
+    Logits of standard deviation 10, where exp overflows a half unless the maximum is taken off; about -100, which exp
+    takes to 0 under a maximum that starts at 0; all -49152 or all 49152, below what may stand for a masked score (-1e4,
+    -65504) and with products q·k beyond a half's largest number; and ordinary ones.
+    """
+    q, k = q.clone(), k.clone()
+    row = torch.arange(q.shape[2], device=q.device) % 5
+    unit = math.sqrt(q.shape[-1]) / 256.0
+    k[..., 0] = -256.0
+    q[:, :, row == 0] *= 10.0
+    q[:, :, (row == 2) | (row == 3)] = 0.0
+    q[..., 0] = unit * torch.tensor([0.0, 100.0, 49152.0, -49152.0, 0.0], device=q.device)[row]
+    return q, k, v
 
 
-def _large_products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Products q·k beyond 65504, a half's largest number: shows sums kept in 16 bits before they are scaled."""
-    return q * 64.0, k * 64.0, v
+def _thirds(q: torch.Tensor, k: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gives those rows a weight of 1 for the first key and of 2/3 for all others.
+
+    In sums of 16 bits each addition of 2/3 is rounded the same way for as long as their exponent stays, and so errors
+    add up instead of cancelling out.
+    """
+    q, k = q.clone(), k.clone()
+    q[:, :, rows] = 0.0
+    q[:, :, rows, 0] = math.sqrt(q.shape[-1])
+    k[..., 0] = math.log(2 / 3)
+    k[:, :, 0, 0] = 0.0
+    return q, k
 
 
-def _constant_v(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Every output is that constant, whatever the weights: shows weights that do not add up to one."""
-    return q, k, torch.full_like(v, 1.5)
+def _constants(v: torch.Tensor) -> torch.Tensor:
+    """One number from 1 to 2 for each column of V, all of whose keys have it."""
+    return 1.0 + normalize(v[:, :, :1], p=torch.inf, dim=-1).abs().expand_as(v)
 
 
-def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _constant_columns(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
+    """Every output is its column's constant, whatever the weights: shows weights that do not add up to one."""
+    every_second = torch.arange(q.shape[2], device=q.device) % 2 == 0
+    return *_thirds(q, k, every_second), _constants(v)
+
+
+def _targets(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The key that each query of a one-hot row points at."""
+    return torch.arange(q.shape[2], device=q.device) * 7 % k.shape[2]
+
+
+def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
     """Every query points at one key, so each output is one row of V: shows rows that land in the wrong place."""
     k = normalize(k, dim=-1)
     group = q.shape[1] // k.shape[1]
-    rows = torch.arange(q.shape[2], device=q.device) * 7 % k.shape[2]
     peak = 24.0 * math.sqrt(q.shape[-1])
-    return k.repeat_interleave(group, dim=1)[:, :, rows] * peak, k, v
+    return k.repeat_interleave(group, dim=1)[:, :, _targets(q, k)] * peak, k, v
 
 
-def _late_maximum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits that climb along the keys, so that the running maximum moves in every tile and O must be rescaled."""
+def _long(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
+    """Rows of weights 2/3 and rows that point at one key, over columns of V that are nearly constant.
+
+    The first show sums and outputs kept in 16 bits. The second show weights that never fall to 0: the keys pointed at
+    have small values, so that what little weight all others keep adds up beside them.
+    """
+    pointing, small, _ = _one_hot(q, k, v)
+    every_second = torch.arange(q.shape[2], device=q.device) % 2 == 0
+    v = _constants(v) + 0.25 * v
+    v[:, :, _targets(q, k)] /= 64.0
+    return *_thirds(2.0 * pointing, small, every_second), v
+
+
+RISES = (7.9, 8.1, 15.9998, 16.5, 24.0, 40.0, 127.998, 140.0)
+"""powers of two: about 2^8, an allowed lag of the maximum; where a weight just fits a half and no more; and for bf16"""
+
+
+def _late_maximum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
+    """Logits that climb along the keys, so that the running maximum moves in every tile and O must be rescaled.
+
+    In every second row they stay at 0 instead, but for one key at two thirds of the way: there the maximum rises by one
+    of RISES, to six digits, by two columns of K of which the second is for what rounding to 16 bits leaves of the first.
+    """
     direction = normalize(q[:1, :1, :1], dim=-1)
     climb = torch.linspace(0.0, 12.0, k.shape[2], device=k.device).view(1, 1, -1, 1)
-    return q * 0.3 + direction * math.sqrt(q.shape[-1]), k * 0.3 + climb * direction, v
+    q, k = q * 0.3 + direction * math.sqrt(q.shape[-1]), k * 0.3 + climb * direction
+    fine = 2.0**-7
+    k[..., :2] = 0.0
+    k[:, :, 2 * k.shape[2] // 3, :2] = torch.tensor([1.0, fine], device=k.device)
+    row = torch.arange(1, q.shape[2], 2, device=q.device)
+    rise = torch.tensor(RISES, device=q.device)[row // 2 % len(RISES)] * math.log(2.0) * math.sqrt(q.shape[-1])
+    coarse = rise.bfloat16().float()
+    q[..., :2] = 0.0
+    q[:, :, row] = 0.0
+    q[:, :, row, 0], q[:, :, row, 1] = coarse, (rise - coarse) / fine
+    return q, k, v
 
 
 _SHAPED: dict[str, Shape] = {
     "normal": _normal,
     "permuted": _normal,
-    "large logits": _large_logits,
-    "large products": _large_products,
-    "constant V": _constant_v,
+    "extreme logits": _extreme_logits,
+    "constant columns": _constant_columns,
     "one-hot rows": _one_hot,
     "late maximum": _late_maximum,
+    "long": _long,
 }
+INDEPENDENT = frozenset({"normal", "permuted"})
+"""draws whose weights and values are independent, so that the errors of an output's rounding steps are too"""
 
 
 def _mask(problem: Problem, device: torch.device) -> torch.Tensor | None:
@@ -136,6 +201,20 @@ def own_dtype(problem: Problem, inputs: Inputs) -> torch.Tensor:
         return _sdpa(problem, inputs)
     finally:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
+
+
+def rounded_once(problem: Problem, inputs: Inputs) -> torch.Tensor:
+    """What a fused kernel does at best: all in float32, but P, relative to its row's largest, and O rounded to T."""
+    out, group = torch.empty_like(inputs["q"]), problem.heads // problem.kv_heads
+    mask = _mask(problem, out.device)
+    for i in range(problem.batch):
+        q, k, v = inputs["q"][i].float(), *(inputs[n][i].float().repeat_interleave(group, dim=0) for n in "kv")
+        scores = q @ k.transpose(-1, -2) / math.sqrt(problem.head_dim)
+        if mask is not None:
+            scores.masked_fill_(~mask, -math.inf)
+        p = (scores - scores.amax(-1, keepdim=True)).exp_()
+        out[i] = (p.to(out.dtype).float() @ v) / p.sum(-1, keepdim=True)
+    return out
 
 
 def scalars(problem: Problem, config: Config) -> tuple[ScalarArgument, ...]:

@@ -8,7 +8,7 @@ import pytest
 
 from evoengine.records import Launch, Source
 from evoengine.stages import compile as stage
-from evoengine.stages.compile import CompileFailed, compile_source, read_report
+from evoengine.stages.compile import CompileFailed, compile_source, kernel_names, read_report
 from evoengine.stages.toolchain import disassembler
 
 MMA = r"""
@@ -120,3 +120,28 @@ def test_ptxas_remarks_on_wgmma_and_setmaxnreg_are_kept():
 def test_a_log_without_a_report_is_no_binary():
     with pytest.raises(CompileFailed, match="registers of product"):
         read_report("ptxas info : 0 bytes gmem", "product")
+
+
+def test_a_binary_names_its_kernels(mma):
+    assert kernel_names(mma.cubin) == ["product"]
+
+
+def test_a_kernel_without_extern_c_is_refused_with_the_remedy():
+    """Its name in the binary is the mangled one, under which no device looks."""
+    with pytest.raises(CompileFailed, match=r'no kernel named product: it has _Z7product\S+; .*extern "C" __global__'):
+        compile_source(source(MMA.replace('extern "C" ', "")), "sm_90a")
+
+
+def test_a_kernel_of_another_name_is_refused():
+    with pytest.raises(CompileFailed, match="no kernel named product: it has other;"):
+        compile_source(source(MMA.replace("product(", "other(")), "sm_90a")
+
+
+def test_a_source_without_a_kernel_is_refused():
+    with pytest.raises(CompileFailed, match="no kernel named product: it has no kernel at all"):
+        compile_source(source('extern "C" __device__ int product(int x) { return x + 1; }'), "sm_90a")
+
+
+def test_a_second_kernel_beside_the_entry_does_no_harm():
+    beside = compile_source(source(MMA + 'extern "C" __global__ void second(int* x) { *x = 1; }'), "sm_90a")
+    assert sorted(kernel_names(beside.cubin)) == ["product", "second"]

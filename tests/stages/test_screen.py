@@ -15,8 +15,8 @@ def launch(threads=128, shared=1024, grid=(1, 1, 1)) -> Launch:
     return Launch(grid, threads, shared)
 
 
-def binary(registers=64, spill=0, shared=0) -> Binary:
-    return Binary(b"", "sm_90a", "", "nvrtc", registers, spill, 0, shared, (), {}, 1.0)
+def binary(registers=64, spill=0, shared=0, mix=None) -> Binary:
+    return Binary(b"", "sm_90a", "", "nvrtc", registers, spill, 0, shared, (), mix or {}, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,22 @@ def test_the_largest_launch_passes():
     ],
 )
 def test_a_binary_that_does_not_fit_says_why(found, geometry, reason):
-    assert reason in screen_binary(found, geometry, H100, timed=False)
+    assert reason in screen_binary(found, geometry, H100, {}, timed=False)
 
 
 def test_a_spill_is_left_to_the_clock_where_there_is_one():
-    assert screen_binary(binary(spill=4), launch(), H100, timed=True) is None
+    assert screen_binary(binary(spill=4), launch(), H100, {}, timed=True) is None
 
 
 def test_a_good_binary_passes():
-    assert screen_binary(binary(), launch(), H100, timed=False) is None
+    assert screen_binary(binary(), launch(), H100, {}, timed=False) is None
+
+
+def test_a_binary_that_lost_products_says_so():
+    found = screen_binary(binary(mix={"HMMA": 32}), launch(), H100, {"tensor_instructions": 128.0}, timed=True)
+    assert found.startswith("32 tensor-core instructions where one tile takes 128")
+
+
+@pytest.mark.parametrize("mix", [{"HMMA": 128}, {"HGMMA": 130, "FADD": 4}, {}])
+def test_a_binary_with_enough_products_or_without_a_listing_passes(mix):
+    assert screen_binary(binary(mix=mix), launch(), H100, {"tensor_instructions": 128.0}, timed=False) is None

@@ -11,7 +11,7 @@ import torch
 from evoengine.devices.base import KernelCrashed, KernelHung
 from evoengine.problem import parse_problem
 from evoengine.records import Launch, Outcome
-from evoengine.stages.verify import case_seeds, verify
+from evoengine.stages.verify import case_seeds, compare, verify
 from evoengine.workloads import find_tensors, find_workload
 
 ATTENTION, TENSORS = find_workload("attention"), find_tensors("attention")
@@ -67,25 +67,105 @@ def test_honest_attention_passes_every_case(text):
     assert all(c.allowed > 0 and c.max_error <= c.allowed for c in verdict.cases)
 
 
-def test_the_cases_cover_what_kernels_get_wrong():
-    names = {c.name for c in ATTENTION.cases(parse_problem(PROBLEMS[0]), CONFIG)}
-    assert {"one row", "ragged 113x203", "large logits", "constant V", "one-hot rows", "late maximum"} <= names
-    assert "permuted K and V" in names
+def cases_of(text):
+    return ATTENTION.cases(parse_problem(text), CONFIG)
 
 
-def test_the_cases_use_the_problems_mask_and_head_grouping():
-    for text in PROBLEMS:
-        problem = parse_problem(text)
-        for case in ATTENTION.cases(problem, CONFIG):
-            assert case.problem.causal == problem.causal
-            grouped = case.problem.heads // case.problem.kv_heads
-            assert grouped == min(problem.heads // problem.kv_heads, 3)
-            assert (case.problem.head_dim, case.problem.dtype) == (problem.head_dim, problem.dtype)
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_the_cases_keep_the_problems_mask_head_dim_and_dtype(text):
+    problem = parse_problem(text)
+    for case in cases_of(text):
+        assert case.problem.causal == problem.causal
+        assert (case.problem.head_dim, case.problem.dtype) == (problem.head_dim, problem.dtype)
 
 
-def test_a_case_wraps_around_the_pipeline():
-    longest = max(c.problem.seq_k for c in ATTENTION.cases(parse_problem(PROBLEMS[0]), CONFIG))
-    assert longest > (2 * CONFIG["stages"] + 1) * CONFIG["tile_n"]
+@pytest.mark.parametrize("text", [*PROBLEMS, "b1,h64,s256,d64,fp16,kv8", "b1,h71,s256,d64,fp16,kv1"])
+def test_one_case_has_the_problems_own_heads_per_kv_head_in_more_than_one_batch_entry(text):
+    problem = parse_problem(text)
+    own = [c for c in cases_of(text) if c.problem.heads // c.problem.kv_heads == problem.heads // problem.kv_heads]
+    assert any(c.problem.batch > 1 for c in own)
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_lengths_leave_remainders_just_below_and_above_whole_tiles(text):
+    cases = cases_of(text)
+    keys = {c.problem.seq_k % CONFIG["tile_n"] - CONFIG["tile_n"] for c in cases}
+    assert {-1, -2, -3, 1 - CONFIG["tile_n"], -CONFIG["tile_n"]} <= keys
+    rows = {c.problem.seq_q % CONFIG["tile_m"] for c in cases}
+    assert {0, 1} <= rows and any(c.problem.seq_q > CONFIG["tile_m"] for c in cases)
+
+
+@pytest.mark.parametrize("text", ["b1,h2,s1999,d64,fp16", "b1,h2,sq77,sk203,d64,bf16", "b1,h2,s2047,d64,fp16,causal"])
+def test_a_case_leaves_the_remainders_that_the_problem_leaves(text):
+    problem = parse_problem(text)
+    own = (problem.seq_q % CONFIG["tile_m"], problem.seq_k % CONFIG["tile_n"])
+    assert own[1] in {c.problem.seq_k % CONFIG["tile_n"] for c in cases_of(text)}
+    if not problem.causal:
+        assert own in {(c.problem.seq_q % CONFIG["tile_m"], c.problem.seq_k % CONFIG["tile_n"]) for c in cases_of(text)}
+
+
+def test_a_causal_case_has_as_many_queries_as_keys_over_several_tiles_of_both():
+    square = [c.problem for c in cases_of(PROBLEMS[1]) if c.problem.seq_q == c.problem.seq_k > 1]
+    assert any(p.seq_q > CONFIG["tile_m"] and p.seq_k > CONFIG["tile_n"] for p in square)
+
+
+def test_a_case_wraps_around_the_pipeline_and_one_is_long():
+    lengths = sorted(c.problem.seq_k for c in cases_of(PROBLEMS[0]))
+    assert lengths[-2] > (2 * CONFIG["stages"] + 1) * CONFIG["tile_n"]
+    assert lengths[-1] >= 4096
+
+
+def test_the_gate_chooses_the_blocks_of_a_persistent_kernel_and_no_others():
+    natural = Launch((132, 1, 1), 384, 1024)
+    persistent, other = ({**CONFIG, "schedule": schedule} for schedule in ("static", "none"))
+    problem = parse_problem(PROBLEMS[0])
+    assert all(ATTENTION.gate_launch(c, natural) == natural for c in ATTENTION.cases(problem, other))
+    rounds = []
+    for case in ATTENTION.cases(problem, persistent):
+        blocks, p = ATTENTION.gate_launch(case, natural).grid[0], case.problem
+        row_tiles = -(-p.seq_q // CONFIG["tile_m"]) * p.heads * p.batch
+        assert blocks == 1 or (row_tiles >= 2 * blocks and row_tiles % blocks)
+        rounds.append((blocks, row_tiles))
+    assert max(rounds) == (3, 8)
+
+
+# ---- how inputs are drawn ----
+
+DRAWN = [f"b1,h1,sq40,sk200,{kind}" for kind in ("d32,bf16", "d64,fp16", "d96,bf16", "d256,fp16")]
+
+
+def logits(name, text):
+    """Scaled scores in powers of two of the first head [rows, keys] of a case drawn so."""
+    problem = parse_problem(text)
+    q, k = (TENSORS.draw(ATTENTION.Case(name, problem, name), 1).inputs[n][0, 0].double() for n in "qk")
+    return q @ k.T / problem.head_dim**0.5 * np.log2(np.e)
+
+
+@pytest.mark.parametrize("text", DRAWN)
+def test_extreme_logits_lie_below_what_exp_and_masks_stand_for(text):
+    found = logits("extreme logits", text)
+    assert found[1::5].max() < -126  # exp2 is 0 under a maximum of 0
+    assert found[2::5].max() < -65504 < 65504 < found[3::5].min()
+    assert found[0::5].std() > 8 and found[4::5].std() < 2
+
+
+@pytest.mark.parametrize("text", DRAWN)
+def test_a_maximum_rises_by_just_what_a_half_holds_and_a_little_more(text):
+    found = logits("late maximum", text)[1::2]
+    rises = (found.max(-1).values - found[:, 0]).tolist()
+    assert rises == pytest.approx([TENSORS.RISES[i % len(TENSORS.RISES)] for i in range(len(rises))], rel=1e-5)
+    assert torch.isinf(torch.tensor(2.0 ** min(r for r in rises if r > 15)).half())
+    assert min(r for r in rises if r > 15) < 16
+
+
+def test_long_rows_weigh_all_keys_by_two_thirds_or_one_key_alone():
+    weights = 2 ** logits("long", "b1,h1,sq24,sk4159,d64,fp16")
+    torch.testing.assert_close(weights[0::2, 1:], torch.full_like(weights[0::2, 1:], 2 / 3), rtol=1e-3, atol=0)
+    share = weights[1::2].max(-1).values / weights[1::2].sum(-1)
+    assert share.min() > 0.999
+
+
+# ---- what is wrong is incorrect ----
 
 
 def wrong_scale(q, k, v, scale, causal):
@@ -134,6 +214,57 @@ def test_a_wrong_result_is_incorrect(wrong):
     assert verdict.outcome is Outcome.INCORRECT
     assert verdict.reason
     assert len(verdict.cases) == len(ATTENTION.cases(problem, CONFIG))  # a wrong result hides no other
+
+
+def cut(p, bits):
+    """P with so many significant bits, the rest cut off."""
+    return (p.view(torch.int32) >> (24 - bits) << (24 - bits)).view(torch.float32)
+
+
+def rounded(p, bits):
+    return cut((p.view(torch.int32) + (1 << (23 - bits))).view(torch.float32), bits)
+
+
+LOSSES = {
+    "P through bf16": lambda p: p.bfloat16().float(),
+    **{f"P cut to {bits} bits": lambda p, bits=bits: cut(p, bits) for bits in (5, 6, 7, 8)},
+    **{f"P rounded to {bits} bits": lambda p, bits=bits: rounded(p, bits) for bits in (5, 6, 7)},
+    "P a little too large": lambda p: p * 1.002,
+}
+
+
+BELOW_BF16 = ("P through bf16", "P a little too large")
+
+
+@pytest.mark.parametrize(
+    ("text", "loss"), [(t, name) for t in PROBLEMS for name in LOSSES if "fp16" in t or name not in BELOW_BF16]
+)
+def test_a_loss_of_precision_in_p_is_incorrect(text, loss):
+    problem = parse_problem(text)
+
+    def lossy(q, k, v, scale, causal):
+        s = scores(q.float(), k.float(), scale, causal)
+        p = (s - s.amax(-1, keepdim=True)).exp()
+        v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+        return ((LOSSES[loss](p).to(q.dtype).float() @ v.float()) / p.sum(-1, keepdim=True)).to(q.dtype)
+
+    assert judge(problem, device(problem, lossy)).outcome is Outcome.INCORRECT
+
+
+def test_a_row_of_small_outputs_does_not_hide_behind_a_large_one():
+    problem = parse_problem("b1,h1,sq2,sk64,d64,fp16")
+    case = ATTENTION.Case("one row is a thousandth", problem)
+    q, k, v = (TENSORS.draw(case, 1).inputs[n].clone() for n in "qkv")
+    k[:, :, 0], k[:, :, 1:] = 30.0, -0.5 * k[:, :, 1:].abs()
+    v[:, :, 0] *= 1000.0
+    q[:, :, 0], q[:, :, 1] = 1.0, -1.0
+    drawn = TENSORS.Drawn({"q": q, "k": k, "v": v}, {"q": q, "k": k, "v": v})
+    result = honest(q, k, v, 64**-0.5, False)
+    assert compare(TENSORS, case, drawn, result, 1).correct
+    result[:, :, 1] += 0.05
+    found = compare(TENSORS, case, drawn, result, 1)
+    assert not found.correct and found.max_error < found.allowed
+    assert found.reason.startswith("error of one row")
 
 
 @pytest.mark.parametrize("wrong", ["diagonal hidden", "diagonal one too far", "aligned to the upper left"])

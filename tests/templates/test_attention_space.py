@@ -125,6 +125,7 @@ def test_starts_are_unlike_one_another(gate):
 
 def test_every_named_cost_is_stated_by_every_family(gate):
     names = {"tensor_flops", "fp32_flops", "mufu", "shared_bytes", "global_bytes", "barriers", "overlap"}
+    names |= {"tensor_instructions"}
     for start in gate.space.starts:
         assert set(gate.space.cost(start)) - {"exposed"} == names
 
