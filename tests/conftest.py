@@ -19,7 +19,7 @@ from evoengine.records import Source
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.pipeline import emulate_task
 from evoengine.stages.render import render
-from evoengine.workloads import find_workload
+from evoengine.workloads import find_full, find_workload
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -90,10 +90,17 @@ class AttentionGate:
         return render(self.space, config, self.problem, asset("templates"))
 
     def judge(self, config, source: Source | None = None, seed: int = 7, beside=()):
-        """The verdict on the workload's cases and those `beside` them."""
-        cases = (*find_workload("attention").cases(self.problem, config), *beside)
-        plan = [(case, self.space.launch(config, case.problem)) for case in cases]
-        return emulate_task("attention", source or self.source(config), plan, seed)
+        """The verdict on the workload's cases, those `beside` them and those at full size."""
+
+        def launch_of(problem):
+            return self.space.launch(config, problem)
+
+        full = find_full("attention")
+        small = find_workload("attention").cases(self.problem, config)
+        cases = (*small, *full.long_cases(self.problem, config), *beside)
+        plan = [(case, launch_of(case.problem)) for case in cases]
+        full_plan = full.full_plan(self.problem, config, launch_of)
+        return emulate_task("attention", source or self.source(config), plan, full_plan, seed)
 
     def doctored(self, config, old: str, new: str) -> Source:
         source = self.source(config)

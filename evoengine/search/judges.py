@@ -18,12 +18,12 @@ from evoengine.errors import MachineError
 from evoengine.gpu import Gpu
 from evoengine.ledger.store import Ledger
 from evoengine.problem import Problem
-from evoengine.records import Baseline, Contender, Finals, Measurement, Outcome, Plan, Rejection
+from evoengine.records import Baseline, Contender, Finals, Launch, Measurement, Outcome, Plan, Rejection
 from evoengine.search.workers import Late, Terms, WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages import pipeline
 from evoengine.stages.pipeline import Judged
-from evoengine.workloads import find_workload
+from evoengine.workloads import find_full, find_workload
 
 AHEAD = 4
 """candidates under way beside one per compile worker: enough that the GPU need not wait, few enough that proposals are
@@ -39,14 +39,23 @@ class Job:
 
     contender: Contender
     plan: Plan
+    full_plan: Plan
+    """the cases at full size, for the emulator: a GPU runs the whole problem"""
     cost: Mapping[str, float]
     seed: int
 
 
 def make_job(space: SearchSpace, problem: Problem, contender: Contender, seed: int) -> Job:
     config = contender.config
-    cases = find_workload(space.kernel).cases(problem, config)
-    return Job(contender, [(case, space.launch(config, case.problem)) for case in cases], space.cost(config), seed)
+
+    def launch_of(of: Problem) -> Launch:
+        return space.launch(config, of)
+
+    full = find_full(space.kernel)
+    cases = (*find_workload(space.kernel).cases(problem, config), *full.long_cases(problem, config))
+    plan = [(case, launch_of(case.problem)) for case in cases]
+    full_plan = full.full_plan(problem, config, launch_of)
+    return Job(contender, plan, full_plan, space.cost(config), seed)
 
 
 def seed_for(seed: int, run: int, trial: int) -> int:
@@ -134,8 +143,8 @@ class EmulatorJudge(Judge):
 
     def submit(self, job: Job, workers: WorkerPool) -> Future:
         return workers.submit(
-            pipeline.estimate_task, self._kernel, job.contender, job.plan, job.seed, job.cost, self._problem, self._gpu,
-            died=Outcome.CRASHED, gives=Judged,
+            pipeline.estimate_task, self._kernel, job.contender, job.plan, job.full_plan, job.seed, job.cost,
+            self._problem, self._gpu, died=Outcome.CRASHED, gives=Judged,
         )  # fmt: skip
 
 
