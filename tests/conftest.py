@@ -16,7 +16,7 @@ from evoengine.gpu import Gpu, find_gpu
 from evoengine.paths import asset
 from evoengine.problem import Problem, parse_problem
 from evoengine.records import Source
-from evoengine.search.judges import gate_plan
+from evoengine.search.judges import full_plan, gate_plan
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.pipeline import emulate_task
 from evoengine.stages.render import render
@@ -90,10 +90,11 @@ class AttentionGate:
         return render(self.space, config, self.problem, asset("templates"))
 
     def judge(self, config, source: Source | None = None, seed: int = 7, beside=()):
-        """The verdict on the workload's cases and those `beside` them."""
+        """The verdict on the workload's cases, those `beside` them and those at full size."""
         plan = gate_plan(self.space, self.problem, config)
         plan += [(case, self.space.launch(config, case.problem)) for case in beside]
-        return emulate_task("attention", source or self.source(config), plan, seed)
+        full = full_plan(self.space, self.problem, config)
+        return emulate_task("attention", source or self.source(config), plan, full, seed)
 
     def doctored(self, config, old: str, new: str) -> Source:
         source = self.source(config)

@@ -23,7 +23,7 @@ from evoengine.search.workers import Late, Terms, WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages import pipeline
 from evoengine.stages.pipeline import Judged
-from evoengine.workloads import find_workload
+from evoengine.workloads import find_full, find_workload
 
 AHEAD = 4
 """candidates under way beside one per compile worker: enough that the GPU need not wait, few enough that proposals are
@@ -40,6 +40,8 @@ class Job:
 
     contender: Contender
     plan: Plan
+    full_plan: Plan
+    """the cases at full size, for the emulator: a GPU runs the whole problem"""
     cost: Mapping[str, float]
     seed: int
 
@@ -47,13 +49,18 @@ class Job:
 def gate_plan(space: SearchSpace, problem: Problem, config: Config) -> Plan:
     """The workload's cases for the configuration, each with its launch."""
     workload = find_workload(space.kernel)
-    cases = workload.cases(problem, config)
+    cases = (*workload.cases(problem, config), *find_full(space.kernel).long_cases(problem, config))
     return [(case, workload.gate_launch(case, space.launch(config, case.problem))) for case in cases]
+
+
+def full_plan(space: SearchSpace, problem: Problem, config: Config) -> Plan:
+    """The workload's cases at full size, for the emulator: a GPU runs the problem itself."""
+    return find_full(space.kernel).full_plan(problem, config, lambda of: space.launch(config, of))
 
 
 def make_job(space: SearchSpace, problem: Problem, contender: Contender, seed: int) -> Job:
     config = contender.config
-    return Job(contender, gate_plan(space, problem, config), space.cost(config), seed)
+    return Job(contender, gate_plan(space, problem, config), full_plan(space, problem, config), space.cost(config), seed)
 
 
 def seed_for(seed: int, run: int, trial: int) -> int:
@@ -141,8 +148,8 @@ class EmulatorJudge(Judge):
 
     def submit(self, job: Job, workers: WorkerPool) -> Future:
         return workers.submit(
-            pipeline.estimate_task, self._kernel, job.contender, job.plan, job.seed, job.cost, self._problem, self._gpu,
-            died=Outcome.CRASHED, gives=Judged,
+            pipeline.estimate_task, self._kernel, job.contender, job.plan, job.full_plan, job.seed, job.cost,
+            self._problem, self._gpu, died=Outcome.CRASHED, gives=Judged,
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from evoengine.devices.base import Arguments, KernelFailure, Tensors
+from evoengine.devices.pool import BlockLaunch, BlockTrace
 from evoengine.gpu import Gpu
 from evoengine.problem import Problem
 from evoengine.records import (
@@ -49,12 +50,13 @@ def compile_task(source: Source, arch: str) -> Binary | Rejection:
 # ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def emulate_task(kernel: str, source: Source, plan: Plan, seed: int) -> Verdict | Rejection:
-    """Builds the source for the CPU and puts it through the gate there."""
+def emulate_task(kernel: str, source: Source, plan: Plan, full_plan: Plan, seed: int) -> Verdict | Rejection:
+    """Builds the source for the CPU and puts it through the gate there: small cases, then those at full size."""
     from evoengine.devices.emulator.build import build
-    from evoengine.devices.emulator.run import run
+    from evoengine.devices.emulator.run import run, run_blocks
+    from evoengine.stages.full_size import verify_blocks
     from evoengine.stages.verify import verify
-    from evoengine.workloads import find_tensors
+    from evoengine.workloads import find_full_tensors, find_tensors
 
     try:
         executable = build(source)
@@ -64,17 +66,23 @@ def emulate_task(kernel: str, source: Source, plan: Plan, seed: int) -> Verdict 
     def launch(geometry: Launch, arguments: Arguments, schedule: int) -> Tensors:
         return run(executable, source.entry, geometry, arguments, schedule, LAUNCH_SECONDS)
 
-    return verify(find_tensors(kernel), plan, launch, "emulator", seed)
+    def launch_blocks(asked: BlockLaunch, schedule: int) -> list[BlockTrace]:
+        return run_blocks(executable, source.entry, asked, schedule, LAUNCH_SECONDS)
+
+    tensors = find_tensors(kernel)
+    verdict = verify(tensors, plan, launch, "emulator", seed)
+    return verify_blocks(verdict, tensors, find_full_tensors(kernel), full_plan, launch_blocks, seed)
 
 
 def estimate_task(
-    kernel: str, contender: Contender, plan: Plan, seed: int, cost: Mapping[str, float], problem: Problem, gpu: Gpu
-) -> Judged | Rejection:
+    kernel: str, contender: Contender, plan: Plan, full_plan: Plan, seed: int, cost: Mapping[str, float],
+    problem: Problem, gpu: Gpu,
+) -> Judged | Rejection:  # fmt: skip
     """The gate in the emulator, and the static estimate of what passes it."""
     from evoengine.stages.estimate import estimate
     from evoengine.workloads import find_workload
 
-    verdict = emulate_task(kernel, contender.source, plan, seed)
+    verdict = emulate_task(kernel, contender.source, plan, full_plan, seed)
     if isinstance(verdict, Rejection) or not verdict.correct:
         return verdict if isinstance(verdict, Rejection) else Judged(verdict, None)
     workload = find_workload(kernel)

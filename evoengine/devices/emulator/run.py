@@ -6,18 +6,23 @@ import os
 import signal
 import struct
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from evoengine.devices import tensor_map
 from evoengine.devices.base import Argument, Arguments, KernelCrashed, KernelHung, TensorArgument, TensorMapArgument
+from evoengine.devices.pool import BlockLaunch, BlockTrace, PooledArgument
 from evoengine.records import Launch
 
-# The layouts of LaunchHeader and ArgumentHeader in runtime/main.cpp, and of TensorMap in runtime/internal.h.
-_LAUNCH = struct.Struct("=Qq3I3I")
+# The layouts of LaunchHeader and ArgumentHeader in runtime/main.cpp, of TensorMap in runtime/internal.h, and of
+# BlockHeader and PageHeader in runtime/pooled.cpp.
+_LAUNCH = struct.Struct("=Qq3I3II4xQ")
 _ARGUMENT = struct.Struct("=Qc55s")
 _TENSOR_MAP = struct.Struct("=QQ4Q5I5HBBH46x")
+_BLOCK = struct.Struct("=QII")
+_PAGE = struct.Struct("=QII")
 _CRASHED, _HUNG = 10, 11
 
 
@@ -30,27 +35,50 @@ def run(
     Raises KernelCrashed and KernelHung with the reason, naming kernel, block and thread; KernelUnbuildable for a tensor
     map that cannot be.
     """
-    header = _LAUNCH.pack(seed % 2**64, os.getpid(), *launch.grid, launch.threads, launch.shared_bytes, len(arguments))
+    header = _header(launch, arguments, seed)
+    return _results(_finish(executable, header + _message(arguments), entry, launch, timeout), arguments)
+
+
+def run_blocks(executable: Path, entry: str, asked: BlockLaunch, seed: int, timeout: float) -> list[BlockTrace]:
+    """What each of the blocks touches. Raises as `run` does."""
+    launch, arguments, pages = asked.launch, asked.arguments, asked.pool.pages
+    header = _header(launch, arguments, seed, len(asked.blocks), pages.nbytes)
+    chosen = np.array([(b.number, b.input_limit) for b in asked.blocks], np.uint64)
+    message = header + chosen.tobytes() + pages.tobytes() + _message(arguments)
+    return _block_traces(_finish(executable, message, entry, launch, timeout), arguments)
+
+
+def _header(launch: Launch, arguments: Sequence[Argument | PooledArgument], seed: int, *chosen: int) -> bytes:
+    geometry = (*launch.grid, launch.threads, launch.shared_bytes, len(arguments))
+    return _LAUNCH.pack(seed % 2**64, os.getpid(), *geometry, *(chosen or (0, 0)))
+
+
+def _message(arguments: Sequence[Argument | PooledArgument]) -> bytes:
     values = [_value(a, arguments) for a in arguments]
-    message = b"".join([header, *map(_argument_header, arguments, values), *(v.tobytes() for v in values)])
+    return b"".join([*map(_argument_header, arguments, values), *values])
+
+
+def _finish(executable: Path, message: bytes, entry: str, launch: Launch, timeout: float) -> bytes:
     try:
         done = subprocess.run([str(executable)], input=message, capture_output=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
         raise KernelHung(f"no end after {timeout:g} s, kernel {entry}, grid {launch.grid}") from None
     if done.returncode != 0:
         _fail(done, entry)
-    return _results(done.stdout, arguments)
+    return done.stdout
 
 
-def _value(argument: Argument, arguments: Arguments) -> np.ndarray:
+def _value(argument: Argument | PooledArgument, arguments: Sequence[Argument | PooledArgument]) -> bytes:
     if isinstance(argument, TensorMapArgument):
-        return np.frombuffer(_tensor_map(argument, arguments), np.uint8)
-    return np.ascontiguousarray(argument.data if isinstance(argument, TensorArgument) else argument.value)
+        return _tensor_map(argument, arguments)
+    if isinstance(argument, PooledArgument):
+        return b""
+    return np.ascontiguousarray(argument.data if isinstance(argument, TensorArgument) else argument.value).tobytes()
 
 
-def _tensor_map(argument: TensorMapArgument, arguments: Arguments) -> bytes:
+def _tensor_map(argument: TensorMapArgument, arguments: Sequence[Argument | PooledArgument]) -> bytes:
     index, tensor = next((i, a) for i, a in enumerate(arguments) if a.name == argument.tensor)
-    tensor_map.check(argument, tensor.data.nbytes)
+    tensor_map.check(argument, tensor.bytes if isinstance(tensor, PooledArgument) else tensor.data.nbytes)
 
     def five(values: tuple[int, ...]) -> list[int]:
         return [*values, *[1] * (5 - len(values))]
@@ -61,14 +89,17 @@ def _tensor_map(argument: TensorMapArgument, arguments: Arguments) -> bytes:
     return _TENSOR_MAP.pack(0, index, *strides, *dims, *box, element, rank, argument.swizzle or 16)
 
 
-def _argument_header(argument: Argument, value: np.ndarray) -> bytes:
+def _argument_header(argument: Argument | PooledArgument, value: bytes) -> bytes:
+    size = len(value)
     if isinstance(argument, TensorArgument):
         kind = b"o" if argument.output else b"t"
+    elif isinstance(argument, PooledArgument):
+        kind, size = b"O" if argument.output else b"T", argument.bytes
     elif isinstance(argument, TensorMapArgument):
         kind = b"m"
     else:
-        kind = b"f" if value.dtype.kind == "f" else b"i"
-    return _ARGUMENT.pack(value.nbytes, kind, argument.name.encode()[:54])
+        kind = b"f" if argument.value.dtype.kind == "f" else b"i"
+    return _ARGUMENT.pack(size, kind, argument.name.encode()[:54])
 
 
 def _fail(done: subprocess.CompletedProcess[bytes], entry: str) -> None:
@@ -93,3 +124,18 @@ def _results(output: bytes, arguments: Arguments) -> dict[str, np.ndarray]:
         else:
             results[argument.name] = argument.data.copy()
     return results
+
+
+def _block_traces(output: bytes, arguments: Sequence[Argument | PooledArgument]) -> list[BlockTrace]:
+    found, position = [], 0
+    while position < len(output):
+        block, given_up, pages = _BLOCK.unpack_from(output, position)
+        position += _BLOCK.size
+        touched = {a.name: [] for a in arguments if isinstance(a, PooledArgument)}
+        for _ in range(pages):
+            offset, argument, size = _PAGE.unpack_from(output, position)
+            position += _PAGE.size
+            touched[arguments[argument].name].append((offset, np.frombuffer(output, np.uint8, size, position)))
+            position += size
+        found.append(BlockTrace(block, bool(given_up), touched))
+    return found

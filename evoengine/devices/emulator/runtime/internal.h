@@ -137,6 +137,14 @@ void check_near_canaries();
 void check_all_canaries();
 void report_fault(const char* address, const char* access);
 
+// pooled.cpp
+constexpr size_t pool_page = 4096;  // bytes, on every machine
+void set_pool(const char* pages, uint64_t count);
+char* map_pooled(const char* name, unsigned argument, size_t bytes, bool output, bool end_flush);
+void begin_chosen_block(uint64_t block, uint64_t limit);
+void write_touched(bool given_up);
+bool provide_page(const char* address, const char* access);
+
 // copies.cpp
 void drop_copies(CopyQueue& queue);
 unsigned long copies_begun(const CopyQueue& queue);

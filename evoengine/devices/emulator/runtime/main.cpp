@@ -1,8 +1,11 @@
-// Reads one launch from standard input, runs it, writes the output tensors to standard output in argument order.
+// Reads one launch from standard input, runs it, writes the output tensors to standard output in argument order. Where
+// the launch names blocks, only these run, and what each touched of pooled tensors follows.
 #include "internal.h"
 
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -20,10 +23,16 @@ struct LaunchHeader {
     int64_t parent;
     uint32_t grid[3];
     uint32_t threads, shared_bytes, arguments;
+    uint32_t chosen;  // blocks to run, which follow; 0: all
+    uint64_t pool_bytes;  // of the pool, which follows them
+};
+struct ChosenBlock {
+    uint64_t number, input_limit;  // bytes of pooled inputs at which it is given up
 };
 struct ArgumentHeader {
     uint64_t bytes;
-    char kind;  // 't' input tensor, 'o' output tensor, 'i' integer, 'f' floating point, 'm' tensor map
+    // 't' input tensor, 'o' output tensor, 'T' and 'O' the same pooled, 'i' integer, 'f' floating point, 'm' tensor map
+    char kind;
     char name[55];
 };
 struct Argument {
@@ -32,10 +41,13 @@ struct Argument {
 };
 
 constexpr unsigned max_arguments = 256;
+constexpr unsigned max_chosen = 256;
 constexpr uint64_t max_blocks = 1 << 24;
 
 Argument arguments[max_arguments];
 void* values[max_arguments];
+ChosenBlock chosen[max_chosen];
+unsigned chosen_count;
 
 void read_all(void* to, size_t bytes) {
     for (char* p = static_cast<char*>(to); bytes;) {
@@ -55,7 +67,8 @@ void write_all(const char* p, size_t bytes) {
     }
 }
 
-bool is_tensor(const Argument& a) { return a.header.kind == 't' || a.header.kind == 'o'; }
+bool is_pooled(const Argument& a) { return a.header.kind == 'T' || a.header.kind == 'O'; }
+bool is_tensor(const Argument& a) { return a.header.kind == 't' || a.header.kind == 'o' || is_pooled(a); }
 
 void check_parameter(unsigned i) {
     const ArgumentHeader& given = arguments[i].header;
@@ -81,12 +94,34 @@ void check_cluster() {
               kernel.cluster, launch.threads, max_threads);
 }
 
+// A process whose parent died before prctl took hold would outlive it.
+void die_with(pid_t parent) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(exit_crashed);
+}
+
+void read_chosen(const LaunchHeader& header) {
+    if (header.chosen > max_chosen) crash("%u chosen blocks: the emulator runs %u at most", header.chosen, max_chosen);
+    chosen_count = header.chosen;
+    read_all(chosen, chosen_count * sizeof *chosen);
+    if (!header.pool_bytes) return;
+    auto* pool = static_cast<char*>(malloc(header.pool_bytes));
+    if (!pool) crash("the emulator has no memory for the pool");
+    read_all(pool, header.pool_bytes);
+    set_pool(pool, header.pool_bytes / pool_page);
+}
+
+char* map_argument(const Argument& a, unsigned i) {
+    bool output = a.header.kind == 'o' || a.header.kind == 'O', end_flush = (launch.seed + i) % 2 == 0;
+    if (is_pooled(a)) return map_pooled(a.header.name, i, a.header.bytes, output, end_flush);
+    return map_tensor(a.header.name, a.header.bytes, output, end_flush);
+}
+
 void read_launch() {
     LaunchHeader header;
     read_all(&header, sizeof header);
-    // A process whose parent died before prctl took hold would outlive it.
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != pid_t(header.parent)) _exit(exit_crashed);
+    die_with(pid_t(header.parent));
+    read_chosen(header);
     launch = {{header.grid[0], header.grid[1], header.grid[2]}, header.threads, header.shared_bytes, header.seed};
     gridDim = launch.grid;
     blockDim = {launch.threads, 1, 1};
@@ -103,12 +138,12 @@ void read_launch() {
     for (unsigned i = 0; i < header.arguments; ++i) {
         Argument& a = arguments[i];
         if (is_tensor(a)) {
-            a.data = map_tensor(a.header.name, a.header.bytes, a.header.kind == 'o', (launch.seed + i) % 2 == 0);
+            a.data = map_argument(a, i);
             values[i] = &a.data;
         } else {
             values[i] = a.data = static_cast<char*>(aligned_alloc(128, 128));
         }
-        read_all(a.data, a.header.bytes);
+        if (!is_pooled(a)) read_all(a.data, a.header.bytes);
     }
     for (unsigned i = 0; i < header.arguments; ++i) {
         if (arguments[i].header.kind != 'm') continue;
@@ -121,6 +156,43 @@ void read_launch() {
     make_stacks();
 }
 
+// The cluster whose first block has that number, x running fastest.
+void run_blocks_from(uint64_t number) {
+    uint64_t row = number / launch.grid.x;
+    Dim first = {unsigned(number % launch.grid.x), unsigned(row % launch.grid.y), unsigned(row / launch.grid.y)};
+    Dim indices[max_cluster] = {first, {first.x + 1, first.y, first.z}};
+    poison_shared();
+    run_cluster(values, indices);
+    check_all_canaries();
+}
+
+// One after the other in a process that ends where a block is given up; the next process goes on behind that.
+void run_chosen() {
+    const pid_t parent = getpid();
+    void* shared = mmap(nullptr, sizeof(unsigned), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) crash("the emulator has no memory for the number of blocks done");
+    auto& begun = *static_cast<volatile unsigned*>(shared);
+    while (begun < chosen_count) {
+        pid_t child = fork();
+        if (child < 0) crash("the emulator cannot start a process");
+        if (child == 0) {
+            die_with(parent);
+            while (begun < chosen_count) {
+                const ChosenBlock& block = chosen[begun];
+                begun = begun + 1;
+                begin_chosen_block(block.number, block.input_limit);
+                run_blocks_from(block.number / kernel.cluster * kernel.cluster);
+                write_touched(false);
+            }
+            _exit(0);
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        if (WIFSIGNALED(status)) crash("the process of the block ended by signal %d", WTERMSIG(status));
+        if (WEXITSTATUS(status)) _exit(WEXITSTATUS(status));
+    }
+}
+
 void run_grid() {
     uint64_t blocks = uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z, clusters = blocks / kernel.cluster;
     if (!blocks || blocks > max_blocks) crash("a grid of %lu blocks: the emulator runs 1 to %lu", blocks, max_blocks);
@@ -128,14 +200,7 @@ void run_grid() {
     if (!order) crash("the emulator has no memory for the order of the blocks");
     for (uint32_t i = 0; i < clusters; ++i) order[i] = i;
     for (uint64_t i = clusters; i > 1; --i) std::swap(order[i - 1], order[random_below(i)]);
-    for (uint64_t i = 0; i < clusters; ++i) {
-        uint32_t b = order[i] * kernel.cluster;
-        Dim first = {b % launch.grid.x, b / launch.grid.x % launch.grid.y, b / launch.grid.x / launch.grid.y};
-        Dim indices[max_cluster] = {first, {first.x + 1, first.y, first.z}};
-        poison_shared();
-        run_cluster(values, indices);
-        check_all_canaries();
-    }
+    for (uint64_t i = 0; i < clusters; ++i) run_blocks_from(uint64_t(order[i]) * kernel.cluster);
     free(order);
 }
 
@@ -146,6 +211,10 @@ int main() {
     setrlimit(RLIMIT_CORE, &no_core);
     install_handlers();
     read_launch();
+    if (chosen_count) {
+        run_chosen();
+        return 0;
+    }
     run_grid();
     for (unsigned i = 0; i < kernel.parameters; ++i)
         if (arguments[i].header.kind == 'o') write_all(arguments[i].data, arguments[i].header.bytes);

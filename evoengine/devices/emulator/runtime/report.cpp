@@ -54,6 +54,7 @@ void on_signal(int signal, siginfo_t* info, void* context) {
     if (info->si_code == SI_KERNEL) crash("misaligned vector access, or an address beyond the address space");
     const char* address = static_cast<const char*>(info->si_addr);
     if (is_on_stacks(address)) crash("stack overflow: more than 256 KiB of local memory in a thread");
+    if (provide_page(address, access_of(context))) return;
     report_fault(address, access_of(context));
     crash("%s of address 0x%lx, which belongs to no tensor and no shared memory", access_of(context),
           reinterpret_cast<unsigned long>(address));

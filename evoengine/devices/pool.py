@@ -1,0 +1,81 @@
+"""Tensors too large to be held: their contents are pages of a small pool, chosen by a hash of tensor and page.
+
+Any part of such a tensor can be had without the rest, here and in the emulator, which gives a page its contents when a
+kernel first touches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evoengine.devices.base import Argument
+from evoengine.records import Launch
+
+PAGE = 4096
+"""bytes"""
+
+
+@dataclass(frozen=True, slots=True)
+class PooledArgument:
+    """A pointer argument of `bytes` bytes. An input's contents are the pool's, an output's NaN until it is written."""
+
+    name: str
+    bytes: int
+    output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """`pages` [count, PAGE] uint8."""
+
+    pages: np.ndarray
+
+    def read(self, argument: int, start: int, stop: int) -> np.ndarray:
+        """Bytes `start` to `stop` of the pooled tensor that is the launch's argument number `argument`; uint8."""
+        first, last = start // PAGE, -(-stop // PAGE)
+        numbers = np.arange(first, last, dtype=np.uint64) ^ np.uint64((argument + 1) << 48)
+        chosen = _mixed(numbers) % np.uint64(len(self.pages))
+        return self.pages[chosen.astype(np.intp)].reshape(-1)[start - first * PAGE : stop - first * PAGE]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenBlock:
+    number: int
+    """in the grid, x running fastest; of a kernel with clusters it stands for its whole cluster"""
+    input_limit: int
+    """bytes of the inputs, in whole pages, at which it is given up"""
+    ends: bool
+    """whether a right kernel's block gets to its end before"""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLaunch:
+    """Some blocks of a launch, each run for itself. Every tensor among the arguments is pooled."""
+
+    launch: Launch
+    arguments: Sequence[Argument | PooledArgument]
+    pool: Pool
+    blocks: Sequence[ChosenBlock]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTrace:
+    """What one of the blocks touched."""
+
+    block: int
+    given_up: bool
+    """it touched more of the inputs than it was allowed, and was ended in the middle"""
+    pages: dict[str, list[tuple[int, np.ndarray]]]
+    """tensor → offset in bytes of every page that was touched; of an output with the contents [uint8], 0xFF where
+    nothing was written"""
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators"), as in
+    emulator/runtime/pooled.cpp."""
+    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return x ^ x >> np.uint64(31)

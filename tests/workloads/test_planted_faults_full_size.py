@@ -1,0 +1,151 @@
+"""Faults that only a problem of real size shows, one each in right kernels of all families, caught by blocks of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from evoengine.gpu import find_gpu
+from evoengine.records import Outcome
+from evoengine.space.space import load_space
+from evoengine.stages.pipeline import emulate_task
+from evoengine.workloads import find_full
+
+# 2^32 elements in each tensor: 8.6 GB
+HUGE = "b16,h128,s32768,d64,fp16"
+LARGER = "b24,h128,s32768,d64,fp16"
+HUGE_CAUSAL = "b16,h128,s32768,d64,bf16,causal"
+# of K and V alone
+HUGE_KEYS = "b64,h64,sq64,sk16384,d64,fp16"
+MANY_HEADS = "b2,h600,s256,d64,fp16"
+MANY_ENTRIES = "b600,h4,s256,d64,fp16,kv2"
+# more than 2^16 through the batch
+MANY_HEADS_IN_ALL = "b1100,h64,s128,d64,fp16"
+LONG = "b1,h4,s65536,d64,fp16"
+LONG_CAUSAL = "b1,h4,s65536,d64,bf16,causal"
+# more heads than the L2 holds K and V of, the last of them fewer than fit
+BEYOND_L2 = "b15,h20,s2048,d64,fp16,causal"
+EXAMPLE = "b16,h16,s2048,d64,fp16"
+
+SCALAR = {"family": "scalar"}
+WMMA = {"family": "wmma"}
+MMA = {"family": "mma"}
+WGMMA = {"family": "wgmma", "tile_m": 64, "tile_n": 64, "load": "cp_async", "schedule": "none"}
+WGMMA_TMA = {**WGMMA, "load": "tma"}
+PERSISTENT = {**WGMMA, "schedule": "static"}
+PERSISTENT_TMA = {**PERSISTENT, "load": "tma"}
+PERSISTENT_THREE = {**PERSISTENT, "stages": 3}
+SORTED = {**WGMMA, "schedule": "longest_first"}
+POINTERS = (SCALAR, WMMA, MMA, WGMMA, PERSISTENT)
+BY_GRID = (SCALAR, WMMA, MMA, WGMMA, WGMMA_TMA)
+ALL = (*BY_GRID, PERSISTENT)
+ORDERED = (PERSISTENT, PERSISTENT_TMA, SORTED)
+
+Q = "q = q_ + ((long long)head * seq_q + first_row) * HEAD_DIM"
+O = "o = o_ + ((long long)head * seq_q + first_row) * HEAD_DIM"
+K = "k = k_ + (long long)kv_head * seq_k * HEAD_DIM"
+V = "v = v_ + (long long)kv_head * seq_k * HEAD_DIM"
+HEAD = "blockIdx.z * heads + blockIdx.y"
+
+FAULTS = [
+    # name, configurations, problem, text of the good kernel, text of the broken one
+    ("offset of Q in 32 bits", POINTERS, HUGE, Q, Q.replace("(long long)", "")),
+    ("offset of O in 32 bits", (*POINTERS, PERSISTENT_TMA), HUGE, O, O.replace("(long long)", "")),
+    ("offset of Q in 32 bits", (*POINTERS, SORTED), HUGE_CAUSAL, Q, Q.replace("(long long)", "")),
+    ("offset of O in 32 bits", (*POINTERS, SORTED), HUGE_CAUSAL, O, O.replace("(long long)", "")),
+    ("offset of O in 32 bits without the sign", ALL, LARGER, O, "o = o_ + ((unsigned)head * seq_q + first_row) * HEAD_DIM"),
+    ("offset of K in 32 bits", POINTERS, HUGE, K, K.replace("(long long)", "")),
+    ("offset of V in 32 bits", POINTERS, HUGE_CAUSAL, V, V.replace("(long long)", "")),
+    ("offset of K in 32 bits", (SCALAR, WMMA, MMA, WGMMA), HUGE_KEYS, K, K.replace("(long long)", "")),
+    ("offset of V in bytes, in 32 bits", POINTERS, HUGE, V, "v = (const T*)((const char*)v_ + kv_head * seq_k * HEAD_DIM * 2)"),
+    ("head in 8 bits", BY_GRID, MANY_HEADS, HEAD, "blockIdx.z * heads + (unsigned char)blockIdx.y"),
+    ("batch entry in 8 bits", BY_GRID, MANY_ENTRIES, HEAD, "(unsigned char)blockIdx.z * heads + blockIdx.y"),
+    ("head through the batch in 16 bits", BY_GRID, MANY_HEADS_IN_ALL, HEAD, f"(unsigned short)({HEAD})"),
+    ("kv head in 8 bits", POINTERS, MANY_ENTRIES, "kv_head = head / (heads / kv_heads)", "kv_head = (unsigned char)(head / (heads / kv_heads))"),
+    ("tile of rows in 8 bits", BY_GRID, LONG, ": blockIdx.x,", ": (unsigned char)blockIdx.x,"),
+    ("tile of rows in 8 bits", BY_GRID, LONG_CAUSAL, "gridDim.x - 1 - blockIdx.x :", "gridDim.x - 1 - (unsigned char)blockIdx.x :"),
+    ("tiles of rows in 8 bits", BY_GRID, LONG_CAUSAL, "gridDim.x - 1 - blockIdx.x :", "(unsigned char)(gridDim.x - 1 - blockIdx.x) :"),
+    ("first row in 16 bits", ALL, LONG, "first_row = row_tile * TILE_M", "first_row = (short)(row_tile * TILE_M)"),
+    ("tile of keys in 8 bits", (SCALAR, WMMA), LONG, "(long long)tile * TILE_N * HEAD_DIM", "(long long)(unsigned char)tile * TILE_N * HEAD_DIM"),
+    ("tile of keys in 8 bits", (MMA, WGMMA), LONG, "(long long)tile * TILE_N * HEAD_DIM", "(long long)(unsigned char)tile * TILE_N * HEAD_DIM"),
+    ("tile of keys in 8 bits", (SCALAR, WMMA, MMA, WGMMA), LONG_CAUSAL, "limit - tile * TILE_N", "limit - (unsigned char)tile * TILE_N"),
+    ("tiles of K and V counted in 8 bits", [PERSISTENT_THREE], EXAMPLE, "unsigned before;  // tiles that", "unsigned char before;  // tiles that"),
+    ("blocks counted in 7 bits", [PERSISTENT], EXAMPLE, "int blocks = afresh(gridDim.x);", "int blocks = afresh(gridDim.x) % 128;"),
+    ("heads through the batch in 16 bits", [PERSISTENT], MANY_HEADS_IN_ALL, "number(turn) < all_heads *", "number(turn) < (unsigned short)all_heads *"),
+    ("number of tiles in 16 bits", [PERSISTENT, PERSISTENT_TMA], MANY_HEADS_IN_ALL, "int i = number(turn)", "int i = (unsigned short)number(turn)"),
+    ("number of tiles in 16 bits", [SORTED], "b64,h64,s4096,d64,bf16,causal", "int i = number(turn)", "int i = (unsigned short)number(turn)"),
+    ("heads beyond the L2 taken for the first", ORDERED, BEYOND_L2, "first_head + i % among", "i % among"),
+    ("tiles of the heads before not taken off", ORDERED, BEYOND_L2, "i -= first_head * row_tiles;", ""),
+]  # fmt: skip
+
+
+def title(config):
+    return "-".join(str(value) for knob, value in config.items() if knob in ("family", "load", "schedule", "stages"))
+
+
+PLANTED = [
+    pytest.param(config, problem, old, new, id=f"{name}-{title(config)}-{problem}")
+    for name, configs, problem, old, new in FAULTS
+    for config in configs
+]
+
+
+def choose(gate, wanted):
+    """The first start point of the family, moved to the wanted values."""
+    config = {**gate.start({"family": wanted["family"]}), **wanted}
+    inactive = {"ping_pong"} if wanted["family"] == "wgmma" else set()
+    inactive |= {"cluster"} if config.get("load") != "tma" else set()
+    config = {knob: value for knob, value in config.items() if knob not in inactive}
+    assert gate.space.why_invalid(config) is None
+    return config
+
+
+GOOD = sorted({(title(config), problem): (config, problem) for _, configs, problem, *_ in FAULTS for config in configs}.items())
+
+
+def judge(gate, config, source):
+    """On the cases at full size alone: the small ones miss all of these faults."""
+    full = find_full("attention")
+    plan = [(case, gate.space.launch(config, case.problem)) for case in full.long_cases(gate.problem, config)]
+    full_plan = full.full_plan(gate.problem, config, lambda problem: gate.space.launch(config, problem))
+    return emulate_task("attention", source, plan, full_plan, seed=7)
+
+
+@pytest.mark.parametrize(("config", "problem", "old", "new"), PLANTED)
+def test_a_planted_fault_is_caught(attention_gate, config, problem, old, new):
+    gate = attention_gate(problem)
+    config = choose(gate, config)
+    found = judge(gate, config, gate.doctored(config, old, new))
+    assert found.outcome in (Outcome.INCORRECT, Outcome.CRASHED, Outcome.HUNG), "the fault escaped"
+    assert found.reason
+
+
+@pytest.mark.parametrize(("config", "problem"), [pytest.param(*found, id="-".join(name)) for name, found in GOOD])
+def test_the_good_kernel_beside_it_passes(attention_gate, config, problem):
+    gate = attention_gate(problem)
+    config = choose(gate, config)
+    verdict = judge(gate, config, gate.source(config))
+    assert verdict.correct, verdict.reason
+    assert verdict.cases
+
+
+GRIDS = [
+    (SCALAR, "heads", "min(heads, 64)", MANY_HEADS),
+    (MMA, "batch", "min(batch, 255)", MANY_ENTRIES),
+    (WMMA, "ceil_div(seq_q, tile_m)", "min(ceil_div(seq_q, tile_m), 256)", LONG),
+]
+
+
+@pytest.mark.parametrize(("config", "extent", "broken", "problem"), GRIDS, ids=["heads", "batch", "rows"])
+def test_a_grid_too_small_for_the_problem_is_caught(tmp_path, attention_gate, config, extent, broken, problem):
+    gate = attention_gate(problem)
+    config, family = choose(gate, config), config["family"]
+    text = gate.space.text
+    start = text.index(f"[launch.{family}]")
+    assert f'"{extent}"' in text[start:]
+    path = tmp_path / "space.toml"
+    path.write_text(text[:start] + text[start:].replace(f'"{extent}"', f'"{broken}"', 1))
+    space = load_space(path, gate.problem, find_gpu("h100"))
+    full_plan = find_full("attention").full_plan(gate.problem, config, lambda problem: space.launch(config, problem))
+    found = emulate_task("attention", gate.source(config), [], full_plan, seed=7)
+    assert found.outcome is Outcome.INCORRECT
+    assert "tiles of rows, which should be" in found.reason
