@@ -73,16 +73,17 @@ class Row:
     problem: str
     gpu: str
     device: str
+    policy: str
     family: str
     """or `all`"""
     agreement: Agreement
 
 
 def rows(pairs: Sequence[Pair]) -> Iterator[Row]:
-    """Per problem, GPU and device: all families together, then each."""
+    """Per problem, GPU, device and policy: all families together, then each."""
 
-    def target(pair: Pair) -> tuple[str, str, str]:
-        return pair.problem, pair.gpu, pair.device
+    def target(pair: Pair) -> tuple[str, str, str, str]:
+        return pair.problem, pair.gpu, pair.device, pair.policy
 
     for key, group in groupby(sorted(pairs, key=target), key=target):
         own = list(group)
@@ -93,13 +94,13 @@ def rows(pairs: Sequence[Pair]) -> Iterator[Row]:
 def table(found: Sequence[Row]) -> Table:
     regret = f"regret: speed missed by timing only the {SHORT_LIST} best estimates"
     out = Table(title="estimated against measured order", caption=regret)
-    for name in ("problem", "compiled for", "measured on", "family", "candidates", "ρ", "regret"):
+    for name in ("problem", "compiled for", "measured on", "policy", "family", "candidates", "ρ", "regret"):
         out.add_column(name, no_wrap=True, justify="right" if name in ("candidates", "ρ", "regret") else "left")
     for row in found:
         a = row.agreement
         rho = "–" if a.spearman is None else f"{a.spearman:.2f}"
         regret = "–" if a.regret is None else f"{a.regret:.1%}"
-        out.add_row(row.problem, row.gpu, row.device, row.family, str(a.candidates), rho, regret)
+        out.add_row(row.problem, row.gpu, row.device, row.policy, row.family, str(a.candidates), rho, regret)
     return out
 
 

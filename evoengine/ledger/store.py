@@ -39,6 +39,7 @@ from evoengine.ledger.rows import (
     to_binary,
     to_candidate,
     to_measurement,
+    to_policy,
     to_profile,
     to_run,
     verdict_values,
@@ -263,7 +264,8 @@ class Ledger:
     def best(self, problem: str, gpu: str, top: int, *, run: int | None = None) -> list[Candidate]:
         """The fastest first, as `evoengine.ledger.ranking` has it.
 
-        By figures of one kind and device, finals before single timings. A kernel that several runs found is there once.
+        By figures of one kind, device and policy, which `measurement` of each then is; finals before single timings. A
+        kernel that several runs found is there once.
         """
         figures = _figures_of_correct(problem, gpu)
         if run is not None:
@@ -271,8 +273,8 @@ class Ledger:
         with self._reading() as session:
             rows = session.execute(figures).all()
         order = ranked(
-            Figure(number, trial, Kind(kind), 1e6 / median_us, *others)
-            for _, number, trial, kind, median_us, *others in rows
+            Figure(number, trial, Kind(kind), 1e6 / compared_us, *others, to_policy(policy))
+            for _, number, trial, kind, compared_us, *others, policy in rows
         )
         kernels = {trial: kernel for kernel, _, trial, *_ in rows}
         firsts: dict[str, int] = {}
@@ -327,8 +329,8 @@ def _abandoned() -> Select[tuple[CandidateRow]]:
 def _figures_of_correct(
     problem: str, gpu: str
 ) -> Select[tuple[str, int, int, str, float, str | None, dict[str, Any], str, int]]:
-    """(kernel, id, trial, kind, median in µs, suspect, terms, device, run), oldest first; a kernel is its source, and
-    where that is unknown, as of what another tuner recorded, its configuration.
+    """(kernel, id, trial, kind, compared time in µs, suspect, terms, device, run, policy), oldest first; a kernel is its
+    source, and where that is unknown, as of what another tuner recorded, its configuration.
 
     Of what ended ranked and was not refuted by a later verdict.
     """
@@ -337,8 +339,9 @@ def _figures_of_correct(
     return (
         select(
             func.coalesce(CandidateRow.source_sha256, CandidateRow.config_key), MeasurementRow.id, CandidateRow.id,
-            MeasurementRow.kind, MeasurementRow.median_us, MeasurementRow.suspect, MeasurementRow.terms,
-            MeasurementRow.device, CandidateRow.run_id,
+            MeasurementRow.kind, func.coalesce(MeasurementRow.normalised_us, MeasurementRow.median_us),
+            MeasurementRow.suspect, MeasurementRow.terms, MeasurementRow.device, CandidateRow.run_id,
+            MeasurementRow.policy,
         )  # fmt: skip
         .select_from(CandidateRow)
         .join(MeasurementRow)
