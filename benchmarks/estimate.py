@@ -94,13 +94,13 @@ def rows(pairs: Sequence[Pair]) -> Iterator[Row]:
 def table(found: Sequence[Row]) -> Table:
     regret = f"regret: speed missed by timing only the {SHORT_LIST} best estimates"
     out = Table(title="estimated against measured order", caption=regret)
-    for name in ("problem", "compiled for", "measured on", "policy", "family", "candidates", "ρ", "regret"):
+    for name in ("problem", "compiled for", "measured on", "family", "candidates", "ρ", "regret"):
         out.add_column(name, no_wrap=True, justify="right" if name in ("candidates", "ρ", "regret") else "left")
     for row in found:
         a = row.agreement
         rho = "–" if a.spearman is None else f"{a.spearman:.2f}"
         regret = "–" if a.regret is None else f"{a.regret:.1%}"
-        out.add_row(row.problem, row.gpu, row.device, row.policy, row.family, str(a.candidates), rho, regret)
+        out.add_row(row.problem, row.gpu, f"{row.device}\n{row.policy}", row.family, str(a.candidates), rho, regret)
     return out
 
 

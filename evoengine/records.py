@@ -174,9 +174,9 @@ class Policy:
 
     def __str__(self) -> str:
         if self == UNKNOWN_POLICY:
-            return "unknown policy, from before it was recorded"
-        together = f" · {self.batch} launches together" if self.batch > 1 else ""
-        return f"{self.launch} · {self.l2} L2 · {self.clocks} clocks{together}"
+            return "policy unknown"
+        batches = f", batches of {self.batch}" if self.batch > 1 else ""
+        return f"{self.launch}, {self.l2} L2, {self.clocks} clocks{batches}"
 
 
 UNKNOWN_POLICY = Policy(LaunchMode.UNKNOWN, L2.UNKNOWN, Clocks.UNKNOWN, 0)

@@ -201,7 +201,7 @@ def sheet(candidate: Candidate) -> Group:
         if m.normalised_us:
             rows.add_row("compared by", f"{m.normalised_us:,.1f} µs, its time relative to SDPA's of the same rounds")
         if m.policy:
-            rows.add_row("policy", str(m.policy))
+            rows.add_row("measured by", str(m.policy))
         if m.vs_sdpa:
             rows.add_row("vs SDPA", f"{m.vs_sdpa:.2f}× the fastest backend, {len(m.samples_us)} samples")
         if c.sustained:

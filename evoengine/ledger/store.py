@@ -6,6 +6,7 @@ Each `record_…` is one transaction and is committed when it returns: a kill lo
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -162,6 +163,19 @@ class Ledger:
         with self._reading() as session:
             rows = session.scalars(select(BaselineRow).where(BaselineRow.run_id == run).order_by(BaselineRow.id))
             return [to_baseline(row) for row in rows]
+
+    def long_run_us(self, run: int, baseline: Baseline) -> float:
+        """The median of that baseline's times over all runs like this one: same problem, GPU, device with its driver and
+        libraries, and policy. Its own time where no run has recorded it yet."""
+        this = aliased(RunRow)
+        like = select(BaselineRow.median_us, BaselineRow.policy).join(RunRow).join(this, this.id == run).where(
+            RunRow.problem == this.problem, RunRow.gpu == this.gpu, RunRow.device_id == this.device_id,
+            BaselineRow.name == baseline.name,
+        )  # fmt: skip
+        with self._reading() as session:
+            rows = session.execute(like).all()
+        times = [median_us for median_us, policy in rows if to_policy(policy) == baseline.policy]
+        return statistics.median(times or [baseline.median_us])
 
     def whole_run(self, run: int) -> WholeRun:
         """All that is known of a run's finished candidates, cubins included, for another ledger to take in."""

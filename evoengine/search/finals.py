@@ -48,16 +48,18 @@ def record_finals(ledger: Ledger, run: int, result: Finals | Rejection) -> list[
 
 def _outcome(result: Finals) -> list[str]:
     """How the first stands beside the others, in a sentence each."""
-    if result.lead is None:
-        return []
-    first, second = result.order[:2]
-    ratio, low, high = (100 * (value - 1) for value in result.lead)
-    said = [f"#{first} against #{second} in the same rounds: {ratio:+.2f} % of time (95 % interval {low:+.2f} to {high:+.2f} %)"]
+    said = []
+    if result.lead:
+        ratio, low, high = (100 * (value - 1) for value in result.lead)
+        first, second = result.order[:2]
+        interval = f"95 % interval {low:+.2f} to {high:+.2f} %"
+        said.append(f"#{first} against #{second} in the same rounds: {ratio:+.2f} % of time ({interval})")
     if result.tied:
-        same = _listed(trial for trial in result.tied if trial != first)
-        said.append(f"#{first} is the same as {same} within {100 * SAME_WITHIN:g} %; of these it has the fewest registers")
+        first, *others = sorted(result.tied, key=result.order.index)
+        within = f"within {100 * SAME_WITHIN:g} %"
+        said.append(f"#{first} is the same as {_listed(others)} {within}; of these it has the fewest registers")
     if result.open:
-        said.append(f"the fastest was not distinguished from {_listed(result.open)} within the time for finals")
+        said.append(f"the fastest was not distinguished from {_listed(result.open)} in the time that finals have")
     return said
 
 
