@@ -7,12 +7,15 @@ often until something shows would otherwise find a winner among equals.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from evoengine.devices.nvml import Reading
 from evoengine.stages.statistics import ERROR_RATE, Comparison, Estimate, compare, paired_ratio
+from evoengine.stages.timing import Rounds, Timed, run_rounds
 
 LOOKS = (14, 20, 30, 45, 68, 102, 153, 230, 345, 518, 777, 1166, 1749)
 """rounds after which the samples are looked at. At the first, the sign test can show a difference among eight finalists;
@@ -84,6 +87,32 @@ class SuccessiveRejects:
         spent = sum(map(sum, samples.values()))
         a_round = sum(own[-1] for own in samples.values() if len(own) == rounds)
         return "capped" if spent + further * a_round > BUDGET_US else None
+
+
+def run_finals(
+    contenders: Mapping[str, Timed],
+    finalists: Sequence[str],
+    rng: np.random.Generator,
+    sense: Callable[[], Reading | None] = lambda: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Rounds:
+    """The rounds that decide among `finalists`; further contenders, a baseline, take part in each.
+
+    Where the output of a finalist is wrong, the finals begin again without it: `wrong` has all such, `samples` none of
+    theirs.
+    """
+    wrong: dict[str, str] = {}
+    while True:
+        left = [name for name in finalists if name not in wrong]
+        timed = {name: contender for name, contender in contenders.items() if name not in wrong}
+        if not left:
+            return Rounds({name: [] for name in timed}, wrong=wrong, ended="wrong")
+        rejects = SuccessiveRejects(left)
+        rounds = run_rounds(timed, rng, rejects.enough, sense, rejects.retire, sleep)
+        wrong |= rounds.wrong
+        if not rounds.wrong:
+            rounds.wrong = wrong
+            return rounds
 
 
 def fastest_of(samples: Mapping[str, Sequence[float]]) -> str:

@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from evoengine.devices.base import KernelCrashed, KernelFailure
 from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, await_gpu, first_line, tensor_map
-from evoengine.devices.nvml import Sensors, open_sensors
+from evoengine.devices.nvml import Reading, Sensors, open_sensors
 from evoengine.errors import MachineError
 from evoengine.gpu import Gpu
 from evoengine.problem import Problem
@@ -36,7 +36,7 @@ from evoengine.records import (
     Plan,
     Verdict,
 )
-from evoengine.stages.finals import SuccessiveRejects, rank
+from evoengine.stages.finals import rank, run_finals
 from evoengine.stages.statistics import beaten, settled, spread
 from evoengine.stages.timing import Dropped, Repetition, Rounds, Timed, run_rounds
 from evoengine.stages.verify import compare, verify
@@ -125,8 +125,8 @@ def finals(
     try:
         bench.refresh(seed)
         clocks = {str(c.trial): bench.clock(bench.work(_load(c), c), c.source.entry) for c in contenders}
-        rejects = SuccessiveRejects(list(clocks))
-        rounds = bench.rounds({**clocks, **bench.rivals(rival)}, seed, rejects.enough, rejects.retire)
+        timed, sense = as_timed({**clocks, **bench.rivals(rival)}), bench.sense
+        rounds = run_finals(timed, list(clocks), np.random.default_rng(seed), sense)
     except CUDA_ERRORS as error:
         trials = ", ".join(str(c.trial) for c in contenders)
         raise KernelCrashed(f"one of trials {trials}: {first_line(error)}") from error
@@ -136,6 +136,10 @@ def finals(
     lead = ranking.lead and (ranking.lead.median, ranking.lead.low, ranking.lead.high)
     order, tied, left = (tuple(map(int, names)) for names in (ranking.order, ranking.tied, ranking.open))
     return Finals(order, tied, figures, left, lead)
+
+
+def as_timed(clocks: Mapping[str, Callable[[], float]]) -> dict[str, Timed]:
+    return {name: Timed(lambda inputs, clock=clock: Repetition(clock())) for name, clock in clocks.items()}
 
 
 def all_settled(samples: Mapping[str, Sequence[float]]) -> str | None:
@@ -341,12 +345,11 @@ class Bench:
         await_gpu(name, end)
         return start.elapsed_time(end) * 1e3
 
-    def rounds(
-        self, clocks: Mapping[str, Callable[[], float]], seed: int, enough, retire=lambda samples: ()
-    ) -> Rounds:
-        sense = self._sensors.read if self._sensors else lambda: None
-        timed = {name: Timed(lambda inputs, clock=clock: Repetition(clock())) for name, clock in clocks.items()}
-        return run_rounds(timed, np.random.default_rng(seed), enough, sense, retire)
+    def sense(self) -> Reading | None:
+        return self._sensors.read() if self._sensors else None
+
+    def rounds(self, clocks: Mapping[str, Callable[[], float]], seed: int, enough) -> Rounds:
+        return run_rounds(as_timed(clocks), np.random.default_rng(seed), enough, self.sense)
 
     def race(
         self, kernel: CudaKernel, contender: Contender, incumbent: Contender | None, rival: str, seed: int

@@ -131,7 +131,7 @@ class InputPlan:
 
     def __init__(self, rng: np.random.Generator, input_sets: int) -> None:
         self._rng, self._sets = rng, input_sets
-        self._checks: list[bool] = []
+        self._block: list[tuple[int, bool]] = []
         self._last_checked = int(rng.integers(input_sets))
         self.count = 0
         """repetitions given so far"""
@@ -139,14 +139,18 @@ class InputPlan:
     def next(self) -> tuple[int, bool]:
         """Number of the input set, and whether to check."""
         self.count += 1
-        if not self._checks:
-            self._checks = (self._rng.permutation(CHECK_EVERY) == 0).tolist()
-        checked = self._checks.pop()
-        if not checked:
-            return int(self._rng.integers(self._sets)), False
+        if not self._block:
+            inputs = self._rng.integers(self._sets, size=CHECK_EVERY).tolist()
+            checked = int(self._rng.integers(CHECK_EVERY))
+            inputs[checked] = self._other_than_last()
+            self._block = [(number, place == checked) for place, number in enumerate(inputs)]
+        return self._block.pop()
+
+    def _other_than_last(self) -> int:
+        """Any input set but the one that was checked last."""
         if self._sets > 1:
             self._last_checked = (self._last_checked + int(self._rng.integers(1, self._sets))) % self._sets
-        return self._last_checked, True
+        return self._last_checked
 
 
 class _Pauses:

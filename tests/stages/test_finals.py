@@ -11,8 +11,9 @@ import pytest
 from scipy.signal import lfilter
 
 from evoengine.stages import finals as stage
-from evoengine.stages.finals import BUDGET_US, LOOKS, SuccessiveRejects, error_rate, fastest_of, rank
-from evoengine.stages.timing import Repetition, Timed, run_rounds
+from evoengine.stages.finals import BUDGET_US, LOOKS, SuccessiveRejects, error_rate, fastest_of, rank, run_finals
+from evoengine.stages.statistics import Comparison
+from evoengine.stages.timing import Repetition, Timed
 
 EIGHT_05_APART = tuple(300.0 * (1 + 0.005 * n) for n in range(8))
 ALIKE = (300.0,) * 8
@@ -73,12 +74,10 @@ def test_among_eight_half_a_percent_apart_the_fastest_wins_though_the_slower_hav
 
 def test_a_rule_that_takes_all_that_is_not_distinguished_for_the_same_would_crown_slower_kernels(monkeypatch):
     """The same finals with the registers deciding wherever nothing is shown: so the test above can fail."""
-    monkeypatch.setattr(stage, "LOOKS", (14,))
-    monkeypatch.setattr(stage, "compare", lambda ratio: "same" if ratio.low < 1.005 else "slower")
-    monkeypatch.setattr(stage, "Comparison", SimpleNamespace(SAME="same", SLOWER="slower", NOT_DISTINGUISHED="open"))
+    monkeypatch.setattr(stage, "compare", lambda r: Comparison.SAME if r.low <= 1.005 else Comparison.SLOWER)
     winners = []
     for seed in range(100):
-        own = samples_of(seed, EIGHT_05_APART)[:14]
+        own = samples_of(seed, EIGHT_05_APART)[: LOOKS[0]]
         taken = {str(n): own[:, n] for n in range(8)}
         winners.append(rank(taken, {name: 128 - 8 * int(name) for name in taken}).order[0])
     assert winners.count("0") < 10
@@ -162,22 +161,45 @@ def test_the_first_look_can_show_a_difference_and_one_round_less_could_not():
 
 # ── with the rounds ─────────────────────────────────────────────────────────────────────────────────────────────────
 
+TRUE = {"a": 300.0, "b": 301.5, "c": 303.0, "d": 330.0, "sdpa": 500.0}
+REGISTERS = {"a": 200, "b": 90, "c": 80, "d": 32}
 
-def test_finals_in_rounds_beside_a_baseline_retire_finalists_and_never_the_baseline():
-    rng = np.random.default_rng(4)
-    true = dict(zip("abcd", (300.0, 301.5, 303.0, 330.0), strict=True)) | {"sdpa": 500.0}
-    runs = Counter()
 
-    def contender(name):
+def simulated(wrong=()):
+    """Contenders with how often each ran; the output of those in `wrong` is wrong from its 10th repetition on."""
+    rng, runs = np.random.default_rng(4), Counter()
+
+    def timed(name):
         def repeat(_):
             runs[name] += 1
-            return Repetition(true[name] * (1 + 0.003 * rng.normal()))
+            return Repetition(TRUE[name] * (1 + 0.01 * rng.normal()))
 
-        return Timed(repeat)
+        return Timed(repeat, lambda _: "off" if name in wrong and runs[name] >= 10 else None)
 
-    rejects = SuccessiveRejects(list("abcd"))
-    rounds = run_rounds({name: contender(name) for name in true}, rng, rejects.enough, retire=rejects.retire)
-    assert rounds.ended == "decided"
+    return {name: timed(name) for name in TRUE}, runs
+
+
+def ranking_of(rounds):
+    finalists = {name: own for name, own in rounds.samples.items() if name != "sdpa"}
+    return rank(finalists, REGISTERS)
+
+
+def test_finals_in_rounds_beside_a_baseline_retire_finalists_and_never_the_baseline():
+    contenders, runs = simulated()
+    rounds = run_finals(contenders, list("abcd"), np.random.default_rng(4))
+    assert (rounds.ended, rounds.wrong) == ("decided", {})
     assert runs["d"] == LOOKS[0] < runs["a"] == runs["sdpa"]
-    ranking = rank({name: rounds.samples[name] for name in "abcd"}, dict(zip("abcd", (200, 90, 80, 32), strict=True)))
-    assert ranking.order == tuple("abcd")
+    assert ranking_of(rounds).order == tuple("abcd")
+
+
+def test_finals_begin_again_without_a_finalist_whose_output_is_wrong():
+    contenders, _ = simulated(wrong="a")
+    rounds = run_finals(contenders, list("abcd"), np.random.default_rng(4))
+    assert rounds.ended == "decided" and rounds.wrong["a"].endswith(": off")
+    assert "a" not in rounds.samples and ranking_of(rounds).order == tuple("bcd")
+
+
+def test_finals_in_which_every_output_is_wrong_end():
+    contenders, _ = simulated(wrong="ab")
+    rounds = run_finals({n: contenders[n] for n in ("a", "b", "sdpa")}, ["a", "b"], np.random.default_rng(4))
+    assert rounds.wrong.keys() == {"a", "b"} and rounds.samples == {"sdpa": []}

@@ -25,7 +25,6 @@ from evoengine.stages.statistics import (
     spread,
 )
 from evoengine.stages.policy import batch_size
-from evoengine.stages.timing import Repetition, Timed, run_rounds
 
 
 class Gpu:
@@ -36,30 +35,32 @@ class Gpu:
         self.sigma, self.drift, self.slow_mode, self.outliers = sigma, drift, slow_mode, outliers
         self.slow, self.runs = False, 0
 
-    def time(self, true_us: float) -> float:
-        self.runs += 1
-        if self.rng.random() < 0.01:  # clocks switch seldom and stay for a while
-            self.slow = not self.slow
-        factor = 1 + self.drift * self.runs + self.slow_mode * self.slow + self.sigma * abs(self.rng.normal())
-        if self.rng.random() < self.outliers:
-            factor *= 1 + self.rng.exponential(0.3)
-        return true_us * factor
+    def factors(self, count):
+        """By which repetitions that follow each other take longer than the truth."""
+        switched = self.rng.random(count) < 0.01  # clocks switch seldom and stay for a while
+        slow = self.slow ^ (np.cumsum(switched) % 2 == 1)
+        runs = self.runs + np.arange(1, count + 1)
+        self.slow, self.runs = bool(slow[-1]), self.runs + count
+        factors = 1 + self.drift * runs + self.slow_mode * slow + self.sigma * np.abs(self.rng.normal(size=count))
+        late = self.rng.random(count) < self.outliers
+        return factors * (1 + late * self.rng.exponential(0.3, count))
 
-    def rounds(self, seed, enough, **true_us):
-        contenders = {name: Timed(lambda _, us=us: Repetition(self.time(us))) for name, us in true_us.items()}
-        return run_rounds(contenders, np.random.default_rng(seed), enough)
-
-
-def after(count):
-    return lambda samples: "done" if len(next(iter(samples.values()))) == count else None
+    def rounds(self, count, *true_us):
+        """Samples of each kernel, in rounds of a random order."""
+        shape = (count, len(true_us))
+        order = self.rng.random(shape).argsort(axis=1)
+        factors = self.factors(count * len(true_us)).reshape(shape)
+        return (np.array(true_us) * np.take_along_axis(factors, order, axis=1)).T
 
 
 def verdicts(difference, count=60, trials=60, **noise):
-    found = []
-    for seed in range(trials):
-        samples = Gpu(seed, **noise).rounds(seed, after(count), ours=100 * (1 + difference), theirs=100.0).samples
-        found.append(compare(paired_ratio(samples["ours"], samples["theirs"])))
-    return found
+    found = (Gpu(seed, **noise).rounds(count, 100 * (1 + difference), 100.0) for seed in range(trials))
+    return [compare(paired_ratio(ours, theirs)) for ours, theirs in found]
+
+
+def until_settled(samples):
+    """As many as it takes, and why they are enough."""
+    return next((samples[:n], why) for n in range(len(samples) + 1) if (why := settled(samples[:n])))
 
 
 NOISES = {
@@ -102,12 +103,9 @@ def test_samples_of_other_rounds_are_not_compared():
 def test_unpaired_samples_would_not_tell_what_paired_ones_do():
     """Why rounds matter: under a drift of 10 %, medians of runs one after the other are off by several per cent."""
     gpu = Gpu(1, drift=1e-3)
-    ours = [gpu.time(98.0) for _ in range(60)]
-    theirs = [gpu.time(100.0) for _ in range(60)]
-    assert statistics.median(ours) / statistics.median(theirs) < 0.95
-    paired = Gpu(1, drift=1e-3).rounds(1, after(60), ours=98.0, theirs=100.0).samples
-    ratio = statistics.median(paired["ours"]) / statistics.median(paired["theirs"])
-    assert ratio == pytest.approx(0.98, abs=0.005)
+    ours, theirs = gpu.rounds(60, 98.0)[0], gpu.rounds(60, 100.0)[0]
+    assert np.median(ours) / np.median(theirs) < 0.95
+    assert paired_ratio(*Gpu(1, drift=1e-3).rounds(60, 98.0, 100.0)).median == pytest.approx(0.98, abs=0.005)
 
 
 @pytest.mark.parametrize("count", [6, 10, 25, 60])
@@ -127,9 +125,9 @@ def test_fewer_than_six_samples_give_no_interval():
 def test_quiet_samples_stop_at_the_fewest_and_noisy_ones_go_on_until_precise():
     assert settled([100.0] * (FEWEST - 1)) is None
     assert settled([100.0] * FEWEST) == "precise"
-    rounds = Gpu(2, sigma=0.03).rounds(1, lambda s: settled(s["a"]), a=100.0)
-    assert len(rounds.samples["a"]) > FEWEST
-    assert spread(rounds.samples["a"]) <= PRECISE or rounds.ended != "precise"
+    samples, why = until_settled(Gpu(2, sigma=0.03).rounds(MOST, 100.0)[0])
+    assert len(samples) > FEWEST
+    assert spread(samples) <= PRECISE or why != "precise"
 
 
 def test_an_interval_that_no_longer_shrinks_ends_it_before_the_cap():
@@ -143,8 +141,7 @@ def test_a_slow_kernel_is_capped_by_its_time_and_a_quick_one_by_its_repetitions(
     slow = list(4e5 * (1 + 0.2 * rng.random(FEWEST)))
     assert settled(slow) == "capped"
     assert settled(slow[:-1]) is None
-    gpu = Gpu(4, sigma=0.8)
-    assert len(gpu.rounds(1, lambda s: settled(s["a"]), a=1.0).samples["a"]) <= MOST
+    assert settled(Gpu(4, sigma=0.8).rounds(MOST, 1.0)[0])
 
 
 # ── drift ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,26 +199,27 @@ def test_samples_that_are_all_the_same_tick_are_no_more_precise_than_the_tick():
 # ── racing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def race(gpu, candidate_us, incumbent_us, seed):
-    def enough(samples):
-        return "beaten" if beaten(samples["c"], samples["i"]) else after(10)(samples)
-
-    return gpu.rounds(seed, enough, c=candidate_us, i=incumbent_us)
+REPETITIONS = 10
 
 
-def simulated_search(seed, rule=race):
+def dropped_after(gpu, candidate_us, incumbent_us, rule=beaten):
+    """Repetitions after which the candidate is dropped, None where it is timed in full; and its samples."""
+    ours, theirs = gpu.rounds(REPETITIONS, candidate_us, incumbent_us).tolist()
+    counts = (n for n in range(1, REPETITIONS + 1) if rule(ours[:n], theirs[:n]))
+    return next(counts, None), ours
+
+
+def simulated_search(seed, rule=beaten):
     """(whether the true best was dropped, how many were dropped): 30 candidates, each against the best so far."""
     rng = np.random.default_rng(seed)
     gpu = Gpu(seed, sigma=0.01, drift=rng.normal(0, 2e-5), slow_mode=0.1, outliers=0.05)
     true = 100 * np.exp(rng.exponential(0.4, 30))
-    best_us, best, dropped = None, None, []
+    best_us, best, dropped = math.inf, 0, []
     for number, us in enumerate(true):
-        rounds = rule(gpu, us, true[best] if best is not None else us, seed)
-        if best is not None and rounds.ended == "beaten":
+        after, samples = dropped_after(gpu, us, true[best], rule)
+        if after and number:
             dropped.append(number)
-            continue
-        median = statistics.median(rounds.samples["c"])
-        if best_us is None or median < best_us:
+        elif (median := statistics.median(samples)) < best_us:
             best_us, best = median, number
     return int(np.argmin(true)) in dropped, len(dropped)
 
@@ -235,17 +233,14 @@ def test_racing_never_drops_the_true_best_in_1000_searches_and_saves_most_of_the
 def test_a_race_that_judges_by_one_repetition_would_drop_the_true_best():
     """The same simulation with a rule that is too quick: so the test above can fail."""
 
-    def hasty(gpu, candidate_us, incumbent_us, seed):
-        def enough(samples):
-            return "beaten" if samples["c"][0] > 1.02 * samples["i"][0] else after(10)(samples)
-
-        return gpu.rounds(seed, enough, c=candidate_us, i=incumbent_us)
+    def hasty(ours, theirs):
+        return len(ours) == 1 and ours[0] > 1.02 * theirs[0]
 
     assert sum(simulated_search(seed, hasty)[0] for seed in range(200)) > 0
 
 
 def test_what_is_clearly_slower_is_dropped_after_few_repetitions():
     for slowdown, most in ((3.0, 3), (1.3, 5), (1.15, 8)):
-        dropped = [race(Gpu(seed), 100 * slowdown, 100.0, seed) for seed in range(50)]
-        assert sum(r.ended == "beaten" and len(r.samples["c"]) <= most for r in dropped) > 40
+        dropped = [dropped_after(Gpu(seed), 100 * slowdown, 100.0)[0] for seed in range(50)]
+        assert sum(after is not None and after <= most for after in dropped) > 40
     assert [count for count, _ in RACE] == sorted(count for count, _ in RACE)
