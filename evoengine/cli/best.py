@@ -27,8 +27,9 @@ def best(
 ) -> None:  # fmt: skip
     """Show the best kernels found, or export the best one.
 
-    Measured figures go before recorded, and those before estimated; kinds are never mixed, nor are GPUs, nor the ways to
-    measure (launch, L2, clocks): those of the last figure are ranked. Without --problem and --gpu the last run's are meant.
+    Measured figures go before recorded, and those before estimated; kinds are never mixed, nor are GPUs, nor the ways
+    to measure (launch, L2, clocks): those of the last figure are ranked. Without --problem and --gpu the last run's are
+    meant.
     """
     from evoengine.cli.display import ranking, say, stdout
     from evoengine.ledger.store import open_ledger
