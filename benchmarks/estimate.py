@@ -73,16 +73,17 @@ class Row:
     problem: str
     gpu: str
     device: str
+    policy: str
     family: str
     """or `all`"""
     agreement: Agreement
 
 
 def rows(pairs: Sequence[Pair]) -> Iterator[Row]:
-    """Per problem, GPU and device: all families together, then each."""
+    """Per problem, GPU, device and policy: all families together, then each."""
 
-    def target(pair: Pair) -> tuple[str, str, str]:
-        return pair.problem, pair.gpu, pair.device
+    def target(pair: Pair) -> tuple[str, str, str, str]:
+        return pair.problem, pair.gpu, pair.device, pair.policy
 
     for key, group in groupby(sorted(pairs, key=target), key=target):
         own = list(group)
@@ -99,7 +100,7 @@ def table(found: Sequence[Row]) -> Table:
         a = row.agreement
         rho = "–" if a.spearman is None else f"{a.spearman:.2f}"
         regret = "–" if a.regret is None else f"{a.regret:.1%}"
-        out.add_row(row.problem, row.gpu, row.device, row.family, str(a.candidates), rho, regret)
+        out.add_row(row.problem, row.gpu, f"{row.device}\n{row.policy}", row.family, str(a.candidates), rho, regret)
     return out
 
 

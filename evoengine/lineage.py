@@ -95,7 +95,7 @@ def effects(candidates: Iterable[Candidate]) -> list[Effect]:
 
 def _gain(parent: Candidate, child: Candidate) -> float | None:
     before, after = _speed(parent), _speed(child)
-    if before is None or after is None or parent.measurement.kind is not child.measurement.kind:
+    if before is None or after is None or not parent.measurement.comparable(child.measurement):
         return None
     return after / before
 
@@ -103,4 +103,4 @@ def _gain(parent: Candidate, child: Candidate) -> float | None:
 def _speed(candidate: Candidate) -> float | None:
     """Runs per microsecond of a ranked candidate."""
     ranked = candidate.outcome and candidate.outcome.ranked and candidate.measurement
-    return 1.0 / candidate.measurement.median_us if ranked else None
+    return 1.0 / candidate.measurement.compared_us if ranked else None

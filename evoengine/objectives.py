@@ -59,7 +59,7 @@ def worth(candidate: Candidate, objectives: Sequence[Objective]) -> tuple[float,
     if not (candidate.outcome and candidate.outcome.ranked):
         return None
     public = candidate.to_json()
-    public["speed"] = 1e6 / candidate.measurement.median_us
+    public["speed"] = 1e6 / candidate.measurement.compared_us
     values = [public[o.name] for o in objectives]
     return None if None in values else tuple(float(v) for v in values)
 
@@ -76,7 +76,7 @@ def front(candidates: Iterable[Candidate], objectives: Sequence[Objective]) -> l
             signs = (1 if o.direction == "maximize" else -1 for o in objectives)
             first.setdefault(tuple(s * v for s, v in zip(signs, values, strict=True)), candidate)
     kept = [c for v, c in first.items() if not any(_dominates(other, v) for other in first)]
-    return sorted(kept, key=lambda c: c.measurement.median_us)
+    return sorted(kept, key=lambda c: c.measurement.compared_us)
 
 
 def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 Value = int | float | str | bool
@@ -145,6 +145,51 @@ class Verdict:
         return max((c.max_error for c in self.cases if c.max_error is not None), default=None)
 
 
+class LaunchMode(StrEnum):
+    """How timed kernels get onto the GPU."""
+
+    STREAM = "stream"
+    GRAPH = "graph"
+    UNKNOWN = "unknown"
+
+
+class L2(StrEnum):
+    """Whether a timed kernel finds its inputs in the L2."""
+
+    COLD = "cold"
+    WARM = "warm"
+    UNKNOWN = "unknown"
+
+
+class Clocks(StrEnum):
+    """Whether the GPU rests between repetitions, or runs back to back until its power limit holds the clocks."""
+
+    BOOST = "boost"
+    SUSTAINED = "sustained"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a figure was measured: part of its identity. Figures of unlike policies are never compared."""
+
+    launch: LaunchMode
+    l2: L2
+    clocks: Clocks
+    batch: int = 1
+    """launches that were timed together; 0 where it is unknown"""
+
+    def __str__(self) -> str:
+        if self == UNKNOWN_POLICY:
+            return "policy unknown"
+        batches = f", batches of {self.batch}" if self.batch > 1 else ""
+        return f"{self.launch}, {self.l2} L2, {self.clocks} clocks{batches}"
+
+
+UNKNOWN_POLICY = Policy(LaunchMode.UNKNOWN, L2.UNKNOWN, Clocks.UNKNOWN, 0)
+"""of figures measured before policies were recorded"""
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """A figure with its kind. Samples are microseconds, in the order they were taken; an estimate has none."""
@@ -152,7 +197,7 @@ class Measurement:
     kind: Kind
     device: str
     tflops: float | None
-    """None where the operations are unknown, as in a file that another tuner recorded"""
+    """by `compared_us`; None where the operations are unknown, as in a file that another tuner recorded"""
     median_us: float
     samples_us: tuple[float, ...] = ()
     vs_sdpa: float | None = None
@@ -161,6 +206,23 @@ class Measurement:
     """what an estimate is made of, or what was observed beside a measurement (clocks, temperature)"""
     suspect: str | None = None
     """why the figure cannot be believed; None where it can"""
+    policy: Policy | None = None
+    """None where nothing ran here: an estimate, or what another tuner recorded"""
+    normalised_us: float | None = None
+    """the paired ratio to the baseline of the same rounds, times that baseline's long-run median; None where no baseline
+    ran beside it"""
+
+    @property
+    def compared_us(self) -> float:
+        """The time that figures of different moments are ranked by."""
+        return self.median_us if self.normalised_us is None else self.normalised_us
+
+    def comparable(self, other: Measurement) -> bool:
+        return (self.kind, self.device, self.policy) == (other.kind, other.device, other.policy)
+
+    @property
+    def is_sustained(self) -> bool:
+        return self.policy is not None and self.policy.clocks is Clocks.SUSTAINED
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +234,7 @@ class Baseline:
     median_us: float
     tflops: float
     samples_us: tuple[float, ...]
+    policy: Policy = UNKNOWN_POLICY
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +252,20 @@ class Contender:
 class Finals:
     """The best candidates timed against each other: trials best first, each with its new figure.
 
-    `tied` cannot be told from the fastest; the first of `order` is the one of them with the fewest registers.
+    `tied` are the fastest and those shown to be the same; the first of `order` has the fewest registers of them. `open`
+    could not be distinguished from the fastest.
     """
 
     order: tuple[int, ...]
     tied: tuple[int, ...]
     figures: Mapping[int, Measurement]
+    open: tuple[int, ...] = ()
+    lead: tuple[float, float, float] | None = None
+    """the first one's time over the second one's, from the same rounds, with the ends of its interval"""
+    sustained: Mapping[int, Measurement] = field(default_factory=dict)
+    """second figures, of kernels run back to back"""
+    wrong: Mapping[int, str] = field(default_factory=dict)
+    """trial whose output was wrong in one of the repetitions → which, and how; it has no figure and no place"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +295,12 @@ class Candidate:
     binary: Binary | None = None
     verdict: Verdict | None = None
     measurement: Measurement | None = None
+    """the figure it is ranked by"""
     occupancy: float | None = None
     parents: tuple[int, ...] = ()
     operator: str | None = None
+    sustained: Measurement | None = None
+    """its last figure of back-to-back runs, as finalists have one"""
 
     def to_json(self) -> dict[str, object]:
         """The public JSON of a candidate. Field names are an interface: people script against them."""
@@ -250,9 +324,17 @@ class Candidate:
             "tflops": figure.tflops if figure else None,
             "tflops_kind": str(figure.kind) if figure else None,
             "median_us": figure.median_us if figure else None,
+            "normalised_us": figure.normalised_us if figure else None,
             "samples": len(figure.samples_us) if figure else None,
             "vs_sdpa": figure.vs_sdpa if figure else None,
+            "policy": asdict(figure.policy) if figure and figure.policy else None,
+            "sustained": _sustained_json(self.sustained) if self.sustained else None,
             "parents": list(self.parents),
             "operator": self.operator,
             "compile_ms": binary.compile_ms if binary else None,
         }
+
+
+def _sustained_json(figure: Measurement) -> dict[str, object]:
+    observed = {name: figure.terms.get(name) for name in ("sm_mhz", "watts")}
+    return {"tflops": figure.tflops, "median_us": figure.median_us, "policy": asdict(figure.policy), **observed}

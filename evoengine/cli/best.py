@@ -27,8 +27,9 @@ def best(
 ) -> None:  # fmt: skip
     """Show the best kernels found, or export the best one.
 
-    Measured figures go before recorded, and those before estimated; kinds are never mixed, nor are GPUs: those of the
-    one that timed last are ranked. Without --problem and --gpu the last run's are meant.
+    Measured figures go before recorded, and those before estimated; kinds are never mixed, nor are GPUs, nor the ways
+    to measure (launch, L2, clocks): those of the last figure are ranked. Without --problem and --gpu the last run's are
+    meant.
     """
     from evoengine.cli.display import ranking, say, stdout
     from evoengine.ledger.store import open_ledger
@@ -53,12 +54,13 @@ def best(
         click.echo(json.dumps([c.to_json() for c in found] if several else found[0].to_json(), indent=2))
         return
     figure = found[0].measurement
-    say(f"{problem_text} on {gpu_key}: {figure.kind} figures, {figure.device}")
+    policy = f", {figure.policy}" if figure.policy else ""
+    say(f"{problem_text} on {gpu_key}: {figure.kind} figures, {figure.device}{policy}")
     stdout.print(ranking(dict(enumerate(found, 1))))
 
 
 def _front(ledger, problem: str, gpu: str, like) -> list:
-    """The Pareto front over the objectives of the last run, by figures of the kind and device of `like`."""
+    """The Pareto front over the objectives of the last run, by figures that may be compared with `like`."""
     from evoengine.objectives import front, stored_objectives
 
     aimed = next(r.objectives for r in reversed(ledger.runs()) if (r.problem, r.gpu) == (problem, gpu))
@@ -66,5 +68,5 @@ def _front(ledger, problem: str, gpu: str, like) -> list:
     if len(objectives) == 1:
         raise UsageError(f"the last run aimed at {aimed} alone; search with --objective tflops,registers for a front")
     known = [c for c in ledger.candidates(problem=problem, gpu=gpu) if c.measurement]
-    alike = [c for c in known if (c.measurement.kind, c.measurement.device) == (like.kind, like.device)]
+    alike = [c for c in known if c.measurement.comparable(like)]
     return front(alike, objectives)

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from evoengine.lineage import transition
-from evoengine.records import Candidate, Config, Kind, Outcome, Value
+from evoengine.records import Candidate, Config, Kind, Measurement, Outcome, Value
 
 
 class Output(Console):
@@ -198,11 +198,24 @@ def sheet(candidate: Candidate) -> Group:
     if m:
         tflops = f"{m.tflops:,.4g} TFLOPS, " if m.tflops is not None else ""
         rows.add_row("figure", f"{tflops}{m.median_us:,.1f} µs, {m.kind} ({m.device})")
+        if m.normalised_us:
+            rows.add_row("compared by", f"{m.normalised_us:,.1f} µs, its time relative to SDPA's of the same rounds")
+        if m.policy:
+            rows.add_row("measured by", str(m.policy))
         if m.vs_sdpa:
             rows.add_row("vs SDPA", f"{m.vs_sdpa:.2f}× the fastest backend, {len(m.samples_us)} samples")
+        if c.sustained:
+            rows.add_row("sustained", _sustained(c.sustained))
         if m.terms:
             rows.add_row("terms", " · ".join(f"{name} {value:,.4g}" for name, value in m.terms.items()))
     return Group(Text(f"trial {c.trial}", style="bold"), rows, *([cases(c.verdict)] if c.verdict else []))
+
+
+def _sustained(m: Measurement) -> str:
+    """`498.1 TFLOPS, 310.2 µs at 1,410 MHz, 690 W, run back to back`."""
+    at = [f"{m.terms[name]:,.0f} {unit}" for name, unit in (("sm_mhz", "MHz"), ("watts", "W")) if name in m.terms]
+    tflops = f"{m.tflops:,.4g} TFLOPS, " if m.tflops is not None else ""
+    return f"{tflops}{m.median_us:,.1f} µs{' at ' if at else ''}{', '.join(at)}, run back to back"
 
 
 def _resources(candidate: Candidate) -> str:

@@ -72,8 +72,9 @@ def measure(
         stopped = stop_on_signal(remeasurer.stop)
         notes = remeasurer.measure(chosen, spaces)
         ledger.finish_run(run, "interrupted" if stopped() else "all candidates done")
-        pairs = [p for p in measured_pairs(ledger, str(wanted), named.key) if p.device == device.name]
         found = ledger.best(str(wanted), named.key, top=10)
+        like = {(m.device, str(m.policy)) for m in (c.measurement for c in found)}
+        pairs = [p for p in measured_pairs(ledger, str(wanted), named.key) if (p.device, p.policy) in like]
         baselines = ledger.baselines(run)
     agreed = agree([p.figures for p in pairs])
     for line in (*map(_sdpa, baselines), *notes, *_agreed(agreed)):

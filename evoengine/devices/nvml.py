@@ -31,14 +31,18 @@ class Reading:
     """what lowers the clocks, in the words of HELD_BACK"""
     throttled: bool = False
     """whether a repetition timed now is worthless"""
+    watts: float | None = None
+    """None where the GPU does not say"""
 
 
-def judge_reading(sm_mhz: float, highest_mhz: float, temperature_c: float, reasons: int) -> Reading:
+def judge_reading(
+    sm_mhz: float, highest_mhz: float, temperature_c: float, reasons: int, watts: float | None = None
+) -> Reading:
     """A reading from NVML's figures; `reasons` is its bit mask of clock event reasons."""
     held_back = tuple(name for name, bit in HELD_BACK.items() if reasons & bit)
     asleep = sm_mhz < SLOW * highest_mhz and not held_back
     throttled = asleep or any(name not in HARMLESS for name in held_back)
-    return Reading(sm_mhz, temperature_c, held_back, throttled)
+    return Reading(sm_mhz, temperature_c, held_back, throttled, watts)
 
 
 class Sensors:
@@ -58,7 +62,14 @@ class Sensors:
             self._highest,
             float(n.nvmlDeviceGetTemperature(handle, n.NVML_TEMPERATURE_GPU)),
             int(n.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+            self._watts(),
         )
+
+    def _watts(self) -> float | None:
+        try:
+            return float(self._nvml.nvmlDeviceGetPowerUsage(self._handle)) / 1e3
+        except self._nvml.NVMLError:
+            return None
 
 
 def open_sensors(uuid: str) -> Sensors | str:

@@ -186,7 +186,7 @@ class VerdictRow(Base):
 
 
 class MeasurementRow(Base):
-    """A figure. Of a candidate's several, the last of the most trusted kind holds."""
+    """A figure. Of a candidate's several, the last of the most trusted kind holds, before those of back-to-back runs."""
 
     __tablename__ = "measurements"
 
@@ -200,6 +200,9 @@ class MeasurementRow(Base):
     vs_sdpa: Mapped[float | None]
     terms: Mapped[dict[str, Any]]
     suspect: Mapped[str | None]
+    policy: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """null where nothing ran here: of estimates, and of what another tuner recorded"""
+    normalised_us: Mapped[float | None]
     taken_at: Mapped[datetime]
 
 
@@ -213,6 +216,7 @@ class BaselineRow(Base):
     median_us: Mapped[float]
     tflops: Mapped[float]
     samples_us: Mapped[list[Any]]
+    policy: Mapped[dict[str, Any]]
     taken_at: Mapped[datetime]
 
 

@@ -1,4 +1,5 @@
-"""Which of several figures counts more: kinds and devices are never mixed, and finals decide between their finalists."""
+"""Which of several figures counts more: kinds, devices and policies are never mixed, and finals decide between their
+finalists."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from evoengine.ledger.rows import PREFERENCE
-from evoengine.records import Kind
+from evoengine.records import Clocks, Kind, Policy
 
 HERE = 0
 """stands for all runs of this ledger; those are numbered from 1"""
@@ -27,16 +28,22 @@ class Figure:
     device: str = ""
     run: int = HERE
     """of the trial"""
+    policy: Policy | None = None
 
     @property
-    def trust(self) -> int:
-        return PREFERENCE.index(self.kind)
+    def precedence(self) -> tuple[int, bool]:
+        """Less is trusted more; figures of back-to-back runs stand beside the others, and count where there are none."""
+        return PREFERENCE.index(self.kind), self.policy is not None and self.policy.clocks is Clocks.SUSTAINED
+
+    def comparable(self, other: Figure) -> bool:
+        return (self.kind, self.device, self.policy) == (other.kind, other.device, other.policy)
 
 
 def ranked(figures: Iterable[Figure]) -> list[int]:
     """Trials best first, by figures of the most trusted kind that any has; `figures` come oldest first.
 
-    Only those of the device that gave the last such figure count: one name (h100) stands for GPUs of unlike speed.
+    Only those of the device and the policy that gave the last such figure count: one name (h100) stands for GPUs of
+    unlike speed, and the same kernel takes another time with a warm L2 or launched from a graph.
 
     A candidate counts by its last figure of its own most trusted kind, and not at all where that one is suspect. The
     finalists of the last finals keep the places they won there: what was timed before, and alone, is behind them. Finals
@@ -44,13 +51,11 @@ def ranked(figures: Iterable[Figure]) -> list[int]:
     """
     held: dict[int, Figure] = {}
     for figure in figures:
-        if figure.trial not in held or figure.trust <= held[figure.trial].trust:
+        if figure.trial not in held or figure.precedence <= held[figure.trial].precedence:
             held[figure.trial] = figure
-    believed = [f for f in held.values() if not f.suspect]
-    trusted = min((f.trust for f in believed), default=None)
-    alike = [f for f in believed if f.trust == trusted]
-    last = max(alike, key=lambda f: f.id, default=None)
-    return _with_finals([f for f in alike if f.device == last.device])
+    trusted = [f for f in held.values() if not f.suspect]
+    last = min(trusted, key=lambda f: (f.precedence, -f.id), default=None)
+    return _with_finals([f for f in trusted if f.comparable(last)])
 
 
 def _with_finals(figures: list[Figure]) -> list[int]:

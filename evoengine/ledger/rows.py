@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -26,14 +26,18 @@ from evoengine.ledger.models import (
 )
 from evoengine.ledger.runs import Device, Run
 from evoengine.records import (
+    L2,
     Baseline,
     Binary,
     Candidate,
     CaseResult,
+    Clocks,
     Kind,
     Launch,
+    LaunchMode,
     Measurement,
     Outcome,
+    Policy,
     Profile,
     Source,
     Verdict,
@@ -129,6 +133,7 @@ def measurement_values(measurement: Measurement) -> dict[str, object]:
     values = {name: getattr(measurement, name) for name in Measurement.__slots__}
     return values | {
         "kind": str(measurement.kind),
+        "policy": measurement.policy and asdict(measurement.policy),
         "samples_us": numbers_to_json(measurement.samples_us),
         "terms": {name: to_json_number(v) for name, v in measurement.terms.items()},
     }
@@ -144,12 +149,26 @@ def to_measurement(row: MeasurementRow) -> Measurement:
         vs_sdpa=row.vs_sdpa,
         terms={name: float(v) for name, v in row.terms.items()},
         suspect=row.suspect,
+        policy=to_policy(row.policy),
+        normalised_us=row.normalised_us,
     )
 
 
+def to_policy(values: Mapping[str, Any] | None) -> Policy | None:
+    """Raises KeyError or ValueError where a part is missing or unknown."""
+    if values is None:
+        return None
+    return Policy(LaunchMode(values["launch"]), L2(values["l2"]), Clocks(values["clocks"]), values["batch"])
+
+
 def most_trusted(figures: Sequence[Measurement]) -> Measurement | None:
-    """The last of the most trusted kind; `figures` come oldest first."""
-    return min(reversed(figures), key=lambda m: PREFERENCE.index(m.kind), default=None)
+    """The last of the most trusted kind, before those of back-to-back runs; `figures` come oldest first."""
+    return min(reversed(figures), key=lambda m: (PREFERENCE.index(m.kind), m.is_sustained), default=None)
+
+
+def last_sustained(figures: Sequence[Measurement]) -> Measurement | None:
+    """Of back-to-back runs; `figures` come oldest first."""
+    return next((m for m in reversed(figures) if m.is_sustained), None)
 
 
 def most_trusted_kind(figures: Iterable[Measurement]) -> Kind:
@@ -159,11 +178,12 @@ def most_trusted_kind(figures: Iterable[Measurement]) -> Kind:
 
 def baseline_values(baseline: Baseline) -> dict[str, object]:
     values = {name: getattr(baseline, name) for name in Baseline.__slots__}
-    return values | {"samples_us": numbers_to_json(baseline.samples_us)}
+    return values | {"samples_us": numbers_to_json(baseline.samples_us), "policy": asdict(baseline.policy)}
 
 
 def to_baseline(row: BaselineRow) -> Baseline:
-    return Baseline(row.name, row.device, row.median_us, row.tflops, numbers_from_json(row.samples_us))
+    samples, policy = numbers_from_json(row.samples_us), to_policy(row.policy)
+    return Baseline(row.name, row.device, row.median_us, row.tflops, samples, policy)
 
 
 def profile_values(profile: Profile) -> dict[str, object]:
@@ -189,6 +209,7 @@ def eagerly(with_cubin: bool) -> tuple[ORMOption, ...]:
 
 def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
     """The candidate with its last verdict and the last figure of its most trusted kind."""
+    figures = [to_measurement(m) for m in row.measurements]
     return Candidate(
         trial=row.id,
         run=row.run_id,
@@ -201,10 +222,11 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
         source=_to_source(row),
         binary=to_binary(row.binary, with_cubin) if row.binary else None,
         verdict=to_verdict(row.verdicts[-1]) if row.verdicts else None,
-        measurement=most_trusted([to_measurement(m) for m in row.measurements]),
+        measurement=most_trusted(figures),
         occupancy=row.occupancy,
         parents=tuple(row.parents),
         operator=row.operator,
+        sustained=last_sustained(figures),
     )
 
 

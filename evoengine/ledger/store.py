@@ -6,6 +6,7 @@ Each `record_…` is one transaction and is committed when it returns: a kill lo
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -39,6 +40,7 @@ from evoengine.ledger.rows import (
     to_binary,
     to_candidate,
     to_measurement,
+    to_policy,
     to_profile,
     to_run,
     verdict_values,
@@ -162,6 +164,19 @@ class Ledger:
             rows = session.scalars(select(BaselineRow).where(BaselineRow.run_id == run).order_by(BaselineRow.id))
             return [to_baseline(row) for row in rows]
 
+    def long_run_us(self, run: int, baseline: Baseline) -> float:
+        """The median of that baseline's times over all runs like this one: same problem, GPU, device with its driver and
+        libraries, and policy. Its own time where no run has recorded it yet."""
+        this = aliased(RunRow)
+        like = select(BaselineRow.median_us, BaselineRow.policy).join(RunRow).join(this, this.id == run).where(
+            RunRow.problem == this.problem, RunRow.gpu == this.gpu, RunRow.device_id == this.device_id,
+            BaselineRow.name == baseline.name,
+        )  # fmt: skip
+        with self._reading() as session:
+            rows = session.execute(like).all()
+        times = [median_us for median_us, policy in rows if to_policy(policy) == baseline.policy]
+        return statistics.median(times or [baseline.median_us])
+
     def whole_run(self, run: int) -> WholeRun:
         """All that is known of a run's finished candidates, cubins included, for another ledger to take in."""
         with self._reading() as session:
@@ -263,7 +278,8 @@ class Ledger:
     def best(self, problem: str, gpu: str, top: int, *, run: int | None = None) -> list[Candidate]:
         """The fastest first, as `evoengine.ledger.ranking` has it.
 
-        By figures of one kind and device, finals before single timings. A kernel that several runs found is there once.
+        By figures of one kind, device and policy, which `measurement` of each then is; finals before single timings. A
+        kernel that several runs found is there once.
         """
         figures = _figures_of_correct(problem, gpu)
         if run is not None:
@@ -271,8 +287,8 @@ class Ledger:
         with self._reading() as session:
             rows = session.execute(figures).all()
         order = ranked(
-            Figure(number, trial, Kind(kind), 1e6 / median_us, *others)
-            for _, number, trial, kind, median_us, *others in rows
+            Figure(number, trial, Kind(kind), 1e6 / compared_us, *others, to_policy(policy))
+            for _, number, trial, kind, compared_us, *others, policy in rows
         )
         kernels = {trial: kernel for kernel, _, trial, *_ in rows}
         firsts: dict[str, int] = {}
@@ -327,8 +343,8 @@ def _abandoned() -> Select[tuple[CandidateRow]]:
 def _figures_of_correct(
     problem: str, gpu: str
 ) -> Select[tuple[str, int, int, str, float, str | None, dict[str, Any], str, int]]:
-    """(kernel, id, trial, kind, median in µs, suspect, terms, device, run), oldest first; a kernel is its source, and
-    where that is unknown, as of what another tuner recorded, its configuration.
+    """(kernel, id, trial, kind, compared time in µs, suspect, terms, device, run, policy), oldest first; a kernel is its
+    source, and where that is unknown, as of what another tuner recorded, its configuration.
 
     Of what ended ranked and was not refuted by a later verdict.
     """
@@ -337,8 +353,9 @@ def _figures_of_correct(
     return (
         select(
             func.coalesce(CandidateRow.source_sha256, CandidateRow.config_key), MeasurementRow.id, CandidateRow.id,
-            MeasurementRow.kind, MeasurementRow.median_us, MeasurementRow.suspect, MeasurementRow.terms,
-            MeasurementRow.device, CandidateRow.run_id,
+            MeasurementRow.kind, func.coalesce(MeasurementRow.normalised_us, MeasurementRow.median_us),
+            MeasurementRow.suspect, MeasurementRow.terms, MeasurementRow.device, CandidateRow.run_id,
+            MeasurementRow.policy,
         )  # fmt: skip
         .select_from(CandidateRow)
         .join(MeasurementRow)

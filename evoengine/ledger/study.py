@@ -27,6 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from evoengine.errors import EvoengineError, UsageError
 from evoengine.ledger.database import alone, engine_options, explained, look, parse_url, set_pragmas
 from evoengine.ledger.optuna_schema import require_schema
+from evoengine.ledger.rows import most_trusted
 from evoengine.ledger.runs import Run
 from evoengine.ledger.store import Ledger
 from evoengine.lineage import Effect, Step, effects, step, transition
@@ -146,7 +147,7 @@ class Projection:
             logger.warning("the Optuna study has no note of what paid: %s", error)
 
     def _figure(self, trial: int) -> Measurement | None:
-        return next((m for m in reversed(self._ledger.measurements(trial)) if m.kind is self._kind), None)
+        return most_trusted([m for m in self._ledger.measurements(trial) if m.kind is self._kind])
 
     def _frozen(self, candidate: Candidate, figure: Measurement | None) -> FrozenTrial:
         """Ranked candidates are complete with their values; the others pruned, without any."""

@@ -102,5 +102,6 @@ def figure_json(candidate: Candidate) -> dict[str, object] | None:
         return None
     return {
         "kind": str(m.kind), "device": m.device, "tflops": m.tflops, "median_us": m.median_us,
-        "samples_us": list(m.samples_us), "vs_sdpa": m.vs_sdpa, "terms": dict(m.terms),
+        "normalised_us": m.normalised_us, "samples_us": list(m.samples_us), "vs_sdpa": m.vs_sdpa,
+        "policy": asdict(m.policy) if m.policy else None, "terms": dict(m.terms),
     }  # fmt: skip

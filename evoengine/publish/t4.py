@@ -22,6 +22,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from evoengine.ledger.rows import (
     baseline_values,
+    last_sustained,
     measurement_values,
     most_trusted,
     most_trusted_kind,
@@ -34,7 +35,7 @@ from evoengine.ledger.rows import (
 )
 from evoengine.ledger.runs import RUNNING, Device, Run, this_host
 from evoengine.ledger.transfer import Dossier, WholeRun
-from evoengine.records import Binary, Candidate, Kind, Launch, Outcome, Source
+from evoengine.records import UNKNOWN_POLICY, Binary, Candidate, Kind, Launch, Outcome, Source
 
 SCHEMA_VERSION = "1.1.0"
 TIME_UNIT = "microseconds"
@@ -53,6 +54,9 @@ INVALIDITY = {
 }
 _OF_RUN = ("gpu", "problem", "sampler", "seed", "objectives", "command")
 _OF_CANDIDATE = ("trial", "run", "problem", "gpu", "reason", "device", "occupancy", "operator")
+
+_OLD_BASELINE = {"policy": asdict(UNKNOWN_POLICY)}
+"""what baselines had no field for before policies were recorded"""
 
 Dated = tuple[datetime | None, Any]
 _fields = cache(get_type_hints)
@@ -103,7 +107,8 @@ def from_t4(data: Mapping[str, Any]) -> WholeRun | None:
         space_sha256=space["sha256"], space_text=space["text"], version=metadata["autotuner_version"],
         host=this_host(), pid=os.getpid(), **{name: described[name] for name in _OF_RUN},
     )  # fmt: skip
-    whole = WholeRun(run, _undated(described["baselines"], to_baseline), [_dossier(r["evoengine"]) for r in results])
+    baselines = _undated([_OLD_BASELINE | b for b in described["baselines"]], to_baseline)
+    whole = WholeRun(run, baselines, [_dossier(r["evoengine"]) for r in results])
     _conforms(whole, WholeRun)
     return whole
 
@@ -174,7 +179,8 @@ def _whole(dossier: Dossier) -> dict[str, Any]:
 def _dossier(d: Mapping[str, Any]) -> Dossier:
     # before all verdicts were kept, there was the last one as `verdict`
     verdicts = d["verdicts"] if "verdicts" in d else [v for v in [d["verdict"]] if v]
-    verdicts, figures = _undated(verdicts, to_verdict), _undated(d["measurements"], to_measurement)
+    verdicts = _undated(verdicts, to_verdict)
+    figures = _undated([_old_figure(m["kind"]) | m for m in d["measurements"]], to_measurement)
     source, binary = d["source"], d["binary"]
     candidate = Candidate(
         **{name: d[name] for name in (*_OF_CANDIDATE, "config")},
@@ -184,9 +190,16 @@ def _dossier(d: Mapping[str, Any]) -> Dossier:
         binary=binary and Binary(**{**binary, "cubin": base64.b64decode(binary["cubin"]), "warnings": tuple(binary["warnings"])}),
         verdict=verdicts[-1][1] if verdicts else None,
         measurement=most_trusted([figure for _, figure in figures]),
+        sustained=last_sustained([figure for _, figure in figures]),
     )  # fmt: skip
     created, finished = _moment(d, "created_at"), _moment(d, "finished_at")
     return Dossier(candidate, created, finished, verdicts, figures, _undated(d.get("profiles", ()), to_profile))
+
+
+def _old_figure(kind: str) -> dict[str, object]:
+    """What figures of that kind had no field for before policies were recorded."""
+    policy = asdict(UNKNOWN_POLICY) if kind == Kind.MEASURED else None
+    return {"policy": policy, "normalised_us": None}
 
 
 def _launch(d: Mapping[str, Any]) -> Launch:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evoengine.ledger.store import Ledger
-from evoengine.records import Kind, Measurement, Outcome
+from evoengine.records import UNKNOWN_POLICY, Kind, Outcome
 
 SHORT_LIST = 10
 """the regret is that of having timed only so many, best estimate first"""
@@ -25,6 +25,8 @@ class Pair:
     family: str
     estimated: float
     measured: float
+    policy: str = str(UNKNOWN_POLICY)
+    """that it was measured by"""
 
     @property
     def figures(self) -> tuple[float, float]:
@@ -46,11 +48,11 @@ def measured_pairs(ledger: Ledger, problem: str | None = None, gpu: str | None =
     pairs = []
     for c in ledger.candidates(problem=problem, gpu=gpu):
         if c.outcome is Outcome.MEASURED:
-            figures = ledger.measurements(c.trial)
-            estimate, measured = _last(figures, Kind.ESTIMATED), _last(figures, Kind.MEASURED)
+            estimates = (m for m in reversed(ledger.measurements(c.trial)) if m.kind is Kind.ESTIMATED)
+            estimate, measured = next(estimates, None), c.measurement
             if estimate and measured:
-                family = str(c.config["family"])
-                pairs.append(Pair(c.trial, c.problem, c.gpu, measured.device, family, estimate.tflops, measured.tflops))
+                of = (c.trial, c.problem, c.gpu, measured.device, str(c.config["family"]))
+                pairs.append(Pair(*of, estimate.tflops, measured.tflops, str(measured.policy)))
     return pairs
 
 
@@ -70,6 +72,3 @@ def agree(pairs: Sequence[tuple[float, float]]) -> Agreement:
             spearman = float(spearmanr(*sides).statistic)
     return Agreement(len(pairs), spearman, regret)
 
-
-def _last(figures: Sequence[Measurement], kind: Kind) -> Measurement | None:
-    return next((f for f in reversed(figures) if f.kind is kind), None)

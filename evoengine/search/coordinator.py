@@ -336,7 +336,7 @@ class Coordinator:
             self._proposer.tell(proposal, values)
         self._count(walk, outcome)
         best = self.progress.best
-        if outcome.ranked and (best is None or found.measurement.median_us < best.measurement.median_us):
+        if outcome.ranked and (best is None or found.measurement.compared_us < best.measurement.compared_us):
             self.progress.best = found
 
     def _count(self, walk: Walk, outcome: Outcome) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 
 from evoengine.ledger.store import Ledger
-from evoengine.records import Contender, Finals, Kind, Rejection
+from evoengine.records import Contender, Finals, Kind, Outcome, Rejection
 from evoengine.search.judges import Judge
+from evoengine.stages.statistics import SAME_WITHIN
 
 FINALISTS = 8
 
@@ -22,16 +24,44 @@ def hold_finals(ledger: Ledger, judge: Judge, problem: str, gpu: str) -> Future 
 def record_finals(ledger: Ledger, run: int, result: Finals | Rejection) -> list[str]:
     """Writes the new figures, each with its place; says what a person should know of them.
 
-    `Ledger.best` ranks by `place` among the finalists of the last run that held finals (`final_of_run`).
+    `Ledger.best` ranks by `place` among the finalists of the last run that held finals (`final_of_run`). Sustained
+    figures have no place: they stand beside the others. Whose output was wrong in finals ends as incorrect.
     """
     if isinstance(result, Rejection):
         return [f"the best could not be timed against each other ({result.reason}); they are ranked by single timings"]
+    said = []
+    for trial, how in result.wrong.items():
+        candidate = ledger.candidate(trial)
+        reason = f"wrong while it was timed in finals, {how}"
+        ledger.finish(trial, Outcome.INCORRECT, reason, candidate.occupancy, candidate.device)
+        said.append(f"#{trial} was {reason}; it is out")
     for place, trial in enumerate(result.order, 1):
+        if trial in result.sustained:
+            ledger.record_measurement(trial, result.sustained[trial])
         figure = result.figures[trial]
         final = {"final_of_run": float(run), "place": float(place), "tied": float(trial in result.tied)}
+        if place == 1 and result.lead:
+            final |= dict(zip(("over_second", "over_second_low", "over_second_high"), result.lead, strict=True))
         ledger.record_measurement(trial, replace(figure, terms={**figure.terms, **final}))
-    if not result.tied:
-        return []
-    first, *others = sorted(result.tied, key=result.order.index)
-    listed = ", ".join(f"#{trial}" for trial in others)
-    return [f"#{first} cannot be told apart from {listed}; of these it has the fewest registers"]
+    return said + _outcome(result)
+
+
+def _outcome(result: Finals) -> list[str]:
+    """How the first stands beside the others, in a sentence each."""
+    said = []
+    if result.lead:
+        ratio, low, high = (100 * (value - 1) for value in result.lead)
+        first, second = result.order[:2]
+        interval = f"95 % interval {low:+.2f} to {high:+.2f} %"
+        said.append(f"#{first} against #{second} in the same rounds: {ratio:+.2f} % of time ({interval})")
+    if result.tied:
+        first, *others = sorted(result.tied, key=result.order.index)
+        within = f"within {100 * SAME_WITHIN:g} %"
+        said.append(f"#{first} is the same as {_listed(others)} {within}; of these it has the fewest registers")
+    if result.open:
+        said.append(f"the fastest was not distinguished from {_listed(result.open)} in the time that finals have")
+    return said
+
+
+def _listed(trials: Iterable[int]) -> str:
+    return ", ".join(f"#{trial}" for trial in trials)

@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from evoengine.devices.base import KernelCrashed, KernelFailure
 from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, await_gpu, first_line, tensor_map
-from evoengine.devices.nvml import Sensors, open_sensors
+from evoengine.devices.nvml import Reading, Sensors, open_sensors
 from evoengine.errors import MachineError
 from evoengine.gpu import Gpu
 from evoengine.problem import Problem
@@ -36,7 +36,9 @@ from evoengine.records import (
     Plan,
     Verdict,
 )
-from evoengine.stages.timing import Rounds, beaten, rank, run_rounds, settled, spread
+from evoengine.stages.finals import rank, run_finals
+from evoengine.stages.statistics import beaten, settled, spread
+from evoengine.stages.timing import Dropped, Repetition, Rounds, Timed, run_rounds
 from evoengine.stages.verify import compare, verify
 from evoengine.workloads import find_tensors
 from evoengine.workloads.attention import Case, flops, least_bytes
@@ -123,14 +125,21 @@ def finals(
     try:
         bench.refresh(seed)
         clocks = {str(c.trial): bench.clock(bench.work(_load(c), c), c.source.entry) for c in contenders}
-        rounds = bench.rounds({**clocks, **bench.rivals(rival)}, seed, all_settled)
+        timed, sense = as_timed({**clocks, **bench.rivals(rival)}), bench.sense
+        rounds = run_finals(timed, list(clocks), np.random.default_rng(seed), sense)
     except CUDA_ERRORS as error:
         trials = ", ".join(str(c.trial) for c in contenders)
         raise KernelCrashed(f"one of trials {trials}: {first_line(error)}") from error
     figures = {c.trial: _figure(rounds, str(c.trial), bench.sensed, problem, gpu) for c in contenders}
     registers = {str(c.trial): c.binary.registers for c in contenders}
     ranking = rank({name: rounds.samples[name] for name in clocks}, registers)
-    return Finals(tuple(map(int, ranking.order)), tuple(map(int, ranking.tied)), figures)
+    lead = ranking.lead and (ranking.lead.median, ranking.lead.low, ranking.lead.high)
+    order, tied, left = (tuple(map(int, names)) for names in (ranking.order, ranking.tied, ranking.open))
+    return Finals(order, tied, figures, left, lead)
+
+
+def as_timed(clocks: Mapping[str, Callable[[], float]]) -> dict[str, Timed]:
+    return {name: Timed(lambda inputs, clock=clock: Repetition(clock())) for name, clock in clocks.items()}
 
 
 def all_settled(samples: Mapping[str, Sequence[float]]) -> str | None:
@@ -142,10 +151,10 @@ def all_settled(samples: Mapping[str, Sequence[float]]) -> str | None:
 def _figure(rounds: Rounds, name: str, sensed: bool, problem: Problem, gpu: Gpu) -> Measurement:
     samples = rounds.samples[name]
     if not samples:
-        raise KernelThrottled(f"the GPU held its clocks back in all of {rounds.throttled} repetitions")
+        raise KernelThrottled(f"the GPU held its clocks back in all of {rounds.dropped.total()} repetitions")
     median = statistics.median(samples)
     tflops, gbs = flops(problem) / median / 1e6, least_bytes(problem) / median / 1e3
-    rival = rounds.samples.get(SDPA)
+    rival = rounds.samples.get(SDPA, [])[: len(samples)]
     return Measurement(
         Kind.MEASURED,
         torch.cuda.get_device_name(),
@@ -157,7 +166,7 @@ def _figure(rounds: Rounds, name: str, sensed: bool, problem: Problem, gpu: Gpu)
             "interval_percent": 100 * spread(samples) if len(samples) > 5 else float("nan"),
             "peak_tflops_percent": 100 * tflops / gpu.tensor_tflops,
             "peak_gbs_percent": 100 * gbs / gpu.memory_gbs,
-            "throttled": float(rounds.throttled),
+            "throttled": float(rounds.dropped[Dropped.THROTTLED]),
             **(_observed(rounds) if sensed else {}),
         },
         suspect=_above_roofline(tflops, gbs, gpu),
@@ -336,9 +345,11 @@ class Bench:
         await_gpu(name, end)
         return start.elapsed_time(end) * 1e3
 
+    def sense(self) -> Reading | None:
+        return self._sensors.read() if self._sensors else None
+
     def rounds(self, clocks: Mapping[str, Callable[[], float]], seed: int, enough) -> Rounds:
-        sense = self._sensors.read if self._sensors else lambda: None
-        return run_rounds(clocks, np.random.default_rng(seed), enough, sense)
+        return run_rounds(as_timed(clocks), np.random.default_rng(seed), enough, self.sense)
 
     def race(
         self, kernel: CudaKernel, contender: Contender, incumbent: Contender | None, rival: str, seed: int

@@ -1,168 +1,173 @@
-"""The statistics of timing: how long to repeat, what to drop, which of two kernels is faster. Knows no GPU.
+"""Rounds of repetitions: who is repeated, with which inputs, what is dropped, when an output is checked. Knows no GPU.
 
-Samples are microseconds. Contenders are timed in rounds, one repetition each in an order drawn anew, so that a drift of
-the clocks meets all of them alike; whatever is compared is compared round by round.
+Contenders are timed in rounds, one repetition each in a random order, so that a drift of the clocks meets all of them
+alike. What the samples say is in `statistics.py`.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
 
 import numpy as np
 
 from evoengine.devices.nvml import Reading
 
-FEWEST = 10
-"""repetitions that a figure to be believed rests on"""
-MOST = 300
-PRECISE = 0.005
-"""a median is settled when its 95 % interval lies within this fraction of it"""
-STEADY = (40, 0.9)
-"""from this many repetitions on: an interval still this fraction of what the first half gave will not shrink further"""
-BUDGET_US = 2e6
-"""of one contender's own time, once it has the fewest repetitions"""
-RESOLUTION = 0.005
-"""smaller differences are not claimed, however many repetitions seem to show them"""
-RACE = ((3, 1.5), (5, 1.2), (8, 1.06))
-"""(repetitions, factor): beaten when each of the first so many took longer than the incumbent's by the factor"""
-_CONFIDENCE = 0.95
+INPUT_SETS = 2
+"""sets of inputs that repetitions take in an unpredictable order, so that a result kept from before is a wrong one"""
+CHECK_EVERY = 5
+"""repetitions of a contender among which one, not known beforehand, has its output checked. Two checks in a row never
+take the same inputs: whatever is replayed is wrong in one of them, which are at most 3 × CHECK_EVERY - 1 apart"""
+MOST_DROPPED = 300
+"""rounds dropped in all before it is given up"""
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+ALL_PAUSES_S = 30.0
+"""a GPU that has throttled through pauses of this sum will not recover in time"""
+
+
+class Dropped(StrEnum):
+    """Why a repetition does not count."""
+
+    THROTTLED = "throttled"
+    CPU_BEHIND = "the CPU was not ahead of the GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """One timing: microseconds per launch, however many launches were timed together."""
+
+    microseconds: float
+    dropped: Dropped | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A contender as the rounds see it.
+
+    `repeat` takes the number of an input set, overwrites the output with NaN, flushes the L2 and runs once. `check` takes
+    the same number right after such a repetition and says what is wrong with the output, None where nothing is; a
+    library's kernel needs none.
+    """
+
+    repeat: Callable[[int], Repetition]
+    check: Callable[[int], str | None] | None = None
 
 
 @dataclass(slots=True)
 class Rounds:
-    """Samples by contender, the i-th of each from the same round."""
+    """Samples by contender, in microseconds; the i-th of each is from the same round.
+
+    Of a contender that was retired there are fewer: those of the first rounds.
+    """
 
     samples: dict[str, list[float]]
     readings: list[Reading] = field(default_factory=list)
-    throttled: int = 0
-    """rounds dropped because the GPU held its clocks back"""
+    dropped: Counter[Dropped] = field(default_factory=Counter)
+    """rounds that do not count, by reason"""
+    wrong: dict[str, str] = field(default_factory=dict)
+    """contender whose output was wrong → in which repetition, and how"""
     ended: str = ""
 
 
-class Comparison(StrEnum):
-    FASTER = "faster"
-    SLOWER = "slower"
-    SAME = "same"
-    AMBIGUOUS = "ambiguous"
-
-    @property
-    def told_apart(self) -> bool:
-        return self in (Comparison.FASTER, Comparison.SLOWER)
-
-
 def run_rounds(
-    contenders: Mapping[str, Callable[[], float]],
+    contenders: Mapping[str, Timed],
     rng: np.random.Generator,
     enough: Callable[[Mapping[str, list[float]]], str | None],
     sense: Callable[[], Reading | None] = lambda: None,
+    retire: Callable[[Mapping[str, list[float]]], Collection[str]] = lambda samples: (),
+    sleep: Callable[[float], None] = time.sleep,
+    input_sets: int = INPUT_SETS,
 ) -> Rounds:
-    """Repeats rounds until `enough` gives a reason to end, or as many as MOST were lost to throttling.
+    """Repeats rounds until `enough` gives a reason to end, an output is wrong, or too many rounds were dropped.
 
-    A contender is a call that runs it once and gives its microseconds.
+    Where one repetition of a round does not count, none does, so that samples stay paired. A throttling GPU is given
+    pauses, each twice the one before. Contenders that `retire` names take no further part.
     """
     rounds = Rounds({name: [] for name in contenders})
-    names = list(contenders)
-    while rounds.throttled < MOST:
-        taken = {names[i]: contenders[names[i]]() for i in rng.permutation(len(names))}
+    plans = {name: InputPlan(rng, input_sets) for name in contenders}
+    active, pauses = list(contenders), _Pauses(sleep)
+    while not rounds.ended:
+        taken: dict[str, Repetition] = {}
+        for name in rng.permutation(active).tolist():
+            inputs, checked = plans[name].next()
+            taken[name] = contenders[name].repeat(inputs)
+            check = contenders[name].check
+            if checked and check and (reason := check(inputs)):
+                rounds.wrong[name] = f"repetition {plans[name].count}: {reason}"
+                rounds.ended = "wrong"
+                return rounds
         reading = sense()
-        if reading and reading.throttled:
-            rounds.throttled += 1
+        if dropped := _why_dropped(taken, reading):
+            rounds.dropped[dropped] += 1
+            recovering = dropped is not Dropped.THROTTLED or pauses.take()
+            if not recovering or rounds.dropped.total() >= MOST_DROPPED:
+                rounds.ended = str(dropped)
             continue
+        pauses.reset()
         if reading:
             rounds.readings.append(reading)
-        for name, microseconds in taken.items():
-            rounds.samples[name].append(microseconds)
-        if why := enough(rounds.samples):
-            rounds.ended = why
-            return rounds
-    rounds.ended = "throttled"
+        for name, repetition in taken.items():
+            rounds.samples[name].append(repetition.microseconds)
+        retired = retire(rounds.samples)
+        active = [name for name in active if name not in retired]
+        rounds.ended = enough(rounds.samples) or ""
     return rounds
 
 
-def settled(samples: Sequence[float]) -> str | None:
-    """Why these samples are enough, or None while they are not."""
-    if len(samples) < FEWEST:
-        return None
-    if (width := spread(samples)) <= PRECISE:
-        return "precise"
-    if len(samples) >= STEADY[0] and width >= STEADY[1] * spread(samples[: len(samples) // 2]):
-        return "steady"
-    if len(samples) >= MOST or sum(samples) >= BUDGET_US:
-        return "capped"
-    return None
+def _why_dropped(taken: Mapping[str, Repetition], reading: Reading | None) -> Dropped | None:
+    """The reason for the whole round; throttling first, as it calls for a pause."""
+    reasons = {repetition.dropped for repetition in taken.values()}
+    if Dropped.THROTTLED in reasons or (reading and reading.throttled):
+        return Dropped.THROTTLED
+    return Dropped.CPU_BEHIND if Dropped.CPU_BEHIND in reasons else None
 
 
-def spread(samples: Sequence[float]) -> float:
-    """Half the width of the median's 95 % interval over the median."""
-    low, high = median_interval(samples)
-    return (high - low) / 2 / statistics.median(samples)
+class InputPlan:
+    """Which inputs a contender's next repetition takes, and whether its output is checked."""
+
+    def __init__(self, rng: np.random.Generator, input_sets: int) -> None:
+        self._rng, self._sets = rng, input_sets
+        self._block: list[tuple[int, bool]] = []
+        self._last_checked = int(rng.integers(input_sets))
+        self.count = 0
+        """repetitions given so far"""
+
+    def next(self) -> tuple[int, bool]:
+        """Number of the input set, and whether to check."""
+        self.count += 1
+        if not self._block:
+            inputs = self._rng.integers(self._sets, size=CHECK_EVERY).tolist()
+            checked = int(self._rng.integers(CHECK_EVERY))
+            inputs[checked] = self._other_than_last()
+            self._block = [(number, place == checked) for place, number in enumerate(inputs)]
+        return self._block.pop()
+
+    def _other_than_last(self) -> int:
+        """Any input set but the one that was checked last."""
+        if self._sets > 1:
+            self._last_checked = (self._last_checked + int(self._rng.integers(1, self._sets))) % self._sets
+        return self._last_checked
 
 
-def median_interval(samples: Sequence[float]) -> tuple[float, float]:
-    """The median's 95 % confidence interval from order statistics, whatever the distribution (the sign test inverted).
+class _Pauses:
+    """Lets a throttling GPU cool: each pause in a row is twice as long as the one before."""
 
-    Fewer than six samples give none: 0 to infinity.
-    """
-    rank = _rank(len(samples))
-    if rank == 0:
-        return 0.0, math.inf
-    ordered = sorted(samples)
-    return ordered[rank - 1], ordered[-rank]
+    def __init__(self, sleep: Callable[[float], None]) -> None:
+        self._sleep, self._taken = sleep, 0.0
+        self.reset()
 
+    def reset(self) -> None:
+        self._next = FIRST_PAUSE_S
 
-@cache
-def _rank(count: int) -> int:
-    """The largest r for which the r-th smallest and r-th largest of `count` samples hold the median in between."""
-    tail, rank = 0.0, 0
-    while rank < count:
-        tail += math.comb(count, rank) / 2**count
-        if 2 * tail > 1 - _CONFIDENCE:
-            break
-        rank += 1
-    return rank
-
-
-def compare(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
-    """How `ours` compares with `theirs`, sample by sample of the same rounds.
-
-    Faster or slower where the interval of the ratio lies wholly beyond RESOLUTION; the same where it lies within half
-    of it around 1; otherwise it cannot be said.
-    """
-    low, high = median_interval([a / b for a, b in zip(ours, theirs, strict=True)])
-    if high < 1 - RESOLUTION:
-        return Comparison.FASTER
-    if low > 1 + RESOLUTION:
-        return Comparison.SLOWER
-    if low <= 1 <= high and 1 - RESOLUTION / 2 <= low and high <= 1 + RESOLUTION / 2:
-        return Comparison.SAME
-    return Comparison.AMBIGUOUS
-
-
-def beaten(ours: Sequence[float], incumbents: Sequence[float]) -> bool:
-    """Whether a candidate is plainly slower than the incumbent, so that more repetitions would be a waste."""
-    for count, factor in RACE:
-        if len(ours) == count:
-            return all(a > factor * b for a, b in zip(ours, incumbents, strict=True))
-    return False
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """Finalists best first; `tied` cannot be told from the fastest; the first is the one of them that takes least."""
-
-    order: tuple[str, ...]
-    tied: tuple[str, ...]
-
-
-def rank(samples: Mapping[str, Sequence[float]], registers: Mapping[str, int]) -> Ranking:
-    """Ranks by median; among those that can't be told from the fastest, the one with the fewest registers wins."""
-    by_median = sorted(samples, key=lambda name: statistics.median(samples[name]))
-    fastest = by_median[0]
-    tied = [n for n in by_median if n == fastest or not compare(samples[n], samples[fastest]).told_apart]
-    winner = min(tied, key=lambda name: registers[name])
-    return Ranking((winner, *(n for n in by_median if n != winner)), tuple(tied) if len(tied) > 1 else ())
+    def take(self) -> bool:
+        """Pauses; False, and no pause, where the GPU had all that it can be given."""
+        if self._taken + self._next > ALL_PAUSES_S:
+            return False
+        self._sleep(self._next)
+        self._taken += self._next
+        self._next = min(2 * self._next, LONGEST_PAUSE_S)
+        return True

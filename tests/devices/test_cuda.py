@@ -17,7 +17,7 @@ from evoengine.search.judges import GpuJudge, Job, timed_baselines
 from evoengine.search.workers import Terms, WorkerPool
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
-from evoengine.stages.timing import FEWEST
+from evoengine.stages.statistics import FEWEST
 from evoengine.workloads import find_workload
 from tests.conftest import attention_space
 

@@ -13,13 +13,17 @@ from evoengine.ledger.database import alembic_config
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger
 from evoengine.records import (
+    L2,
     Binary,
     CaseResult,
+    Clocks,
     Config,
     Kind,
     Launch,
+    LaunchMode,
     Measurement,
     Outcome,
+    Policy,
     Source,
     Verdict,
 )
@@ -60,10 +64,15 @@ def a_verdict(outcome: Outcome | None = None, max_error: float | None = 2.4e-4) 
     return Verdict("emulator", outcome, "off by 1" if outcome else None, cases, 140.5)
 
 
+POLICY = Policy(LaunchMode.GRAPH, L2.COLD, Clocks.BOOST, 16)
+SUSTAINED = Policy(LaunchMode.GRAPH, L2.WARM, Clocks.SUSTAINED)
+
+
 def a_figure(tflops: float, kind: Kind = Kind.ESTIMATED, suspect: str | None = None) -> Measurement:
     samples = (25300.0, 25299.5) if kind is Kind.MEASURED else ()
     median_us = 25300.0 * 42.5 / (tflops or 1.0)
-    return Measurement(kind, "NVIDIA H200", tflops, median_us, samples, 0.03, {"memory_us": 12.5}, suspect)
+    policy = POLICY if kind is Kind.MEASURED else None
+    return Measurement(kind, "NVIDIA H200", tflops, median_us, samples, 0.03, {"memory_us": 12.5}, suspect, policy)
 
 
 def start_run(ledger: Ledger, **changes: object) -> int:

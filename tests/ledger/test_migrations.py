@@ -1,12 +1,37 @@
-"""The migrations make exactly the tables the models describe, and see nothing of Optuna's."""
+"""The migrations make exactly the tables the models describe, see nothing of Optuna's, and keep what older ones hold."""
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Integer, MetaData, Table
+import sqlite3
+from contextlib import closing
 
+import pytest
+from alembic import command
+from sqlalchemy import Column, Integer, MetaData, Table, create_engine
+
+from evoengine.ledger.database import alembic_config
 from evoengine.ledger.models import Base
+from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import optuna_storage
-from tests.ledger.examples import differences
+from evoengine.records import UNKNOWN_POLICY, Kind
+from tests.ledger.examples import CONFIG, GPU, PROBLEM, a_figure, add_ranked, differences, start_run
+
+WRITTEN_BEFORE_POLICIES = f"""
+INSERT INTO devices VALUES (1, 'NVIDIA H200', NULL, NULL, NULL, '{{}}');
+INSERT INTO runs (id, started_at, status, gpu, problem, device_id, space_name, space_sha256, space_text, sampler, seed,
+                  version, host, pid, command)
+VALUES (1, '2026-01-02 03:04:05', 'all trials done', '{GPU}', '{PROBLEM}', 1, 's', 's', 's', 'tpe', 1, '0', 'h', 1, 'c');
+INSERT INTO baselines VALUES (1, 1, 'MATH', 'NVIDIA H200', 900.0, 305.0, '[900.0, "inf"]', '2026-01-02 03:04:05');
+INSERT INTO candidates (id, run_id, problem, gpu, config, config_key, parents, created_at, outcome)
+VALUES (1, 1, '{PROBLEM}', '{GPU}', '{{"tile": 1}}', '1', '[]', '2026-01-02 03:04:05', 'measured'),
+       (2, 1, '{PROBLEM}', '{GPU}', '{{"tile": 2}}', '2', '[]', '2026-01-02 03:04:05', 'estimated'),
+       (3, 1, '{PROBLEM}', '{GPU}', '{{"tile": 3}}', '3', '[]', '2026-01-02 03:04:05', 'recorded');
+INSERT INTO measurements VALUES
+ (1, 1, 'estimated', 'estimate', 500.0, 20.0, '[]', NULL, '{{}}', NULL, '2026-01-02 03:04:05'),
+ (2, 1, 'measured', 'NVIDIA H200', 400.0, 25.0, '[25.0]', 1.5, '{{"place": 1.0}}', NULL, '2026-01-02 03:04:05'),
+ (3, 2, 'estimated', 'estimate', 600.0, 15.0, '[]', NULL, '{{}}', NULL, '2026-01-02 03:04:05'),
+ (4, 3, 'recorded', 'A100', {{tflops}}, 30.0, '[30.0]', NULL, '{{}}', NULL, '2026-01-02 03:04:05');
+"""
 
 
 def test_migrations_equal_models_and_optunas_tables_are_not_proposed_for_dropping(ledger):
@@ -23,3 +48,26 @@ def test_a_model_without_its_migration_and_one_that_went_are_seen(ledger):
     changed.remove(changed.tables["baselines"])
     kinds = {found[0] for found in differences(ledger, changed)}
     assert kinds == {"add_column", "add_table", "remove_index", "remove_table"}
+
+
+@pytest.mark.parametrize(("schema", "tflops"), [("0003", "300.0"), ("0004", "NULL")])
+def test_a_ledger_of_before_policies_keeps_its_figures_and_says_that_their_policy_is_unknown(tmp_path, schema, tflops):
+    path = tmp_path / "old.db"
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        command.upgrade(alembic_config(connection), schema)
+    engine.dispose()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(WRITTEN_BEFORE_POLICIES.replace("{tflops}", tflops))
+    with open_ledger(str(path), create=False) as ledger:
+        estimate, measured = ledger.measurements(1)
+        assert (measured.kind, measured.policy) == (Kind.MEASURED, UNKNOWN_POLICY)
+        assert (measured.median_us, measured.samples_us, measured.vs_sdpa) == (25.0, (25.0,), 1.5)
+        assert measured.normalised_us is None and measured.compared_us == 25.0
+        assert {ledger.candidate(n).measurement.policy for n in (2, 3)} == {estimate.policy} == {None}
+        assert [(b.name, b.policy) for b in ledger.baselines(1)] == [("MATH", UNKNOWN_POLICY)]
+        assert "unknown" in str(measured.policy)
+        assert ledger.candidate(1).to_json()["policy"]["launch"] == "unknown"
+        assert differences(ledger, Base.metadata) == []
+        new = add_ranked(ledger, start_run(ledger), a_figure(1.0, Kind.MEASURED), CONFIG)
+        assert [c.trial for c in ledger.best(PROBLEM, GPU, top=9)] == [new]

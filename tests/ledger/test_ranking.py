@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from evoengine.ledger.ranking import Figure, ranked
-from evoengine.records import Kind
+from evoengine.records import UNKNOWN_POLICY, Kind
+from tests.ledger.examples import POLICY, SUSTAINED
 
 
 def single(number, trial, tflops, kind=Kind.MEASURED, suspect=None):
@@ -71,3 +72,22 @@ def test_figures_of_the_device_that_timed_last_are_not_ranked_with_those_of_anot
     h100, h200 = on("NVIDIA H100", 1, 1, 500.0), on("NVIDIA H200", 2, 2, 480.0)
     assert ranked([h100, h200, on("NVIDIA H200", 3, 3, 490.0)]) == [3, 2]
     assert ranked([h200, on("NVIDIA H100", 3, 1, 500.0)]) == [1]
+
+
+def by(policy, number, trial, tflops, device=""):
+    return Figure(number, trial, Kind.MEASURED, tflops, None, {}, device, policy=policy)
+
+
+def test_figures_of_the_last_policy_are_not_ranked_with_those_of_another():
+    """A kernel that takes 330 µs with a cold L2 and 8 µs with a warm one would win over all by its way to be measured."""
+    streamed = replace(POLICY, launch="stream")
+    batched = replace(POLICY, batch=1)
+    for other in (streamed, batched, UNKNOWN_POLICY):
+        assert ranked([by(other, 1, 1, 900.0), by(POLICY, 2, 2, 20.0), by(POLICY, 3, 3, 30.0)]) == [3, 2]
+        assert ranked([by(POLICY, 1, 2, 20.0), by(POLICY, 2, 3, 30.0), by(other, 3, 1, 900.0)]) == [1]
+
+
+def test_sustained_figures_stand_beside_the_others_whenever_they_were_taken():
+    figures = [by(POLICY, 1, 1, 20.0), by(POLICY, 2, 2, 30.0), by(SUSTAINED, 3, 1, 900.0), by(SUSTAINED, 4, 2, 10.0)]
+    assert ranked(figures) == [2, 1]
+    assert ranked(figures[2:]) == [1, 2]

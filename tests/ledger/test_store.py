@@ -7,6 +7,7 @@ import random
 import sqlite3
 import string
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import event
@@ -15,22 +16,29 @@ from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.runs import RUNNING, Device
 from evoengine.ledger.store import Ledger
 from evoengine.records import (
+    L2,
+    UNKNOWN_POLICY,
     Baseline,
     Binary,
     Candidate,
     CaseResult,
+    Clocks,
     Kind,
     Launch,
+    LaunchMode,
     Measurement,
     Outcome,
+    Policy,
     Source,
     Verdict,
 )
 from tests.ledger.examples import (
     CONFIG,
     GPU,
+    POLICY,
     PROBLEM,
     SPACE,
+    SUSTAINED,
     a_binary,
     a_figure,
     a_source,
@@ -78,7 +86,9 @@ def random_candidate(rng: random.Random, trial: int, run: int) -> Candidate:
     binary = Binary(rng.randbytes(99), text(), text(), text(), 255, 1, 2, 3, warnings, mix, number())
     samples = tuple(rng.choice([number(), math.inf]) for _ in range(3))
     terms = {text(): rng.choice([number(), -math.inf])}
-    figure = Measurement(rng.choice(list(Kind)), text(), number(), number(), samples, maybe(number()), terms, None)
+    policy = Policy(rng.choice(list(LaunchMode)), rng.choice(list(L2)), Clocks.BOOST, rng.randrange(99))
+    timed = (samples, maybe(number()), terms, None, maybe(policy), maybe(number()))
+    figure = Measurement(rng.choice(list(Kind)), text(), number(), number(), *timed)
     return Candidate(
         trial=trial,
         run=run,
@@ -142,10 +152,25 @@ def test_a_run_read_back_says_what_it_was_for_and_how_it_ended(ledger):
 
 def test_a_baseline_read_back_equals_the_one_written(ledger):
     run = start_run(ledger)
-    baseline = Baseline("cudnn", "NVIDIA H200", 697.0, 395.0, (697.5, 697.0, 696.5))
+    baseline = Baseline("cudnn", "NVIDIA H200", 697.0, 395.0, (697.5, 697.0, 696.5), POLICY)
     ledger.record_baseline(run, baseline)
     assert ledger.baselines(run) == [baseline]
     assert ledger.baselines(run + 1) == []
+
+
+def test_the_long_run_time_of_a_baseline_is_the_median_over_all_runs_like_this_one(ledger):
+    def timed(us, policy=POLICY, name="cudnn", **run):
+        number, baseline = start_run(ledger, **run), Baseline(name, "NVIDIA H200", us, 1.0, (us,), policy)
+        assert ledger.long_run_us(number, replace(baseline, name="not timed yet")) == us
+        ledger.record_baseline(number, baseline)
+        return number, baseline
+
+    timed(700.0), timed(710.0)
+    timed(1.0, policy=UNKNOWN_POLICY)
+    timed(2.0, name="flash")
+    timed(3.0, problem="attention:b1,h1,s64,d32,fp16")
+    timed(4.0, device=Device("emulator", driver="CUDA 13.0"))
+    assert ledger.long_run_us(*timed(900.0)) == 710.0
 
 
 def test_the_same_device_and_the_same_source_are_kept_once(ledger):
@@ -230,6 +255,37 @@ def test_a_rejected_candidate_is_never_best(ledger, outcome):
     trial = add_ranked(ledger, start_run(ledger), a_figure(50.0))
     ledger.finish(trial, outcome, "why", None, None)
     assert ledger.best(PROBLEM, GPU, 10) == []
+
+
+def test_best_ranks_by_the_time_normalised_in_its_rounds_and_not_by_the_moment_of_timing(ledger):
+    """The slower kernel was timed while the clocks were high, the faster one while they were low."""
+    run = start_run(ledger)
+    slower = replace(a_figure(10, Kind.MEASURED), median_us=98.0, normalised_us=101.0)
+    faster = replace(a_figure(10, Kind.MEASURED), median_us=99.0, normalised_us=100.0)
+    trials = [add_ranked(ledger, run, figure, name=f"k{n}") for n, figure in enumerate((slower, faster))]
+    assert [c.trial for c in ledger.best(PROBLEM, GPU, top=9)] == trials[::-1]
+
+
+def test_figures_of_another_policy_are_not_among_the_best_and_each_has_the_figure_it_is_ranked_by(ledger):
+    run = start_run(ledger)
+    old = replace(a_figure(99, Kind.MEASURED), policy=UNKNOWN_POLICY)
+    add_ranked(ledger, run, old, name="old")
+    both = add_ranked(ledger, run, old, name="both")
+    ledger.record_measurement(both, a_figure(50, Kind.MEASURED))
+    [found] = ledger.best(PROBLEM, GPU, top=9)
+    assert (found.trial, found.measurement.policy, found.measurement.tflops) == (both, POLICY, 50)
+
+
+def test_a_sustained_figure_stands_beside_the_one_that_a_candidate_is_ranked_by(ledger):
+    trial = add_ranked(ledger, start_run(ledger), a_figure(50, Kind.MEASURED))
+    sustained = replace(a_figure(40, Kind.MEASURED), policy=SUSTAINED, terms={"sm_mhz": 1410.0, "watts": 690.0})
+    ledger.record_measurement(trial, sustained)
+    [found] = ledger.best(PROBLEM, GPU, top=9)
+    assert (found.measurement.tflops, found.sustained) == (50, sustained)
+    public = found.to_json()
+    assert public["policy"] == {"launch": "graph", "l2": "cold", "clocks": "boost", "batch": 16}
+    assert public["sustained"]["policy"]["clocks"] == "sustained"
+    assert (public["sustained"]["tflops"], public["sustained"]["sm_mhz"], public["sustained"]["watts"]) == (40, 1410, 690)
 
 
 def test_best_looks_at_one_problem_one_gpu_and_where_asked_one_run(ledger):

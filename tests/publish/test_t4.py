@@ -15,12 +15,14 @@ from evoengine.ledger.runs import RUNNING, Device, Run
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.transfer import Dossier, WholeRun
 from evoengine.publish.t4 import INVALIDITY, from_t4, to_t4
-from evoengine.records import Baseline, Candidate, Kind, Outcome, Profile
+from evoengine.records import UNKNOWN_POLICY, Baseline, Candidate, Kind, Outcome, Profile
 from tests.ledger.examples import (
     CONFIG,
     GPU,
+    POLICY,
     PROBLEM,
     SPACE,
+    SUSTAINED,
     a_binary,
     a_figure,
     a_source,
@@ -41,19 +43,20 @@ RUN = Run(
     7, BEGAN, at(9), "all trials done", GPU, PROBLEM, DEVICE, SPACE.name, SPACE.sha256, SPACE.text, "evolution",
     "tflops,registers", 3, "0.0.9", "elsewhere", 1, "evoengine search",
 )  # fmt: skip
-BASELINES = [(at(1), Baseline("MATH", DEVICE.name, 900.0, 305.0, (900.0, float("inf"))))]
+BASELINES = [(at(1), Baseline("MATH", DEVICE.name, 900.0, 305.0, (900.0, float("inf")), POLICY))]
 PROFILE = Profile("Nsight Compute", DEVICE.name, {"issue slots %": 61.5, "l2 hit %": float("nan")}, ("stalls",))
 
 
 def whole() -> WholeRun:
     """One candidate of each stage it may end at; the first has been gated, timed and profiled again and again."""
-    estimate, measured = a_figure(9.0), a_figure(10.87, Kind.MEASURED)
+    estimate, measured = a_figure(9.0), replace(a_figure(10.87, Kind.MEASURED), normalised_us=98_300.25)
+    sustained = replace(measured, policy=SUSTAINED, normalised_us=None, terms={"sm_mhz": 1410.0, "watts": 690.0})
     final = replace(measured, terms={"interval_percent": float("inf"), "final_of_run": 7.0, "place": 1.0})
     dropped = replace(measured, terms={"dropped_after": 3.0, "incumbent": 41.0})
     static = replace(PROFILE, tool="static", figures={"HMMA": 64.0})
     made, single = ({"source": a_source(name), "binary": a_binary()} for name in ("kernel", "single"))
     finished = [
-        Candidate(41, 7, PROBLEM, GPU, CONFIG, Outcome.MEASURED, None, "NVIDIA H200", **made, verdict=a_verdict(), measurement=final, occupancy=0.25, operator="start"),
+        Candidate(41, 7, PROBLEM, GPU, CONFIG, Outcome.MEASURED, None, "NVIDIA H200", **made, verdict=a_verdict(), measurement=final, occupancy=0.25, operator="start", sustained=sustained),
         Candidate(42, 7, PROBLEM, GPU, CONFIG, Outcome.INCORRECT, "wrong", "emulator", **made, verdict=a_verdict(Outcome.INCORRECT), parents=(41,), operator="mutation"),
         Candidate(43, 7, PROBLEM, GPU, CONFIG, Outcome.UNCOMPILABLE, "line 3", source=a_source("other")),
         Candidate(44, 7, PROBLEM, GPU, CONFIG, Outcome.RECORDED, measurement=a_figure(1.0, Kind.RECORDED)),
@@ -74,7 +77,7 @@ def whole() -> WholeRun:
     dossiers[0] = replace(
         dossiers[0],
         verdicts=[(at(2), a_verdict(Outcome.HUNG)), (at(3), a_verdict())],
-        figures=[(at(3), estimate), (at(4), replace(final, terms={"final_of_run": 5.0, "place": 2.0})), (at(5), final)],
+        figures=[(at(3), estimate), (at(4), replace(final, terms={"final_of_run": 5.0, "place": 2.0})), (at(4.5), sustained), (at(5), final)],
         profiles=[(at(6), static), (at(7), PROFILE)],
     )
     return WholeRun(RUN, BASELINES, dossiers)
@@ -140,7 +143,7 @@ def test_what_comes_in_ranks_as_it_did_and_its_finals_are_numbered_below_0(expor
     back, trials, ranked = anew(tmp_path / "evo.db", exported, runs_before=1)
     assert ranked == [trials[0], trials[6]]
     figures = [figure for _, figure in back.dossiers[0].figures]
-    assert [f.terms.get("final_of_run") for f in figures] == [None, -2.0, -1.0]
+    assert [f.terms.get("final_of_run") for f in figures] == [None, -2.0, None, -1.0]
 
 
 @pytest.mark.parametrize("finals_here", [False, True])
@@ -187,6 +190,19 @@ def test_a_file_of_before_times_profiles_and_all_verdicts_were_kept_is_read(expo
     assert (back.run.started_at, back.run.status) == (BEGAN, "imported")
     assert [d.candidate.verdict for d in back.dossiers] == [d.candidate.verdict for d in whole().dossiers]
     assert begun <= back.dossiers[0].created_at == back.dossiers[0].figures[0][0] == back.baselines[0][0]
+
+
+def test_figures_of_a_file_of_before_policies_have_an_unknown_one_where_they_were_measured(exported, tmp_path):
+    del exported["metadata"]["evoengine"]["baselines"][0]["policy"]
+    figures = [m for result in exported["results"] for m in result["evoengine"]["measurements"]]
+    for figure in figures:
+        del figure["policy"], figure["normalised_us"]
+    back, _, _ = anew(tmp_path / "evo.db", exported)
+    read = [figure for dossier in back.dossiers for _, figure in dossier.figures]
+    assert {(f.kind, f.policy, f.normalised_us) for f in read} == {
+        (Kind.MEASURED, UNKNOWN_POLICY, None), (Kind.ESTIMATED, None, None), (Kind.RECORDED, None, None),
+    }  # fmt: skip
+    assert back.baselines[0][1].policy == UNKNOWN_POLICY
 
 
 T4_INVALIDITY = {"timeout", "compile", "runtime", "correctness", "constraints", "correct"}
@@ -249,6 +265,8 @@ WRONG = {
     "no time": (("results", 0, "evoengine", "measurements", 0, "median_us"), float("nan")),
     "a number no register holds": (("metadata", "evoengine", "seed"), 2**70),
     "a term beyond a float": (("results", 0, "evoengine", "measurements", 0, "terms", "memory_us"), 10**400),
+    "a policy nobody knows": (("results", 0, "evoengine", "measurements", 1, "policy", "l2"), "lukewarm"),
+    "a text for a batch": (("results", 0, "evoengine", "measurements", 1, "policy", "batch"), "many"),
     "no Unicode": (("results", 1, "evoengine", "reason"), "\ud800"),
     "a case without name": (("results", 0, "evoengine", "verdicts", 0, "cases", 0, "name"), None),
 }

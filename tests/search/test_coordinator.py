@@ -105,7 +105,7 @@ def test_a_tie_is_said(numbered):
     progress = numbered.coordinator(range(4), tasks=tasks(finals_task=faulty_device.tied_finals)).search()
     first, second, third = (c.trial for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=3))
     assert progress.notes == [
-        f"#{first} cannot be told apart from #{second}, #{third}; of these it has the fewest registers"
+        f"#{first} is the same as #{second}, #{third} within 0.25 %; of these it has the fewest registers"
     ]
 
 

@@ -1,0 +1,155 @@
+"""How finals among the best are decided: who is retired early, when to stop, and who wins. Knows no GPU.
+
+Samples are looked at after numbers of rounds that are fixed beforehand (LOOKS). Every interval is so wide that all of
+them together, over all pairs and all looks, miss a truth in at most 5 % of finals (Bonferroni's inequality): who looks
+often until something shows would otherwise find a winner among equals.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evoengine.devices.nvml import Reading
+from evoengine.stages.statistics import ERROR_RATE, Comparison, Estimate, compare, paired_ratio
+from evoengine.stages.timing import Rounds, Timed, run_rounds
+
+LOOKS = (14, 20, 30, 45, 68, 102, 153, 230, 345, 518, 777, 1166, 1749)
+"""rounds after which the samples are looked at. At the first, the sign test can show a difference among eight finalists;
+each is half again as many as the one before, so that at most that share of the time is spent on what was known"""
+BUDGET_US = 20e6
+"""of GPU time for all repetitions together; it ends finals of slow kernels, at the earliest after the first look"""
+
+
+def error_rate(finalists: int) -> float:
+    """Of one interval of one pair at one look."""
+    pairs = max(1, finalists * (finalists - 1) // 2)
+    return ERROR_RATE / pairs / len(LOOKS)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Finalists best first. All that is said of pairs holds together with 95 % confidence.
+
+    `tied` are the fastest and those shown to be the same; of these the first of `order` has the fewest registers.
+    `open` could not be distinguished from the fastest within the budget. `lead` is the time of the first over that of the
+    second; None where there is one finalist alone.
+    """
+
+    order: tuple[str, ...]
+    tied: tuple[str, ...]
+    open: tuple[str, ...]
+    lead: Estimate | None
+
+
+class SuccessiveRejects:
+    """Retires a finalist once another is shown to be faster; ends when the fastest is distinguished from the rest.
+
+    Audibert, Bubeck and Munos, "Best arm identification in multi-armed bandits" (COLT 2010), reject the worst arm after
+    each of several phases; here an arm is rejected when it is shown to be slower, so that equals stay.
+    `retire` and `enough` go to `run_rounds`, where samples of more than the finalists may be taken: the baseline's.
+    """
+
+    def __init__(self, finalists: Sequence[str]) -> None:
+        self._active = list(finalists)
+        self._error_rate = error_rate(len(finalists))
+        self._ended: str | None = None
+
+    def retire(self, samples: Mapping[str, Sequence[float]]) -> list[str]:
+        """Those shown at this look to be slower than the fastest."""
+        rounds = len(samples[self._active[0]])
+        if rounds not in LOOKS:
+            return []
+        fastest = fastest_of({name: samples[name] for name in self._active})
+        found = {
+            name: compare(paired_ratio(samples[name], samples[fastest], self._error_rate))
+            for name in self._active
+            if name != fastest
+        }
+        slower = [name for name, comparison in found.items() if comparison is Comparison.SLOWER]
+        self._active = [name for name in self._active if name not in slower]
+        self._ended = self._why_ended(samples, rounds, Comparison.NOT_DISTINGUISHED in found.values())
+        return slower
+
+    def enough(self, samples: Mapping[str, Sequence[float]]) -> str | None:
+        """Why the finals end; to be asked after `retire`, as `run_rounds` does."""
+        return self._ended
+
+    def _why_ended(self, samples: Mapping[str, Sequence[float]], rounds: int, undecided: bool) -> str | None:
+        if not undecided:
+            return "decided"
+        if rounds == LOOKS[-1]:
+            return "capped"
+        further = LOOKS[LOOKS.index(rounds) + 1] - rounds
+        spent = sum(map(sum, samples.values()))
+        a_round = sum(own[-1] for own in samples.values() if len(own) == rounds)
+        return "capped" if spent + further * a_round > BUDGET_US else None
+
+
+def run_finals(
+    contenders: Mapping[str, Timed],
+    finalists: Sequence[str],
+    rng: np.random.Generator,
+    sense: Callable[[], Reading | None] = lambda: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Rounds:
+    """The rounds that decide among `finalists`; further contenders, a baseline, take part in each.
+
+    Where the output of a finalist is wrong, the finals begin again without it: `wrong` has all such, `samples` none of
+    theirs.
+    """
+    wrong: dict[str, str] = {}
+    while True:
+        left = [name for name in finalists if name not in wrong]
+        timed = {name: contender for name, contender in contenders.items() if name not in wrong}
+        if not left:
+            return Rounds({name: [] for name in timed}, wrong=wrong, ended="wrong")
+        rejects = SuccessiveRejects(left)
+        rounds = run_rounds(timed, rng, rejects.enough, sense, rejects.retire, sleep)
+        wrong |= rounds.wrong
+        if not rounds.wrong:
+            rounds.wrong = wrong
+            return rounds
+
+
+def fastest_of(samples: Mapping[str, Sequence[float]]) -> str:
+    """By the median of times that are normalised within their round: each over the geometric mean of the round's.
+
+    All must have equally many samples.
+    """
+    logs = np.log(np.array(list(samples.values())))
+    normalised = logs - logs.mean(axis=0)
+    return list(samples)[int(np.argmin(np.median(normalised, axis=1)))]
+
+
+def rank(samples: Mapping[str, Sequence[float]], registers: Mapping[str, int]) -> Ranking:
+    """The ranking that finals end with, from the finalists' samples as `run_rounds` leaves them.
+
+    By the median ratio to the fastest in the rounds that both were in. Registers decide among those that are shown to be
+    the same as the fastest, and among no others.
+    """
+    rate = error_rate(len(samples))
+    most = max(map(len, samples.values()))
+    remaining = {name: own for name, own in samples.items() if len(own) == most}
+    fastest = fastest_of(remaining)
+    ratios = {n: _ratio(samples[n], samples[fastest], rate) for n in samples if n != fastest}
+    by_ratio = [fastest, *sorted(ratios, key=lambda n: (n not in remaining, ratios[n].median))]
+    shown = {n: compare(ratios[n]) for n in by_ratio if n in remaining and n != fastest}
+    tied = [fastest, *(n for n, comparison in shown.items() if comparison is Comparison.SAME)]
+    winner = min(tied, key=lambda n: registers[n])
+    order = (winner, *(n for n in by_ratio if n != winner))
+    return Ranking(
+        order,
+        tuple(tied) if len(tied) > 1 else (),
+        tuple(n for n, comparison in shown.items() if comparison is Comparison.NOT_DISTINGUISHED),
+        _ratio(samples[winner], samples[order[1]], rate) if len(order) > 1 else None,
+    )
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float], rate: float) -> Estimate:
+    """Over the rounds that both took part in, which are the first ones."""
+    both = min(len(ours), len(theirs))
+    return paired_ratio(ours[:both], theirs[:both], rate)

@@ -1,0 +1,35 @@
+"""How the kernels of a problem are timed: chosen once for all of its contenders, as figures of unlike policies are
+never compared. The clock carries it out."""
+
+from __future__ import annotations
+
+from evoengine.records import L2, Clocks, LaunchMode, Policy
+
+TICK_US = 0.5
+"""resolution of the GPU's event timer (CUDA Runtime API, cudaEventElapsedTime: around 0.5 microseconds)"""
+FEWEST_TICKS = 200
+"""that a repetition lasts: rounding to a tick then moves a median by no more than a quarter of a per cent"""
+GRAPH_US = 100.0
+"""kernels quicker than this are replayed from a CUDA graph: what the CPU takes to launch them would show"""
+
+
+def choose_policy(fastest_us: float, tick_us: float = TICK_US) -> Policy:
+    """The policy of a problem, from the least time that one of its kernels is expected to take.
+
+    Raises ValueError where that is no time.
+    """
+    if not 0 < fastest_us < float("inf"):
+        raise ValueError(f"a kernel's time must be a positive number of microseconds, not {fastest_us}")
+    launch = LaunchMode.GRAPH if fastest_us < GRAPH_US else LaunchMode.STREAM
+    return Policy(launch, L2.COLD, Clocks.BOOST, batch_size(fastest_us, tick_us))
+
+
+def batch_size(fastest_us: float, tick_us: float) -> int:
+    """Launches to be timed together: the least power of two that lasts FEWEST_TICKS.
+
+    A power of two, so that the policy stays the same when the estimate changes by a few per cent.
+    """
+    batch = 1
+    while batch * fastest_us < FEWEST_TICKS * tick_us:
+        batch *= 2
+    return batch
