@@ -107,7 +107,7 @@ def _prepare(outputs: list[_Operand], inputs: list[_Operand], in_place: bool) ->
         code += f"auto& evo_emu_o{i} = {o.expression}; "
         operands.append(f"evo_emu_o{i}")
     for i, o in enumerate(inputs):
-        uncopied = in_place or o.constraint in ("n", "i")
+        uncopied = o.constraint in ("n", "i") or (in_place and not o.constraint.isdigit())
         operands.append(o.expression if uncopied else f"evo_emu_i{i}")
         code += "" if uncopied else f"auto evo_emu_i{i} = {o.expression}; "
     written = [f"evo_emu_o{i}" for i, o in enumerate(outputs) if o.constraint.startswith("=")]
