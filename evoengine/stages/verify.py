@@ -1,9 +1,9 @@
 """The correctness gate: a candidate runs every case of its workload and is compared with float64 before it is timed.
 
 The outer rule is FlashAttention's (its tests): the largest error may be twice that of SDPA computed in the candidate's
-own dtype on the same inputs, plus one rounding of the largest output. It holds for each row by itself too, so that a row
-of small outputs is not judged by the largest of all. Where errors of many rows are independent, two sums over all of
-them are judged besides: they scatter by 1 / √n and so show what each error alone leaves open.
+own dtype on the same inputs, plus one rounding of the largest output. It holds for each row by itself too, so that a
+row of small outputs is not judged by the largest of all. Where the errors of many rows are independent, two sums over
+all of them are judged besides: such sums scatter by 1 / √n only and show what each error alone leaves open.
 """
 
 from __future__ import annotations

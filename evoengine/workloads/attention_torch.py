@@ -53,14 +53,15 @@ def draw(case: Case, seed: int, device: str = "cpu") -> Drawn:
     return Drawn(shuffled, inputs)
 
 
-Shape = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Shape = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Triple]
 
 
-def _normal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _normal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
     return q, k, v
 
 
-def _extreme_logits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _extreme_logits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
     """Rows of five kinds in turn, so that neighbours differ; first column of K alone decides how far a row lies from 0.
 
     Logits of standard deviation 10, where exp overflows a half unless the maximum is taken off; about -100, which exp
@@ -96,7 +97,7 @@ def _constants(v: torch.Tensor) -> torch.Tensor:
     return 1.0 + normalize(v[:, :, :1], p=torch.inf, dim=-1).abs().expand_as(v)
 
 
-def _constant_columns(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _constant_columns(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
     """Every output is its column's constant, whatever the weights: shows weights that do not add up to one."""
     every_second = torch.arange(q.shape[2], device=q.device) % 2 == 0
     return *_thirds(q, k, every_second), _constants(v)
@@ -107,7 +108,7 @@ def _targets(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return torch.arange(q.shape[2], device=q.device) * 7 % k.shape[2]
 
 
-def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
     """Every query points at one key, so each output is one row of V: shows rows that land in the wrong place."""
     k = normalize(k, dim=-1)
     group = q.shape[1] // k.shape[1]
@@ -115,7 +116,7 @@ def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.T
     return k.repeat_interleave(group, dim=1)[:, :, _targets(q, k)] * peak, k, v
 
 
-def _long(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _long(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
     """Rows of weights 2/3 and rows that point at one key, over columns of V that are nearly constant.
 
     The first show sums and outputs kept in 16 bits. The second show weights that never fall to 0: the keys pointed at
@@ -132,7 +133,7 @@ RISES = (7.9, 8.1, 15.9998, 16.5, 24.0, 40.0, 127.998, 140.0)
 """powers of two: about 2^8, an allowed lag of the maximum; where a weight just fits a half and no more; and for bf16"""
 
 
-def _late_maximum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _late_maximum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
     """Logits that climb along the keys, so that the running maximum moves in every tile and O must be rescaled.
 
     In every second row they stay at 0 instead, but for one key at two thirds of the way: there the maximum rises by one

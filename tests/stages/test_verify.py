@@ -131,15 +131,17 @@ def test_the_gate_chooses_the_blocks_of_a_persistent_kernel_and_no_others():
 
 # ---- how inputs are drawn ----
 
+DRAWN = [f"b1,h1,sq40,sk200,{kind}" for kind in ("d32,bf16", "d64,fp16", "d96,bf16", "d256,fp16")]
 
-def logits(name, text="b1,h1,sq40,sk200,d64,fp16"):
+
+def logits(name, text):
     """Scaled scores in powers of two of the first head [rows, keys] of a case drawn so."""
     problem = parse_problem(text)
     q, k = (TENSORS.draw(ATTENTION.Case(name, problem, name), 1).inputs[n][0, 0].double() for n in "qk")
     return q @ k.T / problem.head_dim**0.5 * np.log2(np.e)
 
 
-@pytest.mark.parametrize("text", ["b1,h1,sq40,sk200,d64,fp16", "b1,h1,sq40,sk200,d32,bf16", "b1,h1,sq40,sk200,d256,fp16"])
+@pytest.mark.parametrize("text", DRAWN)
 def test_extreme_logits_lie_below_what_exp_and_masks_stand_for(text):
     found = logits("extreme logits", text)
     assert found[1::5].max() < -126  # exp2 is 0 under a maximum of 0
@@ -147,7 +149,7 @@ def test_extreme_logits_lie_below_what_exp_and_masks_stand_for(text):
     assert found[0::5].std() > 8 and found[4::5].std() < 2
 
 
-@pytest.mark.parametrize("text", ["b1,h1,sq40,sk200,d64,fp16", "b1,h1,sq40,sk200,d96,bf16", "b1,h1,sq40,sk200,d256,fp16"])
+@pytest.mark.parametrize("text", DRAWN)
 def test_a_maximum_rises_by_just_what_a_half_holds_and_a_little_more(text):
     found = logits("late maximum", text)[1::2]
     rises = (found.max(-1).values - found[:, 0]).tolist()

@@ -19,6 +19,10 @@ PROBLEMS = [
     "b1,h3,sq33,sk149,d256,fp16,kv1",
     "b3,h2,s139,d32,bf16,kv1",
     "b1,h2,s157,d96,bf16",
+    "b2,h16,s67,d64,fp16,kv2",
+    "b1,h8,s131,d128,bf16,causal,kv1",
+    "b1,h2,s1,d64,bf16",
+    "b2,h4,sq1,sk203,d96,fp16,causal",
 ]
 
 

@@ -189,14 +189,22 @@ def test_a_persistent_kernel_is_judged_over_several_rounds_whatever_the_space_sa
 # ---- what only the binary shows ----
 
 
+def screened(gate, config, source):
+    gpu = find_gpu("h100")
+    return screen_binary(compile_source(source, gpu.arch), source.launch, gpu, gate.space.cost(config), timed=True)
+
+
 @pytest.mark.parametrize("family", ["mma", "wgmma"])
 def test_an_accumulator_that_the_compiler_takes_for_overwritten_is_caught(attention_gate, family):
     gate = attention_gate(PLAIN)
     config = variant(gate, family)
-    cost, arch = gate.space.cost(config), find_gpu("h100").arch
+    found = screened(gate, config, gate.doctored(config, '"+f"(d[', '"=f"(d['))
+    assert "tensor-core instructions" in found
 
-    def screened(source):
-        return screen_binary(compile_source(source, arch), source.launch, find_gpu("h100"), cost, timed=True)
 
-    assert screened(gate.source(config)) is None
-    assert "tensor-core instructions" in screened(gate.doctored(config, '"+f"(d[', '"=f"(d['))
+@pytest.mark.parametrize("problem", ["b2,h64,s2048,d32,fp16", "b2,h64,s2048,d128,bf16,causal", "b2,h64,s2048,d256,fp16"])
+@pytest.mark.parametrize("family", ALL)
+def test_a_good_binary_holds_all_products_of_a_tile(attention_gate, family, problem):
+    gate = attention_gate(problem)
+    for config in [c for c in gate.draw(100, seed=3) if c["family"] == family][:2]:
+        assert screened(gate, config, gate.source(config)) is None
