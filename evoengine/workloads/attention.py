@@ -14,8 +14,8 @@ ENTRY = "attention"
 COMPILE_TIME = ("head_dim", "dtype", "causal", "element_bytes")
 """the problem's names that a template may bake into its text; all others are arguments of the kernel"""
 LONG = 4096
-"""keys of the longest case: 64 steps of a tile of 64, over which errors of sums kept in 16 bits add up. Tiles of more than
-64 rows get half as many: the emulator computes whole tiles, and this case alone would take a third of the gate's time"""
+"""keys of the longest case: 64 steps of a tile of 64, over which errors of sums kept in 16 bits add up. Tiles of more
+than 64 rows get half as many: the emulator computes whole tiles, and this case would take a third of the gate's time"""
 
 
 def flops(problem: Problem) -> float:
