@@ -209,8 +209,8 @@ class Measurement:
     policy: Policy | None = None
     """None where nothing ran here: an estimate, or what another tuner recorded"""
     normalised_us: float | None = None
-    """the paired ratio to the baseline of the same rounds, times that baseline's long-run median; None where no baseline
-    ran beside it"""
+    """the paired ratio to the baseline of the same rounds, times that baseline's long-run median; None where no
+    baseline ran beside it"""
 
     @property
     def compared_us(self) -> float:

@@ -186,7 +186,8 @@ class VerdictRow(Base):
 
 
 class MeasurementRow(Base):
-    """A figure. Of a candidate's several, the last of the most trusted kind holds, before those of back-to-back runs."""
+    """A figure. Of a candidate's several, the last of the most trusted kind holds, before those of back-to-back
+    runs."""
 
     __tablename__ = "measurements"
 

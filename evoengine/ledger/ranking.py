@@ -32,7 +32,8 @@ class Figure:
 
     @property
     def precedence(self) -> tuple[int, bool]:
-        """Less is trusted more; figures of back-to-back runs stand beside the others, and count where there are none."""
+        """Less is trusted more; figures of back-to-back runs stand beside the others, and count where there are
+        none."""
         return PREFERENCE.index(self.kind), self.policy is not None and self.policy.clocks is Clocks.SUSTAINED
 
     def comparable(self, other: Figure) -> bool:

@@ -165,8 +165,8 @@ class Ledger:
             return [to_baseline(row) for row in rows]
 
     def long_run_us(self, run: int, baseline: Baseline) -> float:
-        """The median of that baseline's times over all runs like this one: same problem, GPU, device with its driver and
-        libraries, and policy. Its own time where no run has recorded it yet."""
+        """The median of that baseline's times over all runs like this one: same problem, GPU, device with its driver
+        and libraries, and policy. Its own time where no run has recorded it yet."""
         this = aliased(RunRow)
         like = select(BaselineRow.median_us, BaselineRow.policy).join(RunRow).join(this, this.id == run).where(
             RunRow.problem == this.problem, RunRow.gpu == this.gpu, RunRow.device_id == this.device_id,
@@ -343,8 +343,8 @@ def _abandoned() -> Select[tuple[CandidateRow]]:
 def _figures_of_correct(
     problem: str, gpu: str
 ) -> Select[tuple[str, int, int, str, float, str | None, dict[str, Any], str, int]]:
-    """(kernel, id, trial, kind, compared time in µs, suspect, terms, device, run, policy), oldest first; a kernel is its
-    source, and where that is unknown, as of what another tuner recorded, its configuration.
+    """(kernel, id, trial, kind, compared time in µs, suspect, terms, device, run, policy), oldest first; a kernel is
+    its source, and where that is unknown, as of what another tuner recorded, its configuration.
 
     Of what ended ranked and was not refuted by a later verdict.
     """

@@ -18,8 +18,9 @@ from evoengine.stages.statistics import ERROR_RATE, Comparison, Estimate, compar
 from evoengine.stages.timing import Rounds, Timed, run_rounds
 
 LOOKS = (14, 20, 30, 45, 68, 102, 153, 230, 345, 518, 777, 1166, 1749)
-"""rounds after which the samples are looked at. At the first, the sign test can show a difference among eight finalists;
-each is half again as many as the one before, so that at most that share of the time is spent on what was known"""
+"""rounds after which the samples are looked at. At the first, the sign test can show a difference among eight
+finalists; each is half again as many as the one before, so that at most that share of the time is spent on what was
+known"""
 BUDGET_US = 20e6
 """of GPU time for all repetitions together; it ends finals of slow kernels, at the earliest after the first look"""
 
@@ -35,8 +36,8 @@ class Ranking:
     """Finalists best first. All that is said of pairs holds together with 95 % confidence.
 
     `tied` are the fastest and those shown to be the same; of these the first of `order` has the fewest registers.
-    `open` could not be distinguished from the fastest within the budget. `lead` is the time of the first over that of the
-    second; None where there is one finalist alone.
+    `open` could not be distinguished from the fastest within the budget. `lead` is the time of the first over that of
+    the second; None where there is one finalist alone.
     """
 
     order: tuple[str, ...]
@@ -128,8 +129,8 @@ def fastest_of(samples: Mapping[str, Sequence[float]]) -> str:
 def rank(samples: Mapping[str, Sequence[float]], registers: Mapping[str, int]) -> Ranking:
     """The ranking that finals end with, from the finalists' samples as `run_rounds` leaves them.
 
-    By the median ratio to the fastest in the rounds that both were in. Registers decide among those that are shown to be
-    the same as the fastest, and among no others.
+    By the median ratio to the fastest in the rounds that both were in. Registers decide among those that are shown to
+    be the same as the fastest, and among no others.
     """
     rate = error_rate(len(samples))
     most = max(map(len, samples.values()))

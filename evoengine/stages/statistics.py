@@ -1,7 +1,7 @@
 """What samples say: intervals of medians, which of two kernels is faster, when there are enough. Knows no GPU.
 
-Samples are microseconds. Two contenders are compared by the ratios of samples of the same rounds, so that a drift of the
-clocks, which meets both alike, divides out.
+Samples are microseconds. Two contenders are compared by the ratios of samples of the same rounds, so that a drift of
+the clocks, which meets both alike, divides out.
 """
 
 from __future__ import annotations

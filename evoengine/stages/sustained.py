@@ -35,8 +35,8 @@ class Sustained:
 
 
 def sustained_policy(policy: Policy) -> Policy:
-    """That of a sustained figure beside one of `policy`. Nothing flushes the L2 between launches that follow each other;
-    blocks last longer than any batch, so that their length makes no other policy."""
+    """That of a sustained figure beside one of `policy`. Nothing flushes the L2 between launches that follow each
+    other; blocks last longer than any batch, so that their length makes no other policy."""
     return replace(policy, l2=L2.WARM, clocks=Clocks.SUSTAINED, batch=1)
 
 

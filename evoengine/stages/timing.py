@@ -48,8 +48,8 @@ class Repetition:
 class Timed:
     """A contender as the rounds see it.
 
-    `repeat` takes the number of an input set, overwrites the output with NaN, flushes the L2 and runs once. `check` takes
-    the same number right after such a repetition and says what is wrong with the output, None where nothing is; a
+    `repeat` takes the number of an input set, overwrites the output with NaN, flushes the L2 and runs once. `check`
+    takes the same number right after such a repetition and says what is wrong with the output, None where nothing is; a
     library's kernel needs none.
     """
 

@@ -1,4 +1,5 @@
-"""The migrations make exactly the tables the models describe, see nothing of Optuna's, and keep what older ones hold."""
+"""The migrations make exactly the tables the models describe, see nothing of Optuna's, and keep what older ones
+hold."""
 
 from __future__ import annotations
 

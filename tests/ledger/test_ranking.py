@@ -79,7 +79,8 @@ def by(policy, number, trial, tflops, device=""):
 
 
 def test_figures_of_the_last_policy_are_not_ranked_with_those_of_another():
-    """A kernel that takes 330 µs with a cold L2 and 8 µs with a warm one would win over all by its way to be measured."""
+    """A kernel that takes 330 µs with a cold L2 and 8 µs with a warm one would win over all by its way to be
+    measured."""
     streamed = replace(POLICY, launch="stream")
     batched = replace(POLICY, batch=1)
     for other in (streamed, batched, UNKNOWN_POLICY):

@@ -1,4 +1,5 @@
-"""Finals on samples of which the truth is known: the fastest wins, equals are not distinguished, time goes to the top."""
+"""Finals on samples of which the truth is known: the fastest wins, equals are not distinguished, time goes to the
+top."""
 
 from __future__ import annotations
 

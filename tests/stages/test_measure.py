@@ -285,7 +285,8 @@ def test_clocks_are_logged_and_throttled_rounds_dropped(gpu, monkeypatch):
 
 def test_a_gpu_that_only_throttles_makes_the_candidate_suspect(gpu):
     with pytest.raises(stage.KernelThrottled, match="all of 300 repetitions") as caught:
-        stage._figure(Rounds({"candidate": []}, dropped=Counter({Dropped.THROTTLED: 300})), "candidate", True, PROBLEM, H100)
+        dropped = Counter({Dropped.THROTTLED: 300})
+        stage._figure(Rounds({"candidate": []}, dropped=dropped), "candidate", True, PROBLEM, H100)
     assert caught.value.outcome is Outcome.SUSPECT
 
 

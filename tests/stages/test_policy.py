@@ -9,7 +9,8 @@ from evoengine.stages.policy import FEWEST_TICKS, GRAPH_US, TICK_US, batch_size,
 
 
 @pytest.mark.parametrize(
-    ("fastest_us", "launch", "batch"), [(5.0, "graph", 32), (10.0, "graph", 16), (60.0, "graph", 2), (100.0, "stream", 1)]
+    ("fastest_us", "launch", "batch"),
+    [(5.0, "graph", 32), (10.0, "graph", 16), (60.0, "graph", 2), (100.0, "stream", 1)],
 )
 def test_quick_kernels_are_replayed_from_a_graph_and_batched_and_slow_ones_are_not(fastest_us, launch, batch):
     assert choose_policy(fastest_us) == Policy(LaunchMode(launch), L2.COLD, Clocks.BOOST, batch)

@@ -10,7 +10,8 @@ from evoengine.stages.sustained import COUNTED_US, SETTLING_US, run_sustained, s
 
 
 class Gpu:
-    """Runs what is enqueued in its order; slower by a fifth once it has been busy for 0.3 s, as a power limit has it."""
+    """Runs what is enqueued in its order; slower by a fifth once it has been busy for 0.3 s, as a power limit has
+    it."""
 
     def __init__(self, kernel_us, cpu_us=0.0):
         self.kernel_us, self.cpu_us, self.now_us, self.free_at, self.busy_us = kernel_us, cpu_us, 0.0, 0.0, 0.0

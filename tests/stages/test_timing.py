@@ -52,9 +52,11 @@ def test_every_round_takes_one_sample_of_each_in_an_order_of_its_own():
 def test_a_retired_contender_is_not_run_again_and_keeps_the_samples_of_the_first_rounds():
     runs = []
     contenders = {name: Timed(lambda _, name=name: runs.append(name) or Repetition(float(len(runs)))) for name in "ab"}
-    rounds = run_rounds(
-        contenders, rng(), lambda s: "done" if len(s["a"]) == 9 else None, retire=lambda s: "b" if len(s["a"]) == 4 else ""
-    )
+
+    def retire(samples):
+        return "b" if len(samples["a"]) == 4 else ""
+
+    rounds = run_rounds(contenders, rng(), lambda s: "done" if len(s["a"]) == 9 else None, retire=retire)
     assert (len(rounds.samples["a"]), len(rounds.samples["b"])) == (9, 4)
     assert runs[8:] == ["a"] * 5
 
@@ -139,8 +141,10 @@ POISON = "NaN"
 
 
 class Kernel:
-    """Its output after each repetition is a word for the inputs that it belongs to. `cheat` says what it does instead of
-    computing, once it has computed `honest` times: it gets the inputs, the kernel's past inputs, and gives the output."""
+    """Its output after each repetition is a word for the inputs that it belongs to. `cheat` says what it does instead
+    of
+    computing, once it has computed `honest` times: it gets the inputs, the kernel's past inputs, and gives the
+    output."""
 
     def __init__(self, cheat, honest=15):
         self.cheat, self.honest, self.past, self.out, self.checked = cheat, honest, [], None, []
