@@ -110,11 +110,14 @@ def measure_task(
     return judged
 
 
-def baselines_task(kernel: str, problem: Problem, seed: int) -> list[Baseline]:
-    """The library's own kernels on the GPU."""
-    from evoengine.stages.measure import baselines
+def baselines_task(kernel: str, problem: Problem, seed: int, without: tuple[str, ...]) -> list[Baseline] | Rejection:
+    """The library's own kernels on the GPU, but those in `without`; a Rejection names one that crashed or hung."""
+    from evoengine.stages.measure import BaselineFailed, baselines
 
-    return baselines(kernel, problem, seed)
+    try:
+        return baselines(kernel, problem, seed, without)
+    except BaselineFailed as failure:
+        return Rejection(failure.outcome, str(failure), failure.name)
 
 
 def finals_task(

@@ -534,11 +534,14 @@ DRIVER(stand_in_allocation)(uint64_t address, uint64_t* start, size_t* size) {
     *size = found->second;
     return SUCCESS;
 }
-// Work that is no kernel of ours, as a library's: `compute` runs when its turn comes and takes `us`.
-typedef void (*Compute)(void*);
-DRIVER(stand_in_work)(void* stream, Compute compute, void* argument, double us) {
+// Work that is no kernel of ours, as a library's: `compute` runs when its turn comes and gives its microseconds.
+typedef double (*Compute)();
+DRIVER(stand_in_work)(void* stream, Compute compute) {
     ENTER();
-    return enqueue(stream, [=] { compute(argument); spend(us * throttle_factor(std::fmax(device_free, host_now))); });
+    return enqueue(stream, [=] {
+        double us = compute();
+        spend(us * throttle_factor(std::fmax(device_free, host_now)));
+    });
 }
 // Simulated time passes on the host, as in code that takes long between two calls.
 DRIVER(stand_in_advance)(double us) { LOCK; host_now += us; return SUCCESS; }
