@@ -40,7 +40,7 @@ def measure(
     from evoengine.search.judges import GpuJudge
     from evoengine.search.remeasure import Remeasurer, left_to_measure, spaces_of
 
-    devices = require_gpus()
+    require_gpus(compilers=())
     with ExitStack() as stack:
         ledger = stack.enter_context(open_ledger(db, create=False))
         named, wanted = target(ledger, gpu, problem)
@@ -50,6 +50,7 @@ def measure(
                 f"the ledger holds no correct candidate of {wanted} on {named.key} that waits to be measured: "
                 "evoengine search --device emulator leaves some, evoengine best shows what was measured"
             )
+        devices = require_gpus({c.binary.compiler for c in left})
         device = next((d for d in devices if takes(d, named.arch)), devices[0])
         for candidate in left:
             require_arch(device, candidate.binary.arch, f"trial {candidate.trial}")

@@ -15,6 +15,7 @@ import torch
 
 from evoengine.devices import cuda_api, torch_gpu
 from evoengine.devices.base import (
+    LAUNCH_SECONDS,
     Arguments,
     KernelCrashed,
     KernelHung,
@@ -32,10 +33,6 @@ from evoengine.records import Binary, Launch
 GUARD_BYTES = 1 << 16
 """on both sides of every tensor, filled with a pattern that must survive the launch"""
 GUARD = 0xA5
-LAUNCH_SECONDS = 10.0
-"""what a launch may take beside its work: a gate case takes milliseconds"""
-SLOWEST_TFLOPS = 0.5
-"""a kernel that does less for longer than LAUNCH_SECONDS is given up"""
 POLL_SECONDS = 2e-5
 CUDA_ERRORS: tuple[type[Exception], ...] = (CudaError, *torch_gpu.ERRORS)
 _BINARY_REFUSED = (1, 200, 209, 218, 222, 300, 500)
@@ -102,11 +99,6 @@ def _with_memory(what: str, act: Callable[[], _Found]) -> _Found:
             f"the GPU is out of memory: {free:,} of {total:,} bytes are free, not enough to {what}; end what else uses "
             "the GPU or name a smaller --problem"
         ) from error
-
-
-def launch_seconds(flops: float) -> float:
-    """How long one launch of so much work may take before it is given up."""
-    return LAUNCH_SECONDS + flops / SLOWEST_TFLOPS / 1e12
 
 
 def await_gpu(name: str, event: cuda_api.Event | None = None, seconds: float = LAUNCH_SECONDS) -> None:

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import numpy as np
 
+from evoengine.devices.base import launch_seconds
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError
 from evoengine.gpu import Gpu
@@ -30,7 +31,9 @@ AHEAD = 4
 made in the light of recent results. Were the GPU's share limited by itself, the compilers would stop whenever it is full,
 and start too late for it not to run dry"""
 GPU_SECONDS = 180.0
-"""longest that gate and timing of one candidate may take; a single launch is given up much earlier"""
+"""longest that gate and timing of one candidate may take, beside its launches at full size"""
+LAUNCHES = 20
+"""at full size, that a candidate as slow as a launch may be is given: checks, warm-up and the fewest repetitions"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +149,11 @@ class GpuJudge(Judge):
 
     def __init__(
         self, kernel: str, problem: Problem, gpu: Gpu, device: GpuDevice, seed: int,
-        tasks: ModuleType = pipeline, seconds: float = GPU_SECONDS,
+        tasks: ModuleType = pipeline, seconds: float | None = None,
     ) -> None:  # fmt: skip
-        """`tasks` has measure_task, baselines_task, finals_task and load_cuda; tests bring their own."""
+        """`tasks` has measure_task, baselines_task, finals_task and load_cuda; tests bring their own. `seconds` is what
+        one candidate may take, by the problem's work unless given."""
+        seconds = seconds or GPU_SECONDS + LAUNCHES * launch_seconds(find_workload(kernel).flops(problem))
         self._kernel, self._problem, self._gpu, self._seed, self._tasks = kernel, problem, gpu, seed, tasks
         environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device.uuid}
         # CUDA reserves address space by the hundred gigabytes, so no memory limit
@@ -157,10 +162,20 @@ class GpuJudge(Judge):
         self._best: tuple[float, Contender] | None = None
 
     def baselines(self) -> Future:
-        """Every SDPA backend that takes the problem; the fastest is the rival of every candidate."""
+        """Every SDPA backend that takes the problem; the fastest is the rival of every candidate. One that crashes or
+        hangs is left out."""
+        failed: list[str] = []
+
+        def without(rejection: Rejection) -> tuple | None:
+            if rejection.baseline is None:
+                return None
+            failed.append(rejection.baseline)
+            return self._kernel, self._problem, self._seed, tuple(failed)
+
         self._baselines = self._runner.submit(
-            self._tasks.baselines_task, self._kernel, self._problem, self._seed, died=Outcome.CRASHED, gives=list
-        )
+            self._tasks.baselines_task, self._kernel, self._problem, self._seed, (),
+            died=Outcome.CRASHED, gives=list, again=without,
+        )  # fmt: skip
         return self._baselines
 
     def _rival(self) -> str:

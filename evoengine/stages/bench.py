@@ -11,7 +11,8 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from evoengine.devices import cuda_api
-from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, await_gpu, launch_seconds
+from evoengine.devices.base import launch_seconds
+from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, await_gpu
 from evoengine.devices.tensor_map import encode
 from evoengine.devices.torch_gpu import gpu
 from evoengine.errors import MachineError

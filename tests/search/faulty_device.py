@@ -136,7 +136,7 @@ def measure_task(kernel, contender, plan, problem, gpu, seed, incumbent, rival):
     return wrong or Judged(passed(), figure(number_in(contender.source)))
 
 
-def baselines_task(kernel, problem, seed):
+def baselines_task(kernel, problem, seed, without):
     return [Baseline(n, DEVICE, us, 1.0, (us,) * 10) for n, us in (("MATH", 90.0), ("FLASH_ATTENTION", 10.0))]
 
 
@@ -194,6 +194,19 @@ def suspect_task(kernel, contender, plan, problem, gpu, seed, incumbent, rival):
     number = number_in(contender.source)
     fast = replace(figure(number), tflops=5000.0, suspect="5000 TFLOPS is above the 989 that a GPU can do")
     return Judged(passed(), fast if number == 0 else figure(number))
+
+
+def hanging_baseline(kernel, problem, seed, without):
+    """cuDNN's kernel never ends; without it the others are timed, in a process that it has not touched."""
+    if "CUDNN_ATTENTION" not in without:
+        os.environ["HUNG"] = "yes"
+        return Rejection(Outcome.HUNG, "SDPA CUDNN_ATTENTION: no end after 10 s", "CUDNN_ATTENTION")
+    assert "HUNG" not in os.environ
+    return baselines_task(kernel, problem, seed, without)
+
+
+def crashing_baselines(*_):
+    return Rejection(Outcome.CRASHED, "no context")
 
 
 def visible(*_):
