@@ -124,7 +124,7 @@ def require_gpus(compilers: Iterable[str]) -> list[GpuDevice]:
     driver, devices = found
     if torch_cuda() is None:
         raise MachineError(f"{devices[0].name} is here, but torch is a CPU-only build: {cuda_torch_command(driver)}")
-    made = {f"a binary by {compiler}": compiler.split()[-1] for compiler in compilers}
+    made = {f"a binary by {c}": c.removeprefix("nvrtc ") for c in compilers if c.startswith("nvrtc ")}
     require_driver(driver, {"torch": torch_cuda(), **made})
     return devices
 

@@ -33,7 +33,7 @@ FAULTS = {
     "illegal address": ("o[1ll << 40] = __float2half(1.0f);", Outcome.CRASHED, "illegal"),
     "trap": ('asm volatile("trap;");', Outcome.CRASHED, ""),
     "misaligned": ("*(volatile int*)((char*)o + 1) = 1;", Outcome.CRASHED, "misaligned"),
-    "endless loop": ("while (true) { asm volatile(\"nanosleep.u32 1000;\"); }", Outcome.HUNG, "no end after"),
+    "endless loop": ("while (true) *(volatile int*)o = 1;", Outcome.HUNG, "no end after"),
     "never written": ("", Outcome.INCORRECT, "never written"),
     "writes its input": ("((half*)q)[0] = __float2half(7.0f); o[0] = q[0];", Outcome.INCORRECT, ""),
     "out of bounds by a little": ("o[-1] = __float2half(1.0f);", Outcome.CRASHED, "before the start of o"),
@@ -62,9 +62,11 @@ def correct(index=0) -> Job:
 
 
 def job_of(config, trial=1) -> Job:
+    """With all of the gate's cases on a GPU; on the stand-in, where the emulator would run them once more, with three."""
     space = attention_space(TEXT, gpu().key)
     source = render(space, config, PROBLEM, asset("templates"))
     plan = [(case, space.launch(config, case.problem)) for case in find_workload("attention").cases(PROBLEM, config)]
+    plan = plan[:3] if on_stand_in() else plan
     return Job(Contender(trial, source, compile_source(source, gpu().arch), config), plan, {}, 7)
 
 

@@ -543,6 +543,15 @@ DRIVER(stand_in_work)(void* stream, Compute compute) {
         spend(us * throttle_factor(std::fmax(device_free, host_now)));
     });
 }
+// As in a new process: no error is sticky, no kernel hangs, no call is counted. What is allocated stays.
+DRIVER(stand_in_reset)() {
+    LOCK;
+    sticky = 0;
+    device_free = host_now;
+    calls.clear();
+    launches = 0;
+    return SUCCESS;
+}
 // Simulated time passes on the host, as in code that takes long between two calls.
 DRIVER(stand_in_advance)(double us) { LOCK; host_now += us; return SUCCESS; }
 extern "C" __attribute__((visibility("default"))) double stand_in_now() { LOCK; return host_now; }

@@ -41,7 +41,7 @@ def environment(sources: Path, **settings: object) -> dict[str, str]:
     `settings` are those of device.py, by their names without FAKE_CUDA_ and in small letters.
     """
     paths = [str(HERE / "site"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    own = {f"FAKE_CUDA_{name.upper()}": str(value) for name, value in settings.items()}
+    own = {f"FAKE_CUDA_{name.strip('_').upper()}": str(value) for name, value in settings.items()}
     return {
         **os.environ,
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(folder()), os.environ.get("LD_LIBRARY_PATH")])),
