@@ -13,7 +13,7 @@ from types import ModuleType
 
 import numpy as np
 
-from evoengine.devices.base import launch_seconds
+from evoengine.devices.base import LAUNCH_SECONDS, launch_seconds
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError
 from evoengine.gpu import Gpu
@@ -153,7 +153,8 @@ class GpuJudge(Judge):
     ) -> None:  # fmt: skip
         """`tasks` has measure_task, baselines_task, finals_task and load_cuda; tests bring their own. `seconds` is what
         one candidate may take, by the problem's work unless given."""
-        seconds = seconds or GPU_SECONDS + LAUNCHES * launch_seconds(find_workload(kernel).flops(problem))
+        slowest = launch_seconds(find_workload(kernel).flops(problem)) - LAUNCH_SECONDS
+        seconds = seconds or GPU_SECONDS + LAUNCHES * slowest
         self._kernel, self._problem, self._gpu, self._seed, self._tasks = kernel, problem, gpu, seed, tasks
         environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device.uuid}
         # CUDA reserves address space by the hundred gigabytes, so no memory limit
