@@ -137,7 +137,7 @@ def run_for(command: list[str], seconds: float) -> tuple[int, dict | None]:
 
 
 def run_tests(log: Path) -> dict[str, object] | None:
-    """The tests that need a GPU, each in `log` as it ends, so that nothing is lost when time is up; None without pytest."""
+    """The tests that need a GPU, each in `log` as it ends: nothing is lost when time is up. None without pytest."""
     if find_spec("pytest") is None:
         return None
     start, ended = time.monotonic(), None

@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker("gpu") and isinstance(found, str):
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {found}"))
         if item.get_closest_marker("stand_in") and not on_stand_in():
-            item.add_marker(pytest.mark.skip(reason="runs on the stand-in driver, by tests/fake_cuda/test_on_stand_in.py"))
+            item.add_marker(pytest.mark.skip(reason="run by tests/fake_cuda/test_on_stand_in.py on its driver"))
 
 
 @pytest.fixture

@@ -47,7 +47,10 @@ class DeviceType(click.ParamType):
 @space_option
 @templates_option
 @db_option
-@click.option("--jobs", type=click.IntRange(min=1), help="Worker processes.  [default: one per core, two fewer where a GPU is timed on]")
+@click.option(
+    "--jobs", type=click.IntRange(min=1),
+    help="Worker processes.  [default: one per core, two fewer where a GPU is timed on]",
+)  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Repeats a search.  [default: drawn, and recorded]")
 @json_option
 def search(

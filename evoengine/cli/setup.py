@@ -116,8 +116,10 @@ def turn(device: GpuDevice | None, say: Callable[[str], None]) -> Iterator[None]
 
 
 def require_gpus(compilers: Iterable[str]) -> list[GpuDevice]:
-    """This machine's GPUs, where torch and what these compilers (nvrtc 13.0) made run on them; raises MachineError where
-    there is none, or one that cannot."""
+    """This machine's GPUs, where torch and what these compilers (nvrtc 13.0) made run on them.
+
+    Raises MachineError where there is none, or one that cannot run it.
+    """
     found = find_driver()
     if isinstance(found, str):
         raise MachineError(f"no GPU to time on: {found}; evoengine doctor says what else this machine has")

@@ -1,4 +1,4 @@
-"""A real GPU: cuda_api loads and launches the binary, torch holds the tensors. Runs in a process of its own, which may die.
+"""A real GPU: cuda_api loads and launches the binary, torch holds the tensors. Runs in a process that may die.
 
 A CUDA error is sticky and a kernel that never ends holds the GPU: after KernelCrashed or KernelHung the process must be
 replaced.

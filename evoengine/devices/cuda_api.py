@@ -15,7 +15,7 @@ import numpy as np
 
 from evoengine.errors import MachineError
 
-OUT_OF_MEMORY, NOT_READY = 2, 600
+OUT_OF_MEMORY, NOT_READY, NOT_SUPPORTED = 2, 600, 801
 MULTIPROCESSORS, L2_CACHE_BYTES = 16, 38
 """CU_DEVICE_ATTRIBUTE_…"""
 _MAX_DYNAMIC_SHARED = 8
@@ -68,7 +68,7 @@ _PROTOTYPES: dict[str, tuple] = {
 
 
 class CudaError(Exception):
-    """A driver call that failed: `call` is the function, `code` its CUresult, `name` and `text` what the driver calls it."""
+    """A driver call that failed: `call` is the function, `code` its CUresult, `name` and `text` the driver's for it."""
 
     def __init__(self, call: str, code: int, name: str, text: str) -> None:
         super().__init__(f"{text} ({name}, {code}, from {call})")
@@ -92,7 +92,7 @@ def _function(name: str) -> Callable[..., int]:
     except OSError as error:
         raise MachineError(f"there is no CUDA driver on this machine: {error}") from error
     except AttributeError as error:
-        raise MachineError(f"the CUDA driver does not know {name}: evoengine needs one for CUDA 12.0 or later") from error
+        raise MachineError(f"the CUDA driver does not know {name}: evoengine needs one for CUDA 12 or later") from error
     function.argtypes, function.restype = _PROTOTYPES[name], ctypes.c_int
     return function
 
@@ -170,8 +170,15 @@ def memset(pointer: int, value: int, size: int, stream: int = 0) -> None:
 
 
 def reset_persisting_l2() -> None:
-    """Lines that a kernel marked as persisting in the L2 become ordinary ones, which a flush replaces."""
-    call("cuCtxResetPersistingL2Cache")
+    """Lines that a kernel marked as persisting in the L2 become ordinary ones, which a flush replaces.
+
+    Where the L2 knows no such lines, as of a MIG instance, there are none to reset.
+    """
+    try:
+        call("cuCtxResetPersistingL2Cache")
+    except CudaError as error:
+        if error.code != NOT_SUPPORTED:
+            raise
 
 
 # ── kernels ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""The full problem on the GPU: its tensors at addresses that stay, the check of whole outputs, and what is timed there."""
+"""The full problem on the GPU: its tensors at addresses that stay, the check of whole outputs, what is timed there."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ class Bench:
         await_gpu(kernel.entry, seconds=self.seconds)
         unwritten = int(self._out.isnan().sum())
         if unwritten:
-            return (self._wrong(name, seed, f"{unwritten} of {self._out.numel()} outputs are NaN or were never written"),)
+            reason = f"{unwritten} of {self._out.numel()} outputs are NaN or were never written"
+            return (CaseResult(name, str(self._problem), seed, False, None, None, None, reason),)
         samples = list(self._samples(seed))
         results = tuple(self._compare(name, seed, *sample) for sample in samples)
         if not all(r.correct for r in results):
@@ -80,8 +81,10 @@ class Bench:
         return (*results, self._compare_whole(name, seed, samples))
 
     def _samples(self, seed: int) -> Iterator[tuple[int, int, range]]:
-        """(batch entry, head, rows) of what is compared in float64: the last rows of the first and last head, and blocks
-        of rows anywhere."""
+        """(batch entry, head, rows) of what is compared in float64.
+
+        They are the last rows of the first and last head, and blocks of rows anywhere.
+        """
         p, rng = self._problem, np.random.default_rng(seed)
         rows = min(p.seq_q, max(1, SAMPLE_SCORES // p.seq_k))
         for b, h in dict.fromkeys([(0, 0), (p.batch - 1, p.heads - 1)]):
@@ -107,16 +110,14 @@ class Bench:
             for result in (self._out, theirs):
                 error = (result[b, h, rows.start : rows.stop].double() - exact).abs().amax(dim=-1)
                 usual = max(usual, float((error / scale).nan_to_num().max()))
-        worst = [_worst_row(ours, other, 2 * WHOLE_FACTOR * usual) for ours, other in zip(self._out, theirs, strict=True)]
+        allowed = 2 * WHOLE_FACTOR * usual  # as both may err
+        worst = [_worst_row(ours, other, allowed) for ours, other in zip(self._out, theirs, strict=True)]
         wrong = sum(count for _, _, count in worst)
         error, limit, _ = max(worst, key=lambda found: found[0] - found[1])
         rows = self._out.numel() // self._out.shape[-1]
         reason = f"{wrong} of {rows} rows differ from SDPA's, one by {error:.2e} where {limit:.2e} is allowed"
         problem = str(self._problem)
         return CaseResult(f"{name}, all rows", problem, seed, not wrong, error, None, limit, reason if wrong else None)
-
-    def _wrong(self, name: str, seed: int, reason: str) -> CaseResult:
-        return CaseResult(name, str(self._problem), seed, False, None, None, None, reason)
 
     # ── what is timed ───────────────────────────────────────────────────────────────────────────────────────────────
 

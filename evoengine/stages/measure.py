@@ -200,8 +200,8 @@ def _load(contender: Contender) -> CudaKernel:
 def _out_of_memory(problem: Problem) -> MachineError:
     free, total = cuda_api.memory_info()
     return MachineError(
-        f"the GPU ran out of memory on {problem}: {free:,} of {total:,} bytes are free; end what else uses the GPU or name "
-        "a smaller --problem"
+        f"the GPU ran out of memory on {problem}: {free:,} of {total:,} bytes are free; end what else uses the GPU or "
+        "name a smaller --problem"
     )
 
 

@@ -164,7 +164,8 @@ def library_call(problem: Problem, inputs: Inputs, backends: Sequence[SDPBackend
     # torch aligns is_causal to the upper left; only where the lengths are equal is that our mask
     square = problem.seq_q == problem.seq_k
     mask = causal_lower_right(problem.seq_q, problem.seq_k) if problem.causal and not square else None
-    options = {"attn_mask": mask, "is_causal": problem.causal and square, "enable_gqa": problem.kv_heads != problem.heads}
+    grouped = problem.kv_heads != problem.heads
+    options = {"attn_mask": mask, "is_causal": problem.causal and square, "enable_gqa": grouped}
 
     def call() -> torch.Tensor:
         with sdpa_kernel(list(backends)):

@@ -62,7 +62,7 @@ def correct(index=0) -> Job:
 
 
 def job_of(config, trial=1) -> Job:
-    """With all of the gate's cases on a GPU; on the stand-in, where the emulator would run them once more, with three."""
+    """With all of the gate's cases on a GPU, with three on the stand-in, where the emulator runs them."""
     space = attention_space(TEXT, gpu().key)
     source = render(space, config, PROBLEM, asset("templates"))
     plan = [(case, space.launch(config, case.problem)) for case in find_workload("attention").cases(PROBLEM, config)]
@@ -158,7 +158,8 @@ def test_a_binary_that_the_gpu_does_not_take_is_said_to_be_so(judge):
     binary = Binary(b"no binary", *(getattr(job.contender.binary, n) for n in Binary.__slots__[1:]))
     broken = Job(Contender(9, job.contender.source, binary), job.plan, {}, 1)
     result = judge.submit(broken, None).result()
-    assert result.outcome is Outcome.UNCOMPILABLE and "the GPU cannot run the binary: device kernel image is invalid" in result.reason
+    assert result.outcome is Outcome.UNCOMPILABLE
+    assert "the GPU cannot run the binary: device kernel image is invalid" in result.reason
 
 
 def test_a_problem_beyond_the_gpus_memory_names_the_bytes_needed_and_there():

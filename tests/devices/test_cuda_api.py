@@ -14,7 +14,13 @@ from evoengine.devices.cuda_api import CudaError, Event, Graph, Module, Paramete
 from evoengine.records import Launch, Source
 
 stand_in = pytest.mark.stand_in
-TEXT = 'extern "C" __global__ void __launch_bounds__(256) add(const float* a, float* b, int n, char c) { b[n] = a[0] + c; }'
+TEXT = """
+extern "C" __global__ void __launch_bounds__(256) add(const float* a, float* b, int n, char c) { b[n] = a[0] + c; }
+"""
+STRUCT = """
+struct alignas(64) Map { char bytes[128]; };
+extern "C" __global__ void add(const __grid_constant__ Map m, int* o) { *o = m.bytes[5]; }
+"""
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +74,7 @@ def test_a_launch_brings_geometry_and_just_the_bytes_of_each_parameter(cubin, la
 def test_a_struct_travels_by_value(launches):
     from evoengine.stages.compile import compile_source
 
-    text = 'struct alignas(64) Map { char bytes[128]; };\nextern "C" __global__ void add(const __grid_constant__ Map m, int* o)'
-    text += "{ *o = m.bytes[5]; }"
-    source = Source(text, "add", Launch((1, 1, 1), 32, 0))
+    source = Source(STRUCT, "add", Launch((1, 1, 1), 32, 0))
     whole = bytes(range(128))
     function = Module(compile_source(source, "sm_90a").cubin).function("add")
     function.launch((1, 1, 1), 32, 0, Parameters([whole, np.uint64(0)]))
@@ -141,7 +145,8 @@ def test_errors_carry_the_drivers_code_name_and_text(cubin, launches):
     error = caught.value
     assert (error.code, error.name, error.text) == (200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid")
     assert error.call == "cuModuleLoadData" and not error.out_of_memory
-    with pytest.raises(CudaError, match=r"named symbol not found \(CUDA_ERROR_NOT_FOUND, 500, from cuModuleGetFunction\)"):
+    said = r"named symbol not found \(CUDA_ERROR_NOT_FOUND, 500, from cuModuleGetFunction\)"
+    with pytest.raises(CudaError, match=said):
         Module(cubin).function("subtract")
 
 

@@ -55,7 +55,7 @@ def test_the_driver_is_told_the_tensor_the_box_and_the_swizzle(driver):
 
 
 def test_what_the_driver_refuses_is_told_with_its_code(driver):
-    with pytest.raises(KernelUnbuildable, match="tensor map map_k: invalid argument .*, 1, from cuTensorMapEncodeTiled"):
+    with pytest.raises(KernelUnbuildable, match="map map_k: invalid argument .*, 1, from cuTensorMapEncodeTiled"):
         tensor_map.encode(MAP, 0x7F0000001008)
 
 

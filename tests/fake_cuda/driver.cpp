@@ -1,4 +1,4 @@
-// A stand-in for libcuda.so.1 that needs no GPU: the public driver functions that evoengine and its exported loader call.
+// A stand-in for libcuda.so.1 that needs no GPU: the public driver functions that evoengine and its exports call.
 //
 // Device memory is host memory. A launch is checked against the limits of an H100 and handed to a hook, which computes
 // its result and says how long it takes. Time is simulated. It shows what the host's code does, never how fast a kernel
@@ -25,8 +25,8 @@
 enum {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
     INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINARY_FOR_GPU = 209, INVALID_HANDLE = 400, NOT_FOUND = 500,
-    NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_OUT_OF_RESOURCES = 701, MISALIGNED_ADDRESS = 716, LAUNCH_FAILED = 719,
-    NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, INVALID_CLUSTER_SIZE = 912,
+    NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_OUT_OF_RESOURCES = 701, MISALIGNED_ADDRESS = 716,
+    LAUNCH_FAILED = 719, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, INVALID_CLUSTER_SIZE = 912,
 };
 
 struct Words { const char *name, *text; };
@@ -48,8 +48,10 @@ static const std::map<int, Words> WORDS = {
     {MISALIGNED_ADDRESS, {"CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"}},
     {LAUNCH_FAILED, {"CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"}},
     {NOT_SUPPORTED, {"CUDA_ERROR_NOT_SUPPORTED", "operation not supported"}},
-    {CAPTURE_UNSUPPORTED, {"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"}},
-    {CAPTURE_INVALIDATED, {"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"}},
+    {CAPTURE_UNSUPPORTED,
+     {"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"}},
+    {CAPTURE_INVALIDATED,
+     {"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"}},
     {INVALID_CLUSTER_SIZE, {"CUDA_ERROR_INVALID_CLUSTER_SIZE", "cluster misconfiguration"}},
 };
 
@@ -62,7 +64,7 @@ static double number(const char* name, double otherwise) {
     return value ? atof(value) : otherwise;
 }
 
-// ---- state: one device, one timeline ---------------------------------------------------------------------------------
+// ---- state: one device, one timeline --------------------------------------------------------------------------------
 
 static const int CAPABILITY = 90, MAX_THREADS = 1024, MAX_GRID_YZ = 65535, REGISTERS_PER_BLOCK = 65536;
 static const int SHARED_DEFAULT = 49152, SHARED_OPT_IN = 232448, SHARED_RESERVED = 1024;
@@ -91,7 +93,8 @@ static int injected(const std::string& function) {
         char name[64];
         int code;
         long count;
-        if (sscanf(one.c_str(), "%63[^:]:%d:%ld", name, &code, &count) == 3 && function == name && nth <= count) return code;
+        bool whole = sscanf(one.c_str(), "%63[^:]:%d:%ld", name, &code, &count) == 3;
+        if (whole && function == name && nth <= count) return code;
     }
     return 0;
 }
@@ -109,14 +112,14 @@ static int entered(const char* function, double host_us = 0.2) {
 
 static void spend(double us) { device_free = std::fmax(device_free, host_now) + us; }
 
-// FAKE_CUDA_THROTTLE=from:to:factor : work that begins in this span of simulated time (µs) takes `factor` times as long.
+// FAKE_CUDA_THROTTLE=from:to:factor : work that begins in this span of simulated µs takes `factor` times as long.
 static double throttle_factor(double at) {
     double from, to, factor;
     if (sscanf(setting("FAKE_CUDA_THROTTLE", ""), "%lf:%lf:%lf", &from, &to, &factor) != 3) return 1;
     return at >= from && at < to ? factor : 1;
 }
 
-// ---- driver, device, context -----------------------------------------------------------------------------------------
+// ---- driver, device, context ----------------------------------------------------------------------------------------
 
 static bool visible() {
     const char* named = getenv("CUDA_VISIBLE_DEVICES");
@@ -156,7 +159,8 @@ static int uuid(unsigned char* to, unsigned char first) {
 }
 DRIVER(cuDeviceGetUuid)(unsigned char* to, int) { return uuid(to, 0); }
 DRIVER(cuDeviceGetUuid_v2)(unsigned char* to, int) { return uuid(to, is_mig() ? 0xff : 0); }
-DRIVER(cuDeviceTotalMem_v2)(size_t* bytes, int) { *bytes = size_t(number("FAKE_CUDA_TOTAL_BYTES", TOTAL_BYTES)); return SUCCESS; }
+static size_t total_bytes() { return size_t(number("FAKE_CUDA_TOTAL_BYTES", TOTAL_BYTES)); }
+DRIVER(cuDeviceTotalMem_v2)(size_t* bytes, int) { *bytes = total_bytes(); return SUCCESS; }
 DRIVER(cuDeviceGetAttribute)(int* value, int attribute, int) {
     static const std::map<int, int> attributes = {
         {1, MAX_THREADS}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, MAX_GRID_YZ}, {7, MAX_GRID_YZ},
@@ -184,16 +188,16 @@ DRIVER(cuCtxSynchronize)() {
     return sticky;
 }
 
-// ---- memory ----------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 
 static size_t free_bytes() {
-    double total = number("FAKE_CUDA_TOTAL_BYTES", TOTAL_BYTES), others = number("FAKE_CUDA_OTHERS_BYTES", 0);
-    return size_t(std::fmax(total - others - double(allocated), 0));
+    double others = number("FAKE_CUDA_OTHERS_BYTES", 0);
+    return size_t(std::fmax(double(total_bytes()) - others - double(allocated), 0));
 }
 DRIVER(cuMemGetInfo_v2)(size_t* free, size_t* total) {
     ENTER();
     *free = free_bytes();
-    *total = size_t(number("FAKE_CUDA_TOTAL_BYTES", TOTAL_BYTES));
+    *total = total_bytes();
     return SUCCESS;
 }
 DRIVER(cuMemAlloc_v2)(uint64_t* pointer, size_t size) {
@@ -228,7 +232,7 @@ static bool holds(uint64_t address, size_t size) {
     return found != allocations.end() && address + size <= found->first + found->second;
 }
 
-// ---- streams, graphs, events -----------------------------------------------------------------------------------------
+// ---- streams, graphs, events ----------------------------------------------------------------------------------------
 
 typedef std::function<void()> Node;
 struct Graph { std::vector<Node> nodes; };
@@ -313,7 +317,7 @@ DRIVER(cuEventElapsedTime)(float* milliseconds, void* start, void* end) {
     return SUCCESS;
 }
 
-// ---- modules: the cubin's own parameter layout, registers and limits -------------------------------------------------
+// ---- modules: the cubin's own parameter layout, registers and limits ------------------------------------------------
 
 struct Parameter { uint16_t offset, size; };
 struct Function {
@@ -356,13 +360,14 @@ static void each_attribute(const std::string& info, const std::function<void(uns
 }
 static void read_limits(const std::string& info, Function& f) {
     each_attribute(info, [&](unsigned attribute, const std::string& data) {
-        if (attribute == 0x17) {  // KPARAM_INFO: u32 index, u16 ordinal, u16 offset, u32 flags with the size in bits 18…31
+        auto product = [&] { return read<uint32_t>(data, 0) * read<uint32_t>(data, 4) * read<uint32_t>(data, 8); };
+        if (attribute == 0x17) {  // KPARAM_INFO: u32 index, u16 ordinal, u16 offset, u32 flags, of which 14 are the size
             unsigned ordinal = read<uint16_t>(data, 4);
             if (f.parameters.size() <= ordinal) f.parameters.resize(ordinal + 1);
             f.parameters[ordinal] = {read<uint16_t>(data, 6), uint16_t(read<uint32_t>(data, 8) >> 18)};
         }
-        if (attribute == 0x05) f.max_threads = read<uint32_t>(data, 0) * read<uint32_t>(data, 4) * read<uint32_t>(data, 8);
-        if (attribute == 0x3d) f.cluster = read<uint32_t>(data, 0) * read<uint32_t>(data, 4) * read<uint32_t>(data, 8);
+        if (attribute == 0x05) f.max_threads = product();  // MAX_THREADS
+        if (attribute == 0x3d) f.cluster = product();  // CTA_PER_CLUSTER
     });
 }
 static int parse(const std::shared_ptr<Module>& module) {
@@ -383,12 +388,13 @@ static int parse(const std::shared_ptr<Module>& module) {
                 if (attribute == 0x2f) registers[read<uint32_t>(data, 0)] = read<uint32_t>(data, 4);  // REGCOUNT
             });
         }
-    for (auto& s : sections) {
-        auto own = [&](const char* prefix) { return s.name.rfind(prefix, 0) == 0 ? module->functions.find(s.name.substr(strlen(prefix))) : module->functions.end(); };
-        if (auto f = own(".text."); f != module->functions.end()) f->second.registers = registers[s.info & 0xffffff];
-        if (auto f = own(".nv.shared."); f != module->functions.end()) f->second.static_shared = s.size > SHARED_RESERVED ? s.size - SHARED_RESERVED : 0;
+    for (auto& [name, f] : module->functions) {
+        for (auto& s : sections) {
+            if (s.name == ".text." + name) f.registers = registers[s.info & 0xffffff];
+            if (s.name == ".nv.shared." + name) f.static_shared = unsigned(s.size) - SHARED_RESERVED;
+        }
+        f.dynamic_allowed = SHARED_DEFAULT - int(f.static_shared);
     }
-    for (auto& [name, f] : module->functions) f.dynamic_allowed = SHARED_DEFAULT - int(f.static_shared);
     return module->functions.empty() ? INVALID_IMAGE : SUCCESS;
 }
 static size_t image_bytes(const char* image) {
@@ -423,7 +429,7 @@ DRIVER(cuFuncSetAttribute)(Function* f, int attribute, int value) {
     return SUCCESS;
 }
 
-// ---- launches --------------------------------------------------------------------------------------------------------
+// ---- launches -------------------------------------------------------------------------------------------------------
 
 struct Launch {
     const char* entry;
@@ -445,7 +451,8 @@ static int broken(long nth) {
     int code;
     return sscanf(setting("FAKE_CUDA_BREAK", ""), "%ld:%d", &at, &code) == 2 && at == nth ? code : 0;
 }
-static void execute(const std::weak_ptr<Module>& module, const Function* f, Launch launch, const std::vector<std::string>& values) {
+typedef std::vector<std::string> Values;
+static void execute(const std::weak_ptr<Module>& module, const Function* f, Launch launch, const Values& values) {
     auto loaded = module.lock();
     if (!loaded) { sticky = LAUNCH_FAILED; return; }  // it was unloaded: its code is no longer there
     std::vector<const char*> parameters;
@@ -467,7 +474,7 @@ static void execute(const std::weak_ptr<Module>& module, const Function* f, Laun
 }
 static int check_limits(const Function* f, const unsigned* grid, const unsigned* block, unsigned shared) {
     uint64_t threads = uint64_t(block[0]) * block[1] * block[2], blocks = uint64_t(grid[0]) * grid[1] * grid[2];
-    if (!threads || !blocks || grid[0] > 2147483647u || grid[1] > MAX_GRID_YZ || grid[2] > MAX_GRID_YZ) return INVALID_VALUE;
+    if (!threads || !blocks || grid[1] > MAX_GRID_YZ || grid[2] > MAX_GRID_YZ) return INVALID_VALUE;
     if (threads > f->max_threads || block[2] > 64 || int64_t(shared) > f->dynamic_allowed) return INVALID_VALUE;
     if (grid[0] % f->cluster) return INVALID_CLUSTER_SIZE;
     uint64_t warps = (threads + 31) / 32, per_warp = (f->registers * 32 + 255) / 256 * 256;
@@ -481,12 +488,12 @@ DRIVER(cuLaunchKernel)(
     Launch launch = {"", "", 0, {gx, gy, gz}, {bx, by, bz}, shared, 0, nullptr, nullptr};
     if (extra || (!parameters && !f->parameters.empty())) return INVALID_VALUE;
     if (int code = check_limits(f, launch.grid, launch.block, shared)) return code;
-    std::vector<std::string> values;
-    for (size_t i = 0; i < f->parameters.size(); ++i) values.emplace_back((const char*)parameters[i], f->parameters[i].size);
+    Values values;
+    for (auto& p : f->parameters) values.emplace_back((const char*)parameters[values.size()], p.size);
     return enqueue(stream, [module = f->module, f, launch, values] { execute(module, f, launch, values); });
 }
 
-// ---- tensor maps: the fields, laid out as device.py reads them -------------------------------------------------------
+// ---- tensor maps: the fields, laid out as device.py reads them ------------------------------------------------------
 
 struct TensorMap {
     uint64_t address, strides[4];
@@ -523,7 +530,7 @@ DRIVER(cuTensorMapEncodeTiled)(
     return SUCCESS;
 }
 
-// ---- for tests alone -------------------------------------------------------------------------------------------------
+// ---- for tests alone ------------------------------------------------------------------------------------------------
 
 DRIVER(stand_in_hook)(Hook installed) { LOCK; hook = installed; return SUCCESS; }
 DRIVER(stand_in_allocation)(uint64_t address, uint64_t* start, size_t* size) {

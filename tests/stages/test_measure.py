@@ -149,7 +149,8 @@ def test_the_samples_alone_do_not_find_it_but_the_comparison_of_all_rows_does(st
     monkeypatch.setattr(Bench, "_samples", lambda bench, seed: iter(first_and_last))
     found = judge(stage, wrong)[0].reason
     assert found.startswith("full problem, all rows: 896 of 1024 rows differ from SDPA's")
-    monkeypatch.setattr(Bench, "_compare_whole", lambda bench, name, seed, samples: bench._compare(name, seed, *samples[0]))
+    again = lambda bench, name, seed, samples: bench._compare(name, seed, *samples[0])  # noqa: E731
+    monkeypatch.setattr(Bench, "_compare_whole", again)
     assert judge(stage, wrong)[0].correct
 
 
