@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,6 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import chain, count
 from pathlib import Path
-from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -54,9 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"evoengine: no GPU to time on: {found}; --prepare FILE compiles for one", file=sys.stderr)
         return MachineError.exit_code
     driver, [device, *_] = found
-    tests = run_tests() if not options.no_tests else None
-    results = {**about(device, driver), "tests": tests, "problems": []}
+    results = {**about(device, driver), "tests": None, "problems": []}
     path, codes = file_for(results, options.out), []
+    tests = None if options.no_tests else run_tests(path.with_suffix(".tests.log"))
+    if tests:
+        results["tests"] = tests
+        write(results, path)
     with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
         db = options.source or Path(folder, "gpu.db")
         for done, problem in enumerate(options.problem):
@@ -133,34 +136,33 @@ def run_for(command: list[str], seconds: float) -> tuple[int, dict | None]:
     return process.returncode, json.loads(out) if out.strip() else None
 
 
-def run_tests() -> dict[str, object] | None:
-    """The tests that need a GPU; None where there is no pytest."""
+def run_tests(log: Path) -> dict[str, object] | None:
+    """The tests that need a GPU, each in `log` as it ends: nothing is lost when time is up. None without pytest."""
     if find_spec("pytest") is None:
         return None
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
-        report = Path(folder, "report.xml")
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    start, ended = time.monotonic(), None
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-u", "-m", "pytest", "-v", "--color=no", "-m", "gpu", "-p", "no:cacheprovider"]
+    with log.open("w") as file:
         try:
-            subprocess.run(command, cwd=ROOT, stdout=sys.stderr, timeout=TEST_SECONDS)
+            subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=TEST_SECONDS)
         except subprocess.TimeoutExpired:
-            return no_report("time was up", TEST_SECONDS)
-        seconds = time.monotonic() - start
-        # pytest writes none where it cannot even begin, for want of a package for one
-        return read_report(report.read_text(), seconds) if report.exists() else no_report("pytest did not start", seconds)
+            ended = f"time was up after {TEST_SECONDS:g} s"
+    found = read_log(log.read_text(), time.monotonic() - start)
+    if ended is None and not found["passed"] + found["failed"] + found["skipped"]:
+        ended = "pytest did not start"  # for want of a package for one
+    return found | {"failed": found["failed"] + 1, "names": [*found["names"], ended]} if ended else found
 
 
-def no_report(why: str, seconds: float) -> dict[str, object]:
-    return {"passed": 0, "failed": 1, "skipped": 0, "seconds": round(seconds, 1), "names": [why]}
+RESULT = re.compile(r"^(\S+\.py::.+?) (PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE)
 
 
-def read_report(xml: str, seconds: float) -> dict[str, object]:
-    """Counts, and the names of what failed, from pytest's JUnit report."""
-    cases = list(ElementTree.fromstring(xml).iter("testcase"))
-    wrong = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
-    failed = [f"{c.get('classname')}.{c.get('name')}" for c in wrong]
-    skipped = sum(c.find("skipped") is not None for c in cases)
-    passed = len(cases) - len(failed) - skipped
+def read_log(text: str, seconds: float) -> dict[str, object]:
+    """Counts, and the names of what failed, from the lines that pytest -v prints as each test ends."""
+    ended = dict(RESULT.findall(text))
+    failed = [name for name, how in ended.items() if how in ("FAILED", "ERROR")]
+    skipped = sum(how == "SKIPPED" for how in ended.values())
+    passed = len(ended) - len(failed) - skipped
     return {"passed": passed, "failed": len(failed), "skipped": skipped, "seconds": round(seconds, 1), "names": failed}
 
 

@@ -75,6 +75,8 @@ class Rejection:
 
     outcome: Outcome
     reason: str
+    baseline: str | None = None
+    """the library's kernel that failed, where it was one and no candidate"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ def doctor(as_json: bool) -> int:
         click.echo(json.dumps({"able": able, "findings": [asdict(f) for f in found]}, indent=2))
     else:
         stdout.print(findings(found))
-        gpu = next(f for f in found if f.name == "GPU")
-        how = "times candidates on the GPU" if gpu.here else "gates in the CPU emulator and ranks by estimate"
+        times = all(f.here for f in found if f.name in ("GPU", "CUDA versions"))
+        how = "times candidates on the GPU" if times else "gates in the CPU emulator and ranks by estimate"
         say(f"a search here {how}" if able else "a search cannot run here until what is marked is mended")
     return 0 if able else MachineError.exit_code
 
@@ -91,8 +91,41 @@ def _gpu() -> Finding:
         remedy = "none needed to search by estimate; on a GPU machine install its driver"
         return Finding("GPU", False, found, remedy, needed=False)
     cuda, devices = found
-    listed = ", ".join(f"{d.name} (sm_{d.capability}, {d.memory_bytes / 2**30:.0f} GiB)" for d in devices)
+    listed = ", ".join(f"{d.name} ({', '.join(_described(d))})" for d in devices)
     return Finding("GPU", True, f"{listed}, driver for CUDA {cuda}", needed=False)
 
 
-CHECKS: tuple[Callable[[], Finding], ...] = (_python, _nvrtc, _disassembler, _host_compiler, _torch, _gpu)
+def _described(device) -> list[str]:
+    from evoengine.devices.nvml import settings
+
+    own = settings(device.uuid)
+    power = [f"power limit {own['power limit']}"] if "power limit" in own else []
+    mig = ["MIG on"] if own.get("MIG") == "on" else []
+    return [f"sm_{device.capability}", f"{device.memory_bytes / 2**30:.0f} GiB", *power, *mig]
+
+
+def _cuda_versions() -> Finding:
+    """Whether the driver can run what NVRTC makes and what torch brings."""
+    from evoengine.devices.driver import find_driver
+    from evoengine.stages.toolchain import cuda_mismatch, cuda_parts, cuda_torch_command, torch_cuda
+
+    name, found = "CUDA versions", find_driver()
+    try:
+        parts = cuda_parts()
+    except MachineError:
+        parts = {}
+    listed = ", ".join(f"{part} {built}" for part, built in parts.items()) or "no CUDA part is here"
+    if isinstance(found, str):
+        return Finding(name, True, f"{listed}; no driver to run them", needed=False)
+    driver, _ = found
+    if torch_cuda() is None:
+        return Finding(name, False, "torch is a CPU-only build", cuda_torch_command(driver), needed=False)
+    if why := cuda_mismatch(driver, parts):
+        what, _, remedy = why.partition(": ")
+        return Finding(name, False, what, remedy)
+    return Finding(name, True, f"{listed}, driver {driver}", needed=False)
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    _python, _nvrtc, _disassembler, _host_compiler, _torch, _gpu, _cuda_versions,
+)  # fmt: skip

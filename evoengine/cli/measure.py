@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import sys
+from functools import partial
 from contextlib import ExitStack
 from dataclasses import asdict
 
@@ -40,7 +41,7 @@ def measure(
     from evoengine.search.judges import GpuJudge
     from evoengine.search.remeasure import Remeasurer, left_to_measure, spaces_of
 
-    devices = require_gpus()
+    require_gpus(compilers=())
     with ExitStack() as stack:
         ledger = stack.enter_context(open_ledger(db, create=False))
         named, wanted = target(ledger, gpu, problem)
@@ -50,6 +51,7 @@ def measure(
                 f"the ledger holds no correct candidate of {wanted} on {named.key} that waits to be measured: "
                 "evoengine search --device emulator leaves some, evoengine best shows what was measured"
             )
+        devices = require_gpus({c.binary.compiler for c in left})
         device = next((d for d in devices if takes(d, named.arch)), devices[0])
         for candidate in left:
             require_arch(device, candidate.binary.arch, f"trial {candidate.trial}")
@@ -67,7 +69,7 @@ def measure(
             gpu=named.key, problem=str(wanted), device=ledger_device(device), space=space, sampler="measure", seed=seed,
             command=" ".join(sys.argv), objectives=aim,
         )  # fmt: skip
-        judge = GpuJudge(space.kernel, wanted, here, device, seed)
+        judge = GpuJudge(space.kernel, wanted, here, device, seed, long_run_us=partial(ledger.long_run_us, run))
         remeasurer = Remeasurer(ledger, run, judge, wanted, here, seed, lambda c: say(_line(c)))
         stopped = stop_on_signal(remeasurer.stop)
         notes = remeasurer.measure(chosen, spaces)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -47,7 +48,10 @@ class DeviceType(click.ParamType):
 @space_option
 @templates_option
 @db_option
-@click.option("--jobs", type=click.IntRange(min=1), help="Worker processes.  [default: one per core]")
+@click.option(
+    "--jobs", type=click.IntRange(min=1),
+    help="Worker processes.  [default: one per core, two fewer where a GPU is timed on]",
+)  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Repeats a search.  [default: drawn, and recorded]")
 @json_option
 def search(
@@ -88,8 +92,8 @@ def search(
     bound, folder = prepare_space(space, templates, problem, gpu, families)
     require_compilers(emulated=timing is None)
     setting = Setting(
-        problem, gpu, bound, folder, sampler, seed, trials, minutes * 60 if minutes else None, jobs or default_jobs(),
-        timed=timing is not None, objectives=objectives,
+        problem, gpu, bound, folder, sampler, seed, trials, minutes * 60 if minutes else None,
+        jobs=jobs or default_jobs(timing is not None), timed=timing is not None, objectives=objectives,
     )  # fmt: skip
     with turn(timing, say), open_ledger(db, create=True) as ledger, LiveProgress() as live:
         run = ledger.start_run(
@@ -100,7 +104,7 @@ def search(
         kind = Kind.MEASURED if timing else Kind.ESTIMATED
         domains = {knob.name: knob.values for knob in bound.knobs}
         study = Projection(optuna_storage(ledger.url), ledger, run, kind, domains)
-        judge = make_judge(bound.kernel, problem, gpu, timing, seed)
+        judge = make_judge(bound.kernel, problem, gpu, timing, seed, partial(ledger.long_run_us, run))
         coordinator = Coordinator(setting, ledger, run, judge, live.update, study.add)
         stop_on_signal(coordinator.stop)
         progress = coordinator.search()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evoengine.devices.driver import GpuDevice, find_driver, hold, takes
+from evoengine.devices.nvml import other_processes, settings
 from evoengine.errors import MachineError, UsageError
 from evoengine.gpu import Gpu, find_gpu
 from evoengine.ledger.runs import Device
@@ -19,7 +20,9 @@ from evoengine.paths import asset
 from evoengine.problem import Problem, parse_problem
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.render import render
-from evoengine.stages.toolchain import include_folders, nvrtc
+from evoengine.stages.toolchain import (
+    cuda_mismatch, cuda_parts, cuda_torch_command, include_folders, nvrtc, torch_cuda,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
@@ -61,8 +64,11 @@ def require_compilers(emulated: bool) -> None:
 def choose_device(wish: str, gpu: Gpu) -> GpuDevice | None:
     """The GPU that will time the candidates, or None for the emulator.
 
-    Raises MachineError where `cuda` is asked for in vain.
+    Raises MachineError where `cuda` is asked for in vain, and where the GPU's driver cannot run what is installed here:
+    every candidate would fail by it.
     """
+    from evoengine.cli.display import say
+
     if wish == "emulator":
         return None
     found = find_driver()
@@ -70,30 +76,59 @@ def choose_device(wish: str, gpu: Gpu) -> GpuDevice | None:
         if wish == "cuda":
             raise MachineError(f"--device cuda: {found}; --device emulator gates on the CPU and ranks by estimate")
         return None
-    _, devices = found
+    driver, devices = found
     fitting = [d for d in devices if takes(d, gpu.arch)]
-    if fitting:
-        return next((d for d in fitting if d.name == gpu.name), fitting[0])
-    device = devices[0]
-    if wish == "cuda":
-        raise MachineError(
-            f"this machine's GPU is {device.name} (sm_{device.capability}), not the {gpu.key} ({gpu.arch}) named by --gpu; "
-            "name the one that is here, or --device emulator"
-        )
-    return None
+    if not fitting:
+        device = devices[0]
+        if wish == "cuda":
+            raise MachineError(
+                f"this machine's GPU is {device.name} (sm_{device.capability}), not the {gpu.key} ({gpu.arch}) named by "
+                "--gpu; name the one that is here, or --device emulator"
+            )
+        return None
+    if torch_cuda() is None:
+        lack = f"{fitting[0].name} is here, but torch is a CPU-only build: {cuda_torch_command(driver)}"
+        if wish == "cuda":
+            raise MachineError(f"--device cuda: {lack}")
+        say(f"{lack}; candidates are gated in the CPU emulator until then")
+        return None
+    require_driver(driver, cuda_parts())
+    return next((d for d in fitting if d.name == gpu.name), fitting[0])
 
 
-def turn(device: GpuDevice | None, say: Callable[[str], None]) -> AbstractContextManager[None]:
-    """The GPU for this process alone, where one is to time; waits for it."""
-    return hold(device, say) if device else nullcontext()
+def require_driver(driver: str, parts: Mapping[str, str]) -> None:
+    """Raises MachineError where the driver cannot run these parts, each with the CUDA version that it was built for."""
+    if why := cuda_mismatch(driver, parts):
+        raise MachineError(f"{why}; --device emulator works without")
 
 
-def require_gpus() -> list[GpuDevice]:
-    """This machine's GPUs; raises MachineError with the doctor's finding where there is none."""
+@contextmanager
+def turn(device: GpuDevice | None, say: Callable[[str], None]) -> Iterator[None]:
+    """The GPU for this process alone, where one is to time; waits for it, and names other programs that use it."""
+    if device is None:
+        yield
+        return
+    with hold(device, say):
+        if others := other_processes(device.uuid):
+            named = ", ".join(map(str, others))
+            say(f"other processes compute on {device.name} ({named}): figures will be worse and less steady than alone")
+        yield
+
+
+def require_gpus(compilers: Iterable[str]) -> list[GpuDevice]:
+    """This machine's GPUs, where torch and what these compilers (nvrtc 13.0) made run on them.
+
+    Raises MachineError where there is none, or one that cannot run it.
+    """
     found = find_driver()
     if isinstance(found, str):
         raise MachineError(f"no GPU to time on: {found}; evoengine doctor says what else this machine has")
-    return found[1]
+    driver, devices = found
+    if torch_cuda() is None:
+        raise MachineError(f"{devices[0].name} is here, but torch is a CPU-only build: {cuda_torch_command(driver)}")
+    made = {f"a binary by {c}": c.removeprefix("nvrtc ") for c in compilers if c.startswith("nvrtc ")}
+    require_driver(driver, {"torch": torch_cuda(), **made})
+    return devices
 
 
 def ledger_device(timing: GpuDevice | None) -> Device:
@@ -101,7 +136,7 @@ def ledger_device(timing: GpuDevice | None) -> Device:
     if timing is None:
         return Device("emulator")
     driver, _ = find_driver()
-    versions = {name: version(name) for name in ("torch", "numpy")}
+    versions = {name: version(name) for name in ("torch", "numpy")} | settings(timing.uuid)
     return Device(timing.name, timing.uuid, f"sm_{timing.capability}", f"CUDA {driver}", versions)
 
 
@@ -125,5 +160,11 @@ def stop_on_signal(stop: Callable[[], None]) -> Callable[[], bool]:
     return lambda: bool(seen)
 
 
-def default_jobs() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+RESERVED_CORES = 2
+"""for the process that launches on the GPU, which must stay ahead of it, and for the coordinator"""
+
+
+def default_jobs(timed: bool) -> int:
+    """One compile worker per core, where a GPU is timed on but for two of them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores - RESERVED_CORES) if timed else cores

@@ -10,6 +10,17 @@ import numpy as np
 from evoengine.records import Outcome
 
 
+LAUNCH_SECONDS = 10.0
+"""what a launch on a GPU may take beside its work: a gate case takes milliseconds"""
+SLOWEST_TFLOPS = 0.5
+"""a kernel that does less for longer than LAUNCH_SECONDS is given up"""
+
+
+def launch_seconds(flops: float) -> float:
+    """How long one launch of so much work may take on a GPU before it is given up."""
+    return LAUNCH_SECONDS + flops / SLOWEST_TFLOPS / 1e12
+
+
 @dataclass(frozen=True, slots=True)
 class TensorArgument:
     """A pointer argument. `data` is contiguous; 16-bit floats travel as their uint16 bit patterns."""

@@ -1,4 +1,4 @@
-"""A real GPU: CuPy loads and launches the binary, torch holds the tensors. Runs in a process of its own, which may die.
+"""A real GPU: cuda_api loads and launches the binary, torch holds the tensors. Runs in a process that may die.
 
 A CUDA error is sticky and a kernel that never ends holds the GPU: after KernelCrashed or KernelHung the process must be
 replaced.
@@ -6,16 +6,16 @@ replaced.
 
 from __future__ import annotations
 
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Callable
+from typing import TypeVar
 
-import cupy
 import numpy as np
 import torch
-from cupy.cuda import driver, runtime
 
+from evoengine.devices import cuda_api, torch_gpu
 from evoengine.devices.base import (
+    LAUNCH_SECONDS,
     Arguments,
     KernelCrashed,
     KernelHung,
@@ -24,45 +24,53 @@ from evoengine.devices.base import (
     TensorMapArgument,
     Tensors,
 )
-from evoengine.devices.tensor_map import BYTES, encode
+from evoengine.devices.cuda_api import CudaError
+from evoengine.devices.tensor_map import encode
+from evoengine.devices.torch_gpu import gpu
+from evoengine.errors import MachineError
 from evoengine.records import Binary, Launch
 
 GUARD_BYTES = 1 << 16
 """on both sides of every tensor, filled with a pattern that must survive the launch"""
 GUARD = 0xA5
-LAUNCH_SECONDS = 10.0
-"""one launch takes milliseconds, a tenth of a second at most; past this it will not end"""
 POLL_SECONDS = 2e-5
-CUDA_ERRORS: tuple[type[Exception], ...] = (runtime.CUDARuntimeError, driver.CUDADriverError)
-if hasattr(torch, "AcceleratorError"):  # torch 2.8; a plain RuntimeError before
-    CUDA_ERRORS += (torch.AcceleratorError,)
+CUDA_ERRORS: tuple[type[Exception], ...] = (CudaError, *torch_gpu.ERRORS)
+_BINARY_REFUSED = (1, 200, 209, 218, 222, 300, 500)
+"""CUresults of loading that speak of the binary: a limit exceeded, its format, its architecture, no such kernel. Any
+other speaks of the machine"""
+_Found = TypeVar("_Found")
 
 
 class CudaKernel:
-    """A loaded binary; raises KernelUnbuildable where the GPU refuses it."""
+    """A loaded binary, unloaded when it is dropped.
+
+    Raises KernelUnbuildable where the GPU refuses the binary, MachineError where the machine is at fault.
+    """
 
     def __init__(self, binary: Binary, entry: str, launch: Launch) -> None:
-        with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
-            path = Path(folder, "kernel.cubin")
-            path.write_bytes(binary.cubin)
-            try:
-                self._function = cupy.RawModule(path=str(path)).get_function(entry)
-                self._function.max_dynamic_shared_size_bytes = launch.shared_bytes
-            except CUDA_ERRORS as error:
-                raise KernelUnbuildable(f"the GPU does not take the binary: {first_line(error)}") from error
+        gpu()  # its context
+        try:
+            self._function = _with_memory(f"load kernel {entry}", lambda: cuda_api.Module(binary.cubin).function(entry))
+            self._function.allow_shared(launch.shared_bytes)
+        except CudaError as error:
+            if error.code in _BINARY_REFUSED:
+                raise KernelUnbuildable(f"the GPU cannot run the binary: {error}") from error
+            raise MachineError(f"the GPU cannot load a kernel: {error}") from error
         self.entry = entry
 
-    def launch(self, launch: Launch, parameters: tuple) -> None:
-        """Queues the kernel on torch's current stream; pointers travel as uint64."""
-        stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
-        with stream:
-            self._function(launch.grid, (launch.threads, 1, 1), parameters, shared_mem=launch.shared_bytes)
+    def launch(self, launch: Launch, parameters: cuda_api.Parameters, stream: int | None = None) -> None:
+        """Queues the kernel, on torch's stream where none is named. Raises CudaError, MachineError."""
+        stream = gpu().stream() if stream is None else stream
+        _with_memory(
+            f"launch kernel {self.entry}",
+            lambda: self._function.launch(launch.grid, launch.threads, launch.shared_bytes, parameters, stream),
+        )
 
     def run(self, launch: Launch, arguments: Arguments, seed: int) -> Tensors:
         """One launch from host memory with guard bands; all tensors as they stood afterwards."""
         try:
             buffers = {a.name: _guarded(a.data) for a in arguments if isinstance(a, TensorArgument)}
-            self.launch(launch, tuple(_parameter(a, buffers) for a in arguments))
+            self.launch(launch, cuda_api.Parameters([_parameter(a, buffers) for a in arguments]))
             await_gpu(self.entry)
             found = {name: buffer.cpu().numpy() for name, buffer in buffers.items()}
         except CUDA_ERRORS as error:
@@ -70,37 +78,55 @@ class CudaKernel:
         return {a.name: _unguarded(a, found[a.name]) for a in arguments if isinstance(a, TensorArgument)}
 
 
-def await_gpu(entry: str, event: torch.cuda.Event | None = None, seconds: float = LAUNCH_SECONDS) -> None:
+def _with_memory(what: str, act: Callable[[], _Found]) -> _Found:
+    """Does it once more without the memory that torch keeps for later, where the driver has none left.
+
+    Raises MachineError where that is not enough: it is no fault of the kernel's.
+    """
+    try:
+        return act()
+    except CudaError as error:
+        if not error.out_of_memory:
+            raise
+    gpu().release_memory()
+    try:
+        return act()
+    except CudaError as error:
+        if not error.out_of_memory:
+            raise
+        free, total = cuda_api.memory_info()
+        raise MachineError(
+            f"the GPU is out of memory: {free:,} of {total:,} bytes are free, not enough to {what}; end what else uses "
+            "the GPU or name a smaller --problem"
+        ) from error
+
+
+def await_gpu(name: str, event: cuda_api.Event | None = None, seconds: float = LAUNCH_SECONDS) -> None:
     """Waits for all that was queued, or for `event`; raises KernelHung where it takes longer than `seconds`.
 
     A plain synchronize would wait for an endless loop as long as the loop.
     """
     if event is None:
-        event = torch.cuda.Event()
-        event.record()
+        event = cuda_api.Event()
+        event.record(gpu().stream())
     deadline = time.monotonic() + seconds
     while not event.query():
         if time.monotonic() > deadline:
-            raise KernelHung(f"kernel {entry}: no end after {seconds:g} s on the GPU")
+            raise KernelHung(f"kernel {name}: no end after {seconds:.3g} s on the GPU")
         time.sleep(POLL_SECONDS)
 
 
-def _parameter(argument, buffers: dict[str, torch.Tensor]):
+def _parameter(argument, buffers: dict[str, torch.Tensor]) -> np.generic | bytes:
     if isinstance(argument, TensorArgument):
         return np.uint64(buffers[argument.name].data_ptr() + GUARD_BYTES)
     if isinstance(argument, TensorMapArgument):
-        return tensor_map(argument, buffers[argument.tensor].data_ptr() + GUARD_BYTES)
+        return encode(argument, buffers[argument.tensor].data_ptr() + GUARD_BYTES)
     return argument.value
 
 
-def tensor_map(argument: TensorMapArgument, pointer: int) -> np.ndarray:
-    """The map of the tensor at that device address; CuPy passes a NumPy array of one element by value."""
-    return np.frombuffer(encode(argument, pointer), dtype=np.dtype((np.void, BYTES)))
-
-
 def _guarded(data: np.ndarray) -> torch.Tensor:
-    buffer = torch.full((data.nbytes + 2 * GUARD_BYTES,), GUARD, dtype=torch.uint8, device="cuda")
-    buffer[GUARD_BYTES : GUARD_BYTES + data.nbytes] = torch.from_numpy(data.reshape(-1).view(np.uint8).copy()).cuda()
+    buffer = gpu().empty((data.nbytes + 2 * GUARD_BYTES,), torch.uint8).fill_(GUARD)
+    buffer[GUARD_BYTES : GUARD_BYTES + data.nbytes] = torch.from_numpy(data.reshape(-1).view(np.uint8).copy())
     return buffer
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import UUID
 
+from evoengine.devices import cuda_api
+from evoengine.devices.cuda_api import CudaError
 from evoengine.errors import MachineError
 from evoengine.gpu import Gpu, known_gpus
 
@@ -33,7 +35,7 @@ class GpuDevice:
     index: int
     name: str
     uuid: str
-    """GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, as CUDA_VISIBLE_DEVICES and NVML take it"""
+    """GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, of a MIG instance MIG-…, as CUDA_VISIBLE_DEVICES and NVML take it"""
     capability: int
     """90 for compute capability 9.0"""
     memory_bytes: int
@@ -44,39 +46,44 @@ class GpuDevice:
 def find_driver() -> tuple[str, list[GpuDevice]] | str:
     """The driver's CUDA version (13.0) and its GPUs; or, where that cannot be had, the reason."""
     try:
-        cuda = ctypes.CDLL("libcuda.so.1")
+        cuda_api.library()
     except OSError:
         return "no CUDA driver (libcuda.so.1 is not on this machine)"
-    code = cuda.cuInit(0)
-    if code:
-        return f"the CUDA driver does not start (cuInit gives {code})"
     version, count = ctypes.c_int(), ctypes.c_int()
-    cuda.cuDriverGetVersion(ctypes.byref(version))
-    cuda.cuDeviceGetCount(ctypes.byref(count))
-    devices = [_describe(cuda, index) for index in range(count.value)]
+    try:
+        cuda_api.call("cuInit", 0)
+        cuda_api.call("cuDriverGetVersion", ctypes.byref(version))
+        cuda_api.call("cuDeviceGetCount", ctypes.byref(count))
+        devices = [_describe(index) for index in range(count.value)]
+    except CudaError as error:
+        return f"the CUDA driver does not start ({error.call} gives {error.code}: {error.text})"
     if not devices:
         return "the CUDA driver sees no GPU"
     return f"{version.value // 1000}.{version.value % 1000 // 10}", devices
 
 
-def _describe(cuda: ctypes.CDLL, index: int) -> GpuDevice:
+def _describe(index: int) -> GpuDevice:
     device, memory = ctypes.c_int(), ctypes.c_size_t()
-    name, uuid = ctypes.create_string_buffer(256), (ctypes.c_ubyte * 16)()
-    cuda.cuDeviceGet(ctypes.byref(device), index)
-    cuda.cuDeviceGetName(name, len(name), device)
-    cuda.cuDeviceGetUuid(uuid, device)
-    cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
-    major, minor = (_attribute(cuda, device, key) for key in (_MAJOR, _MINOR))
-    limits = {name: _attribute(cuda, device, key) for name, key in _LIMITS.items()}
-    return GpuDevice(
-        index, name.value.decode(), f"GPU-{UUID(bytes=bytes(uuid))}", 10 * major + minor, memory.value, limits
-    )
+    cuda_api.call("cuDeviceGet", ctypes.byref(device), index)
+    cuda_api.call("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
+    name, (uuid, mig) = cuda_api.device_name(index), _uuid(device)
+    if mig and "MIG" not in name:
+        name = f"{name} (a MIG instance)"
+    major, minor = (cuda_api.device_attribute(key, index) for key in (_MAJOR, _MINOR))
+    limits = {field: cuda_api.device_attribute(key, index) for field, key in _LIMITS.items()}
+    return GpuDevice(index, name, uuid, 10 * major + minor, memory.value, limits)
 
 
-def _attribute(cuda: ctypes.CDLL, device: ctypes.c_int, key: int) -> int:
-    value = ctypes.c_int()
-    cuda.cuDeviceGetAttribute(ctypes.byref(value), key, device)
-    return value.value
+def _uuid(device: ctypes.c_int) -> tuple[str, bool]:
+    """The UUID with its prefix, and whether it is a MIG instance's.
+
+    cuDeviceGetUuid gives the whole GPU's, cuDeviceGetUuid_v2 that of the instance where the process sees one.
+    """
+    whole, own = (ctypes.c_ubyte * 16)(), (ctypes.c_ubyte * 16)()
+    cuda_api.call("cuDeviceGetUuid", whole, device)
+    cuda_api.call("cuDeviceGetUuid_v2", own, device)
+    mig = bytes(own) != bytes(whole)
+    return f"{'MIG' if mig else 'GPU'}-{UUID(bytes=bytes(own))}", mig
 
 
 def takes(device: GpuDevice, arch: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
@@ -45,13 +46,18 @@ def judge_reading(
     return Reading(sm_mhz, temperature_c, held_back, throttled, watts)
 
 
+def _handle(nvml: ModuleType, uuid: str):
+    """NVML's handle of the GPU of that UUID; of a MIG instance that of its GPU, which alone has sensors."""
+    nvml.nvmlInit()
+    handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if uuid.startswith("MIG-") else handle
+
+
 class Sensors:
     """One GPU's sensors, by the UUID that the driver gives it; raises NVML's own error where they cannot be read."""
 
     def __init__(self, nvml: ModuleType, uuid: str) -> None:
-        self._nvml = nvml
-        nvml.nvmlInit()
-        self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        self._nvml, self._handle = nvml, _handle(nvml, uuid)
         self._highest = float(nvml.nvmlDeviceGetMaxClockInfo(self._handle, nvml.NVML_CLOCK_SM))
         self.read()
 
@@ -82,3 +88,34 @@ def open_sensors(uuid: str) -> Sensors | str:
         return Sensors(nvml, uuid)
     except nvml.NVMLError as error:
         return f"clocks are not logged: {error}"
+
+
+def settings(uuid: str) -> dict[str, str]:
+    """What of a GPU's settings its figures depend on, as far as NVML tells: the power limit, by which cards of one name
+    differ, and whether it is split by MIG."""
+    try:
+        nvml = import_module("pynvml")
+    except ImportError:
+        return {}
+    found: dict[str, str] = {}
+    try:
+        handle = _handle(nvml, uuid)
+        found["power limit"] = f"{nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000:.0f} W"
+        current, _ = nvml.nvmlDeviceGetMigMode(handle)
+        found["MIG"] = "on" if current == nvml.NVML_DEVICE_MIG_ENABLE else "off"
+    except nvml.NVMLError:  # most GPUs know no MIG, and some no power limit
+        pass
+    return found
+
+
+def other_processes(uuid: str) -> list[int]:
+    """The ids of processes of others that compute on the GPU, as far as NVML tells."""
+    try:
+        nvml = import_module("pynvml")
+    except ImportError:
+        return []
+    try:
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(_handle(nvml, uuid))
+    except nvml.NVMLError:
+        return []
+    return sorted(p.pid for p in running if p.pid != os.getpid())

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 
+from evoengine.devices import cuda_api
 from evoengine.devices.base import KernelUnbuildable, TensorMapArgument
-from evoengine.errors import MachineError
+from evoengine.devices.cuda_api import CudaError
 
 BYTES = 128
 """of a tensor map; it must lie at a multiple of 64, since CUDA 13.0 of 128"""
@@ -72,27 +73,22 @@ def encode(argument: TensorMapArgument, device_pointer: int) -> bytes:
     _, dtype = _ELEMENTS[argument.dtype]
     memory = ctypes.create_string_buffer(BYTES + ALIGNMENT)
     start = -ctypes.addressof(memory) % ALIGNMENT
-    found = _encoder()(
-        ctypes.c_void_p(ctypes.addressof(memory) + start),
-        dtype,
-        rank,
-        ctypes.c_void_p(device_pointer),
-        (ctypes.c_uint64 * rank)(*argument.dims),
-        (ctypes.c_uint64 * rank)(*argument.strides_bytes),
-        (ctypes.c_uint32 * rank)(*argument.box),
-        (ctypes.c_uint32 * rank)(*[1] * rank),
-        0,  # no interleaving
-        _SWIZZLES[argument.swizzle],
-        _L2_PROMOTION_256B,
-        0,  # zeros beyond the tensor
-    )
-    if found:
-        raise KernelUnbuildable(f"tensor map {argument.name}: cuTensorMapEncodeTiled gives {found}")
-    return memory.raw[start : start + BYTES]
-
-
-def _encoder():
     try:
-        return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
-    except (OSError, AttributeError) as error:
-        raise MachineError(f"tensor maps need a CUDA driver of version 12.0 or later: {error}") from error
+        cuda_api.call(
+            "cuTensorMapEncodeTiled",
+            ctypes.addressof(memory) + start,
+            dtype,
+            rank,
+            device_pointer,
+            (ctypes.c_uint64 * rank)(*argument.dims),
+            (ctypes.c_uint64 * rank)(*argument.strides_bytes),
+            (ctypes.c_uint32 * rank)(*argument.box),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
+            0,  # no interleaving
+            _SWIZZLES[argument.swizzle],
+            _L2_PROMOTION_256B,
+            0,  # zeros beyond the tensor
+        )
+    except CudaError as error:
+        raise KernelUnbuildable(f"tensor map {argument.name}: {error}") from error
+    return memory.raw[start : start + BYTES]

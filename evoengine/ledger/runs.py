@@ -23,7 +23,7 @@ class Device:
     arch: str | None = None
     driver: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
-    """library → version"""
+    """library → version, and what of the GPU's settings a figure depends on: its power limit, whether MIG is on"""
 
 
 @dataclass(frozen=True, slots=True)

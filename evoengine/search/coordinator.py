@@ -32,7 +32,7 @@ from evoengine.records import (
 from evoengine.search.finals import hold_finals, record_finals
 from evoengine.search.judges import Judge, Usage, make_job, record_judged, seed_for, timed_baselines
 from evoengine.search.proposer import Proposal, Proposer
-from evoengine.search.workers import Terms, WorkerPool
+from evoengine.search.workers import COMPILER_TERMS, Terms, WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages.compile import options
 from evoengine.stages.estimate import estimate
@@ -134,7 +134,7 @@ class Coordinator:
     def __init__(
         self, setting: Setting, ledger: Ledger, run: int, judge: Judge,
         on_change: Callable[[Progress], None], on_finish: Callable[[int], None],
-        compiler: Callable[[Source, str], Binary | Rejection] = compile_task, terms: Terms = Terms(),
+        compiler: Callable[[Source, str], Binary | Rejection] = compile_task, terms: Terms = COMPILER_TERMS,
     ) -> None:  # fmt: skip
         self.setting, self.ledger, self.run = setting, ledger, run
         self._on_finish = on_finish

@@ -6,13 +6,14 @@ Anything that submits a candidate somewhere and gives a future of its verdict an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import numpy as np
 
+from evoengine.devices.base import LAUNCH_SECONDS, launch_seconds
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError
 from evoengine.gpu import Gpu
@@ -31,7 +32,9 @@ made in the light of recent results. Were the GPU's share limited by itself, the
 and start too late for it not to run dry"""
 NO_COST = "correct; its family states no [cost], so that nothing is estimated before a GPU times it"
 GPU_SECONDS = 180.0
-"""longest that gate and timing of one candidate may take; a single launch is given up much earlier"""
+"""longest that gate and timing of one candidate may take, beside its launches at full size"""
+LAUNCHES = 20
+"""at full size, that a candidate as slow as a launch may be is given: checks, warm-up and the fewest repetitions"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,25 +163,45 @@ class GpuJudge(Judge):
 
     def __init__(
         self, kernel: str, problem: Problem, gpu: Gpu, device: GpuDevice, seed: int,
-        tasks: ModuleType = pipeline, seconds: float = GPU_SECONDS,
+        tasks: ModuleType = pipeline, seconds: float | None = None,
+        long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
     ) -> None:  # fmt: skip
-        """`tasks` has measure_task, baselines_task, finals_task and load_cuda; tests bring their own."""
+        """`tasks` has measure_task, baselines_task, finals_task and load_cuda; tests bring their own. `seconds` is what
+        one candidate may take, by the problem's work unless given. `long_run_us` gives a baseline's time over all that
+        is known of it."""
+        slowest = launch_seconds(find_workload(kernel).flops(problem)) - LAUNCH_SECONDS
+        seconds = seconds or GPU_SECONDS + LAUNCHES * slowest
         self._kernel, self._problem, self._gpu, self._seed, self._tasks = kernel, problem, gpu, seed, tasks
         environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device.uuid}
         # CUDA reserves address space by the hundred gigabytes, so no memory limit
         self._runner = WorkerPool(1, Terms(seconds, None, environment=environment, warm_up=tasks.load_cuda, spare=True))
         self._baselines: Future | None = None
         self._best: tuple[float, Contender] | None = None
+        self._long_run_us, self._scaled = long_run_us, None
 
     def baselines(self) -> Future:
-        """Every SDPA backend that takes the problem; the fastest is the rival of every candidate."""
+        """Every SDPA backend that takes the problem; the fastest is the rival of every candidate. One that crashes or
+        hangs is left out."""
+        failed: list[str] = []
+
+        def without(rejection: Rejection) -> tuple | None:
+            if rejection.baseline is None:
+                return None
+            failed.append(rejection.baseline)
+            return self._kernel, self._problem, self._seed, tuple(failed)
+
         self._baselines = self._runner.submit(
-            self._tasks.baselines_task, self._kernel, self._problem, self._seed, died=Outcome.CRASHED, gives=list
-        )
+            self._tasks.baselines_task, self._kernel, self._problem, self._seed, (),
+            died=Outcome.CRASHED, gives=list, again=without,
+        )  # fmt: skip
         return self._baselines
 
-    def _rival(self) -> str:
-        return min(timed_baselines(self._baselines), key=lambda b: b.median_us).name
+    def _rival(self) -> Baseline:
+        """The fastest baseline, its time that of the long run: one scale for all figures of the search."""
+        if self._scaled is None:
+            fastest = min(timed_baselines(self._baselines), key=lambda b: b.median_us)
+            self._scaled = replace(fastest, median_us=self._long_run_us(fastest))
+        return self._scaled
 
     def submit(self, job: Job, workers: WorkerPool) -> Future:
         incumbent = Late(lambda: self._best[1] if self._best else None)
@@ -210,6 +233,11 @@ class GpuJudge(Judge):
         self._runner.close()
 
 
-def make_judge(kernel: str, problem: Problem, gpu: Gpu, device: GpuDevice | None, seed: int) -> Judge:
+def make_judge(
+    kernel: str, problem: Problem, gpu: Gpu, device: GpuDevice | None, seed: int,
+    long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
+) -> Judge:  # fmt: skip
     """The GPU where there is one to time on, else the emulator."""
-    return GpuJudge(kernel, problem, gpu, device, seed) if device else EmulatorJudge(kernel, problem, gpu)
+    if device is None:
+        return EmulatorJudge(kernel, problem, gpu)
+    return GpuJudge(kernel, problem, gpu, device, seed, long_run_us=long_run_us)

@@ -8,7 +8,7 @@ from evoengine.gpu import Gpu
 from evoengine.problem import Problem
 from evoengine.records import Binary, Candidate, Config, Contender, Outcome, Rejection
 from evoengine.search.judges import Judge, make_job
-from evoengine.search.workers import WorkerPool
+from evoengine.search.workers import COMPILER_TERMS, WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages.pipeline import compile_task
 from evoengine.stages.render import render
@@ -26,7 +26,7 @@ def walk(
 
     if why := screen_launch(source.launch, gpu):
         return ended(Outcome.SCREENED, why)
-    workers = WorkerPool(1)
+    workers = WorkerPool(1, COMPILER_TERMS)
     try:
         binary = workers.submit(compile_task, source, gpu.arch, died=Outcome.UNCOMPILABLE, gives=Binary).result()
         if isinstance(binary, Rejection):

@@ -53,9 +53,15 @@ class Terms:
     file_bytes: int = 256 << 20
     """largest file it may write: also where a flood of output ends"""
     environment: Mapping[str, str] = field(default_factory=dict)
+    niceness: int = 0
+    """what it adds to this process's own: a GPU's runner must not wait for compilers"""
     warm_up: Callable[[], None] = nothing
     spare: bool = False
     """whether a second process stands by, warmed up, to take over at once where the first is lost"""
+
+
+COMPILER_TERMS = Terms(environment={"CUDA_VISIBLE_DEVICES": ""}, niceness=10)
+"""of workers that compile: NVRTC would start the driver in each, and none may keep a GPU's runner waiting"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,7 @@ def _begin(terms: Terms, output: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # libraries' own threads would only get into each other's way
     os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | dict(terms.environment))
+    os.nice(terms.niceness)
     if terms.memory_bytes:
         resource.setrlimit(resource.RLIMIT_DATA, (terms.memory_bytes, terms.memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (terms.file_bytes, terms.file_bytes))
@@ -230,29 +237,40 @@ class WorkerPool:
         self._all.add(worker)
         return worker
 
-    def submit(self, task: Callable, *args: object, died: Outcome, gives: type | tuple[type, ...]) -> Future:
+    def submit(
+        self, task: Callable, *args: object, died: Outcome, gives: type | tuple[type, ...],
+        again: Callable[[Rejection], tuple | None] = lambda rejection: None,
+    ) -> Future:  # fmt: skip
         """A future of the task's answer, an instance of `gives`, or of a Rejection.
 
         A task that hangs is `hung`, or `died` where that says what it means, as a process that dies does. What is wrong
-        with the machine or the usage is raised: it would fail every candidate.
+        with the machine or the usage is raised: it would fail every candidate. After a Rejection `again` may give other
+        arguments to try at once.
         """
-        return self._threads.submit(self._run, task, args, died, gives)
+        return self._threads.submit(self._run, task, args, died, gives, again)
 
-    def _run(self, task: Callable, args: tuple, died: Outcome, gives: type | tuple[type, ...]) -> object:
+    def _run(
+        self, task: Callable, args: tuple, died: Outcome, gives: type | tuple[type, ...],
+        again: Callable[[Rejection], tuple | None],
+    ) -> object:  # fmt: skip
         worker = self._idle.get()
         try:
             args = tuple(a.ask() if isinstance(a, Late) else a for a in args)
-            worker, answer = self._call(worker, task, args)
-            if not isinstance(answer, (Rejection, Failure, gives)):
-                answer = Failure(f"the answer is of type {type(answer).__name__}")
-            if isinstance(answer, Failure):
-                outcome = Outcome.HUNG if answer.late and died is Outcome.CRASHED else died
-                answer = Rejection(outcome, answer.reason)
-                worker = self._replace(worker)
-            elif isinstance(answer, Rejection) and answer.outcome in (Outcome.CRASHED, Outcome.HUNG):
-                # a CUDA error is sticky: whatever ran next in that process would inherit it
-                worker = self._replace(worker)
-            return answer
+            while True:
+                worker, answer = self._call(worker, task, args)
+                if not isinstance(answer, (Rejection, Failure, gives)):
+                    answer = Failure(f"the answer is of type {type(answer).__name__}")
+                if isinstance(answer, Failure):
+                    outcome = Outcome.HUNG if answer.late and died is Outcome.CRASHED else died
+                    answer = Rejection(outcome, answer.reason)
+                    worker = self._replace(worker)
+                elif isinstance(answer, Rejection) and answer.outcome in (Outcome.CRASHED, Outcome.HUNG):
+                    # a CUDA error is sticky: whatever ran next in that process would inherit it
+                    worker = self._replace(worker)
+                other = again(answer) if isinstance(answer, Rejection) else None
+                if other is None:
+                    return answer
+                args = other
         finally:
             self._idle.put(worker)
 

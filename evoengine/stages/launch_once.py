@@ -6,10 +6,8 @@ import pickle
 import sys
 from pathlib import Path
 
-import torch
-
 from evoengine.devices.cuda import CudaKernel, await_gpu
-from evoengine.stages.measure import Bench
+from evoengine.stages.bench import Bench
 from evoengine.workloads import find_tensors
 
 SECONDS = 250.0
@@ -18,7 +16,6 @@ SECONDS = 250.0
 
 def main(job: Path) -> None:
     kernel, contender, problem = pickle.loads(job.read_bytes())
-    torch.cuda.init()
     bench = Bench(find_tensors(kernel), problem)
     loaded = CudaKernel(contender.binary, contender.source.entry, contender.source.launch)
     bench.work(loaded, contender)()

@@ -101,7 +101,7 @@ def load_cuda() -> None:
 
 def measure_task(
     kernel: str, contender: Contender, plan: Plan, problem: Problem, gpu: Gpu, seed: int,
-    incumbent: Contender | None, rival: str,
+    incumbent: Contender | None, rival: Baseline,
 ) -> Judged | Rejection:  # fmt: skip
     """Gate and timing on the GPU, against the best candidate so far and the fastest baseline.
 
@@ -118,15 +118,18 @@ def measure_task(
     return judged
 
 
-def baselines_task(kernel: str, problem: Problem, seed: int) -> list[Baseline]:
-    """The library's own kernels on the GPU."""
-    from evoengine.stages.measure import baselines
+def baselines_task(kernel: str, problem: Problem, seed: int, without: tuple[str, ...]) -> list[Baseline] | Rejection:
+    """The library's own kernels on the GPU, but those in `without`; a Rejection names one that crashed or hung."""
+    from evoengine.stages.measure import BaselineFailed, baselines
 
-    return baselines(kernel, problem, seed)
+    try:
+        return baselines(kernel, problem, seed, without)
+    except BaselineFailed as failure:
+        return Rejection(failure.outcome, str(failure), failure.name)
 
 
 def finals_task(
-    kernel: str, contenders: tuple[Contender, ...], problem: Problem, gpu: Gpu, seed: int, rival: str
+    kernel: str, contenders: tuple[Contender, ...], problem: Problem, gpu: Gpu, seed: int, rival: Baseline
 ) -> Finals | Rejection:
     from evoengine.stages.measure import finals
 

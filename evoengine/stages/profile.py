@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from evoengine.gpu import Gpu
@@ -32,6 +32,7 @@ COUNTERS = {
     "shared bank conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
     "shared wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
 }
+STALLED = "regex:smsp__average_warps_issue_stalled_.*_per_issue_active"
 STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+?)_per_issue_active(?:\.ratio)?\Z")
 STALLS = 5
 """top reasons that a page shows"""
@@ -76,7 +77,7 @@ def profile(kernel: str, contender: Contender, problem: Problem, gpu: Gpu, devic
 
 def read_counters(kernel: str, contender: Contender, problem: Problem, uuid: str) -> dict[str, float]:
     """Raises ToolFailed where Nsight Compute is not installed or may not read counters."""
-    metrics = ",".join((*COUNTERS.values(), "regex:smsp__average_warps_issue_stalled_.*_per_issue_active"))
+    metrics = ",".join((*_known(COUNTERS.values(), uuid), STALLED))
     one = ("--kernel-name", contender.source.entry, "--launch-count", "1")
     # by default ncu holds the clocks at their base: other figures than a search's, and others may share the GPU
     options = ("--clock-control", "none", "--csv", "--page", "raw", *one, "--metrics", metrics)
@@ -84,6 +85,16 @@ def read_counters(kernel: str, contender: Contender, problem: Problem, uuid: str
     if "ERR_NVGPUCTRPERM" in done.stdout + done.stderr:
         raise ToolFailed("Nsight Compute may not read the GPU's counters (ERR_NVGPUCTRPERM): run as root")
     return read_csv(done.stdout)
+
+
+def _known(metrics: Iterable[str], uuid: str) -> list[str]:
+    """Those that ncu knows for this GPU, as one it does not know ends it; all of them where it lists none.
+
+    `--query-metrics` lists them by their first part, before `.avg` and the like.
+    """
+    done = _tool(NCU, ("--query-metrics",), uuid)
+    listed = {line.split()[0] for line in done.stdout.splitlines() if "__" in line.partition(" ")[0]}
+    return [m for m in metrics if not listed or m.partition(".")[0] in listed]
 
 
 def read_csv(text: str) -> dict[str, float]:
@@ -133,18 +144,24 @@ def read_sanitizer(tool: str, text: str) -> str:
 def _run(
     tool: str, options: Sequence[str], kernel: str, contender: Contender, problem: Problem, uuid: str
 ) -> subprocess.CompletedProcess[str]:
-    path = shutil.which(tool)
-    if path is None:
-        raise ToolFailed(f"{tool} is not installed")
     with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
         job = Path(folder, "job.pickle")
         job.write_bytes(pickle.dumps((kernel, contender, problem)))
-        command = [path, *options, sys.executable, "-m", "evoengine.stages.launch_once", str(job)]
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": uuid}
-        try:
-            return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
-        except subprocess.TimeoutExpired:
-            raise ToolFailed(f"{tool} did not end within {SECONDS:g} s") from None
+        return _tool(tool, (*options, sys.executable, "-m", "evoengine.stages.launch_once", str(job)), uuid)
+
+
+def _tool(tool: str, arguments: Sequence[str], uuid: str) -> subprocess.CompletedProcess[str]:
+    path = shutil.which(tool)
+    if path is None:
+        raise ToolFailed(f"{tool} is not installed")
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": uuid}
+    if tool == SANITIZER:
+        # torch gives out parts of larger allocations, between which the sanitizer would see no bounds
+        environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+    try:
+        return subprocess.run([path, *arguments], capture_output=True, text=True, timeout=SECONDS, env=environment)
+    except subprocess.TimeoutExpired:
+        raise ToolFailed(f"{tool} did not end within {SECONDS:g} s") from None
 
 
 # ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,11 +1,15 @@
-"""Where the CUDA pieces lie that need no GPU: NVRTC through CuPy, the headers, the disassembler."""
+"""Where the CUDA pieces lie that need no GPU: NVRTC through CuPy, the headers, the disassembler; and whether they and
+torch are of an age with the GPU's driver."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
+from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +17,13 @@ from types import ModuleType
 from evoengine.errors import MachineError
 
 REMEDY = "pip install 'evoengine[cuda13]' (or [cuda12] for a driver of CUDA 12)"
+
+
+DRIVER_FOR_13 = 580
+"""the first driver branch that runs CUDA 13 (CUDA Toolkit release notes, CUDA Driver)"""
+TORCH_FOR_12 = "2.9.1"
+"""a torch whose wheel on PyPI is a build for CUDA 12 (12.8); that of 2.13.0 is for 13.0"""
+FOR_12 = f"in a new environment, without constraints.txt: pip install 'torch=={TORCH_FOR_12}' 'evoengine[cuda12]'"
 
 
 @cache
@@ -29,6 +40,45 @@ def nvrtc() -> ModuleType:
 def compiler_version() -> str:
     major, minor = nvrtc().getVersion()
     return f"nvrtc {major}.{minor}"
+
+
+def torch_cuda() -> str | None:
+    """The CUDA version (13.0) that torch was built for, None for a CPU-only build. Does not import torch."""
+    spec = find_spec("torch")
+    text = Path(spec.origin).with_name("version.py").read_text() if spec and spec.origin else ""
+    found = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def cuda_parts() -> dict[str, str]:
+    """What was built for a CUDA version and needs a driver as new → that version."""
+    compiler = {"NVRTC": compiler_version().removeprefix("nvrtc ")}
+    built = torch_cuda()
+    return {**compiler, "torch": built} if built else compiler
+
+
+def cuda_mismatch(driver: str, parts: Mapping[str, str]) -> str | None:
+    """Which parts are of a later CUDA than the driver's (12.4) can run, and the remedy; None where all run.
+
+    A driver runs what was built for its own major version, whatever the minor one, and for earlier ones.
+    """
+    newer = {name: built for name, built in parts.items() if _major(built) > _major(driver)}
+    if not newer:
+        return None
+    named = " and ".join(f"{name} of CUDA {built}" for name, built in newer.items())
+    update = f"update it to {DRIVER_FOR_13} or later"
+    recipe = f"{update}, or {FOR_12}" if _major(driver) == 12 else update
+    return f"the GPU's driver is for CUDA {driver} and cannot run {named}: {recipe}"
+
+
+def cuda_torch_command(driver: str) -> str:
+    """How to get a torch with CUDA in the place of a CPU-only one."""
+    wanted = version("torch").partition("+")[0] if _major(driver) >= 13 else TORCH_FOR_12
+    return f"pip install --force-reinstall --index-url https://pypi.org/simple 'torch=={wanted}'"
+
+
+def _major(cuda: str) -> int:
+    return int(cuda.partition(".")[0])
 
 
 @cache

@@ -6,12 +6,13 @@ Tensors are torch's, on the CPU or a GPU; shapes as in `evoengine.problem.Proble
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from evoengine.devices.base import Argument, ScalarArgument, TensorArgument, TensorMapArgument
@@ -21,6 +22,10 @@ from evoengine.workloads.attention import Case
 
 OUTPUT = "o"
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+"""backends that never hold all scores at once"""
+SCORES_AT_ONCE = 1 << 26
+"""of one head, where no fused backend takes the problem"""
 
 Inputs = dict[str, torch.Tensor]
 
@@ -214,6 +219,54 @@ def rounded_once(problem: Problem, inputs: Inputs) -> torch.Tensor:
             scores.masked_fill_(~mask, -math.inf)
         p = (scores - scores.amax(-1, keepdim=True)).exp_()
         out[i] = (p.to(out.dtype).float() @ v) / p.sum(-1, keepdim=True)
+    return out
+
+
+def rows_of(problem: Problem, inputs: Inputs, batch: int, head: int, rows: range) -> tuple[Problem, Inputs]:
+    """The output's `rows` of one head as a problem of their own, [1, 1, rows, head_dim], with the keys that they see.
+
+    The causal mask is aligned to the lower right, so it ends with the last of them.
+    """
+    p = problem
+    keys = min(p.seq_k, rows.stop + p.seq_k - p.seq_q) if p.causal else p.seq_k
+    kv = head // (p.heads // p.kv_heads)
+    part = {
+        "q": inputs["q"][batch, head, rows.start : rows.stop][None, None],
+        "k": inputs["k"][batch, kv, :keys][None, None],
+        "v": inputs["v"][batch, kv, :keys][None, None],
+    }
+    return replace(p, batch=1, heads=1, kv_heads=1, seq_q=len(rows), seq_k=keys), part
+
+
+def library_call(problem: Problem, inputs: Inputs, backends: Sequence[SDPBackend]) -> Callable[[], torch.Tensor]:
+    """SDPA by the first of these backends that takes the problem; the call raises RuntimeError where none does."""
+    # torch aligns is_causal to the upper left; only where the lengths are equal is that our mask
+    square = problem.seq_q == problem.seq_k
+    mask = causal_lower_right(problem.seq_q, problem.seq_k) if problem.causal and not square else None
+    grouped = problem.kv_heads != problem.heads
+    options = {"attn_mask": mask, "is_causal": problem.causal and square, "enable_gqa": grouped}
+
+    def call() -> torch.Tensor:
+        with sdpa_kernel(list(backends)):
+            return scaled_dot_product_attention(inputs["q"], inputs["k"], inputs["v"], **options)
+
+    return call
+
+
+def library(problem: Problem, inputs: Inputs) -> torch.Tensor:
+    """All of the output by SDPA: in the problem's dtype where a fused backend takes it, else in float32 by parts."""
+    try:
+        return library_call(problem, inputs, FUSED)()
+    except RuntimeError:  # torch's way to say that none does
+        return _by_parts(problem, {name: tensor.float() for name, tensor in inputs.items()})
+
+
+def _by_parts(problem: Problem, inputs: Inputs) -> torch.Tensor:
+    out, step = torch.empty_like(inputs["q"]), max(1, SCORES_AT_ONCE // problem.seq_k)
+    for b, h in np.ndindex(problem.batch, problem.heads):
+        for first in range(0, problem.seq_q, step):
+            rows = range(first, min(first + step, problem.seq_q))
+            out[b, h, rows.start : rows.stop] = _sdpa(*rows_of(problem, inputs, b, h, rows))[0, 0]
     return out
 
 

@@ -141,22 +141,38 @@ def test_each_table_has_every_backend_and_the_best_of_each_family_fastest_first(
     assert [line.split(" on ")[0] for line in lines if " on NVIDIA H200" in line] == [PROBLEM, "another"]
 
 
-def test_a_report_of_the_tests_names_what_failed():
-    xml = (
-        '<testsuites><testsuite><testcase classname="t" name="good"/>'
-        '<testcase classname="t" name="bad"><failure/></testcase>'
-        '<testcase classname="t" name="broken"><error/></testcase>'
-        '<testcase classname="t" name="left"><skipped/></testcase></testsuite></testsuites>'
-    )
-    found = session.read_report(xml, 1.0)
-    assert (found["passed"], found["failed"], found["skipped"], found["names"]) == (1, 2, 1, ["t.bad", "t.broken"])
+LOG = """
+tests/devices/test_cuda.py::test_good[wgmma, Q in registers] PASSED      [ 10%]
+tests/devices/test_cuda.py::test_bad FAILED                              [ 20%]
+tests/test_gpu.py::test_broken ERROR                                     [ 30%]
+tests/test_gpu.py::test_left SKIPPED (needs two GPUs)                    [ 40%]
+tests/test_gpu.py::test_under_way """
 
 
-def test_tests_that_do_not_even_start_are_a_failure_and_not_the_end_of_the_session(monkeypatch):
-    start, failing = subprocess.run, [sys.executable, "-c", "raise SystemExit(4)"]
-    monkeypatch.setattr(subprocess, "run", lambda command, **how: start(failing, **how))
-    found = session.run_tests()
+def test_a_log_of_the_tests_names_what_failed():
+    found = session.read_log(LOG, 1.0)
+    assert (found["passed"], found["failed"], found["skipped"]) == (1, 2, 1)
+    assert found["names"] == ["tests/devices/test_cuda.py::test_bad", "tests/test_gpu.py::test_broken"]
+
+
+def with_pytest(monkeypatch, code):
+    start = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **how: start([sys.executable, "-u", "-c", code], **how))
+
+
+def test_tests_that_do_not_even_start_are_a_failure_and_not_the_end_of_the_session(monkeypatch, tmp_path):
+    with_pytest(monkeypatch, "raise SystemExit(4)")
+    found = session.run_tests(tmp_path / "out" / "tests.log")
     assert (found["failed"], found["names"]) == (1, ["pytest did not start"])
+
+
+def test_when_time_is_up_the_tests_that_ended_are_kept(monkeypatch, tmp_path):
+    with_pytest(monkeypatch, f"import time; print({LOG!r}); time.sleep(60)")
+    monkeypatch.setattr(session, "TEST_SECONDS", 2.0)
+    found = session.run_tests(tmp_path / "tests.log")
+    assert (found["passed"], found["failed"], found["skipped"]) == (1, 3, 1)
+    assert found["names"][-1] == "time was up after 2 s"
+    assert (tmp_path / "tests.log").read_text().startswith(LOG)
 
 
 ENDLESS = """

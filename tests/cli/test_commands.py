@@ -66,7 +66,7 @@ def test_doctor_says_what_is_here(evoengine):
     found = json.loads(done.stdout)
     assert done.returncode == (0 if found["able"] else 3)
     names = {f["name"] for f in found["findings"]}
-    assert names == {"Python", "CUDA compiler", "disassembler", "C++ compiler", "torch", "GPU"}
+    assert names == {"Python", "CUDA compiler", "disassembler", "C++ compiler", "torch", "GPU", "CUDA versions"}
     assert all(f["remedy"] for f in found["findings"] if not f["here"])
 
 

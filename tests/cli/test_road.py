@@ -15,6 +15,7 @@ import pytest
 
 from evoengine.paths import asset
 from tests.cli.conftest import SMALL
+from tests.conftest import on_stand_in
 
 FIELDS = [
     "trial", "run", "outcome", "reason", "config", "problem", "gpu", "device", "source_sha256", "registers",
@@ -198,11 +199,15 @@ def test_a_search_on_a_gpu_measures(evoengine, tmp_path):
 
     _, [device, *_] = find_driver()
     gpu = next(k for k, g in known_gpus().items() if g.arch.startswith(f"sm_{device.capability}"))
-    arguments = ("--gpu", gpu, "--problem", "b2,h8,s512,d64,fp16", "--trials", 6, "--db", tmp_path / "gpu.db")
+    problem = SMALL if on_stand_in() else "b2,h8,s512,d64,fp16"
+    arguments = ("--gpu", gpu, "--problem", problem, "--trials", 6, "--db", tmp_path / "gpu.db")
     done = evoengine("search", *arguments, "--device", "cuda", "--json")
     best = json.loads(done.stdout)["best"][0]
     assert best["tflops_kind"] == "measured"
     assert best["samples"] >= 10 and best["vs_sdpa"] > 0
+    if on_stand_in():  # whose torch has no tensors on a GPU to call the export with
+        assert best["device"] == device.name
+        return
     evoengine("best", "--export", tmp_path / "out", "--db", tmp_path / "gpu.db")
     script = (
         "import torch, attention\n"

@@ -19,10 +19,10 @@ from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from evoengine.stages.statistics import FEWEST
 from evoengine.workloads import find_workload
-from tests.conftest import attention_space
+from tests.conftest import attention_space, on_stand_in
 
 pytestmark = pytest.mark.gpu
-TEXT = "b2,h8,s512,d64,fp16"
+TEXT = "b1,h2,s128,d64,fp16" if on_stand_in() else "b2,h8,s512,d64,fp16"
 PROBLEM = parse_problem(TEXT)
 SIGNATURE = """
 #include <cuda_fp16.h>
@@ -33,7 +33,7 @@ FAULTS = {
     "illegal address": ("o[1ll << 40] = __float2half(1.0f);", Outcome.CRASHED, "illegal"),
     "trap": ('asm volatile("trap;");', Outcome.CRASHED, ""),
     "misaligned": ("*(volatile int*)((char*)o + 1) = 1;", Outcome.CRASHED, "misaligned"),
-    "endless loop": ("while (true) { asm volatile(\"nanosleep.u32 1000;\"); }", Outcome.HUNG, "no end after"),
+    "endless loop": ("while (true) *(volatile int*)o = 1;", Outcome.HUNG, "no end after"),
     "never written": ("", Outcome.INCORRECT, "never written"),
     "writes its input": ("((half*)q)[0] = __float2half(7.0f); o[0] = q[0];", Outcome.INCORRECT, ""),
     "out of bounds by a little": ("o[-1] = __float2half(1.0f);", Outcome.CRASHED, "before the start of o"),
@@ -62,9 +62,11 @@ def correct(index=0) -> Job:
 
 
 def job_of(config, trial=1) -> Job:
+    """With all of the gate's cases on a GPU, with three on the stand-in, where the emulator runs them."""
     space = attention_space(TEXT, gpu().key)
     source = render(space, config, PROBLEM, asset("templates"))
     plan = [(case, space.launch(config, case.problem)) for case in find_workload("attention").cases(PROBLEM, config)]
+    plan = plan[:3] if on_stand_in() else plan
     return Job(Contender(trial, source, compile_source(source, gpu().arch), config), plan, {}, 7)
 
 
@@ -156,7 +158,8 @@ def test_a_binary_that_the_gpu_does_not_take_is_said_to_be_so(judge):
     binary = Binary(b"no binary", *(getattr(job.contender.binary, n) for n in Binary.__slots__[1:]))
     broken = Job(Contender(9, job.contender.source, binary), job.plan, {}, 1)
     result = judge.submit(broken, None).result()
-    assert result.outcome is Outcome.UNCOMPILABLE and "does not take the binary" in result.reason
+    assert result.outcome is Outcome.UNCOMPILABLE
+    assert "the GPU cannot run the binary: device kernel image is invalid" in result.reason
 
 
 def test_a_problem_beyond_the_gpus_memory_names_the_bytes_needed_and_there():
@@ -177,6 +180,4 @@ def test_the_runner_sees_only_its_gpu():
 
 
 def visible_devices():
-    import torch
-
-    return torch.cuda.device_count()
+    return len(find_driver()[1])

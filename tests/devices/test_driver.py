@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 
-from evoengine.devices import driver
+from evoengine.devices import cuda_api
+from evoengine.devices.cuda_api import CudaError
 from evoengine.devices.driver import find_driver
 
 
 def test_a_machine_without_a_driver_says_so(monkeypatch):
-    def missing(name):
-        raise OSError(name)
+    def missing():
+        raise OSError("libcuda.so.1")
 
-    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.setattr(cuda_api, "library", missing)
     assert "libcuda.so.1 is not on this machine" in find_driver()
 
 
 def test_a_driver_that_does_not_start_gives_its_code(monkeypatch):
-    class Broken:
-        def cuInit(self, flags):
-            return 100
+    def broken(name, *arguments):
+        raise CudaError(name, 100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")
 
-    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: Broken())
-    assert "cuInit gives 100" in find_driver()
+    monkeypatch.setattr(cuda_api, "library", lambda: None)
+    monkeypatch.setattr(cuda_api, "call", broken)
+    assert "cuInit gives 100: no CUDA-capable device is detected" in find_driver()
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from evoengine.devices import tensor_map
+from evoengine.devices import cuda_api, tensor_map
 from evoengine.devices.base import KernelUnbuildable, TensorMapArgument
 from evoengine.devices.emulator.build import find_compiler
 from evoengine.errors import MachineError
@@ -31,6 +31,8 @@ int cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void* address, co
     memcpy(map, &seen, sizeof seen);
     return 0;
 }
+int cuGetErrorName(int code, const char** name) { *name = "CUDA_ERROR_INVALID_VALUE"; return 0; }
+int cuGetErrorString(int code, const char** text) { *text = "invalid argument"; return 0; }
 """
 MAP = TensorMapArgument("map_k", "k", "bf16", (128, 2048, 6), (256, 256 * 2048), (64, 96, 1), 128)
 
@@ -40,8 +42,10 @@ def driver(tmp_path, monkeypatch):
     library = tmp_path / "driver.so"
     command = [find_compiler(), "-shared", "-fPIC", "-xc", "-", "-o", str(library)]
     subprocess.run(command, input=DRIVER, text=True, check=True)
-    load = ctypes.CDLL
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: load(str(library)))
+    monkeypatch.setattr(cuda_api, "library", lambda: ctypes.CDLL(str(library)))
+    cuda_api._function.cache_clear()
+    yield
+    cuda_api._function.cache_clear()
 
 
 def test_the_driver_is_told_the_tensor_the_box_and_the_swizzle(driver):
@@ -51,23 +55,27 @@ def test_the_driver_is_told_the_tensor_the_box_and_the_swizzle(driver):
 
 
 def test_what_the_driver_refuses_is_told_with_its_code(driver):
-    with pytest.raises(KernelUnbuildable, match="tensor map map_k: cuTensorMapEncodeTiled gives 1"):
+    with pytest.raises(KernelUnbuildable, match="map map_k: invalid argument .*, 1, from cuTensorMapEncodeTiled"):
         tensor_map.encode(MAP, 0x7F0000001008)
 
 
 def test_a_machine_without_a_driver_is_told_what_is_missing(monkeypatch):
-    def missing(name):
-        raise OSError(f"{name}: cannot open shared object file")
+    def missing():
+        raise OSError("libcuda.so.1: cannot open shared object file")
 
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    with pytest.raises(MachineError, match="tensor maps need a CUDA driver of version 12.0 or later: libcuda.so.1"):
+    monkeypatch.setattr(cuda_api, "library", missing)
+    cuda_api._function.cache_clear()
+    with pytest.raises(MachineError, match="there is no CUDA driver on this machine: libcuda.so.1"):
         tensor_map.encode(MAP, 0x7F0000001000)
 
 
 @pytest.mark.gpu
 def test_the_real_driver_takes_what_the_rules_allow():
-    torch = pytest.importorskip("torch")
-    tensor = torch.empty(6, 2048, 128, dtype=torch.bfloat16, device="cuda")
+    import torch
+
+    from evoengine.devices.torch_gpu import gpu
+
+    tensor = gpu().empty((6, 2048, 128), torch.bfloat16)
     tensor_map.check(MAP, tensor.nbytes)
     plain = TensorMapArgument("map_k", "k", "bf16", MAP.dims, MAP.strides_bytes, MAP.box, 0)
     one, other = (tensor_map.encode(m, tensor.data_ptr()) for m in (MAP, plain))

@@ -131,12 +131,12 @@ def passed() -> Verdict:
 
 
 def measure_task(kernel, contender, plan, problem, gpu, seed, incumbent, rival):
-    assert rival == "FLASH_ATTENTION"
+    assert rival.name == "FLASH_ATTENTION"
     wrong = misbehave(contender.source, "judge")
     return wrong or Judged(passed(), figure(number_in(contender.source)))
 
 
-def baselines_task(kernel, problem, seed):
+def baselines_task(kernel, problem, seed, without):
     return [Baseline(n, DEVICE, us, 1.0, (us,) * 10) for n, us in (("MATH", 90.0), ("FLASH_ATTENTION", 10.0))]
 
 
@@ -196,8 +196,25 @@ def suspect_task(kernel, contender, plan, problem, gpu, seed, incumbent, rival):
     return Judged(passed(), fast if number == 0 else figure(number))
 
 
+def hanging_baseline(kernel, problem, seed, without):
+    """cuDNN's kernel never ends; without it the others are timed, in a process that it has not touched."""
+    if "CUDNN_ATTENTION" not in without:
+        os.environ["HUNG"] = "yes"
+        return Rejection(Outcome.HUNG, "SDPA CUDNN_ATTENTION: no end after 10 s", "CUDNN_ATTENTION")
+    assert "HUNG" not in os.environ
+    return baselines_task(kernel, problem, seed, without)
+
+
+def crashing_baselines(*_):
+    return Rejection(Outcome.CRASHED, "no context")
+
+
 def visible(*_):
     return [Baseline(os.environ["CUDA_VISIBLE_DEVICES"], "d", 1.0, 1.0, ())]
+
+
+def rank_of_process():
+    return os.nice(0), os.environ["CUDA_VISIBLE_DEVICES"]
 
 
 def run_fault(name):

@@ -122,6 +122,18 @@ def test_baselines_are_stored_with_the_run_and_the_fastest_is_the_rival(numbered
     assert all(c.outcome is Outcome.MEASURED for c in numbered.candidates())
 
 
+def test_a_baseline_that_hangs_is_left_out_and_the_search_goes_on_in_another_process(numbered):
+    coordinator = numbered.coordinator(range(2), tasks=tasks(baselines_task=faulty_device.hanging_baseline))
+    coordinator.search()
+    assert [b.name for b in numbered.ledger.baselines(coordinator.run)] == ["MATH", "FLASH_ATTENTION"]
+    assert all(c.outcome is Outcome.MEASURED for c in numbered.candidates())
+
+
+def test_baselines_that_fail_for_no_ones_fault_end_the_search(numbered):
+    with pytest.raises(MachineError, match="no context"):
+        numbered.coordinator(range(2), tasks=tasks(baselines_task=faulty_device.crashing_baselines)).search()
+
+
 def test_a_device_on_which_sdpa_cannot_be_timed_ends_the_search(numbered):
     with pytest.raises(MachineError, match="no backend takes the problem"):
         numbered.coordinator(range(2), tasks=tasks(baselines_task=faulty_device.no_baseline)).search()

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from evoengine.cli.setup import default_jobs
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Outcome, Rejection
-from evoengine.search.workers import Terms, WorkerPool
+from evoengine.search.workers import COMPILER_TERMS, Terms, WorkerPool
 from tests.conftest import wait_for
 from tests.search.faulty_device import (
     FAULTS,
@@ -25,6 +26,7 @@ from tests.search.faulty_device import (
     fault_of,
     no_library,
     note_warm,
+    rank_of_process,
     refuse,
     run_fault,
     start_and_wait,
@@ -59,6 +61,22 @@ def test_of_200_candidates_60_misbehave_and_every_one_has_its_outcome(numbered):
     assert all(c.reason for c in found if c.outcome is not Outcome.MEASURED)
     assert children() <= before
     assert multiprocessing.active_children() == []
+
+
+def test_compilers_see_no_gpu_and_give_way_to_what_times_on_one():
+    pool = WorkerPool(1, COMPILER_TERMS)
+    try:
+        niceness, visible = pool.submit(rank_of_process, died=Outcome.CRASHED, gives=tuple).result()
+    finally:
+        pool.close()
+    assert niceness == os.nice(0) + 10 and visible == ""
+
+
+def test_a_gpu_is_timed_on_with_two_cores_left_free(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    assert (default_jobs(timed=False), default_jobs(timed=True)) == (16, 14)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert default_jobs(timed=True) == 1
 
 
 SAID = {

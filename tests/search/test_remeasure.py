@@ -56,6 +56,7 @@ def measure(estimated, monkeypatch):
     def call(*arguments, name=faulty_device.DEVICE, capability=90):
         device = GpuDevice(0, name, "GPU-0", capability, 2**34, {"sms": GPU.sms})
         monkeypatch.setattr(setup, "find_driver", lambda: ("13.0", [device]))
+        monkeypatch.setattr(setup, "torch_cuda", lambda: "13.0")
         monkeypatch.setattr(judges, "GpuJudge", functools.partial(GpuJudge, tasks=faulty_device))
         monkeypatch.setenv("XDG_CACHE_HOME", str(estimated.folder / "cache"))
         command = ["measure", *arguments, "--db", str(estimated.folder / "evo.db")]

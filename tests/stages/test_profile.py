@@ -94,7 +94,10 @@ def test_the_sanitizers_word_fits_a_line(text, said):
 
 @pytest.fixture
 def tools(tmp_path, monkeypatch):
-    """Puts commands of these names on the path, alone, each printing its text and noting its arguments."""
+    """Puts commands of these names on the path, alone, each printing its text and noting its arguments and environment.
+
+    Asked for what it can count, each prints LISTED.
+    """
 
     def put(**texts):
         for name, text in texts.items():
@@ -102,7 +105,8 @@ def tools(tmp_path, monkeypatch):
             (tmp_path / f"{name}.txt").write_text(text)
             path.write_text(
                 f"#!{sys.executable}\nimport json, os, sys\n"
-                f"call = json.dumps([sys.argv, os.environ.get('CUDA_VISIBLE_DEVICES')])\n"
+                f"if '--query-metrics' in sys.argv: sys.exit(print({LISTED!r}))\n"
+                f"call = json.dumps([sys.argv, dict(os.environ)])\n"
                 f"open({str(tmp_path / name)!r} + '.json', 'a').write(call + '\\n')\n"
                 f"print(open({str(tmp_path / (name + '.txt'))!r}).read())\n"
             )
@@ -114,6 +118,11 @@ def tools(tmp_path, monkeypatch):
 
 
 CLEAN = "========= ERROR SUMMARY: 0 errors"
+ABSENT = "sm__inst_executed_pipe_xu"
+LISTED = "Device NVIDIA H200 (GH100)\n-----\nMetric Name      Metric Type   Metric Description\n" + "".join(
+    f"{metric.partition('.')[0]}      Counter   # of events\n" for metric in COUNTERS.values() if ABSENT not in metric
+)
+"""all but one of the counters, as on a GPU that has no such pipe"""
 
 
 def test_with_the_tools_counters_and_sanitizers_are_on_the_page(tools):
@@ -122,11 +131,28 @@ def test_with_the_tools_counters_and_sanitizers_are_on_the_page(tools):
     assert (page.tool, page.device) == ("Nsight Compute", "NVIDIA H200")
     assert page.figures["MUFU pipe %"] == 12.5
     assert page.remarks == ("memcheck: clean", "racecheck: clean")
-    [[command, visible]] = calls("ncu")
-    assert visible == "GPU-a"
+    [[command, environment]] = calls("ncu")
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-a"
+    assert "PYTORCH_NO_CUDA_MEMORY_CACHING" not in environment
     assert command[command.index("--kernel-name") + 1] == "attention"
     assert command[command.index("--clock-control") + 1] == "none"
     assert "evoengine.stages.launch_once" in command
+
+
+def test_only_counters_that_this_gpu_has_are_asked_for(tools):
+    calls = tools(ncu=raw_page(), compute_sanitizer=CLEAN)
+    profile("attention", contender(), PROBLEM, H100, "NVIDIA H200", "GPU-a")
+    [[command, _]] = calls("ncu")
+    asked = command[command.index("--metrics") + 1].split(",")
+    assert set(COUNTERS.values()) - set(asked) == {m for m in COUNTERS.values() if m.startswith(ABSENT)}
+    assert asked[-1].startswith("regex:smsp__average_warps_issue_stalled")
+
+
+def test_under_the_sanitizers_torch_keeps_no_memory_so_that_bounds_are_seen(tools):
+    calls = tools(ncu=raw_page(), compute_sanitizer=CLEAN)
+    profile("attention", contender(), PROBLEM, H100, "NVIDIA H200", "GPU-a")
+    for _, environment in calls("compute_sanitizer"):
+        assert environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"
 
 
 def test_without_the_right_to_read_counters_the_page_is_static_and_says_why(tools):

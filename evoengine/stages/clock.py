@@ -1,0 +1,174 @@
+"""The clock on a GPU: repetitions timed by events with a cold L2, and kernels run back to back.
+
+What is timed is a `Work`: the launches of one repetition on one set of inputs. Which repetitions count and what follows
+from them is in `timing.py`; how many launches a repetition has, and how they get onto the GPU, in `policy.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from evoengine.devices import cuda_api
+from evoengine.devices.cuda import CudaKernel, await_gpu
+from evoengine.devices.nvml import Reading, Sensors, open_sensors
+from evoengine.devices.torch_gpu import Call, gpu
+from evoengine.records import Launch, LaunchMode, Policy
+from evoengine.stages.sustained import Sustained, run_sustained
+from evoengine.stages.timing import Dropped, Repetition
+
+WARM_UP = 3
+"""repetitions on each set of inputs before the first that counts"""
+FLUSH_BYTES = 512 << 20
+"""zeroed before each repetition, or twice the L2 where that is more. It also gives the CPU the time to run ahead: some
+130 µs on the fastest memory, as SDPA's way through Python takes several times that of a launch and must not be timed"""
+SDPA = "sdpa"
+"""the baseline's name in a round"""
+POISON = 0xFF
+"""bytes of NaN, in every floating-point type"""
+
+
+class Work(Protocol):
+    """The launches of one repetition, under a name to speak of it."""
+
+    name: str
+
+    def __call__(self) -> None:
+        """Queues them on torch's stream."""
+
+    def captured(self) -> Call:
+        """The replay of a graph of them."""
+
+
+class KernelWork:
+    """Launches of a candidate one after the other, each with parameters of its own that stay."""
+
+    def __init__(
+        self, kernel: CudaKernel, launch: Launch, parameters: Sequence[cuda_api.Parameters], name: str
+    ) -> None:
+        self.name = name
+        self._kernel, self._launch, self._parameters = kernel, launch, parameters
+
+    def __call__(self) -> None:
+        self._queue(gpu().stream())
+
+    def captured(self) -> Call:
+        graph = cuda_api.Graph(self._queue)
+        return lambda: graph.launch(gpu().stream())
+
+    def _queue(self, stream: int) -> None:
+        for parameters in self._parameters:
+            self._kernel.launch(self._launch, parameters, stream)
+
+
+class LibraryWork:
+    """Calls of torch's one after the other."""
+
+    def __init__(self, name: str, calls: Sequence[Call]) -> None:
+        self.name, self._calls = name, calls
+
+    def __call__(self) -> None:
+        for call in self._calls:
+            gpu().queue(self.name, call)
+
+    def captured(self) -> Call:
+        return gpu().captured(self.name, self._calls)
+
+
+def flush_bytes() -> int:
+    return max(FLUSH_BYTES, 2 * cuda_api.device_attribute(cuda_api.L2_CACHE_BYTES))
+
+
+class Clock:
+    """Times work on the GPU that this process sees; `seconds` is what one launch may take."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._flush = gpu().empty((flush_bytes(),), torch.uint8)
+        sensors = open_sensors(os.environ["CUDA_VISIBLE_DEVICES"])
+        self._sensors = sensors if isinstance(sensors, Sensors) else None
+        self._reading: Reading | None = None
+
+    def last_reading(self) -> Reading | None:
+        """What the sensors said while the last repetition ran; None where there are none."""
+        return self._reading
+
+    def prepare(self, works: Sequence[Work], policy: Policy, output: torch.Tensor | None = None) -> Prepared:
+        """Warmed up and captured where the policy has it so: one work for each set of inputs.
+
+        `output` is what all of them write, to be overwritten with NaN before each repetition.
+        """
+        calls = [work.captured() if policy.launch is LaunchMode.GRAPH else work for work in works]
+        prepared = Prepared(self, works[0].name, calls, policy.batch, output)
+        for _ in range(WARM_UP):
+            for number in range(len(calls)):
+                prepared.repeat(number)
+        return prepared
+
+    def estimate(self, work: Work) -> float:
+        """Rough microseconds of its launches, to choose a policy by; raises KernelHung."""
+        return min(self.once(work, work.name).microseconds for _ in range(WARM_UP + 1))
+
+    def once(self, call: Call, name: str, batch: int = 1, output: torch.Tensor | None = None) -> Repetition:
+        """The microseconds of each of the `batch` launches that `call` queues, after a flush; raises KernelHung.
+
+        Where the GPU reached the first launch before the CPU had queued the last, what the CPU took is in the figure, and
+        the repetition does not count. The sensors are read meanwhile, as a GPU at rest does not throttle.
+        """
+        start, end, stream = cuda_api.Event(), cuda_api.Event(), gpu().stream()
+        cuda_api.reset_persisting_l2()
+        if output is not None:
+            cuda_api.memset(output.data_ptr(), POISON, output.nbytes, stream)
+        cuda_api.memset(self._flush.data_ptr(), 0, self._flush.nbytes, stream)
+        start.record(stream)
+        call()
+        end.record(stream)
+        dropped = Dropped.CPU_BEHIND if start.query() else None
+        self._reading = self.read_sensors()
+        await_gpu(name, end, batch * self._seconds)
+        if self._reading and self._reading.throttled:
+            dropped = Dropped.THROTTLED
+        return Repetition(start.elapsed_us(end) / batch, dropped)
+
+    def queue_block(self, calls: Sequence[Call], count: int, name: str, batch: int) -> Callable[[], float]:
+        """Queues `count` of the calls in turn; gives a call that waits for the last and tells their microseconds."""
+        start, end, stream = cuda_api.Event(), cuda_api.Event(), gpu().stream()
+        start.record(stream)
+        for i in range(count):
+            calls[i % len(calls)]()
+        end.record(stream)
+
+        def wait() -> float:
+            await_gpu(name, end, count * batch * self._seconds)
+            return start.elapsed_us(end)
+
+        return wait
+
+    def read_sensors(self) -> Reading | None:
+        return self._sensors.read() if self._sensors else None
+
+
+class Prepared:
+    """A contender that is ready to be timed: calls that queue its launches, one for each set of inputs."""
+
+    def __init__(self, clock: Clock, name: str, calls: Sequence[Call], batch: int, output: torch.Tensor | None) -> None:
+        self._clock, self._name, self._calls, self._batch, self._output = clock, name, calls, batch, output
+
+    def repeat(self, number: int) -> Repetition:
+        """One repetition on that set of inputs; raises KernelHung."""
+        return self._clock.once(self._calls[number], self._name, self._batch, self._output)
+
+    def sustained(self, estimate_us: float) -> Sustained:
+        """Launches that follow one another for over a second, on all sets of inputs in turn; raises KernelHung.
+
+        `estimate_us` is the time of one launch.
+        """
+        found = run_sustained(
+            lambda count: self._clock.queue_block(self._calls, count, self._name, self._batch),
+            estimate_us * self._batch, self._clock.read_sensors, gpu().now,
+        )  # fmt: skip
+        return replace(found, samples_us=tuple(us / self._batch for us in found.samples_us))

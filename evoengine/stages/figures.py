@@ -1,0 +1,122 @@
+"""What is made of a GPU's samples: figures with what was observed beside them, and whether they can be trusted."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from evoengine.devices import cuda_api
+from evoengine.devices.base import KernelFailure
+from evoengine.devices.nvml import Reading
+from evoengine.gpu import Gpu
+from evoengine.problem import Problem
+from evoengine.records import Baseline, Contender, Kind, Measurement, Outcome, Policy
+from evoengine.stages.clock import SDPA
+from evoengine.stages.policy import TICK_US
+from evoengine.stages.statistics import normalised_median, paired_ratio, spread
+from evoengine.stages.sustained import Sustained, sustained_policy
+from evoengine.stages.timing import Dropped, Rounds
+from evoengine.workloads.attention import flops, least_bytes
+
+
+class NotTimed(KernelFailure):
+    """Run, and not a repetition of it is worth keeping."""
+
+    outcome = Outcome.SUSPECT
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What figures are about: the problem, the GPU with its peaks, and the baseline with its time of the long run."""
+
+    problem: Problem
+    gpu: Gpu
+    rival: Baseline
+
+
+def make_baselines(problem: Problem, policy: Policy, rounds: Rounds) -> list[Baseline]:
+    """Of those that have samples."""
+    device = cuda_api.device_name()
+    medians = {name: statistics.median(samples) for name, samples in rounds.samples.items() if samples}
+    return [
+        Baseline(name, device, median, flops(problem) / median / 1e6, tuple(rounds.samples[name]), policy)
+        for name, median in medians.items()
+    ]
+
+
+def make_figure(subject: Subject, rounds: Rounds, name: str, incumbent: Contender | None = None) -> Measurement:
+    """The figure of one contender; raises NotTimed where no repetition of it counts."""
+    samples, policy = rounds.samples[name], subject.rival.policy
+    if not samples:
+        raise NotTimed(f"none of {rounds.dropped.total()} repetitions counts: {rounds.ended}")
+    median = statistics.median(samples)
+    theirs = rounds.samples.get(SDPA, [])[: len(samples)]
+    normalised = normalised_median(samples, theirs, subject.rival.median_us).median if theirs else None
+    compared = normalised or median
+    tflops, gbs = flops(subject.problem) / compared / 1e6, least_bytes(subject.problem) / compared / 1e3
+    interval = 100 * spread(samples, TICK_US / policy.batch) if len(samples) > 5 else float("nan")
+    return Measurement(
+        Kind.MEASURED,
+        cuda_api.device_name(),
+        tflops,
+        median,
+        tuple(samples),
+        vs_sdpa=1 / paired_ratio(samples, theirs).median if theirs else None,
+        terms={
+            "interval_percent": interval,
+            "peak_tflops_percent": 100 * tflops / subject.gpu.tensor_tflops,
+            "peak_gbs_percent": 100 * gbs / subject.gpu.memory_gbs,
+            "throttled": float(rounds.dropped[Dropped.THROTTLED]),
+            "cpu_behind": float(rounds.dropped[Dropped.CPU_BEHIND]),
+            **_observed(rounds.readings),
+            **(_why_dropped(rounds, samples, incumbent) if rounds.ended == "beaten" else {}),
+        },
+        suspect=_above_roofline(tflops, gbs, subject.gpu),
+        policy=policy,
+        normalised_us=normalised,
+    )
+
+
+def make_sustained(subject: Subject, found: Sustained) -> Measurement | None:
+    """The figure of a kernel run back to back; None where the GPU rested meanwhile, which makes it another one."""
+    if found.rested:
+        return None
+    median = statistics.median(found.samples_us)
+    tflops, gbs = flops(subject.problem) / median / 1e6, least_bytes(subject.problem) / median / 1e3
+    terms = {"peak_tflops_percent": 100 * tflops / subject.gpu.tensor_tflops, **_observed(found.readings)}
+    return Measurement(
+        Kind.MEASURED, cuda_api.device_name(), tflops, median, found.samples_us, terms=terms,
+        suspect=_above_roofline(tflops, 0.0, subject.gpu), policy=sustained_policy(subject.rival.policy),
+    )  # fmt: skip
+
+
+def _why_dropped(rounds: Rounds, samples: list[float], incumbent: Contender) -> dict[str, float]:
+    """Of a candidate that was clearly slower than the incumbent."""
+    ratio = statistics.median(samples) / statistics.median(rounds.samples["incumbent"])
+    return {
+        "dropped_after": float(len(samples)), "incumbent": float(incumbent.trial), "times_incumbent": ratio,
+    }  # fmt: skip
+
+
+def _observed(readings: list[Reading] | tuple[Reading, ...]) -> dict[str, float]:
+    """Nothing where the GPU has no sensors that can be read."""
+    if not readings:
+        return {}
+    clocks = [r.sm_mhz for r in readings]
+    watts = [r.watts for r in readings if r.watts is not None]
+    return {
+        "sm_mhz": statistics.median(clocks),
+        "sm_mhz_lowest": min(clocks),
+        "temperature_c": max(r.temperature_c for r in readings),
+        "power_capped": float(sum("power cap" in r.held_back for r in readings)),
+        **({"watts": statistics.median(watts)} if watts else {}),
+    }
+
+
+def _above_roofline(tflops: float, gbs: float, gpu: Gpu) -> str | None:
+    if tflops > gpu.tensor_tflops:
+        return f"{tflops:.0f} TFLOPS is above the {gpu.tensor_tflops:.0f} that {gpu.name} can do"
+    # the L2 is flushed, so the inputs come from memory; what is written may stay in it
+    if gbs / 2 > gpu.memory_gbs:
+        return f"half of {gbs:.0f} GB/s is above the {gpu.memory_gbs:.0f} that {gpu.name} can read"
+    return None

@@ -1,0 +1,174 @@
+"""First contact with a machine that is not quite right, by the real command line on the stand-in driver.
+
+Each fault gives the person a sentence and the remedy, and costs no candidate its place.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from evoengine.ledger.store import open_ledger
+from tests.fake_cuda.library import NAME, ROOT, environment
+
+SMALL = "b1,h2,s64,d32,fp16"
+
+
+@pytest.fixture
+def run(tmp_path):
+    def call(*arguments, **settings):
+        command, env = [sys.executable, *map(str, arguments)], environment(tmp_path, **settings)
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+
+    return call
+
+
+@pytest.fixture
+def evoengine(run):
+    return lambda *arguments, **settings: run("-m", "evoengine", *arguments, **settings)
+
+
+def search(*more, trials=1):
+    return ("search", "--gpu", "h100", "--problem", SMALL, "--family", "scalar", "--trials", trials, "--seed", 3, *more)
+
+
+def finding(done, name):
+    return next(f for f in json.loads(done.stdout)["findings"] if f["name"] == name)
+
+
+# ── what is right ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_doctor_names_driver_versions_and_power_limit(evoengine):
+    done = evoengine("doctor", "--json")
+    assert done.returncode == 0
+    assert finding(done, "GPU")["what"] == f"{NAME} (sm_90, 80 GiB, power limit 700 W), driver for CUDA 13.0"
+    assert "torch 13.0" in finding(done, "CUDA versions")["what"]
+    assert "times candidates on the GPU" in evoengine("doctor").stderr
+
+
+def test_a_search_times_candidates_and_every_figure_says_on_what(evoengine, tmp_path):
+    done = evoengine(*search("--device", "cuda", "--db", "a.db", "--json"))
+    assert done.returncode == 0, done.stderr
+    best = json.loads(done.stdout)["best"]
+    assert {c["device"] for c in best} == {NAME}
+    assert {c["tflops_kind"] for c in best} == {"measured"} and all(c["vs_sdpa"] > 0 for c in best)
+    assert f"gated and timed on {NAME}" in done.stderr
+    with open_ledger(str(tmp_path / "a.db"), create=False) as ledger:
+        [run] = ledger.runs()
+        assert (run.device.name, run.device.driver) == (NAME, "CUDA 13.0")
+        assert (run.device.versions["power limit"], run.device.versions["MIG"]) == ("700 W", "off")
+
+
+def test_a_gpu_session_writes_its_results_under_the_stand_ins_name(run, tmp_path):
+    options = ("--no-tests", "--problem", SMALL, "--trials", 1, "--out", tmp_path / "out")
+    done = run(ROOT / "benchmarks" / "gpu.py", *options)
+    assert done.returncode == 0, done.stderr
+    [path] = (tmp_path / "out").iterdir()
+    assert path.name.startswith("stand-in-driver-without-a-gpu-")
+    assert json.loads(path.read_text())["gpu"] == NAME
+
+
+# ── a driver that is too old ────────────────────────────────────────────────────────────────────────────────────────
+
+RECIPE = (
+    "update it to 580 or later, or in a new environment, without constraints.txt: "
+    "pip install 'torch==2.9.1' 'evoengine[cuda12]'"
+)
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_driver_for_cuda_12_ends_a_search_before_its_first_candidate(evoengine, tmp_path, device):
+    done = evoengine(*search("--device", device, "--db", "a.db"), driver=12040)
+    assert done.returncode == 3
+    assert "the GPU's driver is for CUDA 12.4 and cannot run NVRTC of CUDA 13." in done.stderr
+    assert RECIPE in done.stderr and "--device emulator" in done.stderr
+    assert not (tmp_path / "a.db").exists()
+
+
+def test_doctor_says_so_too(evoengine):
+    done = evoengine("doctor", "--json", driver=12040)
+    assert done.returncode == 3
+    found = finding(done, "CUDA versions")
+    assert not found["here"] and RECIPE in found["remedy"]
+
+
+def test_binaries_made_for_a_later_cuda_are_not_spent_on_an_old_driver(evoengine, tmp_path):
+    assert evoengine(*search("--device", "emulator", "--db", "a.db")).returncode == 0
+    before = outcomes(tmp_path / "a.db")
+    done = evoengine("measure", "--db", "a.db", driver=12040, torch="12.8")
+    assert done.returncode == 3 and "cannot run a binary by nvrtc 13." in done.stderr
+    assert outcomes(tmp_path / "a.db") == before and "uncompilable" not in before
+
+
+def test_a_driver_for_cuda_11_is_told_to_be_updated(evoengine):
+    done = evoengine("doctor", "--json", driver=11080)
+    assert finding(done, "CUDA versions")["remedy"] == "update it to 580 or later"
+
+
+# ── torch without CUDA ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_auto_falls_back_to_the_emulator_with_a_line_where_torch_is_cpu_only(evoengine, tmp_path):
+    done = evoengine(*search("--db", "a.db"), torch="")
+    assert done.returncode == 0
+    assert f"{NAME} is here, but torch is a CPU-only build: pip install --force-reinstall" in done.stderr
+    assert outcomes(tmp_path / "a.db") == ["estimated"]
+
+
+def test_cuda_is_exit_3_with_the_command_where_torch_is_cpu_only(evoengine):
+    done = evoengine(*search("--device", "cuda", "--db", "a.db"), torch="")
+    assert done.returncode == 3
+    assert "--device cuda" in done.stderr and "pip install --force-reinstall" in done.stderr
+    assert "gates in the CPU emulator" in evoengine("doctor", torch="").stderr
+
+
+# ── MIG, other processes, faults in the middle ──────────────────────────────────────────────────────────────────────
+
+
+def test_a_mig_instance_is_named_as_such_and_timed_by_its_own_uuid(evoengine, tmp_path):
+    assert "MIG 1g.10gb" in finding(evoengine("doctor", "--json", mig=1), "GPU")["what"]
+    done = evoengine(*search("--device", "cuda", "--db", "a.db"), mig=1)
+    assert done.returncode == 0, done.stderr
+    with open_ledger(str(tmp_path / "a.db"), create=False) as ledger:
+        [run] = ledger.runs()
+        assert run.device.uuid.startswith("MIG-ff") and run.device.versions["MIG"] == "on"
+        assert ledger.best(run.problem, "h100", top=1)[0].measurement.terms["sm_mhz"] == 1980.0
+
+
+def test_other_processes_on_the_gpu_are_named(evoengine):
+    done = evoengine(*search("--device", "cuda", "--db", "a.db"), processes=2)
+    assert f"other processes compute on {NAME} (4000000, 4000001)" in done.stderr
+    assert done.returncode == 0
+
+
+def test_memory_that_others_hold_ends_a_search_with_the_bytes(evoengine, tmp_path):
+    done = evoengine(*search("--device", "cuda", "--db", "a.db"), others_bytes=80 << 30)
+    assert done.returncode == 3
+    assert "bytes of GPU memory" in done.stderr and "are free" in done.stderr
+    assert "uncompilable" not in outcomes(tmp_path / "a.db")
+
+
+def test_an_error_in_one_kernel_costs_that_candidate_alone(evoengine, tmp_path):
+    done = evoengine(*search("--device", "cuda", "--db", "a.db", trials=3), break_="45:700")
+    assert done.returncode == 0, done.stderr
+    found = outcomes(tmp_path / "a.db")
+    assert found.count("measured") >= 1 and set(found) <= {"measured", "crashed"} and "crashed" in found
+
+
+def test_a_baseline_that_never_ends_is_left_out(evoengine, tmp_path):
+    times = tmp_path / "times.json"
+    times.write_text('{"SDPA MATH": Infinity}')
+    done = evoengine(*search("--device", "cuda", "--db", "a.db"), times=times)
+    assert done.returncode == 0, done.stderr
+    with open_ledger(str(tmp_path / "a.db"), create=False) as ledger:
+        assert [b.name for b in ledger.baselines(1)] == ["FLASH_ATTENTION"]
+    assert outcomes(tmp_path / "a.db") == ["measured"]
+
+
+def outcomes(db):
+    with open_ledger(str(db), create=False) as ledger:
+        return sorted(str(c.outcome) for c in ledger.candidates() if c.outcome)

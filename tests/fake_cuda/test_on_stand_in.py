@@ -1,0 +1,49 @@
+"""The tests that need a GPU, on the stand-in driver: the same tests and the same host code, in processes of their own.
+
+They show that the host does what it should, never how fast a kernel is or how a GPU behaves.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from evoengine.devices.driver import find_driver
+from tests.fake_cuda.library import ROOT, environment
+
+SUITES = {
+    "kernels, faults and the driver": ["tests/devices"],
+    "checking and timing": ["tests/stages/test_measure.py"],
+    "the command line": ["tests/cli/test_road.py"],
+}
+
+
+@pytest.mark.skipif(not isinstance(find_driver(), str), reason="this machine has a driver of its own")
+@pytest.mark.parametrize("name", SUITES)
+def test_what_needs_a_gpu_passes_on_the_stand_in(tmp_path, name):
+    options = ["-q", "-m", "gpu or stand_in", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'own'}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *SUITES[name]], cwd=ROOT, env=environment(tmp_path),
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert re.search(r"\d+ passed", done.stdout) and "skipped" not in done.stdout.splitlines()[-1]
+
+
+def test_the_stand_in_has_every_function_that_evoengine_calls(tmp_path):
+    script = (
+        "from evoengine.devices import cuda_api\n"
+        "missing = [name for name in cuda_api._PROTOTYPES if not hasattr(cuda_api.library(), name)]\n"
+        "assert not missing, missing\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_stand_in_is_found_only_where_it_is_asked_for():
+    assert "FAKE_CUDA_SOURCES" not in os.environ
+    assert isinstance(find_driver(), str) or not find_driver()[1][0].name.startswith("stand-in")
