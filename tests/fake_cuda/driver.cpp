@@ -472,13 +472,23 @@ static void execute(const std::weak_ptr<Module>& module, const Function* f, Laun
     else if (code) sticky = code;
     else spend(us * throttle_factor(start));
 }
+static uint64_t block_registers(const Function* f, uint64_t threads) {
+    return (threads + 31) / 32 * ((f->registers * 32 + 255) / 256 * 256);
+}
 static int check_limits(const Function* f, const unsigned* grid, const unsigned* block, unsigned shared) {
     uint64_t threads = uint64_t(block[0]) * block[1] * block[2], blocks = uint64_t(grid[0]) * grid[1] * grid[2];
     if (!threads || !blocks || grid[1] > MAX_GRID_YZ || grid[2] > MAX_GRID_YZ) return INVALID_VALUE;
     if (threads > f->max_threads || block[2] > 64 || int64_t(shared) > f->dynamic_allowed) return INVALID_VALUE;
     if (grid[0] % f->cluster) return INVALID_CLUSTER_SIZE;
-    uint64_t warps = (threads + 31) / 32, per_warp = (f->registers * 32 + 255) / 256 * 256;
-    return warps * per_warp > REGISTERS_PER_BLOCK ? LAUNCH_OUT_OF_RESOURCES : SUCCESS;
+    return block_registers(f, threads) > REGISTERS_PER_BLOCK ? LAUNCH_OUT_OF_RESOURCES : SUCCESS;
+}
+// By registers, threads and shared memory alone (CUDA occupancy calculator).
+DRIVER(cuOccupancyMaxActiveBlocksPerMultiprocessor)(int* blocks, Function* f, int threads, size_t shared) {
+    ENTER();
+    uint64_t by_registers = REGISTERS_PER_BLOCK / std::max(block_registers(f, threads), uint64_t(1));
+    uint64_t by_shared = (SHARED_OPT_IN + SHARED_RESERVED) / (f->static_shared + shared + SHARED_RESERVED);
+    *blocks = int(std::min({by_registers, by_shared, uint64_t(2048 / threads)}));
+    return SUCCESS;
 }
 DRIVER(cuLaunchKernel)(
     Function* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,

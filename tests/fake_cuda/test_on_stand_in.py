@@ -19,6 +19,7 @@ SUITES = {
     "kernels, faults and the driver": ["tests/devices"],
     "checking and timing": ["tests/stages/test_measure.py"],
     "the command line": ["tests/cli/test_road.py"],
+    "exported kernels": ["tests/fake_cuda/test_exported_loader.py"],
 }
 
 
