@@ -47,10 +47,7 @@ def measure(
         named, wanted = target(ledger, gpu, problem)
         left = left_to_measure(ledger, str(wanted), named.key)
         if not left:
-            raise NothingFound(
-                f"the ledger holds no correct candidate of {wanted} on {named.key} that waits to be measured: "
-                "evoengine search --device emulator leaves some, evoengine best shows what was measured"
-            )
+            raise NothingFound(_nothing_left(wanted, named))
         devices = require_gpus({c.binary.compiler for c in left})
         device = next((d for d in devices if takes(d, named.arch)), devices[0])
         for candidate in left:
@@ -86,6 +83,13 @@ def measure(
     else:
         stdout.print(ranking(dict(enumerate(found, 1))))
     return INTERRUPTED if stopped() else 0
+
+
+def _nothing_left(problem, gpu: Gpu) -> str:
+    return (
+        f"the ledger holds no correct candidate of {problem} on {gpu.key} that is still to be measured: evoengine search "
+        "--device emulator leaves some, evoengine best shows what was measured"
+    )
 
 
 def _as_json(run: int, agreed, pairs, baselines, found) -> str:

@@ -64,8 +64,8 @@ def require_compilers(emulated: bool) -> None:
 def choose_device(wish: str, gpu: Gpu) -> GpuDevice | None:
     """The GPU that will time the candidates, or None for the emulator.
 
-    Raises MachineError where `cuda` is asked for in vain, and where the GPU's driver cannot run what is installed here:
-    every candidate would fail by it.
+    Raises MachineError where `cuda` is asked for and there is none, and where the GPU's driver cannot run what is
+    installed here: every candidate would fail by it.
     """
     from evoengine.cli.display import say
 

@@ -72,9 +72,10 @@ def cuda_mismatch(driver: str, parts: Mapping[str, str]) -> str | None:
 
 
 def cuda_torch_command(driver: str) -> str:
-    """How to get a torch with CUDA in the place of a CPU-only one."""
+    """How to get a torch with CUDA in the place of a CPU-only one: from the plain package index, whatever pip's settings
+    name beside it."""
     wanted = version("torch").partition("+")[0] if _major(driver) >= 13 else TORCH_FOR_12
-    return f"pip install --force-reinstall --index-url https://pypi.org/simple 'torch=={wanted}'"
+    return f"PIP_CONFIG_FILE=/dev/null pip install --force-reinstall 'torch=={wanted}'"
 
 
 def _major(cuda: str) -> int:
