@@ -13,7 +13,7 @@ from evoengine.gpu import known_gpus
 from evoengine.paths import asset
 from evoengine.problem import parse_problem
 from evoengine.records import Binary, Contender, Launch, Outcome, Rejection, Source
-from evoengine.search.judges import GpuJudge, Job, timed_baselines
+from evoengine.search.judges import GpuJudge, Job, gate_plan, timed_baselines
 from evoengine.search.workers import Terms, WorkerPool
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
@@ -54,7 +54,7 @@ def gpu():
 def faulty(body: str) -> Job:
     source = Source(SIGNATURE.format(body=body), "attention", Launch((1, 1, 1), 32, 0))
     case = find_workload("attention").cases(PROBLEM, {})[2]
-    return Job(Contender(1, source, compile_source(source, gpu().arch)), [(case, source.launch)], {}, 1)
+    return Job(Contender(1, source, compile_source(source, gpu().arch)), [(case, source.launch)], [], {}, 1)
 
 
 def correct(index=0) -> Job:
@@ -65,9 +65,9 @@ def job_of(config, trial=1) -> Job:
     """With all of the gate's cases on a GPU, with three on the stand-in, where the emulator runs them."""
     space = attention_space(TEXT, gpu().key)
     source = render(space, config, PROBLEM, asset("templates"))
-    plan = [(case, space.launch(config, case.problem)) for case in find_workload("attention").cases(PROBLEM, config)]
+    plan = gate_plan(space, PROBLEM, config)
     plan = plan[:3] if on_stand_in() else plan
-    return Job(Contender(trial, source, compile_source(source, gpu().arch), config), plan, {}, 7)
+    return Job(Contender(trial, source, compile_source(source, gpu().arch), config), plan, [], {}, 7)
 
 
 def start_of(family, **changes):
@@ -156,7 +156,7 @@ def test_finals_rank_kernels_against_each_other(judge):
 def test_a_binary_that_the_gpu_does_not_take_is_said_to_be_so(judge):
     job = correct()
     binary = Binary(b"no binary", *(getattr(job.contender.binary, n) for n in Binary.__slots__[1:]))
-    broken = Job(Contender(9, job.contender.source, binary), job.plan, {}, 1)
+    broken = Job(Contender(9, job.contender.source, binary), job.plan, [], {}, 1)
     result = judge.submit(broken, None).result()
     assert result.outcome is Outcome.UNCOMPILABLE
     assert "the GPU cannot run the binary: device kernel image is invalid" in result.reason

@@ -122,6 +122,7 @@ def nvml(**changed):
         "nvmlDeviceGetHandleByUUID": lambda uuid: uuid, "nvmlDeviceGetMaxClockInfo": lambda handle, kind: 1980,
         "nvmlDeviceGetClockInfo": lambda handle, kind: 1755, "nvmlDeviceGetTemperature": lambda handle, kind: 61,
         "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: 0x4,
+        "nvmlDeviceGetPowerUsage": lambda handle: 699_500,
     }  # fmt: skip
     return SimpleNamespace(**(calls | changed))
 
@@ -129,6 +130,7 @@ def nvml(**changed):
 def test_sensors_read_clock_temperature_and_what_holds_it_back():
     reading = Sensors(nvml(), "GPU-a").read()
     assert (reading.sm_mhz, reading.temperature_c, reading.held_back) == (1755.0, 61.0, ("power cap",))
+    assert reading.watts == 699.5
     assert not reading.throttled
 
 

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ import numpy as np
 import pytest
 import torch
 
-from evoengine.devices import tensor_map
+from evoengine.devices import cuda_api, tensor_map
 from evoengine.devices.base import TensorArgument
 from evoengine.devices.emulator.build import build, find_compiler
 from evoengine.devices.emulator.run import run
@@ -83,11 +84,16 @@ def built(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def driver(built, tmp_path, monkeypatch) -> Driver:
+def driver(built, tmp_path, monkeypatch) -> Iterator[Driver]:
     """A fresh one: a copy of the file is a library of its own."""
     library = ctypes.CDLL(shutil.copy(built, tmp_path / "driver.so"))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    return Driver(library)
+    remembered = (cuda_api.library, cuda_api._function)
+    for function in remembered:
+        function.cache_clear()
+    yield Driver(library)
+    for function in remembered:  # or other tests would meet it
+        function.cache_clear()
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ kernel = "attention"
 [knobs]
 family = ["numbered"]
 number = [{numbers}]
+[cost.numbered]
+mufu = 1000
 [launch.numbered]
 threads = 32
 grid = [1, 1, 1]
