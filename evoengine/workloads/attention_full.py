@@ -59,6 +59,8 @@ class FullCase:
     visits: int = 1
     """tiles of rows that a block goes through"""
     all_blocks: bool = False
+    endless: bool = False
+    """whether blocks of a right kernel are all given up: they see far more keys than they are allowed to read"""
 
     @property
     def row_tiles(self) -> int:
@@ -78,6 +80,7 @@ def full_plan(problem: Problem, config: Config, launch_of: LaunchOf) -> Plan:
     else:
         cases = [_full_grid(problem, config), _full_tensors(problem, config)]
         plan += [(case, launch_of(case.problem)) for case in cases if case]
+    plan += [(case, launch_of(case.problem)) for case in _many_keys(problem, config)]
     if config.get("schedule", "none") != "none":
         plan.append(_beyond_l2(problem, config, launch_of))
     return plan
@@ -156,6 +159,17 @@ def _beyond_l2(problem: Problem, config: Config, launch_of: LaunchOf) -> tuple[F
         launch = replace(launch, grid=(_row_tiles(few, config), *launch.grid[1:]))
     limit = _bytes(problem, config, 2 * int(config["tile_n"]))
     return FullCase("heads beyond the L2", few, few, config, limit, ends=False, all_blocks=True), launch
+
+
+def _many_keys(problem: Problem, config: Config) -> list[FullCase]:
+    """One tile of rows over as many keys as 16 bits take for a few, or for fewer than none."""
+    beyond = [keys + 16 for keys in _KEYS if keys + 16 <= problem.seq_k]
+    if not beyond:
+        return []
+    rows, keys = min(problem.seq_q, int(config["tile_m"])), beyond[-1]
+    one = replace(problem, batch=1, heads=1, kv_heads=1, seq_q=rows, seq_k=keys)
+    limit = _bytes(problem, config, 4 * int(config["tile_n"]))
+    return [FullCase("many keys", one, one, config, limit, ends=False, all_blocks=True, endless=True)]
 
 
 def _visits(problem: Problem, config: Config, launch: Launch) -> int:

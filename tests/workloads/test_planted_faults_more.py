@@ -43,7 +43,8 @@ FAULTS = [
     ("row_sum rounded in the end", [SCALAR], HALF, [("1.0f / rows.total(i)", "1.0f / to_float((T)rows.total(i))")]),
     ("row_sum rounded in the end", [SCALAR], BFLOAT, [("1.0f / rows.total(i)", "1.0f / to_float((T)rows.total(i))")]),
     ("row_sum rounded in the end", [MMA], HALF, [("lanes_sum<4>(rows.sum[i][half]))", "to_float((T)lanes_sum<4>(rows.sum[i][half])))")]),
-    ("number of keys in 16 bits", [SCALAR, WMMA], MANY_KEYS, [("seq_k = seq_k_;", "seq_k = (unsigned short)seq_k_;")]),
+    ("number of keys in 16 bits", [MMA, COPIES, TMA], MANY_KEYS, [("seq_k = seq_k_;", "seq_k = (unsigned short)seq_k_;")]),
+    ("keys that a row sees in 16 bits", [SCALAR, WMMA], MANY_KEYS, [("return limit - tile * TILE_N;", "return (short)(limit - tile * TILE_N);")]),
     ("no head at once where one's keys are too many for the L2", [STATIC, SORTED], KEYS_BEYOND_L2, [("max(1, KEYS / afresh(seq_k))", "(KEYS / afresh(seq_k))")]),
 ]  # fmt: skip
 
