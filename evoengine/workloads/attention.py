@@ -68,7 +68,7 @@ def cases(problem: Problem, config: Config) -> tuple[Case, ...]:
         return replace(base, seq_q=min(seq_q, seq_k) if problem.causal else seq_q, seq_k=seq_k)
 
     found = [
-        Case("one row", at(single, 1, 1)),
+        Case("one key", at(single, tile_m + 2, 1)),
         Case("one query", at(small, 1, tile_n + 1)),
         Case("whole tiles", at(small, tile_m, 2 * tile_n)),
         Case("batch and heads", at(grouped, 17, 33)),
@@ -85,8 +85,6 @@ def cases(problem: Problem, config: Config) -> tuple[Case, ...]:
         found.append(Case("blocks are persistent", at(replace(small, batch=2), tile_m + 1, 2 * tile_n + 1)))
     if problem.causal:
         found.append(Case("as many queries as keys", at(single, *[max(tile_m, tile_n) + 3] * 2)))
-    else:
-        found.append(Case("one key", at(single, tile_m + 2, 1)))
     return tuple(replace(case, config=config) for case in found)
 
 

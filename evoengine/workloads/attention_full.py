@@ -24,6 +24,8 @@ _SCHEDULES = ("none", "static", "longest_first")
 """by which the number of a block says what it does"""
 _COUNTER = 256
 """values of a counter of 8 bits"""
+_KEYS = (1 << 15, 1 << 16)
+"""values of a number of keys of 16 bits, with a sign and without"""
 _ALIASES = (1 << 8, 1 << 16)
 """values of an index of 8 and of 16 bits"""
 _MOST_VISITS, _FEW_VISITS = 64, 8
@@ -36,7 +38,8 @@ _RANDOM_BLOCKS = 2
 _MOST_KEYS = 256
 """of a shortened problem whose K and V are larger than its Q: with as few as Q has, Q would grow too large"""
 _HEAD_BYTES = 13 << 20
-"""K and V of a head, of which an L2 of 32 to 50 MB holds two or three: five heads are no multiple of either"""
+"""K and V of a head, of which an L2 of 32 to 50 MB holds two or three: five heads are no multiple of either. Where those of
+the problem are larger, they are taken: the L2 may hold none"""
 _SPARE_BYTES = 32 << 10
 """pages that tensors share with what lies before and behind the rows of a block"""
 
@@ -56,6 +59,8 @@ class FullCase:
     visits: int = 1
     """tiles of rows that a block goes through"""
     all_blocks: bool = False
+    endless: bool = False
+    """whether blocks of a right kernel are all given up: they see far more keys than they are allowed to read"""
 
     @property
     def row_tiles(self) -> int:
@@ -75,18 +80,22 @@ def full_plan(problem: Problem, config: Config, launch_of: LaunchOf) -> Plan:
     else:
         cases = [_full_grid(problem, config), _full_tensors(problem, config)]
         plan += [(case, launch_of(case.problem)) for case in cases if case]
+    plan += [(case, launch_of(case.problem)) for case in _many_keys(problem, config)]
     if config.get("schedule", "none") != "none":
         plan.append(_beyond_l2(problem, config, launch_of))
     return plan
 
 
 def long_cases(problem: Problem, config: Config) -> tuple[Case, ...]:
-    """A block that counts more tiles of keys than 8 bits do, where the problem's own blocks do so; the last tiles weigh
-    most."""
+    """A block that counts more tiles of keys than 8 bits do, or more keys than 16, where the problem's own blocks do so;
+    the last tiles weigh most."""
     tile_m, tile_n = int(config.get("tile_m", 64)), int(config.get("tile_n", 64))
-    keys = _few(problem.seq_k, tile_n, _COUNTER + 2)
-    if problem.seq_k <= _COUNTER * tile_n or tile_m * keys * problem.head_dim > _MOST_WORK:
+    beyond = [counted for counted in (_COUNTER * tile_n, *_KEYS) if counted < problem.seq_k]
+    lengths = (_few(problem.seq_k, tile_n, counted // tile_n + 2) for counted in beyond)
+    possible = [keys for keys in lengths if tile_m * keys * problem.head_dim <= _MOST_WORK]
+    if not possible:
         return ()
+    keys = max(possible)
     one = replace(problem, batch=1, heads=1, kv_heads=1, seq_q=min(problem.seq_q, tile_m), seq_k=keys)
     return (Case("many tiles", one, "late maximum", config),)
 
@@ -142,7 +151,7 @@ def _followed(
 def _beyond_l2(problem: Problem, config: Config, launch_of: LaunchOf) -> tuple[FullCase, Launch]:
     """Some heads whose K and V are too large for the L2 together: every block begins, to show which rows it takes."""
     tile_m = int(config["tile_m"])
-    keys = _HEAD_BYTES // (2 * problem.head_dim * DTYPES[problem.dtype])
+    keys = max(problem.seq_k, _HEAD_BYTES // (2 * problem.head_dim * DTYPES[problem.dtype]))
     group = min(problem.heads // problem.kv_heads, 2)
     few = replace(problem, batch=1, heads=5 * group, kv_heads=5, seq_q=min(2 * tile_m, keys), seq_k=keys)
     launch = launch_of(few)
@@ -150,6 +159,17 @@ def _beyond_l2(problem: Problem, config: Config, launch_of: LaunchOf) -> tuple[F
         launch = replace(launch, grid=(_row_tiles(few, config), *launch.grid[1:]))
     limit = _bytes(problem, config, 2 * int(config["tile_n"]))
     return FullCase("heads beyond the L2", few, few, config, limit, ends=False, all_blocks=True), launch
+
+
+def _many_keys(problem: Problem, config: Config) -> list[FullCase]:
+    """One tile of rows over as many keys as 16 bits take for a few, or for fewer than none."""
+    beyond = [keys + 16 for keys in _KEYS if keys + 16 <= problem.seq_k]
+    if not beyond:
+        return []
+    rows, keys = min(problem.seq_q, int(config["tile_m"])), beyond[-1]
+    one = replace(problem, batch=1, heads=1, kv_heads=1, seq_q=rows, seq_k=keys)
+    limit = _bytes(problem, config, 4 * int(config["tile_n"]))
+    return [FullCase("many keys", one, one, config, limit, ends=False, all_blocks=True, endless=True)]
 
 
 def _visits(problem: Problem, config: Config, launch: Launch) -> int:

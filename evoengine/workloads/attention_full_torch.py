@@ -71,6 +71,8 @@ def written_parts(case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrac
     for chosen, one in zip(asked.blocks, traces, strict=True):
         if chosen.ends and one.given_up:
             raise WrongBlock(f"block {one.block} read more than {chosen.input_limit} bytes, which its rows do not need")
+        if case.endless and not one.given_up:
+            raise WrongBlock(f"block {one.block} was done before it had read all of {case.problem.seq_k} keys")
         found = list(_tiles(case, one))
         if not one.given_up and not share <= len(found) <= share + (left > 0):
             wanted = f"{share} or {share + 1}" if left else str(share)

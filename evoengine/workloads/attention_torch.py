@@ -49,6 +49,8 @@ def draw(case: Case, seed: int, device: str = "cpu") -> Drawn:
     q = normal(problem.heads, problem.seq_q)
     k, v = normal(problem.kv_heads, problem.seq_k), normal(problem.kv_heads, problem.seq_k)
     q, k, v = _SHAPED[case.draw](q, k, v)
+    if case.draw == "one-hot rows" and problem.dtype == "bf16":
+        v = v * BEYOND_HALF
     dtype = TORCH_DTYPES[problem.dtype]
     inputs = {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)}
     if case.draw != "permuted":
@@ -58,6 +60,8 @@ def draw(case: Case, seed: int, device: str = "cpu") -> Drawn:
     return Drawn(shuffled, inputs)
 
 
+BEYOND_HALF = 2.0**20
+"""times ordinary values: what a kernel for bfloat16 must not keep in halves on its way"""
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Shape = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Triple]
 
@@ -122,16 +126,22 @@ def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
 
 
 def _long(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
-    """Rows of weights 2/3 and rows that point at one key, over columns of V that are nearly constant.
+    """Rows of four kinds, over columns of V that are nearly constant: weights of 2/3 in every second row, but of 2^-15.5 in
+    every eighth; between them logits of standard deviation 4 and one key pointed at in turn.
 
-    The first show sums and outputs kept in 16 bits. The second show weights that never fall to 0: the keys pointed at
-    have small values, so that what little weight all others keep adds up beside them.
+    The first show sums and outputs kept in 16 bits. The second and last show weights that fall to 0 too early, or never:
+    the keys of weight 1 have small values, so that what little weight all others keep adds up beside them. To the third
+    some keys of every tile matter, wherever along the keys a pipeline goes wrong.
     """
     pointing, small, _ = _one_hot(q, k, v)
-    every_second = torch.arange(q.shape[2], device=q.device) % 2 == 0
+    row = torch.arange(q.shape[2], device=q.device)
     v = _constants(v) + 0.25 * v
     v[:, :, _targets(q, k)] /= 64.0
-    return *_thirds(2.0 * pointing, small, every_second), v
+    ordinary = q * 4.0 * math.sqrt(q.shape[-1])
+    q, k = _thirds(2.0 * pointing, small, row % 2 == 0)
+    q[:, :, row % 8 == 0] *= 15.5 * math.log(2) / math.log(1.5)
+    q[:, :, row % 4 == 1] = ordinary[:, :, row % 4 == 1]
+    return q, k, v
 
 
 RISES = (7.9, 8.1, 15.9998, 16.5, 24.0, 40.0, 127.998, 140.0)
@@ -209,7 +219,11 @@ def own_dtype(problem: Problem, inputs: Inputs) -> torch.Tensor:
 
 
 def rounded_once(problem: Problem, inputs: Inputs) -> torch.Tensor:
-    """What a fused kernel does at best: all in float32, but P, relative to its row's largest, and O rounded to T."""
+    """What a fused kernel does at best: all in float32, but P and O rounded to T.
+
+    P is relative to something else in each row, between its largest and half of that: a maximum that lags leaves no weight
+    that is a power of two and needs no rounding.
+    """
     out, group = torch.empty_like(inputs["q"]), problem.heads // problem.kv_heads
     mask = _mask(problem, out.device)
     for i in range(problem.batch):
@@ -217,7 +231,8 @@ def rounded_once(problem: Problem, inputs: Inputs) -> torch.Tensor:
         scores = q @ k.transpose(-1, -2) / math.sqrt(problem.head_dim)
         if mask is not None:
             scores.masked_fill_(~mask, -math.inf)
-        p = (scores - scores.amax(-1, keepdim=True)).exp_()
+        lag = torch.linspace(0.0, math.log(2.0), problem.seq_q, device=out.device).view(-1, 1)
+        p = (scores - scores.amax(-1, keepdim=True) + lag).exp_()
         out[i] = (p.to(out.dtype).float() @ v) / p.sum(-1, keepdim=True)
     return out
 

@@ -177,7 +177,7 @@ def test_verify_prints_every_case_and_exits_0_when_correct(evoengine, best):
     found = json.loads(done.stdout)
     assert done.returncode == 0
     assert found["correct"] is True
-    assert {"one row", "constant columns"} <= {c["name"] for c in found["cases"]}
+    assert {"one key", "constant columns"} <= {c["name"] for c in found["cases"]}
 
 
 def test_verify_exits_1_on_a_broken_template_of_ones_own(evoengine, best, tmp_path):

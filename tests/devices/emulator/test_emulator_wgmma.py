@@ -240,6 +240,23 @@ def test_a_product_that_is_not_fenced_as_it_must_be_is_named(emulate, changes, m
         chain(emulate, **changes)
 
 
+LATE_WARP = "if (threadIdx.x >= 96) for (int i = 0; i < 32; ++i) __syncwarp();\n    "
+
+
+@pytest.mark.parametrize("barrier", ["__syncthreads();", ""])
+def test_a_product_may_read_its_tiles_when_the_first_thread_begins_it(emulate, barrier):
+    text = chain_text().replace("for (int i = threadIdx.x; i < 1024", LATE_WARP + "for (int i = threadIdx.x; i < 1024")
+    text = text.replace("__syncthreads();", barrier)
+    caught = 0
+    for seed in range(8):
+        try:
+            caught += np.isnan(run_chain(emulate, text, seed)["o"]).any()
+        except KernelCrashed as crash:
+            assert "wgmma's B" in str(crash)
+            caught += 1
+    assert caught == 0 if barrier else caught >= 4
+
+
 @pytest.mark.parametrize("wait", ["", "wgmma_wait<1>();"])
 def test_accumulators_are_nan_until_the_wait_that_covers_them(emulate, wait):
     assert chain(emulate, WAIT=wait, LATE="") == np.inf
@@ -251,10 +268,10 @@ def test_a_product_that_was_not_committed_is_not_covered_by_any_wait(emulate):
     assert np.isnan(o).all()
 
 
-def run_chain(emulate, text):
+def run_chain(emulate, text, seed=0):
     zeros = np.zeros(4096, np.uint16)
     numbers = (np.zeros((128, 16), np.uint32), np.zeros((128, 32), np.float32))
-    return emulate(text, zeros, zeros, *numbers, threads=128, shared=16384)
+    return emulate(text, zeros, zeros, *numbers, threads=128, shared=16384, seed=seed)
 
 
 def test_a_warpgroup_of_which_a_warp_is_missing_hangs_and_says_so(emulate):

@@ -1,7 +1,9 @@
 // wgmma. A thread that begins one only notes it. The product of the whole warpgroup is formed when threads wait for it
 // and no other thread of the block can run, those aside that are held back: so late that a place handed on too early
-// has been filled again, from shared memory and A registers as they are then. Registers are host memory on a thread's stack. wgmma.fence keeps a picture
-// of that stack: registers that differ from it have been written since.
+// has been filled again. Its A registers are read then; its tiles in shared memory then too, or as soon as the first
+// thread begins it: so early that a tile which only other threads have waited for is not there yet. Registers are host
+// memory on a thread's stack. wgmma.fence keeps a picture of that stack: registers that differ from it have been
+// written since.
 #include "internal.h"
 
 #include <cstdio>
@@ -13,13 +15,19 @@ namespace evo_emu {
 namespace {
 
 constexpr unsigned group_size = 128;
-constexpr unsigned max_under_way = 128, max_accumulators = 8;
+constexpr unsigned max_under_way = 128, max_accumulators = 8, max_tiles = 32;
 
 // Accumulators of one thread that are under way: their values, while the registers themselves are NaN.
 struct Accumulator {
     float* registers;
     unsigned count, uses;
     float values[128];
+};
+
+// The operands as floats, [k][row].
+struct alignas(64) Tiles {
+    float a[16 * 64], b[16 * 256];
+    const struct Operation* of;
 };
 
 struct Operation {
@@ -33,6 +41,7 @@ struct Operation {
 
 struct Warpgroup {
     Operation operations[max_under_way];  // the n-th is at n % max_under_way
+    Tiles tiles[max_tiles];               // of the n-th at n % max_tiles, where they were read early
     unsigned begun, computed;
     Gate gate;
     char text[128];
@@ -47,6 +56,7 @@ struct Thread {
 };
 
 Warpgroup warpgroups[max_threads / group_size];
+unsigned early;  // of eight products so many have their tiles read when they begin
 Thread threads[max_threads];
 
 bool all_nan(const float* registers, unsigned count) {
@@ -104,6 +114,11 @@ bool same_instruction(const Wgmma& x, const Wgmma& y) {
            x.transposed_b == y.transposed_b && x.bfloat16 == y.bfloat16 && !x.registers == !y.registers;
 }
 
+void read_tiles(const Wgmma& w, Tiles& tiles) {
+    if (!w.registers) read_matrix(tiles.a, w.a, 64, w.transposed_a, w.bfloat16, "wgmma's A", w.line);
+    read_matrix(tiles.b, w.b, w.columns, w.transposed_b, w.bfloat16, "wgmma's B", w.line);
+}
+
 // The n-th wgmma of a thread is the n-th of all 128: they need not come at the same time, but to the same instruction.
 Operation& join(Warpgroup& g, Thread& t, const Wgmma& wgmma) {
     Operation& op = g.operations[t.begun % max_under_way];
@@ -113,6 +128,9 @@ Operation& join(Warpgroup& g, Thread& t, const Wgmma& wgmma) {
         op.wgmma = wgmma;
         op.group = t.committed;
         op.begun = op.ended = 0;
+        Tiles& tiles = g.tiles[g.begun % max_tiles];
+        tiles.of = nullptr;
+        if (random_below(8) < early) read_tiles(wgmma, tiles), tiles.of = &op;
         ++g.begun;
     } else if (!same_instruction(op.wgmma, wgmma)) {
         crash("wgmma at line %d: other threads of the warpgroup are at %s", wgmma.line,
@@ -147,15 +165,15 @@ void read_a_registers(const Operation& op, unsigned first_thread, float* a) {
         }
 }
 
-void compute(Operation& op, unsigned first_thread) {
+void compute(Operation& op, Tiles& kept, unsigned first_thread) {
     const Wgmma& w = op.wgmma;
     const unsigned n = w.columns;
-    alignas(64) static float a[16 * 64], b[16 * 256], c[64 * 256];
-    if (w.registers)
-        read_a_registers(op, first_thread, a);
-    else
-        read_matrix(a, w.a, 64, w.transposed_a, w.bfloat16, "wgmma's A", w.line);
-    read_matrix(b, w.b, n, w.transposed_b, w.bfloat16, "wgmma's B", w.line);
+    static Tiles late;
+    alignas(64) static float c[64 * 256];
+    Tiles& tiles = kept.of == &op ? kept : late;
+    if (&tiles == &late) read_tiles(w, late);
+    float *a = tiles.a, *b = tiles.b;
+    if (w.registers) read_a_registers(op, first_thread, a);
     const float sign = float(w.scale_a * w.scale_b);
     auto values = [&](unsigned thread) {
         return threads[first_thread + thread].accumulators[op.accumulator[thread]].values;
@@ -187,6 +205,7 @@ void release(Thread& t, Accumulator& a, int line) {
 }  // namespace
 
 void reset_wgmma() {
+    early = unsigned(random_below(9));
     for (Warpgroup& g : warpgroups) {
         if (!g.begun) continue;
         g.begun = g.computed = 0;
@@ -266,7 +285,7 @@ bool finish_a_wgmma() {
         const unsigned before = g.computed, interrupted = current;
         stand_in_for(waiter);  // who sees its block's memory, and whom a message shall name
         for (; g.computed < until && g.operations[g.computed % max_under_way].begun == group_size; ++g.computed)
-            compute(g.operations[g.computed % max_under_way], start);
+            compute(g.operations[g.computed % max_under_way], g.tiles[g.computed % max_tiles], start);
         stand_in_for(interrupted);
         if (g.computed == before) continue;
         wake_all(&g.gate);
