@@ -36,14 +36,19 @@ BIAS_SIGMAS = 4.0
 
 def verify(tensors: ModuleType, plan: Plan, run: Run, device: str, seed: int) -> Verdict:
     """Runs the plan's cases with seeds drawn from `seed`; a crash or a hang ends it, a wrong result does not."""
+    return run_plan(plan, seed, device, lambda case, launch, own_seed: check(tensors, case, launch, run, own_seed))
+
+
+def run_plan(plan: Plan, seed: int, device: str, judge: Callable[[object, Launch, int], CaseResult]) -> Verdict:
+    """`judge` of each case with its launch and a seed of its own; it may raise KernelFailure, which ends the plan."""
     start = time.perf_counter()
     results: list[CaseResult] = []
     outcome: Outcome | None = None
     for (case, launch), case_seed in zip(plan, case_seeds(seed, len(plan)), strict=True):
         try:
-            results.append(check(tensors, case, launch, run, case_seed))
+            results.append(judge(case, launch, case_seed))
         except KernelFailure as failure:
-            results.append(_failed(case, case_seed, str(failure)))
+            results.append(failed(case, case_seed, str(failure)))
             outcome = failure.outcome
             break
     wrong = next((r for r in results if not r.correct), None)
@@ -66,7 +71,7 @@ def check(tensors: ModuleType, case, launch: Launch, run: Run, seed: int) -> Cas
     for argument in arguments:
         if isinstance(argument, TensorArgument) and not argument.output:
             if not np.array_equal(after[argument.name], argument.data):
-                return _failed(case, seed, f"the kernel changed its input {argument.name}")
+                return failed(case, seed, f"the kernel changed its input {argument.name}")
     result = tensors.from_bits(case.problem, after[tensors.OUTPUT])
     return compare(tensors, case, drawn, result, seed)
 
@@ -84,7 +89,7 @@ def compare(tensors: ModuleType, case, drawn, result: torch.Tensor, seed: int) -
     """The rules themselves, for a result on any device."""
     unwritten = int(result.isnan().sum())
     if unwritten:
-        return _failed(case, seed, f"{unwritten} of {result.numel()} outputs are NaN or were never written")
+        return failed(case, seed, f"{unwritten} of {result.numel()} outputs are NaN or were never written")
     expected = tensors.reference(case.problem, drawn.expected)
     error = result.double() - expected
     found = bounds(tensors, case, drawn, error, expected)
@@ -138,5 +143,6 @@ def _bias(error: torch.Tensor, expected: torch.Tensor, eps: float) -> Bound:
     return Bound("bias", abs(float(rows.sum())) / size, eps * BIAS_ALLOWED + BIAS_SIGMAS * scatter / size)
 
 
-def _failed(case, seed: int, reason: str) -> CaseResult:
+def failed(case, seed: int, reason: str) -> CaseResult:
+    """A case without a result to compare."""
     return CaseResult(case.name, str(case.problem), seed, False, None, None, None, reason)

@@ -79,7 +79,7 @@ def cases(problem: Problem, config: Config) -> tuple[Case, ...]:
         Case("constant columns", at(single, tile_m - 2, tile_n + 3), "constant columns"),
         Case("one-hot rows", at(single, tile_m + 3, 2 * tile_n - 3), "one-hot rows"),
         Case("late maximum", at(single, tile_m, 3 * tile_n + 1), "late maximum"),
-        Case("long", at(single, 24, long + tile_n - 1 - long % tile_n), "long"),
+        Case("long", at(single, min(max(tile_m, 32), 64), long + tile_n - 1 - long % tile_n), "long"),
     ]
     if config.get("schedule") == "static":
         found.append(Case("blocks are persistent", at(replace(small, batch=2), tile_m + 1, 2 * tile_n + 1)))
