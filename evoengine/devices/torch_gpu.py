@@ -28,8 +28,8 @@ class TorchGpu:
     """where tensors are drawn"""
 
     def __init__(self) -> None:
+        cuda_api.use_primary_context()  # says what is missing in plainer words than torch
         torch.cuda.init()
-        cuda_api.use_primary_context()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Uninitialised and contiguous; raises torch.OutOfMemoryError."""

@@ -99,10 +99,7 @@ class Bench:
 
     def check(self, kernel: CudaKernel, contender: Contender, name: str, seed: int) -> Checked:
         """Fresh inputs at full size: every output written, samples compared in float64, and all of it with SDPA."""
-        self.refresh(seed)
-        self._out.fill_(float("nan"))
-        self._work(kernel, contender, self._sets[0][:1], kernel.entry)()
-        await_gpu(kernel.entry, seconds=self.seconds)
+        self.launch_once(kernel, contender, seed, self.seconds)
         if reason := self._unwritten():
             return Checked((CaseResult(name, str(self._problem), seed, False, None, None, None, reason),))
         samples = list(self._samples(seed))
@@ -111,6 +108,13 @@ class Bench:
             return Checked(results)
         allowed = self._row_error(samples)
         return Checked((*results, self._compare_whole(name, seed, allowed)), allowed)
+
+    def launch_once(self, kernel: CudaKernel, contender: Contender, seed: int, seconds: float) -> None:
+        """On fresh inputs; raises KernelHung where it has not ended after so long."""
+        self.refresh(seed)
+        self._out.fill_(float("nan"))
+        self._work(kernel, contender, self._sets[0][:1], kernel.entry)()
+        await_gpu(kernel.entry, seconds=seconds)
 
     def output_check(self, checked: Checked) -> Callable[[int], str | None]:
         """What is wrong with the output of a repetition on an input set, of a kernel that has passed `check`."""

@@ -6,7 +6,7 @@ import pickle
 import sys
 from pathlib import Path
 
-from evoengine.devices.cuda import CudaKernel, await_gpu
+from evoengine.devices.cuda import CudaKernel
 from evoengine.stages.bench import Bench
 from evoengine.workloads import find_tensors
 
@@ -18,8 +18,7 @@ def main(job: Path) -> None:
     kernel, contender, problem = pickle.loads(job.read_bytes())
     bench = Bench(find_tensors(kernel), problem)
     loaded = CudaKernel(contender.binary, contender.source.entry, contender.source.launch)
-    bench.work(loaded, contender)()
-    await_gpu(contender.source.entry, seconds=SECONDS)
+    bench.launch_once(loaded, contender, 0, SECONDS)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import pickle
 import re
 import statistics
 from dataclasses import replace
@@ -336,6 +337,17 @@ def test_a_captured_kernel_outlives_whoever_loaded_it(stage):
     replay = bench._work(stage._load(made), made, bench._sets[0], "captured").captured()
     gc.collect()
     assert bench.clock.once(replay, "captured").microseconds == pytest.approx(50.0, rel=0.03)
+
+
+def test_the_process_for_profilers_launches_a_candidate_once_on_the_full_problem(stage, tmp_path):
+    from evoengine.stages import launch_once
+
+    seen = []
+    made = contender(1, 200.0, lambda out, launch: seen.append(out.numel()) or 0)
+    job = tmp_path / "job.pickle"
+    job.write_bytes(pickle.dumps(("attention", made, PROBLEM)))
+    launch_once.main(job)
+    assert seen == [FULL]
 
 
 # ── baselines ───────────────────────────────────────────────────────────────────────────────────────────────────────
