@@ -22,7 +22,6 @@ from evoengine.records import CaseResult, Contender, Policy
 from evoengine.stages.clock import Clock, KernelWork, LibraryWork, Prepared, flush_bytes
 from evoengine.stages.timing import INPUT_SETS
 from evoengine.stages.verify import case_seeds, compare
-from evoengine.workloads import find_workload
 from evoengine.workloads.attention import Case, flops
 
 SAMPLE_SCORES = 1 << 28
@@ -88,12 +87,14 @@ class Bench:
             for copy in copies:
                 _fill(copy, drawn)
 
-    def make_copies(self, policy: Policy) -> None:
-        """Has as many copies of each set of inputs as a repetition has launches."""
+    def _copies(self, policy: Policy) -> list[list[Inputs]]:
+        """Of each set of inputs as many as a repetition has launches, made where they are missing: this process may have
+        taken over from one that a kernel broke."""
         for copies in self._sets:
             while len(copies) < policy.batch:
                 copies.append(_empty_like(copies[0]))
                 _fill(copies[-1], copies[0])
+        return [copies[: policy.batch] for copies in self._sets]
 
     # ── the check ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -191,8 +192,7 @@ class Bench:
 
     def kernel(self, kernel: CudaKernel, contender: Contender, policy: Policy, name: str | None = None) -> Prepared:
         """Launches on the full problem's tensors, ready to be timed."""
-        copies = [inputs[: policy.batch] for inputs in self._sets]
-        works = [self._work(kernel, contender, inputs, name or kernel.entry) for inputs in copies]
+        works = [self._work(kernel, contender, inputs, name or kernel.entry) for inputs in self._copies(policy)]
         return self.clock.prepare(works, policy, self._out)
 
     def _work(
@@ -210,7 +210,7 @@ class Bench:
 
     def sdpa(self, name: str, policy: Policy) -> Prepared | None:
         """An SDPA backend, or None where it does not take the problem or has too little memory."""
-        works = [self._library_work(name, inputs[: policy.batch]) for inputs in self._sets]
+        works = [self._library_work(name, inputs) for inputs in self._copies(policy)]
         return self._unless_refused(lambda: self.clock.prepare(works, policy))
 
     def sdpa_estimate(self, name: str) -> float | None:

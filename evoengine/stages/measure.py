@@ -139,7 +139,6 @@ def baselines(kernel: str, problem: Problem, seed: int, without: Sequence[str] =
     if not estimates:
         return []
     policy = choose_policy(min(estimates.values()))
-    bench.make_copies(policy)
     prepared = {name: _unless_failed(name, lambda n=name: bench.sdpa(n, policy)) for name in estimates}
     timed = {name: Timed(found.repeat) for name, found in prepared.items() if found}
     rounds = run_rounds(
@@ -171,7 +170,6 @@ def finals(
     """The best candidates against each other and SDPA in the same rounds, then each of them back to back."""
     bench = _bench(kernel, problem)
     try:
-        bench.make_copies(rival.policy)
         prepared, timed, wrong = _finalists(bench, contenders, rival.policy, seed)
         rounds = run_finals(
             {**timed, **_rival(bench, rival)}, list(timed), np.random.default_rng(seed), bench.clock.last_reading,

@@ -405,7 +405,6 @@ def test_a_quick_kernel_is_replayed_from_a_graph_and_a_slow_one_is_not(stage):
     kept = []
     for trial, us, graphs in ((1, 40.0, 2), (2, 160.0, 0)):
         made, before, policy = contender(trial, us), live("executable graph"), choose_policy(us)
-        bench.make_copies(policy)
         kept.append(bench.kernel(stage._load(made), made, policy))
         assert live("executable graph") - before == graphs  # one for each set of inputs
         assert kept[-1].repeat(0).microseconds == pytest.approx(us, rel=0.03)
@@ -502,13 +501,21 @@ def test_the_fastest_baseline_decides_how_all_kernels_of_a_problem_are_timed(sta
 def test_each_launch_of_a_batch_has_inputs_of_its_own(stage):
     """Or the second would find them in the L2."""
     bench = stage._bench("attention", PROBLEM)
-    bench.make_copies(choose_policy(7.0))
+    bench.sdpa("FLASH_ATTENTION", choose_policy(7.0))
     for copies in bench._sets:
         assert len({copy["q"].data_ptr() for copy in copies}) == 16
         assert all(torch.equal(copy[n], copies[0][n]) for copy in copies for n in "qkv")
     bench.refresh(9)
     assert all(torch.equal(copy["k"], copies[0]["k"]) for copies in bench._sets for copy in copies)
     assert not torch.equal(bench._sets[0][0]["q"], bench._sets[1][0]["q"])
+
+
+def test_a_process_that_takes_over_from_a_broken_one_times_whole_batches_too(stage):
+    """It was not there when the baselines were timed."""
+    policy = choose_policy(7.0)
+    _, figure = judge(stage, contender(1, 7.0), rival=replace(SDPA, policy=policy))
+    assert policy.batch == 16
+    assert figure.median_us == pytest.approx(7.0, rel=0.03)
 
 
 def test_finalists_are_run_back_to_back_too(stage):
