@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "evoengine"
 FLOORS = (
     ("errors", "records", "objectives", "lineage", "problem", "gpu", "paths"),
-    ("workloads", "space", "devices", "ledger"),
+    ("workloads", "space", "devices", "ledger", "sass"),
     ("stages", "publish"),
     ("search",),
     ("cli", "__main__"),
