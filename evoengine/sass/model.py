@@ -9,6 +9,7 @@ from functools import cache
 
 import numpy as np
 
+from evoengine.sass.chip import Chip
 from evoengine.sass.core import Program, check, library
 from evoengine.sass.launch import Launch
 
@@ -22,7 +23,6 @@ class _Timing(ctypes.Structure):
         ("blocks", ctypes.POINTER(ctypes.c_uint64)),
         ("block_count", ctypes.c_uint64),
         ("limit", ctypes.c_uint64),
-        ("resident_shared", ctypes.c_uint64),
         ("resident", ctypes.c_uint32),
         ("tensor_excludes_mufu", ctypes.c_uint32),
         ("dram_share", ctypes.c_double),
@@ -38,8 +38,6 @@ class Residents:
     blocks: Sequence[int]
     limit: int
     """warp instructions of all blocks"""
-    shared_bytes: int
-    """of all of them together, which the L1 goes without"""
     dram_share: float
     """of what is asked of the L1, or by TMA, that comes from the DRAM"""
 
@@ -72,6 +70,49 @@ def _names(function: str) -> tuple[str, ...]:
 def rate_names() -> tuple[str, ...]:
     """What a chip must state, in the core's order."""
     return _names("sass_rate_names")
+
+
+def rates(chip: Chip, shared_bytes: int) -> dict[str, float]:
+    """A chip's rates as the core wants them, where resident blocks have so much shared memory together.
+
+    The driver makes the smallest share of the L1 that holds them shared memory (CUDA C++ Programming Guide, Shared Memory).
+    """
+    gpu = chip.gpu
+    carveout = next((kb for kb in chip.carveouts_kb if kb * 1024 >= shared_bytes), max(chip.carveouts_kb))
+    return {
+        "fma_interval": 1 / chip.fma_per_clock,
+        "imad_interval": 1 / chip.imad_per_clock,
+        "half_interval": 1 / chip.half_per_clock,
+        "alu_interval": 1 / chip.alu_per_clock,
+        "fp64_interval": 1 / chip.fp64_per_clock,
+        "mufu_interval": 1 / chip.mufu_per_clock,
+        "uniform_interval": 1 / chip.uniform_per_clock,
+        "hmma_interval": chip.hmma_f32_clocks,
+        "hgmma_clocks_per_column": chip.hgmma_clocks_per_column,
+        "mufu_latency": chip.mufu_latency,
+        "uniform_latency": chip.uniform_latency,
+        "constant_latency": chip.constant_latency,
+        "shuffle_latency": chip.shuffle_latency,
+        "memory_interval": chip.memory_issue_clocks,
+        "sm_memory_interval": chip.lsu_issue_clocks,
+        "wavefront_clocks": chip.shared_wavefront_clocks,
+        "lds_latency": chip.shared_latency,
+        "l1_bytes_per_clock": chip.l1_bytes_per_clock,
+        "l1_latency": chip.l1_latency,
+        "l1_bytes": (chip.l1_kb - carveout) * 1024,
+        "l2_bytes_per_clock": chip.l2_bytes_per_clock,
+        "l2_latency": chip.l2_latency,
+        "dram_bytes_per_clock": gpu.memory_gbs * chip.dram_efficiency / gpu.clock_ghz / gpu.sms,
+        "dram_latency": chip.dram_latency,
+        "branch_clocks": chip.branch_clocks,
+        "barrier_latency": chip.barrier_latency,
+        "mbarrier_latency": chip.transaction_barrier_latency,
+        "hgmma_latency": chip.hgmma_latency,
+        "tma_latency": chip.l2_latency + chip.tma_latency,
+        "tma_bytes_per_clock": chip.tma_bytes_per_clock or 1.0,
+        "block_start": chip.block_start_clocks,
+        "memory_queue": chip.memory_queue_clocks,
+    }
 
 
 def stall_names() -> tuple[str, ...]:
@@ -112,13 +153,13 @@ def footprint(program: Program, launch: Launch, blocks: Sequence[int], limit: in
 
 
 def time_sm(
-    program: Program, launch: Launch, rates: Mapping[str, float], residents: Residents, overlap: Overlap
+    program: Program, launch: Launch, numbers: Mapping[str, float], residents: Residents, overlap: Overlap
 ) -> Timed:
     """Times one SM; raises KernelFailure where a block cannot run."""
-    numbers = (ctypes.c_double * len(rate_names()))(*(rates[name] for name in rate_names()))
+    ordered = (ctypes.c_double * len(rate_names()))(*(numbers[name] for name in rate_names()))
     blocks = (ctypes.c_uint64 * len(residents.blocks))(*residents.blocks)
     asked = _Timing(
-        numbers, blocks, len(blocks), residents.limit, residents.shared_bytes, residents.count,
+        ordered, blocks, len(blocks), residents.limit, residents.count,
         overlap.tensor_excludes_mufu, residents.dram_share, overlap.issue_lost,
     )  # fmt: skip
     size = library().sass_size(program.handle, None)
