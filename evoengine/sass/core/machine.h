@@ -206,7 +206,9 @@ struct Warp {
   Block* block = nullptr;
   u32 alive = 0;           // lanes that have not exited
   u32 active = 0;          // lanes of the group that executes now
-  u32 parked = 0;          // lanes that wait at BSYNC or WARPSYNC
+  u32 parked = 0;          // lanes that wait at BSYNC, WARPSYNC or BAR for others of the warp
+  u32 deferred = 0;        // lanes that jumped back while others could go on: their turn comes after those
+  u32 synced = 0;          // lanes that arrived at WARPSYNC or BAR
   bool together = true;    // all living lanes at `pc`
   int pc = 0;
   int lane_pc[LANES];
@@ -222,6 +224,7 @@ struct Warp {
 
 struct NamedBarrier {
   u32 arrived = 0;      // threads
+  u32 expected = 0;     // 0: all threads of the block that have not exited
   u32 generation = 0;
 };
 
@@ -307,6 +310,11 @@ void write(Context&, const Operand&, const Lanes&, int plus = 0);  // registers 
 void write_predicate(Context&, const Operand&, u32 bits);
 u32 uniform(Context&, const Operand&);                // of a uniform register, constant or immediate
 u32 constant(Context&, int bank, u32 offset);
+
+// Lanes that wait at convergence barrier `index` (or, with -1, at WARPSYNC) and need wait no longer go on behind it.
+void release(Warp&, int index);
+// True if BAR's named barrier has all it waits for; then its generation passes.
+void check_barrier(Block&, int index);
 
 // Whether the instruction works on uniform registers (UIADD3, …): its lanes are one.
 inline float as_float(u32 bits) { float f; std::memcpy(&f, &bits, 4); return f; }
