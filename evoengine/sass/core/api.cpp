@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <exception>
 
+#include "counting.h"
 #include "functional.h"
 #include "machine.h"
+#include "timing.h"
 
 using namespace sass;
 
@@ -102,6 +104,83 @@ int sass_run(void* program, const SassLaunch* from, const uint64_t* blocks, int 
         auto banks = banks_of(*from);
         run(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
             cluster_starts(launch, blocks, count), limit);
+      },
+      message, size);
+}
+
+// ── the model ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+#define SASS_NAME(name) #name "\n"
+// what `Timed` says in single numbers
+#define SASS_TIMES(X)                                                                                              \
+  X(clocks) X(late_clocks) X(issued) X(late_issued) X(finished) X(ended) X(issue) X(fma) X(alu) X(mufu) X(tensor) \
+  X(uniform) X(memory) X(shared) X(l2) X(dram) X(l1_hits)
+
+const char* sass_rate_names() { return SASS_RATES(SASS_NAME); }
+const char* sass_count_names() { return SASS_COUNTS(SASS_NAME); }
+const char* sass_time_names() { return SASS_TIMES(SASS_NAME); }
+const char* sass_stall_names() {
+  return "fixed\nshort scoreboard\nlong scoreboard\nbarrier\nmbarrier\nwgmma\nasync copy\npipe\nmemory queue\nnot selected\n";
+}
+
+int sass_size(void* program, int32_t* addresses) {
+  const auto& code = static_cast<Program*>(program)->code;
+  for (size_t n = 0; addresses && n < code.size(); n++) addresses[n] = code[n].address;
+  return int(code.size());
+}
+
+int sass_count(void* program, const SassLaunch* from, uint64_t block, uint64_t limit, double* counts, char* message, int size) {
+  return guarded(
+      [&] {
+        auto banks = banks_of(*from);
+        Launch launch = launch_of(*from);
+        Counts found = count_block(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
+                                   cluster_starts(launch, &block, 1)[0], limit);
+#define SASS_PUT(name) *counts++ = found.name;
+        SASS_COUNTS(SASS_PUT)
+      },
+      message, size);
+}
+
+int sass_footprint(void* program, const SassLaunch* from, const uint64_t blocks[3], uint64_t limit, double* lines, char* message,
+                   int size) {
+  return guarded(
+      [&] {
+        auto banks = banks_of(*from);
+        Launch launch = launch_of(*from);
+        Footprint found = footprint(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
+                                    blocks, limit);
+        for (size_t n = 0; n < found.lines.size(); n++) {
+          *lines++ = found.lines[n];
+          *lines++ = found.with_first[n];
+          *lines++ = found.with_second[n];
+        }
+      },
+      message, size);
+}
+
+int sass_time(void* program, const SassLaunch* from, const SassTiming* asked, double* times, uint64_t* issues, double* stalls,
+              char* message, int size) {
+  return guarded(
+      [&] {
+        auto banks = banks_of(*from);
+        Launch launch = launch_of(*from);
+        TimingRequest request;
+        const double* rate = asked->rates;
+#define SASS_TAKE(name) request.rates.name = *rate++;
+        SASS_RATES(SASS_TAKE)
+        request.resident = int(asked->resident);
+        request.blocks = cluster_starts(launch, asked->blocks, int(asked->block_count));
+        request.limit = asked->limit;
+        request.dram_share = asked->dram_share;
+        request.tensor_excludes_mufu = asked->tensor_excludes_mufu != 0;
+        request.issue_lost = asked->issue_lost;
+        Timed found = time_sm(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed, request);
+#define SASS_TELL(name) *times++ = double(found.name);
+        SASS_TIMES(SASS_TELL)
+        if (issues) std::copy(found.issues.begin(), found.issues.end(), issues);
+        if (stalls)
+          for (const auto& reasons : found.stalls) stalls = std::copy(reasons.begin(), reasons.end(), stalls);
       },
       message, size);
 }

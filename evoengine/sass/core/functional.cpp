@@ -30,8 +30,10 @@ struct Functional : Machine {
   Random random{0};
   Landing landing = Landing::Mixed;
   std::deque<Completion> pending;  // in the order they began
+  Observer* observer = nullptr;
 
   void begin(Completion&& work) override {
+    if (observer) observer->began(work);
     if (landing == Landing::Early && !is_behind(work)) {
       work.land();
       return;
@@ -65,17 +67,25 @@ std::string place(const Functional& machine, const Warp& w) {
   return text + i.text;
 }
 
+struct LimitReached {};
+
 // One turn of a warp; true where it did anything.
 bool turn(Functional& machine, Warp& w, u64& left) {
-  Context context{machine, w};
+  Context context{machine, w, 0, {}, -1, 0, {}, 0, false};
   bool moved = false;
   u32 length = 1 + machine.random.below(LONGEST_TURN);
   for (u32 n = 0; n < length; n++) {
     if (is_waiting(machine, w)) break;
     if (next(w) < 0) break;
+    const Instruction& instruction = machine.program->code[w.pc];
     if (step(context) == Step::Waiting) break;
     moved = true;
-    if (!left--) throw Fault{"no end after as many instructions as it may take", true};
+    if (machine.observer) {
+      machine.observer->saw(context, instruction);
+      if (!left--) throw LimitReached{};
+    } else if (!left--) {
+      throw Fault{"no end after as many instructions as it may take", true};
+    }
     if (machine.landing == Landing::Mixed && !machine.pending.empty() && machine.random.below(8) == 0) machine.land_one();
   }
   return moved;
@@ -106,16 +116,35 @@ void run_cluster(Functional& machine, Cluster& cluster, u64 limit) {
   }
 }
 
-}  // namespace
-
-void run(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
-         u64 seed, const std::vector<u64>& blocks, u64 limit) {
-  Functional machine;
+void prepare(Functional& machine, const Program& program, const Launch& launch, std::vector<Allocation>&& allocations,
+             const std::vector<u8>* banks, u64 seed) {
   machine.program = &program;
   machine.launch = launch;
   machine.memory.allocations = std::move(allocations);
   std::copy(banks, banks + 8, machine.banks);
   machine.seed = machine.random.state = seed;
+}
+
+}  // namespace
+
+bool observe(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
+             u64 seed, u64 block, u64 limit, Observer& observer) {
+  Functional machine;
+  prepare(machine, program, launch, std::move(allocations), banks, seed);
+  machine.landing = Landing::Early;
+  machine.observer = &observer;
+  try {
+    run_cluster(machine, *make_cluster(machine, block), limit);
+    return true;
+  } catch (const LimitReached&) {
+    return false;
+  }
+}
+
+void run(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
+         u64 seed, const std::vector<u64>& blocks, u64 limit) {
+  Functional machine;
+  prepare(machine, program, launch, std::move(allocations), banks, seed);
   machine.landing = Landing(machine.random.below(3));
   for (u64 block : blocks) run_cluster(machine, *make_cluster(machine, block), limit);
 }
