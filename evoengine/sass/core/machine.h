@@ -218,6 +218,10 @@ struct Warp {
   // groups of asynchronous work, oldest first: how many of each have not landed; the last is still open
   std::deque<int> copies{0}, products{0}, tensor_stores{0};
 
+  int registers = 0;           // per thread after setmaxnreg; 0 before it
+  u32 cluster_arrived = 0;     // lanes that have arrived at barrier.cluster, in this generation of it
+  u32 cluster_generation = 0;  // of the last arrival
+
   u64 executed = 0;
   bool done() const { return alive == 0; }
 };
