@@ -17,6 +17,7 @@ from evoengine.problem import Problem
 from evoengine.records import (
     Baseline,
     Binary,
+    BinaryCheck,
     Contender,
     Finals,
     Launch,
@@ -89,6 +90,14 @@ def estimate_task(
     launch = contender.source.launch
     figure = estimate(contender.binary, launch, cost, gpu, workload.flops(problem), workload.least_bytes(problem))
     return Judged(verdict, figure)
+
+
+def execute_task(kernel: str, source: Source, binary: Binary, plan: Plan, seed: int) -> BinaryCheck:
+    """The small cases again, by the machine code itself."""
+    from evoengine.stages.verify_binary import verify_binary
+    from evoengine.workloads import find_tensors
+
+    return verify_binary(find_tensors(kernel), plan, source, binary, seed)
 
 
 # ── on a GPU, in its runner ─────────────────────────────────────────────────────────────────────────────────────────
