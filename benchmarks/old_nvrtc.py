@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes
+import gzip
+import hashlib
+import json
+import os
 import re
+import tempfile
+import time
+import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from evoengine.errors import UsageError
+from evoengine.host_compiler import cache_folder, prune
 from evoengine.sass.cubin import whole_image
+from evoengine.sass.listing import disassemble
 from evoengine.stages.compile import CompileFailed
 from evoengine.stages.toolchain import compiler_version, include_folders, nvrtc
 
 FLAGS = ("--std=c++17",)
 
-Compile = Callable[[str, str, Sequence[str]], bytes]
-"""CUDA text, architecture and further options → cubin; raises CompileFailed with the compiler's first error"""
+KEPT = 20_000
+"""binaries with their listings in the cache, about 50 KB each"""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    cubin: bytes
+    listing: str
+    """what nvdisasm -c -hex prints of it"""
+    seconds: float
+    """that compiling and disassembling took when it was done"""
 
 
 class OldNvrtc:
@@ -40,6 +60,7 @@ class OldNvrtc:
         self.name = f"nvrtc {version}"
 
     def compile(self, text: str, arch: str, options: Sequence[str]) -> bytes:
+        """The cubin; raises CompileFailed with the compiler's first error."""
         given = [option.encode() for option in (f"--gpu-architecture={arch}", *FLAGS, *options, *_includes())]
         program = ctypes.c_void_p()
         source = text.encode()
@@ -116,3 +137,39 @@ def _library(path: Path) -> Path:
 
 def _includes() -> list[str]:
     return [f"-I{folder}" for folder in include_folders()]
+
+
+# ── kept between runs ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def compile_and_list(compiler: OldNvrtc | InstalledNvrtc, text: str, arch: str, options: Sequence[str]) -> Compiled:
+    """Compiles and disassembles, or takes both from the user's cache. Raises CompileFailed."""
+    parts = (compiler.name, arch, *FLAGS, *options, text)
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    folder = cache_folder("recorded-kernels")
+    kept = folder / f"{key}.json.gz"
+    try:
+        found = json.loads(gzip.decompress(kept.read_bytes()))
+        os.utime(kept)
+    except (OSError, ValueError, EOFError, zlib.error):
+        found = _compiled(compiler, text, arch, options)
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as scratch:
+            scratch.write(gzip.compress(json.dumps(found).encode(), 3))
+        os.replace(scratch.name, kept)
+        prune(folder, "*.json.gz", KEPT)
+    if "error" in found:
+        raise CompileFailed(found["error"])
+    return Compiled(base64.b64decode(found["cubin"]), found["listing"], found["seconds"])
+
+
+def _compiled(
+    compiler: OldNvrtc | InstalledNvrtc, text: str, arch: str, options: Sequence[str]
+) -> dict[str, str | float]:
+    start = time.perf_counter()
+    try:
+        cubin = compiler.compile(text, arch, options)
+    except CompileFailed as error:
+        return {"error": str(error)}
+    listing = disassemble(cubin)
+    seconds = time.perf_counter() - start
+    return {"cubin": base64.b64encode(cubin).decode(), "listing": listing, "seconds": seconds}
