@@ -30,6 +30,7 @@ from evoengine.search.samplers.prior import Mean, Prior, fit_mean
 from evoengine.search.samplers.surrogate import Surrogate
 
 FIRST = 4
+RESTART = 1
 """trials that come through before the surrogate is asked"""
 ELITES = 8
 GROWTH = 1.1
@@ -136,6 +137,8 @@ class _Search:
         self._vectors: dict[int, np.ndarray] = {}
         """every objective of a finished trial, greater is better"""
         self._place: dict[bytes, int] = {}
+        self._led: list[int] = []
+        self._dropped = False
         self._chosen: list[int] = []
         """rows that the surrogate chose"""
         self._unfinished: list[int] = []
@@ -166,12 +169,15 @@ class _Search:
     def propose(self, number: int) -> tuple[dict[str, Any], str, list[int]]:
         """A new configuration for the trial, the operator that it amounts to and the numbers of its parents."""
         row = self._most_promising() if self._ready() else None
-        if row is not None:
+        if row is not None and self._restarts():
+            operator, parents, row = "random", [], self._pool.draw()
+        elif row is not None:
             operator, parents = self._descent(row)
             self._chosen.append(len(self._rows))
         else:
             row = self._fastest_expected()
             operator, parents = ("random" if row is None else "prior"), []
+            if row is not None: self._led.append(len(self._rows))
         if row is None:
             row = self._pool.draw()
         if row is None:
@@ -191,6 +197,9 @@ class _Search:
 
     def _ready(self) -> bool:
         return len(self._elites()) >= FIRST
+
+    def _restarts(self) -> bool:
+        return RESTART and self._dropped and sum(v > -np.inf for n, v in enumerate(self._values) if n not in self._led) < FIRST
 
     def _fastest_expected(self) -> np.ndarray | None:
         """The open row that the prior thinks fastest; None where it knows of none, or was wrong too often."""
@@ -245,6 +254,7 @@ class _Search:
     def _predict(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and deviation of the pool's scores [m], given those of the trials learned from [n]."""
         prior = self._fit_mean(targets)
+        self._dropped = self._prior is not None and prior is None
         if prior is None:
             return self._surrogate.predict(targets)
         mean, deviation = self._surrogate.predict((targets - prior.tried) / prior.deviation)
