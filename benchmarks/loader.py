@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from evoengine.devices.emulator.build import find_compiler
+from evoengine.host_compiler import find_compiler
 from evoengine.publish.export import export
 from evoengine.records import Binary, Candidate, Launch, Outcome, Source
 

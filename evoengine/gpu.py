@@ -13,6 +13,8 @@ from evoengine.errors import UsageError
 WARP = 32
 REGISTER_UNIT = 256
 """registers are handed to a warp in units of this many (CUDA occupancy calculator, sm_70 and later)"""
+SUB_CORES = 4
+"""partitions of an SM, each with a quarter of its registers (CUDA occupancy calculator: warp allocation granularity)"""
 SHARED_RESERVED = 1024
 """shared memory the driver keeps for itself in each block (CUDA C++ Programming Guide, sm_80 and later)"""
 
@@ -35,10 +37,19 @@ class Gpu:
     threads_per_sm: int
     blocks_per_sm: int
 
+    @property
+    def capability(self) -> int:
+        """90 for sm_90a"""
+        return int("".join(c for c in self.arch if c.isdigit()))
+
+    @property
+    def shared_reserved(self) -> int:
+        return SHARED_RESERVED if self.capability >= 80 else 0
+
     def variables(self) -> dict[str, int | float | str]:
         """The names that a space's expressions may use, as `gpu.NAME`."""
         return {f"gpu.{f.name}": getattr(self, f.name) for f in fields(self)} | {
-            "gpu.capability": int("".join(c for c in self.arch if c.isdigit()))
+            "gpu.capability": self.capability
         }
 
     def blocks_resident(self, threads: int, registers: int, shared_bytes: int) -> int:
@@ -49,12 +60,13 @@ class Gpu:
         """
         warps = -(-threads // WARP)
         per_warp = -(-registers * WARP // REGISTER_UNIT) * REGISTER_UNIT
-        return min(
-            self.blocks_per_sm,
-            self.threads_per_sm // (warps * WARP),
-            self.registers_per_sm // (per_warp * warps) if registers else self.blocks_per_sm,
-            self.shared_per_sm // (shared_bytes + SHARED_RESERVED) if shared_bytes <= self.shared_per_block else 0,
-        )
+        limits = [self.blocks_per_sm, self.threads_per_sm // (warps * WARP)]
+        if registers:
+            limits.append(self.registers_per_sm // SUB_CORES // per_warp * SUB_CORES // warps)
+        if shared_bytes + self.shared_reserved:
+            fit = self.shared_per_sm // (shared_bytes + self.shared_reserved)
+            limits.append(fit if shared_bytes <= self.shared_per_block else 0)
+        return min(limits)
 
     def occupancy(self, threads: int, registers: int, shared_bytes: int) -> float:
         """Resident warps over the most an SM holds, 0…1."""

@@ -111,6 +111,8 @@ class Binary:
     mix: Mapping[str, int]
     """SASS opcode (HMMA, LDSM, MUFU, …) → instructions in the text of the kernel; empty where no disassembler is at hand"""
     compile_ms: float
+    listing: str = field(default="", repr=False, compare=False)
+    """the machine code as `nvdisasm -c -hex` prints it; empty where it was read back, or no disassembler is at hand"""
 
 
 @dataclass(frozen=True, slots=True)

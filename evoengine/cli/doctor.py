@@ -57,7 +57,7 @@ def _nvrtc() -> Finding:
 
 
 def _disassembler() -> Finding:
-    from evoengine.stages.toolchain import disassembler
+    from evoengine.cuda_files import disassembler
 
     tool = disassembler()
     remedy = None if tool else "pip install nvidia-cuda-nvdisasm (without it the instruction mix stays unknown)"
@@ -65,7 +65,7 @@ def _disassembler() -> Finding:
 
 
 def _host_compiler() -> Finding:
-    from evoengine.devices.emulator.build import find_compiler
+    from evoengine.host_compiler import find_compiler
 
     try:
         return Finding("C++ compiler", True, find_compiler())

@@ -56,7 +56,7 @@ def require_compilers(emulated: bool) -> None:
     nvrtc()
     include_folders()
     if emulated:
-        from evoengine.devices.emulator.build import find_compiler
+        from evoengine.host_compiler import find_compiler
 
         find_compiler()
 

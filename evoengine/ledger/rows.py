@@ -45,6 +45,8 @@ from evoengine.records import (
 
 PREFERENCE = (Kind.MEASURED, Kind.RECORDED, Kind.ESTIMATED)
 """most trusted first"""
+_BINARY_COLUMNS = tuple(name for name in Binary.__slots__ if name != "listing")
+"""a listing is made from the cubin when it is needed"""
 _ERRORS = ("max_error", "mean_error", "allowed")
 
 
@@ -67,7 +69,7 @@ def numbers_from_json(values: Iterable[Any]) -> tuple[float, ...]:
 
 def kept_binary(session: Session, source: Source, binary: Binary) -> int:
     """The id of what that compiler made of that source; one that is there already is kept."""
-    values = {name: getattr(binary, name) for name in Binary.__slots__}
+    values = {name: getattr(binary, name) for name in _BINARY_COLUMNS}
     key = {"source_sha256": source.sha256} | {name: values.pop(name) for name in ("options", "arch", "compiler")}
     values |= {"warnings": list(binary.warnings), "mix": dict(binary.mix)}
     _insert_new(session, BinaryRow, **key, **values)
@@ -75,7 +77,7 @@ def kept_binary(session: Session, source: Source, binary: Binary) -> int:
 
 
 def to_binary(row: BinaryRow, with_cubin: bool) -> Binary:
-    plain = {n: getattr(row, n) for n in Binary.__slots__ if n not in ("cubin", "warnings")}
+    plain = {n: getattr(row, n) for n in _BINARY_COLUMNS if n not in ("cubin", "warnings")}
     return Binary(cubin=row.cubin if with_cubin else b"", warnings=tuple(row.warnings), **plain)
 
 

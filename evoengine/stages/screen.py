@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from evoengine.gpu import SHARED_RESERVED, WARP, Gpu
+from evoengine.gpu import WARP, Gpu
 from evoengine.records import Binary, Launch
 
 MAX_THREADS = 1024
@@ -33,8 +33,9 @@ def screen_binary(binary: Binary, launch: Launch, gpu: Gpu, cost: Mapping[str, f
     shared = binary.shared_bytes + launch.shared_bytes
     if shared > gpu.shared_per_block:
         return f"{shared} bytes of shared memory per block, static and dynamic; {gpu.key} has {gpu.shared_per_block}"
-    if shared + SHARED_RESERVED > gpu.shared_per_sm:
-        return f"{shared} bytes of shared memory and {SHARED_RESERVED} reserved; an SM of {gpu.key} has {gpu.shared_per_sm}"
+    if shared + gpu.shared_reserved > gpu.shared_per_sm:
+        taken = f"{shared} bytes of shared memory and {gpu.shared_reserved} reserved"
+        return f"{taken}; an SM of {gpu.key} has {gpu.shared_per_sm}"
     if not gpu.blocks_resident(launch.threads, binary.registers, shared):
         total = binary.registers * launch.threads
         each = f"{binary.registers} × {launch.threads} threads"

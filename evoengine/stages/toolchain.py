@@ -1,4 +1,4 @@
-"""Where the CUDA pieces lie that need no GPU: NVRTC through CuPy, the headers, the disassembler; and whether they and
+"""Where the CUDA pieces lie that need no GPU: NVRTC through CuPy, the headers; and whether they and
 torch are of an age with the GPU's driver."""
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
+from evoengine.cuda_files import toolkit, wheel_folders
 from evoengine.errors import MachineError
 
 REMEDY = "pip install 'evoengine[cuda13]' (or [cuda12] for a driver of CUDA 12)"
@@ -95,34 +96,9 @@ def include_folders() -> tuple[Path, ...]:
     return tuple(folders)
 
 
-@cache
-def disassembler() -> str | None:
-    """nvdisasm's path, or None: without it a binary's instruction mix stays unknown."""
-    for folder in _wheel_folders():
-        tool = folder / "bin" / "nvdisasm"
-        if tool.is_file():
-            return str(tool)
-    return shutil.which("nvdisasm") or _existing(_toolkit() / "bin" / "nvdisasm")
-
-
 def _header_candidates() -> list[Path]:
-    wheels = [folder / "include" for folder in _wheel_folders()]
-    return [*wheels, _toolkit() / "include"]
-
-
-def _wheel_folders() -> list[Path]:
-    """cu13 of the CUDA 13 wheels; cuda_runtime and cuda_nvcc of those for CUDA 12."""
-    spec = find_spec("nvidia")
-    roots = [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
-    return [root / name for root in roots for name in ("cu13", "cuda_runtime", "cuda_nvcc")]
-
-
-def _toolkit() -> Path:
-    return Path(os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda")
-
-
-def _existing(path: Path) -> str | None:
-    return str(path) if path.is_file() else None
+    wheels = [folder / "include" for folder in wheel_folders()]
+    return [*wheels, toolkit() / "include"]
 
 
 def _first_line(error: Exception) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from evoengine.devices import cuda_api, tensor_map
 from evoengine.devices.base import KernelUnbuildable, TensorMapArgument
-from evoengine.devices.emulator.build import find_compiler
+from evoengine.host_compiler import find_compiler
 from evoengine.errors import MachineError
 
 DRIVER = """

@@ -26,8 +26,9 @@ import torch
 
 from evoengine.devices import cuda_api, tensor_map
 from evoengine.devices.base import TensorArgument
-from evoengine.devices.emulator.build import build, find_compiler
+from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
+from evoengine.host_compiler import find_compiler
 from evoengine.problem import parse_problem
 from evoengine.publish.export import export
 from evoengine.records import Binary, Candidate, Launch, Outcome, Source

@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 
+from evoengine.cuda_files import disassembler
 from evoengine.records import Launch, Source
-from evoengine.stages import compile as stage
-from evoengine.stages.compile import CompileFailed, compile_source, kernel_names, read_report
-from evoengine.stages.toolchain import disassembler
+from evoengine.sass.cubin import kernel_names, whole_image
+from evoengine.stages.compile import CompileFailed, compile_source, read_report
 
 MMA = r"""
 #include <cuda_fp16.h>
@@ -78,8 +78,8 @@ def test_the_image_is_whole(mma, tmp_path):
 
 
 def test_an_image_that_is_whole_already_is_left_alone(mma):
-    assert stage._whole_image(mma.cubin) == mma.cubin
-    assert stage._whole_image(mma.cubin[:-1]) == mma.cubin
+    assert whole_image(mma.cubin) == mma.cubin
+    assert whole_image(mma.cubin[:-1]) == mma.cubin
 
 
 def test_spills_are_counted():

@@ -7,6 +7,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
+from evoengine.cuda_files import disassembler
 from evoengine.devices.base import TensorArgument
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
@@ -14,7 +15,6 @@ from evoengine.problem import HEAD_DIMS, parse_problem
 from evoengine.records import Source
 from evoengine.stages import compile as stage
 from evoengine.stages.compile import compile_source
-from evoengine.stages.toolchain import disassembler
 from evoengine.workloads import find_tensors
 from evoengine.workloads.attention import Case
 

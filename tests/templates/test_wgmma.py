@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from evoengine.cuda_files import disassembler
 from evoengine.devices.base import ScalarArgument, TensorArgument
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
@@ -22,7 +23,6 @@ from evoengine.records import Binary, Launch, Source
 from evoengine.space.space import load_space
 from evoengine.stages import compile as stage
 from evoengine.stages.compile import compile_source
-from evoengine.stages.toolchain import disassembler
 
 MANY = "b8,h64,s256,d64,fp16"
 PROBLEMS = ["b16,h16,s2048,d64,fp16", "b16,h16,s2048,d128,bf16,causal", "b2,h8,s512,d96,fp16,causal,kv2"]

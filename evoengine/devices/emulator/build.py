@@ -10,18 +10,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
 
-from platformdirs import user_cache_dir
-
 from evoengine.devices.base import KernelUnbuildable
 from evoengine.devices.emulator.inline_ptx import INCLUDE
 from evoengine.devices.emulator.translate import cluster_blocks, least_blocks, translate
 from evoengine.errors import MachineError
+from evoengine.host_compiler import cache_folder, find_compiler, identity, native_flags, prune
 from evoengine.records import Source
 
 RUNTIME = Path(__file__).with_name("runtime")
@@ -48,18 +46,6 @@ _ERROR = re.compile(
 )
 
 
-@cache
-def find_compiler() -> str:
-    """The C++ compiler: $CXX, else c++, g++ or clang++ on the path. Raises MachineError with the remedy."""
-    named = os.environ.get("CXX")
-    for name in [named] if named else ["c++", "g++", "clang++"]:
-        if path := shutil.which(name):
-            return path
-    if named:
-        raise MachineError(f"the C++ compiler that $CXX names, {named!r}, is not there: correct or unset CXX")
-    raise MachineError("no C++ compiler found: install one, e.g. apt install g++")
-
-
 def build(source: Source) -> Path:
     """The executable for `source`, from the cache where it was built before. Safe to call from many processes at once.
 
@@ -67,7 +53,7 @@ def build(source: Source) -> Path:
     the cache cannot be written.
     """
     key = hashlib.sha256("\0".join((_version(), source.entry, source.text)).encode()).hexdigest()
-    executable = _cache() / f"kernel-{key[:32]}"
+    executable = cache_folder("emulator") / f"kernel-{key[:32]}"
     if executable.exists():
         os.utime(executable)
         return executable
@@ -75,17 +61,17 @@ def build(source: Source) -> Path:
     bounds = f"{least_blocks(source.text, source.entry)}, {cluster_blocks(source.text)}"
     unit = f'#include <evo_emu/cuda.h>\n#include <evo_emu/kernel.h>\n#line 1 "kernel.cu"\n{translate(source.text)}\n'
     unit += f'#line 1 "entry"\nEVO_EMU_ENTRY({source.entry}, {bounds})\n'
-    with tempfile.TemporaryDirectory(dir=_cache(), prefix="building-") as folder:
+    with tempfile.TemporaryDirectory(dir=cache_folder("emulator"), prefix="building-") as folder:
         scratch = Path(folder) / "kernel"
         _compile([*_CANDIDATE_FLAGS, "-xc++", "-c", "-", "-o", f"{scratch}.o"], unit, source.entry)
         _compile([f"{scratch}.o", str(runtime), *_LIBRARIES, "-o", str(scratch)], "", source.entry)
         os.replace(scratch, executable)
-    _prune()
+    prune(cache_folder("emulator"), "kernel-*", KEPT)
     return executable
 
 
 def _compile(arguments: list[str], unit: str, entry: str) -> None:
-    command = [find_compiler(), *_COMMON, *_native(), *arguments]
+    command = [find_compiler(), *_COMMON, *native_flags(), *arguments]
     done = subprocess.run(command, input=unit, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return
@@ -100,28 +86,18 @@ def _compile(arguments: list[str], unit: str, entry: str) -> None:
 @cache
 def _version() -> str:
     """What an executable depends on beside its source: the compiler, the CPU it targets and the emulator's own files."""
-    probe = subprocess.run(
-        [find_compiler(), *_native(), "-E", "-v", "-xc++", os.devnull], capture_output=True, text=True, check=False
-    )
-    digest = hashlib.sha256(re.sub(r"/tmp/\S+", "", probe.stderr).encode())
+    digest = hashlib.sha256(identity().encode())
     here = Path(__file__).parent
     for path in sorted([*INCLUDE.rglob("*.h"), *RUNTIME.iterdir(), *here.glob("*.py")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-@cache
-def _native() -> tuple[str, ...]:
-    """-march=native where the compiler knows it."""
-    probe = [find_compiler(), "-march=native", "-E", "-xc++", os.devnull]
-    return ("-march=native",) if subprocess.run(probe, capture_output=True, check=False).returncode == 0 else ()
-
-
 def _runtime() -> Path:
-    runtime = _cache() / f"runtime-{_version()[:32]}.o"
+    runtime = cache_folder("emulator") / f"runtime-{_version()[:32]}.o"
     if runtime.exists():
         return runtime
-    with tempfile.TemporaryDirectory(dir=_cache(), prefix="building-") as folder:
+    with tempfile.TemporaryDirectory(dir=cache_folder("emulator"), prefix="building-") as folder:
         scratch = Path(folder) / "runtime.o"
         try:
             parts = [str(part) for part in sorted(RUNTIME.glob("*.cpp"))]
@@ -132,30 +108,3 @@ def _runtime() -> Path:
             ) from error
         os.replace(scratch, runtime)
     return runtime
-
-
-def _cache() -> Path:
-    folder = Path(user_cache_dir("evoengine")) / "emulator"
-    remedy = f"cannot write the emulator's cache {folder}: make it writable or set XDG_CACHE_HOME"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise MachineError(remedy) from error
-    if not os.access(folder, os.W_OK):
-        raise MachineError(remedy)
-    return folder
-
-
-def _prune() -> None:
-    files = list(_cache().glob("kernel-*"))
-    if len(files) <= KEPT:
-        return
-
-    def last_used(path: Path) -> float:
-        try:
-            return path.stat().st_mtime
-        except FileNotFoundError:  # another process prunes too
-            return 0.0
-
-    for path in sorted(files, key=last_used)[: len(files) - KEPT * 7 // 8]:
-        path.unlink(missing_ok=True)

@@ -103,6 +103,7 @@ struct Opcode {
 };
 // each file of opcodes has one of these, ended by a null name
 extern const Opcode INTEGER[], FLOATING[], CONTROL[], MEMORY[], MATRIX[], ASYNC[];
+extern const Opcode MOVES[], DOUBLE[], HALF[], CONVERT[], ATOMIC[];
 
 // Decodes the section of `entry` in an `nvdisasm -c -hex` listing. Throws Fault where it is not there.
 Program decode(std::string_view listing, std::string_view entry);
@@ -205,7 +206,9 @@ struct Warp {
   Block* block = nullptr;
   u32 alive = 0;           // lanes that have not exited
   u32 active = 0;          // lanes of the group that executes now
-  u32 parked = 0;          // lanes that wait at BSYNC or WARPSYNC
+  u32 parked = 0;          // lanes that wait at BSYNC, WARPSYNC or BAR for others of the warp
+  u32 deferred = 0;        // lanes that jumped back while others could go on: their turn comes after those
+  u32 synced = 0;          // lanes that arrived at WARPSYNC or BAR
   bool together = true;    // all living lanes at `pc`
   int pc = 0;
   int lane_pc[LANES];
@@ -215,12 +218,17 @@ struct Warp {
   // groups of asynchronous work, oldest first: how many of each have not landed; the last is still open
   std::deque<int> copies{0}, products{0}, tensor_stores{0};
 
+  int registers = 0;           // per thread after setmaxnreg; 0 before it
+  u32 cluster_arrived = 0;     // lanes that have arrived at barrier.cluster, in this generation of it
+  u32 cluster_generation = 0;  // of the last arrival
+
   u64 executed = 0;
   bool done() const { return alive == 0; }
 };
 
 struct NamedBarrier {
   u32 arrived = 0;      // threads
+  u32 expected = 0;     // 0: all threads of the block that have not exited
   u32 generation = 0;
 };
 
@@ -299,11 +307,18 @@ const Lanes& integer(Context&, const Operand&, Lanes& scratch);
 const Lanes& floating(Context&, const Operand&, Lanes& scratch);
 // The same of the second register of a pair (R4 → R5, c[…][0x160] → 0x164, RZ and immediates → 0).
 const Lanes& upper(Context&, const Operand&, Lanes& scratch);
+// The bits alone: no modifier applied, as 64-bit operands and halves need them.
+const Lanes& plain(Context&, const Operand&, Lanes& scratch);
 u32 predicate(Context&, const Operand&);              // a bit for each lane
 void write(Context&, const Operand&, const Lanes&, int plus = 0);  // registers (by lane) or a uniform register (lane 0)
 void write_predicate(Context&, const Operand&, u32 bits);
 u32 uniform(Context&, const Operand&);                // of a uniform register, constant or immediate
 u32 constant(Context&, int bank, u32 offset);
+
+// Lanes that wait at convergence barrier `index` (or, with -1, at WARPSYNC) and need wait no longer go on behind it.
+void release(Warp&, int index);
+// True if BAR's named barrier has all it waits for; then its generation passes.
+void check_barrier(Block&, int index);
 
 // Whether the instruction works on uniform registers (UIADD3, …): its lanes are one.
 inline float as_float(u32 bits) { float f; std::memcpy(&f, &bits, 4); return f; }

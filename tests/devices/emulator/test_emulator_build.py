@@ -5,9 +5,10 @@ import pytest
 
 from evoengine.devices.base import KernelUnbuildable, ScalarArgument, TensorArgument
 from evoengine.devices.emulator import build as builder
-from evoengine.devices.emulator.build import build, find_compiler
+from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
 from evoengine.errors import MachineError
+from evoengine.host_compiler import find_compiler, identity, native_flags
 from evoengine.records import Launch, Source
 
 ONE = Launch((1, 1, 1), 32, 0)
@@ -23,7 +24,7 @@ def forgetful(monkeypatch):
     """What the module remembers of the machine, forgotten before and after."""
 
     def forget():
-        for function in (find_compiler, builder._version, builder._native):
+        for function in (find_compiler, native_flags, identity, builder._version):
             function.cache_clear()
 
     forget()
@@ -105,7 +106,7 @@ def test_a_compiler_that_cannot_build_the_emulator_is_named_with_what_is_needed(
 def test_a_cache_that_cannot_be_made_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(MachineError, match="cannot write the emulator's cache .*: make it writable or set XDG_CACHE_HOME"):
+    with pytest.raises(MachineError, match="cannot write the cache .*emulator: make it writable or set XDG_CACHE_HOME"):
         build(source())
 
 

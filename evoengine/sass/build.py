@@ -1,0 +1,67 @@
+"""core/*.cpp → a shared library that executes machine code, built once for this machine and kept in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+from evoengine.errors import MachineError
+from evoengine.host_compiler import cache_folder, find_compiler, identity, native_flags, prune
+
+CORE = Path(__file__).with_name("core")
+KEPT = 16
+"""libraries kept; beyond it a build removes those that were used longest ago"""
+FLAGS = ("-std=c++20", "-O3", "-fPIC", "-w")
+
+
+@cache
+def build() -> Path:
+    """The library, built where the cache does not have it. Safe to call from many processes at once.
+
+    Raises MachineError where the compiler is missing or too old, or the cache cannot be written.
+    """
+    folder = cache_folder("sass")
+    built = folder / f"core-{_key()[:32]}.so"
+    if built.exists():
+        os.utime(built)
+        return built
+    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
+        _build(Path(scratch), Path(scratch, "core.so"))
+        os.replace(Path(scratch, "core.so"), built)
+    prune(folder, "core-*.so", KEPT)
+    return built
+
+
+def _key() -> str:
+    digest = hashlib.sha256("\0".join((identity(), *FLAGS)).encode())
+    for path in sorted([*CORE.glob("*.cpp"), *CORE.glob("*.h")]):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _build(scratch: Path, library: Path) -> None:
+    sources = sorted(CORE.glob("*.cpp"))
+    objects = [scratch / f"{source.stem}.o" for source in sources]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda source, made: _compile(["-c", str(source), "-o", str(made)]), sources, objects))
+    _compile(["-shared", "-Wl,-z,defs", *map(str, objects), "-o", str(library)])
+
+
+def _compile(arguments: Sequence[str]) -> None:
+    done = subprocess.run(
+        [find_compiler(), *FLAGS, *native_flags(), *arguments], capture_output=True, text=True, check=False
+    )
+    if done.returncode == 0:
+        return
+    said = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.strip().splitlines()
+    first = said[0] if said else "it gave no message"
+    raise MachineError(
+        f"{find_compiler()} cannot build the executor of machine code: {first}; it needs g++ 12 or clang++ 15, "
+        "chosen by $CXX"
+    )

@@ -1,0 +1,211 @@
+"""A chip as predictions need it: a GPU's data sheet (gpus.toml), its parts' rates (chips.toml), and their sources."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from evoengine.errors import UsageError
+from evoengine.gpu import Gpu, find_gpu
+
+FILE = Path(__file__).with_name("chips.toml")
+STATUSES = ("published", "inferred", "assumed")
+HOPPER = 90
+
+GUIDE = "the CUDA C++ Programming Guide's table for its compute capability"
+WHITEPAPER = "NVIDIA's whitepaper of its architecture"
+CHASE = "a pointer chase by one thread"
+STREAM = "a kernel that streams from it on all SMs"
+REPEATED = "a kernel that repeats the instruction, timed by clock64"
+PUBLISHED_TIMES = "published times of wgmma kernels beside their machine code"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One entry of chips.toml, `source` written out."""
+
+    value: float
+    unit: str
+    status: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a rate would come from. GPUs below the compute capability `since` have no such part: their rate is 0."""
+
+    text: str
+    since: int = 0
+
+
+NEEDED = {
+    # clocks between two warp instructions of a sub-core
+    "fma_interval": Origin(GUIDE),
+    "imad_interval": Origin(GUIDE),
+    "half_interval": Origin(GUIDE),
+    "alu_interval": Origin(GUIDE),
+    "fp64_interval": Origin(GUIDE),
+    "mufu_interval": Origin(GUIDE),
+    "uniform_interval": Origin(REPEATED),
+    "hmma_interval": Origin(WHITEPAPER),  # m16n8k16 of halfs, accumulated in FP32
+    "memory_interval": Origin(REPEATED),
+    "sm_memory_interval": Origin(REPEATED),  # of the whole SM
+    "memory_queue": Origin(REPEATED),  # clocks of work that may wait before memory instructions stop issuing
+    # clocks until a result can be read, or until a warp goes on
+    "mufu_latency": Origin(REPEATED),
+    "uniform_latency": Origin(REPEATED),
+    "constant_latency": Origin(REPEATED),
+    "shuffle_latency": Origin(REPEATED),
+    "branch_clocks": Origin(REPEATED),
+    "barrier_latency": Origin(REPEATED),
+    "block_start": Origin("blocks that exit at once"),
+    # memory; latencies count from when the SM takes the request, that of shared memory from its last wavefront
+    "lds_latency": Origin(CHASE),
+    "wavefront_clocks": Origin(WHITEPAPER),
+    "l1_kb": Origin(WHITEPAPER),  # of an SM, shared memory included
+    "l1_latency": Origin(CHASE),
+    "l1_bytes_per_clock": Origin(WHITEPAPER),
+    "l2_mb": Origin(WHITEPAPER),
+    "l2_latency": Origin(CHASE),
+    "l2_bytes_per_clock": Origin(STREAM),  # of an SM, with all at work
+    "dram_latency": Origin(CHASE),
+    "dram_efficiency": Origin(STREAM),
+    "launch_us": Origin("an empty kernel"),
+    # Hopper
+    "hgmma_clocks_per_column": Origin(WHITEPAPER, HOPPER),
+    "hgmma_latency": Origin(PUBLISHED_TIMES, HOPPER),
+    "mbarrier_latency": Origin(REPEATED, HOPPER),
+    "tma_latency": Origin("a TMA load timed by clock64", HOPPER),
+    "tma_bytes_per_clock": Origin(STREAM, HOPPER),
+    "a_clock_ghz": Origin(PUBLISHED_TIMES, HOPPER),
+    "b_clock_ghz": Origin(PUBLISHED_TIMES, HOPPER),
+    "b_clock_slope": Origin(PUBLISHED_TIMES, HOPPER),
+    "b_clock_knee": Origin(PUBLISHED_TIMES, HOPPER),
+    "b_issue_lost": Origin(PUBLISHED_TIMES, HOPPER),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """`rates` has every name of NEEDED, in chips.toml's units, and two that follow from them and the data sheet:
+    `l1_bytes` and `dram_bytes_per_clock`, both per SM."""
+
+    gpu: Gpu
+    rates: Mapping[str, float]
+    stated: Mapping[str, Rate] = field(repr=False)
+
+    @property
+    def key(self) -> str:
+        return self.gpu.key
+
+    @property
+    def sms(self) -> int:
+        return self.gpu.sms
+
+    @property
+    def l2_bytes(self) -> float:
+        return self.rates["l2_mb"] * 2**20
+
+    @property
+    def launch_us(self) -> float:
+        return self.rates["launch_us"]
+
+    @property
+    def peak_flops(self) -> float:
+        """FLOP/s of the tensor cores on the data sheet"""
+        return self.gpu.tensor_tflops * 1e12
+
+    @property
+    def dram(self) -> float:
+        """bytes/s on the data sheet"""
+        return self.gpu.memory_gbs * 1e9
+
+    def clock_under(self, hypothesis: str, tensor_use: float) -> float:
+        """GHz: of hypothesis A or B for wgmma kernels, the tensor cores in use 0…1 of the time; for "" the boost clock.
+
+        B: power lowers the clock by `b_clock_slope` per utilisation above `b_clock_knee`.
+        """
+        if hypothesis == "A":
+            return self.rates["a_clock_ghz"]
+        if hypothesis == "B":
+            r = self.rates
+            return r["b_clock_ghz"] * (1 - r["b_clock_slope"] * (tensor_use - r["b_clock_knee"]))
+        return self.gpu.clock_ghz
+
+    def provenance(self, name: str) -> str:
+        """Value, unit, status and source of a rate, or of a figure of the data sheet, in one line."""
+        if name in self.stated:
+            rate = self.stated[name]
+            return f"{rate.value:g} {rate.unit}, {rate.status}: {rate.source}"
+        if name in {f.name for f in fields(Gpu)}:
+            return f"{getattr(self.gpu, name)}, published: NVIDIA's data sheet of the {self.gpu.name} (gpus.toml)"
+        raise UsageError(f"{self.key} has no rate named {name}; known are {', '.join(self.stated)}")
+
+
+@cache
+def find_chip(key: str, file: Path = FILE) -> Chip:
+    """The GPU of that name with its rates; raises UsageError for an unknown GPU, a rate that is missing or malformed,
+    and an architecture without an entry."""
+    gpu = find_gpu(key)
+    arch = f"sm_{gpu.capability}"
+    table = _read(file)
+    if arch not in table.get("arch", {}):
+        raise UsageError(
+            f"{file.name} has no [arch.{arch}], which {gpu.key} needs: add one with the rates that {GUIDE} and "
+            f"{WHITEPAPER} give; there are {', '.join(table.get('arch', {})) or 'none'}"
+        )
+    own = table.get("gpu", {}).get(gpu.key, {})
+    places = {"all": table.get("all", {}), f"arch.{arch}": table["arch"][arch], f"gpu.{gpu.key}": own}
+    stated: dict[str, Rate] = {}
+    for place, entries in places.items():
+        for name, entry in entries.items():
+            stated[name] = _rate(entry, f"{file.name}: {name} in [{place}]", name, table["sources"])
+    rates = {name: _value(name, stated, gpu, file) for name in NEEDED}
+    rates["l1_bytes"] = rates["l1_kb"] * 1024
+    rates["dram_bytes_per_clock"] = rates["dram_efficiency"] * gpu.memory_gbs / gpu.clock_ghz / gpu.sms
+    return Chip(gpu, rates, stated)
+
+
+def _value(name: str, stated: Mapping[str, Rate], gpu: Gpu, file: Path) -> float:
+    if name in stated:
+        return stated[name].value
+    if gpu.capability < NEEDED[name].since:
+        return 0.0
+    raise UsageError(
+        f"{file.name} has no {name} for {gpu.key}: add it to [all], [arch.sm_{gpu.capability}] or [gpu.{gpu.key}]; "
+        f"it would come from {NEEDED[name].text}"
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(file.read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not a TOML file: {error}") from None
+    if not isinstance(table.get("sources"), dict):
+        raise UsageError(f"{file} has no [sources], which names where rates come from")
+    return table
+
+
+def _rate(entry: object, where: str, name: str, sources: Mapping[str, str]) -> Rate:
+    if name not in NEEDED:
+        near = difflib.get_close_matches(name, NEEDED, n=1)
+        raise UsageError(f"{where} is no rate that a prediction knows" + (f"; did you mean {near[0]}?" if near else ""))
+    if not isinstance(entry, list) or len(entry) != 4:
+        raise UsageError(f'{where} must be [value, "unit", "status", "source"]')
+    value, unit, status, source = entry
+    if status not in STATUSES:
+        raise UsageError(f"{where} has the status {status!r}; it is one of {', '.join(STATUSES)}")
+    if source not in sources:
+        raise UsageError(f"{where} names the source {source!r}, which [sources] does not have")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UsageError(f"{where} is {value!r}; it must be a number above 0")
+    return Rate(float(value), str(unit), status, sources[source])

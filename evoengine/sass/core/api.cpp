@@ -1,0 +1,186 @@
+#include "api.h"
+
+#include <algorithm>
+#include <exception>
+
+#include "counting.h"
+#include "functional.h"
+#include "machine.h"
+#include "timing.h"
+
+using namespace sass;
+
+namespace {
+
+constexpr int OK = 0, CRASHED = 1, HUNG = 2;
+
+void tell(const std::string& text, char* message, int size) { snprintf(message, size, "%s", text.c_str()); }
+
+// Runs `work`; what it throws becomes a status and a message, since no exception may pass into Python.
+template <class Work>
+int guarded(Work work, char* message, int size) {
+  try {
+    work();
+    return OK;
+  } catch (const Fault& fault) {
+    tell(fault.message, message, size);
+    return fault.hung ? HUNG : CRASHED;
+  } catch (const std::exception& error) {
+    tell(std::string("the executor failed: ") + error.what(), message, size);
+    return CRASHED;
+  }
+}
+
+Launch launch_of(const SassLaunch& from) {
+  Launch to;
+  std::copy_n(from.grid, 3, to.grid);
+  std::copy_n(from.threads, 3, to.threads);
+  std::copy_n(from.cluster, 3, to.cluster);
+  to.shared_bytes = from.shared_bytes;
+  to.reserved_shared = from.reserved_shared;
+  to.local_bytes = from.local_bytes;
+  to.registers = from.registers;
+  to.arch = from.arch;
+  return to;
+}
+
+std::vector<Allocation> allocations_of(const SassLaunch& from) {
+  std::vector<Allocation> found;
+  for (u32 n = 0; n < from.allocation_count; n++) {
+    const SassAllocation& a = from.allocations[n];
+    found.push_back({a.address, a.bytes, a.data, a.period, a.writable != 0, a.name});
+  }
+  std::sort(found.begin(), found.end(), [](const Allocation& a, const Allocation& b) { return a.address < b.address; });
+  return found;
+}
+
+std::vector<std::vector<u8>> banks_of(const SassLaunch& from) {
+  std::vector<std::vector<u8>> banks(8);
+  for (u32 n = 0; n < from.bank_count; n++)
+    banks.at(from.banks[n].index).assign(from.banks[n].data, from.banks[n].data + from.banks[n].bytes);
+  return banks;
+}
+
+// The first block of each cluster, each once.
+std::vector<u64> cluster_starts(const Launch& l, const uint64_t* blocks, int count) {
+  std::vector<u64> found;
+  u64 all = u64(l.grid[0]) * l.grid[1] * l.grid[2];
+  auto start = [&](u64 block) {
+    u64 at[3] = {block % l.grid[0], block / l.grid[0] % l.grid[1], block / l.grid[0] / l.grid[1]};
+    for (int d = 0; d < 3; d++) at[d] -= at[d] % l.cluster[d];
+    return (at[2] * l.grid[1] + at[1]) * l.grid[0] + at[0];
+  };
+  for (u64 n = 0; n < (count ? u64(count) : all); n++) {
+    u64 block = count ? blocks[n] : n;
+    if (block >= all) throw Fault{"block " + std::to_string(block) + " of a grid of " + std::to_string(all)};
+    if (count ? std::find(found.begin(), found.end(), start(block)) == found.end() : start(block) == block)
+      found.push_back(start(block));
+  }
+  return found;
+}
+
+}  // namespace
+
+void* sass_decode(const char* listing, const char* entry, char* message, int size) {
+  Program* program = nullptr;
+  guarded([&] { program = new Program(decode(listing, entry)); }, message, size);
+  return program;
+}
+
+void sass_free(void* program) { delete static_cast<Program*>(program); }
+
+int sass_unknown(void* program, char* text, int size) {
+  const auto& unknown = static_cast<Program*>(program)->unknown;
+  std::string lines;
+  for (const auto& [name, count] : unknown) lines += name + " " + std::to_string(count) + "\n";
+  tell(lines, text, size);
+  return int(unknown.size());
+}
+
+int sass_run(void* program, const SassLaunch* from, const uint64_t* blocks, int count, uint64_t limit, char* message, int size) {
+  return guarded(
+      [&] {
+        Launch launch = launch_of(*from);
+        auto banks = banks_of(*from);
+        run(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
+            cluster_starts(launch, blocks, count), limit);
+      },
+      message, size);
+}
+
+// ── the model ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+#define SASS_NAME(name) #name "\n"
+// what `Timed` says in single numbers
+#define SASS_TIMES(X)                                                                                              \
+  X(clocks) X(late_clocks) X(issued) X(late_issued) X(finished) X(ended) X(issue) X(fma) X(alu) X(mufu) X(tensor) \
+  X(uniform) X(memory) X(shared) X(l2) X(dram) X(l1_hits)
+
+const char* sass_rate_names() { return SASS_RATES(SASS_NAME); }
+const char* sass_count_names() { return SASS_COUNTS(SASS_NAME); }
+const char* sass_time_names() { return SASS_TIMES(SASS_NAME); }
+const char* sass_stall_names() {
+  return "fixed\nshort scoreboard\nlong scoreboard\nbarrier\nmbarrier\nwgmma\nasync copy\npipe\nmemory queue\nnot selected\n";
+}
+
+int sass_size(void* program, int32_t* addresses) {
+  const auto& code = static_cast<Program*>(program)->code;
+  for (size_t n = 0; addresses && n < code.size(); n++) addresses[n] = code[n].address;
+  return int(code.size());
+}
+
+int sass_count(void* program, const SassLaunch* from, uint64_t block, uint64_t limit, double* counts, char* message, int size) {
+  return guarded(
+      [&] {
+        auto banks = banks_of(*from);
+        Launch launch = launch_of(*from);
+        Counts found = count_block(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
+                                   cluster_starts(launch, &block, 1)[0], limit);
+#define SASS_PUT(name) *counts++ = found.name;
+        SASS_COUNTS(SASS_PUT)
+      },
+      message, size);
+}
+
+int sass_footprint(void* program, const SassLaunch* from, const uint64_t blocks[3], uint64_t limit, double* lines, char* message,
+                   int size) {
+  return guarded(
+      [&] {
+        auto banks = banks_of(*from);
+        Launch launch = launch_of(*from);
+        Footprint found = footprint(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
+                                    blocks, limit);
+        for (size_t n = 0; n < found.lines.size(); n++) {
+          *lines++ = found.lines[n];
+          *lines++ = found.with_first[n];
+          *lines++ = found.with_second[n];
+        }
+      },
+      message, size);
+}
+
+int sass_time(void* program, const SassLaunch* from, const SassTiming* asked, double* times, uint64_t* issues, double* stalls,
+              char* message, int size) {
+  return guarded(
+      [&] {
+        auto banks = banks_of(*from);
+        Launch launch = launch_of(*from);
+        TimingRequest request;
+        const double* rate = asked->rates;
+#define SASS_TAKE(name) request.rates.name = *rate++;
+        SASS_RATES(SASS_TAKE)
+        request.resident = int(asked->resident);
+        request.blocks = cluster_starts(launch, asked->blocks, int(asked->block_count));
+        request.limit = asked->limit;
+        request.dram_share = asked->dram_share;
+        request.tensor_excludes_mufu = asked->tensor_excludes_mufu != 0;
+        request.issue_lost = asked->issue_lost;
+        Timed found = time_sm(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed, request);
+#define SASS_TELL(name) *times++ = double(found.name);
+        SASS_TIMES(SASS_TELL)
+        if (issues) std::copy(found.issues.begin(), found.issues.end(), issues);
+        if (stalls)
+          for (const auto& reasons : found.stalls) stalls = std::copy(reasons.begin(), reasons.end(), stalls);
+      },
+      message, size);
+}

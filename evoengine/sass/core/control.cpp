@@ -1,0 +1,258 @@
+// Branches, convergence, calls, and barriers of a block.
+#include "machine.h"
+
+namespace sass {
+
+namespace {
+
+// ── branches ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+int target_of(const Instruction& i) {
+  for (const Operand& o : i.operands)
+    if (o.kind == Operand::Kind::Label) return o.target;
+  return -1;
+}
+
+Step branch(Context& c, const Instruction& i) {
+  u32 taken = c.lanes;
+  for (const Operand& o : i.operands)
+    if (o.kind == Operand::Kind::Predicate || o.kind == Operand::Kind::UniformPredicate) taken &= predicate(c, o);
+  if (i.a == 1 && taken) taken = c.warp.active;              // .ANY: one lane takes all along
+  if (i.a == 2 && c.warp.active == c.warp.alive) taken = 0;  // .DIV: only where lanes are apart
+  if (!taken) return Step::Done;
+  c.jump = target_of(i);
+  if (c.jump < 0) throw Fault{"a branch to nowhere: " + i.text};
+  c.jumping = taken;
+  return Step::Done;
+}
+
+Execute prepare_branch(Instruction& i) {
+  Modifiers m(i);
+  m.take("U");
+  m.take("CONV");
+  m.take("REL");
+  m.take("NODEC");
+  m.take("NOINC");
+  i.a = m.take("ANY") ? 1 : m.take("DIV") ? 2 : 0;
+  return m.none_left() ? branch : nullptr;
+}
+
+Step branch_indirect(Context& c, const Instruction& i) {  // BRX R2 -0x10: relative to the next instruction
+  Lanes scratch;
+  const Lanes& to = integer(c, i.operands[0], scratch);
+  i32 offset = i.operands.size() > 1 ? i32(i.operands[1].immediate) : i.operands[0].offset;
+  int size = int(c.machine.program->code.size());
+  for (int lane = 0; lane < LANES; lane++) {
+    int index = (i.address + 16 + i32(to[lane]) + offset) / 16;
+    if ((c.lanes >> lane & 1) && (index < 0 || index >= size)) throw Fault{"a branch out of the kernel: " + i.text};
+    c.jump_lanes.v[lane] = index;
+  }
+  c.jump = -2;
+  c.jumping = c.lanes;
+  return Step::Done;
+}
+
+Execute prepare_branch_indirect(Instruction&) { return branch_indirect; }
+
+// The caller has put the return address into registers before it calls.
+Step call(Context& c, const Instruction& i) {
+  c.jump = target_of(i);
+  if (c.jump < 0) throw Fault{"a call to nowhere: " + i.text};
+  c.jumping = c.lanes;
+  return Step::Done;
+}
+
+Execute prepare_call(Instruction& i) {
+  Modifiers m(i);
+  m.take("NOINC");
+  return m.take("REL") && m.none_left() ? call : nullptr;
+}
+
+Step back(Context& c, const Instruction& i) {
+  Lanes scratch;
+  const Lanes& to = integer(c, i.operands[0], scratch);
+  int size = int(c.machine.program->code.size());
+  for (int lane = 0; lane < LANES; lane++) {
+    c.jump_lanes.v[lane] = to[lane] / 16;
+    if ((c.lanes >> lane & 1) && int(c.jump_lanes[lane]) >= size) throw Fault{"a return out of the kernel: " + i.text};
+  }
+  c.jump = -2;
+  c.jumping = c.lanes;
+  return Step::Done;
+}
+
+Execute prepare_back(Instruction& i) {
+  Modifiers m(i);
+  m.take("NODEC");
+  return m.take("REL") && m.none_left() ? back : nullptr;
+}
+
+Step leave(Context& c, const Instruction& i) {
+  u32 leaving = c.lanes;
+  for (const Operand& o : i.operands)
+    if (o.kind == Operand::Kind::Predicate) leaving &= predicate(c, o);
+  c.finished = leaving;
+  return Step::Done;
+}
+
+Execute prepare_leave(Instruction&) { return leave; }
+
+Step trap(Context&, const Instruction& i) { throw Fault{"the kernel ended itself by a trap: " + i.text}; }
+Execute prepare_trap(Instruction&) { return trap; }
+
+// ── convergence ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Step set_convergence(Context& c, const Instruction& i) {
+  c.warp.convergence[i.operands[0].index] = c.lanes;
+  c.warp.arrived[i.operands[0].index] = 0;
+  return Step::Done;
+}
+
+Execute prepare_set_convergence(Instruction& i) {
+  Modifiers m(i);
+  m.take("RELIABLE");
+  m.take("RECONVERGENT");
+  return m.none_left() ? set_convergence : nullptr;
+}
+
+Step converge(Context& c, const Instruction& i) {
+  Warp& w = c.warp;
+  if (w.together) return Step::Done;
+  w.arrived[i.a] |= c.lanes;
+  c.parked = true;
+  return Step::Done;
+}
+
+Execute prepare_converge(Instruction& i) {
+  Modifiers m(i);
+  m.take("RELIABLE");
+  m.take("RECONVERGENT");
+  if (i.operands.empty() || i.operands[0].kind != Operand::Kind::Barrier) return nullptr;
+  i.a = i.operands[0].index;
+  return m.none_left() ? converge : nullptr;
+}
+
+Step leave_convergence(Context& c, const Instruction& i) {
+  u32 leaving = c.lanes;
+  int barrier = -1;
+  for (const Operand& o : i.operands)
+    if (o.kind == Operand::Kind::Predicate) leaving &= predicate(c, o);
+    else if (o.kind == Operand::Kind::Barrier) barrier = o.index;
+  if (barrier < 0) throw Fault{"BREAK without a barrier: " + i.text};
+  c.warp.convergence[barrier] &= ~leaving;
+  if (c.warp.arrived[barrier]) release(c.warp, barrier);
+  return Step::Done;
+}
+
+Execute prepare_leave_convergence(Instruction& i) {
+  Modifiers m(i);
+  m.take("RELIABLE");
+  return m.none_left() ? leave_convergence : nullptr;
+}
+
+// BMOV moves a convergence barrier's lanes to or from a register, across a call for one.
+Step move_convergence(Context& c, const Instruction& i) {
+  const Operand &to = i.operands[0], &from = i.operands[1];
+  if (to.kind == Operand::Kind::Barrier) {
+    c.warp.convergence[to.index] = from.kind == Operand::Kind::Barrier ? c.warp.convergence[from.index] : uniform(c, from);
+    return Step::Done;
+  }
+  Lanes value;
+  for (u32& lane : value.v) lane = c.warp.convergence[from.index];
+  write(c, to, value);
+  if (i.a) c.warp.convergence[from.index] = 0;
+  return Step::Done;
+}
+
+Execute prepare_move_convergence(Instruction& i) {
+  Modifiers m(i);
+  m.take("32");
+  m.take("PQUAD");
+  i.a = m.take("CLEAR");
+  bool known = i.operands.size() == 2 && (i.operands[0].kind == Operand::Kind::Barrier ||
+                                          i.operands[1].kind == Operand::Kind::Barrier);
+  return m.none_left() && known ? move_convergence : nullptr;
+}
+
+Step synchronise_warp(Context& c, const Instruction&) {
+  if (c.warp.together) return Step::Done;
+  c.warp.synced |= c.lanes;
+  c.parked = true;
+  return Step::Done;
+}
+
+Execute prepare_synchronise_warp(Instruction& i) {
+  Modifiers m(i);
+  i.a = -1;
+  m.take("ALL");
+  m.take("EXCLUSIVE");
+  m.take("COLLECTIVE");
+  return m.none_left() ? synchronise_warp : nullptr;
+}
+
+// ── barriers of a block ─────────────────────────────────────────────────────────────────────────────────────────────
+
+u32 first_lane(Context& c, const Operand& o) {
+  Lanes scratch;
+  return integer(c, o, scratch)[__builtin_ctz(c.lanes)];
+}
+
+// BAR.SYNC barrier[, threads]; BAR.ARV barrier, threads
+Step barrier(Context& c, const Instruction& i) {
+  Warp& w = c.warp;
+  if (!w.together && w.active != w.alive) {  // counts whole warps: these lanes stay until the others are here too
+    c.jump = w.pc;
+    c.jumping = c.lanes;
+    return Step::Done;
+  }
+  u32 index = i.operands.empty() ? 0 : first_lane(c, i.operands[0]);
+  u32 expected = 0;
+  for (size_t n = 1; n < i.operands.size(); n++)
+    if (i.operands[n].kind != Operand::Kind::Predicate) expected = first_lane(c, i.operands[n]);
+  if (index >= 16) throw Fault{"BAR with barrier " + std::to_string(index) + ": there are 16"};
+  NamedBarrier& b = w.block->barriers[index];
+  if (b.arrived && b.expected != expected)
+    throw Fault{"barrier " + std::to_string(index) + " is waited at with different numbers of threads"};
+  b.expected = expected;
+  // a warp counts as 32 threads where a number is given, which is one of whole warps
+  b.arrived += expected ? LANES : __builtin_popcount(w.alive);
+  if (i.a) w.wait = {Wait::Kind::Barrier, index, b.generation};
+  check_barrier(*w.block, index);
+  return Step::Done;
+}
+
+Execute prepare_barrier(Instruction& i) {
+  Modifiers m(i);
+  m.take("DEFER_BLOCKING");
+  bool sync = m.take("SYNC"), arrive = m.take("ARV");
+  i.a = sync;
+  return (sync || arrive) && m.none_left() ? barrier : nullptr;
+}
+
+Step nothing(Context&, const Instruction&) { return Step::Done; }
+Execute prepare_nothing(Instruction&) { return nothing; }
+
+}  // namespace
+
+const Opcode CONTROL[] = {
+    {"BRA", Pipe::Branch, prepare_branch},
+    {"JMP", Pipe::Branch, prepare_branch},
+    {"BRX", Pipe::Branch, prepare_branch_indirect},
+    {"CALL", Pipe::Branch, prepare_call},
+    {"RET", Pipe::Branch, prepare_back},
+    {"EXIT", Pipe::Branch, prepare_leave},
+    {"BPT", Pipe::Branch, prepare_trap},
+    {"BSSY", Pipe::Branch, prepare_set_convergence},
+    {"BSYNC", Pipe::Branch, prepare_converge},
+    {"BREAK", Pipe::Branch, prepare_leave_convergence},
+    {"BMOV", Pipe::Branch, prepare_move_convergence},
+    {"WARPSYNC", Pipe::Branch, prepare_synchronise_warp},
+    {"BAR", Pipe::Branch, prepare_barrier},
+    {"NOP", Pipe::None, prepare_nothing},
+    {"YIELD", Pipe::Branch, prepare_nothing},
+    {"NANOSLEEP", Pipe::Branch, prepare_nothing},
+    {"ENDCOLLECTIVE", Pipe::Branch, prepare_nothing},
+    {nullptr, Pipe::None, nullptr},
+};
+
+}  // namespace sass

@@ -1,0 +1,252 @@
+// Steps of warps whose lanes may diverge, global memory, and blocks made ready to run.
+#include "machine.h"
+
+#include <algorithm>
+
+#include "async.h"
+
+namespace sass {
+
+// ── memory ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Allocation& GlobalMemory::find(u64 address, u32 bytes, bool write) {
+  auto holds = [&](const Allocation& a) { return address >= a.address && address + bytes <= a.address + a.bytes; };
+  if (last >= allocations.size() || !holds(allocations[last])) {
+    auto after = std::upper_bound(allocations.begin(), allocations.end(), address,
+                                  [](u64 at, const Allocation& a) { return at < a.address; });
+    if (after == allocations.begin() || !holds(*(after - 1))) {
+      char text[96];
+      snprintf(text, sizeof text, "%s of %u bytes at global address 0x%llx, outside all tensors", write ? "a store" : "a load",
+               bytes, (unsigned long long)address);
+      std::string near;
+      if (after != allocations.begin()) {
+        const Allocation& a = *(after - 1);
+        near = "; " + std::to_string(address - a.address) + " bytes into " + a.name + ", which has " + std::to_string(a.bytes);
+      }
+      throw Fault{text + near};
+    }
+    last = after - 1 - allocations.begin();
+  }
+  Allocation& found = allocations[last];
+  if (write && !found.writable) throw Fault{"a store to " + found.name + ", which is an input"};
+  return found;
+}
+
+void GlobalMemory::load(u64 address, void* to, u32 bytes) {
+  const Allocation& a = find(address, bytes, false);
+  u64 at = address - a.address;
+  if (a.period == a.bytes) {
+    std::memcpy(to, a.data + at, bytes);
+    return;
+  }
+  at %= a.period;
+  u32 first = std::min<u64>(bytes, a.period - at);
+  std::memcpy(to, a.data + at, first);
+  if (first < bytes) std::memcpy(static_cast<u8*>(to) + first, a.data, bytes - first);
+}
+
+void GlobalMemory::store(u64 address, const void* from, u32 bytes) {
+  Allocation& a = find(address, bytes, true);
+  if (a.period == a.bytes) std::memcpy(a.data + (address - a.address), from, bytes);
+}
+
+// ── blocks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+namespace {
+
+constexpr u8 POISON = 0xfe;  // of registers and memory that nothing has written: NaN in half, bfloat and, twice, float
+
+void start(Warp& w, Block& block, int number, u32 threads, u32 local_bytes) {
+  std::memset(w.r, POISON, sizeof w.r);
+  std::memset(w.u, POISON, sizeof w.u);
+  std::memset(w.p, 0, sizeof w.p);
+  std::memset(w.up, 0, sizeof w.up);
+  std::memset(w.convergence, 0, sizeof w.convergence);
+  std::memset(w.arrived, 0, sizeof w.arrived);
+  std::memset(w.lane_pc, 0, sizeof w.lane_pc);
+  w.u[URZ] = 0;
+  w.p[PT] = ALL;
+  w.up[PT] = true;
+  w.number = number;
+  w.block = &block;
+  u32 left = threads - number * LANES;
+  w.alive = left >= LANES ? ALL : (1u << left) - 1;
+  w.active = w.alive;
+  w.local.assign(size_t(local_bytes) * LANES, POISON);
+}
+
+}  // namespace
+
+std::unique_ptr<Cluster> make_cluster(Machine& machine, u64 first) {
+  const Launch& l = machine.launch;
+  u32 at[3] = {u32(first % l.grid[0]), u32(first / l.grid[0] % l.grid[1]), u32(first / l.grid[0] / l.grid[1])};
+  u32 threads = l.threads[0] * l.threads[1] * l.threads[2];
+  auto cluster = std::make_unique<Cluster>();
+  u32 ranks = l.cluster[0] * l.cluster[1] * l.cluster[2];
+  for (u32 rank = 0; rank < ranks; rank++) {
+    auto block = std::make_unique<Block>();
+    u32 within[3] = {rank % l.cluster[0], rank / l.cluster[0] % l.cluster[1], rank / l.cluster[0] / l.cluster[1]};
+    for (int d = 0; d < 3; d++) block->index[d] = at[d] / l.cluster[d] * l.cluster[d] + within[d];
+    block->rank = rank;
+    block->cluster = cluster.get();
+    block->shared.assign(l.reserved_shared + l.shared_bytes, POISON);
+    block->warps = std::vector<Warp>((threads + LANES - 1) / LANES);
+    for (size_t n = 0; n < block->warps.size(); n++) start(block->warps[n], *block, n, threads, l.local_bytes);
+    cluster->blocks.push_back(std::move(block));
+  }
+  return cluster;
+}
+
+// ── warps ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+namespace {
+
+int groups_left(std::deque<int>& groups) {
+  while (groups.size() > 1 && groups.front() == 0) groups.pop_front();
+  return int(groups.size()) - 1;
+}
+
+}  // namespace
+
+bool is_waiting(Machine& machine, Warp& w) {
+  bool waits = false;
+  switch (w.wait.kind) {
+    case Wait::Kind::None: return false;
+    case Wait::Kind::Barrier: waits = w.block->barriers[w.wait.index].generation == w.wait.phase; break;
+    case Wait::Kind::TransactionBarrier:
+      waits = !transaction_phase_done(machine, *w.block, w.wait.index, w.wait.phase);
+      break;
+    case Wait::Kind::Copies: waits = groups_left(w.copies) > int(w.wait.phase); break;
+    case Wait::Kind::Products: waits = groups_left(w.products) > int(w.wait.phase); break;
+    case Wait::Kind::TensorStores: waits = groups_left(w.tensor_stores) > int(w.wait.phase); break;
+    case Wait::Kind::ClusterBarrier: waits = w.block->cluster->generation == w.wait.phase; break;
+    case Wait::Kind::Registers: waits = w.block->free_registers < int(w.wait.index); break;
+    case Wait::Kind::Sleep: break;
+  }
+  if (!waits) w.wait = Wait{};
+  return waits;
+}
+
+int next(Warp& w) {
+  if (!w.alive) return -1;
+  if (w.together) {
+    w.active = w.alive;
+    return w.pc;
+  }
+  u32 ready = w.alive & ~w.parked;
+  if (!ready) throw Fault{"lanes of a warp wait for each other at different places", true};
+  if (!(ready & ~w.deferred)) w.deferred = 0;
+  u32 choice = ready & ~w.deferred;
+  int lowest = w.lane_pc[__builtin_ctz(choice)];
+  for (u32 rest = choice; rest; rest &= rest - 1) lowest = std::min(lowest, w.lane_pc[__builtin_ctz(rest)]);
+  w.active = 0;
+  for (u32 rest = ready; rest; rest &= rest - 1) {
+    int lane = __builtin_ctz(rest);
+    if (w.lane_pc[lane] == lowest) w.active |= 1u << lane;
+  }
+  w.pc = lowest;
+  return lowest;
+}
+
+namespace {
+
+void spread(Warp& w) {
+  for (int lane = 0; lane < LANES; lane++) w.lane_pc[lane] = w.pc;
+  w.together = false;
+}
+
+void gather(Warp& w) {
+  if (w.parked & w.alive || !w.alive) return;
+  int at = w.lane_pc[__builtin_ctz(w.alive)];
+  for (u32 rest = w.alive; rest; rest &= rest - 1)
+    if (w.lane_pc[__builtin_ctz(rest)] != at) return;
+  w.together = true;
+  w.deferred = 0;
+  w.pc = at;
+}
+
+void go_on(Warp& w, u32 lanes) {
+  for (u32 rest = lanes; rest; rest &= rest - 1) w.lane_pc[__builtin_ctz(rest)]++;
+  w.parked &= ~lanes;
+}
+
+void after_exit(Warp& w) {
+  if (!w.together) {
+    for (int b = 0; b < 16; b++)
+      if (w.arrived[b]) release(w, b);
+    if (w.synced) release(w, -1);
+    gather(w);
+  }
+  for (int b = 0; b < 16; b++) check_barrier(*w.block, b);
+}
+
+}  // namespace
+
+void release(Warp& w, int index) {
+  u32& arrived = index < 0 ? w.synced : w.arrived[index];
+  u32 needed = (index < 0 ? ALL : w.convergence[index]) & w.alive;
+  if ((arrived & needed) != needed) return;
+  go_on(w, arrived & w.alive & w.parked);
+  arrived = 0;
+}
+
+void check_barrier(Block& block, int index) {
+  NamedBarrier& barrier = block.barriers[index];
+  if (!barrier.arrived) return;
+  u32 expected = barrier.expected;
+  if (!expected)
+    for (const Warp& w : block.warps) expected += __builtin_popcount(w.alive);
+  if (barrier.arrived < expected) return;
+  barrier.arrived = 0;
+  barrier.expected = 0;
+  barrier.generation++;
+}
+
+Step step(Context& c) {
+  Warp& w = c.warp;
+  const Instruction& i = c.machine.program->code[w.pc];
+  u32 lanes = w.active;
+  if (i.guard != PT || i.guard_negated) {
+    u32 guard = i.guard_uniform ? (w.up[i.guard] ? ALL : 0) : w.p[i.guard];
+    lanes &= i.guard_negated ? ~guard : guard;
+  }
+  c.lanes = lanes;
+  c.access.space = Access::Space::None;
+  c.jumping = c.finished = 0;
+  c.jump = -1;
+  c.parked = false;
+  if (lanes) {
+    if (!i.execute) throw Fault{"opcode " + i.opcode + " is unknown"};
+    if (i.execute(c, i) == Step::Waiting) return Step::Waiting;
+  }
+  w.executed++;
+  if (w.together && !c.jumping && !c.parked && !c.finished) {
+    w.pc++;
+    return Step::Done;
+  }
+  if (w.together && c.jumping == w.alive && c.jump >= 0) {
+    w.pc = c.jump;
+    return Step::Done;
+  }
+  if (w.together) spread(w);
+  int here = w.pc;
+  u32 stay = c.parked ? c.lanes : 0;
+  for (u32 rest = w.active & ~stay; rest; rest &= rest - 1) {
+    int lane = __builtin_ctz(rest);
+    bool jumps = c.jumping >> lane & 1;
+    w.lane_pc[lane] = !jumps ? here + 1 : c.jump == -2 ? int(c.jump_lanes[lane]) : c.jump;
+    if (jumps && w.lane_pc[lane] <= here) w.deferred |= 1u << lane;
+  }
+  if (c.parked) {
+    w.parked |= stay;
+    if (i.a < 16) release(w, i.a);  // control.cpp: the convergence barrier, -1 of WARPSYNC
+  }
+  if (c.finished) {
+    w.alive &= ~c.finished;
+    after_exit(w);
+  }
+  gather(w);
+  return Step::Done;
+}
+
+}  // namespace sass

@@ -1,0 +1,537 @@
+#include "timing.h"
+
+#include <algorithm>
+#include <cmath>
+#include <queue>
+
+#include "caches.h"
+
+namespace sass {
+
+namespace {
+
+constexpr int PARTS = 4;
+constexpr double NEVER = 1e18;
+
+// A warp on an SM, with what it waits for.
+struct Slot {
+  std::unique_ptr<Context> context;
+  Warp* warp;
+  int part, sm;
+  u64 age;                  // of its block: lower is older
+  double issued = -1;       // last
+  double fixed = 0;         // from stall count and branches
+  double ready = 0;         // with scoreboards
+  double scoreboard[6] = {};
+  bool long_scoreboard[6] = {};
+  bool waited = false;      // at a barrier or for asynchronous work, since its last issue
+  double wait_over = 0;
+  Wait::Kind waited_for = Wait::Kind::None;
+  bool pipe_busy = false;
+  double last_landing[4] = {};  // per queue: work lands in order
+  u64 polled = 0;
+};
+
+struct Part {
+  double fma = 0, heavy = 0, alu = 0, half = 0, fp64 = 0, mufu = 0, uniform = 0, memory = 0, tensor = 0;
+  bool wgmma_runs = false;
+  double lost = 0;
+  Slot* last = nullptr;
+  std::vector<Slot*> slots;
+};
+
+struct Sm {
+  Part parts[PARTS];
+  double lsu = 0, l2 = 0, dram = 0, tma = 0, dram_due = 0;
+  int next_part = 0;
+  std::unique_ptr<L1> l1;
+};
+
+struct Event {
+  double at;
+  u64 order;
+  Completion* work;
+  bool operator>(const Event& other) const { return at != other.at ? at > other.at : order > other.order; }
+};
+
+class Timing : public Machine {
+ public:
+  Timing(const TimingRequest& asked, int sms) : request(asked), rates(asked.rates), chips(sms) {
+    for (Sm& sm : chips) sm.l1 = std::make_unique<L1>(rates.l1_bytes);
+  }
+
+  Timed simulate();
+  void begin(Completion&&) override;
+  u64 clock() override { return u64(now); }
+
+ private:
+  void start_cluster(double at);
+  void poll(Slot&);
+  double accepts(const Sm&, const Part&, const Instruction&) const;
+  bool issue(Sm&, Part&);
+  void issued(Sm&, Part&, Slot&, const Instruction&, int index);
+  void occupy(Part&, const Instruction&, double& done, double& read);
+  void touch(Sm&, Slot&, const Access&, double& done, double& read, bool& far);
+  double fetch(Sm&, const u64* sectors, int count, double start, bool cached);
+  void set_ready(Slot&, double from);
+  void attribute(Slot&, int index);
+  void end_warp(Slot&);
+  void land_due();
+
+  const TimingRequest& request;
+  const Rates& rates;
+  std::vector<Sm> chips;
+  std::vector<std::unique_ptr<Cluster>> clusters;
+  std::vector<std::unique_ptr<Slot>> slots;
+  std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events;
+  std::vector<std::unique_ptr<Completion>> works;
+  size_t next_block = 0, living = 0;
+  double now = 0;
+  u64 changes = 1, order = 0;
+  Slot* running = nullptr;
+  Timed result;
+};
+
+// ── blocks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+void Timing::start_cluster(double at) {
+  clusters.push_back(make_cluster(*this, request.blocks[next_block]));
+  u64 age = next_block++;
+  for (size_t rank = 0; rank < clusters.back()->blocks.size(); rank++) {
+    Block& block = *clusters.back()->blocks[rank];
+    for (Warp& w : block.warps) {
+      auto slot = std::make_unique<Slot>();
+      slot->context = std::unique_ptr<Context>(new Context{*this, w, 0, {}, -1, 0, {}, 0, false});
+      slot->warp = &w;
+      slot->sm = int(rank);
+      slot->age = age;
+      // warps go to sub-partitions by their number: wgmma needs the four of a warpgroup on four of them
+      slot->part = int(w.number + (block.warps.size() % PARTS ? age : 0)) % PARTS;
+      slot->ready = slot->fixed = at + 2 * w.number / PARTS;
+      slot->issued = slot->ready - 1;
+      chips[rank].parts[slot->part].slots.push_back(slot.get());
+      slots.push_back(std::move(slot));
+      living++;
+    }
+  }
+}
+
+void Timing::end_warp(Slot& slot) {
+  Part& part = chips[slot.sm].parts[slot.part];
+  part.slots.erase(std::find(part.slots.begin(), part.slots.end(), &slot));
+  if (part.last == &slot) part.last = nullptr;
+  living--;
+  changes++;
+  Cluster* own = slot.warp->block->cluster;
+  for (auto& block : own->blocks)
+    if (!block->done()) return;
+  result.ended += own->blocks.size();
+  if (next_block < request.blocks.size()) start_cluster(now + rates.block_start);
+}
+
+// ── memory ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+// When all of the sectors are there. What misses the L1 passes the SM's share of the L2 and, for a part, of the DRAM.
+double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool cached) {
+  double latest = start;
+  for (int n = 0; n < count; n++) {
+    double there = cached ? sm.l1->find(sectors[n]) : -1;
+    if (there >= 0) {
+      latest = std::max(latest, there);
+      continue;
+    }
+    sm.l2 = std::max(sm.l2, start) + 32 / rates.l2_bytes_per_clock;
+    result.l2 += 32 / rates.l2_bytes_per_clock;
+    double arrives = sm.l2 + rates.l2_latency;
+    // the share is one of all requests, and only those that miss the L1 come here
+    double missed = sm.l1->requests > 64 ? sm.l1->requests / std::max(1.0, sm.l1->requests - sm.l1->hits) : 1;
+    double share = std::min(1.0, request.dram_share * missed);
+    sm.dram_due += share;
+    sm.dram = std::max(sm.dram, start) + share * 32 / rates.dram_bytes_per_clock;
+    result.dram += share * 32 / rates.dram_bytes_per_clock;
+    if (sm.dram_due >= 1) {
+      sm.dram_due -= 1;
+      arrives = std::max(arrives, sm.dram + rates.dram_latency);
+    }
+    if (cached) sm.l1->fetched(sectors[n], arrives);
+    latest = std::max(latest, arrives);
+  }
+  return latest;
+}
+
+void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, double& read, bool& far) {
+  double start = std::max(now + rates.memory_interval, sm.lsu);
+  if (access.space == Access::Space::Constant) {
+    done = now + rates.constant_latency;
+    read = now + 10;
+    return;
+  }
+  if (access.space == Access::Space::Shared) {
+    double takes = std::max(rates.sm_memory_interval, wavefronts(access) * rates.wavefront_clocks);
+    sm.lsu = start + takes;
+    result.shared += takes;
+    done = sm.lsu + rates.lds_latency;
+    read = sm.lsu + 4;
+    return;
+  }
+  Access copy;
+  const Access* own = &access;
+  if (access.space == Access::Space::Local) {  // threads' words lie beside each other
+    copy = access;
+    for (u32 rest = access.lanes; rest; rest &= rest - 1) {
+      int lane = __builtin_ctz(rest);
+      copy.addresses[lane] = (1ull << 60) + (u64(slot.age * 64 + slot.warp->number) << 24) + access.addresses[lane] / 4 * 128 + lane * 4;
+    }
+    own = &copy;
+  }
+  u64 sectors[4 * LANES];
+  u64 lines[4 * LANES];
+  int line_count = pieces(*own, 7, lines), sector_count = pieces(*own, 5, sectors);
+  double bytes = double(__builtin_popcount(access.lanes)) * access.bytes;
+  double takes = std::max({rates.sm_memory_interval, double(line_count), std::ceil(bytes / rates.l1_bytes_per_clock)});
+  sm.lsu = start + takes;
+  result.shared += takes;
+  read = sm.lsu + 4;
+  far = true;
+  if (access.store && access.space == Access::Space::Local) {
+    for (int n = 0; n < sector_count; n++) sm.l1->fetched(sectors[n], sm.lsu);
+    sm.l2 = std::max(sm.l2, start) + sector_count * 32 / rates.l2_bytes_per_clock;
+    done = sm.lsu + rates.l1_latency;
+  } else if (access.store && !access.atomic) {
+    double clocks = sector_count * 32 / rates.l2_bytes_per_clock, share = request.dram_share * sector_count * 32 / rates.dram_bytes_per_clock;
+    sm.l2 = std::max(sm.l2, sm.lsu) + clocks;
+    sm.dram = std::max(sm.dram, sm.lsu) + share;
+    result.l2 += clocks;
+    result.dram += share;
+    done = sm.l2;
+  } else {
+    done = std::max(sm.lsu + rates.l1_latency, fetch(sm, sectors, sector_count, start, access.cached && !access.atomic));
+  }
+}
+
+// ── asynchronous work ───────────────────────────────────────────────────────────────────────────────────────────────
+
+void Timing::begin(Completion&& work) {
+  Slot& slot = *running;
+  Sm& sm = chips[slot.sm];
+  Part& part = sm.parts[slot.part];
+  double at = now, read;
+  bool far = false;
+  switch (work.queue) {
+    case Completion::Queue::Copy:
+      touch(sm, slot, work.access, at, read, far);
+      break;
+    case Completion::Queue::TensorLoad: {
+      double clocks = work.bytes / rates.tma_bytes_per_clock;
+      double l2 = double(work.bytes) / work.destinations / rates.l2_bytes_per_clock;
+      sm.tma = std::max(sm.tma, now) + std::max(clocks, l2);
+      sm.l2 = std::max(sm.l2, now) + l2;
+      result.l2 += l2;
+      double share = request.dram_share * work.bytes / work.destinations / rates.dram_bytes_per_clock;
+      sm.dram = std::max(sm.dram, now) + share;
+      result.dram += share;
+      at = std::max({sm.tma, sm.l2, sm.dram}) + rates.tma_latency;
+      break;
+    }
+    case Completion::Queue::TensorStore: {
+      double l2 = work.bytes / rates.l2_bytes_per_clock;
+      sm.tma = std::max(sm.tma, now) + l2;
+      sm.l2 = std::max(sm.l2, now) + l2;
+      result.l2 += l2;
+      double share = request.dram_share * work.bytes / rates.dram_bytes_per_clock;
+      sm.dram = std::max(sm.dram, now) + share;
+      result.dram += share;
+      at = sm.tma + rates.tma_latency;
+      break;
+    }
+    case Completion::Queue::Product: {
+      // a warp's 16 rows; B, and A where it lies in shared memory, are read once for the four warps together
+      double shared = (work.n * 32.0 + (work.a_in_registers ? 0 : 2048)) / 128 * work.k / 16;
+      double clocks = std::max(work.n * rates.hgmma_clocks_per_column * work.k / 16, shared);
+      double start = std::max(now + 2, part.tensor);
+      if (request.tensor_excludes_mufu) start = std::max(start, part.mufu);
+      part.tensor = start + clocks;
+      part.wgmma_runs = true;
+      result.tensor += clocks;
+      at = part.tensor + rates.hgmma_latency;
+      break;
+    }
+  }
+  double& last = slot.last_landing[int(work.queue)];
+  last = at = std::max(at, last);
+  works.push_back(std::make_unique<Completion>(std::move(work)));
+  events.push({at, order++, works.back().get()});
+}
+
+void Timing::land_due() {
+  while (!events.empty() && events.top().at <= now) {
+    Completion* work = events.top().work;
+    events.pop();
+    work->land();
+    work->land = nullptr;
+    changes++;
+  }
+  if (events.empty()) works.clear();
+}
+
+// ── issue ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+void Timing::poll(Slot& slot) {
+  if (slot.polled == changes) return;
+  slot.polled = changes;
+  Wait::Kind kind = slot.warp->wait.kind;
+  if (is_waiting(*this, *slot.warp)) return;
+  bool transaction = kind == Wait::Kind::TransactionBarrier;
+  slot.wait_over = now + (kind == Wait::Kind::Barrier ? rates.barrier_latency : transaction ? rates.mbarrier_latency : 1);
+  slot.ready = std::max(slot.ready, slot.wait_over);
+}
+
+// When the pipe takes the instruction, as far as it is known now.
+double Timing::accepts(const Sm& sm, const Part& part, const Instruction& i) const {
+  bool two = rates.fma_interval < 2;  // FP32 on two half-wide pipes, of which one multiplies integers too
+  switch (i.pipe) {
+    case Pipe::Fma: return two ? std::min(part.fma, part.heavy) : part.heavy;
+    case Pipe::FmaHeavy: return part.heavy;
+    case Pipe::Half: return std::max(part.half, part.heavy);
+    case Pipe::Alu: return part.alu;
+    case Pipe::Fp64: return part.fp64;
+    case Pipe::Mufu: {
+      double free = part.mufu - rates.mufu_interval;  // one may wait before the pipe
+      return request.tensor_excludes_mufu && part.wgmma_runs ? std::max(free, part.tensor) : free;
+    }
+    case Pipe::Uniform: return part.uniform;
+    case Pipe::Tensor: return i.opcode[1] == 'G' ? 0 : part.tensor;
+    case Pipe::Memory: {
+      double queued = std::max(part.memory, sm.lsu - rates.memory_queue);
+      // an SM has so many misses under way and no more
+      return std::max(queued, std::max(sm.l2 - 600, sm.dram - 1200));
+    }
+    default: return 0;
+  }
+}
+
+bool Timing::issue(Sm& sm, Part& part) {
+  bool blocked = false;
+  if (request.issue_lost > 0 && part.wgmma_runs && part.tensor > now) {
+    part.lost += request.issue_lost;
+    if (part.lost >= 1) {
+      part.lost -= 1;
+      blocked = true;
+    }
+  }
+  Slot* best = nullptr;
+  const std::vector<Instruction>& code = program->code;
+  for (Slot* slot : part.slots) {
+    if (slot->warp->wait.kind != Wait::Kind::None) {
+      poll(*slot);
+      if (slot->warp->wait.kind != Wait::Kind::None) continue;
+    }
+    if (slot->ready > now) continue;
+    const Instruction& i = code[slot->warp->pc];
+    bool arithmetic = i.pipe == Pipe::Fma || i.pipe == Pipe::FmaHeavy || i.pipe == Pipe::Alu || i.pipe == Pipe::Half;
+    if ((blocked && arithmetic) || accepts(sm, part, i) > now) {
+      slot->pipe_busy = true;
+      continue;
+    }
+    if (!best || slot == part.last || (best != part.last && slot->age < best->age)) best = slot;
+  }
+  if (!best) return blocked;
+  int index = best->warp->pc;
+  const Instruction& i = code[index];
+  running = best;
+  Step done = step(*best->context);
+  if (done == Step::Waiting) {
+    best->waited = true;
+    best->waited_for = best->warp->wait.kind;
+    best->polled = 0;
+    return true;
+  }
+  part.last = best;
+  issued(sm, part, *best, i, index);
+  return true;
+}
+
+void Timing::occupy(Part& part, const Instruction& i, double& done, double& read) {
+  bool two = rates.fma_interval < 2;
+  switch (i.pipe) {
+    case Pipe::Fma:
+      (two && part.fma <= part.heavy ? part.fma : part.heavy) = now + 2;
+      result.fma += two ? 1 : 2;
+      break;
+    case Pipe::FmaHeavy:
+      part.heavy = now + rates.imad_interval;
+      result.fma += two ? rates.imad_interval / 2 : rates.imad_interval;
+      break;
+    case Pipe::Half: part.half = now + rates.half_interval; break;
+    case Pipe::Alu:
+      part.alu = now + rates.alu_interval;
+      result.alu += rates.alu_interval;
+      break;
+    case Pipe::Fp64: part.fp64 = now + rates.fp64_interval; done = now + rates.fp64_interval + 8; break;
+    case Pipe::Mufu: {
+      double start = std::max(now, part.mufu);
+      part.mufu = start + rates.mufu_interval;
+      result.mufu += rates.mufu_interval;
+      done = start + rates.mufu_latency;
+      read = start + 10;
+      break;
+    }
+    case Pipe::Uniform:
+      part.uniform = now + rates.uniform_interval;
+      result.uniform += rates.uniform_interval;
+      done = now + rates.uniform_latency;
+      break;
+    case Pipe::Tensor:
+      if (i.opcode[1] != 'G') {
+        part.tensor = now + rates.hmma_interval * std::max(1, i.d);
+        result.tensor += rates.hmma_interval * std::max(1, i.d);
+        done = now + 2 * rates.hmma_interval + 16;
+      }
+      break;
+    case Pipe::Memory:
+      part.memory = now + rates.memory_interval;
+      result.memory += rates.memory_interval;
+      done = now + rates.shuffle_latency;
+      read = now + 8;
+      break;
+    default: break;
+  }
+}
+
+// Clocks that a third source from the same register bank costs: two banks with one port each, and what is reused is not read.
+int bank_conflict(const Instruction& i) {
+  if (i.pipe != Pipe::Fma && i.pipe != Pipe::FmaHeavy) return 0;
+  int read[2] = {0, 0};
+  for (size_t n = 1; n < i.operands.size() && n < 4; n++)
+    if (i.operands[n].kind == Operand::Kind::Register && i.operands[n].index != RZ && !(i.reuse >> (n - 1) & 1))
+      read[i.operands[n].index & 1]++;
+  return read[0] >= 3 || read[1] >= 3;
+}
+
+void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int index) {
+  Warp& w = *slot.warp;
+  attribute(slot, index);
+  result.issued++;
+  result.issue++;
+  result.issues[index]++;
+  double done = now + 5, read = now + 3;
+  bool far = false;
+  occupy(part, i, done, read);
+  const Access& access = slot.context->access;
+  if (access.space != Access::Space::None && !access.asynchronous && access.lanes) touch(sm, slot, access, done, read, far);
+  for (auto [barrier, at] : {std::pair{i.write_barrier, done}, {i.read_barrier, read}}) {
+    if (barrier > 5) continue;
+    if (at > slot.scoreboard[barrier]) slot.long_scoreboard[barrier] = far;
+    slot.scoreboard[barrier] = std::max(slot.scoreboard[barrier], at);
+  }
+  slot.issued = now;
+  slot.waited = slot.pipe_busy = false;
+  changes += i.pipe == Pipe::Branch || i.pipe == Pipe::Memory || i.pipe == Pipe::None;
+  if (next(w) < 0) {
+    end_warp(slot);
+    return;
+  }
+  double from = now + std::max<int>(1, i.stall) + bank_conflict(i);
+  if (w.pc != index + 1) from = std::max(from, now + rates.branch_clocks);
+  slot.fixed = from;
+  set_ready(slot, from);
+  if (w.wait.kind != Wait::Kind::None) {
+    slot.waited = true;
+    slot.waited_for = w.wait.kind;
+    slot.polled = 0;
+  }
+}
+
+void Timing::set_ready(Slot& slot, double from) {
+  u8 mask = program->code[slot.warp->pc].wait_mask;
+  for (int n = 0; n < 6; n++)
+    if (mask >> n & 1) from = std::max(from, slot.scoreboard[n]);
+  slot.ready = from;
+}
+
+// Shares out the clocks between a warp's last issue and this one among what it waited for.
+void Timing::attribute(Slot& slot, int index) {
+  auto& stalls = result.stalls[index];
+  double at = slot.issued + 1;
+  auto until = [&](double end, Stall reason) {
+    end = std::min(end, now);
+    if (end > at) stalls[int(reason)] += end - at;
+    at = std::max(at, end);
+  };
+  until(slot.fixed, Stall::Fixed);
+  u8 mask = program->code[index].wait_mask;
+  double near = 0, far = 0;
+  for (int n = 0; n < 6; n++)
+    if (mask >> n & 1) (slot.long_scoreboard[n] ? far : near) = std::max(slot.long_scoreboard[n] ? far : near, slot.scoreboard[n]);
+  until(near, Stall::ShortScoreboard);
+  until(far, Stall::LongScoreboard);
+  if (slot.waited) {
+    Stall reason = slot.waited_for == Wait::Kind::Products             ? Stall::Wgmma
+                   : slot.waited_for == Wait::Kind::TransactionBarrier ? Stall::TransactionBarrier
+                   : slot.waited_for == Wait::Kind::Copies             ? Stall::AsyncCopy
+                                                                       : Stall::Barrier;
+    until(slot.wait_over, reason);
+  }
+  bool memory = program->code[index].pipe == Pipe::Memory;
+  until(now, !slot.pipe_busy ? Stall::NotSelected : memory ? Stall::MemoryQueue : Stall::Pipe);
+}
+
+// ── the loop ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Timed Timing::simulate() {
+  size_t size = program->code.size();
+  result.issues.assign(size, 0);
+  result.stalls.assign(size, {});
+  for (int n = 0; n < request.resident && next_block < request.blocks.size(); n++) start_cluster(n * 20.0);
+  double half_at = 0;
+  u64 half = 0;
+  while (living) {
+    land_due();
+    bool any = false;
+    for (Sm& sm : chips) {
+      sm.next_part = (sm.next_part + 1) % PARTS;
+      for (int n = 0; n < PARTS; n++) any |= issue(sm, sm.parts[(sm.next_part + n) % PARTS]);
+    }
+    if (request.limit && result.issued >= request.limit) break;
+    if (!half && result.issued >= request.limit / 2) half = result.issued, half_at = now;
+    if (any) {
+      now += 1;
+      continue;
+    }
+    double soonest = events.empty() ? NEVER : events.top().at;
+    for (Sm& sm : chips)
+      for (Part& part : sm.parts)
+        for (Slot* slot : part.slots) {
+          if (slot->warp->wait.kind != Wait::Kind::None) continue;
+          const Instruction& i = program->code[slot->warp->pc];
+          soonest = std::min(soonest, std::max(slot->ready, accepts(sm, part, i)));
+        }
+    if (soonest >= NEVER) throw Fault{"warps wait for what never comes", true};
+    now = std::max(now + 1, std::ceil(soonest));
+  }
+  result.finished = !living;
+  result.clocks = now;
+  if (result.finished)
+    for (Sm& sm : chips) result.clocks = std::max({result.clocks, sm.l2, sm.dram});
+  result.late_issued = result.issued - half;
+  result.late_clocks = now - half_at;
+  double hits = 0, requests = 0;
+  for (Sm& sm : chips) hits += sm.l1->hits, requests += sm.l1->requests;
+  result.l1_hits = requests ? hits / requests : 0;
+  return result;
+}
+
+}  // namespace
+
+Timed time_sm(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
+              u64 seed, const TimingRequest& request) {
+  Timing machine(request, int(launch.cluster[0] * launch.cluster[1] * launch.cluster[2]));
+  machine.program = &program;
+  machine.launch = launch;
+  machine.memory.allocations = std::move(allocations);
+  std::copy(banks, banks + 8, machine.banks);
+  machine.seed = seed;
+  return machine.simulate();
+}
+
+}  // namespace sass

@@ -1,0 +1,257 @@
+"""Reads a cubin, the ELF file that holds machine code: what a kernel asks for at launch.
+
+The attributes of `.nv.info` (EIATTR_…) are those that `nvdisasm` lists by name. Each is a byte of format, a byte of
+code, and two bytes: the value itself or the length of what follows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from evoengine.errors import UsageError
+from evoengine.sass import elf
+from evoengine.sass.elf import Section, Symbol
+
+RESERVED_SHARED = 1024
+"""bytes of shared memory that the driver keeps at a block's start, from sm_90 on"""
+PARAMETER_BANK = 0
+CONSTANT_BANK = 3
+LARGEST = 1 << 31
+"""bytes that a section without contents, a frame or a block's shared memory may claim"""
+
+_PARAM_CBANK, _KPARAM_INFO, _MAX_THREADS, _REQUIRED_THREADS = 0x0A, 0x17, 0x05, 0x10
+_FRAME_SIZE, _MIN_STACK_SIZE, _MAX_REGISTERS, _REGISTERS, _CLUSTER = 0x11, 0x12, 0x1B, 0x2F, 0x3D
+_LONG = 4  # the format of an attribute whose value follows
+_ADDRESS = 2  # R_CUDA_64, the kind of relocation that puts a symbol's whole address
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A section of `__device__` variables: its size in bytes and what it holds at first, zeros where that is empty."""
+
+    name: str
+    size: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """8 bytes of a constant bank that hold the address of a place in a segment."""
+
+    bank: int
+    offset: int
+    segment: str
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What one entry point of a cubin asks for. Sizes and offsets are in bytes."""
+
+    entry: str
+    arch: int
+    """90 of sm_90a"""
+    registers: int
+    """per thread at launch"""
+    shared_bytes: int
+    """static, per block, without what the driver keeps"""
+    local_bytes: int
+    """stack per thread, of the functions it calls too"""
+    parameters_at: int
+    """where in bank 0 they begin"""
+    parameters: tuple[tuple[int, int], ...]
+    """(offset in bank 0, size), in order"""
+    banks: Mapping[int, bytes]
+    """constant banks as the file has them; bank 0 is zeros up to the last parameter's end"""
+    constants: Mapping[str, tuple[int, int]]
+    """`__constant__` variable → (offset in bank 3, size)"""
+    globals: tuple[Segment, ...]
+    pointers: tuple[Pointer, ...]
+    cluster: tuple[int, int, int]
+    """blocks of a cluster; (1, 1, 1) without one, or where the launch says it"""
+    max_registers: int
+    max_threads: int | None
+    """per block; None where the source bounds nothing"""
+
+
+def whole_image(image: bytes) -> bytes:
+    """CuPy 14.2 hands out a cubin without its last byte, a zero; the ELF header tells how long it should be."""
+    head = elf.header(image)
+    sections_end = head.sections_at + head.section_count * head.section_bytes
+    programs_end = head.programs_at + head.program_count * head.program_bytes
+    return image + b"\0" if max(sections_end, programs_end) == len(image) + 1 else image
+
+
+def kernel_names(cubin: bytes) -> list[str]:
+    """The kernels in a cubin: the machine code of each lies in a section `.text.NAME`."""
+    return [s.name.removeprefix(".text.") for s in elf.sections(cubin) if s.name.startswith(".text.")]
+
+
+def read_kernel(cubin: bytes, entry: str) -> Kernel:
+    """Raises UsageError where the bytes are no whole cubin or hold no kernel `entry`."""
+    sections = elf.sections(cubin)
+    by_name = {section.name: section for section in sections}
+    if f".text.{entry}" not in by_name:
+        names = [name.removeprefix(".text.") for name in by_name if name.startswith(".text.")]
+        raise UsageError(f"the binary has no kernel {entry}: it has {', '.join(names) or 'none'}")
+    symbols = elf.symbols(sections)
+    own = _attributes(by_name.get(f".nv.info.{entry}"))
+    of_entry = _of_symbol(_attributes(by_name.get(".nv.info")), symbols, entry)
+    arch = _arch(cubin)
+    banks = _banks(by_name, entry)
+    if PARAMETER_BANK not in banks:
+        raise UsageError(f"the binary is no cubin: kernel {entry} has no section .nv.constant0.{entry}")
+    return Kernel(
+        entry=entry,
+        arch=arch,
+        registers=of_entry.get(_REGISTERS, 0),
+        shared_bytes=_shared_bytes(by_name.get(f".nv.shared.{entry}"), arch),
+        local_bytes=_bounded(max(of_entry.get(_FRAME_SIZE, 0), of_entry.get(_MIN_STACK_SIZE, 0)), "a stack frame"),
+        parameters_at=(base := _parameters_at(own)),
+        parameters=_parameters(own, base, len(banks[PARAMETER_BANK])),
+        banks=banks,
+        constants=_constants(sections, symbols, len(banks.get(CONSTANT_BANK, b""))),
+        globals=tuple(_segments(sections)),
+        pointers=tuple(_pointers(sections, symbols, entry, banks)),
+        cluster=next((_three(value) for value in own.get(_CLUSTER, ())), (1, 1, 1)),
+        max_registers=next((_number(value) for value in own.get(_MAX_REGISTERS, ())), 255),
+        max_threads=_max_threads(own),
+    )
+
+
+def _arch(cubin: bytes) -> int:
+    """The compute capability: in the flags' lowest byte, from version 8 of the ABI in the one above."""
+    head = elf.header(cubin)
+    return head.flags >> (8 if head.abi >= 8 else 0) & 0xFF
+
+
+def _attributes(section: Section | None) -> dict[int, list[bytes]]:
+    found: dict[int, list[bytes]] = {}
+    data, at = section.data if section else b"", 0
+    while at + 4 <= len(data):
+        form, code, length = struct.unpack_from("<BBH", data, at)
+        if form == _LONG:
+            value = data[at + 4 : at + 4 + length]
+            at += 4 + (length + 3) // 4 * 4
+        else:
+            value = data[at + 2 : at + 4]
+            at += 4
+        if form not in (1, 2, 3, _LONG) or form == _LONG and len(value) < length:
+            raise UsageError(f"the binary is no cubin: section {section.name} breaks off in attribute {code:#x}")
+        found.setdefault(code, []).append(value)
+    return found
+
+
+def _number(value: bytes) -> int:
+    return int.from_bytes(value, "little")
+
+
+def _words(value: bytes, count: int) -> tuple[int, ...]:
+    if len(value) < 4 * count:
+        raise UsageError(f"the binary is no cubin: an attribute has {len(value)} bytes where it takes {4 * count}")
+    return struct.unpack_from(f"<{count}I", value)
+
+
+def _three(value: bytes) -> tuple[int, int, int]:
+    x, y, z = _words(value, 3)
+    if not 1 <= x * y * z <= 16 * 1024:
+        raise UsageError(f"the binary is no cubin: it has a cluster or block of {x} × {y} × {z}")
+    return x, y, z
+
+
+def _of_symbol(attributes: Mapping[int, list[bytes]], symbols: list[Symbol], entry: str) -> dict[int, int]:
+    """Attributes that name a symbol, as those of `.nv.info` do, of the symbol `entry`."""
+    found = {}
+    for code in (_REGISTERS, _FRAME_SIZE, _MIN_STACK_SIZE):
+        for value in attributes.get(code, ()):
+            symbol, number = _words(value, 2)
+            if symbol < len(symbols) and symbols[symbol].name == entry:
+                found[code] = number
+    if _REGISTERS not in found:
+        raise UsageError(f"the binary is no cubin: it does not say how many registers kernel {entry} takes")
+    return found
+
+
+def _bounded(size: int, what: str) -> int:
+    if size > LARGEST:
+        raise UsageError(f"the binary asks for {what} of {size} bytes; {LARGEST} at most are possible")
+    return size
+
+
+def _shared_bytes(section: Section | None, arch: int) -> int:
+    size = _bounded(section.size, "shared memory") if section else 0
+    return max(size - RESERVED_SHARED, 0) if arch >= 90 else size
+
+
+def _banks(by_name: Mapping[str, Section], entry: str) -> dict[int, bytes]:
+    """Bank N is the kernel's own section `.nv.constantN.ENTRY` or the file's `.nv.constantN`."""
+    names = {bank: (f".nv.constant{bank}.{entry}", f".nv.constant{bank}") for bank in range(8)}
+    found = {bank: next((by_name[name] for name in both if name in by_name), None) for bank, both in names.items()}
+    return {bank: section.data for bank, section in found.items() if section}
+
+
+def _parameters_at(own: Mapping[int, list[bytes]]) -> int:
+    return next((_words(value, 2)[1] for value in own.get(_PARAM_CBANK, ())), 0) & 0xFFFF
+
+
+def _parameters(own: Mapping[int, list[bytes]], base: int, bank_bytes: int) -> tuple[tuple[int, int], ...]:
+    found = {}
+    for value in own.get(_KPARAM_INFO, ()):
+        _, ordinal_and_offset, layout = _words(value, 3)
+        found[ordinal_and_offset & 0xFFFF] = (base + (ordinal_and_offset >> 16), layout >> 18)
+    for ordinal, (offset, size) in found.items():
+        if offset + size > bank_bytes:
+            raise UsageError(
+                f"the binary is no cubin: parameter {ordinal} ends at byte {offset + size} of a bank of {bank_bytes}"
+            )
+    return tuple(found[ordinal] for ordinal in sorted(found))
+
+
+def _constants(sections: list[Section], symbols: list[Symbol], bank_bytes: int) -> dict[str, tuple[int, int]]:
+    bank = f".nv.constant{CONSTANT_BANK}"
+    held = {s.name: (s.value, s.size) for s in symbols if s.size and _section_of(sections, s).name == bank}
+    for name, (offset, size) in held.items():
+        if offset + size > bank_bytes:
+            raise UsageError(f"the binary is no cubin: {name} ends at byte {offset + size} of a bank of {bank_bytes}")
+    return held
+
+
+def _section_of(sections: list[Section], symbol: Symbol) -> Section:
+    """The one with the index 0, which has no name, for a symbol that lies in none."""
+    return sections[symbol.section if symbol.section < len(sections) else 0]
+
+
+def _segments(sections: list[Section]) -> Iterator[Segment]:
+    for section in sections:
+        if section.name in (".nv.global", ".nv.global.init"):
+            yield Segment(section.name, _bounded(section.size, "device variables"), section.data)
+
+
+def _pointers(
+    sections: list[Section], symbols: list[Symbol], entry: str, banks: Mapping[int, bytes]
+) -> Iterator[Pointer]:
+    """Where a bank holds the address of a device variable. What points into code or nowhere stays as the file has it."""
+    segments = {segment.name for segment in _segments(sections)}
+    for bank, data in banks.items():
+        for name in (f".nv.constant{bank}.{entry}", f".nv.constant{bank}"):
+            for relocation in elf.relocations(sections, name):
+                if relocation.symbol >= len(symbols) or relocation.offset + 8 > len(data):
+                    raise UsageError(f"the binary is no cubin: a relocation of {name} lies outside of it")
+                symbol = symbols[relocation.symbol]
+                target = _section_of(sections, symbol).name
+                if relocation.kind != _ADDRESS or target not in segments:
+                    continue
+                addend = relocation.addend
+                if addend is None:
+                    addend = _number(data[relocation.offset : relocation.offset + 8])
+                yield Pointer(bank, relocation.offset, target, symbol.value + addend)
+
+
+def _max_threads(own: Mapping[int, list[bytes]]) -> int | None:
+    for code in (_REQUIRED_THREADS, _MAX_THREADS):
+        for value in own.get(code, ()):
+            x, y, z = _three(value)
+            return x * y * z
+    return None

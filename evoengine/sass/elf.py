@@ -1,0 +1,130 @@
+"""Sections, symbols and relocations of a 64-bit little-endian ELF file, as the ELF-64 specification lays them out.
+
+Every offset and length is checked: bytes that are no such file, or end too early, raise UsageError.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from evoengine.errors import UsageError
+
+NOBITS = 8
+"""the kind of a section that has a size and no contents in the file"""
+
+_MAGIC = b"\x7fELF\x02\x01"
+_HEADER = struct.Struct("<8xB39xI2xHHHHH")  # byte 8: the ABI's version; from byte 48: flags, then sizes and counts
+_TABLES = struct.Struct("<32xQQ")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_RELA, _RELA_KIND = struct.Struct("<QIIq"), 4
+_REL, _REL_KIND = struct.Struct("<QII"), 9
+
+
+class Header(NamedTuple):
+    abi: int
+    flags: int
+    program_count: int
+    program_bytes: int
+    section_count: int
+    section_bytes: int
+    names: int
+    """index of the section that holds the names of sections"""
+    programs_at: int
+    sections_at: int
+
+
+class Section(NamedTuple):
+    name: str
+    kind: int
+    size: int
+    link: int
+    info: int
+    data: bytes
+    """empty for NOBITS"""
+
+
+class Symbol(NamedTuple):
+    name: str
+    section: int
+    """its index; 0 where it is defined nowhere"""
+    value: int
+    """bytes from the section's start"""
+    size: int
+
+
+class Relocation(NamedTuple):
+    offset: int
+    kind: int
+    symbol: int
+    addend: int | None
+    """None where it stands in the place that is relocated"""
+
+
+def header(image: bytes) -> Header:
+    """Raises UsageError where the bytes are no 64-bit little-endian ELF file."""
+    if not image.startswith(_MAGIC):
+        raise UsageError(f"the binary is no cubin: it begins with {image[:6].hex() or 'nothing'}, not with an ELF header")
+    abi, flags, program_bytes, program_count, section_bytes, section_count, names = _unpack(_HEADER, image, 0, "header")
+    programs_at, sections_at = _unpack(_TABLES, image, 0, "header")
+    return Header(abi, flags, program_count, program_bytes, section_count, section_bytes, names, programs_at, sections_at)
+
+
+def sections(image: bytes) -> list[Section]:
+    head = header(image)
+    rows = [_unpack(_SECTION, image, head.sections_at + i * head.section_bytes, "sections") for i in range(head.section_count)]
+    if head.names >= len(rows):
+        raise UsageError(f"the binary is no cubin: its names are in section {head.names} of {len(rows)}")
+    names = _contents(image, rows[head.names])
+    return [
+        Section(_name(names, row[0]), row[1], row[5], row[6], row[7], b"" if row[1] == NOBITS else _contents(image, row))
+        for row in rows
+    ]
+
+
+def symbols(found: list[Section]) -> list[Symbol]:
+    table = next((s for s in found if s.name == ".symtab"), None)
+    if table is None:
+        return []
+    if table.link >= len(found):
+        raise UsageError(f"the binary is no cubin: the names of its symbols are in section {table.link} of {len(found)}")
+    names = found[table.link].data
+    rows = _SYMBOL.iter_unpack(_whole_rows(table.data, _SYMBOL))
+    return [Symbol(_name(names, name), section, value, size) for name, _, _, section, value, size in rows]
+
+
+def relocations(found: list[Section], name: str) -> Iterator[Relocation]:
+    """Those of the section of that name."""
+    for section in found:
+        if section.kind == _RELA_KIND and section.name == f".rela{name}":
+            for offset, kind, symbol, addend in _RELA.iter_unpack(_whole_rows(section.data, _RELA)):
+                yield Relocation(offset, kind, symbol, addend)
+        elif section.kind == _REL_KIND and section.name == f".rel{name}":
+            for offset, kind, symbol in _REL.iter_unpack(_whole_rows(section.data, _REL)):
+                yield Relocation(offset, kind, symbol, None)
+
+
+def _unpack(layout: struct.Struct, image: bytes, at: int, what: str) -> tuple[int, ...]:
+    if at + layout.size > len(image):
+        raise UsageError(f"the binary is cut off: it ends at byte {len(image)}, within its {what}")
+    return layout.unpack_from(image, at)
+
+
+def _contents(image: bytes, row: tuple[int, ...]) -> bytes:
+    offset, size = row[4], row[5]
+    if offset + size > len(image):
+        raise UsageError(f"the binary is cut off: a section ends at byte {offset + size} of {len(image)}")
+    return image[offset : offset + size]
+
+
+def _whole_rows(data: bytes, layout: struct.Struct) -> bytes:
+    return data[: len(data) - len(data) % layout.size]
+
+
+def _name(names: bytes, start: int) -> str:
+    end = names.find(b"\0", start)
+    if start >= len(names) or end < 0:
+        raise UsageError(f"the binary is no cubin: a name begins at byte {start} of {len(names)}")
+    return names[start:end].decode(errors="replace")

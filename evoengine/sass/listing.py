@@ -1,0 +1,99 @@
+"""Machine code as text: `nvdisasm`'s listing of a binary, and its instructions one by one with their control fields."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from evoengine.cuda_files import disassembler
+from evoengine.errors import MachineError, UsageError
+from evoengine.records import Binary
+
+SECONDS = 60
+"""a listing takes a quarter of one"""
+
+_LINE = re.compile(
+    r"^\s*/\*(?P<address>[0-9a-f]+)\*/\s+(?P<text>(?:@(?P<guard>!?U?P[T\d]+)\s+)?(?P<opcode>[A-Z][\w.]*)[^;]*);"
+    r"\s*/\* 0x(?P<low>[0-9a-f]{16}) \*/\s*/\* 0x(?P<high>[0-9a-f]{16}) \*/",
+    re.MULTILINE,
+)
+_OPCODE = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P[T\d]+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedInstruction:
+    """One instruction and what the assembler wrote beside it.
+
+    The control fields are bits 41–61 of the second 64-bit word (maxas and CuAssembler describe them): clocks that the
+    warp stalls after it, whether the scheduler should turn to another warp, the scoreboards that it sets when its result
+    is there and when its sources are read (7: none), those it waits for (a bit each), and the sources it keeps for the
+    next instruction (a bit each).
+    """
+
+    address: int
+    """bytes from the kernel's start"""
+    guard: str
+    """P0, !P0, !UP1; empty where it always executes"""
+    opcode: str
+    """with its modifiers"""
+    text: str
+    stall: int
+    yields: bool
+    write_barrier: int
+    read_barrier: int
+    wait_mask: int
+    reuse: int
+
+
+def disassemble(cubin: bytes) -> str:
+    """What `nvdisasm -c -hex` prints. Raises MachineError where it is missing, UsageError where it refuses the binary."""
+    tool = disassembler()
+    if tool is None:
+        raise MachineError("nvdisasm was not found, which reads machine code: pip install nvidia-cuda-nvdisasm")
+    with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        command = [tool, "-c", "-hex", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise UsageError(f"nvdisasm cannot read the binary: {said[0] if said else f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def listing_of(binary: Binary) -> str:
+    """The listing that came with the binary, else a new one. Raises as `disassemble` does."""
+    return binary.listing or disassemble(binary.cubin)
+
+
+def instruction_mix(listing: str) -> dict[str, int]:
+    """How often each opcode (without modifiers) stands in a listing."""
+    return dict(sorted(Counter(_OPCODE.findall(listing)).items()))
+
+
+def instructions(listing: str, entry: str) -> list[ListedInstruction]:
+    """Those of the kernel `entry`, in order; UsageError where the listing does not have it."""
+    found = re.search(rf"^\.text\.{re.escape(entry)}:$(.*?)(?=^//-+ |\Z)", listing, re.MULTILINE | re.DOTALL)
+    if found is None:
+        raise UsageError(f"the listing has no kernel {entry}")
+    return [_instruction(match) for match in _LINE.finditer(found[1])]
+
+
+def _instruction(match: re.Match[str]) -> ListedInstruction:
+    control = int(match["high"], 16) >> 41
+    return ListedInstruction(
+        address=int(match["address"], 16),
+        guard=match["guard"] or "",
+        opcode=match["opcode"],
+        text=match["text"].strip(),
+        stall=control & 0xF,
+        yields=not control >> 4 & 1,
+        write_barrier=control >> 5 & 7,
+        read_barrier=control >> 8 & 7,
+        wait_mask=control >> 11 & 0x3F,
+        reuse=control >> 17 & 0xF,
+    )

@@ -1,0 +1,141 @@
+"""Rates of chips, each with its source; a chip file at fault says what is wrong with it and what would be right."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from evoengine.errors import UsageError
+from evoengine.gpu import known_gpus
+from evoengine.sass.chip import FILE, NEEDED, STATUSES, find_chip
+
+WHOLE = FILE.read_text()
+
+
+@pytest.fixture
+def edited(tmp_path):
+    """chips.toml with one text replaced by another."""
+
+    def write(old: str, new: str):
+        assert old in WHOLE
+        path = tmp_path / "chips.toml"
+        path.write_text(WHOLE.replace(old, new))
+        return path
+
+    return write
+
+
+def line(name: str, section: str) -> str:
+    part = WHOLE[WHOLE.index(f"[{section}]\n") :]
+    return next(text for text in part.splitlines() if text.startswith(f"{name} = "))
+
+
+@pytest.mark.parametrize("key", known_gpus())
+def test_every_gpu_has_every_rate_of_its_parts_with_a_source(key):
+    chip = find_chip(key)
+    for name, origin in NEEDED.items():
+        if chip.gpu.capability < origin.since:
+            assert chip.rates[name] == 0
+        else:
+            assert chip.rates[name] > 0
+            assert any(f", {status}: " in chip.provenance(name) for status in STATUSES)
+
+
+# gpus.toml has the clock of the tensor peak for H100 and H200, above which their FP32 peak is stated; the PCIe card's
+# tensor peak is stated below its boost clock
+SXM, PCIE = ("h100", "h200"), ("h100-pcie",)
+
+
+@pytest.mark.parametrize("key", [key for key in known_gpus() if key not in PCIE])
+def test_tensor_clocks_give_the_peak_of_the_data_sheet(key):
+    chip = find_chip(key)
+    gpu = chip.gpu
+    if gpu.capability == 90:  # m64nNk16: 2·64·N·16 operations in N/2 clocks of all four tensor cores
+        per_clock = 2 * 64 * 16 / chip.rates["hgmma_clocks_per_column"]
+    else:
+        per_clock = 4 * 2 * 16 * 8 * 16 / chip.rates["hmma_interval"]
+    assert per_clock * gpu.sms * gpu.clock_ghz / 1e3 == pytest.approx(gpu.tensor_tflops, rel=0.01)
+
+
+@pytest.mark.parametrize("key", [key for key in known_gpus() if key not in SXM])
+def test_fma_clocks_give_the_peak_of_the_data_sheet(key):
+    chip = find_chip(key)
+    gpu = chip.gpu
+    peak = 2 * 128 / chip.rates["fma_interval"] * gpu.sms * gpu.clock_ghz / 1e3
+    assert peak == pytest.approx(gpu.fp32_tflops, rel=0.01)
+
+
+def test_a_rate_of_the_gpu_goes_before_that_of_its_architecture_and_that_before_the_rest():
+    assert find_chip("a100").rates["l2_bytes_per_clock"] == 44
+    assert find_chip("rtx3090").rates["l2_bytes_per_clock"] == 32
+    assert find_chip("h100").rates["l2_bytes_per_clock"] == 23.7
+    of_h100 = find_chip("h100").provenance("l2_bytes_per_clock")
+    assert of_h100.startswith("23.7 bytes/clock, SM, inferred: FlashAttention-3's machine code")
+    assert find_chip("rtx3090").provenance("sms").startswith("82, published: NVIDIA's data sheet")
+
+
+def test_a_missing_rate_is_named_with_its_gpu_and_where_it_would_come_from(edited):
+    file = edited(line("l2_latency", "all"), "")
+    with pytest.raises(UsageError, match=r"no l2_latency for a4000: add it to \[all\], .* from a pointer chase"):
+        find_chip("a4000", file)
+
+
+def test_a_missing_rate_of_hopper_alone_is_no_fault_of_another_chip(edited):
+    file = edited(line("tma_latency", "arch.sm_90"), "")
+    assert find_chip("a100", file).rates["tma_latency"] == 0
+    with pytest.raises(UsageError, match="no tma_latency for h200.* a TMA load"):
+        find_chip("h200", file)
+
+
+def test_an_architecture_without_an_entry_is_named(edited):
+    with pytest.raises(UsageError, match=r"no \[arch.sm_89\], which l4 needs.*sm_75, sm_80"):
+        find_chip("l4", edited("[arch.sm_89]", "[arch.sm_88]"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"inferred", "residuals"', '"guessed", "residuals"', "status 'guessed'; it is one of published"),
+        ('"inferred", "residuals"', '"inferred", "rumour"', "source 'rumour', which"),
+        ("l1_latency = [33", "l1_latency = [-33", "-33; it must be a number above 0"),
+        ("l1_latency = [33", "l1_latency = [nan", "nan; it must be a number above 0"),
+        ("l1_latency = [33", 'l1_latency = ["33"', "'33'; it must be a number"),
+        ("l1_latency = [33,", "l1_latency = [", r'must be \[value, "unit", "status", "source"\]'),
+        ("l1_latency = [33", "l1_latncy = [33", "l1_latncy in .all. is no rate .* did you mean l1_latency"),
+        ("l1_latency = [33", "l1_latency = [true", "True; it must be a number above 0"),
+        ("[sources]", "[origins]", r"no \[sources\]"),
+        ("[sources]", "[sources", "not a TOML file"),
+    ],
+)
+def test_a_malformed_chip_file_says_what_is_wrong(edited, old, new, said):
+    with pytest.raises(UsageError, match=said):
+        find_chip("rtx3090", edited(old, new))
+
+
+def test_the_clock_is_the_boost_clock_but_for_the_two_hypotheses_of_wgmma():
+    h100 = find_chip("h100")
+    assert h100.clock_under("", 0.9) == h100.gpu.clock_ghz
+    assert h100.clock_under("A", 0.9) == 1.85
+    assert h100.clock_under("B", 0.5) == 1.755
+    assert h100.clock_under("B", 0.75) == pytest.approx(1.755 * 0.925)
+
+
+def test_the_share_of_an_sm_in_the_dram_follows_from_the_data_sheet():
+    # 0.85 of 936 GB/s over 82 SMs at 1.695 GHz
+    assert find_chip("rtx3090").rates["dram_bytes_per_clock"] == pytest.approx(0.85 * 936 / 82 / 1.695)
+
+
+def test_the_core_is_given_every_rate_it_asks_for():
+    header = FILE.with_name("core") / "timing.h"
+    block = header.read_text().partition("#define SASS_RATES(X)")[2].partition("\n\n")[0]
+    asked = re.findall(r"X\((\w+)\)", block)
+    assert len(asked) > 20
+    assert set(asked) <= set(find_chip("h100").rates)
+
+
+def test_a_chip_file_that_is_not_there_and_an_unknown_rate_are_named(tmp_path):
+    with pytest.raises(UsageError, match="cannot read .*nowhere.toml"):
+        find_chip("h100", tmp_path / "nowhere.toml")
+    with pytest.raises(UsageError, match="no rate named l3_latency; known are"):
+        find_chip("h100").provenance("l3_latency")
