@@ -30,7 +30,6 @@ from evoengine.search.samplers.prior import Mean, Prior, fit_mean
 from evoengine.search.samplers.surrogate import Surrogate
 
 FIRST = 4
-RESTART = 1
 """trials that come through before the surrogate is asked"""
 ELITES = 8
 GROWTH = 1.1
@@ -54,13 +53,16 @@ class EvolutionSampler(BaseSampler):
     trial says what it came from in its user attributes: `operator`, and the numbers of its `parents`:
 
     - random: a draw from the space, no parents;
+    - prior: what the prior expects to be fastest, no parents;
     - mutation: one or two knobs away from one of the best trials, its parent;
     - crossover: every knob as in one of two of the best trials, its parents;
     - surrogate: none of these; the surrogate saw promise further off.
 
     Known-good points go first by `study.enqueue_trial`. Of trials under way (parallel workers) the surrogate knows
     where they are but not what they reach, so a batch spreads out. With several objectives a trial is
-    worth the Pareto front it stands on.
+    worth the Pareto front it stands on; a prior, which knows of times alone, then leads the first trials only.
+
+    A `prior` may learn more while the study goes on. The objective must be a time or a speed then.
     """
 
     def __init__(self, seed: int | None = None, space: Space | None = None, prior: Prior | None = None) -> None:
@@ -137,10 +139,12 @@ class _Search:
         self._vectors: dict[int, np.ndarray] = {}
         """every objective of a finished trial, greater is better"""
         self._place: dict[bytes, int] = {}
-        self._led: list[int] = []
-        self._dropped = False
         self._chosen: list[int] = []
         """rows that the surrogate chose"""
+        self._led: set[int] = set()
+        """rows that the prior chose"""
+        self._dropped = False
+        """whether the trials speak against the prior"""
         self._unfinished: list[int] = []
         self._read = 0
         self._fitted: list[int] = []
@@ -158,6 +162,8 @@ class _Search:
             if trial.state == TrialState.WAITING or not self._space.contains(config):
                 continue
             place = self._enter(self._space.encode(config), trial.number)
+            if trial.user_attrs.get("operator") == "prior":
+                self._led.add(place)
             if trial.state.is_finished():
                 complete = trial.state == TrialState.COMPLETE and trial.values is not None
                 self._vectors[place] = signs * trial.values if complete else np.full(len(signs), -np.inf)
@@ -169,15 +175,12 @@ class _Search:
     def propose(self, number: int) -> tuple[dict[str, Any], str, list[int]]:
         """A new configuration for the trial, the operator that it amounts to and the numbers of its parents."""
         row = self._most_promising() if self._ready() else None
-        if row is not None and self._restarts():
-            operator, parents, row = "random", [], self._pool.draw()
-        elif row is not None:
+        if row is not None:
             operator, parents = self._descent(row)
             self._chosen.append(len(self._rows))
         else:
             row = self._fastest_expected()
-            operator, parents = ("random" if row is None else "prior"), []
-            if row is not None: self._led.append(len(self._rows))
+            operator, parents = "random" if row is None else "prior", []
         if row is None:
             row = self._pool.draw()
         if row is None:
@@ -196,14 +199,14 @@ class _Search:
         return place
 
     def _ready(self) -> bool:
-        return len(self._elites()) >= FIRST
-
-    def _restarts(self) -> bool:
-        return RESTART and self._dropped and sum(v > -np.inf for n, v in enumerate(self._values) if n not in self._led) < FIRST
+        """Whether enough came through; where the prior is dropped, of what it did not choose."""
+        through = {place for place, value in enumerate(self._values) if value > -np.inf}
+        return len(through - self._led if self._dropped else through) >= FIRST
 
     def _fastest_expected(self) -> np.ndarray | None:
         """The open row that the prior thinks fastest; None where it knows of none, or was wrong too often."""
-        if self._prior is None or sum(value == -np.inf for value in self._values) >= FIRST:
+        failed = sum(value == -np.inf for value in self._values)
+        if not self._prior or self._dropped or failed >= FIRST:
             return None
         if not len(self._pool.rows):
             self._pool.breed(np.empty((0, len(self._space.knobs)), np.int16))

@@ -46,6 +46,9 @@ class Prior:
         """Enters what another GPU took, in microseconds."""
         self._measured[self._space.encode(config).tobytes()] = np.log(us)
 
+    def __len__(self) -> int:
+        return len(self._table())
+
     def knows(self, config: Config) -> bool:
         return self._space.encode(config).tobytes() in self._table()
 
