@@ -319,19 +319,25 @@ Key = tuple[Path, str, str]
 def run_all(
     recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...], jobs: int
 ) -> list[Result]:
-    """Each configuration is compiled once for all GPUs of an architecture; a process that dies costs that one alone."""
-    with ProcessPool(max_workers=jobs) as pool:
-        tasks = tasks_of(recordings, nvrtc)
-        futures = {key: pool.schedule(answer, (task,), timeout=CANDIDATE_SECONDS) for key, task in tasks.items()}
-        answers = {key: _outcome(future) for key, future in futures.items()}
+    answers = answer_all(recordings, nvrtc, jobs)
     results = []
     for folder, recording in recordings:
         result = Result(folder.name, recording)
         result.problems.update(f"left out, unreadable: {reason}" for reason in recording.unreadable)
         for row in recording.rows:
-            result.add(row.time_us, answers[_key(folder, row.config, recording.gpu)])
+            result.add(row.time_us, answers[key_of(folder, row.config, recording.gpu)])
         results.append(result)
     return results
+
+
+def answer_all(
+    recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...], jobs: int
+) -> dict[Key, Answer | str]:
+    """Each configuration is compiled once for all GPUs of an architecture; a process that dies costs that one alone."""
+    with ProcessPool(max_workers=jobs) as pool:
+        tasks = tasks_of(recordings, nvrtc)
+        futures = {key: pool.schedule(answer, (task,), timeout=CANDIDATE_SECONDS) for key, task in tasks.items()}
+        return {key: _outcome(future) for key, future in futures.items()}
 
 
 def tasks_of(recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...]) -> dict[Key, Task]:
@@ -339,14 +345,14 @@ def tasks_of(recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[st
     configs = {}
     for folder, recording in recordings:
         for row in recording.rows:
-            key = _key(folder, row.config, recording.gpu)
+            key = key_of(folder, row.config, recording.gpu)
             configs[key] = row.config
             if recording.gpu not in gpus.setdefault(key, []):
                 gpus[key].append(recording.gpu)
     return {key: Task(key[0], configs[key], tuple(names), nvrtc) for key, names in gpus.items()}
 
 
-def _key(folder: Path, config: Mapping[str, Any], gpu: str) -> Key:
+def key_of(folder: Path, config: Mapping[str, Any], gpu: str) -> Key:
     return folder, json.dumps(config, sort_keys=True), find_chip(gpu).gpu.arch
 
 
