@@ -9,6 +9,7 @@ from functools import cache
 
 import numpy as np
 
+from evoengine.sass.chip import Chip
 from evoengine.sass.core import Program, check, library
 from evoengine.sass.launch import Launch
 
@@ -22,7 +23,6 @@ class _Timing(ctypes.Structure):
         ("blocks", ctypes.POINTER(ctypes.c_uint64)),
         ("block_count", ctypes.c_uint64),
         ("limit", ctypes.c_uint64),
-        ("resident_shared", ctypes.c_uint64),
         ("resident", ctypes.c_uint32),
         ("tensor_excludes_mufu", ctypes.c_uint32),
         ("dram_share", ctypes.c_double),
@@ -38,8 +38,6 @@ class Residents:
     blocks: Sequence[int]
     limit: int
     """warp instructions of all blocks"""
-    shared_bytes: int
-    """of all of them together, which the L1 goes without"""
     dram_share: float
     """of what is asked of the L1, or by TMA, that comes from the DRAM"""
 
@@ -72,6 +70,26 @@ def _names(function: str) -> tuple[str, ...]:
 def rate_names() -> tuple[str, ...]:
     """What a chip must state, in the core's order."""
     return _names("sass_rate_names")
+
+
+def rates(chip: Chip, shared_bytes: int) -> dict[str, float]:
+    """A chip's rates as the core wants them, where resident blocks have so much shared memory together.
+
+    The driver makes the smallest part of the L1 that holds them shared memory.
+    """
+    sizes = CARVEOUTS_KB[chip.gpu.capability]
+    carveout = next((kb * 1024 for kb in sizes if kb * 1024 >= shared_bytes), sizes[-1] * 1024)
+    return {**chip.rates, "l1_bytes": chip.rates["l1_bytes"] - carveout}
+
+
+CARVEOUTS_KB = {
+    75: (32, 64),
+    80: (0, 8, 16, 32, 64, 100, 132, 164),
+    86: (0, 8, 16, 32, 64, 100),
+    89: (0, 8, 16, 32, 64, 100),
+    90: (0, 8, 16, 32, 64, 100, 132, 164, 196, 228),
+}
+"""by compute capability: what of the L1 can be shared memory (CUDA C++ Programming Guide, shared memory of each)"""
 
 
 def stall_names() -> tuple[str, ...]:
@@ -112,13 +130,13 @@ def footprint(program: Program, launch: Launch, blocks: Sequence[int], limit: in
 
 
 def time_sm(
-    program: Program, launch: Launch, rates: Mapping[str, float], residents: Residents, overlap: Overlap
+    program: Program, launch: Launch, numbers: Mapping[str, float], residents: Residents, overlap: Overlap
 ) -> Timed:
     """Times one SM; raises KernelFailure where a block cannot run."""
-    numbers = (ctypes.c_double * len(rate_names()))(*(rates[name] for name in rate_names()))
+    ordered = (ctypes.c_double * len(rate_names()))(*(numbers[name] for name in rate_names()))
     blocks = (ctypes.c_uint64 * len(residents.blocks))(*residents.blocks)
     asked = _Timing(
-        numbers, blocks, len(blocks), residents.limit, residents.shared_bytes, residents.count,
+        ordered, blocks, len(blocks), residents.limit, residents.count,
         overlap.tensor_excludes_mufu, residents.dram_share, overlap.issue_lost,
     )  # fmt: skip
     size = library().sass_size(program.handle, None)

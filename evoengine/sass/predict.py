@@ -3,7 +3,7 @@
     counts of some blocks ──▶ work per block, share of the DRAM ──▶ clocks of one SM ──▶ waves, clock, launch ──▶ µs
 
 No constant is fitted to a kernel. The figure has a range: for wgmma two hypotheses about what the tensor pipe leaves to
-others bound it (see `OVERLAPS`), elsewhere it is how far the model is off for two kernels of three.
+others bound it (see `overlaps`), elsewhere it is how far the model is off for two kernels of three.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from evoengine.devices.base import KernelFailure
 from evoengine.sass.chip import Chip
 from evoengine.sass.core import Program
 from evoengine.sass.launch import Launch
-from evoengine.sass.model import Overlap, Residents, Timed, count_block, footprint, time_sm
+from evoengine.sass.model import Overlap, Residents, Timed, count_block, footprint, rates, time_sm
 
 COUNT_LIMIT = 400_000
 """warp instructions of a block that are counted"""
@@ -164,13 +164,12 @@ def _put_together(
     cluster = math.prod(launch.cluster)
     blocks = math.prod(launch.grid)
     per_sm = math.ceil(blocks / (chip.sms // cluster * cluster))
-    shared = resident * (launch.shared_bytes + launch.reserved_shared)
     order = [_inner(_spread(n + 1, blocks), launch.grid) for n in range(per_sm)]
-    residents = Residents(resident, order, TIME_LIMIT, shared, work.dram_share)
+    residents = Residents(resident, order, TIME_LIMIT, work.dram_share)
     wgmma = work.counts["tensor_clock_columns"] > 0
     found: dict[str, tuple[float, float, Timed]] = {}
-    for name, overlap in (OVERLAPS if wgmma else {"": Overlap()}).items():
-        timed = time_sm(program, launch, chip.rates, residents, overlap)
+    for name, overlap in (overlaps(chip) if wgmma else {"": Overlap()}).items():
+        timed = time_sm(program, launch, rates(chip, resident * launch.shared_bytes), residents, overlap)
         clocks = _whole(timed, per_sm * cluster * work.counts["instructions"] / cluster, work, blocks, chip, resident)
         ghz = chip.clock_under(name, timed.values["tensor"] / max(1.0, 4 * cluster * timed.values["clocks"]))
         found[name] = max(clocks / ghz / 1e3 + chip.launch_us, roofline_us), clocks, timed
@@ -187,9 +186,10 @@ def _put_together(
     )  # fmt: skip
 
 
-OVERLAPS = {"A": Overlap(tensor_excludes_mufu=True), "B": Overlap(issue_lost=0.8)}
-"""two that fit published figures of wgmma kernels: tensor pipe and MUFU exclude each other, or most other arithmetic is
-not issued while the tensor pipe runs"""
+def overlaps(chip: Chip) -> dict[str, Overlap]:
+    """Two that fit published figures of wgmma kernels: tensor pipe and MUFU exclude each other, or most other arithmetic is
+not issued while the tensor pipe runs."""
+    return {"A": Overlap(tensor_excludes_mufu=True), "B": Overlap(issue_lost=chip.rates["b_issue_lost"])}
 
 
 def _whole(timed: Timed, instructions: float, work: Work, blocks: int, chip: Chip, resident: int) -> float:

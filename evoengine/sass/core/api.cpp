@@ -175,7 +175,6 @@ int sass_time(void* program, const SassLaunch* from, const SassTiming* asked, do
         request.dram_share = asked->dram_share;
         request.tensor_excludes_mufu = asked->tensor_excludes_mufu != 0;
         request.issue_lost = asked->issue_lost;
-        request.resident_shared = asked->resident_shared;
         Timed found = time_sm(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed, request);
 #define SASS_TELL(name) *times++ = double(found.name);
         SASS_TIMES(SASS_TELL)

@@ -53,7 +53,7 @@ int sass_footprint(void* program, const SassLaunch*, const uint64_t blocks[3], u
 struct SassTiming {
   const double* rates;
   const uint64_t* blocks;
-  uint64_t block_count, limit, resident_shared;
+  uint64_t block_count, limit;
   uint32_t resident, tensor_excludes_mufu;
   double dram_share, issue_lost;
 };

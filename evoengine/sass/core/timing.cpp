@@ -57,7 +57,7 @@ struct Event {
 class Timing : public Machine {
  public:
   Timing(const TimingRequest& asked, int sms) : request(asked), rates(asked.rates), chips(sms) {
-    for (Sm& sm : chips) sm.l1 = std::make_unique<L1>(rates.l1_bytes - double(asked.resident_shared));
+    for (Sm& sm : chips) sm.l1 = std::make_unique<L1>(rates.l1_bytes);
   }
 
   Timed simulate();

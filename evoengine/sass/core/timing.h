@@ -34,7 +34,6 @@ struct TimingRequest {
   double dram_share = 0;         // of what is asked of the L1, or by TMA, that comes from the DRAM
   bool tensor_excludes_mufu = false;
   double issue_lost = 0;         // share of arithmetic issue lost while wgmma runs
-  u64 resident_shared = 0;       // bytes of the L1 taken by the resident blocks' shared memory
 };
 
 struct Timed {
