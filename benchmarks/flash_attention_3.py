@@ -27,7 +27,7 @@ from rich.table import Table
 from evoengine.devices.base import ScalarArgument, TensorArgument, TensorMapArgument
 from evoengine.errors import UsageError
 from evoengine.sass.cubin import Kernel, kernel_names, read_kernel
-from evoengine.sass.launch import DrawnArgument, Geometry, PreparedLaunch, StructArgument, prepare
+from evoengine.sass.launch import DrawnArgument, Geometry, Launch, StructArgument, prepare
 
 CHIP = "h100"
 SMS = 132
@@ -182,7 +182,7 @@ def arguments(kernel: Kernel, tile: Tile, problem: Problem, tensors: Mapping[str
 def launch(
     kernel: Kernel, tile: Tile, problem: Problem, blocks: int = SMS, tensors: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
-) -> PreparedLaunch:  # fmt: skip
+) -> Launch:  # fmt: skip
     """A launch of `blocks` persistent blocks, as many as SMs; the scheduler's counter starts at zero."""
     rows, columns, dim = tile.rows, tile.columns, problem.dim
     halfs = 2 * 2 * columns * dim + rows * dim + (rows * columns if tile.p_in_shared else 0)
