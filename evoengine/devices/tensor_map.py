@@ -7,6 +7,7 @@ interleaving and with all element strides 1, which is what a dense tensor needs.
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Iterator
 
 from evoengine.devices import cuda_api
@@ -24,8 +25,22 @@ _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _L2_PROMOTION_256B = 3
 
 
-def element_bytes(argument: TensorMapArgument) -> int:
-    return _ELEMENTS[argument.dtype][0]
+_DESCRIPTION = struct.Struct("=QQ4Q5I5HBBH46x")
+
+
+def describe(argument: TensorMapArgument, address: int, tensor: int = 0) -> bytes:
+    """The 128 bytes that stand for a map where no driver encodes it, in the emulator and in the executor of machine code:
+    address, number of the tensor among the arguments, 4 strides in bytes, 5 dims, 5 box extents, bytes of an element,
+    rank, and the swizzle in bytes, 16 where there is none. `check` comes first.
+    """
+
+    def five(values: tuple[int, ...]) -> list[int]:
+        return [*values, *[1] * (5 - len(values))]
+
+    strides = five(argument.strides_bytes)[:4]
+    element, rank = _ELEMENTS[argument.dtype][0], len(argument.dims)
+    shape = (*five(argument.dims), *five(argument.box))
+    return _DESCRIPTION.pack(address, tensor, *strides, *shape, element, rank, argument.swizzle or 16)
 
 
 def check(argument: TensorMapArgument, tensor_bytes: int) -> None:
@@ -52,15 +67,16 @@ def _broken_rules(a: TensorMapArgument, tensor_bytes: int) -> Iterator[str]:
     for extent in a.box:
         if not 1 <= extent <= 256:
             yield f"a box of {extent} elements along a dim, which must be 1 to 256"
-    row = a.box[0] * element_bytes(a)
+    row = a.box[0] * _ELEMENTS[a.dtype][0]
     if row % 16:
         yield f"a box of {row} bytes along the innermost dim, which must be a multiple of 16"
     # A narrower row is legal too; nothing says how it is laid out, so it is refused here.
     if a.swizzle and row != a.swizzle:
         yield f"a box of {row} bytes along the innermost dim, which must be the {a.swizzle} that are swizzled"
     last = sum((dim - 1) * stride for dim, stride in zip(a.dims[1:], a.strides_bytes, strict=True))
-    if last + a.dims[0] * element_bytes(a) > tensor_bytes:
-        yield f"it reaches {last + a.dims[0] * element_bytes(a)} bytes into tensor {a.tensor} of {tensor_bytes}"
+    end = last + a.dims[0] * _ELEMENTS[a.dtype][0]
+    if end > tensor_bytes:
+        yield f"it reaches {end} bytes into tensor {a.tensor} of {tensor_bytes}"
 
 
 def encode(argument: TensorMapArgument, device_pointer: int) -> bytes:

@@ -21,7 +21,7 @@ FLAGS = ("-std=c++20", "-O3", "-fPIC", "-w")
 
 
 @cache
-def library() -> Path:
+def build() -> Path:
     """The library, built where the cache does not have it. Safe to call from many processes at once.
 
     Raises MachineError where the compiler is missing or too old, or the cache cannot be written.
@@ -50,7 +50,7 @@ def _build(scratch: Path, library: Path) -> None:
     objects = [scratch / f"{source.stem}.o" for source in sources]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda source, made: _compile(["-c", str(source), "-o", str(made)]), sources, objects))
-    _compile(["-shared", *map(str, objects), "-o", str(library)])
+    _compile(["-shared", "-Wl,-z,defs", *map(str, objects), "-o", str(library)])
 
 
 def _compile(arguments: Sequence[str]) -> None:

@@ -75,44 +75,21 @@ def rate_names() -> tuple[str, ...]:
 def rates(chip: Chip, shared_bytes: int) -> dict[str, float]:
     """A chip's rates as the core wants them, where resident blocks have so much shared memory together.
 
-    The driver makes the smallest share of the L1 that holds them shared memory (CUDA C++ Programming Guide, Shared Memory).
+    The driver makes the smallest part of the L1 that holds them shared memory.
     """
-    gpu = chip.gpu
-    carveout = next((kb for kb in chip.carveouts_kb if kb * 1024 >= shared_bytes), max(chip.carveouts_kb))
-    return {
-        "fma_interval": 1 / chip.fma_per_clock,
-        "imad_interval": 1 / chip.imad_per_clock,
-        "half_interval": 1 / chip.half_per_clock,
-        "alu_interval": 1 / chip.alu_per_clock,
-        "fp64_interval": 1 / chip.fp64_per_clock,
-        "mufu_interval": 1 / chip.mufu_per_clock,
-        "uniform_interval": 1 / chip.uniform_per_clock,
-        "hmma_interval": chip.hmma_f32_clocks,
-        "hgmma_clocks_per_column": chip.hgmma_clocks_per_column,
-        "mufu_latency": chip.mufu_latency,
-        "uniform_latency": chip.uniform_latency,
-        "constant_latency": chip.constant_latency,
-        "shuffle_latency": chip.shuffle_latency,
-        "memory_interval": chip.memory_issue_clocks,
-        "sm_memory_interval": chip.lsu_issue_clocks,
-        "wavefront_clocks": chip.shared_wavefront_clocks,
-        "lds_latency": chip.shared_latency,
-        "l1_bytes_per_clock": chip.l1_bytes_per_clock,
-        "l1_latency": chip.l1_latency,
-        "l1_bytes": (chip.l1_kb - carveout) * 1024,
-        "l2_bytes_per_clock": chip.l2_bytes_per_clock,
-        "l2_latency": chip.l2_latency,
-        "dram_bytes_per_clock": gpu.memory_gbs * chip.dram_efficiency / gpu.clock_ghz / gpu.sms,
-        "dram_latency": chip.dram_latency,
-        "branch_clocks": chip.branch_clocks,
-        "barrier_latency": chip.barrier_latency,
-        "mbarrier_latency": chip.transaction_barrier_latency,
-        "hgmma_latency": chip.hgmma_latency,
-        "tma_latency": chip.l2_latency + chip.tma_latency,
-        "tma_bytes_per_clock": chip.tma_bytes_per_clock or 1.0,
-        "block_start": chip.block_start_clocks,
-        "memory_queue": chip.memory_queue_clocks,
-    }
+    sizes = CARVEOUTS_KB[chip.gpu.capability]
+    carveout = next((kb * 1024 for kb in sizes if kb * 1024 >= shared_bytes), sizes[-1] * 1024)
+    return {**chip.rates, "l1_bytes": chip.rates["l1_bytes"] - carveout}
+
+
+CARVEOUTS_KB = {
+    75: (32, 64),
+    80: (0, 8, 16, 32, 64, 100, 132, 164),
+    86: (0, 8, 16, 32, 64, 100),
+    89: (0, 8, 16, 32, 64, 100),
+    90: (0, 8, 16, 32, 64, 100, 132, 164, 196, 228),
+}
+"""by compute capability: what of the L1 can be shared memory (CUDA C++ Programming Guide, shared memory of each)"""
 
 
 def stall_names() -> tuple[str, ...]:

@@ -3,7 +3,7 @@
     counts of some blocks ──▶ work per block, share of the DRAM ──▶ clocks of one SM ──▶ waves, clock, launch ──▶ µs
 
 No constant is fitted to a kernel. The figure has a range: for wgmma two hypotheses about what the tensor pipe leaves to
-others bound it (see `OVERLAPS`), elsewhere it is how far the model is off for two kernels of three.
+others bound it (see `overlaps`), elsewhere it is how far the model is off for two kernels of three.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from evoengine.devices.base import KernelFailure
-from evoengine.gpu import Gpu
 from evoengine.sass.chip import Chip
 from evoengine.sass.core import Program
 from evoengine.sass.launch import Launch
@@ -78,10 +77,10 @@ def predict(program: Program, launch: Launch, chip: Chip, flops: float = 0.0, mi
         raise Unpredictable(f"unknown opcodes: {', '.join(program.unknown)}")
     resident = blocks_resident(launch, chip)
     if not resident:
-        raise Unpredictable(f"no block fits on an SM of {chip.gpu.key}")
+        raise Unpredictable(f"no block fits on an SM of {chip.key}")
     try:
         work = count(program, launch, chip, resident)
-        return _put_together(program, launch, chip, resident, work, _roofline_us(chip.gpu, flops, min_dram_bytes))
+        return _put_together(program, launch, chip, resident, work, max(flops / chip.peak_flops, min_dram_bytes / chip.dram) * 1e6)
     except KernelFailure as failure:
         raise Unpredictable(str(failure)) from None
 
@@ -137,7 +136,7 @@ def _dram_share(
     lines = footprint(program, launch, neighbours, COUNT_LIMIT)
     asked = 32 * (counts["sectors_loaded"] + counts["sectors_stored"]) + counts["tensor_bytes_loaded"] + counts["tensor_bytes_stored"]
     blocks = columns * rows
-    wave = min(resident * chip.gpu.sms, blocks)
+    wave = min(resident * chip.sms, blocks)
     across, down = min(wave, columns), math.ceil(wave / columns)
     unseen = 1.0 if inside["complete"] else max(1.0, inside["instructions"] / COUNT_LIMIT)
     total = 0.0
@@ -148,7 +147,7 @@ def _dram_share(
         apart_y = 1 - below / own if rows > 1 else 0.0
         of_wave = own * 128 * unseen * (1 + (across - 1) * apart_x) * (1 + (down - 1) * apart_y)
         traffic = of_wave * blocks / wave
-        total += min(traffic, size) if size <= chip.l2_mb * 2**20 / 2 else traffic
+        total += min(traffic, size) if size <= chip.l2_bytes / 2 else traffic
     return min(1.0, total / max(1.0, asked * blocks))
 
 
@@ -164,16 +163,16 @@ def _put_together(
 ) -> Prediction:
     cluster = math.prod(launch.cluster)
     blocks = math.prod(launch.grid)
-    per_sm = math.ceil(blocks / (chip.gpu.sms // cluster * cluster))
+    per_sm = math.ceil(blocks / (chip.sms // cluster * cluster))
     order = [_inner(_spread(n + 1, blocks), launch.grid) for n in range(per_sm)]
     residents = Residents(resident, order, TIME_LIMIT, work.dram_share)
     wgmma = work.counts["tensor_clock_columns"] > 0
     found: dict[str, tuple[float, float, Timed]] = {}
-    for name, overlap in (OVERLAPS if wgmma else {"": Overlap()}).items():
+    for name, overlap in (overlaps(chip) if wgmma else {"": Overlap()}).items():
         timed = time_sm(program, launch, rates(chip, resident * launch.shared_bytes), residents, overlap)
         clocks = _whole(timed, per_sm * cluster * work.counts["instructions"] / cluster, work, blocks, chip, resident)
-        ghz = _clock_ghz(chip, name, timed.values["tensor"] / max(1.0, 4 * cluster * timed.values["clocks"]))
-        found[name] = max(clocks / ghz / 1e3 + chip.launch_overhead_us, roofline_us), clocks, timed
+        ghz = chip.clock_under(name, timed.values["tensor"] / max(1.0, 4 * cluster * timed.values["clocks"]))
+        found[name] = max(clocks / ghz / 1e3 + chip.launch_us, roofline_us), clocks, timed
     times = {name: time for name, (time, _, _) in found.items()}
     time_us = math.exp(np.mean(np.log(list(times.values()))))
     timed = found[min(found)][2]
@@ -183,26 +182,14 @@ def _put_together(
     return Prediction(
         time_us, low, max(times.values()) if wgmma else time_us * MODEL_ERROR,
         busiest if shares[busiest] > 0.6 else "latency", shares, work.counts, found[min(found)][1], resident,
-        blocks / (chip.gpu.sms * resident), times if wgmma else {}, timed,
+        blocks / (chip.sms * resident), times if wgmma else {}, timed,
     )  # fmt: skip
 
 
-OVERLAPS = {"A": Overlap(tensor_excludes_mufu=True), "B": Overlap(issue_lost=0.8)}
-"""two that fit published figures of wgmma kernels: tensor pipe and MUFU exclude each other, or most other arithmetic is
-not issued while the tensor pipe runs"""
-
-
-def _clock_ghz(chip: Chip, hypothesis: str, tensor: float) -> float:
-    """At a utilisation of the tensor cores; the boost clock where no hypothesis says otherwise."""
-    if hypothesis == "A":
-        return chip.a_clock_ghz
-    if hypothesis == "B":
-        return chip.b_clock_ghz * (1 - chip.b_clock_slope * (tensor - chip.b_clock_knee))
-    return chip.gpu.clock_ghz
-
-
-def _roofline_us(gpu: Gpu, flops: float, min_dram_bytes: float) -> float:
-    return max(flops / max(gpu.tensor_tflops, gpu.fp32_tflops) / 1e6, min_dram_bytes / gpu.memory_gbs / 1e3)
+def overlaps(chip: Chip) -> dict[str, Overlap]:
+    """Two that fit published figures of wgmma kernels: tensor pipe and MUFU exclude each other, or most other arithmetic is
+not issued while the tensor pipe runs."""
+    return {"A": Overlap(tensor_excludes_mufu=True), "B": Overlap(issue_lost=chip.rates["b_issue_lost"])}
 
 
 def _whole(timed: Timed, instructions: float, work: Work, blocks: int, chip: Chip, resident: int) -> float:
@@ -212,7 +199,7 @@ def _whole(timed: Timed, instructions: float, work: Work, blocks: int, chip: Chi
     if not values["finished"]:
         rest = max(0.0, instructions - values["issued"])
         clocks += rest * values["late_clocks"] / max(1.0, values["late_issued"])
-    return clocks * _imbalance(work.instructions, blocks, chip.gpu.sms * resident)
+    return clocks * _imbalance(work.instructions, blocks, chip.sms * resident)
 
 
 def _imbalance(instructions: np.ndarray, blocks: int, slots: int) -> float:

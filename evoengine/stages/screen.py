@@ -34,7 +34,8 @@ def screen_binary(binary: Binary, launch: Launch, gpu: Gpu, cost: Mapping[str, f
     if shared > gpu.shared_per_block:
         return f"{shared} bytes of shared memory per block, static and dynamic; {gpu.key} has {gpu.shared_per_block}"
     if shared + gpu.shared_reserved > gpu.shared_per_sm:
-        return f"{shared} bytes of shared memory and {gpu.shared_reserved} reserved; an SM of {gpu.key} has {gpu.shared_per_sm}"
+        taken = f"{shared} bytes of shared memory and {gpu.shared_reserved} reserved"
+        return f"{taken}; an SM of {gpu.key} has {gpu.shared_per_sm}"
     if not gpu.blocks_resident(launch.threads, binary.registers, shared):
         total = binary.registers * launch.threads
         each = f"{binary.registers} × {launch.threads} threads"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from evoengine.errors import UsageError
 from evoengine.gpu import known_gpus
-from evoengine.sass.chip import FILE, RATES, STATUSES, find_chip
+from evoengine.sass.chip import FILE, NEEDED, STATUSES, find_chip
 
 WHOLE = FILE.read_text()
 
@@ -32,11 +34,11 @@ def line(name: str, section: str) -> str:
 @pytest.mark.parametrize("key", known_gpus())
 def test_every_gpu_has_every_rate_of_its_parts_with_a_source(key):
     chip = find_chip(key)
-    for name, of in RATES.items():
-        if chip.gpu.capability < of["since"]:
-            assert getattr(chip, name) == 0
+    for name, origin in NEEDED.items():
+        if chip.gpu.capability < origin.since:
+            assert chip.rates[name] == 0
         else:
-            assert getattr(chip, name)
+            assert chip.rates[name] > 0
             assert any(f", {status}: " in chip.provenance(name) for status in STATUSES)
 
 
@@ -50,9 +52,9 @@ def test_tensor_clocks_give_the_peak_of_the_data_sheet(key):
     chip = find_chip(key)
     gpu = chip.gpu
     if gpu.capability == 90:  # m64nNk16: 2·64·N·16 operations in N/2 clocks of all four tensor cores
-        per_clock = 2 * 64 * 16 / chip.hgmma_clocks_per_column
+        per_clock = 2 * 64 * 16 / chip.rates["hgmma_clocks_per_column"]
     else:
-        per_clock = 4 * 2 * 16 * 8 * 16 / chip.hmma_f32_clocks
+        per_clock = 4 * 2 * 16 * 8 * 16 / chip.rates["hmma_interval"]
     assert per_clock * gpu.sms * gpu.clock_ghz / 1e3 == pytest.approx(gpu.tensor_tflops, rel=0.01)
 
 
@@ -60,15 +62,16 @@ def test_tensor_clocks_give_the_peak_of_the_data_sheet(key):
 def test_fma_clocks_give_the_peak_of_the_data_sheet(key):
     chip = find_chip(key)
     gpu = chip.gpu
-    peak = 2 * 128 * chip.fma_per_clock * gpu.sms * gpu.clock_ghz / 1e3
+    peak = 2 * 128 / chip.rates["fma_interval"] * gpu.sms * gpu.clock_ghz / 1e3
     assert peak == pytest.approx(gpu.fp32_tflops, rel=0.01)
 
 
 def test_a_rate_of_the_gpu_goes_before_that_of_its_architecture_and_that_before_the_rest():
-    assert find_chip("a100").l2_bytes_per_clock == 44
-    assert find_chip("rtx3090").l2_bytes_per_clock == 32
-    assert find_chip("h100").l2_bytes_per_clock == 23.7
-    assert find_chip("h100").provenance("l2_bytes_per_clock").startswith("23.7 bytes/clock, SM, inferred: FlashAttention")
+    assert find_chip("a100").rates["l2_bytes_per_clock"] == 44
+    assert find_chip("rtx3090").rates["l2_bytes_per_clock"] == 32
+    assert find_chip("h100").rates["l2_bytes_per_clock"] == 23.7
+    of_h100 = find_chip("h100").provenance("l2_bytes_per_clock")
+    assert of_h100.startswith("23.7 bytes/clock, SM, inferred: FlashAttention-3's machine code")
     assert find_chip("rtx3090").provenance("sms").startswith("82, published: NVIDIA's data sheet")
 
 
@@ -80,7 +83,7 @@ def test_a_missing_rate_is_named_with_its_gpu_and_where_it_would_come_from(edite
 
 def test_a_missing_rate_of_hopper_alone_is_no_fault_of_another_chip(edited):
     file = edited(line("tma_latency", "arch.sm_90"), "")
-    assert find_chip("a100", file).tma_latency == 0
+    assert find_chip("a100", file).rates["tma_latency"] == 0
     with pytest.raises(UsageError, match="no tma_latency for h200.* a TMA load"):
         find_chip("h200", file)
 
@@ -100,7 +103,7 @@ def test_an_architecture_without_an_entry_is_named(edited):
         ("l1_latency = [33", 'l1_latency = ["33"', "'33'; it must be a number"),
         ("l1_latency = [33,", "l1_latency = [", r'must be \[value, "unit", "status", "source"\]'),
         ("l1_latency = [33", "l1_latncy = [33", "l1_latncy in .all. is no rate .* did you mean l1_latency"),
-        ("[0, 8, 16, 32, 64, 100]", "[0, 8, true]", "must be a list of sizes"),
+        ("l1_latency = [33", "l1_latency = [true", "True; it must be a number above 0"),
         ("[sources]", "[origins]", r"no \[sources\]"),
         ("[sources]", "[sources", "not a TOML file"),
     ],
@@ -108,6 +111,27 @@ def test_an_architecture_without_an_entry_is_named(edited):
 def test_a_malformed_chip_file_says_what_is_wrong(edited, old, new, said):
     with pytest.raises(UsageError, match=said):
         find_chip("rtx3090", edited(old, new))
+
+
+def test_the_clock_is_the_boost_clock_but_for_the_two_hypotheses_of_wgmma():
+    h100 = find_chip("h100")
+    assert h100.clock_under("", 0.9) == h100.gpu.clock_ghz
+    assert h100.clock_under("A", 0.9) == 1.85
+    assert h100.clock_under("B", 0.5) == 1.755
+    assert h100.clock_under("B", 0.75) == pytest.approx(1.755 * 0.925)
+
+
+def test_the_share_of_an_sm_in_the_dram_follows_from_the_data_sheet():
+    # 0.85 of 936 GB/s over 82 SMs at 1.695 GHz
+    assert find_chip("rtx3090").rates["dram_bytes_per_clock"] == pytest.approx(0.85 * 936 / 82 / 1.695)
+
+
+def test_the_core_is_given_every_rate_it_asks_for():
+    header = FILE.with_name("core") / "timing.h"
+    block = header.read_text().partition("#define SASS_RATES(X)")[2].partition("\n\n")[0]
+    asked = re.findall(r"X\((\w+)\)", block)
+    assert len(asked) > 20
+    assert set(asked) <= set(find_chip("h100").rates)
 
 
 def test_a_chip_file_that_is_not_there_and_an_unknown_rate_are_named(tmp_path):

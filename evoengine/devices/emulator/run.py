@@ -16,11 +16,10 @@ from evoengine.devices.base import Argument, Arguments, KernelCrashed, KernelHun
 from evoengine.devices.pool import BlockLaunch, BlockTrace, PooledArgument
 from evoengine.records import Launch
 
-# The layouts of LaunchHeader and ArgumentHeader in runtime/main.cpp, of TensorMap in runtime/internal.h, and of
-# BlockHeader and PageHeader in runtime/pooled.cpp.
+# The layouts of LaunchHeader and ArgumentHeader in runtime/main.cpp, and of BlockHeader and PageHeader in
+# runtime/pooled.cpp.
 _LAUNCH = struct.Struct("=Qq3I3II4xQ")
 _ARGUMENT = struct.Struct("=Qc55s")
-_TENSOR_MAP = struct.Struct("=QQ4Q5I5HBBH46x")
 _BLOCK = struct.Struct("=QII")
 _PAGE = struct.Struct("=QII")
 _CRASHED, _HUNG = 10, 11
@@ -79,14 +78,7 @@ def _value(argument: Argument | PooledArgument, arguments: Sequence[Argument | P
 def _tensor_map(argument: TensorMapArgument, arguments: Sequence[Argument | PooledArgument]) -> bytes:
     index, tensor = next((i, a) for i, a in enumerate(arguments) if a.name == argument.tensor)
     tensor_map.check(argument, tensor.bytes if isinstance(tensor, PooledArgument) else tensor.data.nbytes)
-
-    def five(values: tuple[int, ...]) -> list[int]:
-        return [*values, *[1] * (5 - len(values))]
-
-    strides = five(argument.strides_bytes)[:4]
-    element, rank = tensor_map.element_bytes(argument), len(argument.dims)
-    dims, box = five(argument.dims), five(argument.box)
-    return _TENSOR_MAP.pack(0, index, *strides, *dims, *box, element, rank, argument.swizzle or 16)
+    return tensor_map.describe(argument, 0, index)
 
 
 def _argument_header(argument: Argument | PooledArgument, value: bytes) -> bytes:

@@ -103,6 +103,7 @@ struct Opcode {
 };
 // each file of opcodes has one of these, ended by a null name
 extern const Opcode INTEGER[], FLOATING[], CONTROL[], MEMORY[], MATRIX[], ASYNC[];
+extern const Opcode MOVES[], DOUBLE[], HALF[], CONVERT[], ATOMIC[];
 
 // Decodes the section of `entry` in an `nvdisasm -c -hex` listing. Throws Fault where it is not there.
 Program decode(std::string_view listing, std::string_view entry);
@@ -217,6 +218,10 @@ struct Warp {
   // groups of asynchronous work, oldest first: how many of each have not landed; the last is still open
   std::deque<int> copies{0}, products{0}, tensor_stores{0};
 
+  int registers = 0;           // per thread after setmaxnreg; 0 before it
+  u32 cluster_arrived = 0;     // lanes that have arrived at barrier.cluster, in this generation of it
+  u32 cluster_generation = 0;  // of the last arrival
+
   u64 executed = 0;
   bool done() const { return alive == 0; }
 };
@@ -302,6 +307,8 @@ const Lanes& integer(Context&, const Operand&, Lanes& scratch);
 const Lanes& floating(Context&, const Operand&, Lanes& scratch);
 // The same of the second register of a pair (R4 → R5, c[…][0x160] → 0x164, RZ and immediates → 0).
 const Lanes& upper(Context&, const Operand&, Lanes& scratch);
+// The bits alone: no modifier applied, as 64-bit operands and halves need them.
+const Lanes& plain(Context&, const Operand&, Lanes& scratch);
 u32 predicate(Context&, const Operand&);              // a bit for each lane
 void write(Context&, const Operand&, const Lanes&, int plus = 0);  // registers (by lane) or a uniform register (lane 0)
 void write_predicate(Context&, const Operand&, u32 bits);

@@ -1,0 +1,81 @@
+"""The C interface of core/api.h: programs made of listings, and launches of them."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from ctypes import POINTER, c_char_p, c_int, c_uint64, c_void_p
+from functools import cache
+
+from evoengine.devices.base import KernelCrashed, KernelHung
+from evoengine.errors import UsageError
+from evoengine.sass.build import build
+from evoengine.sass.launch import Launch
+from evoengine.sass.structures import SassLaunch
+
+LIMIT = 200_000_000
+"""warp instructions that one block may execute; a block of a gate case takes a few millions"""
+_MESSAGE_BYTES = 4096
+_CRASHED, _HUNG = 1, 2
+
+
+class Program:
+    """A decoded kernel. `unknown` maps each opcode with modifiers that cannot be executed to how often it stands there."""
+
+    def __init__(self, listing: str, entry: str) -> None:
+        """Of the kernel `entry` in a listing of `nvdisasm -c -hex`; UsageError where that is no such listing."""
+        core = library()
+        message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+        self.handle = c_void_p(core.sass_decode(listing.encode(), entry.encode(), message, len(message)))
+        if not self.handle:
+            raise UsageError(f"the listing of {entry} cannot be read: {_text(message)}")
+        self._finalizer = weakref.finalize(self, core.sass_free, self.handle)
+        self.entry = entry
+        self.unknown = self._unknown()
+
+    def _unknown(self) -> dict[str, int]:
+        text = ctypes.create_string_buffer(1 << 16)
+        library().sass_unknown(self.handle, text, len(text))
+        pairs = (line.rpartition(" ") for line in _text(text).splitlines())
+        return {name: int(count) for name, _, count in pairs}
+
+
+def run(program: Program, launch: Launch, blocks: Sequence[int] = (), limit: int = LIMIT) -> None:
+    """Executes the numbered blocks of the grid, whole clusters at a time; all of them where none is named.
+
+    `limit` is in warp instructions per block. Raises KernelCrashed and KernelHung with the reason and the place.
+    """
+    chosen = (c_uint64 * len(blocks))(*blocks)
+    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    status = library().sass_run(
+        program.handle, launch.reference(), chosen, len(blocks), limit, message, len(message)
+    )  # fmt: skip
+    check(status, message)
+
+
+def check(status: int, message: ctypes.Array[ctypes.c_char]) -> None:
+    """Raises KernelCrashed or KernelHung with the message where the core's status says so."""
+    if status == _CRASHED:
+        raise KernelCrashed(_text(message))
+    if status == _HUNG:
+        raise KernelHung(_text(message))
+
+
+def _text(buffer: ctypes.Array[ctypes.c_char]) -> str:
+    return buffer.value.decode(errors="replace")
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The core, built first where this machine does not have it; MachineError where it cannot be."""
+    core = ctypes.CDLL(str(build()))
+    core.sass_decode.argtypes = (c_char_p, c_char_p, c_char_p, c_int)
+    core.sass_decode.restype = c_void_p
+    core.sass_free.argtypes = (c_void_p,)
+    core.sass_free.restype = None
+    core.sass_unknown.argtypes = (c_void_p, c_char_p, c_int)
+    core.sass_run.argtypes = (
+        c_void_p, POINTER(SassLaunch), POINTER(c_uint64), c_int, c_uint64, c_char_p, c_int,
+    )  # fmt: skip
+    return core

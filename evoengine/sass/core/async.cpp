@@ -1,0 +1,323 @@
+// Copies by LDGSTS and what waits for groups of asynchronous work, fences, clusters, registers handed between warps;
+// and the table of all asynchronous opcodes.
+#include "async.h"
+
+namespace sass {
+
+// ── what the files of asynchronous opcodes share ────────────────────────────────────────────────────────────────────
+
+std::string named(const Instruction& i) {
+  char at[32];
+  snprintf(at, sizeof at, " at 0x%x", i.address);
+  return "`" + i.text + "`" + at;
+}
+
+u8* shared_bytes(Block*& block, u32 address, u32 bytes, u32 alignment, const Instruction& by) {
+  char place[48];
+  snprintf(place, sizeof place, " at shared address 0x%x", address);
+  const auto& blocks = block->cluster->blocks;
+  u32 rank = address >> 24, offset = address & 0xffffff;
+  if (rank >= blocks.size())
+    throw Fault{named(by) + place + ": block " + std::to_string(rank) + " of a cluster of " + std::to_string(blocks.size())};
+  Block* owner = blocks[rank].get();
+  if (owner != block && owner->done()) throw Fault{named(by) + place + ": that block of the cluster has ended"};
+  block = owner;
+  if (u64(offset) + bytes > owner->shared.size())
+    throw Fault{named(by) + place + ": outside of the " + std::to_string(owner->shared.size()) + " bytes that the block has"};
+  if (offset % alignment) throw Fault{named(by) + place + ": not a multiple of " + std::to_string(alignment)};
+  return owner->shared.data() + offset;
+}
+
+u8* own_bytes(Block& block, u32 address, u32 bytes, u32 alignment, const Instruction& by) {
+  u32 rank = address >> 24;
+  if (rank && rank != block.rank) {
+    char place[48];
+    snprintf(place, sizeof place, " at shared address 0x%x", address);
+    throw Fault{named(by) + place + ": of another block of the cluster, which the instruction does not reach"};
+  }
+  Block* own = &block;
+  return shared_bytes(own, (address & 0xffffff) | block.rank << 24, bytes, alignment, by);
+}
+
+void shared_addresses(Context& c, const Operand& o, Lanes& to) {
+  u32 base = u32(o.offset) + (o.uniform >= 0 ? c.warp.u[o.uniform] : 0);
+  for (int lane = 0; lane < LANES; lane++)
+    to[lane] = base + (o.index >= 0 && o.index != RZ ? c.warp.r[o.index][lane] * o.scale : 0);
+}
+
+u64 global_address(Context& c, const Operand& o, int lane) {
+  u64 address = i64(o.offset);
+  if (o.uniform >= 0 && o.uniform != URZ) address += c.warp.u[o.uniform] | u64(c.warp.u[o.uniform + 1]) << 32;
+  if (o.index < 0 || o.index == RZ) return address;
+  return address + c.warp.r[o.index][lane] + (o.wide ? u64(c.warp.r[o.index + 1][lane]) << 32 : 0);
+}
+
+void land_in_group(std::deque<int>& groups) {
+  while (groups.size() > 1 && groups.front() == 0) groups.pop_front();
+  groups.front()--;
+}
+
+int open_groups(const std::deque<int>& groups) {
+  int landed = 0;
+  while (landed + 1 < int(groups.size()) && groups[landed] == 0) landed++;
+  return int(groups.size()) - 1 - landed;
+}
+
+namespace {
+
+// ── LDGSTS ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+constexpr int ZERO_FILL = 1;
+
+struct Copy {
+  u32 lanes, from_memory;  // those that copy; the others get zeros
+  Lanes to;
+  alignas(16) u8 data[LANES][16];
+};
+
+// LDGSTS.E.BYPASS.128 [R4], desc[UR8][R6.64], P0: without P0 all 16 bytes are zeros. .ZFILL: as many at the end as the
+// address is past a multiple of the size.
+Step copy(Context& c, const Instruction& i) {
+  u32 bytes = u32(i.b);
+  Copy work;
+  work.lanes = c.lanes;
+  work.from_memory = c.lanes & (i.operands.size() > 2 ? predicate(c, i.operands[2]) : ALL);
+  shared_addresses(c, i.operands[0], work.to);
+  Access& access = c.access;
+  access.space = Access::Space::Global;
+  access.store = access.atomic = access.matrix = false;
+  access.asynchronous = true;
+  access.bytes = i.b;
+  access.cached = !i.c;
+  access.lanes = work.from_memory;
+  for (int lane = 0; lane < LANES; lane++) {
+    if (!(c.lanes >> lane & 1)) continue;
+    own_bytes(*c.warp.block, work.to[lane], bytes, bytes, i);
+    access.shared[lane] = work.to[lane] & 0xffffff;
+    std::memset(work.data[lane], 0, 16);
+    if (!(work.from_memory >> lane & 1)) continue;
+    u64 from = global_address(c, i.operands[1], lane);
+    u32 zeros = u32(from % bytes);
+    if (zeros && i.a != ZERO_FILL) {
+      char place[64];
+      snprintf(place, sizeof place, ": global address 0x%llx is not a multiple of ", (unsigned long long)from);
+      throw Fault{named(i) + place + std::to_string(bytes)};
+    }
+    access.addresses[lane] = from - zeros;
+    c.machine.memory.load(from - zeros, work.data[lane], bytes - zeros);
+  }
+  Completion landing;
+  landing.queue = Completion::Queue::Copy;
+  landing.warp = &c.warp;
+  landing.bytes = i.b * __builtin_popcount(work.from_memory);
+  landing.access = access;
+  landing.land = [warp = &c.warp, work, bytes] {
+    Block& block = *warp->block;
+    for (int lane = 0; lane < LANES; lane++)
+      if (work.lanes >> lane & 1) std::memcpy(block.shared.data() + (work.to[lane] & 0xffffff), work.data[lane], bytes);
+    land_in_group(warp->copies);
+  };
+  add_to_group(c.warp.copies);
+  c.machine.begin(std::move(landing));
+  return Step::Done;
+}
+
+Execute prepare_copy(Instruction& i) {
+  Modifiers m(i);
+  bool extended = m.take("E");
+  i.b = m.take("128") ? 16 : m.take("64") ? 8 : 4;
+  i.c = m.take("BYPASS");
+  i.a = m.take("ZFILL") ? ZERO_FILL : 0;
+  for (const char* hint : {"LTC64B", "LTC128B", "LTC256B"}) m.take(hint);
+  size_t operands = i.operands.size();
+  bool predicated = operands == 3 && i.operands[2].kind == Operand::Kind::Predicate;
+  return extended && m.none_left() && (operands == 2 || predicated) ? copy : nullptr;
+}
+
+// ── groups ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Step close_copies(Context& c, const Instruction&) {
+  close_group(c.warp.copies);
+  return Step::Done;
+}
+Execute prepare_close_copies(Instruction& i) { return i.modifiers.empty() ? close_copies : nullptr; }
+
+Step close_stores(Context& c, const Instruction&) {
+  close_group(c.warp.tensor_stores);
+  return Step::Done;
+}
+Execute prepare_close_stores(Instruction& i) { return i.modifiers.empty() ? close_stores : nullptr; }
+
+// DEPBAR.LE SB0, 2: scoreboard 0 counts the groups of LDGDEPBAR and of UTMACMDFLUSH; others only order what here
+// happens at once.
+Step wait_for_groups(Context& c, const Instruction& i) {
+  if (i.operands[0].index != 0) return Step::Done;
+  int left = int(i.operands[1].immediate);
+  Warp& w = c.warp;
+  if (open_groups(w.copies) > left)
+    w.wait = {Wait::Kind::Copies, 0, u32(left)};
+  else if (open_groups(w.tensor_stores) > left)
+    w.wait = {Wait::Kind::TensorStores, 0, u32(left)};
+  else
+    return Step::Done;
+  return Step::Waiting;
+}
+
+Execute prepare_wait_for_groups(Instruction& i) {
+  Modifiers m(i);
+  bool scoreboard = i.operands.size() >= 2 && i.operands[0].kind == Operand::Kind::Scoreboard &&
+                    i.operands[1].kind == Operand::Kind::Immediate;
+  return m.take("LE") && m.none_left() && scoreboard ? wait_for_groups : nullptr;
+}
+
+Step nothing(Context&, const Instruction&) { return Step::Done; }
+
+// WARPGROUP.DEPBAR.LE gsb0, 0x1
+Step wait_for_products(Context& c, const Instruction& i) {
+  u32 left = i.operands[1].immediate;
+  if (open_groups(c.warp.products) <= int(left)) return Step::Done;
+  c.warp.wait = {Wait::Kind::Products, 0, left};
+  return Step::Waiting;
+}
+
+Execute prepare_warpgroup(Instruction& i) {
+  Modifiers m(i);
+  if (m.take("ARRIVE")) return m.none_left() ? nothing : nullptr;
+  bool known = m.take("DEPBAR") && m.take("LE") && i.operands.size() == 2;
+  return known && m.none_left() ? wait_for_products : nullptr;
+}
+
+// ── clusters ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Step arrive_at_cluster(Context& c, const Instruction& i) {
+  Warp& w = c.warp;
+  if (w.cluster_arrived & c.lanes) throw Fault{named(i) + ": arrives again before it has waited for the cluster's barrier"};
+  w.cluster_arrived |= c.lanes;
+  w.cluster_generation = w.block->cluster->generation;
+  check_cluster_barrier(*w.block->cluster);
+  return Step::Done;
+}
+
+Step wait_for_cluster(Context& c, const Instruction&) {
+  Warp& w = c.warp;
+  if (w.block->cluster->generation != w.cluster_generation) return Step::Done;
+  w.wait = {Wait::Kind::ClusterBarrier, 0, w.cluster_generation};
+  return Step::Waiting;
+}
+
+Execute prepare_arrive_at_cluster(Instruction& i) { return i.modifiers.empty() ? arrive_at_cluster : nullptr; }
+Execute prepare_wait_for_cluster(Instruction& i) { return i.modifiers.empty() ? wait_for_cluster : nullptr; }
+
+// ── warps ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+// ELECT P0, UR4, PT: the lowest lane that executes, its number in UR4.
+Step elect(Context& c, const Instruction& i) {
+  u32 candidates = c.lanes & predicate(c, i.operands[2]);
+  int leader = candidates ? __builtin_ctz(candidates) : 0;
+  write_predicate(c, i.operands[0], candidates ? 1u << leader : 0);
+  if (i.operands[1].index != URZ) c.warp.u[i.operands[1].index] = u32(leader);
+  return Step::Done;
+}
+
+Execute prepare_elect(Instruction& i) {
+  bool known = i.modifiers.empty() && i.operands.size() == 3 && i.operands[0].kind == Operand::Kind::Predicate &&
+               i.operands[1].kind == Operand::Kind::Uniform;
+  return known ? elect : nullptr;
+}
+
+int registers_of(const Context& c) { return c.warp.registers ? c.warp.registers : int(c.machine.launch.registers); }
+
+// USETMAXREG.DEALLOC.CTAPOOL 0x28
+Step give_registers(Context& c, const Instruction& i) {
+  int wanted = int(i.operands[0].immediate), held = registers_of(c);
+  if (wanted > held)
+    throw Fault{named(i) + ": gives registers back down to " + std::to_string(wanted) + ", the warp has " + std::to_string(held)};
+  c.warp.block->free_registers += held - wanted;
+  c.warp.registers = wanted;
+  return Step::Done;
+}
+
+// USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xe8: waits for what other warps give back.
+Step take_registers(Context& c, const Instruction& i) {
+  int wanted = int(i.operands[1].immediate), held = registers_of(c);
+  if (wanted < held)
+    throw Fault{named(i) + ": takes registers up to " + std::to_string(wanted) + ", the warp has " + std::to_string(held)};
+  if (c.warp.block->free_registers < wanted - held) {
+    c.warp.wait = {Wait::Kind::Registers, u32(wanted - held)};
+    return Step::Waiting;
+  }
+  c.warp.block->free_registers -= wanted - held;
+  c.warp.registers = wanted;
+  write_predicate(c, i.operands[0], ALL);
+  return Step::Done;
+}
+
+Execute prepare_registers(Instruction& i) {
+  Modifiers m(i);
+  bool pool = m.take("CTAPOOL"), give = m.take("DEALLOC"), take = m.take("TRY_ALLOC");
+  if (!pool || !m.none_left()) return nullptr;
+  if (give && i.operands.size() == 1) return give_registers;
+  return take && i.operands.size() == 2 ? take_registers : nullptr;
+}
+
+// ── fences ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+// Memory here is one, and what a warp does is seen at once by all.
+template <const char* const* known>
+Execute prepare_nothing(Instruction& i) {
+  Modifiers m(i);
+  for (const char* const* name = known; *name; name++) m.take(*name);
+  return m.none_left() ? nothing : nullptr;
+}
+
+constexpr const char* NO_MODIFIERS[] = {nullptr};
+constexpr const char* SCOPES[] = {"ALL", "SC", "CTA", "GPU", "SYS", "VC", nullptr};
+constexpr const char* VIEWS[] = {"VIEW", "ASYNC", "S", "G", "T", nullptr};
+constexpr const char* CACHE[] = {"IVALL", "E", "PF1", "PF2", nullptr};
+constexpr const char* MAPS[] = {"PF", "IV", nullptr};
+constexpr const char* PREFETCHES[] = {"L2", "1D", "2D", "3D", "4D", "5D", nullptr};
+
+}  // namespace
+
+void check_cluster_barrier(Cluster& cluster) {
+  bool any = false;
+  for (auto& block : cluster.blocks)
+    for (Warp& w : block->warps) {
+      if (w.alive & ~w.cluster_arrived) return;
+      any |= w.cluster_arrived != 0;
+    }
+  if (!any) return;
+  for (auto& block : cluster.blocks)
+    for (Warp& w : block->warps) w.cluster_arrived = 0;
+  cluster.generation++;
+}
+
+const Opcode ASYNC[] = {
+    {"LDGSTS", Pipe::Memory, prepare_copy},
+    {"LDGDEPBAR", Pipe::Memory, prepare_close_copies},
+    {"DEPBAR", Pipe::None, prepare_wait_for_groups},
+    {"ARRIVES", Pipe::Memory, prepare_copies_arrive},
+    {"SYNCS", Pipe::Memory, prepare_transaction_barrier},
+    {"UTMALDG", Pipe::Uniform, prepare_tensor_load},
+    {"UTMASTG", Pipe::Uniform, prepare_tensor_store},
+    {"UBLKCP", Pipe::Uniform, prepare_bulk_copy},
+    {"UTMACMDFLUSH", Pipe::Uniform, prepare_close_stores},
+    {"UTMAPF", Pipe::Uniform, prepare_nothing<PREFETCHES>},
+    {"UBLKPF", Pipe::Uniform, prepare_nothing<PREFETCHES>},
+    {"UTMACCTL", Pipe::Uniform, prepare_nothing<MAPS>},
+    {"WARPGROUP", Pipe::None, prepare_warpgroup},
+    {"UCGABAR_ARV", Pipe::Uniform, prepare_arrive_at_cluster},
+    {"UCGABAR_WAIT", Pipe::Uniform, prepare_wait_for_cluster},
+    {"ELECT", Pipe::Alu, prepare_elect},
+    {"USETMAXREG", Pipe::Uniform, prepare_registers},
+    {"MEMBAR", Pipe::Memory, prepare_nothing<SCOPES>},
+    {"FENCE", Pipe::Memory, prepare_nothing<VIEWS>},
+    {"ERRBAR", Pipe::Memory, prepare_nothing<NO_MODIFIERS>},
+    {"CGAERRBAR", Pipe::Memory, prepare_nothing<NO_MODIFIERS>},
+    {"CCTL", Pipe::Memory, prepare_nothing<CACHE>},
+    {"ACQBULK", Pipe::None, prepare_nothing<NO_MODIFIERS>},
+    {"PREEXIT", Pipe::None, prepare_nothing<NO_MODIFIERS>},
+    {nullptr, Pipe::None, nullptr},
+};
+
+}  // namespace sass

@@ -1,0 +1,110 @@
+// Arithmetic on 64-bit floats, each in a pair of registers; an immediate is the upper word.
+#include "rounding.h"
+
+namespace sass {
+namespace {
+
+constexpr u64 SIGN = 0x8000000000000000ull;
+
+struct Doubles {
+  double v[LANES];
+  double operator[](int l) const { return v[l]; }
+};
+
+void load_doubles(Context& c, const Operand& o, Doubles& out) {
+  Wide x;
+  load_wide(c, o, x);
+  for (int l = 0; l < LANES; ++l) {
+    u64 bits = o.kind == Kind::Immediate ? x[l] << 32 : x[l];
+    if (o.absolute) bits &= ~SIGN;
+    if (o.negate) bits ^= SIGN;
+    out.v[l] = std::bit_cast<double>(bits);
+  }
+}
+
+u64 canonical_bits(double d) { return d != d ? 0xfff8000000000000ull : std::bit_cast<u64>(d); }
+
+struct Add {
+  static constexpr int SOURCES = 2;
+  static double of(double x, double y, double) { return x + y; }
+};
+struct Multiply {
+  static constexpr int SOURCES = 2;
+  static double of(double x, double y, double) { return x * y; }
+};
+struct MultiplyAdd {
+  static constexpr int SOURCES = 3;
+  static double of(double x, double y, double z) { return __builtin_fma(x, y, z); }
+};
+
+template <class Op>
+[[gnu::noinline]] void calculate(const Doubles& x, const Doubles& y, const Doubles& z, Wide& out, int rounding) {
+  const Rounded rounded(rounding);
+  for (int l = 0; l < LANES; ++l) out[l] = canonical_bits(Op::of(x[l], y[l], z[l]));
+  __asm__ volatile("" ::"r"(&out) : "memory");
+}
+
+// a = rounding
+template <class Op>
+Step arithmetic(Context& c, const Instruction& i) {
+  Doubles source[3];
+  Wide out;
+  for (int k = 0; k < Op::SOURCES; ++k) load_doubles(c, i.operands[k + 1], source[k]);
+  calculate<Op>(source[0], source[1], source[Op::SOURCES - 1], out, i.a);
+  write_wide(c, i.operands[0], out);
+  return Step::Done;
+}
+
+template <class Op>
+Execute prepare_arithmetic(Instruction& i) {
+  Modifiers m(i);
+  i.a = take_rounding(m);
+  return m.none_left() && i.operands.size() == Op::SOURCES + 1 ? arithmetic<Op> : nullptr;
+}
+
+// DSETP P, P, x, y, P. a = order, b = join
+Step dsetp(Context& c, const Instruction& i) {
+  Doubles x, y;
+  load_doubles(c, i.operands[2], x);
+  load_doubles(c, i.operands[3], y);
+  const u32 result = compare_floats(i.a, [&](int l) { return x[l]; }, [&](int l) { return y[l]; });
+  const u32 beside = predicate(c, i.operands[4]);
+  write_predicate(c, i.operands[0], join(i.b, result, beside));
+  write_predicate(c, i.operands[1], join(i.b, ~result, beside));
+  return Step::Done;
+}
+
+Execute prepare_dsetp(Instruction& i) {
+  Modifiers m(i);
+  i.a = take_one(m, FLOAT_ORDERS);
+  i.b = take_join(m);
+  return i.a >= 0 && m.none_left() && i.operands.size() == 5 ? dsetp : nullptr;
+}
+
+// DMNMX R, x, y, P: a NaN gives the other
+Step dmnmx(Context& c, const Instruction& i) {
+  Doubles x, y;
+  load_doubles(c, i.operands[1], x);
+  load_doubles(c, i.operands[2], y);
+  const u32 least = predicate(c, i.operands[3]);
+  Wide out;
+  for (int l = 0; l < LANES; ++l)
+    out[l] = canonical_bits(least >> l & 1 ? std::fmin(x[l], y[l]) : std::fmax(x[l], y[l]));
+  write_wide(c, i.operands[0], out);
+  return Step::Done;
+}
+
+Execute prepare_dmnmx(Instruction& i) { return i.modifiers.empty() && i.operands.size() == 4 ? dmnmx : nullptr; }
+
+}  // namespace
+
+const Opcode DOUBLE[] = {
+    {"DADD", Pipe::Fp64, prepare_arithmetic<Add>},
+    {"DMUL", Pipe::Fp64, prepare_arithmetic<Multiply>},
+    {"DFMA", Pipe::Fp64, prepare_arithmetic<MultiplyAdd>},
+    {"DSETP", Pipe::Fp64, prepare_dsetp},
+    {"DMNMX", Pipe::Fp64, prepare_dmnmx},
+    {nullptr, Pipe::None, nullptr},
+};
+
+}  // namespace sass

@@ -1,0 +1,245 @@
+// Arithmetic on 32-bit floats, comparisons, selections and the special functions.
+#include "rounding.h"
+
+namespace sass {
+namespace {
+
+// ── arithmetic ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+struct Add {
+  static constexpr int SOURCES = 2;
+  static float of(float x, float y, float) { return x + y; }
+};
+struct Multiply {
+  static constexpr int SOURCES = 2;
+  static float of(float x, float y, float) { return x * y; }
+};
+struct MultiplyAdd {
+  static constexpr int SOURCES = 3;
+  static float of(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+};
+
+template <class Op>
+Step arithmetic(Context& c, const Instruction& i) {
+  Lanes s, t, r, out;
+  const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t);
+  const Lanes& z = Op::SOURCES == 3 ? floating(c, i.operands[3], r) : y;
+  each(out, [&](int l) { return canonical(Op::of(as_float(x[l]), as_float(y[l]), as_float(z[l]))); });
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+template <class Op>
+[[gnu::noinline]] void calculate(const Lanes& x, const Lanes& y, const Lanes& z, Lanes& out, int rounding) {
+  const Rounded rounded(rounding);
+  each(out, [&](int l) { return canonical(Op::of(as_float(x[l]), as_float(y[l]), as_float(z[l]))); });
+  __asm__ volatile("" ::"r"(&out) : "memory");
+}
+
+// a = .FTZ, b = .SAT, c = rounding
+template <class Op>
+Step arithmetic_with(Context& c, const Instruction& i) {
+  Lanes source[3], out;
+  for (int k = 0; k < Op::SOURCES; ++k) {
+    Lanes scratch;
+    const Lanes& x = floating(c, i.operands[k + 1], scratch);
+    if (i.a) each(source[k], [&](int l) { return flush(x[l]); });
+    else source[k] = x;
+  }
+  calculate<Op>(source[0], source[1], source[Op::SOURCES - 1], out, i.c);
+  if (i.a) each(out, [&](int l) { return flush(out[l]); });
+  if (i.b) each(out, [&](int l) { return saturate(out[l]); });
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+template <class Op>
+Execute prepare_arithmetic(Instruction& i) {
+  Modifiers m(i);
+  i.a = m.take("FTZ");
+  i.b = m.take("SAT");
+  i.c = take_rounding(m);
+  if (!m.none_left() || i.operands.size() != Op::SOURCES + 1) return nullptr;
+  return i.a || i.b || i.c ? arithmetic_with<Op> : arithmetic<Op>;
+}
+
+// FMNMX R, x, y, P: the predicate asks for the smaller. a = .FTZ, b = .NAN, c = .XORSIGN
+Step fmnmx(Context& c, const Instruction& i) {
+  Lanes s, t, out;
+  const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t);
+  const u32 least = predicate(c, i.operands[3]), keep = i.c ? 0x7fffffffu : ALL, signs = ~keep;
+  const bool flushes = i.a, spreads = i.b;
+  each(out, [&](int l) {
+    const u32 p = flushes ? flush(x[l]) : x[l], q = flushes ? flush(y[l]) : y[l];
+    const u32 pk = p & keep, qk = q & keep;
+    // ordered as integers, so that −0 < +0
+    const i32 po = i32(pk) < 0 ? i32(pk ^ 0x7fffffffu) : i32(pk), qo = i32(qk) < 0 ? i32(qk ^ 0x7fffffffu) : i32(qk);
+    const bool p_nan = (pk & 0x7fffffffu) > 0x7f800000u, q_nan = (qk & 0x7fffffffu) > 0x7f800000u;
+    const bool first = (least >> l & 1) ? po < qo : po > qo;
+    u32 v = first ? pk : qk;
+    v = p_nan ? qk : q_nan ? pk : v;
+    v |= (p ^ q) & signs;
+    const bool none = spreads ? p_nan | q_nan : p_nan & q_nan;
+    return none ? NAN_BITS : v;
+  });
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+Execute prepare_fmnmx(Instruction& i) {
+  Modifiers m(i);
+  i.a = m.take("FTZ");
+  i.b = m.take("NAN");
+  i.c = m.take("XORSIGN");
+  return m.none_left() && i.operands.size() == 4 ? fmnmx : nullptr;
+}
+
+// FSEL R, x, y, P. a = .FTZ
+Step fsel(Context& c, const Instruction& i) {
+  Lanes s, t, out;
+  const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t);
+  const u32 first = predicate(c, i.operands[3]);
+  const bool flushes = i.a;
+  each(out, [&](int l) {
+    const u32 v = first >> l & 1 ? x[l] : y[l];
+    return flushes ? flush(v) : v;
+  });
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+Execute prepare_fsel(Instruction& i) {
+  Modifiers m(i);
+  i.a = m.take("FTZ");
+  return m.none_left() && i.operands.size() == 4 ? fsel : nullptr;
+}
+
+// ── comparisons ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+// a = order, b = .FTZ
+u32 compared(Context& c, const Instruction& i, const Operand& a, const Operand& b) {
+  Lanes s, t;
+  const Lanes &x = floating(c, a, s), &y = floating(c, b, t);
+  if (!i.b)
+    return compare_floats(i.a, [&](int l) { return as_float(x[l]); }, [&](int l) { return as_float(y[l]); });
+  return compare_floats(i.a, [&](int l) { return as_float(flush(x[l])); }, [&](int l) { return as_float(flush(y[l])); });
+}
+
+// FSETP P, P, x, y, P. c = join
+Step fsetp(Context& c, const Instruction& i) {
+  const u32 result = compared(c, i, i.operands[2], i.operands[3]), beside = predicate(c, i.operands[4]);
+  write_predicate(c, i.operands[0], join(i.c, result, beside));
+  write_predicate(c, i.operands[1], join(i.c, ~result, beside));
+  return Step::Done;
+}
+
+// FSET R, x, y, P: all ones, or 1.0 where d = .BF
+Step fset(Context& c, const Instruction& i) {
+  const u32 beside = predicate(c, i.operands[3]);
+  const u32 result = join(i.c, compared(c, i, i.operands[1], i.operands[2]), beside), yes = i.d ? as_bits(1.0f) : ALL;
+  Lanes out;
+  each(out, [&](int l) { return result >> l & 1 ? yes : 0; });
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+Execute prepare_compare(Instruction& i) {
+  Modifiers m(i);
+  const bool to_predicate = i.opcode.starts_with("FSETP");
+  i.d = m.take("BF");
+  i.b = m.take("FTZ");
+  i.a = take_one(m, FLOAT_ORDERS);
+  i.c = take_join(m);
+  if (i.a < 0 || !m.none_left() || i.operands.size() != (to_predicate ? 5u : 4u)) return nullptr;
+  return to_predicate ? fsetp : fset;
+}
+
+// FCHK P, x, y: where x / y by reciprocal and correction could go wrong at the ends of the exponents.
+Step fchk(Context& c, const Instruction& i) {
+  Lanes s, t;
+  const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t);
+  write_predicate(c, i.operands[0], bits([&](int l) {
+    const int p = int(x[l] >> 23 & 0xff), q = int(y[l] >> 23 & 0xff);
+    const bool plain_values = p >= 25 && p <= 254 && q >= 2 && q <= 252;
+    return !(plain_values && p - q >= -124 && p - q <= 125);
+  }));
+  return Step::Done;
+}
+
+Execute prepare_fchk(Instruction& i) {
+  Modifiers m(i);
+  m.take("DIVIDE");
+  return m.none_left() && i.operands.size() == 3 ? fchk : nullptr;
+}
+
+// ── special functions ───────────────────────────────────────────────────────────────────────────────────────────────
+
+enum Function { RCP, RSQ, SQRT, EX2, LG2, SIN, COS, TANH, RCP64H, RSQ64H };
+const char* const FUNCTIONS[] = {"RCP", "RSQ", "SQRT", "EX2", "LG2", "SIN", "COS", "TANH", "RCP64H", "RSQ64H", nullptr};
+
+constexpr double TURN = 6.283185307179586476925;
+
+float special_function(int function, float x) {
+  switch (function) {
+    case RCP: return 1.0f / x;
+    case RSQ: return float(1.0 / std::sqrt(double(x)));
+    case SQRT: return std::sqrt(x);
+    case EX2: return std::exp2(x);
+    case LG2: return std::log2(x);
+    case SIN: return float(std::sin(TURN * double(x)));  // the argument is in turns
+    case COS: return float(std::cos(TURN * double(x)));
+    default: return std::tanh(x);
+  }
+}
+
+// The high word of the result for a double whose high word is given.
+u32 high_function(int function, u32 high) {
+  const double x = std::bit_cast<double>(u64(high) << 32);
+  const double y = function == RCP64H ? 1.0 / x : 1.0 / std::sqrt(x);
+  return y != y ? 0x7fffffffu : u32(std::bit_cast<u64>(y) >> 32);
+}
+
+// a = function, b = on halves
+Step mufu(Context& c, const Instruction& i) {
+  Lanes s, out{};
+  const Operand& from = i.operands[1];
+  const Lanes& x = i.b ? plain(c, from, s) : floating(c, from, s);
+  for (int l = 0; l < LANES; ++l) {
+    if (!(c.lanes >> l & 1)) continue;
+    if (i.a >= RCP64H) out[l] = high_function(i.a, x[l]);
+    else if (i.b) {
+      u32 half = (from.part == 2 ? x[l] >> 16 : x[l]) & 0xffff;
+      if (from.absolute) half &= 0x7fff;
+      if (from.negate) half ^= 0x8000;
+      out[l] = float_to_half(special_function(i.a, half_to_float(half)));
+    } else out[l] = flush(canonical(special_function(i.a, as_float(flush(x[l])))));
+  }
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+Execute prepare_mufu(Instruction& i) {
+  Modifiers m(i);
+  i.a = take_one(m, FUNCTIONS);
+  i.b = m.take("F16");
+  return i.a >= 0 && m.none_left() && i.operands.size() == 2 ? mufu : nullptr;
+}
+
+}  // namespace
+
+const Opcode FLOATING[] = {
+    {"FADD", Pipe::Fma, prepare_arithmetic<Add>},
+    {"FMUL", Pipe::Fma, prepare_arithmetic<Multiply>},
+    {"FFMA", Pipe::Fma, prepare_arithmetic<MultiplyAdd>},
+    {"FADD32I", Pipe::Fma, prepare_arithmetic<Add>},
+    {"FMUL32I", Pipe::Fma, prepare_arithmetic<Multiply>},
+    {"FMNMX", Pipe::Alu, prepare_fmnmx},
+    {"FSEL", Pipe::Alu, prepare_fsel},
+    {"FSET", Pipe::Alu, prepare_compare},
+    {"FSETP", Pipe::Alu, prepare_compare},
+    {"FCHK", Pipe::Mufu, prepare_fchk},
+    {"MUFU", Pipe::Mufu, prepare_mufu},
+    {nullptr, Pipe::None, nullptr},
+};
+
+}  // namespace sass

@@ -1,0 +1,500 @@
+// Integer arithmetic, comparisons, shifts and logic; the same for vector and uniform registers.
+#include <bit>
+
+#include "lanes.h"
+
+namespace sass {
+namespace {
+
+// ── sums ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+// A source of a sum that has a carry: −b is ~b + 1, and the one counts towards the carry.
+void add_source(Context& c, const Operand& o, Wide& sum) {
+  Lanes s;
+  const Lanes& x = plain(c, o, s);
+  const u32 flip = o.negate || o.invert ? ALL : 0;
+  for (int l = 0; l < LANES; ++l) sum[l] += u64(x[l] ^ flip) + o.negate;
+}
+
+// IADD3 R, [P, [P,]] a, b, c [, P [, P]]: a = first source, b = .X
+Step iadd3(Context& c, const Instruction& i) {
+  const int first = i.a;
+  if (first == 1 && !i.b) {
+    Lanes s, t, r, out;
+    const Lanes &x = integer(c, i.operands[1], s), &y = integer(c, i.operands[2], t), &z = integer(c, i.operands[3], r);
+    each(out, [&](int l) { return x[l] + y[l] + z[l]; });
+    write(c, i.operands[0], out);
+    return Step::Done;
+  }
+  Wide sum{};
+  for (int k = 0; k < 3; ++k) add_source(c, i.operands[first + k], sum);
+  if (i.b)
+    for (size_t k = first + 3; k < i.operands.size(); ++k) {
+      const u32 carry = predicate(c, i.operands[k]);
+      for (int l = 0; l < LANES; ++l) sum[l] += carry >> l & 1;
+    }
+  Lanes out;
+  each(out, [&](int l) { return u32(sum[l]); });
+  for (int k = 1; k < first; ++k)
+    write_predicate(c, i.operands[k], bits([&](int l) { return sum[l] >> 32 >= u64(k); }));
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+// UIADD3.64: sums of pairs
+Step iadd3_wide(Context& c, const Instruction& i) {
+  Wide sum{}, x;
+  for (size_t k = 1; k < i.operands.size(); ++k) {
+    const Operand& o = i.operands[k];
+    load_wide(c, o, x);
+    const bool sign = o.kind == Kind::Immediate && o.text[0] == '-';
+    for (int l = 0; l < LANES; ++l) sum[l] += o.negate ? 0 - x[l] : o.invert ? ~x[l] : sign ? u64(i64(i32(x[l]))) : x[l];
+  }
+  write_wide(c, i.operands[0], sum);
+  return Step::Done;
+}
+
+Execute prepare_iadd3(Instruction& i) {
+  Modifiers m(i);
+  const bool wide = m.take("64");
+  i.b = m.take("X");
+  i.a = 1 + predicates_after(i, 1);
+  const int sources = int(i.operands.size()) - i.a;
+  if (!m.none_left() || sources < 3 || (!i.b && sources > 3)) return nullptr;
+  if (wide) return i.a == 1 && !i.b ? iadd3_wide : nullptr;
+  return iadd3;
+}
+
+u32 add(u32 x, u32 y, const Instruction&) { return x + y; }
+
+Execute prepare_viadd(Instruction& i) {
+  return i.modifiers.empty() && i.operands.size() == 3 ? binary<add> : nullptr;
+}
+
+// ── products ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Step imad(Context& c, const Instruction& i) {
+  return ternary<[](u32 x, u32 y, u32 z, const Instruction&) { return x * y + z; }>(c, i);
+}
+
+// Everything but the low word without a carry. a = first source, b = .X, c = signed, d = 0 low, 1 high, 2 both words
+Step imad_wide(Context& c, const Instruction& i) {
+  const Operand &a = i.operands[i.a], &b = i.operands[i.a + 1], &addend = i.operands[i.a + 2];
+  Lanes s, t;
+  Wide z;
+  const Lanes &x = plain(c, a, s), &y = plain(c, b, t);
+  if (i.d) load_wide(c, addend, z);
+  else {
+    Lanes r;
+    const Lanes& low = plain(c, addend, r);
+    for (int l = 0; l < LANES; ++l) z[l] = low[l];
+  }
+  const u32 carry = i.b ? predicate(c, i.operands[i.a + 3]) : 0;
+  const bool negate = a.negate != b.negate;
+  Wide out;
+  u32 carries = 0;
+  for (int l = 0; l < LANES; ++l) {
+    u64 product = i.c ? u64(i64(i32(x[l])) * i64(i32(y[l]))) : u64(x[l]) * y[l];
+    if (negate) product = 0 - product;
+    const u64 other = addend.invert ? ~z[l] : addend.negate ? 0 - z[l] : z[l];
+    const u64 sum = product + other;
+    out[l] = sum + (carry >> l & 1);
+    carries |= u32(sum < product || out[l] < sum) << l;
+  }
+  if (i.a > 1) write_predicate(c, i.operands[1], carries);
+  if (i.d == 2) {
+    write_wide(c, i.operands[0], out);
+    return Step::Done;
+  }
+  const int shift = i.d == 1 ? 32 : 0;
+  Lanes word;
+  each(word, [&](int l) { return u32(out[l] >> shift); });
+  write(c, i.operands[0], word);
+  return Step::Done;
+}
+
+Execute prepare_imad(Instruction& i) {
+  Modifiers m(i);
+  const bool moves = m.take("MOV") | m.take("SHL") | m.take("IADD");
+  (void)moves;  // names of what the products with 1 and 2ⁿ are used for
+  i.c = !m.take("U32");
+  m.take("S32");
+  i.b = m.take("X");
+  i.d = m.take("HI") ? 1 : m.take("WIDE") ? 2 : 0;
+  i.a = 1 + predicates_after(i, 1);
+  if (!m.none_left() || int(i.operands.size()) < i.a + 3 + i.b || i.a > 2) return nullptr;
+  if (i.d == 0 && i.a > 1) return nullptr;
+  return i.d == 0 && !i.b ? imad : imad_wide;
+}
+
+// Sums of products of bytes or of halfwords and bytes: a = width of x's parts, b = signs (1 x, 2 y), c = .HI
+Step idp(Context& c, const Instruction& i) {
+  Lanes s, t, r, out;
+  const Lanes &x = integer(c, i.operands[1], s), &y = integer(c, i.operands[2], t), &z = integer(c, i.operands[3], r);
+  const int width = i.a, parts = 32 / width;
+  for (int l = 0; l < LANES; ++l) {
+    i64 sum = i32(z[l]);
+    for (int k = 0; k < parts; ++k) {
+      const u32 p = x[l] >> (k * width) & ((1u << width) - 1), q = y[l] >> ((k + (i.c ? 2 : 0)) * 8) & 0xff;
+      const i64 signed_p = width == 8 ? i64(int8_t(p)) : i64(int16_t(p));
+      sum += (i.b & 1 ? signed_p : i64(p)) * (i.b & 2 ? i64(int8_t(q)) : i64(q));
+    }
+    out[l] = u32(sum);
+  }
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+Execute prepare_idp(Instruction& i) {
+  if (i.modifiers.empty() || i.operands.size() != 4) return nullptr;
+  i.a = i.modifiers[0] == "4A" ? 8 : i.modifiers[0] == "2A" ? 16 : 0;
+  std::vector<std::string> types;
+  for (size_t k = 1; k < i.modifiers.size(); ++k) {
+    if (i.modifiers[k] == "HI") i.c = 1;
+    else if (i.modifiers[k] != "LO") types.push_back(i.modifiers[k]);
+  }
+  if (!i.a || types.size() != 2) return nullptr;
+  i.b = (types[0][0] == 'S') | (types[1][0] == 'S') << 1;
+  return idp;
+}
+
+// ── shifted sums ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+// a = first source, b = .X, c = 0 low word, 1 high word of {c, a}, 2 high word of a's sign extension
+Step lea(Context& c, const Instruction& i) {
+  const Operand &value = i.operands[i.a], &other = i.operands[i.a + 1];
+  const int last = i.a + 2 + (i.c == 1);
+  const u32 shift = i.operands[last].immediate & 31;
+  Lanes s, t, r, out;
+  const Lanes &x = plain(c, value, s), &y = plain(c, other, t);
+  Wide v;
+  if (i.c == 1) {
+    const Lanes& high = plain(c, i.operands[i.a + 2], r);
+    for (int l = 0; l < LANES; ++l) v[l] = u64(high[l]) << 32 | x[l];
+  } else {
+    for (int l = 0; l < LANES; ++l) v[l] = i.c == 2 ? u64(i64(i32(x[l]))) : x[l];
+  }
+  if (value.negate)
+    for (int l = 0; l < LANES; ++l) v[l] = 0 - v[l];
+  const u32 carry = i.b ? predicate(c, i.operands[last + 1]) : 0;
+  const int down = i.c ? 32 : 0;
+  const u32 flip = other.negate || other.invert ? ALL : 0;
+  Wide sum;
+  for (int l = 0; l < LANES; ++l)
+    sum[l] = u64(u32(v[l] << shift >> down)) + (y[l] ^ flip) + other.negate + (carry >> l & 1);
+  each(out, [&](int l) { return u32(sum[l]); });
+  if (i.a > 1) write_predicate(c, i.operands[1], bits([&](int l) { return sum[l] >> 32 != 0; }));
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+Execute prepare_lea(Instruction& i) {
+  Modifiers m(i);
+  const bool high = m.take("HI");
+  i.b = m.take("X");
+  i.c = m.take("SX32") ? 2 : high;
+  i.a = 1 + predicates_after(i, 1);
+  const int sources = 3 + (i.c == 1) + i.b;
+  if (!m.none_left() || i.a > 2 || int(i.operands.size()) != i.a + sources) return nullptr;
+  return i.operands[i.a + 2 + (i.c == 1)].kind == Kind::Immediate ? lea : nullptr;
+}
+
+// SHF: {c, a} as 64 bits by b. a = right, b = signed, c = bits of the largest shift (32, 64), d = 1 wraps | 2 high word
+Step shf(Context& c, const Instruction& i) {
+  Lanes s, t, r, out;
+  const Lanes &low = integer(c, i.operands[1], s), &by = integer(c, i.operands[2], t), &high = integer(c, i.operands[3], r);
+  const u32 most = u32(i.c), wraps = i.d & 1;
+  const int down = i.d & 2 ? 32 : 0;
+  const bool right = i.a, sign = i.b;
+  for (int l = 0; l < LANES; ++l) {
+    const u64 v = u64(high[l]) << 32 | low[l];
+    const u32 n = wraps ? by[l] & (most - 1) : by[l] < most ? by[l] : most;
+    const u32 first = n < 63 ? n : 63, second = n - first;  // 64 in two steps
+    u64 result;
+    if (!right) result = v << first << second;
+    else if (sign) result = u64(i64(v) >> first >> second);
+    else result = v >> first >> second;
+    out[l] = u32(result >> down);
+  }
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+Execute prepare_shf(Instruction& i) {
+  static const char* const TYPES[] = {"U32", "S32", "U64", "S64", nullptr};
+  Modifiers m(i);
+  i.a = m.take("R");
+  if (!i.a && !m.take("L")) return nullptr;
+  const int type = take_one(m, TYPES);
+  i.b = type & 1;
+  i.c = type >= 2 ? 64 : 32;
+  i.d = m.take("W") | m.take("HI") << 1;
+  return type >= 0 && m.none_left() && i.operands.size() == 4 ? shf : nullptr;
+}
+
+// ── comparisons ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+enum Order { LT, EQ, LE, GT, NE, GE, NEVER, ALWAYS };
+const char* const ORDERS[] = {"LT", "EQ", "LE", "GT", "NE", "GE", "F", "T", nullptr};
+
+template <class T>
+u32 compare(int order, const Lanes& x, const Lanes& y) {
+  switch (order) {
+    case LT: return bits([&](int l) { return T(x[l]) < T(y[l]); });
+    case EQ: return bits([&](int l) { return x[l] == y[l]; });
+    case LE: return bits([&](int l) { return T(x[l]) <= T(y[l]); });
+    case GT: return bits([&](int l) { return T(x[l]) > T(y[l]); });
+    case NE: return bits([&](int l) { return x[l] != y[l]; });
+    case GE: return bits([&](int l) { return T(x[l]) >= T(y[l]); });
+    default: return order == ALWAYS ? ALL : 0;
+  }
+}
+
+// ISETP P, P, a, b, P [, P]: a = order, b = unsigned, c = join, d = .EX
+Step isetp(Context& c, const Instruction& i) {
+  Lanes s, t;
+  const Lanes &x = integer(c, i.operands[2], s), &y = integer(c, i.operands[3], t);
+  auto held = [&](int order) { return i.b ? compare<u32>(order, x, y) : compare<i32>(order, x, y); };
+  u32 result = held(i.a);
+  if (i.d) {  // the high words of two pairs: what the low words gave decides where they are equal
+    const u32 low = predicate(c, i.operands[5]), equal = held(EQ);
+    result = (result & ~equal) | (low & equal);
+  }
+  const u32 beside = predicate(c, i.operands[4]);
+  write_predicate(c, i.operands[0], join(i.c, result, beside));
+  write_predicate(c, i.operands[1], join(i.c, ~result, beside));
+  return Step::Done;
+}
+
+Execute prepare_isetp(Instruction& i) {
+  Modifiers m(i);
+  i.a = take_one(m, ORDERS);
+  i.b = m.take("U32");
+  m.take("S32");
+  i.d = m.take("EX");
+  i.c = take_join(m);
+  return i.a >= 0 && m.none_left() && int(i.operands.size()) == 5 + i.d ? isetp : nullptr;
+}
+
+template <class T>
+u32 smaller(u32 x, u32 y) { return T(x) < T(y) ? x : y; }
+template <class T>
+u32 larger(u32 x, u32 y) { return T(x) > T(y) ? x : y; }
+
+// In 32 bits or in halfwords
+template <class T>
+u32 pick(bool least, u32 x, u32 y) {
+  if constexpr (sizeof(T) == 4) return least ? smaller<T>(x, y) : larger<T>(x, y);
+  else {
+    const T low = least ? std::min(T(x), T(y)) : std::max(T(x), T(y));
+    const T high = least ? std::min(T(x >> 16), T(y >> 16)) : std::max(T(x >> 16), T(y >> 16));
+    return u32(u16(low)) | u32(u16(high)) << 16;
+  }
+}
+
+// min or max of all sources, a = what comes first (0 nothing, 1 the sum of two), b = .RELU, c = sources
+template <class T>
+Step minmax(Context& c, const Instruction& i) {
+  Lanes s, t, r, out;
+  const u32 least = predicate(c, i.operands[1 + i.c]);
+  const Lanes &x = integer(c, i.operands[1], s), &y = integer(c, i.operands[2], t);
+  const Lanes& z = i.c == 3 ? integer(c, i.operands[3], r) : y;
+  for (int l = 0; l < LANES; ++l) {
+    const bool small = least >> l & 1;
+    u32 v;
+    if (i.a && sizeof(T) == 4) v = pick<T>(small, x[l] + y[l], z[l]);
+    else if (i.a) v = pick<T>(small, u32(u16(x[l] + y[l])) | ((x[l] >> 16) + (y[l] >> 16)) << 16, z[l]);
+    else v = pick<T>(small, pick<T>(small, x[l], y[l]), z[l]);
+    out[l] = i.b ? pick<T>(false, v, 0) : v;
+  }
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+Execute prepare_minmax(Instruction& i) {
+  static const char* const TYPES[] = {"S32", "U32", "S16x2", "U16x2", nullptr};
+  static const Execute FORMS[] = {minmax<i32>, minmax<u32>, minmax<int16_t>, minmax<u16>};
+  Modifiers m(i);
+  i.b = m.take("RELU");
+  const int type = std::max(0, take_one(m, TYPES));
+  i.a = i.opcode.starts_with("VIADDMNMX");
+  i.c = i.a || i.opcode.starts_with("VIMNMX3") ? 3 : 2;
+  const size_t last = size_t(i.c) + 1;
+  if (!m.none_left() || i.operands.size() <= last || !is_predicate(i.operands[last])) return nullptr;
+  return i.operands.size() == last + 1 ? FORMS[type] : nullptr;
+}
+
+// ── logic ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+// The function whose value for bits a, b, c is bit 4a + 2b + c of the table.
+struct Table {
+  u32 bit[8];
+  explicit Table(u32 table) {
+    for (int k = 0; k < 8; ++k) bit[k] = table >> k & 1 ? ALL : 0;
+  }
+  static u32 mux(u32 by, u32 yes, u32 no) { return no ^ (by & (yes ^ no)); }
+  u32 operator()(u32 a, u32 b, u32 c) const {
+    return mux(a, mux(b, mux(c, bit[7], bit[6]), mux(c, bit[5], bit[4])),
+               mux(b, mux(c, bit[3], bit[2]), mux(c, bit[1], bit[0])));
+  }
+};
+
+// LOP3.LUT [P,] R, a, b, c, table, P: a = destination, b = the table, c = .PAND
+Step lop3(Context& c, const Instruction& i) {
+  Lanes s, t, r, out;
+  const int d = i.a;
+  const Lanes &x = integer(c, i.operands[d + 1], s), &y = integer(c, i.operands[d + 2], t),
+              &z = integer(c, i.operands[d + 3], r);
+  const Table table{u32(i.b)};
+  each(out, [&](int l) { return table(x[l], y[l], z[l]); });
+  if (d) {
+    const u32 some = bits([&](int l) { return out[l] != 0; }), beside = predicate(c, i.operands[d + 5]);
+    write_predicate(c, i.operands[0], i.c ? some & beside : some | beside);
+  }
+  write(c, i.operands[d], out);
+  return Step::Done;
+}
+
+Execute prepare_lop3(Instruction& i) {
+  Modifiers m(i);
+  m.take("LUT");
+  i.c = m.take("PAND");
+  i.a = predicates_after(i, 0);
+  if (!m.none_left() || i.a > 1 || int(i.operands.size()) != i.a + 6) return nullptr;
+  const Operand& table = i.operands[i.a + 4];
+  i.b = int(table.immediate);
+  return table.kind == Kind::Immediate ? lop3 : nullptr;
+}
+
+// PLOP3.LUT P, P, a, b, c, table, table
+Step plop3(Context& c, const Instruction& i) {
+  const u32 x = predicate(c, i.operands[2]), y = predicate(c, i.operands[3]), z = predicate(c, i.operands[4]);
+  const u32 first = Table{i.operands[5].immediate}(x, y, z), second = Table{i.operands[6].immediate}(x, y, z);
+  write_predicate(c, i.operands[0], first);
+  write_predicate(c, i.operands[1], second);
+  return Step::Done;
+}
+
+Execute prepare_plop3(Instruction& i) {
+  Modifiers m(i);
+  m.take("LUT");
+  return m.none_left() && i.operands.size() == 7 ? plop3 : nullptr;
+}
+
+// ── bits ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+u32 absolute(u32 x, const Instruction&) { return i32(x) < 0 ? 0 - x : x; }
+u32 population(u32 x, const Instruction&) { return u32(std::popcount(x)); }
+
+u32 reverse(u32 x, const Instruction&) {
+  x = (x >> 1 & 0x55555555u) | (x & 0x55555555u) << 1;
+  x = (x >> 2 & 0x33333333u) | (x & 0x33333333u) << 2;
+  x = (x >> 4 & 0x0f0f0f0fu) | (x & 0x0f0f0f0fu) << 4;
+  return __builtin_bswap32(x);
+}
+
+// The highest bit that is one; of a negative signed number the highest that is zero. a = signed, b = from the top
+u32 leading(u32 x, const Instruction& i) {
+  if (i.a && i32(x) < 0) x = ~x;
+  if (!x) return ALL;
+  const u32 at = 31 - u32(std::countl_zero(x));
+  return i.b ? 31 - at : at;
+}
+
+// `width` ones from bit `start`. a = wraps
+u32 bit_mask(u32 start, u32 width, const Instruction& i) {
+  if (i.a) start &= 31, width &= 31;
+  const u64 ones = width >= 32 ? ~0u : (1u << width) - 1;
+  return start >= 32 ? 0 : u32(ones << start);
+}
+
+// The low `width` bits extended. a = wraps, b = unsigned
+u32 extend(u32 x, u32 width, const Instruction& i) {
+  if (i.a) width &= 31;
+  if (width >= 32) return x;
+  if (width == 0) return 0;
+  const u32 left = 32 - width;
+  return i.b ? x << left >> left : u32(i32(x << left) >> left);
+}
+
+// |x − y|, then + z. a = unsigned
+u32 difference(u32 x, u32 y, u32 z, const Instruction& i) {
+  const bool less = i.a ? x < y : i32(x) < i32(y);
+  return (less ? y - x : x - y) + z;
+}
+
+template <auto F, int SOURCES>
+Execute prepare_plain(Instruction& i) {
+  if (!i.modifiers.empty() || int(i.operands.size()) != SOURCES + 1) return nullptr;
+  if constexpr (SOURCES == 1) return unary<F>;
+  else return ternary<F>;
+}
+
+Execute prepare_flo(Instruction& i) {
+  Modifiers m(i);
+  i.a = !m.take("U32");
+  i.b = m.take("SH");
+  return m.none_left() && i.operands.size() == 2 ? unary<leading> : nullptr;
+}
+
+Execute prepare_bmsk(Instruction& i) {
+  Modifiers m(i);
+  m.take("C");
+  i.a = m.take("W");
+  return m.none_left() && i.operands.size() == 3 ? binary<bit_mask> : nullptr;
+}
+
+Execute prepare_sgxt(Instruction& i) {
+  Modifiers m(i);
+  i.a = m.take("W");
+  i.b = m.take("U32");
+  return m.none_left() && i.operands.size() == 3 ? binary<extend> : nullptr;
+}
+
+Execute prepare_difference(Instruction& i) {
+  Modifiers m(i);
+  i.a = m.take("U32");
+  return m.none_left() && i.operands.size() == 4 ? ternary<difference> : nullptr;
+}
+
+}  // namespace
+
+const Opcode INTEGER[] = {
+    {"IADD3", Pipe::Alu, prepare_iadd3},
+    {"UIADD3", Pipe::Uniform, prepare_iadd3},
+    {"VIADD", Pipe::Alu, prepare_viadd},
+    {"IMAD", Pipe::FmaHeavy, prepare_imad},
+    {"UIMAD", Pipe::Uniform, prepare_imad},
+    {"IDP", Pipe::FmaHeavy, prepare_idp},
+    {"LEA", Pipe::Alu, prepare_lea},
+    {"ULEA", Pipe::Uniform, prepare_lea},
+    {"SHF", Pipe::Alu, prepare_shf},
+    {"USHF", Pipe::Uniform, prepare_shf},
+    {"ISETP", Pipe::Alu, prepare_isetp},
+    {"UISETP", Pipe::Uniform, prepare_isetp},
+    {"IMNMX", Pipe::Alu, prepare_minmax},
+    {"UIMNMX", Pipe::Uniform, prepare_minmax},
+    {"VIMNMX", Pipe::Alu, prepare_minmax},
+    {"VIMNMX3", Pipe::Alu, prepare_minmax},
+    {"VIADDMNMX", Pipe::Alu, prepare_minmax},
+    {"LOP3", Pipe::Alu, prepare_lop3},
+    {"ULOP3", Pipe::Uniform, prepare_lop3},
+    {"PLOP3", Pipe::Alu, prepare_plop3},
+    {"UPLOP3", Pipe::Uniform, prepare_plop3},
+    {"IABS", Pipe::Alu, prepare_plain<absolute, 1>},
+    {"UIABS", Pipe::Uniform, prepare_plain<absolute, 1>},
+    {"POPC", Pipe::Mufu, prepare_plain<population, 1>},
+    {"UPOPC", Pipe::Uniform, prepare_plain<population, 1>},
+    {"BREV", Pipe::Mufu, prepare_plain<reverse, 1>},
+    {"UBREV", Pipe::Uniform, prepare_plain<reverse, 1>},
+    {"FLO", Pipe::Mufu, prepare_flo},
+    {"UFLO", Pipe::Uniform, prepare_flo},
+    {"BMSK", Pipe::Alu, prepare_bmsk},
+    {"UBMSK", Pipe::Uniform, prepare_bmsk},
+    {"SGXT", Pipe::Alu, prepare_sgxt},
+    {"USGXT", Pipe::Uniform, prepare_sgxt},
+    {"VABSDIFF", Pipe::Alu, prepare_difference},
+    {nullptr, Pipe::None, nullptr},
+};
+
+}  // namespace sass

@@ -1,0 +1,255 @@
+// Matrices of a warp: their way between shared memory and registers (LDSM, STSM), their transposition (MOVM), and the
+// products that are done when the instruction is (HMMA, IMMA, DMMA). Fragments are the PTX ISA's ("Matrix fragments
+// for mma", "ldmatrix").
+#include "async.h"
+#include "matrix.h"
+#include "products.h"
+
+namespace sass {
+
+namespace {
+
+void check_whole_warp(const Context& c, const Instruction& i) {
+  if (c.lanes != ALL) throw Fault{named(i) + ": executed by a part of the warp's lanes; it is for all 32 together"};
+}
+
+// ── 8 by 8 matrices of 16-bit elements ──────────────────────────────────────────────────────────────────────────────
+
+// A lane holds two neighbours of row lane / 4, so the register of all lanes is the matrix, row by row.
+Lanes transposed(const Lanes& matrix) {
+  u16 from[8][8], to[8][8];
+  std::memcpy(from, matrix.v, sizeof from);
+  for (int row = 0; row < 8; row++)
+    for (int column = 0; column < 8; column++) to[column][row] = from[row][column];
+  Lanes out;
+  std::memcpy(out.v, to, sizeof to);
+  return out;
+}
+
+constexpr int TRANSPOSED = 1, ROW_BYTES = 16;
+
+// The rows of `count` matrices in shared memory; lane 8j + r gives the address of row r of matrix j.
+void matrix_rows(Context& c, const Instruction& i, const Operand& address, int count, u8** rows) {
+  check_whole_warp(c, i);
+  Lanes at;
+  shared_addresses(c, address, at);
+  Access& access = c.access;
+  access.space = Access::Space::Shared;
+  access.atomic = access.asynchronous = false;
+  access.matrix = access.cached = true;
+  access.bytes = ROW_BYTES;
+  access.lanes = count == 4 ? ALL : (1u << 8 * count) - 1;
+  for (int lane = 0; lane < 8 * count; lane++) {
+    rows[lane] = own_bytes(*c.warp.block, at[lane], ROW_BYTES, ROW_BYTES, i);
+    access.addresses[lane] = at[lane] & 0xffffff;
+  }
+}
+
+Step load_matrices(Context& c, const Instruction& i) {
+  u8* rows[LANES];
+  matrix_rows(c, i, i.operands[1], i.b, rows);
+  c.access.store = false;
+  Lanes loaded[4];
+  for (int row = 0; row < 8 * i.b; row++) std::memcpy(&loaded[row / 8].v[row % 8 * 4], rows[row], ROW_BYTES);
+  for (int n = 0; n < i.b; n++) write(c, i.operands[0], i.a == TRANSPOSED ? transposed(loaded[n]) : loaded[n], n);
+  return Step::Done;
+}
+
+Step store_matrices(Context& c, const Instruction& i) {
+  u8* rows[LANES];
+  matrix_rows(c, i, i.operands[0], i.b, rows);
+  c.access.store = true;
+  Lanes stored[4];
+  for (int n = 0; n < i.b; n++) {
+    const Lanes& from = c.warp.r[i.operands[1].index + n];
+    stored[n] = i.a == TRANSPOSED ? transposed(from) : from;
+  }
+  for (int row = 0; row < 8 * i.b; row++) std::memcpy(rows[row], &stored[row / 8].v[row % 8 * 4], ROW_BYTES);
+  return Step::Done;
+}
+
+// LDSM.16.M88.4, LDSM.16.MT88.2, LDSM.16.M88
+bool take_matrices(Instruction& i) {
+  Modifiers m(i);
+  bool halves = m.take("16");
+  i.a = m.take("MT88") ? TRANSPOSED : 0;
+  bool shape = i.a == TRANSPOSED || m.take("M88");
+  i.b = m.take("4") ? 4 : m.take("2") ? 2 : 1;
+  return halves && shape && m.none_left() && i.operands.size() == 2;
+}
+
+Execute prepare_load_matrices(Instruction& i) { return take_matrices(i) ? load_matrices : nullptr; }
+
+Execute prepare_store_matrices(Instruction& i) {
+  bool known = take_matrices(i) && i.operands[1].kind == Operand::Kind::Register && i.operands[1].index != RZ;
+  return known ? store_matrices : nullptr;
+}
+
+Step transpose(Context& c, const Instruction& i) {
+  check_whole_warp(c, i);
+  Lanes scratch;
+  write(c, i.operands[0], transposed(integer(c, i.operands[1], scratch)));
+  return Step::Done;
+}
+
+Execute prepare_transpose(Instruction& i) {
+  Modifiers m(i);
+  bool known = m.take("16") && m.take("MT88") && i.operands.size() == 2;
+  return known && m.none_left() ? transpose : nullptr;
+}
+
+// ── HMMA ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+// `count` registers that begin at an operand's, zeros for RZ.
+void registers_from(const Context& c, const Operand& o, int count, Lanes* to) {
+  for (int n = 0; n < count; n++)
+    if (o.index == RZ) to[n] = Lanes{};
+    else to[n] = c.warp.r[o.index + n];
+}
+
+bool all_registers(const Instruction& i) {
+  for (const Operand& o : i.operands)
+    if (o.kind != Operand::Kind::Register || o.negate || o.absolute) return false;
+  return i.operands.size() == 4 && i.operands[0].index != RZ;
+}
+
+// Two registers of packed halves ↔ four of floats.
+void unpack_sums(const Lanes* packed, Lanes* sums) {
+  for (int half = 0; half < 2; half++)
+    to_floats(packed[half].v, reinterpret_cast<float*>(sums[2 * half].v), reinterpret_cast<float*>(sums[2 * half + 1].v),
+              LANES, Format::Half);
+}
+
+Lanes packed_sums(const Lanes& even, const Lanes& odd) {
+  Lanes out;
+  for (int lane = 0; lane < LANES; lane++)
+    out[lane] = to_half(as_float(even[lane])) | u32(to_half(as_float(odd[lane]))) << 16;
+  return out;
+}
+
+constexpr int HALF_SUMS = 1;
+
+// HMMA.16816.F32.BF16 R4, R8, R12, R4: i.a registers of A, half as many of B.
+Step multiply_halves(Context& c, const Instruction& i) {
+  check_whole_warp(c, i);
+  Format format = Format(i.c);
+  Lanes fragments[4], sums[4];
+  Left left;
+  Right right;
+  registers_from(c, i.operands[1], i.a, fragments);
+  left_of_registers(left, fragments, i.a, format, 1.0f);
+  registers_from(c, i.operands[2], i.a / 2, fragments);
+  right_of_registers(right, fragments, i.a / 2, format);
+  if (i.b == HALF_SUMS) {
+    registers_from(c, i.operands[3], 2, fragments);
+    unpack_sums(fragments, sums);
+  } else {
+    registers_from(c, i.operands[3], 4, sums);
+  }
+  multiply(sums, left, right, 8, i.a * (format == Format::TFloat ? 2 : 4));
+  if (i.b == HALF_SUMS)
+    for (int n = 0; n < 2; n++) write(c, i.operands[0], packed_sums(sums[2 * n], sums[2 * n + 1]), n);
+  else
+    for (int n = 0; n < 4; n++) write(c, i.operands[0], sums[n], n);
+  return Step::Done;
+}
+
+Execute prepare_multiply_halves(Instruction& i) {
+  Modifiers m(i);
+  int depth = m.take("16816") ? 16 : m.take("1688") ? 8 : m.take("1684") ? 4 : 0;
+  i.b = m.take("F16") ? HALF_SUMS : 0;
+  bool sums = i.b == HALF_SUMS || m.take("F32");
+  Format format = m.take("BF16") ? Format::BFloat : m.take("TF32") ? Format::TFloat : Format::Half;
+  i.c = int(format);
+  i.a = format == Format::TFloat ? depth / 2 : depth / 4;
+  bool shape = format == Format::TFloat ? depth == 8 || depth == 4 : depth == 16 || depth == 8;
+  return sums && shape && m.none_left() && all_registers(i) ? multiply_halves : nullptr;
+}
+
+// ── IMMA, DMMA ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+i32 byte_of(u32 word, int n, bool is_signed) {
+  u32 byte = word >> 8 * n & 0xff;
+  return is_signed ? i32(i32(byte << 24) >> 24) : i32(byte);
+}
+
+// IMMA.16832.S8.U8 R4, R8.ROW, R12.COL, R4: i.a registers of A; one has 8 rows, four bytes along k to a word.
+Step multiply_bytes(Context& c, const Instruction& i) {
+  check_whole_warp(c, i);
+  int halves = i.a == 1 ? 1 : 2, depths = i.a == 4 ? 2 : 1;
+  Lanes a[4], b[2], sums[4];
+  registers_from(c, i.operands[1], i.a, a);
+  registers_from(c, i.operands[2], depths, b);
+  registers_from(c, i.operands[3], 2 * halves, sums);
+  for (int n = 0; n < 2 * halves; n++)
+    for (int lane = 0; lane < LANES; lane++) {
+      int row = lane / 4, column = 2 * (lane % 4) + n % 2;
+      u32 sum = sums[n][lane];
+      for (int d = 0; d < depths; d++)
+        for (int k = 0; k < 16; k++) {
+          u32 left = a[d * 2 + n / 2][4 * row + k / 4], right = b[d][4 * column + k / 4];
+          sum += u32(byte_of(left, k % 4, i.b) * byte_of(right, k % 4, i.c));
+        }
+      sums[n][lane] = sum;
+    }
+  for (int n = 0; n < 2 * halves; n++) write(c, i.operands[0], sums[n], n);
+  return Step::Done;
+}
+
+Execute prepare_multiply_bytes(Instruction& i) {
+  if (i.modifiers.size() != 3 || !all_registers(i)) return nullptr;
+  const std::string &shape = i.modifiers[0], &left = i.modifiers[1], &right = i.modifiers[2];
+  bool bytes = (left == "S8" || left == "U8") && (right == "S8" || right == "U8");
+  i.a = shape == "16832" ? 4 : shape == "16816" ? 2 : shape == "8816" ? 1 : 0;
+  i.b = left == "S8";
+  i.c = right == "S8";
+  return bytes && i.a ? multiply_bytes : nullptr;
+}
+
+double double_of(const Lanes* pair, int lane) {
+  u64 bits = pair[0][lane] | u64(pair[1][lane]) << 32;
+  double value;
+  std::memcpy(&value, &bits, 8);
+  return value;
+}
+
+// DMMA.884 R4, R8, R12, R4: a (row g, k t), b (k t, column g), sums (g, 2t) and (g, 2t + 1).
+Step multiply_doubles(Context& c, const Instruction& i) {
+  check_whole_warp(c, i);
+  Lanes a[2], b[2], sums[4];
+  registers_from(c, i.operands[1], 2, a);
+  registers_from(c, i.operands[2], 2, b);
+  registers_from(c, i.operands[3], 4, sums);
+  for (int n = 0; n < 2; n++)
+    for (int lane = 0; lane < LANES; lane++) {
+      double sum = double_of(sums + 2 * n, lane);
+      for (int k = 0; k < 4; k++) sum += double_of(a, lane / 4 * 4 + k) * double_of(b, (lane % 4 * 2 + n) * 4 + k);
+      u64 bits;
+      std::memcpy(&bits, &sum, 8);
+      sums[2 * n][lane] = u32(bits);
+      sums[2 * n + 1][lane] = u32(bits >> 32);
+    }
+  for (int n = 0; n < 4; n++) write(c, i.operands[0], sums[n], n);
+  return Step::Done;
+}
+
+Execute prepare_multiply_doubles(Instruction& i) {
+  Modifiers m(i);
+  bool shape = m.take("884") || m.take("8x8x4");
+  return shape && m.none_left() && all_registers(i) ? multiply_doubles : nullptr;
+}
+
+}  // namespace
+
+const Opcode MATRIX[] = {
+    {"LDSM", Pipe::Memory, prepare_load_matrices},
+    {"STSM", Pipe::Memory, prepare_store_matrices},
+    {"MOVM", Pipe::Memory, prepare_transpose},
+    {"HMMA", Pipe::Tensor, prepare_multiply_halves},
+    {"IMMA", Pipe::Tensor, prepare_multiply_bytes},
+    {"DMMA", Pipe::Tensor, prepare_multiply_doubles},
+    {"HGMMA", Pipe::Tensor, prepare_group_product},
+    {nullptr, Pipe::None, nullptr},
+};
+
+}  // namespace sass

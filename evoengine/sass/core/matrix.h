@@ -1,0 +1,9 @@
+#pragma once
+
+#include "machine.h"
+
+namespace sass {
+
+Execute prepare_group_product(Instruction&);  // HGMMA
+
+}  // namespace sass

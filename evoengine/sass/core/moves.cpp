@@ -1,0 +1,428 @@
+// Moves and selections, special registers, predicates as registers, and what lanes of a warp tell each other.
+#include <bit>
+
+#include "lanes.h"
+
+namespace sass {
+namespace {
+
+// ── moves and selections ────────────────────────────────────────────────────────────────────────────────────────────
+
+Step mov(Context& c, const Instruction& i) {
+  Lanes s;
+  write(c, i.operands[0], integer(c, i.operands[1], s));
+  return Step::Done;
+}
+
+Execute prepare_mov(Instruction& i) {
+  Modifiers m(i);
+  m.take("32I");
+  return m.none_left() && i.operands.size() == 2 ? mov : nullptr;
+}
+
+Step sel(Context& c, const Instruction& i) {
+  Lanes s, t, out;
+  const Lanes &x = integer(c, i.operands[1], s), &y = integer(c, i.operands[2], t);
+  const u32 first = predicate(c, i.operands[3]);
+  each(out, [&](int l) { return first >> l & 1 ? x[l] : y[l]; });
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+Execute prepare_sel(Instruction& i) { return i.modifiers.empty() && i.operands.size() == 4 ? sel : nullptr; }
+
+enum Permute { BYTES, F4E, B4E, RC8, ECL, ECR, RC16 };
+const char* const PERMUTES[] = {"IDX", "F4E", "B4E", "RC8", "ECL", "ECR", "RC16", nullptr};
+
+// The selector of the forms that name a pattern, as the nibbles that the plain form takes.
+u32 selector(int form, u32 by) {
+  if (form == BYTES) return by;
+  const u32 n = by & 3;
+  u32 out = 0;
+  for (u32 k = 0; k < 4; ++k) {
+    const u32 byte = form == F4E ? n + k : form == B4E ? (n - k) & 7 : form == RC8 ? n : form == ECL ? std::max(k, n)
+                     : form == ECR ? std::min(k, n) : (n & 1) * 2 + (k & 1);
+    out |= byte << (4 * k);
+  }
+  return out;
+}
+
+// PRMT R, low, selector, high: each nibble names a byte of {high, low}; its top bit repeats the byte's sign
+u32 permute(u32 low, u32 by, u32 high, const Instruction& i) {
+  const u64 from = u64(high) << 32 | low;
+  const u32 nibbles = selector(i.a, by);
+  u32 out = 0;
+  for (int k = 0; k < 4; ++k) {
+    const u32 nibble = nibbles >> (4 * k) & 15;
+    u32 byte = u32(from >> (8 * (nibble & 7))) & 0xff;
+    if (nibble & 8) byte = byte & 0x80 ? 0xff : 0;
+    out |= byte << (8 * k);
+  }
+  return out;
+}
+
+Execute prepare_prmt(Instruction& i) {
+  Modifiers m(i);
+  i.a = std::max(0, take_one(m, PERMUTES));
+  return m.none_left() && i.operands.size() == 4 ? ternary<permute> : nullptr;
+}
+
+// ── special registers ───────────────────────────────────────────────────────────────────────────────────────────────
+
+enum Special {
+  ZERO, LANE, WARP, WARPS, THREAD, TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z, CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X,
+  NCTAID_Y, NCTAID_Z, RANK, CLUSTER_X, CLUSTER_Y, CLUSTER_Z, NCLUSTER_X, NCLUSTER_Y, NCLUSTER_Z, IN_CLUSTER_X,
+  IN_CLUSTER_Y, IN_CLUSTER_Z, SIZE_CLUSTER_X, SIZE_CLUSTER_Y, SIZE_CLUSTER_Z, CLUSTER_BLOCKS, SHARED_LOW, SHARED_HIGH,
+  LOCAL_LOW, LOCAL_HIGH, SHARED_BYTES, DYNAMIC_BYTES, CLOCK_LOW, CLOCK_HIGH, EQUAL_MASK, LESS_MASK, UP_TO_MASK,
+  GREATER_MASK, FROM_MASK, ACTIVE_MASK, SM, SMS, GRID,
+};
+const std::pair<const char*, Special> SPECIALS[] = {
+    {"SRZ", ZERO}, {"SR_LANEID", LANE}, {"SR_WARPID", WARP}, {"SR_VIRTID", ZERO}, {"SR_NWARPID", WARPS}, {"SR_TID", THREAD},
+    {"SR_TID.X", TID_X}, {"SR_TID.Y", TID_Y}, {"SR_TID.Z", TID_Z}, {"SR_NTID.X", NTID_X}, {"SR_NTID.Y", NTID_Y},
+    {"SR_NTID.Z", NTID_Z}, {"SR_CTAID.X", CTAID_X}, {"SR_CTAID.Y", CTAID_Y}, {"SR_CTAID.Z", CTAID_Z},
+    {"SR_NCTAID.X", NCTAID_X}, {"SR_NCTAID.Y", NCTAID_Y}, {"SR_NCTAID.Z", NCTAID_Z}, {"SR_CgaCtaId", RANK},
+    {"SR_CLUSTER_CTARANK", RANK}, {"SR_CLUSTERID.X", CLUSTER_X}, {"SR_CLUSTERID.Y", CLUSTER_Y},
+    {"SR_CLUSTERID.Z", CLUSTER_Z}, {"SR_NCLUSTERID.X", NCLUSTER_X}, {"SR_NCLUSTERID.Y", NCLUSTER_Y},
+    {"SR_NCLUSTERID.Z", NCLUSTER_Z}, {"SR_CLUSTER_CTAID.X", IN_CLUSTER_X}, {"SR_CLUSTER_CTAID.Y", IN_CLUSTER_Y},
+    {"SR_CLUSTER_CTAID.Z", IN_CLUSTER_Z}, {"SR_CTAID_IN_CLUSTER.X", IN_CLUSTER_X},
+    {"SR_CTAID_IN_CLUSTER.Y", IN_CLUSTER_Y}, {"SR_CTAID_IN_CLUSTER.Z", IN_CLUSTER_Z},
+    {"SR_CLUSTER_NCTAID.X", SIZE_CLUSTER_X}, {"SR_CLUSTER_NCTAID.Y", SIZE_CLUSTER_Y},
+    {"SR_CLUSTER_NCTAID.Z", SIZE_CLUSTER_Z}, {"SR_CgaSize", CLUSTER_BLOCKS}, {"SR_CLUSTER_NCTARANK", CLUSTER_BLOCKS},
+    {"SR_SWINLO", SHARED_LOW}, {"SR_SWINHI", SHARED_HIGH}, {"SR_LWINLO", LOCAL_LOW}, {"SR_LWINHI", LOCAL_HIGH},
+    {"SR_SMEMSZ", SHARED_BYTES}, {"SR_TOTALSMEMSZ", SHARED_BYTES}, {"SR_DYNAMICSMEMSZ", DYNAMIC_BYTES},
+    {"SR_CLOCKLO", CLOCK_LOW}, {"SR_CLOCKHI", CLOCK_HIGH}, {"SR_GLOBALTIMERLO", CLOCK_LOW},
+    {"SR_GLOBALTIMERHI", CLOCK_HIGH}, {"SR_EQMASK", EQUAL_MASK}, {"SR_LTMASK", LESS_MASK}, {"SR_LEMASK", UP_TO_MASK},
+    {"SR_GTMASK", GREATER_MASK}, {"SR_GEMASK", FROM_MASK}, {"SR_ACTIVEMASK", ACTIVE_MASK}, {"SR_SMID", SM},
+    {"SR_VIRTUALSMID", SM}, {"SR_NSMID", SMS}, {"SR_GRIDID", GRID},
+};
+
+int special(const Operand& o) {
+  for (const auto& [name, which] : SPECIALS)
+    if (o.text == name) return which;
+  return -1;
+}
+
+u32 lane_mask(Special which, int lane) {
+  const u32 one = 1u << lane, below = one - 1;
+  switch (which) {
+    case EQUAL_MASK: return one;
+    case LESS_MASK: return below;
+    case UP_TO_MASK: return below | one;
+    case GREATER_MASK: return ~(below | one);
+    default: return ~below;
+  }
+}
+
+u32 thread_index(const Launch& launch, u32 thread, int axis) {
+  const u32 x = launch.threads[0], y = launch.threads[1];
+  return axis == 0 ? thread % x : axis == 1 ? thread / x % y : thread / (x * y);
+}
+
+// What does not differ between the lanes.
+u32 of_warp(Context& c, Special which) {
+  const Launch& l = c.machine.launch;
+  const Block& block = *c.warp.block;
+  auto along = [&](Special first) { return int(which) - int(first); };
+  switch (which) {
+    case WARP: return u32(c.warp.number);
+    case WARPS: return u32(block.warps.size());
+    case NTID_X: case NTID_Y: case NTID_Z: return l.threads[along(NTID_X)];
+    case CTAID_X: case CTAID_Y: case CTAID_Z: return block.index[along(CTAID_X)];
+    case NCTAID_X: case NCTAID_Y: case NCTAID_Z: return l.grid[along(NCTAID_X)];
+    case RANK: return block.rank;
+    case CLUSTER_X: case CLUSTER_Y: case CLUSTER_Z: return block.index[along(CLUSTER_X)] / l.cluster[along(CLUSTER_X)];
+    case NCLUSTER_X: case NCLUSTER_Y: case NCLUSTER_Z: return l.grid[along(NCLUSTER_X)] / l.cluster[along(NCLUSTER_X)];
+    case IN_CLUSTER_X: case IN_CLUSTER_Y: case IN_CLUSTER_Z:
+      return block.index[along(IN_CLUSTER_X)] % l.cluster[along(IN_CLUSTER_X)];
+    case SIZE_CLUSTER_X: case SIZE_CLUSTER_Y: case SIZE_CLUSTER_Z: return l.cluster[along(SIZE_CLUSTER_X)];
+    case CLUSTER_BLOCKS: return l.cluster[0] * l.cluster[1] * l.cluster[2];
+    case SHARED_LOW: return u32(SHARED_WINDOW);
+    case SHARED_HIGH: return u32(SHARED_WINDOW >> 32);
+    case LOCAL_LOW: return u32(LOCAL_WINDOW);
+    case LOCAL_HIGH: return u32(LOCAL_WINDOW >> 32);
+    case SHARED_BYTES: case DYNAMIC_BYTES: return l.shared_bytes;
+    case CLOCK_LOW: return u32(c.machine.clock());
+    case CLOCK_HIGH: return u32(c.machine.clock() >> 32);
+    case ACTIVE_MASK: return c.warp.active;
+    case SMS: return 1;
+    default: return 0;
+  }
+}
+
+u32 read_special(Context& c, Special which, int lane) {
+  const u32 thread = u32(c.warp.number) * LANES + u32(lane);
+  const Launch& l = c.machine.launch;
+  switch (which) {
+    case LANE: return u32(lane);
+    case THREAD: return thread_index(l, thread, 0) | thread_index(l, thread, 1) << 16 | thread_index(l, thread, 2) << 26;
+    case TID_X: return thread_index(l, thread, 0);
+    case TID_Y: return thread_index(l, thread, 1);
+    case TID_Z: return thread_index(l, thread, 2);
+    case EQUAL_MASK: case LESS_MASK: case UP_TO_MASK: case GREATER_MASK: case FROM_MASK: return lane_mask(which, lane);
+    default: return 0;
+  }
+}
+
+bool by_lane(Special which) {
+  return which == LANE || (which >= THREAD && which <= TID_Z) || (which >= EQUAL_MASK && which <= FROM_MASK);
+}
+
+// a = which
+Step s2r(Context& c, const Instruction& i) {
+  const Special which = Special(i.a);
+  Lanes out;
+  if (by_lane(which)) each(out, [&](int l) { return read_special(c, which, l); });
+  else each(out, [value = of_warp(c, which)](int) { return value; });
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+Execute prepare_s2r(Instruction& i) {
+  if (!i.modifiers.empty() || i.operands.size() != 2) return nullptr;
+  i.a = special(i.operands[1]);
+  return i.a < 0 ? nullptr : s2r;
+}
+
+// CS2R writes a pair, CS2R.32 one register. a = which, b = one register
+Step cs2r(Context& c, const Instruction& i) {
+  s2r(c, i);
+  if (i.b) return Step::Done;
+  Lanes high;
+  each(high, [value = i.a == CLOCK_LOW ? of_warp(c, CLOCK_HIGH) : 0u](int) { return value; });
+  write(c, i.operands[0], high, 1);
+  return Step::Done;
+}
+
+Execute prepare_cs2r(Instruction& i) {
+  Modifiers m(i);
+  i.b = m.take("32");
+  m.take("64");
+  if (!m.none_left() || i.operands.size() != 2) return nullptr;
+  i.a = special(i.operands[1]);
+  return i.a < 0 ? nullptr : cs2r;
+}
+
+// ── between the files of registers ──────────────────────────────────────────────────────────────────────────────────
+
+// R2UR [P,] UR, R: the first lane's value; the predicate holds the lanes that have another. a = predicate, b = .OR
+Step r2ur(Context& c, const Instruction& i) {
+  Lanes s;
+  const Lanes& x = integer(c, i.operands[i.a + 1], s);
+  if (!c.lanes) return Step::Done;
+  const u32 value = x[std::countr_zero(c.lanes)];
+  if (i.a) {
+    const u32 others = bits([&](int l) { return x[l] != value; });
+    write_predicate(c, i.operands[0], i.b ? others | predicate(c, i.operands[0]) : others);
+  }
+  const Operand& to = i.operands[i.a];
+  if (to.index != URZ) c.warp.u[to.index] = value;
+  return Step::Done;
+}
+
+Execute prepare_r2ur(Instruction& i) {
+  Modifiers m(i);
+  i.b = m.take("OR");
+  i.a = predicates_after(i, 0);
+  return m.none_left() && i.a <= 1 && int(i.operands.size()) == i.a + 2 ? r2ur : nullptr;
+}
+
+// The byte a register's suffix or an opcode's names: .B1 is 8 bits up.
+int take_byte(Modifiers& m) {
+  static const char* const BYTES_OF[] = {"B0", "B1", "B2", "B3", nullptr};
+  return 8 * std::max(0, take_one(m, BYTES_OF));
+}
+
+// P2R R, PR, base, mask: the predicates named by the mask in place of the base's bits. a = bits up, b = uniform
+Step p2r(Context& c, const Instruction& i) {
+  Lanes s, t, out;
+  const Lanes &base = integer(c, i.operands[2], s), &mask = integer(c, i.operands[3], t);
+  for (int l = 0; l < LANES; ++l) {
+    u32 all = 0;
+    for (int p = 0; p < 7; ++p) all |= (i.b ? u32(c.warp.up[p]) : c.warp.p[p] >> l & 1) << p;
+    const u32 at = (mask[l] & 0x7f) << i.a;
+    out[l] = (base[l] & ~at) | (all << i.a & at);
+  }
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+// R2P PR, R, mask: a = bits up, b = uniform
+Step r2p(Context& c, const Instruction& i) {
+  Lanes s, t;
+  const Lanes &x = plain(c, i.operands[1], s), &mask = integer(c, i.operands[2], t);
+  const u32 chosen = mask[0] & 0x7f;
+  for (int p = 0; p < 7; ++p) {
+    if (!(chosen >> p & 1)) continue;
+    const u32 value = bits([&](int l) { return x[l] >> (i.a + p) & 1; });
+    if (i.b) c.warp.up[p] = value & 1;
+    else c.warp.p[p] = (c.warp.p[p] & ~c.lanes) | (value & c.lanes);
+  }
+  return Step::Done;
+}
+
+Execute prepare_predicates(Instruction& i) {
+  Modifiers m(i);
+  const bool to_register = i.opcode.starts_with("P2R") || i.opcode.starts_with("UP2UR");
+  i.a = take_byte(m);
+  i.b = i.opcode[0] == 'U';
+  if (!m.none_left() || i.operands.size() != (to_register ? 4u : 3u)) return nullptr;
+  if (!to_register && i.operands[1].part >= 4) i.a = 8 * (i.operands[1].part - 4);
+  return to_register ? p2r : r2p;
+}
+
+// ── between lanes ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+enum Vote { VOTE_ALL, VOTE_ANY, VOTE_EQUAL };
+
+// VOTE.ALL [R,] P, P: the ballot and the vote of the lanes that execute. a = vote, b = first predicate
+Step vote(Context& c, const Instruction& i) {
+  const u32 yes = predicate(c, i.operands[i.b + 1]) & c.lanes;
+  const bool all = yes == c.lanes, none = yes == 0;
+  const bool result = i.a == VOTE_ALL ? all : i.a == VOTE_ANY ? !none : all || none;
+  if (i.b) {
+    Lanes ballot;
+    each(ballot, [&](int) { return yes; });
+    write(c, i.operands[0], ballot);
+  }
+  write_predicate(c, i.operands[i.b], result ? ALL : 0);
+  return Step::Done;
+}
+
+Execute prepare_vote(Instruction& i) {
+  static const char* const VOTES[] = {"ALL", "ANY", "EQ", nullptr};
+  Modifiers m(i);
+  i.a = take_one(m, VOTES);
+  i.b = !i.operands.empty() && !is_predicate(i.operands[0]);
+  if (i.a < 0 || !m.none_left()) return nullptr;
+  if (i.b && i.operands.size() == 2) {  // VOTE.ANY R, P: the ballot alone
+    Operand none;
+    none.kind = Kind::Predicate;
+    none.index = PT;
+    i.operands.insert(i.operands.begin() + 1, none);
+  }
+  return int(i.operands.size()) == i.b + 2 ? vote : nullptr;
+}
+
+enum Shuffle { IDX, UP, DOWN, BFLY };
+
+// SHFL P, R, value, lane, limits: the lane's number or distance; limits = clamp and, from bit 8, mask of segments.
+Step shfl(Context& c, const Instruction& i) {
+  Lanes s, t, r, out;
+  const Lanes &x = integer(c, i.operands[2], s), &by = integer(c, i.operands[3], t), &limits = integer(c, i.operands[4], r);
+  u32 inside = 0;
+  for (int l = 0; l < LANES; ++l) {
+    const u32 segment = limits[l] >> 8 & 31, clamp = limits[l] & 31, b = by[l] & 31, lane = u32(l);
+    const u32 low = lane & segment, high = low | (clamp & ~segment);
+    u32 from;
+    bool valid;
+    switch (i.a) {
+      case IDX: from = low | (b & ~segment), valid = from <= high; break;
+      case UP: from = lane - b, valid = i32(from) >= i32(high); break;
+      case DOWN: from = lane + b, valid = from <= high; break;
+      default: from = lane ^ b, valid = from <= high; break;
+    }
+    out[l] = x[valid ? from & 31 : lane];
+    inside |= u32(valid) << l;
+  }
+  write_predicate(c, i.operands[0], inside);
+  write(c, i.operands[1], out);
+  return Step::Done;
+}
+
+Execute prepare_shfl(Instruction& i) {
+  static const char* const FORMS[] = {"IDX", "UP", "DOWN", "BFLY", nullptr};
+  Modifiers m(i);
+  i.a = take_one(m, FORMS);
+  return i.a >= 0 && m.none_left() && i.operands.size() == 5 ? shfl : nullptr;
+}
+
+// MATCH.ANY R, value; MATCH.ALL P, R, value: lanes with the same value. a = all, b = pairs, c = has a predicate
+Step match(Context& c, const Instruction& i) {
+  const Operand& from = i.operands[i.c + 1];
+  Wide x;
+  load_wide(c, from, x);
+  if (!i.b)
+    for (int l = 0; l < LANES; ++l) x[l] = u32(x[l]);
+  Lanes out;
+  u32 same = 0;
+  for (int l = 0; l < LANES; ++l) {
+    out[l] = bits([&](int k) { return x[k] == x[l]; }) & c.lanes;
+    if (out[l] == c.lanes) same |= 1u << l;
+  }
+  if (i.a) each(out, [&](int l) { return same >> l & 1 ? c.lanes : 0; });
+  if (i.c) write_predicate(c, i.operands[0], same);
+  write(c, i.operands[i.c], out);
+  return Step::Done;
+}
+
+Execute prepare_match(Instruction& i) {
+  Modifiers m(i);
+  i.a = m.take("ALL");
+  if (!i.a) m.take("ANY");
+  i.b = m.take("U64");
+  m.take("U32");
+  i.c = predicates_after(i, 0);
+  return m.none_left() && i.c <= 1 && int(i.operands.size()) == i.c + 2 ? match : nullptr;
+}
+
+enum Reduction { R_AND, R_OR, R_XOR, R_SUM, R_MIN, R_MAX };
+
+// REDUX UR, R: over the lanes that execute. a = reduction, b = signed
+Step redux(Context& c, const Instruction& i) {
+  Lanes s;
+  const Lanes& x = integer(c, i.operands[1], s);
+  bool first = true;
+  u32 v = 0;
+  for (int l = 0; l < LANES; ++l) {
+    if (!(c.lanes >> l & 1)) continue;
+    const bool less = i.b ? i32(x[l]) < i32(v) : x[l] < v;
+    if (first) v = x[l];
+    else if (i.a == R_AND) v &= x[l];
+    else if (i.a == R_OR) v |= x[l];
+    else if (i.a == R_XOR) v ^= x[l];
+    else if (i.a == R_SUM) v += x[l];
+    else if (less == (i.a == R_MIN)) v = x[l];
+    first = false;
+  }
+  Lanes out;
+  each(out, [&](int) { return v; });
+  write(c, i.operands[0], out);
+  return Step::Done;
+}
+
+Execute prepare_redux(Instruction& i) {
+  static const char* const REDUCTIONS[] = {"AND", "OR", "XOR", "SUM", "MIN", "MAX", nullptr};
+  Modifiers m(i);
+  i.a = std::max(0, take_one(m, REDUCTIONS));
+  i.b = m.take("S32");
+  m.take("U32");
+  return m.none_left() && i.operands.size() == 2 ? redux : nullptr;
+}
+
+}  // namespace
+
+const Opcode MOVES[] = {
+    {"MOV", Pipe::Alu, prepare_mov},
+    {"MOV32I", Pipe::Alu, prepare_mov},
+    {"UMOV", Pipe::Uniform, prepare_mov},
+    {"SEL", Pipe::Alu, prepare_sel},
+    {"USEL", Pipe::Uniform, prepare_sel},
+    {"PRMT", Pipe::Alu, prepare_prmt},
+    {"UPRMT", Pipe::Uniform, prepare_prmt},
+    {"S2R", Pipe::Mufu, prepare_s2r},
+    {"S2UR", Pipe::Mufu, prepare_s2r},
+    {"CS2R", Pipe::Alu, prepare_cs2r},
+    {"R2UR", Pipe::Alu, prepare_r2ur},
+    {"P2R", Pipe::Alu, prepare_predicates},
+    {"R2P", Pipe::Alu, prepare_predicates},
+    {"UP2UR", Pipe::Uniform, prepare_predicates},
+    {"UR2UP", Pipe::Uniform, prepare_predicates},
+    {"VOTE", Pipe::Alu, prepare_vote},
+    {"VOTEU", Pipe::Uniform, prepare_vote},
+    {"SHFL", Pipe::Memory, prepare_shfl},
+    {"MATCH", Pipe::Mufu, prepare_match},
+    {"REDUX", Pipe::Mufu, prepare_redux},
+    {nullptr, Pipe::None, nullptr},
+};
+
+}  // namespace sass

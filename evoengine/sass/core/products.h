@@ -1,0 +1,39 @@
+// Products of 16 rows and a multiple of 8 columns, as the lanes of a warp hold them.
+//
+// With g = lane / 4 and t = lane % 4 (PTX ISA, "Matrix fragments for mma.m16n8k16"): accumulator registers 4j … 4j + 3
+// of a lane are (row g, column 8j + 2t), (g, 8j + 2t + 1), (g + 8, 8j + 2t), (g + 8, 8j + 2t + 1). So one register of
+// all lanes is a row of A for every four lanes times every second column of B, repeated for every g.
+#pragma once
+
+#include "machine.h"
+
+namespace sass {
+
+enum class Format : u8 { Half, BFloat, TFloat };  // TFloat: 32 bits, of which 19 count
+
+constexpr int MAX_K = 16, MAX_COLUMNS = 256;
+
+// A: [k][row, row + 8][lane], every lane's own rows.
+struct alignas(64) Left {
+  float of[MAX_K][2][LANES];
+};
+
+// B: [k][even columns, odd columns][column / 2].
+struct alignas(64) Right {
+  float of[MAX_K][2][MAX_COLUMNS / 2];
+};
+
+// The two halves of each word as floats: the lower ones and the upper ones. TFloat has no halves: `low` alone.
+void to_floats(const u32* words, float* low, float* high, int count, Format);
+u16 to_half(float);
+
+// A's fragments in `registers` registers that begin at `first`: 2 or 4 of two halves each, or of TFloat.
+void left_of_registers(Left&, const Lanes* first, int registers, Format, float sign);
+// rows[k][row] spread over the lanes.
+void left_of_rows(Left&, const float (*rows)[16], int k);
+void right_of_registers(Right&, const Lanes* first, int registers, Format);
+
+// d[4j … 4j + 3] += A B for `columns` columns; d are registers that hold floats.
+void multiply(Lanes* d, const Left&, const Right&, int columns, int k);
+
+}  // namespace sass

@@ -1,0 +1,292 @@
+// UTMALDG, UTMASTG and UBLKCP: tiles of tensors and plain blocks, between global and shared memory.
+//
+// Operands, as compiled code shows: [UR8] is the shared address, at UR9 the barrier's (loads only), then the
+// coordinates, innermost first; [UR4] the generic address of the tensor map; a multicast's mask is in the upper half
+// of a third register. A plain block's third register has its size in units of 16 bytes in the lower half.
+//
+// A map's address is CONSTANT_WINDOW plus its offset in bank 0 for __grid_constant__ parameters, whose base sm_90 code
+// reads from c[0x0][0x198] and adds the offset in the parameters to; or it is in global memory.
+#include <algorithm>
+
+#include "async.h"
+
+namespace sass {
+
+namespace {
+
+// The 128 bytes of a tensor map, as evoengine.devices.emulator.run packs them: the global address first.
+struct TensorMap {
+  u64 address, argument;
+  u64 strides[4];  // bytes, of the dimensions but the innermost
+  u32 dims[5];
+  u16 box[5];
+  u8 element_bytes, rank;
+  u16 swizzle;     // bytes; 16 for none
+  u8 unused[46];
+
+  u32 row_bytes() const { return u32(box[0]) * element_bytes; }
+  u32 rows() const { return u32(box[1]) * box[2] * box[3] * box[4]; }
+  u32 bytes() const { return row_bytes() * rows(); }
+};
+static_assert(sizeof(TensorMap) == 128);
+
+struct Tile {
+  TensorMap map;
+  i32 at[5] = {0, 0, 0, 0, 0};
+  u32 shared = 0;
+};
+
+constexpr u32 MAX_ROW = 256 * 8;
+
+u32 swizzled(u32 address, u32 width) { return address ^ (address >> 7 & (width / 16 - 1)) << 4; }
+
+u64 pair(const Warp& w, int index) { return w.u[index] | u64(w.u[index + 1]) << 32; }
+
+TensorMap map_at(Context& c, u64 address, u32 rank, const Instruction& i) {
+  TensorMap map;
+  char place[64];
+  snprintf(place, sizeof place, ": tensor map at 0x%llx ", (unsigned long long)address);
+  if (address % 64) throw Fault{named(i) + place + "is not at a multiple of 64"};
+  const std::vector<u8>& bank = c.machine.banks[0];
+  u64 offset = address - CONSTANT_WINDOW;
+  if (address < CONSTANT_WINDOW || offset > 0xffffffff)
+    c.machine.memory.load(address, &map, sizeof map);
+  else if (offset + sizeof map <= bank.size())
+    std::memcpy(&map, bank.data() + offset, sizeof map);
+  else
+    throw Fault{named(i) + place + "is outside of the parameters"};
+  bool width = map.swizzle == 16 || map.swizzle == 32 || map.swizzle == 64 || map.swizzle == 128;
+  bool box = std::all_of(map.box, map.box + 5, [](u16 extent) { return extent >= 1 && extent <= 256; });
+  if (map.rank < 1 || map.rank > 5 || !width || !box || map.element_bytes < 1 || map.element_bytes > 8)
+    throw Fault{named(i) + place + "is none"};
+  if (map.rank != rank)
+    throw Fault{named(i) + place + "has " + std::to_string(map.rank) + " dimensions, not " + std::to_string(rank)};
+  return map;
+}
+
+// Calls move(shared offset from the tile's start, global address of the row, first byte inside the tensor, bytes inside)
+// for each row of the box; no bytes where the row is outside of the tensor.
+template <class Move>
+void for_each_row(const Tile& tile, Move move) {
+  const TensorMap& m = tile.map;
+  i64 first = std::max<i64>(0, -i64(tile.at[0])), last = std::min<i64>(m.box[0], i64(m.dims[0]) - tile.at[0]);
+  u32 i[5] = {0, 0, 0, 0, 0};
+  for (u32 row = 0; row < m.rows(); row++) {
+    u64 address = m.address + i64(tile.at[0]) * m.element_bytes;
+    bool inside = first < last;
+    for (u32 d = 1; d < m.rank; d++) {
+      i64 coordinate = i64(tile.at[d]) + i[d];
+      inside &= coordinate >= 0 && coordinate < i64(m.dims[d]);
+      address += u64(coordinate) * m.strides[d - 1];
+    }
+    move(row * m.row_bytes(), address, inside ? u32(first) * m.element_bytes : 0,
+         inside ? u32(last - first) * m.element_bytes : 0);
+    for (u32 d = 1; d < 5 && ++i[d] == m.box[d]; d++) i[d] = 0;
+  }
+}
+
+u32 shared_alignment(const TensorMap& m) { return std::max(128u, m.swizzle == 16 ? 128u : 8u * m.swizzle); }
+
+Tile tile_of(Context& c, const Instruction& i, int first_coordinate, const u32* at) {
+  Tile tile;
+  tile.map = map_at(c, pair(c.warp, i.operands[1].uniform) + u64(i64(i.operands[1].offset)), u32(i.a), i);
+  tile.shared = at[0];
+  for (int d = 0; d < i.a; d++) tile.at[d] = i32(at[first_coordinate + d]);
+  return tile;
+}
+
+// What a copy of a tile tells whoever times it.
+Completion completion_of(Warp& w, Completion::Queue queue, const Tile& tile) {
+  Completion work;
+  work.queue = queue;
+  work.warp = &w;
+  work.bytes = int(tile.map.bytes());
+  work.rows = int(tile.map.rows());
+  bool found = false;
+  for_each_row(tile, [&](u32, u64 from, u32 first, u32 bytes) {
+    if (bytes && !found) work.address = from + first;
+    found |= bytes != 0;
+  });
+  return work;
+}
+
+// Shared memory may be another block's once its own has ended.
+void check_alive(const Block& block, const Instruction& by) {
+  if (block.done()) throw Fault{named(by) + ": its block has ended without waiting for it"};
+}
+
+// The address and the barrier's in each block that is loaded to; one alone without a multicast.
+struct Destination {
+  Block* block;
+  u32 shared, barrier;
+};
+
+std::vector<Destination> destinations(Context& c, const Instruction& i, u32 shared, u32 barrier, int mask_register) {
+  Block* own = c.warp.block;
+  if (mask_register < 0) return {{own, shared, barrier}};
+  u32 mask = c.warp.u[mask_register] >> 16;
+  size_t ranks = own->cluster->blocks.size();
+  if (!mask || mask >> ranks)
+    throw Fault{named(i) + ": to the blocks of mask " + std::to_string(mask) + ", of a cluster of " + std::to_string(ranks)};
+  std::vector<Destination> found;
+  for (u32 rank = 0; rank < ranks; rank++)
+    if (mask >> rank & 1) found.push_back({own, (shared & 0xffffff) | rank << 24, (barrier & 0xffffff) | rank << 24});
+  return found;
+}
+
+void check_destinations(const std::vector<Destination>& to, u32 bytes, u32 alignment, const Instruction& i) {
+  for (const Destination& d : to) {
+    Block *block = d.block, *there = d.block;
+    shared_bytes(block, d.shared, bytes, alignment, i);
+    shared_bytes(there, d.barrier, 8, 8, i);
+  }
+}
+
+// UTMALDG.3D[.MULTICAST] [UR8], [UR4][, UR6]
+Step load_tile(Context& c, const Instruction& i) {
+  const u32* at = c.warp.u + i.operands[0].uniform;
+  Tile tile = tile_of(c, i, 2, at);
+  auto to = destinations(c, i, at[0], at[1], i.b ? i.operands[2].index : -1);
+  check_destinations(to, tile.map.bytes(), shared_alignment(tile.map), i);
+  Completion work = completion_of(c.warp, Completion::Queue::TensorLoad, tile);
+  work.destinations = int(to.size());
+  work.land = [tile, to, own = c.warp.block, machine = &c.machine, by = &i] {
+    check_alive(*own, *by);
+    const TensorMap& m = tile.map;
+    for_each_row(tile, [&](u32 offset, u64 from, u32 first, u32 bytes) {
+      alignas(16) u8 row[MAX_ROW] = {};
+      if (bytes) machine->memory.load(from + first, row + first, bytes);
+      for (const Destination& d : to) {
+        u8* shared = d.block->cluster->blocks[d.shared >> 24]->shared.data();
+        for (u32 chunk = 0; chunk < m.row_bytes(); chunk += 16)
+          std::memcpy(shared + swizzled((d.shared & 0xffffff) + offset + chunk, m.swizzle), row + chunk, 16);
+      }
+    });
+    for (const Destination& d : to) change_barrier(*d.block, d.barrier, 0, -i64(m.bytes()), 0, *by);
+  };
+  c.machine.begin(std::move(work));
+  return Step::Done;
+}
+
+
+// UTMASTG.3D [UR8], [UR4]
+Step store_tile(Context& c, const Instruction& i) {
+  const u32* at = c.warp.u + i.operands[0].uniform;
+  Tile tile = tile_of(c, i, 1, at);
+  own_bytes(*c.warp.block, tile.shared, tile.map.bytes(), shared_alignment(tile.map), i);
+  Completion work = completion_of(c.warp, Completion::Queue::TensorStore, tile);
+  work.land = [tile, warp = &c.warp, machine = &c.machine, by = &i] {
+    check_alive(*warp->block, *by);
+    const TensorMap& m = tile.map;
+    const u8* shared = warp->block->shared.data();
+    for_each_row(tile, [&](u32 offset, u64 to, u32 first, u32 bytes) {
+      if (!bytes) return;
+      alignas(16) u8 row[MAX_ROW];
+      for (u32 chunk = 0; chunk < m.row_bytes(); chunk += 16)
+        std::memcpy(row + chunk, shared + swizzled((tile.shared & 0xffffff) + offset + chunk, m.swizzle), 16);
+      machine->memory.store(to + first, row + first, bytes);
+    });
+    land_in_group(warp->tensor_stores);
+  };
+  add_to_group(c.warp.tensor_stores);
+  c.machine.begin(std::move(work));
+  return Step::Done;
+}
+
+constexpr u32 UNIT = 16;
+
+// UBLKCP.S.G[.MULTICAST] [UR4], [UR8], UR10: bytes to shared memory, and to the barrier at UR5.
+Step load_bytes(Context& c, const Instruction& i) {
+  const u32* at = c.warp.u + i.operands[0].uniform;
+  u32 size = c.warp.u[i.operands[2].index], bytes = (size & 0xffff) * UNIT;
+  u64 from = pair(c.warp, i.operands[1].uniform);
+  if (from % UNIT) throw Fault{named(i) + ": its global address is not a multiple of 16"};
+  if (!bytes) throw Fault{named(i) + ": copies no bytes"};
+  auto to = destinations(c, i, at[0], at[1], i.b ? i.operands[2].index : -1);
+  check_destinations(to, bytes, UNIT, i);
+  c.machine.memory.find(from, bytes, false);
+  Completion work;
+  work.queue = Completion::Queue::TensorLoad;
+  work.warp = &c.warp;
+  work.bytes = int(bytes);
+  work.rows = 1;
+  work.destinations = int(to.size());
+  work.address = from;
+  work.land = [to, from, bytes, own = c.warp.block, machine = &c.machine, by = &i] {
+    check_alive(*own, *by);
+    for (const Destination& d : to) {
+      Block* block = d.block;
+      machine->memory.load(from, shared_bytes(block, d.shared, bytes, UNIT, *by), bytes);
+      change_barrier(*d.block, d.barrier, 0, -i64(bytes), 0, *by);
+    }
+  };
+  c.machine.begin(std::move(work));
+  return Step::Done;
+}
+
+// UBLKCP.G.S [UR8], [UR4], UR10
+Step store_bytes(Context& c, const Instruction& i) {
+  u64 to = pair(c.warp, i.operands[0].uniform);
+  u32 from = c.warp.u[i.operands[1].uniform], bytes = (c.warp.u[i.operands[2].index] & 0xffff) * UNIT;
+  if (to % UNIT) throw Fault{named(i) + ": its global address is not a multiple of 16"};
+  if (!bytes) throw Fault{named(i) + ": copies no bytes"};
+  own_bytes(*c.warp.block, from, bytes, UNIT, i);
+  c.machine.memory.find(to, bytes, true);
+  Completion work;
+  work.queue = Completion::Queue::TensorStore;
+  work.warp = &c.warp;
+  work.bytes = int(bytes);
+  work.rows = 1;
+  work.address = to;
+  work.land = [to, from, bytes, warp = &c.warp, machine = &c.machine, by = &i] {
+    check_alive(*warp->block, *by);
+    machine->memory.store(to, warp->block->shared.data() + (from & 0xffffff), bytes);
+    land_in_group(warp->tensor_stores);
+  };
+  add_to_group(c.warp.tensor_stores);
+  c.machine.begin(std::move(work));
+  return Step::Done;
+}
+
+bool take_rank(Modifiers& m, Instruction& i) {
+  for (int rank = 1; rank <= 5; rank++)
+    if (m.take(std::to_string(rank) + "D")) i.a = rank;
+  return i.a > 0;
+}
+
+bool is_uniform_address(const Operand& o) { return o.kind == Operand::Kind::Memory && o.uniform >= 0 && o.index < 0; }
+
+// Operands but a cache hint, desc[UR4], at the end.
+size_t operands_without_hint(const Instruction& i) {
+  size_t n = i.operands.size();
+  return n && i.operands[n - 1].kind == Operand::Kind::MatrixDescriptor ? n - 1 : n;
+}
+
+}  // namespace
+
+Execute prepare_tensor_load(Instruction& i) {
+  Modifiers m(i);
+  bool rank = take_rank(m, i);
+  i.b = m.take("MULTICAST");
+  bool operands = operands_without_hint(i) == (i.b ? 3 : 2) && is_uniform_address(i.operands[0]) && is_uniform_address(i.operands[1]);
+  return rank && operands && m.none_left() ? load_tile : nullptr;
+}
+
+Execute prepare_tensor_store(Instruction& i) {
+  Modifiers m(i);
+  bool rank = take_rank(m, i);
+  bool operands = operands_without_hint(i) == 2 && is_uniform_address(i.operands[0]) && is_uniform_address(i.operands[1]);
+  return rank && operands && m.none_left() ? store_tile : nullptr;
+}
+
+Execute prepare_bulk_copy(Instruction& i) {
+  Modifiers m(i);
+  if (operands_without_hint(i) != 3 || i.modifiers.size() < 2) return nullptr;
+  bool load = i.modifiers[0] == "S" && i.modifiers[1] == "G", store = i.modifiers[0] == "G" && i.modifiers[1] == "S";
+  m.take("S"), m.take("G");
+  i.b = m.take("MULTICAST");
+  if (!m.none_left()) return nullptr;
+  return load ? load_bytes : store && !i.b ? store_bytes : nullptr;
+}
+
+}  // namespace sass

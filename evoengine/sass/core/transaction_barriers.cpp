@@ -1,0 +1,210 @@
+// SYNCS: transaction barriers (mbarrier), in the eight bytes of shared memory that hardware keeps them in.
+//
+// ptxas writes 2^20 − count into bits 1…20 and 43…62; mbarrier.pending_count reads bits 43…62, waits compare bit 63.
+// So bits 1…20 are the arrivals expected of each phase and 43…62 those still to come in this one, both negated; bit 63
+// is the phase's parity. Here bits 21…41 hold what is expected less what has come, and bit 0 marks a barrier that was
+// initialised; what hardware keeps there is not known and no instruction reads it.
+#include "async.h"
+
+namespace sass {
+
+namespace {
+
+constexpr u32 MOST = (1u << 20) - 1;  // arrivals, and bytes of one phase (PTX ISA, "mbarrier")
+
+struct Barrier {
+  u32 expected, pending;
+  i64 transactions;
+  u32 parity;
+};
+
+u64 negated(u32 count) { return ((1u << 20) - count) & MOST; }
+
+Barrier unpack(u64 word) {
+  i64 transactions = word >> 21 & 0x1fffff;
+  if (transactions >> 20) transactions -= 1 << 21;
+  return {u32(negated(word >> 1 & MOST)), u32(negated(word >> 43 & MOST)), transactions, u32(word >> 63)};
+}
+
+u64 pack(const Barrier& b) {
+  return 1 | negated(b.expected) << 1 | (u64(b.transactions) & 0x1fffff) << 21 | negated(b.pending) << 43 | u64(b.parity) << 63;
+}
+
+[[noreturn]] void fault(const Instruction& by, u32 address, const std::string& why) {
+  char text[64];
+  snprintf(text, sizeof text, " at the mbarrier at shared address 0x%x: ", address & 0xffffff);
+  throw Fault{named(by) + text + why};
+}
+
+bool is_barrier(u64 word) { return word & 1 && !(word >> 42 & 1) && negated(word >> 1 & MOST); }
+
+u32 in_own(const Block& block, u32 address) { return (address & 0xffffff) | block.rank << 24; }
+
+u64 load(const u8* from) {
+  u64 word;
+  std::memcpy(&word, from, 8);
+  return word;
+}
+
+Barrier read(const u8* from, u32 address, const Instruction& by) {
+  u64 word = load(from);
+  if (!is_barrier(word)) fault(by, address, "none was initialised there, or it was overwritten");
+  return unpack(word);
+}
+
+}  // namespace
+
+u64 change_barrier(Block& from, u32 address, u32 arrivals, i64 transactions, u32 leaving, const Instruction& by) {
+  Block* block = &from;
+  u8* at = shared_bytes(block, address, 8, 8, by);
+  Barrier b = read(at, address, by);
+  u64 before = load(at);
+  b.transactions += transactions;
+  if (b.transactions > MOST || b.transactions < -i64(MOST))
+    fault(by, address, std::to_string(b.transactions) + " bytes expected of one phase: at most " + std::to_string(MOST) + " may be");
+  if (arrivals > b.pending)
+    fault(by, address, std::to_string(arrivals) + " arrivals where the phase waits for " + std::to_string(b.pending) +
+                           " of " + std::to_string(b.expected));
+  b.pending -= arrivals;
+  b.expected -= leaving;
+  if (!b.pending && !b.transactions) {
+    b.pending = b.expected;
+    b.parity ^= 1;
+  }
+  u64 word = pack(b);
+  std::memcpy(at, &word, 8);
+  return before;
+}
+
+bool transaction_phase_done(Machine& machine, Block& own, u32 address, u32 parity) {
+  Block* block = &own;
+  const Instruction& by = machine.program->code[0];
+  u64 word = load(shared_bytes(block, address, 8, 8, by));
+  return !is_barrier(word) || unpack(word).parity != parity;
+}
+
+namespace {
+
+// SYNCS.EXCH.64 URZ, [UR8+0x10], UR4: mbarrier.init, whose value ptxas computes.
+Step initialise(Context& c, const Instruction& i) {
+  Lanes addresses, low, high;
+  shared_addresses(c, i.operands[1], addresses);
+  int lane = __builtin_ctz(c.lanes);
+  u64 value = integer(c, i.operands[2], low)[lane] | u64(upper(c, i.operands[2], high)[lane]) << 32;
+  u8* at = own_bytes(*c.warp.block, addresses[lane], 8, 8, i);
+  u32 count = u32(negated(value >> 1 & MOST));
+  if (!count || value != (negated(count) << 1 | negated(count) << 43))
+    fault(i, addresses[lane], "an initial value that is no count of 1 to " + std::to_string(MOST));
+  u64 before = load(at);
+  value |= 1;
+  std::memcpy(at, &value, 8);
+  Lanes out;
+  for (int half = 0; half < 2; half++) {
+    for (u32& v : out.v) v = u32(before >> 32 * half);
+    write(c, i.operands[0], out, half && i.operands[0].index != URZ && i.operands[0].index != RZ);
+  }
+  return Step::Done;
+}
+
+Step invalidate(Context& c, const Instruction& i) {
+  Lanes addresses;
+  shared_addresses(c, i.operands[0], addresses);
+  for (int lane = 0; lane < LANES; lane++) {
+    if (!(c.lanes >> lane & 1)) continue;
+    u8* at = own_bytes(*c.warp.block, addresses[lane], 8, 8, i);
+    read(at, addresses[lane], i);
+    std::memset(at, 0, 8);
+  }
+  return Step::Done;
+}
+
+// What an arrival does beside one arrival and the bytes of its register: A1T0 no bytes, ART0 the register's arrivals,
+// A0TR bytes without arrival, A0TX bytes that have come, A0T1 one copy more to wait for.
+enum Arrival { OneAndBytes, One, Many, Bytes, BytesCome, Copy };
+
+// SYNCS.ARRIVE.TRANS64[.A1T0 …] R2, [R4+UR8], R6; .RED returns nothing and reaches other blocks of the cluster.
+Step arrive(Context& c, const Instruction& i) {
+  Lanes addresses, scratch, state[2];
+  shared_addresses(c, i.operands[1], addresses);
+  const Lanes& value = integer(c, i.operands[2], scratch);
+  for (int lane = 0; lane < LANES; lane++) {
+    if (!(c.lanes >> lane & 1)) continue;
+    u32 arrivals = i.a == OneAndBytes || i.a == One ? 1 : i.a == Many ? value[lane] : 0;
+    i64 bytes = i.a == OneAndBytes || i.a == Bytes ? i64(value[lane]) : i.a == BytesCome ? -i64(value[lane]) : i.a == Copy;
+    if (!i.b) own_bytes(*c.warp.block, addresses[lane], 8, 8, i);
+    u32 address = i.b ? addresses[lane] : in_own(*c.warp.block, addresses[lane]);
+    u64 before = change_barrier(*c.warp.block, address, arrivals, bytes, i.c ? arrivals : 0, i);
+    state[0].v[lane] = u32(before);
+    state[1].v[lane] = u32(before >> 32);
+  }
+  if (i.operands[0].index == RZ) return Step::Done;
+  write(c, i.operands[0], state[0]);
+  write(c, i.operands[0], state[1], 1);
+  return Step::Done;
+}
+
+// SYNCS.PHASECHK.TRANS64[.TRYWAIT] P0, [R4+UR8], R6: has the phase of the parity in bit 31 of R6 completed?
+Step check_phase(Context& c, const Instruction& i) {
+  Lanes addresses, scratch;
+  shared_addresses(c, i.operands[1], addresses);
+  const Lanes& parity = integer(c, i.operands[2], scratch);
+  u32 passed = 0;
+  for (int lane = 0; lane < LANES; lane++) {
+    if (!(c.lanes >> lane & 1)) continue;
+    u8* at = own_bytes(*c.warp.block, addresses[lane], 8, 8, i);
+    if (read(at, addresses[lane], i).parity != parity[lane] >> 31) passed |= 1u << lane;
+  }
+  if (i.a && !passed) {
+    int lane = __builtin_ctz(c.lanes);
+    c.warp.wait = {Wait::Kind::TransactionBarrier, in_own(*c.warp.block, addresses[lane]), parity[lane] >> 31};
+    return Step::Waiting;
+  }
+  write_predicate(c, i.operands[0], passed);
+  return Step::Done;
+}
+
+// When the lane's copies so far have landed, it arrives, or they count as one that was expected (TRANSCNT).
+Step copies_arrive(Context& c, const Instruction& i) {
+  Lanes addresses;
+  shared_addresses(c, i.operands[0], addresses);
+  Completion done;
+  done.queue = Completion::Queue::Copy;
+  done.warp = &c.warp;
+  Block* block = c.warp.block;
+  done.land = [block, addresses, lanes = c.lanes, by = &i] {
+    for (int lane = 0; lane < LANES; lane++)
+      if (lanes >> lane & 1) change_barrier(*block, in_own(*block, addresses[lane]), by->a ? 1 : 0, by->a ? 0 : -1, 0, *by);
+  };
+  c.machine.begin(std::move(done));
+  return Step::Done;
+}
+
+}  // namespace
+
+Execute prepare_transaction_barrier(Instruction& i) {
+  Modifiers m(i);
+  size_t operands = i.operands.size();
+  if (m.take("EXCH")) return m.take("64") && m.none_left() && operands == 3 ? initialise : nullptr;
+  if (m.take("CCTL")) return m.take("IV") && m.none_left() && operands == 1 ? invalidate : nullptr;
+  if (m.take("PHASECHK")) {
+    bool known = m.take("TRANS64");
+    i.a = m.take("TRYWAIT");
+    return known && m.none_left() && operands == 3 ? check_phase : nullptr;
+  }
+  if (!m.take("ARRIVE") || !m.take("TRANS64")) return nullptr;
+  i.a = m.take("A1T0") ? One : m.take("ART0") ? Many : m.take("A0TR") ? Bytes : m.take("A0TX") ? BytesCome
+        : m.take("A0T1") ? Copy : OneAndBytes;
+  i.b = m.take("RED");
+  i.c = m.take("OPTOUT");
+  return m.none_left() && operands == 3 ? arrive : nullptr;
+}
+
+Execute prepare_copies_arrive(Instruction& i) {
+  Modifiers m(i);
+  bool known = m.take("LDGSTSBAR") && m.take("64");
+  i.a = m.take("ARVCNT");
+  if (!i.a && !m.take("TRANSCNT")) return nullptr;
+  return known && m.none_left() && i.operands.size() == 1 ? copies_arrive : nullptr;
+}
+
+}  // namespace sass

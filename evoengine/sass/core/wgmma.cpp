@@ -1,0 +1,261 @@
+// HGMMA: products of a warpgroup, 64 x N x 16, from matrices in shared memory as their 64-bit descriptors tell (PTX
+// ISA, "Asynchronous warpgroup-level matrix shared memory layout"). Each warp forms its own 16 rows.
+//
+// HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8].tnspA.tnspB, R24, UP0, gsb0: A's descriptor is in UR8 and UR9, B's in UR10
+// and UR11, also where A is in registers; without UP0 the sums begin at zero; gsb0 closes a group.
+#include "async.h"
+#include "matrix.h"
+#include "products.h"
+
+namespace sass {
+
+namespace {
+
+constexpr int CHUNK = 16;  // bytes that lie together whatever the layout
+
+struct Descriptor {
+  u32 start, leading, stride;  // bytes
+  u32 width;                   // of the swizzle, in bytes: 16 for none
+};
+
+Descriptor descriptor_of(u64 bits, const char* which, const Instruction& by) {
+  constexpr u32 widths[] = {16, 128, 64, 32};
+  auto field = [&](int from) { return u32(bits >> from & 0x3fff) << 4; };
+  Descriptor d{field(0), field(16), field(32), widths[bits >> 62]};
+  char text[64];
+  snprintf(text, sizeof text, ": %s's descriptor 0x%016llx has ", which, (unsigned long long)bits);
+  if (bits >> 49 & 7)
+    throw Fault{named(by) + text + "a base offset; the executor knows only matrices that start a swizzle's pattern"};
+  if (d.start & (8 * d.width - 1) & ~127u)
+    throw Fault{named(by) + text + "a start that is not at a multiple of " + std::to_string(8 * d.width) + " for its swizzle"};
+  return d;
+}
+
+// Element (i, k) of a matrix is in row i of A, column i of B. A chunk's elements are neighbours along k, or along i in a
+// transposed matrix; `chunk` counts chunks in that direction, `other` the elements in the other one.
+u32 chunk_offset(const Descriptor& d, bool transposed, u32 chunk, u32 other) {
+  u32 per_row = d.width / CHUNK, at = d.start + other % 8 * d.width;
+  if (per_row == 1 && transposed)
+    at += chunk * d.stride + other / 8 * d.leading;
+  else if (per_row == 1 || transposed)
+    at += chunk / per_row * d.leading + chunk % per_row * CHUNK + other / 8 * d.stride;
+  else
+    at += chunk * CHUNK + other / 8 * d.stride;
+  return at ^ (at >> 7 & (d.width / CHUNK - 1)) << 4;
+}
+
+const u8* chunk_at(const Block& block, const Descriptor& d, bool transposed, u32 chunk, u32 other, const Instruction& by) {
+  u32 at = chunk_offset(d, transposed, chunk, other);
+  if (at + CHUNK > block.shared.size()) {
+    char text[64];
+    snprintf(text, sizeof text, ": its matrix reaches shared address 0x%x, outside of the ", at);
+    throw Fault{named(by) + text + std::to_string(block.shared.size()) + " bytes that the block has"};
+  }
+  return block.shared.data() + at;
+}
+
+struct Product {
+  Warp* warp;
+  const Instruction* by;
+  int n, k;
+  Format format;
+  int d, c;              // first registers; c is RZ for sums that begin at zero
+  int a_register;        // -1: A is in shared memory
+  Descriptor a, b;
+  bool transposed_a, transposed_b;
+  bool half_sums;
+  float sign;
+};
+
+void read_left(const Product& p, Left& left) {
+  float rows[MAX_K][16];
+  u32 words[16][4];
+  float low[16][4], high[16][4];
+  u32 first = u32(p.warp->number % 4 * 16);
+  if (p.transposed_a) {
+    for (u32 k = 0; k < 16; k++)
+      for (u32 chunk = 0; chunk < 2; chunk++) {
+        std::memcpy(words[0], chunk_at(*p.warp->block, p.a, true, first / 8 + chunk, k, *p.by), CHUNK);
+        to_floats(words[0], low[0], high[0], 4, p.format);
+        for (int n = 0; n < 4; n++) rows[k][8 * chunk + 2 * n] = low[0][n], rows[k][8 * chunk + 2 * n + 1] = high[0][n];
+      }
+  } else {
+    int per_word = p.format == Format::TFloat ? 1 : 2;
+    for (u32 chunk = 0; chunk < 2; chunk++) {
+      for (u32 row = 0; row < 16; row++)
+        std::memcpy(words[row], chunk_at(*p.warp->block, p.a, false, chunk, first + row, *p.by), CHUNK);
+      to_floats(words[0], low[0], high[0], 64, p.format);
+      for (int row = 0; row < 16; row++)
+        for (int n = 0; n < 4; n++) {
+          int k = per_word * (4 * int(chunk) + n);
+          rows[k][row] = low[row][n];
+          if (per_word == 2) rows[k + 1][row] = high[row][n];
+        }
+    }
+  }
+  for (auto& row : rows)
+    for (float& value : row) value *= p.sign;
+  left_of_rows(left, rows, p.k);
+}
+
+// Words of two columns, next to each other along k: [k][column / 2].
+void read_right_transposed(const Product& p, Right& right) {
+  for (int k = 0; k < p.k; k++) {
+    u32 words[MAX_COLUMNS / 2];
+    for (int chunk = 0; chunk < p.n / 8; chunk++)
+      std::memcpy(words + 4 * chunk, chunk_at(*p.warp->block, p.b, true, u32(chunk), u32(k), *p.by), CHUNK);
+    to_floats(words, right.of[k][0], right.of[k][1], p.n / 2, p.format);
+  }
+}
+
+// Words along k, eight to a column: sorted by word, then by even and odd columns, so that each becomes two rows of
+// `right` at once.
+void read_right(const Product& p, Right& right) {
+  u32 words[8][2][MAX_COLUMNS / 2];
+  for (int column = 0; column < p.n; column++)
+    for (int chunk = 0; chunk < 2; chunk++) {
+      u32 four[4];
+      std::memcpy(four, chunk_at(*p.warp->block, p.b, false, u32(chunk), u32(column), *p.by), CHUNK);
+      for (int n = 0; n < 4; n++) words[4 * chunk + n][column % 2][column / 2] = four[n];
+    }
+  for (int word = 0; word < 8; word++)
+    for (int odd = 0; odd < 2; odd++)
+      if (p.format == Format::TFloat)
+        to_floats(words[word][odd], right.of[word][odd], nullptr, p.n / 2, p.format);
+      else
+        to_floats(words[word][odd], right.of[2 * word][odd], right.of[2 * word + 1][odd], p.n / 2, p.format);
+}
+
+void add_to_halves(Warp& w, const Product& p, const Left& left, const Right& right) {
+  for (int j = 0; j < p.n / 8; j++) {
+    Lanes sums[4] = {};
+    float* of[4];
+    for (int n = 0; n < 4; n++) of[n] = reinterpret_cast<float*>(sums[n].v);
+    for (int half = 0; half < 2 && p.c != RZ; half++)
+      to_floats(w.r[p.c + 2 * j + half].v, of[2 * half], of[2 * half + 1], LANES, Format::Half);
+    Right columns;
+    for (int k = 0; k < p.k; k++)
+      for (int odd = 0; odd < 2; odd++) std::memcpy(columns.of[k][odd], &right.of[k][odd][4 * j], 16);
+    multiply(sums, left, columns, 8, p.k);
+    for (int half = 0; half < 2; half++)
+      for (int lane = 0; lane < LANES; lane++)
+        w.r[p.d + 2 * j + half][lane] = to_half(of[2 * half][lane]) | u32(to_half(of[2 * half + 1][lane])) << 16;
+  }
+}
+
+void form(const Product& p) {
+  static thread_local Left left;
+  static thread_local Right right;
+  Warp& w = *p.warp;
+  if (w.block->done()) throw Fault{named(*p.by) + ": its block has ended without waiting for it"};
+  if (p.a_register >= 0)
+    left_of_registers(left, w.r + p.a_register, 4, p.format, p.sign);
+  else
+    read_left(p, left);
+  if (p.transposed_b)
+    read_right_transposed(p, right);
+  else
+    read_right(p, right);
+  if (p.half_sums) return add_to_halves(w, p, left, right);
+  if (p.c == RZ)
+    std::memset(w.r + p.d, 0, sizeof(Lanes) * size_t(p.n / 2));
+  else if (p.c != p.d)
+    std::memmove(w.r + p.d, w.r + p.c, sizeof(Lanes) * size_t(p.n / 2));
+  multiply(w.r + p.d, left, right, p.n, p.k);
+}
+
+constexpr int TRANSPOSED_A = 1, TRANSPOSED_B = 2, NEGATIVE_A = 4, NEGATIVE_B = 8;  // in Instruction::b
+constexpr int HALF_SUMS = 16, CLOSES = 32;
+
+u64 pair(const Warp& w, int index) { return w.u[index] | u64(w.u[index + 1]) << 32; }
+
+Step begin_product(Context& c, const Instruction& i) {
+  Warp& w = c.warp;
+  if (c.lanes != ALL) throw Fault{named(i) + ": executed by a part of the warp's lanes; it is for all 32 together"};
+  size_t at = i.operands[1].kind == Operand::Kind::Register ? 2 : 1;  // of the descriptor
+  Product p;
+  p.warp = &w;
+  p.by = &i;
+  p.n = i.a;
+  p.format = Format(i.c);
+  p.k = p.format == Format::TFloat ? 8 : 16;
+  p.d = i.operands[0].index;
+  p.c = i.operands[at + 1].index;
+  for (size_t n = at + 2; n < i.operands.size(); n++)
+    if (i.operands[n].kind == Operand::Kind::UniformPredicate && !(predicate(c, i.operands[n]) & 1)) p.c = RZ;
+  p.a_register = at == 2 ? i.operands[1].index : -1;
+  int descriptors = i.operands[at].index;
+  p.a = at == 2 ? Descriptor{} : descriptor_of(pair(w, descriptors), "A", i);
+  p.b = descriptor_of(pair(w, descriptors + 2), "B", i);
+  p.transposed_a = i.b & TRANSPOSED_A;
+  p.transposed_b = i.b & TRANSPOSED_B;
+  p.half_sums = i.b & HALF_SUMS;
+  p.sign = !(i.b & NEGATIVE_A) == !(i.b & NEGATIVE_B) ? 1.0f : -1.0f;
+  Completion work;
+  work.queue = Completion::Queue::Product;
+  work.warp = &w;
+  work.n = p.n;
+  work.k = p.k;
+  work.a_in_registers = p.a_register >= 0;
+  work.bytes = 32 * (p.n + (work.a_in_registers ? 0 : 16));
+  work.land = [p] {
+    form(p);
+    land_in_group(p.warp->products);
+  };
+  add_to_group(w.products);
+  if (i.b & CLOSES) close_group(w.products);
+  c.machine.begin(std::move(work));
+  return Step::Done;
+}
+
+// The modifiers behind gdesc[UR8]; false for one that is not known.
+bool take_descriptor(const std::string& text, int& flags) {
+  size_t at = text.find(']', text.find("gdesc["));
+  if (at == text.npos) return false;
+  std::string rest = text.substr(at + 1, text.find_first_of(", ", at) - at - 1);
+  const std::pair<const char*, int> known[] = {
+      {".tnspA", TRANSPOSED_A}, {".tnspB", TRANSPOSED_B}, {".negA", NEGATIVE_A}, {".negB", NEGATIVE_B}};
+  for (const auto& [name, flag] : known)
+    if (size_t found = rest.find(name); found != rest.npos) {
+      flags |= flag;
+      rest.erase(found, std::strlen(name));
+    }
+  return rest.empty();
+}
+
+// 64x128x16 → 128, 0 where it is no shape of HGMMA
+int columns_of(const std::string& shape, const char* depth) {
+  int rows = 0, n = 0, k = 0;
+  if (std::sscanf(shape.c_str(), "%dx%dx%d", &rows, &n, &k) != 3 || rows != 64 || k != std::atoi(depth)) return 0;
+  return n % 8 == 0 && n >= 8 && n <= MAX_COLUMNS ? n : 0;
+}
+
+bool known_operands(const Instruction& i) {
+  using Kind = Operand::Kind;
+  size_t at = i.operands.size() > 1 && i.operands[1].kind == Kind::Register ? 2 : 1;
+  if (i.operands.size() < at + 2 || i.operands[at].kind != Kind::MatrixDescriptor) return false;
+  if (i.operands[0].kind != Kind::Register || i.operands[at + 1].kind != Kind::Register) return false;
+  for (size_t n = at + 2; n < i.operands.size(); n++)
+    if (i.operands[n].kind != Kind::UniformPredicate && i.operands[n].kind != Kind::GroupScoreboard) return false;
+  return true;
+}
+
+}  // namespace
+
+Execute prepare_group_product(Instruction& i) {
+  Modifiers m(i);
+  if (i.modifiers.empty() || !known_operands(i)) return nullptr;
+  Format format = m.take("BF16") ? Format::BFloat : m.take("TF32") ? Format::TFloat : Format::Half;
+  i.c = int(format);
+  i.a = columns_of(i.modifiers[0], format == Format::TFloat ? "8" : "16");
+  m.take(i.modifiers[0]);
+  i.b = m.take("F16") ? HALF_SUMS : 0;
+  bool sums = i.b || m.take("F32");
+  if (!take_descriptor(i.text, i.b)) return nullptr;
+  if (i.operands[1].kind == Operand::Kind::Register && i.operands[1].negate) i.b |= NEGATIVE_A;
+  if (i.operands.back().kind == Operand::Kind::GroupScoreboard) i.b |= CLOSES;
+  bool shape = i.a && !(format == Format::TFloat && i.b & (TRANSPOSED_A | TRANSPOSED_B | HALF_SUMS));
+  return sums && shape && m.none_left() ? begin_product : nullptr;
+}
+
+}  // namespace sass

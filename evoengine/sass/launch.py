@@ -1,0 +1,314 @@
+"""A launch for the executor: constant banks as the driver fills them, tensors at drawn addresses, sizes and limits."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from evoengine import records
+from evoengine.devices import tensor_map
+from evoengine.devices.base import (
+    Argument,
+    KernelCrashed,
+    ScalarArgument,
+    TensorArgument,
+    TensorMapArgument,
+    Tensors,
+)
+from evoengine.errors import UsageError
+from evoengine.sass.cubin import CONSTANT_BANK, PARAMETER_BANK, RESERVED_SHARED, Kernel, Segment
+from evoengine.sass.structures import SassAllocation, SassBank, SassLaunch
+
+DRAWN_BYTES = 1 << 20
+"""of a drawn tensor's contents, which repeat"""
+REGISTERS_PER_BLOCK = 65536
+"""of every compute capability from 7.5 to 9.0 (CUDA C++ Programming Guide, Compute Capabilities)"""
+
+# Where the driver puts what every kernel reads from bank 0, as the machine code of sm_75 to sm_90 has it.
+_THREADS, _GRID, _SHARED_WINDOW, _LOCAL_WINDOW, _STACK_END = 0x00, 0x0C, 0x18, 0x20, 0x28
+_PARAMETERS_POINTER = 0x198  # sm_90: where tensor maps among the parameters have their generic addresses from
+# The windows of the generic address space, as in core/machine.h.
+SHARED_WINDOW, LOCAL_WINDOW, CONSTANT_WINDOW = 0x7F0000000000, 0x7E0000000000, 0x7D0000000000
+
+_ALIGNMENT = 256
+_LOWEST, _LARGEST_GAP = 1 << 33, 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnArgument:
+    """A pointer argument of `bytes` bytes whose contents are drawn and repeat: for a model, which needs no results.
+
+    What is written beyond the part that is held is dropped.
+    """
+
+    name: str
+    bytes: int
+    dtype: str
+    """fp16, bf16, fp32, int32 or uint8: floats are normal with deviation 1, integers uniform below 64"""
+    output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StructArgument:
+    """A parameter that is a struct of `bytes` bytes: each part lies at its offset, all else is zero."""
+
+    name: str
+    bytes: int
+    parts: tuple[tuple[int, Part], ...]
+
+
+Part = Argument | DrawnArgument
+AnyArgument = Part | StructArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """A launch's sizes where blocks have up to three dimensions; shared memory is dynamic, bytes per block."""
+
+    grid: tuple[int, int, int]
+    threads: tuple[int, int, int]
+    shared_bytes: int = 0
+    cluster: tuple[int, int, int] | None = None
+    """None: as the binary has it"""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A tensor or a section of device variables in the executor's memory, `held` [bytes] uint8 being its first bytes."""
+
+    name: str
+    address: int
+    bytes: int
+    held: np.ndarray
+    writable: bool
+
+
+class Launch:
+    """A launch of one kernel: the struct that core.py hands over, with all that it points to. Sizes are in bytes."""
+
+    def __init__(
+        self, kernel: Kernel, geometry: Geometry, arguments: Sequence[AnyArgument], allocations: Sequence[Allocation],
+        banks: Mapping[int, bytes], seed: int,
+    ) -> None:  # fmt: skip
+        self.grid, self.threads, self.cluster = geometry.grid, geometry.threads, geometry.cluster
+        self.registers = kernel.registers
+        self.shared_bytes = kernel.shared_bytes + geometry.shared_bytes
+        self.reserved_shared = RESERVED_SHARED if kernel.arch >= 90 else 0
+        self.arguments, self.allocations = arguments, allocations
+        self._bank_data = {bank: np.frombuffer(data, np.uint8) for bank, data in banks.items() if data}
+        self._banks = (SassBank * len(self._bank_data))(
+            *(SassBank(bank, data.nbytes, data.ctypes.data) for bank, data in self._bank_data.items())
+        )
+        self._allocations = (SassAllocation * len(allocations))(*map(_structure, allocations))
+        self.structure = SassLaunch(
+            grid=self.grid, threads=self.threads, cluster=self.cluster, shared_bytes=self.shared_bytes,
+            reserved_shared=self.reserved_shared, local_bytes=_stack(kernel), registers=self.registers,
+            arch=kernel.arch, bank_count=len(self._banks), allocation_count=len(allocations), banks=self._banks,
+            allocations=self._allocations, seed=seed % 2**64,
+        )  # fmt: skip
+
+    def reference(self) -> object:
+        """What a C function takes as `const SassLaunch*`."""
+        return ctypes.byref(self.structure)
+
+    @property
+    def allocation_bytes(self) -> list[int]:
+        """By address."""
+        return [allocation.bytes for allocation in self.allocations]
+
+    @property
+    def allocation_count(self) -> int:
+        return len(self.allocations)
+
+    def results(self) -> Tensors:
+        """Every TensorArgument by name as it stands now, in its dtype and shape."""
+        held = {allocation.name: allocation.held for allocation in self.allocations}
+        tensors = [a for a in _parts(self.arguments) if isinstance(a, TensorArgument)]
+        return {a.name: held[a.name].view(a.data.dtype).reshape(a.data.shape) for a in tensors}
+
+
+def prepare(
+    kernel: Kernel, launch: records.Launch | Geometry, arguments: Sequence[AnyArgument], seed: int,
+    constants: Mapping[str, bytes] | None = None,
+) -> Launch:  # fmt: skip
+    """Everything that the kernel needs to run: `arguments` in the order of its parameters, `__constant__` variables by
+    name, outputs filled with 0xFF (NaN).
+
+    `seed` draws where tensors lie. Raises UsageError where arguments do not fit the binary's parameters, KernelCrashed
+    where a GPU would refuse the launch, KernelUnbuildable for a tensor map that cannot be.
+    """
+    geometry = _geometry(kernel, launch)
+    _check_launch(kernel, geometry)
+    allocations = _allocate(kernel, arguments, seed)
+    addresses = {allocation.name: allocation.address for allocation in allocations}
+    banks = _banks(kernel, geometry, arguments, addresses, constants or {})
+    return Launch(kernel, geometry, arguments, allocations, banks, seed)
+
+
+def _geometry(kernel: Kernel, launch: records.Launch | Geometry) -> Geometry:
+    if isinstance(launch, records.Launch):
+        return Geometry(launch.grid, (launch.threads, 1, 1), launch.shared_bytes, kernel.cluster)
+    return Geometry(launch.grid, launch.threads, launch.shared_bytes, launch.cluster or kernel.cluster)
+
+
+def _check_launch(kernel: Kernel, geometry: Geometry) -> None:
+    """What a driver refuses because of the binary; the rest is for the screens, which know the GPU."""
+    if not 75 <= kernel.arch <= 90:
+        raise UsageError(f"machine code of sm_{kernel.arch} cannot be executed; sm_75 to sm_90 can")
+    threads = geometry.threads[0] * geometry.threads[1] * geometry.threads[2]
+    if kernel.max_threads and threads > kernel.max_threads:
+        raise KernelCrashed(f"a launch of {threads} threads per block; the binary was made for {kernel.max_threads} at most")
+    if kernel.registers * threads > REGISTERS_PER_BLOCK:
+        raise KernelCrashed(
+            f"a launch of {threads} threads of {kernel.registers} registers; a block has {REGISTERS_PER_BLOCK} at most"
+        )
+    if any(blocks % together for blocks, together in zip(geometry.grid, geometry.cluster, strict=True)):
+        raise KernelCrashed(f"grid {geometry.grid} is no multiple of the cluster {geometry.cluster}")
+
+
+def _stack(kernel: Kernel) -> int:
+    return -(-kernel.local_bytes // 16) * 16
+
+
+# ── memory ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _parts(arguments: Sequence[AnyArgument]) -> Iterator[Part]:
+    for argument in arguments:
+        if isinstance(argument, StructArgument):
+            yield from (part for _, part in argument.parts)
+        else:
+            yield argument
+
+
+def _allocate(kernel: Kernel, arguments: Sequence[AnyArgument], seed: int) -> list[Allocation]:
+    """Tensors and device variables, 256-byte aligned, in drawn order with drawn gaps: none follows upon another."""
+    contents = dict(_tensors(arguments)) | {segment.name: (segment.size, _segment(segment), True) for segment in kernel.globals}
+    random = np.random.default_rng(seed)
+    names = [list(contents)[i] for i in random.permutation(len(contents))]
+    placed, end = [], _LOWEST
+    for name in names:
+        size, held, writable = contents[name]
+        gap = int(random.integers(_LARGEST_GAP // _ALIGNMENT // 2, _LARGEST_GAP // _ALIGNMENT)) * _ALIGNMENT
+        address = -(-end // _ALIGNMENT) * _ALIGNMENT + gap
+        placed.append(Allocation(name, address, size, held, writable))
+        end = address + size
+    if end >= CONSTANT_WINDOW:
+        raise UsageError(f"the arguments take {end - _LOWEST} bytes of addresses, more than the executor has")
+    return placed
+
+
+def _tensors(arguments: Sequence[AnyArgument]) -> Iterator[tuple[str, tuple[int, np.ndarray, bool]]]:
+    for argument in _parts(arguments):
+        if isinstance(argument, TensorArgument) and argument.output:
+            yield argument.name, (argument.data.nbytes, np.full(argument.data.nbytes, 0xFF, np.uint8), True)
+        elif isinstance(argument, TensorArgument):
+            data = np.ascontiguousarray(argument.data).reshape(-1).view(np.uint8)
+            yield argument.name, (data.nbytes, data, False)
+        elif isinstance(argument, DrawnArgument):
+            held = _drawn(argument.dtype)[: argument.bytes]
+            whole = argument.output and held.nbytes == argument.bytes
+            yield argument.name, (argument.bytes, held.copy() if whole else held, argument.output)
+
+
+def _segment(segment: Segment) -> np.ndarray:
+    return np.frombuffer(segment.data.ljust(segment.size, b"\0"), np.uint8).copy()
+
+
+@cache
+def _drawn(dtype: str) -> np.ndarray:
+    """DRAWN_BYTES of values, the same in every process; uint8 view."""
+    random = np.random.default_rng(0)
+    if dtype == "uint8":
+        return random.integers(0, 64, DRAWN_BYTES, dtype=np.uint8)
+    if dtype == "int32":
+        return random.integers(0, 64, DRAWN_BYTES // 4, dtype=np.int32).view(np.uint8)
+    if dtype == "fp16":
+        return random.standard_normal(DRAWN_BYTES // 2, np.float32).astype(np.float16).view(np.uint8)
+    if dtype == "bf16":
+        bits = random.standard_normal(DRAWN_BYTES // 2, np.float32).view(np.uint32)
+        return (bits >> 16).astype(np.uint16).view(np.uint8)
+    if dtype == "fp32":
+        return random.standard_normal(DRAWN_BYTES // 4, np.float32).view(np.uint8)
+    raise UsageError(f"values of dtype {dtype!r} cannot be drawn; fp16, bf16, fp32, int32 and uint8 can")
+
+
+def _structure(allocation: Allocation) -> SassAllocation:
+    held = allocation.held
+    return SassAllocation(
+        address=allocation.address, bytes=allocation.bytes, data=held.ctypes.data, period=held.nbytes,
+        writable=allocation.writable, name=allocation.name.encode(),
+    )  # fmt: skip
+
+
+# ── constant banks ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _banks(
+    kernel: Kernel, geometry: Geometry, arguments: Sequence[AnyArgument], addresses: Mapping[str, int],
+    constants: Mapping[str, bytes],
+) -> dict[int, bytearray]:  # fmt: skip
+    banks = {bank: bytearray(data) for bank, data in kernel.banks.items()}
+    for pointer in kernel.pointers:
+        struct.pack_into("<Q", banks[pointer.bank], pointer.offset, addresses[pointer.segment] + pointer.place)
+    for name, value in constants.items():
+        _put_constant(kernel, banks.get(CONSTANT_BANK, bytearray()), name, value)
+    bank = banks[PARAMETER_BANK]
+    bank.extend(bytes(max(kernel.parameters_at - len(bank), 0)))
+    struct.pack_into("<3I3IQQI", bank, _THREADS, *geometry.threads, *geometry.grid, SHARED_WINDOW, LOCAL_WINDOW, _stack(kernel))
+    if kernel.arch >= 90:
+        struct.pack_into("<Q", bank, _PARAMETERS_POINTER, CONSTANT_WINDOW + kernel.parameters_at)
+    _put_parameters(kernel, bank, arguments, addresses)
+    return banks
+
+
+def _put_constant(kernel: Kernel, bank: bytearray, name: str, value: bytes) -> None:
+    if name not in kernel.constants:
+        known = ", ".join(kernel.constants) or "none"
+        raise UsageError(f"kernel {kernel.entry} has no __constant__ variable {name}; it has {known}")
+    offset, size = kernel.constants[name]
+    if len(value) > size:
+        raise UsageError(f"__constant__ {name} has {size} bytes; {len(value)} are too many")
+    bank[offset : offset + len(value)] = value
+
+
+def _put_parameters(
+    kernel: Kernel, bank: bytearray, arguments: Sequence[AnyArgument], addresses: Mapping[str, int]
+) -> None:
+    if len(arguments) != len(kernel.parameters):
+        raise UsageError(f"kernel {kernel.entry} has {len(kernel.parameters)} parameters; {len(arguments)} were given")
+    sizes = {a.name: _bytes_of(a) for a in _parts(arguments) if isinstance(a, TensorArgument | DrawnArgument)}
+    for argument, (offset, size) in zip(arguments, kernel.parameters, strict=True):
+        value = _value(argument, addresses, sizes)
+        if len(value) != size:
+            raise UsageError(
+                f"parameter {argument.name} of kernel {kernel.entry} has {size} bytes; {len(value)} were given"
+            )
+        bank[offset : offset + size] = value
+
+
+def _bytes_of(argument: TensorArgument | DrawnArgument) -> int:
+    return argument.bytes if isinstance(argument, DrawnArgument) else argument.data.nbytes
+
+
+def _value(argument: AnyArgument, addresses: Mapping[str, int], sizes: Mapping[str, int]) -> bytes:
+    """A parameter's bytes."""
+    if isinstance(argument, TensorArgument | DrawnArgument):
+        return struct.pack("<Q", addresses[argument.name])
+    if isinstance(argument, ScalarArgument):
+        return argument.value.tobytes()
+    if isinstance(argument, TensorMapArgument):
+        tensor_map.check(argument, sizes[argument.tensor])
+        return tensor_map.describe(argument, addresses[argument.tensor])
+    whole = bytearray(argument.bytes)
+    for offset, part in argument.parts:
+        value = _value(part, addresses, sizes)
+        if offset + len(value) > len(whole):
+            raise UsageError(f"{part.name} ends at byte {offset + len(value)} of {argument.name}, which has {len(whole)}")
+        whole[offset : offset + len(value)] = value
+    return bytes(whole)
