@@ -58,6 +58,7 @@ constexpr u8 POISON = 0xfe;  // of registers and memory that nothing has written
 
 void start(Warp& w, Block& block, int number, u32 threads, u32 local_bytes) {
   std::memset(w.r, POISON, sizeof w.r);
+  std::memset(&w.r[RZ], 0, sizeof w.r[RZ]);
   std::memset(w.u, POISON, sizeof w.u);
   std::memset(w.p, 0, sizeof w.p);
   std::memset(w.up, 0, sizeof w.up);

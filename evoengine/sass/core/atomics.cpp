@@ -1,0 +1,170 @@
+// Atomic operations on global, shared and generic memory: one lane after the other.
+#include "memory_ops.h"
+#include "rounding.h"
+
+namespace sass {
+namespace {
+
+enum Operation { ADD, MIN, MAX, INC, DEC, AND_BITS, OR_BITS, XOR_BITS, EXCH, CAS, CAST, POPC_INC };
+const char* const OPERATIONS[] = {"ADD", "MIN", "MAX", "INC", "DEC", "AND", "OR", "XOR", "EXCH", "CAS", "CAST", nullptr};
+enum Type { U32_TYPE, S32_TYPE, U64_TYPE, S64_TYPE, F32_TYPE, F64_TYPE, F16_PAIR, BF16_PAIR };
+
+float add_floats(float x, float y, bool flushes) {
+  if (!flushes) return x + y;
+  const float sum = as_float(flush(as_bits(x))) + as_float(flush(as_bits(y)));
+  return as_float(flush(as_bits(sum)));
+}
+
+u32 add_pair(int type, u32 x, u32 y) {
+  u32 out = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const u32 p = x >> shift & 0xffff, q = y >> shift & 0xffff;
+    const double sum = type == F16_PAIR ? double(half_to_float(p)) + double(half_to_float(q))
+                                        : double(bfloat_to_float(p)) + double(bfloat_to_float(q));
+    out |= to_format(sum, type == F16_PAIR ? HALF_FORMAT : BFLOAT_FORMAT, NEAREST) << shift;
+  }
+  return out;
+}
+
+u64 smaller_or_larger(int type, bool least, u64 x, u64 y) {
+  bool less;
+  if (type == S32_TYPE) less = i32(x) < i32(y);
+  else if (type == S64_TYPE) less = i64(x) < i64(y);
+  else less = x < y;
+  return less == least ? x : y;
+}
+
+// What stands in memory after the operation on `old`.
+u64 combine(const Instruction& i, u64 old, u64 value, u64 with) {
+  const int type = i.b;
+  switch (i.a) {
+    case ADD:
+      if (type == F32_TYPE) return canonical(add_floats(as_float(u32(old)), as_float(u32(value)), has(i, "FTZ")));
+      if (type == F64_TYPE) return std::bit_cast<u64>(std::bit_cast<double>(old) + std::bit_cast<double>(value));
+      if (type == F16_PAIR || type == BF16_PAIR) return add_pair(type, u32(old), u32(value));
+      return old + value;
+    case MIN: return smaller_or_larger(type, true, old, value);
+    case MAX: return smaller_or_larger(type, false, old, value);
+    case INC: return old >= value ? 0 : old + 1;
+    case DEC: return old == 0 || old > value ? value : old - 1;
+    case AND_BITS: return old & value;
+    case OR_BITS: return old | value;
+    case XOR_BITS: return old ^ value;
+    case EXCH: return value;
+    case POPC_INC: return old + 1;
+    default: return old == value ? with : old;  // CAS, CAST: `value` is what is compared
+  }
+}
+
+void load_value(Context& c, const Instruction& i, size_t index, bool wide, Wide& out) {
+  if (index >= i.operands.size()) {
+    for (int l = 0; l < LANES; ++l) out[l] = 0;
+    return;
+  }
+  load_wide(c, i.operands[index], out);
+  if (!wide)
+    for (int l = 0; l < LANES; ++l) out[l] = u32(out[l]);
+}
+
+// Reads, combines and stores one lane's value; returns what was there.
+u64 exchange(Context& c, const Instruction& i, u8* there, u64 address, u64 value, u64 with, u32 bytes) {
+  u64 old = 0;
+  if (there) std::memcpy(&old, there, bytes);
+  else c.machine.memory.load(address, &old, bytes);
+  const u64 now = combine(i, old, value, with);
+  if (there) std::memcpy(there, &now, bytes);
+  else c.machine.memory.store(address, &now, bytes);
+  return old;
+}
+
+// The destination, predicate and register, holds what was there; of CAST whether the exchange took place.
+void write_old(Context& c, const Instruction& i, const Wide& old, u32 exchanged, bool wide) {
+  for (int k = 0; k < i.c; ++k) {
+    const Operand& to = i.operands[k];
+    if (is_predicate(to)) write_predicate(c, to, exchanged);
+    else if (i.a == CAST) {
+      Lanes out;
+      each(out, [&](int l) { return exchanged >> l & 1; });
+      write(c, to, out);
+    } else if (wide) write_wide(c, to, old);
+    else {
+      Lanes out;
+      each(out, [&](int l) { return u32(old[l]); });
+      write(c, to, out);
+    }
+  }
+}
+
+// a = operation, b = type, c = operands before the address, d = space: 0 global, 1 generic, 2 shared
+Step atomic(Context& c, const Instruction& i) {
+  const bool wide = i.b == U64_TYPE || i.b == S64_TYPE || i.b == F64_TYPE;
+  const u32 bytes = wide ? 8 : 4;
+  const Operand& memory = i.operands[i.c];
+  note_access(c, i.d == 2 ? Access::Space::Shared : Access::Space::Global, int(bytes), true, false);
+  c.access.atomic = true;
+  u64 at[LANES];
+  if (i.d == 2) {
+    Lanes near;
+    addresses(c, memory, near);
+    for (int l = 0; l < LANES; ++l) at[l] = near[l];
+  } else {
+    addresses(c, memory, is_pair(i, memory), at);
+  }
+  std::memcpy(c.access.addresses, at, sizeof at);
+  Wide value, with, old{};
+  load_value(c, i, size_t(i.c) + 1, wide, value);
+  load_value(c, i, size_t(i.c) + 2, wide, with);
+  u32 exchanged = 0;
+  for (u32 rest = c.lanes; rest; rest &= rest - 1) {
+    const int l = __builtin_ctz(rest);
+    u8* there = i.d == 2 ? shared_bytes(c, u32(at[l]), bytes, l) : i.d == 1 ? window_bytes(c, at[l], bytes, l) : nullptr;
+    if (!there) check_alignment(at[l], bytes, l);
+    else if (i.d == 1) c.access.space = Access::Space::Shared, c.access.addresses[l] = u32(at[l]);
+    old[l] = exchange(c, i, there, at[l], value[l], with[l], bytes);
+    exchanged |= u32(old[l] == value[l]) << l;
+  }
+  write_old(c, i, old, exchanged, wide);
+  return Step::Done;
+}
+
+int take_type(Modifiers& m) {
+  if (m.take("F32")) return F32_TYPE;
+  if (m.take("F64")) return F64_TYPE;
+  if (m.take("F16x2")) return F16_PAIR;
+  if (m.take("BF16x2") || m.take("BF16_V2")) return BF16_PAIR;
+  if (m.take("S64")) return S64_TYPE;
+  if (m.take("64") || m.take("U64")) return U64_TYPE;
+  if (m.take("S32")) return S32_TYPE;
+  m.take("U32"), m.take("32");
+  return U32_TYPE;
+}
+
+template <int SPACE>
+Execute prepare_atomic(Instruction& i) {
+  Modifiers m(i);
+  if (m.take("POPC")) i.a = m.take("INC") ? POPC_INC : -1;
+  else if (m.take("SAFEADD")) i.a = ADD;
+  else i.a = take_one(m, OPERATIONS);
+  i.b = take_type(m);
+  m.take("FTZ"), m.take("RN");
+  take_caching(m);
+  i.d = SPACE;
+  i.c = 0;
+  while (i.c < int(i.operands.size()) && i.operands[i.c].kind != Kind::Memory) ++i.c;
+  const int values = int(i.operands.size()) - i.c - 1;
+  const int needed = i.a == POPC_INC ? 0 : i.a == CAS || i.a == CAST ? 2 : 1;
+  return i.a >= 0 && m.none_left() && i.c <= 2 && values == needed ? atomic : nullptr;
+}
+
+}  // namespace
+
+const Opcode ATOMIC[] = {
+    {"ATOM", Pipe::Memory, prepare_atomic<1>},
+    {"ATOMG", Pipe::Memory, prepare_atomic<0>},
+    {"ATOMS", Pipe::Memory, prepare_atomic<2>},
+    {"RED", Pipe::Memory, prepare_atomic<1>},
+    {"REDG", Pipe::Memory, prepare_atomic<0>},
+    {nullptr, Pipe::None, nullptr},
+};
+
+}  // namespace sass

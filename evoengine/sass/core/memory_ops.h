@@ -1,0 +1,26 @@
+// Addresses of memory operands and checked access to what they point to: shared by loads, stores and atomics.
+#pragma once
+
+#include "lanes.h"
+
+namespace sass {
+
+// Shared and local addresses: register × scale + uniform register + displacement, in 32 bits.
+void addresses(Context&, const Operand&, Lanes& out);
+// Global and generic addresses; `pair`: the register holds 64 bits.
+void addresses(Context&, const Operand&, bool pair, u64 (&out)[LANES]);
+// True where the operand's register is 64 bits wide.
+bool is_pair(const Instruction&, const Operand&);
+
+// Where a lane's bytes of shared or local memory lie. Throws Fault: misaligned or outside.
+u8* shared_bytes(Context&, u32 address, u32 bytes, int lane);
+u8* local_bytes(Context&, u32 address, u32 bytes, int lane);
+// The same of a generic address that lies in a window; null for a global one.
+u8* window_bytes(Context&, u64 address, u32 bytes, int lane);
+void check_alignment(u64 address, u32 bytes, int lane);
+
+// Takes what says only how a memory instruction is cached, ordered or addressed. False: it goes past the L1.
+bool take_caching(Modifiers&);
+void note_access(Context&, Access::Space, int bytes, bool store, bool cached);
+
+}  // namespace sass
