@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
+from functools import cache
 
+from evoengine.cuda_files import disassembler
 from evoengine.devices.base import KernelFailure
 from evoengine.devices.pool import PooledArgument
 from evoengine.errors import EvoengineError
 from evoengine.gpu import Gpu
 from evoengine.problem import Problem
 from evoengine.records import Contender, Estimated, Kind, Measurement
+from evoengine.sass.build import build
 from evoengine.sass.chip import find_chip
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import read_kernel
@@ -25,6 +28,20 @@ from evoengine.workloads import find_workload
 
 SEED = 0
 """draws where tensors lie: the same for all candidates, so that their figures compare"""
+
+
+@cache
+def why_unpredictable(gpu: str) -> str | None:
+    """What is missing for predictions on the GPU of that name, whatever the kernel; None where nothing is.
+
+    Builds the executor of machine code where this machine has none yet.
+    """
+    try:
+        find_chip(gpu)
+        build()
+    except EvoengineError as error:
+        return str(error)
+    return None if disassembler() else "nvdisasm was not found, which reads machine code: evoengine doctor has the remedy"
 
 
 def predict_figure(
@@ -46,10 +63,11 @@ def predict_binary(kernel: str, contender: Contender, problem: Problem, gpu: Gpu
 
     Raises Unpredictable where the machine code, its launch or the chip cannot be read, or a tool is missing.
     """
+    if missing := why_unpredictable(gpu.key):
+        raise Unpredictable(missing)
     workload = find_workload(kernel)
-    binary, source = contender.binary, contender.source
+    binary, source, chip = contender.binary, contender.source, find_chip(gpu.key)
     try:
-        chip = find_chip(gpu.key)
         program = Program(listing_of(binary), source.entry)
         arguments = [_drawn(a, problem.dtype) for a in workload.parameters(problem, contender.config)]
         launch = prepare(read_kernel(binary.cubin, source.entry), source.launch, arguments, SEED)
