@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
+from evoengine.terms import bound, is_prediction, range_us, utilisation
+
 Value = int | float | str | bool
 Config = Mapping[str, Value]
 """One setting of the knobs: active knobs only, in the order the space declares them."""
@@ -246,12 +248,32 @@ class Measurement:
         """The time that figures of different moments are ranked by."""
         return self.median_us if self.normalised_us is None else self.normalised_us
 
+    @property
+    def by_formula(self) -> bool:
+        """Whether it is an estimate that was not predicted from machine code."""
+        return self.kind is Kind.ESTIMATED and not is_prediction(self.terms)
+
+    @property
+    def rank_key(self) -> tuple[bool, float]:
+        """Of two figures that may be compared the lesser is better; estimates by formula are behind all predictions."""
+        return self.by_formula, self.compared_us
+
     def comparable(self, other: Measurement) -> bool:
         return (self.kind, self.device, self.policy) == (other.kind, other.device, other.policy)
 
     @property
     def is_sustained(self) -> bool:
         return self.policy is not None and self.policy.clocks is Clocks.SUSTAINED
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """What is said of a candidate's time without a GPU."""
+
+    figure: Measurement | None
+    """None where the model of the chip cannot read the binary and its family states no cost"""
+    unread: str | None = None
+    """why the model could not read the binary, so that the figure is the formula's; None where it could"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,11 +388,18 @@ class Candidate:
             "samples": len(figure.samples_us) if figure else None,
             "vs_sdpa": figure.vs_sdpa if figure else None,
             "policy": asdict(figure.policy) if figure and figure.policy else None,
+            **_estimate_json(figure),
             "sustained": _sustained_json(self.sustained) if self.sustained else None,
             "parents": list(self.parents),
             "operator": self.operator,
             "compile_ms": binary.compile_ms if binary else None,
         }
+
+
+def _estimate_json(figure: Measurement | None) -> dict[str, object]:
+    terms = figure.terms if figure else {}
+    model = None if figure is None or figure.kind is not Kind.ESTIMATED else "formula" if figure.by_formula else "machine code"
+    return {"range_us": range_us(terms), "bound": bound(terms), "utilisation": utilisation(terms), "model": model}
 
 
 def _sustained_json(figure: Measurement) -> dict[str, object]:

@@ -28,13 +28,16 @@ def best(
 ) -> None:  # fmt: skip
     """Show the best kernels found, or export the best one.
 
-    Measured figures go before recorded, and those before estimated; kinds are never mixed, nor are GPUs, nor the ways
-    to measure (launch, L2, clocks): those of the last figure are ranked. Without --problem and --gpu the last run's are
-    meant. What is exported is executed first, by its machine code; a wrong one is refused.
+    Measured figures go before recorded, and those before estimated; kinds are never mixed, nor are GPUs, nor the ways to
+    measure (launch, L2, clocks): those of the last figure are ranked. Of estimates, predictions go before those by
+    formula. Without --problem and --gpu the last run's are meant. What is exported is executed first, by its machine
+    code; a wrong one is refused.
     """
     from evoengine.cli.display import ranking, say, stdout
     from evoengine.ledger.store import open_ledger
     from evoengine.publish.export import export
+    from evoengine.records import Kind
+    from evoengine.sass.validation import error_line
 
     with open_ledger(db, create=False) as ledger:
         gpu_key, problem_text = ledger.last_target(gpu.key if gpu else None, str(problem) if problem else None)
@@ -59,6 +62,8 @@ def best(
     figure = found[0].measurement
     policy = f", {figure.policy}" if figure.policy else ""
     say(f"{problem_text} on {gpu_key}: {figure.kind} figures, {figure.device}{policy}")
+    if figure.kind is Kind.ESTIMATED and not figure.by_formula:
+        say(error_line())
     stdout.print(ranking(dict(enumerate(found, 1))))
 
 

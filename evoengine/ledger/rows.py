@@ -172,8 +172,9 @@ def to_policy(values: Mapping[str, Any] | None) -> Policy | None:
 
 
 def most_trusted(figures: Sequence[Measurement]) -> Measurement | None:
-    """The last of the most trusted kind, before those of back-to-back runs; `figures` come oldest first."""
-    return min(reversed(figures), key=lambda m: (PREFERENCE.index(m.kind), m.is_sustained), default=None)
+    """The last of the most trusted kind; before those of back-to-back runs and estimates by formula. `figures` come
+    oldest first."""
+    return min(reversed(figures), key=lambda m: (PREFERENCE.index(m.kind), m.by_formula, m.is_sustained), default=None)
 
 
 def last_sustained(figures: Sequence[Measurement]) -> Measurement | None:

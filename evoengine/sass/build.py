@@ -29,8 +29,8 @@ def build() -> Path:
 
     Raises MachineError where the compiler is missing or too old, or the cache cannot be written.
     """
-    folder = cache_folder("sass")
-    built = folder / f"core-{_key()[:32]}.so"
+    built = _place()
+    folder = built.parent
     if built.exists():
         os.utime(built)
         return built
@@ -39,6 +39,15 @@ def build() -> Path:
         os.replace(Path(scratch, "core.so"), built)
     prune(folder, "core-*.so", KEPT)
     return built
+
+
+def is_built() -> bool:
+    """Whether `build` has nothing to do; raises MachineError as it does."""
+    return _place().exists()
+
+
+def _place() -> Path:
+    return cache_folder("sass") / f"core-{_key()[:32]}.so"
 
 
 def _key() -> str:

@@ -41,7 +41,8 @@ _LOWEST, _LARGEST_GAP = 1 << 33, 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class DrawnArgument:
-    """A pointer argument of `bytes` bytes whose contents are drawn and repeat: for a model, which needs no results.
+    """A pointer argument of `bytes` bytes whose contents repeat: for a model, which needs no results. They are `contents`,
+    or drawn by `dtype`.
 
     What is written beyond the part that is held is dropped.
     """
@@ -51,6 +52,7 @@ class DrawnArgument:
     dtype: str
     """fp16, bf16, fp32, int32 or uint8: floats are normal with deviation 1, integers uniform below 64"""
     output: bool = False
+    contents: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,8 @@ def _tensors(arguments: Sequence[AnyArgument]) -> Iterator[tuple[str, tuple[int,
             data = np.ascontiguousarray(argument.data).reshape(-1).view(np.uint8)
             yield argument.name, (data.nbytes, data, False)
         elif isinstance(argument, DrawnArgument):
-            held = _drawn(argument.dtype)[: argument.bytes]
+            values = _drawn(argument.dtype) if argument.contents is None else argument.contents.view(np.uint8)
+            held = values[: argument.bytes]
             whole = argument.output and held.nbytes == argument.bytes
             yield argument.name, (argument.bytes, held.copy() if whole else held, argument.output)
 
