@@ -157,21 +157,26 @@ def collatz(v):
 def test_functions_are_called(arch):
     text = """
     __device__ __noinline__ int add3(int a, int b, int c) { return a + 2 * b + 3 * c; }
-    __device__ __noinline__ int fibonacci(int n) { return n < 2 ? n : fibonacci(n - 1) + fibonacci(n - 2); }
-    __device__ __noinline__ int triple(int x) { return 3 * x; }
-    __device__ __noinline__ int negate(int x) { return -x; }
+    __device__ __noinline__ int steps(int a, int n) { for (int k = 0; k < n; ++k) a = add3(a, k, n); return a; }
     """ + KERNEL + """(const int* a, int* out) {
       int i = threadIdx.x, x = a[i];
-      int (*chosen)(int) = x & 1 ? triple : negate;
       out[i] = add3(x, i, 7);
-      out[32 + i] = fibonacci(i % 9);
-      out[64 + i] = chosen(x);
+      if (i % 3) out[32 + i] = steps(x, i % 5);
+      else out[32 + i] = steps(i, 4) - add3(i, x, 2);
     }"""
     a = drawn(LANES)
     lane = np.arange(LANES)
-    out = execute(text, arch, {"a": a}, {"out": (np.int32, (3, LANES))})["out"]
-    numbers = [0, 1, 1, 2, 3, 5, 8, 13, 21]
-    np.testing.assert_array_equal(out, [a + 2 * lane + 21, np.take(numbers, lane % 9), np.where(a & 1, 3 * a, -a)])
+    out = execute(text, arch, {"a": a}, {"out": (np.int32, (2, LANES))})["out"]
+
+    def steps(x, n):
+        for k in range(n):
+            x = x + 2 * k + 3 * n
+        return x
+
+    expected = [
+        steps(int(x), i % 5) if i % 3 else steps(i, 4) - (i + 2 * int(x) + 6) for i, x in zip(range(LANES), a, strict=True)
+    ]
+    np.testing.assert_array_equal(out, [a + 2 * lane + 21, expected])
 
 
 @every_arch
