@@ -23,12 +23,17 @@ from evoengine.sass.model import Overlap, Residents, Timed, count_block, footpri
 
 COUNT_LIMIT = 400_000
 """warp instructions of a block that are counted"""
+WHOLE_LIMIT = 20_000_000
+"""warp instructions of a block that does more, as persistent blocks do: then the grid's first, which does most, is
+counted to its end"""
 TIME_LIMIT = 400_000
 """warp instructions of an SM that are timed; what is beyond follows at the rate of the second half"""
 UNLIKE = 0.02
 """difference in instructions between blocks of the grid's inside, from which on they are sampled one by one"""
 SAMPLED = 8
 """blocks counted where blocks differ"""
+BUSY = 0.6
+"""of the time: a pipe that is busy for more bounds the kernel"""
 MODEL_ERROR = 1.25
 """a factor that most predictions are within (benchmarks/model_accuracy.py)"""
 
@@ -88,31 +93,65 @@ def predict(program: Program, launch: Launch, chip: Chip, flops: float = 0.0, mi
 # ── what blocks do ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A grid in clusters, of one block each where there are no others: columns along x, rows along y and z."""
+
+    columns: int
+    rows: int
+    width: int
+    """blocks of a cluster along x"""
+
+    def block(self, column: int, row: int) -> int:
+        """The number in the grid of a cluster's first block."""
+        return (row * self.columns + column) * self.width
+
+    @property
+    def clusters(self) -> int:
+        return self.columns * self.rows
+
+    @property
+    def middle(self) -> tuple[int, int]:
+        return (self.columns - 1) // 2, (self.rows - 1) // 2
+
+
+def grid_of(launch: Launch) -> Grid:
+    """Raises Unpredictable where clusters are more than one block high."""
+    width, high, deep = launch.cluster
+    if high * deep != 1:
+        raise Unpredictable(f"clusters of {launch.cluster} blocks; the model knows those along x")
+    return Grid(launch.grid[0] // width, launch.grid[1] * launch.grid[2], width)
+
+
 def count(program: Program, launch: Launch, chip: Chip, resident: int) -> Work:
     """Counts blocks of the grid's inside and edges, weighted by how many there are of each."""
-    def of(x: int, y: int) -> Mapping[str, float]:
-        return count_block(program, launch, y * launch.grid[0] + x, COUNT_LIMIT)
+    grid = grid_of(launch)
 
-    columns, rows = launch.grid[0], launch.grid[1] * launch.grid[2]
-    inside, first = of((columns - 1) // 2, (rows - 1) // 2), of(0, 0)
-    if not _alike(inside, first) and columns > 2:
-        xs = np.unique(np.linspace(0, columns - 1, SAMPLED).round().astype(int))
-        sampled = [of(int(x), (rows - 1) // 2) for x in xs]
+    def of(column: int, row: int) -> Mapping[str, float]:
+        return count_block(program, launch, grid.block(column, row), COUNT_LIMIT)
+
+    inside, first = of(*grid.middle), of(0, 0)
+    if not first["complete"]:
+        counts = count_block(program, launch, 0, WHOLE_LIMIT)
+        instructions = np.array([counts["instructions"]])
+    elif not _alike(inside, first) and grid.columns > 2:
+        columns = np.unique(np.linspace(0, grid.columns - 1, SAMPLED).round().astype(int))
+        sampled = [of(int(column), grid.middle[1]) for column in columns]
         counts = _mean(sampled, [1.0] * len(sampled))
         instructions = np.array([c["instructions"] for c in sampled])
     else:
-        classes = _edges(columns, rows)
-        sampled = [of(x, y) for x, y, _ in classes]
-        counts = _mean(sampled, [weight for _, _, weight in classes])
+        classes = _edges(grid)
+        counts = _mean([of(column, row) for column, row, _ in classes], [weight for _, _, weight in classes])
         instructions = np.array([counts["instructions"]])
-    return Work(counts, instructions, _dram_share(program, launch, chip, resident, counts, inside))
+    return Work(counts, instructions, _dram_share(program, launch, chip, resident, counts))
 
 
-def _edges(columns: int, rows: int) -> list[tuple[int, int, float]]:
-    """Interior, last column, last row and corner: a block of each, and how many blocks it stands for."""
-    xs = [((columns - 1) // 2, columns - 1), (columns - 1, 1)] if columns > 1 else [(0, 1)]
-    ys = [((rows - 1) // 2, rows - 1), (rows - 1, 1)] if rows > 1 else [(0, 1)]
-    return [(x, y, float(n * m)) for x, n in xs for y, m in ys]
+def _edges(grid: Grid) -> list[tuple[int, int, float]]:
+    """Interior, last column, last row and corner: one of each, and how many it stands for."""
+    (column, row), (columns, rows) = grid.middle, (grid.columns, grid.rows)
+    across = [(column, columns - 1), (columns - 1, 1)] if columns > 1 else [(0, 1)]
+    down = [(row, rows - 1), (rows - 1, 1)] if rows > 1 else [(0, 1)]
+    return [(x, y, float(n * m)) for x, n in across for y, m in down]
 
 
 def _alike(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
@@ -124,21 +163,21 @@ def _mean(counts: Sequence[Mapping[str, float]], weights: Sequence[float]) -> di
 
 
 def _dram_share(
-    program: Program, launch: Launch, chip: Chip, resident: int, counts: Mapping[str, float], inside: Mapping[str, float]
+    program: Program, launch: Launch, chip: Chip, resident: int, counts: Mapping[str, float]
 ) -> float:
     """Of the bytes that blocks ask for, those that come from the DRAM: what a wave of blocks touches together, once.
 
     How much of it two neighbours share is seen by running a block and its neighbours in x and y.
     """
-    columns, rows = launch.grid[0], launch.grid[1] * launch.grid[2]
-    x, y = (columns - 1) // 2, (rows - 1) // 2
-    neighbours = [y * columns + x, y * columns + min(x + 1, columns - 1), min(y + 1, rows - 1) * columns + x]
+    grid = grid_of(launch)
+    (x, y), columns, rows = grid.middle, grid.columns, grid.rows
+    neighbours = [grid.block(x, y), grid.block(min(x + 1, columns - 1), y), grid.block(x, min(y + 1, rows - 1))]
     lines = footprint(program, launch, neighbours, COUNT_LIMIT)
-    asked = 32 * (counts["sectors_loaded"] + counts["sectors_stored"]) + counts["tensor_bytes_loaded"] + counts["tensor_bytes_stored"]
-    blocks = columns * rows
-    wave = min(resident * chip.sms, blocks)
+    sectors, boxes = counts["sectors_loaded"] + counts["sectors_stored"], counts["tensor_bytes_loaded"] + counts["tensor_bytes_stored"]
+    asked = (32 * sectors + boxes) * grid.clusters
+    wave = max(1, min(resident * chip.sms // grid.width, grid.clusters))
     across, down = min(wave, columns), math.ceil(wave / columns)
-    unseen = 1.0 if inside["complete"] else max(1.0, inside["instructions"] / COUNT_LIMIT)
+    unseen = max(1.0, counts["instructions"] / COUNT_LIMIT)
     total = 0.0
     for (own, beside, below), size in zip(lines, launch.allocation_bytes, strict=True):
         if not own:
@@ -146,9 +185,9 @@ def _dram_share(
         apart_x = 1 - beside / own if columns > 1 else 0.0
         apart_y = 1 - below / own if rows > 1 else 0.0
         of_wave = own * 128 * unseen * (1 + (across - 1) * apart_x) * (1 + (down - 1) * apart_y)
-        traffic = of_wave * blocks / wave
+        traffic = of_wave * grid.clusters / wave
         total += min(traffic, size) if size <= chip.l2_bytes / 2 else traffic
-    return min(1.0, total / max(1.0, asked * blocks))
+    return min(1.0, total / max(1.0, asked))
 
 
 # ── one SM, and the grid ────────────────────────────────────────────────────────────────────────────────────────────
@@ -158,48 +197,58 @@ def blocks_resident(launch: Launch, chip: Chip) -> int:
     return chip.gpu.blocks_resident(math.prod(launch.threads), launch.registers, launch.shared_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One SM under one hypothesis: µs of the whole launch, clocks of the SM that ends last, and what was timed."""
+
+    time_us: float
+    clocks: float
+    timed: Timed
+
+
 def _put_together(
     program: Program, launch: Launch, chip: Chip, resident: int, work: Work, roofline_us: float
 ) -> Prediction:
-    cluster = math.prod(launch.cluster)
-    blocks = math.prod(launch.grid)
-    per_sm = math.ceil(blocks / (chip.sms // cluster * cluster))
-    order = [_inner(_spread(n + 1, blocks), launch.grid) for n in range(per_sm)]
-    residents = Residents(resident, order, TIME_LIMIT, work.dram_share)
+    grid = grid_of(launch)
+    per_sm = math.ceil(grid.clusters / (chip.sms // grid.width))
+    order = [_inner(_spread(n + 1, grid.clusters), grid) for n in range(per_sm)]
+    residents = Residents(resident, order, TIME_LIMIT * grid.width, work.dram_share)
+    numbers = rates(chip, resident * launch.shared_bytes)
+
+    def run(name: str, overlap: Overlap) -> _Run:
+        timed = time_sm(program, launch, numbers, residents, overlap)
+        clocks = _whole(timed, per_sm * work.counts["instructions"])
+        clocks *= _imbalance(work.instructions, grid.clusters, chip.sms // grid.width * resident)
+        ghz = chip.clock_under(name, _shares(timed, grid.width)["tensor"])
+        return _Run(max(clocks / ghz / 1e3 + chip.launch_us, roofline_us), clocks, timed)
+
     wgmma = work.counts["tensor_clock_columns"] > 0
-    found: dict[str, tuple[float, float, Timed]] = {}
-    for name, overlap in (overlaps(chip) if wgmma else {"": Overlap()}).items():
-        timed = time_sm(program, launch, rates(chip, resident * launch.shared_bytes), residents, overlap)
-        clocks = _whole(timed, per_sm * cluster * work.counts["instructions"] / cluster, work, blocks, chip, resident)
-        ghz = chip.clock_under(name, timed.values["tensor"] / max(1.0, 4 * cluster * timed.values["clocks"]))
-        found[name] = max(clocks / ghz / 1e3 + chip.launch_us, roofline_us), clocks, timed
-    times = {name: time for name, (time, _, _) in found.items()}
+    runs = {name: run(name, overlap) for name, overlap in (overlaps(chip) if wgmma else {"": Overlap()}).items()}
+    times = {name: r.time_us for name, r in runs.items()}
     time_us = math.exp(np.mean(np.log(list(times.values()))))
-    timed = found[min(found)][2]
-    shares = _shares(timed, cluster)
+    low, high = (min(times.values()), max(times.values())) if wgmma else (time_us / MODEL_ERROR, time_us * MODEL_ERROR)
+    first = runs[min(runs)]
+    shares = _shares(first.timed, grid.width)
     busiest = max(shares, key=shares.__getitem__)
-    low = max(roofline_us, min(times.values()) if wgmma else time_us / MODEL_ERROR)
     return Prediction(
-        time_us, low, max(times.values()) if wgmma else time_us * MODEL_ERROR,
-        busiest if shares[busiest] > 0.6 else "latency", shares, work.counts, found[min(found)][1], resident,
-        blocks / (chip.sms * resident), times if wgmma else {}, timed,
+        time_us, max(low, roofline_us), high, busiest if shares[busiest] > BUSY else "latency", shares, work.counts,
+        first.clocks, resident, grid.clusters / (chip.sms // grid.width * resident), times if wgmma else {}, first.timed,
     )  # fmt: skip
 
 
 def overlaps(chip: Chip) -> dict[str, Overlap]:
-    """Two that fit published figures of wgmma kernels: tensor pipe and MUFU exclude each other, or most other arithmetic is
-not issued while the tensor pipe runs."""
+    """Two that fit published figures of wgmma kernels: tensor pipe and MUFU exclude each other, or most other arithmetic
+    is not issued while the tensor pipe runs."""
     return {"A": Overlap(tensor_excludes_mufu=True), "B": Overlap(issue_lost=chip.rates["b_issue_lost"])}
 
 
-def _whole(timed: Timed, instructions: float, work: Work, blocks: int, chip: Chip, resident: int) -> float:
-    """Clocks of the SM that ends last: what was timed, and the rest at the rate of its second half."""
+def _whole(timed: Timed, instructions: float) -> float:
+    """Clocks until the SM is through with so many instructions: what was timed, the rest at the rate of its second half."""
     values = timed.values
-    clocks = values["clocks"]
-    if not values["finished"]:
-        rest = max(0.0, instructions - values["issued"])
-        clocks += rest * values["late_clocks"] / max(1.0, values["late_issued"])
-    return clocks * _imbalance(work.instructions, blocks, chip.sms * resident)
+    if values["finished"]:
+        return values["clocks"]
+    rest = max(0.0, instructions - values["issued"])
+    return values["clocks"] + rest * values["late_clocks"] / max(1.0, values["late_issued"])
 
 
 def _imbalance(instructions: np.ndarray, blocks: int, slots: int) -> float:
@@ -218,14 +267,11 @@ def _spread(n: int, blocks: int) -> int:
     return int(math.modf((n + 0.5) * 0.6180339887498949)[0] * blocks)
 
 
-def _inner(block: int, grid: Sequence[int]) -> int:
-    """The block, or its neighbour where it lies in the last column or row: those are less work, and few."""
-    x, y, rest = block % grid[0], block // grid[0] % grid[1], block // (grid[0] * grid[1])
-    if grid[0] > 1 and x == grid[0] - 1:
-        x -= 1
-    if grid[1] > 1 and y == grid[1] - 1:
-        y -= 1
-    return (rest * grid[1] + y) * grid[0] + x
+def _inner(cluster: int, grid: Grid) -> int:
+    """The first block of a cluster, or of its neighbour where it lies in the last column or row: those are less work,
+    and few."""
+    column, row = cluster % grid.columns, cluster // grid.columns
+    return grid.block(min(column, max(0, grid.columns - 2)), min(row, max(0, grid.rows - 2)))
 
 
 def _shares(timed: Timed, sms: int) -> dict[str, float]:

@@ -12,29 +12,34 @@ std::string named(const Instruction& i) {
   return "`" + i.text + "`" + at;
 }
 
-u8* shared_bytes(Block*& block, u32 address, u32 bytes, u32 alignment, const Instruction& by) {
+namespace {
+
+[[noreturn]] void wrong_address(const Instruction& by, u32 address, const std::string& why) {
   char place[48];
-  snprintf(place, sizeof place, " at shared address 0x%x", address);
+  snprintf(place, sizeof place, " at shared address 0x%x: ", address);
+  throw Fault{named(by) + place + why};
+}
+
+}  // namespace
+
+u8* shared_bytes(Block*& block, u32 address, u32 bytes, u32 alignment, const Instruction& by) {
   const auto& blocks = block->cluster->blocks;
   u32 rank = address >> 24, offset = address & 0xffffff;
   if (rank >= blocks.size())
-    throw Fault{named(by) + place + ": block " + std::to_string(rank) + " of a cluster of " + std::to_string(blocks.size())};
+    wrong_address(by, address, "block " + std::to_string(rank) + " of a cluster of " + std::to_string(blocks.size()));
   Block* owner = blocks[rank].get();
-  if (owner != block && owner->done()) throw Fault{named(by) + place + ": that block of the cluster has ended"};
+  if (owner != block && owner->done()) wrong_address(by, address, "that block of the cluster has ended");
   block = owner;
   if (u64(offset) + bytes > owner->shared.size())
-    throw Fault{named(by) + place + ": outside of the " + std::to_string(owner->shared.size()) + " bytes that the block has"};
-  if (offset % alignment) throw Fault{named(by) + place + ": not a multiple of " + std::to_string(alignment)};
+    wrong_address(by, address, "outside of the " + std::to_string(owner->shared.size()) + " bytes that the block has");
+  if (offset % alignment) wrong_address(by, address, "not a multiple of " + std::to_string(alignment));
   return owner->shared.data() + offset;
 }
 
 u8* own_bytes(Block& block, u32 address, u32 bytes, u32 alignment, const Instruction& by) {
   u32 rank = address >> 24;
-  if (rank && rank != block.rank) {
-    char place[48];
-    snprintf(place, sizeof place, " at shared address 0x%x", address);
-    throw Fault{named(by) + place + ": of another block of the cluster, which the instruction does not reach"};
-  }
+  if (rank && rank != block.rank)
+    wrong_address(by, address, "of another block of the cluster, which the instruction does not reach");
   Block* own = &block;
   return shared_bytes(own, (address & 0xffffff) | block.rank << 24, bytes, alignment, by);
 }

@@ -6,31 +6,33 @@ namespace {
 
 typedef float Four __attribute__((vector_size(16)));
 typedef float Eight __attribute__((vector_size(32)));
+typedef u32 EightWords __attribute__((vector_size(32)));
+typedef i32 EightInts __attribute__((vector_size(32)));
 
-// A half's 10 bits of fraction and 5 of exponent; those without an exponent are whole multiples of 2^-24.
-u32 half_to_float(u32 half) {
-  u32 magnitude = half & 0x7fff;
-  u32 normal = (magnitude << 13) + (112u << 23);
-  if (magnitude >= 0x7c00) normal += 112u << 23;
-  float tiny = float(i32(magnitude)) * 0x1p-24f;
-  return (magnitude < 0x400 ? as_bits(tiny) : normal) | (half & 0x8000) << 16;
+// A half has 5 bits of exponent and 10 of fraction; without an exponent it is a whole multiple of 2^-24.
+EightWords floats_of_halves(EightWords half) {
+  EightWords magnitude = half & 0x7fff;
+  EightWords infinite = EightWords(magnitude >= 0x7c00) & (112u << 23);
+  EightWords normal = (magnitude << 13) + (112u << 23) + infinite;
+  Eight tiny = __builtin_convertvector(EightInts(magnitude), Eight) * 0x1p-24f;
+  return (magnitude < 0x400 ? EightWords(tiny) : normal) | (half & 0x8000) << 16;
 }
 
 }  // namespace
 
 void to_floats(const u32* words, float* low, float* high, int count, Format format) {
-  if (format == Format::Half)
-    for (int n = 0; n < count; n++) {
-      low[n] = as_float(half_to_float(words[n] & 0xffff));
-      high[n] = as_float(half_to_float(words[n] >> 16));
-    }
-  else if (format == Format::BFloat)
-    for (int n = 0; n < count; n++) {
-      low[n] = as_float(words[n] << 16);
-      high[n] = as_float(words[n] & 0xffff0000u);
-    }
-  else
-    for (int n = 0; n < count; n++) low[n] = as_float(words[n] & 0xffffe000u);
+  for (int n = 0; n < count; n += 8) {
+    EightWords from, even, odd;
+    std::memcpy(&from, words + n, sizeof from);
+    if (format == Format::Half)
+      even = floats_of_halves(from & 0xffff), odd = floats_of_halves(from >> 16);
+    else if (format == Format::BFloat)
+      even = from << 16, odd = from & 0xffff0000u;
+    else
+      even = odd = from & 0xffffe000u;
+    std::memcpy(low + n, &even, sizeof even);
+    std::memcpy(high + n, &odd, sizeof odd);
+  }
 }
 
 // To the nearest, ties to even.

@@ -23,7 +23,8 @@ struct alignas(64) Right {
   float of[MAX_K][2][MAX_COLUMNS / 2];
 };
 
-// The two halves of each word as floats: the lower ones and the upper ones. TFloat has no halves: `low` alone.
+// The two halves of each word as floats: the lower ones and the upper ones; of TFloat the same whole word twice. Works
+// on eight words at a time: all three have room for `count` rounded up.
 void to_floats(const u32* words, float* low, float* high, int count, Format);
 u16 to_half(float);
 

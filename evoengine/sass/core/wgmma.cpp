@@ -22,12 +22,14 @@ Descriptor descriptor_of(u64 bits, const char* which, const Instruction& by) {
   constexpr u32 widths[] = {16, 128, 64, 32};
   auto field = [&](int from) { return u32(bits >> from & 0x3fff) << 4; };
   Descriptor d{field(0), field(16), field(32), widths[bits >> 62]};
-  char text[64];
-  snprintf(text, sizeof text, ": %s's descriptor 0x%016llx has ", which, (unsigned long long)bits);
-  if (bits >> 49 & 7)
-    throw Fault{named(by) + text + "a base offset; the executor knows only matrices that start a swizzle's pattern"};
+  auto fault = [&](const std::string& why) {
+    char text[64];
+    snprintf(text, sizeof text, ": %s's descriptor 0x%016llx has ", which, (unsigned long long)bits);
+    throw Fault{named(by) + text + why};
+  };
+  if (bits >> 49 & 7) fault("a base offset; the executor knows only matrices that start a swizzle's pattern");
   if (d.start & (8 * d.width - 1) & ~127u)
-    throw Fault{named(by) + text + "a start that is not at a multiple of " + std::to_string(8 * d.width) + " for its swizzle"};
+    fault("a start that is not at a multiple of " + std::to_string(8 * d.width) + " for its swizzle");
   return d;
 }
 
@@ -121,7 +123,7 @@ void read_right(const Product& p, Right& right) {
   for (int word = 0; word < 8; word++)
     for (int odd = 0; odd < 2; odd++)
       if (p.format == Format::TFloat)
-        to_floats(words[word][odd], right.of[word][odd], nullptr, p.n / 2, p.format);
+        to_floats(words[word][odd], right.of[word][odd], right.of[word + 8][odd], p.n / 2, p.format);
       else
         to_floats(words[word][odd], right.of[2 * word][odd], right.of[2 * word + 1][odd], p.n / 2, p.format);
 }
