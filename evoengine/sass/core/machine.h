@@ -199,7 +199,7 @@ struct Warp {
   u32 u[64];
   u32 p[8];        // a bit for each lane; p[7] is all ones
   bool up[8];      // up[7] is true
-  u32 convergence[16];  // B0…B15
+  u32 convergence[16][LANES];  // B0…B15: the lanes that each lane meets there; lanes apart may use one for two meetings
   u32 arrived[16];
 
   int number = 0;          // in its block
