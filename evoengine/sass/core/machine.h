@@ -194,6 +194,8 @@ struct Wait {  // why a warp cannot go on
                    // that may be left
 };
 
+constexpr u32 NEVER_ARRIVED = 0xffffffff;
+
 struct Warp {
   Lanes r[256];
   u32 u[64];
@@ -220,7 +222,7 @@ struct Warp {
 
   int registers = 0;           // per thread after setmaxnreg; 0 before it
   u32 cluster_arrived = 0;     // lanes that have arrived at barrier.cluster, in this generation of it
-  u32 cluster_generation = 0;  // of the last arrival
+  u32 cluster_generation = NEVER_ARRIVED;  // of the last arrival
 
   u64 executed = 0;
   bool done() const { return alive == 0; }
