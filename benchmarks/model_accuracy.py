@@ -245,6 +245,17 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
 
 
+def other_compilers(
+    recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...]
+) -> Iterator[str]:
+    for folder in dict.fromkeys(folder for folder, _ in recordings):
+        named = kernel_of(folder).compiler
+        if named and named not in dict(nvrtc):
+            used = find_nvrtc(None, ()).name
+            how = f"--nvrtc {named}=PATH gives it"
+            yield f"{folder.name}: compiled by {used}, not by NVRTC {named} as its file says; {how}"
+
+
 def remarks(results: Sequence[Result], unreadable: Sequence[str]) -> Iterator[str]:
     for sentence in unreadable:
         yield f"left out: {sentence}"
@@ -302,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EvoengineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    for remark in remarks(results, unreadable):
+    for remark in (*other_compilers(recordings, nvrtc), *remarks(results, unreadable)):
         print(remark, file=sys.stderr)
     usable = [result for result in results if result.measured]
     if usable:

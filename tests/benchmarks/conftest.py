@@ -54,7 +54,9 @@ def recording() -> dict[str, Any]:
 def make(tmp_path: Path) -> Callable[..., Path]:
     """Writes the folder of recorded kernels, with entries of kernel.json and of the GPU's file replaced."""
 
-    def written(text: str = KERNEL, gpu: str = "rtx3090", of_gpu: dict[str, Any] | None = None, **of_kernel: Any) -> Path:
+    def written(
+        text: str = KERNEL, gpu: str = "rtx3090", of_gpu: dict[str, Any] | None = None, **of_kernel: Any
+    ) -> Path:
         folder = tmp_path / "kernels" / "scale"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "kernel.cu").write_text(text)

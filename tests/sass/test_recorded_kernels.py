@@ -1,5 +1,5 @@
-"""Machine code of kernels such as tuners' benchmarks record, executed and held against NumPy: small ones written here, and
-chosen blocks of the recorded ones themselves where EVOENGINE_RECORDED_KERNELS names their folder."""
+"""Machine code of kernels such as tuners' benchmarks record, executed and held against NumPy: small ones written here,
+and chosen blocks of the recorded ones themselves where EVOENGINE_RECORDED_KERNELS names their folder."""
 
 from __future__ import annotations
 
