@@ -143,7 +143,7 @@ def test_a_sampler_kept_in_a_file_goes_on_with_its_prior():
     sampler, found = EvolutionSampler(0, grid, made), []
     study = optuna.create_study(sampler=sampler)
     for _ in range(3):
-        study.optimize(lambda trial: 1.5 + sum(trial.suggest_int(name, 0, 8) for name in "ab"), 1)
+        study.optimize(lambda trial: 1.5 + sum(trial.suggest_categorical(name, (*range(9),)) for name in "ab"), 1)
         found.append(sum(study.trials[-1].params.values()))
         study.sampler = pickle.loads(pickle.dumps(study.sampler))
     assert found == [0, 1, 1]
