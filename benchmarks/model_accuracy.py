@@ -19,180 +19,37 @@ import json
 import math
 import os
 import sys
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import TimeoutError
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
-from pebble import ProcessExpired, ProcessPool  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.markup import escape  # noqa: E402
 from rich.table import Table  # noqa: E402
 from scipy.stats import rankdata  # noqa: E402
 
-from benchmarks.old_nvrtc import compile_and_list, find_nvrtc, parse_option  # noqa: E402
-from benchmarks.recorded_kernels import (  # noqa: E402
-    Recording,
-    RecordedKernel,
-    find_kernels,
-    find_recordings,
-    read_kernel,
-    read_recording,
+from benchmarks.old_nvrtc import find_nvrtc, parse_option  # noqa: E402
+from benchmarks.recorded_kernels import Recording, find_kernels, find_recordings, read_recording  # noqa: E402
+from benchmarks.recorded_prediction import (  # noqa: E402
+    ABSOLUTE,
+    PREDICTORS,
+    Answer,
+    answer_all,
+    kernel_of,
+    key_of,
 )
-from evoengine.errors import EvoengineError, MachineError, UsageError  # noqa: E402
-from evoengine.sass.chip import Chip, find_chip  # noqa: E402
-from evoengine.sass.core import Program  # noqa: E402
-from evoengine.sass.cubin import Kernel, kernel_names  # noqa: E402
-from evoengine.sass.cubin import read_kernel as read_binary  # noqa: E402
-from evoengine.sass.launch import Launch, prepare  # noqa: E402
-from evoengine.sass.listing import instructions  # noqa: E402
-from evoengine.sass.predict import Prediction, Unpredictable, predict  # noqa: E402
-from evoengine.stages.compile import CompileFailed  # noqa: E402
+from evoengine.errors import EvoengineError, UsageError  # noqa: E402
+from evoengine.sass.chip import find_chip  # noqa: E402
 
 SHORT_LIST = 10
 BOOTSTRAPS = 1000
 SPREAD = 1.5
 """slowest tenth over fastest tenth, from which on a recording has something to rank and counts in the mean"""
-CANDIDATE_SECONDS = 600
-"""for compiling one configuration and predicting it on every GPU"""
-PREDICTORS = ("occupancy", "static count", "roofline", "model")
-ABSOLUTE = ("roofline", "model")
-"""those that predict microseconds; the others only rank"""
-UNPREDICTED = math.inf
-
-
-# ── one configuration ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class Task:
-    """A configuration of a kernel to compile once for GPUs of one architecture."""
-
-    folder: Path
-    config: Mapping[str, Any]
-    gpus: tuple[str, ...]
-    nvrtc: tuple[tuple[str, Path], ...]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Per GPU: predictor → what to rank by, lowest first; microseconds of those in ABSOLUTE."""
-
-    predicted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """that the model took, reading the listing included"""
-    problems: Mapping[str, str] = field(default_factory=dict)
-    """per GPU: why the model gave no figure"""
-    not_compiled: str | None = None
-
-
-@cache
-def kernel_of(folder: Path) -> RecordedKernel:
-    return read_kernel(folder)
-
-
-def answer(task: Task) -> Answer:
-    kernel, chips = kernel_of(task.folder), [find_chip(gpu) for gpu in task.gpus]
-    compiler = find_nvrtc(kernel.compiler, task.nvrtc)
-    try:
-        compiled = compile_and_list(compiler, kernel.source(task.config), chips[0].gpu.arch, kernel.options)
-    except CompileFailed as error:
-        return Answer(not_compiled=str(error))
-    start = time.perf_counter()
-    binary = read_binary(compiled.cubin, entry_of(compiled.cubin, kernel.entry))
-    program, problem = None, None
-    try:
-        program = Program(compiled.listing, binary.entry)
-        launch = launch_of(kernel, binary, task.config)
-    except Exception as error:  # a launch that no GPU takes, an opcode that stops the reader: data, and counted
-        problem = _reason(error)
-    read_seconds = time.perf_counter() - start
-    static = len(instructions(compiled.listing, binary.entry))
-    predicted, seconds, problems = {}, {}, {}
-    for chip in chips:
-        start = time.perf_counter()
-        prediction = None
-        try:
-            if problem:
-                raise Unpredictable(problem)
-            prediction = predict(program, launch, chip)
-        except Exception as error:
-            problems[chip.key] = _reason(error)
-        seconds[chip.key] = read_seconds + time.perf_counter() - start
-        predicted[chip.key] = _all_predictors(kernel, task.config, binary, static, prediction, chip)
-    return Answer(predicted, seconds, problems)
-
-
-def _reason(error: Exception) -> str:
-    known = isinstance(error, EvoengineError | Unpredictable) or type(error).__name__.startswith("Kernel")
-    return str(error) if known else f"{type(error).__name__}: {error}"
-
-
-def entry_of(cubin: bytes, entry: str) -> str:
-    """The kernel's name in the binary, which C++ has mangled where the text does not say extern "C"."""
-    names = kernel_names(cubin)
-    if entry in names:
-        return entry
-    mangled = [name for name in names if name.startswith("_Z") and f"{len(entry)}{entry}" in name]
-    if len(mangled) != 1:
-        raise UsageError(f"the binary has no kernel {entry}: it has {', '.join(names) or 'none'}")
-    return mangled[0]
-
-
-def launch_of(kernel: RecordedKernel, binary: Kernel, config: Mapping[str, Any]) -> Launch:
-    arguments = [argument.argument(config) for argument in kernel.arguments]
-    # a configuration that does not use an array leaves it out of the binary
-    contents = {c.name: c.contents(config, most=None) for c in kernel.constants if c.name in binary.constants}
-    return prepare(binary, kernel.geometry(config), arguments, 0, {name: c.tobytes() for name, c in contents.items()})
-
-
-# ── simpler predictors ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _all_predictors(
-    kernel: RecordedKernel,
-    config: Mapping[str, Any],
-    binary: Kernel,
-    static: int,
-    prediction: Prediction | None,
-    chip: Chip,
-) -> dict[str, float]:
-    geometry = kernel.geometry(config)
-    threads, blocks = math.prod(geometry.threads), math.prod(geometry.grid)
-    shared = binary.shared_bytes + geometry.shared_bytes
-    warps = blocks * math.ceil(threads / 32)
-    return {
-        "occupancy": -chip.gpu.occupancy(threads, binary.registers, shared),
-        "static count": float(static * warps),
-        "roofline": roofline_us(prediction, blocks, kernel.buffer_bytes(config), chip) if prediction else UNPREDICTED,
-        "model": prediction.time_us if prediction else UNPREDICTED,
-    }
-
-
-def roofline_us(prediction: Prediction, blocks: int, buffer_bytes: int, chip: Chip) -> float:
-    """The busiest pipe of all SMs, or the memory, by the instructions that blocks execute: no latency, no waves."""
-    n, r = prediction.counts, chip.rates
-    pipes = (
-        n["instructions"],
-        n["fma"] * r["fma_interval"] + n["imad"] * (r["imad_interval"] if r["fma_interval"] > 1 else 1),
-        n["alu"] * r["alu_interval"],
-        n["mufu"] * r["mufu_interval"],
-        n["memory"] * r["memory_interval"],
-    )
-    sectors = 32 * (n["sectors_loaded"] + n["sectors_stored"])
-    clocks_of_block = max(max(pipes) / 4, n["wavefronts"] * r["wavefront_clocks"], sectors / r["l2_bytes_per_clock"])
-    return max(
-        blocks * clocks_of_block / chip.sms / chip.gpu.clock_ghz / 1e3,
-        buffer_bytes / (chip.dram * r["dram_efficiency"]) * 1e6,
-    )
 
 
 # ── statistics ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -262,19 +119,17 @@ class Result:
     problems: Counter[str] = field(default_factory=Counter)
     """why rows were left out or could not be predicted → how many"""
 
-    def add(self, time_us: float, found: Answer | str) -> None:
-        if isinstance(found, str):
-            self.problems[f"left out: {found}"] += 1
-        elif found.not_compiled:
-            self.problems[f"left out, does not compile: {found.not_compiled}"] += 1
-        else:
-            gpu = self.recording.gpu
-            self.measured.append(time_us)
-            self.seconds.append(found.seconds[gpu])
-            for name, value in found.predicted[gpu].items():
-                self.predicted[name].append(value)
-            if gpu in found.problems:
-                self.problems[f"not predicted: {found.problems[gpu]}"] += 1
+    def add(self, time_us: float, found: Answer) -> None:
+        gpu = self.recording.gpu
+        if found.failure:
+            self.problems[f"left out, {found.failure}"] += 1
+            return
+        self.measured.append(time_us)
+        self.seconds.append(found.seconds[gpu])
+        for name, value in found.predicted[gpu].items():
+            self.predicted[name].append(value)
+        if gpu in found.problems:
+            self.problems[f"ranked last, not predicted: {found.problems[gpu]}"] += 1
 
     def accuracy(self, predictor: str) -> Accuracy:
         return accuracy(np.array(self.predicted[predictor]), np.array(self.measured), predictor in ABSOLUTE)
@@ -312,62 +167,18 @@ def _sampled(recording: Recording, samples: int | None) -> Recording:
     return replace(recording, rows=tuple(recording.rows[i] for i in chosen))
 
 
-Key = tuple[Path, str, str]
-"""kernel's folder, configuration as JSON, architecture"""
-
-
 def run_all(
     recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...], jobs: int
 ) -> list[Result]:
-    answers = answer_all(recordings, nvrtc, jobs)
+    found = answer_all(recordings, nvrtc, jobs)
     results = []
     for folder, recording in recordings:
         result = Result(folder.name, recording)
         result.problems.update(f"left out, unreadable: {reason}" for reason in recording.unreadable)
         for row in recording.rows:
-            result.add(row.time_us, answers[key_of(folder, row.config, recording.gpu)])
+            result.add(row.time_us, found[key_of(folder, row.config, recording.gpu)])
         results.append(result)
     return results
-
-
-def answer_all(
-    recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...], jobs: int
-) -> dict[Key, Answer | str]:
-    """Each configuration is compiled once for all GPUs of an architecture; a process that dies costs that one alone."""
-    with ProcessPool(max_workers=jobs) as pool:
-        tasks = tasks_of(recordings, nvrtc)
-        futures = {key: pool.schedule(answer, (task,), timeout=CANDIDATE_SECONDS) for key, task in tasks.items()}
-        return {key: _outcome(future) for key, future in futures.items()}
-
-
-def tasks_of(recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...]) -> dict[Key, Task]:
-    gpus: dict[Key, list[str]] = {}
-    configs = {}
-    for folder, recording in recordings:
-        for row in recording.rows:
-            key = key_of(folder, row.config, recording.gpu)
-            configs[key] = row.config
-            if recording.gpu not in gpus.setdefault(key, []):
-                gpus[key].append(recording.gpu)
-    return {key: Task(key[0], configs[key], tuple(names), nvrtc) for key, names in gpus.items()}
-
-
-def key_of(folder: Path, config: Mapping[str, Any], gpu: str) -> Key:
-    return folder, json.dumps(config, sort_keys=True), find_chip(gpu).gpu.arch
-
-
-def _outcome(future: Any) -> Answer | str:
-    """What came of a task, or why nothing did. What the machine lacks ends the benchmark."""
-    try:
-        return future.result()
-    except MachineError:
-        raise
-    except TimeoutError:
-        return f"took longer than {CANDIDATE_SECONDS} s"
-    except ProcessExpired as error:
-        return f"its process ended: {error}"
-    except Exception as error:
-        return _reason(error)
 
 
 # ── what is shown ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -375,8 +186,8 @@ def _outcome(future: Any) -> Answer | str:
 
 def table(results: Sequence[Result]) -> Table:
     out = Table(caption="first, best of 10: their time over the fastest row's; /opt.: the first's over all valid ones'")
-    columns = ("kernel", "GPU", "n", "predictor", "ρ", "95 %", "first", "best of 10", "/opt.", "≤1.25×", "≤2×", "s each")
-    for name in columns:
+    shares = ("≤1.25×", "≤2×")
+    for name in ("kernel", "GPU", "n", "predictor", "ρ", "95 %", "first", "best of 10", "/opt.", *shares, "s each"):
         out.add_column(name, no_wrap=True, justify="left" if name in ("kernel", "GPU", "predictor") else "right")
     for result in results:
         for predictor in PREDICTORS:

@@ -31,8 +31,9 @@ import numpy as np  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from benchmarks.model_accuracy import Answer, answer_all, checked, key_of, read_all, spearman  # noqa: E402
+from benchmarks.model_accuracy import checked, read_all, spearman  # noqa: E402
 from benchmarks.recorded_kernels import Recording  # noqa: E402
+from benchmarks.recorded_prediction import Answer, answer_all, key_of  # noqa: E402
 from evoengine.errors import EvoengineError, UsageError  # noqa: E402
 from evoengine.search.proposer import Proposer  # noqa: E402
 from evoengine.search.recorded import RecordedSpace  # noqa: E402
@@ -127,8 +128,8 @@ def _predicted(
     ]
 
 
-def _microseconds(answer: Answer | str, gpu: str) -> float:
-    us = answer.predicted[gpu]["model"] if isinstance(answer, Answer) and not answer.not_compiled else math.inf
+def _microseconds(answer: Answer, gpu: str) -> float:
+    us = math.inf if answer.failure else answer.predicted[gpu]["model"]
     return us if math.isfinite(us) else math.nan
 
 

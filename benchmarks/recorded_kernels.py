@@ -1,8 +1,8 @@
 """Reads kernels with times that somebody measured on real GPUs: a folder per kernel with kernel.cu, kernel.json and a
 GPU.json.gz for each GPU.
 
-    kernel.json   entry, knobs, arguments in order, constants (`__constant__` arrays), block and grid (up to three each);
-                  where they matter: shared (bytes of dynamic shared memory), compiler ("NVRTC 11.8"), options
+    kernel.json   entry, knobs, arguments in order, constants (`__constant__` arrays), block and grid (up to three
+                  sizes each); where they matter: shared (dynamic bytes), compiler ("NVRTC 11.8"), options
     GPU.json.gz   unit "us", optimum_us, rows of {"config": {knob: value}, "time_us": …}
 
 Sizes are numbers or expressions over the knobs (evoengine.space.expression). Knobs reach the text as `#define` lines.

@@ -144,12 +144,19 @@ def prepare(
     `seed` draws where tensors lie. Raises UsageError where arguments do not fit the binary's parameters, KernelCrashed
     where a GPU would refuse the launch, KernelUnbuildable for a tensor map that cannot be.
     """
+    require_arch(kernel)
     geometry = _geometry(kernel, launch)
     _check_launch(kernel, geometry)
     allocations = _allocate(kernel, arguments, seed)
     addresses = {allocation.name: allocation.address for allocation in allocations}
     banks = _banks(kernel, geometry, arguments, addresses, constants or {})
     return Launch(kernel, geometry, arguments, allocations, banks, seed)
+
+
+def require_arch(kernel: Kernel) -> None:
+    """Raises UsageError where nothing here knows how the binary's architecture is launched."""
+    if not 75 <= kernel.arch <= 90:
+        raise UsageError(f"machine code of sm_{kernel.arch} cannot be executed; that of sm_75 to sm_90 can")
 
 
 def _geometry(kernel: Kernel, launch: records.Launch | Geometry) -> Geometry:
@@ -160,8 +167,6 @@ def _geometry(kernel: Kernel, launch: records.Launch | Geometry) -> Geometry:
 
 def _check_launch(kernel: Kernel, geometry: Geometry) -> None:
     """What a driver refuses because of the binary; the rest is for the screens, which know the GPU."""
-    if not 75 <= kernel.arch <= 90:
-        raise UsageError(f"machine code of sm_{kernel.arch} cannot be executed; sm_75 to sm_90 can")
     threads = geometry.threads[0] * geometry.threads[1] * geometry.threads[2]
     if kernel.max_threads and threads > kernel.max_threads:
         raise KernelCrashed(f"a launch of {threads} threads per block; the binary was made for {kernel.max_threads} at most")
