@@ -34,6 +34,9 @@ DEFAULT = "tflops"
 OFFERED = (DEFAULT, "registers", "shared_bytes")
 """what a person can ask for"""
 
+BY_FORMULA = 1e-6
+"""of its speed, that a sampler is told of a candidate which the model of the chip could not read"""
+
 
 def parse_objectives(text: str) -> tuple[Objective, ...]:
     """Reads `tflops,registers` as a person gives it; raises UsageError naming what is known."""
@@ -62,6 +65,15 @@ def worth(candidate: Candidate, objectives: Sequence[Objective]) -> tuple[float,
     public["speed"] = 1e6 / candidate.measurement.compared_us
     values = [public[o.name] for o in objectives]
     return None if None in values else tuple(float(v) for v in values)
+
+
+def told(candidate: Candidate, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
+    """What a sampler is told: as `worth`, but estimates by formula count for so little that every prediction is above
+    them, while their own order stays."""
+    values = worth(candidate, objectives)
+    if values is None or not candidate.measurement.by_formula:
+        return values
+    return tuple(v * BY_FORMULA if o.timed else v for v, o in zip(values, objectives, strict=True))
 
 
 def front(candidates: Iterable[Candidate], objectives: Sequence[Objective]) -> list[Candidate]:

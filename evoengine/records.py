@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
+from evoengine.terms import bound, is_prediction, range_us, utilisation
+
 Value = int | float | str | bool
 Config = Mapping[str, Value]
 """One setting of the knobs: active knobs only, in the order the space declares them."""
@@ -149,6 +151,31 @@ class Verdict:
         return max((c.max_error for c in self.cases if c.max_error is not None), default=None)
 
 
+EXECUTOR = "executor"
+"""the device of a verdict that was reached by executing machine code"""
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryCheck:
+    """What executing a binary found."""
+
+    verdict: Verdict | None
+    why_not: str | None = None
+    """why there is no verdict: the machine code was not executed"""
+
+    @property
+    def refuted(self) -> bool:
+        return self.verdict is not None and not self.verdict.correct
+
+    def __str__(self) -> str:
+        if self.verdict is None:
+            return f"its machine code was not executed: {self.why_not}"
+        count = len(self.verdict.cases)
+        if self.verdict.correct:
+            return f"its machine code was executed on {count} cases and is correct"
+        return f"its machine code is {self.verdict.outcome}, {self.verdict.reason}"
+
+
 class LaunchMode(StrEnum):
     """How timed kernels get onto the GPU."""
 
@@ -221,12 +248,32 @@ class Measurement:
         """The time that figures of different moments are ranked by."""
         return self.median_us if self.normalised_us is None else self.normalised_us
 
+    @property
+    def by_formula(self) -> bool:
+        """Whether it is an estimate that was not predicted from machine code."""
+        return self.kind is Kind.ESTIMATED and not is_prediction(self.terms)
+
+    @property
+    def rank_key(self) -> tuple[bool, float]:
+        """Of two figures that may be compared the lesser is better; estimates by formula are behind all predictions."""
+        return self.by_formula, self.compared_us
+
     def comparable(self, other: Measurement) -> bool:
         return (self.kind, self.device, self.policy) == (other.kind, other.device, other.policy)
 
     @property
     def is_sustained(self) -> bool:
         return self.policy is not None and self.policy.clocks is Clocks.SUSTAINED
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """What is said of a candidate's time without a GPU."""
+
+    figure: Measurement | None
+    """None where the model of the chip cannot read the binary and its family states no cost"""
+    unread: str | None = None
+    """why the model could not read the binary, so that the figure is the formula's; None where it could"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +345,9 @@ class Candidate:
     source: Source | None = None
     binary: Binary | None = None
     verdict: Verdict | None = None
+    """the last one on a GPU or in the emulator"""
+    binary_verdict: Verdict | None = None
+    """the last one by executing its machine code"""
     measurement: Measurement | None = None
     """the figure it is ranked by"""
     occupancy: float | None = None
@@ -305,6 +355,11 @@ class Candidate:
     operator: str | None = None
     sustained: Measurement | None = None
     """its last figure of back-to-back runs, as finalists have one"""
+
+    @property
+    def refuted(self) -> bool:
+        """Whether its machine code gave a wrong result, or none, where the source gave a right one."""
+        return self.binary_verdict is not None and not self.binary_verdict.correct
 
     def to_json(self) -> dict[str, object]:
         """The public JSON of a candidate. Field names are an interface: people script against them."""
@@ -323,7 +378,8 @@ class Candidate:
             "spill_bytes": binary.spill_bytes if binary else None,
             "shared_bytes": source.launch.shared_bytes + (binary.shared_bytes if binary else 0) if source else None,
             "occupancy": self.occupancy,
-            "correct": verdict.correct if verdict else None,
+            "correct": verdict.correct and not self.refuted if verdict else None,
+            "binary_correct": self.binary_verdict.correct if self.binary_verdict else None,
             "max_abs_error": verdict.max_error if verdict else None,
             "tflops": figure.tflops if figure else None,
             "tflops_kind": str(figure.kind) if figure else None,
@@ -332,11 +388,18 @@ class Candidate:
             "samples": len(figure.samples_us) if figure else None,
             "vs_sdpa": figure.vs_sdpa if figure else None,
             "policy": asdict(figure.policy) if figure and figure.policy else None,
+            **_estimate_json(figure),
             "sustained": _sustained_json(self.sustained) if self.sustained else None,
             "parents": list(self.parents),
             "operator": self.operator,
             "compile_ms": binary.compile_ms if binary else None,
         }
+
+
+def _estimate_json(figure: Measurement | None) -> dict[str, object]:
+    terms = figure.terms if figure else {}
+    model = None if figure is None or figure.kind is not Kind.ESTIMATED else "formula" if figure.by_formula else "machine code"
+    return {"range_us": range_us(terms), "bound": bound(terms), "utilisation": utilisation(terms), "model": model}
 
 
 def _sustained_json(figure: Measurement) -> dict[str, object]:

@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "evoengine"
 FLOORS = (
-    ("errors", "records", "objectives", "lineage", "problem", "gpu", "paths", "host_compiler", "cuda_files"),
+    ("errors", "records", "objectives", "lineage", "problem", "gpu", "paths", "terms", "host_compiler", "cuda_files"),
     ("workloads", "space", "devices", "ledger", "sass"),
     ("stages", "publish"),
     ("search",),

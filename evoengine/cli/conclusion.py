@@ -35,7 +35,7 @@ def conclude(
     elif found:
         stdout.print(ranking(_shown(found)))
         estimated = found[0].outcome is Outcome.ESTIMATED
-        remark = ["figures marked est. are static estimates, not measurements"] if estimated else []
+        remark = ["figures marked est. are estimates, not measurements"] if estimated else []
         say(f"next: {'   ·   '.join([*(f'evoengine {command}{ledger}' for command in following), *remark])}")
     elif unranked:
         say(f"{unranked} correct candidates and no figure to rank them by: their families state no [cost] in the space")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,6 +12,8 @@ from rich.text import Text
 
 from evoengine.lineage import transition
 from evoengine.records import Candidate, Config, Kind, Measurement, Outcome, Value
+from evoengine.sass.validation import error_line
+from evoengine.terms import bound, hypotheses, range_us, utilisation
 
 
 class Output(Console):
@@ -27,6 +29,9 @@ if not stdout.is_terminal:
     stdout.width = 100_000
 
 MARK = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
+BY_FORMULA = "est.* the model could not read the binary (evoengine show says why): by formula, ranked behind all predictions"
+PIPES = {"mufu": "MUFU", "fma": "FMA", "alu": "ALU", "l2": "L2", "dram": "DRAM"}
+"""how a person writes the pipes and memories of a prediction; the others are words"""
 
 
 def say(text: str, style: str | None = None) -> None:
@@ -58,7 +63,8 @@ def figure(candidate: Candidate) -> str:
     m = candidate.measurement
     if m is None:
         return "–"
-    return f"{m.tflops:,.4g}{MARK[m.kind]}" if m.tflops is not None else f"{m.median_us:,.4g} µs{MARK[m.kind]}"
+    mark = MARK[m.kind] + "*" * m.by_formula
+    return f"{m.tflops:,.4g}{mark}" if m.tflops is not None else f"{m.median_us:,.4g} µs{mark}"
 
 
 def unit(candidates: Iterable[Candidate]) -> str:
@@ -138,7 +144,9 @@ def ranking(ranked: Mapping[int, Candidate]) -> Group:
         )  # fmt: skip
     for row in rows:
         table.add_row(*(row[i] for i in shown))
-    return Group(table, legend([c.config for c in ranked.values()]))
+    marked = any(c.measurement and c.measurement.by_formula for c in ranked.values())
+    remark = [Text(BY_FORMULA, style="dim")] if marked else []
+    return Group(table, legend([c.config for c in ranked.values()]), *remark)
 
 
 def _ranked(candidate: Candidate) -> tuple[str, ...]:
@@ -206,9 +214,31 @@ def sheet(candidate: Candidate) -> Group:
             rows.add_row("vs SDPA", f"{m.vs_sdpa:.2f}× the fastest backend, {len(m.samples_us)} samples")
         if c.sustained:
             rows.add_row("sustained", _sustained(c.sustained))
+        for name, text in _prediction(m):
+            rows.add_row(name, text)
         if m.terms:
             rows.add_row("terms", " · ".join(f"{name} {value:,.4g}" for name, value in m.terms.items()))
-    return Group(Text(f"trial {c.trial}", style="bold"), rows, *([cases(c.verdict)] if c.verdict else []))
+    return Group(Text(f"trial {c.trial}", style="bold"), rows, *(cases(v) for v in (c.verdict, c.binary_verdict) if v))
+
+
+def _prediction(m: Measurement) -> Iterator[tuple[str, str]]:
+    """Rows on what was predicted: the range, what bounds the kernel, how busy each pipe and memory is."""
+    if m.kind is not Kind.ESTIMATED:
+        return
+    if m.by_formula:
+        yield "model", BY_FORMULA
+        return
+    low, high = range_us(m.terms)
+    by = ", ".join(f"hypothesis {name} {us:,.1f} µs" for name, us in hypotheses(m.terms).items())
+    yield "range", f"{low:,.1f} to {high:,.1f} µs{f' ({by})' if by else ''}"
+    waves = f"{m.terms['waves']:,.3g} waves of {m.terms['blocks_per_sm']:.0f} blocks per SM"
+    yield "bound by", f"{pipe_name(bound(m.terms))}; {waves}; no kernel takes less than {m.terms['roofline_us']:,.1f} µs"
+    yield "busy", " · ".join(f"{pipe_name(pipe)} {share:.0%}" for pipe, share in utilisation(m.terms).items())
+    yield "model", error_line()
+
+
+def pipe_name(pipe: str) -> str:
+    return PIPES.get(pipe, pipe)
 
 
 def _sustained(m: Measurement) -> str:

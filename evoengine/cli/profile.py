@@ -15,11 +15,12 @@ from evoengine.cli.options import db_option, json_option
 @db_option
 @json_option
 def profile(trial: int, db: str | None, as_json: bool) -> None:
-    """Say what limits one candidate, by Nsight Compute or from its instructions.
+    """Say what limits one candidate, by Nsight Compute or by the model of its chip.
 
     On a GPU that takes the binary: tensor and MUFU pipes, memory throughput, bank conflicts, occupancy, stall reasons,
-    and the sanitizers' word, each where its tool is installed. Elsewhere: a page from the binary, marked as static. It
-    is kept beside the candidate, where evoengine show finds it.
+    and the sanitizers' word, each where its tool is installed. Elsewhere the model's page: how busy each pipe is,
+    and the instructions before which warps wait longest, with the reasons. It is kept beside the candidate, where
+    evoengine show finds it.
     """
     from evoengine.cli.display import profile_page, say, stdout
     from evoengine.cli.setup import turn
@@ -40,7 +41,7 @@ def profile(trial: int, db: str | None, as_json: bool) -> None:
         devices = [] if isinstance(found, str) else [d for d in found[1] if takes(d, candidate.binary.arch)]
         device = devices[0] if devices else None
         if device is None:
-            say(f"no GPU here takes a binary for {candidate.binary.arch}: the page is static")
+            say(f"no GPU here takes a binary for {candidate.binary.arch}: the page is by the model of the chip")
         contender = Contender(trial, candidate.source, candidate.binary, candidate.config)
         kernel = candidate.problem.split(":")[0]
         with turn(device, say):

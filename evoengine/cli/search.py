@@ -62,12 +62,14 @@ def search(
     """Search for the fastest correct kernel of a problem on a GPU.
 
     With a GPU of that kind here, candidates are gated and timed on it. Without one they are compiled for it, gated in
-    the CPU emulator and ranked by a static estimate.
+    the CPU emulator and ranked by the time that is predicted from their machine code, and the best one's machine code
+    is executed on the CPU besides.
     """
     from evoengine.cli.conclusion import conclude
     from evoengine.cli.display import LiveProgress, say
     from evoengine.cli.setup import (
-        choose_device, default_jobs, ledger_device, prepare_space, require_compilers, stop_on_signal, turn,
+        choose_device, default_jobs, ledger_device, prepare_model, prepare_space, require_compilers, stop_on_signal,
+        turn,
     )  # fmt: skip
     from evoengine.devices.driver import real_gpu
     from evoengine.ledger.store import open_ledger
@@ -75,6 +77,7 @@ def search(
     from evoengine.records import Kind
     from evoengine.cli.replay import replay
     from evoengine.objectives import parse_objectives
+    from evoengine.search.binaries import check_winner
     from evoengine.search.coordinator import Coordinator, Setting
     from evoengine.search.judges import make_judge
 
@@ -100,7 +103,7 @@ def search(
             gpu=gpu.key, problem=str(problem), device=ledger_device(timing), space=bound, sampler=sampler,
             seed=seed, command=" ".join(sys.argv), objectives=",".join(o.name for o in objectives),
         )  # fmt: skip
-        _announce(setting, timing, ledger.place, run)
+        _announce(setting, timing, prepare_model(gpu, say), ledger.place, run)
         kind = Kind.MEASURED if timing else Kind.ESTIMATED
         domains = {knob.name: knob.values for knob in bound.knobs}
         study = Projection(optuna_storage(ledger.url), ledger, run, kind, domains)
@@ -108,6 +111,8 @@ def search(
         coordinator = Coordinator(setting, ledger, run, judge, live.update, study.add)
         stop_on_signal(coordinator.stop)
         progress = coordinator.search()
+        if timing is None and progress.ended != "interrupted":
+            progress.notes += check_winner(ledger, run, bound, problem, gpu.key, seed)
         ledger.finish_run(run, progress.ended)
         study.summarise()
         found = ledger.best(str(problem), gpu.key, top=trials, run=run)
@@ -125,7 +130,7 @@ def _require_several(aim: str, sampler: str, device: str) -> None:
         raise UsageError(f"--objective {aim}: a recorded file is searched by its times alone; leave --objective out")
 
 
-def _announce(setting, timing, place: str, run: int) -> None:
+def _announce(setting, timing, unpredictable: str | None, place: str, run: int) -> None:
     from evoengine import __version__
     from evoengine.cli.display import say
     from evoengine.stages.render import inert_knobs
@@ -139,7 +144,10 @@ def _announce(setting, timing, place: str, run: int) -> None:
         other = f", whose limits hold; --gpu named {named.name}, of the same {named.arch}"
         say(f"gated and timed on {timing.name}{other if timing.name != named.name else ''}")
     else:
-        say(f"no {s.gpu.key} to time on: compiled for {s.gpu.arch}, gated in the CPU emulator, ranked by static estimate")
+        how = "by the formula of each family" if unpredictable else "by times predicted from the machine code"
+        say(f"no {s.gpu.key} to time on: compiled for {s.gpu.arch}, gated in the CPU emulator, ranked {how}")
+    if unpredictable:
+        say(f"no predictions: {unpredictable}")
     families = [f for f in space.families if f not in space.empty_families]
     plural = "family" if len(families) == 1 else "families"
     say(

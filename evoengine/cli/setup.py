@@ -61,6 +61,19 @@ def require_compilers(emulated: bool) -> None:
         find_compiler()
 
 
+def prepare_model(gpu: Gpu, say: Callable[[str], None]) -> str | None:
+    """Builds what predicts times from machine code, where it is not built; gives what is missing for it, if anything."""
+    from evoengine.sass.build import is_built
+    from evoengine.stages.predict import why_unpredictable
+
+    try:
+        if not is_built():
+            say("building the executor of machine code, once for this machine and compiler")
+    except MachineError as error:
+        return str(error)
+    return why_unpredictable(gpu.key)
+
+
 def choose_device(wish: str, gpu: Gpu) -> GpuDevice | None:
     """The GPU that will time the candidates, or None for the emulator.
 

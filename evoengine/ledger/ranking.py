@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from evoengine.ledger.rows import PREFERENCE
 from evoengine.records import Clocks, Kind, Policy
+from evoengine.terms import is_prediction
 
 HERE = 0
 """stands for all runs of this ledger; those are numbered from 1"""
@@ -31,10 +32,15 @@ class Figure:
     policy: Policy | None = None
 
     @property
-    def precedence(self) -> tuple[int, bool]:
+    def precedence(self) -> tuple[int, bool, bool]:
         """Less is trusted more; figures of back-to-back runs stand beside the others, and count where there are
         none."""
-        return PREFERENCE.index(self.kind), self.policy is not None and self.policy.clocks is Clocks.SUSTAINED
+        sustained = self.policy is not None and self.policy.clocks is Clocks.SUSTAINED
+        return PREFERENCE.index(self.kind), self.by_formula, sustained
+
+    @property
+    def by_formula(self) -> bool:
+        return self.kind is Kind.ESTIMATED and not is_prediction(self.terms)
 
     def comparable(self, other: Figure) -> bool:
         return (self.kind, self.device, self.policy) == (other.kind, other.device, other.policy)
@@ -49,6 +55,8 @@ def ranked(figures: Iterable[Figure]) -> list[int]:
     A candidate counts by its last figure of its own most trusted kind, and not at all where that one is suspect. The
     finalists of the last finals keep the places they won there: what was timed before, and alone, is behind them. Finals
     of an imported run say so of that run alone: nobody timed its finalists against what this ledger had.
+
+    Behind estimates predicted from machine code come those by formula, of what could not be read, in an order of their own.
     """
     held: dict[int, Figure] = {}
     for figure in figures:
@@ -56,7 +64,10 @@ def ranked(figures: Iterable[Figure]) -> list[int]:
             held[figure.trial] = figure
     trusted = [f for f in held.values() if not f.suspect]
     last = min(trusted, key=lambda f: (f.precedence, -f.id), default=None)
-    return _with_finals([f for f in trusted if f.comparable(last)])
+    order = _with_finals([f for f in trusted if f.comparable(last)])
+    if last is not None and last.kind is Kind.ESTIMATED and not last.by_formula:
+        order += _with_finals([f for f in trusted if f.by_formula])
+    return order
 
 
 def _with_finals(figures: list[Figure]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ KEPT = 16
 """libraries kept; beyond it a build removes those that were used longest ago"""
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-w")
 
+_ERROR = re.compile("error|undefined reference")
+
 
 @cache
 def build() -> Path:
@@ -26,8 +29,8 @@ def build() -> Path:
 
     Raises MachineError where the compiler is missing or too old, or the cache cannot be written.
     """
-    folder = cache_folder("sass")
-    built = folder / f"core-{_key()[:32]}.so"
+    built = _place()
+    folder = built.parent
     if built.exists():
         os.utime(built)
         return built
@@ -36,6 +39,15 @@ def build() -> Path:
         os.replace(Path(scratch, "core.so"), built)
     prune(folder, "core-*.so", KEPT)
     return built
+
+
+def is_built() -> bool:
+    """Whether `build` has nothing to do; raises MachineError as it does."""
+    return _place().exists()
+
+
+def _place() -> Path:
+    return cache_folder("sass") / f"core-{_key()[:32]}.so"
 
 
 def _key() -> str:
@@ -59,7 +71,8 @@ def _compile(arguments: Sequence[str]) -> None:
     )
     if done.returncode == 0:
         return
-    said = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.strip().splitlines()
+    lines = done.stderr.strip().splitlines()
+    said = [line for line in lines if "error: ld returned" not in line and _ERROR.search(line)] or lines
     first = said[0] if said else "it gave no message"
     raise MachineError(
         f"{find_compiler()} cannot build the executor of machine code: {first}; it needs g++ 12 or clang++ 15, "

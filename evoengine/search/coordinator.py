@@ -16,14 +16,14 @@ from pathlib import Path
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
 from evoengine.ledger.store import Ledger
-from evoengine.objectives import DEFAULT, OBJECTIVES, Objective, worth
+from evoengine.objectives import DEFAULT, OBJECTIVES, Objective, told
 from evoengine.problem import Problem
 from evoengine.records import (
     Binary,
     Candidate,
     Config,
     Contender,
-    Measurement,
+    Estimated,
     Outcome,
     Rejection,
     Source,
@@ -35,8 +35,7 @@ from evoengine.search.proposer import Proposal, Proposer
 from evoengine.search.workers import COMPILER_TERMS, Terms, WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages.compile import options
-from evoengine.stages.estimate import estimate
-from evoengine.stages.pipeline import Judged, compile_task
+from evoengine.stages.pipeline import Judged, compile_task, predict_task
 from evoengine.stages.render import render
 from evoengine.stages.screen import screen_binary, screen_launch
 from evoengine.stages.toolchain import compiler_version
@@ -150,6 +149,8 @@ class Coordinator:
         self._comparing: set[Future] = set()
         self._compiling: dict[Future, Walk] = {}
         self._judging: dict[Future, Walk] = {}
+        self._predicting: dict[Future, int] = {}
+        """of trials that a GPU timed"""
         self._first_with: dict[str, int] = {}
         """source sha256 → the trial that rendered it first"""
         self._values: dict[int, tuple[float, ...] | None] = {}
@@ -177,8 +178,8 @@ class Coordinator:
         try:
             # while the device comes up and times these, the first candidates are compiled
             self._comparing = {self._judge.baselines()} - {None}
-            while not self._stop and (self._fill() or self._compiling or self._judging or self._comparing):
-                under_way = {*self._comparing, *self._compiling, *self._judging}
+            while not self._stop and (self._fill() or self._under_way()):
+                under_way = self._under_way()
                 finished, _ = wait(under_way, POLL_SECONDS, FIRST_COMPLETED)
                 for future in finished:
                     self._advance(future)
@@ -195,6 +196,9 @@ class Coordinator:
             self.progress.ended = "every valid configuration was tried"
         return self.progress
 
+    def _under_way(self) -> set[Future]:
+        return {*self._comparing, *self._compiling, *self._judging, *self._predicting}
+
     def _advance(self, future: Future) -> None:
         if future in self._comparing:
             self._comparing.remove(future)
@@ -202,6 +206,8 @@ class Coordinator:
                 self.ledger.record_baseline(self.run, baseline)
         elif future in self._compiling:
             self._on_compiled(self._compiling.pop(future), future.result())
+        elif future in self._predicting:
+            self._on_predicted(self._predicting.pop(future), future.result())
         else:
             self._on_judged(self._judging.pop(future), future.result())
 
@@ -285,15 +291,22 @@ class Coordinator:
 
     def _on_judged(self, walk: Walk, result: Judged | Rejection) -> None:
         if self.setting.timed and isinstance(result, Judged) and result.figure:
-            # so that how well estimates rank can be told from every search on a GPU
-            if estimated := self._estimated(walk):
-                self.ledger.record_measurement(walk.trial, estimated)
+            self._predict(walk)
         self._finish(walk, *record_judged(self.ledger, walk.trial, result))
 
-    def _estimated(self, walk: Walk) -> Measurement | None:
-        s, work = self.setting, self._workload
-        cost, launch = s.space.cost(walk.proposal.config), walk.source.launch
-        return estimate(walk.binary, launch, cost, s.gpu, work.flops(s.problem), work.least_bytes(s.problem))
+    def _predict(self, walk: Walk) -> None:
+        """Has the model's figure put beside the measured one: how well predictions rank is known of every search."""
+        s, config = self.setting, walk.proposal.config
+        contender = Contender(walk.trial, walk.source, walk.binary, config)
+        future = self._workers.submit(
+            predict_task, s.space.kernel, contender, s.space.cost(config), s.problem, s.gpu,
+            died=Outcome.CRASHED, gives=Estimated,
+        )  # fmt: skip
+        self._predicting[future] = walk.trial
+
+    def _on_predicted(self, trial: int, result: Estimated | Rejection) -> None:
+        if isinstance(result, Estimated) and result.figure:
+            self.ledger.record_measurement(trial, result.figure)
 
     def _hold_finals(self) -> None:
         """Times the best of the ledger against each other, where the judge's figures gain by it."""
@@ -331,12 +344,12 @@ class Coordinator:
     def _finish(self, walk: Walk, outcome: Outcome, reason: str | None, device: str | None = None) -> None:
         self.ledger.finish(walk.trial, outcome, reason, walk.occupancy, device)
         found = self.ledger.candidate(walk.trial)
-        values = self._values[walk.trial] = worth(found, self.setting.objectives)
+        values = self._values[walk.trial] = told(found, self.setting.objectives)
         for proposal in (walk.proposal, *self._twins.pop(walk.trial, ())):
             self._proposer.tell(proposal, values)
         self._count(walk, outcome)
         best = self.progress.best
-        if outcome.ranked and (best is None or found.measurement.compared_us < best.measurement.compared_us):
+        if outcome.ranked and (best is None or found.measurement.rank_key < best.measurement.rank_key):
             self.progress.best = found
 
     def _count(self, walk: Walk, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""What decides over a compiled candidate: the emulator with the static estimate, or a GPU that times; and what it says.
+"""What decides over a compiled candidate: the emulator with the prediction, or a GPU that times; and what it says.
 
 Anything that submits a candidate somewhere and gives a future of its verdict and figure can take their place.
 """
@@ -30,7 +30,7 @@ AHEAD = 4
 """candidates under way beside one per compile worker: enough that the GPU need not wait, few enough that proposals are
 made in the light of recent results. Were the GPU's share limited by itself, the compilers would stop whenever it is full,
 and start too late for it not to run dry"""
-NO_COST = "correct; its family states no [cost], so that nothing is estimated before a GPU times it"
+NO_COST = "correct; its family states no [cost] for an estimate by formula before a GPU times it"
 GPU_SECONDS = 180.0
 """longest that gate and timing of one candidate may take, beside its launches at full size"""
 LAUNCHES = 20
@@ -86,14 +86,18 @@ def record_judged(
     """Writes verdict and figure, as far as there are any; how the trial ends, why, and on which device."""
     if isinstance(result, Rejection):
         return result.outcome, result.reason, None
-    verdict, figure = result
+    verdict, figure, unread = result
     ledger.record_verdict(trial, verdict)
     if figure is None:
-        return verdict.outcome or Outcome.UNRANKED, verdict.reason or NO_COST, verdict.device
+        return verdict.outcome or Outcome.UNRANKED, verdict.reason or _unranked(unread), verdict.device
     ledger.record_measurement(trial, figure)
     if figure.suspect:
         return Outcome.SUSPECT, figure.suspect, verdict.device
-    return Outcome(str(figure.kind)), why_dropped(figure), verdict.device
+    return Outcome(str(figure.kind)), unread or why_dropped(figure), verdict.device
+
+
+def _unranked(unread: str | None) -> str:
+    return f"{NO_COST}; {unread}" if unread else NO_COST
 
 
 def why_dropped(figure: Measurement) -> str | None:
@@ -144,7 +148,7 @@ class Judge(ABC):
 
 
 class EmulatorJudge(Judge):
-    """Gates in the CPU emulator, on the compile workers, and ranks by the static estimate."""
+    """Gates in the CPU emulator, on the compile workers, and ranks by the prediction."""
 
     def __init__(self, kernel: str, problem: Problem, gpu: Gpu) -> None:
         self._kernel, self._problem, self._gpu = kernel, problem, gpu
@@ -215,7 +219,7 @@ class GpuJudge(Judge):
     def _remember(self, contender: Contender, done: Future) -> None:
         if done.cancelled() or done.exception() or isinstance(done.result(), Rejection):
             return
-        _, figure = done.result()
+        figure = done.result().figure
         if figure and not figure.suspect and (self._best is None or figure.tflops > self._best[0]):
             self._best = figure.tflops, contender
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
+from math import inf
 from pathlib import Path
 
 from evoengine.gpu import Gpu
@@ -20,15 +21,20 @@ POLL_SECONDS = 0.1
 
 
 def left_to_measure(ledger: Ledger, problem: str, gpu: str) -> list[Candidate]:
-    """Correct candidates that no GPU has timed, each source once: the best estimate first, those without one last."""
+    """Correct candidates that no GPU has timed, each source once: the best prediction first, then estimates by formula,
+    those without either last."""
     known = ledger.candidates(problem=problem, gpu=gpu)
     measured = {c.source.sha256 for c in known if c.source and c.outcome is Outcome.MEASURED}
     found = [c for c in known if c.outcome in (Outcome.ESTIMATED, Outcome.UNRANKED) and c.binary]
     by_source: dict[str, Candidate] = {}
-    for candidate in sorted(found, key=lambda c: -c.measurement.tflops if c.measurement else 0.0):
+    for candidate in sorted(found, key=_estimate_key):
         if candidate.source.sha256 not in measured:
             by_source.setdefault(candidate.source.sha256, candidate)
     return list(by_source.values())
+
+
+def _estimate_key(candidate: Candidate) -> tuple[bool, float]:
+    return candidate.measurement.rank_key if candidate.measurement else (True, inf)
 
 
 def spaces_of(ledger: Ledger, candidates: Sequence[Candidate], problem: Problem, gpu: Gpu) -> dict[int, SearchSpace]:

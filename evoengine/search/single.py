@@ -41,9 +41,9 @@ def walk(
         workers.close()
     if isinstance(result, Rejection):
         return ended(result.outcome, result.reason, binary=binary)
-    verdict, figure = result
+    verdict, figure, unread = result
     shared = binary.shared_bytes + source.launch.shared_bytes
     return ended(
-        verdict.outcome, verdict.reason, binary=binary, verdict=verdict, measurement=figure, device=verdict.device,
+        verdict.outcome, verdict.reason or unread, binary=binary, verdict=verdict, measurement=figure, device=verdict.device,
         occupancy=gpu.occupancy(source.launch.threads, binary.registers, shared),
     )  # fmt: skip

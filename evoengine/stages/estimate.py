@@ -1,4 +1,5 @@
-"""A static estimate of a candidate's time, to rank by where there is no GPU. It is a prior, not a measurement.
+"""A static estimate of a candidate's time, for where the model of the chip (`predict`) cannot read its binary. It is a
+prior, not a measurement, and ranked behind all predictions.
 
 Each block spends clocks on five pipes (tensor, FP32, MUFU, shared memory, global memory), by the space's own count of
 its work. Its phases follow one another across barriers, and those of blocks that share an SM hide behind one another:
@@ -58,6 +59,7 @@ def estimate(
     waves = total / slots
     terms = {f"{name}_us": clocks * waves * resident * to_us for name, clocks in pipes.items()}
     terms |= {
+        "predicted": 0.0,
         "barriers_us": barriers * waves * to_us,
         "waited_us": waited * waves * to_us,
         "memory_us": memory_us,

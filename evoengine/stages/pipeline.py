@@ -17,7 +17,9 @@ from evoengine.problem import Problem
 from evoengine.records import (
     Baseline,
     Binary,
+    BinaryCheck,
     Contender,
+    Estimated,
     Finals,
     Launch,
     Measurement,
@@ -36,6 +38,8 @@ class Judged(NamedTuple):
     verdict: Verdict
     figure: Measurement | None
     """only where the verdict is good, and something tells how fast the candidate is"""
+    unread: str | None = None
+    """why its figure is the formula's and no prediction"""
 
 
 def compile_task(source: Source, arch: str) -> Binary | Rejection:
@@ -78,17 +82,28 @@ def estimate_task(
     kernel: str, contender: Contender, plan: Plan, full_plan: Plan, seed: int, cost: Mapping[str, float],
     problem: Problem, gpu: Gpu,
 ) -> Judged | Rejection:  # fmt: skip
-    """The gate in the emulator, and the static estimate of what passes it."""
-    from evoengine.stages.estimate import estimate
-    from evoengine.workloads import find_workload
-
+    """The gate in the emulator, and the prediction for what passes it."""
     verdict = emulate_task(kernel, contender.source, plan, full_plan, seed)
     if isinstance(verdict, Rejection) or not verdict.correct:
         return verdict if isinstance(verdict, Rejection) else Judged(verdict, None)
-    workload = find_workload(kernel)
-    launch = contender.source.launch
-    figure = estimate(contender.binary, launch, cost, gpu, workload.flops(problem), workload.least_bytes(problem))
-    return Judged(verdict, figure)
+    estimated = predict_task(kernel, contender, cost, problem, gpu)
+    return Judged(verdict, estimated.figure, estimated.unread)
+
+
+def predict_task(
+    kernel: str, contender: Contender, cost: Mapping[str, float], problem: Problem, gpu: Gpu
+) -> Estimated:  # fmt: skip
+    from evoengine.stages.predict import predict_figure
+
+    return predict_figure(kernel, contender, cost, problem, gpu)
+
+
+def execute_task(kernel: str, source: Source, binary: Binary, plan: Plan, seed: int) -> BinaryCheck:
+    """The small cases again, by the machine code itself."""
+    from evoengine.stages.verify_binary import verify_binary
+    from evoengine.workloads import find_tensors
+
+    return verify_binary(find_tensors(kernel), plan, source, binary, seed)
 
 
 # ── on a GPU, in its runner ─────────────────────────────────────────────────────────────────────────────────────────

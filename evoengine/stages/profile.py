@@ -1,4 +1,4 @@
-"""What limits a kernel: Nsight Compute's counters where they can be read, else its instructions; and the sanitizers.
+"""What limits a kernel: Nsight Compute's counters where they can be read, else the model's page; and the sanitizers.
 
 The tools start the kernel in a process of their own, `evoengine.stages.launch_once`.
 """
@@ -14,11 +14,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from evoengine.gpu import Gpu
 from evoengine.problem import Problem
 from evoengine.records import Contender, Profile
+from evoengine.sass.predict import Unpredictable
+from evoengine.stages.model_profile import model_profile
 
 NCU, SANITIZER = "ncu", "compute-sanitizer"
 SECONDS = 300.0
@@ -57,18 +60,18 @@ class ToolFailed(Exception):
 
 
 def profile(kernel: str, contender: Contender, problem: Problem, gpu: Gpu, device: str, uuid: str | None) -> Profile:
-    """By counters on the GPU `uuid`, with the sanitizers' word; from the instructions where either cannot be had.
+    """By counters on the GPU `uuid`, with the sanitizers' word; by the model of the chip where they cannot be had.
 
     `device` names what is profiled; None for `uuid` says that there is no GPU here.
     """
-    static = static_profile(contender, gpu)
     if uuid is None:
-        return static
+        return profile_without_gpu(kernel, contender, problem, gpu)
     remarks = [sanitize(tool, kernel, contender, problem, uuid) for tool in ("memcheck", "racecheck")]
     try:
         counters = read_counters(kernel, contender, problem, uuid)
     except ToolFailed as error:
-        return Profile(static.tool, static.device, static.figures, (*static.remarks, str(error), *remarks))
+        page = profile_without_gpu(kernel, contender, problem, gpu)
+        return replace(page, remarks=(*page.remarks, str(error), *remarks))
     return Profile("Nsight Compute", device, counters, tuple(remarks))
 
 
@@ -165,6 +168,15 @@ def _tool(tool: str, arguments: Sequence[str], uuid: str) -> subprocess.Complete
 
 
 # ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def profile_without_gpu(kernel: str, contender: Contender, problem: Problem, gpu: Gpu) -> Profile:
+    """The model's page; the instruction mix where the model cannot read the binary, with the reason."""
+    try:
+        return model_profile(kernel, contender, problem, gpu)
+    except Unpredictable as reason:
+        page = static_profile(contender, gpu)
+        return replace(page, remarks=(*page.remarks, f"the model cannot read the binary: {reason}"))
 
 
 def static_profile(contender: Contender, gpu: Gpu) -> Profile:

@@ -5,12 +5,18 @@ Nothing here needs a tensor library; the tensors themselves are drawn and judged
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
-from evoengine.problem import Problem
+import numpy as np
+
+from evoengine.devices.base import ScalarArgument, TensorMapArgument
+from evoengine.devices.pool import PooledArgument
+from evoengine.problem import DTYPES, Problem
 from evoengine.records import Config, Launch
 
 ENTRY = "attention"
+OUTPUT = "o"
 COMPILE_TIME = ("head_dim", "dtype", "causal", "element_bytes")
 """the problem's names that a template may bake into its text; all others are arguments of the kernel"""
 LONG = 4096
@@ -35,7 +41,7 @@ def least_bytes(problem: Problem) -> float:
 class Case:
     """One question put to a candidate: a small problem and a way to draw its inputs.
 
-    `config` is the candidate's: some kernels take arguments that depend on it (`attention_torch.tensor_maps`).
+    `config` is the candidate's: some kernels take arguments that depend on it (`tensor_maps`).
     """
 
     name: str
@@ -100,3 +106,51 @@ def gate_launch(case: Case, launch: Launch) -> Launch:
     row_tiles = -(-p.seq_q // int(case.config["tile_m"])) * p.heads * p.batch
     blocks = next((n for n in range(row_tiles // 2, 1, -1) if row_tiles % n), 1)
     return replace(launch, grid=(blocks, 1, 1))
+
+
+def parameters(problem: Problem, config: Config) -> tuple[PooledArgument | ScalarArgument | TensorMapArgument, ...]:
+    """All of the kernel's parameters, in order, with tensors as large as the problem has them that nobody allocates."""
+    row = problem.batch * problem.head_dim * DTYPES[problem.dtype]
+    queries, keys = row * problem.heads * problem.seq_q, row * problem.kv_heads * problem.seq_k
+    inputs = (PooledArgument("q", queries), PooledArgument("k", keys), PooledArgument("v", keys))
+    output = PooledArgument(OUTPUT, queries, output=True)
+    return (*inputs, output, *scalars(problem, config), *tensor_maps(problem, config))
+
+
+def scalars(problem: Problem, config: Config) -> tuple[ScalarArgument, ...]:
+    """The kernel's by-value parameters, in order, after its four pointers q, k, v, o.
+
+    `batch` is among them where the grid, as large as the GPU, does not tell it.
+    """
+    batch = (ScalarArgument("batch", np.int32(problem.batch)),) if config.get("schedule") == "static" else ()
+    return (
+        *batch,
+        ScalarArgument("heads", np.int32(problem.heads)),
+        ScalarArgument("kv_heads", np.int32(problem.kv_heads)),
+        ScalarArgument("seq_q", np.int32(problem.seq_q)),
+        ScalarArgument("seq_k", np.int32(problem.seq_k)),
+        ScalarArgument("scale", np.float32(1.0 / math.sqrt(problem.head_dim))),
+    )
+
+
+def tensor_maps(problem: Problem, config: Config) -> tuple[TensorMapArgument, ...]:
+    """Q, K and V, and O where it is stored so too, as [heads of the batch, seq, head_dim] for kernels that move tiles by TMA.
+
+    A box is a tile's rows (of O: a warpgroup's; of K and V: what one of a cluster's blocks brings) by the 64 or 32
+    columns that the kernel swizzles together; past a head's end it reads zeros and writes nothing.
+    """
+    if config.get("load") != "tma":
+        return ()
+    columns = 64 if problem.head_dim % 64 == 0 else 32
+    row = 2 * problem.head_dim
+
+    def over(name: str, heads: int, seq: int, rows: int) -> TensorMapArgument:
+        dims = (problem.head_dim, seq, heads * problem.batch)
+        return TensorMapArgument(
+            f"map_{name}", name, problem.dtype, dims, (row, row * seq), (columns, rows, 1), swizzle=2 * columns
+        )
+
+    tile_m, tile_n = int(config["tile_m"]), int(config["tile_n"]) // int(config.get("cluster", 1))
+    queries, keys = (problem.heads, problem.seq_q), (problem.kv_heads, problem.seq_k, tile_n)
+    maps = over("q", *queries, tile_m), over("k", *keys), over("v", *keys)
+    return (*maps, over(OUTPUT, *queries, 64)) if config["o_store"] == "tma" else maps

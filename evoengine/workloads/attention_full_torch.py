@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from evoengine.devices import tensor_map
-from evoengine.devices.pool import PAGE, BlockLaunch, BlockTrace, Pool, PooledArgument
+from evoengine.devices.pool import PAGE, BlockLaunch, BlockTrace, Pool
 from evoengine.problem import DTYPES, Problem
 from evoengine.records import Launch
-from evoengine.workloads.attention import Case
+from evoengine.workloads.attention import OUTPUT, Case, parameters, tensor_maps
 from evoengine.workloads.attention_full import FullCase, choose_blocks
-from evoengine.workloads.attention_torch import OUTPUT, TORCH_DTYPES, Drawn, from_bits, scalars, tensor_maps
+from evoengine.workloads.attention_torch import TORCH_DTYPES, Drawn, from_bits
 
 POOL_PAGES = 256
 _UNWRITTEN = 0xFFFF
@@ -37,25 +37,17 @@ class Part:
 
 def draw_blocks(case: FullCase, launch: Launch, seed: int) -> BlockLaunch:
     """What to run. Raises KernelUnbuildable where a tensor map of the whole problem breaks a rule."""
-    whole = {a.name: a for a in _pooled(case.whole)}
+    whole = {a.name: a for a in parameters(case.whole, case.config)}
     for found in tensor_maps(case.whole, case.config):
         tensor_map.check(found, whole[found.tensor].bytes)
-    by_value = (*scalars(case.problem, case.config), *tensor_maps(case.problem, case.config))
     blocks = choose_blocks(case, launch, seed)
-    return BlockLaunch(launch, (*_pooled(case.problem), *by_value), _pool(case, seed), blocks)
+    return BlockLaunch(launch, parameters(case.problem, case.config), _pool(case, seed), blocks)
 
 
 def _pool(case: FullCase, seed: int) -> Pool:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(POOL_PAGES, PAGE // DTYPES[case.problem.dtype], generator=generator)
     return Pool(values.to(TORCH_DTYPES[case.problem.dtype]).view(torch.uint8).numpy())
-
-
-def _pooled(p: Problem) -> tuple[PooledArgument, ...]:
-    row = p.batch * p.head_dim * DTYPES[p.dtype]
-    queries, keys = row * p.heads * p.seq_q, row * p.kv_heads * p.seq_k
-    inputs = (PooledArgument("q", queries), PooledArgument("k", keys), PooledArgument("v", keys))
-    return (*inputs, PooledArgument(OUTPUT, queries, output=True))
 
 
 def written_parts(case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[Part]:

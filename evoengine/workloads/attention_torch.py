@@ -15,12 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
-from evoengine.devices.base import Argument, ScalarArgument, TensorArgument, TensorMapArgument
+from evoengine.devices.base import Argument, TensorArgument
 from evoengine.problem import Problem
 from evoengine.records import Config
-from evoengine.workloads.attention import Case
+from evoengine.workloads.attention import OUTPUT, Case, scalars, tensor_maps
 
-OUTPUT = "o"
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 """backends that never hold all scores at once"""
@@ -283,45 +282,6 @@ def _by_parts(problem: Problem, inputs: Inputs) -> torch.Tensor:
             rows = range(first, min(first + step, problem.seq_q))
             out[b, h, rows.start : rows.stop] = _sdpa(*rows_of(problem, inputs, b, h, rows))[0, 0]
     return out
-
-
-def scalars(problem: Problem, config: Config) -> tuple[ScalarArgument, ...]:
-    """The kernel's by-value parameters, in order, after its four pointers q, k, v, o.
-
-    `batch` is among them where the grid, as large as the GPU, does not tell it.
-    """
-    batch = (ScalarArgument("batch", np.int32(problem.batch)),) if config.get("schedule") == "static" else ()
-    return (
-        *batch,
-        ScalarArgument("heads", np.int32(problem.heads)),
-        ScalarArgument("kv_heads", np.int32(problem.kv_heads)),
-        ScalarArgument("seq_q", np.int32(problem.seq_q)),
-        ScalarArgument("seq_k", np.int32(problem.seq_k)),
-        ScalarArgument("scale", np.float32(1.0 / math.sqrt(problem.head_dim))),
-    )
-
-
-def tensor_maps(problem: Problem, config: Config) -> tuple[TensorMapArgument, ...]:
-    """Q, K and V, and O where it is stored so too, as [heads of the batch, seq, head_dim] for kernels that move tiles by TMA.
-
-    A box is a tile's rows (of O: a warpgroup's; of K and V: what one of a cluster's blocks brings) by the 64 or 32
-    columns that the kernel swizzles together; past a head's end it reads zeros and writes nothing.
-    """
-    if config.get("load") != "tma":
-        return ()
-    columns = 64 if problem.head_dim % 64 == 0 else 32
-    row = 2 * problem.head_dim
-
-    def over(name: str, heads: int, seq: int, rows: int) -> TensorMapArgument:
-        dims = (problem.head_dim, seq, heads * problem.batch)
-        return TensorMapArgument(
-            f"map_{name}", name, problem.dtype, dims, (row, row * seq), (columns, rows, 1), swizzle=2 * columns
-        )
-
-    tile_m, tile_n = int(config["tile_m"]), int(config["tile_n"]) // int(config.get("cluster", 1))
-    queries, keys = (problem.heads, problem.seq_q), (problem.kv_heads, problem.seq_k, tile_n)
-    maps = over("q", *queries, tile_m), over("k", *keys), over("v", *keys)
-    return (*maps, over(OUTPUT, *queries, 64)) if config["o_store"] == "tma" else maps
 
 
 def arguments(problem: Problem, inputs: Inputs, config: Config) -> tuple[Argument, ...]:

@@ -1,0 +1,107 @@
+"""What limits a kernel by the model of its chip: how busy each pipe is, and at which instructions warps wait for what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from evoengine.errors import EvoengineError
+from evoengine.gpu import Gpu
+from evoengine.problem import Problem
+from evoengine.records import Binary, Contender, Profile
+from evoengine.sass.core import Program
+from evoengine.sass.listing import instructions, listing_of
+from evoengine.sass.model import Timed, addresses, stall_names
+from evoengine.sass.predict import Prediction, Unpredictable
+from evoengine.stages.predict import predict_binary
+
+HOTTEST = 15
+"""instructions that the page shows"""
+LONGEST = 60
+"""characters of an instruction's text"""
+REASONS = 3
+"""of an instruction's waiting, those that are shown"""
+READY = "not selected"
+"""the reason of warps that could issue, and wait for nothing but their turn"""
+COUNTS = {
+    "warp instructions": "instructions",
+    "shared memory accesses": "shared_accesses",
+    "shared memory wavefronts": "wavefronts",
+    "sectors loaded": "sectors_loaded",
+    "sectors stored": "sectors_stored",
+    "local memory accesses": "local_accesses",
+    "bytes loaded by TMA": "tensor_bytes_loaded",
+    "bytes stored by TMA": "tensor_bytes_stored",
+    "barriers": "barriers",
+}
+"""of a block: name on the page → the core's"""
+
+
+def model_profile(kernel: str, contender: Contender, problem: Problem, gpu: Gpu) -> Profile:
+    """Raises Unpredictable where the model cannot read the binary, as `predict_binary` does."""
+    listed = replace(contender, binary=_with_listing(contender.binary))
+    prediction = predict_binary(kernel, listed, problem, gpu)
+    figures = dict(_of_launch(prediction, listed, gpu))
+    figures |= {f"{pipe}, % busy": 100 * share for pipe, share in prediction.shares.items()}
+    figures |= {f"{name} per block": prediction.counts[own] for name, own in COUNTS.items() if prediction.counts[own]}
+    figures |= dict(_waits(prediction.timed))
+    figures |= dict(_hottest(prediction.timed, listed))
+    remarks = ["by the model of the chip from the machine code, not observed on a GPU"]
+    if prediction.hypotheses:
+        remarks.append(f"busy shares and waits are those of hypothesis {min(prediction.hypotheses)}")
+    return Profile("model", f"model for {gpu.key}", figures, tuple(remarks))
+
+
+def _with_listing(binary: Binary) -> Binary:
+    """With the machine code as text, which the ledger does not keep."""
+    try:
+        return replace(binary, listing=listing_of(binary))
+    except EvoengineError as error:
+        raise Unpredictable(str(error)) from error
+
+
+def _of_launch(prediction: Prediction, contender: Contender, gpu: Gpu) -> Iterator[tuple[str, float]]:
+    binary, launch = contender.binary, contender.source.launch
+    yield "predicted time, µs", prediction.time_us
+    yield "shortest, µs", prediction.low_us
+    yield "longest, µs", prediction.high_us
+    yield from ((f"hypothesis {name}, µs", us) for name, us in prediction.hypotheses.items())
+    yield "waves", prediction.waves
+    yield "blocks per SM", float(prediction.blocks_per_sm)
+    yield "possible occupancy %", 100 * gpu.occupancy(
+        launch.threads, binary.registers, binary.shared_bytes + launch.shared_bytes
+    )
+    yield "registers per thread", float(binary.registers)
+    yield "spilled bytes per thread", float(binary.spill_bytes)
+
+
+def _waits(timed: Timed) -> Iterator[tuple[str, float]]:
+    """Per cent of all warps' waiting by reason, longest first."""
+    of_reasons = timed.stalls.sum(axis=0)
+    total = of_reasons.sum()
+    for reason, clocks in sorted(zip(stall_names(), of_reasons, strict=True), key=lambda item: -item[1]):
+        if clocks > 0:
+            yield f"waiting: {reason}, % of warps' clocks", float(100 * clocks / total)
+
+
+def _hottest(timed: Timed, contender: Contender) -> Iterator[tuple[str, float]]:
+    """The instructions before which warps wait longest: address, text, times issued and reasons → per cent of all waits."""
+    entry = contender.source.entry
+    texts = {i.address: " ".join(i.text.split())[:LONGEST] for i in instructions(contender.binary.listing, entry)}
+    at = addresses(Program(contender.binary.listing, entry))
+    names = stall_names()
+    waits = np.where([name == READY for name in names], 0.0, timed.stalls)
+    of_instructions = waits.sum(axis=1)
+    total = of_instructions.sum()
+    for n in np.argsort(-of_instructions, kind="stable")[:HOTTEST]:
+        if of_instructions[n] > 0:
+            name = f"{at[n]:#07x} {texts.get(at[n], '')} · issued {timed.issues[n]} · {_reasons(names, waits[n])}, % of waits"
+            yield name, float(100 * of_instructions[n] / total)
+
+
+def _reasons(names: Sequence[str], waits: np.ndarray) -> str:
+    """`wgmma 81 %, mbarrier 12 %`"""
+    longest = [n for n in np.argsort(-waits, kind="stable")[:REASONS] if waits[n] > 0]
+    return ", ".join(f"{names[n]} {waits[n] / waits.sum():.0%}" for n in longest)

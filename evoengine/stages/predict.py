@@ -1,0 +1,102 @@
+"""A candidate's time without a GPU: predicted from its machine code on the chip it was compiled for.
+
+Where the model cannot read a binary, the formula of `evoengine.stages.estimate` gives the figure, and the reason is told.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+
+from evoengine.cuda_files import disassembler
+from evoengine.devices.base import KernelFailure
+from evoengine.devices.pool import PooledArgument
+from evoengine.errors import EvoengineError
+from evoengine.gpu import Gpu
+from evoengine.problem import Problem
+from evoengine.records import Contender, Estimated, Kind, Measurement
+from evoengine.sass.build import build
+from evoengine.sass.chip import find_chip
+from evoengine.sass.core import Program
+from evoengine.sass.cubin import read_kernel
+from evoengine.sass.launch import DrawnArgument, prepare
+from evoengine.sass.listing import listing_of
+from evoengine.sass.predict import Prediction, Unpredictable, predict
+from evoengine.stages.estimate import estimate
+from evoengine.workloads import find_workload
+
+SEED = 0
+"""draws where tensors lie: the same for all candidates, so that their figures compare"""
+
+
+@cache
+def why_unpredictable(gpu: str) -> str | None:
+    """What is missing for predictions on the GPU of that name, whatever the kernel; None where nothing is.
+
+    Builds the executor of machine code where this machine has none yet.
+    """
+    try:
+        find_chip(gpu)
+        build()
+    except EvoengineError as error:
+        return str(error)
+    return None if disassembler() else "nvdisasm was not found, which reads machine code: evoengine doctor has the remedy"
+
+
+def predict_figure(
+    kernel: str, contender: Contender, cost: Mapping[str, float], problem: Problem, gpu: Gpu
+) -> Estimated:  # fmt: skip
+    """The figure for the whole problem, by the model where it can read the binary, else by the formula from `cost`."""
+    workload = find_workload(kernel)
+    flops, least_bytes = workload.flops(problem), workload.least_bytes(problem)
+    try:
+        prediction = predict_binary(kernel, contender, problem, gpu)
+    except Unpredictable as reason:
+        by_formula = estimate(contender.binary, contender.source.launch, cost, gpu, flops, least_bytes)
+        return Estimated(by_formula, f"the model cannot read the binary: {reason}")
+    return Estimated(figure_of(prediction, gpu, flops, least_bytes), None)
+
+
+def predict_binary(kernel: str, contender: Contender, problem: Problem, gpu: Gpu) -> Prediction:
+    """The launch for the problem, on tensors of its sizes with drawn contents.
+
+    Raises Unpredictable where the machine code, its launch or the chip cannot be read, or a tool is missing.
+    """
+    if missing := why_unpredictable(gpu.key):
+        raise Unpredictable(missing)
+    workload = find_workload(kernel)
+    binary, source, chip = contender.binary, contender.source, find_chip(gpu.key)
+    try:
+        program = Program(listing_of(binary), source.entry)
+        arguments = [_drawn(a, problem.dtype) for a in workload.parameters(problem, contender.config)]
+        launch = prepare(read_kernel(binary.cubin, source.entry), source.launch, arguments, SEED)
+        return predict(program, launch, chip, workload.flops(problem), workload.least_bytes(problem))
+    except (EvoengineError, KernelFailure, subprocess.TimeoutExpired) as error:
+        raise Unpredictable(str(error)) from error
+
+
+def _drawn(argument: object, dtype: str) -> object:
+    if isinstance(argument, PooledArgument):
+        return DrawnArgument(argument.name, argument.bytes, dtype, argument.output)
+    return argument
+
+
+def figure_of(prediction: Prediction, gpu: Gpu, flops: float, least_bytes: float) -> Measurement:
+    """The prediction as a figure with its terms; no faster than the roofline of the GPU's data sheet."""
+    roofline_us = max(flops / gpu.tensor_tflops / 1e6, least_bytes / gpu.memory_gbs / 1e3)
+    p = prediction
+    time_us, low_us, high_us = (max(us, roofline_us) for us in (p.time_us, p.low_us, p.high_us))
+    terms = {
+        "predicted": 1.0,
+        "low_us": low_us,
+        "high_us": high_us,
+        "roofline_us": roofline_us,
+        f"bound_{p.bound}": 1.0,
+        "clocks": p.clocks,
+        "blocks_per_sm": float(p.blocks_per_sm),
+        "waves": p.waves,
+    }
+    terms |= {f"{name}_us": max(us, roofline_us) for name, us in p.hypotheses.items()}
+    terms |= {f"{pipe}_share": share for pipe, share in p.shares.items()}
+    return Measurement(Kind.ESTIMATED, f"model for {gpu.key}", flops / time_us / 1e6, time_us, terms=terms)

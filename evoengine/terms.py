@@ -1,0 +1,34 @@
+"""What an estimate's terms say. They are numbers by name: µs (`low_us`), busy shares (`tensor_share`), counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Terms = Mapping[str, float]
+HYPOTHESES = ("A", "B")
+"""about what the tensor pipe leaves to others while wgmma runs (evoengine/sass/predict.py)"""
+
+
+def is_prediction(terms: Terms) -> bool:
+    """Whether the figure was predicted from machine code; an estimate by formula was not."""
+    return bool(terms.get("predicted"))
+
+
+def range_us(terms: Terms) -> list[float] | None:
+    """The ends of a prediction's range."""
+    return [terms["low_us"], terms["high_us"]] if "low_us" in terms else None
+
+
+def bound(terms: Terms) -> str | None:
+    """The pipe or memory that bounds a prediction, or `latency`."""
+    return next((name.removeprefix("bound_") for name in terms if name.startswith("bound_")), None)
+
+
+def utilisation(terms: Terms) -> dict[str, float] | None:
+    """Busy share of each pipe and memory, 0…1, of a prediction."""
+    return {n.removesuffix("_share"): value for n, value in terms.items() if n.endswith("_share")} or None
+
+
+def hypotheses(terms: Terms) -> dict[str, float]:
+    """A wgmma kernel's µs by each of HYPOTHESES; empty for another."""
+    return {name: terms[f"{name}_us"] for name in HYPOTHESES if f"{name}_us" in terms}
