@@ -59,7 +59,7 @@ def test_a_box_with_fewer_rows_than_the_binary_waits_for_is_found():
     program, kernel = benchmark.read(FOLDER, "d64_192x128")
     problem = benchmark.Problem(1, 1, 384, 64)
     tensors = {name: np.zeros(problem.shape, np.float16) for name in "qkv"}
-    prepared = benchmark.launch(kernel, benchmark.Tile(192, 64), problem, blocks=1, tensors=tensors)
+    prepared = benchmark.launch(kernel, benchmark.Tile(192, 127), problem, blocks=1, tensors=tensors)
     with pytest.raises(KernelHung):
         run(program, prepared)
 
