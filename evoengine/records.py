@@ -233,6 +233,13 @@ class Measurement:
         """Of two figures that may be compared the lesser is better; estimates by formula are behind all predictions."""
         return self.by_formula, self.compared_us
 
+    @property
+    def model(self) -> str | None:
+        """What an estimate was made by; None of what ran."""
+        if self.kind is not Kind.ESTIMATED:
+            return None
+        return "formula" if self.by_formula else "machine code"
+
     def comparable(self, other: Measurement) -> bool:
         return (self.kind, self.device, self.policy) == (other.kind, other.device, other.policy)
 
@@ -364,7 +371,7 @@ class Candidate:
 
 def _estimate_json(figure: Measurement | None) -> dict[str, object]:
     terms = figure.terms if figure else {}
-    model = None if figure is None or figure.kind is not Kind.ESTIMATED else "formula" if figure.by_formula else "machine code"
+    model = figure.model if figure else None
     return {"range_us": range_us(terms), "bound": bound(terms), "utilisation": utilisation(terms), "model": model}
 
 

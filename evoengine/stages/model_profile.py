@@ -23,6 +23,8 @@ LONGEST = 60
 """characters of an instruction's text"""
 REASONS = 3
 """of an instruction's waiting, those that are shown"""
+NOTABLE = 0.01
+"""share of an instruction's waiting, from which on a reason is shown"""
 READY = "not selected"
 """the reason of warps that could issue, and wait for nothing but their turn"""
 COUNTS = {
@@ -102,6 +104,6 @@ def _hottest(timed: Timed, contender: Contender) -> Iterator[tuple[str, float]]:
 
 
 def _reasons(names: Sequence[str], waits: np.ndarray) -> str:
-    """`wgmma 81 %, mbarrier 12 %`"""
-    longest = [n for n in np.argsort(-waits, kind="stable")[:REASONS] if waits[n] > 0]
+    """`wgmma 81%, mbarrier 12%`"""
+    longest = [n for n in np.argsort(-waits, kind="stable")[:REASONS] if waits[n] > NOTABLE * waits.sum()]
     return ", ".join(f"{names[n]} {waits[n] / waits.sum():.0%}" for n in longest)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
-from functools import cache
 
 from evoengine.cuda_files import disassembler
 from evoengine.devices.base import KernelFailure
@@ -30,7 +29,6 @@ SEED = 0
 """draws where tensors lie: the same for all candidates, so that their figures compare"""
 
 
-@cache
 def why_unpredictable(gpu: str) -> str | None:
     """What is missing for predictions on the GPU of that name, whatever the kernel; None where nothing is.
 
