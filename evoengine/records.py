@@ -151,6 +151,31 @@ class Verdict:
         return max((c.max_error for c in self.cases if c.max_error is not None), default=None)
 
 
+EXECUTOR = "executor"
+"""the device of a verdict that was reached by executing machine code"""
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryCheck:
+    """What executing a binary found."""
+
+    verdict: Verdict | None
+    why_not: str | None = None
+    """why there is no verdict: the machine code was not executed"""
+
+    @property
+    def refuted(self) -> bool:
+        return self.verdict is not None and not self.verdict.correct
+
+    def __str__(self) -> str:
+        if self.verdict is None:
+            return f"its machine code was not executed: {self.why_not}"
+        count = len(self.verdict.cases)
+        if self.verdict.correct:
+            return f"its machine code was executed on {count} cases and is correct"
+        return f"its machine code is {self.verdict.outcome}, {self.verdict.reason}"
+
+
 class LaunchMode(StrEnum):
     """How timed kernels get onto the GPU."""
 
@@ -327,6 +352,9 @@ class Candidate:
     source: Source | None = None
     binary: Binary | None = None
     verdict: Verdict | None = None
+    """the last one on a GPU or in the emulator"""
+    binary_verdict: Verdict | None = None
+    """the last one by executing its machine code"""
     measurement: Measurement | None = None
     """the figure it is ranked by"""
     occupancy: float | None = None
@@ -334,6 +362,11 @@ class Candidate:
     operator: str | None = None
     sustained: Measurement | None = None
     """its last figure of back-to-back runs, as finalists have one"""
+
+    @property
+    def refuted(self) -> bool:
+        """Whether its machine code gave a wrong result, or none, where the source gave a right one."""
+        return self.binary_verdict is not None and not self.binary_verdict.correct
 
     def to_json(self) -> dict[str, object]:
         """The public JSON of a candidate. Field names are an interface: people script against them."""
@@ -352,7 +385,8 @@ class Candidate:
             "spill_bytes": binary.spill_bytes if binary else None,
             "shared_bytes": source.launch.shared_bytes + (binary.shared_bytes if binary else 0) if source else None,
             "occupancy": self.occupancy,
-            "correct": verdict.correct if verdict else None,
+            "correct": verdict.correct and not self.refuted if verdict else None,
+            "binary_correct": self.binary_verdict.correct if self.binary_verdict else None,
             "max_abs_error": verdict.max_error if verdict else None,
             "tflops": figure.tflops if figure else None,
             "tflops_kind": str(figure.kind) if figure else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -29,7 +30,8 @@ def best(
 
     Measured figures go before recorded, and those before estimated; kinds are never mixed, nor are GPUs, nor the ways to
     measure (launch, L2, clocks): those of the last figure are ranked. Of estimates, predictions go before those by
-    formula. Without --problem and --gpu the last run's are meant.
+    formula. Without --problem and --gpu the last run's are meant. What is exported is executed first, by its machine
+    code; a wrong one is refused.
     """
     from evoengine.cli.display import ranking, say, stdout
     from evoengine.ledger.store import open_ledger
@@ -48,6 +50,8 @@ def best(
         if pareto:
             found = _front(ledger, problem_text, gpu_key, found[0].measurement)[:top]
         winner = ledger.candidate(found[0].trial, with_cubin=True) if folder else found[0]
+        if folder and winner.source and winner.binary:
+            winner = _executed(ledger, winner)
     if folder:
         for path in export(winner, folder):
             say(f"wrote {path}")
@@ -61,6 +65,18 @@ def best(
     if figure.kind is Kind.ESTIMATED and not figure.by_formula:
         say(error_line())
     stdout.print(ranking(dict(enumerate(found, 1))))
+
+
+def _executed(ledger, winner):
+    """The candidate with the verdict on its machine code; raises NothingFound where that is wrong."""
+    from evoengine.cli.display import say
+    from evoengine.search.binaries import check_export
+
+    check = check_export(ledger, winner)
+    if check.refuted:
+        raise NothingFound(f"trial {winner.trial} is not exported: {check}")
+    say(f"trial {winner.trial}: {check}")
+    return replace(winner, binary_verdict=check.verdict)
 
 
 def _front(ledger, problem: str, gpu: str, like) -> list:

@@ -218,7 +218,7 @@ def sheet(candidate: Candidate) -> Group:
             rows.add_row(name, text)
         if m.terms:
             rows.add_row("terms", " · ".join(f"{name} {value:,.4g}" for name, value in m.terms.items()))
-    return Group(Text(f"trial {c.trial}", style="bold"), rows, *([cases(c.verdict)] if c.verdict else []))
+    return Group(Text(f"trial {c.trial}", style="bold"), rows, *(cases(v) for v in (c.verdict, c.binary_verdict) if v))
 
 
 def _prediction(m: Measurement) -> Iterator[tuple[str, str]]:

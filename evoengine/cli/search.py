@@ -62,7 +62,8 @@ def search(
     """Search for the fastest correct kernel of a problem on a GPU.
 
     With a GPU of that kind here, candidates are gated and timed on it. Without one they are compiled for it, gated in
-    the CPU emulator and ranked by the time that is predicted from their machine code.
+    the CPU emulator and ranked by the time that is predicted from their machine code, and the best one's machine code
+    is executed on the CPU besides.
     """
     from evoengine.cli.conclusion import conclude
     from evoengine.cli.display import LiveProgress, say
@@ -76,6 +77,7 @@ def search(
     from evoengine.records import Kind
     from evoengine.cli.replay import replay
     from evoengine.objectives import parse_objectives
+    from evoengine.search.binaries import check_winner
     from evoengine.search.coordinator import Coordinator, Setting
     from evoengine.search.judges import make_judge
 
@@ -109,6 +111,8 @@ def search(
         coordinator = Coordinator(setting, ledger, run, judge, live.update, study.add)
         stop_on_signal(coordinator.stop)
         progress = coordinator.search()
+        if timing is None and progress.ended != "interrupted":
+            progress.notes += check_winner(ledger, run, bound, problem, gpu.key, seed)
         ledger.finish_run(run, progress.ended)
         study.summarise()
         found = ledger.best(str(problem), gpu.key, top=trials, run=run)

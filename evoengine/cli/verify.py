@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -21,17 +22,19 @@ from evoengine.problem import Problem
 @click.option("--device", type=click.Choice(["auto", "emulator", "cuda"]), default="auto", show_default=True)
 @space_option
 @templates_option
+@click.option("--binary", "execute", is_flag=True, help="Execute the machine code too, on the CPU, after the gate.")
 @click.option("--seed", type=click.IntRange(min=0), help="Repeats a verdict.  [default: drawn, and printed]")
 @json_option
 def verify(
-    text: str, gpu: Gpu, problem: Problem, device: str, space: Path | None, templates: Path | None, seed: int | None,
-    as_json: bool,
+    text: str, gpu: Gpu, problem: Problem, device: str, space: Path | None, templates: Path | None, execute: bool,
+    seed: int | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Render, compile and gate one configuration; exit 0 when it is correct, 1 when not."""
     from evoengine.cli.display import cases, say, stdout
     from evoengine.cli.setup import choose_device, prepare_space, require_compilers, turn
     from evoengine.devices.driver import real_gpu
     from evoengine.publish.export import case_list
+    from evoengine.search.binaries import check_binary
     from evoengine.search.judges import make_judge
     from evoengine.search.single import walk
 
@@ -48,16 +51,31 @@ def verify(
             candidate = walk(bound, config, problem, gpu, folder, judge, seed)
         finally:
             judge.close()
-    correct = candidate.verdict is not None and candidate.verdict.correct
+    check = None
+    if execute and candidate.binary and candidate.verdict:
+        check = check_binary(bound, problem, config, candidate.source, candidate.binary, seed)
+        candidate = replace(candidate, binary_verdict=check.verdict)
+    correct = candidate.verdict is not None and candidate.verdict.correct and not candidate.refuted
     if as_json:
         # no ledger is involved, so there is no trial to name
         extra = {"trial": None, "run": None, "correct": correct, "seed": seed, "cases": case_list(candidate.verdict)}
+        if execute:
+            extra |= {"binary_cases": case_list(candidate.binary_verdict), "binary_remark": str(check) if check else None}
         click.echo(json.dumps(candidate.to_json() | extra, indent=2))
         return 0 if correct else 1
-    if candidate.verdict:
-        stdout.print(cases(candidate.verdict))
-    say(f"{'correct' if correct else f'{candidate.outcome}: {candidate.reason}'} · seed {seed}")
+    for verdict in (candidate.verdict, candidate.binary_verdict):
+        if verdict:
+            stdout.print(cases(verdict))
+    if check:
+        say(str(check))
+    say(f"{'correct' if correct else _why_not(candidate)} · seed {seed}")
     return 0 if correct else 1
+
+
+def _why_not(candidate) -> str:
+    by_binary = candidate.outcome is None or candidate.outcome.correct
+    found = candidate.binary_verdict if by_binary and candidate.refuted else candidate
+    return f"{found.outcome}: {found.reason}"
 
 
 def _config(text: str, space) -> dict:

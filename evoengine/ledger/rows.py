@@ -26,6 +26,7 @@ from evoengine.ledger.models import (
 )
 from evoengine.ledger.runs import Device, Run
 from evoengine.records import (
+    EXECUTOR,
     L2,
     Baseline,
     Binary,
@@ -123,6 +124,13 @@ def to_verdict(row: VerdictRow) -> Verdict:
         cases=tuple(_to_case(case) for case in row.cases),
         wall_ms=row.wall_ms,
     )
+
+
+def last_verdicts(verdicts: Sequence[Verdict]) -> dict[str, Verdict | None]:
+    """A candidate's `verdict` and `binary_verdict`; they come oldest first."""
+    by_binary = [v for v in verdicts if v.device == EXECUTOR]
+    others = [v for v in verdicts if v.device != EXECUTOR]
+    return {"verdict": others[-1] if others else None, "binary_verdict": by_binary[-1] if by_binary else None}
 
 
 def _to_case(case: dict[str, Any]) -> CaseResult:
@@ -224,7 +232,7 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
         device=row.device,
         source=_to_source(row),
         binary=to_binary(row.binary, with_cubin) if row.binary else None,
-        verdict=to_verdict(row.verdicts[-1]) if row.verdicts else None,
+        **last_verdicts([to_verdict(v) for v in row.verdicts]),
         measurement=most_trusted(figures),
         occupancy=row.occupancy,
         parents=tuple(row.parents),

@@ -62,7 +62,8 @@ def describe(candidate: Candidate) -> dict[str, object]:
             "instructions": dict(binary.mix),
             "warnings": list(binary.warnings),
         },
-        "verdict": verdict_json(candidate),
+        "verdict": verdict_json(candidate.verdict),
+        "binary_verdict": verdict_json(candidate.binary_verdict),
         "figure": figure_json(candidate),
         "provenance": {
             "evoengine": __version__,
@@ -77,8 +78,7 @@ def describe(candidate: Candidate) -> dict[str, object]:
     }
 
 
-def verdict_json(candidate: Candidate) -> dict[str, object] | None:
-    verdict = candidate.verdict
+def verdict_json(verdict: Verdict | None) -> dict[str, object] | None:
     if verdict is None:
         return None
     return {

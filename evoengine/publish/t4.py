@@ -23,6 +23,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from evoengine.ledger.rows import (
     baseline_values,
     last_sustained,
+    last_verdicts,
     measurement_values,
     most_trusted,
     most_trusted_kind,
@@ -167,13 +168,19 @@ def _whole(dossier: Dossier) -> dict[str, Any]:
         "outcome": str(c.outcome),
         "parents": list(c.parents),
         "source": c.source and asdict(c.source),
-        "binary": c.binary and asdict(c.binary) | {"cubin": base64.b64encode(c.binary.cubin).decode()},
+        "binary": c.binary and _binary_values(c.binary),
         "created_at": _text(dossier.created_at),
         "finished_at": _text(dossier.finished_at),
         "verdicts": _dated(dossier.verdicts, verdict_values),
         "measurements": _dated(dossier.figures, measurement_values),
         "profiles": _dated(dossier.profiles, profile_values),
     }
+
+
+def _binary_values(binary: Binary) -> dict[str, Any]:
+    values = asdict(binary) | {"cubin": base64.b64encode(binary.cubin).decode()}
+    del values["listing"]  # nvdisasm makes it again
+    return values
 
 
 def _dossier(d: Mapping[str, Any]) -> Dossier:
@@ -188,7 +195,7 @@ def _dossier(d: Mapping[str, Any]) -> Dossier:
         parents=tuple(d["parents"]),
         source=source and Source(source["text"], source["entry"], _launch(source["launch"])),
         binary=binary and Binary(**{**binary, "cubin": base64.b64decode(binary["cubin"]), "warnings": tuple(binary["warnings"])}),
-        verdict=verdicts[-1][1] if verdicts else None,
+        **last_verdicts([verdict for _, verdict in verdicts]),
         measurement=most_trusted([figure for _, figure in figures]),
         sustained=last_sustained([figure for _, figure in figures]),
     )  # fmt: skip

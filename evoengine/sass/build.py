@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ CORE = Path(__file__).with_name("core")
 KEPT = 16
 """libraries kept; beyond it a build removes those that were used longest ago"""
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-w")
+
+_ERROR = re.compile("error|undefined reference")
 
 
 @cache
@@ -68,7 +71,8 @@ def _compile(arguments: Sequence[str]) -> None:
     )
     if done.returncode == 0:
         return
-    said = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.strip().splitlines()
+    lines = done.stderr.strip().splitlines()
+    said = [line for line in lines if "error: ld returned" not in line and _ERROR.search(line)] or lines
     first = said[0] if said else "it gave no message"
     raise MachineError(
         f"{find_compiler()} cannot build the executor of machine code: {first}; it needs g++ 12 or clang++ 15, "

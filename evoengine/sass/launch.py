@@ -41,7 +41,8 @@ _LOWEST, _LARGEST_GAP = 1 << 33, 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class DrawnArgument:
-    """A pointer argument of `bytes` bytes whose contents are drawn and repeat: for a model, which needs no results.
+    """A pointer argument of `bytes` bytes whose contents repeat: for a model, which needs no results. They are `contents`,
+    or drawn by `dtype`.
 
     What is written beyond the part that is held is dropped.
     """
@@ -51,6 +52,7 @@ class DrawnArgument:
     dtype: str
     """fp16, bf16, fp32, int32 or uint8: floats are normal with deviation 1, integers uniform below 64"""
     output: bool = False
+    contents: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +144,19 @@ def prepare(
     `seed` draws where tensors lie. Raises UsageError where arguments do not fit the binary's parameters, KernelCrashed
     where a GPU would refuse the launch, KernelUnbuildable for a tensor map that cannot be.
     """
+    require_arch(kernel)
     geometry = _geometry(kernel, launch)
     _check_launch(kernel, geometry)
     allocations = _allocate(kernel, arguments, seed)
     addresses = {allocation.name: allocation.address for allocation in allocations}
     banks = _banks(kernel, geometry, arguments, addresses, constants or {})
     return Launch(kernel, geometry, arguments, allocations, banks, seed)
+
+
+def require_arch(kernel: Kernel) -> None:
+    """Raises UsageError where nothing here knows how the binary's architecture is launched."""
+    if not 75 <= kernel.arch <= 90:
+        raise UsageError(f"machine code of sm_{kernel.arch} cannot be executed; that of sm_75 to sm_90 can")
 
 
 def _geometry(kernel: Kernel, launch: records.Launch | Geometry) -> Geometry:
@@ -158,8 +167,6 @@ def _geometry(kernel: Kernel, launch: records.Launch | Geometry) -> Geometry:
 
 def _check_launch(kernel: Kernel, geometry: Geometry) -> None:
     """What a driver refuses because of the binary; the rest is for the screens, which know the GPU."""
-    if not 75 <= kernel.arch <= 90:
-        raise UsageError(f"machine code of sm_{kernel.arch} cannot be executed; sm_75 to sm_90 can")
     threads = geometry.threads[0] * geometry.threads[1] * geometry.threads[2]
     if kernel.max_threads and threads > kernel.max_threads:
         raise KernelCrashed(f"a launch of {threads} threads per block; the binary was made for {kernel.max_threads} at most")
@@ -211,7 +218,8 @@ def _tensors(arguments: Sequence[AnyArgument]) -> Iterator[tuple[str, tuple[int,
             data = np.ascontiguousarray(argument.data).reshape(-1).view(np.uint8)
             yield argument.name, (data.nbytes, data, False)
         elif isinstance(argument, DrawnArgument):
-            held = _drawn(argument.dtype)[: argument.bytes]
+            values = _drawn(argument.dtype) if argument.contents is None else argument.contents.view(np.uint8)
+            held = values[: argument.bytes]
             whole = argument.output and held.nbytes == argument.bytes
             yield argument.name, (argument.bytes, held.copy() if whole else held, argument.output)
 

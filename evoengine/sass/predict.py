@@ -23,6 +23,9 @@ from evoengine.sass.model import Overlap, Residents, Timed, count_block, footpri
 
 COUNT_LIMIT = 400_000
 """warp instructions of a block that are counted"""
+WHOLE_LIMIT = 20_000_000
+"""warp instructions of a block that does more, as persistent blocks do: then the grid's first, which does most, is
+counted to its end"""
 TIME_LIMIT = 400_000
 """warp instructions of an SM that are timed; what is beyond follows at the rate of the second half"""
 UNLIKE = 0.02
@@ -128,7 +131,10 @@ def count(program: Program, launch: Launch, chip: Chip, resident: int) -> Work:
         return count_block(program, launch, grid.block(column, row), COUNT_LIMIT)
 
     inside, first = of(*grid.middle), of(0, 0)
-    if not _alike(inside, first) and grid.columns > 2:
+    if not first["complete"]:
+        counts = count_block(program, launch, 0, WHOLE_LIMIT)
+        instructions = np.array([counts["instructions"]])
+    elif not _alike(inside, first) and grid.columns > 2:
         columns = np.unique(np.linspace(0, grid.columns - 1, SAMPLED).round().astype(int))
         sampled = [of(int(column), grid.middle[1]) for column in columns]
         counts = _mean(sampled, [1.0] * len(sampled))
@@ -137,7 +143,7 @@ def count(program: Program, launch: Launch, chip: Chip, resident: int) -> Work:
         classes = _edges(grid)
         counts = _mean([of(column, row) for column, row, _ in classes], [weight for _, _, weight in classes])
         instructions = np.array([counts["instructions"]])
-    return Work(counts, instructions, _dram_share(program, launch, chip, resident, counts, inside))
+    return Work(counts, instructions, _dram_share(program, launch, chip, resident, counts))
 
 
 def _edges(grid: Grid) -> list[tuple[int, int, float]]:
@@ -157,7 +163,7 @@ def _mean(counts: Sequence[Mapping[str, float]], weights: Sequence[float]) -> di
 
 
 def _dram_share(
-    program: Program, launch: Launch, chip: Chip, resident: int, counts: Mapping[str, float], inside: Mapping[str, float]
+    program: Program, launch: Launch, chip: Chip, resident: int, counts: Mapping[str, float]
 ) -> float:
     """Of the bytes that blocks ask for, those that come from the DRAM: what a wave of blocks touches together, once.
 
@@ -171,7 +177,7 @@ def _dram_share(
     asked = (32 * sectors + boxes) * grid.clusters
     wave = max(1, min(resident * chip.sms // grid.width, grid.clusters))
     across, down = min(wave, columns), math.ceil(wave / columns)
-    unseen = 1.0 if inside["complete"] else max(1.0, inside["instructions"] / COUNT_LIMIT)
+    unseen = max(1.0, counts["instructions"] / COUNT_LIMIT)
     total = 0.0
     for (own, beside, below), size in zip(lines, launch.allocation_bytes, strict=True):
         if not own:

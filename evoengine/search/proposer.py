@@ -17,6 +17,7 @@ from evoengine.objectives import DEFAULT, OBJECTIVES, Objective
 from evoengine.records import Config, config_key
 from evoengine.search.samplers.builtin import MAKERS, ORDINAL
 from evoengine.search.samplers.pool import StartedSpace
+from evoengine.search.samplers.prior import Prior
 
 FIRST_GENERATION = 10
 """valid points drawn at random after the space's start points, before the sampler itself proposes"""
@@ -39,10 +40,11 @@ class Proposer:
     def __init__(
         self, space: StartedSpace, sampler: str, seed: int, retry: Sequence[Config] = (),
         known_good: Sequence[Config] = (),
-        objectives: Sequence[Objective] = (OBJECTIVES[DEFAULT],),
+        objectives: Sequence[Objective] = (OBJECTIVES[DEFAULT],), prior: Prior | None = None,
     ) -> None:  # fmt: skip
         """`retry` are configurations that an interrupted run left unfinished; they come first. `known_good` were the best
-        of neighbouring problems or GPUs; they come after the space's own start points."""
+        of neighbouring problems or GPUs; they come after the space's own start points. What the `prior` expects leads the evolutionary sampler; the others
+        do without."""
         optuna.logging.set_verbosity(logging.WARNING)
         self.space = space
         self.invalid = 0
@@ -51,7 +53,7 @@ class Proposer:
         # told for what was rejected: worse than all else, so the sampler leaves the region. FAIL would teach it nothing
         self._penalty = tuple(o.penalty for o in objectives)
         directions = [o.direction for o in objectives]
-        self._study = optuna.create_study(directions=directions, sampler=MAKERS[sampler](seed, space))
+        self._study = optuna.create_study(directions=directions, sampler=MAKERS[sampler](seed, space, prior))
         self._rng = np.random.default_rng(seed)
         self._known: dict[str, tuple[float, ...] | None] = {}
         """values by configuration; None while it is under way"""

@@ -17,6 +17,7 @@ from evoengine.problem import Problem
 from evoengine.records import (
     Baseline,
     Binary,
+    BinaryCheck,
     Contender,
     Estimated,
     Finals,
@@ -95,6 +96,14 @@ def predict_task(
     from evoengine.stages.predict import predict_figure
 
     return predict_figure(kernel, contender, cost, problem, gpu)
+
+
+def execute_task(kernel: str, source: Source, binary: Binary, plan: Plan, seed: int) -> BinaryCheck:
+    """The small cases again, by the machine code itself."""
+    from evoengine.stages.verify_binary import verify_binary
+    from evoengine.workloads import find_tensors
+
+    return verify_binary(find_tensors(kernel), plan, source, binary, seed)
 
 
 # ── on a GPU, in its runner ─────────────────────────────────────────────────────────────────────────────────────────

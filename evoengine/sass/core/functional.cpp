@@ -34,11 +34,13 @@ struct Functional : Machine {
 
   void begin(Completion&& work) override {
     if (observer) observer->began(work);
-    if (landing == Landing::Early && !is_behind(work)) {
+    bool product = work.queue == Completion::Queue::Product;
+    if (landing == Landing::Early && !product && !is_behind(work)) {
       work.land();
       return;
     }
     pending.push_back(std::move(work));
+    if (landing == Landing::Early && product) land_product(*pending.back().warp);
   }
 
   bool is_behind(const Completion& work) const {
@@ -46,16 +48,43 @@ struct Functional : Machine {
                        [&](const Completion& p) { return p.warp == work.warp && p.queue == work.queue; });
   }
 
-  // Lands one piece of work, drawn among those that are first of their queue; false where none is under way.
+  // Lands one piece of work, drawn among those that are first of their queue; false where none can.
   bool land_one() {
-    if (pending.empty()) return false;
-    u32 chosen = random.below(u32(pending.size()));
-    for (u32 n = 0; n < chosen; n++)
-      if (pending[n].warp == pending[chosen].warp && pending[n].queue == pending[chosen].queue) chosen = n;
-    Completion work = std::move(pending[chosen]);
-    pending.erase(pending.begin() + chosen);
-    work.land();
+    u32 count = u32(pending.size());
+    for (u32 from = count ? random.below(count) : 0, n = 0; n < count; n++) {
+      u32 chosen = (from + n) % count;
+      if (pending[chosen].queue == Completion::Queue::Product) {
+        if (land_product(*pending[chosen].warp)) return true;
+        continue;
+      }
+      for (u32 first = 0; first < chosen; first++)
+        if (pending[first].warp == pending[chosen].warp && pending[first].queue == pending[chosen].queue) chosen = first;
+      land(chosen);
+      return true;
+    }
+    return false;
+  }
+
+  // A product is one of four warps: it lands for all of them together, once each has begun it. Kernels build on that:
+  // one warp frees for all four what its product has read.
+  bool land_product(const Warp& warp) {
+    constexpr u32 missing = ~0u;
+    u32 first[4] = {missing, missing, missing, missing};
+    for (u32 n = u32(pending.size()); n-- > 0;) {
+      const Completion& p = pending[n];
+      if (p.queue == Completion::Queue::Product && p.warp->block == warp.block && p.warp->number / 4 == warp.number / 4)
+        first[p.warp->number % 4] = n;
+    }
+    std::sort(first, first + 4);
+    if (first[3] == missing) return false;
+    for (int n = 3; n >= 0; n--) land(first[n]);
     return true;
+  }
+
+  void land(u32 index) {
+    Completion work = std::move(pending[index]);
+    pending.erase(pending.begin() + index);
+    work.land();
   }
 };
 

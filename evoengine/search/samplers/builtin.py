@@ -10,17 +10,18 @@ from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler,
 
 from evoengine.search.samplers.evolution import EvolutionSampler
 from evoengine.search.samplers.pool import Space
+from evoengine.search.samplers.prior import Prior
 
 # grouped TPE, which conditional knobs need, and CMA-ES with margin, which whole numbers need, are marked experimental
 warnings.filterwarnings("ignore", category=ExperimentalWarning, module="optuna")
 
-MAKERS: dict[str, Callable[[int, Space], BaseSampler]] = {
+MAKERS: dict[str, Callable[[int, Space, Prior | None], BaseSampler]] = {
     "evolution": EvolutionSampler,
-    "tpe": lambda seed, _: TPESampler(seed=seed, group=True, multivariate=True),
-    "nsga2": lambda seed, _: NSGAIISampler(seed=seed, population_size=20),
-    "cmaes": lambda seed, _: CmaEsSampler(seed=seed, warn_independent_sampling=False, with_margin=True),
-    "gp": lambda seed, _: GPSampler(seed=seed, deterministic_objective=True, warn_independent_sampling=False),
-    "random": lambda seed, _: RandomSampler(seed=seed),
+    "tpe": lambda seed, *_: TPESampler(seed=seed, group=True, multivariate=True),
+    "nsga2": lambda seed, *_: NSGAIISampler(seed=seed, population_size=20),
+    "cmaes": lambda seed, *_: CmaEsSampler(seed=seed, warn_independent_sampling=False, with_margin=True),
+    "gp": lambda seed, *_: GPSampler(seed=seed, deterministic_objective=True, warn_independent_sampling=False),
+    "random": lambda seed, *_: RandomSampler(seed=seed),
 }
 ORDINAL = frozenset({"cmaes", "gp"})
 """samplers that work on numbers: an ordered knob is given to them as the index of its value"""

@@ -26,6 +26,7 @@ from scipy.special import ndtr, ndtri
 from evoengine.search.samplers.coverage import Coverage
 from evoengine.search.samplers.grid import Grid
 from evoengine.search.samplers.pool import Pool, Space
+from evoengine.search.samplers.prior import Mean, Prior, fit_mean
 from evoengine.search.samplers.surrogate import Surrogate
 
 FIRST = 4
@@ -52,17 +53,20 @@ class EvolutionSampler(BaseSampler):
     trial says what it came from in its user attributes: `operator`, and the numbers of its `parents`:
 
     - random: a draw from the space, no parents;
+    - prior: what the prior expects to be fastest, no parents;
     - mutation: one or two knobs away from one of the best trials, its parent;
     - crossover: every knob as in one of two of the best trials, its parents;
     - surrogate: none of these; the surrogate saw promise further off.
 
     Known-good points go first by `study.enqueue_trial`. Of trials under way (parallel workers) the surrogate knows
     where they are but not what they reach, so a batch spreads out. With several objectives a trial is
-    worth the Pareto front it stands on.
+    worth the Pareto front it stands on; a prior, which knows of times alone, then leads the first trials only.
+
+    A `prior` may learn more while the study goes on. The objective must be a time or a speed then.
     """
 
-    def __init__(self, seed: int | None = None, space: Space | None = None) -> None:
-        self._space = space
+    def __init__(self, seed: int | None = None, space: Space | None = None, prior: Prior | None = None) -> None:
+        self._space, self._prior = space, prior
         self._independent = RandomSampler(seed)
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
@@ -79,7 +83,7 @@ class EvolutionSampler(BaseSampler):
 
     def __getstate__(self) -> dict[str, Any]:
         """To resume a study in another process; a lock does not travel."""
-        return {name: getattr(self, name) for name in ("_space", "_independent", "_rng")}
+        return {name: getattr(self, name) for name in ("_space", "_prior", "_independent", "_rng")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -106,7 +110,7 @@ class EvolutionSampler(BaseSampler):
             self._turn_to(study)
             if self._search is None or self._searched != search_space:
                 self._searched, space = search_space, self._space or Grid(search_space)
-                self._search = _Search(space, self._rng)
+                self._search = _Search(space, self._rng, self._prior)
             self._search.read(study)
             config, operator, parents = self._search.propose(trial.number)
         for key, value in (("operator", operator), ("parents", parents)):
@@ -123,8 +127,8 @@ class EvolutionSampler(BaseSampler):
 class _Search:
     """The trials of one study in one space, and what to try next."""
 
-    def __init__(self, space: Space, rng: np.random.Generator) -> None:
-        self._space, self._rng = space, rng
+    def __init__(self, space: Space, rng: np.random.Generator, prior: Prior | None) -> None:
+        self._space, self._rng, self._prior = space, rng, prior
         self._pool = Pool(space, rng)
         self._surrogate = Surrogate(space.knobs, rng)
         self._coverage = Coverage(space.knobs)
@@ -137,6 +141,10 @@ class _Search:
         self._place: dict[bytes, int] = {}
         self._chosen: list[int] = []
         """rows that the surrogate chose"""
+        self._led: set[int] = set()
+        """rows that the prior chose"""
+        self._dropped = False
+        """whether the trials speak against the prior"""
         self._unfinished: list[int] = []
         self._read = 0
         self._fitted: list[int] = []
@@ -154,6 +162,8 @@ class _Search:
             if trial.state == TrialState.WAITING or not self._space.contains(config):
                 continue
             place = self._enter(self._space.encode(config), trial.number)
+            if trial.user_attrs.get("operator") == "prior":
+                self._led.add(place)
             if trial.state.is_finished():
                 complete = trial.state == TrialState.COMPLETE and trial.values is not None
                 self._vectors[place] = signs * trial.values if complete else np.full(len(signs), -np.inf)
@@ -169,7 +179,10 @@ class _Search:
             operator, parents = self._descent(row)
             self._chosen.append(len(self._rows))
         else:
-            operator, parents, row = "random", [], self._pool.draw()
+            row = self._fastest_expected()
+            operator, parents = "random" if row is None else "prior", []
+        if row is None:
+            row = self._pool.draw()
         if row is None:
             return self._space.sample(self._rng)[0], operator, parents
         self._enter(row, number)
@@ -186,7 +199,19 @@ class _Search:
         return place
 
     def _ready(self) -> bool:
-        return len(self._elites()) >= FIRST
+        """Whether enough came through; where the prior is dropped, of what it did not choose."""
+        through = {place for place, value in enumerate(self._values) if value > -np.inf}
+        return len(through - self._led if self._dropped else through) >= FIRST
+
+    def _fastest_expected(self) -> np.ndarray | None:
+        """The open row that the prior thinks fastest; None where it knows of none, or was wrong too often."""
+        failed = sum(value == -np.inf for value in self._values)
+        if not self._prior or self._dropped or failed >= FIRST:
+            return None
+        if not len(self._pool.rows):
+            self._pool.breed(np.empty((0, len(self._space.knobs)), np.int16))
+        expected = np.where(self._pool.open, self._prior.log_us(self._pool.rows), np.nan)
+        return None if np.isnan(expected).all() else self._pool.rows[int(np.nanargmin(expected))]
 
     def _most_promising(self) -> np.ndarray | None:
         """The candidate of largest expected improvement, rare ones before others; None where none is left."""
@@ -200,7 +225,7 @@ class _Search:
         if not self._pool.open.any():
             return None
         targets = self._targets()
-        mean, deviation = self._surrogate.predict(targets)
+        mean, deviation = self._predict(targets)
         gain = expected_improvement(mean, deviation, np.nanmax(targets)) / self._coverage.commonness() ** RARE
         return self._pool.rows[int(np.where(self._choice(), gain, -1.0).argmax())]
 
@@ -224,7 +249,28 @@ class _Search:
         self._pool.breed(np.array([self._rows[i] for i in self._elites()]))
         self._coverage.hold(self._pool.rows)
         rows = np.array([self._rows[i] for i in self._fitted])
-        self._surrogate.fit(rows, self._targets(), self._pool.rows)
+        targets = self._targets()
+        mean = self._fit_mean(targets)
+        left = targets if mean is None else (targets - mean.tried) / mean.deviation
+        self._surrogate.fit(rows, left, self._pool.rows)
+
+    def _predict(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and deviation of the pool's scores [m], given those of the trials learned from [n]."""
+        prior = self._fit_mean(targets)
+        self._dropped = self._prior is not None and prior is None
+        if prior is None:
+            return self._surrogate.predict(targets)
+        mean, deviation = self._surrogate.predict((targets - prior.tried) / prior.deviation)
+        return prior.pool + prior.deviation * mean, prior.deviation * deviation
+
+    def _fit_mean(self, targets: np.ndarray) -> Mean | None:
+        """What the prior says, as far as the trials bear it out; None where there is none, or several objectives."""
+        if self._prior is None or any(len(vector) > 1 for vector in self._vectors.values()):
+            return None
+        rows = np.array([self._rows[i] for i in self._fitted])
+        logs = logarithms(np.array([self._values[i] for i in self._fitted]))
+        tried, pool = self._prior.log_us(rows), self._prior.log_us(self._pool.rows)
+        return fit_mean(targets, logs, tried, pool, self._surrogate.covariance(rows))
 
     def _targets(self) -> np.ndarray:
         """What the trials learned from are worth [n]; NaN where under way."""
@@ -263,17 +309,25 @@ def scores(values: np.ndarray) -> np.ndarray:
     Of values that differ by little, ranks make as much as of any others; logarithms alone let a few outliers decide.
     Zeros and infinite values keep their normal scores, and so do all where the others are not of one sign.
     """
-    worth = normal_scores(values)
+    worth, every = normal_scores(values), logarithms(values)
+    plain = ~np.isnan(every)
+    logs = every[plain]
+    if len(logs) and np.ptp(logs) > 0:
+        ranks = worth[plain]
+        drawn = (logs - logs.mean()) / logs.std() * ranks.std() + ranks.mean()
+        # within the ranks' range, or the slowest would fall behind what failed
+        worth[plain] += LOGARITHMS * (np.clip(drawn, ranks.min(), ranks.max()) - ranks)
+    return worth
+
+
+def logarithms(values: np.ndarray) -> np.ndarray:
+    """Of values [n], growing with them; NaN where zero or infinite, and everywhere where the others have two signs."""
+    found = np.full(len(values), np.nan)
     plain = np.isfinite(values) & (values != 0)
     of = values[plain]
     if (of > 0).all() or (of < 0).all():
-        logs = np.sign(of) * np.log(np.abs(of))
-        if len(of) and np.ptp(logs) > 0:
-            ranks = worth[plain]
-            drawn = (logs - logs.mean()) / logs.std() * ranks.std() + ranks.mean()
-            # within the ranks' range, or the slowest would fall behind what failed
-            worth[plain] += LOGARITHMS * (np.clip(drawn, ranks.min(), ranks.max()) - ranks)
-    return worth
+        found[plain] = np.sign(of) * np.log(np.abs(of))
+    return found
 
 
 def normal_scores(values: np.ndarray) -> np.ndarray:

@@ -91,6 +91,10 @@ class Surrogate:
         variance = np.maximum(1 - self._explained, 1e-9)
         return weights @ self._solve[: len(weights)], np.sqrt(variance)
 
+    def covariance(self, rows: np.ndarray) -> np.ndarray:
+        """[n, n] of rows [n, knobs], noise included, by the hyperparameters drawn last."""
+        return self._covariance(self._one_hot(rows), self._hyper)
+
     def _draw(self, tried: np.ndarray, targets: np.ndarray) -> None:
         likelihood = self._log_likelihood(self._hyper, tried, targets)
         for _ in range(self._draws):

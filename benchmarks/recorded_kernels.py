@@ -1,0 +1,379 @@
+"""Reads kernels with times that somebody measured on real GPUs: a folder per kernel with kernel.cu, kernel.json and a
+GPU.json.gz for each GPU.
+
+    kernel.json   entry, knobs, arguments in order, constants (`__constant__` arrays), block and grid (up to three
+                  sizes each); where they matter: shared (dynamic bytes), compiler ("NVRTC 11.8"), options
+    GPU.json.gz   unit "us", optimum_us, rows of {"config": {knob: value}, "time_us": …}
+
+Sizes are numbers or expressions over the knobs (evoengine.space.expression). Knobs reach the text as `#define` lines.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evoengine.devices.base import ScalarArgument
+from evoengine.errors import UsageError
+from evoengine.gpu import find_gpu, known_gpus
+from evoengine.sass.launch import DrawnArgument, Geometry
+from evoengine.space.expression import Expression
+
+DTYPES = (
+    *("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("bool", "float16", "float32", "float64", "complex64", "complex128"),
+)
+PERIOD = 1 << 20
+"""bytes of a large buffer's contents, which repeat"""
+LARGEST_BUFFER = 1 << 40
+"""bytes; more than any GPU has"""
+LARGEST_FORMULA = 1 << 24
+"""elements of a buffer that a formula gives, all of which are held"""
+MAX_GRID = 2**31 - 1
+RECORDED_ON = {"a100": "a100-40gb"}
+"""names in the benchmark hub that mean another GPU here than they say: its A100 has 40 GB, 1,555 GB/s"""
+FILLS = "zero, one, normal, uniform, random, a number, or expr: NAME(i) = FORMULA[, last element NUMBER]"
+
+_FORMULA = re.compile(r"expr:\s*\w+\((?P<index>[A-Za-z_]\w*)\)\s*=(?P<formula>.+)", re.DOTALL)
+_EXCEPTION = re.compile(r",\s*(?P<which>first|last) element (?P<value>[-+.\deE]+)\s*$")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
+
+
+@dataclass(frozen=True)
+class Buffer:
+    name: str
+    dtype: np.dtype
+    elements: Expression
+    fill: str
+    output: bool
+
+    def contents(self, config: Mapping[str, Any], most: int | None = PERIOD) -> np.ndarray:
+        """Its elements [n]; with `most`, no more than so many bytes of them, but for formulas."""
+        elements, where = _size(self.elements, config), f"buffer {self.name}"
+        if self.fill.startswith("expr:"):
+            return _by_formula(self.fill, elements, self.dtype, where)
+        held = elements if most is None else min(elements, max(1, most // self.dtype.itemsize))
+        return _filled(self.fill, held, self.dtype, self.name, where)
+
+    def bytes(self, config: Mapping[str, Any]) -> int:
+        size = _size(self.elements, config) * self.dtype.itemsize
+        if size > LARGEST_BUFFER:
+            raise UsageError(f"buffer {self.name} has {size} bytes, more than any GPU has")
+        return size
+
+    def argument(self, config: Mapping[str, Any]) -> DrawnArgument:
+        return DrawnArgument(self.name, self.bytes(config), str(self.dtype), self.output, self.contents(config))
+
+
+@dataclass(frozen=True)
+class Scalar:
+    name: str
+    dtype: np.dtype
+    value: Expression
+
+    def argument(self, config: Mapping[str, Any]) -> ScalarArgument:
+        return ScalarArgument(self.name, self.dtype.type(self.value.evaluate(config)))
+
+
+@dataclass(frozen=True)
+class RecordedKernel:
+    name: str
+    text: str
+    entry: str
+    knobs: tuple[str, ...]
+    arguments: tuple[Buffer | Scalar, ...]
+    constants: tuple[Buffer, ...]
+    block: tuple[Expression, ...]
+    grid: tuple[Expression, ...]
+    shared: Expression
+    compiler: str | None
+    """the version of NVRTC that it was compiled with when timed, as 11.8; None where the file names none"""
+    options: tuple[str, ...]
+
+    def source(self, config: Mapping[str, Any]) -> str:
+        return "".join(f"#define {knob} {_as_text(config[knob])}\n" for knob in self.knobs) + self.text
+
+    def geometry(self, config: Mapping[str, Any]) -> Geometry:
+        """Raises UsageError where a size is no integer above 0."""
+        block, grid = (_three([_size(e, config) for e in of]) for of in (self.block, self.grid))
+        if max(grid) > MAX_GRID or math.prod(block) > 1024:
+            raise UsageError(f"{self.name}: a grid of {grid} blocks of {block} threads is more than a GPU takes")
+        return Geometry(grid, block, _size(self.shared, config, least=0))
+
+    def buffer_bytes(self, config: Mapping[str, Any]) -> int:
+        """Of all buffers together."""
+        return sum(a.bytes(config) for a in self.arguments if isinstance(a, Buffer))
+
+
+@dataclass(frozen=True)
+class Row:
+    config: Mapping[str, Any]
+    time_us: float
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One GPU's times of a kernel. `unreadable` says of each row that was left out why."""
+
+    gpu: str
+    """as evoengine names it"""
+    name: str
+    """as the file is named"""
+    optimum_us: float | None
+    """of all valid configurations, where the file says it"""
+    rows: tuple[Row, ...]
+    unreadable: tuple[str, ...]
+
+
+def find_kernels(folder: Path) -> list[Path]:
+    """The kernel folders in it, or itself if it is one; raises UsageError where there is none."""
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; give one that holds a folder with a kernel.json per kernel")
+    found = sorted(p.parent for p in (*folder.glob("*/kernel.json"), *folder.glob("kernel.json")))
+    if not found:
+        raise UsageError(f"{folder} holds no recorded kernel: it takes a folder with a kernel.json for each")
+    return found
+
+
+def find_recordings(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.name.endswith((".json.gz", ".json")) and p.name != "kernel.json")
+
+
+# ── kernel.json ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_kernel(folder: Path) -> RecordedKernel:
+    """Raises UsageError naming the file and what in it is wrong."""
+    path = folder / "kernel.json"
+    table = _json(path)
+    where = str(path)
+    knobs = tuple(_list(table, "knobs", where))
+    for knob in knobs:
+        if not isinstance(knob, str) or not _IDENTIFIER.match(knob):
+            raise UsageError(f"{where}: the knob {knob!r} is no name that a #define can have")
+    try:
+        text = (folder / "kernel.cu").read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {folder / 'kernel.cu'}: {getattr(error, 'strerror', None) or error}") from None
+    constants = [_argument(a, knobs, f"{where}: constants") for a in _list(table, "constants", where, ())]
+    if any(isinstance(c, Scalar) for c in constants):
+        raise UsageError(f"{where}: constants are buffers; give a scalar as a buffer of one element")
+    return RecordedKernel(
+        name=folder.name,
+        text=text,
+        entry=_text(table, "entry", where),
+        knobs=knobs,
+        arguments=tuple(_argument(a, knobs, f"{where}: arguments") for a in _list(table, "arguments", where)),
+        constants=tuple(constants),
+        block=_sizes(table, "block", knobs, where),
+        grid=_sizes(table, "grid", knobs, where),
+        shared=_expression(table.get("shared", 0), knobs, f"{where}: shared"),
+        compiler=_compiler(table.get("compiler"), where),
+        options=tuple(str(option) for option in _list(table, "options", where, ())),
+    )
+
+
+def _argument(table: object, knobs: Sequence[str], where: str) -> Buffer | Scalar:
+    if not isinstance(table, dict):
+        raise UsageError(f"{where}: {table!r} is no argument; it takes a name, a kind and a dtype")
+    name = _text(table, "name", where)
+    where = f"{where}: {name}"
+    dtype = _text(table, "dtype", where)
+    if dtype not in DTYPES:
+        raise UsageError(f"{where} has the dtype {dtype!r}; known are {', '.join(DTYPES)}")
+    kind = table.get("kind", "buffer")
+    if kind == "scalar":
+        return Scalar(name, np.dtype(dtype), _expression(_field(table, "value", where), knobs, f"{where}: value"))
+    if kind != "buffer":
+        raise UsageError(f"{where} is of the kind {kind!r}; known are buffer and scalar")
+    elements = _expression(_field(table, "elements", where), knobs, f"{where}: elements")
+    buffer = Buffer(name, np.dtype(dtype), elements, str(table.get("fill", "zero")).strip(), bool(table.get("output")))
+    if not buffer.fill.startswith("expr:"):
+        _filled(buffer.fill, 1, buffer.dtype, name, where)
+    elif not _FORMULA.match(buffer.fill):
+        raise UsageError(f"{where} has the fill {buffer.fill!r}; known are {FILLS}")
+    return buffer
+
+
+def _sizes(table: Mapping[str, Any], name: str, knobs: Sequence[str], where: str) -> tuple[Expression, ...]:
+    given = _list(table, name, where)
+    if not 1 <= len(given) <= 3:
+        raise UsageError(f"{where}: {name} has {len(given)} dimensions; a launch has one to three")
+    return tuple(_expression(size, knobs, f"{where}: {name}") for size in given)
+
+
+def _expression(given: object, knobs: Sequence[str], where: str) -> Expression:
+    if isinstance(given, bool) or not isinstance(given, int | float | str):
+        raise UsageError(f"{where} is {given!r}; it must be a number or an expression over the knobs")
+    expression = Expression.parse(str(given), where)
+    if unknown := sorted(expression.names - set(knobs)):
+        raise UsageError(f"{where}: `{given}` uses {', '.join(unknown)}, which is no knob of {', '.join(knobs)}")
+    return expression
+
+
+def _compiler(given: object, where: str) -> str | None:
+    if given is None:
+        return None
+    version = re.fullmatch(r"NVRTC (\d+\.\d+)", str(given))
+    if version is None:
+        raise UsageError(f"{where}: the compiler is {given!r}; it must be like NVRTC 11.8")
+    return version[1]
+
+
+# ── contents of buffers ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@lru_cache(maxsize=32)
+def _filled(fill: str, elements: int, dtype: np.dtype, name: str, where: str) -> np.ndarray:
+    random = np.random.default_rng(zlib.crc32(name.encode()))
+    if fill == "random" and dtype.kind in "iu":  # every bit pattern
+        info = np.iinfo(dtype)
+        return random.integers(info.min, info.max, elements, dtype=dtype, endpoint=True)
+    if fill in ("zero", "zeros"):
+        return np.zeros(elements, dtype)
+    if fill in ("one", "ones"):
+        return np.ones(elements, dtype)
+    if fill == "normal":
+        return random.standard_normal(elements).astype(dtype)
+    if fill in ("random", "uniform"):
+        return random.random(elements).astype(dtype)
+    try:
+        return np.full(elements, float(fill), np.float64).astype(dtype)
+    except ValueError:
+        raise UsageError(f"{where} has the fill {fill!r}; known are {FILLS}") from None
+
+
+@lru_cache(maxsize=32)
+def _by_formula(fill: str, elements: int, dtype: np.dtype, where: str) -> np.ndarray:
+    if elements > LARGEST_FORMULA:
+        raise UsageError(f"{where} has {elements} elements by a formula; {LARGEST_FORMULA} at most are computed")
+    match = _FORMULA.match(fill)
+    formula, exception = match["formula"], _EXCEPTION.search(match["formula"])
+    expression = Expression.parse(formula[: exception.start()] if exception else formula, where)
+    if unknown := sorted(expression.names - {match["index"]}):
+        raise UsageError(f"{where}: `{expression.text}` uses {', '.join(unknown)}; it may use {match['index']} alone")
+    values = np.array(expression.evaluate_arrays({match["index"]: np.arange(elements)}), np.float64)
+    values = np.broadcast_to(values, elements).copy()
+    if exception:
+        values[0 if exception["which"] == "first" else -1] = float(exception["value"])
+    return values.astype(dtype)
+
+
+# ── GPU.json.gz ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_recording(path: Path, kernel: RecordedKernel) -> Recording:
+    """Raises UsageError where nothing of the file can be used; a row that cannot be is left out, with the reason."""
+    table = _json(path)
+    if table.get("unit", "us") != "us":
+        raise UsageError(f"{path}: the unit is {table['unit']!r}; times must be in us")
+    name = path.name.partition(".json")[0]
+    rows, unreadable = [], []
+    for number, row in enumerate(_list(table, "rows", str(path)), 1):
+        try:
+            rows.append(_row(row, kernel.knobs))
+        except UsageError as error:
+            unreadable.append(f"row {number}: {error}")
+    optimum = table.get("optimum_us")
+    return Recording(
+        gpu=_gpu(name, table.get("gpu"), path),
+        name=name,
+        optimum_us=float(optimum) if _is_time(optimum) else None,
+        rows=tuple(rows),
+        unreadable=tuple(unreadable),
+    )
+
+
+def _row(row: object, knobs: Sequence[str]) -> Row:
+    config = row.get("config") if isinstance(row, dict) else None
+    if not isinstance(config, dict):
+        raise UsageError('it is no {"config": {…}, "time_us": …}')
+    if missing := [knob for knob in knobs if not isinstance(config.get(knob), bool | int | float | str)]:
+        raise UsageError(f"it has no value of {', '.join(missing)}")
+    if not _is_time(row.get("time_us")):
+        raise UsageError(f"its time_us is {row.get('time_us')!r}; it must be a number above 0")
+    return Row({knob: config[knob] for knob in knobs}, float(row["time_us"]))
+
+
+def _is_time(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < math.inf
+
+
+def _gpu(name: str, stated: object, path: Path) -> str:
+    """By the file's name, else by the name in it; punctuation and case do not matter."""
+
+    def plain(text: str) -> str:
+        return re.sub(r"[^a-z0-9]", "", text.lower())
+
+    keys = {plain(key): key for key in known_gpus()} | {plain(g.name): g.key for g in known_gpus().values()}
+    keys |= RECORDED_ON
+    for candidate in (name, str(stated)):
+        if plain(candidate) in keys:
+            return keys[plain(candidate)]
+    try:
+        return find_gpu(name).key
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+# ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        data = path.read_bytes()
+        table = json.loads(gzip.decompress(data) if path.name.endswith(".gz") else data)
+    except OSError as error:  # gzip's own faults are among them
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, EOFError, zlib.error, RecursionError) as error:
+        raise UsageError(f"{path} is not whole JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise UsageError(f"{path} holds no JSON object")
+    return table
+
+
+def _field(table: Mapping[str, Any], name: str, where: str) -> Any:
+    if name not in table:
+        raise UsageError(f"{where} has no `{name}`")
+    return table[name]
+
+
+def _text(table: Mapping[str, Any], name: str, where: str) -> str:
+    text = _field(table, name, where)
+    if not isinstance(text, str) or not _IDENTIFIER.match(text):
+        raise UsageError(f"{where}: `{name}` is {text!r}; it must be a name")
+    return text
+
+
+def _list(table: Mapping[str, Any], name: str, where: str, otherwise: Sequence[Any] | None = None) -> Sequence[Any]:
+    found = _field(table, name, where) if otherwise is None else table.get(name, otherwise)
+    if not isinstance(found, list | tuple):
+        raise UsageError(f"{where}: `{name}` is {found!r}; it must be a list")
+    return found
+
+
+def _size(expression: Expression, config: Mapping[str, Any], least: int = 1) -> int:
+    value = expression.evaluate(config)
+    if isinstance(value, str) or value != math.floor(value) or value < least:
+        raise UsageError(f"{expression.where}: `{expression.text}` is {value!r}; it must be an integer from {least} on")
+    return int(value)
+
+
+def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = (*sizes, 1, 1)[:3]
+    return x, y, z
+
+
+def _as_text(value: object) -> str:
+    """As a macro's text: true and false are 1 and 0, which both C and its preprocessor understand."""
+    return str(int(value)) if isinstance(value, bool) else str(value)

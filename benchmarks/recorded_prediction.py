@@ -1,0 +1,221 @@
+"""Predicts configurations of recorded kernels from their machine code: by the model and by simpler predictors.
+
+A predictor gives what to rank by, lowest first; those in ABSOLUTE give microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import TimeoutError
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pebble import ProcessExpired, ProcessPool
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.old_nvrtc import compile_and_list, find_nvrtc
+from benchmarks.recorded_kernels import RecordedKernel, Recording, read_kernel
+from evoengine.devices.base import KernelFailure
+from evoengine.errors import EvoengineError, MachineError, UsageError
+from evoengine.sass.chip import Chip, find_chip
+from evoengine.sass.core import Program
+from evoengine.sass.cubin import Kernel, kernel_names
+from evoengine.sass.cubin import read_kernel as read_binary
+from evoengine.sass.launch import Launch, prepare
+from evoengine.sass.listing import instructions
+from evoengine.sass.predict import Prediction, Unpredictable, predict
+from evoengine.stages.compile import CompileFailed
+
+CANDIDATE_SECONDS = 600
+"""for compiling one configuration and predicting it on every GPU"""
+PREDICTORS = ("occupancy", "static count", "roofline", "model")
+ABSOLUTE = ("roofline", "model")
+UNPREDICTED = math.inf
+
+
+@dataclass(frozen=True)
+class Task:
+    """A configuration of a kernel to compile once for GPUs of one architecture."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    gpus: tuple[str, ...]
+    nvrtc: tuple[tuple[str, Path], ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a configuration."""
+
+    predicted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """GPU → predictor → what to rank by"""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """that the model took, reading the listing included"""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """per GPU: why the model gave no figure"""
+    failure: str | None = None
+    """why there is nothing of it: it does not compile, or took too long"""
+
+
+@cache
+def kernel_of(folder: Path) -> RecordedKernel:
+    return read_kernel(folder)
+
+
+def answer(task: Task) -> Answer:
+    kernel, chips = kernel_of(task.folder), [find_chip(gpu) for gpu in task.gpus]
+    compiler = find_nvrtc(kernel.compiler, task.nvrtc)
+    try:
+        compiled = compile_and_list(compiler, kernel.source(task.config), chips[0].gpu.arch, kernel.options)
+    except CompileFailed as error:
+        return Answer(failure=f"does not compile: {error}")
+    start = time.perf_counter()
+    binary = read_binary(compiled.cubin, entry_of(compiled.cubin, kernel.entry))
+    program, problem = None, None
+    try:
+        program = Program(compiled.listing, binary.entry)
+        launch = launch_of(kernel, binary, task.config)
+    except Exception as error:  # a launch that no GPU takes, an opcode that stops the reader: data, and counted
+        problem = _reason(error)
+    read_seconds = time.perf_counter() - start
+    static = len(instructions(compiled.listing, binary.entry))
+    predicted, seconds, problems = {}, {}, {}
+    for chip in chips:
+        start = time.perf_counter()
+        prediction = None
+        try:
+            if problem:
+                raise Unpredictable(problem)
+            prediction = predict(program, launch, chip)
+            if not math.isfinite(prediction.time_us):
+                raise Unpredictable(f"it gives {prediction.time_us} µs")
+        except Exception as error:
+            problems[chip.key] = _reason(error)
+        seconds[chip.key] = read_seconds + time.perf_counter() - start
+        predicted[chip.key] = _all_predictors(kernel, task.config, binary, static, prediction, chip)
+    return Answer(predicted, seconds, problems)
+
+
+def _reason(error: Exception) -> str:
+    known = isinstance(error, EvoengineError | KernelFailure | Unpredictable)
+    return str(error) if known else f"{type(error).__name__}: {error}"
+
+
+def entry_of(cubin: bytes, entry: str) -> str:
+    """The kernel's name in the binary, which C++ has mangled where the text does not say extern "C"."""
+    names = kernel_names(cubin)
+    if entry in names:
+        return entry
+    mangled = [name for name in names if name.startswith("_Z") and f"{len(entry)}{entry}" in name]
+    if len(mangled) != 1:
+        raise UsageError(f"the binary has no kernel {entry}: it has {', '.join(names) or 'none'}")
+    return mangled[0]
+
+
+def launch_of(kernel: RecordedKernel, binary: Kernel, config: Mapping[str, Any]) -> Launch:
+    arguments = [argument.argument(config) for argument in kernel.arguments]
+    # a configuration that does not use an array leaves it out of the binary
+    contents = {c.name: c.contents(config, most=None) for c in kernel.constants if c.name in binary.constants}
+    return prepare(binary, kernel.geometry(config), arguments, 0, {name: c.tobytes() for name, c in contents.items()})
+
+
+# ── simpler predictors ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _all_predictors(
+    kernel: RecordedKernel,
+    config: Mapping[str, Any],
+    binary: Kernel,
+    static: int,
+    prediction: Prediction | None,
+    chip: Chip,
+) -> dict[str, float]:
+    geometry = kernel.geometry(config)
+    threads, blocks = math.prod(geometry.threads), math.prod(geometry.grid)
+    shared = binary.shared_bytes + geometry.shared_bytes
+    warps = blocks * math.ceil(threads / 32)
+    return {
+        "occupancy": -chip.gpu.occupancy(threads, binary.registers, shared),
+        "static count": float(static * warps),
+        "roofline": roofline_us(prediction, blocks, kernel.buffer_bytes(config), chip) if prediction else UNPREDICTED,
+        "model": prediction.time_us if prediction else UNPREDICTED,
+    }
+
+
+def roofline_us(prediction: Prediction, blocks: int, buffer_bytes: int, chip: Chip) -> float:
+    """The busiest pipe of all SMs, or the memory, by the instructions that blocks execute: no latency, no waves."""
+    n, r = prediction.counts, chip.rates
+    pipes = (
+        n["instructions"],
+        n["fma"] * r["fma_interval"] + n["imad"] * (r["imad_interval"] if r["fma_interval"] > 1 else 1),
+        n["alu"] * r["alu_interval"],
+        n["mufu"] * r["mufu_interval"],
+        n["memory"] * r["memory_interval"],
+    )
+    sectors = 32 * (n["sectors_loaded"] + n["sectors_stored"])
+    clocks_of_block = max(max(pipes) / 4, n["wavefronts"] * r["wavefront_clocks"], sectors / r["l2_bytes_per_clock"])
+    return max(
+        blocks * clocks_of_block / chip.sms / chip.gpu.clock_ghz / 1e3,
+        buffer_bytes / (chip.dram * r["dram_efficiency"]) * 1e6,
+    )
+
+
+# ── all of them ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+Key = tuple[Path, str, str]
+"""kernel's folder, configuration as JSON, architecture"""
+
+
+def answer_all(
+    recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...], jobs: int
+) -> dict[Key, Answer]:
+    """Of every configuration, by so many processes; one that dies or takes too long costs its own configuration alone.
+
+    Raises MachineError where a part is missing that all need.
+    """
+    tasks = tasks_of(recordings, nvrtc)
+    with ProcessPool(max_workers=jobs) as pool:
+        futures = {key: pool.schedule(answer, (task,), timeout=CANDIDATE_SECONDS) for key, task in tasks.items()}
+        shown = track(futures.items(), "configurations", console=Console(stderr=True), transient=True)
+        try:
+            return {key: _outcome(future) for key, future in shown}
+        except BaseException:
+            pool.stop()
+            raise
+
+
+def tasks_of(recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...]) -> dict[Key, Task]:
+    """A configuration is compiled once for all GPUs of an architecture."""
+    gpus: dict[Key, list[str]] = {}
+    configs = {}
+    for folder, recording in recordings:
+        for row in recording.rows:
+            key = key_of(folder, row.config, recording.gpu)
+            configs[key] = row.config
+            if recording.gpu not in gpus.setdefault(key, []):
+                gpus[key].append(recording.gpu)
+    return {key: Task(key[0], configs[key], tuple(names), nvrtc) for key, names in gpus.items()}
+
+
+def key_of(folder: Path, config: Mapping[str, Any], gpu: str) -> Key:
+    return folder, json.dumps(config, sort_keys=True), find_chip(gpu).gpu.arch
+
+
+def _outcome(future: Any) -> Answer:
+    try:
+        return future.result()
+    except MachineError:
+        raise
+    except TimeoutError:
+        return Answer(failure=f"took longer than {CANDIDATE_SECONDS} s")
+    except ProcessExpired as error:
+        return Answer(failure=f"its process ended: {error}")
+    except Exception as error:
+        return Answer(failure=_reason(error))

@@ -1,0 +1,79 @@
+"""The binary of what a person will use, executed by its machine code: a search's winner, and every export."""
+
+from __future__ import annotations
+
+import secrets
+
+from evoengine.errors import MachineError, UsageError
+from evoengine.gpu import find_gpu
+from evoengine.ledger.store import Ledger
+from evoengine.problem import Problem, parse_problem
+from evoengine.records import Binary, BinaryCheck, Candidate, Config, Outcome, Rejection, Source
+from evoengine.search.judges import gate_plan, seed_for
+from evoengine.search.remeasure import spaces_of
+from evoengine.search.workers import COMPILER_TERMS, WorkerPool
+from evoengine.space.space import SearchSpace
+from evoengine.stages.pipeline import execute_task
+
+
+def check_binary(
+    space: SearchSpace, problem: Problem, config: Config, source: Source, binary: Binary, seed: int
+) -> BinaryCheck:
+    """Puts the binary through the gate's small cases, in a process that may die.
+
+    Raises MachineError where this machine has no disassembler or no C++ compiler.
+    """
+    workers = WorkerPool(1, COMPILER_TERMS)
+    try:
+        plan = gate_plan(space, problem, config)
+        future = workers.submit(
+            execute_task, space.kernel, source, binary, plan, seed, died=Outcome.CRASHED, gives=BinaryCheck
+        )
+        result = future.result()
+    finally:
+        workers.close()
+    return BinaryCheck(None, result.reason) if isinstance(result, Rejection) else result
+
+
+def check_winner(ledger: Ledger, run: int, space: SearchSpace, problem: Problem, gpu: str, seed: int) -> list[str]:
+    """Executes the best of the run, and where it is refuted the next, until one stands; says what came of each.
+
+    What is refuted ends as incorrect, crashed or hung, with the verdict in the ledger.
+    """
+    said = []
+    while best := ledger.best(str(problem), gpu, top=1, run=run):
+        winner = ledger.candidate(best[0].trial, with_cubin=True)
+        try:
+            check = check_binary(
+                space, problem, winner.config, winner.source, winner.binary, seed_for(seed, run, winner.trial)
+            )
+        except MachineError as error:
+            check = BinaryCheck(None, str(error))
+        said.append(f"#{winner.trial}: {check}")
+        record_check(ledger, winner, check)
+        if not check.refuted:
+            break
+    return said
+
+
+def check_export(ledger: Ledger, candidate: Candidate) -> BinaryCheck:
+    """Executes what is to be exported, with its cubin; by the space of its run."""
+    gpu, problem = find_gpu(candidate.gpu), parse_problem(candidate.problem)
+    try:
+        space = spaces_of(ledger, [candidate], problem, gpu)[candidate.run]
+        seed = secrets.randbelow(2**31)
+        check = check_binary(space, problem, candidate.config, candidate.source, candidate.binary, seed)
+    except (MachineError, UsageError) as error:
+        check = BinaryCheck(None, str(error))
+    record_check(ledger, candidate, check)
+    return check
+
+
+def record_check(ledger: Ledger, candidate: Candidate, check: BinaryCheck) -> None:
+    """A refuted candidate ends with the check's outcome, unless a GPU ran it: that stays, beside the verdict."""
+    if check.verdict is None:
+        return
+    ledger.record_verdict(candidate.trial, check.verdict)
+    if check.refuted and candidate.outcome is not Outcome.MEASURED:
+        reason = f"machine code: {check.verdict.reason}"
+        ledger.finish(candidate.trial, check.verdict.outcome, reason, candidate.occupancy, check.verdict.device)

@@ -1,0 +1,134 @@
+"""What is expected of configurations before any was tried, and how much of it the trials bear out.
+
+A prior gives times: a model's predictions, or figures measured on another GPU. The surrogate then models what is left of
+the trials' scores after a line through them: score = intercept + slope · (- log µs). Intercept and slope have normal
+priors, about 0 and about what a correct prediction would give; the deviation of what is left has an inverse gamma prior
+on its square. All three are integrated out in closed form (Rasmussen & Williams, Gaussian Processes for Machine Learning
+(2006), 2.7; Student's t of their evidence: Bishop, Pattern Recognition and Machine Learning (2006), 3.5). The same
+evidence without the line tells whether the prior is wrong on this space: then it is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+from scipy.special import gammaln
+
+from evoengine.records import Config
+from evoengine.search.samplers.pool import Space
+
+ENOUGH = 8
+"""configurations measured elsewhere from which on their figures replace the predictions"""
+RESIDUAL = 0.45
+"""expected deviation of what is left, where that of the prior over the pool is 1: a correlation of 0.9"""
+FREEDOM = 4.0
+"""trials that the expected deviation counts for"""
+WIDTHS = (6.0, 1.5)
+"""variances of intercept and slope in units of the squared deviation of what is left"""
+
+
+class Prior:
+    """Expected times of configurations of one space; a row is int16 [knobs] as the space encodes it."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._predicted: dict[bytes, float] = {}
+        self._measured: dict[bytes, float] = {}
+
+    def predict(self, config: Config, us: float) -> None:
+        """Enters a model's prediction, in microseconds."""
+        self._predicted[self._space.encode(config).tobytes()] = np.log(us)
+
+    def measure(self, config: Config, us: float) -> None:
+        """Enters what another GPU took, in microseconds."""
+        self._measured[self._space.encode(config).tobytes()] = np.log(us)
+
+    def __len__(self) -> int:
+        return len(self._table())
+
+    def knows(self, config: Config) -> bool:
+        return self._space.encode(config).tobytes() in self._table()
+
+    def log_us(self, rows: np.ndarray) -> np.ndarray:
+        """Of each row [n] the natural logarithm of its expected microseconds, NaN where nothing is known.
+
+        Figures of another GPU come before predictions, which are shifted to agree with them in the median.
+        """
+        table = self._table()
+        return np.array([table.get(row.tobytes(), np.nan) for row in rows], float)
+
+    def _table(self) -> Mapping[bytes, float]:
+        if len(self._measured) < ENOUGH:
+            return self._predicted
+        both = self._measured.keys() & self._predicted.keys()
+        shift = float(np.median([self._measured[key] - self._predicted[key] for key in both])) if both else 0.0
+        return {key: log + shift for key, log in self._predicted.items()} | self._measured
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The surrogate's prior mean, in scores: of the tried rows [n] and of the pool [m]. `deviation` is of what is left."""
+
+    tried: np.ndarray
+    pool: np.ndarray
+    deviation: float
+
+
+def fit_mean(
+    scores: np.ndarray, logs: np.ndarray, tried: np.ndarray, pool: np.ndarray, covariance: np.ndarray
+) -> Mean | None:
+    """The mean that the tried rows bear out, or None where they speak against the prior.
+
+    scores: [n] of the tried rows, NaN where under way; logs: [n] logarithms that the scores grow with, NaN where there
+    are none; tried [n] and pool [m]: log µs, NaN where unknown; covariance [n, n] of the tried rows by the surrogate.
+    """
+    if np.isnan(pool).all():
+        return None
+    usual, spread = float(np.nanmedian(pool)), float(np.nanstd(pool))
+    fit = ~np.isnan(logs) & ~np.isnan(tried)
+    unit = _unit(scores[fit], logs[fit])
+    if not spread or unit is None:
+        return None
+    of_tried, of_pool = (-unit * (np.where(np.isnan(of), usual, of) - usual) for of in (tried, pool))
+    centre = of_tried[fit].mean()
+    basis = np.column_stack([np.ones(fit.sum()), of_tried[fit] - centre])
+    within, of = covariance[np.ix_(fit, fit)], scores[fit]
+    line = _fit_line(of, basis, np.array([0.0, 1.0]), within, RESIDUAL * unit * spread)
+    flat = _fit_line(of, basis[:, :1], np.zeros(1), within, unit * spread)
+    if line.evidence < flat.evidence or line.coefficients[1] <= 0:
+        return None
+    intercept, slope = line.coefficients
+    return Mean(intercept + slope * (of_tried - centre), intercept + slope * (of_pool - centre), line.deviation)
+
+
+def _unit(scores: np.ndarray, logs: np.ndarray) -> float | None:
+    """Scores per unit of the logarithms; None where too little is known of it."""
+    if len(logs) < 2 or not logs.std():
+        return None
+    return float(scores.std() / logs.std()) or None
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    evidence: float
+    """logarithm of the marginal likelihood"""
+    coefficients: np.ndarray
+    deviation: float
+
+
+def _fit_line(of: np.ndarray, basis: np.ndarray, expected: np.ndarray, covariance: np.ndarray, scale: float) -> _Line:
+    """of [n] = basis [n, k] · coefficients + Gaussian process of `covariance` times a squared deviation, near scale²."""
+    n, widths = len(of), np.diag(WIDTHS[: basis.shape[1]])
+    factor = cho_factor(covariance + basis @ widths @ basis.T, lower=True)
+    left = of - basis @ expected
+    solved = cho_solve(factor, left)
+    misfit, before = float(left @ solved), FREEDOM * scale**2
+    evidence = (
+        gammaln((FREEDOM + n) / 2) - gammaln(FREEDOM / 2) - n / 2 * np.log(np.pi * before)
+        - np.log(np.diag(factor[0])).sum() - (FREEDOM + n) / 2 * np.log1p(misfit / before)
+    )  # fmt: skip
+    deviation = float(np.sqrt((before + misfit) / (FREEDOM + n)))
+    return _Line(float(evidence), expected + widths @ basis.T @ solved, deviation)
