@@ -44,16 +44,23 @@ def why_unpredictable(gpu: str) -> str | None:
 
 def predict_figure(
     kernel: str, contender: Contender, cost: Mapping[str, float], problem: Problem, gpu: Gpu
-) -> Estimated:  # fmt: skip
+) -> Estimated:
     """The figure for the whole problem, by the model where it can read the binary, else by the formula from `cost`."""
     workload = find_workload(kernel)
-    flops, least_bytes = workload.flops(problem), workload.least_bytes(problem)
     try:
         prediction = predict_binary(kernel, contender, problem, gpu)
     except Unpredictable as reason:
-        by_formula = estimate(contender.binary, contender.source.launch, cost, gpu, flops, least_bytes)
-        return Estimated(by_formula, f"the model cannot read the binary: {reason}")
-    return Estimated(figure_of(prediction, gpu, flops, least_bytes), None)
+        figure = figure_by_formula(kernel, contender, cost, problem, gpu)
+        return Estimated(figure, f"the model cannot read the binary: {reason}")
+    return Estimated(figure_of(prediction, gpu, workload.flops(problem), workload.least_bytes(problem)))
+
+
+def figure_by_formula(
+    kernel: str, contender: Contender, cost: Mapping[str, float], problem: Problem, gpu: Gpu
+) -> Measurement | None:
+    """None where the family states no cost."""
+    workload, launch = find_workload(kernel), contender.source.launch
+    return estimate(contender.binary, launch, cost, gpu, workload.flops(problem), workload.least_bytes(problem))
 
 
 def predict_binary(kernel: str, contender: Contender, problem: Problem, gpu: Gpu) -> Prediction:
