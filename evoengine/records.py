@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from evoengine.terms import bound, is_prediction, range_us, utilisation
+from evoengine.terms import FORMULA, bound, model_of, range_us, utilisation
 
 Value = int | float | str | bool
 Config = Mapping[str, Value]
@@ -251,19 +251,12 @@ class Measurement:
     @property
     def by_formula(self) -> bool:
         """Whether it is an estimate that was not predicted from machine code."""
-        return self.kind is Kind.ESTIMATED and not is_prediction(self.terms)
+        return self.kind is Kind.ESTIMATED and model_of(self.terms) == FORMULA
 
     @property
     def rank_key(self) -> tuple[bool, float]:
         """Of two figures that may be compared the lesser is better; estimates by formula are behind all predictions."""
         return self.by_formula, self.compared_us
-
-    @property
-    def model(self) -> str | None:
-        """What an estimate was made by; None of what ran."""
-        if self.kind is not Kind.ESTIMATED:
-            return None
-        return "formula" if self.by_formula else "machine code"
 
     def comparable(self, other: Measurement) -> bool:
         return (self.kind, self.device, self.policy) == (other.kind, other.device, other.policy)
@@ -271,16 +264,6 @@ class Measurement:
     @property
     def is_sustained(self) -> bool:
         return self.policy is not None and self.policy.clocks is Clocks.SUSTAINED
-
-
-@dataclass(frozen=True, slots=True)
-class Estimated:
-    """What is said of a candidate's time without a GPU."""
-
-    figure: Measurement | None
-    """None where the model of the chip cannot read the binary and its family states no cost"""
-    unread: str | None = None
-    """why the model could not read the binary, so that the figure is the formula's; None where it could"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,8 +388,8 @@ class Candidate:
 
 def _estimate_json(figure: Measurement | None) -> dict[str, object]:
     terms = figure.terms if figure else {}
-    model = figure.model if figure else None
-    return {"range_us": range_us(terms), "bound": bound(terms), "utilisation": utilisation(terms), "model": model}
+    made_by = model_of(terms) if figure and figure.kind is Kind.ESTIMATED else None
+    return {"range_us": range_us(terms), "bound": bound(terms), "utilisation": utilisation(terms), "model": made_by}
 
 
 def _sustained_json(figure: Measurement) -> dict[str, object]:

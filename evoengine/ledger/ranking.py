@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from evoengine.ledger.rows import PREFERENCE
 from evoengine.records import Clocks, Kind, Policy
-from evoengine.terms import is_prediction
+from evoengine.terms import FORMULA, model_of
 
 HERE = 0
 """stands for all runs of this ledger; those are numbered from 1"""
@@ -40,7 +40,7 @@ class Figure:
 
     @property
     def by_formula(self) -> bool:
-        return self.kind is Kind.ESTIMATED and not is_prediction(self.terms)
+        return self.kind is Kind.ESTIMATED and model_of(self.terms) == FORMULA
 
     def comparable(self, other: Figure) -> bool:
         return (self.kind, self.device, self.policy) == (other.kind, other.device, other.policy)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from evoengine.ledger.rows import most_trusted
 from evoengine.ledger.store import Ledger
 from evoengine.records import UNKNOWN_POLICY, Kind, Outcome
+from evoengine.terms import FORMULA, model_of
 
 SHORT_LIST = 10
 """the regret is that of having timed only so many, best estimate first"""
@@ -28,7 +29,7 @@ class Pair:
     measured: float
     policy: str = str(UNKNOWN_POLICY)
     """that it was measured by"""
-    model: str = "formula"
+    model: str = FORMULA
     """what the estimate was made by: predicted from the machine code, or by formula"""
 
     @property
@@ -55,13 +56,13 @@ def measured_pairs(ledger: Ledger, problem: str | None = None, gpu: str | None =
             measured = c.measurement
             if estimate and measured:
                 of = (c.trial, c.problem, c.gpu, measured.device, str(c.config["family"]))
-                pairs.append(Pair(*of, estimate.tflops, measured.tflops, str(measured.policy), estimate.model))
+                pairs.append(Pair(*of, estimate.tflops, measured.tflops, str(measured.policy), model_of(estimate.terms)))
     return pairs
 
 
 def of_one_model(pairs: Sequence[Pair]) -> list[Pair]:
     """Those whose estimates were predicted from machine code; those by formula where there is no other."""
-    predicted = [p for p in pairs if p.model != "formula"]
+    predicted = [p for p in pairs if p.model != FORMULA]
     return predicted or list(pairs)
 
 

@@ -19,7 +19,6 @@ from evoengine.records import (
     Binary,
     BinaryCheck,
     Contender,
-    Estimated,
     Finals,
     Launch,
     Measurement,
@@ -29,6 +28,7 @@ from evoengine.records import (
     Source,
     Verdict,
 )
+from evoengine.stages.predict import Estimated, figure_by_formula, predict_figure
 
 LAUNCH_SECONDS = 20.0
 """one emulated launch of a gate case takes milliseconds; past this it will not end"""
@@ -94,8 +94,6 @@ def predict_task(
     kernel: str, contender: Contender, cost: Mapping[str, float], problem: Problem, gpu: Gpu, failed: str | None = None
 ) -> Estimated:
     """The candidate's time by the model of its chip; by formula where that `failed` before."""
-    from evoengine.stages.predict import figure_by_formula, predict_figure
-
     if failed:
         return Estimated(figure_by_formula(kernel, contender, cost, problem, gpu), f"the model failed: {failed}")
     return predict_figure(kernel, contender, cost, problem, gpu)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from evoengine.cuda_files import disassembler
 from evoengine.devices.base import KernelFailure
@@ -14,7 +15,7 @@ from evoengine.devices.pool import PooledArgument
 from evoengine.errors import EvoengineError
 from evoengine.gpu import Gpu
 from evoengine.problem import Problem
-from evoengine.records import Contender, Estimated, Kind, Measurement
+from evoengine.records import Contender, Kind, Measurement
 from evoengine.sass.build import build
 from evoengine.sass.chip import find_chip
 from evoengine.sass.core import Program
@@ -27,6 +28,15 @@ from evoengine.workloads import find_workload
 
 SEED = 0
 """draws where tensors lie: the same for all candidates, so that their figures compare"""
+
+
+class Estimated(NamedTuple):
+    """What is said of a candidate's time without a GPU."""
+
+    figure: Measurement | None
+    """None where the model of the chip cannot read the binary and its family states no cost"""
+    unread: str | None = None
+    """why the model could not read the binary, so that the figure is the formula's; None where it could"""
 
 
 def why_unpredictable(gpu: str) -> str | None:
