@@ -109,9 +109,10 @@ def figure_of(prediction: Prediction, gpu: Gpu, flops: float, least_bytes: float
         "roofline_us": roofline_us,
         f"bound_{p.bound}": 1.0,
         "clocks": p.clocks,
-        "blocks_per_sm": float(p.blocks_per_sm),
+        "blocks_per_sm": p.blocks_per_sm,
         "waves": p.waves,
     }
     terms |= {f"{name}_us": max(us, roofline_us) for name, us in p.hypotheses.items()}
     terms |= {f"{pipe}_share": share for pipe, share in p.shares.items()}
-    return Measurement(Kind.ESTIMATED, f"model for {gpu.key}", flops / time_us / 1e6, time_us, terms=terms)
+    plain = {name: float(value) for name, value in terms.items()}
+    return Measurement(Kind.ESTIMATED, f"model for {gpu.key}", flops / time_us / 1e6, float(time_us), terms=plain)

@@ -175,7 +175,8 @@ def test_the_page_says_the_same_time_as_the_figure():
 def test_of_a_binary_that_cannot_be_read_the_page_is_the_instruction_mix_with_the_reason():
     contender = made("mma")
     strange = contender.binary.listing.replace("FMNMX ", "XYZZY ")
-    page = profile_without_gpu("attention", replace(contender, binary=replace(contender.binary, listing=strange)), PROBLEM, H100)
+    unreadable = replace(contender, binary=replace(contender.binary, listing=strange))
+    page = profile_without_gpu("attention", unreadable, PROBLEM, H100)
     assert page.tool == "static" and "tensor, % of instructions" in page.figures
     assert any("XYZZY" in remark for remark in page.remarks)
 

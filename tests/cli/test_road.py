@@ -19,8 +19,8 @@ from tests.conftest import on_stand_in
 
 FIELDS = [
     "trial", "run", "outcome", "reason", "config", "problem", "gpu", "device", "source_sha256", "registers",
-    "spill_bytes", "shared_bytes", "occupancy", "correct", "binary_correct", "max_abs_error", "tflops", "tflops_kind", "median_us",
-    "normalised_us", "samples", "vs_sdpa", "policy", "range_us", "bound", "utilisation", "model",
+    "spill_bytes", "shared_bytes", "occupancy", "correct", "binary_correct", "max_abs_error", "tflops",
+    "tflops_kind", "median_us", "normalised_us", "samples", "vs_sdpa", "policy", "range_us", "bound", "utilisation", "model",
     "sustained", "parents", "operator", "compile_ms",
 ]  # fmt: skip
 RANKED = {"estimated", "measured"}
@@ -80,7 +80,8 @@ def test_every_trial_is_in_the_ledger_for_plain_sql(db):
     with sqlite3.connect(db) as connection:
         rows = connection.execute(
             "SELECT c.outcome, b.registers, v.outcome, m.tflops, m.kind FROM candidates c "
-            "LEFT JOIN binaries b ON b.id = c.binary_id LEFT JOIN verdicts v ON v.candidate_id = c.id AND v.device = 'emulator' "
+            "LEFT JOIN binaries b ON b.id = c.binary_id "
+            "LEFT JOIN verdicts v ON v.candidate_id = c.id AND v.device = 'emulator' "
             "LEFT JOIN measurements m ON m.candidate_id = c.id"
         ).fetchall()
     assert len(rows) == 8
