@@ -183,7 +183,10 @@ def answer_all(
     tasks = tasks_of(recordings, nvrtc)
     with ProcessPool(max_workers=jobs) as pool:
         futures = {key: pool.schedule(answer, (task,), timeout=CANDIDATE_SECONDS) for key, task in tasks.items()}
-        shown = track(futures.items(), "configurations", console=Console(stderr=True), transient=True)
+        console = Console(stderr=True)
+        shown = track(
+            futures.items(), "configurations", console=console, transient=True, disable=not console.is_terminal
+        )
         try:
             return {key: _outcome(future) for key, future in shown}
         except BaseException:

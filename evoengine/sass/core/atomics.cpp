@@ -77,11 +77,12 @@ u64 exchange(Context& c, const Instruction& i, u8* there, u64 address, u64 value
   return old;
 }
 
-// The destination, predicate and register, holds what was there; of CAST whether the exchange took place.
+// The register holds what was there, or of CAST whether the exchange took place; the predicate that the memory it lies
+// in has the operation, as all memory here does.
 void write_old(Context& c, const Instruction& i, const Wide& old, u32 exchanged, bool wide) {
   for (int k = 0; k < i.c; ++k) {
     const Operand& to = i.operands[k];
-    if (is_predicate(to)) write_predicate(c, to, exchanged);
+    if (is_predicate(to)) write_predicate(c, to, ALL);
     else if (i.a == CAST) {
       Lanes out;
       each(out, [&](int l) { return exchanged >> l & 1; });

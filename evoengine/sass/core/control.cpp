@@ -103,8 +103,9 @@ Execute prepare_trap(Instruction&) { return trap; }
 // ── convergence ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Step set_convergence(Context& c, const Instruction& i) {
-  c.warp.convergence[i.operands[0].index] = c.lanes;
-  c.warp.arrived[i.operands[0].index] = 0;
+  const int barrier = i.operands[0].index;
+  for (u32 rest = c.lanes; rest; rest &= rest - 1) c.warp.convergence[barrier][__builtin_ctz(rest)] = c.lanes;
+  c.warp.arrived[barrier] &= ~c.lanes;
   return Step::Done;
 }
 
@@ -139,7 +140,7 @@ Step leave_convergence(Context& c, const Instruction& i) {
     if (o.kind == Operand::Kind::Predicate) leaving &= predicate(c, o);
     else if (o.kind == Operand::Kind::Barrier) barrier = o.index;
   if (barrier < 0) throw Fault{"BREAK without a barrier: " + i.text};
-  c.warp.convergence[barrier] &= ~leaving;
+  for (u32& met : c.warp.convergence[barrier]) met &= ~leaving;
   if (c.warp.arrived[barrier]) release(c.warp, barrier);
   return Step::Done;
 }
@@ -153,14 +154,15 @@ Execute prepare_leave_convergence(Instruction& i) {
 // BMOV moves a convergence barrier's lanes to or from a register, across a call for one.
 Step move_convergence(Context& c, const Instruction& i) {
   const Operand &to = i.operands[0], &from = i.operands[1];
-  if (to.kind == Operand::Kind::Barrier) {
-    c.warp.convergence[to.index] = from.kind == Operand::Kind::Barrier ? c.warp.convergence[from.index] : uniform(c, from);
-    return Step::Done;
+  Lanes value, scratch;
+  if (from.kind == Operand::Kind::Barrier) std::memcpy(value.v, c.warp.convergence[from.index], sizeof value.v);
+  else value = integer(c, from, scratch);
+  if (to.kind != Operand::Kind::Barrier) write(c, to, value);
+  for (u32 rest = c.lanes; rest; rest &= rest - 1) {
+    const int lane = __builtin_ctz(rest);
+    if (i.a) c.warp.convergence[from.index][lane] = 0;
+    if (to.kind == Operand::Kind::Barrier) c.warp.convergence[to.index][lane] = value[lane];
   }
-  Lanes value;
-  for (u32& lane : value.v) lane = c.warp.convergence[from.index];
-  write(c, to, value);
-  if (i.a) c.warp.convergence[from.index] = 0;
   return Step::Done;
 }
 

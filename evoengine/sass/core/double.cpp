@@ -74,8 +74,29 @@ Step dsetp(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
+// DSETP.MIN P, P, x, y, P: whether x is what a minimum gives, and whether neither is a number. a = smaller
+Step dsetp_pick(Context& c, const Instruction& i) {
+  Doubles x, y;
+  load_doubles(c, i.operands[2], x);
+  load_doubles(c, i.operands[3], y);
+  const u32 beside = predicate(c, i.operands[4]);
+  auto first = [&](int l) {
+    if (x[l] != x[l] || y[l] != y[l]) return x[l] == x[l];
+    if (x[l] == y[l]) return std::signbit(x[l]) == bool(i.a);
+    return (x[l] < y[l]) == bool(i.a);
+  };
+  write_predicate(c, i.operands[0], bits(first) & beside);
+  write_predicate(c, i.operands[1], bits([&](int l) { return x[l] != x[l] && y[l] != y[l]; }) & beside);
+  return Step::Done;
+}
+
 Execute prepare_dsetp(Instruction& i) {
   Modifiers m(i);
+  if (has(i, "MIN") || has(i, "MAX")) {
+    i.a = m.take("MIN");
+    m.take("MAX");
+    return m.take("AND") && m.none_left() && i.operands.size() == 5 ? dsetp_pick : nullptr;
+  }
   i.a = take_one(m, FLOAT_ORDERS);
   i.b = take_join(m);
   return i.a >= 0 && m.none_left() && i.operands.size() == 5 ? dsetp : nullptr;

@@ -50,7 +50,7 @@ u32 fused(u32 x, u32 y, u32 z) {
   const float near = float(odd);
   u32 narrow = as_bits(near);
   const double gap = odd - double(near);
-  if (gap != 0 && !(narrow & 1)) narrow += ((gap > 0) == (odd > 0)) ? 1 : u32(-1);
+  if (gap != 0 && gap == gap && !(narrow & 1)) narrow += ((gap > 0) == (odd > 0)) ? 1 : u32(-1);
   return sum != sum ? 0x7fffu : F::narrow(as_float(narrow));
 }
 

@@ -179,16 +179,22 @@ void after_exit(Warp& w) {
     gather(w);
   }
   for (int b = 0; b < 16; b++) check_barrier(*w.block, b);
+  check_cluster_barrier(*w.block->cluster);
 }
 
 }  // namespace
 
 void release(Warp& w, int index) {
   u32& arrived = index < 0 ? w.synced : w.arrived[index];
-  u32 needed = (index < 0 ? ALL : w.convergence[index]) & w.alive;
-  if ((arrived & needed) != needed) return;
-  go_on(w, arrived & w.alive & w.parked);
-  arrived = 0;
+  const u32 here = arrived & w.alive;
+  u32 met = 0;
+  for (u32 rest = here; rest; rest &= rest - 1) {
+    const int lane = __builtin_ctz(rest);
+    const u32 needed = (index < 0 ? ALL : w.convergence[index][lane]) & w.alive;
+    if ((here & needed) == needed) met |= 1u << lane;
+  }
+  go_on(w, met & w.parked);
+  arrived = here & ~met;
 }
 
 void check_barrier(Block& block, int index) {

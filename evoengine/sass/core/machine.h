@@ -194,12 +194,14 @@ struct Wait {  // why a warp cannot go on
                    // that may be left
 };
 
+constexpr u32 NEVER_ARRIVED = 0xffffffff;
+
 struct Warp {
   Lanes r[256];
   u32 u[64];
   u32 p[8];        // a bit for each lane; p[7] is all ones
   bool up[8];      // up[7] is true
-  u32 convergence[16];  // B0…B15
+  u32 convergence[16][LANES];  // B0…B15: the lanes that each lane meets there; lanes apart may use one for two meetings
   u32 arrived[16];
 
   int number = 0;          // in its block
@@ -220,7 +222,7 @@ struct Warp {
 
   int registers = 0;           // per thread after setmaxnreg; 0 before it
   u32 cluster_arrived = 0;     // lanes that have arrived at barrier.cluster, in this generation of it
-  u32 cluster_generation = 0;  // of the last arrival
+  u32 cluster_generation = NEVER_ARRIVED;  // of the last arrival
 
   u64 executed = 0;
   bool done() const { return alive == 0; }

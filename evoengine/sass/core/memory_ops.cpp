@@ -295,19 +295,27 @@ Execute prepare_ldc(Instruction& i) {
 
 // ── the rest ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// QSPC.E.S P, R, [R]: whether a generic address lies in a window. a = space
+enum Window { OWN_SHARED, CLUSTER_SHARED, LOCAL, GLOBAL };
+
+// QSPC P, R, [R]: whether a generic address lies in a window. a = window
 Step qspc(Context& c, const Instruction& i) {
   u64 at[LANES];
   addresses(c, i.operands.back(), true, at);
-  write_predicate(c, i.operands[0], bits([&](int l) { return space_of(at[l]) == Space(i.a); }));
+  const u32 own = c.warp.block->rank;
+  write_predicate(c, i.operands[0], bits([&](int l) {
+    const Space space = space_of(at[l]);
+    if (i.a == OWN_SHARED) return space == Space::Shared && u32(at[l]) >> RANK_BIT == own;
+    return space == (i.a == CLUSTER_SHARED ? Space::Shared : i.a == LOCAL ? Space::Local : Space::Global);
+  }));
   return Step::Done;
 }
 
 Execute prepare_qspc(Instruction& i) {
+  static const char* const WINDOWS[] = {"S", "D", "L", "G", nullptr};
   Modifiers m(i);
   m.take("E");
-  i.a = int(m.take("S") ? Space::Shared : m.take("L") ? Space::Local : m.take("G") ? Space::Global : Space::None);
-  return i.a && m.none_left() && i.operands.size() == 3 ? qspc : nullptr;
+  i.a = take_one(m, WINDOWS);
+  return i.a >= 0 && m.none_left() && i.operands.size() == 3 ? qspc : nullptr;
 }
 
 Step nothing(Context&, const Instruction&) { return Step::Done; }
