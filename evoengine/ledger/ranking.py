@@ -56,7 +56,7 @@ def ranked(figures: Iterable[Figure]) -> list[int]:
     finalists of the last finals keep the places they won there: what was timed before, and alone, is behind them. Finals
     of an imported run say so of that run alone: nobody timed its finalists against what this ledger had.
 
-    Behind estimates predicted from machine code come those by formula, of what could not be read, in an order of their own.
+    Behind predictions come estimates by formula, of what the model could not read, in an order of their own.
     """
     held: dict[int, Figure] = {}
     for figure in figures:

@@ -1,4 +1,4 @@
-"""What limits a kernel by the model of its chip: how busy each pipe is, and at which instructions warps wait for what."""
+"""What limits a kernel by the model of its chip: how busy each pipe is, and where warps wait for what."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _waits(timed: Timed) -> Iterator[tuple[str, float]]:
 
 
 def _hottest(timed: Timed, contender: Contender) -> Iterator[tuple[str, float]]:
-    """The instructions before which warps wait longest: address, text, times issued and reasons → per cent of all waits."""
+    """The instructions before which warps wait longest: address, text, issues and reasons → per cent of all waits."""
     entry = contender.source.entry
     texts = {i.address: " ".join(i.text.split())[:LONGEST] for i in instructions(contender.binary.listing, entry)}
     at = addresses(Program(contender.binary.listing, entry))
@@ -99,8 +99,8 @@ def _hottest(timed: Timed, contender: Contender) -> Iterator[tuple[str, float]]:
     total = of_instructions.sum()
     for n in np.argsort(-of_instructions, kind="stable")[:HOTTEST]:
         if of_instructions[n] > 0:
-            name = f"{at[n]:#07x} {texts.get(at[n], '')} · issued {timed.issues[n]} · {_reasons(names, waits[n])}, % of waits"
-            yield name, float(100 * of_instructions[n] / total)
+            place = f"{at[n]:#07x} {texts.get(at[n], '')} · issued {timed.issues[n]}"
+            yield f"{place} · {_reasons(names, waits[n])}, % of waits", float(100 * of_instructions[n] / total)
 
 
 def _reasons(names: Sequence[str], waits: np.ndarray) -> str:

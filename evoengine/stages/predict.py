@@ -1,6 +1,6 @@
 """A candidate's time without a GPU: predicted from its machine code on the chip it was compiled for.
 
-Where the model cannot read a binary, the formula of `evoengine.stages.estimate` gives the figure, and the reason is told.
+Where the model cannot read a binary, the formula of `evoengine.stages.estimate` gives the figure, with the reason.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def why_unpredictable(gpu: str) -> str | None:
         build()
     except EvoengineError as error:
         return str(error)
-    return None if disassembler() else "nvdisasm was not found, which reads machine code: evoengine doctor has the remedy"
+    return None if disassembler() else "nvdisasm was not found, which reads machine code: see evoengine doctor"
 
 
 def predict_figure(

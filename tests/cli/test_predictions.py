@@ -1,4 +1,4 @@
-"""`best`, `show` and `profile` say what was predicted from machine code, how good that is, and what could not be read."""
+"""`best`, `show` and `profile` say what was predicted, how good predictions are, and what could not be read."""
 
 from __future__ import annotations
 
