@@ -188,7 +188,7 @@ Execute prepare_warpgroup(Instruction& i) {
 
 Step arrive_at_cluster(Context& c, const Instruction& i) {
   Warp& w = c.warp;
-  if (w.cluster_arrived & c.lanes) throw Fault{named(i) + ": arrives again before it has waited for the cluster's barrier"};
+  if (w.cluster_arrived & c.lanes) throw Fault{named(i) + ": arrives again before it has waited"};
   w.cluster_arrived |= c.lanes;
   w.cluster_generation = w.block->cluster->generation;
   check_cluster_barrier(*w.block->cluster);
@@ -229,7 +229,7 @@ int registers_of(const Context& c) { return c.warp.registers ? c.warp.registers 
 Step give_registers(Context& c, const Instruction& i) {
   int wanted = int(i.operands[0].immediate), held = registers_of(c);
   if (wanted > held)
-    throw Fault{named(i) + ": gives registers back down to " + std::to_string(wanted) + ", the warp has " + std::to_string(held)};
+    throw Fault{named(i) + ": would keep " + std::to_string(wanted) + " registers of " + std::to_string(held)};
   c.warp.block->free_registers += held - wanted;
   c.warp.registers = wanted;
   return Step::Done;
@@ -239,7 +239,7 @@ Step give_registers(Context& c, const Instruction& i) {
 Step take_registers(Context& c, const Instruction& i) {
   int wanted = int(i.operands[1].immediate), held = registers_of(c);
   if (wanted < held)
-    throw Fault{named(i) + ": takes registers up to " + std::to_string(wanted) + ", the warp has " + std::to_string(held)};
+    throw Fault{named(i) + ": would have " + std::to_string(wanted) + " registers after " + std::to_string(held)};
   if (c.warp.block->free_registers < wanted - held) {
     c.warp.wait = {Wait::Kind::Registers, u32(wanted - held)};
     return Step::Waiting;

@@ -28,7 +28,8 @@ Barrier unpack(u64 word) {
 }
 
 u64 pack(const Barrier& b) {
-  return 1 | negated(b.expected) << 1 | (u64(b.transactions) & 0x1fffff) << 21 | negated(b.pending) << 43 | u64(b.parity) << 63;
+  u64 transactions = u64(b.transactions) & 0x1fffff;
+  return 1 | negated(b.expected) << 1 | transactions << 21 | negated(b.pending) << 43 | u64(b.parity) << 63;
 }
 
 [[noreturn]] void fault(const Instruction& by, u32 address, const std::string& why) {
@@ -62,7 +63,7 @@ u64 change_barrier(Block& from, u32 address, u32 arrivals, i64 transactions, u32
   u64 before = load(at);
   b.transactions += transactions;
   if (b.transactions > MOST || b.transactions < -i64(MOST))
-    fault(by, address, std::to_string(b.transactions) + " bytes expected of one phase: at most " + std::to_string(MOST) + " may be");
+    fault(by, address, std::to_string(b.transactions) + " bytes expected of one phase, of " + std::to_string(MOST));
   if (arrivals > b.pending)
     fault(by, address, std::to_string(arrivals) + " arrivals where the phase waits for " + std::to_string(b.pending) +
                            " of " + std::to_string(b.expected));
@@ -131,7 +132,8 @@ Step arrive(Context& c, const Instruction& i) {
   for (int lane = 0; lane < LANES; lane++) {
     if (!(c.lanes >> lane & 1)) continue;
     u32 arrivals = i.a == OneAndBytes || i.a == One ? 1 : i.a == Many ? value[lane] : 0;
-    i64 bytes = i.a == OneAndBytes || i.a == Bytes ? i64(value[lane]) : i.a == BytesCome ? -i64(value[lane]) : i.a == Copy;
+    i64 bytes = i.a == OneAndBytes || i.a == Bytes ? i64(value[lane]) : i.a == Copy;
+    if (i.a == BytesCome) bytes = -i64(value[lane]);
     if (!i.b) own_bytes(*c.warp.block, places[lane], 8, 8, i);
     u32 address = i.b ? places[lane] : in_own(*c.warp.block, places[lane]);
     u64 before = change_barrier(*c.warp.block, address, arrivals, bytes, i.c ? arrivals : 0, i);
@@ -173,8 +175,10 @@ Step copies_arrive(Context& c, const Instruction& i) {
   done.warp = &c.warp;
   Block* block = c.warp.block;
   done.land = [block, places, lanes = c.lanes, by = &i] {
+    u32 arrivals = by->a ? 1 : 0;
+    i64 copies = by->a ? 0 : -1;
     for (int lane = 0; lane < LANES; lane++)
-      if (lanes >> lane & 1) change_barrier(*block, in_own(*block, places[lane]), by->a ? 1 : 0, by->a ? 0 : -1, 0, *by);
+      if (lanes >> lane & 1) change_barrier(*block, in_own(*block, places[lane]), arrivals, copies, 0, *by);
   };
   c.machine.begin(std::move(done));
   return Step::Done;
