@@ -51,6 +51,7 @@ bool suffix(Operand& o, string_view s) {
                                                       {"H0_H1", 3}, {"B0", 4}, {"B1", 5}, {"B2", 6}, {"B3", 7}};
   if (s == "reuse") return o.reuse = true;
   if (s == "64") return o.wide = true;
+  if (s == "ROW" || s == "COL") return true;  // IMMA, which reads the operand's text
   for (const auto& [name, part] : PARTS)
     if (s == name) return o.part = u8(part), true;
   return false;
