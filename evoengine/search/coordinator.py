@@ -23,7 +23,6 @@ from evoengine.records import (
     Candidate,
     Config,
     Contender,
-    Estimated,
     Outcome,
     Rejection,
     Source,
@@ -37,6 +36,7 @@ from evoengine.search.workers import COMPILER_TERMS, Terms, WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages.compile import options
 from evoengine.stages.pipeline import Judged, compile_task, predict_task
+from evoengine.stages.predict import Estimated
 from evoengine.stages.render import render
 from evoengine.stages.screen import screen_binary, screen_launch
 from evoengine.stages.toolchain import compiler_version
