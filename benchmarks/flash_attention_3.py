@@ -106,7 +106,7 @@ KERNELS = {
 # Offsets in the kernel's one parameter, flash::FlashAttnFwdSm90::Params: the mainloop's part, the epilogue's, the
 # hardware's and the tile scheduler's. They follow from the order and sizes of its members and agree with every constant
 # that the machine code reads. What is not named stays zero: paging, variable lengths, rotary embeddings, descaling.
-_SHAPE_Q, _SHAPE_K = 0x008, 0x060
+_Q, _SHAPE_Q, _K, _SHAPE_K, _V = 0x000, 0x008, 0x058, 0x060, 0x088
 _DIVISORS = 0x190  # pages of one row, column tiles of a page, query heads of a key head: all one
 _MAP_Q, _MAP_K, _MAP_V, _MAP_O = 0x200, 0x300, 0x400, 0x980
 _SCALE_LOG2, _SPLITS = 0x708, 0x770
@@ -180,7 +180,7 @@ def arguments(kernel: Kernel, tile: Tile, problem: Problem, tensors: Mapping[str
         scheduler[0]: scheduler[1],
     }
     parts = [(offset, ScalarArgument(f"at {offset:#x}", np.void(data))) for offset, data in numbers.items()]
-    parts += [(0x000, tensor("q")), (0x058, tensor("k")), (0x088, tensor("v")), (_O, output("o", problem.shape, np.float16))]
+    parts += [(_Q, tensor("q")), (_K, tensor("k")), (_V, tensor("v")), (_O, output("o", problem.shape, np.float16))]
     parts += [(_MAP_Q, tensor_map("q", tile.rows)), (_MAP_K, tensor_map("k", tile.columns))]
     parts += [(_MAP_V, tensor_map("v", tile.columns)), (_MAP_O, tensor_map("o", tile.rows, 1))]
     parts += [(_LSE, output("lse", (batch, heads, seqlen), np.float32))]
