@@ -2,8 +2,8 @@
 
     python benchmarks/flash_attention_3.py --cubins DIR [--json OUT]
 
-DIR holds cubins of Dao-AILab/flash-attention's `hopper/` forward kernels at commit 0251105, each named as in KERNELS. The
-problem is that of the published figures: 16,384 tokens in all, 2048 / d heads of dimension d, fp16, forward, on an H100
+DIR holds cubins of Dao-AILab/flash-attention's `hopper/` forward kernels at commit 0251105, each named as in KERNELS.
+The problem is that of the published figures: 16,384 tokens in all, 2048 / d heads of dimension d, fp16, forward, on an H100
 SXM (Shah et al., "FlashAttention-3", arXiv:2407.08608, figures 5 and 6). Nothing is fitted to a kernel. The two
 hypotheses are those of `evoengine.sass.predict.OVERLAPS`.
 """
@@ -122,7 +122,7 @@ _L2_FOR_KEYS = 32 << 20
 
 
 def divisor(by: int) -> bytes:
-    """cutlass::FastDivmod: the divisor, and the multiplier and shift by which a high product stands for the division."""
+    """cutlass::FastDivmod: the divisor, and the multiplier and shift by which a high product divides."""
     if by == 1:
         return struct.pack("<iII", 1, 0, 0)
     log2 = (by - 1).bit_length()
@@ -135,7 +135,7 @@ def section_of(problem: Problem) -> int:
 
 
 def arguments(kernel: Kernel, tile: Tile, problem: Problem, tensors: Mapping[str, np.ndarray] | None) -> StructArgument:
-    """The kernel's parameter; `tensors` q, k and v are [batch, seqlen, heads, dim] fp16, drawn where they are not given."""
+    """The kernel's parameter; `tensors` q, k and v are [batch, seqlen, heads, dim] fp16, drawn where not given."""
     batch, seqlen, heads, dim = problem.shape
     row, whole = heads * dim, seqlen * heads * dim
     tensor_bytes = 2 * batch * whole
