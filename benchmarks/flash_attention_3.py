@@ -4,7 +4,7 @@
 
 DIR holds cubins of Dao-AILab/flash-attention's `hopper/` forward kernels at commit 0251105, each named as in KERNELS.
 The problem is that of the published figures: 16,384 tokens in all, 2048 / d heads of dimension d, fp16, forward, on
-an H100 SXM (Shah et al., "FlashAttention-3", arXiv:2407.08608). The two hypotheses are `evoengine.sass.predict.overlaps`.
+an H100 SXM (Shah et al., "FlashAttention-3", arXiv:2407.08608). Both hypotheses are `evoengine.sass.predict.overlaps`.
 Nothing is fitted to a kernel; but the constants of the hypotheses, one set for all, were inferred from these six
 figures, so that agreement here is no proof of them.
 """
