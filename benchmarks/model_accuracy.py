@@ -189,7 +189,7 @@ def run_all(
 def table(results: Sequence[Result]) -> Table:
     out = Table(caption="first, best of 10: their time over the fastest row's; /opt.: the first's over all valid ones'")
     shares = ("≤1.25×", "≤2×")
-    for name in ("kernel", "GPU", "n", "predictor", "ρ", "95 %", "first", "best of 10", "/opt.", *shares, "s each"):
+    for name in ("kernel", "GPU", "n", "predictor", "ρ", "95 %", "first", "best of 10", "/opt.", *shares, "CPU s"):
         out.add_column(name, no_wrap=True, justify="left" if name in ("kernel", "GPU", "predictor") else "right")
     for result in results:
         for predictor in PREDICTORS:

@@ -22,7 +22,8 @@ def folder(tmp_path: Path) -> Path:
     kernel.mkdir(parents=True)
     (kernel / "kernel.json").write_text(json.dumps(KERNEL))
     (kernel / "kernel.cu").write_text("__global__ void add() {}")
-    rows = [{"config": {"block": 32 * b, "tile": t}, "time_us": time} for (b, t), time in zip(knobs(), times(), strict=True)]
+    configs = [{"block": 32 * b, "tile": t} for b, t in knobs()]
+    rows = [{"config": config, "time_us": time} for config, time in zip(configs, times(), strict=True)]
     (kernel / "rtx3090.json").write_text(json.dumps({"gpu": "RTX_3090", "unit": "us", "rows": rows}))
     return tmp_path / "kernels"
 

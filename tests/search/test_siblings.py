@@ -43,7 +43,8 @@ def test_a_search_tries_first_what_was_fastest_on_a_sibling(numbered):
         seed=1, command="test",
     )  # fmt: skip
     judge = GpuJudge("attention", PROBLEM, SIBLING, DEVICE, 1, faulty_device)
-    Coordinator(setting, numbered.ledger, run, judge, lambda _: None, lambda _: None, faulty_device.compile_task).search()
+    silent = lambda _: None  # noqa: E731
+    Coordinator(setting, numbered.ledger, run, judge, silent, silent, faulty_device.compile_task).search()
     tried = [c for c in numbered.ledger.candidates(run=run)]
     numbers = [c.config["number"] for c in tried if c.operator == "prior"]
     assert len(numbers) >= 3 and numbers == sorted(numbers, reverse=True)[: len(numbers)]

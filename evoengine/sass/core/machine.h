@@ -272,6 +272,9 @@ struct Machine {
   GlobalMemory memory;
   std::vector<u8> banks[8];  // constant memory
   u64 seed = 0;
+  // Blocks that a model's one stands for: each adds as often to a counter in global memory as this one does, so that a
+  // persistent block finds the tiles it was given by an atomic add so far apart.
+  u32 alike = 1;
   virtual ~Machine() = default;
   // begins asynchronous work; lands it now or later
   virtual void begin(Completion&&) = 0;

@@ -1,11 +1,11 @@
 """What is expected of configurations before any was tried, and how much of it the trials bear out.
 
-A prior gives times: a model's predictions, or figures measured on another GPU. The surrogate then models what is left of
-the trials' scores after a line through them: score = intercept + slope · (- log µs). Intercept and slope have normal
+A prior gives times: a model's predictions, or figures measured on another GPU. The surrogate then models what is left
+of the trials' scores after a line through them: score = intercept + slope · (- log µs). Intercept and slope have normal
 priors, about 0 and about what a correct prediction would give; the deviation of what is left has an inverse gamma prior
-on its square. All three are integrated out in closed form (Rasmussen & Williams, Gaussian Processes for Machine Learning
-(2006), 2.7; Student's t of their evidence: Bishop, Pattern Recognition and Machine Learning (2006), 3.5). The same
-evidence without the line tells whether the prior is wrong on this space: then it is dropped.
+on its square. All three are integrated out in closed form (Rasmussen & Williams, Gaussian Processes for Machine
+Learning (2006), 2.7; Student's t of their evidence: Bishop, Pattern Recognition and Machine Learning (2006), 3.5). The
+same evidence without the line shows whether the prior is wrong on this space: then it is dropped.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _correlation(one: np.ndarray, other: np.ndarray) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """The surrogate's prior mean, in scores: of the tried rows [n] and of the pool [m]. `deviation` is of what is left."""
+    """The surrogate's prior mean: scores of the tried rows [n] and of the pool [m]. `deviation`: of what is left."""
 
     tried: np.ndarray
     pool: np.ndarray
@@ -131,7 +131,7 @@ class _Line:
 
 
 def _fit_line(of: np.ndarray, basis: np.ndarray, expected: np.ndarray, covariance: np.ndarray, scale: float) -> _Line:
-    """of [n] = basis [n, k] · coefficients + Gaussian process of `covariance` times a squared deviation, near scale²."""
+    """of [n] = basis [n, k] · coefficients + a Gaussian process of `covariance` times a square that is near scale²."""
     n, widths = len(of), np.diag(WIDTHS[: basis.shape[1]])
     factor = cho_factor(covariance + basis @ widths @ basis.T, lower=True)
     left = of - basis @ expected
