@@ -1,10 +1,11 @@
-"""How well the static estimate ranks: against what was measured, or against what is known of other kernels.
+"""How well estimates rank: against what was measured, or against what is known of other kernels.
 
     python benchmarks/estimate.py WHERE [WHERE …]    measured: ledgers (file or URL), results of benchmarks/gpu.py,
                                                      what `evoengine measure --json` printed
     python benchmarks/estimate.py --published        recorded elsewhere: see PUBLISHED; compiles, needs no GPU
 
-Prints Spearman's ρ between estimated and measured TFLOPS per problem and GPU, for all candidates and per family, and
+Prints Spearman's ρ between estimated and measured TFLOPS per problem and GPU, for all candidates and per family,
+predictions from machine code and estimates by formula each for themselves, and
 the regret: by how much the best of all beats the best of those that the 10 best estimates would have chosen.
 """
 
@@ -29,11 +30,12 @@ from evoengine.gpu import find_gpu  # noqa: E402
 from evoengine.ledger.store import open_ledger  # noqa: E402
 from evoengine.paths import asset  # noqa: E402
 from evoengine.problem import EXAMPLE, parse_problem  # noqa: E402
-from evoengine.records import Config  # noqa: E402
+from evoengine.records import Config, Contender, Measurement  # noqa: E402
 from evoengine.search.agreement import SHORT_LIST, Agreement, Pair, agree, measured_pairs  # noqa: E402
 from evoengine.space.space import load_space  # noqa: E402
 from evoengine.stages.compile import compile_source  # noqa: E402
 from evoengine.stages.estimate import estimate  # noqa: E402
+from evoengine.stages.predict import predict_figure  # noqa: E402
 from evoengine.stages.render import render  # noqa: E402
 from evoengine.workloads.attention import flops, least_bytes  # noqa: E402
 
@@ -74,16 +76,18 @@ class Row:
     gpu: str
     device: str
     policy: str
+    model: str
+    """that estimated"""
     family: str
     """or `all`"""
     agreement: Agreement
 
 
 def rows(pairs: Sequence[Pair]) -> Iterator[Row]:
-    """Per problem, GPU, device and policy: all families together, then each."""
+    """Per problem, GPU, device, policy and what estimated: all families together, then each."""
 
-    def target(pair: Pair) -> tuple[str, str, str, str]:
-        return pair.problem, pair.gpu, pair.device, pair.policy
+    def target(pair: Pair) -> tuple[str, str, str, str, str]:
+        return pair.problem, pair.gpu, pair.device, pair.policy, pair.model
 
     for key, group in groupby(sorted(pairs, key=target), key=target):
         own = list(group)
@@ -94,13 +98,13 @@ def rows(pairs: Sequence[Pair]) -> Iterator[Row]:
 def table(found: Sequence[Row]) -> Table:
     regret = f"regret: speed missed by timing only the {SHORT_LIST} best estimates"
     out = Table(title="estimated against measured order", caption=regret)
-    for name in ("problem", "compiled for", "measured on", "family", "candidates", "ρ", "regret"):
+    for name in ("problem", "compiled for", "measured on", "estimated by", "family", "candidates", "ρ", "regret"):
         out.add_column(name, no_wrap=True, justify="right" if name in ("candidates", "ρ", "regret") else "left")
     for row in found:
         a = row.agreement
         rho = "–" if a.spearman is None else f"{a.spearman:.2f}"
         regret = "–" if a.regret is None else f"{a.regret:.1%}"
-        out.add_row(row.problem, row.gpu, f"{row.device}\n{row.policy}", row.family, str(a.candidates), rho, regret)
+        out.add_row(row.problem, row.gpu, f"{row.device}\n{row.policy}", row.model, row.family, str(a.candidates), rho, regret)
     return out
 
 
@@ -146,8 +150,9 @@ PUBLISHED = (
 )
 
 
-def estimates(known: Published) -> Iterator[float]:
-    """TFLOPS that the model gives the first start point with these values, compiled for an H100, by problem."""
+def estimates(known: Published) -> Iterator[tuple[Measurement, Measurement]]:
+    """The figures of the first start point with these values, compiled for an H100, by problem: by what evoengine takes,
+    the model of the chip, and by formula."""
     gpu, binary = find_gpu("h100"), None
     for problem in map(parse_problem, known.tflops):
         space = load_space(asset("search_spaces") / "attention.toml", problem, gpu)
@@ -155,20 +160,27 @@ def estimates(known: Published) -> Iterator[float]:
         source = render(space, config, problem, asset("templates"))
         # lengths are arguments of the kernel, so that one binary serves them all
         binary = binary or compile_source(source, gpu.arch)
-        yield estimate(binary, source.launch, space.cost(config), gpu, flops(problem), least_bytes(problem)).tflops
+        cost = space.cost(config)
+        found = predict_figure(space.kernel, Contender(0, source, binary, config), cost, problem, gpu)
+        yield found.figure, estimate(binary, source.launch, cost, gpu, flops(problem), least_bytes(problem))
 
 
 def published_table() -> Table:
-    out = Table(caption="rec.: theirs, on an H100; est.: the model's for this project's kernel of that design")
-    for name in ("kernel", "problem", "recorded", "estimated", "ratio"):
+    out = Table(caption="rec.: theirs, on an H100; est.: for this project's kernel of that design; * by formula")
+    for name in ("kernel", "problem", "recorded", "estimated", "ratio", "by formula", "ratio"):
         out.add_column(name, no_wrap=True, justify="left" if name in ("kernel", "problem") else "right")
     pairs = []
     for known in PUBLISHED:
-        for (problem, recorded), estimated in zip(known.tflops.items(), estimates(known), strict=True):
-            pairs.append((estimated, recorded))
-            figures = f"{recorded:.4g} rec.", f"{estimated:.4g} est.", f"{estimated / recorded:.2f}"
-            out.add_row(known.name, problem, *figures)
-    out.title = f"estimates against recorded figures: Spearman's ρ {agree(pairs).spearman:.2f} over {len(pairs)}"
+        for (problem, recorded), both in zip(known.tflops.items(), estimates(known), strict=True):
+            pairs.append((*(m.tflops for m in both), recorded))
+            cells = [
+                text
+                for m in both
+                for text in (f"{m.tflops:.4g} est.{'*' * m.by_formula}", f"{m.tflops / recorded:.2f}")
+            ]
+            out.add_row(known.name, problem, f"{recorded:.4g} rec.", *cells)
+    by_model, by_formula = (agree([(row[i], row[-1]) for row in pairs]).spearman for i in (0, 1))
+    out.title = f"estimates against {len(pairs)} recorded figures: Spearman's ρ {by_model:.2f}, by formula {by_formula:.2f}"
     return out
 
 

@@ -3,7 +3,7 @@
     python benchmarks/families.py [--gpu h100] [--trials 60] [--json OUT]
 
 Searches {full, causal} × {head_dim 64, 128} × {as many kv heads as heads, fewer}, each in a ledger of its own through
-the public command line, one after the other. Speeds are static estimates. Exit code 1 where a family that the GPU can
+the public command line, one after the other. Speeds are estimates. Exit code 1 where a family that the GPU can
 run was left without a correct candidate, or a search took longer than LIMIT_SECONDS.
 """
 
@@ -47,6 +47,8 @@ class Found:
     correct: int
     best: float | None
     """TFLOPS of the best correct candidate, estimated; None where there is none"""
+    by_formula: bool = False
+    """whether none of them could be predicted from its machine code"""
 
 
 @dataclass(frozen=True)
@@ -93,14 +95,17 @@ def by_family(candidates: Sequence[dict], families: Sequence[str]) -> dict[str, 
     for family in families:
         own = [c for c in candidates if c["config"]["family"] == family]
         correct = [c for c in own if c["correct"]]
-        found[family] = Found(len(own), len(correct), max((c["tflops"] for c in correct if c["tflops"]), default=None))
+        figures = [c for c in correct if c["tflops"]]
+        predicted = [c["tflops"] for c in figures if c["model"] != "formula"]
+        best = max(predicted or [c["tflops"] for c in figures], default=None)
+        found[family] = Found(len(own), len(correct), best, by_formula=bool(figures) and not predicted)
     return found
 
 
 def table(searches: Sequence[Search], gpu: str) -> Table:
     names = list(dict.fromkeys(f for s in searches for f in s.families))
     title = f"correct of tried, and best estimated TFLOPS, on {gpu} without a GPU"
-    out = Table(title=title, caption="est.: static estimates, not measurements")
+    out = Table(title=title, caption="est.: estimates, not measurements; est.* by formula")
     for name in ("problem", "s", "trials", *names):
         out.add_column(name, no_wrap=True, justify="left" if name == "problem" else "right")
     for s in searches:
@@ -110,7 +115,7 @@ def table(searches: Sequence[Search], gpu: str) -> Table:
 
 
 def cell(found: Found) -> str:
-    return f"{found.correct} of {found.trials}" + (f", {found.best:,.4g} est." if found.best else "")
+    return f"{found.correct} of {found.trials}" + (f", {found.best:,.4g} est.{'*' * found.by_formula}" if found.best else "")
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

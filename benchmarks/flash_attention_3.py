@@ -11,6 +11,7 @@ hypotheses are those of `evoengine.sass.predict.OVERLAPS`.
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
 import math
 import struct
@@ -26,8 +27,13 @@ from rich.table import Table
 
 from evoengine.devices.base import ScalarArgument, TensorArgument, TensorMapArgument
 from evoengine.errors import UsageError
+from evoengine.sass.chip import Chip, find_chip
+from evoengine.sass.core import Program
 from evoengine.sass.cubin import Kernel, kernel_names, read_kernel
 from evoengine.sass.launch import DrawnArgument, Geometry, Launch, StructArgument, prepare
+from evoengine.sass.listing import disassemble
+from evoengine.sass.model import Residents, rates, time_sm
+from evoengine.sass.predict import overlaps
 
 CHIP = "h100"
 SMS = 132
@@ -123,18 +129,23 @@ def divisor(by: int) -> bytes:
     return struct.pack("<iII", by, ((1 << (31 + log2)) + by - 1) // by, log2 - 1)
 
 
+def section_of(problem: Problem) -> int:
+    """Heads whose row tiles the dynamic scheduler hands out in turns, so that their K and V stay in the L2."""
+    return 1 << max(0, (_L2_FOR_KEYS // (4 * problem.seqlen * problem.dim)).bit_length() - 1)
+
+
 def arguments(kernel: Kernel, tile: Tile, problem: Problem, tensors: Mapping[str, np.ndarray] | None) -> StructArgument:
     """The kernel's parameter; `tensors` q, k and v are [batch, seqlen, heads, dim] fp16, drawn where they are not given."""
     batch, seqlen, heads, dim = problem.shape
     row, whole = heads * dim, seqlen * heads * dim
     tensor_bytes = 2 * batch * whole
 
-    def tensor(name: str):
+    def tensor(name: str) -> TensorArgument | DrawnArgument:
         if tensors:
             return TensorArgument(name, tensors[name], False)
         return DrawnArgument(name, tensor_bytes, "fp16")
 
-    def output(name: str, shape: tuple[int, ...], dtype: type):
+    def output(name: str, shape: tuple[int, ...], dtype: type) -> TensorArgument | DrawnArgument:
         if tensors:
             return TensorArgument(name, np.zeros(shape, dtype), True)
         return DrawnArgument(name, math.prod(shape) * np.dtype(dtype).itemsize, "fp32", output=True)
@@ -147,9 +158,8 @@ def arguments(kernel: Kernel, tile: Tile, problem: Problem, tensors: Mapping[str
     blocks = -(-seqlen // tile.rows)
     tiles = blocks * heads * batch
     if problem.causal:
-        section = 1 << max(0, (_L2_FOR_KEYS // (4 * seqlen * dim)).bit_length() - 1)
-        rest = heads * batch % section
-        by = (blocks, heads, section, section * blocks, rest or 1)
+        section = section_of(problem)
+        by = (blocks, heads, section, section * blocks, heads * batch % section or 1)
         counts = struct.pack("<i", heads * batch // section)
         scheduler = (_DYNAMIC_SCHEDULER, struct.pack("<i", tiles) + b"".join(map(divisor, by)) + counts)
     else:
@@ -193,3 +203,152 @@ def launch(
         if allocation.name == "counter":
             allocation.held[:] = 0
     return prepared
+
+
+# ── the prediction ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def steps_of_tiles(tile: Tile, problem: Problem) -> np.ndarray:
+    """Column tiles that each row tile works on [tiles], in the order in which the scheduler hands row tiles out."""
+    blocks, columns = -(-problem.seqlen // tile.rows), -(-problem.seqlen // tile.columns)
+    if not problem.causal:
+        return np.full(blocks * problem.heads * problem.batch, columns)
+    section, heads = section_of(problem), problem.heads * problem.batch
+    steps = []
+    for first in range(0, heads, section):
+        for block in reversed(range(blocks)):
+            needed = min(columns, -(-(block + 1) * tile.rows // tile.columns))
+            steps += [needed] * min(section, heads - first)
+    return np.array(steps)
+
+
+def longest_share(tile: Tile, problem: Problem) -> float:
+    """Work of the SM that ends last over that of the one that is timed, which takes each SMS-th tile from the first on.
+
+    A tile counts its steps and one more for its beginning and end.
+    """
+    work = steps_of_tiles(tile, problem) + 1
+    free = [0] * SMS
+    for one in work:
+        heapq.heapreplace(free, free[0] + int(one))
+    return max(free) / int(work[::SMS].sum())
+
+
+def dram_share(tile: Tile, problem: Problem) -> float:
+    """Of the bytes that TMA moves, those that the DRAM must see: each of Q, K, V and O once."""
+    steps = steps_of_tiles(tile, problem)
+    moved = 2 * problem.dim * (2 * tile.rows * len(steps) + 2 * tile.columns * int(steps.sum()))
+    return 4 * 2 * math.prod(problem.shape) / moved
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    name: str
+    published: float
+    """TFLOPS, as all that follow"""
+    predicted: Mapping[str, float]
+    """by hypothesis"""
+    shares: Mapping[str, Mapping[str, float]]
+    """by hypothesis: of the clocks of the SM, those in which a pipe or memory is busy"""
+    seconds: float
+
+    def deviation(self, hypothesis: str) -> float:
+        return self.predicted[hypothesis] / self.published - 1
+
+    @property
+    def reached(self) -> bool:
+        return any(abs(self.deviation(hypothesis)) <= AIM for hypothesis in self.predicted)
+
+
+def read(folder: Path, name: str) -> tuple[Program, Kernel]:
+    cubin = (folder / f"{name}.cubin").read_bytes()
+    names = kernel_names(cubin)
+    if len(names) != 1:
+        raise UsageError(f"{name}.cubin holds {len(names)} kernels; it takes one")
+    return Program(disassemble(cubin), names[0]), read_kernel(cubin, names[0])
+
+
+def predict(folder: Path, name: str, chip: Chip) -> Row:
+    """One SM is timed from its first tile to its last."""
+    begun = time.monotonic()
+    published = KERNELS[name]
+    tile, problem = published.tile, published.problem
+    program, kernel = read(folder, name)
+    if program.unknown:
+        raise UsageError(f"{name}.cubin has opcodes that cannot be executed: {', '.join(program.unknown)}")
+    residents = Residents(1, [0], 0, dram_share(tile, problem))
+    predicted, shares = {}, {}
+    for hypothesis, overlap in overlaps(chip).items():
+        prepared = launch(kernel, tile, problem)
+        values = time_sm(program, prepared, rates(chip, prepared.shared_bytes), residents, overlap).values
+        clocks = values["clocks"]
+        shares[hypothesis] = {pipe: values[pipe] / clocks / 4 for pipe in ("issue", "fma", "alu", "mufu", "tensor")}
+        shares[hypothesis] |= {memory: values[memory] / clocks for memory in ("l2", "dram")}
+        ghz = chip.clock_under(hypothesis, shares[hypothesis]["tensor"])
+        microseconds = clocks * longest_share(tile, problem) / ghz / 1e3 + chip.launch_us
+        predicted[hypothesis] = problem.flops / microseconds / 1e6
+    return Row(name, published.tflops, predicted, shares, time.monotonic() - begun)
+
+
+# ── what is printed ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def bound(shares: Mapping[str, float], together: bool) -> str:
+    """The busiest pipe or memory with its share; `together` where tensor cores and MUFU exclude each other."""
+    shares = dict(shares)
+    if together:
+        shares["tensor + mufu"] = shares["tensor"] + shares["mufu"]
+    busiest = max(shares, key=shares.__getitem__)
+    return f"{busiest} {shares[busiest]:.0%}"
+
+
+def table(rows: Sequence[Row]) -> Table:
+    shown = Table(title=f"FlashAttention-3 forward, fp16, {TOKENS} tokens, on {CHIP}: TFLOPS")
+    shown.add_column("kernel")
+    for column in ("published", "A", "B", "s"):
+        shown.add_column(column, justify="right")
+    shown.add_column("busiest under A")
+    shown.add_column("busiest under B")
+    for row in rows:
+        figures = [f"{row.predicted[h]:.0f} ({row.deviation(h):+.1%})" for h in "AB"]
+        busiest = [bound(row.shares[h], h == "A") for h in "AB"]
+        shown.add_row(row.name, f"{row.published:.0f}", *figures, f"{row.seconds:.0f}", *busiest)
+    return shown
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    found = {
+        row.name: {
+            "published_tflops": row.published,
+            "hypotheses": {
+                h: {"tflops": row.predicted[h], "deviation": row.deviation(h), "shares": row.shares[h]}
+                for h in row.predicted
+            },
+        }
+        for row in rows
+    }
+    return json.dumps(found, indent=2) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cubins", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    asked = parser.parse_args(arguments)
+    there = [name for name in KERNELS if (asked.cubins / f"{name}.cubin").is_file()]
+    if not there:
+        parser.error(f"{asked.cubins} has none of the cubins {', '.join(KERNELS)}")
+    try:
+        rows = [predict(asked.cubins, name, find_chip(CHIP)) for name in there]
+    except UsageError as error:
+        parser.error(str(error))
+    Console().print(table(rows))
+    reached = sum(row.reached for row in rows)
+    print(f"{reached} of {len(rows)} within {AIM:.0%} of the published figure under a hypothesis")
+    if asked.json:
+        asked.json.write_text(as_json(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

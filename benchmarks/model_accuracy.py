@@ -18,6 +18,7 @@ import argparse
 import json
 import math
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -163,7 +164,8 @@ def read_all(folder: Path, samples: int | None) -> tuple[list[tuple[Path, Record
 def _sampled(recording: Recording, samples: int | None) -> Recording:
     if samples is None or samples >= len(recording.rows):
         return recording
-    chosen = np.sort(np.random.default_rng(0).choice(len(recording.rows), samples, replace=False))
+    # the first of one order, so that few samples are among more
+    chosen = np.sort(np.random.default_rng(0).permutation(len(recording.rows))[:samples])
     return replace(recording, rows=tuple(recording.rows[i] for i in chosen))
 
 
@@ -187,7 +189,7 @@ def run_all(
 def table(results: Sequence[Result]) -> Table:
     out = Table(caption="first, best of 10: their time over the fastest row's; /opt.: the first's over all valid ones'")
     shares = ("≤1.25×", "≤2×")
-    for name in ("kernel", "GPU", "n", "predictor", "ρ", "95 %", "first", "best of 10", "/opt.", *shares, "s each"):
+    for name in ("kernel", "GPU", "n", "predictor", "ρ", "95 %", "first", "best of 10", "/opt.", *shares, "CPU s"):
         out.add_column(name, no_wrap=True, justify="left" if name in ("kernel", "GPU", "predictor") else "right")
     for result in results:
         for predictor in PREDICTORS:
@@ -243,14 +245,34 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
 
 
+def other_compilers(
+    recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...]
+) -> Iterator[str]:
+    for folder in dict.fromkeys(folder for folder, _ in recordings):
+        named = kernel_of(folder).compiler
+        if named and named not in dict(nvrtc):
+            used = find_nvrtc(None, ()).name
+            how = f"--nvrtc {named}=PATH gives it"
+            yield f"{folder.name}: compiled by {used}, not by NVRTC {named} as its file says; {how}"
+
+
 def remarks(results: Sequence[Result], unreadable: Sequence[str]) -> Iterator[str]:
     for sentence in unreadable:
         yield f"left out: {sentence}"
     for result in results:
-        for problem, count in result.problems.most_common():
+        for problem, count in _grouped(result.problems).most_common():
             yield f"{result.kernel} on {result.recording.name}: {count} {problem}"
         if result.measured and not result.has_something_to_rank:
             yield f"{result.kernel} on {result.recording.name}: times vary too little to rank, not in the mean"
+
+
+def _grouped(problems: Counter[str]) -> Counter[str]:
+    """Those that differ in numbers alone counted together, under the first of them."""
+    first: dict[str, str] = {}
+    found: Counter[str] = Counter()
+    for problem, count in problems.items():
+        found[first.setdefault(re.sub(r"0x[0-9a-f]+|\d+", "#", problem), problem)] += count
+    return found
 
 
 def as_json(results: Sequence[Result]) -> dict[str, dict[str, dict[str, float | int | None]]]:
@@ -291,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EvoengineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    for remark in remarks(results, unreadable):
+    for remark in (*other_compilers(recordings, nvrtc), *remarks(results, unreadable)):
         print(remark, file=sys.stderr)
     usable = [result for result in results if result.measured]
     if usable:

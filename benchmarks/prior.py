@@ -1,8 +1,8 @@
 """How many trials a model's predictions save a search: `python benchmarks/prior.py --kernels DIR`.
 
-The rows of every recording in DIR (benchmarks/recorded_kernels.py) are a space of its own, which the evolutionary sampler
-searches twice with each seed: without a prior, and with the model's predictions as one. Counted are the trials until one
-is within 5 % of the fastest row. A configuration that the model cannot read has no prediction. Needs no GPU.
+The rows of every recording in DIR (benchmarks/recorded_kernels.py) are a space of its own, which the evolutionary
+sampler searches twice with each seed: without a prior, and with the model's predictions as one. Counted are the trials
+until one is within 5 % of the fastest row. A configuration that the model cannot read has no prediction. Needs no GPU.
 
 The model's predictions take a while; --predictions keeps them. --stand-in puts the measured times with noise in their
 place, as much of it as leaves the rank correlation asked for: how good a model must be, and what a wrong one costs.
@@ -72,7 +72,7 @@ def pool_of(folder: Path, recording: Recording, predictions: np.ndarray) -> Pool
 
 
 def trials(pool: Pool, predictions: np.ndarray | None, seed: int) -> int:
-    """Until one is within NEAR of the fastest row; `predictions` [n] in µs are the prior, without them there is none."""
+    """Until one is within NEAR of the fastest row; `predictions` [n], in µs, are the prior; None: there is none."""
     space, prior = pool.space, None
     if predictions is not None:
         prior = Prior(space)
@@ -122,10 +122,11 @@ def _predicted(
     recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...], jobs: int
 ) -> list[np.ndarray]:
     answers = answer_all(recordings, nvrtc, jobs)
-    return [
-        np.array([_microseconds(answers[key_of(folder, row.config, recording.gpu)], recording.gpu) for row in recording.rows])
-        for folder, recording in recordings
-    ]
+    found = []
+    for folder, recording in recordings:
+        of_rows = (answers[key_of(folder, row.config, recording.gpu)] for row in recording.rows)
+        found.append(np.array([_microseconds(answer, recording.gpu) for answer in of_rows]))
+    return found
 
 
 def _microseconds(answer: Answer, gpu: str) -> float:

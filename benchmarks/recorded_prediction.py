@@ -56,7 +56,7 @@ class Answer:
     predicted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """GPU → predictor → what to rank by"""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """that the model took, reading the listing included"""
+    """of CPU that the model took, reading the listing included"""
     problems: Mapping[str, str] = field(default_factory=dict)
     """per GPU: why the model gave no figure"""
     failure: str | None = None
@@ -75,7 +75,7 @@ def answer(task: Task) -> Answer:
         compiled = compile_and_list(compiler, kernel.source(task.config), chips[0].gpu.arch, kernel.options)
     except CompileFailed as error:
         return Answer(failure=f"does not compile: {error}")
-    start = time.perf_counter()
+    start = time.process_time()
     binary = read_binary(compiled.cubin, entry_of(compiled.cubin, kernel.entry))
     program, problem = None, None
     try:
@@ -83,11 +83,11 @@ def answer(task: Task) -> Answer:
         launch = launch_of(kernel, binary, task.config)
     except Exception as error:  # a launch that no GPU takes, an opcode that stops the reader: data, and counted
         problem = _reason(error)
-    read_seconds = time.perf_counter() - start
+    read_seconds = time.process_time() - start
     static = len(instructions(compiled.listing, binary.entry))
     predicted, seconds, problems = {}, {}, {}
     for chip in chips:
-        start = time.perf_counter()
+        start = time.process_time()
         prediction = None
         try:
             if problem:
@@ -97,7 +97,7 @@ def answer(task: Task) -> Answer:
                 raise Unpredictable(f"it gives {prediction.time_us} µs")
         except Exception as error:
             problems[chip.key] = _reason(error)
-        seconds[chip.key] = read_seconds + time.perf_counter() - start
+        seconds[chip.key] = read_seconds + time.process_time() - start
         predicted[chip.key] = _all_predictors(kernel, task.config, binary, static, prediction, chip)
     return Answer(predicted, seconds, problems)
 
@@ -183,7 +183,10 @@ def answer_all(
     tasks = tasks_of(recordings, nvrtc)
     with ProcessPool(max_workers=jobs) as pool:
         futures = {key: pool.schedule(answer, (task,), timeout=CANDIDATE_SECONDS) for key, task in tasks.items()}
-        shown = track(futures.items(), "configurations", console=Console(stderr=True), transient=True)
+        console = Console(stderr=True)
+        shown = track(
+            futures.items(), "configurations", console=console, transient=True, disable=not console.is_terminal
+        )
         try:
             return {key: _outcome(future) for key, future in shown}
         except BaseException:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from evoengine.terms import bound, is_prediction, range_us, utilisation
+from evoengine.terms import FORMULA, bound, model_of, range_us, utilisation
 
 Value = int | float | str | bool
 Config = Mapping[str, Value]
@@ -251,7 +251,7 @@ class Measurement:
     @property
     def by_formula(self) -> bool:
         """Whether it is an estimate that was not predicted from machine code."""
-        return self.kind is Kind.ESTIMATED and not is_prediction(self.terms)
+        return self.kind is Kind.ESTIMATED and model_of(self.terms) == FORMULA
 
     @property
     def rank_key(self) -> tuple[bool, float]:
@@ -264,16 +264,6 @@ class Measurement:
     @property
     def is_sustained(self) -> bool:
         return self.policy is not None and self.policy.clocks is Clocks.SUSTAINED
-
-
-@dataclass(frozen=True, slots=True)
-class Estimated:
-    """What is said of a candidate's time without a GPU."""
-
-    figure: Measurement | None
-    """None where the model of the chip cannot read the binary and its family states no cost"""
-    unread: str | None = None
-    """why the model could not read the binary, so that the figure is the formula's; None where it could"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,8 +388,8 @@ class Candidate:
 
 def _estimate_json(figure: Measurement | None) -> dict[str, object]:
     terms = figure.terms if figure else {}
-    model = None if figure is None or figure.kind is not Kind.ESTIMATED else "formula" if figure.by_formula else "machine code"
-    return {"range_us": range_us(terms), "bound": bound(terms), "utilisation": utilisation(terms), "model": model}
+    made_by = model_of(terms) if figure and figure.kind is Kind.ESTIMATED else None
+    return {"range_us": range_us(terms), "bound": bound(terms), "utilisation": utilisation(terms), "model": made_by}
 
 
 def _sustained_json(figure: Measurement) -> dict[str, object]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 Terms = Mapping[str, float]
+FORMULA, MACHINE_CODE = "formula", "machine code"
 HYPOTHESES = ("A", "B")
 """about what the tensor pipe leaves to others while wgmma runs (evoengine/sass/predict.py)"""
 
 
-def is_prediction(terms: Terms) -> bool:
-    """Whether the figure was predicted from machine code; an estimate by formula was not."""
-    return bool(terms.get("predicted"))
+def model_of(terms: Terms) -> str:
+    """What an estimate was made by."""
+    return MACHINE_CODE if terms.get("predicted") else FORMULA
 
 
 def range_us(terms: Terms) -> list[float] | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from evoengine.errors import UsageError
-from evoengine.objectives import OBJECTIVES, front, parse_objectives, stored_objectives, worth
+from evoengine.objectives import OBJECTIVES, front, parse_objectives, stored_objectives, told, worth
 from evoengine.records import Binary, Candidate, Kind, Launch, Measurement, Outcome, Source
 
 
@@ -54,3 +56,22 @@ def test_a_penalty_is_worse_than_any_real_value():
     values = worth(candidate(1, 0.001, 255), stored_objectives("tflops,speed,registers,shared_bytes"))
     for value, objective in zip(values, OBJECTIVES.values(), strict=True):
         assert value > objective.penalty if objective.direction == "maximize" else value < objective.penalty
+
+
+def estimate(tflops: float, predicted: float) -> Candidate:
+    figure = Measurement(Kind.ESTIMATED, "model", tflops, 1e3 / tflops, terms={"predicted": predicted})
+    return replace(candidate(1, tflops, 64, Outcome.ESTIMATED), measurement=figure)
+
+
+def test_a_sampler_is_told_less_of_any_estimate_by_formula_than_of_the_slowest_prediction():
+    aims = parse_objectives("tflops,registers")
+    slow_formula, fast_formula, prediction = (told(estimate(*of), aims) for of in ((100, 0), (900, 0), (0.01, 1)))
+    assert OBJECTIVES["tflops"].penalty < slow_formula[0] < fast_formula[0] < prediction[0]
+    assert slow_formula[1] == prediction[1] == 64.0
+
+
+def test_a_sampler_is_told_predicted_and_measured_speeds_as_they_are():
+    aims = parse_objectives("tflops")
+    for of in (estimate(400.0, 1.0), candidate(1, 400.0, 64)):
+        assert told(of, aims) == worth(of, aims) == (400.0,)
+    assert told(candidate(1, 400.0, 64, Outcome.INCORRECT), aims) is None

@@ -38,7 +38,8 @@ def conclude(
         remark = ["figures marked est. are estimates, not measurements"] if estimated else []
         say(f"next: {'   ·   '.join([*(f'evoengine {command}{ledger}' for command in following), *remark])}")
     elif unranked:
-        say(f"{unranked} correct candidates and no figure to rank them by: their families state no [cost] in the space")
+        why = "the model cannot read their binaries, and their families state no [cost] in the space"
+        say(f"{unranked} correct candidates and no figure to rank them by: {why}")
         say(f"next: evoengine measure{ledger} on a machine with the GPU   ·   evoengine history --run {run}{ledger}")
     else:
         say(f"no correct candidate was found: evoengine history --run {run}{ledger} shows what became of each")

@@ -29,7 +29,7 @@ if not stdout.is_terminal:
     stdout.width = 100_000
 
 MARK = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
-BY_FORMULA = "est.* the model could not read the binary (evoengine show says why): by formula, ranked behind all predictions"
+BY_FORMULA = "est.* the model could not read the binary (evoengine show says why): by formula, behind all predictions"
 PIPES = {"mufu": "MUFU", "fma": "FMA", "alu": "ALU", "l2": "L2", "dram": "DRAM"}
 """how a person writes the pipes and memories of a prediction; the others are words"""
 

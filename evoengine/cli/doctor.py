@@ -60,7 +60,8 @@ def _disassembler() -> Finding:
     from evoengine.cuda_files import disassembler
 
     tool = disassembler()
-    remedy = None if tool else "pip install nvidia-cuda-nvdisasm (without it the instruction mix stays unknown)"
+    without = "without it no machine code is read, and times are estimated by formula"
+    remedy = None if tool else f"pip install nvidia-cuda-nvdisasm ({without})"
     return Finding("disassembler", bool(tool), tool or "nvdisasm is not here", remedy, needed=False)
 
 

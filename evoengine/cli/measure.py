@@ -37,7 +37,7 @@ def measure(
     from evoengine.cli.setup import ledger_device, require_gpus, stop_on_signal, target, turn
     from evoengine.devices.driver import real_gpu, require_arch, takes
     from evoengine.ledger.store import open_ledger
-    from evoengine.search.agreement import agree, measured_pairs
+    from evoengine.search.agreement import agree, measured_pairs, of_one_model
     from evoengine.search.judges import GpuJudge
     from evoengine.search.remeasure import Remeasurer, left_to_measure, spaces_of
 
@@ -75,7 +75,7 @@ def measure(
         like = {(m.device, str(m.policy)) for m in (c.measurement for c in found)}
         pairs = [p for p in measured_pairs(ledger, str(wanted), named.key) if (p.device, p.policy) in like]
         baselines = ledger.baselines(run)
-    agreed = agree([p.figures for p in pairs])
+    agreed = agree([p.figures for p in of_one_model(pairs)])
     for line in (*map(_sdpa, baselines), *notes, *_agreed(agreed)):
         say(line)
     if as_json:

@@ -62,7 +62,7 @@ def require_compilers(emulated: bool) -> None:
 
 
 def prepare_model(gpu: Gpu, say: Callable[[str], None]) -> str | None:
-    """Builds what predicts times from machine code, where it is not built; gives what is missing for it, if anything."""
+    """Builds what predicts times from machine code, where it is not built; says what is missing for it."""
     from evoengine.sass.build import is_built
     from evoengine.stages.predict import why_unpredictable
 

@@ -52,7 +52,7 @@ def verify(
         finally:
             judge.close()
     check = None
-    if execute and candidate.binary and candidate.verdict:
+    if execute and candidate.binary:
         check = check_binary(bound, problem, config, candidate.source, candidate.binary, seed)
         candidate = replace(candidate, binary_verdict=check.verdict)
     correct = candidate.verdict is not None and candidate.verdict.correct and not candidate.refuted

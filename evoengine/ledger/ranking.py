@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from evoengine.ledger.rows import PREFERENCE
 from evoengine.records import Clocks, Kind, Policy
-from evoengine.terms import is_prediction
+from evoengine.terms import FORMULA, model_of
 
 HERE = 0
 """stands for all runs of this ledger; those are numbered from 1"""
@@ -40,7 +40,7 @@ class Figure:
 
     @property
     def by_formula(self) -> bool:
-        return self.kind is Kind.ESTIMATED and not is_prediction(self.terms)
+        return self.kind is Kind.ESTIMATED and model_of(self.terms) == FORMULA
 
     def comparable(self, other: Figure) -> bool:
         return (self.kind, self.device, self.policy) == (other.kind, other.device, other.policy)
@@ -56,7 +56,7 @@ def ranked(figures: Iterable[Figure]) -> list[int]:
     finalists of the last finals keep the places they won there: what was timed before, and alone, is behind them. Finals
     of an imported run say so of that run alone: nobody timed its finalists against what this ledger had.
 
-    Behind estimates predicted from machine code come those by formula, of what could not be read, in an order of their own.
+    Behind predictions come estimates by formula, of what the model could not read, in an order of their own.
     """
     held: dict[int, Figure] = {}
     for figure in figures:

@@ -1,12 +1,14 @@
-"""How well the static estimates rank what was measured: rank correlation, and what a short list would have missed."""
+"""How well estimates rank what was measured: rank correlation, and what a short list would have missed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evoengine.ledger.rows import most_trusted
 from evoengine.ledger.store import Ledger
 from evoengine.records import UNKNOWN_POLICY, Kind, Outcome
+from evoengine.terms import FORMULA, model_of
 
 SHORT_LIST = 10
 """the regret is that of having timed only so many, best estimate first"""
@@ -14,7 +16,7 @@ SHORT_LIST = 10
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One candidate's last estimate beside its last measurement, both in TFLOPS."""
+    """One candidate's last estimate, a prediction before one by formula, beside its last measurement, both in TFLOPS."""
 
     trial: int
     problem: str
@@ -27,6 +29,8 @@ class Pair:
     measured: float
     policy: str = str(UNKNOWN_POLICY)
     """that it was measured by"""
+    model: str = FORMULA
+    """what the estimate was made by: predicted from the machine code, or by formula"""
 
     @property
     def figures(self) -> tuple[float, float]:
@@ -48,12 +52,18 @@ def measured_pairs(ledger: Ledger, problem: str | None = None, gpu: str | None =
     pairs = []
     for c in ledger.candidates(problem=problem, gpu=gpu):
         if c.outcome is Outcome.MEASURED:
-            estimates = (m for m in reversed(ledger.measurements(c.trial)) if m.kind is Kind.ESTIMATED)
-            estimate, measured = next(estimates, None), c.measurement
+            estimate = most_trusted([m for m in ledger.measurements(c.trial) if m.kind is Kind.ESTIMATED])
+            measured = c.measurement
             if estimate and measured:
                 of = (c.trial, c.problem, c.gpu, measured.device, str(c.config["family"]))
-                pairs.append(Pair(*of, estimate.tflops, measured.tflops, str(measured.policy)))
+                pairs.append(Pair(*of, estimate.tflops, measured.tflops, str(measured.policy), model_of(estimate.terms)))
     return pairs
+
+
+def of_one_model(pairs: Sequence[Pair]) -> list[Pair]:
+    """Those whose estimates were predicted from machine code; those by formula where there is no other."""
+    predicted = [p for p in pairs if p.model != FORMULA]
+    return predicted or list(pairs)
 
 
 def agree(pairs: Sequence[tuple[float, float]]) -> Agreement:

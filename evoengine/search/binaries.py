@@ -9,6 +9,7 @@ from evoengine.gpu import find_gpu
 from evoengine.ledger.store import Ledger
 from evoengine.problem import Problem, parse_problem
 from evoengine.records import Binary, BinaryCheck, Candidate, Config, Outcome, Rejection, Source
+from evoengine.sass.build import build
 from evoengine.search.judges import gate_plan, seed_for
 from evoengine.search.remeasure import spaces_of
 from evoengine.search.workers import COMPILER_TERMS, WorkerPool
@@ -23,6 +24,7 @@ def check_binary(
 
     Raises MachineError where this machine has no disassembler or no C++ compiler.
     """
+    build()  # here, where no time limit of a worker ends it
     workers = WorkerPool(1, COMPILER_TERMS)
     try:
         plan = gate_plan(space, problem, config)

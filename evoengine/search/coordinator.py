@@ -23,7 +23,6 @@ from evoengine.records import (
     Candidate,
     Config,
     Contender,
-    Estimated,
     Outcome,
     Rejection,
     Source,
@@ -32,10 +31,12 @@ from evoengine.records import (
 from evoengine.search.finals import hold_finals, record_finals
 from evoengine.search.judges import Judge, Usage, make_job, record_judged, seed_for, timed_baselines
 from evoengine.search.proposer import Proposal, Proposer
+from evoengine.search.siblings import sibling_prior
 from evoengine.search.workers import COMPILER_TERMS, Terms, WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages.compile import options
 from evoengine.stages.pipeline import Judged, compile_task, predict_task
+from evoengine.stages.predict import Estimated
 from evoengine.stages.render import render
 from evoengine.stages.screen import screen_binary, screen_launch
 from evoengine.stages.toolchain import compiler_version
@@ -143,9 +144,9 @@ class Coordinator:
         self._adopted = self._adopt()
         left = [config for config, _ in self._adopted.values()]
         known_good = neighbouring_bests(ledger, setting)
-        self._proposer = Proposer(
-            setting.space, setting.sampler, setting.seed, left, known_good, setting.objectives
-        )
+        s = setting
+        prior = sibling_prior(ledger, s.space, str(s.problem), s.gpu) if s.timed else None
+        self._proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, prior)
         self._comparing: set[Future] = set()
         self._compiling: dict[Future, Walk] = {}
         self._judging: dict[Future, Walk] = {}

@@ -154,9 +154,20 @@ class EmulatorJudge(Judge):
         self._kernel, self._problem, self._gpu = kernel, problem, gpu
 
     def submit(self, job: Job, workers: WorkerPool) -> Future:
+        arguments = (
+            self._kernel, job.contender, job.plan, job.full_plan, job.seed, job.cost, self._problem, self._gpu,
+        )  # fmt: skip
+        failed: list[str] = []
+
+        def without_model(rejection: Rejection) -> tuple | None:
+            """The gate reports what a kernel does wrong; a process that ends in the middle is no fault of the kernel's."""
+            if failed or rejection.outcome not in (Outcome.CRASHED, Outcome.HUNG):
+                return None
+            failed.append(rejection.reason)
+            return *arguments, rejection.reason
+
         return workers.submit(
-            pipeline.estimate_task, self._kernel, job.contender, job.plan, job.full_plan, job.seed, job.cost,
-            self._problem, self._gpu, died=Outcome.CRASHED, gives=Judged,
+            pipeline.estimate_task, *arguments, died=Outcome.CRASHED, gives=Judged, again=without_model
         )  # fmt: skip
 
 

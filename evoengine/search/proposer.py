@@ -42,9 +42,9 @@ class Proposer:
         known_good: Sequence[Config] = (),
         objectives: Sequence[Objective] = (OBJECTIVES[DEFAULT],), prior: Prior | None = None,
     ) -> None:  # fmt: skip
-        """`retry` are configurations that an interrupted run left unfinished; they come first. `known_good` were the best
-        of neighbouring problems or GPUs; they come after the space's own start points. What the `prior` expects leads the evolutionary sampler; the others
-        do without."""
+        """`retry` are configurations that an interrupted run left unfinished; they come first. `known_good` were the
+        best of neighbouring problems or GPUs; they come after the space's own start points. `prior` leads the
+        evolutionary sampler; the others make no use of it."""
         optuna.logging.set_verbosity(logging.WARNING)
         self.space = space
         self.invalid = 0

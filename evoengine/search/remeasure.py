@@ -34,7 +34,8 @@ def left_to_measure(ledger: Ledger, problem: str, gpu: str) -> list[Candidate]:
 
 
 def _estimate_key(candidate: Candidate) -> tuple[bool, float]:
-    return candidate.measurement.rank_key if candidate.measurement else (True, inf)
+    m = candidate.measurement
+    return (m.by_formula, -m.tflops) if m else (True, inf)
 
 
 def spaces_of(ledger: Ledger, candidates: Sequence[Candidate], problem: Problem, gpu: Gpu) -> dict[int, SearchSpace]:

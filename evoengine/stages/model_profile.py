@@ -1,4 +1,4 @@
-"""What limits a kernel by the model of its chip: how busy each pipe is, and at which instructions warps wait for what."""
+"""What limits a kernel by the model of its chip: how busy each pipe is, and where warps wait for what."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ LONGEST = 60
 """characters of an instruction's text"""
 REASONS = 3
 """of an instruction's waiting, those that are shown"""
+NOTABLE = 0.01
+"""share of an instruction's waiting, from which on a reason is shown"""
 READY = "not selected"
 """the reason of warps that could issue, and wait for nothing but their turn"""
 COUNTS = {
@@ -87,7 +89,7 @@ def _waits(timed: Timed) -> Iterator[tuple[str, float]]:
 
 
 def _hottest(timed: Timed, contender: Contender) -> Iterator[tuple[str, float]]:
-    """The instructions before which warps wait longest: address, text, times issued and reasons → per cent of all waits."""
+    """The instructions before which warps wait longest: address, text, issues and reasons → per cent of all waits."""
     entry = contender.source.entry
     texts = {i.address: " ".join(i.text.split())[:LONGEST] for i in instructions(contender.binary.listing, entry)}
     at = addresses(Program(contender.binary.listing, entry))
@@ -97,11 +99,11 @@ def _hottest(timed: Timed, contender: Contender) -> Iterator[tuple[str, float]]:
     total = of_instructions.sum()
     for n in np.argsort(-of_instructions, kind="stable")[:HOTTEST]:
         if of_instructions[n] > 0:
-            name = f"{at[n]:#07x} {texts.get(at[n], '')} · issued {timed.issues[n]} · {_reasons(names, waits[n])}, % of waits"
-            yield name, float(100 * of_instructions[n] / total)
+            place = f"{at[n]:#07x} {texts.get(at[n], '')} · issued {timed.issues[n]}"
+            yield f"{place} · {_reasons(names, waits[n])}, % of waits", float(100 * of_instructions[n] / total)
 
 
 def _reasons(names: Sequence[str], waits: np.ndarray) -> str:
-    """`wgmma 81 %, mbarrier 12 %`"""
-    longest = [n for n in np.argsort(-waits, kind="stable")[:REASONS] if waits[n] > 0]
+    """`wgmma 81%, mbarrier 12%`"""
+    longest = [n for n in np.argsort(-waits, kind="stable")[:REASONS] if waits[n] > NOTABLE * waits.sum()]
     return ", ".join(f"{names[n]} {waits[n] / waits.sum():.0%}" for n in longest)

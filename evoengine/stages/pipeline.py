@@ -19,7 +19,6 @@ from evoengine.records import (
     Binary,
     BinaryCheck,
     Contender,
-    Estimated,
     Finals,
     Launch,
     Measurement,
@@ -29,6 +28,7 @@ from evoengine.records import (
     Source,
     Verdict,
 )
+from evoengine.stages.predict import Estimated, figure_by_formula, predict_figure
 
 LAUNCH_SECONDS = 20.0
 """one emulated launch of a gate case takes milliseconds; past this it will not end"""
@@ -80,21 +80,22 @@ def emulate_task(kernel: str, source: Source, plan: Plan, full_plan: Plan, seed:
 
 def estimate_task(
     kernel: str, contender: Contender, plan: Plan, full_plan: Plan, seed: int, cost: Mapping[str, float],
-    problem: Problem, gpu: Gpu,
+    problem: Problem, gpu: Gpu, failed: str | None = None,
 ) -> Judged | Rejection:  # fmt: skip
-    """The gate in the emulator, and the prediction for what passes it."""
+    """The gate in the emulator, and the prediction for what passes it; by formula where the model `failed` before."""
     verdict = emulate_task(kernel, contender.source, plan, full_plan, seed)
     if isinstance(verdict, Rejection) or not verdict.correct:
         return verdict if isinstance(verdict, Rejection) else Judged(verdict, None)
-    estimated = predict_task(kernel, contender, cost, problem, gpu)
+    estimated = predict_task(kernel, contender, cost, problem, gpu, failed)
     return Judged(verdict, estimated.figure, estimated.unread)
 
 
 def predict_task(
-    kernel: str, contender: Contender, cost: Mapping[str, float], problem: Problem, gpu: Gpu
-) -> Estimated:  # fmt: skip
-    from evoengine.stages.predict import predict_figure
-
+    kernel: str, contender: Contender, cost: Mapping[str, float], problem: Problem, gpu: Gpu, failed: str | None = None
+) -> Estimated:
+    """The candidate's time by the model of its chip; by formula where that `failed` before."""
+    if failed:
+        return Estimated(figure_by_formula(kernel, contender, cost, problem, gpu), f"the model failed: {failed}")
     return predict_figure(kernel, contender, cost, problem, gpu)
 
 

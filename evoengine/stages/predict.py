@@ -1,13 +1,13 @@
 """A candidate's time without a GPU: predicted from its machine code on the chip it was compiled for.
 
-Where the model cannot read a binary, the formula of `evoengine.stages.estimate` gives the figure, and the reason is told.
+Where the model cannot read a binary, the formula of `evoengine.stages.estimate` gives the figure, with the reason.
 """
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
-from functools import cache
+from typing import NamedTuple
 
 from evoengine.cuda_files import disassembler
 from evoengine.devices.base import KernelFailure
@@ -15,7 +15,7 @@ from evoengine.devices.pool import PooledArgument
 from evoengine.errors import EvoengineError
 from evoengine.gpu import Gpu
 from evoengine.problem import Problem
-from evoengine.records import Contender, Estimated, Kind, Measurement
+from evoengine.records import Contender, Kind, Measurement
 from evoengine.sass.build import build
 from evoengine.sass.chip import find_chip
 from evoengine.sass.core import Program
@@ -30,7 +30,15 @@ SEED = 0
 """draws where tensors lie: the same for all candidates, so that their figures compare"""
 
 
-@cache
+class Estimated(NamedTuple):
+    """What is said of a candidate's time without a GPU."""
+
+    figure: Measurement | None
+    """None where the model of the chip cannot read the binary and its family states no cost"""
+    unread: str | None = None
+    """why the model could not read the binary, so that the figure is the formula's; None where it could"""
+
+
 def why_unpredictable(gpu: str) -> str | None:
     """What is missing for predictions on the GPU of that name, whatever the kernel; None where nothing is.
 
@@ -41,21 +49,28 @@ def why_unpredictable(gpu: str) -> str | None:
         build()
     except EvoengineError as error:
         return str(error)
-    return None if disassembler() else "nvdisasm was not found, which reads machine code: evoengine doctor has the remedy"
+    return None if disassembler() else "nvdisasm was not found, which reads machine code: see evoengine doctor"
 
 
 def predict_figure(
     kernel: str, contender: Contender, cost: Mapping[str, float], problem: Problem, gpu: Gpu
-) -> Estimated:  # fmt: skip
+) -> Estimated:
     """The figure for the whole problem, by the model where it can read the binary, else by the formula from `cost`."""
     workload = find_workload(kernel)
-    flops, least_bytes = workload.flops(problem), workload.least_bytes(problem)
     try:
         prediction = predict_binary(kernel, contender, problem, gpu)
     except Unpredictable as reason:
-        by_formula = estimate(contender.binary, contender.source.launch, cost, gpu, flops, least_bytes)
-        return Estimated(by_formula, f"the model cannot read the binary: {reason}")
-    return Estimated(figure_of(prediction, gpu, flops, least_bytes), None)
+        figure = figure_by_formula(kernel, contender, cost, problem, gpu)
+        return Estimated(figure, f"the model cannot read the binary: {reason}")
+    return Estimated(figure_of(prediction, gpu, workload.flops(problem), workload.least_bytes(problem)))
+
+
+def figure_by_formula(
+    kernel: str, contender: Contender, cost: Mapping[str, float], problem: Problem, gpu: Gpu
+) -> Measurement | None:
+    """None where the family states no cost."""
+    workload, launch = find_workload(kernel), contender.source.launch
+    return estimate(contender.binary, launch, cost, gpu, workload.flops(problem), workload.least_bytes(problem))
 
 
 def predict_binary(kernel: str, contender: Contender, problem: Problem, gpu: Gpu) -> Prediction:
@@ -94,9 +109,10 @@ def figure_of(prediction: Prediction, gpu: Gpu, flops: float, least_bytes: float
         "roofline_us": roofline_us,
         f"bound_{p.bound}": 1.0,
         "clocks": p.clocks,
-        "blocks_per_sm": float(p.blocks_per_sm),
+        "blocks_per_sm": p.blocks_per_sm,
         "waves": p.waves,
     }
     terms |= {f"{name}_us": max(us, roofline_us) for name, us in p.hypotheses.items()}
     terms |= {f"{pipe}_share": share for pipe, share in p.shares.items()}
-    return Measurement(Kind.ESTIMATED, f"model for {gpu.key}", flops / time_us / 1e6, time_us, terms=terms)
+    plain = {name: float(value) for name, value in terms.items()}
+    return Measurement(Kind.ESTIMATED, f"model for {gpu.key}", flops / time_us / 1e6, float(time_us), terms=plain)

@@ -92,3 +92,27 @@ def test_sustained_figures_stand_beside_the_others_whenever_they_were_taken():
     figures = [by(POLICY, 1, 1, 20.0), by(POLICY, 2, 2, 30.0), by(SUSTAINED, 3, 1, 900.0), by(SUSTAINED, 4, 2, 10.0)]
     assert ranked(figures) == [2, 1]
     assert ranked(figures[2:]) == [1, 2]
+
+
+def estimated(number, trial, tflops, predicted):
+    device = "model for h100" if predicted else "estimate for h100"
+    return Figure(number, trial, Kind.ESTIMATED, tflops, None, {"predicted": float(predicted)}, device)
+
+
+def test_estimates_by_formula_are_behind_all_predictions_in_an_order_of_their_own():
+    by_formula = [estimated(1, 1, 631.0, False), estimated(4, 4, 700.0, False)]
+    predicted = [estimated(2, 2, 400.0, True), estimated(3, 3, 450.0, True)]
+    assert ranked([*by_formula, *predicted]) == ranked([*predicted, *by_formula]) == [3, 2, 4, 1]
+    assert ranked(by_formula) == [4, 1]
+
+
+def test_figures_from_before_predictions_were_made_are_by_formula():
+    assert ranked([single(1, 1, 631.0, Kind.ESTIMATED), estimated(2, 2, 400.0, True)]) == [2, 1]
+
+
+def test_a_candidate_counts_by_its_prediction_whenever_the_formula_was_asked():
+    assert ranked([estimated(1, 1, 400.0, True), estimated(2, 2, 350.0, True), estimated(3, 1, 100.0, False)]) == [1, 2]
+
+
+def test_a_measured_figure_leaves_estimates_of_either_model_out():
+    assert ranked([estimated(1, 1, 400.0, True), estimated(2, 2, 631.0, False), single(3, 3, 20.0)]) == [3]

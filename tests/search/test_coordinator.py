@@ -11,9 +11,9 @@ import pytest
 
 from evoengine.errors import MachineError
 from evoengine.problem import parse_problem
-from evoengine.records import Kind, Outcome
+from evoengine.records import Contender, Kind, Outcome, Rejection
 from evoengine.search.coordinator import neighbouring_bests
-from evoengine.search.judges import AHEAD, EmulatorJudge, GpuJudge, make_judge, timed_baselines
+from evoengine.search.judges import AHEAD, EmulatorJudge, GpuJudge, Job, make_judge, timed_baselines
 from evoengine.search.proposer import Proposer
 from tests.search import faulty_device
 from tests.search.conftest import DEVICE, GPU, PROBLEM
@@ -89,6 +89,23 @@ def test_without_a_device_there_is_no_usage_and_no_final(numbered):
     judge = make_judge("attention", PROBLEM, GPU, None, 1)
     assert isinstance(judge, EmulatorJudge)
     assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.ahead) == (None, None, None, 0)
+
+
+def test_a_candidate_whose_judging_process_dies_is_judged_once_more_without_the_model():
+    """The emulator runs kernels in processes of their own: what dies in the judge's is no fault of the kernel's."""
+    asked = []
+
+    class Workers:
+        def submit(self, task, *arguments, again, **_):
+            asked.append((arguments, again))
+
+    job = Job(contender := Contender(1, None, None), [], [], {}, 7)
+    EmulatorJudge("attention", PROBLEM, GPU).submit(job, Workers())
+    [(arguments, again)] = asked
+    assert again(Rejection(Outcome.UNCOMPILABLE, "emulator: no")) is None
+    assert again(Rejection(Outcome.CRASHED, "died of signal 11")) == (*arguments, "died of signal 11")
+    assert again(Rejection(Outcome.CRASHED, "died of signal 11")) is None
+    assert arguments[1] is contender
 
 
 def test_finals_decide_who_is_best(numbered):

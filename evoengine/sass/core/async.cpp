@@ -203,8 +203,9 @@ Step arrive_at_cluster(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
-Step wait_for_cluster(Context& c, const Instruction&) {
+Step wait_for_cluster(Context& c, const Instruction& i) {
   Warp& w = c.warp;
+  if (w.cluster_generation == NEVER_ARRIVED) throw Fault{named(i) + ": waits where it has not arrived"};
   if (w.block->cluster->generation != w.cluster_generation) return Step::Done;
   w.wait = {Wait::Kind::ClusterBarrier, 0, w.cluster_generation};
   return Step::Waiting;

@@ -71,7 +71,8 @@ u64 exchange(Context& c, const Instruction& i, u8* there, u64 address, u64 value
   u64 old = 0;
   if (there) std::memcpy(&old, there, bytes);
   else c.machine.memory.load(address, &old, bytes);
-  const u64 now = combine(i, old, value, with);
+  const bool counts = i.a == ADD && i.b <= S64_TYPE && !there && i.c > 0;
+  const u64 now = combine(i, old, counts ? value * c.machine.alike : value, with);
   if (there) std::memcpy(there, &now, bytes);
   else c.machine.memory.store(address, &now, bytes);
   return old;

@@ -162,6 +162,7 @@ bool observe(const Program& program, const Launch& launch, std::vector<Allocatio
   prepare(machine, program, launch, std::move(allocations), banks, seed);
   machine.landing = Landing::Early;
   machine.observer = &observer;
+  machine.alike = launch.grid[0] * launch.grid[1] * launch.grid[2];
   try {
     run_cluster(machine, *make_cluster(machine, block), limit);
     return true;

@@ -179,6 +179,7 @@ void after_exit(Warp& w) {
     gather(w);
   }
   for (int b = 0; b < 16; b++) check_barrier(*w.block, b);
+  check_cluster_barrier(*w.block->cluster);
 }
 
 }  // namespace

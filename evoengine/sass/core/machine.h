@@ -194,6 +194,8 @@ struct Wait {  // why a warp cannot go on
                    // that may be left
 };
 
+constexpr u32 NEVER_ARRIVED = 0xffffffff;
+
 struct Warp {
   Lanes r[256];
   u32 u[64];
@@ -220,7 +222,7 @@ struct Warp {
 
   int registers = 0;           // per thread after setmaxnreg; 0 before it
   u32 cluster_arrived = 0;     // lanes that have arrived at barrier.cluster, in this generation of it
-  u32 cluster_generation = 0;  // of the last arrival
+  u32 cluster_generation = NEVER_ARRIVED;  // of the last arrival
 
   u64 executed = 0;
   bool done() const { return alive == 0; }
@@ -270,6 +272,9 @@ struct Machine {
   GlobalMemory memory;
   std::vector<u8> banks[8];  // constant memory
   u64 seed = 0;
+  // Blocks that a model's one stands for: each adds as often to a counter in global memory as this one does, so that a
+  // persistent block finds the tiles it was given by an atomic add so far apart.
+  u32 alike = 1;
   virtual ~Machine() = default;
   // begins asynchronous work; lands it now or later
   virtual void begin(Completion&&) = 0;

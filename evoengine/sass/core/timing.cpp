@@ -43,6 +43,7 @@ struct Part {
 struct Sm {
   Part parts[PARTS];
   double lsu = 0, l2 = 0, dram = 0, tma = 0, dram_due = 0;
+  double misses_l2 = 0, misses_dram = 0;  // until when l2 and dram work for loads and stores, TMA's boxes left out
   int next_part = 0;
   std::unique_ptr<L1> l1;
 };
@@ -153,6 +154,8 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
       sm.dram_due -= 1;
       arrives = std::max(arrives, sm.dram + rates.dram_latency);
     }
+    sm.misses_l2 = sm.l2;
+    sm.misses_dram = sm.dram;
     if (cached) sm.l1->fetched(sectors[n], arrives);
     latest = std::max(latest, arrives);
   }
@@ -195,12 +198,12 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
   far = true;
   if (access.store && access.space == Access::Space::Local) {
     for (int n = 0; n < sector_count; n++) sm.l1->fetched(sectors[n], sm.lsu);
-    sm.l2 = std::max(sm.l2, start) + sector_count * 32 / rates.l2_bytes_per_clock;
+    sm.misses_l2 = sm.l2 = std::max(sm.l2, start) + sector_count * 32 / rates.l2_bytes_per_clock;
     done = sm.lsu + rates.l1_latency;
   } else if (access.store && !access.atomic) {
     double clocks = sector_count * 32 / rates.l2_bytes_per_clock, share = request.dram_share * sector_count * 32 / rates.dram_bytes_per_clock;
-    sm.l2 = std::max(sm.l2, sm.lsu) + clocks;
-    sm.dram = std::max(sm.dram, sm.lsu) + share;
+    sm.misses_l2 = sm.l2 = std::max(sm.l2, sm.lsu) + clocks;
+    sm.misses_dram = sm.dram = std::max(sm.dram, sm.lsu) + share;
     result.l2 += clocks;
     result.dram += share;
     done = sm.l2;
@@ -304,7 +307,7 @@ double Timing::accepts(const Sm& sm, const Part& part, const Instruction& i) con
     case Pipe::Memory: {
       double queued = std::max(part.memory, sm.lsu - rates.memory_queue);
       // an SM has so many misses under way and no more
-      return std::max(queued, std::max(sm.l2 - 600, sm.dram - 1200));
+      return std::max(queued, std::max(sm.misses_l2 - 600, sm.misses_dram - 1200));
     }
     default: return 0;
   }
@@ -531,6 +534,9 @@ Timed time_sm(const Program& program, const Launch& launch, std::vector<Allocati
   machine.memory.allocations = std::move(allocations);
   std::copy(banks, banks + 8, machine.banks);
   machine.seed = seed;
+  u64 blocks = u64(launch.grid[0]) * launch.grid[1] * launch.grid[2];
+  u64 timed = std::max<u64>(1, request.blocks.size() * launch.cluster[0] * launch.cluster[1] * launch.cluster[2]);
+  machine.alike = u32(std::max<u64>(1, blocks / timed));
   return machine.simulate();
 }
 

@@ -1,9 +1,10 @@
 """evoengine's own sampler: an evolutionary search that pays only for the offspring a surrogate expects most of.
 
 Every proposal is a whole configuration of the valid space that was not proposed before. Until four trials have come
-through they are random draws. From then on a Gaussian process (`surrogate`) judges a pool of candidates (`pool`): the
-whole valid space where that is small, and otherwise what mutation and crossover of the best trials bring forth beside
-fresh random points. Proposed is the one with the largest expected improvement, weighted by how rarely trials have had
+through they are those that a prior (`prior`) expects to be fastest, or random draws where there is none. From then on a
+Gaussian process (`surrogate`) judges a pool of candidates (`pool`), with the prior as its mean until the trials speak
+against it. The pool is the whole valid space where that is small, and otherwise what mutation and crossover of the best
+trials bring forth beside fresh random points. Proposed is the one with the largest expected improvement, weighted by how rarely trials have had
 its pairs of values (`coverage`): a landscape may have several basins, and the first one found be a poor one. For the
 same reason, the more proposals came after the best, the likelier is the next among those far from it. What is learned
 from are ranks and, less so, logarithms: the objective's unit does not matter, and a trial that failed is simply the

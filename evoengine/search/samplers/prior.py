@@ -1,11 +1,11 @@
 """What is expected of configurations before any was tried, and how much of it the trials bear out.
 
-A prior gives times: a model's predictions, or figures measured on another GPU. The surrogate then models what is left of
-the trials' scores after a line through them: score = intercept + slope · (- log µs). Intercept and slope have normal
+A prior gives times: a model's predictions, or figures measured on another GPU. The surrogate then models what is left
+of the trials' scores after a line through them: score = intercept + slope · (- log µs). Intercept and slope have normal
 priors, about 0 and about what a correct prediction would give; the deviation of what is left has an inverse gamma prior
-on its square. All three are integrated out in closed form (Rasmussen & Williams, Gaussian Processes for Machine Learning
-(2006), 2.7; Student's t of their evidence: Bishop, Pattern Recognition and Machine Learning (2006), 3.5). The same
-evidence without the line tells whether the prior is wrong on this space: then it is dropped.
+on its square. All three are integrated out in closed form (Rasmussen & Williams, Gaussian Processes for Machine
+Learning (2006), 2.7; Student's t of their evidence: Bishop, Pattern Recognition and Machine Learning (2006), 3.5). The
+same evidence without the line shows whether the prior is wrong on this space: then it is dropped.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from evoengine.search.samplers.pool import Space
 
 ENOUGH = 8
 """configurations measured elsewhere from which on their figures replace the predictions"""
+AGREE = 0.5
+"""correlation of predictions with figures measured elsewhere, of the logarithms, below which only the latter count"""
 RESIDUAL = 0.45
 """expected deviation of what is left, where that of the prior over the pool is 1: a correlation of 0.9"""
 FREEDOM = 4.0
@@ -55,7 +57,8 @@ class Prior:
     def log_us(self, rows: np.ndarray) -> np.ndarray:
         """Of each row [n] the natural logarithm of its expected microseconds, NaN where nothing is known.
 
-        Figures of another GPU come before predictions, which are shifted to agree with them in the median.
+        Figures of another GPU come before predictions. These are shifted to agree with them in the median, and left out
+        where they disagree.
         """
         table = self._table()
         return np.array([table.get(row.tobytes(), np.nan) for row in rows], float)
@@ -63,14 +66,22 @@ class Prior:
     def _table(self) -> Mapping[bytes, float]:
         if len(self._measured) < ENOUGH:
             return self._predicted
-        both = self._measured.keys() & self._predicted.keys()
-        shift = float(np.median([self._measured[key] - self._predicted[key] for key in both])) if both else 0.0
+        both = sorted(self._measured.keys() & self._predicted.keys())
+        measured, predicted = (np.array([of[key] for key in both]) for of in (self._measured, self._predicted))
+        if not len(both) or (len(both) >= ENOUGH and not _correlation(measured, predicted) >= AGREE):
+            return self._measured
+        shift = float(np.median(measured - predicted))
         return {key: log + shift for key, log in self._predicted.items()} | self._measured
+
+
+def _correlation(one: np.ndarray, other: np.ndarray) -> float:
+    """0 where one of them is all alike."""
+    return float(np.corrcoef(one, other)[0, 1]) if one.std() and other.std() else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """The surrogate's prior mean, in scores: of the tried rows [n] and of the pool [m]. `deviation` is of what is left."""
+    """The surrogate's prior mean: scores of the tried rows [n] and of the pool [m]. `deviation`: of what is left."""
 
     tried: np.ndarray
     pool: np.ndarray
@@ -120,7 +131,7 @@ class _Line:
 
 
 def _fit_line(of: np.ndarray, basis: np.ndarray, expected: np.ndarray, covariance: np.ndarray, scale: float) -> _Line:
-    """of [n] = basis [n, k] · coefficients + Gaussian process of `covariance` times a squared deviation, near scale²."""
+    """of [n] = basis [n, k] · coefficients + a Gaussian process of `covariance` times a square that is near scale²."""
     n, widths = len(of), np.diag(WIDTHS[: basis.shape[1]])
     factor = cho_factor(covariance + basis @ widths @ basis.T, lower=True)
     left = of - basis @ expected

@@ -1,0 +1,30 @@
+"""What another GPU of the same architecture took for the same problem, as the prior of a search on this one."""
+
+from __future__ import annotations
+
+from evoengine.gpu import Gpu, known_gpus
+from evoengine.ledger.store import Ledger
+from evoengine.records import Candidate, Kind
+from evoengine.search.samplers.pool import Space
+from evoengine.search.samplers.prior import ENOUGH, Prior
+
+MOST = 20_000
+"""figures taken from a sibling, the fastest ones"""
+
+
+def sibling_prior(ledger: Ledger, space: Space, problem: str, gpu: Gpu) -> Prior | None:
+    """Of the sibling that measured most configurations of the space; None where none measured enough of them."""
+    others = {run.gpu for run in ledger.runs() if run.problem == problem and run.gpu != gpu.key}
+    siblings = sorted(key for key in others & known_gpus().keys() if known_gpus()[key].arch == gpu.arch)
+    found = max((_measured(ledger, space, problem, key) for key in siblings), key=len, default=[])
+    if len(found) < ENOUGH:
+        return None
+    prior = Prior(space)
+    for candidate in found:
+        prior.measure(candidate.config, candidate.measurement.compared_us)
+    return prior
+
+
+def _measured(ledger: Ledger, space: Space, problem: str, gpu: str) -> list[Candidate]:
+    best = ledger.best(problem, gpu, top=MOST)
+    return [c for c in best if c.measurement.kind is Kind.MEASURED and space.contains(c.config)]

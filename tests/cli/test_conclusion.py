@@ -1,0 +1,33 @@
+"""What a search says at its end where nothing tells how fast its correct candidates are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+from evoengine.cli.conclusion import conclude
+from evoengine.ledger.store import open_ledger
+from evoengine.records import Outcome
+from evoengine.search.coordinator import Progress
+from evoengine.search.judges import NO_COST, record_judged
+from evoengine.stages.pipeline import Judged
+from tests.ledger.examples import CONFIG, GPU, PROBLEM, a_verdict, start_run
+
+UNREAD = "the model cannot read the binary: unknown opcodes: XYZZY"
+
+
+def test_what_neither_model_nor_formula_can_tell_is_unranked_with_both_reasons(tmp_path):
+    with open_ledger(str(tmp_path / "evo.db"), create=True) as ledger:
+        trial = ledger.add_candidate(start_run(ledger), PROBLEM, GPU, CONFIG, (), "start")
+        outcome, reason, device = record_judged(ledger, trial, Judged(a_verdict(), None, UNREAD))
+    assert (outcome, device) == (Outcome.UNRANKED, "emulator")
+    assert NO_COST in reason and UNREAD in reason
+
+
+def test_correct_candidates_without_figures_are_counted_and_the_search_is_no_failure(capsys):
+    progress = Progress(2, outcomes=Counter({Outcome.UNRANKED: 2}))
+    search, study = SimpleNamespace(invalid_proposals=0, repeated_proposals=0), SimpleNamespace(missed={})
+    assert conclude(search, progress, study, 1, [], False, None, []) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 correct candidates and no figure to rank them by: the model cannot read their binaries" in said
+    assert "evoengine measure on a machine with the GPU" in said

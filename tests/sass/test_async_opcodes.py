@@ -1,0 +1,165 @@
+"""Asynchronous copies, transaction barriers and clusters as ptxas writes them, against NumPy, whatever the order that a
+seed draws. The kernels are the emulator's, compiled by NVRTC here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evoengine.devices.base import KernelCrashed, KernelHung
+from tests.devices.emulator.test_emulator_cluster import multicast, pair
+from tests.devices.emulator.test_emulator_copy_async import COMMIT, WAIT, WAIT_ALL, copy
+from tests.devices.emulator.test_emulator_mbarrier import SOURCES, TILES, one, registers_text, ring
+from tests.devices.emulator.test_emulator_tma import load, store_text, swizzled, tensor, tile, view
+
+SEEDS = range(4)
+UNWRITTEN = 0xFFFF
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_a_committed_copy_has_landed_at_its_wait(execute, arch, seed):
+    for commit, wait in ((COMMIT, WAIT), ("", WAIT_ALL)):
+        expected, o = copy(execute, commit, wait, seed=seed, arch=arch)
+        np.testing.assert_array_equal(o, expected)
+
+
+def test_a_copy_that_is_not_waited_for_is_late_for_some_seed(execute):
+    results = [copy(execute, COMMIT, "", seed=seed) for seed in range(12)]
+    assert any((o != expected).any() for expected, o in results)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 8, 12])
+def test_the_bytes_beyond_the_source_size_are_zero(execute, kept):
+    expected, o = copy(execute, COMMIT, WAIT, bytes=kept)
+    np.testing.assert_array_equal(o, np.where(np.arange(4) < kept // 4, expected, 0))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_ring_of_two_places_passes_all_tiles_on(execute, source, seed):
+    a, o = ring(execute, source, seed)
+    np.testing.assert_array_equal(o, a)
+
+
+@pytest.mark.parametrize("fault", [{"RELEASE": ""}, {"PARITY_EMPTY": "t / 2 % 2"}, {"CONSUMERS": "2"}])
+def test_a_ring_that_cannot_go_on_hangs(execute, fault):
+    with pytest.raises(KernelHung):
+        ring(execute, "tma", **fault)
+
+
+def test_a_ring_read_before_it_is_full_gives_other_results(execute):
+    def wrong(seed):
+        a, o = ring(execute, "tma", seed, WAIT_FULL="")
+        return (a != o).any()
+
+    assert any(wrong(seed) for seed in SEEDS)
+
+
+def test_arrivals_beyond_the_count_and_without_a_barrier_are_named(execute):
+    arrive = 'asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], 40;" :: "r"(b) : "memory");'
+    with pytest.raises(KernelCrashed, match=r"SYNCS.*40 arrivals where the phase waits for"):
+        one(execute, arrive)
+    with pytest.raises(KernelCrashed, match=r"SYNCS.*none was initialised there"):
+        one(execute, arrive.replace('"r"(b)', '"r"(b + 8)'))
+
+
+@pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
+@pytest.mark.parametrize("at", [(8, 64), (-3, 0), (37, 0), (8, 100), (50, 0)])
+def test_a_box_arrives_swizzled_with_zeros_beyond_the_tensor(execute, swizzle, at):
+    a, box = tensor(40, 128), (24, swizzle // 2 or 64)
+    o = load(execute, a, view(a.shape, box, swizzle), AT=f"{at[1]}, {at[0]}")
+    np.testing.assert_array_equal(o, swizzled(tile(a, at, box), swizzle))
+
+
+@pytest.mark.parametrize(
+    ("shape", "at", "box"), [((3, 20, 64), (2, 10, 0), (1, 16, 64)), ((2, 3, 9, 64), (1, 2, 5, 32), (1, 1, 8, 32))]
+)
+def test_boxes_of_more_dimensions_do_not_run_from_one_into_the_next(execute, shape, at, box):
+    a = tensor(*shape)
+    o = load(execute, a, view(shape, box), AT=", ".join(map(str, at[::-1])))
+    np.testing.assert_array_equal(o, tile(a, at, box).ravel())
+
+
+def test_a_wait_for_other_bytes_than_come_hangs(execute):
+    a = tensor(40, 128)
+    with pytest.raises(KernelHung):
+        load(execute, a, view(a.shape, (8, 64)), EXTRA="+ 16")
+
+
+def store(execute, image, shape, tensor_map, seed=0, **changes):
+    arguments = (image, np.zeros(shape, np.uint16), tensor_map, np.int32(image.size))
+    return execute(store_text(**changes), *arguments, threads=64, shared=image.nbytes, seed=seed)["o"]
+
+
+@pytest.mark.parametrize("swizzle", [0, 64, 128])
+@pytest.mark.parametrize("at", [(8, 64), (30, 64), (-2, 0), (0, 100)])
+def test_a_store_writes_what_lies_inside_and_nothing_else(execute, swizzle, at):
+    box, shape = (16, swizzle // 2 or 64), (40, 128)
+    rows = tensor(*box)
+    o = store(execute, swizzled(rows, swizzle), shape, view(shape, box, swizzle, tensor="o"), AT=f"{at[1]}, {at[0]}")
+    padded = np.full((96, 256), UNWRITTEN, np.uint16)
+    padded[at[0] + 16 : at[0] + 32, at[1] + 64 : at[1] + 64 + box[1]] = rows
+    np.testing.assert_array_equal(o, padded[16:56, 64:192])
+
+
+def test_a_store_that_its_block_does_not_wait_for_is_named(execute):
+    image, shape = tensor(16, 64).ravel(), (40, 128)
+    with pytest.raises(KernelCrashed, match=r"UTMASTG.*: its block has ended without waiting for it"):
+        for seed in range(8):  # until it lands late
+            store(execute, image, shape, view(shape, (16, 64), tensor="o"), seed, WAIT="")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_half_a_tile_from_each_block_makes_a_whole_one_in_both(execute, seed):
+    a, o = multicast(execute, seed)
+    np.testing.assert_array_equal(o, [a, a])
+
+
+def test_bytes_for_a_block_count_at_its_own_barrier_alone(execute):
+    with pytest.raises(KernelHung):
+        multicast(execute, blocks="(1 << cluster_rank())")
+    with pytest.raises(KernelCrashed, match=r"UTMALDG.*: to the blocks of mask 4, of a cluster of 2"):
+        multicast(execute, blocks="4")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_both_blocks_arrive_at_the_barriers_of_both(execute, seed):
+    body = "if (threadIdx.x < 2) barrier_arrive_at(threadIdx.x, barrier); barrier_wait(barrier, 0);"
+    o = pair(execute, body, seed)
+    block, thread = np.divmod(np.arange(512), 128)
+    np.testing.assert_array_equal(o, 100 * block + thread)
+    with pytest.raises(KernelHung):
+        pair(execute, body.replace("threadIdx.x < 2", "threadIdx.x == cluster_rank()"), seed)
+
+
+def test_a_cluster_of_which_a_block_does_not_come_hangs(execute):
+    with pytest.raises(KernelHung):
+        pair(execute, "if (blockIdx.x % 2) cluster_sync(); else barrier_wait(barrier, 0);")
+
+
+def test_threads_that_have_ended_are_not_waited_for_in_a_cluster(execute):
+    assert pair(execute, end="if (threadIdx.x % 3) return; cluster_sync();").any()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('asm volatile("barrier.cluster.arrive.release;"); cluster_sync();', "arrives again before it has waited"),
+        ('asm volatile("barrier.cluster.wait.acquire;");', "waits where it has not arrived"),
+    ],
+)
+def test_a_cluster_barrier_used_as_none_can_be_is_named(execute, body, message):
+    with pytest.raises(KernelCrashed, match=message):
+        pair(execute, body, start="")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_warpgroups_that_share_what_there_is_all_get_it(execute, seed):
+    assert (execute(registers_text(24, 240), np.zeros(384, np.int32), threads=384, seed=seed)["o"] == 1).all()
+
+
+def test_asking_for_more_registers_than_there_are_hangs(execute):
+    with pytest.raises(KernelHung):
+        execute(registers_text(40, 240), np.zeros(384, np.int32), threads=384)

@@ -1,0 +1,175 @@
+"""Matrix instructions as ptxas writes them, against NumPy: fragments of the PTX ISA, wgmma in every shared memory layout.
+
+The kernels are the emulator's, compiled by NVRTC here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from evoengine.devices.base import KernelCrashed
+from tests.devices.emulator.test_emulator_mma import MMA, STORE, TYPES, G, T, move_text, pairs
+from tests.devices.emulator.test_emulator_wgmma import INLINE, multiply
+
+ARCHES = ["sm_80", "sm_90a"]
+
+
+@pytest.mark.parametrize("trans", ["", ".trans"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_ldmatrix_gives_each_lane_two_neighbours_of_its_row_or_column(execute, count, trans):
+    matrices = np.random.default_rng(5).integers(0, 1 << 15, (4, 8, 8), dtype=np.uint16)
+    o = execute(move_text(count, trans), matrices, np.zeros((32, 4), np.uint32), arch="sm_80")["o"]
+    seen = matrices.transpose(0, 2, 1) if trans else matrices
+    for j in range(count):
+        np.testing.assert_array_equal(o[:, j], pairs(seen[j], G, 2 * T))
+    assert not o[:, count:].any()
+
+
+def test_ldmatrix_at_a_row_that_is_not_a_multiple_of_16_is_named(execute):
+    matrices = np.zeros((4, 8, 8), np.uint16)
+    text = move_text(4, "").replace("+ 48 * threadIdx.x", "+ 48 * threadIdx.x + 8")
+    with pytest.raises(KernelCrashed, match=r"LDSM.* at shared address 0x\w+: not a multiple of 16"):
+        execute(text, matrices, np.zeros((32, 4), np.uint32))
+
+
+def test_ldmatrix_by_a_part_of_the_warp_is_named(execute):
+    text = move_text(4, "").replace("asm volatile", "if (a[threadIdx.x] < 9) asm volatile")
+    matrices = np.arange(256, dtype=np.uint16).reshape(4, 8, 8)
+    with pytest.raises(KernelCrashed, match=r"LDSM.*: executed by a part of the warp's lanes"):
+        execute(text, matrices, np.zeros((32, 4), np.uint32))
+
+
+@pytest.mark.parametrize("trans", ["", ".trans"])
+def test_stmatrix_puts_the_words_where_ldmatrix_finds_them(execute, trans):
+    words = np.random.default_rng(6).integers(0, 1 << 31, (32, 4), dtype=np.uint32)
+    expected = np.empty((4, 8, 8), np.uint16)
+    for j in range(4):
+        seen = expected[j].T if trans else expected[j]
+        seen[G, 2 * T], seen[G, 2 * T + 1] = words[:, j] & 0xFFFF, words[:, j] >> 16
+    text = STORE.replace("TRANS", trans).replace("SYNC", "__syncwarp();")
+    o = execute(text, words, np.zeros((32, 8), np.uint16))["o"]
+    np.testing.assert_array_equal(o[::-1].reshape(4, 8, 8), expected)
+
+
+def test_movmatrix_transposes(execute):
+    text = """extern "C" __global__ void f(const unsigned* a, unsigned* o) {
+        asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(o[threadIdx.x]) : "r"(a[threadIdx.x])); }"""
+    matrix = np.random.default_rng(5).integers(0, 1 << 15, (8, 8), dtype=np.uint16)
+    o = execute(text, pairs(matrix, G, 2 * T), np.zeros(32, np.uint32))["o"]
+    np.testing.assert_array_equal(o, pairs(matrix.T, G, 2 * T))
+
+
+def sums(matrix):
+    """16 x 8 sums as a lane holds four of them."""
+    return np.stack([matrix[G + r, 2 * T + k] for r, k in ((0, 0), (0, 1), (8, 0), (8, 1))], axis=1)
+
+
+def halves(rows, columns, name, seed):
+    """A matrix as float64 and its 16-bit patterns."""
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).to(TYPES[name])
+    return x.double().numpy(), x.view(torch.uint16).numpy()
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("name", TYPES)
+def test_mma_of_16_by_8_by_16_multiplies_what_the_lanes_hold(execute, name, arch):
+    (a, a_bits), (b, b_bits) = halves(16, 16, name, 1), halves(8, 16, name, 2)
+    c = np.random.default_rng(3).standard_normal((16, 8)).astype(np.float32)
+    words_a = np.stack([pairs(a_bits, G + r, 2 * T + k) for r, k in ((0, 0), (8, 0), (0, 8), (8, 8))], axis=1)
+    words_b = np.stack([pairs(b_bits, G, 2 * T), pairs(b_bits, G, 2 * T + 8)], axis=1)
+    o = execute(MMA.replace("TYPE", name), words_a, words_b, sums(c), np.zeros((32, 4), np.float32), arch=arch)["o"]
+    np.testing.assert_allclose(o, sums(a @ b.T + c), rtol=0, atol=2e-5)
+
+
+OTHERS = """
+extern "C" __global__ void f(const unsigned* a, const unsigned* b, const unsigned* c, unsigned* o) {
+    unsigned d[4], x[4], y[2];
+    for (int i = 0; i < 4; ++i) d[i] = c[4 * threadIdx.x + i], x[i] = a[4 * threadIdx.x + i];
+    for (int i = 0; i < 2; ++i) y[i] = b[2 * threadIdx.x + i];
+    asm volatile("mma.sync.aligned.PRODUCT;" : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
+    for (int i = 0; i < 4; ++i) o[4 * threadIdx.x + i] = d[i];
+}
+"""
+FOUR = "{%0, %1, %2, %3}"
+
+
+def other(execute, product, a, b, c):
+    values = (np.ascontiguousarray(x).view(np.uint32) for x in (a, b, c))
+    return execute(OTHERS.replace("PRODUCT", product), *values, np.zeros((32, 4), np.uint32), arch="sm_80")["o"]
+
+
+def test_mma_of_half_the_depth(execute):
+    (a, a_bits), (b, b_bits) = halves(16, 8, "f16", 1), halves(8, 8, "f16", 2)
+    c = np.random.default_rng(3).standard_normal((16, 8)).astype(np.float32)
+    words_a = np.stack([pairs(a_bits, G + r, 2 * T) for r in (0, 8, 0, 0)], axis=1)
+    words_b = np.stack([pairs(b_bits, G, 2 * T)] * 2, axis=1)
+    product = f"m16n8k8.row.col.f32.f16.f16.f32 {FOUR}, {{%4, %5}}, {{%8}}, {FOUR}"
+    o = other(execute, product, words_a, words_b, sums(c))
+    np.testing.assert_allclose(o.view(np.float32), sums(a @ b.T + c), rtol=0, atol=2e-5)
+
+
+def test_mma_with_sums_in_half(execute):
+    (a, a_bits), (b, b_bits), (c, c_bits) = halves(16, 16, "f16", 1), halves(8, 16, "f16", 2), halves(16, 8, "f16", 3)
+    words_a = np.stack([pairs(a_bits, G + r, 2 * T + k) for r, k in ((0, 0), (8, 0), (0, 8), (8, 8))], axis=1)
+    words_b = np.stack([pairs(b_bits, G, 2 * T), pairs(b_bits, G, 2 * T + 8)], axis=1)
+    words_c = np.stack([pairs(c_bits, G + r, 2 * T) for r in (0, 8, 0, 0)], axis=1)
+    product = "m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1}"
+    o = other(execute, product, words_a, words_b, words_c)
+    expected = (a @ b.T + c).astype(np.float16)
+    seen = np.ascontiguousarray(o[:, :2]).view(np.float16)
+    np.testing.assert_allclose(seen, sums(expected), rtol=2e-3, atol=2e-3)
+
+
+def test_mma_of_tf32_takes_the_upper_19_bits(execute):
+    random = np.random.default_rng(4)
+    a, b, c = (random.standard_normal(shape).astype(np.float32) for shape in ((16, 8), (8, 8), (16, 8)))
+    cut_a, cut_b = ((x.view(np.uint32) & 0xFFFFE000).view(np.float32).astype(np.float64) for x in (a, b))
+    words_a = np.stack([a[G + r, T + k] for r, k in ((0, 0), (8, 0), (0, 4), (8, 4))], axis=1)
+    words_b = np.stack([b[G, T], b[G, T + 4]], axis=1)
+    product = f"m16n8k8.row.col.f32.tf32.tf32.f32 {FOUR}, {{%4, %5, %6, %7}}, {{%8, %9}}, {FOUR}"
+    o = other(execute, product, words_a, words_b, sums(c))
+    np.testing.assert_allclose(o.view(np.float32), sums(cut_a @ cut_b.T + c), rtol=0, atol=2e-5)
+
+
+def test_mma_of_bytes_with_and_without_sign(execute):
+    random = np.random.default_rng(4)
+    a, b = random.integers(-128, 128, (16, 32), dtype=np.int8), random.integers(0, 256, (8, 32), dtype=np.uint8)
+    c = random.integers(-(1 << 20), 1 << 20, (16, 8), dtype=np.int32)
+
+    def four(matrix, row, column):
+        return np.stack([matrix[row, column + k] for k in range(4)], axis=1).view(np.uint32)[:, 0]
+
+    words_a = np.stack([four(a, G + r, 4 * T + k) for r, k in ((0, 0), (8, 0), (0, 16), (8, 16))], axis=1)
+    words_b = np.stack([four(b, G, 4 * T), four(b, G, 4 * T + 16)], axis=1)
+    product = f"m16n8k32.row.col.s32.s8.u8.s32 {FOUR}, {{%4, %5, %6, %7}}, {{%8, %9}}, {FOUR}"
+    o = other(execute, product, words_a, words_b, sums(c))
+    np.testing.assert_array_equal(o.view(np.int32), sums(a.astype(np.int32) @ b.T.astype(np.int32) + c))
+
+
+@pytest.mark.parametrize("width", [16, 32, 64, 128])
+@pytest.mark.parametrize("trans_b", [0, 1])
+def test_wgmma_finds_its_operands_in_every_layout(execute, width, trans_b):
+    multiply(execute, 64, width, width, trans_b)
+
+
+def test_wgmma_finds_columns_beyond_a_slab_by_its_stride(execute):
+    multiply(execute, 128, 128, 128, 1, k=64)
+    multiply(execute, 96, 128, 64, 1, k=64)
+
+
+@pytest.mark.parametrize(("n", "dtype"), [(8, "fp16"), (24, "bf16"), (176, "fp16"), (256, "bf16")])
+def test_wgmma_has_every_multiple_of_8_columns(execute, n, dtype):
+    multiply(execute, n, 128, 128, 0, dtype=dtype)
+
+
+def test_wgmma_without_accumulation_begins_at_zero(execute):
+    multiply(execute, 8, 128, 128, 0, accumulate=0)
+
+
+@pytest.mark.parametrize(("scale_a", "scale_b"), [(1, -1), (-1, 1), (-1, -1)])
+def test_wgmma_has_signs_and_a_transposed_a(execute, scale_a, scale_b):
+    call = INLINE.replace("SCALE_A", str(scale_a)).replace("SCALE_B", str(scale_b)).replace("TRANS_A", "1")
+    multiply(execute, 8, 128, 128, 0, trans_a=1, call=call, sign=scale_a * scale_b, k=64)

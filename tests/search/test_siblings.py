@@ -1,0 +1,51 @@
+"""A search on a GPU begins with what another GPU of its architecture measured fast."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from evoengine.gpu import find_gpu
+from evoengine.ledger.runs import Device
+from evoengine.search.coordinator import Coordinator
+from evoengine.search.judges import GpuJudge
+from evoengine.search.samplers.prior import ENOUGH
+from evoengine.search.siblings import sibling_prior
+from tests.search import faulty_device
+from tests.search.conftest import DEVICE, GPU, PROBLEM
+
+SIBLING, STRANGER = find_gpu("h200"), find_gpu("a100")
+NUMBERS = range(ENOUGH + 4)
+
+
+def test_a_sibling_gives_its_times_and_other_architectures_and_problems_none(numbered):
+    coordinator = numbered.coordinator(NUMBERS)
+    coordinator.search()
+    space, ledger = coordinator.setting.space, numbered.ledger
+    prior = sibling_prior(ledger, space, str(PROBLEM), SIBLING)
+    assert len(prior) == len(NUMBERS) and all(prior.knows({"family": "numbered", "number": n}) for n in NUMBERS)
+    assert sibling_prior(ledger, space, str(PROBLEM), STRANGER) is None
+    assert sibling_prior(ledger, space, str(PROBLEM), GPU) is None, "its own figures are no prior"
+    assert sibling_prior(ledger, space, "attention:b1,h1,s128,d32,fp16", SIBLING) is None
+
+
+def test_a_few_figures_are_not_enough(numbered):
+    coordinator = numbered.coordinator(range(ENOUGH - 1))
+    coordinator.search()
+    assert sibling_prior(numbered.ledger, coordinator.setting.space, str(PROBLEM), SIBLING) is None
+
+
+def test_a_search_tries_first_what_was_fastest_on_a_sibling(numbered):
+    numbered.coordinator(NUMBERS).search()
+    setting, _ = numbered.begin(NUMBERS, trials=5, jobs=1)
+    setting = replace(setting, gpu=SIBLING, sampler="evolution")
+    run = numbered.ledger.start_run(
+        gpu=SIBLING.key, problem=str(PROBLEM), device=Device("faulty"), space=setting.space, sampler="evolution",
+        seed=1, command="test",
+    )  # fmt: skip
+    judge = GpuJudge("attention", PROBLEM, SIBLING, DEVICE, 1, faulty_device)
+    silent = lambda _: None  # noqa: E731
+    Coordinator(setting, numbered.ledger, run, judge, silent, silent, faulty_device.compile_task).search()
+    tried = [c for c in numbered.ledger.candidates(run=run)]
+    numbers = [c.config["number"] for c in tried if c.operator == "prior"]
+    assert len(numbers) >= 3 and numbers == sorted(numbers, reverse=True)[: len(numbers)]
+    assert numbers[0] >= max(NUMBERS) - 2, "after the start points of the ledger"

@@ -1,0 +1,191 @@
+"""Estimates are predicted from the machine code; what cannot be read falls back to the formula, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+
+from evoengine.errors import MachineError
+from evoengine.gpu import find_gpu
+from evoengine.paths import asset
+from evoengine.problem import parse_problem
+from evoengine.records import Candidate, Config, Contender, Kind
+from evoengine.sass import chip
+from evoengine.sass.predict import Prediction, Unpredictable
+from evoengine.space.space import load_space
+from evoengine.stages import predict
+from evoengine.stages.compile import compile_source
+from evoengine.stages.pipeline import predict_task
+from evoengine.stages.predict import figure_of, predict_binary, predict_figure
+from evoengine.stages.render import render
+from evoengine.workloads.attention import Case, flops, parameters
+from evoengine.workloads.attention_torch import arguments, draw
+
+H100, L4 = find_gpu("h100"), find_gpu("l4")
+PROBLEM = parse_problem("b2,h4,s512,d32,fp16")
+COST = {"mufu": 16_000.0}
+
+
+@cache
+def made(family: str, gpu=H100, problem=PROBLEM) -> Contender:
+    """The family's first start point, compiled."""
+    space = load_space(asset("search_spaces") / "attention.toml", problem, gpu)
+    config: Config = next(c for c in space.starts if c["family"] == family)
+    source = render(space, config, problem, asset("templates"))
+    return Contender(1, source, compile_source(source, gpu.arch), config)
+
+
+def figure(contender: Contender, gpu=H100, problem=PROBLEM, cost=COST):
+    return predict_figure("attention", contender, cost, problem, gpu)
+
+
+@pytest.mark.parametrize(("family", "gpu"), [("mma", L4), ("wgmma", H100)])
+def test_a_figure_is_predicted_from_the_machine_code_and_says_so(family, gpu):
+    found, unread = figure(made(family, gpu), gpu)
+    assert unread is None
+    assert (found.kind, found.device, found.by_formula) == (Kind.ESTIMATED, f"model for {gpu.key}", False)
+    terms = found.terms
+    assert 0 < terms["roofline_us"] <= terms["low_us"] <= found.median_us <= terms["high_us"]
+    assert found.tflops == pytest.approx(flops(PROBLEM) / found.median_us / 1e6)
+    assert terms["blocks_per_sm"] >= 1 and terms["waves"] > 0 and terms["clocks"] > 0
+    assert all(isinstance(value, float) for value in terms.values())
+
+
+def test_the_json_has_range_bound_and_utilisation():
+    found, _ = figure(made("mma", L4), L4)
+    public = Candidate(1, 1, str(PROBLEM), "l4", {}, measurement=found).to_json()
+    assert public["range_us"] == [found.terms["low_us"], found.terms["high_us"]]
+    assert public["model"] == "machine code"
+    assert {"tensor", "mufu", "fma", "alu", "issue", "shared", "l2", "dram"} <= public["utilisation"].keys()
+    assert all(0 <= share <= 1 for share in public["utilisation"].values())
+    assert public["utilisation"]["tensor"] > 0
+    assert public["bound"] in {*public["utilisation"], "latency"}
+    assert public["tflops_kind"] == "estimated"
+
+
+def test_both_hypotheses_bound_the_range_of_a_wgmma_kernel_and_no_other_has_them():
+    wgmma, mma = figure(made("wgmma")).figure.terms, figure(made("mma", L4), L4).figure.terms
+    assert sorted([wgmma["A_us"], wgmma["B_us"]]) == [wgmma["low_us"], wgmma["high_us"]]
+    assert "A_us" not in mma
+
+
+def test_twice_the_batch_takes_about_twice_as_long():
+    one, two = (parse_problem(f"b{batch},h16,s512,d32,fp16") for batch in (8, 16))
+    contender = made("mma", L4)  # whose lengths are arguments
+    of = [figure(with_grid(contender, batch), L4, p).figure.median_us for p, batch in ((one, 8), (two, 16))]
+    assert of[1] / of[0] == pytest.approx(2, rel=0.1)
+
+
+def with_grid(contender: Contender, batch: int) -> Contender:
+    launch = contender.source.launch
+    blocks = -(-512 // int(contender.config["tile_m"]))
+    return replace(contender, source=replace(contender.source, launch=replace(launch, grid=(blocks, 16, batch))))
+
+
+def test_a_binary_from_the_ledger_without_its_listing_has_the_same_figure():
+    contender = made("mma", L4)
+    assert contender.binary.listing
+    bare = replace(contender, binary=replace(contender.binary, listing=""))
+    assert figure(bare, L4) == figure(contender, L4)
+
+
+def test_the_models_tensors_are_as_large_as_those_of_a_real_launch():
+    config = made("wgmma").config
+    small = parse_problem("b2,h4,kv2,sq40,sk72,d32,bf16")
+    real = arguments(small, draw(Case("any", small), 1).inputs, config)
+    described = parameters(small, config)
+    assert [a.name for a in described] == [a.name for a in real]
+    assert [(a.bytes, a.output) for a in described[:4]] == [(a.data.nbytes, a.output) for a in real[:4]]
+    assert described[4:] == real[4:]
+
+
+# ── never above the roofline ────────────────────────────────────────────────────────────────────────────────────────
+
+TOO_FAST = Prediction(1.0, 0.5, 2.0, "tensor", {"tensor": 1.0}, {}, 1e3, 2, 1.5, {"A": 0.5, "B": 2.0})
+
+
+def test_no_prediction_is_above_the_roofline_of_the_data_sheet():
+    work = 274.9e9
+    found = figure_of(TOO_FAST, H100, work, 0.0)
+    assert found.tflops == pytest.approx(H100.tensor_tflops)
+    assert found.terms["low_us"] == found.terms["A_us"] == found.terms["roofline_us"] == found.median_us
+    by_memory = figure_of(TOO_FAST, H100, 1.0, H100.memory_gbs * 1e3 * 7.0)
+    assert by_memory.median_us == pytest.approx(7.0)
+
+
+def test_what_is_slower_than_the_roofline_stays_as_predicted():
+    assert figure_of(TOO_FAST, H100, 1e6, 1.0).median_us == 1.0
+
+
+# ── what cannot be read ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def by_formula(found, *said: str) -> None:
+    figure, unread = found
+    assert figure.by_formula and figure.device == "estimate for h100" and figure.terms["predicted"] == 0.0
+    for text in said:
+        assert text in unread
+    public = Candidate(1, 1, str(PROBLEM), "h100", {}, measurement=figure).to_json()
+    assert (public["model"], public["range_us"], public["bound"], public["utilisation"]) == ("formula", None, None, None)
+
+
+def test_an_unknown_opcode_is_named_and_the_formula_gives_the_figure():
+    contender = made("mma")
+    strange = contender.binary.listing.replace("FMNMX ", "XYZZY ")
+    assert "XYZZY" in strange
+    by_formula(figure(replace(contender, binary=replace(contender.binary, listing=strange))), "XYZZY")
+
+
+def test_without_a_disassembler_it_is_the_formulas_figure_and_the_tool_is_named(monkeypatch):
+    monkeypatch.setattr(predict, "disassembler", lambda: None)
+    by_formula(figure(made("mma")), "nvdisasm", "evoengine doctor")
+
+
+def test_without_a_cpp_compiler_it_is_the_formulas_figure_and_the_remedy_is_told(monkeypatch):
+    def missing():
+        raise MachineError("no C++ compiler found: install one, e.g. apt install g++")
+
+    monkeypatch.setattr(predict, "build", missing)
+    by_formula(figure(made("mma")), "no C++ compiler found", "apt install g++")
+
+
+def test_a_chip_file_without_a_rate_is_the_formulas_figure_and_the_rate_is_named(monkeypatch, tmp_path):
+    text = chip.FILE.read_text()
+    bad = tmp_path / "chips.toml"
+    bad.write_text("".join(line for line in text.splitlines(True) if not line.startswith("mufu_latency")))
+    monkeypatch.setattr(predict, "find_chip", partial(chip.find_chip, file=bad))
+    by_formula(figure(made("mma")), "chips.toml has no mufu_latency for h100", "it would come from")
+
+
+def test_a_binary_whose_launch_is_another_kernels_is_not_predicted():
+    contender = made("wgmma")
+    other = {k: v for k, v in contender.config.items() if k != "load"}
+    with pytest.raises(Unpredictable, match="parameters"):
+        predict_binary("attention", replace(contender, config=other), PROBLEM, H100)
+    renamed = replace(contender, source=replace(contender.source, entry="another"))
+    with pytest.raises(Unpredictable, match="another"):
+        predict_binary("attention", renamed, PROBLEM, H100)
+
+
+def test_what_neither_the_model_nor_the_formula_can_tell_has_no_figure_but_a_reason():
+    contender = made("mma")
+    unreadable = replace(contender, binary=replace(contender.binary, cubin=b"", listing=""))
+    found, unread = figure(unreadable, cost={})
+    assert found is None and "the model cannot read the binary" in unread
+
+
+def test_a_family_without_a_cost_is_predicted_all_the_same():
+    assert figure(made("mma"), cost={}).figure.device == "model for h100"
+
+
+def test_where_the_models_process_failed_the_formula_gives_the_figure():
+    by_formula(predict_task("attention", made("mma"), COST, PROBLEM, H100, "the process died"), "the process died")
+
+
+def test_estimates_by_formula_rank_behind_predictions_whatever_they_say():
+    slow = figure(made("mma")).figure
+    by_formula = figure(replace(made("mma"), binary=replace(made("mma").binary, cubin=b"", listing=""))).figure
+    fast = replace(by_formula, median_us=slow.median_us / 100, tflops=slow.tflops * 100)
+    assert min([fast, slow], key=lambda m: m.rank_key) is slow

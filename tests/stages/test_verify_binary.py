@@ -1,0 +1,124 @@
+"""The machine code of every family is executed and right, for each architecture; faults planted in it are caught there.
+
+The emulator has no part in this: what is compiled by NVRTC is executed, and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from evoengine.paths import asset
+from evoengine.records import EXECUTOR, Outcome, Source
+from evoengine.search.judges import gate_plan
+from evoengine.stages.compile import compile_source
+from evoengine.stages.render import render
+from evoengine.stages.verify_binary import verify_binary
+from evoengine.workloads import find_tensors
+from tests.conftest import attention_space
+from tests.workloads import test_planted_faults as classic
+from tests.workloads import test_planted_faults_mma as mma
+from tests.workloads import test_planted_faults_more as more
+from tests.workloads import test_planted_faults_registers_and_races as races
+from tests.workloads import test_planted_faults_wgmma as wgmma
+
+GPUS = {"sm_80": "a100", "sm_89": "l4", "sm_90a": "h100"}
+PROBLEMS = ("b2,h4,s256,d64,fp16", "b2,h8,s256,d64,bf16,causal,kv2", "b1,h4,s256,d128,bf16", "b1,h4,s256,d128,fp16,causal")
+FAMILIES = ("scalar", "wmma", "mma", "wgmma")
+
+
+def executed(kernel: str, space, problem, config, source: Source, arch: str):
+    binary = compile_source(source, arch)
+    return verify_binary(find_tensors(kernel), gate_plan(space, problem, config), source, binary, seed=7)
+
+
+def starts():
+    """Each family on each architecture that it has, with two of the problems, so that each family meets all four."""
+    for number, (arch, gpu) in enumerate(GPUS.items()):
+        for family in FAMILIES:
+            for problem in (PROBLEMS[number % 2], PROBLEMS[2 + number % 2]):
+                if family not in attention_space(problem, gpu).empty_families:
+                    yield pytest.param(family, arch, gpu, problem, id=f"{family}-{arch}-{problem}")
+
+
+@pytest.mark.parametrize(("family", "arch", "gpu", "problem"), list(starts()))
+def test_the_machine_code_of_every_family_is_right(attention_gate, family, arch, gpu, problem):
+    space, problem = attention_space(problem, gpu), attention_gate(problem).problem
+    config = next(c for c in space.starts if c["family"] == family)
+    check = executed("attention", space, problem, config, render(space, config, problem, asset("templates")), arch)
+    assert check.why_not is None
+    assert check.verdict.correct, check.verdict.reason
+    assert check.verdict.device == EXECUTOR
+    assert len(check.verdict.cases) == len(gate_plan(space, problem, config))
+
+
+# ── faults of the other files, compiled ─────────────────────────────────────────────────────────────────────────────
+
+CHOSEN = {
+    classic: [
+        ("missing barrier before a tile is read", "wmma"), ("missing barrier before a tile is read", "scalar"),
+        ("missing barrier between scores and softmax", "wmma"), ("missing barrier between softmax and product", "wmma"),
+        ("O not rescaled when the maximum moves", "scalar"), ("tail mask one key too far", "scalar"),
+        ("heads and batch swapped in the stride", "wmma"), ("cp.async not waited for", "scalar"),
+        ("cp.async waited for too laxly", "wmma"), ("read past the end of the tensors", "scalar"),
+        ("write past the end of O", "wmma"), ("shared memory overrun", "scalar"), ("input changed", "wmma"),
+    ],
+    mma: [
+        ("K waited for too laxly", "mma"), ("V not waited for at all", "mma"), ("swizzle by the wrong bits of the row", "mma"),
+        ("V not transposed", "mma"), ("P packed in the wrong order", "mma"), ("a row too many written", "mma"),
+        ("causal mask one off where lengths differ", "mma"),
+    ],
+    wgmma: [
+        ("wrong stride in a descriptor", "wgmma"), ("tiles not swizzled", "wgmma"), ("V not transposed", "wgmma"),
+        ("full barrier's parity off by one", "wgmma"), ("place never given back", "wgmma"),
+        ("empty barrier counts too many", "wgmma"), ("too few bytes announced", "wgmma"),
+        ("rounds too far apart", "wgmma"), ("only the block's own half of the bytes announced", "wgmma"),
+        ("halves change places", "wgmma"), ("registers never given up", "wgmma"),
+    ],
+    races: [("accumulators of mma.sync only written", "mma"), ("accumulators of wgmma only written", "wgmma")],
+    more: [("bfloat16 by way of half", "mma")],
+}  # fmt: skip
+
+
+def planted(module, name: str, family: str):
+    """(configuration as the module's file has it, problem, pairs of good and broken text) of the first that fits."""
+    for entry in module.FAULTS:
+        if entry[0] != name:
+            continue
+        configs = entry[1] if isinstance(entry[1], list | tuple) else [entry[1]]
+        for config in configs:
+            if config.get("family", "wgmma") == family:
+                return config, *_problem_and_pairs(module, entry)
+    raise AssertionError(f"there is no fault {name!r} of the family {family}")
+
+
+def _problem_and_pairs(module, entry):
+    if module is races:
+        return races.HALF, entry[2]
+    return (entry[2], entry[3]) if module is more else (entry[2], [entry[3:]])
+
+
+FAULTS = [
+    pytest.param(module, name, family, id=f"{name}-{family}") for module, chosen in CHOSEN.items() for name, family in chosen
+]
+
+
+@pytest.mark.parametrize(("module", "name", "family"), FAULTS)
+def test_a_planted_fault_is_caught_in_the_machine_code(attention_gate, module, name, family):
+    wanted, problem, pairs = planted(module, name, family)
+    gate = attention_gate(problem)
+    config = gate.start(wanted) if module in (classic, mma) else module.variant(gate, wanted)
+    source = gate.source(config)
+    for old, new in pairs:
+        assert old in source.text, f"the template has no {old!r} any more"
+        source = replace(source, text=source.text.replace(old, new))
+    check = executed("attention", gate.space, gate.problem, config, source, "sm_90a")
+    assert check.why_not is None
+    assert check.verdict.outcome in (Outcome.INCORRECT, Outcome.CRASHED, Outcome.HUNG), "the fault escaped"
+    assert check.refuted and check.verdict.reason
+
+
+def test_at_least_thirty_faults_of_all_families_are_planted():
+    assert len(FAULTS) >= 30
+    assert {family for chosen in CHOSEN.values() for _, family in chosen} == set(FAMILIES)
