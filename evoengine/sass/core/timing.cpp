@@ -12,7 +12,7 @@ namespace {
 
 constexpr int PARTS = 4;
 constexpr double NEVER = 1e18;
-static double PORTX = getenv("PORTX") ? atof(getenv("PORTX")) : 1; static double READ_WINDOW = getenv("RW") ? atof(getenv("RW")) : 3;  // clocks in which an arithmetic instruction reads its sources
+constexpr double READ_WINDOW = 3;  // clocks in which an arithmetic instruction reads its sources
 
 // A warp on an SM, with what it waits for.
 struct Slot {
@@ -320,7 +320,7 @@ double Timing::accepts(const Sm& sm, const Part& part, const Instruction& i) con
 // Whether the banks can read the sources within the window of three clocks after issue.
 bool Timing::ports_free(const Part& part, int index) const {
   for (int bank = 0; bank < 2; bank++)
-    if (reads[index][bank] && std::max(part.ports[bank], now) + reads[index][bank] * PORTX > now + READ_WINDOW) return false;
+    if (reads[index][bank] && std::max(part.ports[bank], now) + reads[index][bank] > now + READ_WINDOW) return false;
   return true;
 }
 
@@ -418,7 +418,7 @@ void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int in
   result.issued++;
   result.issue++;
   result.issues[index]++;
-  for (int bank = 0; bank < 2; bank++) part.ports[bank] = std::max(part.ports[bank], now) + reads[index][bank] * PORTX;
+  for (int bank = 0; bank < 2; bank++) part.ports[bank] = std::max(part.ports[bank], now) + reads[index][bank];
   double done = now + 5, read = now + 3;
   bool far = false;
   occupy(part, i, done, read);
