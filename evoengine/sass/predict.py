@@ -24,8 +24,7 @@ from evoengine.sass.model import Overlap, Residents, Timed, count_block, footpri
 COUNT_LIMIT = 400_000
 """warp instructions of a block that are counted"""
 WHOLE_LIMIT = 20_000_000
-"""warp instructions of a block that does more, as persistent blocks do: then the grid's first, which does most, is
-counted to its end"""
+"""the same of blocks that do more, as persistent ones do"""
 TIME_LIMIT = 400_000
 """warp instructions of an SM that are timed; what is beyond follows at the rate of the second half"""
 UNLIKE = 0.02
@@ -127,21 +126,22 @@ def count(program: Program, launch: Launch, chip: Chip, resident: int) -> Work:
     """Counts blocks of the grid's inside and edges, weighted by how many there are of each."""
     grid = grid_of(launch)
 
-    def of(column: int, row: int) -> Mapping[str, float]:
-        return count_block(program, launch, grid.block(column, row), COUNT_LIMIT)
+    def of(column: int, row: int, limit: int = COUNT_LIMIT) -> Mapping[str, float]:
+        return count_block(program, launch, grid.block(column, row), limit)
 
     inside, first = of(*grid.middle), of(0, 0)
-    if not first["complete"]:
-        counts = count_block(program, launch, 0, WHOLE_LIMIT)
-        instructions = np.array([counts["instructions"]])
-    elif not _alike(inside, first) and grid.columns > 2:
+    long = not (inside["complete"] and first["complete"])
+    limit = WHOLE_LIMIT if long else COUNT_LIMIT
+    if long:
+        inside, first = of(*grid.middle, limit), of(0, 0, limit)
+    if not _alike(inside, first) and grid.columns > 2:
         columns = np.unique(np.linspace(0, grid.columns - 1, SAMPLED).round().astype(int))
-        sampled = [of(int(column), grid.middle[1]) for column in columns]
+        sampled = [of(int(column), grid.middle[1], limit) for column in columns]
         counts = _mean(sampled, [1.0] * len(sampled))
         instructions = np.array([c["instructions"] for c in sampled])
     else:
-        classes = _edges(grid)
-        counts = _mean([of(column, row) for column, row, _ in classes], [weight for _, _, weight in classes])
+        edges = _edges(grid)
+        counts = first if long else _mean([of(x, y) for x, y, _ in edges], [weight for _, _, weight in edges])
         instructions = np.array([counts["instructions"]])
     return Work(counts, instructions, _dram_share(program, launch, chip, resident, counts))
 
@@ -218,7 +218,7 @@ def _put_together(
     def run(name: str, overlap: Overlap) -> _Run:
         timed = time_sm(program, launch, numbers, residents, overlap)
         clocks = _whole(timed, per_sm * work.counts["instructions"])
-        clocks *= _imbalance(work.instructions, grid.clusters, chip.sms // grid.width * resident)
+        clocks *= _imbalance(work.instructions, grid, chip.sms // grid.width, resident)
         ghz = chip.clock_under(name, _shares(timed, grid.width)["tensor"])
         return _Run(max(clocks / ghz / 1e3 + chip.launch_us, roofline_us), clocks, timed)
 
@@ -251,15 +251,23 @@ def _whole(timed: Timed, instructions: float) -> float:
     return values["clocks"] + rest * values["late_clocks"] / max(1.0, values["late_issued"])
 
 
-def _imbalance(instructions: np.ndarray, blocks: int, slots: int) -> float:
-    """The time until the last slot is free over that of slots all equally busy, blocks given out in their order."""
+def _imbalance(instructions: np.ndarray, grid: Grid, sms: int, resident: int) -> float:
+    """Where clusters of a row are unlike: the time until the last SM is through, over that of one with as many clusters
+    as any SM gets, all of mean length. Each place on an SM takes the next cluster of the grid when it is free."""
     if len(instructions) == 1:
         return 1.0
-    columns = np.interp(np.linspace(0, len(instructions) - 1, min(blocks, 4096)), np.arange(len(instructions)), instructions)
-    free = [0.0] * min(slots, len(columns))
-    for work in columns:
+    columns = np.interp(np.arange(grid.columns), np.linspace(0, grid.columns - 1, len(instructions)), instructions)
+    rows = min(grid.rows, max(1, MOST_PLACED // grid.columns))
+    clusters = columns.size * rows
+    free = [0.0] * max(1, min(sms * resident * rows // grid.rows, clusters))
+    for work in np.tile(columns, rows):
         heapq.heapreplace(free, free[0] + work)
-    return max(free) / max(1e-9, math.ceil(len(columns) / len(free)) * columns.mean())
+    fair = clusters * columns.mean() / len(free)
+    return max(free) / fair * (grid.clusters / sms) / math.ceil(grid.clusters / sms)
+
+
+MOST_PLACED = 20_000
+"""clusters placed one by one; of more, a part of the rows on a part of the SMs stands for all"""
 
 
 def _spread(n: int, blocks: int) -> int:
