@@ -159,8 +159,8 @@ DOUBLES = {
     "floor(a)": lambda a, b, c: np.floor(a),
     "rint(a)": lambda a, b, c: np.rint(a),
     "(double)(float)a": lambda a, b, c: a.astype(np.float32),
-    "(double)(int)(a * 0.001)": lambda a, b, c: np.trunc(a * 0.001),
-    "(double)(long long)(a * 1e6)": lambda a, b, c: np.trunc(a * 1e6),
+    "(double)(int)(a * 0.001)": lambda a, b, c: np.trunc(a * 0.001) + 0.0,
+    "(double)(long long)(a * 1e6)": lambda a, b, c: np.trunc(a * 1e6) + 0.0,
 }
 
 

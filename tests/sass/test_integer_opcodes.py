@@ -70,6 +70,14 @@ def unsigned_bytes(x):
     return [x >> 8 * k & 0xFF for k in range(4)]
 
 
+def from_parts(width, parts):
+    return sum(part << width * k for k, part in enumerate(parts))
+
+
+def distance(parts, a, b):
+    return sum(abs(p - q) for p, q in zip(parts(a), parts(b), strict=True))
+
+
 INTEGER_32 = {
     "a + b": wrapped32(lambda a, b, c: a + b),
     "a - b - c": wrapped32(lambda a, b, c: a - b - c),
@@ -116,6 +124,11 @@ INTEGER_32 = {
         wrapped32(lambda a, b, c: sum(p * q for p, q in zip(unsigned_bytes(a), unsigned_bytes(b), strict=True)) + c),
     "(signed char)a + (short)b + (unsigned char)c":
         wrapped32(lambda a, b, c: signed_bytes(a)[0] + (((b & 0xFFFF) ^ 0x8000) - 0x8000) + (c & 0xFF)),
+    "(int)__vabsdiffu4(a, b)":
+        wrapped32(lambda a, b, c: from_parts(8, [abs(p - q) for p, q in zip(unsigned_bytes(a), unsigned_bytes(b), strict=True)])),
+    "(int)__vsadu4(a, b) + (int)__vsads4(b, c)":
+        wrapped32(lambda a, b, c: distance(unsigned_bytes, a, b) + distance(signed_bytes, b, c)),
+    "(int)__vadd2(a, b)": wrapped32(lambda a, b, c: from_parts(16, [(a + b) & 0xFFFF, (a >> 16) + (b >> 16) & 0xFFFF])),
     "a == b ? c : a & 1 ? b : a": wrapped32(lambda a, b, c: c if a == b else b if a & 1 else a),
 }  # fmt: skip
 

@@ -48,9 +48,10 @@ string_view next_part(string_view& s, char separator) {
 // A suffix of a register: R4.H0_H0, R5.B1. False for one that is not known.
 bool suffix(Operand& o, string_view s) {
   static const std::pair<string_view, int> PARTS[] = {{"H1_H0", 0}, {"H0_H0", 1}, {"H1_H1", 2}, {"H0", 1}, {"H1", 2},
-                                                      {"H0_H1", 3}, {"B0", 4}, {"B1", 5}, {"B2", 6}, {"B3", 7}};
+                                                      {"H0_H1", 3}, {"B0", 4}, {"B1", 5}, {"B2", 6}, {"B3", 7}, {"F32", 8}};
   if (s == "reuse") return o.reuse = true;
   if (s == "64") return o.wide = true;
+  if (s == "ROW" || s == "COL") return true;  // IMMA, which reads the operand's text
   for (const auto& [name, part] : PARTS)
     if (s == name) return o.part = u8(part), true;
   return false;
@@ -82,14 +83,19 @@ bool brackets(Operand& o, string_view s) {
   return true;
 }
 
-// c[0x0][0x160], c[0x0][R4+0x10]; a bank named by a register is not known.
+// c[0x0][0x160], c[0x0][R4+0x10], c[0x0] [0x160].H0_H0; a bank named by a register is not known.
 bool constant_operand(Operand& o, string_view s) {
   o.kind = Operand::Kind::Constant;
-  const size_t close = s.find(']');
+  const size_t close = s.find(']'), open = s.find('[', 2), end = s.rfind(']');
+  if (close == s.npos || open == s.npos || end < open) return false;
   const i64 bank = number(s.substr(2, close - 2));
-  if (bank < 0 || bank > 7 || s.back() != ']') return false;
+  if (bank < 0 || bank > 7) return false;
   o.bank = int(bank);
-  return brackets(o, s.substr(close + 2, s.size() - close - 3));
+  string_view suffixes = s.substr(end + 1);
+  next_part(suffixes, '.');
+  while (!suffixes.empty())
+    if (!suffix(o, next_part(suffixes, '.'))) return false;
+  return brackets(o, s.substr(open + 1, end - open - 1));
 }
 
 bool register_operand(Operand& o, string_view s) {
@@ -204,7 +210,8 @@ bool operands(Instruction& i, string_view s, string_view base) {
     const char c = s[at];
     if (c == '[' || c == '(' || c == '{') ++depth;
     if (c == ']' || c == ')' || c == '}') --depth;
-    if (depth == 0 && (c == ',' || c == ' ')) add(s.substr(begin, at - begin)), begin = at + 1;
+    const bool space = c == ' ' && s.substr(at + 1, 1) != "[";  // c[0x0] [0x160] is one operand
+    if (depth == 0 && (c == ',' || space)) add(s.substr(begin, at - begin)), begin = at + 1;
   }
   add(s.substr(begin));
   return known;

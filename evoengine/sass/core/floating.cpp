@@ -199,7 +199,7 @@ u32 high_function(int function, u32 high) {
   return y != y ? 0x7fffffffu : u32(std::bit_cast<u64>(y) >> 32);
 }
 
-// a = function, b = on halves
+// a = function, b = 1 on halves, 2 on bfloats
 Step mufu(Context& c, const Instruction& i) {
   Lanes s, out{};
   const Operand& from = i.operands[1];
@@ -211,7 +211,8 @@ Step mufu(Context& c, const Instruction& i) {
       u32 half = (from.part == 2 ? x[l] >> 16 : x[l]) & 0xffff;
       if (from.absolute) half &= 0x7fff;
       if (from.negate) half ^= 0x8000;
-      out[l] = float_to_half(special_function(i.a, half_to_float(half)));
+      out[l] = i.b == 1 ? float_to_half(special_function(i.a, half_to_float(half)))
+                        : float_to_bfloat(special_function(i.a, bfloat_to_float(half)));
     } else out[l] = flush(canonical(special_function(i.a, as_float(flush(x[l])))));
   }
   write(c, i.operands[0], out);
@@ -221,7 +222,7 @@ Step mufu(Context& c, const Instruction& i) {
 Execute prepare_mufu(Instruction& i) {
   Modifiers m(i);
   i.a = take_one(m, FUNCTIONS);
-  i.b = m.take("F16");
+  i.b = m.take("F16") ? 1 : m.take("BF16") ? 2 : 0;
   return i.a >= 0 && m.none_left() && i.operands.size() == 2 ? mufu : nullptr;
 }
 

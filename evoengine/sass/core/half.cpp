@@ -16,12 +16,17 @@ struct BF16 {
   static u32 narrow(float x) { return float_to_bfloat(x); }
 };
 
-// The operand as two halves in one register, with its choice of halves and its signs applied.
+// The operand as two halves in one register, with its choice of halves and its signs applied. Part 8, which sm_75 has
+// for __float2half_rz, is a float, cut to a half.
 void load_pair(Context& c, const Operand& o, Lanes& out) {
   Lanes s;
   const Lanes& x = plain(c, o, s);
   const u32 keep = o.absolute ? 0x7fff7fffu : ALL, flip = o.negate ? 0x80008000u : 0;
   const int part = o.part;
+  if (part == 8) {
+    each(out, [&](int l) { return ((to_format(as_float(x[l]), HALF_FORMAT, TRUNCATE) * 0x10001u) & keep) ^ flip; });
+    return;
+  }
   each(out, [&](int l) {
     const u32 v = x[l], low = v & 0xffff, high = v >> 16;
     const u32 chosen = part == 1 ? low | low << 16 : part == 2 ? high | high << 16 : part == 3 ? high | low << 16 : v;

@@ -67,8 +67,12 @@ Execute prepare_iadd3(Instruction& i) {
 
 u32 add(u32 x, u32 y, const Instruction&) { return x + y; }
 
+u32 add_halfwords(u32 x, u32 y, const Instruction&) { return u32(u16(x + y)) | ((x >> 16) + (y >> 16)) << 16; }
+
 Execute prepare_viadd(Instruction& i) {
-  return i.modifiers.empty() && i.operands.size() == 3 ? binary<add> : nullptr;
+  Modifiers m(i);
+  const bool halfwords = m.take("16x2");
+  return !m.none_left() || i.operands.size() != 3 ? nullptr : halfwords ? binary<add_halfwords> : binary<add>;
 }
 
 // ── products ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -423,6 +427,27 @@ u32 difference(u32 x, u32 y, u32 z, const Instruction& i) {
   return (less ? y - x : x - y) + z;
 }
 
+// The same of each byte; their sum and z where a = .ACC. b = signed
+u32 byte_differences(u32 x, u32 y, u32 z, const Instruction& i) {
+  u32 bytes = 0, sum = z;
+  for (int shift = 0; shift < 32; shift += 8) {
+    const u32 p = x >> shift & 0xff, q = y >> shift & 0xff;
+    const i32 apart = i.b ? i32(int8_t(p)) - i32(int8_t(q)) : i32(p) - i32(q);
+    const u32 distance = u32(apart < 0 ? -apart : apart);
+    bytes |= (distance & 0xff) << shift;
+    sum += distance;
+  }
+  return i.a ? sum : bytes;
+}
+
+Execute prepare_byte_differences(Instruction& i) {
+  Modifiers m(i);
+  i.a = m.take("ACC");
+  i.b = m.take("S8");
+  if (!i.b && !m.take("U8")) return nullptr;
+  return m.none_left() && i.operands.size() == 4 ? ternary<byte_differences> : nullptr;
+}
+
 template <auto F, int SOURCES>
 Execute prepare_plain(Instruction& i) {
   if (!i.modifiers.empty() || int(i.operands.size()) != SOURCES + 1) return nullptr;
@@ -494,6 +519,7 @@ const Opcode INTEGER[] = {
     {"SGXT", Pipe::Alu, prepare_sgxt},
     {"USGXT", Pipe::Uniform, prepare_sgxt},
     {"VABSDIFF", Pipe::Alu, prepare_difference},
+    {"VABSDIFF4", Pipe::Alu, prepare_byte_differences},
     {nullptr, Pipe::None, nullptr},
 };
 

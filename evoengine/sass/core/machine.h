@@ -54,7 +54,7 @@ struct Operand {
   bool negate = false, absolute = false, invert = false;
   bool wide = false;      // Memory: the register is one of a pair (R2.64)
   u8 scale = 1;           // Memory: R2.X4
-  u8 part = 0;            // 0 whole; 1 H0_H0, 2 H1_H1, 3 H1_H0 swapped kinds as they stand; 4…7 B0…B3
+  u8 part = 0;            // 0 whole; 1 H0_H0, 2 H1_H1, 3 H0_H1 (swapped); 4…7 B0…B3; 8 F32, of halves
   bool reuse = false;
   int target = -1;        // Label: index of the instruction
   std::string text;       // as the listing has it, modifiers off; Special: SR_TID.X
