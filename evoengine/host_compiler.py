@@ -47,7 +47,7 @@ def identity() -> str:
 
 
 def cache_folder(name: str) -> Path:
-    """The folder of that name in the user's cache, made where it is missing; MachineError where it cannot be written."""
+    """The folder of that name in the user's cache, made where it is missing; MachineError where it cannot be."""
     folder = Path(user_cache_dir("evoengine")) / name
     remedy = f"cannot write the cache {folder}: make it writable or set XDG_CACHE_HOME"
     try:
@@ -60,7 +60,7 @@ def cache_folder(name: str) -> Path:
 
 
 def prune(folder: Path, pattern: str, kept: int) -> None:
-    """Removes the eighth that was used longest ago where more than `kept` files match; other processes may do the same."""
+    """Removes the eighth used longest ago where more than `kept` files match; other processes may do the same."""
     files = list(folder.glob(pattern))
     if len(files) <= kept:
         return

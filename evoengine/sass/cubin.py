@@ -232,7 +232,7 @@ def _segments(sections: list[Section]) -> Iterator[Segment]:
 def _pointers(
     sections: list[Section], symbols: list[Symbol], entry: str, banks: Mapping[int, bytes]
 ) -> Iterator[Pointer]:
-    """Where a bank holds the address of a device variable. What points into code or nowhere stays as the file has it."""
+    """Where a bank holds the address of a device variable. What points elsewhere stays as the file has it."""
     segments = {segment.name for segment in _segments(sections)}
     for bank, data in banks.items():
         for name in (f".nv.constant{bank}.{entry}", f".nv.constant{bank}"):

@@ -66,21 +66,22 @@ class Relocation(NamedTuple):
 def header(image: bytes) -> Header:
     """Raises UsageError where the bytes are no 64-bit little-endian ELF file."""
     if not image.startswith(_MAGIC):
-        raise UsageError(f"the binary is no cubin: it begins with {image[:6].hex() or 'nothing'}, not with an ELF header")
-    abi, flags, program_bytes, program_count, section_bytes, section_count, names = _unpack(_HEADER, image, 0, "header")
+        raise UsageError(f"the binary is no cubin: it begins with {image[:6].hex() or 'nothing'}")
+    abi, flags, program_bytes, programs, section_bytes, count, names = _unpack(_HEADER, image, 0, "header")
     programs_at, sections_at = _unpack(_TABLES, image, 0, "header")
-    return Header(abi, flags, program_count, program_bytes, section_count, section_bytes, names, programs_at, sections_at)
+    return Header(abi, flags, programs, program_bytes, count, section_bytes, names, programs_at, sections_at)
 
 
 def sections(image: bytes) -> list[Section]:
     head = header(image)
-    rows = [_unpack(_SECTION, image, head.sections_at + i * head.section_bytes, "sections") for i in range(head.section_count)]
+    starts = (head.sections_at + i * head.section_bytes for i in range(head.section_count))
+    rows = [_unpack(_SECTION, image, start, "sections") for start in starts]
     if head.names >= len(rows):
         raise UsageError(f"the binary is no cubin: its names are in section {head.names} of {len(rows)}")
     names = _contents(image, rows[head.names])
+    held = (b"" if row[1] == NOBITS else _contents(image, row) for row in rows)
     return [
-        Section(_name(names, row[0]), row[1], row[5], row[6], row[7], b"" if row[1] == NOBITS else _contents(image, row))
-        for row in rows
+        Section(_name(names, row[0]), row[1], row[5], row[6], row[7], data) for row, data in zip(rows, held, strict=True)
     ]
 
 
@@ -89,7 +90,7 @@ def symbols(found: list[Section]) -> list[Symbol]:
     if table is None:
         return []
     if table.link >= len(found):
-        raise UsageError(f"the binary is no cubin: the names of its symbols are in section {table.link} of {len(found)}")
+        raise UsageError(f"the binary is no cubin: its symbols' names are in section {table.link} of {len(found)}")
     names = found[table.link].data
     rows = _SYMBOL.iter_unpack(_whole_rows(table.data, _SYMBOL))
     return [Symbol(_name(names, name), section, value, size) for name, _, _, section, value, size in rows]

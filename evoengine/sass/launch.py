@@ -29,9 +29,11 @@ DRAWN_BYTES = 1 << 20
 REGISTERS_PER_BLOCK = 65536
 """of every compute capability from 7.5 to 9.0 (CUDA C++ Programming Guide, Compute Capabilities)"""
 
-# Where the driver puts what every kernel reads from bank 0, as the machine code of sm_75 to sm_90 has it.
-_THREADS, _GRID, _SHARED_WINDOW, _LOCAL_WINDOW, _STACK_END = 0x00, 0x0C, 0x18, 0x20, 0x28
-_PARAMETERS_POINTER = 0x198  # sm_90: where tensor maps among the parameters have their generic addresses from
+# Where the driver puts what every kernel reads from bank 0, as the machine code of sm_75 to sm_90 has it: from byte 0 the
+# block's threads and the grid, from 0x18 the windows of shared and local memory, at 0x28 the end of the stack; on sm_90 at
+# 0x198 the generic address of the parameters, from which those of tensor maps are made.
+_DRIVER_VALUES = struct.Struct("<3I3IQQI")
+_PARAMETERS_POINTER = 0x198
 # The windows of the generic address space, as in core/machine.h.
 SHARED_WINDOW, LOCAL_WINDOW, CONSTANT_WINDOW = 0x7F0000000000, 0x7E0000000000, 0x7D0000000000
 
@@ -41,8 +43,8 @@ _LOWEST, _LARGEST_GAP = 1 << 33, 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class DrawnArgument:
-    """A pointer argument of `bytes` bytes whose contents repeat: for a model, which needs no results. They are `contents`,
-    or drawn by `dtype`.
+    """A pointer argument of `bytes` bytes whose contents repeat: for a model, which needs no results. They are
+    `contents`, or drawn by `dtype`.
 
     What is written beyond the part that is held is dropped.
     """
@@ -81,7 +83,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A tensor or a section of device variables in the executor's memory, `held` [bytes] uint8 being its first bytes."""
+    """A tensor or section of device variables in the executor's memory; `held` [bytes] uint8 are its first bytes."""
 
     name: str
     address: int
@@ -169,7 +171,7 @@ def _check_launch(kernel: Kernel, geometry: Geometry) -> None:
     """What a driver refuses because of the binary; the rest is for the screens, which know the GPU."""
     threads = geometry.threads[0] * geometry.threads[1] * geometry.threads[2]
     if kernel.max_threads and threads > kernel.max_threads:
-        raise KernelCrashed(f"a launch of {threads} threads per block; the binary was made for {kernel.max_threads} at most")
+        raise KernelCrashed(f"{threads} threads per block; the binary was made for {kernel.max_threads} at most")
     if kernel.registers * threads > REGISTERS_PER_BLOCK:
         raise KernelCrashed(
             f"a launch of {threads} threads of {kernel.registers} registers; a block has {REGISTERS_PER_BLOCK} at most"
@@ -195,7 +197,8 @@ def _parts(arguments: Sequence[AnyArgument]) -> Iterator[Part]:
 
 def _allocate(kernel: Kernel, arguments: Sequence[AnyArgument], seed: int) -> list[Allocation]:
     """Tensors and device variables, 256-byte aligned, in drawn order with drawn gaps: none follows upon another."""
-    contents = dict(_tensors(arguments)) | {segment.name: (segment.size, _segment(segment), True) for segment in kernel.globals}
+    variables = {segment.name: (segment.size, _segment(segment), True) for segment in kernel.globals}
+    contents = dict(_tensors(arguments)) | variables
     random = np.random.default_rng(seed)
     names = [list(contents)[i] for i in random.permutation(len(contents))]
     placed, end = [], _LOWEST
@@ -268,7 +271,8 @@ def _banks(
         _put_constant(kernel, banks.get(CONSTANT_BANK, bytearray()), name, value)
     bank = banks[PARAMETER_BANK]
     bank.extend(bytes(max(kernel.parameters_at - len(bank), 0)))
-    struct.pack_into("<3I3IQQI", bank, _THREADS, *geometry.threads, *geometry.grid, SHARED_WINDOW, LOCAL_WINDOW, _stack(kernel))
+    windows = SHARED_WINDOW, LOCAL_WINDOW, _stack(kernel)
+    _DRIVER_VALUES.pack_into(bank, 0, *geometry.threads, *geometry.grid, *windows)
     if kernel.arch >= 90:
         struct.pack_into("<Q", bank, _PARAMETERS_POINTER, CONSTANT_WINDOW + kernel.parameters_at)
     _put_parameters(kernel, bank, arguments, addresses)
@@ -317,6 +321,7 @@ def _value(argument: AnyArgument, addresses: Mapping[str, int], sizes: Mapping[s
     for offset, part in argument.parts:
         value = _value(part, addresses, sizes)
         if offset + len(value) > len(whole):
-            raise UsageError(f"{part.name} ends at byte {offset + len(value)} of {argument.name}, which has {len(whole)}")
+            end = offset + len(value)
+            raise UsageError(f"{part.name} ends at byte {end} of {argument.name}, which has {len(whole)}")
         whole[offset : offset + len(value)] = value
     return bytes(whole)

@@ -29,7 +29,7 @@ class ListedInstruction:
     """One instruction and what the assembler wrote beside it.
 
     The control fields are bits 41–61 of the second 64-bit word (maxas and CuAssembler describe them): clocks that the
-    warp stalls after it, whether the scheduler should turn to another warp, the scoreboards that it sets when its result
+    warp stalls after it, whether another warp should be next, the scoreboards that it sets when its result
     is there and when its sources are read (7: none), those it waits for (a bit each), and the sources it keeps for the
     next instruction (a bit each).
     """
@@ -50,7 +50,7 @@ class ListedInstruction:
 
 
 def disassemble(cubin: bytes) -> str:
-    """What `nvdisasm -c -hex` prints. Raises MachineError where it is missing, UsageError where it refuses the binary."""
+    """What `nvdisasm -c -hex` prints. Raises MachineError where it is missing, UsageError where it refuses."""
     tool = disassembler()
     if tool is None:
         raise MachineError("nvdisasm was not found, which reads machine code: pip install nvidia-cuda-nvdisasm")

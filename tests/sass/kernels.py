@@ -22,8 +22,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128) parts(
     fixed[threadIdx.x % 36] = in[threadIdx.x % 36];
     dynamic[threadIdx.x] = 1;
     __syncthreads();
-    out[threadIdx.x] = fixed[n] + dynamic[n] + table[n] + other[n % 3] + state[n] + start[n & 3] + three.x[n & 1] + c + d
-        + stack[in[0] > 0 ? n : 3];
+    out[threadIdx.x] = fixed[n] + dynamic[n] + table[n] + other[n % 3] + state[n] + start[n & 3] + three.x[n & 1] + c
+        + d + stack[in[0] > 0 ? n : 3];
     state[n + 1] = 2;
 }
 extern "C" __global__ void second(float* out) { out[0] = out[1] / 3.0f; }

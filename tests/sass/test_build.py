@@ -84,7 +84,8 @@ def test_several_processes_may_build_at_once(core, tmp_path):
 )
 def test_what_the_compiler_refuses_is_said_and_leaves_nothing_behind(core, tmp_path, name, text, message):
     (core / name).write_text(text)
-    with pytest.raises(MachineError, match=rf"cannot build the executor of machine code: .*({message}).*; it needs g\+\+ 12"):
+    match = rf"cannot build the executor of machine code: .*({message}).*; it needs g\+\+ 12"
+    with pytest.raises(MachineError, match=match):
         builder.build()
     assert list((tmp_path / "cache" / "evoengine" / "sass").iterdir()) == []
 

@@ -30,7 +30,8 @@ def test_its_architecture_is_read(binary, kernel):
 
 
 def test_its_resources_are_those_that_ptxas_reported(binary, kernel):
-    assert (kernel.registers, kernel.shared_bytes) == (binary.registers, 36 * 4) == (binary.registers, binary.shared_bytes)
+    assert kernel.registers == binary.registers
+    assert kernel.shared_bytes == binary.shared_bytes == 36 * 4
     assert kernel.local_bytes >= binary.stack_bytes > 0
     assert kernel.max_threads == 128
 
@@ -88,7 +89,7 @@ def test_an_image_that_is_cut_off_anywhere_is_refused_in_a_sentence():
 
 
 def test_an_image_with_any_byte_changed_is_read_or_refused_and_nothing_else():
-    """The headers and tables of a binary, byte by byte: a broken offset, size or index never escapes as another error."""
+    """The headers and tables, byte by byte: a broken offset, size or index never escapes as another error."""
     image = compiled(ALL_PARTS, "parts", "sm_90a").cubin
     head = elf.header(image)
     tables = range(head.sections_at, head.sections_at + head.section_count * head.section_bytes)

@@ -68,7 +68,8 @@ def test_every_kind_of_memory_is_where_the_kernel_looks(arch):
     three = StructArgument("three", 24, ((8, ScalarArgument("x[1]", np.int64(1000))),))
     arguments = [
         TensorArgument("out", np.zeros(128, np.float32), output=True), TensorArgument("in", data),
-        ScalarArgument("n", np.int32(n)), three, ScalarArgument("c", np.int8(-7)), ScalarArgument("d", np.float64(0.25)),
+        ScalarArgument("n", np.int32(n)), three, ScalarArgument("c", np.int8(-7)),
+        ScalarArgument("d", np.float64(0.25)),
     ]  # fmt: skip
     launch = Launch((2, 1, 1), 128, 512)
     constants = {"other": np.array([10, 20, 30], np.int32).tobytes()}
@@ -105,7 +106,8 @@ def test_an_input_that_is_written_crashes():
 def test_a_block_that_never_ends_hangs():
     endless = 'extern "C" __global__ void endless(volatile int* out) { while (out[0] != 5); }'
     with pytest.raises(KernelHung):
-        executed(endless, "endless", Launch((1, 1, 1), 32, 0), [TensorArgument("out", np.zeros(8, np.int32), output=True)])
+        out = TensorArgument("out", np.zeros(8, np.int32), output=True)
+        executed(endless, "endless", Launch((1, 1, 1), 32, 0), [out])
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,8 @@ def test_drawn_values_are_normal(dtype):
 
 
 def test_a_tensor_map_that_cannot_be_is_refused():
-    text = 'struct alignas(64) Map { char bytes[128]; };\nextern "C" __global__ void f(float* q, const __grid_constant__ Map m, int* o) { *o = m.bytes[3]; }'
+    kernel = 'extern "C" __global__ void f(float* q, const __grid_constant__ Map m, int* o) { *o = m.bytes[3]; }'
+    text = f"struct alignas(64) Map {{ char bytes[128]; }};\n{kernel}"
     _, kernel = loaded(text, "f", "sm_90a")
     tensor = TensorArgument("q", np.zeros((8, 64), np.uint16))
     bad = TensorMapArgument("m", "q", "fp16", (64, 9), (128,), (64, 8), 128)

@@ -92,7 +92,8 @@ def test_what_cannot_be_executed_stays_and_is_said(ledger, space, monkeypatch):
         raise MachineError("no C++ compiler found: install one")
 
     monkeypatch.setattr(binaries, "build", missing)
-    assert checked(ledger, run, space) == [f"#{good}: its machine code was not executed: no C++ compiler found: install one"]
+    why = "no C++ compiler found: install one"
+    assert checked(ledger, run, space) == [f"#{good}: its machine code was not executed: {why}"]
     candidate = ledger.candidate(good)
     assert (candidate.outcome, candidate.binary_verdict) == (Outcome.ESTIMATED, None)
     assert candidate.to_json()["binary_correct"] is None

@@ -25,7 +25,9 @@ from tests.workloads import test_planted_faults_registers_and_races as races
 from tests.workloads import test_planted_faults_wgmma as wgmma
 
 GPUS = {"sm_80": "a100", "sm_89": "l4", "sm_90a": "h100"}
-PROBLEMS = ("b2,h4,s256,d64,fp16", "b2,h8,s256,d64,bf16,causal,kv2", "b1,h4,s256,d128,bf16", "b1,h4,s256,d128,fp16,causal")
+PROBLEMS = (
+    "b2,h4,s256,d64,fp16", "b2,h8,s256,d64,bf16,causal,kv2", "b1,h4,s256,d128,bf16", "b1,h4,s256,d128,fp16,causal",
+)  # fmt: skip
 FAMILIES = ("scalar", "wmma", "mma", "wgmma")
 
 
@@ -66,7 +68,8 @@ CHOSEN = {
         ("write past the end of O", "wmma"), ("shared memory overrun", "scalar"), ("input changed", "wmma"),
     ],
     mma: [
-        ("K waited for too laxly", "mma"), ("V not waited for at all", "mma"), ("swizzle by the wrong bits of the row", "mma"),
+        ("K waited for too laxly", "mma"), ("V not waited for at all", "mma"),
+        ("swizzle by the wrong bits of the row", "mma"),
         ("V not transposed", "mma"), ("P packed in the wrong order", "mma"), ("a row too many written", "mma"),
         ("causal mask one off where lengths differ", "mma"),
     ],
@@ -101,7 +104,9 @@ def _problem_and_pairs(module, entry):
 
 
 FAULTS = [
-    pytest.param(module, name, family, id=f"{name}-{family}") for module, chosen in CHOSEN.items() for name, family in chosen
+    pytest.param(module, name, family, id=f"{name}-{family}")
+    for module, chosen in CHOSEN.items()
+    for name, family in chosen
 ]
 
 
