@@ -1,4 +1,4 @@
-"""What tests of the executor share: CUDA text compiled by NVRTC and run on machine code, with NumPy arrays in and out."""
+"""What tests of the executor share: CUDA text compiled by NVRTC and executed on NumPy arrays as machine code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def program(text: str, arch: str) -> Program:
 
 def execute(
     text: str, arch: str, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, tuple[type, tuple[int, ...]]],
-    threads: int | tuple[int, int, int] = 32, grid: int | tuple[int, int, int] = 1, shared_bytes: int = 0, seed: int = 0,
+    threads: int | tuple[int, int, int] = 32, grid: int | tuple[int, int, int] = 1, shared_bytes: int = 0,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """The outputs of `kernel(inputs…, outputs…)`, all of them pointers; every opcode must be known."""
     code = program(text, arch)
@@ -39,7 +39,7 @@ def execute(
     arguments = [TensorArgument(name, data) for name, data in inputs.items()]
     arguments += [TensorArgument(name, np.empty(shape, dtype), output=True) for name, (dtype, shape) in outputs.items()]
     geometry = Geometry(_three(grid), _three(threads), shared_bytes)
-    launch = prepare(read_kernel(compiled(text, arch).cubin, ENTRY), geometry, arguments, seed)
+    launch = prepare(read_kernel(compiled(text, arch).cubin, ENTRY), geometry, arguments, seed=0)
     run(code, launch)
     return {name: array for name, array in launch.results().items() if name in outputs}
 

@@ -17,7 +17,8 @@ def floats(seed, dtype=np.float32):
     info = np.finfo(dtype)
     values = random.standard_normal(N) * 2.0 ** random.integers(info.minexp // 2 - 8, info.maxexp // 2, N)
     values[:64] = random.standard_normal(64) * 4
-    edges = [0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -1.5, np.inf, -np.inf, np.nan, info.tiny, info.tiny / 8, info.max, -info.max]
+    edges = [0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -1.5, np.inf, -np.inf, np.nan]
+    edges += [info.tiny, info.tiny / 8, info.max, -info.max]
     values[: len(edges)] = edges
     random.shuffle(values)
     with np.errstate(all="ignore"):
@@ -233,13 +234,15 @@ HALF = {
     "hrint(a)": lambda a, b, c: np.rint(a),
     "hfloor(a)": lambda a, b, c: np.floor(a),
     "__int2half_rn(__half2int_rz(a))": lambda a, b, c: np.trunc(a) + np.float16(0),
-    "__float2half_rz(__half2float(a) * 1.001f)": lambda a, b, c: half_toward_zero(a.astype(np.float32) * np.float32(1.001)),
-    "__hfma(a, __float2half(0.1f), __float2half(-2.0f))": lambda a, b, c: half_fused(a, np.float16(0.1), np.float16(-2)),
+    "__float2half_rz(__half2float(a) * 1.001f)":
+        lambda a, b, c: half_toward_zero(a.astype(np.float32) * np.float32(1.001)),
+    "__hfma(a, __float2half(0.1f), __float2half(-2.0f))":
+        lambda a, b, c: half_fused(a, np.float16(0.1), np.float16(-2)),
     "__low2half(__hadd2(__halves2half2(a, b), __halves2half2(c, c)))": lambda a, b, c: a + c,
     "__high2half(__hmul2(__halves2half2(a, b), __lowhigh2highlow(__halves2half2(c, a))))": lambda a, b, c: b * c,
     "__hgt2(__halves2half2(a, b), __halves2half2(c, c)).y": lambda a, b, c: 1.0 * (b > c),
     "__hfma_relu(a, b, c)": lambda a, b, c: np.maximum(half_fused(a, b, c), np.float16(0)),
-}
+}  # fmt: skip
 
 
 def half_toward_zero(x):
@@ -281,6 +284,7 @@ def test_bfloats(arch):
     values = {name: bfloat(moderate(seed, -8, 8)) for seed, name in enumerate("abc")}
     arguments = {name: ("__nv_bfloat16", (x.view(np.uint32) >> 16).astype(np.uint16)) for name, x in values.items()}
     references = {
-        text: lambda *_, f=function: (bfloat(f(*values.values())).view(np.uint32) >> 16) for text, function in BFLOAT.items()
+        text: lambda *_, f=function: bfloat(f(*values.values())).view(np.uint32) >> 16
+        for text, function in BFLOAT.items()
     }
     check_exact(references, arguments, ("__nv_bfloat16", np.uint16), arch, HALVES)

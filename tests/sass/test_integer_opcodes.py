@@ -74,8 +74,8 @@ def from_parts(width, parts):
     return sum(part << width * k for k, part in enumerate(parts))
 
 
-def distance(parts, a, b):
-    return sum(abs(p - q) for p, q in zip(parts(a), parts(b), strict=True))
+def distances(a, b):
+    return [abs(p - q) for p, q in zip(a, b, strict=True)]
 
 
 INTEGER_32 = {
@@ -125,9 +125,10 @@ INTEGER_32 = {
     "(signed char)a + (short)b + (unsigned char)c":
         wrapped32(lambda a, b, c: signed_bytes(a)[0] + (((b & 0xFFFF) ^ 0x8000) - 0x8000) + (c & 0xFF)),
     "(int)__vabsdiffu4(a, b)":
-        wrapped32(lambda a, b, c: from_parts(8, [abs(p - q) for p, q in zip(unsigned_bytes(a), unsigned_bytes(b), strict=True)])),
+        wrapped32(lambda a, b, c: from_parts(8, distances(unsigned_bytes(a), unsigned_bytes(b)))),
     "(int)__vsadu4(a, b) + (int)__vsads4(b, c)":
-        wrapped32(lambda a, b, c: distance(unsigned_bytes, a, b) + distance(signed_bytes, b, c)),
+        wrapped32(lambda a, b, c: sum(distances(unsigned_bytes(a), unsigned_bytes(b)))
+                  + sum(distances(signed_bytes(b), signed_bytes(c)))),
     "(int)__vadd2(a, b)": wrapped32(lambda a, b, c: from_parts(16, [(a + b) & 0xFFFF, (a >> 16) + (b >> 16) & 0xFFFF])),
     "a == b ? c : a & 1 ? b : a": wrapped32(lambda a, b, c: c if a == b else b if a & 1 else a),
 }  # fmt: skip
@@ -144,7 +145,8 @@ INTEGER_64 = {
     "a - b": wrapped64(lambda a, b: a - b),
     "a * b": wrapped64(lambda a, b: a * b),
     "b ? a / (b == -1 ? 3 : b) : 0": wrapped64(lambda a, b: quotient(a, 3 if b == -1 else b) if b else 0),
-    "b ? a % (b == -1 ? 3 : b) : 0": wrapped64(lambda a, b: a - (d := 3 if b == -1 else b) * quotient(a, d) if b else 0),
+    "b ? a % (b == -1 ? 3 : b) : 0":
+        wrapped64(lambda a, b: a - b * quotient(a, b) if b not in (0, -1) else a - 3 * quotient(a, 3) if b else 0),
     "b ? (long long)((u64)a / (u64)b) : 0": wrapped64(lambda a, b: (a & M64) // (b & M64) if b else 0),
     "b ? (long long)((u64)a % (u64)b) : 0": wrapped64(lambda a, b: (a & M64) % (b & M64) if b else 0),
     "a / 1000003": wrapped64(lambda a, b: quotient(a, 1000003)),
@@ -164,7 +166,7 @@ INTEGER_64 = {
     "(long long)(int)a * (int)b + a": wrapped64(lambda a, b: wrap(a) * wrap(b) + a),
     "(long long)((u64)(unsigned)a * (unsigned)b)": wrapped64(lambda a, b: (a & M32) * (b & M32)),
     "llabs(a)": wrapped64(lambda a, b: abs(a)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("arch", ARCHS)

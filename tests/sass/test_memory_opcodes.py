@@ -137,8 +137,8 @@ def test_atomics(arch):
     out, old = got["out"], got["old"]
     either = np.bitwise_or.reduce
     expected = [
-        n, a.min(), a.max(), n % 21, -n % 21, np.bitwise_and.reduce(a | 0xFF), either(a & 0xFF00), np.bitwise_xor.reduce(a),
-        a.view(np.uint32).max().view(np.int32),
+        n, a.min(), a.max(), n % 21, -n % 21, np.bitwise_and.reduce(a | 0xFF), either(a & 0xFF00),
+        np.bitwise_xor.reduce(a), a.view(np.uint32).max().view(np.int32),
     ]  # fmt: skip
     np.testing.assert_array_equal(out[:9], expected)
     assert out[9] in a and out[10] == 0 and out[11] == 77

@@ -6,7 +6,8 @@ namespace sass {
 namespace {
 
 enum Operation { ADD, MIN, MAX, INC, DEC, AND_BITS, OR_BITS, XOR_BITS, EXCH, CAS, CAST, POPC_INC };
-const char* const OPERATIONS[] = {"ADD", "MIN", "MAX", "INC", "DEC", "AND", "OR", "XOR", "EXCH", "CAS", "CAST", nullptr};
+const char* const OPERATIONS[] = {"ADD", "MIN", "MAX", "INC", "DEC", "AND", "OR", "XOR", "EXCH", "CAS", "CAST",
+                                  nullptr};
 enum Type { U32_TYPE, S32_TYPE, U64_TYPE, S64_TYPE, F32_TYPE, F64_TYPE, F16_PAIR, BF16_PAIR };
 
 float add_floats(float x, float y, bool flushes) {
@@ -119,7 +120,9 @@ Step atomic(Context& c, const Instruction& i) {
   u32 exchanged = 0;
   for (u32 rest = c.lanes; rest; rest &= rest - 1) {
     const int l = __builtin_ctz(rest);
-    u8* there = i.d == 2 ? shared_bytes(c, u32(at[l]), bytes, l) : i.d == 1 ? window_bytes(c, at[l], bytes, l) : nullptr;
+    u8* there = nullptr;
+    if (i.d == 2) there = shared_bytes(c, u32(at[l]), bytes, l);
+    if (i.d == 1) there = window_bytes(c, at[l], bytes, l);
     if (!there) check_alignment(at[l], bytes, l);
     else if (i.d == 1) c.access.space = Access::Space::Shared, c.access.addresses[l] = u32(at[l]);
     old[l] = exchange(c, i, there, at[l], value[l], with[l], bytes);

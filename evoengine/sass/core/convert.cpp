@@ -254,7 +254,8 @@ Step pack_halves(Context& c, const Instruction& i) {
 // Two bytes below the low halfword of a third operand. a = 1 E5M2, b = from halves, c = .RELU, d = .SATFINITE
 Step pack_bytes(Context& c, const Instruction& i) {
   Lanes s, t, r, out;
-  const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t), &above = plain(c, i.operands[3], r);
+  const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t);
+  const Lanes& above = plain(c, i.operands[3], r);
   const Format format = i.a ? E5M2_FORMAT : E4M3_FORMAT;
   auto byte = [&](float v) { return to_format(i.c && v < 0 ? 0.0f : v, format, NEAREST, i.d); };
   each(out, [&](int l) { return byte(as_float(y[l])) | byte(as_float(x[l])) << 8 | above[l] << 16; });

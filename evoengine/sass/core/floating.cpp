@@ -122,7 +122,8 @@ u32 compared(Context& c, const Instruction& i, const Operand& a, const Operand& 
   const Lanes &x = floating(c, a, s), &y = floating(c, b, t);
   if (!i.b)
     return compare_floats(i.a, [&](int l) { return as_float(x[l]); }, [&](int l) { return as_float(y[l]); });
-  return compare_floats(i.a, [&](int l) { return as_float(flush(x[l])); }, [&](int l) { return as_float(flush(y[l])); });
+  return compare_floats(i.a, [&](int l) { return as_float(flush(x[l])); },
+                        [&](int l) { return as_float(flush(y[l])); });
 }
 
 // FSETP P, P, x, y, P. c = join

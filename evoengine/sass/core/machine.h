@@ -103,7 +103,7 @@ struct Opcode {
 };
 // each file of opcodes has one of these, ended by a null name
 extern const Opcode INTEGER[], FLOATING[], CONTROL[], MEMORY[], MATRIX[], ASYNC[];
-extern const Opcode MOVES[], DOUBLE[], HALF[], CONVERT[], ATOMIC[];
+extern const Opcode BITS[], MOVES[], WARPS[], DOUBLE[], HALF[], CONVERT[], ATOMIC[];
 
 // Decodes the section of `entry` in an `nvdisasm -c -hex` listing. Throws Fault where it is not there.
 Program decode(std::string_view listing, std::string_view entry);

@@ -80,8 +80,8 @@ u8* window_bytes(Context& c, u64 address, u32 bytes, int lane) {
 }
 
 bool take_caching(Modifiers& m) {
-  static const char* const IGNORED[] = {"E",       "U",        "SYS",      "CTA",     "SM",      "WEAK",   "CONSTANT", "LU",
-                                        "EL",      "VC",       "PRIVATE",  "LTC64B",  "LTC128B", "LTC256B", "SPIN",    nullptr};
+  static const char* const IGNORED[] = {"E",  "U",  "SYS",     "CTA",    "SM",      "WEAK",    "CONSTANT", "LU",
+                                        "EL", "VC", "PRIVATE", "LTC64B", "LTC128B", "LTC256B", "SPIN",     nullptr};
   static const char* const PAST_L1[] = {"STRONG", "GPU", "EF", "NA", "MMIO", "CV", nullptr};
   while (take_one(m, IGNORED) >= 0) {
   }
@@ -148,7 +148,7 @@ void read_stored(Context& c, const Instruction& i, Data& data) {
   }
 }
 
-// Moves each lane's bytes between `data` and global memory. Most often all lanes are in one allocation, whole in memory.
+// Moves each lane's bytes between `data` and global memory. Most often all lanes are in one allocation, held whole.
 template <bool STORE>
 void move_global(Context& c, const u64 (&at)[LANES], u32 bytes, Data& data) {
   GlobalMemory& memory = c.machine.memory;

@@ -1,4 +1,4 @@
-// Moves and selections, special registers, predicates as registers, and what lanes of a warp tell each other.
+// Moves and selections, special registers, and moves between the files of registers.
 #include <bit>
 
 #include "lanes.h"
@@ -70,8 +70,8 @@ Execute prepare_prmt(Instruction& i) {
 // ── special registers ───────────────────────────────────────────────────────────────────────────────────────────────
 
 enum Special {
-  ZERO, LANE, WARP, WARPS, VIRTUAL_WARP, VIRTUAL_WARPS, THREAD, TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z, CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X,
-  NCTAID_Y, NCTAID_Z, RANK, CLUSTER_X, CLUSTER_Y, CLUSTER_Z, NCLUSTER_X, NCLUSTER_Y, NCLUSTER_Z, IN_CLUSTER_X,
+  ZERO, LANE, WARP, WARPS, VIRTUAL_WARP, VIRTUAL_WARPS, THREAD, TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z,
+  CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z, RANK, CLUSTER_X, CLUSTER_Y, CLUSTER_Z, NCLUSTER_X, NCLUSTER_Y, NCLUSTER_Z, IN_CLUSTER_X,
   IN_CLUSTER_Y, IN_CLUSTER_Z, SIZE_CLUSTER_X, SIZE_CLUSTER_Y, SIZE_CLUSTER_Z, CLUSTER_BLOCKS, SHARED_LOW, SHARED_HIGH,
   LOCAL_LOW, LOCAL_HIGH, SHARED_BYTES, DYNAMIC_BYTES, CLOCK_LOW, CLOCK_HIGH, EQUAL_MASK, LESS_MASK, UP_TO_MASK,
   GREATER_MASK, FROM_MASK, ACTIVE_MASK, SM, SMS, GRID,
@@ -157,7 +157,8 @@ u32 read_special(Context& c, Special which, int lane) {
   const Launch& l = c.machine.launch;
   switch (which) {
     case LANE: return u32(lane);
-    case THREAD: return thread_index(l, thread, 0) | thread_index(l, thread, 1) << 16 | thread_index(l, thread, 2) << 26;
+    case THREAD:
+      return thread_index(l, thread, 0) | thread_index(l, thread, 1) << 16 | thread_index(l, thread, 2) << 26;
     case TID_X: return thread_index(l, thread, 0);
     case TID_Y: return thread_index(l, thread, 1);
     case TID_Z: return thread_index(l, thread, 2);
@@ -273,135 +274,6 @@ Execute prepare_predicates(Instruction& i) {
   return to_register ? p2r : r2p;
 }
 
-// ── between lanes ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-enum Vote { VOTE_ALL, VOTE_ANY, VOTE_EQUAL };
-
-// VOTE.ALL [R,] P, P: the ballot and the vote of the lanes that execute. a = vote, b = first predicate
-Step vote(Context& c, const Instruction& i) {
-  const u32 yes = predicate(c, i.operands[i.b + 1]) & c.lanes;
-  const bool all = yes == c.lanes, none = yes == 0;
-  const bool result = i.a == VOTE_ALL ? all : i.a == VOTE_ANY ? !none : all || none;
-  if (i.b) {
-    Lanes ballot;
-    each(ballot, [&](int) { return yes; });
-    write(c, i.operands[0], ballot);
-  }
-  write_predicate(c, i.operands[i.b], result ? ALL : 0);
-  return Step::Done;
-}
-
-Execute prepare_vote(Instruction& i) {
-  static const char* const VOTES[] = {"ALL", "ANY", "EQ", nullptr};
-  Modifiers m(i);
-  i.a = take_one(m, VOTES);
-  i.b = !i.operands.empty() && !is_predicate(i.operands[0]);
-  if (i.a < 0 || !m.none_left()) return nullptr;
-  if (i.b && i.operands.size() == 2) {  // VOTE.ANY R, P: the ballot alone
-    Operand none;
-    none.kind = Kind::Predicate;
-    none.index = PT;
-    i.operands.insert(i.operands.begin() + 1, none);
-  }
-  return int(i.operands.size()) == i.b + 2 ? vote : nullptr;
-}
-
-enum Shuffle { IDX, UP, DOWN, BFLY };
-
-// SHFL P, R, value, lane, limits: the lane's number or distance; limits = clamp and, from bit 8, mask of segments.
-Step shfl(Context& c, const Instruction& i) {
-  Lanes s, t, r, out;
-  const Lanes &x = integer(c, i.operands[2], s), &by = integer(c, i.operands[3], t), &limits = integer(c, i.operands[4], r);
-  u32 inside = 0;
-  for (int l = 0; l < LANES; ++l) {
-    const u32 segment = limits[l] >> 8 & 31, clamp = limits[l] & 31, b = by[l] & 31, lane = u32(l);
-    const u32 low = lane & segment, high = low | (clamp & ~segment);
-    u32 from;
-    bool valid;
-    switch (i.a) {
-      case IDX: from = low | (b & ~segment), valid = from <= high; break;
-      case UP: from = lane - b, valid = i32(from) >= i32(high); break;
-      case DOWN: from = lane + b, valid = from <= high; break;
-      default: from = lane ^ b, valid = from <= high; break;
-    }
-    out[l] = x[valid ? from & 31 : lane];
-    inside |= u32(valid) << l;
-  }
-  write_predicate(c, i.operands[0], inside);
-  write(c, i.operands[1], out);
-  return Step::Done;
-}
-
-Execute prepare_shfl(Instruction& i) {
-  static const char* const FORMS[] = {"IDX", "UP", "DOWN", "BFLY", nullptr};
-  Modifiers m(i);
-  i.a = take_one(m, FORMS);
-  return i.a >= 0 && m.none_left() && i.operands.size() == 5 ? shfl : nullptr;
-}
-
-// MATCH.ANY R, value; MATCH.ALL P, R, value: lanes with the same value. a = all, b = pairs, c = has a predicate
-Step match(Context& c, const Instruction& i) {
-  const Operand& from = i.operands[i.c + 1];
-  Wide x;
-  load_wide(c, from, x);
-  if (!i.b)
-    for (int l = 0; l < LANES; ++l) x[l] = u32(x[l]);
-  Lanes out;
-  u32 same = 0;
-  for (int l = 0; l < LANES; ++l) {
-    out[l] = bits([&](int k) { return x[k] == x[l]; }) & c.lanes;
-    if (out[l] == c.lanes) same |= 1u << l;
-  }
-  if (i.a) each(out, [&](int l) { return same >> l & 1 ? c.lanes : 0; });
-  if (i.c) write_predicate(c, i.operands[0], same);
-  write(c, i.operands[i.c], out);
-  return Step::Done;
-}
-
-Execute prepare_match(Instruction& i) {
-  Modifiers m(i);
-  i.a = m.take("ALL");
-  if (!i.a) m.take("ANY");
-  i.b = m.take("U64");
-  m.take("U32");
-  i.c = predicates_after(i, 0);
-  return m.none_left() && i.c <= 1 && int(i.operands.size()) == i.c + 2 ? match : nullptr;
-}
-
-enum Reduction { R_AND, R_OR, R_XOR, R_SUM, R_MIN, R_MAX };
-
-// REDUX UR, R: over the lanes that execute. a = reduction, b = signed
-Step redux(Context& c, const Instruction& i) {
-  Lanes s;
-  const Lanes& x = integer(c, i.operands[1], s);
-  bool first = true;
-  u32 v = 0;
-  for (int l = 0; l < LANES; ++l) {
-    if (!(c.lanes >> l & 1)) continue;
-    const bool less = i.b ? i32(x[l]) < i32(v) : x[l] < v;
-    if (first) v = x[l];
-    else if (i.a == R_AND) v &= x[l];
-    else if (i.a == R_OR) v |= x[l];
-    else if (i.a == R_XOR) v ^= x[l];
-    else if (i.a == R_SUM) v += x[l];
-    else if (less == (i.a == R_MIN)) v = x[l];
-    first = false;
-  }
-  Lanes out;
-  each(out, [&](int) { return v; });
-  write(c, i.operands[0], out);
-  return Step::Done;
-}
-
-Execute prepare_redux(Instruction& i) {
-  static const char* const REDUCTIONS[] = {"AND", "OR", "XOR", "SUM", "MIN", "MAX", nullptr};
-  Modifiers m(i);
-  i.a = std::max(0, take_one(m, REDUCTIONS));
-  i.b = m.take("S32");
-  m.take("U32");
-  return m.none_left() && i.operands.size() == 2 ? redux : nullptr;
-}
-
 }  // namespace
 
 const Opcode MOVES[] = {
@@ -420,11 +292,6 @@ const Opcode MOVES[] = {
     {"R2P", Pipe::Alu, prepare_predicates},
     {"UP2UR", Pipe::Uniform, prepare_predicates},
     {"UR2UP", Pipe::Uniform, prepare_predicates},
-    {"VOTE", Pipe::Alu, prepare_vote},
-    {"VOTEU", Pipe::Uniform, prepare_vote},
-    {"SHFL", Pipe::Memory, prepare_shfl},
-    {"MATCH", Pipe::Mufu, prepare_match},
-    {"REDUX", Pipe::Mufu, prepare_redux},
     {nullptr, Pipe::None, nullptr},
 };
 

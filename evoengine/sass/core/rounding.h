@@ -44,7 +44,9 @@ class Rounded {
 };
 
 // Comparisons of floats: the first eight hold for ordered values, U… also where one is NaN.
-enum FloatOrder { F_LT, F_EQ, F_LE, F_GT, F_NE, F_GE, F_NUM, F_NAN, F_LTU, F_EQU, F_LEU, F_GTU, F_NEU, F_GEU, F_F, F_T };
+enum FloatOrder {
+  F_LT, F_EQ, F_LE, F_GT, F_NE, F_GE, F_NUM, F_NAN, F_LTU, F_EQU, F_LEU, F_GTU, F_NEU, F_GEU, F_F, F_T
+};
 inline const char* const FLOAT_ORDERS[] = {"LT",  "EQ",  "LE",  "GT",  "NE",  "GE",  "NUM", "NAN", "LTU",
                                            "EQU", "LEU", "GTU", "NEU", "GEU", "F",   "T",   nullptr};
 
@@ -103,7 +105,8 @@ struct Format {
   int exponent, mantissa;
   bool finite = false;  // E4M3: only all ones is NaN
 };
-constexpr Format HALF_FORMAT{5, 10}, BFLOAT_FORMAT{8, 7}, FLOAT_FORMAT{8, 23}, E4M3_FORMAT{4, 3, true}, E5M2_FORMAT{5, 2};
+constexpr Format HALF_FORMAT{5, 10}, BFLOAT_FORMAT{8, 7}, FLOAT_FORMAT{8, 23};
+constexpr Format E4M3_FORMAT{4, 3, true}, E5M2_FORMAT{5, 2};
 
 // The value in the format, rounded; `saturates`: the largest finite value in place of an infinity.
 u32 to_format(double value, Format format, int rounding, bool saturates = false);
