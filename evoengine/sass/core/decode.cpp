@@ -47,11 +47,13 @@ string_view next_part(string_view& s, char separator) {
 
 // A suffix of a register: R4.H0_H0, R5.B1. False for one that is not known.
 bool suffix(Operand& o, string_view s) {
-  static const std::pair<string_view, int> PARTS[] = {{"H1_H0", 0}, {"H0_H0", 1}, {"H1_H1", 2}, {"H0", 1}, {"H1", 2},
-                                                      {"H0_H1", 3}, {"B0", 4}, {"B1", 5}, {"B2", 6}, {"B3", 7}, {"F32", 8}};
+  static const std::pair<string_view, int> PARTS[] = {
+      {"H1_H0", 0}, {"H0_H0", 1}, {"H1_H1", 2}, {"H0", 1}, {"H1", 2},  {"H0_H1", 3},
+      {"B0", 4},    {"B1", 5},    {"B2", 6},    {"B3", 7}, {"F32", 8},
+  };
   if (s == "reuse") return o.reuse = true;
   if (s == "64") return o.wide = true;
-  if (s == "ROW" || s == "COL") return true;  // IMMA, which reads the operand's text
+  if (s == "ROW" || s == "COL") return true;  // of IMMA and DMMA, which have no other layouts
   for (const auto& [name, part] : PARTS)
     if (s == name) return o.part = u8(part), true;
   return false;
@@ -158,8 +160,9 @@ bool operand(Operand& o, string_view s, u64 word, bool from_encoding) {
     const size_t open = s.rfind('[');
     return s.back() == ']' && brackets(o, s.substr(open + 1, s.size() - open - 2));
   }
-  if (is_digit(s[0]) || (s.size() > 1 && (s[0] == '-' || s[0] == '+') && (is_digit(s[1]) || s[1] == 'I' || s[1] == 'Q' ||
-                                                                          s[1] == 'N')))
+  const bool has_sign = s.size() > 1 && (s[0] == '-' || s[0] == '+');
+  const char first = s[has_sign];
+  if (is_digit(first) || (has_sign && (first == 'I' || first == 'Q' || first == 'N')))
     return named(K::Immediate) && immediate_operand(o, s, word, from_encoding);
 
   if (s[0] == '-' || s[0] == '!') o.negate = true, s.remove_prefix(1);
@@ -182,7 +185,8 @@ bool operand(Operand& o, string_view s, u64 word, bool from_encoding) {
 }
 
 bool is_half(string_view base) {
-  return base == "HFMA2" || base == "HADD2" || base == "HMUL2" || base == "HSETP2" || base == "HSET2" || base == "HMNMX2";
+  return base == "HFMA2" || base == "HADD2" || base == "HMUL2" || base == "HSETP2" || base == "HSET2" ||
+         base == "HMNMX2";
 }
 // Floats whose 32-bit immediate is in the encoding even where nvdisasm prints it as a whole number.
 bool is_float(string_view base) {
@@ -253,7 +257,8 @@ bool instruction(Instruction& i, string_view s) {
 const Opcode* opcode(string_view base) {
   static const auto* names = [] {
     auto* all = new std::unordered_map<string_view, const Opcode*>;
-    for (const Opcode* table : {INTEGER, MOVES, FLOATING, DOUBLE, HALF, CONVERT, CONTROL, MEMORY, ATOMIC, MATRIX, ASYNC})
+    for (const Opcode* table : {INTEGER, BITS, MOVES, WARPS, FLOATING, DOUBLE, HALF, CONVERT, CONTROL, MEMORY, ATOMIC,
+                                MATRIX, ASYNC})
       for (const Opcode* o = table; o->name; ++o) all->emplace(o->name, o);
     return all;
   }();
