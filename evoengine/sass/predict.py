@@ -21,12 +21,15 @@ from evoengine.sass.core import Program
 from evoengine.sass.launch import Launch
 from evoengine.sass.model import Overlap, Residents, Timed, count_block, footprint, rates, time_sm
 
-COUNT_LIMIT = 400_000
+COUNT_LIMIT = 300_000
 """warp instructions of a block that are counted"""
 WHOLE_LIMIT = 20_000_000
 """the same of blocks that do more, as persistent ones do"""
-TIME_LIMIT = 400_000
-"""warp instructions of an SM that are timed; what is beyond follows at the rate of the second half"""
+FOOTPRINT_LIMIT = 100_000
+"""the same of blocks whose lines of global memory are compared"""
+TIME_LIMIT = 300_000
+WGMMA_TIME_LIMIT = 200_000
+"""warp instructions of an SM that are timed, the latter under each of two hypotheses; what is beyond follows at the rate of the second half"""
 UNLIKE = 0.02
 """difference in instructions between blocks of the grid's inside, from which on they are sampled one by one"""
 SAMPLED = 8
@@ -129,20 +132,30 @@ def count(program: Program, launch: Launch, chip: Chip, resident: int) -> Work:
     def of(column: int, row: int, limit: int = COUNT_LIMIT) -> Mapping[str, float]:
         return count_block(program, launch, grid.block(column, row), limit)
 
-    inside, first = of(*grid.middle), of(0, 0)
-    long = not (inside["complete"] and first["complete"])
-    limit = WHOLE_LIMIT if long else COUNT_LIMIT
-    if long:
-        inside, first = of(*grid.middle, limit), of(0, 0, limit)
+    first = of(0, 0)
+    limit = COUNT_LIMIT if first["complete"] else WHOLE_LIMIT
+    if not first["complete"]:
+        first = of(0, 0, limit)
+    one_wave = grid.clusters <= chip.sms // grid.width * resident
+    if one_wave and limit == WHOLE_LIMIT:  # persistent blocks: the first has as much to do as any
+        return _work(program, launch, chip, resident, [first], [1.0])
+    inside, last = of(*grid.middle, limit), of(grid.columns - 1, grid.rows - 1, limit)
     if not _alike(inside, first) and grid.columns > 2:
         columns = np.unique(np.linspace(0, grid.columns - 1, SAMPLED).round().astype(int))
         sampled = [of(int(column), grid.middle[1], limit) for column in columns]
-        counts = _mean(sampled, [1.0] * len(sampled))
-        instructions = np.array([c["instructions"] for c in sampled])
-    else:
-        edges = _edges(grid)
-        counts = first if long else _mean([of(x, y) for x, y, _ in edges], [weight for _, _, weight in edges])
-        instructions = np.array([counts["instructions"]])
+        return _work(program, launch, chip, resident, sampled, [1.0] * len(sampled))
+    if _alike(inside, last):
+        return _work(program, launch, chip, resident, [inside], [1.0])
+    edges = _edges(grid)
+    mean = _mean([of(x, y, limit) for x, y, _ in edges], [weight for _, _, weight in edges])
+    return _work(program, launch, chip, resident, [mean], [1.0])
+
+
+def _work(
+    program: Program, launch: Launch, chip: Chip, resident: int, sampled: Sequence[Mapping[str, float]], weights: Sequence[float]
+) -> Work:
+    counts = _mean(sampled, weights)
+    instructions = np.array([c["instructions"] for c in sampled])
     return Work(counts, instructions, _dram_share(program, launch, chip, resident, counts))
 
 
@@ -172,12 +185,12 @@ def _dram_share(
     grid = grid_of(launch)
     (x, y), columns, rows = grid.middle, grid.columns, grid.rows
     neighbours = [grid.block(x, y), grid.block(min(x + 1, columns - 1), y), grid.block(x, min(y + 1, rows - 1))]
-    lines = footprint(program, launch, neighbours, COUNT_LIMIT)
+    lines = footprint(program, launch, neighbours, FOOTPRINT_LIMIT)
     sectors, boxes = counts["sectors_loaded"] + counts["sectors_stored"], counts["tensor_bytes_loaded"] + counts["tensor_bytes_stored"]
     asked = (32 * sectors + boxes) * grid.clusters
     wave = max(1, min(resident * chip.sms // grid.width, grid.clusters))
     across, down = min(wave, columns), math.ceil(wave / columns)
-    unseen = max(1.0, counts["instructions"] / COUNT_LIMIT)
+    unseen = max(1.0, counts["instructions"] / FOOTPRINT_LIMIT)
     total = 0.0
     for (own, beside, below), size in zip(lines, launch.allocation_bytes, strict=True):
         if not own:
@@ -210,9 +223,11 @@ def _put_together(
     program: Program, launch: Launch, chip: Chip, resident: int, work: Work, roofline_us: float
 ) -> Prediction:
     grid = grid_of(launch)
+    wgmma = work.counts["tensor_clock_columns"] > 0
     per_sm = math.ceil(grid.clusters / (chip.sms // grid.width))
     order = [_inner(_spread(n + 1, grid.clusters), grid) for n in range(per_sm)]
-    residents = Residents(resident, order, TIME_LIMIT * grid.width, work.dram_share)
+    limit = (TIME_LIMIT if not wgmma else WGMMA_TIME_LIMIT) * grid.width
+    residents = Residents(resident, order, limit, work.dram_share)
     numbers = rates(chip, resident * launch.shared_bytes)
 
     def run(name: str, overlap: Overlap) -> _Run:
@@ -222,7 +237,6 @@ def _put_together(
         ghz = chip.clock_under(name, _shares(timed, grid.width)["tensor"])
         return _Run(max(clocks / ghz / 1e3 + chip.launch_us, roofline_us), clocks, timed)
 
-    wgmma = work.counts["tensor_clock_columns"] > 0
     runs = {name: run(name, overlap) for name, overlap in (overlaps(chip) if wgmma else {"": Overlap()}).items()}
     times = {name: r.time_us for name, r in runs.items()}
     time_us = math.exp(np.mean(np.log(list(times.values()))))
