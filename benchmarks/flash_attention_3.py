@@ -2,10 +2,11 @@
 
     python benchmarks/flash_attention_3.py --cubins DIR [--json OUT]
 
-DIR holds cubins of Dao-AILab/flash-attention's `hopper/` forward kernels at commit 0251105, each named as in KERNELS. The
-problem is that of the published figures: 16,384 tokens in all, 2048 / d heads of dimension d, fp16, forward, on an H100
-SXM (Shah et al., "FlashAttention-3", arXiv:2407.08608, figures 5 and 6). Nothing is fitted to a kernel. The two
-hypotheses are those of `evoengine.sass.predict.OVERLAPS`.
+DIR holds cubins of Dao-AILab/flash-attention's `hopper/` forward kernels at commit 0251105, each named as in KERNELS.
+The problem is that of the published figures: 16,384 tokens in all, 2048 / d heads of dimension d, fp16, forward, on
+an H100 SXM (Shah et al., "FlashAttention-3", arXiv:2407.08608). Both hypotheses are `evoengine.sass.predict.overlaps`.
+Nothing is fitted to a kernel; but the constants of the hypotheses, one set for all, were inferred from these six
+figures, so that agreement here is no proof of them.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ KERNELS = {
 # Offsets in the kernel's one parameter, flash::FlashAttnFwdSm90::Params: the mainloop's part, the epilogue's, the
 # hardware's and the tile scheduler's. They follow from the order and sizes of its members and agree with every constant
 # that the machine code reads. What is not named stays zero: paging, variable lengths, rotary embeddings, descaling.
-_SHAPE_Q, _SHAPE_K = 0x008, 0x060
+_Q, _SHAPE_Q, _K, _SHAPE_K, _V = 0x000, 0x008, 0x058, 0x060, 0x088
 _DIVISORS = 0x190  # pages of one row, column tiles of a page, query heads of a key head: all one
 _MAP_Q, _MAP_K, _MAP_V, _MAP_O = 0x200, 0x300, 0x400, 0x980
 _SCALE_LOG2, _SPLITS = 0x708, 0x770
@@ -122,7 +123,7 @@ _L2_FOR_KEYS = 32 << 20
 
 
 def divisor(by: int) -> bytes:
-    """cutlass::FastDivmod: the divisor, and the multiplier and shift by which a high product stands for the division."""
+    """cutlass::FastDivmod: the divisor, and the multiplier and shift by which a high product divides."""
     if by == 1:
         return struct.pack("<iII", 1, 0, 0)
     log2 = (by - 1).bit_length()
@@ -135,7 +136,7 @@ def section_of(problem: Problem) -> int:
 
 
 def arguments(kernel: Kernel, tile: Tile, problem: Problem, tensors: Mapping[str, np.ndarray] | None) -> StructArgument:
-    """The kernel's parameter; `tensors` q, k and v are [batch, seqlen, heads, dim] fp16, drawn where they are not given."""
+    """The kernel's parameter; `tensors` q, k and v are [batch, seqlen, heads, dim] fp16, drawn where not given."""
     batch, seqlen, heads, dim = problem.shape
     row, whole = heads * dim, seqlen * heads * dim
     tensor_bytes = 2 * batch * whole
@@ -180,7 +181,7 @@ def arguments(kernel: Kernel, tile: Tile, problem: Problem, tensors: Mapping[str
         scheduler[0]: scheduler[1],
     }
     parts = [(offset, ScalarArgument(f"at {offset:#x}", np.void(data))) for offset, data in numbers.items()]
-    parts += [(0x000, tensor("q")), (0x058, tensor("k")), (0x088, tensor("v")), (_O, output("o", problem.shape, np.float16))]
+    parts += [(_Q, tensor("q")), (_K, tensor("k")), (_V, tensor("v")), (_O, output("o", problem.shape, np.float16))]
     parts += [(_MAP_Q, tensor_map("q", tile.rows)), (_MAP_K, tensor_map("k", tile.columns))]
     parts += [(_MAP_V, tensor_map("v", tile.columns)), (_MAP_O, tensor_map("o", tile.rows, 1))]
     parts += [(_LSE, output("lse", (batch, heads, seqlen), np.float32))]
@@ -251,6 +252,7 @@ class Row:
     shares: Mapping[str, Mapping[str, float]]
     """by hypothesis: of the clocks of the SM, those in which a pipe or memory is busy"""
     seconds: float
+    """of CPU"""
 
     def deviation(self, hypothesis: str) -> float:
         return self.predicted[hypothesis] / self.published - 1
@@ -270,7 +272,7 @@ def read(folder: Path, name: str) -> tuple[Program, Kernel]:
 
 def predict(folder: Path, name: str, chip: Chip) -> Row:
     """One SM is timed from its first tile to its last."""
-    begun = time.monotonic()
+    begun = time.process_time()
     published = KERNELS[name]
     tile, problem = published.tile, published.problem
     program, kernel = read(folder, name)
@@ -287,7 +289,7 @@ def predict(folder: Path, name: str, chip: Chip) -> Row:
         ghz = chip.clock_under(hypothesis, shares[hypothesis]["tensor"])
         microseconds = clocks * longest_share(tile, problem) / ghz / 1e3 + chip.launch_us
         predicted[hypothesis] = problem.flops / microseconds / 1e6
-    return Row(name, published.tflops, predicted, shares, time.monotonic() - begun)
+    return Row(name, published.tflops, predicted, shares, time.process_time() - begun)
 
 
 # ── what is printed ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -305,7 +307,7 @@ def bound(shares: Mapping[str, float], together: bool) -> str:
 def table(rows: Sequence[Row]) -> Table:
     shown = Table(title=f"FlashAttention-3 forward, fp16, {TOKENS} tokens, on {CHIP}: TFLOPS")
     shown.add_column("kernel")
-    for column in ("published", "A", "B", "s"):
+    for column in ("published", "A", "B", "CPU s"):
         shown.add_column(column, justify="right")
     shown.add_column("busiest under A")
     shown.add_column("busiest under B")

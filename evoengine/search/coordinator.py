@@ -40,7 +40,6 @@ from evoengine.stages.predict import Estimated
 from evoengine.stages.render import render
 from evoengine.stages.screen import screen_binary, screen_launch
 from evoengine.stages.toolchain import compiler_version
-from evoengine.workloads import find_workload
 
 POLL_SECONDS = 0.1
 """how often the display is refreshed and a request to stop is seen while nothing finishes"""
@@ -140,7 +139,6 @@ class Coordinator:
         self._on_finish = on_finish
         self.progress = Progress(setting.trials)
         self._on_change = on_change
-        self._workload = find_workload(setting.space.kernel)
         self._adopted = self._adopt()
         left = [config for config, _ in self._adopted.values()]
         known_good = neighbouring_bests(ledger, setting)

@@ -14,6 +14,8 @@ import optuna
 import pytest
 
 from evoengine.paths import asset
+from evoengine.records import Launch, Source
+from evoengine.stages.compile import compile_source
 from tests.cli.conftest import SMALL
 from tests.conftest import on_stand_in
 
@@ -23,6 +25,7 @@ FIELDS = [
     "tflops_kind", "median_us", "normalised_us", "samples", "vs_sdpa", "policy", "range_us", "bound", "utilisation",
     "model", "sustained", "parents", "operator", "compile_ms",
 ]  # fmt: skip
+NOTHING = 'extern "C" __global__ void attention(int* x) { *x = 1; }'
 RANKED = {"estimated", "measured"}
 FAMILIES = {"scalar", "wmma", "mma", "wgmma"}
 
@@ -132,6 +135,7 @@ def test_the_export_stands_alone(evoengine, db, tmp_path):
     assert {p.name for p in out.iterdir()} == files
     described = json.loads((out / "kernel.json").read_text())
     assert described["verdict"]["correct"] is True
+    assert (described["binary_verdict"]["correct"], described["binary_verdict"]["device"]) == (True, "executor")
     config = described["config"]
     threads = 2 * config["tile_m"] + 128 if config["family"] == "wgmma" else 32 * config["warps"]
     assert described["launch"]["threads"] == threads
@@ -178,6 +182,31 @@ def test_verify_prints_every_case_and_exits_0_when_correct(evoengine, best):
     assert done.returncode == 0
     assert found["correct"] is True
     assert {"one key", "constant columns"} <= {c["name"] for c in found["cases"]}
+
+
+def test_verify_executes_the_machine_code_where_it_is_asked_to(evoengine, best):
+    arguments = ("--config", json.dumps(best["config"]), "--problem", SMALL, "--device", "emulator", "--binary")
+    done = evoengine("verify", *arguments, "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert found["correct"] is found["binary_correct"] is True
+    names = [c["name"] for c in found["binary_cases"]]
+    assert names and names == [c["name"] for c in found["cases"]][: len(names)]
+
+
+def test_what_executing_it_refutes_is_not_exported(evoengine, db, best, tmp_path):
+    """The ledger's binary is replaced by that of another kernel, as a compiler's fault would have it."""
+    copy, out = tmp_path / "evo.db", tmp_path / "out"
+    shutil.copy(db, copy)
+    wrong = compile_source(Source(NOTHING, "attention", Launch((1, 1, 1), 32, 0)), "sm_90a")
+    with sqlite3.connect(copy) as tables:
+        tables.execute("UPDATE binaries SET cubin = ?", (wrong.cubin,))
+    done = evoengine("best", "--export", out, "--db", copy)
+    assert done.returncode == 1
+    assert f"trial {best['trial']} is not exported: its machine code is crashed" in done.stderr
+    assert not out.exists()
+    shown = json.loads(evoengine("show", best["trial"], "--json", "--db", copy).stdout)
+    assert (shown["outcome"], shown["binary_correct"], shown["device"]) == ("crashed", False, "executor")
 
 
 def test_verify_exits_1_on_a_broken_template_of_ones_own(evoengine, best, tmp_path):

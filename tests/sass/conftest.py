@@ -1,4 +1,4 @@
-"""Kernels as strings, compiled by NVRTC and executed as machine code: arguments are read from the kernel's signature."""
+"""Kernels as strings, compiled by NVRTC and run by their machine code; arguments are read from their signatures."""
 
 from __future__ import annotations
 

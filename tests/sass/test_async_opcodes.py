@@ -39,8 +39,7 @@ def test_the_bytes_beyond_the_source_size_are_zero(execute, kept):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_ring_of_two_places_passes_all_tiles_on(execute, source, seed):
-    a, o = ring(execute, source, seed)
-    np.testing.assert_array_equal(o, a)
+    assert ring(execute, source, seed)
 
 
 @pytest.mark.parametrize("fault", [{"RELEASE": ""}, {"PARITY_EMPTY": "t / 2 % 2"}, {"CONSUMERS": "2"}])
@@ -49,12 +48,15 @@ def test_a_ring_that_cannot_go_on_hangs(execute, fault):
         ring(execute, "tma", **fault)
 
 
-def test_a_ring_read_before_it_is_full_gives_other_results(execute):
-    def wrong(seed):
-        a, o = ring(execute, "tma", seed, WAIT_FULL="")
-        return (a != o).any()
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_ring_read_before_it_is_full_gives_other_results_or_breaks(execute, source):
+    def passes(seed):
+        try:
+            return ring(execute, source, seed, WAIT_FULL="")
+        except KernelCrashed:  # tiles are handed back before they came: the producer arrives too often
+            return False
 
-    assert any(wrong(seed) for seed in SEEDS)
+    assert not all(passes(seed) for seed in SEEDS)
 
 
 def test_arrivals_beyond_the_count_and_without_a_barrier_are_named(execute):

@@ -1,4 +1,4 @@
-"""Matrix instructions as ptxas writes them, against NumPy: fragments of the PTX ISA, wgmma in every shared memory layout.
+"""Matrix instructions as ptxas writes them, against NumPy: fragments of the PTX ISA, wgmma in every layout.
 
 The kernels are the emulator's, compiled by NVRTC here.
 """

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from evoengine.paths import asset
+from evoengine.problem import parse_problem
 from evoengine.records import EXECUTOR, Outcome, Source
 from evoengine.search.judges import gate_plan
 from evoengine.stages.compile import compile_source
@@ -122,3 +123,46 @@ def test_a_planted_fault_is_caught_in_the_machine_code(attention_gate, module, n
 def test_at_least_thirty_faults_of_all_families_are_planted():
     assert len(FAULTS) >= 30
     assert {family for chosen in CHOSEN.values() for _, family in chosen} == set(FAMILIES)
+
+
+@pytest.fixture(scope="module")
+def right():
+    """A right kernel: its space, problem, configuration, source and binary."""
+    space, problem = attention_space(PROBLEMS[0]), parse_problem(PROBLEMS[0])
+    config = next(c for c in space.starts if c["family"] == "mma")
+    source = render(space, config, problem, asset("templates"))
+    return space, problem, config, source, compile_source(source, "sm_90a")
+
+
+def test_an_unknown_opcode_is_named_and_fails_nothing(right):
+    space, problem, config, source, binary = right
+    strange = replace(binary, listing=binary.listing.replace(" MUFU.EX2 ", " MUFU.EX9 ").replace(" LDSM.", " LDSX."))
+    check = verify_binary(find_tensors("attention"), gate_plan(space, problem, config), source, strange, seed=7)
+    assert check.verdict is None and not check.refuted
+    assert "MUFU.EX9" in check.why_not and "LDSX." in check.why_not
+
+
+def test_a_binary_read_back_without_its_listing_is_executed_too(right):
+    space, problem, config, source, binary = right
+    plan = gate_plan(space, problem, config)[:2]
+    check = verify_binary(find_tensors("attention"), plan, source, replace(binary, listing=""), seed=7)
+    assert check.verdict.correct and len(check.verdict.cases) == 2
+
+
+def test_a_binary_of_other_parameters_crashes(right):
+    """As on a GPU, which would read what is not there."""
+    space, problem, config, source, _ = right
+    other = replace(source, text='extern "C" __global__ void attention(int* x) { *x = 1; }')
+    check = executed("attention", space, problem, config, other, "sm_90a")
+    assert check.verdict.outcome is Outcome.CRASHED
+    assert "kernel attention has 1 parameters" in check.verdict.reason
+
+
+def test_a_launch_that_the_binary_was_not_made_for_crashes(right):
+    """Its launch bounds are the compiled ones, whatever the source's launch says."""
+    space, problem, config, source, _ = right
+    bound = replace(source, text=source.text.replace("__launch_bounds__(THREADS", "__launch_bounds__(32"))
+    assert bound != source
+    check = executed("attention", space, problem, config, bound, "sm_90a")
+    assert check.verdict.outcome is Outcome.CRASHED
+    assert "the binary was made for 32 at most" in check.verdict.reason

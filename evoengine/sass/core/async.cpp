@@ -2,6 +2,8 @@
 // and the table of all asynchronous opcodes.
 #include "async.h"
 
+#include "memory_ops.h"
+
 namespace sass {
 
 // ── what the files of asynchronous opcodes share ────────────────────────────────────────────────────────────────────
@@ -44,19 +46,6 @@ u8* own_bytes(Block& block, u32 address, u32 bytes, u32 alignment, const Instruc
   return shared_bytes(own, (address & 0xffffff) | block.rank << 24, bytes, alignment, by);
 }
 
-void shared_addresses(Context& c, const Operand& o, Lanes& to) {
-  u32 base = u32(o.offset) + (o.uniform >= 0 ? c.warp.u[o.uniform] : 0);
-  for (int lane = 0; lane < LANES; lane++)
-    to[lane] = base + (o.index >= 0 && o.index != RZ ? c.warp.r[o.index][lane] * o.scale : 0);
-}
-
-u64 global_address(Context& c, const Operand& o, int lane) {
-  u64 address = i64(o.offset);
-  if (o.uniform >= 0 && o.uniform != URZ) address += c.warp.u[o.uniform] | u64(c.warp.u[o.uniform + 1]) << 32;
-  if (o.index < 0 || o.index == RZ) return address;
-  return address + c.warp.r[o.index][lane] + (o.wide ? u64(c.warp.r[o.index + 1][lane]) << 32 : 0);
-}
-
 void land_in_group(std::deque<int>& groups) {
   while (groups.size() > 1 && groups.front() == 0) groups.pop_front();
   groups.front()--;
@@ -87,7 +76,9 @@ Step copy(Context& c, const Instruction& i) {
   Copy work;
   work.lanes = c.lanes;
   work.from_memory = c.lanes & (i.operands.size() > 2 ? predicate(c, i.operands[2]) : ALL);
-  shared_addresses(c, i.operands[0], work.to);
+  addresses(c, i.operands[0], work.to);
+  u64 sources[LANES];
+  addresses(c, i.operands[1], i.d, sources);
   Access& access = c.access;
   access.space = Access::Space::Global;
   access.store = access.atomic = access.matrix = false;
@@ -101,7 +92,7 @@ Step copy(Context& c, const Instruction& i) {
     access.shared[lane] = work.to[lane] & 0xffffff;
     std::memset(work.data[lane], 0, 16);
     if (!(work.from_memory >> lane & 1)) continue;
-    u64 from = global_address(c, i.operands[1], lane);
+    u64 from = sources[lane];
     u32 zeros = u32(from % bytes);
     if (zeros && i.a != ZERO_FILL) {
       char place[64];
@@ -135,6 +126,7 @@ Execute prepare_copy(Instruction& i) {
   i.a = m.take("ZFILL") ? ZERO_FILL : 0;
   for (const char* hint : {"LTC64B", "LTC128B", "LTC256B"}) m.take(hint);
   size_t operands = i.operands.size();
+  i.d = operands >= 2 && is_pair(i, i.operands[1]);
   bool predicated = operands == 3 && i.operands[2].kind == Operand::Kind::Predicate;
   return extended && m.none_left() && (operands == 2 || predicated) ? copy : nullptr;
 }
@@ -196,7 +188,7 @@ Execute prepare_warpgroup(Instruction& i) {
 
 Step arrive_at_cluster(Context& c, const Instruction& i) {
   Warp& w = c.warp;
-  if (w.cluster_arrived & c.lanes) throw Fault{named(i) + ": arrives again before it has waited for the cluster's barrier"};
+  if (w.cluster_arrived & c.lanes) throw Fault{named(i) + ": arrives again before it has waited"};
   w.cluster_arrived |= c.lanes;
   w.cluster_generation = w.block->cluster->generation;
   check_cluster_barrier(*w.block->cluster);
@@ -237,7 +229,7 @@ int registers_of(const Context& c) { return c.warp.registers ? c.warp.registers 
 Step give_registers(Context& c, const Instruction& i) {
   int wanted = int(i.operands[0].immediate), held = registers_of(c);
   if (wanted > held)
-    throw Fault{named(i) + ": gives registers back down to " + std::to_string(wanted) + ", the warp has " + std::to_string(held)};
+    throw Fault{named(i) + ": would keep " + std::to_string(wanted) + " registers of " + std::to_string(held)};
   c.warp.block->free_registers += held - wanted;
   c.warp.registers = wanted;
   return Step::Done;
@@ -247,7 +239,7 @@ Step give_registers(Context& c, const Instruction& i) {
 Step take_registers(Context& c, const Instruction& i) {
   int wanted = int(i.operands[1].immediate), held = registers_of(c);
   if (wanted < held)
-    throw Fault{named(i) + ": takes registers up to " + std::to_string(wanted) + ", the warp has " + std::to_string(held)};
+    throw Fault{named(i) + ": would have " + std::to_string(wanted) + " registers after " + std::to_string(held)};
   if (c.warp.block->free_registers < wanted - held) {
     c.warp.wait = {Wait::Kind::Registers, u32(wanted - held)};
     return Step::Waiting;

@@ -14,10 +14,6 @@ u8* shared_bytes(Block*& block, u32 address, u32 bytes, u32 alignment, const Ins
 // The same for an instruction that reaches its own block alone, whether the address has its rank or 0.
 u8* own_bytes(Block& block, u32 address, u32 bytes, u32 alignment, const Instruction& by);
 
-// Each lane's [R4+UR8+0x10] in shared memory; of a global one, with R4 a pair where the operand says .64.
-void shared_addresses(Context&, const Operand&, Lanes& to);
-u64 global_address(Context&, const Operand&, int lane);
-
 // A group of asynchronous work gets another piece; its oldest piece has landed; no more come to it.
 inline void add_to_group(std::deque<int>& groups) { groups.back()++; }
 void land_in_group(std::deque<int>& groups);

@@ -3,6 +3,7 @@
 // for mma", "ldmatrix").
 #include "async.h"
 #include "matrix.h"
+#include "memory_ops.h"
 #include "products.h"
 
 namespace sass {
@@ -32,7 +33,7 @@ constexpr int TRANSPOSED = 1, ROW_BYTES = 16;
 void matrix_rows(Context& c, const Instruction& i, const Operand& address, int count, u8** rows) {
   check_whole_warp(c, i);
   Lanes at;
-  shared_addresses(c, address, at);
+  addresses(c, address, at);
   Access& access = c.access;
   access.space = Access::Space::Shared;
   access.atomic = access.asynchronous = false;
@@ -115,9 +116,9 @@ bool all_registers(const Instruction& i) {
 
 // Two registers of packed halves ↔ four of floats.
 void unpack_sums(const Lanes* packed, Lanes* sums) {
+  auto floats = [&](int n) { return reinterpret_cast<float*>(sums[n].v); };
   for (int half = 0; half < 2; half++)
-    to_floats(packed[half].v, reinterpret_cast<float*>(sums[2 * half].v), reinterpret_cast<float*>(sums[2 * half + 1].v),
-              LANES, Format::Half);
+    to_floats(packed[half].v, floats(2 * half), floats(2 * half + 1), LANES, Format::Half);
 }
 
 Lanes packed_sums(const Lanes& even, const Lanes& odd) {
@@ -198,6 +199,8 @@ Step multiply_bytes(Context& c, const Instruction& i) {
 
 Execute prepare_multiply_bytes(Instruction& i) {
   if (i.modifiers.size() != 3 || !all_registers(i)) return nullptr;
+  const std::string &a = i.operands[1].text, &b = i.operands[2].text;
+  if (a.find(".ROW") == a.npos || b.find(".COL") == b.npos) return nullptr;
   const std::string &shape = i.modifiers[0], &left = i.modifiers[1], &right = i.modifiers[2];
   bool bytes = (left == "S8" || left == "U8") && (right == "S8" || right == "U8");
   i.a = shape == "16832" ? 4 : shape == "16816" ? 2 : shape == "8816" ? 1 : 0;

@@ -64,8 +64,8 @@ TensorMap map_at(Context& c, u64 address, u32 rank, const Instruction& i) {
   return map;
 }
 
-// Calls move(shared offset from the tile's start, global address of the row, first byte inside the tensor, bytes inside)
-// for each row of the box; no bytes where the row is outside of the tensor.
+// Calls move(shared offset from the tile's start, global address of the row, first byte inside the tensor, bytes
+// inside) for each row of the box; no bytes where the row is outside of the tensor.
 template <class Move>
 void for_each_row(const Tile& tile, Move move) {
   const TensorMap& m = tile.map;
@@ -127,7 +127,8 @@ std::vector<Destination> destinations(Context& c, const Instruction& i, u32 shar
   u32 mask = c.warp.u[mask_register] >> 16;
   size_t ranks = own->cluster->blocks.size();
   if (!mask || mask >> ranks)
-    throw Fault{named(i) + ": to the blocks of mask " + std::to_string(mask) + ", of a cluster of " + std::to_string(ranks)};
+    throw Fault{named(i) + ": to the blocks of mask " + std::to_string(mask) + ", of a cluster of " +
+                std::to_string(ranks)};
   std::vector<Destination> found;
   for (u32 rank = 0; rank < ranks; rank++)
     if (mask >> rank & 1) found.push_back({own, (shared & 0xffffff) | rank << 24, (barrier & 0xffffff) | rank << 24});
@@ -268,14 +269,16 @@ Execute prepare_tensor_load(Instruction& i) {
   Modifiers m(i);
   bool rank = take_rank(m, i);
   i.b = m.take("MULTICAST");
-  bool operands = operands_without_hint(i) == (i.b ? 3 : 2) && is_uniform_address(i.operands[0]) && is_uniform_address(i.operands[1]);
+  bool operands = operands_without_hint(i) == (i.b ? 3 : 2) && is_uniform_address(i.operands[0]) &&
+                  is_uniform_address(i.operands[1]);
   return rank && operands && m.none_left() ? load_tile : nullptr;
 }
 
 Execute prepare_tensor_store(Instruction& i) {
   Modifiers m(i);
   bool rank = take_rank(m, i);
-  bool operands = operands_without_hint(i) == 2 && is_uniform_address(i.operands[0]) && is_uniform_address(i.operands[1]);
+  bool operands = operands_without_hint(i) == 2 && is_uniform_address(i.operands[0]) &&
+                  is_uniform_address(i.operands[1]);
   return rank && operands && m.none_left() ? store_tile : nullptr;
 }
 

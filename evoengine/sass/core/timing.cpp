@@ -12,6 +12,7 @@ namespace {
 
 constexpr int PARTS = 4;
 constexpr double NEVER = 1e18;
+constexpr double READ_WINDOW = 3;  // clocks in which an arithmetic instruction reads its sources
 
 // A warp on an SM, with what it waits for.
 struct Slot {
@@ -34,6 +35,7 @@ struct Slot {
 
 struct Part {
   double fma = 0, heavy = 0, alu = 0, half = 0, fp64 = 0, mufu = 0, uniform = 0, memory = 0, tensor = 0;
+  double ports[2] = {0, 0};  // register banks: when each has read all that it was asked for
   bool wgmma_runs = false;
   double lost = 0;
   Slot* last = nullptr;
@@ -69,6 +71,7 @@ class Timing : public Machine {
   void start_cluster(double at);
   void poll(Slot&);
   double accepts(const Sm&, const Part&, const Instruction&) const;
+  bool ports_free(const Part&, int index) const;
   bool issue(Sm&, Part&);
   void issued(Sm&, Part&, Slot&, const Instruction&, int index);
   void occupy(Part&, const Instruction&, double& done, double& read);
@@ -86,6 +89,7 @@ class Timing : public Machine {
   std::vector<std::unique_ptr<Slot>> slots;
   std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events;
   std::vector<std::unique_ptr<Completion>> works;
+  std::vector<std::array<u8, 2>> reads;  // per instruction
   size_t next_block = 0, living = 0;
   double now = 0;
   u64 changes = 1, order = 0;
@@ -313,6 +317,13 @@ double Timing::accepts(const Sm& sm, const Part& part, const Instruction& i) con
   }
 }
 
+// Whether the banks can read the sources within the window of three clocks after issue.
+bool Timing::ports_free(const Part& part, int index) const {
+  for (int bank = 0; bank < 2; bank++)
+    if (reads[index][bank] && std::max(part.ports[bank], now) + reads[index][bank] > now + READ_WINDOW) return false;
+  return true;
+}
+
 bool Timing::issue(Sm& sm, Part& part) {
   bool blocked = false;
   if (request.issue_lost > 0 && part.wgmma_runs && part.tensor > now) {
@@ -332,7 +343,7 @@ bool Timing::issue(Sm& sm, Part& part) {
     if (slot->ready > now) continue;
     const Instruction& i = code[slot->warp->pc];
     bool arithmetic = i.pipe == Pipe::Fma || i.pipe == Pipe::FmaHeavy || i.pipe == Pipe::Alu || i.pipe == Pipe::Half;
-    if ((blocked && arithmetic) || accepts(sm, part, i) > now) {
+    if ((blocked && arithmetic) || accepts(sm, part, i) > now || !ports_free(part, slot->warp->pc)) {
       slot->pipe_busy = true;
       continue;
     }
@@ -401,22 +412,13 @@ void Timing::occupy(Part& part, const Instruction& i, double& done, double& read
   }
 }
 
-// Clocks that a third source from the same register bank costs: two banks with one port each, and what is reused is not read.
-int bank_conflict(const Instruction& i) {
-  if (i.pipe != Pipe::Fma && i.pipe != Pipe::FmaHeavy) return 0;
-  int read[2] = {0, 0};
-  for (size_t n = 1; n < i.operands.size() && n < 4; n++)
-    if (i.operands[n].kind == Operand::Kind::Register && i.operands[n].index != RZ && !(i.reuse >> (n - 1) & 1))
-      read[i.operands[n].index & 1]++;
-  return read[0] >= 3 || read[1] >= 3;
-}
-
 void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int index) {
   Warp& w = *slot.warp;
   attribute(slot, index);
   result.issued++;
   result.issue++;
   result.issues[index]++;
+  for (int bank = 0; bank < 2; bank++) part.ports[bank] = std::max(part.ports[bank], now) + reads[index][bank];
   double done = now + 5, read = now + 3;
   bool far = false;
   occupy(part, i, done, read);
@@ -434,7 +436,7 @@ void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int in
     end_warp(slot);
     return;
   }
-  double from = now + std::max<int>(1, i.stall) + bank_conflict(i);
+  double from = now + std::max<int>(1, i.stall);
   if (w.pc != index + 1) from = std::max(from, now + rates.branch_clocks);
   slot.fixed = from;
   set_ready(slot, from);
@@ -479,12 +481,35 @@ void Timing::attribute(Slot& slot, int index) {
   until(now, !slot.pipe_busy ? Stall::NotSelected : memory ? Stall::MemoryQueue : Stall::Pipe);
 }
 
+// ── register ports ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+// Reads of each of the two banks by the arithmetic instruction at `index`. A source that the instruction before it kept
+// for reuse is not read again. (Huerta et al., arXiv 2503.20481: a bank gives one register of a warp per clock.)
+std::array<u8, 2> reads_of(const std::vector<Instruction>& code, size_t index) {
+  const Instruction& i = code[index];
+  std::array<u8, 2> reads{0, 0};
+  bool fixed = i.pipe == Pipe::Fma || i.pipe == Pipe::FmaHeavy || i.pipe == Pipe::Alu || i.pipe == Pipe::Half;
+  if (!fixed) return reads;
+  for (size_t n = 1; n < i.operands.size() && n < 4; n++) {
+    const Operand& o = i.operands[n];
+    if (o.kind != Operand::Kind::Register || o.index == RZ) continue;
+    bool kept = false;
+    if (index > 0 && n < code[index - 1].operands.size()) {
+      const Operand& before = code[index - 1].operands[n];
+      kept = (code[index - 1].reuse >> (n - 1) & 1) && before.kind == Operand::Kind::Register && before.index == o.index;
+    }
+    if (!kept) reads[o.index & 1]++;
+  }
+  return reads;
+}
+
 // ── the loop ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Timed Timing::simulate() {
   size_t size = program->code.size();
   result.issues.assign(size, 0);
   result.stalls.assign(size, {});
+  for (size_t n = 0; n < size; n++) reads.push_back(reads_of(program->code, n));
   for (int n = 0; n < request.resident && next_block < request.blocks.size(); n++) start_cluster(n * 20.0);
   double half_at = 0;
   u64 half = 0;
@@ -507,7 +532,8 @@ Timed Timing::simulate() {
         for (Slot* slot : part.slots) {
           if (slot->warp->wait.kind != Wait::Kind::None) continue;
           const Instruction& i = program->code[slot->warp->pc];
-          soonest = std::min(soonest, std::max(slot->ready, accepts(sm, part, i)));
+          double ports = ports_free(part, slot->warp->pc) ? 0 : now + 1;
+          soonest = std::min(soonest, std::max({slot->ready, accepts(sm, part, i), ports}));
         }
     if (soonest >= NEVER) throw Fault{"warps wait for what never comes", true};
     now = std::max(now + 1, std::ceil(soonest));

@@ -5,6 +5,7 @@
 // is the phase's parity. Here bits 21…41 hold what is expected less what has come, and bit 0 marks a barrier that was
 // initialised; what hardware keeps there is not known and no instruction reads it.
 #include "async.h"
+#include "memory_ops.h"
 
 namespace sass {
 
@@ -27,7 +28,8 @@ Barrier unpack(u64 word) {
 }
 
 u64 pack(const Barrier& b) {
-  return 1 | negated(b.expected) << 1 | (u64(b.transactions) & 0x1fffff) << 21 | negated(b.pending) << 43 | u64(b.parity) << 63;
+  u64 transactions = u64(b.transactions) & 0x1fffff;
+  return 1 | negated(b.expected) << 1 | transactions << 21 | negated(b.pending) << 43 | u64(b.parity) << 63;
 }
 
 [[noreturn]] void fault(const Instruction& by, u32 address, const std::string& why) {
@@ -61,7 +63,7 @@ u64 change_barrier(Block& from, u32 address, u32 arrivals, i64 transactions, u32
   u64 before = load(at);
   b.transactions += transactions;
   if (b.transactions > MOST || b.transactions < -i64(MOST))
-    fault(by, address, std::to_string(b.transactions) + " bytes expected of one phase: at most " + std::to_string(MOST) + " may be");
+    fault(by, address, std::to_string(b.transactions) + " bytes expected of one phase, of " + std::to_string(MOST));
   if (arrivals > b.pending)
     fault(by, address, std::to_string(arrivals) + " arrivals where the phase waits for " + std::to_string(b.pending) +
                            " of " + std::to_string(b.expected));
@@ -87,14 +89,14 @@ namespace {
 
 // SYNCS.EXCH.64 URZ, [UR8+0x10], UR4: mbarrier.init, whose value ptxas computes.
 Step initialise(Context& c, const Instruction& i) {
-  Lanes addresses, low, high;
-  shared_addresses(c, i.operands[1], addresses);
+  Lanes places, low, high;
+  addresses(c, i.operands[1], places);
   int lane = __builtin_ctz(c.lanes);
   u64 value = integer(c, i.operands[2], low)[lane] | u64(upper(c, i.operands[2], high)[lane]) << 32;
-  u8* at = own_bytes(*c.warp.block, addresses[lane], 8, 8, i);
+  u8* at = own_bytes(*c.warp.block, places[lane], 8, 8, i);
   u32 count = u32(negated(value >> 1 & MOST));
   if (!count || value != (negated(count) << 1 | negated(count) << 43))
-    fault(i, addresses[lane], "an initial value that is no count of 1 to " + std::to_string(MOST));
+    fault(i, places[lane], "an initial value that is no count of 1 to " + std::to_string(MOST));
   u64 before = load(at);
   value |= 1;
   std::memcpy(at, &value, 8);
@@ -107,12 +109,12 @@ Step initialise(Context& c, const Instruction& i) {
 }
 
 Step invalidate(Context& c, const Instruction& i) {
-  Lanes addresses;
-  shared_addresses(c, i.operands[0], addresses);
+  Lanes places;
+  addresses(c, i.operands[0], places);
   for (int lane = 0; lane < LANES; lane++) {
     if (!(c.lanes >> lane & 1)) continue;
-    u8* at = own_bytes(*c.warp.block, addresses[lane], 8, 8, i);
-    read(at, addresses[lane], i);
+    u8* at = own_bytes(*c.warp.block, places[lane], 8, 8, i);
+    read(at, places[lane], i);
     std::memset(at, 0, 8);
   }
   return Step::Done;
@@ -124,15 +126,16 @@ enum Arrival { OneAndBytes, One, Many, Bytes, BytesCome, Copy };
 
 // SYNCS.ARRIVE.TRANS64[.A1T0 …] R2, [R4+UR8], R6; .RED returns nothing and reaches other blocks of the cluster.
 Step arrive(Context& c, const Instruction& i) {
-  Lanes addresses, scratch, state[2];
-  shared_addresses(c, i.operands[1], addresses);
+  Lanes places, scratch, state[2];
+  addresses(c, i.operands[1], places);
   const Lanes& value = integer(c, i.operands[2], scratch);
   for (int lane = 0; lane < LANES; lane++) {
     if (!(c.lanes >> lane & 1)) continue;
     u32 arrivals = i.a == OneAndBytes || i.a == One ? 1 : i.a == Many ? value[lane] : 0;
-    i64 bytes = i.a == OneAndBytes || i.a == Bytes ? i64(value[lane]) : i.a == BytesCome ? -i64(value[lane]) : i.a == Copy;
-    if (!i.b) own_bytes(*c.warp.block, addresses[lane], 8, 8, i);
-    u32 address = i.b ? addresses[lane] : in_own(*c.warp.block, addresses[lane]);
+    i64 bytes = i.a == OneAndBytes || i.a == Bytes ? i64(value[lane]) : i.a == Copy;
+    if (i.a == BytesCome) bytes = -i64(value[lane]);
+    if (!i.b) own_bytes(*c.warp.block, places[lane], 8, 8, i);
+    u32 address = i.b ? places[lane] : in_own(*c.warp.block, places[lane]);
     u64 before = change_barrier(*c.warp.block, address, arrivals, bytes, i.c ? arrivals : 0, i);
     state[0].v[lane] = u32(before);
     state[1].v[lane] = u32(before >> 32);
@@ -145,18 +148,18 @@ Step arrive(Context& c, const Instruction& i) {
 
 // SYNCS.PHASECHK.TRANS64[.TRYWAIT] P0, [R4+UR8], R6: has the phase of the parity in bit 31 of R6 completed?
 Step check_phase(Context& c, const Instruction& i) {
-  Lanes addresses, scratch;
-  shared_addresses(c, i.operands[1], addresses);
+  Lanes places, scratch;
+  addresses(c, i.operands[1], places);
   const Lanes& parity = integer(c, i.operands[2], scratch);
   u32 passed = 0;
   for (int lane = 0; lane < LANES; lane++) {
     if (!(c.lanes >> lane & 1)) continue;
-    u8* at = own_bytes(*c.warp.block, addresses[lane], 8, 8, i);
-    if (read(at, addresses[lane], i).parity != parity[lane] >> 31) passed |= 1u << lane;
+    u8* at = own_bytes(*c.warp.block, places[lane], 8, 8, i);
+    if (read(at, places[lane], i).parity != parity[lane] >> 31) passed |= 1u << lane;
   }
   if (i.a && !passed) {
     int lane = __builtin_ctz(c.lanes);
-    c.warp.wait = {Wait::Kind::TransactionBarrier, in_own(*c.warp.block, addresses[lane]), parity[lane] >> 31};
+    c.warp.wait = {Wait::Kind::TransactionBarrier, in_own(*c.warp.block, places[lane]), parity[lane] >> 31};
     return Step::Waiting;
   }
   write_predicate(c, i.operands[0], passed);
@@ -165,15 +168,17 @@ Step check_phase(Context& c, const Instruction& i) {
 
 // When the lane's copies so far have landed, it arrives, or they count as one that was expected (TRANSCNT).
 Step copies_arrive(Context& c, const Instruction& i) {
-  Lanes addresses;
-  shared_addresses(c, i.operands[0], addresses);
+  Lanes places;
+  addresses(c, i.operands[0], places);
   Completion done;
   done.queue = Completion::Queue::Copy;
   done.warp = &c.warp;
   Block* block = c.warp.block;
-  done.land = [block, addresses, lanes = c.lanes, by = &i] {
+  done.land = [block, places, lanes = c.lanes, by = &i] {
+    u32 arrivals = by->a ? 1 : 0;
+    i64 copies = by->a ? 0 : -1;
     for (int lane = 0; lane < LANES; lane++)
-      if (lanes >> lane & 1) change_barrier(*block, in_own(*block, addresses[lane]), by->a ? 1 : 0, by->a ? 0 : -1, 0, *by);
+      if (lanes >> lane & 1) change_barrier(*block, in_own(*block, places[lane]), arrivals, copies, 0, *by);
   };
   c.machine.begin(std::move(done));
   return Step::Done;

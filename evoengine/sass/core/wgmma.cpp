@@ -33,8 +33,8 @@ Descriptor descriptor_of(u64 bits, const char* which, const Instruction& by) {
   return d;
 }
 
-// Element (i, k) of a matrix is in row i of A, column i of B. A chunk's elements are neighbours along k, or along i in a
-// transposed matrix; `chunk` counts chunks in that direction, `other` the elements in the other one.
+// Element (i, k) of a matrix is in row i of A, column i of B. A chunk's elements are neighbours along k, or along i in
+// a transposed matrix; `chunk` counts chunks in that direction, `other` the elements in the other one.
 u32 chunk_offset(const Descriptor& d, bool transposed, u32 chunk, u32 other) {
   u32 per_row = d.width / CHUNK, at = d.start + other % 8 * d.width;
   if (per_row == 1 && transposed)
@@ -46,7 +46,8 @@ u32 chunk_offset(const Descriptor& d, bool transposed, u32 chunk, u32 other) {
   return at ^ (at >> 7 & (d.width / CHUNK - 1)) << 4;
 }
 
-const u8* chunk_at(const Block& block, const Descriptor& d, bool transposed, u32 chunk, u32 other, const Instruction& by) {
+const u8* chunk_at(const Block& block, const Descriptor& d, bool transposed, u32 chunk, u32 other,
+                   const Instruction& by) {
   u32 at = chunk_offset(d, transposed, chunk, other);
   if (at + CHUNK > block.shared.size()) {
     char text[64];
