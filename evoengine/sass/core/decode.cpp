@@ -53,7 +53,7 @@ bool suffix(Operand& o, string_view s) {
   };
   if (s == "reuse") return o.reuse = true;
   if (s == "64") return o.wide = true;
-  if (s == "ROW" || s == "COL") return true;  // of IMMA and DMMA, which have no other layouts
+  if (s == "ROW" || s == "COL") return true;  // IMMA, which reads the operand's text
   for (const auto& [name, part] : PARTS)
     if (s == name) return o.part = u8(part), true;
   return false;

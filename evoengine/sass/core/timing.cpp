@@ -12,6 +12,7 @@ namespace {
 
 constexpr int PARTS = 4;
 constexpr double NEVER = 1e18;
+constexpr u64 LOCAL_ADDRESSES = 1ull << 60;  // where spills of an SM's warps lie among global addresses
 constexpr double READ_WINDOW = 3;  // clocks in which an arithmetic instruction reads its sources
 
 // A warp on an SM, with what it waits for.
@@ -45,6 +46,7 @@ struct Part {
 struct Sm {
   Part parts[PARTS];
   double lsu = 0, l2 = 0, dram = 0, tma = 0, dram_due = 0;
+  double asked = 0, missed = 0;  // sectors loaded, of the L1 or past it
   double misses_l2 = 0, misses_dram = 0;  // until when l2 and dram work for loads and stores, TMA's boxes left out
   int next_part = 0;
   std::unique_ptr<L1> l1;
@@ -140,6 +142,7 @@ void Timing::end_warp(Slot& slot) {
 double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool cached) {
   double latest = start;
   for (int n = 0; n < count; n++) {
+    sm.asked++;
     double there = cached ? sm.l1->find(sectors[n]) : -1;
     if (there >= 0) {
       latest = std::max(latest, there);
@@ -149,8 +152,7 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
     result.l2 += 32 / rates.l2_bytes_per_clock;
     double arrives = sm.l2 + rates.l2_latency;
     // the share is one of all requests, and only those that miss the L1 come here
-    double missed = sm.l1->requests > 64 ? sm.l1->requests / std::max(1.0, sm.l1->requests - sm.l1->hits) : 1;
-    double share = std::min(1.0, request.dram_share * missed);
+    double share = std::min(1.0, request.dram_share * sm.asked / ++sm.missed);
     sm.dram_due += share;
     sm.dram = std::max(sm.dram, start) + share * 32 / rates.dram_bytes_per_clock;
     result.dram += share * 32 / rates.dram_bytes_per_clock;
@@ -187,7 +189,7 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
     copy = access;
     for (u32 rest = access.lanes; rest; rest &= rest - 1) {
       int lane = __builtin_ctz(rest);
-      copy.addresses[lane] = (1ull << 60) + (u64(slot.age * 64 + slot.warp->number) << 24) + access.addresses[lane] / 4 * 128 + lane * 4;
+      copy.addresses[lane] = LOCAL_ADDRESSES + (u64(slot.age * 64 + slot.warp->number) << 24) + access.addresses[lane] / 4 * 128 + lane * 4;
     }
     own = &copy;
   }
