@@ -2,102 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <queue>
 
-#include "caches.h"
+#include "sm.h"
 
 namespace sass {
-
-namespace {
-
-constexpr int PARTS = 4;
-constexpr double NEVER = 1e18;
-constexpr u64 LOCAL_ADDRESSES = 1ull << 60;  // where spills of an SM's warps lie among global addresses
-constexpr double READ_WINDOW = 3;  // clocks in which an arithmetic instruction reads its sources
-
-// A warp on an SM, with what it waits for.
-struct Slot {
-  std::unique_ptr<Context> context;
-  Warp* warp;
-  int part, sm;
-  u64 age;                  // of its block: lower is older
-  double issued = -1;       // last
-  double fixed = 0;         // from stall count and branches
-  double ready = 0;         // with scoreboards
-  double scoreboard[6] = {};
-  bool long_scoreboard[6] = {};
-  bool waited = false;      // at a barrier or for asynchronous work, since its last issue
-  double wait_over = 0;
-  Wait::Kind waited_for = Wait::Kind::None;
-  bool pipe_busy = false;
-  double last_landing[4] = {};  // per queue: work lands in order
-  u64 polled = 0;
-};
-
-struct Part {
-  double fma = 0, heavy = 0, alu = 0, half = 0, fp64 = 0, mufu = 0, uniform = 0, memory = 0, tensor = 0;
-  double ports[2] = {0, 0};  // register banks: when each has read all that it was asked for
-  bool wgmma_runs = false;
-  double lost = 0;
-  Slot* last = nullptr;
-  std::vector<Slot*> slots;
-};
-
-struct Sm {
-  Part parts[PARTS];
-  double lsu = 0, l2 = 0, dram = 0, tma = 0, dram_due = 0;
-  double asked = 0, missed = 0;  // sectors loaded, of the L1 or past it
-  double misses_l2 = 0, misses_dram = 0;  // until when l2 and dram work for loads and stores, TMA's boxes left out
-  int next_part = 0;
-  std::unique_ptr<L1> l1;
-};
-
-struct Event {
-  double at;
-  u64 order;
-  Completion* work;
-  bool operator>(const Event& other) const { return at != other.at ? at > other.at : order > other.order; }
-};
-
-class Timing : public Machine {
- public:
-  Timing(const TimingRequest& asked, int sms) : request(asked), rates(asked.rates), chips(sms) {
-    for (Sm& sm : chips) sm.l1 = std::make_unique<L1>(rates.l1_bytes);
-  }
-
-  Timed simulate();
-  void begin(Completion&&) override;
-  u64 clock() override { return u64(now); }
-
- private:
-  void start_cluster(double at);
-  void poll(Slot&);
-  double accepts(const Sm&, const Part&, const Instruction&) const;
-  bool ports_free(const Part&, int index) const;
-  bool issue(Sm&, Part&);
-  void issued(Sm&, Part&, Slot&, const Instruction&, int index);
-  void occupy(Part&, const Instruction&, double& done, double& read);
-  void touch(Sm&, Slot&, const Access&, double& done, double& read, bool& far);
-  double fetch(Sm&, const u64* sectors, int count, double start, bool cached);
-  void set_ready(Slot&, double from);
-  void attribute(Slot&, int index);
-  void end_warp(Slot&);
-  void land_due();
-
-  const TimingRequest& request;
-  const Rates& rates;
-  std::vector<Sm> chips;
-  std::vector<std::unique_ptr<Cluster>> clusters;
-  std::vector<std::unique_ptr<Slot>> slots;
-  std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events;
-  std::vector<std::unique_ptr<Completion>> works;
-  std::vector<std::array<u8, 2>> reads;  // per instruction
-  size_t next_block = 0, living = 0;
-  double now = 0;
-  u64 changes = 1, order = 0;
-  Slot* running = nullptr;
-  Timed result;
-};
 
 // ── blocks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -134,153 +42,6 @@ void Timing::end_warp(Slot& slot) {
     if (!block->done()) return;
   result.ended += own->blocks.size();
   if (next_block < request.blocks.size()) start_cluster(now + rates.block_start);
-}
-
-// ── memory ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-// When all of the sectors are there. What misses the L1 passes the SM's share of the L2 and, for a part, of the DRAM.
-double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool cached) {
-  double latest = start;
-  for (int n = 0; n < count; n++) {
-    sm.asked++;
-    double there = cached ? sm.l1->find(sectors[n]) : -1;
-    if (there >= 0) {
-      latest = std::max(latest, there);
-      continue;
-    }
-    sm.l2 = std::max(sm.l2, start) + 32 / rates.l2_bytes_per_clock;
-    result.l2 += 32 / rates.l2_bytes_per_clock;
-    double arrives = sm.l2 + rates.l2_latency;
-    // the share is one of all requests, and only those that miss the L1 come here
-    double share = std::min(1.0, request.dram_share * sm.asked / ++sm.missed);
-    sm.dram_due += share;
-    sm.dram = std::max(sm.dram, start) + share * 32 / rates.dram_bytes_per_clock;
-    result.dram += share * 32 / rates.dram_bytes_per_clock;
-    if (sm.dram_due >= 1) {
-      sm.dram_due -= 1;
-      arrives = std::max(arrives, sm.dram + rates.dram_latency);
-    }
-    sm.misses_l2 = sm.l2;
-    sm.misses_dram = sm.dram;
-    if (cached) sm.l1->fetched(sectors[n], arrives);
-    latest = std::max(latest, arrives);
-  }
-  return latest;
-}
-
-void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, double& read, bool& far) {
-  double start = std::max(now + rates.memory_interval, sm.lsu);
-  if (access.space == Access::Space::Constant) {
-    done = now + rates.constant_latency;
-    read = now + 10;
-    return;
-  }
-  if (access.space == Access::Space::Shared) {
-    double takes = std::max(rates.sm_memory_interval, wavefronts(access) * rates.wavefront_clocks);
-    sm.lsu = start + takes;
-    result.shared += takes;
-    done = sm.lsu + rates.lds_latency;
-    read = sm.lsu + 4;
-    return;
-  }
-  Access copy;
-  const Access* own = &access;
-  if (access.space == Access::Space::Local) {  // threads' words lie beside each other
-    copy = access;
-    for (u32 rest = access.lanes; rest; rest &= rest - 1) {
-      int lane = __builtin_ctz(rest);
-      copy.addresses[lane] = LOCAL_ADDRESSES + (u64(slot.age * 64 + slot.warp->number) << 24) + access.addresses[lane] / 4 * 128 + lane * 4;
-    }
-    own = &copy;
-  }
-  u64 sectors[4 * LANES];
-  u64 lines[4 * LANES];
-  int line_count = pieces(*own, 7, lines), sector_count = pieces(*own, 5, sectors);
-  double bytes = double(__builtin_popcount(access.lanes)) * access.bytes;
-  double takes = std::max({rates.sm_memory_interval, double(line_count), std::ceil(bytes / rates.l1_bytes_per_clock)});
-  sm.lsu = start + takes;
-  result.shared += takes;
-  read = sm.lsu + 4;
-  far = true;
-  if (access.store && access.space == Access::Space::Local) {
-    for (int n = 0; n < sector_count; n++) sm.l1->fetched(sectors[n], sm.lsu);
-    sm.misses_l2 = sm.l2 = std::max(sm.l2, start) + sector_count * 32 / rates.l2_bytes_per_clock;
-    done = sm.lsu + rates.l1_latency;
-  } else if (access.store && !access.atomic) {
-    double clocks = sector_count * 32 / rates.l2_bytes_per_clock, share = request.dram_share * sector_count * 32 / rates.dram_bytes_per_clock;
-    sm.misses_l2 = sm.l2 = std::max(sm.l2, sm.lsu) + clocks;
-    sm.misses_dram = sm.dram = std::max(sm.dram, sm.lsu) + share;
-    result.l2 += clocks;
-    result.dram += share;
-    done = sm.l2;
-  } else {
-    done = std::max(sm.lsu + rates.l1_latency, fetch(sm, sectors, sector_count, start, access.cached && !access.atomic));
-  }
-}
-
-// ── asynchronous work ───────────────────────────────────────────────────────────────────────────────────────────────
-
-void Timing::begin(Completion&& work) {
-  Slot& slot = *running;
-  Sm& sm = chips[slot.sm];
-  Part& part = sm.parts[slot.part];
-  double at = now, read;
-  bool far = false;
-  switch (work.queue) {
-    case Completion::Queue::Copy:
-      touch(sm, slot, work.access, at, read, far);
-      break;
-    case Completion::Queue::TensorLoad: {
-      double clocks = work.bytes / rates.tma_bytes_per_clock;
-      double l2 = double(work.bytes) / work.destinations / rates.l2_bytes_per_clock;
-      sm.tma = std::max(sm.tma, now) + std::max(clocks, l2);
-      sm.l2 = std::max(sm.l2, now) + l2;
-      result.l2 += l2;
-      double share = request.dram_share * work.bytes / work.destinations / rates.dram_bytes_per_clock;
-      sm.dram = std::max(sm.dram, now) + share;
-      result.dram += share;
-      at = std::max({sm.tma, sm.l2, sm.dram}) + rates.tma_latency;
-      break;
-    }
-    case Completion::Queue::TensorStore: {
-      double l2 = work.bytes / rates.l2_bytes_per_clock;
-      sm.tma = std::max(sm.tma, now) + l2;
-      sm.l2 = std::max(sm.l2, now) + l2;
-      result.l2 += l2;
-      double share = request.dram_share * work.bytes / rates.dram_bytes_per_clock;
-      sm.dram = std::max(sm.dram, now) + share;
-      result.dram += share;
-      at = sm.tma + rates.tma_latency;
-      break;
-    }
-    case Completion::Queue::Product: {
-      // a warp's 16 rows; B, and A where it lies in shared memory, are read once for the four warps together
-      double shared = (work.n * 32.0 + (work.a_in_registers ? 0 : 2048)) / 128 * work.k / 16;
-      double clocks = std::max(work.n * rates.hgmma_clocks_per_column * work.k / 16, shared);
-      double start = std::max(now + 2, part.tensor);
-      if (request.tensor_excludes_mufu) start = std::max(start, part.mufu);
-      part.tensor = start + clocks;
-      part.wgmma_runs = true;
-      result.tensor += clocks;
-      at = part.tensor + rates.hgmma_latency;
-      break;
-    }
-  }
-  double& last = slot.last_landing[int(work.queue)];
-  last = at = std::max(at, last);
-  works.push_back(std::make_unique<Completion>(std::move(work)));
-  events.push({at, order++, works.back().get()});
-}
-
-void Timing::land_due() {
-  while (!events.empty() && events.top().at <= now) {
-    Completion* work = events.top().work;
-    events.pop();
-    work->land();
-    work->land = nullptr;
-    changes++;
-  }
-  if (events.empty()) works.clear();
 }
 
 // ── issue ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -485,6 +246,8 @@ void Timing::attribute(Slot& slot, int index) {
 
 // ── register ports ──────────────────────────────────────────────────────────────────────────────────────────────────
 
+namespace {
+
 // Reads of each of the two banks by the arithmetic instruction at `index`. A source that the instruction before it kept
 // for reuse is not read again. (Huerta et al., arXiv 2503.20481: a bank gives one register of a warp per clock.)
 std::array<u8, 2> reads_of(const std::vector<Instruction>& code, size_t index) {
@@ -504,6 +267,8 @@ std::array<u8, 2> reads_of(const std::vector<Instruction>& code, size_t index) {
   }
   return reads;
 }
+
+}  // namespace
 
 // ── the loop ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -552,7 +317,6 @@ Timed Timing::simulate() {
   return result;
 }
 
-}  // namespace
 
 Timed time_sm(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
               u64 seed, const TimingRequest& request) {
