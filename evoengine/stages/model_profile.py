@@ -50,7 +50,10 @@ def model_profile(kernel: str, contender: Contender, problem: Problem, gpu: Gpu)
     figures |= {f"{name} per block": prediction.counts[own] for name, own in COUNTS.items() if prediction.counts[own]}
     figures |= dict(_waits(prediction.timed))
     figures |= dict(_hottest(prediction.timed, listed))
-    remarks = ["by the model of the chip from the machine code, not observed on a GPU"]
+    remarks = [
+        "by the model of the chip from the machine code, not observed on a GPU",
+        "inputs are drawn: a kernel whose branches follow its data may do more or less on yours",
+    ]
     if prediction.hypotheses:
         remarks.append(f"busy shares and waits are those of hypothesis {min(prediction.hypotheses)}")
     return Profile("model", f"model for {gpu.key}", figures, tuple(remarks))
