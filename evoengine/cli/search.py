@@ -78,8 +78,9 @@ def search(
     from evoengine.cli.replay import replay
     from evoengine.objectives import parse_objectives
     from evoengine.search.binaries import check_winner
-    from evoengine.search.coordinator import Coordinator, Setting
+    from evoengine.search.coordinator import Coordinator
     from evoengine.search.judges import make_judge
+    from evoengine.search.setting import Setting
 
     if minutes is not None and math.isnan(minutes):
         raise UsageError("--minutes is nan; it must be a number above 0")
