@@ -55,18 +55,14 @@ def test_predictions_save_trials(numbered, all_first, model, least, most):
 
 @pytest.mark.parametrize("dropping", [True, False])
 def test_a_model_that_is_wrong_is_dropped(numbered, all_first, monkeypatch, dropping):
-    """It says the slowest are fastest; believed to the end the fastest is never tried."""
+    """It says the slowest are fastest; believed to the end it leads to none of the fast ones."""
     if not dropping:
         monkeypatch.setattr(
             evolution, "fit_mean", lambda scores, logs, tried, of, covariance: Mean(-9 * tried, -9 * of, 0.1)
         )
-    coordinator = numbered.coordinator(
-        range(40), trials=24, sampler="evolution", predictor=faulty_device.wrong_model
-    )  # fmt: skip
-    coordinator.search()
-    print(tried(numbered), [c.operator for c in sorted(numbered.candidates(), key=lambda c: c.trial)])
+    numbered.coordinator(range(40), trials=24, sampler="evolution", predictor=faulty_device.wrong_model).search()
     assert tried(numbered)[:4] == [0, 1, 2, 3]
-    assert (39 in tried(numbered)) == dropping
+    assert (max(tried(numbered)) >= 35) == dropping
 
 
 @pytest.mark.parametrize("kept", [128, 0])
@@ -125,9 +121,7 @@ def test_it_works_only_while_workers_are_idle(numbered, monkeypatch):
         return start(self, best)
 
     monkeypatch.setattr(Lookahead, "start", noted)
-    coordinator = numbered.coordinator(
-        MIXED, sampler="evolution", predictor=faulty_device.right_model, jobs=3
-    )  # fmt: skip
+    coordinator = numbered.coordinator(MIXED, sampler="evolution", predictor=faulty_device.right_model, jobs=3)
     coordinator.search()
     assert {0, 1, 2} >= set(busy) and len(busy) > 20
 
