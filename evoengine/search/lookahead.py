@@ -23,7 +23,8 @@ from evoengine.stages.render import render
 from evoengine.stages.screen import screen_binary, screen_launch
 
 OPENING = 20
-"""configurations that something is known of, after which the sampler's first pick waits no longer"""
+"""configurations that a sibling measured or that were predicted ahead, after which the sampler's first pick waits no
+longer"""
 OPENING_SECONDS = 20.0
 """the longest it waits"""
 OPENING_SHARE = 0.1
@@ -47,6 +48,7 @@ class _Look:
 class Lookahead:
     def __init__(self, setting: Setting, prior: Prior, compilers: Compilers) -> None:
         self.predicted = 0
+        self._known = len(prior)
         self._setting, self._prior, self._compilers = setting, prior, compilers
         self._rng = np.random.default_rng((setting.seed, STREAM))
         self._seen: set[str] = set()
@@ -67,10 +69,10 @@ class Lookahead:
         now = time.monotonic()
         if self._opening_ends is None:
             seconds = self._setting.seconds
-            least = OPENING_SECONDS if seconds is None else min(OPENING_SECONDS, OPENING_SHARE * seconds)
-            self._opening_ends = now + least
+            longest = OPENING_SECONDS if seconds is None else min(OPENING_SECONDS, OPENING_SHARE * seconds)
+            self._opening_ends = now + longest
         more = not self._ended or bool(self.under_way)
-        return more and now < self._opening_ends and len(self._prior) < OPENING
+        return more and now < self._opening_ends and self._known + self.predicted < OPENING
 
     def leave(self, config: Config) -> None:
         """Says that a configuration was proposed, so that nothing is to be gained by looking at it."""

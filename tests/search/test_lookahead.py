@@ -243,3 +243,14 @@ def test_the_first_pick_waits_for_a_tenth_of_the_searchs_time_at_most(numbered, 
         assert ahead.opening()
         now[0] = 100.0 + wait
         assert not ahead.opening()
+
+
+def test_the_first_pick_waits_for_predictions_made_ahead_unless_a_sibling_measured_as_many(numbered):
+    setting, _ = numbered.begin(MIXED)
+    prior, of_sibling = Prior(setting.space), Prior(setting.space)
+    ahead = Lookahead(setting, prior, Answers(BINARY))
+    for config in setting.space.enumerate():
+        prior.predict(config, 1.0)  # candidates that a GPU timed, the start points
+        of_sibling.measure(config, 1.0)
+    assert ahead.opening()
+    assert not Lookahead(setting, of_sibling, Answers(BINARY)).opening()
