@@ -61,9 +61,9 @@ def search(
 ) -> int:  # fmt: skip
     """Search for the fastest correct kernel of a problem on a GPU.
 
-    With a GPU of that kind here, candidates are gated and timed on it. Without one they are compiled for it, gated in
-    the CPU emulator and ranked by the time that is predicted from their machine code, and the best one's machine code
-    is executed on the CPU besides.
+    With a GPU of that kind here, candidates are gated and timed on it, and times predicted from machine code lead the
+    choice as long as what is measured bears them out. Without one they are compiled for it, gated in the CPU emulator
+    and ranked by the predicted time, and the best one's machine code is executed on the CPU besides.
     """
     from evoengine.cli.conclusion import conclude
     from evoengine.cli.display import LiveProgress, say
