@@ -32,8 +32,9 @@ from evoengine.ledger.study import Projection, optuna_storage
 from evoengine.paths import asset
 from evoengine.problem import EXAMPLE, parse_problem
 from evoengine.records import Baseline, Binary, Finals, Kind, Measurement, Verdict
-from evoengine.search.coordinator import Coordinator, Progress, Setting
+from evoengine.search.coordinator import Coordinator, Progress
 from evoengine.search.judges import GpuJudge
+from evoengine.search.setting import Setting
 from evoengine.space.space import load_space
 from evoengine.stages.pipeline import Judged
 

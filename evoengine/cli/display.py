@@ -106,6 +106,8 @@ def status(progress) -> list[str]:
     good = "recorded" if progress.outcomes[Outcome.RECORDED] else "correct"
     parts = [f"{progress.done}/{progress.total}", f"{progress.correct} {good}"]
     parts += [f"{n} {outcome}" for outcome, n in sorted(progress.outcomes.items()) if n and not outcome.ranked]
+    if progress.predicted:
+        parts.append(f"{progress.predicted} predicted ahead")
     if progress.done:
         left = progress.elapsed / progress.done * (progress.total - progress.done)
         parts.append(f"{clock(left)} left")

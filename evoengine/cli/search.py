@@ -61,9 +61,9 @@ def search(
 ) -> int:  # fmt: skip
     """Search for the fastest correct kernel of a problem on a GPU.
 
-    With a GPU of that kind here, candidates are gated and timed on it. Without one they are compiled for it, gated in
-    the CPU emulator and ranked by the time that is predicted from their machine code, and the best one's machine code
-    is executed on the CPU besides.
+    With a GPU of that kind here, candidates are gated and timed on it, and times predicted from machine code lead the
+    choice as long as what is measured bears them out. Without one they are compiled for it, gated in the CPU emulator
+    and ranked by the predicted time, and the best one's machine code is executed on the CPU besides.
     """
     from evoengine.cli.conclusion import conclude
     from evoengine.cli.display import LiveProgress, say
@@ -78,8 +78,9 @@ def search(
     from evoengine.cli.replay import replay
     from evoengine.objectives import parse_objectives
     from evoengine.search.binaries import check_winner
-    from evoengine.search.coordinator import Coordinator, Setting
+    from evoengine.search.coordinator import Coordinator
     from evoengine.search.judges import make_judge
+    from evoengine.search.setting import Setting
 
     if minutes is not None and math.isnan(minutes):
         raise UsageError("--minutes is nan; it must be a number above 0")

@@ -11,13 +11,10 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from evoengine.errors import UsageError
-from evoengine.gpu import Gpu
 from evoengine.ledger.store import Ledger
-from evoengine.objectives import DEFAULT, OBJECTIVES, Objective, told
-from evoengine.problem import Problem
+from evoengine.objectives import told
 from evoengine.records import (
     Binary,
     Candidate,
@@ -28,18 +25,19 @@ from evoengine.records import (
     Source,
     config_key,
 )
+from evoengine.search.compilers import Compilers
 from evoengine.search.finals import hold_finals, record_finals
 from evoengine.search.judges import Judge, Usage, make_job, record_judged, seed_for, timed_baselines
+from evoengine.search.lookahead import Lookahead
 from evoengine.search.proposer import Proposal, Proposer
+from evoengine.search.samplers import LED
+from evoengine.search.setting import Setting
 from evoengine.search.siblings import sibling_prior
-from evoengine.search.workers import COMPILER_TERMS, Terms, WorkerPool
-from evoengine.space.space import SearchSpace
-from evoengine.stages.compile import options
+from evoengine.search.workers import COMPILER_TERMS, Terms
 from evoengine.stages.pipeline import Judged, compile_task, predict_task
 from evoengine.stages.predict import Estimated
 from evoengine.stages.render import render
 from evoengine.stages.screen import screen_binary, screen_launch
-from evoengine.stages.toolchain import compiler_version
 
 POLL_SECONDS = 0.1
 """how often the display is refreshed and a request to stop is seen while nothing finishes"""
@@ -48,24 +46,6 @@ NEIGHBOURS = 4
 """problems and GPUs of earlier runs whose best kernels are tried"""
 RANKS = 100
 """how far down the ranking of each the best that is valid here is looked for"""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What is searched, on what, and for how long."""
-
-    problem: Problem
-    gpu: Gpu
-    space: SearchSpace
-    templates: Path
-    sampler: str
-    seed: int
-    trials: int
-    seconds: float | None
-    jobs: int
-    timed: bool
-    """whether a device times the candidates, so that a spill is for the clock to judge"""
-    objectives: tuple[Objective, ...] = (OBJECTIVES[DEFAULT],)
 
 
 def neighbouring_bests(ledger: Ledger, setting: Setting) -> list[Config]:
@@ -92,6 +72,8 @@ class Progress:
     best: Candidate | None = None
     compiled: int = 0
     """binaries made in this run; those that the ledger had are not among them"""
+    predicted: int = 0
+    """configurations that the model gave a time for before they were proposed"""
     ended: str = "all trials done"
     notes: list[str] = field(default_factory=list)
     """what a person should know of the result"""
@@ -127,13 +109,14 @@ class Coordinator:
     """Runs one search to its end.
 
     `on_change` is called after every event and at least every POLL_SECONDS, `on_finish` with each trial that ended.
-    `compiler` runs in a worker under `terms`. The judge is closed with the search.
+    `compiler` and `predictor` run in a worker under `terms`. The judge is closed with the search.
     """
 
     def __init__(
         self, setting: Setting, ledger: Ledger, run: int, judge: Judge,
         on_change: Callable[[Progress], None], on_finish: Callable[[int], None],
         compiler: Callable[[Source, str], Binary | Rejection] = compile_task, terms: Terms = COMPILER_TERMS,
+        predictor: Callable[..., Estimated] = predict_task,
     ) -> None:  # fmt: skip
         self.setting, self.ledger, self.run = setting, ledger, run
         self._on_finish = on_finish
@@ -143,13 +126,13 @@ class Coordinator:
         left = [config for config, _ in self._adopted.values()]
         known_good = neighbouring_bests(ledger, setting)
         s = setting
-        prior = sibling_prior(ledger, s.space, str(s.problem), s.gpu) if s.timed else None
-        self._proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, prior)
+        self._prior = sibling_prior(ledger, s.space, str(s.problem), s.gpu) if s.timed else None
+        self._proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, self._prior)
         self._comparing: set[Future] = set()
         self._compiling: dict[Future, Walk] = {}
         self._judging: dict[Future, Walk] = {}
-        self._predicting: dict[Future, int] = {}
-        """of trials that a GPU timed"""
+        self._predicting: dict[Future, Walk] = {}
+        """of candidates that a GPU timed"""
         self._first_with: dict[str, int] = {}
         """source sha256 → the trial that rendered it first"""
         self._values: dict[int, tuple[float, ...] | None] = {}
@@ -158,8 +141,10 @@ class Coordinator:
         self._started = 0
         self._exhausted = False
         self._stop = False
-        self._judge, self._compiler = judge, compiler
-        self._workers = WorkerPool(setting.jobs, terms)
+        self._judge = judge
+        self._compilers = Compilers(s, ledger, compiler, predictor, terms)
+        leads = self._prior is not None and s.sampler in LED
+        self._ahead = Lookahead(s, self._prior, self._compilers) if leads else None
 
     @property
     def invalid_proposals(self) -> int:
@@ -178,8 +163,9 @@ class Coordinator:
             # while the device comes up and times these, the first candidates are compiled
             self._comparing = {self._judge.baselines()} - {None}
             while not self._stop and (self._fill() or self._under_way()):
-                under_way = self._under_way()
-                finished, _ = wait(under_way, POLL_SECONDS, FIRST_COMPLETED)
+                self._look_ahead()
+                awaited = self._under_way() | (self._ahead.under_way if self._ahead else set())
+                finished, _ = wait(awaited, POLL_SECONDS, FIRST_COMPLETED)
                 for future in finished:
                     self._advance(future)
                 self._on_change(self.progress)
@@ -187,7 +173,7 @@ class Coordinator:
                 self._hold_finals()
         finally:
             self.progress.usage = self._judge.usage(self.progress.elapsed)
-            self._workers.close()
+            self._compilers.close()
             self._judge.close()
         if self._stop:
             self.progress.ended = "interrupted"
@@ -199,6 +185,9 @@ class Coordinator:
         return {*self._comparing, *self._compiling, *self._judging, *self._predicting}
 
     def _advance(self, future: Future) -> None:
+        if self._ahead and future in self._ahead.under_way:
+            self._ahead.advance(future)
+            self.progress.predicted = self._ahead.predicted
         if future in self._comparing:
             self._comparing.remove(future)
             for baseline in timed_baselines(future):
@@ -207,7 +196,7 @@ class Coordinator:
             self._on_compiled(self._compiling.pop(future), future.result())
         elif future in self._predicting:
             self._on_predicted(self._predicting.pop(future), future.result())
-        else:
+        elif future in self._judging:
             self._on_judged(self._judging.pop(future), future.result())
 
     def _adopt(self) -> dict[str, tuple[Config, int]]:
@@ -218,20 +207,27 @@ class Coordinator:
         got = set(self.ledger.adopt([c.trial for c in fit], self.run))
         return {config_key(c.config): (c.config, c.trial) for c in fit if c.trial in got}
 
-    def _may_start(self) -> bool:
+    def _goes_on(self) -> bool:
+        """Whether more candidates are wanted, now or later."""
         s = self.setting
         if self._exhausted or self._started >= s.trials or self._stop:
             return False
         if s.seconds is not None and self.progress.elapsed > s.seconds:
             self.progress.ended = "time is up"
             return False
+        return True
+
+    def _may_start(self) -> bool:
+        if not self._goes_on():
+            return False
+        s = self.setting
         # one more than there are workers, so that none waits for the coordinator
         under_way = len(self._compiling) + len(self._judging)
         return len(self._compiling) <= s.jobs and under_way <= s.jobs + self._judge.ahead
 
     def _fill(self) -> bool:
         """Starts candidates while workers are free; whether any may still be started."""
-        while self._may_start():
+        while self._may_start() and not self._must_predict_first():
             proposal = self._proposer.propose()
             if proposal is None:
                 self._exhausted = True
@@ -239,6 +235,19 @@ class Coordinator:
             self._started += 1
             self._begin(proposal)
         return self._may_start()
+
+    def _must_predict_first(self) -> bool:
+        """Whether the sampler would choose blindly, while predictions are soon to be had; it waits but once."""
+        return self._ahead is not None and not self._proposer.queued and self._ahead.opening()
+
+    def _look_ahead(self) -> None:
+        """Keeps workers busy that candidates leave idle."""
+        if self._ahead is None or not self._goes_on():
+            return
+        best = self.progress.best.config if self.progress.best else None
+        for_candidates = {*self._compiling, *self._predicting}
+        while len(for_candidates | self._ahead.under_way) < self.setting.jobs and self._ahead.start(best):
+            pass
 
     # ── the road ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -250,6 +259,8 @@ class Coordinator:
                 self.run, str(s.problem), s.gpu.key, proposal.config, proposal.parents, proposal.operator
             )
         self._proposer.started(proposal, trial)
+        if self._ahead:
+            self._ahead.leave(proposal.config)
         walk = Walk(trial, proposal)
         try:
             walk.source = render(s.space, proposal.config, s.problem, s.templates)
@@ -262,12 +273,10 @@ class Coordinator:
             self._duplicate(walk, twin)
         elif why := screen_launch(walk.source.launch, s.gpu):
             self._reject(walk, Rejection(Outcome.SCREENED, why))
-        elif known := self.ledger.find_binary(walk.source.sha256, options(s.gpu.arch), s.gpu.arch, compiler_version()):
-            self._compiled(walk, known)
+        elif recorded := self._compilers.recorded(walk.source):
+            self._compiled(walk, recorded)
         else:
-            source, arch = walk.source, s.gpu.arch
-            future = self._workers.submit(self._compiler, source, arch, died=Outcome.UNCOMPILABLE, gives=Binary)
-            self._compiling[future] = walk
+            self._compiling[self._compilers.compile(walk.source)] = walk
 
     def _on_compiled(self, walk: Walk, result: Binary | Rejection) -> None:
         if isinstance(result, Rejection):
@@ -286,7 +295,7 @@ class Coordinator:
             return
         contender = Contender(walk.trial, walk.source, binary, walk.proposal.config)
         job = make_job(s.space, s.problem, contender, seed_for(s.seed, self.run, walk.trial))
-        self._judging[self._judge.submit(job, self._workers)] = walk
+        self._judging[self._judge.submit(job, self._compilers.workers)] = walk
 
     def _on_judged(self, walk: Walk, result: Judged | Rejection) -> None:
         if self.setting.timed and isinstance(result, Judged) and result.figure:
@@ -295,17 +304,16 @@ class Coordinator:
 
     def _predict(self, walk: Walk) -> None:
         """Has the model's figure put beside the measured one: how well predictions rank is known of every search."""
-        s, config = self.setting, walk.proposal.config
-        contender = Contender(walk.trial, walk.source, walk.binary, config)
-        future = self._workers.submit(
-            predict_task, s.space.kernel, contender, s.space.cost(config), s.problem, s.gpu,
-            died=Outcome.CRASHED, gives=Estimated,
-        )  # fmt: skip
-        self._predicting[future] = walk.trial
+        contender = Contender(walk.trial, walk.source, walk.binary, walk.proposal.config)
+        self._predicting[self._compilers.predict(contender)] = walk
 
-    def _on_predicted(self, trial: int, result: Estimated | Rejection) -> None:
-        if isinstance(result, Estimated) and result.figure:
-            self.ledger.record_measurement(trial, result.figure)
+    def _on_predicted(self, walk: Walk, result: Estimated | Rejection) -> None:
+        if isinstance(result, Rejection):
+            return
+        if result.figure:
+            self.ledger.record_measurement(walk.trial, result.figure)
+        if result.by_model:
+            self._prior.predict(walk.proposal.config, result.figure.median_us)
 
     def _hold_finals(self) -> None:
         """Times the best of the ledger against each other, where the judge's figures gain by it."""

@@ -74,6 +74,11 @@ class Proposer:
             self._operators.setdefault(config_key(config), operator)
             self._study.enqueue_trial({name: self._told(name, value) for name, value in config.items()})
 
+    @property
+    def queued(self) -> bool:
+        """Whether points are left that come before the sampler's own."""
+        return bool(self._study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,)))
+
     def propose(self) -> Proposal | None:
         """The next valid configuration that this search has not had, or None when the space is exhausted."""
         if len(self._known) >= len(self.space):

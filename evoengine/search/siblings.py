@@ -12,15 +12,13 @@ MOST = 20_000
 """figures taken from a sibling, the fastest ones"""
 
 
-def sibling_prior(ledger: Ledger, space: Space, problem: str, gpu: Gpu) -> Prior | None:
-    """Of the sibling that measured most configurations of the space; None where none measured enough of them."""
+def sibling_prior(ledger: Ledger, space: Space, problem: str, gpu: Gpu) -> Prior:
+    """Of the sibling that measured most configurations of the space; empty where none measured enough of them."""
     others = {run.gpu for run in ledger.runs() if run.problem == problem and run.gpu != gpu.key}
     siblings = sorted(key for key in others & known_gpus().keys() if known_gpus()[key].arch == gpu.arch)
     found = max((_measured(ledger, space, problem, key) for key in siblings), key=len, default=[])
-    if len(found) < ENOUGH:
-        return None
     prior = Prior(space)
-    for candidate in found:
+    for candidate in found if len(found) >= ENOUGH else ():
         prior.measure(candidate.config, candidate.measurement.compared_us)
     return prior
 

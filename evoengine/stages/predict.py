@@ -38,6 +38,10 @@ class Estimated(NamedTuple):
     unread: str | None = None
     """why the model could not read the binary, so that the figure is the formula's; None where it could"""
 
+    @property
+    def by_model(self) -> bool:
+        return self.figure is not None and self.unread is None
+
 
 def why_unpredictable(gpu: str) -> str | None:
     """What is missing for predictions on the GPU of that name, whatever the kernel; None where nothing is.

@@ -12,10 +12,12 @@ from evoengine.gpu import find_gpu
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
 from evoengine.problem import parse_problem
-from evoengine.search.coordinator import Coordinator, Setting
+from evoengine.search.coordinator import Coordinator
 from evoengine.search.judges import GpuJudge
 from evoengine.search.workers import Terms
+from evoengine.search.setting import Setting
 from evoengine.space.space import load_space
+from evoengine.stages.pipeline import predict_task
 from tests.search import faulty_device
 
 SPACE = """\
@@ -52,29 +54,31 @@ class NumberedSearch:
         path.write_text(SPACE.format(numbers=", ".join(map(str, numbers))))
         return load_space(path, PROBLEM, GPU)
 
-    def begin(self, numbers, faults=lambda _: None, *, trials=None, jobs=2) -> tuple[Setting, int]:
+    def begin(
+        self, numbers, faults=lambda _: None, *, trials=None, jobs=2, sampler="random", timed=True
+    ) -> tuple[Setting, int]:
         """Writes the template, in which every number's source says what goes wrong with it, and starts a run."""
         wrong = {n: fault for n in numbers if (fault := faults(n))}
         cases = "".join(f"{{% if number == {n} %}} fault {p} {f}{{% endif %}}" for n, (p, f) in wrong.items())
         template = self.folder / "attention" / "numbered.cu.j2"
         template.write_text(f"// candidate {{{{ number }}}}{cases}\n")
         space = self.space(numbers)
-        setting = Setting(PROBLEM, GPU, space, self.folder, "random", 1, trials or len(numbers), None, jobs, timed=True)
+        setting = Setting(PROBLEM, GPU, space, self.folder, sampler, 1, trials or len(numbers), None, jobs, timed)
         run = self.ledger.start_run(
-            gpu=GPU.key, problem=str(PROBLEM), device=Device("faulty"), space=space, sampler="random", seed=1,
+            gpu=GPU.key, problem=str(PROBLEM), device=Device("faulty"), space=space, sampler=sampler, seed=1,
             command="test",
         )  # fmt: skip
         return setting, run
 
     def coordinator(
         self, numbers, faults=lambda _: None, *, tasks=faulty_device, seconds=SECONDS, on_change=lambda _: None,
-        **options,
+        compiler=faulty_device.compile_task, predictor=predict_task, **options,
     ) -> Coordinator:  # fmt: skip
         setting, run = self.begin(numbers, faults, **options)
         judge = GpuJudge("attention", PROBLEM, GPU, DEVICE, 1, tasks, seconds)
         terms = Terms(seconds, memory_bytes=512 << 20, file_bytes=1 << 20, warm_up=faulty_device.note_warm)
         return Coordinator(
-            setting, self.ledger, run, judge, on_change, self.finished.append, faulty_device.compile_task, terms
+            setting, self.ledger, run, judge, on_change, self.finished.append, compiler, terms, predictor
         )
 
     def candidates(self):

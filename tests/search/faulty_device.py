@@ -18,6 +18,7 @@ import numpy as np
 from evoengine.errors import UsageError
 from evoengine.records import Baseline, Binary, CaseResult, Finals, Kind, Measurement, Outcome, Rejection, Verdict
 from evoengine.stages.pipeline import Judged
+from evoengine.stages.predict import Estimated
 
 DEVICE = "faulty device"
 WORK_SECONDS = 0.02
@@ -241,3 +242,52 @@ def note_warm():
 
 def was_warm():
     return os.environ.get("WARMED_UP") == str(os.getpid())
+
+
+# ── models of the chip ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def predicted(number: int, us: float) -> Estimated:
+    time.sleep(WORK_SECONDS)
+    return Estimated(Measurement(Kind.ESTIMATED, f"model of {number}", 1e3 / us, us, terms={"predicted": 1.0}))
+
+
+def right_model(kernel, contender, *_):
+    number = number_in(contender.source)
+    return predicted(number, 1e3 / (1 + number))
+
+
+def near_model(kernel, contender, *_):
+    """Expects every fifth to take longer than it does."""
+    number = number_in(contender.source)
+    return predicted(number, (1.15e3 if number % 5 == 4 else 1e3) / (1 + number))
+
+
+def wrong_model(kernel, contender, *_):
+    number = number_in(contender.source)
+    return predicted(number, 1.0 + number)
+
+
+def blind_model(kernel, contender, *_):
+    return Estimated(None, "the model cannot read the binary")
+
+
+def dying_model(kernel, contender, *_):
+    """Whatever the number of a configuration is, its prediction does not come off."""
+    return FAULTS[("segv", "exit", "garbage", "unpicklable")[number_in(contender.source) % 4]]()
+
+
+def sleeping_model(*_):
+    time.sleep(LATE_SECONDS)
+
+
+def noted_model(path, kernel, contender, *_):
+    with open(path, "a") as file:
+        file.write(f"{number_in(contender.source)}\n")
+    return right_model(kernel, contender)
+
+
+def noted_compile(path, source, arch):
+    with open(path, "a") as file:
+        file.write(f"{number_in(source)}\n")
+    return compile_task(source, arch)

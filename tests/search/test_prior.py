@@ -135,6 +135,32 @@ def test_a_space_too_large_to_hold_is_led_too(space, monkeypatch):
     assert study.best_value > 9
 
 
+@pytest.mark.parametrize("expected", [evolution.EXPECTED, 0])
+def test_what_a_prior_expects_to_be_fast_is_in_the_pool_of_a_large_space(space, monkeypatch, expected):
+    """The best is many knobs from all that is tried, and its prediction comes when the search is under way."""
+    for name, value in (("ENUMERABLE", 10), ("RANDOM", 2), ("CROSSED", 1)):
+        monkeypatch.setattr(pool, name, value)
+    monkeypatch.setattr(evolution, "EXPECTED", expected)
+    monkeypatch.setattr(evolution, "ELITES", 0)
+    made = Prior(space)
+    sampler = EvolutionSampler(0, space, made)
+    study = search(space, 0, 12, sampler)
+    best = max(space.enumerate(), key=speed)
+    assert best not in [t.params for t in study.trials]
+    for config in [best, *(t.params for t in study.trials)]:
+        made.predict(config, time_us(config))
+    sampler._search._fit()
+    assert (space.encode(best) == sampler._search._pool.rows).all(1).any() == bool(expected)
+
+
+def test_the_fastest_of_a_prior_in_their_order(space):
+    made = noisy(space, 0.3, 0)
+    rows = made.fastest(9)
+    assert made.log_us(rows).tolist() == np.sort(expected(made, space))[:9].tolist()
+    assert rows.dtype == np.int16 and len(made.fastest(1000)) == len(space)
+    assert Prior(space).fastest(3).shape == (0, len(space.knobs))
+
+
 def test_a_sampler_kept_in_a_file_goes_on_with_its_prior():
     grid = Grid({name: optuna.distributions.IntDistribution(0, 8) for name in "ab"})
     made = Prior(grid)

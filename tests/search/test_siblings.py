@@ -23,15 +23,15 @@ def test_a_sibling_gives_its_times_and_other_architectures_and_problems_none(num
     space, ledger = coordinator.setting.space, numbered.ledger
     prior = sibling_prior(ledger, space, str(PROBLEM), SIBLING)
     assert len(prior) == len(NUMBERS) and all(prior.knows({"family": "numbered", "number": n}) for n in NUMBERS)
-    assert sibling_prior(ledger, space, str(PROBLEM), STRANGER) is None
-    assert sibling_prior(ledger, space, str(PROBLEM), GPU) is None, "its own figures are no prior"
-    assert sibling_prior(ledger, space, "attention:b1,h1,s128,d32,fp16", SIBLING) is None
+    assert not sibling_prior(ledger, space, str(PROBLEM), STRANGER)
+    assert not sibling_prior(ledger, space, str(PROBLEM), GPU), "its own figures are no prior"
+    assert not sibling_prior(ledger, space, "attention:b1,h1,s128,d32,fp16", SIBLING)
 
 
 def test_a_few_figures_are_not_enough(numbered):
     coordinator = numbered.coordinator(range(ENOUGH - 1))
     coordinator.search()
-    assert sibling_prior(numbered.ledger, coordinator.setting.space, str(PROBLEM), SIBLING) is None
+    assert not sibling_prior(numbered.ledger, coordinator.setting.space, str(PROBLEM), SIBLING)
 
 
 def test_a_search_tries_first_what_was_fastest_on_a_sibling(numbered):

@@ -4,3 +4,5 @@ NAMES = ("evolution", "tpe", "nsga2", "cmaes", "gp", "random")
 DEFAULT = "evolution"
 SINGLE = frozenset({"cmaes"})
 """those that aim at one objective only"""
+LED = frozenset({"evolution"})
+"""those that a prior leads"""

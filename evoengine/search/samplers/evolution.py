@@ -4,11 +4,11 @@ Every proposal is a whole configuration of the valid space that was not proposed
 through they are those that a prior (`prior`) expects to be fastest, or random draws where there is none. From then on a
 Gaussian process (`surrogate`) judges a pool of candidates (`pool`), with the prior as its mean until the trials speak
 against it. The pool is the whole valid space where that is small, and otherwise what mutation and crossover of the best
-trials bring forth beside fresh random points. Proposed is the one with the largest expected improvement, weighted by how rarely trials have had
-its pairs of values (`coverage`): a landscape may have several basins, and the first one found be a poor one. For the
-same reason, the more proposals came after the best, the likelier is the next among those far from it. What is learned
-from are ranks and, less so, logarithms: the objective's unit does not matter, and a trial that failed is simply the
-worst.
+trials bring forth beside fresh random points and what the prior expects to be fastest. Proposed is the one with the
+largest expected improvement, weighted by how rarely trials have had its pairs of values (`coverage`): a landscape may
+have several basins, and the first one found be a poor one. For the same reason, the more proposals came after the best,
+the likelier is the next among those far from it. What is learned from are ranks and, less so, logarithms: the
+objective's unit does not matter, and a trial that failed is simply the worst.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ RARE = 3
 """power of a candidate's commonness by which its expected improvement is divided"""
 STALL = 1.0
 """the surrogate's proposals since the best, over all trials, at which every other one looks elsewhere"""
+EXPECTED = 256
+"""rows that the prior expects to be fastest, in the pool of a larger space"""
 LOGARITHMS = 0.25
 """their part in what is learned from; the rest are ranks"""
 ELSEWHERE = 4
@@ -209,10 +211,8 @@ class _Search:
         failed = sum(value == -np.inf for value in self._values)
         if not self._prior or self._dropped or failed >= FIRST:
             return None
-        if not len(self._pool.rows):
-            self._pool.breed(np.empty((0, len(self._space.knobs)), np.int16))
-        expected = np.where(self._pool.open, self._prior.log_us(self._pool.rows), np.nan)
-        return None if np.isnan(expected).all() else self._pool.rows[int(np.nanargmin(expected))]
+        rows = self._prior.fastest(len(self._rows) + 1)
+        return next((row for row in rows if row.tobytes() not in self._place), None)
 
     def _most_promising(self) -> np.ndarray | None:
         """The candidate of largest expected improvement, rare ones before others; None where none is left."""
@@ -247,7 +247,8 @@ class _Search:
         latest = range(max(0, len(self._rows) - MOST // 2), len(self._rows))
         self._fitted = sorted({*self._ranked()[: MOST // 2], *latest})
         self._refit_at = GROWTH * len(self._fitted)
-        self._pool.breed(np.array([self._rows[i] for i in self._elites()]))
+        expected = () if self._prior is None else self._prior.fastest(EXPECTED)
+        self._pool.breed(np.array([self._rows[i] for i in self._elites()]), expected)
         self._coverage.hold(self._pool.rows)
         rows = np.array([self._rows[i] for i in self._fitted])
         targets = self._targets()

@@ -63,13 +63,16 @@ class Pool:
         rows = self._encoded(self._space.sample(self._rng, DRAWN))
         return next((row for row in rows if row.tobytes() not in self._closed), None)
 
-    def breed(self, elites: np.ndarray) -> None:
-        """Renews a pool that is not the whole space from the best rows so far [n, knobs]."""
+    def breed(self, elites: np.ndarray, expected: Sequence[np.ndarray] = ()) -> None:
+        """Renews a pool that is not the whole space from the best rows so far [n, knobs].
+
+        expected: rows [knobs] that a prior expects to be fast; the pool holds them too.
+        """
         if self.whole:
             return
         random = self._encoded(self._space.sample(self._rng, RANDOM))
         near = [row for elite in elites for row in self._near(elite)]
-        self._hold(np.unique(np.vstack([random, *near, *self._crossed(elites)]), axis=0))
+        self._hold(np.unique(np.vstack([random, *expected, *near, *self._crossed(elites)]), axis=0))
 
     def _hold(self, rows: np.ndarray) -> None:
         self.rows = rows

@@ -10,6 +10,7 @@ same evidence without the line shows whether the prior is wrong on this space: t
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -62,6 +63,12 @@ class Prior:
         """
         table = self._table()
         return np.array([table.get(row.tobytes(), np.nan) for row in rows], float)
+
+    def fastest(self, n: int) -> np.ndarray:
+        """The rows of least expected time, fastest first, int16 [n at most, knobs]."""
+        table = self._table()
+        rows = [np.frombuffer(key, np.int16) for key in heapq.nsmallest(n, table, table.__getitem__)]
+        return np.array(rows, np.int16).reshape(-1, len(self._space.knobs))
 
     def _table(self) -> Mapping[bytes, float]:
         if len(self._measured) < ENOUGH:

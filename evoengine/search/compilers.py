@@ -1,0 +1,66 @@
+"""The compile workers of a search: they compile each source once and predict each binary once, whoever asks first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from evoengine.ledger.store import Ledger
+from evoengine.records import Binary, Contender, Outcome, Rejection, Source
+from evoengine.search.setting import Setting
+from evoengine.search.workers import Terms, WorkerPool
+from evoengine.stages.compile import options
+from evoengine.stages.predict import Estimated
+from evoengine.stages.toolchain import compiler_version
+
+KEPT = 128
+"""binaries kept for whoever asks next, about 1 MB each with their listings"""
+
+
+class Compilers:
+    def __init__(
+        self, setting: Setting, ledger: Ledger, compiler: Callable[[Source, str], Binary | Rejection],
+        predictor: Callable[..., Estimated], terms: Terms,
+    ) -> None:  # fmt: skip
+        self.workers = WorkerPool(setting.jobs, terms)
+        self._setting, self._ledger = setting, ledger
+        self._compiler, self._predictor = compiler, predictor
+        self._binaries: dict[str, Future] = {}
+        """by the source's sha256, the latest last"""
+        self._predictions: dict[str, Future] = {}
+
+    def recorded(self, source: Source) -> Binary | None:
+        """What this compiler made of the source in an earlier run."""
+        arch = self._setting.gpu.arch
+        return self._ledger.find_binary(source.sha256, options(arch), arch, compiler_version())
+
+    def compile(self, source: Source) -> Future:
+        """A future of a Binary or a Rejection; what failed before is compiled again."""
+        future = self._binaries.get(source.sha256)
+        if not _holds(future, Binary):
+            future = self._binaries[source.sha256] = self.workers.submit(
+                self._compiler, source, self._setting.gpu.arch, died=Outcome.UNCOMPILABLE, gives=Binary
+            )
+            if len(self._binaries) > KEPT:
+                del self._binaries[next(iter(self._binaries))]
+        return future
+
+    def predict(self, contender: Contender) -> Future:
+        """A future of Estimated or a Rejection; what failed before is predicted again."""
+        s, key = self._setting, contender.source.sha256
+        if not _holds(self._predictions.get(key), Estimated):
+            self._predictions[key] = self.workers.submit(
+                self._predictor, s.space.kernel, contender, s.space.cost(contender.config), s.problem, s.gpu,
+                died=Outcome.CRASHED, gives=Estimated,
+            )  # fmt: skip
+        return self._predictions[key]
+
+    def close(self) -> None:
+        self.workers.close()
+
+
+def _holds(future: Future | None, kind: type) -> bool:
+    """Whether the future gave such an answer or still may."""
+    if future is None:
+        return False
+    return not future.done() or (future.exception() is None and isinstance(future.result(), kind))

@@ -1,0 +1,29 @@
+"""What a search is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from evoengine.gpu import Gpu
+from evoengine.objectives import DEFAULT, OBJECTIVES, Objective
+from evoengine.problem import Problem
+from evoengine.space.space import SearchSpace
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is searched, on what, and for how long."""
+
+    problem: Problem
+    gpu: Gpu
+    space: SearchSpace
+    templates: Path
+    sampler: str
+    seed: int
+    trials: int
+    seconds: float | None
+    jobs: int
+    timed: bool
+    """whether a device times the candidates, so that a spill is for the clock to judge"""
+    objectives: tuple[Objective, ...] = (OBJECTIVES[DEFAULT],)
