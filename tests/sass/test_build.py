@@ -64,15 +64,20 @@ def test_a_changed_file_is_built_again(core, name):
     assert builder.build() != first
 
 
-def test_several_processes_may_build_at_once(core, tmp_path):
+def test_of_several_processes_at_once_one_builds(core, tmp_path):
+    compiler, calls = tmp_path / "compiler", tmp_path / "calls"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nexec {find_compiler()} "$@"\n')
+    compiler.chmod(0o755)
     program = (
         "import ctypes, pathlib, sys\nfrom evoengine.sass import build\nbuild.CORE = pathlib.Path(sys.argv[1])\n"
         "print(ctypes.CDLL(str(build.build())).answer())"
     )
     command = [sys.executable, "-c", program, str(core)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    environment = {**os.environ, "CXX": str(compiler)}
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(3)]
     assert [process.communicate()[0].strip() for process in running] == ["42"] * 3
     assert [path.suffix for path in (tmp_path / "cache" / "evoengine" / "sass").iterdir()] == [".so"]
+    assert sum("-shared" in call for call in calls.read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
