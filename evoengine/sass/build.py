@@ -1,4 +1,4 @@
-"""core/*.cpp → a shared library that executes machine code, built once for this machine and kept in the user's cache."""
+"""core/*.cpp → a library that executes machine code, built once for this machine and kept in the user's cache."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class ListedInstruction:
 
 
 def disassemble(cubin: bytes) -> str:
-    """What `nvdisasm -c -hex -ndf` prints. Raises MachineError where it is missing, UsageError where it refuses the binary."""
+    """What `nvdisasm -c -hex -ndf` prints. Raises MachineError where it is missing, UsageError where it refuses it."""
     tool = disassembler()
     if tool is None:
         raise MachineError("nvdisasm was not found, which reads machine code: pip install nvidia-cuda-nvdisasm")

@@ -1,4 +1,4 @@
-"""What tests of the executor share: CUDA text compiled by NVRTC and run on machine code, with NumPy arrays in and out."""
+"""What tests of the executor share: CUDA text compiled by NVRTC and run on machine code, NumPy arrays in and out."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ def require_tools() -> None:
     """Skips the test where this machine cannot execute machine code."""
     if disassembler() is None:
         pytest.skip("needs nvdisasm")
+    require_compiler()
+
+
+def require_compiler() -> None:
+    """Skips the test where this machine cannot build the executor."""
     try:
         find_compiler()
     except MachineError as error:

@@ -125,7 +125,7 @@ INTEGER_32 = {
     "(signed char)a + (short)b + (unsigned char)c":
         wrapped32(lambda a, b, c: signed_bytes(a)[0] + (((b & 0xFFFF) ^ 0x8000) - 0x8000) + (c & 0xFF)),
     "(int)__vabsdiffu4(a, b)":
-        wrapped32(lambda a, b, c: from_parts(8, [abs(p - q) for p, q in zip(unsigned_bytes(a), unsigned_bytes(b), strict=True)])),
+        wrapped32(lambda a, b, c: from_parts(8, map(abs, map(int.__sub__, unsigned_bytes(a), unsigned_bytes(b))))),
     "(int)__vsadu4(a, b) + (int)__vsads4(b, c)":
         wrapped32(lambda a, b, c: distance(unsigned_bytes, a, b) + distance(signed_bytes, b, c)),
     "(int)__vadd2(a, b)": wrapped32(lambda a, b, c: from_parts(16, [(a + b) & 0xFFFF, (a >> 16) + (b >> 16) & 0xFFFF])),

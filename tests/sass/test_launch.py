@@ -19,11 +19,13 @@ from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import DrawnArgument, Geometry, StructArgument, prepare
 from tests.sass.kernels import ALL_PARTS, COUNTS, compiled
+from tests.sass.machine_code import require_tools
 
 ARCHS = ("sm_75", "sm_80", "sm_89", "sm_90a")
 
 
 def loaded(text, entry, arch="sm_80"):
+    require_tools()
     binary = compiled(text, entry, arch)
     return Program(binary.listing, entry), read_kernel(binary.cubin, entry)
 
@@ -186,7 +188,8 @@ def test_drawn_values_are_normal(dtype):
 
 
 def test_a_tensor_map_that_cannot_be_is_refused():
-    text = 'struct alignas(64) Map { char bytes[128]; };\nextern "C" __global__ void f(float* q, const __grid_constant__ Map m, int* o) { *o = m.bytes[3]; }'
+    text = """struct alignas(64) Map { char bytes[128]; };
+    extern "C" __global__ void f(float* q, const __grid_constant__ Map m, int* o) { *o = m.bytes[3]; }"""
     _, kernel = loaded(text, "f", "sm_90a")
     tensor = TensorArgument("q", np.zeros((8, 64), np.uint16))
     bad = TensorMapArgument("m", "q", "fp16", (64, 9), (128,), (64, 8), 128)
