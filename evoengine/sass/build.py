@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+from filelock import FileLock
+
 from evoengine.errors import MachineError
 from evoengine.host_compiler import cache_folder, find_compiler, identity, native_flags, prune
 
@@ -25,19 +27,17 @@ _ERROR = re.compile("error|undefined reference")
 
 @cache
 def build() -> Path:
-    """The library, built where the cache does not have it. Safe to call from many processes at once.
+    """The library, built where the cache does not have it. Of many processes that call it at once, one builds.
 
     Raises MachineError where the compiler is missing or too old, or the cache cannot be written.
     """
     built = _place()
     folder = built.parent
-    if built.exists():
-        os.utime(built)
-        return built
-    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
-        _build(Path(scratch), Path(scratch, "core.so"))
-        os.replace(Path(scratch, "core.so"), built)
-    prune(folder, "core-*.so", KEPT)
+    if not built.exists():
+        with FileLock(folder.with_suffix(".lock")):  # others wait: a build takes half a minute on all cores
+            if not built.exists():
+                _build_at(built)
+    os.utime(built)
     return built
 
 
@@ -48,6 +48,13 @@ def is_built() -> bool:
 
 def _place() -> Path:
     return cache_folder("sass") / f"core-{_key()[:32]}.so"
+
+
+def _build_at(built: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=built.parent, prefix="building-") as scratch:
+        _build(Path(scratch), Path(scratch, "core.so"))
+        os.replace(Path(scratch, "core.so"), built)
+    prune(built.parent, "core-*.so", KEPT)
 
 
 def _key() -> str:

@@ -1,47 +1,78 @@
-"""What tests of the executor share: CUDA text compiled by NVRTC and executed on NumPy arrays as machine code."""
+"""What tests of the executor share: CUDA text compiled by NVRTC and run on machine code, NumPy arrays in and out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
+import pytest
 
 from evoengine import records
-from evoengine.devices.base import TensorArgument
-from evoengine.records import Binary, Source
+from evoengine.cuda_files import disassembler
+from evoengine.devices.base import Argument, TensorArgument, Tensors
+from evoengine.errors import MachineError
+from evoengine.host_compiler import find_compiler
+from evoengine.records import Source
 from evoengine.sass.core import Program, run
-from evoengine.sass.cubin import read_kernel
+from evoengine.sass.cubin import Kernel, read_kernel
 from evoengine.sass.launch import Geometry, prepare
 from evoengine.stages.compile import compile_source
+from tests.devices.emulator.conftest import SIGNATURE
 
-ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")
+ARCHS = ("sm_75", "sm_80", "sm_89", "sm_90a")
+"""one of each generation: sm_86 has the instructions of sm_80"""
 ENTRY = "kernel"
+LIMIT = 1_000_000
+"""warp instructions of a block; a test's kernel takes a few thousands"""
+
+
+def require_tools() -> None:
+    """Skips the test where this machine cannot execute machine code."""
+    if disassembler() is None:
+        pytest.skip("needs nvdisasm")
+    require_compiler()
+
+
+def require_compiler() -> None:
+    """Skips the test where this machine cannot build the executor."""
+    try:
+        find_compiler()
+    except MachineError as error:
+        pytest.skip(f"needs a C++ compiler: {error}")
 
 
 @cache
-def compiled(text: str, arch: str) -> Binary:
-    return compile_source(Source(text, ENTRY, records.Launch((1, 1, 1), 32, 0)), arch)
+def compiled(text: str, arch: str) -> tuple[Kernel, Program]:
+    """The text's kernel, and its program; every opcode must be known."""
+    require_tools()
+    entry = SIGNATURE.search(text)[1]
+    binary = compile_source(Source(text, entry, records.Launch((1, 1, 1), 32, 0)), arch)
+    program = Program(binary.listing, entry)
+    assert program.unknown == {}, program.unknown
+    return read_kernel(binary.cubin, entry), program
 
 
-@cache
-def program(text: str, arch: str) -> Program:
-    return Program(compiled(text, arch).listing, ENTRY)
+def ran(
+    text: str, arch: str, arguments: Sequence[Argument], grid: int | tuple[int, int, int],
+    threads: int | tuple[int, int, int], shared_bytes: int, seed: int,
+) -> Tensors:  # fmt: skip
+    """The tensors that the kernel's launch with these arguments leaves, by name."""
+    kernel, program = compiled(text, arch)
+    launch = prepare(kernel, Geometry(_three(grid), _three(threads), shared_bytes), arguments, seed)
+    run(program, launch, limit=LIMIT)
+    return launch.results()
 
 
 def execute(
     text: str, arch: str, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, tuple[type, tuple[int, ...]]],
     threads: int | tuple[int, int, int] = 32, grid: int | tuple[int, int, int] = 1, shared_bytes: int = 0,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """The outputs of `kernel(inputs…, outputs…)`, all of them pointers; every opcode must be known."""
-    code = program(text, arch)
-    assert code.unknown == {}, code.unknown
+    """The outputs of `kernel(inputs…, outputs…)`, all of them pointers."""
     arguments = [TensorArgument(name, data) for name, data in inputs.items()]
     arguments += [TensorArgument(name, np.empty(shape, dtype), output=True) for name, (dtype, shape) in outputs.items()]
-    geometry = Geometry(_three(grid), _three(threads), shared_bytes)
-    launch = prepare(read_kernel(compiled(text, arch).cubin, ENTRY), geometry, arguments, seed=0)
-    run(code, launch)
-    return {name: array for name, array in launch.results().items() if name in outputs}
+    results = ran(text, arch, arguments, grid, threads, shared_bytes, seed=0)
+    return {name: array for name, array in results.items() if name in outputs}
 
 
 def _three(sizes: int | tuple[int, int, int]) -> tuple[int, int, int]:

@@ -16,6 +16,7 @@ from evoengine.errors import MachineError
 from evoengine.host_compiler import find_compiler, identity, native_flags
 from evoengine.sass import build as builder
 from evoengine.sass.core import library
+from tests.sass.machine_code import require_compiler
 
 FIRST = '#include "both.h"\nextern "C" int answer() { return helper() + 2; }\n'
 SECOND = '#include "both.h"\nint helper() { return 40; }\n'
@@ -24,6 +25,7 @@ SECOND = '#include "both.h"\nint helper() { return 40; }\n'
 @pytest.fixture
 def core(monkeypatch, tmp_path):
     """A small core in place of the real one, and an empty cache."""
+    require_compiler()
     folder = tmp_path / "core"
     folder.mkdir()
     (folder / "both.h").write_text("int helper();\n")
@@ -64,15 +66,20 @@ def test_a_changed_file_is_built_again(core, name):
     assert builder.build() != first
 
 
-def test_several_processes_may_build_at_once(core, tmp_path):
+def test_of_several_processes_at_once_one_builds(core, tmp_path):
+    compiler, calls = tmp_path / "compiler", tmp_path / "calls"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nexec {find_compiler()} "$@"\n')
+    compiler.chmod(0o755)
     program = (
         "import ctypes, pathlib, sys\nfrom evoengine.sass import build\nbuild.CORE = pathlib.Path(sys.argv[1])\n"
         "print(ctypes.CDLL(str(build.build())).answer())"
     )
     command = [sys.executable, "-c", program, str(core)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    environment = {**os.environ, "CXX": str(compiler)}
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(3)]
     assert [process.communicate()[0].strip() for process in running] == ["42"] * 3
     assert [path.suffix for path in (tmp_path / "cache" / "evoengine" / "sass").iterdir()] == [".so"]
+    assert sum("-shared" in call for call in calls.read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -115,5 +122,6 @@ def test_only_so_many_libraries_are_kept(core, monkeypatch, tmp_path):
 
 
 def test_the_real_core_has_every_function_that_is_called():
+    require_compiler()
     for name in ("sass_decode", "sass_free", "sass_unknown", "sass_run"):
         assert getattr(library(), name)

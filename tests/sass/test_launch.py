@@ -19,11 +19,13 @@ from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import DrawnArgument, Geometry, StructArgument, prepare
 from tests.sass.kernels import ALL_PARTS, COUNTS, compiled
+from tests.sass.machine_code import require_tools
 
 ARCHS = ("sm_75", "sm_80", "sm_89", "sm_90a")
 
 
 def loaded(text, entry, arch="sm_80"):
+    require_tools()
     binary = compiled(text, entry, arch)
     return Program(binary.listing, entry), read_kernel(binary.cubin, entry)
 

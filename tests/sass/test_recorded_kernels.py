@@ -18,6 +18,7 @@ from evoengine.gpu import find_gpu
 from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import read_kernel as read_binary
 from evoengine.sass.launch import DrawnArgument, Geometry, Launch, prepare
+from tests.sass.machine_code import require_tools
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")
 RECORDED = os.environ.get("EVOENGINE_RECORDED_KERNELS")
@@ -34,6 +35,7 @@ def execute(
     text: str, arch: str, geometry: Geometry, arguments: Sequence, constants: Mapping[str, np.ndarray] | None = None,
     blocks: Sequence[int] = (), entry: str = "kernel",
 ) -> Launch:  # fmt: skip
+    require_tools()
     compiled = compile_and_list(InstalledNvrtc(), text, arch, ())
     program = Program(compiled.listing, entry)
     assert program.unknown == {}

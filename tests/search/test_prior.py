@@ -45,9 +45,15 @@ def expected(made: Prior, space) -> np.ndarray:
 
 def needed(space, made: Prior | None, seed: int) -> int:
     """Trials until the optimum; a trial is worth the inverse of its time."""
-    study = search(space, seed, 100, EvolutionSampler(seed, space, made), lambda config: 1 / time_us(config))
-    best = 1 / min(map(time_us, space.enumerate()))
-    return next((t.number for t in study.trials if t.value == best), len(study.trials))
+    best = min(map(time_us, space.enumerate()))
+    study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(seed, space, made))
+    for number in range(100):
+        trial = study.ask()
+        found = time_us(suggest(trial, space))
+        if found == best:
+            return number
+        study.tell(trial, 1 / found)
+    return 100
 
 
 def operators(study: optuna.Study) -> list[str]:
