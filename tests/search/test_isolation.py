@@ -69,7 +69,7 @@ def test_compilers_see_no_gpu_and_give_way_to_what_times_on_one():
         niceness, visible = pool.submit(rank_of_process, died=Outcome.CRASHED, gives=tuple).result()
     finally:
         pool.close()
-    assert niceness == os.nice(0) + 10 and visible == ""
+    assert niceness == min(os.nice(0) + 10, 19) and visible == ""  # 19 is the most there is
 
 
 def test_a_gpu_is_timed_on_with_two_cores_left_free(monkeypatch):
