@@ -12,19 +12,20 @@ from benchmarks.families import Found, Search
 SMALL = "b1,h2,s128,d64,fp16"
 
 
-def candidate(family: str, correct: bool | None, tflops: float | None) -> dict:
-    return {"config": {"family": family}, "correct": correct, "tflops": tflops}
+def candidate(family: str, correct: bool | None, tflops: float | None, model: str = "sm") -> dict:
+    return {"config": {"family": family}, "correct": correct, "tflops": tflops, "model": model}
 
 
 def test_a_family_counts_by_its_correct_candidates_and_shows_the_best_of_those():
     history = [
         candidate("mma", True, 250.0),
+        candidate("mma", True, 900.0, "formula"),  # which a prediction goes before
         candidate("mma", True, 300.0),
         candidate("mma", False, None),  # incorrect
         candidate("wgmma", None, None),  # never reached the gate
     ]
     assert benchmark.by_family(history, ["mma", "wgmma", "scalar"]) == {
-        "mma": Found(3, 2, 300.0),
+        "mma": Found(4, 3, 300.0),
         "wgmma": Found(1, 0, None),
         "scalar": Found(0, 0, None),
     }
@@ -47,7 +48,7 @@ def test_families_that_a_search_did_not_reach_are_shown_and_make_it_fail(tmp_pat
     assert list(found["families"]) == ["scalar", "wmma", "mma"], "an L4 has no wgmma"
     assert found["trials"] == 2
     assert [found["families"][name]["correct"] for name in ("wmma", "scalar")] == [1, 1]
-    assert found["families"]["mma"] == {"trials": 0, "correct": 0, "best": None}
+    assert found["families"]["mma"] == {"trials": 0, "correct": 0, "best": None, "by_formula": False}
     shown = capsys.readouterr().out
     assert "1 of 1" in shown and "0 of 0" in shown and "est." in shown
 

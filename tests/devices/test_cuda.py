@@ -122,7 +122,7 @@ def test_a_fault_becomes_an_outcome_in_the_gpus_own_words_and_the_next_candidate
     ended = result if isinstance(result, Rejection) else result.verdict
     assert ended.outcome is outcome
     assert words in ended.reason and ended.reason
-    verdict, figure = judge.submit(correct(), None).result()
+    verdict, figure, _ = judge.submit(correct(), None).result()
     assert verdict.correct and figure.tflops > 0
 
 
@@ -133,7 +133,7 @@ def test_every_backend_that_takes_the_problem_is_a_baseline(judge):
 
 
 def test_a_measurement_is_precise_logged_and_below_the_roofline(judge):
-    verdict, figure = judge.submit(correct(), None).result()
+    verdict, figure, _ = judge.submit(correct(), None).result()
     assert {c.name for c in verdict.cases} >= {"full problem", "full problem after timing"}
     assert len(figure.samples_us) >= FEWEST
     assert figure.vs_sdpa > 0 and figure.suspect is None
