@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "evoengine"
 FLOORS = (
     ("errors", "records", "objectives", "lineage", "problem", "gpu", "paths", "terms", "host_compiler", "cuda_files"),
     ("workloads", "space", "devices", "ledger", "sass"),
-    ("stages", "publish"),
+    ("stages", "publish", "formats"),
     ("search",),
     ("cli", "__main__"),
 )

@@ -51,9 +51,12 @@ class Constraint:
 
 @dataclass(frozen=True)
 class LaunchRule:
+    """`block` is the shape of a block, of which `threads` is the product; None where it has one dimension."""
+
     threads: Expression
     grid: tuple[Expression, Expression, Expression]
     shared: Expression
+    block: tuple[Expression, Expression, Expression] | None = None
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,14 @@ class Family:
         x, y, z = (_integer(e, scope, 1) for e in rule.grid)
         return Launch((x, y, z), _integer(rule.threads, scope, 1), _integer(rule.shared, scope, 0))
 
+    def block(self, config: Config, variables: Mapping[str, Value]) -> tuple[int, int, int]:
+        """The shape of a block. Raises UsageError where a size is no positive integer."""
+        scope, rule = self.scope(config, variables), self.launch_rule
+        if rule.block is None:
+            return _integer(rule.threads, scope, 1), 1, 1
+        x, y, z = (_integer(e, scope, 1) for e in rule.block)
+        return x, y, z
+
     def cost(self, config: Config, variables: Mapping[str, Value]) -> dict[str, float]:
         scope = self.scope(config, variables)
         return {name: float(rule.evaluate(scope)) for name, rule in self.cost_rules.items()}

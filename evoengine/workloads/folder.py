@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
 from evoengine.errors import UsageError
-from evoengine.records import Config, Value
+from evoengine.records import Config
 from evoengine.workloads.base import Case, Tensors, Workload
 from evoengine.workloads.folder_cases import gate_cases
-from evoengine.workloads.folder_definition import LARGEST_AXIS, Definition, Item, whole
+from evoengine.workloads.folder_definition import LARGEST_AXIS, FolderProblem, Item, shape_of
 from evoengine.workloads.folder_reader import parse_definition
 
 PROBLEM, SPACE = "problem.json", "space.toml"
@@ -25,25 +24,6 @@ LARGEST_FILE = 4 << 20
 """bytes of a text file that a folder may hold"""
 _PAIR = re.compile(r"([A-Za-z_]\w*)=(\d{1,10})\Z", re.ASCII)
 _SCALARS: dict[str, Callable[[Any], Any]] = {"fp32": np.float32, "int32": np.int32, "int64": np.int64}
-
-
-@dataclass(frozen=True, slots=True)
-class FolderProblem:
-    """`sizes` holds every axis, in the order of problem.json; `given` names those that the problem's text gives."""
-
-    name: str
-    sizes: tuple[tuple[str, int], ...]
-    given: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name}:" + ",".join(f"{axis}={value}" for axis, value in self.sizes if axis in self.given)
-
-    def variables(self) -> dict[str, Value]:
-        return dict(self.sizes)
-
-    @property
-    def axes(self) -> dict[str, int]:
-        return dict(self.sizes)
 
 
 class FolderWorkload(Workload):
@@ -98,7 +78,7 @@ class FolderWorkload(Workload):
             raise UsageError(f"the problem {text!r} gives no {', '.join(missing)}; {write}")
         return self._problem(given)
 
-    def _problem(self, given: dict[str, int] | Any) -> FolderProblem:
+    def _problem(self, given: Mapping[str, int]) -> FolderProblem:
         """Raises UsageError where the sizes break a constraint or give no shape."""
         definition = self.definition
         problem = FolderProblem(self.name, tuple(definition.sizes(given).items()), definition.var_axes)
@@ -154,12 +134,6 @@ class FolderWorkload(Workload):
 
     def templates(self) -> Path | None:
         return self.folder
-
-
-def shape_of(item: Item, problem: FolderProblem) -> tuple[int, ...]:
-    """Raises UsageError where a size is no positive integer."""
-    axes = problem.axes
-    return tuple(whole(size, axes) for size in item.shape or ())
 
 
 def load_folder(path: Path) -> FolderWorkload:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
 from evoengine.errors import UsageError
 from evoengine.records import Config
-from evoengine.space.expression import Expression, Scope
+from evoengine.space.expression import Expression
 from evoengine.workloads.base import Case
-from evoengine.workloads.folder_definition import Definition, holds, whole
+from evoengine.workloads.folder_definition import Definition, FolderProblem, whole
+from evoengine.workloads.folder_space import Rules, size_rules, tiles
 
-if TYPE_CHECKING:
-    from evoengine.workloads.folder import FolderProblem
-
-Problems = Callable[[Mapping[str, int]], "FolderProblem"]
+Problems = Callable[[Mapping[str, int]], FolderProblem]
 """the problem with these values of the var axes; raises UsageError where there is none"""
 MOST_SIZES = 8
 """small problems of unlike sizes"""
@@ -28,6 +23,8 @@ MOST_WORK = 1 << 20
 PATTERNS = ("zeros", "one-hot", "large", "negative")
 NEARBY = 128
 """how far from a size its nearest allowed one is sought"""
+MULTIPLES = (2, 4, 8, 16, 32, 64, 128, 256)
+"""what all sizes are rounded up to where no single change is enough"""
 
 
 def gate_cases(definition: Definition, problem: FolderProblem, config: Config, problem_of: Problems) -> tuple[Case, ...]:
@@ -52,9 +49,9 @@ def gate_cases(definition: Definition, problem: FolderProblem, config: Config, p
             break
     problems = problems or {problem: None}
     sizes = list(problems)
-    middle = sorted(sizes, key=lambda p: work(definition, p))[len(sizes) // 2]
+    largest = max(sizes, key=lambda p: work(definition, p))
     cases = [Case(str(p).partition(":")[2] or "as it is", p, "normal", config) for p in sizes]
-    return (*cases, *(Case(pattern, middle, pattern, config) for pattern in PATTERNS))
+    return (*cases, *(Case(pattern, largest, pattern, config) for pattern in PATTERNS))
 
 
 def free_axes(definition: Definition) -> list[str]:
@@ -79,17 +76,20 @@ def _free_of(definition: Definition, axes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _wanted_sizes(definition: Definition, problem: FolderProblem, config: Config) -> Iterator[dict[str, int]]:
-    """Values for the free axes: each axis gets 1, one below and one above each knob's value, and past two of it.
+    """Values for the free axes: each gets 1, one below and one above a tile, past two of it, and the same of every knob.
 
-    The axes go through the list at unlike places, so that whole tiles of one meet tails of another.
+    The axes go through their lists at unlike places, so that whole tiles of one meet tails of another.
     """
-    knobs = {v for v in config.values() if type(v) is int and 2 <= v <= LARGEST_KNOB}
-    tiles = sorted(knobs, reverse=True) or [32]
-    values = [1, *(v for t in tiles for v in (t + 1, 2 * t + 3, t - 1, t))]
-    values = list(dict.fromkeys(values))
     free = free_axes(definition)
-    for i in range(len(values)):
-        yield {axis: min(values[(i + 2 * k) % len(values)], problem.axes[axis]) for k, axis in enumerate(free)}
+    values = {axis: _around(found, config) for axis, found in tiles(definition, free, config).items()}
+    for i in range(max(map(len, values.values()), default=0)):
+        yield {a: min(values[a][(i + 2 * k) % len(values[a])], problem.axes[a]) for k, a in enumerate(free)}
+
+
+def _around(found: list[int], config: Config) -> list[int]:
+    knobs = sorted((v for v in config.values() if type(v) is int and 2 <= v <= LARGEST_KNOB), reverse=True)
+    steps = [t for t in (*found, *(knobs or [32])) if t > 1]
+    return list(dict.fromkeys([1, *(v for t in steps for v in (t + 1, 2 * t + 3, t - 1, t))]))
 
 
 def _nearest(
@@ -125,7 +125,7 @@ def _equal(definition: Definition, given: dict[str, int], free: Mapping[str, int
 def _allowed(
     given: dict[str, int], free: Mapping[str, int], rules: Rules, problem_of: Problems
 ) -> FolderProblem | None:
-    """The problem, or the nearest one that differs in one size."""
+    """The problem, or the nearest one that differs in one size, or one whose sizes are all multiples of the same number."""
 
     def attempt(sizes: Mapping[str, int]) -> FolderProblem | None:
         try:
@@ -136,53 +136,13 @@ def _allowed(
 
     if (found := attempt(given)) is not None:
         return found
-    changed = dict(given)
     for axis in free:
         for step in range(1, NEARBY + 1):
             for value in (given[axis] + step, given[axis] - step):
-                if value >= 1 and (found := attempt(changed | {axis: value})) is not None:
+                if value >= 1 and (found := attempt({**given, axis: value})) is not None:
                     return found
-        changed[axis] = next((v for v in range(given[axis], given[axis] + NEARBY) if v % 8 == 0), given[axis])
-    return attempt(changed)
-
-
-Rules = Callable[[Mapping[str, int]], bool]
-
-
-def size_rules(definition: Definition, config: Config) -> Rules:
-    """Whether a configuration takes these sizes, by the constraints of the space in which `%` meets an axis.
-
-    Other constraints may speak of sizes too, for speed alone: the gate's problems are smaller than any worth tuning.
-    """
-    constraints, lets = _space_constraints(definition.space)
-    names = {axis.name for axis in definition.axes}
-    asked = [c for c in constraints if "%" in _spelled(c, lets) and _reads(c, lets) & names]
-
-    def allowed(sizes: Mapping[str, int]) -> bool:
-        scope = Scope({**sizes, **config}, lets, config)
-        return all(holds(constraint, scope) for constraint in asked)
-
-    return allowed
-
-
-@lru_cache(maxsize=8)
-def _space_constraints(text: str) -> tuple[tuple[Expression, ...], dict[str, Expression]]:
-    """The constraints of a space file without conditions, and the lets of every family."""
-    tables = tomllib.loads(text) if text else {}
-    rules = [entry["expr"] for entry in tables.get("constraint", ()) if "when" not in entry]
-    lets = {name: value for name, value in tables.get("let", {}).items() if not isinstance(value, dict)}
-    return (
-        tuple(Expression.parse(str(rule), "space.toml") for rule in rules),
-        {name: Expression.parse(str(value), "space.toml") for name, value in lets.items()},
-    )
-
-
-def _reads(expression: Expression, lets: Mapping[str, Expression]) -> set[str]:
-    names = set(expression.names)
-    while more := {n for name in names & lets.keys() for n in lets[name].names} - names:
-        names |= more
-    return names
-
-
-def _spelled(expression: Expression, lets: Mapping[str, Expression]) -> str:
-    return expression.text + "".join(lets[name].text for name in _reads(expression, lets) & lets.keys())
+    for multiple in MULTIPLES:
+        rounded = {axis: -(-given[axis] // multiple) * multiple for axis in free}
+        if (found := attempt({**given, **rounded})) is not None:
+            return found
+    return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evoengine.errors import UsageError
+from evoengine.records import Value
 from evoengine.space.expression import Expression, Undefined
 from evoengine.workloads.base import Tolerance
 
@@ -117,6 +118,31 @@ def whole(expression: Expression, sizes: Mapping[str, int]) -> int:
             f"a size is an integer from 1 to {LARGEST_AXIS}"
         )
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class FolderProblem:
+    """`sizes` holds every axis, in the order of problem.json; `given` names those that the problem's text gives."""
+
+    name: str
+    sizes: tuple[tuple[str, int], ...]
+    given: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}:" + ",".join(f"{axis}={value}" for axis, value in self.sizes if axis in self.given)
+
+    def variables(self) -> dict[str, Value]:
+        return dict(self.sizes)
+
+    @property
+    def axes(self) -> dict[str, int]:
+        return dict(self.sizes)
+
+
+def shape_of(item: Item, problem: FolderProblem) -> tuple[int, ...]:
+    """Raises UsageError where a size is no positive integer."""
+    axes = problem.axes
+    return tuple(whole(size, axes) for size in item.shape or ())
 
 
 def holds(constraint: Expression, values: Mapping[str, Any]) -> bool:
