@@ -52,7 +52,12 @@ def describe(candidate: Candidate) -> dict[str, object]:
         "entry": candidate.source.entry,
         "config": dict(candidate.config),
         "problem": parse_problem(candidate.problem).variables(),
-        "launch": {"grid": list(launch.grid), "threads": launch.threads, "shared_bytes": launch.shared_bytes},
+        "launch": {
+            "grid": list(launch.grid),
+            "threads": launch.threads,
+            "block": list(launch.block),
+            "shared_bytes": launch.shared_bytes,
+        },
         "resources": {
             "registers": binary.registers,
             "spill_bytes": binary.spill_bytes,

@@ -210,7 +210,7 @@ def _old_figure(kind: str) -> dict[str, object]:
 
 
 def _launch(d: Mapping[str, Any]) -> Launch:
-    return Launch(tuple(d["grid"]), d["threads"], d["shared_bytes"])
+    return Launch(tuple(d["grid"]), d["threads"], d["shared_bytes"], tuple(d.get("block_yz", (1, 1))))
 
 
 def _conforms(value: Any, declared: Any) -> bool:
