@@ -215,7 +215,7 @@ FAULTS = [
     ("B not transposed", MMA, "ldmatrix_x4_trans(operand_b", "ldmatrix_x4(operand_b"),
     ("B read as K-major", WGMMA, "TRANSPOSED = true", "TRANSPOSED = false"),
     ("wrong step along K in B", WGMMA, "step * 16 * CHUNKS", "step * 8 * CHUNKS"),
-    ("all warpgroups multiply the first rows of A", WGMMA, "(warpgroup() * STRIPES + stripe) * 64);\n            issue", "stripe * 64);\n            issue"),
+    ("all warpgroups multiply the first rows of A", WGMMA, "(first_stripe + stripe) * 64);\n            issue", "stripe * 64);\n            issue"),
     ("buffer given back before it is read", WGMMA, "wgmma_wait<STRIPES>();", "wgmma_wait<2 * STRIPES>();"),
     ("buffer filled while it is read", WGMMA, "tiles.acquire(i);", ""),
     ("tiles read before they arrived", WGMMA, "tiles.wait(i);", ""),
