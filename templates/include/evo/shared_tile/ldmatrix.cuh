@@ -31,6 +31,17 @@ struct SharedTile {
     // all else becomes zeros, and nothing is read at its address.
     template <int THREADS>
     static __device__ __forceinline__ void load(T* to, const T* from, long long stride, int rows, int cols) {
+        copy<THREADS, false>(to, from, stride, rows, cols);
+    }
+
+    // Of rows of COLS contiguous elements.
+    template <int THREADS>
+    static __device__ __forceinline__ void load(T* to, const T* from, int rows) {
+        copy<THREADS, true>(to, from, COLS, rows, COLS);
+    }
+
+    template <int THREADS, bool ALL_COLS, class Stride>
+    static __device__ __forceinline__ void copy(T* to, const T* from, Stride stride, int rows, int cols) {
         constexpr int STEP = THREADS / WIDTH;
         int first = moved_row(threadIdx.x), chunk = moved_chunk(threadIdx.x);
         to += element_at(first, chunk);
@@ -41,7 +52,7 @@ struct SharedTile {
             if (row + STEP > ROWS && first + row >= ROWS) break;
 #pragma unroll
             for (int c = 0; c < CHUNKS; c += WIDTH) {
-                bool exists = row < rows && c * 8 < cols;
+                bool exists = row < rows && (ALL_COLS || c * 8 < cols);
                 copy_async<16>(to + (row * ROW_CHUNKS + c) * 8, from + row * stride + c * 8, exists ? 16 : 0);
             }
         }
