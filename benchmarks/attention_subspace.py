@@ -31,7 +31,7 @@ from rich.table import Table  # noqa: E402
 from evoengine.errors import UsageError  # noqa: E402
 from evoengine.gpu import find_gpu  # noqa: E402
 from evoengine.paths import asset  # noqa: E402
-from evoengine.problem import parse_problem  # noqa: E402
+from evoengine.workloads.attention.problem import parse_problem  # noqa: E402
 from evoengine.records import Config, config_key  # noqa: E402
 from evoengine.search.proposer import Proposer  # noqa: E402
 from evoengine.search.samplers import NAMES  # noqa: E402

@@ -30,7 +30,7 @@ from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.study import Projection, optuna_storage
 from evoengine.paths import asset
-from evoengine.problem import EXAMPLE, parse_problem
+from evoengine.workloads.attention.problem import EXAMPLE, parse_problem
 from evoengine.records import Baseline, Binary, Finals, Kind, Measurement, Verdict
 from evoengine.search.coordinator import Coordinator, Progress
 from evoengine.search.judges import GpuJudge

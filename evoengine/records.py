@@ -73,12 +73,14 @@ Plan = Sequence[tuple[object, Launch]]
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A stage's no: how the candidate ends, and why."""
+    """A stage's rejection: how the candidate ends, and why."""
 
     outcome: Outcome
     reason: str
     baseline: str | None = None
     """the library's kernel that failed, where it was one and no candidate"""
+    verdict: Verdict | None = None
+    """what the gate had found when the candidate crashed or hung"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,7 @@ class Measurement:
     """by `compared_us`; None where the operations are unknown, as in a file that another tuner recorded"""
     median_us: float
     samples_us: tuple[float, ...] = ()
-    vs_sdpa: float | None = None
+    vs_baseline: float | None = None
     """the fastest baseline's time over this one's: above 1 is faster than it"""
     terms: Mapping[str, float] = field(default_factory=dict)
     """what an estimate is made of, or what was observed beside a measurement (clocks, temperature)"""
@@ -376,7 +378,8 @@ class Candidate:
             "median_us": figure.median_us if figure else None,
             "normalised_us": figure.normalised_us if figure else None,
             "samples": len(figure.samples_us) if figure else None,
-            "vs_sdpa": figure.vs_sdpa if figure else None,
+            "vs_baseline": figure.vs_baseline if figure else None,
+            "vs_sdpa": figure.vs_baseline if figure else None,
             "policy": asdict(figure.policy) if figure and figure.policy else None,
             **_estimate_json(figure),
             "sustained": _sustained_json(self.sustained) if self.sustained else None,

@@ -14,7 +14,7 @@ import pytest
 from evoengine.devices.driver import find_driver
 from evoengine.gpu import Gpu, find_gpu
 from evoengine.paths import asset
-from evoengine.problem import Problem, parse_problem
+from evoengine.workloads.attention.problem import AttentionProblem, parse_problem
 from evoengine.records import Source
 from evoengine.search.judges import full_plan, gate_plan
 from evoengine.space.space import SearchSpace, load_space

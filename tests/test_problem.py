@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evoengine.errors import UsageError
-from evoengine.problem import Problem, parse_problem
+from evoengine.workloads.attention.problem import AttentionProblem, parse_problem
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ class Ledger:
 
     def start_run(
         self, *, gpu: str, problem: str, device: Device, space: SpaceFile, sampler: str, seed: int, command: str,
-        objectives: str = DEFAULT,
+        objectives: str = DEFAULT, definition: str | None = None,
     ) -> int:
         """Enters a run of this process; runs whose process is gone without a word are marked as killed."""
         with self._writing() as session:
@@ -125,6 +125,7 @@ class Ledger:
                 started_at=_now(), status=RUNNING, gpu=gpu, problem=problem, device=device_row(session, device),
                 space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed,
                 objectives=objectives, version=__version__, host=this_host(), pid=os.getpid(), command=command,
+                definition=definition,
             )  # fmt: skip
             session.add(row)
             session.flush()
@@ -154,6 +155,12 @@ class Ledger:
             wanted = " for " + " on ".join(w for w in (problem, gpu) if w) if gpu or problem else ""
             raise NothingFound(f"the ledger holds no run{wanted}: evoengine search fills it")
         return found[0], found[1]
+
+    def last_definition(self, problem: str) -> str | None:
+        """The problem.json that the last run for this problem kept; None where it kept none."""
+        kept = select(RunRow.definition).where(RunRow.problem == problem, RunRow.definition.is_not(None))
+        with self._reading() as session:
+            return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
 
     def record_baseline(self, run: int, baseline: Baseline) -> None:
         with self._writing() as session:

@@ -50,7 +50,7 @@ RANKS = 100
 
 def neighbouring_bests(ledger: Ledger, setting: Setting) -> list[Config]:
     """The best that is valid here of each other problem and GPU, latest first, but for start points."""
-    here = (setting.gpu.key, str(setting.problem))
+    here = (setting.target.gpu.key, str(setting.target.problem))
     kernel = here[1].partition(":")[0]
     targets = dict.fromkeys((r.gpu, r.problem) for r in reversed(ledger.runs()) if r.problem.startswith(f"{kernel}:"))
     found: dict[str, Config] = {}
@@ -126,7 +126,7 @@ class Coordinator:
         left = [config for config, _ in self._adopted.values()]
         known_good = neighbouring_bests(ledger, setting)
         s = setting
-        self._prior = sibling_prior(ledger, s.space, str(s.problem), s.gpu) if s.timed else None
+        self._prior = sibling_prior(ledger, s.space, str(s.target.problem), s.target.gpu) if s.timed else None
         self._proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, self._prior)
         self._comparing: set[Future] = set()
         self._compiling: dict[Future, Walk] = {}
@@ -202,7 +202,7 @@ class Coordinator:
     def _adopt(self) -> dict[str, tuple[Config, int]]:
         """Takes over the trials that a killed run left unfinished; their configurations are proposed first."""
         s = self.setting
-        left = self.ledger.unfinished(s.gpu.key, str(s.problem))
+        left = self.ledger.unfinished(s.target.gpu.key, str(s.target.problem))
         fit = [c for c in left if s.space.contains(c.config)]
         got = set(self.ledger.adopt([c.trial for c in fit], self.run))
         return {config_key(c.config): (c.config, c.trial) for c in fit if c.trial in got}
@@ -256,14 +256,14 @@ class Coordinator:
         _, trial = self._adopted.pop(proposal.key, (None, None))
         if trial is None:
             trial = self.ledger.add_candidate(
-                self.run, str(s.problem), s.gpu.key, proposal.config, proposal.parents, proposal.operator
+                self.run, str(s.target.problem), s.target.gpu.key, proposal.config, proposal.parents, proposal.operator
             )
         self._proposer.started(proposal, trial)
         if self._ahead:
             self._ahead.leave(proposal.config)
         walk = Walk(trial, proposal)
         try:
-            walk.source = render(s.space, proposal.config, s.problem, s.templates)
+            walk.source = render(s.target, s.space, proposal.config, s.templates)
         except UsageError as error:
             self._reject(walk, Rejection(Outcome.UNCOMPILABLE, str(error)))
             return
@@ -271,7 +271,7 @@ class Coordinator:
         twin = self._first_with.setdefault(walk.source.sha256, trial)
         if twin != trial:
             self._duplicate(walk, twin)
-        elif why := screen_launch(walk.source.launch, s.gpu):
+        elif why := screen_launch(walk.source.launch, s.target.gpu):
             self._reject(walk, Rejection(Outcome.SCREENED, why))
         elif recorded := self._compilers.recorded(walk.source):
             self._compiled(walk, recorded)
@@ -289,12 +289,12 @@ class Coordinator:
         s, launch = self.setting, walk.source.launch
         walk.binary = binary
         self.ledger.record_binary(walk.trial, walk.source, binary)
-        walk.occupancy = s.gpu.occupancy(launch.threads, binary.registers, binary.shared_bytes + launch.shared_bytes)
-        if why := screen_binary(binary, launch, s.gpu, s.space.cost(walk.proposal.config), s.timed):
+        walk.occupancy = s.target.gpu.occupancy(launch.threads, binary.registers, binary.shared_bytes + launch.shared_bytes)
+        if why := screen_binary(binary, launch, s.target.gpu, s.space.cost(walk.proposal.config), s.timed):
             self._reject(walk, Rejection(Outcome.SCREENED, why))
             return
         contender = Contender(walk.trial, walk.source, binary, walk.proposal.config)
-        job = make_job(s.space, s.problem, contender, seed_for(s.seed, self.run, walk.trial))
+        job = make_job(s.space, s.target, contender, seed_for(s.seed, self.run, walk.trial))
         self._judging[self._judge.submit(job, self._compilers.workers)] = walk
 
     def _on_judged(self, walk: Walk, result: Judged | Rejection) -> None:
@@ -318,7 +318,7 @@ class Coordinator:
     def _hold_finals(self) -> None:
         """Times the best of the ledger against each other, where the judge's figures gain by it."""
         s = self.setting
-        future = hold_finals(self.ledger, self._judge, str(s.problem), s.gpu.key)
+        future = hold_finals(self.ledger, self._judge, str(s.target.problem), s.target.gpu.key)
         if future is None:
             return
         while not future.done() and not self._stop:
@@ -326,7 +326,7 @@ class Coordinator:
             self._on_change(self.progress)
         if future.done():
             self.progress.notes += record_finals(self.ledger, self.run, future.result())
-            own = self.ledger.best(str(s.problem), s.gpu.key, top=1, run=self.run)
+            own = self.ledger.best(str(s.target.problem), s.target.gpu.key, top=1, run=self.run)
             self.progress.best = own[0] if own else None
 
     # ── the end of a candidate ──────────────────────────────────────────────────────────────────────────────────────

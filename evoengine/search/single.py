@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evoengine.gpu import Gpu
-from evoengine.problem import Problem
 from evoengine.records import Binary, Candidate, Config, Contender, Outcome, Rejection
 from evoengine.search.judges import Judge, make_job
 from evoengine.search.workers import COMPILER_TERMS, WorkerPool
@@ -13,16 +11,17 @@ from evoengine.space.space import SearchSpace
 from evoengine.stages.pipeline import compile_task
 from evoengine.stages.render import render
 from evoengine.stages.screen import screen_binary, screen_launch
+from evoengine.workloads.base import Target
 
 
 def walk(
-    space: SearchSpace, config: Config, problem: Problem, gpu: Gpu, templates: Path, judge: Judge, seed: int
+    target: Target, space: SearchSpace, config: Config, templates: Path, judge: Judge, seed: int
 ) -> Candidate:
     """Renders, compiles, screens and judges, in processes that may die."""
-    source = render(space, config, problem, templates)
+    source, gpu = render(target, space, config, templates), target.gpu
 
     def ended(outcome: Outcome | None, reason: str | None, **found: object) -> Candidate:
-        return Candidate(0, 0, str(problem), gpu.key, config, outcome, reason, source=source, **found)
+        return Candidate(0, 0, str(target.problem), gpu.key, config, outcome, reason, source=source, **found)
 
     if why := screen_launch(source.launch, gpu):
         return ended(Outcome.SCREENED, why)
@@ -35,7 +34,7 @@ def walk(
         if why := screen_binary(binary, source.launch, gpu, space.cost(config), timed=True):
             return ended(Outcome.SCREENED, why, binary=binary)
         judge.baselines()
-        job = make_job(space, problem, Contender(0, source, binary, config), seed)
+        job = make_job(space, target, Contender(0, source, binary, config), seed)
         result = judge.submit(job, workers).result()
     finally:
         workers.close()

@@ -191,7 +191,7 @@ def test_a_search_without_a_gpu_ranks_by_predictions(searched, evoengine):
 
 
 def test_what_is_missing_for_predictions_is_known_before_a_search(monkeypatch):
-    from evoengine.cli import setup
+    from evoengine.tuning import setup
     from evoengine.stages import predict
 
     monkeypatch.setattr(predict, "disassembler", lambda: None)

@@ -11,7 +11,7 @@ from evoengine.devices.driver import find_driver, real_gpu
 from evoengine.errors import MachineError
 from evoengine.gpu import known_gpus
 from evoengine.paths import asset
-from evoengine.problem import parse_problem
+from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import Binary, Contender, Launch, Outcome, Rejection, Source
 from evoengine.search.judges import GpuJudge, Job, gate_plan, timed_baselines
 from evoengine.search.workers import Terms, WorkerPool
@@ -136,7 +136,7 @@ def test_a_measurement_is_precise_logged_and_below_the_roofline(judge):
     verdict, figure, _ = judge.submit(correct(), None).result()
     assert {c.name for c in verdict.cases} >= {"full problem", "full problem after timing"}
     assert len(figure.samples_us) >= FEWEST
-    assert figure.vs_sdpa > 0 and figure.suspect is None
+    assert figure.vs_baseline > 0 and figure.suspect is None
     assert 0 < figure.terms["peak_tflops_percent"] < 100
     assert figure.median_us == pytest.approx(statistics.median(figure.samples_us))
 
@@ -150,7 +150,7 @@ def test_finals_rank_kernels_against_each_other(judge):
     contenders = [correct(0).contender, correct(1).contender]
     finals = judge.finals(contenders).result()
     assert sorted(finals.order) == [1, 2]
-    assert all(f.vs_sdpa > 0 for f in finals.figures.values())
+    assert all(f.vs_baseline > 0 for f in finals.figures.values())
 
 
 def test_a_binary_that_the_gpu_does_not_take_is_said_to_be_so(judge):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from evoengine.problem import Problem
+from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.records import Binary, Contender, Launch, Source
 from evoengine.stages.compile import compile_source
 from evoengine.workloads.attention_torch import TORCH_DTYPES

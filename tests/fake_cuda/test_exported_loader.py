@@ -10,13 +10,13 @@ import importlib.util
 import pytest
 import torch
 
-from evoengine.problem import parse_problem
+from evoengine.workloads.attention.problem import parse_problem
 from evoengine.publish.export import export
 from evoengine.records import Candidate, Outcome
 from evoengine.stages import compile as compiler
 from evoengine.stages.verify import compare
 from evoengine.workloads import attention_torch
-from evoengine.workloads.attention import Case
+from evoengine.workloads.base import Case
 
 pytestmark = pytest.mark.stand_in
 TUNED_FOR = "b16,h16,s2048,d64,fp16,kv4"

@@ -29,11 +29,11 @@ from evoengine.devices.base import TensorArgument
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
 from evoengine.host_compiler import find_compiler
-from evoengine.problem import parse_problem
+from evoengine.workloads.attention.problem import parse_problem
 from evoengine.publish.export import export
 from evoengine.records import Binary, Candidate, Launch, Outcome, Source
 from evoengine.workloads import attention_torch, find_tensors
-from evoengine.workloads.attention import Case
+from evoengine.workloads.base import Case
 
 PROBLEM = "b2,h4,s100,d64,bf16,kv2"
 WMMA = {"family": "wmma", "tile_m": 64, "tile_n": 64}

@@ -11,7 +11,7 @@ from evoengine.devices.driver import GpuDevice
 from evoengine.gpu import find_gpu
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
-from evoengine.problem import parse_problem
+from evoengine.workloads.attention.problem import parse_problem
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.judges import GpuJudge
 from evoengine.search.workers import Terms

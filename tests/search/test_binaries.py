@@ -9,7 +9,7 @@ import pytest
 from evoengine.errors import MachineError
 from evoengine.ledger.store import open_ledger
 from evoengine.paths import asset
-from evoengine.problem import parse_problem
+from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import EXECUTOR, Kind, Outcome
 from evoengine.search import binaries
 from evoengine.search.binaries import check_export, check_winner

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from evoengine.errors import MachineError
-from evoengine.problem import parse_problem
+from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import Contender, Kind, Outcome, Rejection
 from evoengine.search.coordinator import neighbouring_bests
 from evoengine.search.judges import AHEAD, EmulatorJudge, GpuJudge, Job, make_judge, timed_baselines

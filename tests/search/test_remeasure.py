@@ -8,7 +8,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from evoengine.cli import setup
+from evoengine.tuning import setup
 from evoengine.cli.main import evoengine
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError, NothingFound

@@ -8,7 +8,7 @@ import pytest
 
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
-from evoengine.problem import Problem
+from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.space.space import SearchSpace, load_space
 
 Load = Callable[[str], SearchSpace]

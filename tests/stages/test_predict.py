@@ -10,7 +10,7 @@ import pytest
 from evoengine.errors import MachineError
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
-from evoengine.problem import parse_problem
+from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import Candidate, Config, Contender, Kind
 from evoengine.sass import chip
 from evoengine.sass.predict import Prediction, Unpredictable

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from evoengine.gpu import find_gpu
-from evoengine.problem import parse_problem
+from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import Binary, Contender, Launch, Profile, Source
 from evoengine.stages.profile import COUNTERS, ToolFailed, profile, read_csv, read_sanitizer, shares, static_profile
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evoengine.devices.base import KernelCrashed, KernelHung
-from evoengine.problem import parse_problem
+from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import Launch, Outcome
 from evoengine.stages.verify import case_seeds, compare, verify
 from evoengine.workloads import find_tensors, find_workload

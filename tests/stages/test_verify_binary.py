@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from evoengine.paths import asset
-from evoengine.problem import parse_problem
+from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import EXECUTOR, Outcome, Source
 from evoengine.search.judges import gate_plan
 from evoengine.stages.compile import compile_source

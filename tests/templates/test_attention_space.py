@@ -11,7 +11,7 @@ import pytest
 
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
-from evoengine.problem import HEAD_DIMS, parse_problem
+from evoengine.workloads.attention.problem import HEAD_DIMS, parse_problem
 from evoengine.records import Source, config_key
 from evoengine.space.space import load_space
 from evoengine.stages.compile import compile_source

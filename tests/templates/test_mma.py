@@ -11,12 +11,12 @@ from evoengine.cuda_files import disassembler
 from evoengine.devices.base import TensorArgument
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
-from evoengine.problem import HEAD_DIMS, parse_problem
+from evoengine.workloads.attention.problem import HEAD_DIMS, parse_problem
 from evoengine.records import Source
 from evoengine.stages import compile as stage
 from evoengine.stages.compile import compile_source
 from evoengine.workloads import find_tensors
-from evoengine.workloads.attention import Case
+from evoengine.workloads.base import Case
 
 
 def problem(head_dim, dtype="fp16", rest=""):

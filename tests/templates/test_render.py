@@ -7,7 +7,7 @@ import pytest
 
 from evoengine.errors import UsageError
 from evoengine.paths import asset
-from evoengine.problem import parse_problem
+from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import Launch
 from evoengine.stages.render import inert_knobs, render
 

@@ -1,9 +1,8 @@
-"""What a search or a verify needs before anything is written: space, templates, toolchain, device; each checked."""
+"""What tuning needs before anything is written: target, space, templates, toolchain, device; each checked."""
 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -17,27 +16,58 @@ from evoengine.errors import MachineError, UsageError
 from evoengine.gpu import Gpu, find_gpu
 from evoengine.ledger.runs import Device
 from evoengine.paths import asset
-from evoengine.problem import Problem, parse_problem
+from evoengine.search.targets import stored_target
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.render import render
 from evoengine.stages.toolchain import (
     cuda_mismatch, cuda_parts, cuda_torch_command, include_folders, nvrtc, torch_cuda,
 )  # fmt: skip
+from evoengine.workloads import default_workload, parse_problem, register
+from evoengine.workloads.base import Target
 
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
 
 
+Echo = Callable[[str], None]
+"""takes a line for people"""
+
+
+def silent(line: str) -> None:
+    """For callers that have nobody to tell."""
+
+
+def make_target(problem: str | None, gpu: str, kernel: Path | None = None) -> Target:
+    """What is to be tuned: a problem by its text, or the example of the workload in the folder `kernel`, or of the default
+    one. A folder's workload is registered under its name. Raises UsageError.
+    """
+    if kernel is None:
+        workload, parsed = parse_problem(problem or default_workload().example)
+        return Target(workload, parsed, find_gpu(gpu))
+    from evoengine.workloads.folder import load_folder
+
+    workload = load_folder(kernel)
+    register(workload)
+    name, colon, _ = (problem or "").partition(":")
+    if colon and name != workload.name:
+        raise UsageError(f"the problem {problem} is of {name}, and the kernel in {kernel} is {workload.name}")
+    return Target(workload, workload.parse(problem or workload.example), find_gpu(gpu))
+
+
 def prepare_space(
-    space_file: Path | None, templates: Path | None, problem: Problem, gpu: Gpu, families: Sequence[str] = ()
+    space_file: Path | None, templates: Path | None, target: Target, families: Sequence[str] = ()
 ) -> tuple[SearchSpace, Path]:
     """The bound space and the folder of templates; one configuration of every family is rendered as a trial."""
-    space = load_space(space_file or asset("search_spaces") / "attention.toml", problem, gpu, families)
+    workload = target.workload
+    own = workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"
+    space = load_space(space_file or own, target.problem, target.gpu, families)
+    if space.kernel != workload.name:
+        raise UsageError(f"{space.name} is a space for {space.kernel}, and the problem is of {workload.name}")
     folder = templates or asset("templates")
     if not folder.is_dir():
         raise UsageError(f"the templates folder {folder} is not there; --templates takes a folder of {space.kernel}/*.cu.j2")
     for config in first_of_each_family(space):
-        render(space, config, problem, folder)
+        render(target, space, config, folder)
     return space, folder
 
 
@@ -61,39 +91,37 @@ def require_compilers(emulated: bool) -> None:
         find_compiler()
 
 
-def prepare_model(gpu: Gpu, say: Callable[[str], None]) -> str | None:
+def prepare_model(gpu: Gpu, echo: Echo) -> str | None:
     """Builds what predicts times from machine code, where it is not built; says what is missing for it."""
     from evoengine.sass.build import is_built
     from evoengine.stages.predict import why_unpredictable
 
     try:
         if not is_built():
-            say("building the executor of machine code, once for this machine and compiler")
+            echo("building the executor of machine code, once for this machine and compiler")
     except MachineError as error:
         return str(error)
     return why_unpredictable(gpu.key)
 
 
-def choose_device(wish: str, gpu: Gpu) -> GpuDevice | None:
+def choose_device(requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
     """The GPU that will time the candidates, or None for the emulator.
 
     Raises MachineError where `cuda` is asked for and there is none, and where the GPU's driver cannot run what is
     installed here: every candidate would fail by it.
     """
-    from evoengine.cli.display import say
-
-    if wish == "emulator":
+    if requested == "emulator":
         return None
     found = find_driver()
     if isinstance(found, str):
-        if wish == "cuda":
+        if requested == "cuda":
             raise MachineError(f"--device cuda: {found}; --device emulator gates on the CPU and ranks by estimate")
         return None
     driver, devices = found
     fitting = [d for d in devices if takes(d, gpu.arch)]
     if not fitting:
         device = devices[0]
-        if wish == "cuda":
+        if requested == "cuda":
             raise MachineError(
                 f"this machine's GPU is {device.name} (sm_{device.capability}), not the {gpu.key} ({gpu.arch}) named by "
                 "--gpu; name the one that is here, or --device emulator"
@@ -101,9 +129,9 @@ def choose_device(wish: str, gpu: Gpu) -> GpuDevice | None:
         return None
     if torch_cuda() is None:
         lack = f"{fitting[0].name} is here, but torch is a CPU-only build: {cuda_torch_command(driver)}"
-        if wish == "cuda":
+        if requested == "cuda":
             raise MachineError(f"--device cuda: {lack}")
-        say(f"{lack}; candidates are gated in the CPU emulator until then")
+        echo(f"{lack}; candidates are gated in the CPU emulator until then")
         return None
     require_driver(driver, cuda_parts())
     return next((d for d in fitting if d.name == gpu.name), fitting[0])
@@ -116,15 +144,15 @@ def require_driver(driver: str, parts: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def turn(device: GpuDevice | None, say: Callable[[str], None]) -> Iterator[None]:
+def lock_gpu(device: GpuDevice | None, echo: Echo) -> Iterator[None]:
     """The GPU for this process alone, where one is to time; waits for it, and names other programs that use it."""
     if device is None:
         yield
         return
-    with hold(device, say):
+    with hold(device, echo):
         if others := other_processes(device.uuid):
             named = ", ".join(map(str, others))
-            say(f"other processes compute on {device.name} ({named}): figures will be worse and less steady than alone")
+            echo(f"other processes compute on {device.name} ({named}): figures will be worse and less steady than alone")
         yield
 
 
@@ -153,24 +181,10 @@ def ledger_device(timing: GpuDevice | None) -> Device:
     return Device(timing.name, timing.uuid, f"sm_{timing.capability}", f"CUDA {driver}", versions)
 
 
-def target(ledger: Ledger, gpu: Gpu | None, problem: Problem | str | None) -> tuple[Gpu, Problem]:
+def last_target(ledger: Ledger, gpu: Gpu | None, problem: str | None) -> Target:
     """What is given, and where nothing is, what the last run was for."""
-    key, text = ledger.last_target(gpu.key if gpu else None, str(problem) if problem else None)
-    return find_gpu(key), parse_problem(text)
-
-
-def stop_on_signal(stop: Callable[[], None]) -> Callable[[], bool]:
-    """The first Ctrl-C or SIGTERM ends with what there is, a second Ctrl-C at once; gives whether there was one."""
-    seen: list[int] = []
-
-    def handle(number: int, frame: object) -> None:
-        seen.append(number)
-        stop()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    signal.signal(signal.SIGINT, handle)
-    signal.signal(signal.SIGTERM, handle)
-    return lambda: bool(seen)
+    key, text = ledger.last_target(gpu.key if gpu else None, problem)
+    return stored_target(ledger, text, find_gpu(key))
 
 
 RESERVED_CORES = 2

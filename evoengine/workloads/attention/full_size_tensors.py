@@ -10,71 +10,62 @@ import numpy as np
 import torch
 
 from evoengine.devices import tensor_map
+from evoengine.devices.base import DTYPE_BYTES, TensorMapArgument, TensorParameter
 from evoengine.devices.pool import PAGE, BlockLaunch, BlockTrace, Pool
-from evoengine.problem import DTYPES, Problem
 from evoengine.records import Launch
-from evoengine.workloads.attention import OUTPUT, Case, parameters, tensor_maps
-from evoengine.workloads.attention_full import FullCase, choose_blocks
-from evoengine.workloads.attention_torch import TORCH_DTYPES, Drawn, from_bits
+from evoengine.workloads.attention.full_size import FullCase, choose_blocks
+from evoengine.workloads.attention.problem import AttentionProblem
+from evoengine.workloads.attention.tensors import TORCH_DTYPES
+from evoengine.workloads.attention.workload import OUTPUT, Attention
+from evoengine.workloads.base import Case, Drawn, FullSize, WrittenPart, WrongBlock
 
 POOL_PAGES = 256
 _UNWRITTEN = 0xFFFF
 _Q, _K, _V = range(3)
 
 
-class WrongBlock(Exception):
-    """What a block wrote cannot be right, whatever the values. The message names the block and what it did."""
+class AttentionFullSize(FullSize):
+    def draw_blocks(self, case: FullCase, launch: Launch, seed: int) -> BlockLaunch:
+        whole = Attention().parameters(case.whole, case.config)
+        bytes_of = {p.name: p.bytes for p in whole if isinstance(p, TensorParameter)}
+        for found in whole:
+            if isinstance(found, TensorMapArgument):
+                tensor_map.check(found, bytes_of[found.tensor])
+        blocks = choose_blocks(case, launch, seed)
+        parameters = Attention().parameters(case.problem, case.config)
+        return BlockLaunch(launch, parameters, _pool(case, seed), blocks)
 
+    def written_parts(self, case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
+        """The rows that the blocks wrote with what they are to be compared with.
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Rows that were written, as a small problem of their own: heads are tiles of rows with the keys that they see."""
-
-    case: Case
-    drawn: Drawn
-    result: torch.Tensor
-
-
-def draw_blocks(case: FullCase, launch: Launch, seed: int) -> BlockLaunch:
-    """What to run. Raises KernelUnbuildable where a tensor map of the whole problem breaks a rule."""
-    whole = {a.name: a for a in parameters(case.whole, case.config)}
-    for found in tensor_maps(case.whole, case.config):
-        tensor_map.check(found, whole[found.tensor].bytes)
-    blocks = choose_blocks(case, launch, seed)
-    return BlockLaunch(launch, parameters(case.problem, case.config), _pool(case, seed), blocks)
+        A block may write only whole tiles of rows, each tile once, and as many as every block gets when all are dealt out.
+        No block may do another's work. Raises WrongBlock where one did not do so.
+        """
+        _check_queries_differ(traces)
+        owners: dict[tuple[int, int], int] = {}
+        tiles: list[tuple[int, int, np.ndarray]] = []
+        share, left = divmod(case.row_tiles * int(case.config.get("cluster", 1)), math.prod(asked.launch.grid))
+        for chosen, one in zip(asked.blocks, traces, strict=True):
+            if chosen.ends and one.given_up:
+                raise WrongBlock(f"block {one.block} read more than {chosen.input_limit} bytes, which its rows do not need")
+            if case.endless and not one.given_up:
+                raise WrongBlock(f"block {one.block} was done before it had read all of {case.problem.seq_k} keys")
+            found = list(_tiles(case, one))
+            if not one.given_up and not share <= len(found) <= share + (left > 0):
+                wanted = f"{share} or {share + 1}" if left else str(share)
+                raise WrongBlock(f"block {one.block} wrote {len(found)} tiles of rows, which should be {wanted}")
+            for head, tile, rows in found:
+                if (head, tile) in owners:
+                    raise WrongBlock(f"blocks {owners[head, tile]} and {one.block} both wrote tile {tile} of head {head}")
+                owners[head, tile] = one.block
+                tiles.append((head, tile, rows))
+        return list(_parts(case, asked.pool, tiles))
 
 
 def _pool(case: FullCase, seed: int) -> Pool:
     generator = torch.Generator().manual_seed(seed)
-    values = torch.randn(POOL_PAGES, PAGE // DTYPES[case.problem.dtype], generator=generator)
+    values = torch.randn(POOL_PAGES, PAGE // DTYPE_BYTES[case.problem.dtype], generator=generator)
     return Pool(values.to(TORCH_DTYPES[case.problem.dtype]).view(torch.uint8).numpy())
-
-
-def written_parts(case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[Part]:
-    """The rows that the blocks wrote with what they are to be compared with.
-
-    A block may write only whole tiles of rows, each tile once, and as many as every block gets when all are dealt out.
-    No block may do another's work. Raises WrongBlock where one did not do so.
-    """
-    _check_queries_differ(traces)
-    owners: dict[tuple[int, int], int] = {}
-    tiles: list[tuple[int, int, np.ndarray]] = []
-    share, left = divmod(case.row_tiles * int(case.config.get("cluster", 1)), math.prod(asked.launch.grid))
-    for chosen, one in zip(asked.blocks, traces, strict=True):
-        if chosen.ends and one.given_up:
-            raise WrongBlock(f"block {one.block} read more than {chosen.input_limit} bytes, which its rows do not need")
-        if case.endless and not one.given_up:
-            raise WrongBlock(f"block {one.block} was done before it had read all of {case.problem.seq_k} keys")
-        found = list(_tiles(case, one))
-        if not one.given_up and not share <= len(found) <= share + (left > 0):
-            wanted = f"{share} or {share + 1}" if left else str(share)
-            raise WrongBlock(f"block {one.block} wrote {len(found)} tiles of rows, which should be {wanted}")
-        for head, tile, rows in found:
-            if (head, tile) in owners:
-                raise WrongBlock(f"blocks {owners[head, tile]} and {one.block} both wrote tile {tile} of head {head}")
-            owners[head, tile] = one.block
-            tiles.append((head, tile, rows))
-    return list(_parts(case, asked.pool, tiles))
 
 
 def _check_queries_differ(traces: Sequence[BlockTrace]) -> None:
@@ -120,7 +111,7 @@ def _runs(pages: Sequence[tuple[int, np.ndarray]], head_dim: int) -> Iterator[tu
         at = end
 
 
-def _parts(case: FullCase, pool: Pool, tiles: Sequence[tuple[int, int, np.ndarray]]) -> Iterator[Part]:
+def _parts(case: FullCase, pool: Pool, tiles: Sequence[tuple[int, int, np.ndarray]]) -> Iterator[WrittenPart]:
     """Tiles of as many rows that see as many keys together."""
     p, tile_m = case.problem, int(case.config["tile_m"])
     alike: dict[tuple[int, int], list[tuple[int, int, np.ndarray]]] = {}
@@ -134,10 +125,14 @@ def _parts(case: FullCase, pool: Pool, tiles: Sequence[tuple[int, int, np.ndarra
         def part(argument: int, first_rows: Sequence[int], seq: int) -> torch.Tensor:
             row = 2 * p.head_dim
             parts = [pool.read(argument, first * row, (first + seq) * row) for first in first_rows]
-            return from_bits(p, np.stack(parts).view(np.uint16).reshape(1, len(parts), seq, p.head_dim))
+            return _from_bits(p, np.stack(parts).view(np.uint16).reshape(1, len(parts), seq, p.head_dim))
 
         q = part(_Q, [head * p.seq_q + tile * tile_m for head, tile, _ in found], count)
         firsts = [head // group * p.seq_k for head, _, _ in found]
         inputs = {"q": q, "k": part(_K, firsts, keys), "v": part(_V, firsts, keys)}
-        result = from_bits(p, np.stack([rows for _, _, rows in found])[None])
-        yield Part(Case(case.name, own, config=case.config), Drawn(inputs, inputs), result)
+        result = _from_bits(p, np.stack([rows for _, _, rows in found])[None])
+        yield WrittenPart(Case(case.name, own, config=case.config), Drawn(inputs, inputs), {OUTPUT: result})
+
+
+def _from_bits(problem: AttentionProblem, data: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(data).view(TORCH_DTYPES[problem.dtype])

@@ -1,13 +1,13 @@
-"""Attention's tensors: inputs drawn from a seed, the float64 reference, and the kernel's arguments.
+"""Attention's tensors: inputs drawn from a seed, the float64 reference, SDPA as the baseline.
 
-Tensors are torch's, on the CPU or a GPU; shapes as in `evoengine.problem.Problem`.
+Shapes as in `AttentionProblem`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,48 +15,114 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
-from evoengine.devices.base import Argument, TensorArgument
-from evoengine.problem import Problem
-from evoengine.records import Config
-from evoengine.workloads.attention import OUTPUT, Case, scalars, tensor_maps
+from evoengine.workloads.attention.problem import AttentionProblem
+from evoengine.workloads.attention.workload import OUTPUT
+from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+BACKENDS = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+)
 FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 """backends that never hold all scores at once"""
 SCORES_AT_ONCE = 1 << 26
 """of one head, where no fused backend takes the problem"""
-
-Inputs = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """`inputs` go to the kernel, `expected` to the reference; they differ only where a case asks for an invariance."""
-
-    inputs: Inputs
-    expected: Inputs
+SAMPLE_SCORES = 1 << 28
+"""scores of one head that the float64 reference holds at once: 2 GiB, three times over while softmax runs"""
+SAMPLE_BLOCKS = 4
+"""blocks of rows, drawn at random, that are compared in float64 beside those of the first and last head"""
+BLOCK_ROWS = 64
 
 
-def draw(case: Case, seed: int, device: str = "cpu") -> Drawn:
-    """Fresh inputs for a case; the same seed gives the same tensors."""
-    problem = case.problem
-    generator = torch.Generator(device=device).manual_seed(seed)
+class AttentionTensors(Tensors):
+    independent = frozenset({"normal", "permuted"})
 
-    def normal(heads: int, seq: int) -> torch.Tensor:
-        return torch.randn(problem.batch, heads, seq, problem.head_dim, generator=generator, device=device)
+    def draw(self, case: Case, seed: int, device: str = "cpu") -> Drawn:
+        problem = case.problem
+        generator = torch.Generator(device=device).manual_seed(seed)
 
-    q = normal(problem.heads, problem.seq_q)
-    k, v = normal(problem.kv_heads, problem.seq_k), normal(problem.kv_heads, problem.seq_k)
-    q, k, v = _SHAPED[case.draw](q, k, v)
-    if case.draw == "one-hot rows" and problem.dtype == "bf16":
-        v = v * BEYOND_HALF
-    dtype = TORCH_DTYPES[problem.dtype]
-    inputs = {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)}
-    if case.draw != "permuted":
-        return Drawn(inputs, inputs)
-    order = torch.randperm(problem.seq_k, generator=generator, device=device)
-    shuffled = {"q": inputs["q"], "k": inputs["k"][:, :, order].contiguous(), "v": inputs["v"][:, :, order].contiguous()}
-    return Drawn(shuffled, inputs)
+        def normal(heads: int, seq: int) -> torch.Tensor:
+            return torch.randn(problem.batch, heads, seq, problem.head_dim, generator=generator, device=device)
+
+        q = normal(problem.heads, problem.seq_q)
+        k, v = normal(problem.kv_heads, problem.seq_k), normal(problem.kv_heads, problem.seq_k)
+        q, k, v = _SHAPED[case.draw](q, k, v)
+        if case.draw == "one-hot rows" and problem.dtype == "bf16":
+            v = v * BEYOND_HALF
+        dtype = TORCH_DTYPES[problem.dtype]
+        inputs = {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)}
+        if case.draw != "permuted":
+            return Drawn(inputs, inputs)
+        order = torch.randperm(problem.seq_k, generator=generator, device=device)
+        shuffled = {"q": inputs["q"], "k": inputs["k"][:, :, order].contiguous(), "v": inputs["v"][:, :, order].contiguous()}
+        return Drawn(shuffled, inputs)
+
+    def reference(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
+        """SDPA in float64 on the same (already rounded) inputs; [batch, heads, seq_q, head_dim]."""
+        return {OUTPUT: _sdpa(problem, {name: tensor.double() for name, tensor in inputs.items()})}
+
+    def own_dtype(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
+        """SDPA with every step in the candidate's own dtype: the error a straightforward implementation makes.
+
+        As FlashAttention's tests have it (`attention_ref(upcast=False, reorder_ops=True)`); torch's math backend would
+        silently work in float32 unless reductions in 16 bits are allowed.
+        """
+        allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+        try:
+            return {OUTPUT: _sdpa(problem, inputs)}
+        finally:
+            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
+
+    def rounded_once(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
+        """What a fused kernel does at best: all in float32, but P and O rounded to T.
+
+        P is relative to something else in each row, between its largest and half of that: a maximum that lags leaves no weight
+        that is a power of two and needs no rounding.
+        """
+        out, group = torch.empty_like(inputs["q"]), problem.heads // problem.kv_heads
+        mask = _mask(problem, out.device)
+        for i in range(problem.batch):
+            q, k, v = inputs["q"][i].float(), *(inputs[n][i].float().repeat_interleave(group, dim=0) for n in "kv")
+            scores = q @ k.transpose(-1, -2) / math.sqrt(problem.head_dim)
+            if mask is not None:
+                scores.masked_fill_(~mask, -math.inf)
+            lag = torch.linspace(0.0, math.log(2.0), problem.seq_q, device=out.device).view(-1, 1)
+            p = (scores - scores.amax(-1, keepdim=True) + lag).exp_()
+            out[i] = (p.to(out.dtype).float() @ v) / p.sum(-1, keepdim=True)
+        return {OUTPUT: out}
+
+    def baselines(self, problem: AttentionProblem) -> tuple[str, ...]:
+        return tuple(backend.name for backend in BACKENDS)
+
+    def baseline(self, name: str, problem: AttentionProblem, inputs: Inputs) -> Callable[[], torch.Tensor]:
+        return _library_call(problem, inputs, [SDPBackend.__members__[name]])
+
+    def library(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
+        """SDPA in the problem's dtype where a fused backend takes it, else in float32 by parts."""
+        try:
+            return {OUTPUT: _library_call(problem, inputs, FUSED)()}
+        except RuntimeError:  # torch's way to say that none does
+            return {OUTPUT: _by_parts(problem, {name: tensor.float() for name, tensor in inputs.items()})}
+
+    def samples(self, problem: AttentionProblem, inputs: Inputs, seed: int) -> Sequence[Sample]:
+        """The last rows of the first and last head, and blocks of rows anywhere."""
+        return [_sample(problem, inputs, *place) for place in _sampled_rows(problem, seed)]
+
+    def check_bytes(self, problem: AttentionProblem) -> int:
+        """Inputs are drawn in float32 beside their rounded copies. The check holds, for one head in float64, its inputs
+        and output and three matrices of scores.
+        """
+        p = problem
+        out = p.batch * p.heads * p.seq_q * p.head_dim
+        inputs = out + 2 * p.batch * p.kv_heads * p.seq_k * p.head_dim
+        rows = min(p.seq_q, max(1, SAMPLE_SCORES // p.seq_k))
+        drawing = (4 + 4 + 2) * inputs
+        checking = 8 * (3 * rows * p.seq_k + 2 * (rows + p.seq_k) * p.head_dim) + 8 * out // p.batch
+        return max(drawing, checking)
 
 
 BEYOND_HALF = 2.0**20
@@ -177,18 +243,16 @@ _SHAPED: dict[str, Shape] = {
     "late maximum": _late_maximum,
     "long": _long,
 }
-INDEPENDENT = frozenset({"normal", "permuted"})
-"""draws whose weights and values are independent, so that the errors of an output's rounding steps are too"""
 
 
-def _mask(problem: Problem, device: torch.device) -> torch.Tensor | None:
+def _mask(problem: AttentionProblem, device: torch.device) -> torch.Tensor | None:
     if not problem.causal:
         return None
     visible = torch.ones(problem.seq_q, problem.seq_k, dtype=torch.bool, device=device)
     return visible.tril(diagonal=problem.seq_k - problem.seq_q)
 
 
-def _sdpa(problem: Problem, inputs: Inputs) -> torch.Tensor:
+def _sdpa(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
     """Torch's math backend, one batch entry at a time: the scores of a whole problem would not fit into memory."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     mask, out, grouped = _mask(problem, q.device), torch.empty_like(q), problem.kv_heads != problem.heads
@@ -198,45 +262,24 @@ def _sdpa(problem: Problem, inputs: Inputs) -> torch.Tensor:
     return out
 
 
-def reference(problem: Problem, inputs: Inputs) -> torch.Tensor:
-    """SDPA in float64 on the same (already rounded) inputs; [batch, heads, seq_q, head_dim]."""
-    return _sdpa(problem, {name: tensor.double() for name, tensor in inputs.items()})
+def _sampled_rows(problem: AttentionProblem, seed: int) -> Iterator[tuple[int, int, range]]:
+    """(batch entry, head, rows) of what is compared in float64."""
+    p, rng = problem, np.random.default_rng(seed)
+    rows = min(p.seq_q, max(1, SAMPLE_SCORES // p.seq_k))
+    for b, h in dict.fromkeys([(0, 0), (p.batch - 1, p.heads - 1)]):
+        yield b, h, range(p.seq_q - rows, p.seq_q)
+    rows = min(p.seq_q, BLOCK_ROWS)
+    for _ in range(SAMPLE_BLOCKS):
+        first = int(rng.integers(p.seq_q - rows + 1))
+        yield int(rng.integers(p.batch)), int(rng.integers(p.heads)), range(first, first + rows)
 
 
-def own_dtype(problem: Problem, inputs: Inputs) -> torch.Tensor:
-    """SDPA with every step in the candidate's own dtype: the error a straightforward implementation makes.
-
-    As FlashAttention's tests have it (`attention_ref(upcast=False, reorder_ops=True)`); torch's math backend would
-    silently work in float32 unless reductions in 16 bits are allowed.
-    """
-    allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
-    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
-    try:
-        return _sdpa(problem, inputs)
-    finally:
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
+def _sample(problem: AttentionProblem, inputs: Inputs, batch: int, head: int, rows: range) -> Sample:
+    own, part = _rows_of(problem, inputs, batch, head, rows)
+    return Sample(own, part, lambda outputs: {OUTPUT: outputs[OUTPUT][batch, head, rows.start : rows.stop][None, None]})
 
 
-def rounded_once(problem: Problem, inputs: Inputs) -> torch.Tensor:
-    """What a fused kernel does at best: all in float32, but P and O rounded to T.
-
-    P is relative to something else in each row, between its largest and half of that: a maximum that lags leaves no weight
-    that is a power of two and needs no rounding.
-    """
-    out, group = torch.empty_like(inputs["q"]), problem.heads // problem.kv_heads
-    mask = _mask(problem, out.device)
-    for i in range(problem.batch):
-        q, k, v = inputs["q"][i].float(), *(inputs[n][i].float().repeat_interleave(group, dim=0) for n in "kv")
-        scores = q @ k.transpose(-1, -2) / math.sqrt(problem.head_dim)
-        if mask is not None:
-            scores.masked_fill_(~mask, -math.inf)
-        lag = torch.linspace(0.0, math.log(2.0), problem.seq_q, device=out.device).view(-1, 1)
-        p = (scores - scores.amax(-1, keepdim=True) + lag).exp_()
-        out[i] = (p.to(out.dtype).float() @ v) / p.sum(-1, keepdim=True)
-    return out
-
-
-def rows_of(problem: Problem, inputs: Inputs, batch: int, head: int, rows: range) -> tuple[Problem, Inputs]:
+def _rows_of(problem: AttentionProblem, inputs: Inputs, batch: int, head: int, rows: range) -> tuple[AttentionProblem, Inputs]:
     """The output's `rows` of one head as a problem of their own, [1, 1, rows, head_dim], with the keys that they see.
 
     The causal mask is aligned to the lower right, so it ends with the last of them.
@@ -252,7 +295,7 @@ def rows_of(problem: Problem, inputs: Inputs, batch: int, head: int, rows: range
     return replace(p, batch=1, heads=1, kv_heads=1, seq_q=len(rows), seq_k=keys), part
 
 
-def library_call(problem: Problem, inputs: Inputs, backends: Sequence[SDPBackend]) -> Callable[[], torch.Tensor]:
+def _library_call(problem: AttentionProblem, inputs: Inputs, backends: Sequence[SDPBackend]) -> Callable[[], torch.Tensor]:
     """SDPA by the first of these backends that takes the problem; the call raises RuntimeError where none does."""
     # torch aligns is_causal to the upper left; only where the lengths are equal is that our mask
     square = problem.seq_q == problem.seq_k
@@ -267,35 +310,10 @@ def library_call(problem: Problem, inputs: Inputs, backends: Sequence[SDPBackend
     return call
 
 
-def library(problem: Problem, inputs: Inputs) -> torch.Tensor:
-    """All of the output by SDPA: in the problem's dtype where a fused backend takes it, else in float32 by parts."""
-    try:
-        return library_call(problem, inputs, FUSED)()
-    except RuntimeError:  # torch's way to say that none does
-        return _by_parts(problem, {name: tensor.float() for name, tensor in inputs.items()})
-
-
-def _by_parts(problem: Problem, inputs: Inputs) -> torch.Tensor:
+def _by_parts(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
     out, step = torch.empty_like(inputs["q"]), max(1, SCORES_AT_ONCE // problem.seq_k)
     for b, h in np.ndindex(problem.batch, problem.heads):
         for first in range(0, problem.seq_q, step):
             rows = range(first, min(first + step, problem.seq_q))
-            out[b, h, rows.start : rows.stop] = _sdpa(*rows_of(problem, inputs, b, h, rows))[0, 0]
+            out[b, h, rows.start : rows.stop] = _sdpa(*_rows_of(problem, inputs, b, h, rows))[0, 0]
     return out
-
-
-def arguments(problem: Problem, inputs: Inputs, config: Config) -> tuple[Argument, ...]:
-    """All of the kernel's parameters for a launch from host memory; the output is poisoned with NaN."""
-    poison = torch.full_like(inputs["q"], float("nan"))
-    tensors = [TensorArgument(name, bits(inputs[name])) for name in ("q", "k", "v")]
-    output = TensorArgument(OUTPUT, bits(poison), output=True)
-    return (*tensors, output, *scalars(problem, config), *tensor_maps(problem, config))
-
-
-def bits(tensor: torch.Tensor) -> np.ndarray:
-    """A 16-bit float tensor as its uint16 bit patterns, the way it travels to a device."""
-    return tensor.contiguous().view(torch.uint16).numpy()
-
-
-def from_bits(problem: Problem, data: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(data).view(TORCH_DTYPES[problem.dtype])

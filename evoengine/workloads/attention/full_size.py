@@ -13,12 +13,13 @@ from math import prod
 
 import numpy as np
 
+from evoengine.devices.base import DTYPE_BYTES
 from evoengine.devices.pool import ChosenBlock
-from evoengine.problem import DTYPES, Problem
 from evoengine.records import Config, Launch, Plan
-from evoengine.workloads.attention import Case
+from evoengine.workloads.attention.problem import AttentionProblem
+from evoengine.workloads.base import Case
 
-LaunchOf = Callable[[Problem], Launch]
+LaunchOf = Callable[[AttentionProblem], Launch]
 
 _SCHEDULES = ("none", "static", "longest_first")
 """by which the number of a block says what it does"""
@@ -49,8 +50,8 @@ class FullCase:
     """Some blocks of a launch for `problem`, which has the sizes of `whole` in part."""
 
     name: str
-    problem: Problem
-    whole: Problem
+    problem: AttentionProblem
+    whole: AttentionProblem
     config: Config = field(hash=False)
     input_limit: int
     """bytes of inputs, in whole pages, after which a block is given up"""
@@ -68,7 +69,7 @@ class FullCase:
         return _row_tiles(self.problem, self.config)
 
 
-def full_plan(problem: Problem, config: Config, launch_of: LaunchOf) -> Plan:
+def full_plan(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> Plan:
     """The cases with their launches; none where the configuration does not say how large tiles are, or where blocks
     take tiles of rows as they come.
     """
@@ -86,7 +87,7 @@ def full_plan(problem: Problem, config: Config, launch_of: LaunchOf) -> Plan:
     return plan
 
 
-def long_cases(problem: Problem, config: Config) -> tuple[Case, ...]:
+def long_cases(problem: AttentionProblem, config: Config) -> tuple[Case, ...]:
     """A block that counts more tiles of keys than 8 bits do, or more keys than 16, where the problem's own blocks do so;
     the last tiles weigh most."""
     tile_m, tile_n = int(config.get("tile_m", 64)), int(config.get("tile_n", 64))
@@ -100,14 +101,14 @@ def long_cases(problem: Problem, config: Config) -> tuple[Case, ...]:
     return (Case("many tiles", one, "late maximum", config),)
 
 
-def _full_grid(problem: Problem, config: Config) -> FullCase:
+def _full_grid(problem: AttentionProblem, config: Config) -> FullCase:
     """All sizes but that of the keys are the problem's. Under a mask blocks of later rows are given up."""
     shorter = _fewer_keys(problem, config, 2)
     limit = _bytes(problem, config, min(shorter.seq_k, _near(config)))
     return FullCase("full grid", shorter, problem, config, limit, ends=not problem.causal)
 
 
-def _full_tensors(problem: Problem, config: Config) -> FullCase | None:
+def _full_tensors(problem: AttentionProblem, config: Config) -> FullCase | None:
     """Where K and V of `_full_grid` are small beside the problem's, or its blocks are given up."""
     folded = _folded(problem, config, 2)
     if folded == problem or not (problem.causal or _is_large(problem)):
@@ -115,7 +116,7 @@ def _full_tensors(problem: Problem, config: Config) -> FullCase | None:
     return FullCase("full tensors", folded, problem, config, _bytes(problem, config, folded.seq_k), ends=True)
 
 
-def _persistent(problem: Problem, config: Config, launch_of: LaunchOf) -> Plan:
+def _persistent(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> Plan:
     """One block through all its tiles of rows, with one tile of keys for each or as many as a counter needs."""
     tiles = _tiles_to_count(problem, config, launch_of)
     folded = _folded(problem, config, tiles)
@@ -125,7 +126,7 @@ def _persistent(problem: Problem, config: Config, launch_of: LaunchOf) -> Plan:
     return [_followed(name, own, problem, config, launch_of(own)) for name, own in cases]
 
 
-def _tiles_to_count(problem: Problem, config: Config, launch_of: LaunchOf) -> int:
+def _tiles_to_count(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> int:
     """Tiles of keys for each tile of rows, so that a block counts more than 8 bits do if it does so in the problem.
 
     Places and phases of K and V repeat every 2·stages tiles: a counter that wraps is right where that divides 256.
@@ -139,7 +140,7 @@ def _tiles_to_count(problem: Problem, config: Config, launch_of: LaunchOf) -> in
 
 
 def _followed(
-    name: str, own: Problem, whole: Problem, config: Config, launch: Launch
+    name: str, own: AttentionProblem, whole: AttentionProblem, config: Config, launch: Launch
 ) -> tuple[FullCase, Launch]:
     visits = _visits(own, config, launch)
     if visits > _MOST_VISITS:
@@ -148,10 +149,10 @@ def _followed(
     return FullCase(name, own, whole, config, _bytes(own, config, own.seq_k), True, visits), launch
 
 
-def _beyond_l2(problem: Problem, config: Config, launch_of: LaunchOf) -> tuple[FullCase, Launch]:
+def _beyond_l2(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> tuple[FullCase, Launch]:
     """Some heads whose K and V are too large for the L2 together: every block begins, to show which rows it takes."""
     tile_m = int(config["tile_m"])
-    keys = max(problem.seq_k, _HEAD_BYTES // (2 * problem.head_dim * DTYPES[problem.dtype]))
+    keys = max(problem.seq_k, _HEAD_BYTES // (2 * problem.head_dim * DTYPE_BYTES[problem.dtype]))
     group = min(problem.heads // problem.kv_heads, 2)
     few = replace(problem, batch=1, heads=5 * group, kv_heads=5, seq_q=min(2 * tile_m, keys), seq_k=keys)
     launch = launch_of(few)
@@ -161,7 +162,7 @@ def _beyond_l2(problem: Problem, config: Config, launch_of: LaunchOf) -> tuple[F
     return FullCase("heads beyond the L2", few, few, config, limit, ends=False, all_blocks=True), launch
 
 
-def _many_keys(problem: Problem, config: Config) -> list[FullCase]:
+def _many_keys(problem: AttentionProblem, config: Config) -> list[FullCase]:
     """One tile of rows over as many keys as 16 bits take for a few, or for fewer than none."""
     beyond = [keys + 16 for keys in _KEYS if keys + 16 <= problem.seq_k]
     if not beyond:
@@ -172,7 +173,7 @@ def _many_keys(problem: Problem, config: Config) -> list[FullCase]:
     return [FullCase("many keys", one, one, config, limit, ends=False, all_blocks=True, endless=True)]
 
 
-def _visits(problem: Problem, config: Config, launch: Launch) -> int:
+def _visits(problem: AttentionProblem, config: Config, launch: Launch) -> int:
     return -(-_row_tiles(problem, config) // prod(launch.grid))
 
 
@@ -181,12 +182,12 @@ def _few(length: int, tile: int, tiles: int) -> int:
     return length if length <= tiles * tile else (tiles - 1) * tile + 1 + (length - 1) % tile
 
 
-def _unmasked(problem: Problem) -> int:
+def _unmasked(problem: AttentionProblem) -> int:
     """Keys that the first row of queries sees."""
     return problem.seq_k - problem.seq_q + 1 if problem.causal else problem.seq_k
 
 
-def _fewer_keys(problem: Problem, config: Config, tiles: int) -> Problem:
+def _fewer_keys(problem: AttentionProblem, config: Config, tiles: int) -> AttentionProblem:
     keys = _few(_unmasked(problem), int(config["tile_n"]), tiles)
     return replace(problem, seq_k=keys + problem.seq_k - _unmasked(problem))
 
@@ -196,7 +197,7 @@ def _near(config: Config) -> int:
     return 2 * int(config["tile_m"]) + 3 * int(config["tile_n"])
 
 
-def _folded(problem: Problem, config: Config, tiles: int) -> Problem:
+def _folded(problem: AttentionProblem, config: Config, tiles: int) -> AttentionProblem:
     """Two tiles of rows, few keys, and so many batch entries that no tensor is larger than the problem's; Q and O of a
     problem of few rows may be, up to a size whose offsets fit 32 bits in bytes too."""
     tile_n, rows = int(config["tile_n"]), _few(problem.seq_q, int(config["tile_m"]), 2)
@@ -208,19 +209,19 @@ def _folded(problem: Problem, config: Config, tiles: int) -> Problem:
     return replace(problem, batch=max(problem.batch, batch), seq_q=rows, seq_k=keys)
 
 
-def _row_tiles(problem: Problem, config: Config) -> int:
+def _row_tiles(problem: AttentionProblem, config: Config) -> int:
     return -(-problem.seq_q // int(config["tile_m"])) * problem.heads * problem.batch
 
 
-def _is_large(problem: Problem) -> bool:
+def _is_large(problem: AttentionProblem) -> bool:
     """Whether an offset into K or V, in bytes, may need more than 32 bits with the sign."""
-    return problem.batch * problem.kv_heads * problem.seq_k * problem.head_dim * DTYPES[problem.dtype] >= 1 << 31
+    return problem.batch * problem.kv_heads * problem.seq_k * problem.head_dim * DTYPE_BYTES[problem.dtype] >= 1 << 31
 
 
-def _bytes(problem: Problem, config: Config, keys: int) -> int:
+def _bytes(problem: AttentionProblem, config: Config, keys: int) -> int:
     """Of Q, K and V that a block reads, or a cluster of them, for one tile of rows that see so many keys."""
     rows = int(config.get("cluster", 1)) * (int(config["tile_m"]) + 2 * keys)
-    return rows * problem.head_dim * DTYPES[problem.dtype] + _SPARE_BYTES
+    return rows * problem.head_dim * DTYPE_BYTES[problem.dtype] + _SPARE_BYTES
 
 
 def choose_blocks(case: FullCase, launch: Launch, seed: int) -> list[ChosenBlock]:

@@ -1,56 +1,92 @@
 """Fused attention forward, O = softmax(Q·Kᵀ/√head_dim + mask)·V: what it costs and the cases a candidate must pass.
 
-Nothing here needs a tensor library; the tensors themselves are drawn and judged in `attention_torch.py`.
+Nothing here needs a tensor library; the tensors themselves are drawn and judged in `tensors.py`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from evoengine.devices.base import ScalarArgument, TensorMapArgument
-from evoengine.devices.pool import PooledArgument
-from evoengine.problem import DTYPES, Problem
-from evoengine.records import Config, Launch
+from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
+from evoengine.records import Config, Launch, Plan
+from evoengine.workloads.attention.full_size import full_plan, long_cases
+from evoengine.workloads.attention.problem import EXAMPLE, AttentionProblem, parse_problem
+from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 
-ENTRY = "attention"
 OUTPUT = "o"
-COMPILE_TIME = ("head_dim", "dtype", "causal", "element_bytes")
-"""the problem's names that a template may bake into its text; all others are arguments of the kernel"""
 LONG = 4096
 """keys of the longest case: 64 steps of a tile of 64, over which errors of sums kept in 16 bits add up. Tiles of more
 than 64 rows get half as many: the emulator computes whole tiles, and this case would take a third of the gate's time"""
 
 
-def flops(problem: Problem) -> float:
-    """4·B·H·Sq·Sk·D, halved for causal: the field's own count, so that figures compare (FlashAttention's benchmarks)."""
-    full = 4.0 * problem.batch * problem.heads * problem.seq_q * problem.seq_k * problem.head_dim
-    return full / 2 if problem.causal else full
+class Attention(Workload):
+    name = "attention"
+    grammar = "b…,h…,s…,d…,fp16|bf16[,causal][,kv…]; sq…,sk… for unlike lengths"
+    example = EXAMPLE
+    compile_time = ("head_dim", "dtype", "causal", "element_bytes")
+    is_default = True
+    baseline_label = "SDPA"
+
+    def parse(self, text: str) -> AttentionProblem:
+        return parse_problem(text)
+
+    def flops(self, problem: AttentionProblem) -> float:
+        """4·B·H·Sq·Sk·D, halved for causal: the field's own count (FlashAttention's benchmarks)."""
+        full = 4.0 * problem.batch * problem.heads * problem.seq_q * problem.seq_k * problem.head_dim
+        return full / 2 if problem.causal else full
+
+    def min_dram_bytes(self, problem: AttentionProblem) -> float:
+        """Q, K and V read once, O written once."""
+        q = problem.batch * problem.heads * problem.seq_q
+        kv = problem.batch * problem.kv_heads * problem.seq_k
+        return 2.0 * (2 * q + 2 * kv) * problem.head_dim
+
+    def cases(self, problem: AttentionProblem, config: Config) -> tuple[Case, ...]:
+        return (*small_cases(problem, config), *long_cases(problem, config))
+
+    def gate_launch(self, case: Case, launch: Launch) -> Launch:
+        """The launch of a case: the space's, but for the number of blocks where that is free.
+
+        A persistent kernel must be right with any number of blocks. It gets the most that leave each at least two tiles
+        of rows and the last round not filled, or one block, whatever the space says of the problem's size.
+        """
+        if case.config.get("schedule") != "static":
+            return launch
+        p = case.problem
+        row_tiles = -(-p.seq_q // int(case.config["tile_m"])) * p.heads * p.batch
+        blocks = next((n for n in range(row_tiles // 2, 1, -1) if row_tiles % n), 1)
+        return replace(launch, grid=(blocks, 1, 1))
+
+    def parameters(self, problem: AttentionProblem, config: Config) -> tuple[Parameter, ...]:
+        p = problem
+        queries = (p.batch, p.heads, p.seq_q, p.head_dim)
+        keys = (p.batch, p.kv_heads, p.seq_k, p.head_dim)
+        inputs = [TensorParameter(name, shape, p.dtype) for name, shape in (("q", queries), ("k", keys), ("v", keys))]
+        output = TensorParameter(OUTPUT, queries, p.dtype, output=True)
+        return (*inputs, output, *_scalars(p, config), *_tensor_maps(p, config))
+
+    def tensors(self) -> Tensors:
+        from evoengine.workloads.attention.tensors import AttentionTensors
+
+        return AttentionTensors()
+
+    def full_plan(self, problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> Plan:
+        return full_plan(problem, config, launch_of)
+
+    def full_size(self) -> FullSize:
+        from evoengine.workloads.attention.full_size_tensors import AttentionFullSize
+
+        return AttentionFullSize()
+
+    def loader(self) -> Path:
+        return Path(__file__).with_name("loader.py")
 
 
-def least_bytes(problem: Problem) -> float:
-    """Device-memory traffic that no kernel can avoid: Q, K and V read once, O written once."""
-    q = problem.batch * problem.heads * problem.seq_q
-    kv = problem.batch * problem.kv_heads * problem.seq_k
-    return 2.0 * (2 * q + 2 * kv) * problem.head_dim
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One question put to a candidate: a small problem and a way to draw its inputs.
-
-    `config` is the candidate's: some kernels take arguments that depend on it (`tensor_maps`).
-    """
-
-    name: str
-    problem: Problem
-    draw: str = "normal"
-    config: Config = field(default_factory=dict, hash=False)
-
-
-def cases(problem: Problem, config: Config) -> tuple[Case, ...]:
+def small_cases(problem: AttentionProblem, config: Config) -> tuple[Case, ...]:
     """The gate's cases for a configuration: small problems that share the compile-time part of `problem`.
 
     Lengths are set against the configuration's tiles, so that every candidate meets whole tiles, tails that end 1 and 2
@@ -70,7 +106,7 @@ def cases(problem: Problem, config: Config) -> tuple[Case, ...]:
     long = LONG if tile_m <= 64 else LONG // 2
     any_order = "normal" if problem.causal else "permuted"
 
-    def at(base: Problem, seq_q: int, seq_k: int) -> Problem:
+    def at(base: AttentionProblem, seq_q: int, seq_k: int) -> AttentionProblem:
         return replace(base, seq_q=min(seq_q, seq_k) if problem.causal else seq_q, seq_k=seq_k)
 
     found = [
@@ -94,30 +130,7 @@ def cases(problem: Problem, config: Config) -> tuple[Case, ...]:
     return tuple(replace(case, config=config) for case in found)
 
 
-def gate_launch(case: Case, launch: Launch) -> Launch:
-    """The launch of a case: the space's, but for the number of blocks where that is free.
-
-    A persistent kernel must be right with any number of blocks. It gets the most that leave each at least two tiles of
-    rows and the last round not filled, or one block, whatever the space says of the problem's size.
-    """
-    if case.config.get("schedule") != "static":
-        return launch
-    p = case.problem
-    row_tiles = -(-p.seq_q // int(case.config["tile_m"])) * p.heads * p.batch
-    blocks = next((n for n in range(row_tiles // 2, 1, -1) if row_tiles % n), 1)
-    return replace(launch, grid=(blocks, 1, 1))
-
-
-def parameters(problem: Problem, config: Config) -> tuple[PooledArgument | ScalarArgument | TensorMapArgument, ...]:
-    """All of the kernel's parameters, in order, with tensors as large as the problem has them that nobody allocates."""
-    row = problem.batch * problem.head_dim * DTYPES[problem.dtype]
-    queries, keys = row * problem.heads * problem.seq_q, row * problem.kv_heads * problem.seq_k
-    inputs = (PooledArgument("q", queries), PooledArgument("k", keys), PooledArgument("v", keys))
-    output = PooledArgument(OUTPUT, queries, output=True)
-    return (*inputs, output, *scalars(problem, config), *tensor_maps(problem, config))
-
-
-def scalars(problem: Problem, config: Config) -> tuple[ScalarArgument, ...]:
+def _scalars(problem: AttentionProblem, config: Config) -> tuple[ScalarArgument, ...]:
     """The kernel's by-value parameters, in order, after its four pointers q, k, v, o.
 
     `batch` is among them where the grid, as large as the GPU, does not tell it.
@@ -133,7 +146,7 @@ def scalars(problem: Problem, config: Config) -> tuple[ScalarArgument, ...]:
     )
 
 
-def tensor_maps(problem: Problem, config: Config) -> tuple[TensorMapArgument, ...]:
+def _tensor_maps(problem: AttentionProblem, config: Config) -> tuple[TensorMapArgument, ...]:
     """Q, K and V, and O where it is stored so too, as [heads of the batch, seq, head_dim] for kernels that move tiles by TMA.
 
     A box is a tile's rows (of O: a warpgroup's; of K and V: what one of a cluster's blocks brings) by the 64 or 32

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from evoengine.devices.base import DTYPE_BYTES
 from evoengine.errors import UsageError
 
-DTYPES = {"fp16": 2, "bf16": 2}
-"""name → bytes per element"""
+DTYPES = ("fp16", "bf16")
 HEAD_DIMS = (32, 64, 96, 128, 256)
 EXAMPLE = "b16,h16,s2048,d64,fp16"
 
@@ -17,7 +17,7 @@ _FIELDS = {"b": "batch", "h": "heads", "kv": "kv_heads", "sq": "seq_q", "sk": "s
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class AttentionProblem:
     """Attention forward: Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim], O like Q.
 
     All four are contiguous. With `causal`, query i sees keys up to i + seq_k - seq_q (the mask is aligned to the lower
@@ -52,12 +52,12 @@ class Problem:
             "seq_k": self.seq_k,
             "head_dim": self.head_dim,
             "dtype": self.dtype,
-            "element_bytes": DTYPES[self.dtype],
+            "element_bytes": DTYPE_BYTES[self.dtype],
             "causal": self.causal,
         }
 
 
-def parse_problem(text: str) -> Problem:
+def parse_problem(text: str) -> AttentionProblem:
     """Reads `b16,h16,s2048,d64,fp16[,causal][,kv4]`; `sq…,sk…` in place of `s…` for unlike lengths.
 
     Raises UsageError naming the part that is wrong and what would be right.
@@ -75,8 +75,8 @@ def parse_problem(text: str) -> Problem:
     fields.setdefault("kv_heads", fields.get("heads", 0))
     missing = [n for n in ("batch", "heads", "seq_q", "seq_k", "head_dim", "dtype") if n not in fields]
     if missing:
-        raise UsageError(f"the problem {text!r} lacks {', '.join(missing)}; write it like {EXAMPLE}")
-    problem = Problem(**fields)
+        raise UsageError(f"the problem {text!r} does not give {', '.join(missing)}; write it like {EXAMPLE}")
+    problem = AttentionProblem(**fields)
     _check(problem, text)
     return problem
 
@@ -95,7 +95,7 @@ def _field(part: str, text: str) -> tuple[str, int | str | bool]:
     return _FIELDS[match[1]], int(match[2])
 
 
-def _check(problem: Problem, text: str) -> None:
+def _check(problem: AttentionProblem, text: str) -> None:
     for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"):
         if getattr(problem, name) < 1:
             raise UsageError(f"the problem {text!r} has {name} 0; it must be at least 1")
