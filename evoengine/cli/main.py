@@ -14,6 +14,7 @@ from evoengine.errors import EvoengineError
 
 COMMANDS = {
     "new": "Write a folder with a kernel of your own, or bring one in.",
+    "problems": "List the workloads, how their problems are written, and an example of each.",
     "search": "Search for the fastest correct kernel of a problem on a GPU.",
     "best": "Show the best kernels found, or export the best one.",
     "history": "List every trial of the ledger.",
@@ -24,7 +25,7 @@ COMMANDS = {
     "verify": "Render, compile and gate one configuration.",
     "export": "Write a run in the auto-tuners' common format.",
     "import": "Read a run, or what another tuner recorded, into the ledger.",
-    "doctor": "Say what this machine has, what it lacks, and the remedy.",
+    "doctor": "Say what this machine has, what is missing, and the remedy.",
     "dashboard": "Open the trials in optuna-dashboard.",
 }
 INTERRUPTED = 130

@@ -51,12 +51,10 @@ class Constraint:
 
 @dataclass(frozen=True)
 class LaunchRule:
-    """`block` is the shape of a block, of which `threads` is the product; None where it has one dimension."""
-
-    threads: Expression
+    block: tuple[Expression, ...]
+    """threads along x, or along x, y and z"""
     grid: tuple[Expression, Expression, Expression]
     shared: Expression
-    block: tuple[Expression, Expression, Expression] | None = None
 
 
 @dataclass(frozen=True)

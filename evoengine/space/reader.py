@@ -273,19 +273,16 @@ class _Reader:
             if not isinstance(grid, list) or len(grid) != 3:
                 raise UsageError(f"{self._at(header, 'grid')}: grid must be a list of three: the blocks in x, y and z")
             x, y, z = (self._known(self._expression(e, self._at(header, "grid"))) for e in grid)
-            threads, block = self._threads(rule["threads"], self._at(header, "threads"))
+            threads = rule["threads"] if isinstance(rule["threads"], list) else [rule["threads"]]
+            if len(threads) not in (1, 3):
+                raise UsageError(
+                    f"{self._at(header, 'threads')}: threads must be one expression, the threads of a block, or a list of "
+                    "three: those in x, y and z"
+                )
+            block = tuple(self._known(self._expression(e, self._at(header, "threads"))) for e in threads)
             shared = self._known(self._expression(rule["shared"], self._at(header, "shared")))
-            rules[family] = LaunchRule(threads, (x, y, z), shared, block)
+            rules[family] = LaunchRule(block, (x, y, z), shared)
         return rules
-
-    def _threads(self, value: Any, where: str) -> tuple[Expression, tuple[Expression, Expression, Expression] | None]:
-        """The number of threads, and the shape of the block where it is given as a list of three."""
-        if not isinstance(value, list):
-            return self._known(self._expression(value, where)), None
-        if len(value) != 3:
-            raise UsageError(f"{where}: threads must be one expression, or a list of three: the block's x, y and z")
-        x, y, z = (self._known(self._expression(e, where)) for e in value)
-        return Expression.parse(f"({x.text}) * ({y.text}) * ({z.text})", where), (x, y, z)
 
     def _by_family(self, key: str) -> tuple[dict[str, Any], Callable[[str], str]]:
         """[launch] or [cost] by family, and the header of a family's own; where there is one family it needs no name."""

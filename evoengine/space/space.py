@@ -156,10 +156,6 @@ class SearchSpace:
         """The launch geometry, for the problem the space is bound to or for another one on the same GPU."""
         return self._family_of(config).launch(config, self._variables_for(problem))
 
-    def block(self, config: Config, problem: HasVariables | None = None) -> tuple[int, int, int]:
-        """The shape of a block, as `launch` has its threads."""
-        return self._family_of(config).block(config, self._variables_for(problem))
-
     def cost(self, config: Config, problem: HasVariables | None = None) -> dict[str, float]:
         """The family's named cost figures, per block; empty where the file states none."""
         return self._family_of(config).cost(config, self._variables_for(problem))

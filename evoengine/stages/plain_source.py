@@ -44,22 +44,3 @@ def _without_own(text: str, values: Mapping[str, Value]) -> str:
     names = "|".join(map(re.escape, values))
     own = re.compile(rf"^[ \t]*#[ \t]*(?:define|undef)[ \t]+(?:{names})\b(?!\()(?:[^\n\\]|\\.)*", re.MULTILINE | re.DOTALL)
     return own.sub(lambda match: "\n" * match[0].count("\n"), text)
-
-
-def with_block(text: str, block: tuple[int, int, int]) -> str:
-    """The same kernel, launched with a block of one dimension: `threadIdx` and `blockDim` are computed, x running fastest.
-
-    That is the order in which CUDA itself numbers the threads of a block (CUDA C++ Programming Guide, "Thread Hierarchy").
-    """
-    x, y, z = block
-    if (y, z) == (1, 1):
-        return text
-    return f"""struct evo_block_index {{ unsigned x, y, z; }};
-static __device__ __forceinline__ evo_block_index evo_thread_index() {{
-    const unsigned i = threadIdx.x;
-    return {{i % {x}u, i / {x}u % {y}u, i / {x * y}u}};
-}}
-static __device__ __forceinline__ evo_block_index evo_block_size() {{ return {{{x}u, {y}u, {z}u}}; }}
-#define threadIdx evo_thread_index()
-#define blockDim evo_block_size()
-{text}"""

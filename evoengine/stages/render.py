@@ -16,7 +16,7 @@ import jinja2
 
 from evoengine.errors import UsageError
 from evoengine.records import Config, Launch, Source, Value
-from evoengine.stages.plain_source import defined, with_block
+from evoengine.stages.plain_source import defined
 from evoengine.workloads.base import Problem, Target
 
 INCLUDE = "include"
@@ -26,8 +26,6 @@ class Space(Protocol):
     """A search space, as far as rendering needs to know it."""
 
     def launch(self, config: Config, problem: Problem) -> Launch: ...
-
-    def block(self, config: Config, problem: Problem) -> tuple[int, int, int]: ...
 
     def neighbours(self, config: Config) -> list[dict[str, Value]]: ...
 
@@ -52,7 +50,7 @@ def render(target: Target, space: Space, config: Config, templates: Path) -> Sou
         text = _fill(Folders(folder, templates), f"{config['family']}.cu.j2", context)
     if workload.templates():
         header += _launch_line(launch)
-    return Source(header + with_block(text, space.block(config, problem)), workload.entry, launch)
+    return Source(header + text, workload.entry, launch)
 
 
 def inert_knobs(target: Target, space: Space, configs: Iterable[Config], templates: Path) -> tuple[str, ...]:

@@ -22,9 +22,6 @@ class Toy:
     def launch(self, config, problem):
         return Launch((problem.seq_q // 16, problem.heads, problem.batch), 64, 1024)
 
-    def block(self, config, problem):
-        return (64, 1, 1)
-
     def neighbours(self, config):
         return [{**config, knob: config[knob] + 1} for knob in ("width", "depth")]
 
