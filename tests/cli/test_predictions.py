@@ -169,7 +169,7 @@ def test_profile_as_json_names_the_instructions_with_their_reasons(binary_db, wi
 def test_the_page_says_the_same_time_as_the_figure():
     target = Target(ATTENTION, PROBLEM, H100)
     page = profile_without_gpu(target, made("wgmma"))
-    of_model = figure_of(predict_binary(target, made("wgmma")), H100, 1.0, 1.0)
+    of_model = figure_of(predict_binary(target, made("wgmma")), H100, 1.0)
     assert page.figures["predicted time, µs"] == of_model.median_us
     assert page.figures["hypothesis B, µs"] == of_model.terms["B_us"]
 
