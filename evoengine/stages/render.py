@@ -81,8 +81,8 @@ def _header(kernel: str, config: Config, constants: Mapping[str, Value]) -> str:
 
 def _launch_line(launch: Launch) -> str:
     """Kernels of unlike launches are unlike kernels, also where their text is the same: a knob may set the launch alone."""
-    x, y, z = launch.grid
-    return f"// Grid {x} x {y} x {z}, {launch.threads} threads, {launch.shared_bytes} bytes of dynamic shared memory.\n"
+    grid, block = (" x ".join(map(str, sizes)) for sizes in (launch.grid, launch.block))
+    return f"// {grid} blocks of {block} threads, {launch.shared_bytes} bytes of dynamic shared memory.\n"
 
 
 def _refuse_both(plain: Path) -> None:

@@ -23,7 +23,7 @@ FAULTS = {
     "kernel missing": ('kernel = "attention"', "", "must name its kernel", None),
     "kernel empty": ('kernel = "attention"', 'kernel = ""', "must name its kernel", 1),
     "family not first": ('family = ["scalar", "wmma"]', 'n = [1]\nfamily = ["scalar", "wmma"]', "the first knob must be family", 2),
-    "no family, and families in launch": ('family = ["scalar", "wmma"]', "n = [1]", "[let.wmma] names no family; known are attention", None),
+    "no family, and families in launch": ('family = ["scalar", "wmma"]', "n = [1]", "[launch.scalar] names no family; known are attention", 11),
     "family of numbers": ('family = ["scalar", "wmma"]', "family = [1, 2]", "a plain list of names in quotes", 3),
     "empty domain": ("[32, 64, 128]", "[]", "knob tile_m has an empty domain", 4),
     "value twice": ("[32, 64, 128]", "[32, 64, 32]", "knob tile_m lists 32 twice", 4),
