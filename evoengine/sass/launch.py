@@ -163,7 +163,7 @@ def require_arch(kernel: Kernel) -> None:
 
 def _geometry(kernel: Kernel, launch: records.Launch | Geometry) -> Geometry:
     if isinstance(launch, records.Launch):
-        return Geometry(launch.grid, (launch.threads, 1, 1), launch.shared_bytes, kernel.cluster)
+        return Geometry(launch.grid, launch.block, launch.shared_bytes, kernel.cluster)
     return Geometry(launch.grid, launch.threads, launch.shared_bytes, launch.cluster or kernel.cluster)
 
 
