@@ -96,7 +96,7 @@ class Gemm(Workload):
 
 def _tensor_maps(problem: GemmProblem, config: Config) -> tuple[TensorMapArgument, ...]:
     """A and B for kernels that load tiles by TMA: a box is a tile's rows by the columns that are swizzled together."""
-    if config["family"] != "wgmma":
+    if config.get("family") != "wgmma":
         return ()
 
     def over(name: str, rows: int, columns: int, box_rows: int) -> TensorMapArgument:
