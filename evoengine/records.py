@@ -65,6 +65,14 @@ class Launch:
     grid: tuple[int, int, int]
     threads: int
     shared_bytes: int
+    block_yz: tuple[int, int] = (1, 1)
+    """rows of threads along y and z; their product divides `threads`"""
+
+    @property
+    def block(self) -> tuple[int, int, int]:
+        """threads along x, y and z"""
+        y, z = self.block_yz
+        return self.threads // (y * z), y, z
 
 
 Plan = Sequence[tuple[object, Launch]]

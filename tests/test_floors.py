@@ -29,7 +29,7 @@ def floor_of(part: str) -> int:
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    files = [p for p in PACKAGE.rglob("*.py") if "_assets" not in p.parts]
+    files = PACKAGE.rglob("*.py")
     return {".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts): ast.parse(p.read_text()) for p in files}
 
 

@@ -197,7 +197,7 @@ def sheet(candidate: Candidate) -> Group:
     rows.add_row("origin", f"{c.operator or 'unknown'}{f' of {list(c.parents)}' if c.parents else ''}")
     if c.source:
         launch = c.source.launch
-        rows.add_row("launch", f"grid {launch.grid}, {launch.threads} threads, {launch.shared_bytes} bytes dynamic shared")
+        rows.add_row("launch", f"grid {launch.grid}, block {launch.block}, {launch.shared_bytes} bytes dynamic shared")
         rows.add_row("source", f"sha256 {c.source.sha256}, {len(c.source.text.splitlines())} lines (--source prints it)")
     if binary:
         rows.add_row("binary", f"{binary.arch}, {binary.compiler}, {binary.compile_ms:.0f} ms")

@@ -160,6 +160,8 @@ class CandidateRow(Base):
     grid_y: Mapped[int | None]
     grid_z: Mapped[int | None]
     threads: Mapped[int | None]
+    block_y: Mapped[int | None]
+    block_z: Mapped[int | None]
     shared_bytes: Mapped[int | None]
     """dynamic; the static part is the binary's"""
     binary_id: Mapped[int | None] = mapped_column(ForeignKey("binaries.id"))

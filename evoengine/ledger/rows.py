@@ -86,6 +86,7 @@ def kept_source(session: Session, source: Source) -> dict[str, object]:
     """Keeps the text, once; what the candidate's own row says of the source."""
     _insert_new(session, SourceRow, sha256=source.sha256, text=source.text)
     x, y, z = source.launch.grid
+    block_y, block_z = source.launch.block_yz
     return {
         "source_sha256": source.sha256,
         "entry": source.entry,
@@ -93,6 +94,8 @@ def kept_source(session: Session, source: Source) -> dict[str, object]:
         "grid_y": y,
         "grid_z": z,
         "threads": source.launch.threads,
+        "block_y": block_y,
+        "block_z": block_z,
         "shared_bytes": source.launch.shared_bytes,
     }
 
@@ -245,7 +248,8 @@ def _to_source(row: CandidateRow) -> Source | None:
     if row.source is None:
         return None
     grid = (row.grid_x, row.grid_y, row.grid_z)
-    return Source(row.source.text, row.entry, Launch(grid, row.threads, row.shared_bytes))
+    launch = Launch(grid, row.threads, row.shared_bytes, (row.block_y, row.block_z))
+    return Source(row.source.text, row.entry, launch)
 
 
 def to_run(row: RunRow) -> Run:

@@ -50,6 +50,7 @@ from evoengine.ledger.transfer import WholeRun, enter_run, read_run
 from evoengine.objectives import DEFAULT
 from evoengine.paths import default_database
 from evoengine.records import (
+    EXECUTOR,
     Baseline,
     Binary,
     Candidate,
@@ -353,10 +354,12 @@ def _figures_of_correct(
     """(kernel, id, trial, kind, compared time in µs, suspect, terms, device, run, policy), oldest first; a kernel is
     its source, and where that is unknown, as of what another tuner recorded, its configuration.
 
-    Of what ended ranked and was not refuted by a later verdict.
+    Of what ended ranked and was not refuted by a later verdict of the gate. A verdict on executed machine code decides
+    nothing here: what it refutes ends as not ranked, unless a GPU measured it.
     """
     any_verdict = aliased(VerdictRow)
-    last = select(func.max(any_verdict.id)).where(any_verdict.candidate_id == CandidateRow.id).scalar_subquery()
+    of_gate = (any_verdict.candidate_id == CandidateRow.id, any_verdict.device != EXECUTOR)
+    last = select(func.max(any_verdict.id)).where(*of_gate).scalar_subquery()
     return (
         select(
             func.coalesce(CandidateRow.source_sha256, CandidateRow.config_key), MeasurementRow.id, CandidateRow.id,

@@ -52,7 +52,12 @@ def describe(candidate: Candidate, target: Target) -> dict[str, object]:
         "config": dict(candidate.config),
         "problem": target.problem.variables(),
         "parameters": [parameter_json(p) for p in target.workload.parameters(target.problem, candidate.config)],
-        "launch": {"grid": list(launch.grid), "threads": launch.threads, "shared_bytes": launch.shared_bytes},
+        "launch": {
+            "grid": list(launch.grid),
+            "threads": launch.threads,
+            "block": list(launch.block),
+            "shared_bytes": launch.shared_bytes,
+        },
         "resources": {
             "registers": binary.registers,
             "spill_bytes": binary.spill_bytes,

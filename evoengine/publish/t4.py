@@ -211,7 +211,7 @@ def _figure(d: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _launch(d: Mapping[str, Any]) -> Launch:
-    return Launch(tuple(d["grid"]), d["threads"], d["shared_bytes"])
+    return Launch(tuple(d["grid"]), d["threads"], d["shared_bytes"], tuple(d.get("block_yz", (1, 1))))
 
 
 def _conforms(value: Any, declared: Any) -> bool:

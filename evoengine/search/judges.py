@@ -83,7 +83,10 @@ def record_judged(
 ) -> tuple[Outcome, str | None, str | None]:
     """Writes verdict and figure, as far as there are any; how the trial ends, why, and on which device."""
     if isinstance(result, Rejection):
-        return result.outcome, result.reason, None
+        if result.verdict is None:
+            return result.outcome, result.reason, None
+        ledger.record_verdict(trial, result.verdict)
+        return result.outcome, result.reason, result.verdict.device
     verdict, figure, unread = result
     ledger.record_verdict(trial, verdict)
     if figure is None:

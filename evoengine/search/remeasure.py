@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from math import inf
 from pathlib import Path
 
 from evoengine.ledger.store import Ledger
-from evoengine.records import Candidate, Contender, Outcome, Rejection
+from evoengine.records import Candidate, Outcome, Rejection
 from evoengine.search.finals import hold_finals, record_finals
-from evoengine.search.judges import Job, Judge, make_job, record_judged, seed_for, timed_baselines
+from evoengine.search.judges import Judge, record_judged, seed_for, timed_baselines
+from evoengine.search.pipeline import Compiled, Pipeline
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.pipeline import Judged
 from evoengine.workloads.base import Target
@@ -81,17 +82,19 @@ class Remeasurer:
             while (waiting or under_way) and not self._stop:
                 while waiting and len(under_way) < self._judge.ahead:
                     candidate = waiting.pop(0)
-                    under_way[self._judge.submit(self._job(candidate, spaces[candidate.run]), None)] = candidate
+                    under_way[self._evaluate(candidate, spaces[candidate.run])] = candidate
                 for future in wait(under_way, POLL_SECONDS, FIRST_COMPLETED).done:
                     self._record(under_way.pop(future), future.result())
             return [] if self._stop else self._finals()
         finally:
             self._judge.close()
 
-    def _job(self, candidate: Candidate, space: SearchSpace) -> Job:
+    def _evaluate(self, candidate: Candidate, space: SearchSpace) -> Future[Judged | Rejection]:
+        """From the binary on; nothing is rendered or compiled again, so no templates are needed."""
         whole = self._ledger.candidate(candidate.trial, with_cubin=True)
-        contender = Contender(whole.trial, whole.source, whole.binary, whole.config)
-        return make_job(space, self._target, contender, seed_for(self._seed, self._run, whole.trial))
+        pipeline = Pipeline(self._target, space, Path(), self._judge, timed=True)
+        compiled = Compiled(whole.trial, whole.config, whole.source, whole.binary, whole.occupancy)
+        return pipeline.evaluate(compiled, seed_for(self._seed, self._run, whole.trial), None)
 
     def _record(self, candidate: Candidate, result: Judged | Rejection) -> None:
         """What the GPU says replaces the emulator's word, for better or worse."""

@@ -28,6 +28,7 @@ from evoengine.records import (
     Outcome,
     Plan,
     Policy,
+    Rejection,
     Verdict,
 )
 from evoengine.stages.bench import Bench
@@ -50,17 +51,20 @@ class BaselineFailed(Exception):
 
 def measure(
     target: Target, contender: Contender, plan: Plan, seed: int, incumbent: Contender | None, baseline: Baseline
-) -> tuple[Verdict, Measurement | None]:  # fmt: skip
+) -> tuple[Verdict, Measurement | None] | Rejection:
     """Gate, timing, gate: the whole of a candidate's life on the GPU. A measurement only where all of it was correct.
 
-    `baseline` is timed beside it, and all under its policy; its time is that of the long run. Raises KernelFailure where there is no result; after a crash or a hang this process must be replaced. Raises MachineError
+    `baseline` is timed beside it, and all under its policy; its time is that of the long run. A Rejection, with what the
+    gate had found, where there is no result; after a crash or a hang this process must be replaced. Raises MachineError
     where the machine is at fault, as when memory runs out.
     """
     torch_gpu()  # its context
-    device = cuda_api.device_name()
+    verdict = Verdict(cuda_api.device_name(), None, None, (), 0.0)
     try:
         loaded = _load(contender)
-        verdict = verify(target.workload, plan, loaded.run, device, seed)
+        verdict = verify(target.workload, plan, loaded.run, verdict.device, seed)
+        if verdict.outcome in (Outcome.CRASHED, Outcome.HUNG):
+            return Rejection(verdict.outcome, verdict.reason, verdict=verdict)
         if not verdict.correct:
             return verdict, None
         bench = _bench(target)
@@ -74,13 +78,26 @@ def measure(
         if verdict.correct:
             again = bench.check(loaded, contender, "full problem after timing", seed + 2)
             verdict = _joined(verdict, again.cases)
+        if not verdict.correct:
+            return verdict, None
+        return verdict, make_figure(Subject(target, baseline), rounds, "candidate", incumbent)
     except torch.OutOfMemoryError as error:
         raise _out_of_memory(target.problem) from error
+    except KernelFailure as failure:
+        return _rejected(verdict, failure, target.problem, seed + 1)
     except CUDA_ERRORS as error:
-        raise KernelCrashed(f"kernel {contender.source.entry}: {first_line(error)}") from error
-    if not verdict.correct:
-        return verdict, None
-    return verdict, make_figure(Subject(target, baseline), rounds, "candidate", incumbent)
+        crash = KernelCrashed(f"kernel {contender.source.entry}: {first_line(error)}")
+        return _rejected(verdict, crash, target.problem, seed + 1)
+
+
+def _rejected(verdict: Verdict, failure: KernelFailure, problem: Problem, seed: int) -> Rejection:
+    """With what the gate had found before, and the full problem as the case in which the kernel failed."""
+    reason = str(failure)
+    if failure.outcome in (Outcome.CRASHED, Outcome.HUNG):
+        full = CaseResult("full problem", str(problem), seed, False, None, None, None, reason)
+        cases = (*verdict.cases, full)
+        verdict = replace(verdict, outcome=failure.outcome, reason=f"{full.name}: {reason}", cases=cases)
+    return Rejection(failure.outcome, reason, verdict=verdict if verdict.cases else None)
 
 
 def _race(

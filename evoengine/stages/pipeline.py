@@ -112,21 +112,16 @@ def load_cuda() -> None:
 
 
 def measure_task(
-    target: Target, contender: Contender, plan: Plan, seed: int, incumbent: Contender | None, rival: Baseline
+    target: Target, contender: Contender, plan: Plan, seed: int, incumbent: Contender | None, baseline: Baseline
 ) -> Judged | Rejection:  # fmt: skip
     """Gate and timing on the GPU, against the best candidate so far and the fastest baseline.
 
-    A Rejection where the kernel crashed or hung, in a gate case too: by it the runner is known to be spoilt.
+    A Rejection where the kernel crashed or hung, in a gate case too: by it the runner is known to be unusable.
     """
     from evoengine.stages.measure import measure
 
-    try:
-        judged = Judged(*measure(target, contender, plan, seed, incumbent, rival))
-    except KernelFailure as failure:
-        return Rejection(failure.outcome, str(failure))
-    if judged.verdict.outcome in (Outcome.CRASHED, Outcome.HUNG):
-        return Rejection(judged.verdict.outcome, judged.verdict.reason)
-    return judged
+    found = measure(target, contender, plan, seed, incumbent, baseline)
+    return found if isinstance(found, Rejection) else Judged(*found)
 
 
 def baselines_task(target: Target, seed: int, without: tuple[str, ...]) -> list[Baseline] | Rejection:
@@ -140,11 +135,11 @@ def baselines_task(target: Target, seed: int, without: tuple[str, ...]) -> list[
 
 
 def finals_task(
-    target: Target, contenders: tuple[Contender, ...], seed: int, rival: Baseline
+    target: Target, contenders: tuple[Contender, ...], seed: int, baseline: Baseline
 ) -> Finals | Rejection:
     from evoengine.stages.measure import finals
 
     try:
-        return finals(target, contenders, seed, rival)
+        return finals(target, contenders, seed, baseline)
     except KernelFailure as failure:
         return Rejection(failure.outcome, str(failure))

@@ -61,7 +61,7 @@ def predict_figure(target: Target, contender: Contender, cost: Mapping[str, floa
     except Unpredictable as reason:
         figure = figure_by_formula(target, contender, cost)
         return Estimated(figure, f"the model cannot read the binary: {reason}")
-    return Estimated(figure_of(prediction, target.gpu, target.flops, target.min_dram_bytes))
+    return Estimated(figure_of(prediction, target.gpu, target.flops))
 
 
 def figure_by_formula(target: Target, contender: Contender, cost: Mapping[str, float]) -> Measurement | None:
@@ -94,22 +94,20 @@ def _drawn(parameter: Parameter) -> DrawnArgument | Parameter:
     return parameter
 
 
-def figure_of(prediction: Prediction, gpu: Gpu, flops: float, least_bytes: float) -> Measurement:
-    """The prediction as a figure with its terms; no faster than the roofline of the GPU's data sheet."""
-    roofline_us = max(flops / gpu.tensor_tflops / 1e6, least_bytes / gpu.memory_gbs / 1e3)
+def figure_of(prediction: Prediction, gpu: Gpu, flops: float) -> Measurement:
+    """The prediction as a figure with its terms."""
     p = prediction
-    time_us, low_us, high_us = (max(us, roofline_us) for us in (p.time_us, p.low_us, p.high_us))
     terms = {
         "predicted": 1.0,
-        "low_us": low_us,
-        "high_us": high_us,
-        "roofline_us": roofline_us,
+        "low_us": p.low_us,
+        "high_us": p.high_us,
+        "roofline_us": p.roofline_us,
         f"bound_{p.bound}": 1.0,
         "clocks": p.clocks,
         "blocks_per_sm": p.blocks_per_sm,
         "waves": p.waves,
     }
-    terms |= {f"{name}_us": max(us, roofline_us) for name, us in p.hypotheses.items()}
+    terms |= {f"{name}_us": us for name, us in p.hypotheses.items()}
     terms |= {f"{pipe}_share": share for pipe, share in p.shares.items()}
     plain = {name: float(value) for name, value in terms.items()}
-    return Measurement(Kind.ESTIMATED, f"model for {gpu.key}", flops / time_us / 1e6, float(time_us), terms=plain)
+    return Measurement(Kind.ESTIMATED, f"model for {gpu.key}", flops / p.time_us / 1e6, p.time_us, terms=plain)

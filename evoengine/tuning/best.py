@@ -38,7 +38,7 @@ def best(
 
 
 def export(
-    folder: Path, problem: str | None = None, gpu: str | None = None, *, db: str | None = None, pareto: bool = False,
+    folder: Path | str, problem: str | None = None, gpu: str | None = None, *, db: str | None = None, pareto: bool = False,
     echo: Echo = silent,
 ) -> list[Path]:  # fmt: skip
     """Writes the best kernel with its loader into `folder`, after its machine code was executed; gives the files.
@@ -54,7 +54,7 @@ def export(
             )
         target = target_of(ledger, winner)
         winner = _executed(winner, check_export(ledger, winner), echo)
-    return write(winner, target, folder)
+    return write(winner, target, Path(folder))
 
 
 def _best(ledger: Ledger, problem: str | None, gpu: str | None, top: int | None, pareto: bool) -> Best:

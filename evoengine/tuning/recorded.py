@@ -18,12 +18,8 @@ from evoengine.records import Kind
 from evoengine.search.coordinator import Progress
 from evoengine.search.recorded import RecordedSpace, read_recorded
 from evoengine.search.replay import AIM, Replay, device_of, problem_of
-from evoengine.tuning.search import SearchOptions, SearchResult
+from evoengine.tuning.search import RECORDED, SearchOptions, SearchResult
 from evoengine.tuning.setup import Echo, silent
-
-RECORDED = "recorded:"
-"""begins the device and the problem of a recorded space"""
-
 
 class RecordedSearch:
     """A search of the file that `options.device` names; raises UsageError where it cannot be read."""

@@ -31,6 +31,10 @@ from evoengine.tuning.setup import (
 from evoengine.workloads.base import Target
 
 
+RECORDED = "recorded:"
+"""begins the device and the problem of a recorded space"""
+
+
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
     """What a search may be asked for; each field is the option of `evoengine search` of that name."""
@@ -124,6 +128,26 @@ class Search:
         best = tuple(ledger.best(problem, gpu, top=s.trials, run=run))
         invalid, repeated = coordinator.invalid_proposals, coordinator.repeated_proposals
         return SearchResult(run, progress, best, invalid, repeated, study.missed, pareto=len(s.objectives) > 1)
+
+
+def tune(
+    problem: str | None = None, gpu: str = "h100", *, trials: int = 60, echo: Echo = silent, **options: object
+) -> SearchResult:
+    """Searches for the fastest correct kernel of a problem on a GPU; `options` are further fields of SearchOptions.
+
+    A program that calls this must be importable: candidates run in processes of their own, which import its main module
+    (`if __name__ == "__main__":`). Raises UsageError, MachineError.
+    """
+    unknown = options.keys() - set(SearchOptions.__slots__)
+    if unknown:
+        known = ", ".join(SearchOptions.__slots__)
+        raise UsageError(f"tune knows no {', '.join(sorted(unknown))}; it takes {known}")
+    asked = SearchOptions(problem=problem, gpu=gpu, trials=trials, **options)
+    if asked.device.startswith(RECORDED):
+        from evoengine.tuning.recorded import RecordedSearch
+
+        return RecordedSearch(asked, echo).run()
+    return Search(asked, echo).run()
 
 
 def _setting(options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool) -> Setting:

@@ -11,7 +11,7 @@ from evoengine.errors import UsageError
 from evoengine.records import BinaryCheck, Candidate, Config
 from evoengine.search.binaries import check_binary
 from evoengine.search.judges import make_judge
-from evoengine.search.single import walk
+from evoengine.search.single import evaluate_config
 from evoengine.tuning.setup import (
     Echo, choose_device, lock_gpu, make_target, prepare_space, require_compilers, silent,
 )  # fmt: skip
@@ -60,7 +60,7 @@ def verify(
     with lock_gpu(timing, echo):
         judge = make_judge(target, timing, seed)
         try:
-            candidate = walk(target, bound, config, folder, judge, seed)
+            candidate = evaluate_config(target, bound, config, folder, judge, seed)
         finally:
             judge.close()
     if not binary or not candidate.binary:

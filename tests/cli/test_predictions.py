@@ -167,7 +167,7 @@ def test_profile_as_json_names_the_instructions_with_their_reasons(binary_db, wi
 
 def test_the_page_says_the_same_time_as_the_figure():
     page = profile_without_gpu("attention", made("wgmma"), PROBLEM, H100)
-    of_model = figure_of(predict_binary("attention", made("wgmma"), PROBLEM, H100), H100, 1.0, 1.0)
+    of_model = figure_of(predict_binary("attention", made("wgmma"), PROBLEM, H100), H100, 1.0)
     assert page.figures["predicted time, µs"] == of_model.median_us
     assert page.figures["hypothesis B, µs"] == of_model.terms["B_us"]
 

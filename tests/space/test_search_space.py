@@ -277,6 +277,12 @@ def test_launch_and_cost_are_evaluated_for_the_bound_problem_or_another(
     assert space.cost({"family": "scalar", "tile_m": 64, "warps": 4}) == {}
 
 
+def test_threads_may_be_given_along_three_axes(load: Load, small: str) -> None:
+    space = load(small.replace('threads = "32 * warps"', 'threads = ["tile_m // 2", "warps", 2]'))
+    launch = space.launch({"family": "wmma", "tile_m": 32, "warps": 2, "pad": 0})
+    assert (launch.threads, launch.block) == (64, (16, 2, 2))
+
+
 def test_the_problem_and_the_gpu_decide_what_is_valid(tmp_path: Path, small: str, problem: Problem, gpu: Gpu) -> None:
     path = tmp_path / "space.toml"
     shared = '[[constraint]]\nexpr = "tile_m * head_dim * 8 <= gpu.shared_per_block"\nwhy = "it fits"\n'

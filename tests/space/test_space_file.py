@@ -58,6 +58,8 @@ FAULTS = {
     "grid of two": ('"ceil_div(seq_q, tile_m)", "heads", "batch"', '"heads", "batch"', "a list of three", 13),
     "no threads": ('threads = "32 * warps"', 'threads = "warps - 8"', "is -7 for family=scalar, tile_m=32, ", 12),
     "threads a decimal": ('threads = "32 * warps"', 'threads = "tile_m / 2"', "is 16.0 for family=scalar", 12),
+    "threads of two": ('threads = "32 * warps"', 'threads = [32, "warps"]', "or a list of three: those in x, y and z", 12),
+    "no threads along z": ('threads = "32 * warps"', 'threads = [32, 1, "warps - 1"]', "`warps - 1` is 0 for ", 12),
     "threads a condition": ('threads = "32 * warps"', 'threads = "warps > 0"', "needs a positive integer", 12),
     "grid of zero": ('"ceil_div(seq_q, tile_m)"', '"tile_m - 128"', "is -96 for family=scalar, tile_m=32", 13),
     "negative shared memory": ("shared  = 0", 'shared = "64 - tile_m"', "an integer of at least 0", 14),

@@ -13,14 +13,14 @@ from evoengine.paths import asset
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import Candidate, Config, Contender, Kind
 from evoengine.sass import chip
-from evoengine.sass.predict import Prediction, Unpredictable
+from evoengine.sass.predict import Unpredictable
 from evoengine.space.space import load_space
 from evoengine.stages import predict
 from evoengine.stages.compile import compile_source
 from evoengine.stages.pipeline import predict_task
 from evoengine.stages.predict import figure_of, predict_binary, predict_figure
 from evoengine.stages.render import render
-from evoengine.workloads.attention import Case, flops, parameters
+from evoengine.workloads.attention import Case, flops, least_bytes, parameters
 from evoengine.workloads.attention_torch import arguments, draw
 
 H100, L4 = find_gpu("h100"), find_gpu("l4")
@@ -103,20 +103,25 @@ def test_the_models_tensors_are_as_large_as_those_of_a_real_launch():
 
 # ── never above the roofline ────────────────────────────────────────────────────────────────────────────────────────
 
-TOO_FAST = Prediction(1.0, 0.5, 2.0, "tensor", {"tensor": 1.0}, {}, 1e3, 2, 1.5, {"A": 0.5, "B": 2.0})
+@pytest.mark.parametrize("family", ["mma", "wgmma"])
+@pytest.mark.parametrize("slow", [{"tensor_tflops": 1e-3}, {"memory_gbs": 1e-3}])
+def test_no_prediction_is_above_the_roofline_of_the_data_sheet(family, slow, monkeypatch):
+    gpu = replace(H100, **slow)
+    monkeypatch.setattr(predict, "find_chip", lambda key: replace(chip.find_chip(key), gpu=gpu))
+    roofline_us = max(flops(PROBLEM) / gpu.tensor_tflops / 1e6, least_bytes(PROBLEM) / gpu.memory_gbs / 1e3)
+    found, _ = figure(made(family), gpu)
+    assert found.median_us == pytest.approx(roofline_us)
+    assert found.tflops == pytest.approx(flops(PROBLEM) / roofline_us / 1e6)
+    times = {value for name, value in found.terms.items() if name.endswith("_us") and name != "high_us"}
+    assert times == {found.median_us}
+    assert found.terms["high_us"] >= found.median_us
 
 
-def test_no_prediction_is_above_the_roofline_of_the_data_sheet():
-    work = 274.9e9
-    found = figure_of(TOO_FAST, H100, work, 0.0)
-    assert found.tflops == pytest.approx(H100.tensor_tflops)
-    assert found.terms["low_us"] == found.terms["A_us"] == found.terms["roofline_us"] == found.median_us
-    by_memory = figure_of(TOO_FAST, H100, 1.0, H100.memory_gbs * 1e3 * 7.0)
-    assert by_memory.median_us == pytest.approx(7.0)
-
-
-def test_what_is_slower_than_the_roofline_stays_as_predicted():
-    assert figure_of(TOO_FAST, H100, 1e6, 1.0).median_us == 1.0
+def test_what_is_slower_than_the_roofline_stays_as_predicted(monkeypatch):
+    monkeypatch.setattr(predict, "find_chip", lambda key: replace(chip.find_chip(key), gpu=fast))
+    fast = replace(H100, tensor_tflops=1e9)
+    with_roofline, without = (predict_binary("attention", made("mma"), PROBLEM, gpu) for gpu in (fast, H100))
+    assert with_roofline.time_us == without.time_us > with_roofline.roofline_us
 
 
 # ── what cannot be read ─────────────────────────────────────────────────────────────────────────────────────────────

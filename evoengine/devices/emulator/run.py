@@ -20,7 +20,7 @@ from evoengine.records import Launch
 
 # The layouts of LaunchHeader and ArgumentHeader in runtime/main.cpp, and of BlockHeader and PageHeader in
 # runtime/pooled.cpp.
-_LAUNCH = struct.Struct("=Qq3I3II4xQ")
+_LAUNCH = struct.Struct("=Qq3I3I2II4xQ")
 _ARGUMENT = struct.Struct("=Qc55s")
 _BLOCK = struct.Struct("=QII")
 _PAGE = struct.Struct("=QII")
@@ -50,7 +50,7 @@ def run_blocks(executable: Path, entry: str, asked: BlockLaunch, seed: int, time
 
 
 def _header(launch: Launch, arguments: Sequence[Argument | TensorParameter], seed: int, *chosen: int) -> bytes:
-    geometry = (*launch.grid, launch.threads, launch.shared_bytes, len(arguments))
+    geometry = (*launch.grid, *launch.block, launch.shared_bytes, len(arguments))
     return _LAUNCH.pack(seed % 2**64, os.getpid(), *geometry, *(chosen or (0, 0)))
 
 

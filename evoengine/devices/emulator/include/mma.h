@@ -56,7 +56,7 @@ inline void check_matrix(const char* name, const T* p, unsigned ldm, int line) {
 
 template <bool by_row, class F, class T>
 inline void load_elements(F& f, const T* p, unsigned ldm) {
-    const int lane = threadIdx.x & 31;
+    const int lane = int(evo_emu::lane());
     for (int i = 0; i < F::distinct; ++i) {
         int q = element_position(lane, i), row = q / F::columns, column = q % F::columns;
         T element = by_row ? p[row * size_t(ldm) + column] : p[column * size_t(ldm) + row];
@@ -66,7 +66,7 @@ inline void load_elements(F& f, const T* p, unsigned ldm) {
 
 template <bool by_row, class F, class T>
 inline void store_elements(T* p, const F& f, unsigned ldm) {
-    const int lane = threadIdx.x & 31;
+    const int lane = int(evo_emu::lane());
     for (int i = 0; i < F::distinct; ++i) {
         int q = element_position(lane, i), row = q / F::columns, column = q % F::columns;
         (by_row ? p[row * size_t(ldm) + column] : p[column * size_t(ldm) + row]) = f.x[i];

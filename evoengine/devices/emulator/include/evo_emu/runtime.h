@@ -26,6 +26,10 @@ extern const Kernel kernel;
 // Ends the process with the message, followed by the kernel, the block and the thread under way.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void crash(const char* format, ...);
 
+// The running thread's number in its block, x running fastest, then y; warps are made of 32 in a row.
+extern unsigned thread_rank;
+inline unsigned lane() { return thread_rank & 31; }
+
 // Lets other threads run first; the caller stays runnable.
 void yield();
 
