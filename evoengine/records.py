@@ -246,7 +246,7 @@ class Measurement:
     terms: Mapping[str, float] = field(default_factory=dict)
     """what an estimate is made of, or what was observed beside a measurement (clocks, temperature)"""
     suspect: str | None = None
-    """why the figure cannot be believed; None where it can"""
+    """why the figure cannot be trusted; None where it can"""
     policy: Policy | None = None
     """None where nothing ran here: an estimate, or what another tuner recorded"""
     normalised_us: float | None = None
@@ -296,7 +296,7 @@ class Contender:
     source: Source
     binary: Binary
     config: Config = field(default_factory=dict, hash=False)
-    """what its further arguments hang on, tensor maps for one"""
+    """what its further arguments depend on, tensor maps for one"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class Commands(click.Group):
 def evoengine() -> None:
     """Finds the fastest correct CUDA kernel for a GPU and a problem.
 
-    Exit codes: 0 ok, 1 nothing valid found, 2 wrong usage or configuration, 3 the machine lacks something,
+    Exit codes: 0 ok, 1 nothing valid found, 2 wrong usage or configuration, 3 something is missing on this machine,
     130 interrupted.
     """
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
 from evoengine.cli.options import json_option
+
+if TYPE_CHECKING:
+    from evoengine.workloads.base import Workload
 
 
 @click.command()
@@ -20,10 +24,14 @@ def problems(as_json: bool) -> None:
 
     known = workloads().values()
     if as_json:
-        listed = [{"workload": w.name, "grammar": w.grammar, "example": f"{w.name}:{w.example}"} for w in known]
+        listed = [{"workload": w.name, "grammar": w.grammar, "example": _example(w)} for w in known]
         click.echo(json.dumps(listed, indent=2))
         return
     table = Table("workload", "problem", "example", box=None, pad_edge=False)
     for workload in known:
-        table.add_row(workload.name, f"{workload.name}:{workload.grammar}", f"{workload.name}:{workload.example}")
+        table.add_row(workload.name, f"{workload.name}:{workload.grammar}", _example(workload))
     stdout.print(table)
+
+
+def _example(workload: Workload) -> str:
+    return str(workload.parse(workload.example))

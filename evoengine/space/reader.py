@@ -169,7 +169,7 @@ class _Reader:
             raise UsageError(f"{where}: {what} {name} has the name of a problem variable; rename it")
 
     def _check_when(self, knob: Knob, lets: Mapping[str, Mapping[str, Expression]]) -> None:
-        """A knob's `when` may hang only on what is decided before the knob is."""
+        """A knob's `when` may depend only on what is decided before the knob is."""
         if not knob.when:
             return
         self._known(knob.when)
@@ -178,7 +178,7 @@ class _Reader:
             for name in reached(knob.when, lets[""] | lets[family]):
                 if name in order and order.index(name) >= order.index(knob.name):
                     raise UsageError(
-                        f"{knob.when.where}: the when of {knob.name} hangs on {name}, which is not declared before it; "
+                        f"{knob.when.where}: the when of {knob.name} depends on {name}, which is not declared before it; "
                         f"declare {name} first"
                     )
 
