@@ -109,7 +109,7 @@ def read(path: Path) -> Mapping[str, float | None]:
         raise UsageError(f"{path} is no record of estimates; make one with --record {path}") from error
     missing = sum(config_key(config) not in estimates for config in space().enumerate())
     if missing:
-        raise UsageError(f"{path} lacks {missing} configurations of the space as it is now; make it anew with --record")
+        raise UsageError(f"{path} lacks {missing} configurations of the space as it is now; make it again with --record")
     return estimates
 
 

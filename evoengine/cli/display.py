@@ -273,7 +273,7 @@ def cases(verdict) -> Table:
 
 
 def findings(found) -> Table:
-    """The doctor's findings, each with its remedy where something lacks."""
+    """The doctor's findings, each with its remedy where something is missing."""
     table = Table.grid("", "", Column(overflow="fold"), padding=(0, 2))
     for f in found:
         mark = Text("✓", style="green") if f.here else Text("✗", style="red" if f.needed else "yellow")

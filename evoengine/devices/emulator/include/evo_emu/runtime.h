@@ -1,11 +1,13 @@
 // What a translated kernel asks of the runtime. No standard header: every candidate parses this.
 #pragma once
 
-namespace evo_emu {
-
-struct Dim {
+struct uint3 {
     unsigned x, y, z;
 };
+
+namespace evo_emu {
+
+using Dim = uint3;
 
 // A parameter type that takes no part in the deduction of T.
 template <class T> struct Identity { using type = T; };
