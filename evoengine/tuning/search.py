@@ -22,6 +22,7 @@ from evoengine.search import samplers
 from evoengine.search.binaries import check_winner
 from evoengine.search.coordinator import Coordinator, Progress
 from evoengine.search.judges import make_judge
+from evoengine.search.reference import require_reference
 from evoengine.search.setting import Setting
 from evoengine.stages.render import inert_knobs
 from evoengine.tuning.setup import (
@@ -88,6 +89,7 @@ class Search:
         if self._timing:
             target = replace(target, gpu=real_gpu(self._timing, target.gpu))
         self._setting = _setting(options, target, objectives, self._timing is not None)
+        require_reference(target, echo)
         self._db, self._echo = options.db, echo
         self._stop: Callable[[], None] | None = None
         self._stopped = False
