@@ -23,6 +23,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import math
 import os
 import re
 import struct
@@ -95,7 +96,7 @@ def install() -> None:
 def _hook(raw, us) -> int:
     r = raw.contents
     parameters = tuple(ctypes.string_at(r.parameters[i], r.sizes[i]) for i in range(r.count))
-    launch = Launch(tuple(r.grid), r.block[0], r.shared_bytes)
+    launch = Launch(tuple(r.grid), math.prod(r.block), r.shared_bytes, tuple(r.block[1:]))
     given = LaunchOnDevice(r.entry.decode(), ctypes.string_at(r.image, r.image_bytes), launch, parameters)
     us[0] = microseconds(given.entry, given.sha256)
     try:

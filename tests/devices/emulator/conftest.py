@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -34,11 +35,15 @@ def own_cache(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def emulate(own_cache):
-    """emulate(text, *values, grid, threads, shared, seed, timeout) → the tensors by name; a `const T*` is an input."""
+    """emulate(text, *values, grid, threads, shared, seed, timeout) → the tensors by name; a `const T*` is an input.
+
+    `threads` of a block: their number, or those along x, y and z.
+    """
 
     def run_kernel(text, *values, grid=(1, 1, 1), threads=32, shared=0, seed=0, timeout=20.0):
         entry, parameters = SIGNATURE.search(text).groups()
-        launch = Launch(grid, threads, shared)
+        x, *yz = (threads, 1, 1) if isinstance(threads, int) else threads
+        launch = Launch(grid, x * math.prod(yz), shared, tuple(yz))
         arguments = [argument(p, v) for p, v in zip(parameters.split(","), values, strict=True)]
         return run(build(Source(text, entry, launch)), entry, launch, arguments, seed, timeout)
 
