@@ -16,7 +16,7 @@ from evoengine.errors import NothingFound
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Candidate
 from tests.cli.conftest import SMALL
-from tests.conftest import wait_for
+from tests.support.waiting import wait_for
 
 HELPS = """
 import sys

@@ -8,7 +8,8 @@ import pytest
 
 from evoengine.cli.setup import first_of_each_family
 from tests.cli.conftest import SMALL
-from tests.conftest import attention_space, launches
+from tests.support.attention_gate import attention_space
+from tests.support.spaces import launches
 
 
 def test_a_family_that_the_gpu_cannot_run_is_left_out_with_one_line_that_says_why(evoengine, tmp_path):

@@ -14,8 +14,8 @@ from evoengine.records import Outcome
 from evoengine.sass import validation
 from evoengine.stages.predict import figure_of, predict_binary
 from evoengine.stages.profile import profile_without_gpu
-from tests.ledger.examples import a_figure, a_verdict, add_ranked, start_run
-from tests.stages.test_predict import H100, PROBLEM, figure, made
+from tests.support.ledger_examples import a_figure, a_verdict, add_ranked, start_run
+from tests.support.predictions import H100, PROBLEM, figure, made
 
 UNREAD = "the model cannot read the binary: unknown opcodes: XYZZY"
 

@@ -17,7 +17,7 @@ from evoengine.paths import asset
 from evoengine.records import Launch, Source
 from evoengine.stages.compile import compile_source
 from tests.cli.conftest import SMALL
-from tests.conftest import on_stand_in
+from tests.support.stand_in import on_stand_in
 
 FIELDS = [
     "trial", "run", "outcome", "reason", "config", "problem", "gpu", "device", "source_sha256", "registers",

@@ -19,7 +19,8 @@ from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from evoengine.stages.statistics import FEWEST
 from evoengine.workloads import find_workload
-from tests.conftest import attention_space, on_stand_in
+from tests.support.attention_gate import attention_space
+from tests.support.stand_in import on_stand_in
 
 pytestmark = pytest.mark.gpu
 TEXT = "b1,h2,s128,d64,fp16" if on_stand_in() else "b2,h8,s512,d64,fp16"

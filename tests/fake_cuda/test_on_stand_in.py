@@ -17,7 +17,7 @@ from tests.fake_cuda.library import ROOT, environment
 
 SUITES = {
     "kernels, faults and the driver": ["tests/devices"],
-    "checking and timing": ["tests/stages/test_measure.py"],
+    "checking and timing": ["tests/stages/test_measure.py", "tests/stages/test_measure_figures.py"],
     "the command line": ["tests/cli/test_road.py"],
     "exported kernels": ["tests/fake_cuda/test_exported_loader.py"],
 }

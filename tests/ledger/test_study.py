@@ -26,8 +26,8 @@ from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import Projection, artifact_store, optuna_storage, rebuild, study_note
 from evoengine.lineage import Effect
 from evoengine.records import Kind, Outcome
-from tests.conftest import wait_for
-from tests.ledger.examples import (
+from tests.support.waiting import wait_for
+from tests.support.ledger_examples import (
     CONFIG,
     DOMAINS,
     GPU,

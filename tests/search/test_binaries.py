@@ -15,8 +15,8 @@ from evoengine.search import binaries
 from evoengine.search.binaries import check_export, check_winner
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
-from tests.conftest import attention_space
-from tests.ledger.examples import a_figure, a_verdict, start_run
+from tests.support.attention_gate import attention_space
+from tests.support.ledger_examples import a_figure, a_verdict, start_run
 
 SMALL, GPU = "b1,h2,s128,d32,fp16", "h100"
 PROBLEM = parse_problem(SMALL)

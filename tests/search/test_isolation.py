@@ -18,8 +18,8 @@ from evoengine.cli.setup import default_jobs
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Outcome, Rejection
 from evoengine.search.workers import COMPILER_TERMS, Terms, WorkerPool
-from tests.conftest import wait_for
-from tests.search.faulty_device import (
+from tests.support.waiting import wait_for
+from tests.support.faulty_device import (
     FAULTS,
     KINDS,
     expected,

@@ -17,8 +17,8 @@ from evoengine.search import judges
 from evoengine.search.judges import GpuJudge
 from evoengine.search.remeasure import left_to_measure
 from evoengine.stages.render import render
-from tests.search import faulty_device
-from tests.search.conftest import GPU, PROBLEM
+from tests.support import faulty_device
+from tests.support.numbered_search import GPU, PROBLEM
 
 ESTIMATES = [9.0, 1.0, 5.0, 7.0, 3.0]
 

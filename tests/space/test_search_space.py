@@ -15,7 +15,7 @@ from evoengine.gpu import Gpu
 from evoengine.problem import Problem
 from evoengine.records import Config, Launch, config_key
 from evoengine.space.space import SearchSpace, load_space
-from tests.conftest import launches
+from tests.support.spaces import launches
 
 Load = Callable[[str], SearchSpace]
 

@@ -17,7 +17,7 @@ from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from evoengine.stages.verify_binary import verify_binary
 from evoengine.workloads import find_tensors
-from tests.conftest import attention_space
+from tests.support.attention_gate import attention_space
 from tests.workloads import test_planted_faults as classic
 from tests.workloads import test_planted_faults_mma as mma
 from tests.workloads import test_planted_faults_more as more

@@ -11,7 +11,7 @@ from evoengine.records import Outcome
 from evoengine.space.space import load_space
 from evoengine.stages.compile import compile_source
 from evoengine.stages.screen import screen_binary
-from tests.conftest import AttentionGate
+from tests.support.attention_gate import AttentionGate
 
 PLAIN = "b2,h4,s256,d64,fp16"
 BF16 = "b2,h4,s256,d64,bf16"

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from evoengine.devices.base import ScalarArgument, TensorArgument, TensorMapArgument
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
 from evoengine.records import Launch, Source
-
-SIGNATURE = re.compile(r"__global__\s+void\s+(?:__(?:launch_bounds|cluster_dims)__\([^)]*\)\s*)*(\w+)\(([^)]*)\)")
-
-
-def argument(parameter, value):
-    name = re.search(r"(\w+)\s*$", parameter)[1]
-    if isinstance(value, TensorMapArgument):
-        return replace(value, name=name)
-    if "*" not in parameter:
-        return ScalarArgument(name, value)
-    return TensorArgument(name, value, output="const" not in parameter)
+from tests.support.kernel_arguments import SIGNATURE, argument
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,51 @@
+"""The attention space, and a gate that judges its kernels on the emulator."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from evoengine.gpu import find_gpu
+from evoengine.paths import asset
+from evoengine.problem import parse_problem
+from evoengine.records import Source
+from evoengine.search.judges import full_plan, gate_plan
+from evoengine.space.space import SearchSpace, load_space
+from evoengine.stages.pipeline import emulate_task
+from evoengine.stages.render import render
+
+
+@cache
+def attention_space(problem: str = "b16,h16,s2048,d64,fp16", gpu: str = "h100") -> SearchSpace:
+    return load_space(asset("search_spaces") / "attention.toml", parse_problem(problem), find_gpu(gpu))
+
+
+class AttentionGate:
+    """Renders configurations of the attention space and puts them, or a doctored text of them, through the gate."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = parse_problem(problem)
+        self.space = attention_space(problem)
+
+    def start(self, wanted):
+        """The space's first start point that has these values."""
+        return next(c for c in self.space.starts if wanted.items() <= c.items())
+
+    def source(self, config) -> Source:
+        return render(self.space, config, self.problem, asset("templates"))
+
+    def judge(self, config, source: Source | None = None, seed: int = 7, beside=()):
+        """The verdict on the workload's cases, those `beside` them and those at full size."""
+        plan = gate_plan(self.space, self.problem, config)
+        plan += [(case, self.space.launch(config, case.problem)) for case in beside]
+        full = full_plan(self.space, self.problem, config)
+        return emulate_task("attention", source or self.source(config), plan, full, seed)
+
+    def doctored(self, config, old: str, new: str) -> Source:
+        source = self.source(config)
+        assert old in source.text, f"the template has no {old!r} any more"
+        return Source(source.text.replace(old, new), source.entry, source.launch)
+
+    def draw(self, count: int, seed: int):
+        return self.space.sample(np.random.default_rng(seed), count)
