@@ -9,20 +9,25 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command_server import SECONDS, CommandServer
+
 SMALL = "b1,h2,s128,d32,fp16"
 
 
 @pytest.fixture(scope="session")
-def evoengine():
+def evoengine(tmp_path_factory):
     """Calls `evoengine ARGUMENTS…` in a process of its own; gives the finished process."""
+    server = CommandServer(tmp_path_factory.mktemp("commands"))
 
     def call(*arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None):
-        command = [sys.executable, "-m", "evoengine", *map(str, arguments)]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=600, cwd=cwd, env={**os.environ, **(env or {})}
-        )
+        said, own = list(map(str, arguments)), {**os.environ, **(env or {})}
+        if "PYTHONPATH" in (env or {}):  # other modules than those that the server has imported
+            command = [sys.executable, "-m", "evoengine", *said]
+            return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=cwd, env=own)
+        return server.call(said, cwd or Path.cwd(), own)
 
-    return call
+    yield call
+    server.close()
 
 
 @pytest.fixture(scope="session")
