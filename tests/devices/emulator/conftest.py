@@ -11,15 +11,8 @@ from evoengine.records import Launch, Source
 from tests.support.kernel_arguments import SIGNATURE, argument
 
 
-@pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="session")
-def emulate(own_cache):
+def emulate():
     """emulate(text, *values, grid, threads, shared, seed, timeout) → the tensors by name; a `const T*` is an input."""
 
     def run_kernel(text, *values, grid=(1, 1, 1), threads=32, shared=0, seed=0, timeout=20.0):
