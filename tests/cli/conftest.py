@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_server import SECONDS, CommandServer
+from tests.support.made_once import made_once
 
 SMALL = "b1,h2,s128,d32,fp16"
 
@@ -33,6 +34,9 @@ def evoengine(tmp_path_factory):
 @pytest.fixture(scope="session")
 def searched(evoengine, tmp_path_factory):
     """A folder with the ledger of one small search, and that search's finished process."""
-    folder = tmp_path_factory.mktemp("searched")
-    arguments = ("--problem", SMALL, "--trials", 8, "--seed", 3, "--jobs", 2, "--db", folder / "evo.db")
-    return folder, evoengine("search", *arguments, "--device", "emulator")
+
+    def search(folder: Path):
+        arguments = ("--problem", SMALL, "--trials", 8, "--seed", 3, "--jobs", 2, "--db", folder / "evo.db")
+        return evoengine("search", *arguments, "--device", "emulator")
+
+    return made_once(tmp_path_factory, "searched", search)

@@ -223,7 +223,7 @@ def test_an_export_is_never_written_over_its_ledger(evoengine, replayed, tmp_pat
 
 def test_two_objectives_give_a_front(evoengine, searched, tmp_path):
     db = shutil.copy(searched[0] / "evo.db", tmp_path)  # where the start points' binaries are
-    arguments = ("--problem", SMALL, "--trials", 8, "--seed", 2, "--db", db, "--device", "emulator")
+    arguments = ("--problem", SMALL, "--trials", 8, "--seed", 2, "--jobs", 1, "--db", db, "--device", "emulator")
     done = evoengine("search", *arguments, "--objective", "tflops,registers")
     assert done.returncode == 0, done.stderr
     front = json.loads(evoengine("best", "--pareto", "--json", "--db", db).stdout)

@@ -6,6 +6,7 @@ A request is one line of JSON on standard input; the answer is a line with the c
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -74,6 +75,8 @@ if __name__ == "__main__":
         folder = importlib.import_module(part).__path__
         for module in pkgutil.walk_packages(folder, f"{part}."):
             importlib.import_module(module.name)
+    gc.collect()
+    gc.freeze()  # or each call would walk through, and so copy, all that was imported
     serve()
     from evoengine.cli.main import main
 
