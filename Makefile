@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: search test test-all gpu clean
+.PHONY: search test test-all lint gpu clean
 
 search: .venv/ready
 	$(BIN)/evoengine search --gpu h100
@@ -14,6 +14,11 @@ test: .venv/ready
 test-all: .venv/ready
 	$(BIN)/python -m pytest -n auto --dist worksteal -m ""
 
+lint: .venv/linters
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
 gpu: .venv/ready
 	$(BIN)/python benchmarks/gpu.py
 
@@ -23,5 +28,9 @@ gpu: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cuda13,test]'
 	touch $@
 
+.venv/linters: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[lint]'
+	touch $@
+
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv dist

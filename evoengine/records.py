@@ -65,6 +65,14 @@ class Launch:
     grid: tuple[int, int, int]
     threads: int
     shared_bytes: int
+    block_yz: tuple[int, int] = (1, 1)
+    """rows of threads along y and z; their product divides `threads`"""
+
+    @property
+    def block(self) -> tuple[int, int, int]:
+        """threads along x, y and z"""
+        y, z = self.block_yz
+        return self.threads // (y * z), y, z
 
 
 Plan = Sequence[tuple[object, Launch]]
@@ -73,12 +81,14 @@ Plan = Sequence[tuple[object, Launch]]
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A stage's no: how the candidate ends, and why."""
+    """A stage's rejection: how the candidate ends, and why."""
 
     outcome: Outcome
     reason: str
     baseline: str | None = None
     """the library's kernel that failed, where it was one and no candidate"""
+    verdict: Verdict | None = None
+    """what the gate had found when the candidate crashed or hung"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +241,12 @@ class Measurement:
     """by `compared_us`; None where the operations are unknown, as in a file that another tuner recorded"""
     median_us: float
     samples_us: tuple[float, ...] = ()
-    vs_sdpa: float | None = None
+    vs_baseline: float | None = None
     """the fastest baseline's time over this one's: above 1 is faster than it"""
     terms: Mapping[str, float] = field(default_factory=dict)
     """what an estimate is made of, or what was observed beside a measurement (clocks, temperature)"""
     suspect: str | None = None
-    """why the figure cannot be believed; None where it can"""
+    """why the figure cannot be trusted; None where it can"""
     policy: Policy | None = None
     """None where nothing ran here: an estimate, or what another tuner recorded"""
     normalised_us: float | None = None
@@ -286,7 +296,7 @@ class Contender:
     source: Source
     binary: Binary
     config: Config = field(default_factory=dict, hash=False)
-    """what its further arguments hang on, tensor maps for one"""
+    """what its further arguments depend on, tensor maps for one"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +386,8 @@ class Candidate:
             "median_us": figure.median_us if figure else None,
             "normalised_us": figure.normalised_us if figure else None,
             "samples": len(figure.samples_us) if figure else None,
-            "vs_sdpa": figure.vs_sdpa if figure else None,
+            "vs_baseline": figure.vs_baseline if figure else None,
+            "vs_sdpa": figure.vs_baseline if figure else None,
             "policy": asdict(figure.policy) if figure and figure.policy else None,
             **_estimate_json(figure),
             "sustained": _sustained_json(self.sustained) if self.sustained else None,

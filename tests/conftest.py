@@ -11,8 +11,10 @@ import pytest
 
 from evoengine.devices.driver import find_driver
 from evoengine.gpu import Gpu, find_gpu
-from evoengine.problem import Problem, parse_problem
 from evoengine.space.space import SearchSpace, load_space
+from evoengine.workloads import find_workload
+from evoengine.workloads.attention.problem import AttentionProblem, parse_problem
+from evoengine.workloads.base import Target
 from tests.support.attention_gate import AttentionGate
 from tests.support.stand_in import on_stand_in
 
@@ -32,7 +34,7 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
-def problem() -> Problem:
+def problem() -> AttentionProblem:
     return parse_problem("b16,h16,s2048,d64,fp16")
 
 
@@ -42,7 +44,12 @@ def gpu() -> Gpu:
 
 
 @pytest.fixture
-def load(tmp_path: Path, problem: Problem, gpu: Gpu) -> Callable[[str], SearchSpace]:
+def target(problem: AttentionProblem, gpu: Gpu) -> Target:
+    return Target(find_workload("attention"), problem, gpu)
+
+
+@pytest.fixture
+def load(tmp_path: Path, problem: AttentionProblem, gpu: Gpu) -> Callable[[str], SearchSpace]:
     """Reads a space file of that text."""
 
     def loaded(text: str) -> SearchSpace:

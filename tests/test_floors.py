@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "evoengine"
 FLOORS = (
     ("errors", "records", "objectives", "lineage", "problem", "gpu", "paths", "terms", "host_compiler", "cuda_files"),
     ("workloads", "space", "devices", "ledger", "sass"),
-    ("stages", "publish"),
+    ("stages", "publish", "formats"),
     ("search",),
     ("cli", "__main__"),
 )
@@ -29,7 +29,7 @@ def floor_of(part: str) -> int:
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    files = [p for p in PACKAGE.rglob("*.py") if "_assets" not in p.parts]
+    files = PACKAGE.rglob("*.py")
     return {".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts): ast.parse(p.read_text()) for p in files}
 
 

@@ -63,7 +63,7 @@ class CudaKernel:
         stream = gpu().stream() if stream is None else stream
         _with_memory(
             f"launch kernel {self.entry}",
-            lambda: self._function.launch(launch.grid, launch.threads, launch.shared_bytes, parameters, stream),
+            lambda: self._function.launch(launch.grid, launch.block, launch.shared_bytes, parameters, stream),
         )
 
     def run(self, launch: Launch, arguments: Arguments, seed: int) -> Tensors:

@@ -223,10 +223,11 @@ class Function:
         call("cuFuncSetAttribute", self._handle, _MAX_DYNAMIC_SHARED, size)
 
     def launch(
-        self, grid: tuple[int, int, int], threads: int, shared_bytes: int, parameters: Parameters, stream: int = 0
-    ) -> None:
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, parameters: Parameters,
+        stream: int = 0,
+    ) -> None:  # fmt: skip
         """Queues the kernel; the parameters may be dropped at once, as the driver copies them."""
-        call("cuLaunchKernel", self._handle, *grid, threads, 1, 1, shared_bytes, stream, parameters.pointers, None)
+        call("cuLaunchKernel", self._handle, *grid, *block, shared_bytes, stream, parameters.pointers, None)
 
 
 # ── streams, events, graphs ─────────────────────────────────────────────────────────────────────────────────────────

@@ -86,6 +86,7 @@ def kept_source(session: Session, source: Source) -> dict[str, object]:
     """Keeps the text, once; what the candidate's own row says of the source."""
     _insert_new(session, SourceRow, sha256=source.sha256, text=source.text)
     x, y, z = source.launch.grid
+    block_y, block_z = source.launch.block_yz
     return {
         "source_sha256": source.sha256,
         "entry": source.entry,
@@ -93,6 +94,8 @@ def kept_source(session: Session, source: Source) -> dict[str, object]:
         "grid_y": y,
         "grid_z": z,
         "threads": source.launch.threads,
+        "block_y": block_y,
+        "block_z": block_z,
         "shared_bytes": source.launch.shared_bytes,
     }
 
@@ -156,7 +159,7 @@ def to_measurement(row: MeasurementRow) -> Measurement:
         tflops=row.tflops,
         median_us=row.median_us,
         samples_us=numbers_from_json(row.samples_us),
-        vs_sdpa=row.vs_sdpa,
+        vs_baseline=row.vs_baseline,
         terms={name: float(v) for name, v in row.terms.items()},
         suspect=row.suspect,
         policy=to_policy(row.policy),
@@ -245,7 +248,8 @@ def _to_source(row: CandidateRow) -> Source | None:
     if row.source is None:
         return None
     grid = (row.grid_x, row.grid_y, row.grid_z)
-    return Source(row.source.text, row.entry, Launch(grid, row.threads, row.shared_bytes))
+    launch = Launch(grid, row.threads, row.shared_bytes, (row.block_y, row.block_z))
+    return Source(row.source.text, row.entry, launch)
 
 
 def to_run(row: RunRow) -> Run:

@@ -29,9 +29,9 @@ DRAWN_BYTES = 1 << 20
 REGISTERS_PER_BLOCK = 65536
 """of every compute capability from 7.5 to 9.0 (CUDA C++ Programming Guide, Compute Capabilities)"""
 
-# Where the driver puts what every kernel reads from bank 0, as the machine code of sm_75 to sm_90 has it: from byte 0 the
-# block's threads and the grid, from 0x18 the windows of shared and local memory, at 0x28 the end of the stack; on sm_90 at
-# 0x198 the generic address of the parameters, from which those of tensor maps are made.
+# Where the driver puts what every kernel reads from bank 0, as the machine code of sm_75 to sm_90 has it: from byte 0
+# the block's threads and the grid, from 0x18 the windows of shared and local memory, at 0x28 the end of the stack; on
+# sm_90 at 0x198 the generic address of the parameters, from which those of tensor maps are made.
 _DRIVER_VALUES = struct.Struct("<3I3IQQI")
 _PARAMETERS_POINTER = 0x198
 # The windows of the generic address space, as in core/machine.h.
@@ -163,7 +163,7 @@ def require_arch(kernel: Kernel) -> None:
 
 def _geometry(kernel: Kernel, launch: records.Launch | Geometry) -> Geometry:
     if isinstance(launch, records.Launch):
-        return Geometry(launch.grid, (launch.threads, 1, 1), launch.shared_bytes, kernel.cluster)
+        return Geometry(launch.grid, launch.block, launch.shared_bytes, kernel.cluster)
     return Geometry(launch.grid, launch.threads, launch.shared_bytes, launch.cluster or kernel.cluster)
 
 

@@ -51,7 +51,8 @@ class Constraint:
 
 @dataclass(frozen=True)
 class LaunchRule:
-    threads: Expression
+    block: tuple[Expression, ...]
+    """threads along x, or along x, y and z"""
     grid: tuple[Expression, Expression, Expression]
     shared: Expression
 

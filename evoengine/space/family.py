@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,7 +28,7 @@ class Family:
         self.cost_rules = definition.cost.get(name, {})
         self._knob_names = {k.name for k in self.knobs}
         self._foreign = {n for group in definition.lets.values() for n in group} - self.lets.keys()
-        # A rule that names a let this family lacks is a rule of other families.
+        # A rule that names a let that this family does not have is a rule of other families.
         self.constraints = [
             c for c in definition.constraints if self.has(c.expr) and (c.when is None or self.has(c.when))
         ]
@@ -46,7 +47,7 @@ class Family:
             ready = [n for n, let in todo.items() if not let.names & todo.keys()]
             kinds |= {n: todo.pop(n).kind(kinds) for n in ready}
         rule = self.launch_rule
-        needed = [rule.threads, *rule.grid, rule.shared, *self.cost_rules.values()]
+        needed = [*rule.block, *rule.grid, rule.shared, *self.cost_rules.values()]
         for expression in needed:
             if not self.has(expression):
                 lacking = ", ".join(sorted(reached(expression, self.lets) & self._foreign))
@@ -69,7 +70,7 @@ class Family:
         return Columns({**self.variables, **coded, "family": self.name}, length, self.lets, knobs)
 
     def knobs_reached(self, *expressions: Expression | None) -> set[str]:
-        """The knobs the expressions hang on, themselves or by way of lets."""
+        """The knobs the expressions depend on, themselves or by way of lets."""
         names = set().union(*(reached(e, self.lets) for e in expressions if e))
         return names & self._knob_names
 
@@ -117,7 +118,9 @@ class Family:
         """Raises UsageError where threads or grid are not positive integers, or shared is negative or no integer."""
         scope, rule = self.scope(config, variables), self.launch_rule
         x, y, z = (_integer(e, scope, 1) for e in rule.grid)
-        return Launch((x, y, z), _integer(rule.threads, scope, 1), _integer(rule.shared, scope, 0))
+        block = [_integer(e, scope, 1) for e in rule.block]
+        shared = _integer(rule.shared, scope, 0)
+        return Launch((x, y, z), math.prod(block), shared, tuple(block[1:]) or (1, 1))
 
     def cost(self, config: Config, variables: Mapping[str, Value]) -> dict[str, float]:
         scope = self.scope(config, variables)
@@ -131,7 +134,7 @@ class Family:
     def doubtful_launches(self, columns: Columns) -> np.ndarray:
         """The rows for which `launch` may raise: all where it does, and all of a column that mixes in decimals."""
         rule, doubtful = self.launch_rule, np.zeros(columns.length, bool)
-        for expression, least in ((rule.threads, 1), *((e, 1) for e in rule.grid), (rule.shared, 0)):
+        for expression, least in (*((e, 1) for e in (*rule.block, *rule.grid)), (rule.shared, 0)):
             values = expression.evaluate_arrays(columns)
             doubtful |= (values < least) | (values.dtype.kind != "i")
         return np.flatnonzero(doubtful)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from evoengine.gpu import WARP, Gpu
+from evoengine.gpu import Gpu
 from evoengine.records import Binary, Launch
 
 MAX_THREADS = 1024
 """per block, every compute capability so far"""
+MAX_BLOCK_Z = 64
+"""threads along z, likewise (CUDA C++ Programming Guide, Compute Capabilities)"""
 TENSOR_OPCODES = ("HMMA", "HGMMA")
 SPILL_LIMIT = 0
 """bytes of spills above which a candidate is left out of a ranking by estimates, which cannot tell what they cost"""
@@ -16,8 +18,10 @@ SPILL_LIMIT = 0
 
 def screen_launch(launch: Launch, gpu: Gpu) -> str | None:
     """Why the launch can never succeed on the GPU, or None."""
-    if not 1 <= launch.threads <= MAX_THREADS or launch.threads % WARP:
-        return f"{launch.threads} threads per block; whole warps up to {MAX_THREADS} are possible"
+    if not 1 <= launch.threads <= MAX_THREADS:
+        return f"{launch.threads} threads per block; 1 to {MAX_THREADS} are possible"
+    if launch.block[2] > MAX_BLOCK_Z:
+        return f"a block of {launch.block[2]} threads along z; {MAX_BLOCK_Z} are possible"
     if launch.shared_bytes > gpu.shared_per_block:
         return f"{launch.shared_bytes} bytes of shared memory per block; {gpu.key} has {gpu.shared_per_block}"
     if launch.grid[1] > 65535 or launch.grid[2] > 65535:

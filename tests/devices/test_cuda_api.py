@@ -62,9 +62,10 @@ def test_importing_it_needs_no_driver_and_loads_none():
 
 @stand_in
 def test_a_launch_brings_geometry_and_just_the_bytes_of_each_parameter(cubin, launches):
-    Module(cubin).function("add").launch((3, 2, 1), 128, 1024, parameters())
+    Module(cubin).function("add").launch((3, 2, 1), (32, 2, 4), 1024, parameters())
     [given] = launches
-    assert (given.entry, given.launch) == ("add", Launch((3, 2, 1), 128, 1024))
+    assert (given.entry, given.launch) == ("add", Launch((3, 2, 1), 256, 1024, (2, 4)))
+    assert given.launch.block == (32, 2, 4)
     assert given.image == cubin
     assert [int.from_bytes(p, "little", signed=True) for p in given.parameters] == [0x7000, 0x8000, -5, 3]
     assert [len(p) for p in given.parameters] == [8, 8, 4, 1]
@@ -77,7 +78,7 @@ def test_a_struct_travels_by_value(launches):
     source = Source(STRUCT, "add", Launch((1, 1, 1), 32, 0))
     whole = bytes(range(128))
     function = Module(compile_source(source, "sm_90a").cubin).function("add")
-    function.launch((1, 1, 1), 32, 0, Parameters([whole, np.uint64(0)]))
+    function.launch((1, 1, 1), (32, 1, 1), 0, Parameters([whole, np.uint64(0)]))
     assert launches[0].parameters[0] == whole
 
 
@@ -91,7 +92,7 @@ def test_a_module_is_unloaded_when_it_and_its_functions_are_dropped(cubin, launc
     del module
     gc.collect()
     assert live("module") == before + 1
-    function.launch((1, 1, 1), 32, 0, parameters())
+    function.launch((1, 1, 1), (32, 1, 1), 0, parameters())
     del function
     gc.collect()
     assert live("module") == before
@@ -105,7 +106,7 @@ def test_a_graph_keeps_its_kernels_and_replays_them(cubin, launches):
     function, packed = Module(cubin).function("add"), parameters()
 
     def recorded(function):
-        return Graph(lambda stream: function.launch((1, 1, 1), 32, 0, packed, stream))
+        return Graph(lambda stream: function.launch((1, 1, 1), (32, 1, 1), 0, packed, stream))
 
     graph = recorded(function)
     del function
@@ -131,7 +132,7 @@ def test_a_kernel_that_was_unloaded_while_its_graph_lives_fails(cubin, launches)
     """What keeping it prevents."""
     module = Module(cubin)
     function, packed = module.function("add"), parameters()
-    graph = Graph(lambda stream: function.launch((1, 1, 1), 32, 0, packed, stream))
+    graph = Graph(lambda stream: function.launch((1, 1, 1), (32, 1, 1), 0, packed, stream))
     cuda_api.call("cuModuleUnload", module.handle)
     graph.launch()
     with pytest.raises(CudaError, match="unspecified launch failure"):
@@ -159,19 +160,19 @@ def test_out_of_memory_is_known_as_such(cubin, launches, monkeypatch):
 
 
 LIMITS = {
-    "no blocks": ((0, 1, 1), 32, 0, 1),
-    "a grid too high": ((1, 65536, 1), 32, 0, 1),
-    "more threads than its launch bounds": ((1, 1, 1), 288, 0, 1),
-    "more shared memory than was opted in to": ((1, 1, 1), 32, 49153, 1),
+    "no blocks": ((0, 1, 1), (32, 1, 1), 0, 1),
+    "a grid too high": ((1, 65536, 1), (32, 1, 1), 0, 1),
+    "more threads than its launch bounds": ((1, 1, 1), (288, 1, 1), 0, 1),
+    "more shared memory than was opted in to": ((1, 1, 1), (32, 1, 1), 49153, 1),
 }
 
 
 @stand_in
 @pytest.mark.parametrize("name", LIMITS)
 def test_a_launch_beyond_a_limit_is_refused(cubin, launches, name):
-    grid, threads, shared, code = LIMITS[name]
+    grid, block, shared, code = LIMITS[name]
     with pytest.raises(CudaError) as caught:
-        Module(cubin).function("add").launch(grid, threads, shared, parameters())
+        Module(cubin).function("add").launch(grid, block, shared, parameters())
     assert caught.value.code == code and launches == []
 
 
@@ -179,7 +180,7 @@ def test_a_launch_beyond_a_limit_is_refused(cubin, launches, name):
 def test_shared_memory_beyond_48_kib_is_opted_in_to(cubin, launches):
     function = Module(cubin).function("add")
     function.allow_shared(232448)
-    function.launch((1, 1, 1), 32, 232448, parameters())
+    function.launch((1, 1, 1), (32, 1, 1), 232448, parameters())
     assert launches[0].launch.shared_bytes == 232448
     with pytest.raises(CudaError):
         function.allow_shared(232449)
@@ -190,7 +191,7 @@ def test_after_a_failed_kernel_every_call_says_so(cubin, launches, monkeypatch):
     from tests.fake_cuda import device
 
     monkeypatch.setitem(device.programs, "add", lambda given: 700)
-    Module(cubin).function("add").launch((1, 1, 1), 32, 0, parameters())
+    Module(cubin).function("add").launch((1, 1, 1), (32, 1, 1), 0, parameters())
     with pytest.raises(CudaError, match="an illegal memory access was encountered"):
         cuda_api.memory_info()
 
@@ -200,11 +201,11 @@ def test_an_event_is_done_when_what_was_queued_before_it_is(cubin, launches, mon
     from tests.fake_cuda import device
 
     function, first, last = Module(cubin).function("add"), Event(), Event()
-    function.launch((1, 1, 1), 32, 0, parameters())
+    function.launch((1, 1, 1), (32, 1, 1), 0, parameters())
     first.record()
     assert not first.query() and first.query()
     monkeypatch.setitem(device.times, "add", float("inf"))
-    function.launch((1, 1, 1), 32, 0, parameters())
+    function.launch((1, 1, 1), (32, 1, 1), 0, parameters())
     last.record()
     assert not any(last.query() for _ in range(50))
 

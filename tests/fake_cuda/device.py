@@ -23,6 +23,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import math
 import os
 import re
 import struct
@@ -35,7 +36,13 @@ import numpy as np
 
 from evoengine.devices import cuda_api
 from evoengine.devices.base import (
-    Argument, KernelCrashed, KernelHung, KernelUnbuildable, ScalarArgument, TensorArgument, TensorMapArgument,
+    Argument,
+    KernelCrashed,
+    KernelHung,
+    KernelUnbuildable,
+    ScalarArgument,
+    TensorArgument,
+    TensorMapArgument,
 )  # fmt: skip
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
@@ -95,7 +102,7 @@ def install() -> None:
 def _hook(raw, us) -> int:
     r = raw.contents
     parameters = tuple(ctypes.string_at(r.parameters[i], r.sizes[i]) for i in range(r.count))
-    launch = Launch(tuple(r.grid), r.block[0], r.shared_bytes)
+    launch = Launch(tuple(r.grid), math.prod(r.block), r.shared_bytes, tuple(r.block[1:]))
     given = LaunchOnDevice(r.entry.decode(), ctypes.string_at(r.image, r.image_bytes), launch, parameters)
     us[0] = microseconds(given.entry, given.sha256)
     try:

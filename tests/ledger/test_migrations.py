@@ -27,6 +27,9 @@ INSERT INTO candidates (id, run_id, problem, gpu, config, config_key, parents, c
 VALUES (1, 1, '{PROBLEM}', '{GPU}', '{{"tile": 1}}', '1', '[]', '2026-01-02 03:04:05', 'measured'),
        (2, 1, '{PROBLEM}', '{GPU}', '{{"tile": 2}}', '2', '[]', '2026-01-02 03:04:05', 'estimated'),
        (3, 1, '{PROBLEM}', '{GPU}', '{{"tile": 3}}', '3', '[]', '2026-01-02 03:04:05', 'recorded');
+INSERT INTO sources VALUES ('s', 'text');
+UPDATE candidates SET source_sha256 = 's', entry = 'k', grid_x = 1, grid_y = 1, grid_z = 1, threads = 128,
+                      shared_bytes = 0 WHERE id = 2;
 INSERT INTO measurements VALUES
  (1, 1, 'estimated', 'estimate', 500.0, 20.0, '[]', NULL, '{{}}', NULL, '2026-01-02 03:04:05'),
  (2, 1, 'measured', 'NVIDIA H200', 400.0, 25.0, '[25.0]', 1.5, '{{"place": 1.0}}', NULL, '2026-01-02 03:04:05'),
@@ -63,12 +66,13 @@ def test_a_ledger_of_before_policies_keeps_its_figures_and_says_that_their_polic
     with open_ledger(str(path), create=False) as ledger:
         estimate, measured = ledger.measurements(1)
         assert (measured.kind, measured.policy) == (Kind.MEASURED, UNKNOWN_POLICY)
-        assert (measured.median_us, measured.samples_us, measured.vs_sdpa) == (25.0, (25.0,), 1.5)
+        assert (measured.median_us, measured.samples_us, measured.vs_baseline) == (25.0, (25.0,), 1.5)
         assert measured.normalised_us is None and measured.compared_us == 25.0
         assert {ledger.candidate(n).measurement.policy for n in (2, 3)} == {estimate.policy} == {None}
         assert [(b.name, b.policy) for b in ledger.baselines(1)] == [("MATH", UNKNOWN_POLICY)]
         assert "unknown" in str(measured.policy)
         assert ledger.candidate(1).to_json()["policy"]["launch"] == "unknown"
+        assert ledger.candidate(2).source.launch.block == (128, 1, 1)
         assert differences(ledger, Base.metadata) == []
         new = add_ranked(ledger, start_run(ledger), a_figure(1.0, Kind.MEASURED), CONFIG)
         assert [c.trial for c in ledger.best(PROBLEM, GPU, top=9)] == [new]

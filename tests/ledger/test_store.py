@@ -16,6 +16,7 @@ from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.runs import RUNNING, Device
 from evoengine.ledger.store import Ledger
 from evoengine.records import (
+    EXECUTOR,
     L2,
     UNKNOWN_POLICY,
     Baseline,
@@ -80,7 +81,8 @@ def random_candidate(rng: random.Random, trial: int, run: int) -> Candidate:
     stages = rng.randrange(6)
     error = rng.choice([math.inf, -math.inf, 0.5, None])
     case = CaseResult(text(), text(), rng.getrandbits(80), rng.random() < 0.5, error, error, number(), maybe(text()))
-    launch = Launch((rng.getrandbits(31), 1, 65535), rng.randrange(1, 1025), rng.getrandbits(18))
+    rows = (rng.randrange(1, 4), rng.randrange(1, 4))
+    launch = Launch((rng.getrandbits(31), 1, 65535), rng.randrange(1, 99) * rows[0] * rows[1], rng.getrandbits(18), rows)
     mix = {text(): rng.getrandbits(20) for _ in range(3)}
     warnings = tuple(text() for _ in range(rng.randrange(3)))
     binary = Binary(rng.randbytes(99), text(), text(), text(), 255, 1, 2, 3, warnings, mix, number())
@@ -248,6 +250,15 @@ def test_a_candidate_refuted_by_a_later_verdict_is_never_best(ledger):
     refuted, other = (add_ranked(ledger, run, a_figure(tflops)) for tflops in (50.0, 5.0))
     ledger.record_verdict(refuted, a_verdict(Outcome.INCORRECT))
     assert [c.trial for c in ledger.best(PROBLEM, GPU, 10)] == [other]
+
+
+def test_a_verdict_on_executed_machine_code_neither_hides_a_measured_kernel_nor_redeems_a_refuted_one(ledger):
+    run = start_run(ledger)
+    measured, refuted = (add_ranked(ledger, run, a_figure(50.0, Kind.MEASURED), name=name) for name in ("a", "b"))
+    ledger.record_verdict(measured, replace(a_verdict(Outcome.INCORRECT), device=EXECUTOR))
+    ledger.record_verdict(refuted, a_verdict(Outcome.INCORRECT))
+    ledger.record_verdict(refuted, replace(a_verdict(), device=EXECUTOR))
+    assert [c.trial for c in ledger.best(PROBLEM, GPU, 10)] == [measured]
 
 
 @pytest.mark.parametrize("outcome", [o for o in Outcome if not o.ranked])

@@ -15,10 +15,10 @@ import pytest
 
 from evoengine.devices import cuda_api
 from evoengine.host_compiler import find_compiler
-from evoengine.problem import parse_problem
 from evoengine.publish.export import export
 from evoengine.records import Binary, Candidate, Launch, Outcome, Source
 from tests.support import loader
+from tests.support.attention_gate import attention_target
 from tests.support.loader import PROBLEM, Driver
 
 
@@ -53,8 +53,10 @@ def load(driver, tmp_path, monkeypatch):
         name = name or f"exported_{next(numbers)}"
         source = Source("// text", "attention", Launch((1, 4, 2), 384, 100_000))
         binary = Binary(cubin, arch, f"-arch={arch}", "nvrtc 13.5", 168, 0, 0, static_shared, (), {}, 1.0)
-        text = str(parse_problem(problem))
-        export(Candidate(3, 1, text, "h100", config, Outcome.ESTIMATED, source=source, binary=binary), tmp_path / name)
+        target = attention_target(problem)
+        text = str(target.problem)
+        found = Candidate(3, 1, text, "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
+        export(found, target, tmp_path / name)
         importlib.invalidate_caches()
         module = importlib.import_module(f"{name}.attention")
         monkeypatch.setattr(module._Torch, "gpu_index", lambda device: 0)

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from evoengine.devices import tensor_map
-from evoengine.problem import parse_problem
-from evoengine.workloads import find_tensors
-from tests.support.loader import ALL_MAPS, PROBLEM, SMS, STATIC, WGMMA, WMMA, cupy_tensors, tensors
+from evoengine.devices.base import TensorMapArgument
+from evoengine.workloads.attention.problem import parse_problem
+from tests.support.loader import ALL_MAPS, PROBLEM, SMS, STATIC, WGMMA, WMMA, cupy_tensors, parameters_of, tensors
 
 # what is launched
 
@@ -40,7 +40,7 @@ def test_the_kernel_is_launched_with_what_the_search_launched_it_with(driver, lo
     assert struct.unpack("f", struct.pack("i", found.scalars[4]))[0] == pytest.approx(1 / math.sqrt(64))
     blocks = 2 if "cluster" in config else -(-100 // config["tile_m"])
     assert (found.grid, found.block, found.shared) == ((blocks, 4, 2), (384, 1, 1), 100_000)
-    wanted = find_tensors("attention").tensor_maps(parse_problem(PROBLEM), config)
+    wanted = parameters_of(TensorMapArgument, parse_problem(PROBLEM), config)
     pointers = dict(zip("qkvo", found.pointers, strict=True))
     assert found.maps == [tensor_map.encode(argument, pointers[argument.tensor]) for argument in wanted]
 
@@ -84,6 +84,7 @@ def test_nothing_is_launched_where_there_is_nothing_to_compute(driver, load, emp
 
 
 # what is done once
+
 
 def test_a_call_like_one_before_asks_the_driver_for_its_context_and_the_launch_alone(driver, load):
     module, given = load(ALL_MAPS), tensors()

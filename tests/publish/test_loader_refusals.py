@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.loader import ALL_MAPS, CAPABILITY, PROBLEM, SHARED_PER_BLOCK, WGMMA, WMMA, cupy_tensors, strided, tensors
-
+from tests.support.loader import (
+    ALL_MAPS,
+    CAPABILITY,
+    PROBLEM,
+    SHARED_PER_BLOCK,
+    WGMMA,
+    WMMA,
+    cupy_tensors,
+    strided,
+    tensors,
+)
 
 # GPUs and drivers that cannot run it
 

@@ -9,13 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from evoengine.devices.base import TensorArgument
+from evoengine.devices.base import ScalarArgument, TensorArgument, TensorMapArgument
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
-from evoengine.workloads import attention_torch
-from evoengine.workloads.attention import Case
-from tests.support.loader import ALL_MAPS, WGMMA, WMMA, on_gpu, strided
-
+from evoengine.workloads import find_workload
+from evoengine.workloads.base import Case
+from tests.support.loader import ALL_MAPS, WGMMA, WMMA, on_gpu, parameters_of, strided
 
 FOLLOWED = {
     "seq before heads, one batch entry": ((1, 4, 100, 64), (0, 64, 256, 1), (512, 128)),
@@ -46,7 +45,8 @@ def test_a_kernel_finds_its_tensors_by_their_maps_alone(driver, load, attention_
     """The maps that the driver was asked for, given to the emulator; NaN lies between what it may read and write."""
     gate = attention_gate("b1,h4,s150,d64,fp16,kv2")
     problem, config = gate.problem, gate.start({"load": "tma"}) | {"o_store": "tma"}
-    drawn = attention_torch.draw(Case("strided", problem), seed=5)
+    own = find_workload("attention").tensors()
+    drawn = own.draw(Case("strided", problem), seed=5)
     memory = {"out": torch.full((150, 5, 64), math.nan, dtype=torch.float16)}
     for name, tensor in drawn.inputs.items():
         memory[name] = torch.full((150, tensor.shape[1] + 1, 64), math.nan, dtype=torch.float16)
@@ -57,15 +57,15 @@ def test_a_kernel_finds_its_tensors_by_their_maps_alone(driver, load, attention_
     maps = [struct.unpack_from("=16Q", m) for m in driver.launches()[0].maps]
     described = [
         replace(argument, dims=found[1:4], strides_bytes=found[4:6], box=found[6:9])
-        for argument, found in zip(attention_torch.tensor_maps(problem, config), maps, strict=True)
+        for argument, found in zip(parameters_of(TensorMapArgument, problem, config), maps, strict=True)
     ]
-    arguments = [TensorArgument(name, attention_torch.bits(memory[name])) for name in "qkv"]
-    arguments += [TensorArgument("o", attention_torch.bits(memory["out"]), output=True)]
-    arguments += [*attention_torch.scalars(problem, config), *described]
+    arguments = [TensorArgument(name, memory[name].view(torch.uint16).numpy()) for name in "qkv"]
+    arguments += [TensorArgument("o", memory["out"].view(torch.uint16).numpy(), output=True)]
+    arguments += [*parameters_of(ScalarArgument, problem, config), *described]
     source = gate.source(config)
     done = run(build(source), source.entry, gate.space.launch(config, problem), arguments, 3, 60.0)
-    out = attention_torch.from_bits(problem, done["o"]).view(150, 5, 64)
-    expected = attention_torch.reference(problem, drawn.expected)[0].transpose(0, 1)
+    out = torch.from_numpy(done["o"]).view(torch.float16).view(150, 5, 64)
+    expected = own.reference(problem, drawn.expected)["o"][0].transpose(0, 1)
     assert (out[:, :4].double() - expected).abs().max() < 1e-3
     assert out[:, 4].isnan().all()
 

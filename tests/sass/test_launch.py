@@ -18,8 +18,8 @@ from evoengine.records import Launch
 from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import DrawnArgument, Geometry, StructArgument, prepare
-from tests.support.sass_kernels import ALL_PARTS, COUNTS, compiled
 from tests.support.machine_code import require_tools
+from tests.support.sass_kernels import ALL_PARTS, COUNTS, compiled
 
 ARCHS = ("sm_75", "sm_80", "sm_89", "sm_90a")
 
@@ -198,3 +198,15 @@ def test_a_tensor_map_that_cannot_be_is_refused():
     out = TensorArgument("o", np.zeros(1, np.int32), output=True)
     with pytest.raises(KernelUnbuildable, match="tensor map m: it reaches"):
         prepare(kernel, Launch((1, 1, 1), 32, 0), [tensor, bad, out], 1)
+
+
+def test_a_block_of_three_dimensions_reaches_the_machine_code():
+    text = """
+extern "C" __global__ void f(int* o) {
+    int rank = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    o[rank] = threadIdx.x + 10 * threadIdx.y + 100 * threadIdx.z;
+}"""
+    out = TensorArgument("o", np.zeros(40, np.int32), output=True)
+    got = executed(text, "f", Launch((1, 1, 1), 40, 0, (2, 4)), [out])["o"]
+    rank = np.arange(40)
+    np.testing.assert_array_equal(got, rank % 5 + 10 * (rank // 5 % 2) + 100 * (rank // 10))

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from evoengine.cli.setup import default_jobs
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Outcome, Rejection
 from evoengine.search.workers import COMPILER_TERMS, Terms, WorkerPool
+from evoengine.tuning.setup import default_jobs
 from tests.support.exhaustive import more
 from tests.support.faulty_device import (
     FAULTS,

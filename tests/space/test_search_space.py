@@ -12,9 +12,9 @@ from scipy.stats import chisquare
 
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
-from evoengine.problem import Problem
 from evoengine.records import Config, Launch, config_key
 from evoengine.space.space import SearchSpace, load_space
+from evoengine.workloads.attention.problem import AttentionProblem
 from tests.support.spaces import launches
 
 Load = Callable[[str], SearchSpace]
@@ -275,6 +275,12 @@ def test_launch_and_cost_are_evaluated_for_the_bound_problem_or_another(
     assert space.launch(config, ragged) == Launch(grid=(2, 16, 1), threads=128, shared_bytes=64 * 80 * 2)
     assert space.cost(config) == {"tensor_flops": 4.0 * 64 * 2048 * 64}
     assert space.cost({"family": "scalar", "tile_m": 64, "warps": 4}) == {}
+
+
+def test_threads_may_be_given_along_three_axes(load: Load, small: str) -> None:
+    space = load(small.replace('threads = "32 * warps"', 'threads = ["tile_m // 2", "warps", 2]'))
+    launch = space.launch({"family": "wmma", "tile_m": 32, "warps": 2, "pad": 0})
+    assert (launch.threads, launch.block) == (64, (16, 2, 2))
 
 
 def test_the_problem_and_the_gpu_decide_what_is_valid(tmp_path: Path, small: str, problem: Problem, gpu: Gpu) -> None:

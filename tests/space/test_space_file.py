@@ -8,7 +8,7 @@ import pytest
 
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
-from evoengine.problem import Problem
+from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.space.space import SearchSpace, load_space
 
 Load = Callable[[str], SearchSpace]
@@ -22,7 +22,8 @@ FAULTS = {
     "unknown top-level key": ('kernel = "', 'kernal = "', "unknown key 'kernal'; known are kernel", 1),
     "kernel missing": ('kernel = "attention"', "", "must name its kernel", None),
     "kernel empty": ('kernel = "attention"', 'kernel = ""', "must name its kernel", 1),
-    "family not first": ('family = ["scalar", "wmma"]', "n = [1]", "the first knob must be family", 2),
+    "family not first": ('family = ["scalar", "wmma"]', 'n = [1]\nfamily = ["scalar", "wmma"]', "the first knob must be family", 2),
+    "no family, and families in launch": ('family = ["scalar", "wmma"]', "n = [1]", "[launch.scalar] names no family; known are attention", 11),
     "family of numbers": ('family = ["scalar", "wmma"]', "family = [1, 2]", "a plain list of names in quotes", 3),
     "empty domain": ("[32, 64, 128]", "[]", "knob tile_m has an empty domain", 4),
     "value twice": ("[32, 64, 128]", "[32, 64, 32]", "knob tile_m lists 32 twice", 4),
@@ -58,6 +59,8 @@ FAULTS = {
     "grid of two": ('"ceil_div(seq_q, tile_m)", "heads", "batch"', '"heads", "batch"', "a list of three", 13),
     "no threads": ('threads = "32 * warps"', 'threads = "warps - 8"', "is -7 for family=scalar, tile_m=32, ", 12),
     "threads a decimal": ('threads = "32 * warps"', 'threads = "tile_m / 2"', "is 16.0 for family=scalar", 12),
+    "threads of two": ('threads = "32 * warps"', 'threads = [32, "warps"]', "or a list of three: those in x, y and z", 12),
+    "no threads along z": ('threads = "32 * warps"', 'threads = [32, 1, "warps - 1"]', "`warps - 1` is 0 for ", 12),
     "threads a condition": ('threads = "32 * warps"', 'threads = "warps > 0"', "needs a positive integer", 12),
     "grid of zero": ('"ceil_div(seq_q, tile_m)"', '"tile_m - 128"', "is -96 for family=scalar, tile_m=32", 13),
     "negative shared memory": ("shared  = 0", 'shared = "64 - tile_m"', "an integer of at least 0", 14),

@@ -18,11 +18,11 @@ import pytest
 
 from evoengine.devices.base import KernelCrashed, KernelHung, KernelUnbuildable
 from evoengine.errors import MachineError
-from evoengine.problem import parse_problem
 from evoengine.records import Outcome, Rejection
 from evoengine.stages.statistics import FEWEST
 from evoengine.workloads import find_workload
-from tests.support.measuring import FULL, H100, PROBLEM, SDPA, STREAM, at_full_size, contender, judge
+from evoengine.workloads.attention.problem import parse_problem
+from tests.support.measuring import FULL, H100, PROBLEM, SDPA, STREAM, at_full_size, contender, judge, target
 
 pytestmark = pytest.mark.stand_in
 
@@ -35,7 +35,7 @@ def test_a_good_candidate_passes_the_gate_before_and_after_it_is_timed(stage):
     assert "full problem, all rows" in names
     assert len({c.seed for c in verdict.cases if c.name.startswith("full")}) == 2
     assert figure.median_us == pytest.approx(200.0, rel=0.01) == statistics.median(figure.samples_us)
-    assert figure.vs_sdpa == pytest.approx(1.5, rel=0.01)
+    assert figure.vs_baseline == pytest.approx(1.5, rel=0.01)
     assert figure.tflops == pytest.approx(find_workload("attention").flops(PROBLEM) / figure.compared_us / 1e6)
     assert figure.policy == STREAM
     assert len(figure.samples_us) >= FEWEST
@@ -96,13 +96,21 @@ def test_what_is_wrong_anywhere_at_full_size_is_found(stage, name):
 
 def test_the_samples_alone_do_not_find_it_but_the_comparison_of_all_rows_does(stage, monkeypatch):
     from evoengine.stages.bench import Bench
+    from evoengine.workloads.attention import tensors as attention_tensors
 
     wrong = contender(1, 200.0, at_full_size(zero_but_two_heads))
     first_and_last = [(0, 0, range(64)), (1, 7, range(64))]
-    monkeypatch.setattr(Bench, "_samples", lambda bench, seed: iter(first_and_last))
+
+    def samples(tensors, problem, inputs, seed):
+        return [attention_tensors._sample(problem, inputs, *place) for place in first_and_last]
+
+    monkeypatch.setattr(attention_tensors.AttentionTensors, "samples", samples)
     found = judge(stage, wrong)[0].reason
     assert found.startswith("full problem, all rows: 896 of 1024 rows differ from SDPA's")
-    again = lambda bench, name, seed, _: bench._compare(name, seed, *first_and_last[0])  # noqa: E731
+
+    def again(bench, name, seed, allowed):
+        return bench._compare(name, seed, samples(None, PROBLEM, bench._sets[0][0], seed)[0])
+
     monkeypatch.setattr(Bench, "_compare_whole", again)
     monkeypatch.setattr(Bench, "output_check", lambda bench, checked: None)
     assert judge(stage, wrong)[0].correct
@@ -190,7 +198,7 @@ def test_a_failure_in_a_gate_case_is_a_rejection_so_that_the_runner_is_replaced(
 
     broken = contender(1, 200.0, lambda out, launch: 700)
     plan = [(find_workload("attention").cases(PROBLEM, {})[0], broken.source.launch)]
-    ended = measure_task("attention", broken, plan, PROBLEM, H100, 5, None, SDPA)
+    ended = measure_task(target(), broken, plan, 5, None, SDPA)
     assert isinstance(ended, Rejection) and ended.outcome is Outcome.CRASHED
     assert "illegal memory access" in ended.reason
 
@@ -238,7 +246,7 @@ def test_more_shared_memory_than_the_gpu_has_is_the_binarys_fault(stage):
 
 
 def test_torch_out_of_memory_is_the_machines_fault(stage, monkeypatch):
-    stage._bench("attention", PROBLEM)
+    stage._bench(target())
     monkeypatch.setenv("FAKE_CUDA_OTHERS_BYTES", str(80 << 30))
     with pytest.raises(MachineError, match="the GPU ran out of memory on attention:b2,h8,s64"):
         judge(stage, contender(1, 200.0))
@@ -248,7 +256,7 @@ def test_a_problem_that_does_not_fit_names_the_bytes_needed_and_there(stage, mon
     monkeypatch.setenv("FAKE_CUDA_OTHERS_BYTES", str(79 << 30))
     said = r"s2048,d64,fp16 needs [\d,]{12,} bytes of GPU memory to be timed and [\d,]+ of 85,899,345,920 are free"
     with pytest.raises(MachineError, match=said):
-        stage.baselines("attention", parse_problem("b8,h16,s2048,d64,fp16"), 1)
+        stage.baselines(target(parse_problem("b8,h16,s2048,d64,fp16")), 1)
 
 
 def test_the_memory_that_is_asked_for_covers_drawing_and_checking(stage):
@@ -256,7 +264,7 @@ def test_the_memory_that_is_asked_for_covers_drawing_and_checking(stage):
 
     long = parse_problem("b1,h2,s131072,d128,bf16")
     # three float64 matrices of the scores that are held at once, beside all inputs and outputs and the flush
-    assert needed_bytes(long) > 3 * 8 * (1 << 28) + 4 * 2 * 2 * 131072 * 128 + (512 << 20)
+    assert needed_bytes(target(long)) > 3 * 8 * (1 << 28) + 4 * 2 * 2 * 131072 * 128 + (512 << 20)
 
 
 def test_modules_are_unloaded_and_graphs_keep_theirs_until_they_go(stage):
@@ -273,7 +281,7 @@ def test_modules_are_unloaded_and_graphs_keep_theirs_until_they_go(stage):
 
 
 def test_a_captured_kernel_outlives_whoever_loaded_it(stage):
-    bench = stage._bench("attention", PROBLEM)
+    bench = stage._bench(target())
     made = contender(1, 50.0)
     replay = bench._work(stage._load(made), made, bench._sets[0], "captured").captured()
     gc.collect()
@@ -286,7 +294,7 @@ def test_the_process_for_profilers_launches_a_candidate_once_on_the_full_problem
     seen = []
     made = contender(1, 200.0, lambda out, launch: seen.append(out.numel()) or 0)
     job = tmp_path / "job.pickle"
-    job.write_bytes(pickle.dumps(("attention", made, PROBLEM)))
+    job.write_bytes(pickle.dumps((target(), made)))
     launch_once.main(job)
     assert seen == [FULL]
 

@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from evoengine.problem import parse_problem
 from evoengine.records import Outcome
-from evoengine.stages.policy import choose_policy
 from evoengine.stages.figures import NotTimed, Subject, make_figure
+from evoengine.stages.policy import choose_policy
 from evoengine.stages.statistics import FEWEST
 from evoengine.stages.timing import Rounds
 from evoengine.workloads import find_workload
-from tests.support.measuring import H100, PROBLEM, SDPA, contender, judge
+from evoengine.workloads.attention.problem import parse_problem
+from tests.support.measuring import H100, PROBLEM, SDPA, contender, judge, target
 
 pytestmark = pytest.mark.stand_in
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.stand_in
 
 
 def test_backends_that_do_not_take_the_problem_are_left_out(stage):
-    found = {b.name: b for b in stage.baselines("attention", PROBLEM, 1)}
+    found = {b.name: b for b in stage.baselines(target(), 1)}
     assert set(found) == {"FLASH_ATTENTION", "MATH"}
     assert all(b.device == "stand-in driver without a GPU" for b in found.values())
     assert found["MATH"].median_us == pytest.approx(900.0, rel=0.01)
@@ -38,10 +38,10 @@ def test_a_backend_that_hangs_is_named_and_may_be_left_out(stage, clock, monkeyp
 
     monkeypatch.setitem(device.times, "SDPA MATH", float("inf"))
     if without:
-        assert [b.name for b in stage.baselines("attention", PROBLEM, 1, without)] == ["FLASH_ATTENTION"]
+        assert [b.name for b in stage.baselines(target(), 1, without)] == ["FLASH_ATTENTION"]
         return
     with pytest.raises(stage.BaselineFailed, match="SDPA MATH: kernel SDPA MATH: no end after 0.2 s") as caught:
-        stage.baselines("attention", PROBLEM, 1)
+        stage.baselines(target(), 1)
     assert (caught.value.name, caught.value.outcome) == ("MATH", Outcome.HUNG)
 
 
@@ -63,7 +63,7 @@ def test_a_candidate_about_as_fast_as_the_incumbent_is_timed_in_full(stage):
 
 
 def test_the_l2_is_flushed_before_every_repetition(stage):
-    clock = stage._bench("attention", PROBLEM).clock
+    clock = stage._bench(target()).clock
     clock._flush[:64] = 1
     seen = []
     clock.once(lambda: seen.append(int(clock._flush[:64].sum())), "x")
@@ -73,7 +73,7 @@ def test_the_l2_is_flushed_before_every_repetition(stage):
 def test_a_quick_kernel_is_replayed_from_a_graph_and_a_slow_one_is_not(stage):
     from tests.fake_cuda.device import live
 
-    bench = stage._bench("attention", PROBLEM)
+    bench = stage._bench(target())
     kept = []
     for trial, us, graphs in ((1, 40.0, 2), (2, 160.0, 0)):
         made, before, policy = contender(trial, us), live("executable graph"), choose_policy(us)
@@ -97,10 +97,10 @@ def test_how_long_a_launch_may_take_grows_with_its_work():
 
 def test_finals_rank_by_the_same_rounds(stage):
     contenders = [contender(trial, us) for trial, us in ((1, 230.0), (2, 200.0), (3, 260.0))]
-    finals = stage.finals("attention", contenders, PROBLEM, H100, 3, SDPA)
+    finals = stage.finals(target(), contenders, 3, SDPA)
     assert finals.order == (2, 1, 3)
     assert {len(f.samples_us) for f in finals.figures.values()} == {len(finals.figures[1].samples_us)}
-    assert finals.figures[3].vs_sdpa == pytest.approx(300 / 260, rel=0.01)
+    assert finals.figures[3].vs_baseline == pytest.approx(300 / 260, rel=0.01)
 
 
 def test_a_figure_above_the_roofline_is_suspect(stage):
@@ -108,9 +108,9 @@ def test_a_figure_above_the_roofline_is_suspect(stage):
     assert figure.suspect is None
     slow = replace(H100, tensor_tflops=figure.tflops / 2, name="NVIDIA Slow")
     rounds = Rounds({"candidate": list(figure.samples_us)})
-    assert "that NVIDIA Slow can do" in make_figure(Subject(PROBLEM, slow, SDPA), rounds, "candidate").suspect
+    assert "that NVIDIA Slow can do" in make_figure(Subject(replace(target(), gpu=slow), SDPA), rounds, "candidate").suspect
     narrow = replace(H100, memory_gbs=1e-3)
-    assert "can read" in make_figure(Subject(PROBLEM, narrow, SDPA), rounds, "candidate").suspect
+    assert "can read" in make_figure(Subject(replace(target(), gpu=narrow), SDPA), rounds, "candidate").suspect
 
 
 def test_clocks_are_logged(stage):
@@ -161,19 +161,19 @@ def test_the_fastest_baseline_decides_how_all_kernels_of_a_problem_are_timed(sta
     from tests.fake_cuda import device
 
     monkeypatch.setattr(device, "times", {"SDPA FLASH_ATTENTION": us, "SDPA MATH": 900.0})
-    found = stage.baselines("attention", PROBLEM, 1)
+    found = stage.baselines(target(), 1)
     assert {str(b.policy) for b in found} == {policy}
     assert min(b.median_us for b in found) == pytest.approx(us, rel=0.03)
     fastest = min(found, key=lambda b: b.median_us)
     _, figure = judge(stage, contender(1, us / 1.5), rival=fastest)
     assert str(figure.policy) == policy
-    assert figure.vs_sdpa == pytest.approx(1.5, rel=0.05)
+    assert figure.vs_baseline == pytest.approx(1.5, rel=0.05)
 
 
 def test_each_launch_of_a_batch_has_inputs_of_its_own(stage):
     """Or the second would find them in the L2."""
-    bench = stage._bench("attention", PROBLEM)
-    bench.sdpa("FLASH_ATTENTION", choose_policy(7.0))
+    bench = stage._bench(target())
+    bench.baseline("FLASH_ATTENTION", choose_policy(7.0))
     for copies in bench._sets:
         assert len({copy["q"].data_ptr() for copy in copies}) == 16
         assert all(torch.equal(copy[n], copies[0][n]) for copy in copies for n in "qkv")
@@ -192,7 +192,7 @@ def test_a_process_that_takes_over_from_a_broken_one_times_whole_batches_too(sta
 
 def test_finalists_are_run_back_to_back_too(stage):
     slow = replace(SDPA, median_us=30_000.0)
-    found = stage.finals("attention", [contender(1, 23_000.0), contender(2, 20_000.0)], PROBLEM, H100, 3, slow)
+    found = stage.finals(target(), [contender(1, 23_000.0), contender(2, 20_000.0)], 3, slow)
     assert set(found.sustained) == {1, 2}
     figure = found.sustained[2]
     assert str(figure.policy) == "stream, warm L2, sustained clocks"
@@ -206,8 +206,6 @@ def test_a_finalist_that_is_wrong_is_out_and_the_others_are_ranked(stage):
         if launch > 15:
             out.zero_()
 
-    found = stage.finals(
-        "attention", [contender(1, 23_000.0), contender(2, 20_000.0, change)], PROBLEM, H100, 3, SDPA
-    )
+    found = stage.finals(target(), [contender(1, 23_000.0), contender(2, 20_000.0, change)], 3, SDPA)
     assert found.order == (1,) and set(found.wrong) == {2}
     assert "rows differ from SDPA's" in found.wrong[2]

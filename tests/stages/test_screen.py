@@ -23,7 +23,8 @@ def binary(registers=64, spill=0, shared=0, mix=None) -> Binary:
     ("gpu", "bad", "reason"),
     [
         (H100, launch(threads=2048), "2048 threads"),
-        (H100, launch(threads=100), "100 threads"),
+        (H100, launch(threads=0), "0 threads"),
+        (H100, Launch((1, 1, 1), 130, 0, (1, 65)), "65 threads along z; 64"),
         (H100, launch(shared=232449), "232449 bytes of shared memory per block; h100 has 232448"),
         (L4, launch(shared=120000), "l4 has 101376"),
         (H100, launch(grid=(1, 70000, 1)), "65535"),
@@ -35,6 +36,10 @@ def test_an_impossible_launch_says_why(gpu, bad, reason):
 
 def test_the_largest_launch_passes():
     assert screen_launch(launch(threads=1024, shared=232448, grid=(2**20, 65535, 65535)), H100) is None
+
+
+def test_a_block_need_not_be_of_whole_warps():
+    assert screen_launch(Launch((1, 1, 1), 48, 0, (3, 1)), H100) is None
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,18 @@ import numpy as np
 
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
-from evoengine.problem import parse_problem
 from evoengine.records import Source
 from evoengine.search.judges import full_plan, gate_plan
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.pipeline import emulate_task
 from evoengine.stages.render import render
+from evoengine.workloads import find_workload
+from evoengine.workloads.attention.problem import parse_problem
+from evoengine.workloads.base import Target
+
+
+def attention_target(problem: str = "b16,h16,s2048,d64,fp16", gpu: str = "h100") -> Target:
+    return Target(find_workload("attention"), parse_problem(problem), find_gpu(gpu))
 
 
 @cache
@@ -25,7 +31,8 @@ class AttentionGate:
     """Renders configurations of the attention space and puts them, or a doctored text of them, through the gate."""
 
     def __init__(self, problem: str) -> None:
-        self.problem = parse_problem(problem)
+        self.target = attention_target(problem)
+        self.problem = self.target.problem
         self.space = attention_space(problem)
 
     def start(self, wanted):
@@ -33,14 +40,14 @@ class AttentionGate:
         return next(c for c in self.space.starts if wanted.items() <= c.items())
 
     def source(self, config) -> Source:
-        return render(self.space, config, self.problem, asset("templates"))
+        return render(self.target, self.space, config, asset("templates"))
 
     def judge(self, config, source: Source | None = None, seed: int = 7, beside=()):
         """The verdict on the workload's cases, those `beside` them and those at full size."""
-        plan = gate_plan(self.space, self.problem, config)
+        plan = gate_plan(self.space, self.target, config)
         plan += [(case, self.space.launch(config, case.problem)) for case in beside]
-        full = full_plan(self.space, self.problem, config)
-        return emulate_task("attention", source or self.source(config), plan, full, seed)
+        full = full_plan(self.space, self.target, config)
+        return emulate_task(self.target.workload, source or self.source(config), plan, full, seed)
 
     def doctored(self, config, old: str, new: str) -> Source:
         source = self.source(config)

@@ -33,7 +33,8 @@ class CommandServer:
         self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def call(self, arguments: list[str], cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        request = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), "out": str(self.out), "err": str(self.err)}
+        files = {"out": str(self.out), "err": str(self.err)}
+        request = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), **files}
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         code = int(self.process.stdout.readline())

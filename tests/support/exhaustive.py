@@ -1,4 +1,4 @@
-"""Which cases of a table `make test` runs; the others carry the marker `exhaustive`, and `make test-all` runs them too."""
+"""Which cases of a table `make test` runs; the others are marked `exhaustive`, and `make test-all` runs them too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from _pytest.mark import ParameterSet
 
 
 def more(cases: Iterable[Any]) -> list[ParameterSet]:
-    """Cases for parametrize, all exhaustive: more of the same beside others; a tuple is one case of several arguments."""
+    """Cases for parametrize, all exhaustive: more of the same. A tuple is one case of several arguments."""
     return [_marked(case) for case in cases]
 
 

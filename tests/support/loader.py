@@ -11,6 +11,8 @@ import cupy
 import numpy as np
 import torch
 
+from evoengine.workloads import find_workload
+
 PROBLEM = "b2,h4,s100,d64,bf16,kv2"
 WMMA = {"family": "wmma", "tile_m": 64, "tile_n": 64}
 WGMMA = {"family": "wgmma", "tile_m": 128, "tile_n": 96, "load": "tma", "o_store": "direct"}
@@ -58,11 +60,6 @@ def tensors(batch=2, heads=4, kv_heads=2, seq_q=100, seq_k=100, head_dim=64):
     return q, k, k.clone(), q.clone()
 
 
-def strided(shape, strides, offset=0):
-    room = 1 + offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    return torch.zeros(room, dtype=torch.bfloat16).as_strided(shape, strides, offset)
-
-
 def on_gpu(gpu: int, shape) -> tuple[cupy.ndarray, np.ndarray]:
     """A CuPy array that says it is on that GPU, and the host memory that it lies in."""
     memory = np.zeros(2 * math.prod(shape) + 16, np.uint8)
@@ -74,3 +71,12 @@ def on_gpu(gpu: int, shape) -> tuple[cupy.ndarray, np.ndarray]:
 def cupy_tensors(gpu: int = 0):
     made = [on_gpu(gpu, (2, heads, 100, 64)) for heads in (4, 2, 2, 4)]
     return [array for array, _ in made], [memory for _, memory in made]
+
+
+def parameters_of(kind: type, problem, config):
+    return [p for p in find_workload("attention").parameters(problem, config) if isinstance(p, kind)]
+
+
+def strided(shape, strides, offset=0):
+    room = 1 + offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    return torch.zeros(room, dtype=torch.bfloat16).as_strided(shape, strides, offset)

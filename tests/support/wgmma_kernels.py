@@ -125,7 +125,9 @@ def signed(scale_a, scale_b):
 
 PRODUCTS = {
     **{
-        f"operands of {width} bytes{', B transposed' * trans_b}": dict(n=64, width_a=width, width_b=width, trans_b=trans_b)
+        f"operands of {width} bytes{', B transposed' * trans_b}": dict(
+            n=64, width_a=width, width_b=width, trans_b=trans_b
+        )
         for width in (16, 32, 64, 128)
         for trans_b in (0, 1)
     },

@@ -18,11 +18,11 @@ from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
-from evoengine.problem import parse_problem
 from evoengine.records import Binary, Launch, Source
 from evoengine.space.space import load_space
 from evoengine.stages import compile as stage
 from evoengine.stages.compile import compile_source
+from evoengine.workloads.attention.problem import parse_problem
 from tests.support.exhaustive import more
 
 MANY = "b8,h64,s256,d64,fp16"

@@ -88,7 +88,7 @@ def _version() -> str:
     """What an executable depends on beside its source: the compiler, the CPU it targets and the emulator's own files."""
     digest = hashlib.sha256(identity().encode())
     here = Path(__file__).parent
-    for path in sorted([*INCLUDE.rglob("*.h"), *RUNTIME.iterdir(), *here.glob("*.py")]):
+    for path in sorted([*(f for f in INCLUDE.rglob("*") if f.is_file()), *RUNTIME.iterdir(), *here.glob("*.py")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

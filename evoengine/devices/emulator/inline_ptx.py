@@ -41,7 +41,11 @@ _REGISTER_TYPES = {
     "s64": "long long", "f64": "double",
 }  # fmt: skip
 
-_SPECIAL_REGISTERS = {"%cluster_ctarank": "evo_emu::cluster_rank()"}
+_INDICES = {"tid": "threadIdx", "ntid": "blockDim", "ctaid": "blockIdx", "nctaid": "gridDim"}
+_SPECIAL_REGISTERS = {
+    "%cluster_ctarank": "evo_emu::cluster_rank()", "%laneid": "evo_emu::lane()",
+    **{f"%{register}.{axis}": f"{variable}.{axis}" for axis in "xyz" for register, variable in _INDICES.items()},
+}  # fmt: skip
 
 
 class _Operand(NamedTuple):

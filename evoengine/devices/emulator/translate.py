@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from evoengine.devices.base import KernelUnbuildable
 from evoengine.devices.emulator import declarations, inline_ptx
 from evoengine.devices.emulator.declarations import ALIGNMENT, is_namespace_head, read_declarators, split_declarators
+from evoengine.devices.emulator.includes import without_given
 
 _COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\b\s*)?\(")
@@ -46,7 +47,7 @@ def translate(text: str) -> str:
     for edit in sorted(edits, key=lambda e: e.start, reverse=True):
         line_ends = "".join(re.findall(r"\\?\n", text[edit.start : edit.end]))
         text = text[: edit.start] + edit.text + line_ends + text[edit.end :]
-    return text
+    return without_given(text)
 
 
 def least_blocks(text: str, entry: str) -> str:

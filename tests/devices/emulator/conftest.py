@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -13,11 +15,15 @@ from tests.support.kernel_arguments import SIGNATURE, argument
 
 @pytest.fixture(scope="session")
 def emulate():
-    """emulate(text, *values, grid, threads, shared, seed, timeout) → the tensors by name; a `const T*` is an input."""
+    """emulate(text, *values, grid, threads, shared, seed, timeout) → the tensors by name; a `const T*` is an input.
+
+    `threads` of a block: their number, or those along x, y and z.
+    """
 
     def run_kernel(text, *values, grid=(1, 1, 1), threads=32, shared=0, seed=0, timeout=20.0):
         entry, parameters = SIGNATURE.search(text).groups()
-        launch = Launch(grid, threads, shared)
+        x, *yz = (threads, 1, 1) if isinstance(threads, int) else threads
+        launch = Launch(grid, x * math.prod(yz), shared, tuple(yz))
         arguments = [argument(p, v) for p, v in zip(parameters.split(","), values, strict=True)]
         return run(build(Source(text, entry, launch)), entry, launch, arguments, seed, timeout)
 

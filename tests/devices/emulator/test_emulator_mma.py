@@ -9,7 +9,7 @@ import torch
 from evoengine.devices.base import KernelCrashed, KernelHung
 from evoengine.records import Launch, Source
 from evoengine.stages.compile import compile_source
-from tests.support.mma_kernels import G, MMA, STORE, T, TYPES, move_text, pairs
+from tests.support.mma_kernels import MMA, STORE, TYPES, G, T, move_text, pairs
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 // nvcuda::wmma for half and bfloat16 inputs, shapes 16x16x16, 32x8x16 and 8x32x16.
 //
 // The programming guide leaves open which lane holds which element of a fragment, so the map here is one that no kernel
-// can have guessed: the i-th elements of the 32 lanes fill the next whole rows together, the lanes permuted anew for
+// can have guessed: the i-th elements of the 32 lanes fill the next whole rows together, the lanes permuted again for
 // every i. It is the same for every fragment of equal rows and columns, which is all CUDA promises. As on hardware,
 // half fragments of matrix_a and matrix_b hold 16 elements per lane, some of them twice.
 //
@@ -56,7 +56,7 @@ inline void check_matrix(const char* name, const T* p, unsigned ldm, int line) {
 
 template <bool by_row, class F, class T>
 inline void load_elements(F& f, const T* p, unsigned ldm) {
-    const int lane = threadIdx.x & 31;
+    const int lane = int(evo_emu::lane());
     for (int i = 0; i < F::distinct; ++i) {
         int q = element_position(lane, i), row = q / F::columns, column = q % F::columns;
         T element = by_row ? p[row * size_t(ldm) + column] : p[column * size_t(ldm) + row];
@@ -66,7 +66,7 @@ inline void load_elements(F& f, const T* p, unsigned ldm) {
 
 template <bool by_row, class F, class T>
 inline void store_elements(T* p, const F& f, unsigned ldm) {
-    const int lane = threadIdx.x & 31;
+    const int lane = int(evo_emu::lane());
     for (int i = 0; i < F::distinct; ++i) {
         int q = element_position(lane, i), row = q / F::columns, column = q % F::columns;
         (by_row ? p[row * size_t(ldm) + column] : p[column * size_t(ldm) + row]) = f.x[i];

@@ -16,6 +16,8 @@ evo_emu::Dim threadIdx, blockIdx, blockDim, gridDim;
 
 namespace evo_emu {
 
+unsigned thread_rank;
+
 Fiber fibers[max_threads];
 unsigned current = max_threads, fiber_count;
 
@@ -240,11 +242,17 @@ void wait_at(Gate* gate, void* payload) {
     switch_away();
 }
 
+Dim index_in_block(unsigned rank) {
+    const unsigned row = rank / blockDim.x;
+    return {rank % blockDim.x, row % blockDim.y, row / blockDim.y};
+}
+
 // What a thread sees without asking for it. Also for what happens on a thread's behalf while no thread runs.
 void stand_in_for(unsigned fiber) {
     current = fiber;
     if (fiber == max_threads) return;
-    threadIdx.x = fiber % launch.threads;
+    thread_rank = fiber % launch.threads;
+    threadIdx = index_in_block(thread_rank);
     blockIdx = block_indices[block_of(fiber)];
     dynamic_shared = shared_of(block_of(fiber));
 }

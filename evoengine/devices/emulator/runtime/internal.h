@@ -94,6 +94,15 @@ extern Fiber fibers[max_threads];
 extern unsigned current;  // index of the running fiber; max_threads outside of the kernel
 extern unsigned fiber_count;  // threads of a cluster, block by block
 
+// Of the thread with that number in its block.
+Dim index_in_block(unsigned rank);
+
+// How a report calls a thread: its number where blocks are a row, else all three of its indices.
+struct ThreadName {
+    char text[24];
+};
+ThreadName thread_name(unsigned fiber);
+
 inline unsigned block_of(unsigned fiber) { return fiber / launch.threads; }
 inline unsigned own_block() { return block_of(current); }
 

@@ -21,8 +21,8 @@ namespace {
 struct LaunchHeader {
     uint64_t seed;
     int64_t parent;
-    uint32_t grid[3];
-    uint32_t threads, shared_bytes, arguments;
+    uint32_t grid[3], block[3];
+    uint32_t shared_bytes, arguments;
     uint32_t chosen;  // blocks to run, which follow; 0: all
     uint64_t pool_bytes;  // of the pool, which follows them
 };
@@ -122,11 +122,12 @@ void read_launch() {
     read_all(&header, sizeof header);
     die_with(pid_t(header.parent));
     read_chosen(header);
-    launch = {{header.grid[0], header.grid[1], header.grid[2]}, header.threads, header.shared_bytes, header.seed};
-    gridDim = launch.grid;
-    blockDim = {launch.threads, 1, 1};
-    if (!launch.threads || launch.threads > max_threads)
-        crash("a block of %u threads: it must have 1 to %u", launch.threads, max_threads);
+    gridDim = {header.grid[0], header.grid[1], header.grid[2]};
+    blockDim = {header.block[0], header.block[1], header.block[2]};
+    const uint64_t threads = uint64_t(blockDim.x) * blockDim.y * blockDim.z;
+    if (!threads || threads > max_threads)
+        crash("a block of %lu threads: it must have 1 to %u", threads, max_threads);
+    launch = {gridDim, unsigned(threads), header.shared_bytes, header.seed};
     check_cluster();
     fiber_count = kernel.cluster * launch.threads;
     if (header.arguments != kernel.parameters)

@@ -1,4 +1,4 @@
-// Where threads wait for one another, and what is said when they wait in vain.
+// Where threads wait for one another, and what is said when that never comes.
 #include "internal.h"
 
 #include <cstdio>
@@ -54,6 +54,12 @@ void open(Gate* gate) {
     wake_all(gate);
 }
 
+// A block's last warp may have fewer threads than lanes; nobody waits for lanes without one.
+unsigned with_threads(unsigned mask) {
+    const unsigned left = fiber_count - current / warp_size * warp_size;
+    return left < warp_size ? mask & ((1u << left) - 1) : mask;
+}
+
 }  // namespace
 
 void clear_gates() {
@@ -101,6 +107,7 @@ void named_barrier(unsigned id, unsigned threads, bool wait, int line) {
 
 void warp_rendezvous(const char* name, int line, unsigned mask, void* payload, Combine combine) {
     const unsigned warp = current / warp_size, lane = current % warp_size;
+    mask = with_threads(mask);
     if (!(mask >> lane & 1)) crash("%s at line %d: its mask 0x%08x lacks the calling lane %u", name, line, mask, lane);
     Gate* gate = warp_gates[warp].find(name, line, 0, mask, combine);
     ++gate->arrived;
@@ -149,6 +156,7 @@ unsigned cluster_rank() { return own_block(); }
 
 unsigned elect(unsigned mask, int line) {
     warp_rendezvous("elect.sync", line, mask, nullptr, nullptr);
+    mask = with_threads(mask);
     unsigned lane = unsigned(launch.seed + current / warp_size) % warp_size;
     while (!(mask >> lane & 1)) lane = (lane + 1) % warp_size;
     return lane;
@@ -179,9 +187,10 @@ void report_hang() {
         }
         used ? say(", %u wait at %s", waiting, gate->name)
              : say("hang: %u of %u threads wait at %s", waiting, fiber_count, gate->name);
-        gate->line ? say(" (line %d, e.g. thread %u)", gate->line, i) : say(" %u (e.g. thread %u)", gate->id, i);
+        gate->line ? say(" (line %d, e.g. thread %s)", gate->line, thread_name(i).text)
+                   : say(" %u (e.g. thread %s)", gate->id, thread_name(i).text);
     }
-    if (ended) say(", %u have ended (e.g. thread %u)", ended, last_ended);
+    if (ended) say(", %u have ended (e.g. thread %s)", ended, thread_name(last_ended).text);
     finish(exit_hung, text, false);
 }
 

@@ -14,13 +14,23 @@
 
 namespace evo_emu {
 
+ThreadName thread_name(unsigned fiber) {
+    ThreadName name;
+    const Dim at = index_in_block(fiber % launch.threads);
+    if (blockDim.y * blockDim.z == 1)
+        snprintf(name.text, sizeof name.text, "%u", fiber);
+    else
+        snprintf(name.text, sizeof name.text, "(%u,%u,%u)", at.x, at.y, at.z);
+    return name;
+}
+
 void finish(Exit code, const char* message, bool with_thread) {
     char text[4096];
     int used = snprintf(text, sizeof text, "%s, kernel %s", message, kernel.name);
     if (current < max_threads || !with_thread)
         used += snprintf(text + used, sizeof text - used, ", block (%u,%u,%u)", blockIdx.x, blockIdx.y, blockIdx.z);
     if (current < max_threads && with_thread)
-        used += snprintf(text + used, sizeof text - used, ", thread %u", current % launch.threads);
+        used += snprintf(text + used, sizeof text - used, ", thread %s", thread_name(current % launch.threads).text);
     text[used++] = '\n';
     (void)!write(STDERR_FILENO, text, size_t(used));
     _exit(code);

@@ -27,7 +27,7 @@ inline void __nanosleep(unsigned) { evo_emu::yield(); }
 
 // Any set that holds the caller is a legal answer, so the least helpful one is given: a kernel that takes it for the
 // mask of its warp is wrong on hardware as well.
-inline unsigned __activemask() { return 1u << (threadIdx.x & 31); }
+inline unsigned __activemask() { return 1u << evo_emu::lane(); }
 
 namespace evo_emu {
 
@@ -96,19 +96,19 @@ inline unsigned vote(const char* name, int line, unsigned mask, bool predicate) 
 // Source lanes as the PTX ISA defines them for shfl.sync: within segments of `width` lanes; where the source would
 // leave the segment a lane reads itself.
 inline unsigned lane_in_segment(int source, int width) {
-    unsigned lane = threadIdx.x & 31;
+    unsigned lane = evo_emu::lane();
     return (lane & ~unsigned(width - 1)) | (unsigned(source) & unsigned(width - 1));
 }
 inline unsigned lane_above(unsigned delta, int width) {
-    unsigned lane = threadIdx.x & 31, within = lane & unsigned(width - 1);
+    unsigned lane = evo_emu::lane(), within = lane & unsigned(width - 1);
     return delta > within ? lane : lane - delta;
 }
 inline unsigned lane_below(unsigned delta, int width) {
-    unsigned lane = threadIdx.x & 31, within = lane & unsigned(width - 1);
+    unsigned lane = evo_emu::lane(), within = lane & unsigned(width - 1);
     return within + delta >= unsigned(width) ? lane : lane + delta;
 }
 inline unsigned lane_across(int mask, int width) {
-    unsigned lane = threadIdx.x & 31, source = lane ^ unsigned(mask);
+    unsigned lane = evo_emu::lane(), source = lane ^ unsigned(mask);
     return source > (lane | unsigned(width - 1)) ? lane : source & 31;
 }
 
@@ -137,13 +137,22 @@ inline int __any_sync(unsigned mask, int predicate, EVO_EMU_LINE) {
     return evo_emu::vote("__any_sync", line, mask, predicate) != 0;
 }
 inline int __all_sync(unsigned mask, int predicate, EVO_EMU_LINE) {
-    return evo_emu::vote("__all_sync", line, mask, predicate) == mask;
+    return evo_emu::vote("__all_sync", line, mask, !predicate) == 0;
 }
 template <class T>
 inline unsigned __match_any_sync(unsigned mask, T value, EVO_EMU_LINE) {
     unsigned long long bits = 0;
     __builtin_memcpy(&bits, &value, sizeof(T));
     return unsigned(evo_emu::exchange("__match_any_sync", line, mask, bits, 0, evo_emu::match));
+}
+template <class T>
+inline unsigned __match_all_sync(unsigned mask, T value, int* all, EVO_EMU_LINE) {
+    unsigned long long bits = 0;
+    __builtin_memcpy(&bits, &value, sizeof(T));
+    const unsigned equal = unsigned(evo_emu::exchange("__match_all_sync", line, mask, bits, 0, evo_emu::match));
+    const unsigned present = evo_emu::vote("__match_all_sync", line, mask, true);
+    *all = equal == present;
+    return *all ? mask : 0;
 }
 
 #define EVO_EMU_REDUCTION(name, T, expression)                                                              \

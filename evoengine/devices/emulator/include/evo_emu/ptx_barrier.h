@@ -84,7 +84,7 @@ template <class Lane, class P>
 EVO_PTX void elect_sync(Lane&& lane, P& chosen, unsigned mask, int line = __builtin_LINE()) {
     unsigned leader = elect(mask, line);
     lane = leader;
-    chosen = leader == (threadIdx.x & 31);
+    chosen = leader == evo_emu::lane();
 }
 
 // Programmatic launch and prefetches change when things happen, not what.

@@ -1,11 +1,13 @@
 // What a translated kernel asks of the runtime. No standard header: every candidate parses this.
 #pragma once
 
-namespace evo_emu {
-
-struct Dim {
+struct uint3 {
     unsigned x, y, z;
 };
+
+namespace evo_emu {
+
+using Dim = uint3;
 
 // A parameter type that takes no part in the deduction of T.
 template <class T> struct Identity { using type = T; };
@@ -25,6 +27,10 @@ extern const Kernel kernel;
 
 // Ends the process with the message, followed by the kernel, the block and the thread under way.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void crash(const char* format, ...);
+
+// The running thread's number in its block, x running fastest, then y; warps are made of 32 in a row.
+extern unsigned thread_rank;
+inline unsigned lane() { return thread_rank & 31; }
 
 // Lets other threads run first; the caller stays runnable.
 void yield();
