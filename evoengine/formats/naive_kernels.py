@@ -35,32 +35,32 @@ _GEMM = """{headers}// C = A · transposed B, with tiles in shared memory: A [{m
 #define TILE_N block_size_x
 
 extern "C" __global__ void {entry}({parameters}) {{
-    __shared__ float a_tile[TILE_M][tile_k + 1];
-    __shared__ float b_tile[TILE_N][tile_k + 1];
-    const int m0 = blockIdx.y * TILE_M, n0 = blockIdx.x * TILE_N;
-    const int thread = threadIdx.y * block_size_x + threadIdx.x;
-    float sum[rows_per_thread];
-    for (int r = 0; r < rows_per_thread; ++r) sum[r] = 0.0f;
-    for (int k0 = 0; k0 < {k}; k0 += tile_k) {{
-        for (int i = thread; i < TILE_M * tile_k; i += block_size_x * block_size_y) {{
-            const int row = i / tile_k, col = i % tile_k;
-            const bool inside = m0 + row < {m} && k0 + col < {k};
-            a_tile[row][col] = inside ? {load_a} : 0.0f;
+    __shared__ float a_tile_[TILE_M][tile_k + 1];
+    __shared__ float b_tile_[TILE_N][tile_k + 1];
+    const int m0_ = blockIdx.y * TILE_M, n0_ = blockIdx.x * TILE_N;
+    const int thread_ = threadIdx.y * block_size_x + threadIdx.x;
+    float sum_[rows_per_thread];
+    for (int r_ = 0; r_ < rows_per_thread; ++r_) sum_[r_] = 0.0f;
+    for (int k0_ = 0; k0_ < {k}; k0_ += tile_k) {{
+        for (int i_ = thread_; i_ < TILE_M * tile_k; i_ += block_size_x * block_size_y) {{
+            const int row_ = i_ / tile_k, col_ = i_ % tile_k;
+            const bool inside_ = m0_ + row_ < {m} && k0_ + col_ < {k};
+            a_tile_[row_][col_] = inside_ ? {load_a} : 0.0f;
         }}
-        for (int i = thread; i < TILE_N * tile_k; i += block_size_x * block_size_y) {{
-            const int row = i / tile_k, col = i % tile_k;
-            const bool inside = n0 + row < {n} && k0 + col < {k};
-            b_tile[row][col] = inside ? {load_b} : 0.0f;
+        for (int i_ = thread_; i_ < TILE_N * tile_k; i_ += block_size_x * block_size_y) {{
+            const int row_ = i_ / tile_k, col_ = i_ % tile_k;
+            const bool inside_ = n0_ + row_ < {n} && k0_ + col_ < {k};
+            b_tile_[row_][col_] = inside_ ? {load_b} : 0.0f;
         }}
         __syncthreads();
-        for (int k = 0; k < tile_k; ++k)
-            for (int r = 0; r < rows_per_thread; ++r)
-                sum[r] += a_tile[threadIdx.y + r * block_size_y][k] * b_tile[threadIdx.x][k];
+        for (int k_ = 0; k_ < tile_k; ++k_)
+            for (int r_ = 0; r_ < rows_per_thread; ++r_)
+                sum_[r_] += a_tile_[threadIdx.y + r_ * block_size_y][k_] * b_tile_[threadIdx.x][k_];
         __syncthreads();
     }}
-    for (int r = 0; r < rows_per_thread; ++r) {{
-        const int row = m0 + threadIdx.y + r * block_size_y, col = n0 + threadIdx.x;
-        if (row < {m} && col < {n}) {c}[(long long)row * {n} + col] = {store};
+    for (int r_ = 0; r_ < rows_per_thread; ++r_) {{
+        const int row_ = m0_ + threadIdx.y + r_ * block_size_y, col_ = n0_ + threadIdx.x;
+        if (row_ < {m} && col_ < {n}) {c}[(long long)row_ * {n} + col_] = {store};
     }}
 }}
 """
@@ -74,23 +74,23 @@ _RMS_NORM = """{headers}// y = x / sqrt(mean(x²) + eps) · weight: a block for 
 #endif
 
 extern "C" __global__ void __launch_bounds__(block_size_x) {entry}({parameters}) {{
-    __shared__ float partial[block_size_x / 32];
-    const long long begin = (long long)blockIdx.x * {cols};
-    float sum = 0.0f;
+    __shared__ float partial_[block_size_x / 32];
+    const long long begin_ = (long long)blockIdx.x * {cols};
+    float sum_ = 0.0f;
     #pragma unroll unroll
-    for (int i = threadIdx.x; i < {cols}; i += block_size_x) {{
-        const float value = {load_x};
-        sum += value * value;
+    for (int i_ = threadIdx.x; i_ < {cols}; i_ += block_size_x) {{
+        const float value_ = {load_x};
+        sum_ += value_ * value_;
     }}
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
+    for (int step_ = 16; step_ > 0; step_ /= 2) sum_ += __shfl_xor_sync(0xffffffffu, sum_, step_);
+    if (threadIdx.x % 32 == 0) partial_[threadIdx.x / 32] = sum_;
     __syncthreads();
-    sum = 0.0f;
-    for (int warp = 0; warp < block_size_x / 32; ++warp) sum += partial[warp];
-    const float scale = 1.0f / sqrtf(sum / {cols} + {eps});
+    sum_ = 0.0f;
+    for (int warp_ = 0; warp_ < block_size_x / 32; ++warp_) sum_ += partial_[warp_];
+    const float scale_ = 1.0f / sqrtf(sum_ / {cols} + {eps});
     #pragma unroll unroll
-    for (int i = threadIdx.x; i < {cols}; i += block_size_x)
-        {y}[begin + i] = {store};
+    for (int i_ = threadIdx.x; i_ < {cols}; i_ += block_size_x)
+        {y}[begin_ + i_] = {store};
 }}
 """
 
@@ -158,8 +158,8 @@ def _gemm(problem: Mapping[str, Any]) -> NaiveKernel | None:
     m, n, k = a_shape[0], b_shape[0], a_shape[1]
     text = _GEMM.format(
         headers=_headers(a_type, b_type, c_type), m=m, n=n, k=k, c=c, entry=problem["name"],
-        parameters=_parameters(problem), load_a=_TO[a_type].format(f"{a}[(long long)(m0 + row) * {k} + k0 + col]"),
-        load_b=_TO[b_type].format(f"{b}[(long long)(n0 + row) * {k} + k0 + col]"), store=_FROM[c_type].format("sum[r]"),
+        parameters=_parameters(problem), load_a=_TO[a_type].format(f"{a}[(long long)(m0_ + row_) * {k} + k0_ + col_]"),
+        load_b=_TO[b_type].format(f"{b}[(long long)(n0_ + row_) * {k} + k0_ + col_]"), store=_FROM[c_type].format("sum_[r_]"),
     )  # fmt: skip
     knobs = {"block_size_x": [8, 16, 32], "block_size_y": [4, 8, 16], "tile_k": [8, 16, 32], "rows_per_thread": [1, 2, 4, 8]}
     rule = Rule("block_size_x * block_size_y % 32 == 0 and block_size_x * block_size_y <= 512", "a block has whole warps")
@@ -183,10 +183,10 @@ def _rms_norm(problem: Mapping[str, Any]) -> NaiveKernel | None:
         return None
     rows, cols = shape
     eps = values[0] if values else f"{float(found[1])!r}f" if found else ""
-    value = f"{_TO[x_type].format(f'{x}[begin + i]')} * scale * {_TO[w_type].format(f'{weight}[i]')}"
+    value = f"{_TO[x_type].format(f'{x}[begin_ + i_]')} * scale_ * {_TO[w_type].format(f'{weight}[i_]')}"
     text = _RMS_NORM.format(
         headers=_headers(x_type, w_type, y_type), rows=rows, cols=cols, entry=problem["name"], y=y, eps=eps,
-        parameters=_parameters(problem), load_x=_TO[x_type].format(f"{x}[begin + i]"), store=_FROM[y_type].format(value),
+        parameters=_parameters(problem), load_x=_TO[x_type].format(f"{x}[begin_ + i_]"), store=_FROM[y_type].format(value),
     )  # fmt: skip
     knobs = {"block_size_x": [32, 64, 128, 256, 512], "unroll": [1, 2, 4, 8]}
     space = space_text(problem["name"], knobs, [], "block_size_x", (rows, "1", "1"), starts=[{"block_size_x": 128, "unroll": 1}])
