@@ -132,26 +132,6 @@ class Search:
         return SearchResult(run, progress, best, invalid, repeated, study.missed, pareto=len(s.objectives) > 1)
 
 
-def tune(
-    problem: str | None = None, gpu: str = "h100", *, trials: int = 60, echo: Echo = silent, **options: object
-) -> SearchResult:
-    """Searches for the fastest correct kernel of a problem on a GPU; `options` are further fields of SearchOptions.
-
-    A program that calls this must be importable: candidates run in processes of their own, which import its main module
-    (`if __name__ == "__main__":`). Raises UsageError, MachineError.
-    """
-    unknown = options.keys() - set(SearchOptions.__slots__)
-    if unknown:
-        known = ", ".join(SearchOptions.__slots__)
-        raise UsageError(f"tune knows no {', '.join(sorted(unknown))}; it takes {known}")
-    asked = SearchOptions(problem=problem, gpu=gpu, trials=trials, **options)
-    if asked.device.startswith(RECORDED):
-        from evoengine.tuning.recorded import RecordedSearch
-
-        return RecordedSearch(asked, echo).run()
-    return Search(asked, echo).run()
-
-
 def _setting(options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool) -> Setting:
     space, templates = prepare_space(options.space, options.templates, target, options.families)
     require_compilers(emulated=not timed)
