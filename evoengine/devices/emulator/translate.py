@@ -80,6 +80,15 @@ def cluster_blocks(text: str) -> int:
     return int(x)
 
 
+def blank_comments(text: str) -> str:
+    """The text with comments blanked, every character in its place."""
+
+    def blank(match: re.Match[str]) -> str:
+        return match[0] if match[0][0] in "\"'" else re.sub(r"[^\n]", " ", match[0])
+
+    return _COMMENT_OR_LITERAL.sub(blank, text)
+
+
 def _mask(text: str) -> str:
     """The text with what stands in comments and literals blanked, every character in its place."""
 
