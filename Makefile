@@ -3,13 +3,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: search test gpu clean
+.PHONY: search test lint gpu clean
 
 search: .venv/ready
 	$(BIN)/evoengine search --gpu h100
 
 test: .venv/ready
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+lint: .venv/linters
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
 
 gpu: .venv/ready
 	$(BIN)/python benchmarks/gpu.py
@@ -20,5 +25,9 @@ gpu: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cuda13,test]'
 	touch $@
 
+.venv/linters: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[lint]'
+	touch $@
+
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv dist

@@ -29,7 +29,7 @@ from rich.table import Table  # noqa: E402
 from evoengine.errors import UsageError  # noqa: E402
 from evoengine.gpu import find_gpu  # noqa: E402
 from evoengine.paths import asset  # noqa: E402
-from evoengine.problem import parse_problem  # noqa: E402
+from evoengine.workloads.attention.problem import parse_problem  # noqa: E402
 from evoengine.space.space import load_space  # noqa: E402
 
 PROBLEMS = tuple(

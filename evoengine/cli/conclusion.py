@@ -1,15 +1,17 @@
-"""What a search says at its end, on people's and on programs' terms, and its exit code."""
+"""What a search says at its end, for people and for scripts, and its exit code."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import click
 
 from evoengine.cli.display import ranking, say, status, stdout, time_spent
 from evoengine.records import Candidate, Outcome
+from evoengine.search.coordinator import Progress
+from evoengine.tuning.search import SearchResult
 
 INTERRUPTED = 130
 SHOWN = 10
@@ -17,18 +19,18 @@ SHOWN = 10
 
 
 def conclude(
-    search, progress, study, run: int, found: Sequence[Candidate], as_json: bool, db: str | None,
-    following: Sequence[str],
-) -> int:  # fmt: skip
-    """Summary on stderr, ranking on stdout; `following` are the commands to go on with. `found` is best first."""
-    known = f"{search.invalid_proposals} invalid and {search.repeated_proposals} repeated proposals"
+    result: SearchResult, as_json: bool, db: str | None, following: Sequence[str]
+) -> int:
+    """Summary on stderr, ranking on stdout; `following` are the commands to go on with."""
+    progress, run, found = result.progress, result.run, result.best
+    known = f"{result.invalid_proposals} invalid and {result.repeated_proposals} repeated proposals"
     say(f"{' · '.join(status(progress)[:-1])} · {progress.elapsed:.0f} s · {progress.compiled} compiled · {known}")
     say(progress.ended, style="dim")
     if progress.usage:
         say(time_spent(progress.usage))
     for line in progress.notes:
         say(line)
-    say_missed(study)
+    say_missed(result.missed)
     ledger, unranked = f" --db {db}" if db else "", progress.outcomes[Outcome.UNRANKED]
     if as_json:
         click.echo(json.dumps(_summary(progress, run, found), indent=2))
@@ -42,18 +44,18 @@ def conclude(
         say(f"{unranked} correct candidates and no figure to rank them by: {why}")
         say(f"next: evoengine measure{ledger} on a machine with the GPU   ·   evoengine history --run {run}{ledger}")
     else:
-        say(f"no correct candidate was found: evoengine history --run {run}{ledger} shows what became of each")
+        say(f"no correct candidate was found: evoengine history --run {run}{ledger} shows how each ended")
     if progress.ended == "interrupted":
         return INTERRUPTED
     return 0 if found or unranked else 1
 
 
-def say_missed(study) -> None:
-    for trial, why in study.missed.items():
+def say_missed(missed: Mapping[int, str]) -> None:
+    for trial, why in missed.items():
         say(f"trial {trial} is in the ledger, but not in optuna-dashboard's study: {why}", style="yellow")
 
 
-def _summary(progress, run: int, found: Sequence[Candidate]) -> dict[str, object]:
+def _summary(progress: Progress, run: int, found: Sequence[Candidate]) -> dict[str, object]:
     summary = {"run": run, "ended": progress.ended, "seconds": round(progress.elapsed, 1), "compiled": progress.compiled}
     if progress.usage:
         summary["gpu_seconds"] = {name: round(value, 1) for name, value in asdict(progress.usage).items()}

@@ -209,11 +209,11 @@ def sheet(candidate: Candidate) -> Group:
         tflops = f"{m.tflops:,.4g} TFLOPS, " if m.tflops is not None else ""
         rows.add_row("figure", f"{tflops}{m.median_us:,.1f} µs, {m.kind} ({m.device})")
         if m.normalised_us:
-            rows.add_row("compared by", f"{m.normalised_us:,.1f} µs, its time relative to SDPA's of the same rounds")
+            rows.add_row("compared by", f"{m.normalised_us:,.1f} µs, its time relative to the baseline's of the same rounds")
         if m.policy:
             rows.add_row("measured by", str(m.policy))
-        if m.vs_sdpa:
-            rows.add_row("vs SDPA", f"{m.vs_sdpa:.2f}× the fastest backend, {len(m.samples_us)} samples")
+        if m.vs_baseline:
+            rows.add_row("vs baseline", f"{m.vs_baseline:.2f}× the fastest one, {len(m.samples_us)} samples")
         if c.sustained:
             rows.add_row("sustained", _sustained(c.sustained))
         for name, text in _prediction(m):
@@ -268,12 +268,12 @@ def cases(verdict) -> Table:
     for c in verdict.cases:
         errors = [f"{e:.1e}" if e is not None else "–" for e in (c.max_error, c.mean_error, c.allowed)]
         mark = Text("ok", style="green") if c.correct else Text(c.reason or "wrong", style="red")
-        table.add_row(c.name, c.problem.removeprefix("attention:"), *errors, str(c.seed), mark)
+        table.add_row(c.name, c.problem.partition(":")[2], *errors, str(c.seed), mark)
     return table
 
 
 def findings(found) -> Table:
-    """The doctor's findings, each with its remedy where something lacks."""
+    """The doctor's findings, each with its remedy where something is missing."""
     table = Table.grid("", "", Column(overflow="fold"), padding=(0, 2))
     for f in found:
         mark = Text("✓", style="green") if f.here else Text("✗", style="red" if f.needed else "yellow")

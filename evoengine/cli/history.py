@@ -6,25 +6,23 @@ import json
 
 import click
 
-from evoengine.cli.options import db_option, gpu_option, json_option, problem_option
+from evoengine.cli.options import db_option, gpu_option, json_option, stored_problem_option
 from evoengine.errors import NothingFound
-from evoengine.gpu import Gpu
-from evoengine.problem import Problem
 
 
 @click.command()
 @gpu_option(default=None)
-@problem_option(default=None)
+@stored_problem_option
 @click.option("--run", type=click.IntRange(min=1), help="Only this run.")
 @db_option
 @json_option
-def history(gpu: Gpu | None, problem: Problem | str | None, run: int | None, db: str | None, as_json: bool) -> None:
+def history(gpu: str | None, problem: str | None, run: int | None, db: str | None, as_json: bool) -> None:
     """List every trial of the ledger, with how it ended."""
     from evoengine.cli.display import listing, stdout
     from evoengine.ledger.store import open_ledger
 
     with open_ledger(db, create=False) as ledger:
-        found = ledger.candidates(run=run, problem=str(problem) if problem else None, gpu=gpu.key if gpu else None)
+        found = ledger.candidates(run=run, problem=problem, gpu=gpu)
     if not found:
         raise NothingFound("the ledger holds no such trial: evoengine search fills it")
     if as_json:

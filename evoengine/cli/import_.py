@@ -29,7 +29,7 @@ def import_(file: Path, db: str | None) -> None:
         run, trials = ledger.import_run(whole)
         say(f"imported {len(trials)} trials from {file} as run {run}, trials {trials[0]} to {trials[-1]}")
         say("now their study for the dashboard; Ctrl-C leaves it unfinished, and the import whole")
-        say_missed(rebuild(storage, ledger, run, kind, domains))
+        say_missed(rebuild(storage, ledger, run, kind, domains).missed)
 
 
 def _own(file: Path):
@@ -42,7 +42,7 @@ def _own(file: Path):
         whole = from_t4(load(file))
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{file} says that evoengine wrote it, but a part of it is missing or wrong ({error!r}); export the run anew"
+            f"{file} says that evoengine wrote it, but a part of it is missing or wrong ({error!r}); export the run again"
         ) from error
     if whole is None:
         return None
@@ -53,7 +53,8 @@ def _own(file: Path):
 def _recorded(file: Path):
     """As `_own`, of what another tuner recorded."""
     from evoengine import __version__
-    from evoengine.cli.replay import say_left_out
+    from evoengine.cli.display import say
+    from evoengine.tuning.recorded import echo_left_out
     from evoengine.ledger.runs import Device, Run, this_host
     from evoengine.ledger.transfer import Dossier, WholeRun
     from evoengine.records import Kind
@@ -61,7 +62,7 @@ def _recorded(file: Path):
     from evoengine.search.replay import AIM, device_of, entries, problem_of
 
     space, now = read_recorded(file), datetime.now(UTC)
-    say_left_out(space)
+    echo_left_out(space, say)
     run = Run(
         id=0, started_at=now, finished_at=now, status=f"imported from {file.name}", gpu=device_of(space),
         problem=problem_of(space), device=Device(device_of(space)), space_name=file.name, space_sha256="",

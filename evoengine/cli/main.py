@@ -13,6 +13,8 @@ from evoengine import __version__
 from evoengine.errors import EvoengineError
 
 COMMANDS = {
+    "new": "Write a folder with a kernel of your own, or bring one in.",
+    "problems": "List the workloads, how their problems are written, and an example of each.",
     "search": "Search for the fastest correct kernel of a problem on a GPU.",
     "best": "Show the best kernels found, or export the best one.",
     "history": "List every trial of the ledger.",
@@ -23,7 +25,7 @@ COMMANDS = {
     "verify": "Render, compile and gate one configuration.",
     "export": "Write a run in the auto-tuners' common format.",
     "import": "Read a run, or what another tuner recorded, into the ledger.",
-    "doctor": "Say what this machine has, what it lacks, and the remedy.",
+    "doctor": "Say what this machine has, what is missing, and the remedy.",
     "dashboard": "Open the trials in optuna-dashboard.",
 }
 INTERRUPTED = 130
@@ -62,7 +64,7 @@ class Commands(click.Group):
 def evoengine() -> None:
     """Finds the fastest correct CUDA kernel for a GPU and a problem.
 
-    Exit codes: 0 ok, 1 nothing valid found, 2 wrong usage or configuration, 3 the machine lacks something,
+    Exit codes: 0 ok, 1 nothing valid found, 2 wrong usage or configuration, 3 something is missing on this machine,
     130 interrupted.
     """
 

@@ -7,50 +7,49 @@ from pathlib import Path
 
 import click
 
-from evoengine.gpu import Gpu, find_gpu
-from evoengine.problem import EXAMPLE, Problem, parse_problem
+from evoengine.gpu import find_gpu
 
 RECORDED = "recorded:"
 """begins the device and the problem of a recorded space"""
 
 
 class GpuType(click.ParamType):
+    """The name of a known GPU."""
+
     name = "name"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Gpu:
-        return find_gpu(value) if isinstance(value, str) else value
-
-
-class ProblemType(click.ParamType):
-    name = "problem"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Problem:
-        return parse_problem(value) if isinstance(value, str) else value
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return find_gpu(value).key
 
 
 class StoredProblemType(click.ParamType):
-    """A problem that the ledger may hold: also a recorded space's, `recorded:NAME`, which stays a text."""
+    """A problem that the ledger may hold, in the form it has there. A recorded space's, or that of a kernel which somebody
+    brought, is taken as it is."""
 
     name = "problem"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Problem | str:
-        return value if value.startswith(RECORDED) else parse_problem(value)
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from evoengine.workloads import parse_problem, workloads
+
+        name, colon, _ = value.partition(":")
+        return str(parse_problem(value)[1]) if not colon or name in workloads() else value
 
 
 def gpu_option(default: str | None) -> Callable:
     return click.option("--gpu", type=GpuType(), default=default, show_default=bool(default), help="GPU to tune for.")
 
 
-def problem_option(default: str | None = EXAMPLE) -> Callable:
-    text = "What to compute: b…,h…,s…,d…,fp16|bf16[,causal][,kv…]; sq…,sk… for unlike lengths."
-    kind = ProblemType() if default else StoredProblemType()
-    return click.option("--problem", type=kind, default=default, show_default=bool(default), help=text)
-
-
+problem_option = click.option(
+    "--problem", metavar="WORKLOAD:SIZES", help="What to compute; evoengine problems lists them.  [default: an example]"
+)
+stored_problem_option = click.option("--problem", type=StoredProblemType(), help="Only this one of the ledger's problems.")
+kernel_option = click.option(
+    "--kernel", type=click.Path(path_type=Path), metavar="FOLDER", help="A kernel of your own (evoengine new)."
+)
 db_option = click.option("--db", metavar="URL", help="Ledger: a file or an SQLAlchemy URL.  [default: db/evoengine.db]")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 space_option = click.option(
-    "--space", type=click.Path(path_type=Path), help="Search-space file.  [default: the one for attention]"
+    "--space", type=click.Path(path_type=Path), help="Search-space file.  [default: the workload's own]"
 )
 templates_option = click.option(
     "--templates", type=click.Path(path_type=Path), help="Folder of kernel templates.  [default: those of evoengine]"

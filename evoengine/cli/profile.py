@@ -17,20 +17,19 @@ from evoengine.cli.options import db_option, json_option
 def profile(trial: int, db: str | None, as_json: bool) -> None:
     """Say what limits one candidate, by Nsight Compute or by the model of its chip.
 
-    On a GPU that takes the binary: tensor and MUFU pipes, memory throughput, bank conflicts, occupancy, stall reasons,
-    and the sanitizers' word, each where its tool is installed. Elsewhere the model's page: how busy each pipe is,
+    On a GPU that can run the binary: tensor and MUFU pipes, memory throughput, bank conflicts, occupancy, stall reasons,
+    and sanitizer output, each where its tool is installed. Elsewhere the model's page: how busy each pipe is,
     and the instructions before which warps wait longest, with the reasons. It is kept beside the candidate, where
     evoengine show finds it.
     """
     from evoengine.cli.display import profile_page, say, stdout
-    from evoengine.cli.setup import turn
     from evoengine.devices.driver import find_driver, takes
     from evoengine.errors import NothingFound
-    from evoengine.gpu import find_gpu
     from evoengine.ledger.store import open_ledger
-    from evoengine.problem import parse_problem
     from evoengine.records import Contender
+    from evoengine.search.targets import target_of
     from evoengine.stages.profile import profile as take
+    from evoengine.tuning.setup import lock_gpu
 
     with open_ledger(db, create=False) as ledger:
         candidate = ledger.candidate(trial, with_cubin=True)
@@ -41,14 +40,11 @@ def profile(trial: int, db: str | None, as_json: bool) -> None:
         devices = [] if isinstance(found, str) else [d for d in found[1] if takes(d, candidate.binary.arch)]
         device = devices[0] if devices else None
         if device is None:
-            say(f"no GPU here takes a binary for {candidate.binary.arch}: the page is by the model of the chip")
+            say(f"no GPU here can run a binary for {candidate.binary.arch}: the page is by the model of the chip")
         contender = Contender(trial, candidate.source, candidate.binary, candidate.config)
-        kernel = candidate.problem.split(":")[0]
-        with turn(device, say):
-            page = take(
-                kernel, contender, parse_problem(candidate.problem), find_gpu(candidate.gpu),
-                device.name if device else "", device.uuid if device else None,
-            )  # fmt: skip
+        with lock_gpu(device, say):
+            name, uuid = (device.name, device.uuid) if device else ("", None)
+            page = take(target_of(ledger, candidate), contender, name, uuid)
         ledger.record_profile(trial, page)
     if as_json:
         click.echo(json.dumps({"trial": trial} | asdict(page), indent=2))

@@ -7,18 +7,16 @@ from dataclasses import asdict
 
 import click
 
-from evoengine.cli.options import db_option, gpu_option, json_option, problem_option
+from evoengine.cli.options import db_option, gpu_option, json_option, stored_problem_option
 from evoengine.errors import NothingFound
-from evoengine.gpu import Gpu
-from evoengine.problem import Problem
 
 
 @click.command()
 @gpu_option(default=None)
-@problem_option(default=None)
+@stored_problem_option
 @db_option
 @json_option
-def report(gpu: Gpu | None, problem: Problem | str | None, db: str | None, as_json: bool) -> None:
+def report(gpu: str | None, problem: str | None, db: str | None, as_json: bool) -> None:
     """Say which changes of knobs paid, and the path that led to the best.
 
     Without --problem and --gpu the last run's are meant.
@@ -28,7 +26,7 @@ def report(gpu: Gpu | None, problem: Problem | str | None, db: str | None, as_js
     from evoengine.lineage import effects, path, step_json
 
     with open_ledger(db, create=False) as ledger:
-        gpu_key, problem_text = ledger.last_target(gpu.key if gpu else None, str(problem) if problem else None)
+        gpu_key, problem_text = ledger.last_target(gpu, problem)
         known = {c.trial: c for c in ledger.candidates(problem=problem_text, gpu=gpu_key)}
         best = ledger.best(problem_text, gpu_key, top=1)
     if not best:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -19,6 +20,50 @@ SLOWEST_TFLOPS = 0.5
 def launch_seconds(flops: float) -> float:
     """How long one launch of so much work may take on a GPU before it is given up."""
     return LAUNCH_SECONDS + flops / SLOWEST_TFLOPS / 1e12
+
+
+DTYPE_BYTES = {
+    "fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+"""dtype of a tensor parameter → bytes per element"""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParameter:
+    """A pointer parameter of a kernel: a contiguous tensor that nobody has allocated yet."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """one of DTYPE_BYTES"""
+    output: bool = False
+    """whether the kernel writes it; writing any other is an error"""
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantParameter:
+    """An input that the kernel reads in the `__constant__` variable of that name. It is none of the kernel's parameters,
+    and listed behind them."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantArgument:
+    """The contents of a `__constant__` variable from its start on; behind all of the kernel's parameters."""
+
+    name: str
+    data: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +103,11 @@ class TensorMapArgument:
     """bytes: 0, 32, 64 or 128"""
 
 
-Argument = TensorArgument | ScalarArgument | TensorMapArgument
+Parameter = TensorParameter | ConstantParameter | ScalarArgument | TensorMapArgument
+"""one of a kernel's parameters, in its order; tensors by their shapes"""
+Argument = TensorArgument | ConstantArgument | ScalarArgument | TensorMapArgument
 Arguments = Sequence[Argument]
-"""in the order of the kernel's parameters"""
+"""in the order of the kernel's parameters, constants behind them"""
 Tensors = Mapping[str, np.ndarray]
 """every tensor argument by name, as it stood after the launch"""
 

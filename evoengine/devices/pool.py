@@ -11,20 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evoengine.devices.base import Argument
+from evoengine.devices.base import Parameter
 from evoengine.records import Launch
 
 PAGE = 4096
 """bytes"""
-
-
-@dataclass(frozen=True, slots=True)
-class PooledArgument:
-    """A pointer argument of `bytes` bytes. An input's contents are the pool's, an output's NaN until it is written."""
-
-    name: str
-    bytes: int
-    output: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +44,10 @@ class ChosenBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockLaunch:
-    """Some blocks of a launch, each run for itself. Every tensor among the arguments is pooled."""
+    """Some blocks of a launch, each run for itself. An input's contents are the pool's, an output's NaN until it is written."""
 
     launch: Launch
-    arguments: Sequence[Argument | PooledArgument]
+    arguments: Sequence[Parameter]
     pool: Pool
     blocks: Sequence[ChosenBlock]
 

@@ -255,7 +255,7 @@ def _refuse_foreign(url: URL, contents: Contents) -> None:
 
 def alembic_config(connection: Connection | None = None) -> AlembicConfig:
     config = AlembicConfig(attributes={"connection": connection})
-    config.set_main_option("script_location", str(asset("migrations")).replace("%", "%%"))
+    config.set_main_option("script_location", str(asset("db/migrations")).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config
 

@@ -88,6 +88,8 @@ class RunRow(Base):
     space_name: Mapped[str]
     space_sha256: Mapped[str] = mapped_column(String(64))
     space_text: Mapped[str]
+    definition: Mapped[str | None]
+    """of a kernel that somebody brought: its problem.json; null of workloads that come with evoengine"""
     sampler: Mapped[str]
     objectives: Mapped[str] = mapped_column(server_default="tflops")
     """comma-separated names of evoengine.objectives"""
@@ -200,7 +202,7 @@ class MeasurementRow(Base):
     tflops: Mapped[float | None]
     median_us: Mapped[float]
     samples_us: Mapped[list[Any]]
-    vs_sdpa: Mapped[float | None]
+    vs_baseline: Mapped[float | None]
     terms: Mapped[dict[str, Any]]
     suspect: Mapped[str | None]
     policy: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))

@@ -159,7 +159,7 @@ def to_measurement(row: MeasurementRow) -> Measurement:
         tflops=row.tflops,
         median_us=row.median_us,
         samples_us=numbers_from_json(row.samples_us),
-        vs_sdpa=row.vs_sdpa,
+        vs_baseline=row.vs_baseline,
         terms={name: float(v) for name, v in row.terms.items()},
         suspect=row.suspect,
         policy=to_policy(row.policy),

@@ -48,6 +48,8 @@ class Run:
     host: str
     pid: int
     command: str
+    definition: str | None = None
+    """of a kernel that somebody brought: its problem.json"""
 
 
 def this_host() -> str:

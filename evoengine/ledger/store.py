@@ -50,6 +50,7 @@ from evoengine.ledger.transfer import WholeRun, enter_run, read_run
 from evoengine.objectives import DEFAULT
 from evoengine.paths import default_database
 from evoengine.records import (
+    EXECUTOR,
     Baseline,
     Binary,
     Candidate,
@@ -114,7 +115,7 @@ class Ledger:
 
     def start_run(
         self, *, gpu: str, problem: str, device: Device, space: SpaceFile, sampler: str, seed: int, command: str,
-        objectives: str = DEFAULT,
+        objectives: str = DEFAULT, definition: str | None = None,
     ) -> int:
         """Enters a run of this process; runs whose process is gone without a word are marked as killed."""
         with self._writing() as session:
@@ -125,6 +126,7 @@ class Ledger:
                 started_at=_now(), status=RUNNING, gpu=gpu, problem=problem, device=device_row(session, device),
                 space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed,
                 objectives=objectives, version=__version__, host=this_host(), pid=os.getpid(), command=command,
+                definition=definition,
             )  # fmt: skip
             session.add(row)
             session.flush()
@@ -154,6 +156,12 @@ class Ledger:
             wanted = " for " + " on ".join(w for w in (problem, gpu) if w) if gpu or problem else ""
             raise NothingFound(f"the ledger holds no run{wanted}: evoengine search fills it")
         return found[0], found[1]
+
+    def last_definition(self, problem: str) -> str | None:
+        """The problem.json that the last run for this problem kept; None where it kept none."""
+        kept = select(RunRow.definition).where(RunRow.problem == problem, RunRow.definition.is_not(None))
+        with self._reading() as session:
+            return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
 
     def record_baseline(self, run: int, baseline: Baseline) -> None:
         with self._writing() as session:
@@ -233,7 +241,7 @@ class Ledger:
     def finish(
         self, trial: int, outcome: Outcome, reason: str | None, occupancy: float | None, device: str | None
     ) -> None:
-        """How the candidate ended; a later measurement may end it anew."""
+        """How the candidate ended; a later measurement may end it again."""
         end = {"outcome": str(outcome), "reason": reason, "occupancy": occupancy, "device": device}
         with self._writing() as session:
             _update_candidate(session, trial, finished_at=_now(), **end)
@@ -346,10 +354,12 @@ def _figures_of_correct(
     """(kernel, id, trial, kind, compared time in µs, suspect, terms, device, run, policy), oldest first; a kernel is
     its source, and where that is unknown, as of what another tuner recorded, its configuration.
 
-    Of what ended ranked and was not refuted by a later verdict.
+    Of what ended ranked and was not refuted by a later verdict of the gate. A verdict on executed machine code decides
+    nothing here: what it refutes ends as not ranked, unless a GPU measured it.
     """
     any_verdict = aliased(VerdictRow)
-    last = select(func.max(any_verdict.id)).where(any_verdict.candidate_id == CandidateRow.id).scalar_subquery()
+    of_gate = (any_verdict.candidate_id == CandidateRow.id, any_verdict.device != EXECUTOR)
+    last = select(func.max(any_verdict.id)).where(*of_gate).scalar_subquery()
     return (
         select(
             func.coalesce(CandidateRow.source_sha256, CandidateRow.config_key), MeasurementRow.id, CandidateRow.id,

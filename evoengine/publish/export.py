@@ -10,27 +10,26 @@ from dataclasses import asdict
 from pathlib import Path
 
 from evoengine import __version__
+from evoengine.devices.base import ConstantParameter, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
 from evoengine.errors import UsageError
-from evoengine.problem import parse_problem
 from evoengine.records import Candidate, Verdict
+from evoengine.workloads.base import Target
 
-LOADERS = Path(__file__).with_name("loaders")
+LOADER = Path(__file__).with_name("loader.py")
+"""for kernels that have none of their own"""
 
 
-def export(candidate: Candidate, folder: Path) -> list[Path]:
+def export(candidate: Candidate, target: Target, folder: Path) -> list[Path]:
     """Writes kernel.cu, kernel.cubin, kernel.json, the workload's loader and __init__.py; returns their paths.
 
-    An __init__.py that is there already stays as it is. Raises UsageError where the ledger has no kernel of the
-    candidate, and where `folder` cannot be written.
+    An __init__.py that is there already stays as it is. Raises UsageError where `folder` cannot be written.
     """
-    if candidate.source is None or candidate.binary is None:
-        raise UsageError(f"trial {candidate.trial} was recorded by another tuner: the ledger has no kernel of it to export")
-    kernel = candidate.problem.split(":")[0]
+    kernel = target.workload.name
     contents = {
         "kernel.cu": candidate.source.text.encode(),
         "kernel.cubin": candidate.binary.cubin,
-        "kernel.json": (json.dumps(describe(candidate), indent=2) + "\n").encode(),
-        f"{kernel}.py": (LOADERS / f"{kernel}.py").read_bytes(),
+        "kernel.json": (json.dumps(describe(candidate, target), indent=2) + "\n").encode(),
+        f"{kernel}.py": (target.workload.loader() or LOADER).read_bytes(),
     }
     package = folder / "__init__.py"
     try:
@@ -44,14 +43,15 @@ def export(candidate: Candidate, folder: Path) -> list[Path]:
     return [*(folder / name for name in contents), package]
 
 
-def describe(candidate: Candidate) -> dict[str, object]:
+def describe(candidate: Candidate, target: Target) -> dict[str, object]:
     """Launch geometry, resources, verdict and provenance: all that it takes to run the kernel and to check its claims."""
     binary, launch = candidate.binary, candidate.source.launch
     return {
-        "kernel": candidate.problem.split(":")[0],
+        "kernel": target.workload.name,
         "entry": candidate.source.entry,
         "config": dict(candidate.config),
-        "problem": parse_problem(candidate.problem).variables(),
+        "problem": target.problem.variables(),
+        "parameters": [parameter_json(p) for p in target.workload.parameters(target.problem, candidate.config)],
         "launch": {
             "grid": list(launch.grid),
             "threads": launch.threads,
@@ -83,6 +83,19 @@ def describe(candidate: Candidate) -> dict[str, object]:
     }
 
 
+def parameter_json(parameter: Parameter) -> dict[str, object]:
+    """A parameter of the kernel as a loader needs it; of a tensor map the view that it is of the tensor."""
+    if isinstance(parameter, ScalarArgument):
+        return {"name": parameter.name, "scalar": str(parameter.value.dtype), "value": parameter.value.item()}
+    if isinstance(parameter, ConstantParameter):
+        return {"name": parameter.name, "dtype": parameter.dtype, "shape": list(parameter.shape), "constant": True}
+    if isinstance(parameter, TensorParameter):
+        shape = list(parameter.shape)
+        return {"name": parameter.name, "dtype": parameter.dtype, "shape": shape, "output": parameter.output}
+    assert isinstance(parameter, TensorMapArgument)
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(parameter).items()}
+
+
 def verdict_json(verdict: Verdict | None) -> dict[str, object] | None:
     if verdict is None:
         return None
@@ -107,6 +120,6 @@ def figure_json(candidate: Candidate) -> dict[str, object] | None:
         return None
     return {
         "kind": str(m.kind), "device": m.device, "tflops": m.tflops, "median_us": m.median_us,
-        "normalised_us": m.normalised_us, "samples_us": list(m.samples_us), "vs_sdpa": m.vs_sdpa,
+        "normalised_us": m.normalised_us, "samples_us": list(m.samples_us), "vs_baseline": m.vs_baseline, "vs_sdpa": m.vs_baseline,
         "policy": asdict(m.policy) if m.policy else None, "terms": dict(m.terms),
     }  # fmt: skip

@@ -187,7 +187,7 @@ def _dossier(d: Mapping[str, Any]) -> Dossier:
     # before all verdicts were kept, there was the last one as `verdict`
     verdicts = d["verdicts"] if "verdicts" in d else [v for v in [d["verdict"]] if v]
     verdicts = _undated(verdicts, to_verdict)
-    figures = _undated([_old_figure(m["kind"]) | m for m in d["measurements"]], to_measurement)
+    figures = _undated([_figure(m) for m in d["measurements"]], to_measurement)
     source, binary = d["source"], d["binary"]
     candidate = Candidate(
         **{name: d[name] for name in (*_OF_CANDIDATE, "config")},
@@ -203,10 +203,11 @@ def _dossier(d: Mapping[str, Any]) -> Dossier:
     return Dossier(candidate, created, finished, verdicts, figures, _undated(d.get("profiles", ()), to_profile))
 
 
-def _old_figure(kind: str) -> dict[str, object]:
-    """What figures of that kind had no field for before policies were recorded."""
-    policy = asdict(UNKNOWN_POLICY) if kind == Kind.MEASURED else None
-    return {"policy": policy, "normalised_us": None}
+def _figure(d: Mapping[str, Any]) -> dict[str, Any]:
+    """With what figures had no field for before policies were recorded, and no other name for."""
+    policy = asdict(UNKNOWN_POLICY) if d["kind"] == Kind.MEASURED else None
+    found = {"policy": policy, "normalised_us": None, **d}
+    return found if "vs_baseline" in found else found | {"vs_baseline": found["vs_sdpa"]}
 
 
 def _launch(d: Mapping[str, Any]) -> Launch:

@@ -21,7 +21,7 @@ _CRASHED, _HUNG = 1, 2
 
 
 class Program:
-    """A decoded kernel. `unknown` maps each opcode that cannot be executed, with its modifiers, to how often it occurs."""
+    """A decoded kernel. `unknown` maps opcodes that cannot be executed, with modifiers, to how often they occur."""
 
     def __init__(self, listing: str, entry: str) -> None:
         """Of the kernel `entry` in a listing of `nvdisasm -c -hex`; UsageError where that is no such listing."""

@@ -14,6 +14,7 @@ from evoengine import records
 from evoengine.devices import tensor_map
 from evoengine.devices.base import (
     Argument,
+    ConstantArgument,
     KernelCrashed,
     ScalarArgument,
     TensorArgument,
@@ -29,9 +30,9 @@ DRAWN_BYTES = 1 << 20
 REGISTERS_PER_BLOCK = 65536
 """of every compute capability from 7.5 to 9.0 (CUDA C++ Programming Guide, Compute Capabilities)"""
 
-# Where the driver puts what every kernel reads from bank 0, as the machine code of sm_75 to sm_90 has it: from byte 0 the
-# block's threads and the grid, from 0x18 the windows of shared and local memory, at 0x28 the end of the stack; on sm_90 at
-# 0x198 the generic address of the parameters, from which those of tensor maps are made.
+# Where the driver puts what every kernel reads from bank 0, as the machine code of sm_75 to sm_90 has it: from byte 0
+# the block's threads and the grid, from 0x18 the windows of shared and local memory, at 0x28 the end of the stack; on
+# sm_90 at 0x198 the generic address of the parameters, from which those of tensor maps are made.
 _DRIVER_VALUES = struct.Struct("<3I3IQQI")
 _PARAMETERS_POINTER = 0x198
 # The windows of the generic address space, as in core/machine.h.
@@ -151,7 +152,9 @@ def prepare(
     _check_launch(kernel, geometry)
     allocations = _allocate(kernel, arguments, seed)
     addresses = {allocation.name: allocation.address for allocation in allocations}
-    banks = _banks(kernel, geometry, arguments, addresses, constants or {})
+    given = {a.name: a.data.tobytes() for a in arguments if isinstance(a, ConstantArgument)}
+    passed = [a for a in arguments if not isinstance(a, ConstantArgument)]
+    banks = _banks(kernel, geometry, passed, addresses, {**(constants or {}), **given})
     return Launch(kernel, geometry, arguments, allocations, banks, seed)
 
 
@@ -225,6 +228,11 @@ def _tensors(arguments: Sequence[AnyArgument]) -> Iterator[tuple[str, tuple[int,
             held = values[: argument.bytes]
             whole = argument.output and held.nbytes == argument.bytes
             yield argument.name, (argument.bytes, held.copy() if whole else held, argument.output)
+
+
+def drawn_bytes(dtype: str, size: int) -> np.ndarray:
+    """`size` bytes of drawn values, uint8."""
+    return np.resize(_drawn(dtype), size)
 
 
 def _segment(segment: Segment) -> np.ndarray:

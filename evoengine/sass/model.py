@@ -53,7 +53,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Clocks and what filled them; `values` by the core's names, `issues` [n] and `stalls` [n, reasons] per instruction."""
+    """Clocks and what filled them: `values` by the core's names; `issues` [n], `stalls` [n, reasons] by instruction."""
 
     values: Mapping[str, float]
     issues: np.ndarray
@@ -118,7 +118,7 @@ def count_block(program: Program, launch: Launch, block: int, limit: int) -> dic
 
 
 def footprint(program: Program, launch: Launch, blocks: Sequence[int], limit: int) -> np.ndarray:
-    """Lines of 128 bytes [allocations, 3]: that the first of three blocks touches, and of those what each other does too."""
+    """Lines of 128 bytes [allocations, 3]: how many the first of three blocks touches, and each other touches too."""
     lines = (ctypes.c_double * (3 * launch.allocation_count))()
     message = ctypes.create_string_buffer(_MESSAGE)
     three = (ctypes.c_uint64 * 3)(*blocks)

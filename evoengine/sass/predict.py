@@ -1,9 +1,9 @@
-"""Predicts a kernel's time on a chip: blocks are counted, one SM is timed by the machine code, and the grid put together.
+"""Predicts a kernel's time on a chip: blocks are counted, one SM is timed by its machine code, waves are put together.
 
     counts of some blocks ──▶ work per block, share of the DRAM ──▶ clocks of one SM ──▶ waves, clock, launch ──▶ µs
 
 No constant is fitted to a kernel. The figure has a range: for wgmma two hypotheses about what the tensor pipe leaves to
-others bound it (see `overlaps`), elsewhere it is how far the model is off for two kernels of three.
+others bound it (see `overlaps`), elsewhere MODEL_ERROR does.
 """
 
 from __future__ import annotations
@@ -21,23 +21,27 @@ from evoengine.sass.core import Program
 from evoengine.sass.launch import Launch
 from evoengine.sass.model import Overlap, Residents, Timed, count_block, footprint, rates, time_sm
 
-COUNT_LIMIT = 300_000
-"""warp instructions of a block that are counted"""
 WHOLE_LIMIT = 20_000_000
-"""the same of blocks that do more, as persistent ones do"""
+"""warp instructions of a block that are counted"""
+PERSISTENT = 300_000
+"""the same: a block that does more, in a grid of one wave, is taken for a persistent one"""
 FOOTPRINT_LIMIT = 100_000
 """the same of blocks whose lines of global memory are compared"""
 TIME_LIMIT = 300_000
 WGMMA_TIME_LIMIT = 200_000
-"""warp instructions of an SM that are timed, the latter under each of two hypotheses; what is beyond follows at the rate of the second half"""
+"""warp instructions of an SM that are timed, the latter under each of two hypotheses; the rest follows at the second
+half's rate"""
 UNLIKE = 0.02
 """difference in instructions between blocks of the grid's inside, from which on they are sampled one by one"""
 SAMPLED = 8
 """blocks counted where blocks differ"""
 BUSY = 0.6
 """of the time: a pipe that is busy for more bounds the kernel"""
+MOST_PLACED = 20_000
+"""clusters placed one by one; of more, a part of the rows on a part of the SMs stands for all"""
 MODEL_ERROR = 1.25
-"""a factor that most predictions are within (benchmarks/model_accuracy.py)"""
+"""a factor that 78 % of the predictions for recorded kernels are within; 98 % are within 2 (see Model in
+benchmarks/NOTES.md)"""
 
 
 class Unpredictable(Exception):
@@ -60,6 +64,8 @@ class Prediction:
     clocks: float
     blocks_per_sm: int
     waves: float
+    roofline_us: float
+    """what the launch takes at the least, by the data sheet; 0 where its work is not known"""
     hypotheses: Mapping[str, float] = field(default_factory=dict)
     """of a wgmma kernel: µs by each"""
     timed: Timed | None = field(default=None, repr=False, compare=False)
@@ -75,7 +81,9 @@ class Work:
     dram_share: float
 
 
-def predict(program: Program, launch: Launch, chip: Chip, flops: float = 0.0, min_dram_bytes: float = 0.0) -> Prediction:
+def predict(
+    program: Program, launch: Launch, chip: Chip, flops: float = 0.0, min_dram_bytes: float = 0.0
+) -> Prediction:
     """The launch's time on the chip; never below the roofline of `flops` and `min_dram_bytes`, where they are known.
 
     Raises Unpredictable where an opcode is unknown, no block fits, or a block cannot run.
@@ -85,9 +93,10 @@ def predict(program: Program, launch: Launch, chip: Chip, flops: float = 0.0, mi
     resident = blocks_resident(launch, chip)
     if not resident:
         raise Unpredictable(f"no block fits on an SM of {chip.key}")
+    roofline_us = max(flops / chip.peak_flops, min_dram_bytes / chip.dram) * 1e6
     try:
         work = count(program, launch, chip, resident)
-        return _put_together(program, launch, chip, resident, work, max(flops / chip.peak_flops, min_dram_bytes / chip.dram) * 1e6)
+        return _put_together(program, launch, chip, resident, work, roofline_us)
     except KernelFailure as failure:
         raise Unpredictable(str(failure)) from None
 
@@ -129,32 +138,29 @@ def count(program: Program, launch: Launch, chip: Chip, resident: int) -> Work:
     """Counts blocks of the grid's inside and edges, weighted by how many there are of each."""
     grid = grid_of(launch)
 
-    def of(column: int, row: int, limit: int = COUNT_LIMIT) -> Mapping[str, float]:
-        return count_block(program, launch, grid.block(column, row), limit)
+    def of(column: int, row: int) -> Mapping[str, float]:
+        return count_block(program, launch, grid.block(column, row), WHOLE_LIMIT)
 
     first = of(0, 0)
-    limit = COUNT_LIMIT if first["complete"] else WHOLE_LIMIT
-    if not first["complete"]:
-        first = of(0, 0, limit)
     one_wave = grid.clusters <= chip.sms // grid.width * resident
-    if one_wave and limit == WHOLE_LIMIT:  # persistent blocks: the first has as much to do as any
-        return _work(program, launch, chip, resident, [first], [1.0])
-    inside, last = of(*grid.middle, limit), of(grid.columns - 1, grid.rows - 1, limit)
+    if one_wave and first["instructions"] > PERSISTENT:  # the first block has as much to do as any
+        return _work(program, launch, chip, resident, [first])
+    inside, last = of(*grid.middle), of(grid.columns - 1, grid.rows - 1)
     if not _alike(inside, first) and grid.columns > 2:
         columns = np.unique(np.linspace(0, grid.columns - 1, SAMPLED).round().astype(int))
-        sampled = [of(int(column), grid.middle[1], limit) for column in columns]
-        return _work(program, launch, chip, resident, sampled, [1.0] * len(sampled))
+        return _work(program, launch, chip, resident, [of(int(column), grid.middle[1]) for column in columns])
     if _alike(inside, last):
-        return _work(program, launch, chip, resident, [inside], [1.0])
+        return _work(program, launch, chip, resident, [inside])
     edges = _edges(grid)
-    mean = _mean([of(x, y, limit) for x, y, _ in edges], [weight for _, _, weight in edges])
-    return _work(program, launch, chip, resident, [mean], [1.0])
+    mean = _mean([of(x, y) for x, y, _ in edges], [weight for _, _, weight in edges])
+    return _work(program, launch, chip, resident, [mean])
 
 
 def _work(
-    program: Program, launch: Launch, chip: Chip, resident: int, sampled: Sequence[Mapping[str, float]], weights: Sequence[float]
+    program: Program, launch: Launch, chip: Chip, resident: int, sampled: Sequence[Mapping[str, float]]
 ) -> Work:
-    counts = _mean(sampled, weights)
+    """Of blocks that stand for equally many each."""
+    counts = _mean(sampled, [1.0] * len(sampled))
     instructions = np.array([c["instructions"] for c in sampled])
     return Work(counts, instructions, _dram_share(program, launch, chip, resident, counts))
 
@@ -186,7 +192,8 @@ def _dram_share(
     (x, y), columns, rows = grid.middle, grid.columns, grid.rows
     neighbours = [grid.block(x, y), grid.block(min(x + 1, columns - 1), y), grid.block(x, min(y + 1, rows - 1))]
     lines = footprint(program, launch, neighbours, FOOTPRINT_LIMIT)
-    sectors, boxes = counts["sectors_loaded"] + counts["sectors_stored"], counts["tensor_bytes_loaded"] + counts["tensor_bytes_stored"]
+    sectors = counts["sectors_loaded"] + counts["sectors_stored"]
+    boxes = counts["tensor_bytes_loaded"] + counts["tensor_bytes_stored"]
     asked = (32 * sectors + boxes) * grid.clusters
     wave = max(1, min(resident * chip.sms // grid.width, grid.clusters))
     across, down = min(wave, columns), math.ceil(wave / columns)
@@ -235,29 +242,45 @@ def _put_together(
         clocks = _whole(timed, per_sm * work.counts["instructions"])
         clocks *= _imbalance(work.instructions, grid, chip.sms // grid.width, resident)
         ghz = chip.clock_under(name, _shares(timed, grid.width)["tensor"])
-        return _Run(max(clocks / ghz / 1e3 + chip.launch_us, roofline_us), clocks, timed)
+        return _Run(clocks / ghz / 1e3 + chip.launch_us, clocks, timed)
 
     runs = {name: run(name, overlap) for name, overlap in (overlaps(chip) if wgmma else {"": Overlap()}).items()}
     times = {name: r.time_us for name, r in runs.items()}
     time_us = math.exp(np.mean(np.log(list(times.values()))))
     low, high = (min(times.values()), max(times.values())) if wgmma else (time_us / MODEL_ERROR, time_us * MODEL_ERROR)
+
+    def possible(us: float) -> float:
+        return float(max(us, roofline_us))
+
     first = runs[min(runs)]
     shares = _shares(first.timed, grid.width)
     busiest = max(shares, key=shares.__getitem__)
     return Prediction(
-        time_us, max(low, roofline_us), high, busiest if shares[busiest] > BUSY else "latency", shares, work.counts,
-        first.clocks, resident, grid.clusters / (chip.sms // grid.width * resident), times if wgmma else {}, first.timed,
-    )  # fmt: skip
+        time_us=possible(time_us),
+        low_us=possible(low),
+        high_us=possible(high),
+        bound=busiest if shares[busiest] > BUSY else "latency",
+        shares=shares,
+        counts=work.counts,
+        clocks=first.clocks,
+        blocks_per_sm=resident,
+        waves=grid.clusters / (chip.sms // grid.width * resident),
+        roofline_us=roofline_us,
+        hypotheses={name: possible(us) for name, us in times.items()} if wgmma else {},
+        timed=first.timed,
+    )
 
 
 def overlaps(chip: Chip) -> dict[str, Overlap]:
-    """Two that fit published figures of wgmma kernels: tensor pipe and MUFU exclude each other, or most other arithmetic
-    is not issued while the tensor pipe runs."""
+    """Two that fit published figures of wgmma kernels.
+
+    A: tensor pipe and MUFU exclude each other. B: most other arithmetic is not issued while the tensor pipe runs.
+    """
     return {"A": Overlap(tensor_excludes_mufu=True), "B": Overlap(issue_lost=chip.rates["b_issue_lost"])}
 
 
 def _whole(timed: Timed, instructions: float) -> float:
-    """Clocks until the SM is through with so many instructions: what was timed, the rest at the rate of its second half."""
+    """Clocks until the SM has issued so many instructions: those timed, then the rest at the second half's rate."""
     values = timed.values
     if values["finished"]:
         return values["clocks"]
@@ -267,7 +290,10 @@ def _whole(timed: Timed, instructions: float) -> float:
 
 def _imbalance(instructions: np.ndarray, grid: Grid, sms: int, resident: int) -> float:
     """Where clusters of a row are unlike: the time until the last SM is through, over that of one with as many clusters
-    as any SM gets, all of mean length. Each place on an SM takes the next cluster of the grid when it is free."""
+    as any SM gets, all of mean length.
+
+    Each place on an SM takes the next cluster of the grid when it is free.
+    """
     if len(instructions) == 1:
         return 1.0
     columns = np.interp(np.arange(grid.columns), np.linspace(0, grid.columns - 1, len(instructions)), instructions)
@@ -278,10 +304,6 @@ def _imbalance(instructions: np.ndarray, grid: Grid, sms: int, resident: int) ->
         heapq.heapreplace(free, free[0] + work)
     fair = clusters * columns.mean() / len(free)
     return max(free) / fair * (grid.clusters / sms) / math.ceil(grid.clusters / sms)
-
-
-MOST_PLACED = 20_000
-"""clusters placed one by one; of more, a part of the rows on a part of the SMs stands for all"""
 
 
 def _spread(n: int, blocks: int) -> int:

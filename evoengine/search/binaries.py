@@ -5,20 +5,20 @@ from __future__ import annotations
 import secrets
 
 from evoengine.errors import MachineError, UsageError
-from evoengine.gpu import find_gpu
 from evoengine.ledger.store import Ledger
-from evoengine.problem import Problem, parse_problem
 from evoengine.records import Binary, BinaryCheck, Candidate, Config, Outcome, Rejection, Source
 from evoengine.sass.build import build
 from evoengine.search.judges import gate_plan, seed_for
 from evoengine.search.remeasure import spaces_of
+from evoengine.search.targets import target_of
 from evoengine.search.workers import COMPILER_TERMS, WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages.pipeline import execute_task
+from evoengine.workloads.base import Target
 
 
 def check_binary(
-    space: SearchSpace, problem: Problem, config: Config, source: Source, binary: Binary, seed: int
+    target: Target, space: SearchSpace, config: Config, source: Source, binary: Binary, seed: int
 ) -> BinaryCheck:
     """Puts the binary through the gate's small cases, in a process that may die.
 
@@ -27,9 +27,9 @@ def check_binary(
     build()  # here, where no time limit of a worker ends it
     workers = WorkerPool(1, COMPILER_TERMS)
     try:
-        plan = gate_plan(space, problem, config)
+        plan = gate_plan(space, target, config)
         future = workers.submit(
-            execute_task, space.kernel, source, binary, plan, seed, died=Outcome.CRASHED, gives=BinaryCheck
+            execute_task, target.workload, source, binary, plan, seed, died=Outcome.CRASHED, gives=BinaryCheck
         )
         result = future.result()
     finally:
@@ -37,17 +37,17 @@ def check_binary(
     return BinaryCheck(None, result.reason) if isinstance(result, Rejection) else result
 
 
-def check_winner(ledger: Ledger, run: int, space: SearchSpace, problem: Problem, gpu: str, seed: int) -> list[str]:
+def check_winner(ledger: Ledger, run: int, target: Target, space: SearchSpace, seed: int) -> list[str]:
     """Executes the best of the run, and where it is refuted the next, until one stands; says what came of each.
 
     What is refuted ends as incorrect, crashed or hung, with the verdict in the ledger.
     """
     said = []
-    while best := ledger.best(str(problem), gpu, top=1, run=run):
+    while best := ledger.best(str(target.problem), target.gpu.key, top=1, run=run):
         winner = ledger.candidate(best[0].trial, with_cubin=True)
         try:
             check = check_binary(
-                space, problem, winner.config, winner.source, winner.binary, seed_for(seed, run, winner.trial)
+                target, space, winner.config, winner.source, winner.binary, seed_for(seed, run, winner.trial)
             )
         except MachineError as error:
             check = BinaryCheck(None, str(error))
@@ -60,11 +60,11 @@ def check_winner(ledger: Ledger, run: int, space: SearchSpace, problem: Problem,
 
 def check_export(ledger: Ledger, candidate: Candidate) -> BinaryCheck:
     """Executes what is to be exported, with its cubin; by the space of its run."""
-    gpu, problem = find_gpu(candidate.gpu), parse_problem(candidate.problem)
     try:
-        space = spaces_of(ledger, [candidate], problem, gpu)[candidate.run]
+        target = target_of(ledger, candidate)
+        space = spaces_of(ledger, [candidate], target)[candidate.run]
         seed = secrets.randbelow(2**31)
-        check = check_binary(space, problem, candidate.config, candidate.source, candidate.binary, seed)
+        check = check_binary(target, space, candidate.config, candidate.source, candidate.binary, seed)
     except (MachineError, UsageError) as error:
         check = BinaryCheck(None, str(error))
     record_check(ledger, candidate, check)

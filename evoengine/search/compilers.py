@@ -31,7 +31,7 @@ class Compilers:
 
     def recorded(self, source: Source) -> Binary | None:
         """What this compiler made of the source in an earlier run."""
-        arch = self._setting.gpu.arch
+        arch = self._setting.target.gpu.arch
         return self._ledger.find_binary(source.sha256, options(arch), arch, compiler_version())
 
     def compile(self, source: Source) -> Future:
@@ -39,7 +39,7 @@ class Compilers:
         future = self._binaries.get(source.sha256)
         if not _holds(future, Binary):
             future = self._binaries[source.sha256] = self.workers.submit(
-                self._compiler, source, self._setting.gpu.arch, died=Outcome.UNCOMPILABLE, gives=Binary
+                self._compiler, source, self._setting.target.gpu.arch, died=Outcome.UNCOMPILABLE, gives=Binary
             )
             if len(self._binaries) > KEPT:
                 del self._binaries[next(iter(self._binaries))]
@@ -50,7 +50,7 @@ class Compilers:
         s, key = self._setting, contender.source.sha256
         if not _holds(self._predictions.get(key), Estimated):
             self._predictions[key] = self.workers.submit(
-                self._predictor, s.space.kernel, contender, s.space.cost(contender.config), s.problem, s.gpu,
+                self._predictor, s.target, contender, s.space.cost(contender.config),
                 died=Outcome.CRASHED, gives=Estimated,
             )  # fmt: skip
         return self._predictions[key]

@@ -1,7 +1,7 @@
 """The search: ask for configurations, keep the compilers and the GPU busy, tell what came out, record every stage.
 
-One process owns the ledger and the sampler; workers only compute. A candidate walks the road of
-`evoengine.stages` and stops at the first stage that rejects it.
+One process owns the ledger and the sampler; workers only compute. A candidate goes down the pipeline and stops at the
+first stage that rejects it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 
-from evoengine.errors import UsageError
 from evoengine.ledger.store import Ledger
 from evoengine.objectives import told
 from evoengine.records import (
     Binary,
     Candidate,
     Config,
-    Contender,
     Outcome,
     Rejection,
     Source,
@@ -27,8 +25,9 @@ from evoengine.records import (
 )
 from evoengine.search.compilers import Compilers
 from evoengine.search.finals import hold_finals, record_finals
-from evoengine.search.judges import Judge, Usage, make_job, record_judged, seed_for, timed_baselines
+from evoengine.search.judges import Judge, Usage, record_judged, seed_for, timed_baselines
 from evoengine.search.lookahead import Lookahead
+from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
 from evoengine.search.proposer import Proposal, Proposer
 from evoengine.search.samplers import LED
 from evoengine.search.setting import Setting
@@ -36,8 +35,6 @@ from evoengine.search.siblings import sibling_prior
 from evoengine.search.workers import COMPILER_TERMS, Terms
 from evoengine.stages.pipeline import Judged, compile_task, predict_task
 from evoengine.stages.predict import Estimated
-from evoengine.stages.render import render
-from evoengine.stages.screen import screen_binary, screen_launch
 
 POLL_SECONDS = 0.1
 """how often the display is refreshed and a request to stop is seen while nothing finishes"""
@@ -50,7 +47,7 @@ RANKS = 100
 
 def neighbouring_bests(ledger: Ledger, setting: Setting) -> list[Config]:
     """The best that is valid here of each other problem and GPU, latest first, but for start points."""
-    here = (setting.gpu.key, str(setting.problem))
+    here = (setting.target.gpu.key, str(setting.target.problem))
     kernel = here[1].partition(":")[0]
     targets = dict.fromkeys((r.gpu, r.problem) for r in reversed(ledger.runs()) if r.problem.startswith(f"{kernel}:"))
     found: dict[str, Config] = {}
@@ -95,14 +92,19 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Walk:
-    """One candidate on its way down the road."""
+class InFlight:
+    """One candidate on its way down the pipeline, as far as it came."""
 
-    trial: int
     proposal: Proposal
-    source: Source | None = None
-    binary: Binary | None = None
-    occupancy: float | None = None
+    candidate: Proposed | Rendered | Compiled
+
+    @property
+    def trial(self) -> int:
+        return self.candidate.trial
+
+    @property
+    def occupancy(self) -> float | None:
+        return self.candidate.occupancy if isinstance(self.candidate, Compiled) else None
 
 
 class Coordinator:
@@ -126,22 +128,23 @@ class Coordinator:
         left = [config for config, _ in self._adopted.values()]
         known_good = neighbouring_bests(ledger, setting)
         s = setting
-        self._prior = sibling_prior(ledger, s.space, str(s.problem), s.gpu) if s.timed else None
+        self._prior = sibling_prior(ledger, s.space, str(s.target.problem), s.target.gpu) if s.timed else None
         self._proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, self._prior)
         self._comparing: set[Future] = set()
-        self._compiling: dict[Future, Walk] = {}
-        self._judging: dict[Future, Walk] = {}
-        self._predicting: dict[Future, Walk] = {}
+        self._compiling: dict[Future, InFlight] = {}
+        self._judging: dict[Future, InFlight] = {}
+        self._predicting: dict[Future, InFlight] = {}
         """of candidates that a GPU timed"""
         self._first_with: dict[str, int] = {}
         """source sha256 → the trial that rendered it first"""
         self._values: dict[int, tuple[float, ...] | None] = {}
-        self._twins: dict[int, list[Proposal]] = {}
+        self._duplicates: dict[int, list[Proposal]] = {}
         """proposals whose source another trial, still under way, rendered first"""
         self._started = 0
         self._exhausted = False
         self._stop = False
         self._judge = judge
+        self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed)
         self._compilers = Compilers(s, ledger, compiler, predictor, terms)
         leads = self._prior is not None and s.sampler in LED
         self._ahead = Lookahead(s, self._prior, self._compilers) if leads else None
@@ -202,7 +205,7 @@ class Coordinator:
     def _adopt(self) -> dict[str, tuple[Config, int]]:
         """Takes over the trials that a killed run left unfinished; their configurations are proposed first."""
         s = self.setting
-        left = self.ledger.unfinished(s.gpu.key, str(s.problem))
+        left = self.ledger.unfinished(s.target.gpu.key, str(s.target.problem))
         fit = [c for c in left if s.space.contains(c.config)]
         got = set(self.ledger.adopt([c.trial for c in fit], self.run))
         return {config_key(c.config): (c.config, c.trial) for c in fit if c.trial in got}
@@ -249,76 +252,72 @@ class Coordinator:
         while len(for_candidates | self._ahead.under_way) < self.setting.jobs and self._ahead.start(best):
             pass
 
-    # ── the road ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the pipeline ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self, proposal: Proposal) -> None:
         s = self.setting
         _, trial = self._adopted.pop(proposal.key, (None, None))
         if trial is None:
             trial = self.ledger.add_candidate(
-                self.run, str(s.problem), s.gpu.key, proposal.config, proposal.parents, proposal.operator
+                self.run, str(s.target.problem), s.target.gpu.key, proposal.config, proposal.parents, proposal.operator
             )
         self._proposer.started(proposal, trial)
         if self._ahead:
             self._ahead.leave(proposal.config)
-        walk = Walk(trial, proposal)
-        try:
-            walk.source = render(s.space, proposal.config, s.problem, s.templates)
-        except UsageError as error:
-            self._reject(walk, Rejection(Outcome.UNCOMPILABLE, str(error)))
+        flight = InFlight(proposal, Proposed(trial, proposal.config))
+        rendered = self._pipeline.render(flight.candidate)
+        if isinstance(rendered, Rejection):
+            self._reject(flight, rendered)
             return
-        self.ledger.record_source(trial, walk.source)
-        twin = self._first_with.setdefault(walk.source.sha256, trial)
-        if twin != trial:
-            self._duplicate(walk, twin)
-        elif why := screen_launch(walk.source.launch, s.gpu):
-            self._reject(walk, Rejection(Outcome.SCREENED, why))
-        elif recorded := self._compilers.recorded(walk.source):
-            self._compiled(walk, recorded)
+        flight.candidate = rendered
+        self.ledger.record_source(trial, rendered.source)
+        first = self._first_with.setdefault(rendered.source.sha256, trial)
+        if first != trial:
+            self._duplicate(flight, first)
+        elif rejection := self._pipeline.screen_launch(rendered):
+            self._reject(flight, rejection)
+        elif recorded := self._compilers.recorded(rendered.source):
+            self._compiled(flight, recorded)
         else:
-            self._compiling[self._compilers.compile(walk.source)] = walk
+            self._compiling[self._compilers.compile(rendered.source)] = flight
 
-    def _on_compiled(self, walk: Walk, result: Binary | Rejection) -> None:
+    def _on_compiled(self, flight: InFlight, result: Binary | Rejection) -> None:
         if isinstance(result, Rejection):
-            self._reject(walk, result)
+            self._reject(flight, result)
             return
         self.progress.compiled += 1
-        self._compiled(walk, result)
+        self._compiled(flight, result)
 
-    def _compiled(self, walk: Walk, binary: Binary) -> None:
-        s, launch = self.setting, walk.source.launch
-        walk.binary = binary
-        self.ledger.record_binary(walk.trial, walk.source, binary)
-        walk.occupancy = s.gpu.occupancy(launch.threads, binary.registers, binary.shared_bytes + launch.shared_bytes)
-        if why := screen_binary(binary, launch, s.gpu, s.space.cost(walk.proposal.config), s.timed):
-            self._reject(walk, Rejection(Outcome.SCREENED, why))
+    def _compiled(self, flight: InFlight, binary: Binary) -> None:
+        compiled = flight.candidate = self._pipeline.compiled(flight.candidate, binary)
+        self.ledger.record_binary(flight.trial, compiled.source, binary)
+        if rejection := self._pipeline.screen_binary(compiled):
+            self._reject(flight, rejection)
             return
-        contender = Contender(walk.trial, walk.source, binary, walk.proposal.config)
-        job = make_job(s.space, s.problem, contender, seed_for(s.seed, self.run, walk.trial))
-        self._judging[self._judge.submit(job, self._compilers.workers)] = walk
+        seed = seed_for(self.setting.seed, self.run, flight.trial)
+        self._judging[self._pipeline.evaluate(compiled, seed, self._compilers.workers)] = flight
 
-    def _on_judged(self, walk: Walk, result: Judged | Rejection) -> None:
+    def _on_judged(self, flight: InFlight, result: Judged | Rejection) -> None:
         if self.setting.timed and isinstance(result, Judged) and result.figure:
-            self._predict(walk)
-        self._finish(walk, *record_judged(self.ledger, walk.trial, result))
+            self._predict(flight)
+        self._finish(flight, *record_judged(self.ledger, flight.trial, result))
 
-    def _predict(self, walk: Walk) -> None:
+    def _predict(self, flight: InFlight) -> None:
         """Has the model's figure put beside the measured one: how well predictions rank is known of every search."""
-        contender = Contender(walk.trial, walk.source, walk.binary, walk.proposal.config)
-        self._predicting[self._compilers.predict(contender)] = walk
+        self._predicting[self._compilers.predict(flight.candidate.contender)] = flight
 
-    def _on_predicted(self, walk: Walk, result: Estimated | Rejection) -> None:
+    def _on_predicted(self, flight: InFlight, result: Estimated | Rejection) -> None:
         if isinstance(result, Rejection):
             return
         if result.figure:
-            self.ledger.record_measurement(walk.trial, result.figure)
+            self.ledger.record_measurement(flight.trial, result.figure)
         if result.by_model:
-            self._prior.predict(walk.proposal.config, result.figure.median_us)
+            self._prior.predict(flight.proposal.config, result.figure.median_us)
 
     def _hold_finals(self) -> None:
         """Times the best of the ledger against each other, where the judge's figures gain by it."""
         s = self.setting
-        future = hold_finals(self.ledger, self._judge, str(s.problem), s.gpu.key)
+        future = hold_finals(self.ledger, self._judge, str(s.target.problem), s.target.gpu.key)
         if future is None:
             return
         while not future.done() and not self._stop:
@@ -326,40 +325,40 @@ class Coordinator:
             self._on_change(self.progress)
         if future.done():
             self.progress.notes += record_finals(self.ledger, self.run, future.result())
-            own = self.ledger.best(str(s.problem), s.gpu.key, top=1, run=self.run)
+            own = self.ledger.best(str(s.target.problem), s.target.gpu.key, top=1, run=self.run)
             self.progress.best = own[0] if own else None
 
     # ── the end of a candidate ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _duplicate(self, walk: Walk, twin: int) -> None:
+    def _duplicate(self, flight: InFlight, first: int) -> None:
         """The same source under another setting: one of its knobs does nothing here.
 
-        It shares its twin's result and costs no trial: as many kernels are tried as were asked for.
+        It shares that one's result and costs no trial: as many kernels are tried as were asked for.
         """
         self._started -= 1
-        reason = f"renders the same source as trial {twin}"
-        self.ledger.finish(walk.trial, Outcome.DUPLICATE, reason, None, None)
-        self._count(walk, Outcome.DUPLICATE)
-        if twin in self._values:
-            self._proposer.tell(walk.proposal, self._values[twin])
+        reason = f"renders the same source as trial {first}"
+        self.ledger.finish(flight.trial, Outcome.DUPLICATE, reason, None, None)
+        self._count(flight, Outcome.DUPLICATE)
+        if first in self._values:
+            self._proposer.tell(flight.proposal, self._values[first])
         else:
-            self._twins.setdefault(twin, []).append(walk.proposal)
+            self._duplicates.setdefault(first, []).append(flight.proposal)
 
-    def _reject(self, walk: Walk, rejection: Rejection) -> None:
-        self._finish(walk, rejection.outcome, rejection.reason)
+    def _reject(self, flight: InFlight, rejection: Rejection) -> None:
+        self._finish(flight, rejection.outcome, rejection.reason)
 
-    def _finish(self, walk: Walk, outcome: Outcome, reason: str | None, device: str | None = None) -> None:
-        self.ledger.finish(walk.trial, outcome, reason, walk.occupancy, device)
-        found = self.ledger.candidate(walk.trial)
-        values = self._values[walk.trial] = told(found, self.setting.objectives)
-        for proposal in (walk.proposal, *self._twins.pop(walk.trial, ())):
+    def _finish(self, flight: InFlight, outcome: Outcome, reason: str | None, device: str | None = None) -> None:
+        self.ledger.finish(flight.trial, outcome, reason, flight.occupancy, device)
+        found = self.ledger.candidate(flight.trial)
+        values = self._values[flight.trial] = told(found, self.setting.objectives)
+        for proposal in (flight.proposal, *self._duplicates.pop(flight.trial, ())):
             self._proposer.tell(proposal, values)
-        self._count(walk, outcome)
+        self._count(flight, outcome)
         best = self.progress.best
         if outcome.ranked and (best is None or found.measurement.rank_key < best.measurement.rank_key):
             self.progress.best = found
 
-    def _count(self, walk: Walk, outcome: Outcome) -> None:
+    def _count(self, flight: InFlight, outcome: Outcome) -> None:
         self.progress.outcomes[outcome] += 1
-        self._on_finish(walk.trial)
+        self._on_finish(flight.trial)
         self._on_change(self.progress)

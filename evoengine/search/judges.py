@@ -16,15 +16,13 @@ import numpy as np
 from evoengine.devices.base import LAUNCH_SECONDS, launch_seconds
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError
-from evoengine.gpu import Gpu
 from evoengine.ledger.store import Ledger
-from evoengine.problem import Problem
 from evoengine.records import Baseline, Config, Contender, Finals, Measurement, Outcome, Plan, Rejection
 from evoengine.search.workers import Late, Terms, WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages import pipeline
 from evoengine.stages.pipeline import Judged
-from evoengine.workloads import find_full, find_workload
+from evoengine.workloads.base import Target
 
 AHEAD = 4
 """candidates under way beside one per compile worker: enough that the GPU need not wait, few enough that proposals are
@@ -49,21 +47,21 @@ class Job:
     seed: int
 
 
-def gate_plan(space: SearchSpace, problem: Problem, config: Config) -> Plan:
+def gate_plan(space: SearchSpace, target: Target, config: Config) -> Plan:
     """The workload's cases for the configuration, each with its launch."""
-    workload = find_workload(space.kernel)
-    cases = (*workload.cases(problem, config), *find_full(space.kernel).long_cases(problem, config))
+    workload = target.workload
+    cases = workload.cases(target.problem, config)
     return [(case, workload.gate_launch(case, space.launch(config, case.problem))) for case in cases]
 
 
-def full_plan(space: SearchSpace, problem: Problem, config: Config) -> Plan:
+def full_plan(space: SearchSpace, target: Target, config: Config) -> Plan:
     """The workload's cases at full size, for the emulator: a GPU runs the problem itself."""
-    return find_full(space.kernel).full_plan(problem, config, lambda of: space.launch(config, of))
+    return target.workload.full_plan(target.problem, config, lambda of: space.launch(config, of))
 
 
-def make_job(space: SearchSpace, problem: Problem, contender: Contender, seed: int) -> Job:
+def make_job(space: SearchSpace, target: Target, contender: Contender, seed: int) -> Job:
     config = contender.config
-    return Job(contender, gate_plan(space, problem, config), full_plan(space, problem, config), space.cost(config), seed)
+    return Job(contender, gate_plan(space, target, config), full_plan(space, target, config), space.cost(config), seed)
 
 
 def seed_for(seed: int, run: int, trial: int) -> int:
@@ -75,8 +73,8 @@ def timed_baselines(answer: Future) -> list[Baseline]:
     """What came of `Judge.baselines`; waits for it. Raises MachineError where the device could time none."""
     found = answer.result()
     if isinstance(found, Rejection) or not found:
-        why = found.reason if isinstance(found, Rejection) else "no backend takes the problem"
-        raise MachineError(f"SDPA cannot be timed on the GPU, so neither can candidates: {why}")
+        why = found.reason if isinstance(found, Rejection) else "none takes the problem"
+        raise MachineError(f"no baseline can be timed on the GPU, so neither can candidates: {why}")
     return found
 
 
@@ -85,7 +83,10 @@ def record_judged(
 ) -> tuple[Outcome, str | None, str | None]:
     """Writes verdict and figure, as far as there are any; how the trial ends, why, and on which device."""
     if isinstance(result, Rejection):
-        return result.outcome, result.reason, None
+        if result.verdict is None:
+            return result.outcome, result.reason, None
+        ledger.record_verdict(trial, result.verdict)
+        return result.outcome, result.reason, result.verdict.device
     verdict, figure, unread = result
     ledger.record_verdict(trial, verdict)
     if figure is None:
@@ -101,7 +102,7 @@ def _unranked(unread: str | None) -> str:
 
 
 def why_dropped(figure: Measurement) -> str | None:
-    """What a candidate's row says where it was timed a few times only, being plainly beaten."""
+    """What a candidate's row says where it was timed a few times only, being clearly slower."""
     terms = figure.terms
     if "dropped_after" not in terms:
         return None
@@ -150,13 +151,11 @@ class Judge(ABC):
 class EmulatorJudge(Judge):
     """Gates in the CPU emulator, on the compile workers, and ranks by the prediction."""
 
-    def __init__(self, kernel: str, problem: Problem, gpu: Gpu) -> None:
-        self._kernel, self._problem, self._gpu = kernel, problem, gpu
+    def __init__(self, target: Target) -> None:
+        self._target = target
 
     def submit(self, job: Job, workers: WorkerPool) -> Future:
-        arguments = (
-            self._kernel, job.contender, job.plan, job.full_plan, job.seed, job.cost, self._problem, self._gpu,
-        )  # fmt: skip
+        arguments = (self._target, job.contender, job.plan, job.full_plan, job.seed, job.cost)
         failed: list[str] = []
 
         def without_model(rejection: Rejection) -> tuple | None:
@@ -172,21 +171,21 @@ class EmulatorJudge(Judge):
 
 
 class GpuJudge(Judge):
-    """Gates and times in the runner process of one GPU, each candidate beside the best so far and the fastest SDPA."""
+    """Gates and times in the runner process of one GPU, each candidate beside the best so far and the fastest
+    baseline."""
 
     ahead = AHEAD
 
     def __init__(
-        self, kernel: str, problem: Problem, gpu: Gpu, device: GpuDevice, seed: int,
-        tasks: ModuleType = pipeline, seconds: float | None = None,
+        self, target: Target, device: GpuDevice, seed: int, tasks: ModuleType = pipeline, seconds: float | None = None,
         long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
     ) -> None:  # fmt: skip
         """`tasks` has measure_task, baselines_task, finals_task and load_cuda; tests bring their own. `seconds` is what
         one candidate may take, by the problem's work unless given. `long_run_us` gives a baseline's time over all that
         is known of it."""
-        slowest = launch_seconds(find_workload(kernel).flops(problem)) - LAUNCH_SECONDS
+        slowest = launch_seconds(target.flops) - LAUNCH_SECONDS
         seconds = seconds or GPU_SECONDS + LAUNCHES * slowest
-        self._kernel, self._problem, self._gpu, self._seed, self._tasks = kernel, problem, gpu, seed, tasks
+        self._target, self._seed, self._tasks = target, seed, tasks
         environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device.uuid}
         # CUDA reserves address space by the hundred gigabytes, so no memory limit
         self._runner = WorkerPool(1, Terms(seconds, None, environment=environment, warm_up=tasks.load_cuda, spare=True))
@@ -195,23 +194,23 @@ class GpuJudge(Judge):
         self._long_run_us, self._scaled = long_run_us, None
 
     def baselines(self) -> Future:
-        """Every SDPA backend that takes the problem; the fastest is the rival of every candidate. One that crashes or
-        hangs is left out."""
+        """Every baseline that takes the problem; the fastest is timed beside every candidate. One that crashes or hangs is
+        left out."""
         failed: list[str] = []
 
         def without(rejection: Rejection) -> tuple | None:
             if rejection.baseline is None:
                 return None
             failed.append(rejection.baseline)
-            return self._kernel, self._problem, self._seed, tuple(failed)
+            return self._target, self._seed, tuple(failed)
 
         self._baselines = self._runner.submit(
-            self._tasks.baselines_task, self._kernel, self._problem, self._seed, (),
+            self._tasks.baselines_task, self._target, self._seed, (),
             died=Outcome.CRASHED, gives=list, again=without,
         )  # fmt: skip
         return self._baselines
 
-    def _rival(self) -> Baseline:
+    def _fastest(self) -> Baseline:
         """The fastest baseline, its time that of the long run: one scale for all figures of the search."""
         if self._scaled is None:
             fastest = min(timed_baselines(self._baselines), key=lambda b: b.median_us)
@@ -221,8 +220,8 @@ class GpuJudge(Judge):
     def submit(self, job: Job, workers: WorkerPool) -> Future:
         incumbent = Late(lambda: self._best[1] if self._best else None)
         future = self._runner.submit(
-            self._tasks.measure_task, self._kernel, job.contender, job.plan, self._problem, self._gpu, job.seed,
-            incumbent, Late(self._rival), died=Outcome.CRASHED, gives=Judged,
+            self._tasks.measure_task, self._target, job.contender, job.plan, job.seed, incumbent, Late(self._fastest),
+            died=Outcome.CRASHED, gives=Judged,
         )  # fmt: skip
         future.add_done_callback(lambda done: self._remember(job.contender, done))
         return future
@@ -236,8 +235,8 @@ class GpuJudge(Judge):
 
     def finals(self, contenders: Sequence[Contender]) -> Future:
         return self._runner.submit(
-            self._tasks.finals_task, self._kernel, tuple(contenders), self._problem, self._gpu, self._seed,
-            Late(self._rival), died=Outcome.CRASHED, gives=Finals,
+            self._tasks.finals_task, self._target, tuple(contenders), self._seed,
+            Late(self._fastest), died=Outcome.CRASHED, gives=Finals,
         )  # fmt: skip
 
     def usage(self, seconds: float) -> Usage:
@@ -249,10 +248,10 @@ class GpuJudge(Judge):
 
 
 def make_judge(
-    kernel: str, problem: Problem, gpu: Gpu, device: GpuDevice | None, seed: int,
+    target: Target, device: GpuDevice | None, seed: int,
     long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
 ) -> Judge:  # fmt: skip
     """The GPU where there is one to time on, else the emulator."""
     if device is None:
-        return EmulatorJudge(kernel, problem, gpu)
-    return GpuJudge(kernel, problem, gpu, device, seed, long_run_us=long_run_us)
+        return EmulatorJudge(target)
+    return GpuJudge(target, device, seed, long_run_us=long_run_us)

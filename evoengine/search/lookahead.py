@@ -112,10 +112,10 @@ class Lookahead:
     def _begin(self, config: Config) -> bool:
         s = self._setting
         try:
-            look = _Look(config, render(s.space, config, s.problem, s.templates))
+            look = _Look(config, render(s.target, s.space, config, s.templates))
         except UsageError:
             return False
-        if screen_launch(look.source.launch, s.gpu):
+        if screen_launch(look.source.launch, s.target.gpu):
             return False
         if recorded := self._compilers.recorded(look.source):
             return not self._screened(look, recorded) and self._predict(look, recorded)
@@ -129,7 +129,7 @@ class Lookahead:
 
     def _screened(self, look: _Look, binary: Binary) -> bool:
         s = self._setting
-        return screen_binary(binary, look.source.launch, s.gpu, s.space.cost(look.config), s.timed) is not None
+        return screen_binary(binary, look.source.launch, s.target.gpu, s.space.cost(look.config), s.timed) is not None
 
     def _fail(self) -> None:
         self._failed += 1

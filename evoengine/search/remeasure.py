@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from math import inf
 from pathlib import Path
 
-from evoengine.gpu import Gpu
 from evoengine.ledger.store import Ledger
-from evoengine.problem import Problem
-from evoengine.records import Candidate, Contender, Outcome, Rejection
+from evoengine.records import Candidate, Outcome, Rejection
 from evoengine.search.finals import hold_finals, record_finals
-from evoengine.search.judges import Job, Judge, make_job, record_judged, seed_for, timed_baselines
+from evoengine.search.judges import Judge, record_judged, seed_for, timed_baselines
+from evoengine.search.pipeline import Compiled, Pipeline
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.pipeline import Judged
+from evoengine.workloads.base import Target
 
 POLL_SECONDS = 0.1
 
@@ -38,7 +38,7 @@ def _estimate_key(candidate: Candidate) -> tuple[bool, float]:
     return (m.by_formula, -m.tflops) if m else (True, inf)
 
 
-def spaces_of(ledger: Ledger, candidates: Sequence[Candidate], problem: Problem, gpu: Gpu) -> dict[int, SearchSpace]:
+def spaces_of(ledger: Ledger, candidates: Sequence[Candidate], target: Target) -> dict[int, SearchSpace]:
     """The space of each candidate's run, from the text that the ledger keeps: a binary goes with the launch rules that
     it was made under, whatever the file says today."""
     wanted = {c.run for c in candidates}
@@ -47,27 +47,26 @@ def spaces_of(ledger: Ledger, candidates: Sequence[Candidate], problem: Problem,
     for run in ledger.runs():
         if run.id in wanted:
             if run.space_sha256 not in by_text:
-                by_text[run.space_sha256] = _space_from(run.space_text, run.space_name, problem, gpu)
+                by_text[run.space_sha256] = _space_from(run.space_text, run.space_name, target)
             spaces[run.id] = by_text[run.space_sha256]
     return spaces
 
 
-def _space_from(text: str, name: str, problem: Problem, gpu: Gpu) -> SearchSpace:
+def _space_from(text: str, name: str, target: Target) -> SearchSpace:
     with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
         path = Path(folder, name)
         path.write_text(text)
-        return load_space(path, problem, gpu)
+        return load_space(path, target.problem, target.gpu)
 
 
 class Remeasurer:
     """Gates and times candidates in the order given; each is in the ledger when `on_finish` is called with it."""
 
     def __init__(
-        self, ledger: Ledger, run: int, judge: Judge, problem: Problem, gpu: Gpu, seed: int,
-        on_finish: Callable[[Candidate], None],
+        self, ledger: Ledger, run: int, judge: Judge, target: Target, seed: int, on_finish: Callable[[Candidate], None],
     ) -> None:  # fmt: skip
         self._ledger, self._run, self._judge = ledger, run, judge
-        self._problem, self._gpu, self._seed, self._on_finish = problem, gpu, seed, on_finish
+        self._target, self._seed, self._on_finish = target, seed, on_finish
         self._stop = False
 
     def stop(self) -> None:
@@ -83,17 +82,19 @@ class Remeasurer:
             while (waiting or under_way) and not self._stop:
                 while waiting and len(under_way) < self._judge.ahead:
                     candidate = waiting.pop(0)
-                    under_way[self._judge.submit(self._job(candidate, spaces[candidate.run]), None)] = candidate
+                    under_way[self._evaluate(candidate, spaces[candidate.run])] = candidate
                 for future in wait(under_way, POLL_SECONDS, FIRST_COMPLETED).done:
                     self._record(under_way.pop(future), future.result())
             return [] if self._stop else self._finals()
         finally:
             self._judge.close()
 
-    def _job(self, candidate: Candidate, space: SearchSpace) -> Job:
+    def _evaluate(self, candidate: Candidate, space: SearchSpace) -> Future[Judged | Rejection]:
+        """From the binary on; nothing is rendered or compiled again, so no templates are needed."""
         whole = self._ledger.candidate(candidate.trial, with_cubin=True)
-        contender = Contender(whole.trial, whole.source, whole.binary, whole.config)
-        return make_job(space, self._problem, contender, seed_for(self._seed, self._run, whole.trial))
+        pipeline = Pipeline(self._target, space, Path(), self._judge, timed=True)
+        compiled = Compiled(whole.trial, whole.config, whole.source, whole.binary, whole.occupancy)
+        return pipeline.evaluate(compiled, seed_for(self._seed, self._run, whole.trial), None)
 
     def _record(self, candidate: Candidate, result: Judged | Rejection) -> None:
         """What the GPU says replaces the emulator's word, for better or worse."""
@@ -102,5 +103,5 @@ class Remeasurer:
         self._on_finish(self._ledger.candidate(candidate.trial))
 
     def _finals(self) -> list[str]:
-        future = hold_finals(self._ledger, self._judge, str(self._problem), self._gpu.key)
+        future = hold_finals(self._ledger, self._judge, str(self._target.problem), self._target.gpu.key)
         return record_finals(self._ledger, self._run, future.result()) if future else []

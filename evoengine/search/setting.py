@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from evoengine.gpu import Gpu
 from evoengine.objectives import DEFAULT, OBJECTIVES, Objective
-from evoengine.problem import Problem
 from evoengine.space.space import SearchSpace
+from evoengine.workloads.base import Target
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What is searched, on what, and for how long."""
 
-    problem: Problem
-    gpu: Gpu
+    target: Target
     space: SearchSpace
     templates: Path
     sampler: str

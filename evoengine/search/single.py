@@ -1,49 +1,60 @@
-"""One configuration down the road, outside any search and ledger: what `evoengine verify` does."""
+"""One configuration down the pipeline, outside any search and ledger: what `evoengine verify` does."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from evoengine.gpu import Gpu
-from evoengine.problem import Problem
-from evoengine.records import Binary, Candidate, Config, Contender, Outcome, Rejection
-from evoengine.search.judges import Judge, make_job
+from evoengine.records import Binary, Candidate, Config, Outcome, Rejection
+from evoengine.search.judges import Judge
+from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
 from evoengine.search.workers import COMPILER_TERMS, WorkerPool
 from evoengine.space.space import SearchSpace
-from evoengine.stages.pipeline import compile_task
-from evoengine.stages.render import render
-from evoengine.stages.screen import screen_binary, screen_launch
+from evoengine.stages.pipeline import Judged, compile_task
+from evoengine.workloads.base import Target
 
 
-def walk(
-    space: SearchSpace, config: Config, problem: Problem, gpu: Gpu, templates: Path, judge: Judge, seed: int
+def evaluate_config(
+    target: Target, space: SearchSpace, config: Config, templates: Path, judge: Judge, seed: int
 ) -> Candidate:
     """Renders, compiles, screens and judges, in processes that may die."""
-    source = render(space, config, problem, templates)
-
-    def ended(outcome: Outcome | None, reason: str | None, **found: object) -> Candidate:
-        return Candidate(0, 0, str(problem), gpu.key, config, outcome, reason, source=source, **found)
-
-    if why := screen_launch(source.launch, gpu):
-        return ended(Outcome.SCREENED, why)
+    # a spill is slow, not wrong: only a binary that cannot be launched or right at all goes without a verdict
+    pipeline = Pipeline(target, space, templates, judge, timed=True)
+    reached: Proposed | Rendered | Compiled = Proposed(0, config)
+    rendered = pipeline.render(reached)
+    if isinstance(rendered, Rejection):
+        return _ended(target, reached, rendered)
+    if rejection := pipeline.screen_launch(rendered):
+        return _ended(target, rendered, rejection)
     workers = WorkerPool(1, COMPILER_TERMS)
     try:
-        binary = workers.submit(compile_task, source, gpu.arch, died=Outcome.UNCOMPILABLE, gives=Binary).result()
-        if isinstance(binary, Rejection):
-            return ended(binary.outcome, binary.reason)
-        # a spill is slow, not wrong: only a binary that cannot be launched or right at all goes without a verdict
-        if why := screen_binary(binary, source.launch, gpu, space.cost(config), timed=True):
-            return ended(Outcome.SCREENED, why, binary=binary)
+        made = workers.submit(
+            compile_task, rendered.source, target.gpu.arch, died=Outcome.UNCOMPILABLE, gives=Binary
+        ).result()
+        if isinstance(made, Rejection):
+            return _ended(target, rendered, made)
+        compiled = pipeline.compiled(rendered, made)
+        if rejection := pipeline.screen_binary(compiled):
+            return _ended(target, compiled, rejection)
         judge.baselines()
-        job = make_job(space, problem, Contender(0, source, binary, config), seed)
-        result = judge.submit(job, workers).result()
+        result = pipeline.evaluate(compiled, seed, workers).result()
     finally:
         workers.close()
+    return _ended(target, compiled, result)
+
+
+def _ended(target: Target, reached: Proposed | Rendered | Compiled, result: Judged | Rejection) -> Candidate:
+    """As far as it came, with what ended it."""
+    found: dict[str, object] = {}
+    if isinstance(reached, Rendered):
+        found |= {"source": reached.source}
+    if isinstance(reached, Compiled):
+        found |= {"binary": reached.binary, "occupancy": reached.occupancy}
     if isinstance(result, Rejection):
-        return ended(result.outcome, result.reason, binary=binary)
-    verdict, figure, unread = result
-    shared = binary.shared_bytes + source.launch.shared_bytes
-    return ended(
-        verdict.outcome, verdict.reason or unread, binary=binary, verdict=verdict, measurement=figure, device=verdict.device,
-        occupancy=gpu.occupancy(source.launch.threads, binary.registers, shared),
-    )  # fmt: skip
+        found |= {"outcome": result.outcome, "reason": result.reason, "verdict": result.verdict}
+    else:
+        verdict, figure, unread = result
+        found |= {"outcome": verdict.outcome, "reason": verdict.reason or unread}
+        found |= {"verdict": verdict, "measurement": figure}
+    if found.get("verdict"):
+        found |= {"device": found["verdict"].device}
+    return Candidate(0, 0, str(target.problem), target.gpu.key, reached.config, **found)

@@ -25,9 +25,9 @@ WARM_UP = 3
 """repetitions on each set of inputs before the first that counts"""
 FLUSH_BYTES = 512 << 20
 """zeroed before each repetition, or twice the L2 where that is more. It also gives the CPU the time to run ahead: some
-130 µs on the fastest memory, as SDPA's way through Python takes several times that of a launch and must not be timed"""
-SDPA = "sdpa"
-"""the baseline's name in a round"""
+130 µs on the fastest memory, as a library's way through Python takes several times that of a launch and must not be timed"""
+BASELINE = "baseline"
+"""its name in a round"""
 POISON = 0xFF
 """bytes of NaN, in every floating-point type"""
 
@@ -97,13 +97,13 @@ class Clock:
         """What the sensors said while the last repetition ran; None where there are none."""
         return self._reading
 
-    def prepare(self, works: Sequence[Work], policy: Policy, output: torch.Tensor | None = None) -> Prepared:
+    def prepare(self, works: Sequence[Work], policy: Policy, outputs: Sequence[torch.Tensor] = ()) -> Prepared:
         """Warmed up and captured where the policy has it so: one work for each set of inputs.
 
-        `output` is what all of them write, to be overwritten with NaN before each repetition.
+        `outputs` are what all of them write, to be overwritten with NaN before each repetition.
         """
         calls = [work.captured() if policy.launch is LaunchMode.GRAPH else work for work in works]
-        prepared = Prepared(self, works[0].name, calls, policy.batch, output)
+        prepared = Prepared(self, works[0].name, calls, policy.batch, outputs)
         for _ in range(WARM_UP):
             for number in range(len(calls)):
                 prepared.repeat(number)
@@ -113,7 +113,7 @@ class Clock:
         """Rough microseconds of its launches, to choose a policy by; raises KernelHung."""
         return min(self.once(work, work.name).microseconds for _ in range(WARM_UP + 1))
 
-    def once(self, call: Call, name: str, batch: int = 1, output: torch.Tensor | None = None) -> Repetition:
+    def once(self, call: Call, name: str, batch: int = 1, outputs: Sequence[torch.Tensor] = ()) -> Repetition:
         """The microseconds of each of the `batch` launches that `call` queues, after a flush; raises KernelHung.
 
         Where the GPU reached the first launch before the CPU had queued the last, what the CPU took is in the figure, and
@@ -121,7 +121,7 @@ class Clock:
         """
         start, end, stream = cuda_api.Event(), cuda_api.Event(), gpu().stream()
         cuda_api.reset_persisting_l2()
-        if output is not None:
+        for output in outputs:
             cuda_api.memset(output.data_ptr(), POISON, output.nbytes, stream)
         cuda_api.memset(self._flush.data_ptr(), 0, self._flush.nbytes, stream)
         start.record(stream)
@@ -155,12 +155,14 @@ class Clock:
 class Prepared:
     """A contender that is ready to be timed: calls that queue its launches, one for each set of inputs."""
 
-    def __init__(self, clock: Clock, name: str, calls: Sequence[Call], batch: int, output: torch.Tensor | None) -> None:
-        self._clock, self._name, self._calls, self._batch, self._output = clock, name, calls, batch, output
+    def __init__(
+        self, clock: Clock, name: str, calls: Sequence[Call], batch: int, outputs: Sequence[torch.Tensor]
+    ) -> None:
+        self._clock, self._name, self._calls, self._batch, self._outputs = clock, name, calls, batch, outputs
 
     def repeat(self, number: int) -> Repetition:
         """One repetition on that set of inputs; raises KernelHung."""
-        return self._clock.once(self._calls[number], self._name, self._batch, self._output)
+        return self._clock.once(self._calls[number], self._name, self._batch, self._outputs)
 
     def sustained(self, estimate_us: float) -> Sustained:
         """Launches that follow one another for over a second, on all sets of inputs in turn; raises KernelHung.

@@ -9,14 +9,13 @@ from evoengine.devices import cuda_api
 from evoengine.devices.base import KernelFailure
 from evoengine.devices.nvml import Reading
 from evoengine.gpu import Gpu
-from evoengine.problem import Problem
 from evoengine.records import Baseline, Contender, Kind, Measurement, Outcome, Policy
-from evoengine.stages.clock import SDPA
+from evoengine.stages.clock import BASELINE
 from evoengine.stages.policy import TICK_US
 from evoengine.stages.statistics import normalised_median, paired_ratio, spread
 from evoengine.stages.sustained import Sustained, sustained_policy
 from evoengine.stages.timing import Dropped, Rounds
-from evoengine.workloads.attention import flops, least_bytes
+from evoengine.workloads.base import Target
 
 
 class NotTimed(KernelFailure):
@@ -27,33 +26,32 @@ class NotTimed(KernelFailure):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What figures are about: the problem, the GPU with its peaks, and the baseline with its time of the long run."""
+    """What figures are about: problem and GPU, and the baseline with its time of the long run."""
 
-    problem: Problem
-    gpu: Gpu
-    rival: Baseline
+    target: Target
+    baseline: Baseline
 
 
-def make_baselines(problem: Problem, policy: Policy, rounds: Rounds) -> list[Baseline]:
+def make_baselines(target: Target, policy: Policy, rounds: Rounds) -> list[Baseline]:
     """Of those that have samples."""
     device = cuda_api.device_name()
     medians = {name: statistics.median(samples) for name, samples in rounds.samples.items() if samples}
     return [
-        Baseline(name, device, median, flops(problem) / median / 1e6, tuple(rounds.samples[name]), policy)
+        Baseline(name, device, median, target.flops / median / 1e6, tuple(rounds.samples[name]), policy)
         for name, median in medians.items()
     ]
 
 
 def make_figure(subject: Subject, rounds: Rounds, name: str, incumbent: Contender | None = None) -> Measurement:
     """The figure of one contender; raises NotTimed where no repetition of it counts."""
-    samples, policy = rounds.samples[name], subject.rival.policy
+    samples, policy = rounds.samples[name], subject.baseline.policy
     if not samples:
         raise NotTimed(f"none of {rounds.dropped.total()} repetitions counts: {rounds.ended}")
     median = statistics.median(samples)
-    theirs = rounds.samples.get(SDPA, [])[: len(samples)]
-    normalised = normalised_median(samples, theirs, subject.rival.median_us).median if theirs else None
+    theirs = rounds.samples.get(BASELINE, [])[: len(samples)]
+    normalised = normalised_median(samples, theirs, subject.baseline.median_us).median if theirs else None
     compared = normalised or median
-    tflops, gbs = flops(subject.problem) / compared / 1e6, least_bytes(subject.problem) / compared / 1e3
+    tflops, gbs = subject.target.flops / compared / 1e6, subject.target.min_dram_bytes / compared / 1e3
     interval = 100 * spread(samples, TICK_US / policy.batch) if len(samples) > 5 else float("nan")
     return Measurement(
         Kind.MEASURED,
@@ -61,17 +59,17 @@ def make_figure(subject: Subject, rounds: Rounds, name: str, incumbent: Contende
         tflops,
         median,
         tuple(samples),
-        vs_sdpa=1 / paired_ratio(samples, theirs).median if theirs else None,
+        vs_baseline=1 / paired_ratio(samples, theirs).median if theirs else None,
         terms={
             "interval_percent": interval,
-            "peak_tflops_percent": 100 * tflops / subject.gpu.tensor_tflops,
-            "peak_gbs_percent": 100 * gbs / subject.gpu.memory_gbs,
+            "peak_tflops_percent": 100 * tflops / subject.target.gpu.tensor_tflops,
+            "peak_gbs_percent": 100 * gbs / subject.target.gpu.memory_gbs,
             "throttled": float(rounds.dropped[Dropped.THROTTLED]),
             "cpu_behind": float(rounds.dropped[Dropped.CPU_BEHIND]),
             **_observed(rounds.readings),
             **(_why_dropped(rounds, samples, incumbent) if rounds.ended == "beaten" else {}),
         },
-        suspect=_above_roofline(tflops, gbs, subject.gpu),
+        suspect=_above_roofline(tflops, gbs, subject.target.gpu),
         policy=policy,
         normalised_us=normalised,
     )
@@ -82,11 +80,11 @@ def make_sustained(subject: Subject, found: Sustained) -> Measurement | None:
     if found.rested:
         return None
     median = statistics.median(found.samples_us)
-    tflops, gbs = flops(subject.problem) / median / 1e6, least_bytes(subject.problem) / median / 1e3
-    terms = {"peak_tflops_percent": 100 * tflops / subject.gpu.tensor_tflops, **_observed(found.readings)}
+    tflops, gbs = subject.target.flops / median / 1e6, subject.target.min_dram_bytes / median / 1e3
+    terms = {"peak_tflops_percent": 100 * tflops / subject.target.gpu.tensor_tflops, **_observed(found.readings)}
     return Measurement(
         Kind.MEASURED, cuda_api.device_name(), tflops, median, found.samples_us, terms=terms,
-        suspect=_above_roofline(tflops, 0.0, subject.gpu), policy=sustained_policy(subject.rival.policy),
+        suspect=_above_roofline(tflops, 0.0, subject.target.gpu), policy=sustained_policy(subject.baseline.policy),
     )  # fmt: skip
 
 

@@ -4,43 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
 
 from evoengine.devices.pool import BlockLaunch, BlockTrace
 from evoengine.records import CaseResult, Launch, Plan, Verdict
 from evoengine.stages.verify import compare, failed, run_plan
+from evoengine.workloads.base import Case, Workload, WrongBlock
 
 RunBlocks = Callable[[BlockLaunch, int], list[BlockTrace]]
 """runs the blocks with a seed for the device's own choices; raises KernelFailure"""
 
 
-def verify_blocks(
-    verdict: Verdict, tensors: ModuleType, full: ModuleType, plan: Plan, run: RunBlocks, seed: int
-) -> Verdict:
-    """A good verdict on small cases with that on the plan's at full size added; any other as it is.
-
-    `tensors` and `full` are the workload's modules for the two kinds of cases.
-    """
-    if not verdict.correct:
+def verify_blocks(verdict: Verdict, workload: Workload, plan: Plan, run: RunBlocks, seed: int) -> Verdict:
+    """A good verdict on small cases with that on the plan's at full size added; any other as it is."""
+    if not verdict.correct or not plan:
         return verdict
 
-    def judge(case, launch: Launch, own_seed: int) -> CaseResult:
-        asked = full.draw_blocks(case, launch, own_seed)
-        return check_blocks(tensors, full, case, asked, run(asked, own_seed), own_seed)
+    def judge(case: Case, launch: Launch, own_seed: int) -> CaseResult:
+        asked = workload.full_size().draw_blocks(case, launch, own_seed)
+        return check_blocks(workload, case, asked, run(asked, own_seed), own_seed)
 
     more = run_plan(plan, seed + 1, verdict.device, judge)
     return replace(more, cases=verdict.cases + more.cases, wall_ms=verdict.wall_ms + more.wall_ms)
 
 
 def check_blocks(
-    tensors: ModuleType, full: ModuleType, case, asked: BlockLaunch, traces: list[BlockTrace], seed: int
+    workload: Workload, case: Case, asked: BlockLaunch, traces: list[BlockTrace], seed: int
 ) -> CaseResult:
     """Whether the blocks wrote what they should and nothing else; the figures are of the part that is furthest off."""
     try:
-        parts = full.written_parts(case, asked, traces)
-    except full.WrongBlock as wrong:
+        parts = workload.full_size().written_parts(case, asked, traces)
+    except WrongBlock as wrong:
         return failed(case, seed, str(wrong))
-    results = [compare(tensors, p.case, p.drawn, p.result, seed) for p in parts]
+    results = [compare(workload, p.case, p.drawn, p.outputs, seed) for p in parts]
     if not results:
         return CaseResult(case.name, str(case.problem), seed, True, None, None, None)
     worst = next((r for r in results if not r.correct), None) or max(results, key=lambda r: r.max_error / r.allowed)

@@ -8,15 +8,14 @@ from pathlib import Path
 
 from evoengine.devices.cuda import CudaKernel
 from evoengine.stages.bench import Bench
-from evoengine.workloads import find_tensors
 
 SECONDS = 250.0
 """under a profiler a launch takes as long as its replays"""
 
 
 def main(job: Path) -> None:
-    kernel, contender, problem = pickle.loads(job.read_bytes())
-    bench = Bench(find_tensors(kernel), problem)
+    target, contender = pickle.loads(job.read_bytes())
+    bench = Bench(target)
     loaded = CudaKernel(contender.binary, contender.source.entry, contender.source.launch)
     bench.launch_once(loaded, contender, 0, SECONDS)
 

@@ -1,4 +1,4 @@
-"""Timing on a GPU: candidate, incumbent and SDPA in turn, gated before and after.
+"""Timing on a GPU: candidate, incumbent and baseline in turn, gated before and after.
 
 Runs in the GPU's own process. The candidate passes the gate first, again at the full problem, in repetitions nobody
 foretells, and once more after it was timed. What is timed and checked there is in `bench.py`, the clock in `clock.py`,
@@ -13,15 +13,12 @@ from functools import cache
 
 import numpy as np
 import torch
-from torch.nn.attention import SDPBackend
 
 from evoengine.devices import cuda_api
 from evoengine.devices.base import KernelCrashed, KernelFailure
 from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, first_line
 from evoengine.devices.torch_gpu import gpu as torch_gpu
 from evoengine.errors import MachineError
-from evoengine.gpu import Gpu
-from evoengine.problem import Problem
 from evoengine.records import (
     Baseline,
     CaseResult,
@@ -31,93 +28,100 @@ from evoengine.records import (
     Outcome,
     Plan,
     Policy,
+    Rejection,
     Verdict,
 )
 from evoengine.stages.bench import Bench
-from evoengine.stages.clock import SDPA, Prepared
+from evoengine.stages.clock import BASELINE, Prepared
 from evoengine.stages.figures import Subject, make_baselines, make_figure, make_sustained
 from evoengine.stages.finals import Ranking, rank, run_finals
 from evoengine.stages.policy import TICK_US, choose_policy
 from evoengine.stages.statistics import beaten, settled
 from evoengine.stages.timing import Rounds, Timed, run_rounds
 from evoengine.stages.verify import verify
-from evoengine.workloads import find_tensors
-
-BACKENDS = (
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-)
-
+from evoengine.workloads.base import Problem, Target
 
 class BaselineFailed(Exception):
-    """The SDPA backend `name` crashed or hung; after that this process must be replaced."""
+    """The baseline `name` crashed or hung; after that this process must be replaced."""
 
     def __init__(self, name: str, outcome: Outcome, reason: str) -> None:
-        super().__init__(f"SDPA {name}: {reason}")
+        super().__init__(f"{name}: {reason}")
         self.name, self.outcome = name, outcome
 
 
 def measure(
-    kernel: str, contender: Contender, plan: Plan, problem: Problem, gpu: Gpu, seed: int,
-    incumbent: Contender | None, rival: Baseline,
-) -> tuple[Verdict, Measurement | None]:  # fmt: skip
+    target: Target, contender: Contender, plan: Plan, seed: int, incumbent: Contender | None, baseline: Baseline
+) -> tuple[Verdict, Measurement | None] | Rejection:
     """Gate, timing, gate: the whole of a candidate's life on the GPU. A measurement only where all of it was correct.
 
-    `rival` is the baseline to time beside it, under whose policy all is timed; its time is that of the long run. Raises
-    KernelFailure where there is no result; after a crash or a hang this process must be replaced. Raises MachineError
+    `baseline` is timed beside it, and all under its policy; its time is that of the long run. A Rejection, with what the
+    gate had found, where there is no result; after a crash or a hang this process must be replaced. Raises MachineError
     where the machine is at fault, as when memory runs out.
     """
     torch_gpu()  # its context
-    device = cuda_api.device_name()
+    verdict = Verdict(cuda_api.device_name(), None, None, (), 0.0)
     try:
         loaded = _load(contender)
-        verdict = verify(find_tensors(kernel), plan, loaded.run, device, seed)
+        verdict = verify(target.workload, plan, loaded.run, verdict.device, seed)
+        if verdict.outcome in (Outcome.CRASHED, Outcome.HUNG):
+            return Rejection(verdict.outcome, verdict.reason, verdict=verdict)
         if not verdict.correct:
             return verdict, None
-        bench = _bench(kernel, problem)
+        bench = _bench(target)
         checked = bench.check(loaded, contender, "full problem", seed + 1)
         verdict = _joined(verdict, checked.cases)
         if not verdict.correct:
             return verdict, None
-        timed = Timed(bench.kernel(loaded, contender, rival.policy).repeat, bench.output_check(checked))
-        rounds = _race(bench, timed, incumbent, rival, seed)
-        verdict = _joined(verdict, _while_timed(rounds, problem, seed + 1))
+        timed = Timed(bench.kernel(loaded, contender, baseline.policy).repeat, bench.output_check(checked))
+        rounds = _race(bench, timed, incumbent, baseline, seed)
+        verdict = _joined(verdict, _while_timed(rounds, target.problem, seed + 1))
         if verdict.correct:
             again = bench.check(loaded, contender, "full problem after timing", seed + 2)
             verdict = _joined(verdict, again.cases)
+        if not verdict.correct:
+            return verdict, None
+        return verdict, make_figure(Subject(target, baseline), rounds, "candidate", incumbent)
     except torch.OutOfMemoryError as error:
-        raise _out_of_memory(problem) from error
+        raise _out_of_memory(target.problem) from error
+    except KernelFailure as failure:
+        return _rejected(verdict, failure, target.problem, seed + 1)
     except CUDA_ERRORS as error:
-        raise KernelCrashed(f"kernel {contender.source.entry}: {first_line(error)}") from error
-    if not verdict.correct:
-        return verdict, None
-    return verdict, make_figure(Subject(problem, gpu, rival), rounds, "candidate", incumbent)
+        crash = KernelCrashed(f"kernel {contender.source.entry}: {first_line(error)}")
+        return _rejected(verdict, crash, target.problem, seed + 1)
+
+
+def _rejected(verdict: Verdict, failure: KernelFailure, problem: Problem, seed: int) -> Rejection:
+    """With what the gate had found before, and the full problem as the case in which the kernel failed."""
+    reason = str(failure)
+    if failure.outcome in (Outcome.CRASHED, Outcome.HUNG):
+        full = CaseResult("full problem", str(problem), seed, False, None, None, None, reason)
+        cases = (*verdict.cases, full)
+        verdict = replace(verdict, outcome=failure.outcome, reason=f"{full.name}: {reason}", cases=cases)
+    return Rejection(failure.outcome, reason, verdict=verdict if verdict.cases else None)
 
 
 def _race(
-    bench: Bench, candidate: Timed, incumbent: Contender | None, rival: Baseline, seed: int
+    bench: Bench, candidate: Timed, incumbent: Contender | None, baseline: Baseline, seed: int
 ) -> Rounds:
     """The candidate until its median is settled, or until it is clearly slower than the incumbent."""
-    contenders = {"candidate": candidate, **_rival(bench, rival)}
+    contenders = {"candidate": candidate, **_beside(bench, baseline)}
     if incumbent:
-        best = bench.kernel(_load(incumbent), incumbent, rival.policy, f"of trial {incumbent.trial}")
+        best = bench.kernel(_load(incumbent), incumbent, baseline.policy, f"of trial {incumbent.trial}")
         contenders["incumbent"] = Timed(best.repeat)
 
     def enough(samples: Mapping[str, list[float]]) -> str | None:
         if incumbent and beaten(samples["candidate"], samples["incumbent"]):
             return "beaten"
-        return settled(samples["candidate"], TICK_US / rival.policy.batch)
+        return settled(samples["candidate"], TICK_US / baseline.policy.batch)
 
     return run_rounds(
         contenders, np.random.default_rng(seed), enough, bench.clock.last_reading, sleep=torch_gpu().rest
     )
 
 
-def _rival(bench: Bench, rival: Baseline) -> dict[str, Timed]:
-    prepared = bench.sdpa(rival.name, rival.policy)
-    return {SDPA: Timed(prepared.repeat)} if prepared else {}
+def _beside(bench: Bench, baseline: Baseline) -> dict[str, Timed]:
+    prepared = bench.baseline(baseline.name, baseline.policy)
+    return {BASELINE: Timed(prepared.repeat)} if prepared else {}
 
 
 def _while_timed(rounds: Rounds, problem: Problem, seed: int) -> tuple[CaseResult, ...]:
@@ -126,30 +130,30 @@ def _while_timed(rounds: Rounds, problem: Problem, seed: int) -> tuple[CaseResul
     return (CaseResult(name, str(problem), seed, False, None, None, None, reason),) if reason else ()
 
 
-def baselines(kernel: str, problem: Problem, seed: int, without: Sequence[str] = ()) -> list[Baseline]:
-    """Every SDPA backend that accepts the problem, but those named in `without`, pinned and named, timed in turn.
+def baselines(target: Target, seed: int, without: Sequence[str] = ()) -> list[Baseline]:
+    """Every baseline of the workload that takes the problem, but those named in `without`, timed in turn.
 
     Chooses the policy under which all of the problem's kernels are timed. Raises BaselineFailed for the first that
     crashes or hangs, MachineError where the GPU's memory does not hold the problem.
     """
-    bench = _bench(kernel, problem)
+    bench = _bench(target)
     bench.refresh(seed)
-    names = [b.name for b in BACKENDS if b.name not in without]
-    estimates = {name: us for name in names if (us := _unless_failed(name, lambda n=name: bench.sdpa_estimate(n)))}
+    names = [n for n in target.workload.tensors().baselines(target.problem) if n not in without]
+    estimates = {name: us for name in names if (us := _unless_failed(name, lambda n=name: bench.baseline_estimate(n)))}
     if not estimates:
         return []
     policy = choose_policy(min(estimates.values()))
-    prepared = {name: _unless_failed(name, lambda n=name: bench.sdpa(n, policy)) for name in estimates}
+    prepared = {name: _unless_failed(name, lambda n=name: bench.baseline(n, policy)) for name in estimates}
     timed = {name: Timed(found.repeat) for name, found in prepared.items() if found}
     rounds = run_rounds(
         timed, np.random.default_rng(seed), lambda samples: _all_settled(samples, policy), bench.clock.last_reading,
         sleep=torch_gpu().rest,
     )  # fmt: skip
-    return make_baselines(problem, policy, rounds)
+    return make_baselines(target, policy, rounds)
 
 
 def _unless_failed(name: str, run):
-    """What it gives; raises BaselineFailed where the backend crashed or hung."""
+    """What it gives; raises BaselineFailed where the baseline crashed or hung."""
     try:
         return run()
     except KernelFailure as failure:
@@ -165,25 +169,25 @@ def _all_settled(samples: Mapping[str, Sequence[float]], policy: Policy) -> str 
 
 
 def finals(
-    kernel: str, contenders: Sequence[Contender], problem: Problem, gpu: Gpu, seed: int, rival: Baseline
+    target: Target, contenders: Sequence[Contender], seed: int, baseline: Baseline
 ) -> Finals:
-    """The best candidates against each other and SDPA in the same rounds, then each of them back to back."""
-    bench = _bench(kernel, problem)
+    """The best candidates against each other and the baseline in the same rounds, then each of them back to back."""
+    bench = _bench(target)
     try:
-        prepared, timed, wrong = _finalists(bench, contenders, rival.policy, seed)
+        prepared, timed, wrong = _finalists(bench, contenders, baseline.policy, seed)
         rounds = run_finals(
-            {**timed, **_rival(bench, rival)}, list(timed), np.random.default_rng(seed), bench.clock.last_reading,
+            {**timed, **_beside(bench, baseline)}, list(timed), np.random.default_rng(seed), bench.clock.last_reading,
             torch_gpu().rest,
         )  # fmt: skip
         wrong |= {int(name): reason for name, reason in rounds.wrong.items()}
-        subject = Subject(problem, gpu, rival)
+        subject = Subject(target, baseline)
         figures = {int(n): make_figure(subject, rounds, n) for n in timed if n in rounds.samples}
         sustained = {
             trial: found for trial, figure in figures.items()
             if (found := make_sustained(subject, prepared[str(trial)].sustained(figure.median_us)))
         }  # fmt: skip
     except torch.OutOfMemoryError as error:
-        raise _out_of_memory(problem) from error
+        raise _out_of_memory(target.problem) from error
     except CUDA_ERRORS as error:
         trials = ", ".join(str(c.trial) for c in contenders)
         raise KernelCrashed(f"one of trials {trials}: {first_line(error)}") from error
@@ -242,5 +246,5 @@ def _joined(verdict: Verdict, cases: tuple[CaseResult, ...]) -> Verdict:
 
 
 @cache
-def _bench(kernel: str, problem: Problem) -> Bench:
-    return Bench(find_tensors(kernel), problem)
+def _bench(target: Target) -> Bench:
+    return Bench(target)

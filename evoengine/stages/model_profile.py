@@ -9,13 +9,13 @@ import numpy as np
 
 from evoengine.errors import EvoengineError
 from evoengine.gpu import Gpu
-from evoengine.problem import Problem
 from evoengine.records import Binary, Contender, Profile
 from evoengine.sass.core import Program
 from evoengine.sass.listing import instructions, listing_of
 from evoengine.sass.model import Timed, addresses, stall_names
 from evoengine.sass.predict import Prediction, Unpredictable
 from evoengine.stages.predict import predict_binary
+from evoengine.workloads.base import Target
 
 HOTTEST = 15
 """instructions that the page shows"""
@@ -41,11 +41,11 @@ COUNTS = {
 """of a block: name on the page → the core's"""
 
 
-def model_profile(kernel: str, contender: Contender, problem: Problem, gpu: Gpu) -> Profile:
+def model_profile(target: Target, contender: Contender) -> Profile:
     """Raises Unpredictable where the model cannot read the binary, as `predict_binary` does."""
     listed = replace(contender, binary=_with_listing(contender.binary))
-    prediction = predict_binary(kernel, listed, problem, gpu)
-    figures = dict(_of_launch(prediction, listed, gpu))
+    prediction = predict_binary(target, listed)
+    figures = dict(_of_launch(prediction, listed, target.gpu))
     figures |= {f"{pipe}, % busy": 100 * share for pipe, share in prediction.shares.items()}
     figures |= {f"{name} per block": prediction.counts[own] for name, own in COUNTS.items() if prediction.counts[own]}
     figures |= dict(_waits(prediction.timed))
@@ -56,7 +56,7 @@ def model_profile(kernel: str, contender: Contender, problem: Problem, gpu: Gpu)
     ]
     if prediction.hypotheses:
         remarks.append(f"busy shares and waits are those of hypothesis {min(prediction.hypotheses)}")
-    return Profile("model", f"model for {gpu.key}", figures, tuple(remarks))
+    return Profile("model", f"model for {target.gpu.key}", figures, tuple(remarks))
 
 
 def _with_listing(binary: Binary) -> Binary:

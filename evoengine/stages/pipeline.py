@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from evoengine.devices.base import Arguments, KernelFailure, Tensors
 from evoengine.devices.pool import BlockLaunch, BlockTrace
-from evoengine.gpu import Gpu
-from evoengine.problem import Problem
 from evoengine.records import (
     Baseline,
     Binary,
@@ -29,6 +27,7 @@ from evoengine.records import (
     Verdict,
 )
 from evoengine.stages.predict import Estimated, figure_by_formula, predict_figure
+from evoengine.workloads.base import Target, Workload
 
 LAUNCH_SECONDS = 20.0
 """one emulated launch of a gate case takes milliseconds; past this it will not end"""
@@ -54,13 +53,12 @@ def compile_task(source: Source, arch: str) -> Binary | Rejection:
 # ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def emulate_task(kernel: str, source: Source, plan: Plan, full_plan: Plan, seed: int) -> Verdict | Rejection:
+def emulate_task(workload: Workload, source: Source, plan: Plan, full_plan: Plan, seed: int) -> Verdict | Rejection:
     """Builds the source for the CPU and puts it through the gate there: small cases, then those at full size."""
     from evoengine.devices.emulator.build import build
     from evoengine.devices.emulator.run import run, run_blocks
     from evoengine.stages.full_size import verify_blocks
     from evoengine.stages.verify import verify
-    from evoengine.workloads import find_full_tensors, find_tensors
 
     try:
         executable = build(source)
@@ -73,38 +71,36 @@ def emulate_task(kernel: str, source: Source, plan: Plan, full_plan: Plan, seed:
     def launch_blocks(asked: BlockLaunch, schedule: int) -> list[BlockTrace]:
         return run_blocks(executable, source.entry, asked, schedule, LAUNCH_SECONDS)
 
-    tensors = find_tensors(kernel)
-    verdict = verify(tensors, plan, launch, "emulator", seed)
-    return verify_blocks(verdict, tensors, find_full_tensors(kernel), full_plan, launch_blocks, seed)
+    verdict = verify(workload, plan, launch, "emulator", seed)
+    return verify_blocks(verdict, workload, full_plan, launch_blocks, seed)
 
 
 def estimate_task(
-    kernel: str, contender: Contender, plan: Plan, full_plan: Plan, seed: int, cost: Mapping[str, float],
-    problem: Problem, gpu: Gpu, failed: str | None = None,
+    target: Target, contender: Contender, plan: Plan, full_plan: Plan, seed: int, cost: Mapping[str, float],
+    failed: str | None = None,
 ) -> Judged | Rejection:  # fmt: skip
     """The gate in the emulator, and the prediction for what passes it; by formula where the model `failed` before."""
-    verdict = emulate_task(kernel, contender.source, plan, full_plan, seed)
+    verdict = emulate_task(target.workload, contender.source, plan, full_plan, seed)
     if isinstance(verdict, Rejection) or not verdict.correct:
         return verdict if isinstance(verdict, Rejection) else Judged(verdict, None)
-    estimated = predict_task(kernel, contender, cost, problem, gpu, failed)
+    estimated = predict_task(target, contender, cost, failed)
     return Judged(verdict, estimated.figure, estimated.unread)
 
 
 def predict_task(
-    kernel: str, contender: Contender, cost: Mapping[str, float], problem: Problem, gpu: Gpu, failed: str | None = None
+    target: Target, contender: Contender, cost: Mapping[str, float], failed: str | None = None
 ) -> Estimated:
     """The candidate's time by the model of its chip; by formula where that `failed` before."""
     if failed:
-        return Estimated(figure_by_formula(kernel, contender, cost, problem, gpu), f"the model failed: {failed}")
-    return predict_figure(kernel, contender, cost, problem, gpu)
+        return Estimated(figure_by_formula(target, contender, cost), f"the model failed: {failed}")
+    return predict_figure(target, contender, cost)
 
 
-def execute_task(kernel: str, source: Source, binary: Binary, plan: Plan, seed: int) -> BinaryCheck:
+def execute_task(workload: Workload, source: Source, binary: Binary, plan: Plan, seed: int) -> BinaryCheck:
     """The small cases again, by the machine code itself."""
     from evoengine.stages.verify_binary import verify_binary
-    from evoengine.workloads import find_tensors
 
-    return verify_binary(find_tensors(kernel), plan, source, binary, seed)
+    return verify_binary(workload, plan, source, binary, seed)
 
 
 # ── on a GPU, in its runner ─────────────────────────────────────────────────────────────────────────────────────────
@@ -116,40 +112,34 @@ def load_cuda() -> None:
 
 
 def measure_task(
-    kernel: str, contender: Contender, plan: Plan, problem: Problem, gpu: Gpu, seed: int,
-    incumbent: Contender | None, rival: Baseline,
+    target: Target, contender: Contender, plan: Plan, seed: int, incumbent: Contender | None, baseline: Baseline
 ) -> Judged | Rejection:  # fmt: skip
     """Gate and timing on the GPU, against the best candidate so far and the fastest baseline.
 
-    A Rejection where the kernel crashed or hung, in a gate case too: by it the runner is known to be spoilt.
+    A Rejection where the kernel crashed or hung, in a gate case too: by it the runner is known to be unusable.
     """
     from evoengine.stages.measure import measure
 
-    try:
-        judged = Judged(*measure(kernel, contender, plan, problem, gpu, seed, incumbent, rival))
-    except KernelFailure as failure:
-        return Rejection(failure.outcome, str(failure))
-    if judged.verdict.outcome in (Outcome.CRASHED, Outcome.HUNG):
-        return Rejection(judged.verdict.outcome, judged.verdict.reason)
-    return judged
+    found = measure(target, contender, plan, seed, incumbent, baseline)
+    return found if isinstance(found, Rejection) else Judged(*found)
 
 
-def baselines_task(kernel: str, problem: Problem, seed: int, without: tuple[str, ...]) -> list[Baseline] | Rejection:
+def baselines_task(target: Target, seed: int, without: tuple[str, ...]) -> list[Baseline] | Rejection:
     """The library's own kernels on the GPU, but those in `without`; a Rejection names one that crashed or hung."""
     from evoengine.stages.measure import BaselineFailed, baselines
 
     try:
-        return baselines(kernel, problem, seed, without)
+        return baselines(target, seed, without)
     except BaselineFailed as failure:
         return Rejection(failure.outcome, str(failure), failure.name)
 
 
 def finals_task(
-    kernel: str, contenders: tuple[Contender, ...], problem: Problem, gpu: Gpu, seed: int, rival: Baseline
+    target: Target, contenders: tuple[Contender, ...], seed: int, baseline: Baseline
 ) -> Finals | Rejection:
     from evoengine.stages.measure import finals
 
     try:
-        return finals(kernel, contenders, problem, gpu, seed, rival)
+        return finals(target, contenders, seed, baseline)
     except KernelFailure as failure:
         return Rejection(failure.outcome, str(failure))

@@ -10,21 +10,19 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from evoengine.cuda_files import disassembler
-from evoengine.devices.base import KernelFailure
-from evoengine.devices.pool import PooledArgument
+from evoengine.devices.base import Argument, ConstantArgument, ConstantParameter, KernelFailure, Parameter, TensorParameter
 from evoengine.errors import EvoengineError
 from evoengine.gpu import Gpu
-from evoengine.problem import Problem
 from evoengine.records import Contender, Kind, Measurement
 from evoengine.sass.build import build
 from evoengine.sass.chip import find_chip
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import read_kernel
-from evoengine.sass.launch import DrawnArgument, prepare
+from evoengine.sass.launch import DrawnArgument, drawn_bytes, prepare
 from evoengine.sass.listing import listing_of
 from evoengine.sass.predict import Prediction, Unpredictable, predict
 from evoengine.stages.estimate import estimate
-from evoengine.workloads import find_workload
+from evoengine.workloads.base import Target
 
 SEED = 0
 """draws where tensors lie: the same for all candidates, so that their figures compare"""
@@ -56,67 +54,62 @@ def why_unpredictable(gpu: str) -> str | None:
     return None if disassembler() else "nvdisasm was not found, which reads machine code: see evoengine doctor"
 
 
-def predict_figure(
-    kernel: str, contender: Contender, cost: Mapping[str, float], problem: Problem, gpu: Gpu
-) -> Estimated:
+def predict_figure(target: Target, contender: Contender, cost: Mapping[str, float]) -> Estimated:
     """The figure for the whole problem, by the model where it can read the binary, else by the formula from `cost`."""
-    workload = find_workload(kernel)
     try:
-        prediction = predict_binary(kernel, contender, problem, gpu)
+        prediction = predict_binary(target, contender)
     except Unpredictable as reason:
-        figure = figure_by_formula(kernel, contender, cost, problem, gpu)
+        figure = figure_by_formula(target, contender, cost)
         return Estimated(figure, f"the model cannot read the binary: {reason}")
-    return Estimated(figure_of(prediction, gpu, workload.flops(problem), workload.least_bytes(problem)))
+    return Estimated(figure_of(prediction, target.gpu, target.flops))
 
 
-def figure_by_formula(
-    kernel: str, contender: Contender, cost: Mapping[str, float], problem: Problem, gpu: Gpu
-) -> Measurement | None:
+def figure_by_formula(target: Target, contender: Contender, cost: Mapping[str, float]) -> Measurement | None:
     """None where the family states no cost."""
-    workload, launch = find_workload(kernel), contender.source.launch
-    return estimate(contender.binary, launch, cost, gpu, workload.flops(problem), workload.least_bytes(problem))
+    launch = contender.source.launch
+    return estimate(contender.binary, launch, cost, target.gpu, target.flops, target.min_dram_bytes)
 
 
-def predict_binary(kernel: str, contender: Contender, problem: Problem, gpu: Gpu) -> Prediction:
+def predict_binary(target: Target, contender: Contender) -> Prediction:
     """The launch for the problem, on tensors of its sizes with drawn contents.
 
     Raises Unpredictable where the machine code, its launch or the chip cannot be read, or a tool is missing.
     """
+    gpu = target.gpu
     if missing := why_unpredictable(gpu.key):
         raise Unpredictable(missing)
-    workload = find_workload(kernel)
     binary, source, chip = contender.binary, contender.source, find_chip(gpu.key)
     try:
         program = Program(listing_of(binary), source.entry)
-        arguments = [_drawn(a, problem.dtype) for a in workload.parameters(problem, contender.config)]
+        arguments = [_drawn(p) for p in target.workload.parameters(target.problem, contender.config)]
         launch = prepare(read_kernel(binary.cubin, source.entry), source.launch, arguments, SEED)
-        return predict(program, launch, chip, workload.flops(problem), workload.least_bytes(problem))
+        return predict(program, launch, chip, target.flops, target.min_dram_bytes)
     except (EvoengineError, KernelFailure, subprocess.TimeoutExpired) as error:
         raise Unpredictable(str(error)) from error
 
 
-def _drawn(argument: object, dtype: str) -> object:
-    if isinstance(argument, PooledArgument):
-        return DrawnArgument(argument.name, argument.bytes, dtype, argument.output)
-    return argument
+def _drawn(parameter: Parameter) -> DrawnArgument | Argument:
+    if isinstance(parameter, ConstantParameter):
+        return ConstantArgument(parameter.name, drawn_bytes(parameter.dtype, parameter.bytes))
+    if isinstance(parameter, TensorParameter):
+        return DrawnArgument(parameter.name, parameter.bytes, parameter.dtype, parameter.output)
+    return parameter
 
 
-def figure_of(prediction: Prediction, gpu: Gpu, flops: float, least_bytes: float) -> Measurement:
-    """The prediction as a figure with its terms; no faster than the roofline of the GPU's data sheet."""
-    roofline_us = max(flops / gpu.tensor_tflops / 1e6, least_bytes / gpu.memory_gbs / 1e3)
+def figure_of(prediction: Prediction, gpu: Gpu, flops: float) -> Measurement:
+    """The prediction as a figure with its terms."""
     p = prediction
-    time_us, low_us, high_us = (max(us, roofline_us) for us in (p.time_us, p.low_us, p.high_us))
     terms = {
         "predicted": 1.0,
-        "low_us": low_us,
-        "high_us": high_us,
-        "roofline_us": roofline_us,
+        "low_us": p.low_us,
+        "high_us": p.high_us,
+        "roofline_us": p.roofline_us,
         f"bound_{p.bound}": 1.0,
         "clocks": p.clocks,
         "blocks_per_sm": p.blocks_per_sm,
         "waves": p.waves,
     }
-    terms |= {f"{name}_us": max(us, roofline_us) for name, us in p.hypotheses.items()}
+    terms |= {f"{name}_us": us for name, us in p.hypotheses.items()}
     terms |= {f"{pipe}_share": share for pipe, share in p.shares.items()}
     plain = {name: float(value) for name, value in terms.items()}
-    return Measurement(Kind.ESTIMATED, f"model for {gpu.key}", flops / time_us / 1e6, float(time_us), terms=plain)
+    return Measurement(Kind.ESTIMATED, f"model for {gpu.key}", flops / p.time_us / 1e6, p.time_us, terms=plain)

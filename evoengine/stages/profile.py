@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from evoengine.gpu import Gpu
-from evoengine.problem import Problem
 from evoengine.records import Contender, Profile
 from evoengine.sass.predict import Unpredictable
 from evoengine.stages.model_profile import model_profile
+from evoengine.workloads.base import Target
 
 NCU, SANITIZER = "ncu", "compute-sanitizer"
 SECONDS = 300.0
@@ -59,18 +59,18 @@ class ToolFailed(Exception):
     """The tool is missing or may not do its work; the message says which."""
 
 
-def profile(kernel: str, contender: Contender, problem: Problem, gpu: Gpu, device: str, uuid: str | None) -> Profile:
-    """By counters on the GPU `uuid`, with the sanitizers' word; by the model of the chip where they cannot be had.
+def profile(target: Target, contender: Contender, device: str, uuid: str | None) -> Profile:
+    """By counters on the GPU `uuid`, with the sanitizers' output; by the model of the chip where they cannot be had.
 
     `device` names what is profiled; None for `uuid` says that there is no GPU here.
     """
     if uuid is None:
-        return profile_without_gpu(kernel, contender, problem, gpu)
-    remarks = [sanitize(tool, kernel, contender, problem, uuid) for tool in ("memcheck", "racecheck")]
+        return profile_without_gpu(target, contender)
+    remarks = [sanitize(tool, target, contender, uuid) for tool in ("memcheck", "racecheck")]
     try:
-        counters = read_counters(kernel, contender, problem, uuid)
+        counters = read_counters(target, contender, uuid)
     except ToolFailed as error:
-        page = profile_without_gpu(kernel, contender, problem, gpu)
+        page = profile_without_gpu(target, contender)
         return replace(page, remarks=(*page.remarks, str(error), *remarks))
     return Profile("Nsight Compute", device, counters, tuple(remarks))
 
@@ -78,13 +78,13 @@ def profile(kernel: str, contender: Contender, problem: Problem, gpu: Gpu, devic
 # ── counters ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_counters(kernel: str, contender: Contender, problem: Problem, uuid: str) -> dict[str, float]:
+def read_counters(target: Target, contender: Contender, uuid: str) -> dict[str, float]:
     """Raises ToolFailed where Nsight Compute is not installed or may not read counters."""
     metrics = ",".join((*_known(COUNTERS.values(), uuid), STALLED))
     one = ("--kernel-name", contender.source.entry, "--launch-count", "1")
     # by default ncu holds the clocks at their base: other figures than a search's, and others may share the GPU
     options = ("--clock-control", "none", "--csv", "--page", "raw", *one, "--metrics", metrics)
-    done = _run(NCU, options, kernel, contender, problem, uuid)
+    done = _run(NCU, options, target, contender, uuid)
     if "ERR_NVGPUCTRPERM" in done.stdout + done.stderr:
         raise ToolFailed("Nsight Compute may not read the GPU's counters (ERR_NVGPUCTRPERM): run as root")
     return read_csv(done.stdout)
@@ -124,10 +124,10 @@ def _number(text: str) -> float | None:
 # ── sanitizers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def sanitize(tool: str, kernel: str, contender: Contender, problem: Problem, uuid: str) -> str:
+def sanitize(tool: str, target: Target, contender: Contender, uuid: str) -> str:
     """What compute-sanitizer's tool says of one launch, in a line."""
     try:
-        done = _run(SANITIZER, ("--tool", tool, "--error-exitcode", "77"), kernel, contender, problem, uuid)
+        done = _run(SANITIZER, ("--tool", tool, "--error-exitcode", "77"), target, contender, uuid)
     except ToolFailed as error:
         return f"{tool} was not run: {error}"
     return read_sanitizer(tool, done.stdout)
@@ -145,11 +145,11 @@ def read_sanitizer(tool: str, text: str) -> str:
 
 
 def _run(
-    tool: str, options: Sequence[str], kernel: str, contender: Contender, problem: Problem, uuid: str
+    tool: str, options: Sequence[str], target: Target, contender: Contender, uuid: str
 ) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
         job = Path(folder, "job.pickle")
-        job.write_bytes(pickle.dumps((kernel, contender, problem)))
+        job.write_bytes(pickle.dumps((target, contender)))
         return _tool(tool, (*options, sys.executable, "-m", "evoengine.stages.launch_once", str(job)), uuid)
 
 
@@ -170,12 +170,12 @@ def _tool(tool: str, arguments: Sequence[str], uuid: str) -> subprocess.Complete
 # ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def profile_without_gpu(kernel: str, contender: Contender, problem: Problem, gpu: Gpu) -> Profile:
+def profile_without_gpu(target: Target, contender: Contender) -> Profile:
     """The model's page; the instruction mix where the model cannot read the binary, with the reason."""
     try:
-        return model_profile(kernel, contender, problem, gpu)
+        return model_profile(target, contender)
     except Unpredictable as reason:
-        page = static_profile(contender, gpu)
+        page = static_profile(contender, target.gpu)
         return replace(page, remarks=(*page.remarks, f"the model cannot read the binary: {reason}"))
 
 

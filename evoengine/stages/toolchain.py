@@ -30,7 +30,7 @@ FOR_12 = f"in a new environment, without constraints.txt: pip install 'torch=={T
 
 @cache
 def nvrtc() -> ModuleType:
-    """CuPy's low-level NVRTC module, which works without a driver; raises MachineError where it or the library lacks."""
+    """CuPy's low-level NVRTC module, which works without a driver; raises MachineError where it or the library is missing."""
     try:
         module = importlib.import_module("cupy.cuda").nvrtc
         module.getVersion()

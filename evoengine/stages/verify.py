@@ -1,9 +1,10 @@
 """The correctness gate: a candidate runs every case of its workload and is compared with float64 before it is timed.
 
-The outer rule is FlashAttention's (its tests): the largest error may be twice that of SDPA computed in the candidate's
-own dtype on the same inputs, plus one rounding of the largest output. It holds for each row by itself too, so that a
-row of small outputs is not judged by the largest of all. Where the errors of many rows are independent, sums over rows
-and over all of them are judged besides: such sums scatter by 1 / √n only and show what each error alone leaves open.
+The outer rule is FlashAttention's (its tests): the largest error may be twice that of the same computation in the
+candidate's own dtype on the same inputs, plus one rounding of the largest output; a workload may state other factors or
+plain tolerances (`Tolerance`). It holds for each row by itself too, so that a row of small outputs is not judged by the
+largest of all. Where the errors of many rows are independent, sums over rows and over all of them are judged besides:
+such sums scatter by 1 / √n only and show what each error alone leaves open.
 """
 
 from __future__ import annotations
@@ -11,35 +12,36 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 
 import numpy as np
 import torch
 
 from evoengine.devices.base import Arguments, KernelFailure, TensorArgument, Tensors
 from evoengine.records import CaseResult, Launch, Outcome, Plan, Verdict
+from evoengine.stages.arguments import make_arguments, read_outputs
+from evoengine.workloads.base import Case, Drawn, Outputs, Tolerance, Workload
 
 Run = Callable[[Launch, Arguments, int], Tensors]
 """runs one launch with a seed for the device's own choices; raises KernelFailure"""
 MANY_ROWS = 32
-"""rows from which on sums over all outputs are judged: at head_dim 32 their root mean square scatters by 2 %"""
+"""rows from which on sums over all outputs are judged: with 32 columns each their root mean square scatters by 2 %"""
 RMS_ALLOWED = 1.15
-"""times what rounding P and O once each gives: one bit less of P gives 1.5"""
+"""times what the roundings that a kernel must do give (`Tensors.rounded_once`): one bit less of one of them gives 1.5"""
 ROW_BIAS_ALLOWED = 2.25
-"""times what rounding P and O once each gives, which for 32 rows chance alone exceeds once in 100,000 cases; a row's sum
-rounded to the dtype gives three times as much in most cases"""
+"""times what those roundings give, which for 32 rows chance alone exceeds once in 100,000 cases; a row's sum rounded to
+the dtype gives three times as much in most cases"""
 BIAS_ALLOWED = 1 / 32
-"""of the spacing of the dtype's numbers, at 1; P cut off instead of rounded gives a tenth and more"""
+"""of the spacing of the dtype's numbers, at 1; factors cut off instead of rounded give a tenth and more"""
 BIAS_SIGMAS = 4.0
 """one case in 16,000 is as far off by chance alone"""
 
 
-def verify(tensors: ModuleType, plan: Plan, run: Run, device: str, seed: int) -> Verdict:
+def verify(workload: Workload, plan: Plan, run: Run, device: str, seed: int) -> Verdict:
     """Runs the plan's cases with seeds drawn from `seed`; a crash or a hang ends it, a wrong result does not."""
-    return run_plan(plan, seed, device, lambda case, launch, own_seed: check(tensors, case, launch, run, own_seed))
+    return run_plan(plan, seed, device, lambda case, launch, own_seed: check(workload, case, launch, run, own_seed))
 
 
-def run_plan(plan: Plan, seed: int, device: str, judge: Callable[[object, Launch, int], CaseResult]) -> Verdict:
+def run_plan(plan: Plan, seed: int, device: str, judge: Callable[[Case, Launch, int], CaseResult]) -> Verdict:
     """`judge` of each case with its launch and a seed of its own; it may raise KernelFailure, which ends the plan."""
     start = time.perf_counter()
     results: list[CaseResult] = []
@@ -63,17 +65,17 @@ def case_seeds(seed: int, count: int) -> list[int]:
     return [int(word) for word in np.random.SeedSequence(seed).generate_state(count, np.uint32)]
 
 
-def check(tensors: ModuleType, case, launch: Launch, run: Run, seed: int) -> CaseResult:
+def check(workload: Workload, case: Case, launch: Launch, run: Run, seed: int) -> CaseResult:
     """One case: draw, launch, compare. Raises KernelFailure where there is no result."""
-    drawn = tensors.draw(case, seed)
-    arguments = tensors.arguments(case.problem, drawn.inputs, case.config)
+    drawn = workload.tensors().draw(case, seed)
+    parameters = workload.parameters(case.problem, case.config)
+    arguments = make_arguments(parameters, drawn.inputs)
     after = run(launch, arguments, seed)
     for argument in arguments:
         if isinstance(argument, TensorArgument) and not argument.output:
-            if not np.array_equal(after[argument.name], argument.data):
+            if not np.array_equal(after[argument.name].view(np.uint8), argument.data.view(np.uint8)):
                 return failed(case, seed, f"the kernel changed its input {argument.name}")
-    result = tensors.from_bits(case.problem, after[tensors.OUTPUT])
-    return compare(tensors, case, drawn, result, seed)
+    return compare(workload, case, drawn, read_outputs(parameters, after), seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,38 +87,83 @@ class Bound:
     allowed: float
 
 
-def compare(tensors: ModuleType, case, drawn, result: torch.Tensor, seed: int) -> CaseResult:
-    """The rules themselves, for a result on any device."""
-    unwritten = int(result.isnan().sum())
-    if unwritten:
-        return failed(case, seed, f"{unwritten} of {result.numel()} outputs are NaN or were never written")
+def compare(workload: Workload, case: Case, drawn: Drawn, results: Outputs, seed: int) -> CaseResult:
+    """The rules themselves, for results on any device."""
+    for name, result in results.items():
+        unwritten = int(result.isnan().sum())
+        if unwritten:
+            of = f" of {name}" if len(results) > 1 else ""
+            return failed(case, seed, f"{unwritten} of {result.numel()} outputs{of} are NaN or were never written")
+    tensors = workload.tensors()
     expected = tensors.reference(case.problem, drawn.expected)
-    error = result.double() - expected
-    found = bounds(tensors, case, drawn, error, expected)
-    broken = next((bound for bound in found if not bound.error <= bound.allowed), None)
+    errors = {name: result.double() - expected[name].double() for name, result in results.items()}
+    found = bounds(workload, case, drawn, results, errors, expected)
+    broken = next((bound for own in found.values() for bound in own if not bound.error <= bound.allowed), None)
     reason = f"{broken.name} {broken.error:.2e} where {broken.allowed:.2e} is allowed" if broken else None
-    largest, mean, allowed = found[0].error, float(error.abs().mean()), found[0].allowed
+    worst = max(found, key=lambda name: float(errors[name].abs().max()))
+    largest, mean, allowed = float(errors[worst].abs().max()), float(errors[worst].abs().mean()), found[worst][0].allowed
     return CaseResult(case.name, str(case.problem), seed, broken is None, largest, mean, allowed, reason)
 
 
-def bounds(tensors: ModuleType, case, drawn, error: torch.Tensor, expected: torch.Tensor) -> list[Bound]:
-    """All that is asked of a result's `error`; like `expected` [batch, heads, rows, columns], float64."""
-    eps = torch.finfo(drawn.expected["q"].dtype).eps
-    own = (tensors.own_dtype(case.problem, drawn.expected).double() - expected).abs().amax(-1)
-    size, largest = expected.abs().amax(-1), error.abs().amax(-1)
-    allowed = 2 * own + eps * size
-    worst = int((largest / allowed.clamp(min=torch.finfo(allowed.dtype).tiny)).argmax())
-    found = [
-        Bound("error", float(largest.max()), float(2 * own.max() + eps * size.max())),
-        Bound("error of one row", float(largest.flatten()[worst]), float(allowed.flatten()[worst])),
-    ]
-    if case.draw in tensors.INDEPENDENT and largest.numel() >= MANY_ROWS:
-        rounded_once = tensors.rounded_once(case.problem, drawn.expected).double() - expected
-        found.append(Bound("root mean square error", _rms(error), RMS_ALLOWED * _rms(rounded_once)))
-        own_biases, biases = _row_biases(rounded_once, expected), _row_biases(error, expected)
-        found.append(Bound("bias of rows", _rms(biases), ROW_BIAS_ALLOWED * _rms(own_biases)))
-        found.append(_bias(error, expected, eps))
+def bounds(
+    workload: Workload, case: Case, drawn: Drawn, results: Outputs, errors: Outputs, expected: Outputs
+) -> dict[str, list[Bound]]:
+    """All that is asked of each output's error, that of its largest first. `errors` and `expected` are float64 [...,
+    rows, columns].
+    """
+    tensors, tolerance = workload.tensors(), workload.tolerance
+    of = {name: f" of {name}" if len(results) > 1 else "" for name in results}
+    if tolerance.rtol is not None or tolerance.atol is not None:
+        return {n: [_elementwise(f"error{of[n]}", e, expected[n].double(), tolerance)] for n, e in errors.items()}
+    own = tensors.own_dtype(case.problem, drawn.expected)
+    independent = case.draw in tensors.independent
+    rounded = tensors.rounded_once(case.problem, drawn.expected) if independent else {}
+    found: dict[str, list[Bound]] = {}
+    for name, error in errors.items():
+        eps = torch.finfo(results[name].dtype).eps if results[name].dtype.is_floating_point else 0.0
+        exact = expected[name].double()
+        found[name] = _by_own_error(of[name], error, exact, own[name].double() - exact, eps, tolerance)
+        if name in rounded and _rows(error).numel() >= MANY_ROWS:
+            found[name] += _by_sums(of[name], error, exact, rounded[name].double() - exact, eps)
     return found
+
+
+def _rows(values: torch.Tensor) -> torch.Tensor:
+    """The largest of each row's absolute values."""
+    return values.reshape(-1, values.shape[-1] if values.dim() else 1).abs().amax(-1)
+
+
+def _elementwise(name: str, error: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) -> Bound:
+    """The error that the share `matched` of all elements must not exceed, over what is allowed at that element."""
+    allowed = (tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * expected.abs()
+    excess = (error.abs() - allowed).flatten()
+    rank = min(excess.numel(), max(1, int(np.ceil(tolerance.matched * excess.numel()))))
+    at = int(excess.argsort()[rank - 1])
+    return Bound(name, float(error.abs().flatten()[at]), float(allowed.flatten()[at]))
+
+
+def _by_own_error(
+    of: str, error: torch.Tensor, expected: torch.Tensor, own_error: torch.Tensor, eps: float, tolerance: Tolerance
+) -> list[Bound]:
+    own, size, largest = _rows(own_error), _rows(expected), _rows(error)
+    allowed = tolerance.own * own + tolerance.roundings * eps * size
+    worst = int((largest / allowed.clamp(min=torch.finfo(allowed.dtype).tiny)).argmax())
+    whole = tolerance.own * own.max() + tolerance.roundings * eps * size.max()
+    return [
+        Bound(f"error{of}", float(largest.max()), float(whole)),
+        Bound(f"error of one row{of}", float(largest[worst]), float(allowed[worst])),
+    ]
+
+
+def _by_sums(
+    of: str, error: torch.Tensor, expected: torch.Tensor, rounded_once: torch.Tensor, eps: float
+) -> list[Bound]:
+    own_biases, biases = _row_biases(rounded_once, expected), _row_biases(error, expected)
+    return [
+        Bound(f"root mean square error{of}", _rms(error), RMS_ALLOWED * _rms(rounded_once)),
+        Bound(f"bias of rows{of}", _rms(biases), ROW_BIAS_ALLOWED * _rms(own_biases)),
+        _bias(f"bias{of}", error, expected, eps),
+    ]
 
 
 def _rms(x: torch.Tensor) -> float:
@@ -131,7 +178,7 @@ def _row_biases(error: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return (error * expected).sum(-1) / expected.square().sum(-1)
 
 
-def _bias(error: torch.Tensor, expected: torch.Tensor, eps: float) -> Bound:
+def _bias(name: str, error: torch.Tensor, expected: torch.Tensor, eps: float) -> Bound:
     """How much too large outputs are on the whole, relative to their size: the slope of the errors over the outputs.
 
     The sum over a row's columns is one sample. Rounding errors of unlike rows are independent, so their sum scatters by
@@ -140,9 +187,9 @@ def _bias(error: torch.Tensor, expected: torch.Tensor, eps: float) -> Bound:
     rows = (error * expected).sum(-1)
     scatter = float(rows.square().sum().sqrt())
     size = float(expected.square().sum())
-    return Bound("bias", abs(float(rows.sum())) / size, eps * BIAS_ALLOWED + BIAS_SIGMAS * scatter / size)
+    return Bound(name, abs(float(rows.sum())) / size, eps * BIAS_ALLOWED + BIAS_SIGMAS * scatter / size)
 
 
-def failed(case, seed: int, reason: str) -> CaseResult:
+def failed(case: Case, seed: int, reason: str) -> CaseResult:
     """A case without a result to compare."""
     return CaseResult(case.name, str(case.problem), seed, False, None, None, None, reason)

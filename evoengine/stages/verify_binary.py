@@ -7,8 +7,6 @@ dropped, a wait that was moved, a launch that the binary was not made for.
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from evoengine.devices.base import Arguments, KernelCrashed, Tensors
 from evoengine.errors import UsageError
 from evoengine.records import EXECUTOR, Binary, BinaryCheck, Launch, Plan, Source
@@ -17,9 +15,10 @@ from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import prepare, require_arch
 from evoengine.sass.listing import listing_of
 from evoengine.stages.verify import verify
+from evoengine.workloads.base import Workload
 
 
-def verify_binary(tensors: ModuleType, plan: Plan, source: Source, binary: Binary, seed: int) -> BinaryCheck:
+def verify_binary(workload: Workload, plan: Plan, source: Source, binary: Binary, seed: int) -> BinaryCheck:
     """Runs the plan's cases by machine code. No verdict where that cannot be read or has opcodes that the executor does
     not know. Raises MachineError where this machine has no disassembler or no C++ compiler.
     """
@@ -41,4 +40,4 @@ def verify_binary(tensors: ModuleType, plan: Plan, source: Source, binary: Binar
         run(program, prepared)
         return prepared.results()
 
-    return BinaryCheck(verify(tensors, plan, launch, EXECUTOR, seed))
+    return BinaryCheck(verify(workload, plan, launch, EXECUTOR, seed))

@@ -1,36 +1,53 @@
-"""What can be tuned. A workload is two modules: NAME.py knows costs and gate cases of one kernel, NAME_torch.py its
-tensors. Two more know its cases at full size: NAME_full.py and NAME_full_torch.py.
-
-The engine asks for them by the name that a search space states as its `kernel`, and knows nothing else about it. They
-are apart so that a search's own process need not import torch; only those that run candidates do.
-"""
+"""What can be tuned. Each folder here is a workload: its __init__.py names it as `WORKLOAD`. Others may be registered."""
 
 from __future__ import annotations
 
+import pkgutil
+from functools import cache
 from importlib import import_module
-from types import ModuleType
 
 from evoengine.errors import UsageError
+from evoengine.workloads.base import Problem, Workload
 
-NAMES = ("attention",)
-
-
-def find_workload(name: str) -> ModuleType:
-    if name not in NAMES:
-        raise UsageError(f"the search space names the kernel {name!r}; known kernels are {', '.join(NAMES)}")
-    return import_module(f"evoengine.workloads.{name}")
+_registered: dict[str, Workload] = {}
 
 
-def find_tensors(name: str) -> ModuleType:
-    """The tensor half of a workload; imports torch."""
-    return import_module(f"{find_workload(name).__name__}_torch")
+def register(workload: Workload) -> None:
+    """Makes a workload known by its name, in this process. Raises UsageError where the name belongs to another one."""
+    known = workloads().get(workload.name)
+    if known is not None and known != workload:
+        raise UsageError(f"there is a workload {workload.name} already; give yours another name")
+    _registered[workload.name] = workload
 
 
-def find_full(name: str) -> ModuleType:
-    """The cases at full size of a workload."""
-    return import_module(f"{find_workload(name).__name__}_full")
+def workloads() -> dict[str, Workload]:
+    """All that are known, by name."""
+    return {**_own(), **_registered}
 
 
-def find_full_tensors(name: str) -> ModuleType:
-    """The tensor half of those; imports torch."""
-    return import_module(f"{find_workload(name).__name__}_full_torch")
+@cache
+def _own() -> dict[str, Workload]:
+    folders = [found.name for found in pkgutil.iter_modules(__path__) if found.ispkg]
+    found = [import_module(f"{__name__}.{name}").WORKLOAD for name in folders]
+    return {workload.name: workload for workload in found}
+
+
+def default_workload() -> Workload:
+    return next(w for w in workloads().values() if w.is_default)
+
+
+def find_workload(name: str) -> Workload:
+    known = workloads()
+    if name not in known:
+        raise UsageError(f"there is no workload {name!r}; known ones are {', '.join(known)}")
+    return known[name]
+
+
+def parse_problem(text: str) -> tuple[Workload, Problem]:
+    """Reads `WORKLOAD:…`; without a name before the colon, a problem of the default workload.
+
+    Raises UsageError naming the part that is wrong and what would be right.
+    """
+    name, colon, _ = text.partition(":")
+    workload = find_workload(name) if colon else default_workload()
+    return workload, workload.parse(text)

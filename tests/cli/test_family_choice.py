@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from evoengine.cli.setup import first_of_each_family
+from evoengine.tuning.setup import first_of_each_family
 from tests.cli.conftest import SMALL
 from tests.conftest import attention_space, launches
 

@@ -55,7 +55,7 @@ def test_a_search_times_candidates_and_every_figure_says_on_what(evoengine, tmp_
     assert done.returncode == 0, done.stderr
     best = json.loads(done.stdout)["best"]
     assert {c["device"] for c in best} == {NAME}
-    assert {c["tflops_kind"] for c in best} == {"measured"} and all(c["vs_sdpa"] > 0 for c in best)
+    assert {c["tflops_kind"] for c in best} == {"measured"} and all(c["vs_baseline"] > 0 for c in best)
     assert f"gated and timed on {NAME}" in done.stderr
     with open_ledger(str(tmp_path / "a.db"), create=False) as ledger:
         [run] = ledger.runs()

@@ -66,7 +66,7 @@ def test_a_ledger_of_before_policies_keeps_its_figures_and_says_that_their_polic
     with open_ledger(str(path), create=False) as ledger:
         estimate, measured = ledger.measurements(1)
         assert (measured.kind, measured.policy) == (Kind.MEASURED, UNKNOWN_POLICY)
-        assert (measured.median_us, measured.samples_us, measured.vs_sdpa) == (25.0, (25.0,), 1.5)
+        assert (measured.median_us, measured.samples_us, measured.vs_baseline) == (25.0, (25.0,), 1.5)
         assert measured.normalised_us is None and measured.compared_us == 25.0
         assert {ledger.candidate(n).measurement.policy for n in (2, 3)} == {estimate.policy} == {None}
         assert [(b.name, b.policy) for b in ledger.baselines(1)] == [("MATH", UNKNOWN_POLICY)]

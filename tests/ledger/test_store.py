@@ -16,6 +16,7 @@ from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.runs import RUNNING, Device
 from evoengine.ledger.store import Ledger
 from evoengine.records import (
+    EXECUTOR,
     L2,
     UNKNOWN_POLICY,
     Baseline,
@@ -249,6 +250,15 @@ def test_a_candidate_refuted_by_a_later_verdict_is_never_best(ledger):
     refuted, other = (add_ranked(ledger, run, a_figure(tflops)) for tflops in (50.0, 5.0))
     ledger.record_verdict(refuted, a_verdict(Outcome.INCORRECT))
     assert [c.trial for c in ledger.best(PROBLEM, GPU, 10)] == [other]
+
+
+def test_a_verdict_on_executed_machine_code_neither_hides_a_measured_kernel_nor_redeems_a_refuted_one(ledger):
+    run = start_run(ledger)
+    measured, refuted = (add_ranked(ledger, run, a_figure(50.0, Kind.MEASURED), name=name) for name in ("a", "b"))
+    ledger.record_verdict(measured, replace(a_verdict(Outcome.INCORRECT), device=EXECUTOR))
+    ledger.record_verdict(refuted, a_verdict(Outcome.INCORRECT))
+    ledger.record_verdict(refuted, replace(a_verdict(), device=EXECUTOR))
+    assert [c.trial for c in ledger.best(PROBLEM, GPU, 10)] == [measured]
 
 
 @pytest.mark.parametrize("outcome", [o for o in Outcome if not o.ranked])

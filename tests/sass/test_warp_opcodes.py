@@ -174,7 +174,8 @@ def test_functions_are_called(arch):
         return x
 
     expected = [
-        steps(x, i % 5) if i % 3 else steps(i, 4) - (i + 2 * x + 6) for i, x in zip(range(LANES), a.tolist(), strict=True)
+        steps(x, i % 5) if i % 3 else steps(i, 4) - (i + 2 * x + 6)
+        for i, x in zip(range(LANES), a.tolist(), strict=True)
     ]
     np.testing.assert_array_equal(out, [a + 2 * lane + 21, expected])
 

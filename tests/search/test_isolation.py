@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from evoengine.cli.setup import default_jobs
+from evoengine.tuning.setup import default_jobs
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Outcome, Rejection
 from evoengine.search.workers import COMPILER_TERMS, Terms, WorkerPool

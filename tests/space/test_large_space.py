@@ -49,7 +49,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from evoengine.gpu import find_gpu
-from evoengine.problem import parse_problem
+from evoengine.workloads.attention.problem import parse_problem
 from evoengine.space.space import load_space
 
 space = load_space(Path(sys.argv[1]), parse_problem("b16,h16,s2048,d64,fp16"), find_gpu("h100"))

@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
-from evoengine.problem import Problem
+from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.records import Config, Launch, config_key
 from evoengine.space.space import SearchSpace, load_space
 from tests.conftest import launches

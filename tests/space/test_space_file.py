@@ -8,7 +8,7 @@ import pytest
 
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
-from evoengine.problem import Problem
+from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.space.space import SearchSpace, load_space
 
 Load = Callable[[str], SearchSpace]
@@ -22,7 +22,8 @@ FAULTS = {
     "unknown top-level key": ('kernel = "', 'kernal = "', "unknown key 'kernal'; known are kernel", 1),
     "kernel missing": ('kernel = "attention"', "", "must name its kernel", None),
     "kernel empty": ('kernel = "attention"', 'kernel = ""', "must name its kernel", 1),
-    "family not first": ('family = ["scalar", "wmma"]', "n = [1]", "the first knob must be family", 2),
+    "family not first": ('family = ["scalar", "wmma"]', 'n = [1]\nfamily = ["scalar", "wmma"]', "the first knob must be family", 2),
+    "no family, and families in launch": ('family = ["scalar", "wmma"]', "n = [1]", "[launch.scalar] names no family; known are attention", 11),
     "family of numbers": ('family = ["scalar", "wmma"]', "family = [1, 2]", "a plain list of names in quotes", 3),
     "empty domain": ("[32, 64, 128]", "[]", "knob tile_m has an empty domain", 4),
     "value twice": ("[32, 64, 128]", "[32, 64, 32]", "knob tile_m lists 32 twice", 4),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evoengine.cuda_files import disassembler
-from evoengine.problem import HEAD_DIMS
+from evoengine.workloads.attention.problem import HEAD_DIMS
 from evoengine.records import Source
 from evoengine.stages import compile as stage
 from evoengine.stages.compile import CompileFailed, compile_source

@@ -11,12 +11,12 @@ from evoengine.cuda_files import disassembler
 from evoengine.devices.base import TensorArgument
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
-from evoengine.problem import HEAD_DIMS, parse_problem
+from evoengine.workloads.attention.problem import HEAD_DIMS, parse_problem
 from evoengine.records import Source
 from evoengine.stages import compile as stage
+from evoengine.stages.arguments import make_arguments
 from evoengine.stages.compile import compile_source
-from evoengine.workloads import find_tensors
-from evoengine.workloads.attention import Case
+from evoengine.workloads.base import Case
 
 
 def problem(head_dim, dtype="fp16", rest=""):
@@ -103,7 +103,7 @@ WATCHED = [
     ("copy_async<16>(to +", f"copy_async<16>(write_down({COPY}, to +", " * 8, from", " * 8), from"),
     ("unsigned address) {\n", f"unsigned address) {{ write_down({MATRIX}, address);\n", None, None),
     ("write_vector<2>(staged +", f"write_vector<2>(write_down({STORE}, staged +", "% 4 * 2, x", "% 4 * 2), x"),
-    ("read_vector<8>(staged +", f"read_vector<8>(write_down({LOAD}, staged +", "chunk)));", "chunk))));"),
+    ("read_vector<8>(staged +", f"read_vector<8>(write_down({LOAD}, staged +", "chunk));", "chunk)));"),
 ]
 
 
@@ -125,10 +125,11 @@ def accesses(gate, config, source: Source):
     """(kind, addresses of a warp's lanes [32]) of each shared access of one block over three tiles, the last ragged."""
     lengths = f"b1,h1,sq{config['tile_m']},sk{2 * config['tile_n'] + 9},d{gate.problem.head_dim},fp16"
     case = Case("banks", parse_problem(lengths))
-    tensors = find_tensors("attention")
+    workload = gate.target.workload
     launch = gate.space.launch(config, case.problem)
     log = TensorArgument("log", np.zeros((launch.threads, EVENTS, 2), np.uint32), output=True)
-    arguments = (*tensors.arguments(case.problem, tensors.draw(case, 3).inputs, config), log)
+    inputs = workload.tensors().draw(case, 3).inputs
+    arguments = (*make_arguments(workload.parameters(case.problem, config), inputs), log)
     logged = run(build(watched(source)), source.entry, launch, arguments, 1, 30.0)["log"].astype(np.int64)
     for warp in logged.reshape(-1, 32, EVENTS, 2):
         [count] = set(warp[:, 0, 0].tolist())  # all lanes did the same
@@ -161,8 +162,8 @@ def test_no_access_to_shared_memory_meets_a_bank_twice(attention_gate, head_dim,
 @pytest.mark.parametrize(
     ("layout", "old", "new"),
     [
-        ("swizzle", "return row % 8 / (8 / SPAN);", "return 0;"),
-        ("pad", "ROW_CHUNKS = CHUNKS + 1;", "ROW_CHUNKS = CHUNKS;"),
+        ("swizzle", "return PADDED ? 0 : row % 8 / (8 / SPAN);", "return 0;"),
+        ("pad", "ROW_CHUNKS = CHUNKS + (PADDED ? 1 : 0);", "ROW_CHUNKS = CHUNKS;"),
     ],
 )
 def test_a_layout_that_conflicts_is_seen(attention_gate, layout, old, new):

@@ -18,7 +18,7 @@ from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
-from evoengine.problem import parse_problem
+from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import Binary, Launch, Source
 from evoengine.space.space import load_space
 from evoengine.stages import compile as stage

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from evoengine.workloads.attention import Case
+from evoengine.workloads.base import Case
 
 FAMILIES = ["scalar", "wmma", "mma", "wgmma"]
 EACH = 30

@@ -12,13 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from evoengine.devices import tensor_map
-from evoengine.devices.base import Argument, Arguments, KernelCrashed, KernelHung, TensorArgument, TensorMapArgument
-from evoengine.devices.pool import BlockLaunch, BlockTrace, PooledArgument
+from evoengine.devices.base import (
+    Argument, Arguments, ConstantArgument, KernelCrashed, KernelHung, TensorArgument, TensorMapArgument, TensorParameter,
+)  # fmt: skip
+from evoengine.devices.pool import BlockLaunch, BlockTrace
 from evoengine.records import Launch
 
 # The layouts of LaunchHeader and ArgumentHeader in runtime/main.cpp, and of BlockHeader and PageHeader in
 # runtime/pooled.cpp.
-_LAUNCH = struct.Struct("=Qq3I3I2II4xQ")
+_LAUNCH = struct.Struct("=Qq3I3I4IQ")
 _ARGUMENT = struct.Struct("=Qc55s")
 _BLOCK = struct.Struct("=QII")
 _PAGE = struct.Struct("=QII")
@@ -47,12 +49,14 @@ def run_blocks(executable: Path, entry: str, asked: BlockLaunch, seed: int, time
     return _block_traces(_finish(executable, message, entry, launch, timeout), arguments)
 
 
-def _header(launch: Launch, arguments: Sequence[Argument | PooledArgument], seed: int, *chosen: int) -> bytes:
-    geometry = (*launch.grid, *launch.block, launch.shared_bytes, len(arguments))
-    return _LAUNCH.pack(seed % 2**64, os.getpid(), *geometry, *(chosen or (0, 0)))
+def _header(launch: Launch, arguments: Sequence[Argument | TensorParameter], seed: int, *chosen: int) -> bytes:
+    constants = sum(isinstance(a, ConstantArgument) for a in arguments)
+    geometry = (*launch.grid, *launch.block, launch.shared_bytes, len(arguments) - constants)
+    blocks, pool_bytes = chosen or (0, 0)
+    return _LAUNCH.pack(seed % 2**64, os.getpid(), *geometry, blocks, constants, pool_bytes)
 
 
-def _message(arguments: Sequence[Argument | PooledArgument]) -> bytes:
+def _message(arguments: Sequence[Argument | TensorParameter]) -> bytes:
     values = [_value(a, arguments) for a in arguments]
     return b"".join([*map(_argument_header, arguments, values), *values])
 
@@ -67,26 +71,29 @@ def _finish(executable: Path, message: bytes, entry: str, launch: Launch, timeou
     return done.stdout
 
 
-def _value(argument: Argument | PooledArgument, arguments: Sequence[Argument | PooledArgument]) -> bytes:
+def _value(argument: Argument | TensorParameter, arguments: Sequence[Argument | TensorParameter]) -> bytes:
     if isinstance(argument, TensorMapArgument):
         return _tensor_map(argument, arguments)
-    if isinstance(argument, PooledArgument):
+    if isinstance(argument, TensorParameter):
         return b""
-    return np.ascontiguousarray(argument.data if isinstance(argument, TensorArgument) else argument.value).tobytes()
+    has_data = isinstance(argument, TensorArgument | ConstantArgument)
+    return np.ascontiguousarray(argument.data if has_data else argument.value).tobytes()
 
 
-def _tensor_map(argument: TensorMapArgument, arguments: Sequence[Argument | PooledArgument]) -> bytes:
+def _tensor_map(argument: TensorMapArgument, arguments: Sequence[Argument | TensorParameter]) -> bytes:
     index, tensor = next((i, a) for i, a in enumerate(arguments) if a.name == argument.tensor)
-    tensor_map.check(argument, tensor.bytes if isinstance(tensor, PooledArgument) else tensor.data.nbytes)
+    tensor_map.check(argument, tensor.bytes if isinstance(tensor, TensorParameter) else tensor.data.nbytes)
     return tensor_map.describe(argument, 0, index)
 
 
-def _argument_header(argument: Argument | PooledArgument, value: bytes) -> bytes:
+def _argument_header(argument: Argument | TensorParameter, value: bytes) -> bytes:
     size = len(value)
     if isinstance(argument, TensorArgument):
         kind = b"o" if argument.output else b"t"
-    elif isinstance(argument, PooledArgument):
+    elif isinstance(argument, TensorParameter):
         kind, size = b"O" if argument.output else b"T", argument.bytes
+    elif isinstance(argument, ConstantArgument):
+        kind = b"c"
     elif isinstance(argument, TensorMapArgument):
         kind = b"m"
     else:
@@ -118,12 +125,12 @@ def _results(output: bytes, arguments: Arguments) -> dict[str, np.ndarray]:
     return results
 
 
-def _block_traces(output: bytes, arguments: Sequence[Argument | PooledArgument]) -> list[BlockTrace]:
+def _block_traces(output: bytes, arguments: Sequence[Argument | TensorParameter]) -> list[BlockTrace]:
     found, position = [], 0
     while position < len(output):
         block, given_up, pages = _BLOCK.unpack_from(output, position)
         position += _BLOCK.size
-        touched = {a.name: [] for a in arguments if isinstance(a, PooledArgument)}
+        touched = {a.name: [] for a in arguments if isinstance(a, TensorParameter)}
         for _ in range(pages):
             offset, argument, size = _PAGE.unpack_from(output, position)
             position += _PAGE.size

@@ -24,6 +24,7 @@ _SHARED_CLASS = re.compile(
     r"(?:\b(?:__align__|alignas)\s*\([^;{}]*?\)\s*)?\b__shared__\s+(?:(?:__align__|alignas)\s*\([^;{}]*?\)\s*)?"
     r"(struct|union)\b\s*(\w*)\s*\{"
 )
+_CONSTANT = re.compile(r"\b__constant__\b([^;{}]*)[;{]")
 _MAP_BY_VALUE = re.compile(r"(__grid_constant__\s+(?:const\s+)?)?\b(?:CUtensorMap|TensorMap)\s+(\w+)\s*[,)]")
 _OUTSIDE = "line {line}: a __shared__ variable outside of a function; declare it in the kernel"
 
@@ -87,6 +88,18 @@ def blank_comments(text: str) -> str:
         return match[0] if match[0][0] in "\"'" else re.sub(r"[^\n]", " ", match[0])
 
     return _COMMENT_OR_LITERAL.sub(blank, text)
+
+
+def constant_names(text: str) -> list[str]:
+    """The `__constant__` variables at the outermost scope: those that a host finds by their plain names."""
+    masked = _mask(text)
+    found: list[str] = []
+    for match in _CONSTANT.finditer(masked):
+        depth = masked.count("{", 0, match.start()) - masked.count("}", 0, match.start())
+        declared = read_declarators(ALIGNMENT.sub(" ", match[1]).split("=")[0])
+        if depth == 0 and declared:
+            found += [name for name, _ in declared[1]]
+    return found
 
 
 def _mask(text: str) -> str:

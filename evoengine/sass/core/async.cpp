@@ -89,7 +89,6 @@ Step copy(Context& c, const Instruction& i) {
   for (int lane = 0; lane < LANES; lane++) {
     if (!(c.lanes >> lane & 1)) continue;
     own_bytes(*c.warp.block, work.to[lane], bytes, bytes, i);
-    access.shared[lane] = work.to[lane] & 0xffffff;
     std::memset(work.data[lane], 0, 16);
     if (!(work.from_memory >> lane & 1)) continue;
     u64 from = sources[lane];

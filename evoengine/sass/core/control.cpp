@@ -13,17 +13,36 @@ int target_of(const Instruction& i) {
   return -1;
 }
 
+// The lanes go on at the label.
+Step jump(Context& c, const Instruction& i, u32 lanes) {
+  c.jump = target_of(i);
+  if (c.jump < 0) throw Fault{"a jump to nowhere: " + i.text};
+  c.jumping = lanes;
+  return Step::Done;
+}
+
+// Each lane goes on as many bytes behind `start` as the first operand says.
+Step jump_by_lane(Context& c, const Instruction& i, i64 start) {
+  Lanes scratch;
+  const Lanes& to = integer(c, i.operands[0], scratch);
+  const i64 end = i64(c.machine.program->code.size()) * 16;
+  for (int lane = 0; lane < LANES; lane++) {
+    const i64 address = start + i32(to[lane]);
+    if ((c.lanes >> lane & 1) && (address < 0 || address >= end)) throw Fault{"a jump out of the kernel: " + i.text};
+    c.jump_lanes.v[lane] = u32(address / 16);
+  }
+  c.jump = -2;
+  c.jumping = c.lanes;
+  return Step::Done;
+}
+
 Step branch(Context& c, const Instruction& i) {
   u32 taken = c.lanes;
   for (const Operand& o : i.operands)
     if (o.kind == Operand::Kind::Predicate || o.kind == Operand::Kind::UniformPredicate) taken &= predicate(c, o);
   if (i.a == 1 && taken) taken = c.warp.active;              // .ANY: one lane takes all along
   if (i.a == 2 && c.warp.active == c.warp.alive) taken = 0;  // .DIV: only where lanes are apart
-  if (!taken) return Step::Done;
-  c.jump = target_of(i);
-  if (c.jump < 0) throw Fault{"a branch to nowhere: " + i.text};
-  c.jumping = taken;
-  return Step::Done;
+  return taken ? jump(c, i, taken) : Step::Done;
 }
 
 Execute prepare_branch(Instruction& i) {
@@ -38,29 +57,14 @@ Execute prepare_branch(Instruction& i) {
 }
 
 Step branch_indirect(Context& c, const Instruction& i) {  // BRX R2 -0x10: relative to the next instruction
-  Lanes scratch;
-  const Lanes& to = integer(c, i.operands[0], scratch);
-  i32 offset = i.operands.size() > 1 ? i32(i.operands[1].immediate) : i.operands[0].offset;
-  int size = int(c.machine.program->code.size());
-  for (int lane = 0; lane < LANES; lane++) {
-    int index = (i.address + 16 + i32(to[lane]) + offset) / 16;
-    if ((c.lanes >> lane & 1) && (index < 0 || index >= size)) throw Fault{"a branch out of the kernel: " + i.text};
-    c.jump_lanes.v[lane] = index;
-  }
-  c.jump = -2;
-  c.jumping = c.lanes;
-  return Step::Done;
+  const i32 offset = i.operands.size() > 1 ? i32(i.operands[1].immediate) : i.operands[0].offset;
+  return jump_by_lane(c, i, i64(i.address) + 16 + offset);
 }
 
 Execute prepare_branch_indirect(Instruction&) { return branch_indirect; }
 
 // The caller has put the return address into registers before it calls.
-Step call(Context& c, const Instruction& i) {
-  c.jump = target_of(i);
-  if (c.jump < 0) throw Fault{"a call to nowhere: " + i.text};
-  c.jumping = c.lanes;
-  return Step::Done;
-}
+Step call(Context& c, const Instruction& i) { return jump(c, i, c.lanes); }
 
 Execute prepare_call(Instruction& i) {
   Modifiers m(i);
@@ -68,18 +72,7 @@ Execute prepare_call(Instruction& i) {
   return m.take("REL") && m.none_left() ? call : nullptr;
 }
 
-Step back(Context& c, const Instruction& i) {
-  Lanes scratch;
-  const Lanes& to = integer(c, i.operands[0], scratch);
-  int size = int(c.machine.program->code.size());
-  for (int lane = 0; lane < LANES; lane++) {
-    c.jump_lanes.v[lane] = to[lane] / 16;
-    if ((c.lanes >> lane & 1) && int(c.jump_lanes[lane]) >= size) throw Fault{"a return out of the kernel: " + i.text};
-  }
-  c.jump = -2;
-  c.jumping = c.lanes;
-  return Step::Done;
-}
+Step back(Context& c, const Instruction& i) { return jump_by_lane(c, i, 0); }
 
 Execute prepare_back(Instruction& i) {
   Modifiers m(i);

@@ -94,6 +94,14 @@ double odd_double(u64 magnitude, bool negative) {
   return std::bit_cast<u64>(double(to));
 }
 
+// a = integer's type, b = float's type
+void take_types(Modifiers& m, Instruction& i) {
+  i.a = take_one(m, INTEGERS);
+  if (i.a < 0) i.a = T_S32;
+  i.b = take_one(m, FLOATS);
+  if (i.b < 0) i.b = T_F32;
+}
+
 // a = integer's type, b = float's type, c = rounding
 Step i2f(Context& c, const Instruction& i) {
   const Operand& from = i.operands[1];
@@ -126,10 +134,7 @@ Step i2f(Context& c, const Instruction& i) {
 
 Execute prepare_i2f(Instruction& i) {
   Modifiers m(i);
-  i.a = take_one(m, INTEGERS);
-  if (i.a < 0) i.a = T_S32;
-  i.b = take_one(m, FLOATS);
-  if (i.b < 0) i.b = T_F32;
+  take_types(m, i);
   i.c = take_rounding(m);
   return m.none_left() && i.operands.size() == 2 ? i2f : nullptr;
 }
@@ -176,10 +181,7 @@ Step f2i(Context& c, const Instruction& i) {
 
 Execute prepare_f2i(Instruction& i) {
   Modifiers m(i);
-  i.a = take_one(m, INTEGERS);
-  if (i.a < 0) i.a = T_S32;
-  i.b = take_one(m, FLOATS);
-  if (i.b < 0) i.b = T_F32;
+  take_types(m, i);
   i.c = take_whole(m);
   i.d = m.take("FTZ") | m.take("NTZ") << 1;
   return m.none_left() && i.operands.size() == 2 ? f2i : nullptr;

@@ -25,7 +25,6 @@ Counts count_block(const Program&, const Launch&, const std::vector<Allocation>&
 // two other blocks touches too.
 struct Footprint {
   std::vector<double> lines, with_first, with_second;
-  double share_seen = 1;  // of the block's instructions within the limit; set by the caller
 };
 Footprint footprint(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks, u64 seed,
                     const u64 blocks[3], u64 limit);

@@ -51,8 +51,8 @@ bool suffix(Operand& o, string_view s) {
       {"H1_H0", 0}, {"H0_H0", 1}, {"H1_H1", 2}, {"H0", 1}, {"H1", 2},  {"H0_H1", 3},
       {"B0", 4},    {"B1", 5},    {"B2", 6},    {"B3", 7}, {"F32", 8},
   };
-  if (s == "reuse") return o.reuse = true;
   if (s == "64") return o.wide = true;
+  if (s == "reuse") return true;              // which the control word has too
   if (s == "ROW" || s == "COL") return true;  // IMMA, which reads the operand's text
   for (const auto& [name, part] : PARTS)
     if (s == name) return o.part = u8(part), true;
@@ -225,7 +225,6 @@ void control(Instruction& i) {
   const u64 w = i.word[1];
   auto field = [&](int at, int bits) { return u8((w >> at) & ((1u << bits) - 1)); };
   i.stall = field(41, 4);
-  i.yield = field(45, 1);
   i.write_barrier = field(46, 3);
   i.read_barrier = field(49, 3);
   i.wait_mask = field(52, 6);

@@ -24,19 +24,6 @@ void load_doubles(Context& c, const Operand& o, Doubles& out) {
 
 u64 canonical_bits(double d) { return d != d ? 0xfff8000000000000ull : std::bit_cast<u64>(d); }
 
-struct Add {
-  static constexpr int SOURCES = 2;
-  static double of(double x, double y, double) { return x + y; }
-};
-struct Multiply {
-  static constexpr int SOURCES = 2;
-  static double of(double x, double y, double) { return x * y; }
-};
-struct MultiplyAdd {
-  static constexpr int SOURCES = 3;
-  static double of(double x, double y, double z) { return __builtin_fma(x, y, z); }
-};
-
 template <class Op>
 [[gnu::noinline]] void calculate(const Doubles& x, const Doubles& y, const Doubles& z, Wide& out, int rounding) {
   const Rounded rounded(rounding);

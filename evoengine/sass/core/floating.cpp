@@ -6,19 +6,6 @@ namespace {
 
 // ── arithmetic ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-struct Add {
-  static constexpr int SOURCES = 2;
-  static float of(float x, float y, float) { return x + y; }
-};
-struct Multiply {
-  static constexpr int SOURCES = 2;
-  static float of(float x, float y, float) { return x * y; }
-};
-struct MultiplyAdd {
-  static constexpr int SOURCES = 3;
-  static float of(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
-};
-
 template <class Op>
 Step arithmetic(Context& c, const Instruction& i) {
   Lanes s, t, r, out;

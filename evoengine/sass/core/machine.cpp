@@ -122,7 +122,6 @@ bool is_waiting(Machine& machine, Warp& w) {
     case Wait::Kind::TensorStores: waits = groups_left(w.tensor_stores) > int(w.wait.phase); break;
     case Wait::Kind::ClusterBarrier: waits = w.block->cluster->generation == w.wait.phase; break;
     case Wait::Kind::Registers: waits = w.block->free_registers < int(w.wait.index); break;
-    case Wait::Kind::Sleep: break;
   }
   if (!waits) w.wait = Wait{};
   return waits;
@@ -226,7 +225,6 @@ Step step(Context& c) {
     if (!i.execute) throw Fault{"opcode " + i.opcode + " is unknown"};
     if (i.execute(c, i) == Step::Waiting) return Step::Waiting;
   }
-  w.executed++;
   if (w.together && !c.jumping && !c.parked && !c.finished) {
     w.pc++;
     return Step::Done;

@@ -55,7 +55,6 @@ struct Operand {
   bool wide = false;      // Memory: the register is one of a pair (R2.64)
   u8 scale = 1;           // Memory: R2.X4
   u8 part = 0;            // 0 whole; 1 H0_H0, 2 H1_H1, 3 H0_H1 (swapped); 4…7 B0…B3; 8 F32, of halves
-  bool reuse = false;
   int target = -1;        // Label: index of the instruction
   std::string text;       // as the listing has it, modifiers off; Special: SR_TID.X
 };
@@ -80,7 +79,7 @@ struct Instruction {
   bool guard_negated = false, guard_uniform = false;
 
   // control word (second 64-bit word, bits 41…61)
-  u8 stall = 0, yield = 0, write_barrier = 7, read_barrier = 7, wait_mask = 0, reuse = 0;
+  u8 stall = 0, write_barrier = 7, read_barrier = 7, wait_mask = 0, reuse = 0;
 
   Execute execute = nullptr;    // null: unknown opcode, named in Program::unknown
   Pipe pipe = Pipe::None;
@@ -154,13 +153,12 @@ struct Access {
   enum class Space : u8 { None, Shared, Global, Local, Constant };
   Space space = Space::None;
   bool store = false, atomic = false;
-  bool asynchronous = false;  // LDGSTS: `addresses` are the global ones, `shared` those it writes
+  bool asynchronous = false;  // LDGSTS: `addresses` are those it reads
   bool matrix = false;        // LDSM, STSM: each address is a row of 16 bytes
   bool cached = true;         // false: past the L1
   int bytes = 4;              // per lane
   u32 lanes = 0;
   u64 addresses[LANES];
-  u32 shared[LANES];
 };
 
 // ── state ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -187,7 +185,7 @@ struct Completion {
 };
 
 struct Wait {  // why a warp cannot go on
-  enum class Kind : u8 { None, Barrier, TransactionBarrier, Copies, Products, TensorStores, ClusterBarrier, Registers, Sleep };
+  enum class Kind : u8 { None, Barrier, TransactionBarrier, Copies, Products, TensorStores, ClusterBarrier, Registers };
   Kind kind = Kind::None;
   u32 index = 0;   // Barrier: its number; TransactionBarrier: shared address in the cluster
   u32 phase = 0;   // Barrier: generation that must have passed; TransactionBarrier: parity; Copies, Products: groups
@@ -224,7 +222,6 @@ struct Warp {
   u32 cluster_arrived = 0;     // lanes that have arrived at barrier.cluster, in this generation of it
   u32 cluster_generation = NEVER_ARRIVED;  // of the last arrival
 
-  u64 executed = 0;
   bool done() const { return alive == 0; }
 };
 
@@ -251,7 +248,7 @@ struct Block {
 
 struct Cluster {
   std::vector<std::unique_ptr<Block>> blocks;
-  u32 arrived = 0, generation = 0;  // barrier.cluster: threads
+  u32 generation = 0;  // of barrier.cluster
 };
 
 struct Launch {

@@ -43,6 +43,23 @@ class Rounded {
   int before_;
 };
 
+// Operations on `SOURCES` floats or doubles.
+struct Add {
+  static constexpr int SOURCES = 2;
+  template <class T>
+  static T of(T x, T y, T) { return x + y; }
+};
+struct Multiply {
+  static constexpr int SOURCES = 2;
+  template <class T>
+  static T of(T x, T y, T) { return x * y; }
+};
+struct MultiplyAdd {
+  static constexpr int SOURCES = 3;
+  template <class T>
+  static T of(T x, T y, T z) { return std::fma(x, y, z); }
+};
+
 // Comparisons of floats: the first eight hold for ordered values, U… also where one is NaN.
 enum FloatOrder {
   F_LT, F_EQ, F_LE, F_GT, F_NE, F_GE, F_NUM, F_NAN, F_LTU, F_EQU, F_LEU, F_GTU, F_NEU, F_GEU, F_F, F_T

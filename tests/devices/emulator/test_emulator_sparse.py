@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evoengine.devices.base import KernelCrashed, KernelUnbuildable, ScalarArgument, TensorMapArgument
+from evoengine.devices.base import KernelCrashed, KernelUnbuildable, ScalarArgument, TensorMapArgument, TensorParameter
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run_blocks
-from evoengine.devices.pool import PAGE, BlockLaunch, ChosenBlock, Pool, PooledArgument
+from evoengine.devices.pool import PAGE, BlockLaunch, ChosenBlock, Pool
 from evoengine.records import Launch, Source
 
 TERABYTE = 1 << 40
@@ -31,7 +31,7 @@ def copied(own_cache, pool):
 
     def run_copy(start, to, blocks=(0,), size=TERABYTE, limit=PLENTY, seed=0, text=COPY):
         launch = Launch((1 << 20, 4, 1), 32, 0)
-        tensors = (PooledArgument("a", size), PooledArgument("o", size, output=True))
+        tensors = (TensorParameter("a", (size,), "uint8"), TensorParameter("o", (size,), "uint8", output=True))
         numbers = (ScalarArgument("from", np.int64(start)), ScalarArgument("to", np.int64(to)))
         asked = BlockLaunch(launch, (*tensors, *numbers), pool, [ChosenBlock(b, limit, True) for b in blocks])
         return run_blocks(build(Source(text, "f", launch)), "f", asked, seed, 20.0)
@@ -137,12 +137,12 @@ def test_a_tensor_map_that_reaches_beyond_a_pooled_tensor_is_refused(pool):
 
     def ask(count):
         one = TensorMapArgument("m", "a", "fp16", (64, count), (128,), (64, 64), swizzle=128)
-        arguments = (PooledArgument("a", TERABYTE), one)
+        arguments = (TensorParameter("a", (TERABYTE,), "uint8"), one)
         return BlockLaunch(launch, arguments, pool, [ChosenBlock(0, PLENTY, True)])
 
     with pytest.raises(KernelUnbuildable, match="a dim of"):
         run_blocks(build(Source(COPY, "f", launch)), "f", ask(rows), 0, 20.0)
     with pytest.raises(KernelUnbuildable, match="reaches"):
         small = TensorMapArgument("m", "a", "fp16", (64, 1 << 20), (128,), (64, 64), swizzle=128)
-        asked = BlockLaunch(launch, (PooledArgument("a", 1 << 20), small), pool, [ChosenBlock(0, PLENTY, True)])
+        asked = BlockLaunch(launch, (TensorParameter("a", (1 << 20,), "uint8"), small), pool, [ChosenBlock(0, PLENTY, True)])
         run_blocks(build(Source(COPY, "f", launch)), "f", asked, 0, 20.0)

@@ -1,0 +1,84 @@
+"""The road of a candidate, strung once: config → source → binary → verdict → figure.
+
+A search drives it for many candidates at once, `verify` for one, `measure` from the binary on. The type of a candidate
+says how far it came; what rejects it is a Rejection, wherever that happens.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+from evoengine.errors import UsageError
+from evoengine.records import Binary, Config, Contender, Outcome, Rejection, Source
+from evoengine.search.judges import Judge, make_job
+from evoengine.search.workers import WorkerPool
+from evoengine.space.space import SearchSpace
+from evoengine.stages.pipeline import Judged
+from evoengine.stages.render import render
+from evoengine.stages.screen import screen_binary, screen_launch
+from evoengine.workloads.base import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    trial: int
+    config: Config
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered(Proposed):
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled(Rendered):
+    binary: Binary
+    occupancy: float
+
+    @property
+    def contender(self) -> Contender:
+        return Contender(self.trial, self.source, self.binary, self.config)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The stages for one target; `timed` where a GPU judges, so that a spill is for the clock."""
+
+    target: Target
+    space: SearchSpace
+    templates: Path
+    judge: Judge
+    timed: bool
+
+    def render(self, candidate: Proposed) -> Rendered | Rejection:
+        """The source. A Rejection where the template fails."""
+        try:
+            source = render(self.target, self.space, candidate.config, self.templates)
+        except UsageError as error:
+            return Rejection(Outcome.UNCOMPILABLE, str(error))
+        return Rendered(candidate.trial, candidate.config, source)
+
+    def screen_launch(self, candidate: Rendered) -> Rejection | None:
+        """Of a launch that can never succeed on the GPU."""
+        why = screen_launch(candidate.source.launch, self.target.gpu)
+        return Rejection(Outcome.SCREENED, why) if why else None
+
+    def compiled(self, candidate: Rendered, binary: Binary) -> Compiled:
+        """With the binary that a compiler made of its source."""
+        launch = candidate.source.launch
+        shared = binary.shared_bytes + launch.shared_bytes
+        occupancy = self.target.gpu.occupancy(launch.threads, binary.registers, shared)
+        return Compiled(candidate.trial, candidate.config, candidate.source, binary, occupancy)
+
+    def screen_binary(self, candidate: Compiled) -> Rejection | None:
+        """Of a binary that is not worth running."""
+        cost = self.space.cost(candidate.config)
+        why = screen_binary(candidate.binary, candidate.source.launch, self.target.gpu, cost, self.timed)
+        return Rejection(Outcome.SCREENED, why) if why else None
+
+    def evaluate(self, candidate: Compiled, seed: int, workers: WorkerPool | None) -> Future[Judged | Rejection]:
+        """Gate and figure, on the device that judges; `workers` are those of the compilers, where it has none."""
+        job = make_job(self.space, self.target, candidate.contender, seed)
+        return self.judge.submit(job, workers)

@@ -1,0 +1,53 @@
+"""A kernel's arguments for a launch from host memory: tensors as bit patterns, outputs poisoned, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from evoengine.devices.base import (
+    Argument, ConstantArgument, ConstantParameter, Parameter, TensorArgument, TensorParameter, Tensors,
+)  # fmt: skip
+from evoengine.workloads.base import Inputs, Outputs
+from evoengine.workloads.dtypes import TORCH_DTYPES
+
+POISON = 0xFF
+"""bytes of NaN in every floating-point type, of -1 in signed integers"""
+
+
+def make_arguments(parameters: Sequence[Parameter], inputs: Inputs) -> tuple[Argument, ...]:
+    """All parameters with contents: inputs by name, outputs filled with POISON."""
+    return tuple(_argument(p, inputs) for p in parameters)
+
+
+def _argument(parameter: Parameter, inputs: Inputs) -> Argument:
+    if isinstance(parameter, ConstantParameter):
+        return ConstantArgument(parameter.name, as_bytes(inputs[parameter.name]))
+    if not isinstance(parameter, TensorParameter):
+        return parameter
+    data = np.full(parameter.bytes, POISON, np.uint8) if parameter.output else as_bytes(inputs[parameter.name])
+    bits = np.uint16 if parameter.dtype in ("fp16", "bf16") else np.dtype(_NUMPY[parameter.dtype])
+    return TensorArgument(parameter.name, data.view(bits).reshape(parameter.shape), parameter.output)
+
+
+_NUMPY = {
+    "fp64": "f8", "fp32": "f4", "int64": "i8", "int32": "i4", "int16": "i2", "int8": "i1", "uint8": "u1", "bool": "u1",
+}  # fmt: skip
+
+
+def as_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor's contents, uint8 [bytes], wherever it lies."""
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def read_outputs(parameters: Sequence[Parameter], after: Tensors) -> Outputs:
+    """The outputs as they stand after a launch, as torch's tensors."""
+    outputs = [p for p in parameters if isinstance(p, TensorParameter) and p.output]
+    return {p.name: _tensor(p, after[p.name]) for p in outputs}
+
+
+def _tensor(parameter: TensorParameter, data: np.ndarray) -> torch.Tensor:
+    flat = torch.from_numpy(np.ascontiguousarray(data).reshape(-1).view(np.uint8).copy())
+    return flat.view(TORCH_DTYPES[parameter.dtype]).reshape(parameter.shape)

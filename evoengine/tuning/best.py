@@ -1,0 +1,88 @@
+"""The best kernels of a ledger, and the best one as a folder to ship."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from evoengine.errors import NothingFound, UsageError
+from evoengine.ledger.store import Ledger, open_ledger
+from evoengine.objectives import front, stored_objectives
+from evoengine.publish.export import export as write
+from evoengine.records import BinaryCheck, Candidate, Measurement
+from evoengine.search.binaries import check_export
+from evoengine.search.targets import target_of
+from evoengine.tuning.setup import Echo, silent
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """`candidates` best first, all by figures that may be compared."""
+
+    problem: str
+    gpu: str
+    candidates: tuple[Candidate, ...]
+
+
+def best(
+    problem: str | None = None, gpu: str | None = None, *, top: int = 10, pareto: bool = False, db: str | None = None
+) -> Best:
+    """The best kernels found; of the last run's problem and GPU where none are named. With `pareto` what nothing beats in
+    all objectives of the last run.
+
+    Raises NothingFound where the ledger holds none.
+    """
+    with open_ledger(db, create=False) as ledger:
+        return _best(ledger, problem, gpu, top, pareto)
+
+
+def export(
+    folder: Path | str, problem: str | None = None, gpu: str | None = None, *, db: str | None = None, pareto: bool = False,
+    echo: Echo = silent,
+) -> list[Path]:  # fmt: skip
+    """Writes the best kernel with its loader into `folder`, after its machine code was executed; gives the files.
+
+    Raises NothingFound where there is none, or where its machine code gave a wrong result.
+    """
+    with open_ledger(db, create=False) as ledger:
+        first = _best(ledger, problem, gpu, None if pareto else 1, pareto).candidates[0]
+        winner = ledger.candidate(first.trial, with_cubin=True)
+        if winner.source is None or winner.binary is None:
+            raise UsageError(
+                f"trial {winner.trial} was recorded by another tuner: the ledger has no kernel of it to export"
+            )
+        target = target_of(ledger, winner)
+        winner = _executed(winner, check_export(ledger, winner), echo)
+    return write(winner, target, Path(folder))
+
+
+def _best(ledger: Ledger, problem: str | None, gpu: str | None, top: int | None, pareto: bool) -> Best:
+    gpu, problem = ledger.last_target(gpu, problem)
+    found = ledger.best(problem, gpu, top=top or 10)
+    if not found:
+        raise NothingFound(
+            f"the ledger holds no correct candidate for {problem} on {gpu}: evoengine search --gpu {gpu} "
+            f"--problem {problem} fills it"
+        )
+    if pareto:
+        found = _front(ledger, problem, gpu, found[0].measurement)[:top]
+    return Best(problem, gpu, tuple(found))
+
+
+def _executed(winner: Candidate, check: BinaryCheck, echo: Echo) -> Candidate:
+    if check.refuted:
+        raise NothingFound(f"trial {winner.trial} is not exported: {check}")
+    echo(f"trial {winner.trial}: {check}")
+    return replace(winner, binary_verdict=check.verdict)
+
+
+def _front(ledger: Ledger, problem: str, gpu: str, like: Measurement) -> Sequence[Candidate]:
+    """The Pareto front over the objectives of the last run, by figures that may be compared with `like`."""
+    aimed = next(r.objectives for r in reversed(ledger.runs()) if (r.problem, r.gpu) == (problem, gpu))
+    objectives = stored_objectives(aimed)
+    if len(objectives) == 1:
+        raise UsageError(f"the last run aimed at {aimed} alone; search with --objective tflops,registers for a front")
+    known = [c for c in ledger.candidates(problem=problem, gpu=gpu) if c.measurement]
+    alike = [c for c in known if c.measurement.comparable(like)]
+    return front(alike, objectives)

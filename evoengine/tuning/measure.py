@@ -1,0 +1,104 @@
+"""Times on a GPU what a search without one left in the ledger."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from evoengine.devices.driver import GpuDevice, real_gpu, require_arch, takes
+from evoengine.errors import NothingFound
+from evoengine.gpu import find_gpu
+from evoengine.ledger.store import Ledger, open_ledger
+from evoengine.records import Baseline, Candidate
+from evoengine.search.agreement import Agreement, Pair, agree, measured_pairs, of_one_model
+from evoengine.search.judges import GpuJudge
+from evoengine.search.remeasure import Remeasurer, left_to_measure, spaces_of
+from evoengine.search.targets import stored_target
+from evoengine.tuning.setup import Echo, ledger_device, lock_gpu, require_gpus, silent
+from evoengine.workloads.base import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    run: int
+    baselines: tuple[Baseline, ...]
+    best: tuple[Candidate, ...]
+    pairs: tuple[Pair, ...]
+    """estimates beside figures that may be compared with those of `best`"""
+    agreement: Agreement
+    notes: tuple[str, ...]
+
+
+class Measuring:
+    """Candidates of the ledger, best estimate first, gated and timed on a GPU; `top` None for all of them.
+
+    Raises MachineError where there is no GPU that can run them.
+    """
+
+    def __init__(
+        self, top: int | None, gpu: str | None = None, problem: str | None = None, db: str | None = None,
+        echo: Echo = silent, on_finish: Callable[[Candidate], None] = lambda candidate: None,
+    ) -> None:  # fmt: skip
+        require_gpus(compilers=())
+        self._top, self._gpu, self._problem, self._db = top, gpu, problem, db
+        self._echo, self._on_finish = echo, on_finish
+        self._remeasurer: Remeasurer | None = None
+        self.stopped = False
+
+    def stop(self) -> None:
+        """Ends it after the candidate under way."""
+        self.stopped = True
+        if self._remeasurer:
+            self._remeasurer.stop()
+
+    def run(self) -> Measured:
+        """Raises NothingFound where nothing is left to measure."""
+        with open_ledger(self._db, create=False) as ledger:
+            gpu, problem = ledger.last_target(self._gpu, self._problem)
+            target = stored_target(ledger, problem, find_gpu(gpu))
+            left = left_to_measure(ledger, problem, gpu)
+            if not left:
+                raise NothingFound(
+                    f"the ledger holds no correct candidate of {target} that is still to be measured: evoengine search "
+                    "--device emulator leaves some, evoengine best shows what was measured"
+                )
+            device = _device_for(target, left)
+            with lock_gpu(device, self._echo):
+                return self._measure(ledger, target, left, device)
+
+    def _measure(self, ledger: Ledger, target: Target, left: Sequence[Candidate], device: GpuDevice) -> Measured:
+        problem, named = str(target.problem), target.gpu
+        if device.name != named.name:
+            self._echo(f"compiled for {named.name}, timed on {device.name}, of the same architecture")
+        chosen = left[: self._top]
+        self._echo(f"{len(chosen)} of {len(left)} candidates of {problem}, on {device.name}")
+        here = replace(target, gpu=real_gpu(device, named))
+        spaces, seed = spaces_of(ledger, chosen, here), secrets.randbelow(2**31)
+        searched = next(r for r in ledger.runs() if r.id == chosen[0].run)
+        run = ledger.start_run(
+            gpu=named.key, problem=problem, device=ledger_device(device), space=spaces[searched.id], sampler="measure",
+            seed=seed, command=" ".join(sys.argv), objectives=searched.objectives, definition=searched.definition,
+        )  # fmt: skip
+        judge = GpuJudge(here, device, seed, long_run_us=partial(ledger.long_run_us, run))
+        self._remeasurer = Remeasurer(ledger, run, judge, here, seed, self._on_finish)
+        if self.stopped:
+            self._remeasurer.stop()
+        notes = self._remeasurer.measure(chosen, spaces)
+        ledger.finish_run(run, "interrupted" if self.stopped else "all candidates done")
+        best = ledger.best(problem, named.key, top=10)
+        like = {(m.device, str(m.policy)) for m in (c.measurement for c in best)}
+        pairs = [p for p in measured_pairs(ledger, problem, named.key) if (p.device, p.policy) in like]
+        agreement = agree([p.figures for p in of_one_model(pairs)])
+        return Measured(run, tuple(ledger.baselines(run)), tuple(best), tuple(pairs), agreement, tuple(notes))
+
+
+def _device_for(target: Target, left: Sequence[Candidate]) -> GpuDevice:
+    """Raises MachineError where no GPU here can run the candidates' binaries."""
+    devices = require_gpus({c.binary.compiler for c in left})
+    device = next((d for d in devices if takes(d, target.gpu.arch)), devices[0])
+    for candidate in left:
+        require_arch(device, candidate.binary.arch, f"trial {candidate.trial}")
+    return device

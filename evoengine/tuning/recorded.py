@@ -1,0 +1,79 @@
+"""A search of a recorded space: times are looked up, and ledger and dashboard see no difference."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+from evoengine.errors import UsageError
+from evoengine.ledger.runs import Device
+from evoengine.ledger.store import Ledger, open_ledger
+from evoengine.ledger.study import Projection, optuna_storage
+from evoengine.objectives import parse_objectives
+from evoengine.records import Kind
+from evoengine.search.coordinator import Progress
+from evoengine.search.recorded import RecordedSpace, read_recorded
+from evoengine.search.replay import AIM, Replay, device_of, problem_of
+from evoengine.tuning.search import RECORDED, SearchOptions, SearchResult
+from evoengine.tuning.setup import Echo, silent
+
+class RecordedSearch:
+    """A search of the file that `options.device` names; raises UsageError where it cannot be read."""
+
+    def __init__(self, options: SearchOptions, echo: Echo = silent) -> None:
+        if len(parse_objectives(options.objective)) > 1:
+            why = "a recorded file is searched by its times alone; leave --objective out"
+            raise UsageError(f"--objective {options.objective}: {why}")
+        self._file = Path(options.device.removeprefix(RECORDED))
+        self._space = read_recorded(self._file)
+        self._options, self._echo = options, echo
+        self._seed = secrets.randbelow(2**31) if options.seed is None else options.seed
+        self._replay: Replay | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Ends the search after the trial under way."""
+        self._stopped = True
+        if self._replay:
+            self._replay.stop()
+
+    def run(self, on_change: Callable[[Progress], None] = lambda progress: None) -> SearchResult:
+        with open_ledger(self._options.db, create=True) as ledger:
+            return self._run(ledger, on_change)
+
+    def _run(self, ledger: Ledger, on_change: Callable[[Progress], None]) -> SearchResult:
+        space, o, echo = self._space, self._options, self._echo
+        gpu, problem, text = device_of(space), problem_of(space), f"recorded in {self._file.name}"
+        digest = hashlib.sha256(self._file.read_bytes()).hexdigest()
+        run = ledger.start_run(
+            gpu=gpu, problem=problem, device=Device(f"recorded {gpu}"),
+            space=SimpleNamespace(name=self._file.name, text=text, sha256=digest), sampler=o.sampler, seed=self._seed,
+            command=" ".join(sys.argv), objectives=AIM.name,
+        )  # fmt: skip
+        echo(f"{problem} on {gpu}: {len(space):,} configurations, {text} · sampler {o.sampler} · seed {self._seed}")
+        echo_left_out(space, echo)
+        echo(f"ledger {ledger.place}, run {run}")
+        domains = {knob.name: knob.values for knob in space.knobs}
+        study = Projection(optuna_storage(ledger.url), ledger, run, Kind.RECORDED, domains)
+        seconds = o.minutes * 60 if o.minutes else None
+        replay = Replay(space, o.sampler, self._seed, o.trials, seconds, ledger, run, on_change, study.add)
+        self._replay = replay
+        if self._stopped:
+            replay.stop()
+        progress = replay.search()
+        ledger.finish_run(run, progress.ended)
+        study.summarise()
+        best = tuple(ledger.best(problem, gpu, top=o.trials, run=run))
+        if best:
+            excess = best[0].measurement.median_us / (space.optimum * 1e3)
+            progress.notes.append(f"best found over the file's optimum: {excess:.3f}")
+        return SearchResult(run, progress, best, replay.invalid_proposals, replay.repeated_proposals, study.missed)
+
+
+def echo_left_out(space: RecordedSpace, echo: Echo) -> None:
+    if space.estimated:
+        echo(f"{space.estimated:,} more have an estimated time alone, and were left out")

@@ -1,0 +1,177 @@
+"""A whole search, from what a person asks for to the ranking."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from evoengine import __version__
+from evoengine.devices.driver import GpuDevice, real_gpu
+from evoengine.errors import UsageError
+from evoengine.gpu import find_gpu
+from evoengine.ledger.store import Ledger, open_ledger
+from evoengine.ledger.study import Projection, optuna_storage
+from evoengine.objectives import Objective, parse_objectives
+from evoengine.records import Candidate, Kind
+from evoengine.search import samplers
+from evoengine.search.binaries import check_winner
+from evoengine.search.coordinator import Coordinator, Progress
+from evoengine.search.judges import make_judge
+from evoengine.search.reference import require_reference
+from evoengine.search.setting import Setting
+from evoengine.stages.render import inert_knobs
+from evoengine.tuning.setup import (
+    Echo, choose_device, default_jobs, ledger_device, lock_gpu, make_target, prepare_model, prepare_space,
+    require_compilers, silent,
+)  # fmt: skip
+from evoengine.workloads.base import Target
+
+
+RECORDED = "recorded:"
+"""begins the device and the problem of a recorded space"""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """What a search may be asked for; each field is the option of `evoengine search` of that name."""
+
+    problem: str | None = None
+    """the workload's example where it is None"""
+    gpu: str = "h100"
+    kernel: Path | None = None
+    """a folder with a kernel of one's own"""
+    families: tuple[str, ...] = ()
+    trials: int = 60
+    minutes: float | None = None
+    sampler: str = samplers.DEFAULT
+    device: str = "auto"
+    objective: str = "tflops"
+    space: Path | None = None
+    templates: Path | None = None
+    db: str | None = None
+    jobs: int | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    run: int
+    progress: Progress
+    best: tuple[Candidate, ...]
+    """correct and ranked, best first"""
+    invalid_proposals: int
+    repeated_proposals: int
+    missed: Mapping[int, str]
+    """trials that are in the ledger but not in optuna-dashboard's study, with the reason"""
+    pareto: bool = False
+    """whether several objectives were aimed at"""
+
+
+class Search:
+    """A search that may begin: all that was asked for is checked, and nothing is written yet.
+
+    Raises UsageError for what cannot be meant, MachineError for what this machine does not have.
+    """
+
+    def __init__(self, options: SearchOptions, echo: Echo = silent) -> None:
+        if options.minutes is not None and math.isnan(options.minutes):
+            raise UsageError("--minutes is nan; it must be a number above 0")
+        objectives = parse_objectives(options.objective)
+        if len(objectives) > 1:
+            require_several(options.objective, options.sampler)
+        target = make_target(options.problem, options.gpu, options.kernel)
+        self._timing = choose_device(options.device, target.gpu, echo)
+        if self._timing:
+            target = replace(target, gpu=real_gpu(self._timing, target.gpu))
+        self._setting = _setting(options, target, objectives, self._timing is not None)
+        require_reference(target, echo)
+        self._db, self._echo = options.db, echo
+        self._stop: Callable[[], None] | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Ends the search after the event under way, with what there is."""
+        self._stopped = True
+        if self._stop:
+            self._stop()
+
+    def run(self, on_change: Callable[[Progress], None] = lambda progress: None) -> SearchResult:
+        """`on_change` is called after every event and some ten times a second."""
+        with lock_gpu(self._timing, self._echo), open_ledger(self._db, create=True) as ledger:
+            return self._run(ledger, on_change)
+
+    def _run(self, ledger: Ledger, on_change: Callable[[Progress], None]) -> SearchResult:
+        s, target = self._setting, self._setting.target
+        problem, gpu = str(target.problem), target.gpu.key
+        run = ledger.start_run(
+            gpu=gpu, problem=problem, device=ledger_device(self._timing), space=s.space, sampler=s.sampler,
+            seed=s.seed, command=" ".join(sys.argv), objectives=",".join(o.name for o in s.objectives),
+            definition=target.workload.definition_text,
+        )  # fmt: skip
+        _announce(s, self._timing, prepare_model(target.gpu, self._echo), ledger.place, run, self._echo)
+        kind = Kind.MEASURED if self._timing else Kind.ESTIMATED
+        domains = {knob.name: knob.values for knob in s.space.knobs}
+        study = Projection(optuna_storage(ledger.url), ledger, run, kind, domains)
+        judge = make_judge(target, self._timing, s.seed, partial(ledger.long_run_us, run))
+        coordinator = Coordinator(s, ledger, run, judge, on_change, study.add)
+        self._stop = coordinator.stop
+        if self._stopped:
+            coordinator.stop()
+        progress = coordinator.search()
+        if self._timing is None and progress.ended != "interrupted":
+            progress.notes += check_winner(ledger, run, target, s.space, s.seed)
+        ledger.finish_run(run, progress.ended)
+        study.summarise()
+        best = tuple(ledger.best(problem, gpu, top=s.trials, run=run))
+        invalid, repeated = coordinator.invalid_proposals, coordinator.repeated_proposals
+        return SearchResult(run, progress, best, invalid, repeated, study.missed, pareto=len(s.objectives) > 1)
+
+
+def _setting(options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool) -> Setting:
+    space, templates = prepare_space(options.space, options.templates, target, options.families)
+    require_compilers(emulated=not timed)
+    return Setting(
+        target, space, templates, options.sampler,
+        seed=secrets.randbelow(2**31) if options.seed is None else options.seed, trials=options.trials,
+        seconds=options.minutes * 60 if options.minutes else None, jobs=options.jobs or default_jobs(timed), timed=timed,
+        objectives=objectives,
+    )  # fmt: skip
+
+
+def require_several(objective: str, sampler: str) -> None:
+    """Raises UsageError where the sampler knows one objective only."""
+    if sampler in samplers.SINGLE:
+        able = ", ".join(name for name in samplers.NAMES if name not in samplers.SINGLE)
+        raise UsageError(f"the sampler {sampler} aims at one objective only; for several use one of {able}")
+
+
+def _announce(
+    setting: Setting, timing: GpuDevice | None, unpredictable: str | None, place: str, run: int, echo: Echo
+) -> None:
+    s, space, target = setting, setting.space, setting.target
+    gpu = target.gpu
+    echo(f"evoengine {__version__} · {gpu.key} ({gpu.arch}) · {target.problem} · {target.flops / 1e9:,.4g} GFLOP")
+    if timing:
+        named = find_gpu(gpu.key)
+        other = f", whose limits hold; --gpu named {named.name}, of the same {named.arch}"
+        echo(f"gated and timed on {timing.name}{other if timing.name != named.name else ''}")
+    else:
+        how = "by the formula of each family" if unpredictable else "by times predicted from the machine code"
+        echo(f"no {gpu.key} to time on: compiled for {gpu.arch}, gated in the CPU emulator, ranked {how}")
+    if unpredictable:
+        echo(f"no predictions: {unpredictable}")
+    families = [f for f in space.families if f not in space.empty_families]
+    plural = "family" if len(families) == 1 else "families"
+    echo(
+        f"space {space.name}: {len(families)} {plural}, {len(space):,} valid of {space.size:,} · sampler {s.sampler} · "
+        f"seed {s.seed} · {s.jobs} {'worker' if s.jobs == 1 else 'workers'} · ledger {place}, run {run}"
+    )
+    for family, why in space.empty_families.items():
+        echo(f"left out: family {family}: {why}")
+    for knob in inert_knobs(target, space, space.starts, s.templates):
+        echo(f"inert: {knob} changes no kernel around the start points; a template should read it, or the space drop it")

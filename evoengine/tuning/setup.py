@@ -1,0 +1,197 @@
+"""What tuning needs before anything is written: target, space, templates, toolchain, device; each checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evoengine.devices.driver import GpuDevice, find_driver, hold, takes
+from evoengine.devices.nvml import other_processes, settings
+from evoengine.errors import MachineError, UsageError
+from evoengine.gpu import Gpu, find_gpu
+from evoengine.ledger.runs import Device
+from evoengine.paths import asset
+from evoengine.search.targets import stored_target
+from evoengine.space.space import SearchSpace, load_space
+from evoengine.stages.render import render
+from evoengine.stages.toolchain import (
+    cuda_mismatch, cuda_parts, cuda_torch_command, include_folders, nvrtc, torch_cuda,
+)  # fmt: skip
+from evoengine.workloads import default_workload, parse_problem, register
+from evoengine.workloads.base import Target
+
+if TYPE_CHECKING:
+    from evoengine.ledger.store import Ledger
+
+
+Echo = Callable[[str], None]
+"""takes a line for people"""
+
+
+def silent(line: str) -> None:
+    """For callers that have nobody to tell."""
+
+
+def make_target(problem: str | None, gpu: str, kernel: Path | None = None) -> Target:
+    """What is to be tuned: a problem by its text, or the example of the workload in the folder `kernel`, or of the default
+    one. A folder's workload is registered under its name. Raises UsageError.
+    """
+    if kernel is None:
+        workload, parsed = parse_problem(problem or default_workload().example)
+        return Target(workload, parsed, find_gpu(gpu))
+    from evoengine.workloads.folder import load_folder
+
+    workload = load_folder(kernel)
+    register(workload)
+    name, colon, _ = (problem or "").partition(":")
+    if colon and name != workload.name:
+        raise UsageError(f"the problem {problem} is of {name}, and the kernel in {kernel} is {workload.name}")
+    return Target(workload, workload.parse(problem or workload.example), find_gpu(gpu))
+
+
+def prepare_space(
+    space_file: Path | None, templates: Path | None, target: Target, families: Sequence[str] = ()
+) -> tuple[SearchSpace, Path]:
+    """The bound space and the folder of templates; one configuration of every family is rendered as a trial."""
+    workload = target.workload
+    own = workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"
+    space = load_space(space_file or own, target.problem, target.gpu, families)
+    if space.kernel != workload.name:
+        raise UsageError(f"{space.name} is a space for {space.kernel}, and the problem is of {workload.name}")
+    folder = templates or asset("templates")
+    if not folder.is_dir():
+        raise UsageError(f"the templates folder {folder} is not there; --templates takes a folder of {space.kernel}/*.cu.j2")
+    for config in first_of_each_family(space):
+        render(target, space, config, folder)
+    return space, folder
+
+
+def first_of_each_family(space: SearchSpace) -> list[dict]:
+    """A valid configuration per family, the start points' where there is one."""
+    found: dict[str, dict] = {}
+    for config in chain(space.starts, space.enumerate()):
+        found.setdefault(config["family"], config)
+        if len(found) == len(space.families) - len(space.empty_families):
+            break
+    return list(found.values())
+
+
+def require_compilers(emulated: bool) -> None:
+    """NVRTC with its headers, and the C++ compiler where the emulator is to gate; raises MachineError naming what is missing."""
+    nvrtc()
+    include_folders()
+    if emulated:
+        from evoengine.host_compiler import find_compiler
+
+        find_compiler()
+
+
+def prepare_model(gpu: Gpu, echo: Echo) -> str | None:
+    """Builds what predicts times from machine code, where it is not built; says what is missing for it."""
+    from evoengine.sass.build import is_built
+    from evoengine.stages.predict import why_unpredictable
+
+    try:
+        if not is_built():
+            echo("building the executor of machine code, once for this machine and compiler")
+    except MachineError as error:
+        return str(error)
+    return why_unpredictable(gpu.key)
+
+
+def choose_device(requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
+    """The GPU that will time the candidates, or None for the emulator.
+
+    Raises MachineError where `cuda` is asked for and there is none, and where the GPU's driver cannot run what is
+    installed here: every candidate would fail by it.
+    """
+    if requested == "emulator":
+        return None
+    found = find_driver()
+    if isinstance(found, str):
+        if requested == "cuda":
+            raise MachineError(f"--device cuda: {found}; --device emulator gates on the CPU and ranks by estimate")
+        return None
+    driver, devices = found
+    fitting = [d for d in devices if takes(d, gpu.arch)]
+    if not fitting:
+        device = devices[0]
+        if requested == "cuda":
+            raise MachineError(
+                f"this machine's GPU is {device.name} (sm_{device.capability}), not the {gpu.key} ({gpu.arch}) named by "
+                "--gpu; name the one that is here, or --device emulator"
+            )
+        return None
+    if torch_cuda() is None:
+        missing = f"{fitting[0].name} is here, but torch is a CPU-only build: {cuda_torch_command(driver)}"
+        if requested == "cuda":
+            raise MachineError(f"--device cuda: {missing}")
+        echo(f"{missing}; candidates are gated in the CPU emulator until then")
+        return None
+    require_driver(driver, cuda_parts())
+    return next((d for d in fitting if d.name == gpu.name), fitting[0])
+
+
+def require_driver(driver: str, parts: Mapping[str, str]) -> None:
+    """Raises MachineError where the driver cannot run these parts, each with the CUDA version that it was built for."""
+    if why := cuda_mismatch(driver, parts):
+        raise MachineError(f"{why}; --device emulator works without")
+
+
+@contextmanager
+def lock_gpu(device: GpuDevice | None, echo: Echo) -> Iterator[None]:
+    """The GPU for this process alone, where one is to time; waits for it, and names other programs that use it."""
+    if device is None:
+        yield
+        return
+    with hold(device, echo):
+        if others := other_processes(device.uuid):
+            named = ", ".join(map(str, others))
+            echo(f"other processes compute on {device.name} ({named}): figures will be worse and less steady than alone")
+        yield
+
+
+def require_gpus(compilers: Iterable[str]) -> list[GpuDevice]:
+    """This machine's GPUs, where torch and what these compilers (nvrtc 13.0) made run on them.
+
+    Raises MachineError where there is none, or one that cannot run it.
+    """
+    found = find_driver()
+    if isinstance(found, str):
+        raise MachineError(f"no GPU to time on: {found}; evoengine doctor says what else this machine has")
+    driver, devices = found
+    if torch_cuda() is None:
+        raise MachineError(f"{devices[0].name} is here, but torch is a CPU-only build: {cuda_torch_command(driver)}")
+    made = {f"a binary by {c}": c.removeprefix("nvrtc ") for c in compilers if c.startswith("nvrtc ")}
+    require_driver(driver, {"torch": torch_cuda(), **made})
+    return devices
+
+
+def ledger_device(timing: GpuDevice | None) -> Device:
+    """What judges the candidates, as the ledger keeps it."""
+    if timing is None:
+        return Device("emulator")
+    driver, _ = find_driver()
+    versions = {name: version(name) for name in ("torch", "numpy")} | settings(timing.uuid)
+    return Device(timing.name, timing.uuid, f"sm_{timing.capability}", f"CUDA {driver}", versions)
+
+
+def last_target(ledger: Ledger, gpu: Gpu | None, problem: str | None) -> Target:
+    """What is given, and where nothing is, what the last run was for."""
+    key, text = ledger.last_target(gpu.key if gpu else None, problem)
+    return stored_target(ledger, text, find_gpu(key))
+
+
+RESERVED_CORES = 2
+"""for the process that launches on the GPU, which must stay ahead of it, and for the coordinator"""
+
+
+def default_jobs(timed: bool) -> int:
+    """One compile worker per core, where a GPU is timed on but for two of them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores - RESERVED_CORES) if timed else cores

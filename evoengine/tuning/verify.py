@@ -1,0 +1,71 @@
+"""One configuration through render, compile and gate, outside any search and ledger."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from evoengine.devices.driver import real_gpu
+from evoengine.errors import UsageError
+from evoengine.records import BinaryCheck, Candidate, Config
+from evoengine.search.binaries import check_binary
+from evoengine.search.judges import make_judge
+from evoengine.search.reference import require_reference
+from evoengine.search.single import evaluate_config
+from evoengine.tuning.setup import (
+    Echo, choose_device, lock_gpu, make_target, prepare_space, require_compilers, silent,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    candidate: Candidate
+    seed: int
+    """repeats the verdict"""
+    binary: BinaryCheck | None = None
+    """where its machine code was to be executed, and there is any"""
+
+    @property
+    def correct(self) -> bool:
+        verdict = self.candidate.verdict
+        return verdict is not None and verdict.correct and not self.candidate.refuted
+
+    @property
+    def why_not(self) -> str:
+        """Of a candidate that is not correct: how it ended, and why."""
+        c = self.candidate
+        by_binary = c.refuted and (c.outcome is None or c.outcome.correct)
+        found = c.binary_verdict if by_binary else c
+        return f"{found.outcome}: {found.reason}"
+
+
+def verify(
+    config: Config, problem: str | None = None, gpu: str = "h100", *, kernel: Path | None = None, device: str = "auto",
+    space: Path | None = None, templates: Path | None = None, binary: bool = False, seed: int | None = None,
+    echo: Echo = silent,
+) -> Verified:  # fmt: skip
+    """Renders, compiles and gates a configuration; with `binary` its machine code is executed too, on the CPU.
+
+    Raises UsageError where the configuration is not in the space.
+    """
+    target = make_target(problem, gpu, kernel)
+    timing = choose_device(device, target.gpu, echo)
+    if timing:
+        target = replace(target, gpu=real_gpu(timing, target.gpu))
+    bound, folder = prepare_space(space, templates, target)
+    if why := bound.why_invalid(config):
+        raise UsageError(f"the configuration is not in the space {bound.name}: {why}")
+    require_compilers(emulated=timing is None)
+    require_reference(target, echo)
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    with lock_gpu(timing, echo):
+        judge = make_judge(target, timing, seed)
+        try:
+            candidate = evaluate_config(target, bound, config, folder, judge, seed)
+        finally:
+            judge.close()
+    if not binary or not candidate.binary:
+        return Verified(candidate, seed)
+    check = check_binary(target, bound, config, candidate.source, candidate.binary, seed)
+    return Verified(replace(candidate, binary_verdict=check.verdict), seed, check)

@@ -1,0 +1,253 @@
+"""The cases of attention at full size: a few blocks of the problem itself, which no small case can stand for.
+
+Offsets beyond 32 bits, indices and counters beyond 8 or 16, many heads and the order of tiles of rows over them show at
+the problem's own size alone. A block that walks over all its keys takes too long, so keys are fewer where that leaves
+the grid as it is, or sequences are shorter and the batch is larger, which leaves the sizes of all tensors as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import numpy as np
+
+from evoengine.devices.base import DTYPE_BYTES
+from evoengine.devices.pool import ChosenBlock
+from evoengine.records import Config, Launch, Plan
+from evoengine.workloads.attention.problem import AttentionProblem
+from evoengine.workloads.base import Case
+
+LaunchOf = Callable[[AttentionProblem], Launch]
+
+_SCHEDULES = ("none", "static", "longest_first")
+"""by which the number of a block says what it does"""
+_COUNTER = 256
+"""values of a counter of 8 bits"""
+_KEYS = (1 << 15, 1 << 16)
+"""values of a number of keys of 16 bits, with a sign and without"""
+_ALIASES = (1 << 8, 1 << 16)
+"""values of an index of 8 and of 16 bits"""
+_MOST_VISITS, _FEW_VISITS = 64, 8
+"""tiles of rows through which a persistent block is followed; where it has more, its grid is made larger"""
+_MOST_WORK = 300_000_000
+"""rows times keys times head_dim of all that a block does, which takes a second or less"""
+_MOST_BATCH = 65535
+"""of gridDim.z (CUDA C++ Programming Guide, technical specifications per compute capability)"""
+_RANDOM_BLOCKS = 2
+_MOST_KEYS = 256
+"""of a shortened problem whose K and V are larger than its Q: with as few as Q has, Q would grow too large"""
+_HEAD_BYTES = 13 << 20
+"""K and V of a head, of which an L2 of 32 to 50 MB holds two or three: five heads are no multiple of either. Where those of
+the problem are larger, they are taken: the L2 may hold none"""
+_SPARE_BYTES = 32 << 10
+"""pages that tensors share with what lies before and behind the rows of a block"""
+
+
+@dataclass(frozen=True, slots=True)
+class FullCase:
+    """Some blocks of a launch for `problem`, which has the sizes of `whole` in part."""
+
+    name: str
+    problem: AttentionProblem
+    whole: AttentionProblem
+    config: Config = field(hash=False)
+    input_limit: int
+    """bytes of inputs, in whole pages, after which a block is given up"""
+    ends: bool
+    """whether blocks of a right kernel get to their end before"""
+    visits: int = 1
+    """tiles of rows that a block goes through"""
+    all_blocks: bool = False
+    endless: bool = False
+    """whether blocks of a right kernel are all given up: they see far more keys than they are allowed to read"""
+
+    @property
+    def row_tiles(self) -> int:
+        """Of the whole batch."""
+        return _row_tiles(self.problem, self.config)
+
+
+def full_plan(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> Plan:
+    """The cases with their launches; none where the configuration does not say how large tiles are, or where blocks
+    take tiles of rows as they come.
+    """
+    if not {"tile_m", "tile_n"} <= config.keys() or config.get("schedule", "none") not in _SCHEDULES:
+        return []
+    plan: list[tuple[FullCase, Launch]] = []
+    if config.get("schedule") == "static":
+        plan += _persistent(problem, config, launch_of)
+    else:
+        cases = [_full_grid(problem, config), _full_tensors(problem, config)]
+        plan += [(case, launch_of(case.problem)) for case in cases if case]
+    plan += [(case, launch_of(case.problem)) for case in _many_keys(problem, config)]
+    if config.get("schedule", "none") != "none":
+        plan.append(_beyond_l2(problem, config, launch_of))
+    return plan
+
+
+def long_cases(problem: AttentionProblem, config: Config) -> tuple[Case, ...]:
+    """A block that counts more tiles of keys than 8 bits do, or more keys than 16, where the problem's own blocks do so;
+    the last tiles weigh most."""
+    tile_m, tile_n = int(config.get("tile_m", 64)), int(config.get("tile_n", 64))
+    beyond = [counted for counted in (_COUNTER * tile_n, *_KEYS) if counted < problem.seq_k]
+    lengths = (_few(problem.seq_k, tile_n, counted // tile_n + 2) for counted in beyond)
+    possible = [keys for keys in lengths if tile_m * keys * problem.head_dim <= _MOST_WORK]
+    if not possible:
+        return ()
+    keys = max(possible)
+    one = replace(problem, batch=1, heads=1, kv_heads=1, seq_q=min(problem.seq_q, tile_m), seq_k=keys)
+    return (Case("many tiles", one, "late maximum", config),)
+
+
+def _full_grid(problem: AttentionProblem, config: Config) -> FullCase:
+    """All sizes but that of the keys are the problem's. Under a mask blocks of later rows are given up."""
+    shorter = _fewer_keys(problem, config, 2)
+    limit = _bytes(problem, config, min(shorter.seq_k, _near(config)))
+    return FullCase("full grid", shorter, problem, config, limit, ends=not problem.causal)
+
+
+def _full_tensors(problem: AttentionProblem, config: Config) -> FullCase | None:
+    """Where K and V of `_full_grid` are small beside the problem's, or its blocks are given up."""
+    folded = _folded(problem, config, 2)
+    if folded == problem or not (problem.causal or _is_large(problem)):
+        return None
+    return FullCase("full tensors", folded, problem, config, _bytes(problem, config, folded.seq_k), ends=True)
+
+
+def _persistent(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> Plan:
+    """One block through all its tiles of rows, with one tile of keys for each or as many as a counter needs."""
+    tiles = _tiles_to_count(problem, config, launch_of)
+    folded = _folded(problem, config, tiles)
+    cases = [("full tensors", folded)] if problem.causal or _is_large(problem) else []
+    # under a mask every block begins with rows that see most keys
+    cases += [] if problem.causal else [("full grid", _fewer_keys(problem, config, tiles))]
+    return [_followed(name, own, problem, config, launch_of(own)) for name, own in cases]
+
+
+def _tiles_to_count(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> int:
+    """Tiles of keys for each tile of rows, so that a block counts more than 8 bits do if it does so in the problem.
+
+    Places and phases of K and V repeat every 2·stages tiles: a counter that wraps is right where that divides 256.
+    """
+    visits, every = _visits(problem, config, launch_of(problem)), 2 * int(config["stages"])
+    tile_n, wanted = int(config["tile_n"]), _COUNTER + every
+    counted = visits * -(-problem.seq_k // tile_n) // (2 if problem.causal else 1)
+    work = wanted * tile_n * int(config["tile_m"]) * problem.head_dim
+    wraps = counted > wanted and _COUNTER % every and visits <= _MOST_VISITS
+    return -(-wanted // visits) if wraps and work <= _MOST_WORK else 1
+
+
+def _followed(
+    name: str, own: AttentionProblem, whole: AttentionProblem, config: Config, launch: Launch
+) -> tuple[FullCase, Launch]:
+    visits = _visits(own, config, launch)
+    if visits > _MOST_VISITS:
+        launch = replace(launch, grid=(-(-_row_tiles(own, config) // _FEW_VISITS), *launch.grid[1:]))
+        visits = _FEW_VISITS
+    return FullCase(name, own, whole, config, _bytes(own, config, own.seq_k), True, visits), launch
+
+
+def _beyond_l2(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> tuple[FullCase, Launch]:
+    """Some heads whose K and V are too large for the L2 together: every block begins, to show which rows it takes."""
+    tile_m = int(config["tile_m"])
+    keys = max(problem.seq_k, _HEAD_BYTES // (2 * problem.head_dim * DTYPE_BYTES[problem.dtype]))
+    group = min(problem.heads // problem.kv_heads, 2)
+    few = replace(problem, batch=1, heads=5 * group, kv_heads=5, seq_q=min(2 * tile_m, keys), seq_k=keys)
+    launch = launch_of(few)
+    if config["schedule"] == "static":
+        launch = replace(launch, grid=(_row_tiles(few, config), *launch.grid[1:]))
+    limit = _bytes(problem, config, 2 * int(config["tile_n"]))
+    return FullCase("heads beyond the L2", few, few, config, limit, ends=False, all_blocks=True), launch
+
+
+def _many_keys(problem: AttentionProblem, config: Config) -> list[FullCase]:
+    """One tile of rows over as many keys as 16 bits take for a few, or for fewer than none."""
+    beyond = [keys + 16 for keys in _KEYS if keys + 16 <= problem.seq_k]
+    if not beyond:
+        return []
+    rows, keys = min(problem.seq_q, int(config["tile_m"])), beyond[-1]
+    one = replace(problem, batch=1, heads=1, kv_heads=1, seq_q=rows, seq_k=keys)
+    limit = _bytes(problem, config, 4 * int(config["tile_n"]))
+    return [FullCase("many keys", one, one, config, limit, ends=False, all_blocks=True, endless=True)]
+
+
+def _visits(problem: AttentionProblem, config: Config, launch: Launch) -> int:
+    return -(-_row_tiles(problem, config) // prod(launch.grid))
+
+
+def _few(length: int, tile: int, tiles: int) -> int:
+    """At most so many tiles, the last of which ends as that of `length` does."""
+    return length if length <= tiles * tile else (tiles - 1) * tile + 1 + (length - 1) % tile
+
+
+def _unmasked(problem: AttentionProblem) -> int:
+    """Keys that the first row of queries sees."""
+    return problem.seq_k - problem.seq_q + 1 if problem.causal else problem.seq_k
+
+
+def _fewer_keys(problem: AttentionProblem, config: Config, tiles: int) -> AttentionProblem:
+    keys = _few(_unmasked(problem), int(config["tile_n"]), tiles)
+    return replace(problem, seq_k=keys + problem.seq_k - _unmasked(problem))
+
+
+def _near(config: Config) -> int:
+    """Keys that the first tiles of rows see under a mask, in whole tiles, and then some."""
+    return 2 * int(config["tile_m"]) + 3 * int(config["tile_n"])
+
+
+def _folded(problem: AttentionProblem, config: Config, tiles: int) -> AttentionProblem:
+    """Two tiles of rows, few keys, and so many batch entries that no tensor is larger than the problem's; Q and O of a
+    problem of few rows may be, up to a size whose offsets fit 32 bits in bytes too."""
+    tile_n, rows = int(config["tile_n"]), _few(problem.seq_q, int(config["tile_m"]), 2)
+    alike = -(-rows * problem.seq_k // (problem.seq_q * tile_n))
+    seen = _few(_unmasked(problem), tile_n, max(tiles, min(alike, -(-_MOST_KEYS // tile_n))) if not problem.causal else tiles)
+    keys = rows - 1 + seen if problem.causal else seen
+    most_rows = max(problem.batch * problem.seq_q, ((1 << 30) - 1) // (problem.heads * problem.head_dim))
+    batch = min(problem.batch * problem.seq_k // keys, most_rows // rows, _MOST_BATCH)
+    return replace(problem, batch=max(problem.batch, batch), seq_q=rows, seq_k=keys)
+
+
+def _row_tiles(problem: AttentionProblem, config: Config) -> int:
+    return -(-problem.seq_q // int(config["tile_m"])) * problem.heads * problem.batch
+
+
+def _is_large(problem: AttentionProblem) -> bool:
+    """Whether an offset into K or V, in bytes, may need more than 32 bits with the sign."""
+    return problem.batch * problem.kv_heads * problem.seq_k * problem.head_dim * DTYPE_BYTES[problem.dtype] >= 1 << 31
+
+
+def _bytes(problem: AttentionProblem, config: Config, keys: int) -> int:
+    """Of Q, K and V that a block reads, or a cluster of them, for one tile of rows that see so many keys."""
+    rows = int(config.get("cluster", 1)) * (int(config["tile_m"]) + 2 * keys)
+    return rows * problem.head_dim * DTYPE_BYTES[problem.dtype] + _SPARE_BYTES
+
+
+def choose_blocks(case: FullCase, launch: Launch, seed: int) -> list[ChosenBlock]:
+    """The last, those that 8 or 16 bits take for it, one whose x is 0 (under a mask x = 0 or the last x has few keys,
+    whichever way a kernel counts), the one in the middle, and some at random. Of persistent blocks only the last goes
+    through all its tiles of rows.
+    """
+    x, y, z = launch.grid
+    total, cluster = x * y * z, int(case.config.get("cluster", 1))
+    if case.all_blocks:
+        return [ChosenBlock(b, case.input_limit, case.ends) for b in range(0, total, cluster)]
+    if case.visits > 1:
+        others = _owners_of_aliases(total, case.row_tiles)
+        last = ChosenBlock(total - 1, (case.visits + 1) * case.input_limit, case.ends)
+        return [last, *(ChosenBlock(b, 2 * case.input_limit, False) for b in others if b != total - 1)]
+    aliases = [total - 1 - values * step for step in (1, x, x * y) for values in _ALIASES]
+    between = [int(b) for b in np.random.default_rng(seed).integers(total, size=_RANDOM_BLOCKS)]
+    wanted = [total - 1, *(b for b in aliases if b >= 0), total - x, total // 2, *between]
+    return [ChosenBlock(b, case.input_limit, case.ends) for b in dict.fromkeys(b // cluster * cluster for b in wanted)]
+
+
+def _owners_of_aliases(blocks: int, tiles: int) -> list[int]:
+    """Who begins with the tile of rows that 8 or 16 bits take for one of the last block's, whichever way rounds go."""
+    found = []
+    for values in (v for v in _ALIASES if v < tiles):
+        first = -(-(values - blocks + 1) // blocks) if values >= blocks else 0
+        odd = -(-values // blocks) | 1
+        found += [first * blocks + blocks - 1 - values, odd * blocks - values]
+    return [b for b in dict.fromkeys(found) if 0 <= b < blocks]

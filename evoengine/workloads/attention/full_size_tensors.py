@@ -1,0 +1,138 @@
+"""Attention at full size: the kernel's arguments over a pool, and what the blocks that were run should have written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from evoengine.devices import tensor_map
+from evoengine.devices.base import DTYPE_BYTES, TensorMapArgument, TensorParameter
+from evoengine.devices.pool import PAGE, BlockLaunch, BlockTrace, Pool
+from evoengine.records import Launch
+from evoengine.workloads.attention.full_size import FullCase, choose_blocks
+from evoengine.workloads.attention.parameters import OUTPUT, parameters
+from evoengine.workloads.attention.problem import AttentionProblem
+from evoengine.workloads.attention.tensors import TORCH_DTYPES
+from evoengine.workloads.base import Case, Drawn, FullSize, WrittenPart, WrongBlock
+
+POOL_PAGES = 256
+_UNWRITTEN = 0xFFFF
+_Q, _K, _V = range(3)
+
+
+class AttentionFullSize(FullSize):
+    def draw_blocks(self, case: FullCase, launch: Launch, seed: int) -> BlockLaunch:
+        whole = parameters(case.whole, case.config)
+        bytes_of = {p.name: p.bytes for p in whole if isinstance(p, TensorParameter)}
+        for found in whole:
+            if isinstance(found, TensorMapArgument):
+                tensor_map.check(found, bytes_of[found.tensor])
+        blocks = choose_blocks(case, launch, seed)
+        own = parameters(case.problem, case.config)
+        return BlockLaunch(launch, own, _pool(case, seed), blocks)
+
+    def written_parts(self, case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
+        """The rows that the blocks wrote with what they are to be compared with.
+
+        A block may write only whole tiles of rows, each tile once, and as many as every block gets when all are dealt out.
+        No block may do another's work. Raises WrongBlock where one did not do so.
+        """
+        _check_queries_differ(traces)
+        owners: dict[tuple[int, int], int] = {}
+        tiles: list[tuple[int, int, np.ndarray]] = []
+        share, left = divmod(case.row_tiles * int(case.config.get("cluster", 1)), math.prod(asked.launch.grid))
+        for chosen, one in zip(asked.blocks, traces, strict=True):
+            if chosen.ends and one.given_up:
+                raise WrongBlock(f"block {one.block} read more than {chosen.input_limit} bytes, which its rows do not need")
+            if case.endless and not one.given_up:
+                raise WrongBlock(f"block {one.block} was done before it had read all of {case.problem.seq_k} keys")
+            found = list(_tiles(case, one))
+            if not one.given_up and not share <= len(found) <= share + (left > 0):
+                wanted = f"{share} or {share + 1}" if left else str(share)
+                raise WrongBlock(f"block {one.block} wrote {len(found)} tiles of rows, which should be {wanted}")
+            for head, tile, rows in found:
+                if (head, tile) in owners:
+                    raise WrongBlock(f"blocks {owners[head, tile]} and {one.block} both wrote tile {tile} of head {head}")
+                owners[head, tile] = one.block
+                tiles.append((head, tile, rows))
+        return list(_parts(case, asked.pool, tiles))
+
+
+def _pool(case: FullCase, seed: int) -> Pool:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(POOL_PAGES, PAGE // DTYPE_BYTES[case.problem.dtype], generator=generator)
+    return Pool(values.to(TORCH_DTYPES[case.problem.dtype]).view(torch.uint8).numpy())
+
+
+def _check_queries_differ(traces: Sequence[BlockTrace]) -> None:
+    """That no block that was given up read the rows of Q of another. No two tiles of rows share two pages."""
+    readers: dict[tuple[int, ...], BlockTrace] = {}
+    for one in traces:
+        pages = tuple(sorted(offset for offset, _ in one.pages["q"]))
+        other = readers.setdefault(pages, one)
+        if other is not one and len(pages) > 1 and (one.given_up or other.given_up):
+            raise WrongBlock(f"blocks {other.block} and {one.block} read the same rows of Q")
+
+
+def _tiles(case: FullCase, one: BlockTrace) -> Iterator[tuple[int, int, np.ndarray]]:
+    """(head through the batch, tile of rows, its rows as bits [rows, head_dim]) of each tile that the block wrote."""
+    p, tile_m = case.problem, int(case.config["tile_m"])
+    rows: dict[int, np.ndarray] = {}
+    for first, block in _runs(one.pages[OUTPUT], p.head_dim):
+        for i in np.flatnonzero((block != _UNWRITTEN).any(axis=1)):
+            rows[first + int(i)] = block[i]
+    numbers = sorted({(row // p.seq_q, row % p.seq_q // tile_m) for row in rows})
+    for head, tile in numbers:
+        first = tile * tile_m
+        wanted = range(head * p.seq_q + first, head * p.seq_q + min(first + tile_m, p.seq_q))
+        whole = all(row in rows and (rows[row] != _UNWRITTEN).all() for row in wanted)
+        if whole:
+            yield head, tile, np.stack([rows[row] for row in wanted])
+        elif not one.given_up:
+            raise WrongBlock(f"block {one.block} wrote tile {tile} of the rows of head {head} in part")
+
+
+def _runs(pages: Sequence[tuple[int, np.ndarray]], head_dim: int) -> Iterator[tuple[int, np.ndarray]]:
+    """(first row, bits [rows, head_dim]) of each run of pages that follow one another."""
+    row, at = 2 * head_dim, 0
+    pages = sorted(pages, key=lambda page: page[0])
+    while at < len(pages):
+        end = at + 1
+        while end < len(pages) and pages[end][0] == pages[end - 1][0] + len(pages[end - 1][1]):
+            end += 1
+        data = np.concatenate([page for _, page in pages[at:end]])
+        start, missing = pages[at][0], -(pages[at][0] + len(data)) % row
+        padded = np.concatenate([np.full(start % row, 0xFF, np.uint8), data, np.full(missing, 0xFF, np.uint8)])
+        yield start // row, padded.view(np.uint16).reshape(-1, head_dim)
+        at = end
+
+
+def _parts(case: FullCase, pool: Pool, tiles: Sequence[tuple[int, int, np.ndarray]]) -> Iterator[WrittenPart]:
+    """Tiles of as many rows that see as many keys together."""
+    p, tile_m = case.problem, int(case.config["tile_m"])
+    alike: dict[tuple[int, int], list[tuple[int, int, np.ndarray]]] = {}
+    for head, tile, rows in tiles:
+        keys = tile * tile_m + len(rows) + p.seq_k - p.seq_q if p.causal else p.seq_k
+        alike.setdefault((len(rows), keys), []).append((head, tile, rows))
+    group = p.heads // p.kv_heads
+    for (count, keys), found in alike.items():
+        own = replace(p, batch=1, heads=len(found), kv_heads=len(found), seq_q=count, seq_k=keys)
+
+        def part(argument: int, first_rows: Sequence[int], seq: int) -> torch.Tensor:
+            row = 2 * p.head_dim
+            parts = [pool.read(argument, first * row, (first + seq) * row) for first in first_rows]
+            return _from_bits(p, np.stack(parts).view(np.uint16).reshape(1, len(parts), seq, p.head_dim))
+
+        q = part(_Q, [head * p.seq_q + tile * tile_m for head, tile, _ in found], count)
+        firsts = [head // group * p.seq_k for head, _, _ in found]
+        inputs = {"q": q, "k": part(_K, firsts, keys), "v": part(_V, firsts, keys)}
+        result = _from_bits(p, np.stack([rows for _, _, rows in found])[None])
+        yield WrittenPart(Case(case.name, own, config=case.config), Drawn(inputs, inputs), {OUTPUT: result})
+
+
+def _from_bits(problem: AttentionProblem, data: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(data).view(TORCH_DTYPES[problem.dtype])

@@ -1,0 +1,114 @@
+"""What is computed: the shape, dtype and mask of one attention forward pass."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from evoengine.devices.base import DTYPE_BYTES
+from evoengine.errors import UsageError
+
+DTYPES = ("fp16", "bf16")
+HEAD_DIMS = (32, 64, 96, 128, 256)
+EXAMPLE = "b16,h16,s2048,d64,fp16"
+
+_NUMBER = re.compile(r"(kv|sq|sk|b|h|s|d)(\d+)\Z")
+_FIELDS = {"b": "batch", "h": "heads", "kv": "kv_heads", "sq": "seq_q", "sk": "seq_k", "s": "seq", "d": "head_dim"}
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionProblem:
+    """Attention forward: Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim], O like Q.
+
+    All four are contiguous. With `causal`, query i sees keys up to i + seq_k - seq_q (the mask is aligned to the lower
+    right corner, as FlashAttention has it since 2.1).
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seq_q: int
+    seq_k: int
+    head_dim: int
+    dtype: str
+    causal: bool = False
+
+    def __str__(self) -> str:
+        seq = f"s{self.seq_q}" if self.seq_q == self.seq_k else f"sq{self.seq_q},sk{self.seq_k}"
+        parts = [f"b{self.batch}", f"h{self.heads}", seq, f"d{self.head_dim}", self.dtype]
+        if self.causal:
+            parts.append("causal")
+        if self.kv_heads != self.heads:
+            parts.append(f"kv{self.kv_heads}")
+        return "attention:" + ",".join(parts)
+
+    def variables(self) -> dict[str, int | str | bool]:
+        """The names that a space's expressions and templates may use, with their values."""
+        return {
+            "batch": self.batch,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "seq_q": self.seq_q,
+            "seq_k": self.seq_k,
+            "head_dim": self.head_dim,
+            "dtype": self.dtype,
+            "element_bytes": DTYPE_BYTES[self.dtype],
+            "causal": self.causal,
+        }
+
+
+def parse_problem(text: str) -> AttentionProblem:
+    """Reads `b16,h16,s2048,d64,fp16[,causal][,kv4]`; `sq…,sk…` in place of `s…` for unlike lengths.
+
+    Raises UsageError naming the part that is wrong and what would be right.
+    """
+    fields: dict[str, int | str | bool] = {}
+    for part in text.removeprefix("attention:").split(","):
+        name, value = _field(part.strip(), text)
+        if name in fields:
+            raise UsageError(f"the problem {text!r} gives {name} twice; give it once, as in {EXAMPLE}")
+        fields[name] = value
+    if "seq" in fields:
+        if "seq_q" in fields or "seq_k" in fields:
+            raise UsageError(f"the problem {text!r} gives both s… and sq…/sk…; use s… alone or the other two")
+        fields["seq_q"] = fields["seq_k"] = fields.pop("seq")
+    fields.setdefault("kv_heads", fields.get("heads", 0))
+    missing = [n for n in ("batch", "heads", "seq_q", "seq_k", "head_dim", "dtype") if n not in fields]
+    if missing:
+        raise UsageError(f"the problem {text!r} does not give {', '.join(missing)}; write it like {EXAMPLE}")
+    problem = AttentionProblem(**fields)
+    _check(problem, text)
+    return problem
+
+
+def _field(part: str, text: str) -> tuple[str, int | str | bool]:
+    if part in DTYPES:
+        return "dtype", part
+    if part == "causal":
+        return "causal", True
+    match = _NUMBER.match(part)
+    if not match:
+        raise UsageError(
+            f"the problem {text!r} has a part {part!r} that is none of b, h, kv, s, sq, sk, d with a number, "
+            f"{' or '.join(DTYPES)}, or causal; write it like {EXAMPLE}"
+        )
+    return _FIELDS[match[1]], int(match[2])
+
+
+def _check(problem: AttentionProblem, text: str) -> None:
+    for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"):
+        if getattr(problem, name) < 1:
+            raise UsageError(f"the problem {text!r} has {name} 0; it must be at least 1")
+    if problem.head_dim not in HEAD_DIMS:
+        known = ", ".join(map(str, HEAD_DIMS))
+        raise UsageError(f"the problem {text!r} has head_dim {problem.head_dim}; the templates cover {known}")
+    if problem.heads % problem.kv_heads:
+        raise UsageError(
+            f"the problem {text!r} has {problem.heads} heads over {problem.kv_heads} kv heads; "
+            "heads must be a multiple of kv heads"
+        )
+    if problem.causal and problem.seq_q > problem.seq_k:
+        raise UsageError(
+            f"the problem {text!r} is causal with more queries than keys, which leaves rows that see no key; "
+            "seq_q must not exceed seq_k"
+        )

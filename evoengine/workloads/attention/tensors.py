@@ -1,0 +1,319 @@
+"""Attention's tensors: inputs drawn from a seed, the float64 reference, SDPA as the baseline.
+
+Shapes as in `AttentionProblem`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import normalize, scaled_dot_product_attention
+
+from evoengine.workloads.attention.parameters import OUTPUT
+from evoengine.workloads.attention.problem import AttentionProblem
+from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
+
+TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+BACKENDS = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+)
+FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+"""backends that never hold all scores at once"""
+SCORES_AT_ONCE = 1 << 26
+"""of one head, where no fused backend takes the problem"""
+SAMPLE_SCORES = 1 << 28
+"""scores of one head that the float64 reference holds at once: 2 GiB, three times over while softmax runs"""
+SAMPLE_BLOCKS = 4
+"""blocks of rows, drawn at random, that are compared in float64 beside those of the first and last head"""
+BLOCK_ROWS = 64
+
+
+class AttentionTensors(Tensors):
+    independent = frozenset({"normal", "permuted"})
+
+    def draw(self, case: Case, seed: int, device: str = "cpu") -> Drawn:
+        problem = case.problem
+        generator = torch.Generator(device=device).manual_seed(seed)
+
+        def normal(heads: int, seq: int) -> torch.Tensor:
+            return torch.randn(problem.batch, heads, seq, problem.head_dim, generator=generator, device=device)
+
+        q = normal(problem.heads, problem.seq_q)
+        k, v = normal(problem.kv_heads, problem.seq_k), normal(problem.kv_heads, problem.seq_k)
+        q, k, v = _SHAPED[case.draw](q, k, v)
+        if case.draw == "one-hot rows" and problem.dtype == "bf16":
+            v = v * BEYOND_HALF
+        dtype = TORCH_DTYPES[problem.dtype]
+        inputs = {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)}
+        if case.draw != "permuted":
+            return Drawn(inputs, inputs)
+        order = torch.randperm(problem.seq_k, generator=generator, device=device)
+        shuffled = {"q": inputs["q"], "k": inputs["k"][:, :, order].contiguous(), "v": inputs["v"][:, :, order].contiguous()}
+        return Drawn(shuffled, inputs)
+
+    def reference(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
+        """SDPA in float64 on the same (already rounded) inputs; [batch, heads, seq_q, head_dim]."""
+        return {OUTPUT: _sdpa(problem, {name: tensor.double() for name, tensor in inputs.items()})}
+
+    def own_dtype(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
+        """SDPA with every step in the candidate's own dtype: the error a straightforward implementation makes.
+
+        As FlashAttention's tests have it (`attention_ref(upcast=False, reorder_ops=True)`); torch's math backend would
+        silently work in float32 unless reductions in 16 bits are allowed.
+        """
+        allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+        try:
+            return {OUTPUT: _sdpa(problem, inputs)}
+        finally:
+            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
+
+    def rounded_once(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
+        """What a fused kernel does at best: all in float32, but P and O rounded to T.
+
+        P is relative to something else in each row, between its largest and half of that: a maximum that lags leaves no weight
+        that is a power of two and needs no rounding.
+        """
+        out, group = torch.empty_like(inputs["q"]), problem.heads // problem.kv_heads
+        mask = _mask(problem, out.device)
+        for i in range(problem.batch):
+            q, k, v = inputs["q"][i].float(), *(inputs[n][i].float().repeat_interleave(group, dim=0) for n in "kv")
+            scores = q @ k.transpose(-1, -2) / math.sqrt(problem.head_dim)
+            if mask is not None:
+                scores.masked_fill_(~mask, -math.inf)
+            lag = torch.linspace(0.0, math.log(2.0), problem.seq_q, device=out.device).view(-1, 1)
+            p = (scores - scores.amax(-1, keepdim=True) + lag).exp_()
+            out[i] = (p.to(out.dtype).float() @ v) / p.sum(-1, keepdim=True)
+        return {OUTPUT: out}
+
+    def baselines(self, problem: AttentionProblem) -> tuple[str, ...]:
+        return tuple(backend.name for backend in BACKENDS)
+
+    def baseline(self, name: str, problem: AttentionProblem, inputs: Inputs) -> Callable[[], torch.Tensor]:
+        return _library_call(problem, inputs, [SDPBackend.__members__[name]])
+
+    def library(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
+        """SDPA in the problem's dtype where a fused backend takes it, else in float32 by parts."""
+        try:
+            return {OUTPUT: _library_call(problem, inputs, FUSED)()}
+        except RuntimeError:  # torch's way to say that none does
+            return {OUTPUT: _by_parts(problem, {name: tensor.float() for name, tensor in inputs.items()})}
+
+    def samples(self, problem: AttentionProblem, inputs: Inputs, seed: int) -> Sequence[Sample]:
+        """The last rows of the first and last head, and blocks of rows anywhere."""
+        return [_sample(problem, inputs, *place) for place in _sampled_rows(problem, seed)]
+
+    def check_bytes(self, problem: AttentionProblem) -> int:
+        """Inputs are drawn in float32 beside their rounded copies. The check holds, for one head in float64, its inputs
+        and output and three matrices of scores.
+        """
+        p = problem
+        out = p.batch * p.heads * p.seq_q * p.head_dim
+        inputs = out + 2 * p.batch * p.kv_heads * p.seq_k * p.head_dim
+        rows = min(p.seq_q, max(1, SAMPLE_SCORES // p.seq_k))
+        drawing = (4 + 4 + 2) * inputs
+        checking = 8 * (3 * rows * p.seq_k + 2 * (rows + p.seq_k) * p.head_dim) + 8 * out // p.batch
+        return max(drawing, checking)
+
+
+BEYOND_HALF = 2.0**20
+"""times ordinary values: what a kernel for bfloat16 must not keep in halves on its way"""
+Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Shape = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Triple]
+
+
+def _normal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
+    return q, k, v
+
+
+def _extreme_logits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
+    """Rows of five kinds in turn, so that neighbours differ; first column of K alone decides how far a row lies from 0.
+
+    Logits of standard deviation 10, where exp overflows a half unless the maximum is taken off; about -100, which exp
+    takes to 0 under a maximum that starts at 0; all -49152 or all 49152, below what may stand for a masked score (-1e4,
+    -65504) and with products q·k beyond a half's largest number; and ordinary ones.
+    """
+    q, k = q.clone(), k.clone()
+    row = torch.arange(q.shape[2], device=q.device) % 5
+    unit = math.sqrt(q.shape[-1]) / 256.0
+    k[..., 0] = -256.0
+    q[:, :, row == 0] *= 10.0
+    q[:, :, (row == 2) | (row == 3)] = 0.0
+    q[..., 0] = unit * torch.tensor([0.0, 100.0, 49152.0, -49152.0, 0.0], device=q.device)[row]
+    return q, k, v
+
+
+def _thirds(q: torch.Tensor, k: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gives those rows a weight of 1 for the first key and of 2/3 for all others.
+
+    In sums of 16 bits each addition of 2/3 is rounded the same way for as long as their exponent stays, and so errors
+    add up instead of cancelling out.
+    """
+    q, k = q.clone(), k.clone()
+    q[:, :, rows] = 0.0
+    q[:, :, rows, 0] = math.sqrt(q.shape[-1])
+    k[..., 0] = math.log(2 / 3)
+    k[:, :, 0, 0] = 0.0
+    return q, k
+
+
+def _constants(v: torch.Tensor) -> torch.Tensor:
+    """One number from 1 to 2 for each column of V, all of whose keys have it."""
+    return 1.0 + normalize(v[:, :, :1], p=torch.inf, dim=-1).abs().expand_as(v)
+
+
+def _constant_columns(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
+    """Every output is its column's constant, whatever the weights: shows weights that do not add up to one."""
+    every_second = torch.arange(q.shape[2], device=q.device) % 2 == 0
+    return *_thirds(q, k, every_second), _constants(v)
+
+
+def _targets(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The key that each query of a one-hot row points at."""
+    return torch.arange(q.shape[2], device=q.device) * 7 % k.shape[2]
+
+
+def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
+    """Every query points at one key, so each output is one row of V: shows rows that land in the wrong place."""
+    k = normalize(k, dim=-1)
+    group = q.shape[1] // k.shape[1]
+    peak = 24.0 * math.sqrt(q.shape[-1])
+    return k.repeat_interleave(group, dim=1)[:, :, _targets(q, k)] * peak, k, v
+
+
+def _long(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
+    """Rows of four kinds, over columns of V that are nearly constant: weights of 2/3 in every second row, but of 2^-15.5 in
+    every eighth; between them logits of standard deviation 4 and one key pointed at in turn.
+
+    The first show sums and outputs kept in 16 bits. The second and last show weights that fall to 0 too early, or never:
+    the keys of weight 1 have small values, so that what little weight all others keep adds up beside them. To the third
+    some keys of every tile matter, wherever along the keys a pipeline goes wrong.
+    """
+    pointing, small, _ = _one_hot(q, k, v)
+    row = torch.arange(q.shape[2], device=q.device)
+    v = _constants(v) + 0.25 * v
+    v[:, :, _targets(q, k)] /= 64.0
+    ordinary = q * 4.0 * math.sqrt(q.shape[-1])
+    q, k = _thirds(2.0 * pointing, small, row % 2 == 0)
+    q[:, :, row % 8 == 0] *= 15.5 * math.log(2) / math.log(1.5)
+    q[:, :, row % 4 == 1] = ordinary[:, :, row % 4 == 1]
+    return q, k, v
+
+
+RISES = (7.9, 8.1, 15.9998, 16.5, 24.0, 40.0, 127.998, 140.0)
+"""powers of two: about 2^8, an allowed lag of the maximum; where a weight just fits a half and no more; and for bf16"""
+
+
+def _late_maximum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
+    """Logits that climb along the keys, so that the running maximum moves in every tile and O must be rescaled.
+
+    In every second row they stay at 0 instead, but for one key at two thirds of the way: there the maximum rises by one
+    of RISES, to six digits, by two columns of K of which the second is for what rounding to 16 bits leaves of the first.
+    """
+    direction = normalize(q[:1, :1, :1], dim=-1)
+    climb = torch.linspace(0.0, 12.0, k.shape[2], device=k.device).view(1, 1, -1, 1)
+    q, k = q * 0.3 + direction * math.sqrt(q.shape[-1]), k * 0.3 + climb * direction
+    fine = 2.0**-7
+    k[..., :2] = 0.0
+    k[:, :, 2 * k.shape[2] // 3, :2] = torch.tensor([1.0, fine], device=k.device)
+    row = torch.arange(1, q.shape[2], 2, device=q.device)
+    rise = torch.tensor(RISES, device=q.device)[row // 2 % len(RISES)] * math.log(2.0) * math.sqrt(q.shape[-1])
+    coarse = rise.bfloat16().float()
+    q[..., :2] = 0.0
+    q[:, :, row] = 0.0
+    q[:, :, row, 0], q[:, :, row, 1] = coarse, (rise - coarse) / fine
+    return q, k, v
+
+
+_SHAPED: dict[str, Shape] = {
+    "normal": _normal,
+    "permuted": _normal,
+    "extreme logits": _extreme_logits,
+    "constant columns": _constant_columns,
+    "one-hot rows": _one_hot,
+    "late maximum": _late_maximum,
+    "long": _long,
+}
+
+
+def _mask(problem: AttentionProblem, device: torch.device) -> torch.Tensor | None:
+    if not problem.causal:
+        return None
+    visible = torch.ones(problem.seq_q, problem.seq_k, dtype=torch.bool, device=device)
+    return visible.tril(diagonal=problem.seq_k - problem.seq_q)
+
+
+def _sdpa(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
+    """Torch's math backend, one batch entry at a time: the scores of a whole problem would not fit into memory."""
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    mask, out, grouped = _mask(problem, q.device), torch.empty_like(q), problem.kv_heads != problem.heads
+    with sdpa_kernel(SDPBackend.MATH):
+        for i in range(problem.batch):
+            out[i] = scaled_dot_product_attention(q[i], k[i], v[i], attn_mask=mask, enable_gqa=grouped)
+    return out
+
+
+def _sampled_rows(problem: AttentionProblem, seed: int) -> Iterator[tuple[int, int, range]]:
+    """(batch entry, head, rows) of what is compared in float64."""
+    p, rng = problem, np.random.default_rng(seed)
+    rows = min(p.seq_q, max(1, SAMPLE_SCORES // p.seq_k))
+    for b, h in dict.fromkeys([(0, 0), (p.batch - 1, p.heads - 1)]):
+        yield b, h, range(p.seq_q - rows, p.seq_q)
+    rows = min(p.seq_q, BLOCK_ROWS)
+    for _ in range(SAMPLE_BLOCKS):
+        first = int(rng.integers(p.seq_q - rows + 1))
+        yield int(rng.integers(p.batch)), int(rng.integers(p.heads)), range(first, first + rows)
+
+
+def _sample(problem: AttentionProblem, inputs: Inputs, batch: int, head: int, rows: range) -> Sample:
+    own, part = _rows_of(problem, inputs, batch, head, rows)
+    return Sample(own, part, lambda outputs: {OUTPUT: outputs[OUTPUT][batch, head, rows.start : rows.stop][None, None]})
+
+
+def _rows_of(problem: AttentionProblem, inputs: Inputs, batch: int, head: int, rows: range) -> tuple[AttentionProblem, Inputs]:
+    """The output's `rows` of one head as a problem of their own, [1, 1, rows, head_dim], with the keys that they see.
+
+    The causal mask is aligned to the lower right, so it ends with the last of them.
+    """
+    p = problem
+    keys = min(p.seq_k, rows.stop + p.seq_k - p.seq_q) if p.causal else p.seq_k
+    kv = head // (p.heads // p.kv_heads)
+    part = {
+        "q": inputs["q"][batch, head, rows.start : rows.stop][None, None],
+        "k": inputs["k"][batch, kv, :keys][None, None],
+        "v": inputs["v"][batch, kv, :keys][None, None],
+    }
+    return replace(p, batch=1, heads=1, kv_heads=1, seq_q=len(rows), seq_k=keys), part
+
+
+def _library_call(problem: AttentionProblem, inputs: Inputs, backends: Sequence[SDPBackend]) -> Callable[[], torch.Tensor]:
+    """SDPA by the first of these backends that takes the problem; the call raises RuntimeError where none does."""
+    # torch aligns is_causal to the upper left; only where the lengths are equal is that our mask
+    square = problem.seq_q == problem.seq_k
+    mask = causal_lower_right(problem.seq_q, problem.seq_k) if problem.causal and not square else None
+    grouped = problem.kv_heads != problem.heads
+    options = {"attn_mask": mask, "is_causal": problem.causal and square, "enable_gqa": grouped}
+
+    def call() -> torch.Tensor:
+        with sdpa_kernel(list(backends)):
+            return scaled_dot_product_attention(inputs["q"], inputs["k"], inputs["v"], **options)
+
+    return call
+
+
+def _by_parts(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
+    out, step = torch.empty_like(inputs["q"]), max(1, SCORES_AT_ONCE // problem.seq_k)
+    for b, h in np.ndindex(problem.batch, problem.heads):
+        for first in range(0, problem.seq_q, step):
+            rows = range(first, min(first + step, problem.seq_q))
+            out[b, h, rows.start : rows.stop] = _sdpa(*_rows_of(problem, inputs, b, h, rows))[0, 0]
+    return out

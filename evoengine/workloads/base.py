@@ -1,0 +1,249 @@
+"""The Workload protocol: all that the engine asks of a kernel that can be tuned.
+
+A workload has two halves. `Workload` needs no tensor library: problems, costs, the gate's cases, the kernel's parameters.
+`Tensors` draws inputs and judges outputs, with torch; only processes that run candidates import it. Both travel to those
+processes by pickle.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from evoengine.devices.base import Parameter
+from evoengine.gpu import Gpu
+from evoengine.records import Config, Launch, Plan, Value
+
+if TYPE_CHECKING:
+    import torch
+
+    from evoengine.devices.pool import BlockLaunch, BlockTrace
+
+Inputs = Mapping[str, "torch.Tensor"]
+"""by the names of the kernel's parameters"""
+Outputs = Mapping[str, "torch.Tensor"]
+LaunchOf = Callable[["Problem"], Launch]
+
+
+class Problem(Protocol):
+    """What is computed: sizes and dtypes. Frozen; equal problems are equal and hash alike."""
+
+    def __str__(self) -> str:
+        """`WORKLOAD:…`, which `Workload.parse` reads back."""
+        ...
+
+    def variables(self) -> dict[str, Value]:
+        """The names that a space's expressions and templates may use, with their values."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One question put to a candidate: a small problem and a way to draw its inputs.
+
+    `config` is the candidate's: some kernels take parameters that depend on it, tensor maps for one.
+    """
+
+    name: str
+    problem: Problem
+    draw: str = "normal"
+    config: Config = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far an output may be from the float64 reference.
+
+    By default FlashAttention's rule: `own` times the error of the same computation in the kernel's own dtypes, plus
+    `roundings` spacings of the output's dtype at its largest value. Where `rtol` or `atol` is given they hold instead,
+    element by element: atol + rtol·|expected|, for a share `matched` of the elements.
+    """
+
+    own: float = 2.0
+    roundings: float = 1.0
+    rtol: float | None = None
+    atol: float | None = None
+    matched: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """`inputs` go to the kernel, `expected` to the reference; they differ only where a case asks for an invariance."""
+
+    inputs: Inputs
+    expected: Inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Part of a whole problem's outputs as a small problem of its own, that float64 can afford."""
+
+    problem: Problem
+    inputs: Inputs
+    take: Callable[[Outputs], Outputs]
+    """the part of whole outputs that belongs to it, in the small problem's shapes"""
+
+
+class Tensors(ABC):
+    """The tensor half of a workload. Tensors are torch's, on the CPU or a GPU, by the names of the parameters."""
+
+    independent: frozenset[str] = frozenset()
+    """draws under which the errors of unlike rows are independent, so that sums of them can be judged too"""
+
+    @abstractmethod
+    def draw(self, case: Case, seed: int, device: str = "cpu") -> Drawn:
+        """Inputs for a case; the same seed gives the same tensors."""
+
+    @abstractmethod
+    def reference(self, problem: Problem, inputs: Inputs) -> Outputs:
+        """The outputs in float64, from the same (already rounded) inputs."""
+
+    @abstractmethod
+    def own_dtype(self, problem: Problem, inputs: Inputs) -> Outputs:
+        """The outputs by a straightforward implementation in the kernel's own dtypes; its error is the gate's measure."""
+
+    def rounded_once(self, problem: Problem, inputs: Inputs) -> Outputs:
+        """What a right kernel does at best: float32 throughout, rounded where it must be. For `independent` draws."""
+        raise NotImplementedError
+
+    def baselines(self, problem: Problem) -> tuple[str, ...]:
+        """The names of a library's implementations that candidates are timed beside."""
+        return ()
+
+    def baseline(self, name: str, problem: Problem, inputs: Inputs) -> Callable[[], object]:
+        """A call of that implementation; it raises RuntimeError where the library does not take the problem."""
+        raise NotImplementedError
+
+    def library(self, problem: Problem, inputs: Inputs) -> Outputs:
+        """All outputs of a whole problem, by a library: what each row of a candidate's is compared with on a GPU."""
+        return self.own_dtype(problem, inputs)
+
+    def samples(self, problem: Problem, inputs: Inputs, seed: int) -> Sequence[Sample]:
+        """What of a whole problem is compared in float64 on a GPU; all of it unless that takes too long."""
+        return (Sample(problem, inputs, lambda outputs: outputs),)
+
+    def check_bytes(self, problem: Problem) -> int:
+        """GPU memory that drawing inputs and checking outputs of a whole problem take beside both."""
+        return 0
+
+
+class FullSize(ABC):
+    """Cases at full size in the emulator: a few blocks of the problem itself, over tensors that exist in part."""
+
+    @abstractmethod
+    def draw_blocks(self, case: object, launch: Launch, seed: int) -> BlockLaunch:
+        """What to run. Raises KernelUnbuildable where a tensor map of the whole problem breaks a rule."""
+
+    @abstractmethod
+    def written_parts(self, case: object, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
+        """What the blocks wrote, as small problems. Raises WrongBlock where it cannot be right, whatever the values."""
+
+
+class WrongBlock(Exception):
+    """What a block wrote cannot be right, whatever the values. The message names the block and what it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPart:
+    """Outputs that blocks wrote, as a small problem of their own."""
+
+    case: Case
+    drawn: Drawn
+    outputs: Outputs
+
+
+class Workload(ABC):
+    """A kernel that can be tuned, without its tensors. Instances are picklable and hold nothing that changes."""
+
+    name: str
+    """also begins its problems' texts, and names its templates and its space file"""
+    grammar: str
+    """how a problem is written, for people"""
+    example: str
+    """a problem, as a person writes it: what is tuned where none is named"""
+    compile_time: tuple[str, ...]
+    """the problem's variables that a template may bake into its text; all others are the kernel's parameters"""
+    tolerance: Tolerance = Tolerance()
+    is_default: bool = False
+    """whether problems without a name before the colon are of this workload"""
+    baseline_label: str = "baseline"
+    """what people call the baselines"""
+    definition_text: str | None = None
+    """of a kernel that somebody brought: its problem.json, which ledgers keep"""
+
+    @abstractmethod
+    def parse(self, text: str) -> Problem:
+        """Raises UsageError naming the part that is wrong and what would be right. `text` may begin with `NAME:`."""
+
+    @abstractmethod
+    def flops(self, problem: Problem) -> float:
+        """Operations by the field's own count, so that figures compare."""
+
+    @abstractmethod
+    def min_dram_bytes(self, problem: Problem) -> float:
+        """Device-memory traffic that no kernel can avoid."""
+
+    @abstractmethod
+    def cases(self, problem: Problem, config: Config) -> tuple[Case, ...]:
+        """The gate's cases: small problems that share the compile-time part of `problem`, set against the config's tiles."""
+
+    @abstractmethod
+    def parameters(self, problem: Problem, config: Config) -> tuple[Parameter, ...]:
+        """All of the kernel's parameters, in order: tensors by shape, scalars by value, tensor maps. The tensors are the same
+        for every config, an empty one too."""
+
+    @abstractmethod
+    def tensors(self) -> Tensors:
+        """The tensor half; imports torch."""
+
+    def gate_launch(self, case: Case, launch: Launch) -> Launch:
+        """The launch of a case: the space's, unless a kernel must be right with others too."""
+        return launch
+
+    def full_plan(self, problem: Problem, config: Config, launch_of: LaunchOf) -> Plan:
+        """Cases at full size for the emulator, each with its launch; none unless the workload has some."""
+        return ()
+
+    def full_size(self) -> FullSize:
+        """The tensor half of those; imports torch."""
+        raise NotImplementedError
+
+    @property
+    def entry(self) -> str:
+        """The kernel's name in its source: an `extern "C" __global__` function."""
+        return self.name
+
+    def loader(self) -> Path | None:
+        """A file to ship beside an exported kernel that calls it; the one for all kernels where it has none of its own."""
+        return None
+
+    def space_file(self) -> Path | None:
+        """The search space to use where none is named; `search_spaces/NAME.toml` where it is None."""
+        return None
+
+    def templates(self) -> Path | None:
+        """The folder that holds `FAMILY.cu.j2`; `templates/NAME` where it is None."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is tuned, and for which GPU."""
+
+    workload: Workload
+    problem: Problem
+    gpu: Gpu
+
+    @property
+    def flops(self) -> float:
+        return self.workload.flops(self.problem)
+
+    @property
+    def min_dram_bytes(self) -> float:
+        return self.workload.min_dram_bytes(self.problem)
+
+    def __str__(self) -> str:
+        return f"{self.problem} on {self.gpu.key}"

@@ -1,0 +1,113 @@
+"""2-D convolution's tensors: inputs drawn from a seed, the float64 reference, torch's own as baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch.nn.functional import conv2d
+
+from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
+from evoengine.workloads.convolution.problem import ConvolutionProblem
+
+SAMPLED_ROWS = 16
+"""of a whole problem's output, in each of the bands that are compared in float64"""
+WHOLE = 8
+"""largest whole number drawn: products up to 64, sums exact in float32 for filters of up to 2^18 weights"""
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class ConvolutionTensors(Tensors):
+    def draw(self, case: Case, seed: int, device: str = "cpu") -> Drawn:
+        problem = case.problem
+        generator = torch.Generator(device=device).manual_seed(seed)
+        image = torch.randn(problem.image_shape, generator=generator, device=device)
+        weights = torch.randn(problem.filter_h, problem.filter_w, generator=generator, device=device)
+        image, weights = _SHAPED[case.draw](image, weights, generator)
+        inputs = {"image": image, "filter": weights}
+        return Drawn(inputs, inputs)
+
+    def reference(self, problem: ConvolutionProblem, inputs: Inputs) -> Outputs:
+        return {"output": _convolved(inputs["image"].double(), inputs["filter"].double())}
+
+    def own_dtype(self, problem: ConvolutionProblem, inputs: Inputs) -> Outputs:
+        """One weight after the other, each product and each sum rounded: the longest chain of roundings there is."""
+        image, weights = inputs["image"], inputs["filter"]
+        output = torch.zeros(problem.height, problem.width, device=image.device)
+        for v in range(problem.filter_h):
+            for u in range(problem.filter_w):
+                output += image[v : v + problem.height, u : u + problem.width] * weights[v, u]
+        return {"output": output}
+
+    def baselines(self, problem: ConvolutionProblem) -> tuple[str, ...]:
+        return ("torch",)
+
+    def baseline(self, name: str, problem: ConvolutionProblem, inputs: Inputs) -> Callable[[], object]:
+        """torch.nn.functional.conv2d, by cuDNN, in float32 and not in TF32 as torch would have it."""
+
+        def call() -> torch.Tensor:
+            with torch.backends.cudnn.flags(allow_tf32=False):
+                return _convolved(inputs["image"], inputs["filter"])
+
+        return call
+
+    def samples(self, problem: ConvolutionProblem, inputs: Inputs, seed: int) -> Sequence[Sample]:
+        """Three bands of whole rows: the first, the last, and one between."""
+        band = min(SAMPLED_ROWS, problem.height)
+        last = problem.height - band
+        between = int(torch.randint(last + 1, (), generator=torch.Generator().manual_seed(seed)))
+        return [_band(problem, inputs, first, band) for first in sorted({0, between, last})]
+
+    def check_bytes(self, problem: ConvolutionProblem) -> int:
+        """The library's output, and one product of the same size."""
+        return 8 * problem.width * problem.height
+
+
+def _convolved(image: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return conv2d(image[None, None], weights[None, None])[0, 0]
+
+
+def _band(problem: ConvolutionProblem, inputs: Inputs, first: int, rows: int) -> Sample:
+    part = {"image": inputs["image"][first : first + rows + problem.filter_h - 1], "filter": inputs["filter"]}
+    return Sample(
+        replace(problem, height=rows), part, lambda outputs: {"output": outputs["output"][first : first + rows]}
+    )
+
+
+def _normal(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generator) -> Pair:
+    return image, weights
+
+
+def _whole(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generator) -> Pair:
+    """Whole numbers from -WHOLE to WHOLE, none of them 0."""
+    return tuple((x.sign() * (x.abs() * 4.0).ceil().clamp(1, WHOLE)) for x in (image, weights))
+
+
+def _one_weight(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generator) -> Pair:
+    """One weight alone is not 0, so that the output is the image, moved: shows a filter that is mirrored or transposed."""
+    one = torch.zeros_like(weights).view(-1)
+    one[torch.randint(one.numel(), (), generator=generator, device=one.device)] = 1.0
+    return image, one.view_as(weights)
+
+
+def _one_pixel(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generator) -> Pair:
+    """One pixel in every window is not 0, so that every output is one weight; all else is 0."""
+    grid = torch.zeros_like(image)
+    grid[weights.shape[0] - 1 :: weights.shape[0], weights.shape[1] - 1 :: weights.shape[1]] = 1.0
+    return grid, weights
+
+
+def _positive(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generator) -> Pair:
+    """Far apart in size and above 0: roundings of a large sum, and numbers that no 16-bit float holds."""
+    return image.abs() * 1e6, weights.abs() * 1e-6
+
+
+_SHAPED: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Generator], Pair]] = {
+    "normal": _normal,
+    "whole numbers": _whole,
+    "one weight": _one_weight,
+    "one pixel": _one_pixel,
+    "positive": _positive,
+}

@@ -1,0 +1,86 @@
+"""2-D convolution: what it costs and the cases a candidate must pass.
+
+Nothing here needs a tensor library; the tensors themselves are drawn and judged in `tensors.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from evoengine.devices.base import Parameter, ScalarArgument, TensorParameter
+from evoengine.records import Config
+from evoengine.workloads.base import Case, Tensors, Tolerance, Workload
+from evoengine.workloads.convolution.problem import EXAMPLE, ConvolutionProblem, parse_problem
+
+FLUSH = 8
+"""floats after which the emulator can end a tensor, so that what is read behind it is an error"""
+
+
+class Convolution(Workload):
+    name = "convolution"
+    grammar = "w…,h…,fw…,fh…"
+    example = EXAMPLE
+    compile_time = ("filter_w", "filter_h")
+    # Sums in another order err by as much again, by chance several times as much in a single row.
+    tolerance = Tolerance(own=4.0, roundings=4.0)
+    baseline_label = "torch"
+
+    def parse(self, text: str) -> ConvolutionProblem:
+        return parse_problem(text)
+
+    def flops(self, problem: ConvolutionProblem) -> float:
+        """A product and a sum per weight and output."""
+        return 2.0 * problem.width * problem.height * problem.filter_w * problem.filter_h
+
+    def min_dram_bytes(self, problem: ConvolutionProblem) -> float:
+        """Image and filter read once, the output written once."""
+        floats = prod(problem.image_shape) + problem.filter_w * problem.filter_h + problem.width * problem.height
+        return 4.0 * floats
+
+    def cases(self, problem: ConvolutionProblem, config: Config) -> tuple[Case, ...]:
+        """All have the problem's own filter size, which a template may bake in; sizes are set against the block's tile.
+
+        Most are of small whole numbers, whose sums float32 holds exactly in any order: the smallest fault shows. Those of
+        ordinary numbers have long rows, so that no row's error is near 0 by chance. Some end where an image's bytes do, so that
+        a read one pixel further is seen.
+        """
+        tile_w = int(config.get("block_size_x", 16)) * int(config.get("tile_size_x", 1))
+        tile_h = int(config.get("block_size_y", 16)) * int(config.get("tile_size_y", 1))
+        own_w, own_h = problem.width % tile_w or tile_w // 3 + 1, problem.height % tile_h or tile_h // 3 + 1
+
+        def at(height: int, width: int) -> ConvolutionProblem:
+            return replace(problem, height=max(1, height), width=max(1, width))
+
+        def flush(height: int, width: int) -> ConvolutionProblem:
+            return at(height, width - (width + problem.filter_w - 1) % FLUSH)
+
+        found = [
+            Case("one output", at(1, 1), "whole numbers"),
+            Case("one column", at(tile_h + 1, 1), "whole numbers"),
+            Case("one row", at(1, max(tile_w + 1, 64))),
+            Case("whole tile", at(tile_h, tile_w), "whole numbers"),
+            Case("one short", flush(tile_h - 1, tile_w - 1), "whole numbers"),
+            Case("remainders", at(tile_h + own_h, tile_w + own_w), "whole numbers"),
+            Case("one weight", flush(tile_h + 2, tile_w - 2), "one weight"),
+            Case("one pixel", flush(tile_h - 2, tile_w + 2), "one pixel"),
+            Case("ordinary numbers", flush(min(tile_h, 8), max(tile_w - 1, 71))),
+            Case("positive numbers", at(min(tile_h, 4), max(tile_w, 64)), "positive"),
+        ]
+        return tuple(replace(case, config=config) for case in found)
+
+    def parameters(self, problem: ConvolutionProblem, config: Config) -> tuple[Parameter, ...]:
+        return (
+            TensorParameter("image", problem.image_shape, "fp32"),
+            TensorParameter("filter", (problem.filter_h, problem.filter_w), "fp32"),
+            TensorParameter("output", (problem.height, problem.width), "fp32", output=True),
+            ScalarArgument("height", np.int32(problem.height)),
+            ScalarArgument("width", np.int32(problem.width)),
+        )
+
+    def tensors(self) -> Tensors:
+        from evoengine.workloads.convolution.tensors import ConvolutionTensors
+
+        return ConvolutionTensors()

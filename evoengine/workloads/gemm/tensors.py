@@ -1,0 +1,150 @@
+"""The matrix product's tensors: inputs drawn from a seed, the float64 reference, torch's own as baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch.nn.functional import gelu
+
+from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
+from evoengine.workloads.dtypes import TORCH_DTYPES
+from evoengine.workloads.gemm.problem import NO_EPILOGUE, GemmProblem
+
+SAMPLED_ROWS = 128
+"""of a whole problem, compared in float64"""
+
+Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class GemmTensors(Tensors):
+    independent = frozenset({"normal"})
+
+    def draw(self, case: Case, seed: int, device: str = "cpu") -> Drawn:
+        problem = case.problem
+        generator = torch.Generator(device=device).manual_seed(seed)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, device=device)
+
+        a, b, bias = normal(problem.m, problem.k), normal(problem.k, problem.n), normal(problem.n)
+        a, b, bias = _SHAPED[case.draw](a, b, bias)
+        if case.draw == "large products" and problem.dtype == "bf16":
+            a, bias = a * BEYOND_HALF, bias * BEYOND_HALF
+        dtype = TORCH_DTYPES[problem.dtype]
+        inputs = {"a": a.to(dtype), "b": b.to(dtype), "bias": bias.to(dtype)}
+        return Drawn(inputs, inputs)
+
+    def reference(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
+        return {"c": _epilogue(problem, inputs["a"].double() @ inputs["b"].double(), inputs["bias"].double())}
+
+    def own_dtype(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
+        """As a library does it in turn: the product summed in float32 and rounded, then each step of the epilogue rounded.
+
+        The product is not left to torch in 16 bits: whether that sums in 16 bits too depends on device and settings.
+        """
+        product = inputs["a"].float() @ inputs["b"].float()
+        return {"c": _epilogue(problem, product.to(inputs["a"].dtype), inputs["bias"])}
+
+    def rounded_once(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
+        c = _epilogue(problem, inputs["a"].float() @ inputs["b"].float(), inputs["bias"].float())
+        return {"c": c.to(inputs["a"].dtype)}
+
+    def baselines(self, problem: GemmProblem) -> tuple[str, ...]:
+        return ("torch",)
+
+    def baseline(self, name: str, problem: GemmProblem, inputs: Inputs) -> Callable[[], object]:
+        """torch.matmul, or torch.addmm with the activation behind it: by cuBLAS."""
+        a, b, bias = inputs["a"], inputs["b"], inputs["bias"]
+        if problem.epilogue == NO_EPILOGUE:
+            return lambda: torch.matmul(a, b)
+        return lambda: _activated(problem, torch.addmm(bias, a, b))
+
+    def samples(self, problem: GemmProblem, inputs: Inputs, seed: int) -> Sequence[Sample]:
+        """Some rows of C, with all of their columns; the first and the last among them."""
+        generator = torch.Generator().manual_seed(seed)
+        some = torch.randperm(problem.m, generator=generator)[:SAMPLED_ROWS]
+        rows = torch.unique(torch.cat([some, torch.tensor([0, problem.m - 1])])).to(inputs["a"].device)
+        part = {"a": inputs["a"][rows], "b": inputs["b"], "bias": inputs["bias"]}
+        return (Sample(replace(problem, m=len(rows)), part, lambda outputs: {"c": outputs["c"][rows]}),)
+
+    def check_bytes(self, problem: GemmProblem) -> int:
+        """A and B in float32 and the product of both; B in float64 for a few rows."""
+        p = problem
+        return 4 * p.m * p.k + 8 * p.k * p.n + 8 * p.m * p.n
+
+
+def _activated(problem: GemmProblem, x: torch.Tensor) -> torch.Tensor:
+    if problem.epilogue == "bias_relu":
+        return x.relu()
+    return gelu(x) if problem.epilogue == "bias_gelu" else x
+
+
+def _epilogue(problem: GemmProblem, product: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return product if problem.epilogue == NO_EPILOGUE else _activated(problem, product + bias)
+
+
+BEYOND_HALF = 2.0**30
+"""times ordinary values: what a kernel for bfloat16 must not keep in halves on its way"""
+
+
+def _normal(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
+    """Products of unit variance, as large as the bias: where ReLU and GELU are bent."""
+    return a, b / math.sqrt(a.shape[1]), bias
+
+
+def _whole(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
+    """Whole numbers from -3 to 3, none of them 0: sums are exact, so that the smallest fault shows."""
+    return tuple(x.sign() * (2.0 * x.abs()).ceil().clamp(1, 3) for x in (a, b, bias))
+
+
+def _positive(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
+    """The same without a sign: for rows so short that GELU might leave nothing of them but the roundings of erf."""
+    return tuple(x.abs() for x in _whole(a, b, bias))
+
+
+def _one_hot(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
+    """Every row of A points at one row of B, in an order of its own: shows rows and columns that land in the wrong place."""
+    k = a.shape[1]
+    row = torch.arange(a.shape[0], device=a.device)
+    pointed = torch.zeros_like(a)
+    pointed[row, row * 7 % k] = 1.0
+    return pointed, b, bias
+
+
+LARGE = 192.0
+"""its square is beyond half of the largest half, and many of them add up exactly in float32"""
+
+
+def _large_products(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
+    """Products near the largest half, which add up far beyond it over the first half of K and cancel out over the second.
+
+    What is left are about LARGE² or -LARGE², whole multiples of LARGE, exact in float32.
+    """
+    k, half = torch.arange(a.shape[1], device=a.device), a.shape[1] // 2
+    sign = torch.where(k < half, 1.0, -1.0) * (k < 2 * half - 1)
+    rows = torch.where(torch.arange(a.shape[0], device=a.device) % 2 == 0, LARGE, -LARGE)
+    return rows[:, None] * sign, LARGE + (b > 0), bias * LARGE
+
+
+def _long(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
+    """Rows of three kinds in turn: ordinary; sums of 2/3 and the like, which in 16 bits are rounded the same way for as
+    long as their exponent stays; and such sums that all but cancel out, which leaves what was rounded on the way.
+    """
+    k = torch.arange(a.shape[1], device=a.device)
+    row = torch.arange(a.shape[0], device=a.device).view(-1, 1)
+    sign = torch.where(k < a.shape[1] // 2, 1.0, -1.0)
+    ones = torch.where(row % 3 == 1, 1.0, sign)
+    return torch.where(row % 3 == 0, a, ones), (2.0 + b / 4.0) / 3.0, bias
+
+
+_SHAPED: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Triple]] = {
+    "normal": _normal,
+    "whole numbers": _whole,
+    "positive numbers": _positive,
+    "one-hot rows": _one_hot,
+    "large products": _large_products,
+    "long": _long,
+}

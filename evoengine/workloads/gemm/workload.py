@@ -1,0 +1,109 @@
+"""Matrix product: what it costs and the cases a candidate must pass.
+
+Nothing here needs a tensor library; the tensors themselves are drawn and judged in `tensors.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
+from evoengine.records import Config
+from evoengine.workloads.base import Case, Tensors, Workload
+from evoengine.workloads.gemm.problem import DTYPES, EPILOGUES, EXAMPLE, GemmProblem, parse_problem
+
+LONG = 4096
+"""K of the longest case, over which errors of sums kept in 16 bits add up"""
+LONG_PRODUCTS = 1 << 26
+"""that the emulator computes for that case at most: it does whole tiles, and larger ones get a smaller K"""
+CHUNK = 8
+"""elements of 16 bits in the widest load; rows that are multiples of it stay such in all cases"""
+SWIZZLED = 64
+"""elements of 16 bits that TMA swizzles together"""
+
+
+class Gemm(Workload):
+    name = "gemm"
+    grammar = f"m…,n…,k…,{'|'.join(DTYPES)}[,{'|'.join(EPILOGUES)}]"
+    example = EXAMPLE
+    compile_time = ("dtype", "element_bytes", "epilogue")
+    baseline_label = "torch"
+
+    def parse(self, text: str) -> GemmProblem:
+        return parse_problem(text)
+
+    def flops(self, problem: GemmProblem) -> float:
+        """2·m·n·k, as the field counts; the epilogue is left out."""
+        return 2.0 * problem.m * problem.n * problem.k
+
+    def min_dram_bytes(self, problem: GemmProblem) -> float:
+        """A and B read once, C written once; the bias is too small to count."""
+        p = problem
+        return float(DTYPE_BYTES[p.dtype]) * (p.m * p.k + p.k * p.n + p.m * p.n)
+
+    def cases(self, problem: GemmProblem, config: Config) -> tuple[Case, ...]:
+        """Sizes are set against the configuration's tiles.
+
+        So every candidate meets one element, whole tiles, tails that end just before and behind a tile's end, the
+        remainders that the problem itself leaves, tiles of rows behind a whole group of them, and a pipeline that wraps
+        around at least twice (2·stages + 1 steps). n and k keep what they share with CHUNK: kernels may rely on it.
+        """
+        tile_m, tile_n, tile_k = (int(config.get(name, 64)) for name in ("tile_m", "tile_n", "tile_k"))
+        steps, group = 2 * int(config.get("stages", 1)) + 1, int(config.get("group_m", 1))
+        unit_n, unit_k = math.gcd(problem.n, CHUNK), math.gcd(problem.k, CHUNK)
+        own_m, own_n, own_k = (
+            size % tile or tile // 3 + 1
+            for size, tile in ((problem.m, tile_m), (problem.n, tile_n), (problem.k, tile_k))
+        )
+        long = max(2 * tile_k, min(LONG, LONG_PRODUCTS // (tile_m * tile_n)))
+
+        def at(m: int, n: int, k: int) -> GemmProblem:
+            return replace(problem, m=m, n=-(-n // unit_n) * unit_n, k=-(-k // unit_k) * unit_k)
+
+        found = [
+            Case("one element", at(1, 1, 1), "positive numbers"),
+            Case("one column", at(tile_m + 1, 1, tile_k), "positive numbers"),
+            Case("one row", at(1, tile_n + 1, tile_k + 1), "whole numbers"),
+            Case("whole tiles", at(tile_m, tile_n, 2 * tile_k)),
+            Case("remainders", at(tile_m + own_m, tile_n + own_n, tile_k + own_k)),
+            Case("groups of tiles", at(group * tile_m + 1, tile_n + 1, 1), "whole numbers"),
+            Case("pipeline wraps", at(min(tile_m - 1, 64), tile_n - unit_n, (steps + 1) * tile_k - unit_k)),
+            Case("one-hot rows", at(tile_m + 3, tile_n - 2 * unit_n, 2 * tile_k + 1), "one-hot rows"),
+            Case("sums that overflow a half", at(tile_m - 2, tile_n, 2 * tile_k - unit_k), "large products"),
+            Case("long", at(min(tile_m, 64), tile_n - unit_n, long - unit_k), "long"),
+        ]
+        return tuple(replace(case, config=config) for case in found)
+
+    def parameters(self, problem: GemmProblem, config: Config) -> tuple[Parameter, ...]:
+        p = problem
+        return (
+            TensorParameter("a", (p.m, p.k), p.dtype),
+            TensorParameter("b", (p.k, p.n), p.dtype),
+            TensorParameter("bias", (p.n,), p.dtype),
+            TensorParameter("c", (p.m, p.n), p.dtype, output=True),
+            *(ScalarArgument(name, np.int32(getattr(p, name))) for name in ("m", "n", "k")),
+            *_tensor_maps(p, config),
+        )
+
+    def tensors(self) -> Tensors:
+        from evoengine.workloads.gemm.tensors import GemmTensors
+
+        return GemmTensors()
+
+
+def _tensor_maps(problem: GemmProblem, config: Config) -> tuple[TensorMapArgument, ...]:
+    """A and B for kernels that load tiles by TMA: a box is a tile's rows by the columns that are swizzled together."""
+    if config.get("family") != "wgmma":
+        return ()
+
+    def over(name: str, rows: int, columns: int, box_rows: int) -> TensorMapArgument:
+        row = DTYPE_BYTES[problem.dtype] * columns
+        return TensorMapArgument(
+            f"map_{name}", name, problem.dtype, (columns, rows), (row,), (SWIZZLED, box_rows), swizzle=2 * SWIZZLED
+        )
+
+    a = over("a", problem.m, problem.k, int(config["tile_m"]))
+    return a, over("b", problem.k, problem.n, int(config["tile_k"]))

@@ -1,0 +1,53 @@
+"""How problems are written: `WORKLOAD:m4096,n512,fp16`, parts of a name with a number, or of a word alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from evoengine.errors import UsageError
+
+LARGEST = 2**31 - 1
+"""sizes travel to kernels as int32"""
+
+_PART = re.compile(r"([a-z]+)(\d+)\Z")
+
+
+def read_parts(
+    text: str, example: str, numbers: Mapping[str, str], words: Mapping[str, Sequence[str]], optional: Sequence[str] = ()
+) -> dict[str, int | str]:
+    """The fields of a problem. `numbers`: how a part begins → field; `words`: field → the words that it may be.
+
+    All fields but the `optional` ones must be there; numbers are at least 1. `example` is the whole problem as a person
+    would write it, its workload's name included. Raises UsageError naming the part that is wrong and what would be right.
+    """
+    workload, _, _ = example.partition(":")
+    fields: dict[str, int | str] = {}
+    for part in text.removeprefix(f"{workload}:").split(","):
+        name, value = _field(part.strip(), text, example, numbers, words)
+        if name in fields:
+            raise UsageError(f"the problem {text!r} gives {name} twice; give it once, as in {example}")
+        if isinstance(value, int) and not 1 <= value <= LARGEST:
+            raise UsageError(f"the problem {text!r} has {name} {value}; it must be from 1 to {LARGEST}")
+        fields[name] = value
+    missing = [name for name in (*numbers.values(), *words) if name not in fields and name not in optional]
+    if missing:
+        raise UsageError(f"the problem {text!r} does not give {', '.join(missing)}; write it like {example}")
+    return fields
+
+
+def _field(
+    part: str, text: str, example: str, numbers: Mapping[str, str], words: Mapping[str, Sequence[str]]
+) -> tuple[str, int | str]:
+    for field, known in words.items():
+        if part in known:
+            return field, part
+    match = _PART.match(part)
+    if match and match[1] in numbers:
+        return numbers[match[1]], int(match[2])
+    listed = " or ".join(word for known in words.values() for word in known)
+    either = f", or {listed}" if listed else ""
+    raise UsageError(
+        f"the problem {text!r} has a part {part!r} that is not {', '.join(numbers)} with a number{either}; "
+        f"write it like {example}"
+    )

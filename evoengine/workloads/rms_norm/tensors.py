@@ -1,0 +1,136 @@
+"""RMS normalisation's tensors: inputs drawn from a seed, the float64 reference, torch's own as baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
+from evoengine.workloads.dtypes import TORCH_DTYPES
+from evoengine.workloads.rms_norm.problem import EPS, KINDS, RmsNormProblem
+
+SAMPLED_ROWS = 256
+"""of a whole problem, compared in float64"""
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class RmsNormTensors(Tensors):
+    """The reference norms the sum before it is rounded, as FlashInfer does; a kernel may norm the rounded sum, as vLLM does.
+
+    The tolerance has room for either: rounding the sum moves y by half a spacing at most.
+    """
+
+    independent = frozenset({"16 bits"})
+
+    def draw(self, case: Case, seed: int, device: str = "cpu") -> Drawn:
+        problem = case.problem
+        generator = torch.Generator(device=device).manual_seed(seed)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, device=device)
+
+        x, residual = normal(problem.rows, problem.hidden), normal(problem.rows, problem.hidden)
+        x, residual = _SHAPED[case.draw](problem, x, residual)
+        # No weight is near 0: what is wrong in a column must show.
+        weight = normal(problem.hidden)
+        weight = weight + weight.sign()
+        dtype = TORCH_DTYPES[problem.dtype]
+        inputs = {"x": x.to(dtype), "residual": residual.to(dtype), "weight": weight.to(dtype)}
+        return Drawn(inputs, inputs)
+
+    def reference(self, problem: RmsNormProblem, inputs: Inputs) -> Outputs:
+        x, residual, weight = (inputs[name].double() for name in ("x", "residual", "weight"))
+        total = x + residual
+        return {"y": total * _inverse_rms(total) * weight, "residual_out": total}
+
+    def own_dtype(self, problem: RmsNormProblem, inputs: Inputs) -> Outputs:
+        """As Llama's own code has it: the norm in float32, rounded before the product with the weight and after it."""
+        total = inputs["x"] + inputs["residual"]
+        normed = total.float() * _inverse_rms(total.float())
+        return {"y": normed.to(total.dtype) * inputs["weight"], "residual_out": total}
+
+    def rounded_once(self, problem: RmsNormProblem, inputs: Inputs) -> Outputs:
+        """The norm of the rounded sum: rounding that as well is the most a kernel may do."""
+        total = inputs["x"] + inputs["residual"]
+        y = total.float() * _inverse_rms(total.float()) * inputs["weight"].float()
+        return {"y": y.to(total.dtype), "residual_out": total}
+
+    def baselines(self, problem: RmsNormProblem) -> tuple[str, ...]:
+        return ("torch",)
+
+    def baseline(self, name: str, problem: RmsNormProblem, inputs: Inputs) -> Callable[[], object]:
+        """An addition and torch.nn.functional.rms_norm, which read and write the sum once more than a fused kernel."""
+
+        def call() -> torch.Tensor:
+            total = inputs["x"] + inputs["residual"]
+            return torch.nn.functional.rms_norm(total, (problem.hidden,), inputs["weight"], EPS)
+
+        return call
+
+    def samples(self, problem: RmsNormProblem, inputs: Inputs, seed: int) -> Sequence[Sample]:
+        """Some rows, the first and the last among them."""
+        generator = torch.Generator().manual_seed(seed)
+        some = torch.randperm(problem.rows, generator=generator)[:SAMPLED_ROWS]
+        rows = torch.unique(torch.cat([some, torch.tensor([0, problem.rows - 1])])).to(inputs["x"].device)
+        part = {"x": inputs["x"][rows], "residual": inputs["residual"][rows], "weight": inputs["weight"]}
+
+        def take(outputs: Outputs) -> Outputs:
+            return {name: tensor[rows] for name, tensor in outputs.items()}
+
+        return (Sample(replace(problem, rows=len(rows)), part, take),)
+
+    def check_bytes(self, problem: RmsNormProblem) -> int:
+        """Both inputs as drawn in float32; later four tensors of that size at once."""
+        return 16 * problem.rows * problem.hidden
+
+
+def _inverse_rms(total: torch.Tensor) -> torch.Tensor:
+    return (total.square().mean(-1, keepdim=True) + EPS).rsqrt()
+
+
+def _normal(problem: RmsNormProblem, x: torch.Tensor, residual: torch.Tensor) -> Pair:
+    return x, residual
+
+
+def _extreme_rows(problem: RmsNormProblem, x: torch.Tensor, residual: torch.Tensor) -> Pair:
+    """Rows of KINDS kinds in turn, so that neighbours differ.
+
+    Ordinary ones; one element far above all others; zeros, which eps keeps from a division by 0; values whose squares are
+    as small as eps and have few bits in a half; values whose squares overflow a half (and for other dtypes all but
+    overflow float32); sums that all but cancel out; constants, whose squares add up past what a half can count.
+    """
+    large = 300.0 if problem.dtype == "fp16" else 2.0**50
+    kind = torch.arange(problem.rows, device=x.device).view(-1, 1) % KINDS
+    column = torch.arange(problem.hidden, device=x.device)
+    row = torch.arange(problem.rows, device=x.device).view(-1, 1)
+    peak = column == row * 7 % problem.hidden
+    x = torch.where((kind == 1) & peak, 3000.0, x)
+    x = torch.where(kind == 2, 0.0, x)
+    x = torch.where(kind == 3, 1.1e-3 * x.sign(), x)
+    x = torch.where(kind == 4, large * x, x)
+    x = torch.where(kind == 6, 1.5, x)
+    residual = torch.where((kind == 2) | (kind == 3) | (kind == 6), 0.0, residual)
+    residual = torch.where(kind == 5, residual / 256.0 - x, residual)
+    return x, residual
+
+
+def _constant_rows(problem: RmsNormProblem, x: torch.Tensor, residual: torch.Tensor) -> Pair:
+    """One number from 1 to 2 for each row, alone in its first half: shows sums that miss columns or count some twice.
+
+    Neighbouring rows are unlike in size, so that a row's sum in another's place shows too.
+    """
+    row = torch.arange(problem.rows, device=x.device).view(-1, 1)
+    column = torch.arange(problem.hidden, device=x.device)
+    size = (1.0 + row % 16 / 16.0) * torch.where(column < problem.hidden / 2, 1.0, 0.5)
+    return size * x.sign(), torch.zeros_like(residual)
+
+
+_SHAPED: dict[str, Callable[[RmsNormProblem, torch.Tensor, torch.Tensor], Pair]] = {
+    "normal": _normal,
+    "16 bits": _normal,
+    "extreme rows": _extreme_rows,
+    "constant rows": _constant_rows,
+}

@@ -1,0 +1,81 @@
+"""RMS normalisation with a residual add: what it costs and the cases a candidate must pass.
+
+Nothing here needs a tensor library; the tensors themselves are drawn and judged in `tensors.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
+from evoengine.records import Config
+from evoengine.workloads.base import Case, Tensors, Tolerance, Workload
+from evoengine.workloads.rms_norm.problem import DTYPES, EPS, EXAMPLE, KINDS, RmsNormProblem, parse_problem
+
+MANY_ROWS = 33
+"""enough for sums over the errors of all rows, in the cases where those are independent"""
+
+
+class RmsNorm(Workload):
+    name = "rms_norm"
+    grammar = f"rows…,hidden…,{'|'.join(DTYPES)}"
+    example = EXAMPLE
+    compile_time = ("hidden", "dtype", "element_bytes")
+    # In float32 the GPU's rsqrtf alone is off by up to two spacings; 16 bits are held closer by sums over many rows.
+    tolerance = Tolerance(own=2.0, roundings=4.0)
+    baseline_label = "torch"
+
+    def parse(self, text: str) -> RmsNormProblem:
+        return parse_problem(text)
+
+    def flops(self, problem: RmsNormProblem) -> float:
+        """Five per element: the addition, a square and its sum, two products."""
+        return 5.0 * problem.rows * problem.hidden
+
+    def min_dram_bytes(self, problem: RmsNormProblem) -> float:
+        """x, residual and weight read once, y and residual_out written once."""
+        return float(DTYPE_BYTES[problem.dtype]) * problem.hidden * (4 * problem.rows + 1)
+
+    def cases(self, problem: RmsNormProblem, config: Config) -> tuple[Case, ...]:
+        """All have the problem's own hidden, which a template may bake in; the number of rows is set against a block's.
+
+        So every candidate meets one row alone, whole blocks, a last block that is one row short or has one row only,
+        what the problem itself leaves for its last block, and rows whose values overflow or vanish in 16 bits.
+        """
+        block = int(config.get("rows_per_block", 1)) * int(config.get("turns", 1))
+        in_turn = int(config.get("rows_per_block", 1))
+        own = problem.rows % block or block // 3 + 1
+        independent = "normal" if problem.dtype == "fp32" else "16 bits"
+
+        def at(rows: int) -> RmsNormProblem:
+            return replace(problem, rows=rows)
+
+        found = [
+            Case("one row", at(1)),
+            Case("whole blocks", at(2 * block), "extreme rows" if 2 * block < KINDS else "constant rows"),
+            Case("one row more", at(-(-MANY_ROWS // block) * block + 1), independent),
+            Case("extreme rows, one row short", at(-(-(KINDS + 1) // block) * block - 1), "extreme rows"),
+            Case("remainders", at(block + own), "constant rows"),
+        ]
+        if in_turn < block:
+            found.append(Case("turns that have no row", at(block + in_turn + 1), "extreme rows"))
+        return tuple(replace(case, config=config) for case in found)
+
+    def parameters(self, problem: RmsNormProblem, config: Config) -> tuple[Parameter, ...]:
+        shape, dtype = (problem.rows, problem.hidden), problem.dtype
+        return (
+            TensorParameter("x", shape, dtype),
+            TensorParameter("residual", shape, dtype),
+            TensorParameter("weight", (problem.hidden,), dtype),
+            TensorParameter("y", shape, dtype, output=True),
+            TensorParameter("residual_out", shape, dtype, output=True),
+            ScalarArgument("rows", np.int32(problem.rows)),
+            ScalarArgument("eps", np.float32(EPS)),
+        )
+
+    def tensors(self) -> Tensors:
+        from evoengine.workloads.rms_norm.tensors import RmsNormTensors
+
+        return RmsNormTensors()

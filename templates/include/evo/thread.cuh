@@ -1,0 +1,8 @@
+// ---- thread: where a thread stands in its block ----
+__device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+__device__ __forceinline__ int warp() { return threadIdx.x / 32; }
+__device__ __forceinline__ int warpgroup() { return threadIdx.x / 128; }
+
+// A number that is the same in all lanes, and that the compiler knows to be: what depends on it is computed once for
+// the warp, in uniform registers. All lanes take part.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }

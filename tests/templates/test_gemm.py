@@ -1,0 +1,237 @@
+"""The GEMM templates: their binaries, and that they are right on the emulator for every shape, dtype and epilogue."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+
+import jinja2
+import numpy as np
+import pytest
+import torch
+
+from evoengine.cuda_files import disassembler
+from evoengine.devices.base import KernelFailure, ScalarArgument, TensorArgument, TensorMapArgument
+from evoengine.devices.emulator.build import build
+from evoengine.devices.emulator.run import run
+from evoengine.gpu import find_gpu
+from evoengine.paths import asset
+from evoengine.records import Source
+from evoengine.space.space import SearchSpace, load_space
+from evoengine.stages import compile as stage
+from evoengine.stages.compile import compile_source
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+COMPILE_TIME = ("dtype", "element_bytes", "epilogue")
+EPILOGUES = ("none", "bias", "bias_relu", "bias_gelu")
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader([asset("templates"), asset("templates") / "include"]),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+
+
+@dataclass(frozen=True)
+class Gemm:
+    m: int
+    n: int
+    k: int
+    dtype: str = "fp16"
+    epilogue: str = "bias"
+
+    def variables(self):
+        return asdict(self) | {"element_bytes": 2}
+
+
+LARGE = Gemm(4096, 4096, 4096)
+
+
+@cache
+def space(problem: Gemm = LARGE, gpu: str = "h100") -> SearchSpace:
+    return load_space(asset("search_spaces") / "gemm.toml", problem, find_gpu(gpu))
+
+
+def starts(family: str, problem: Gemm = LARGE, gpu: str = "h100"):
+    return [c for c in space(problem, gpu).starts if c["family"] == family]
+
+
+def source(config, problem: Gemm) -> Source:
+    launch = space().launch(config, problem)
+    constants = {name: problem.variables()[name] for name in COMPILE_TIME}
+    context = {**constants, **config, "threads": launch.threads, "shared_bytes": launch.shared_bytes}
+    return Source(TEMPLATES.get_template(f"gemm/{config['family']}.cu.j2").render(context), "gemm", launch)
+
+
+def maps(config, problem: Gemm) -> list[TensorMapArgument]:
+    """As templates/gemm/wgmma.cu.j2 asks for them."""
+    p = problem
+    a = TensorMapArgument("map_a", "a", p.dtype, (p.k, p.m), (2 * p.k,), (64, config["tile_m"]), swizzle=128)
+    b = TensorMapArgument("map_b", "b", p.dtype, (p.n, p.k), (2 * p.n,), (64, 64), swizzle=128)
+    return [a, b]
+
+
+def expected(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, epilogue: str) -> torch.Tensor:
+    """In float64."""
+    product = a.double() @ b.double()
+    if epilogue == "none":
+        return product
+    x = product + bias.double()
+    if epilogue == "bias_relu":
+        return x.clamp(min=0)
+    return torch.nn.functional.gelu(x) if epilogue == "bias_gelu" else x
+
+
+def worst_error(config, problem: Gemm, text: Source | None = None, seed: int = 5) -> float:
+    """The largest error of the kernel's C, in units of the dtype's rounding at the scale of the reference's largest
+    elements; NaN where an element was never written."""
+    drawn = torch.Generator().manual_seed(seed)
+    shapes = {"a": (problem.m, problem.k), "b": (problem.k, problem.n), "bias": (problem.n,)}
+    inputs = {name: torch.randn(shape, generator=drawn).to(DTYPES[problem.dtype]) for name, shape in shapes.items()}
+    arguments = [TensorArgument(name, x.view(torch.uint16).numpy()) for name, x in inputs.items()]
+    nan = np.full((problem.m, problem.n), 0x7FFF, np.uint16)
+    arguments.append(TensorArgument("c", nan, output=True))
+    arguments += [ScalarArgument(name, np.int32(getattr(problem, name))) for name in ("m", "n", "k")]
+    if config["family"] == "wgmma":
+        arguments += maps(config, problem)
+    text = text or source(config, problem)
+    found = run(build(text), "gemm", text.launch, arguments, seed, 60.0)["c"]
+    c = torch.from_numpy(found).view(DTYPES[problem.dtype]).double()
+    right = expected(*inputs.values(), problem.epilogue)
+    unit = torch.finfo(DTYPES[problem.dtype]).eps / 2 * right.abs().max().clamp(min=1)
+    return ((c - right).abs().max() / unit).item()
+
+
+def is_right(config, problem: Gemm, text: Source | None = None) -> bool:
+    return worst_error(config, problem, text) <= 1.5
+
+
+# ---- the binaries
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("family", "arch"), [("mma", "sm_80"), ("mma", "sm_90a"), ("wgmma", "sm_90a")])
+def test_the_starts_compile_without_spills_or_warnings(family, arch, dtype):
+    problem = replace(LARGE, dtype=dtype, epilogue="bias_gelu")
+    assert starts(family)
+    for config in starts(family):
+        binary = compile_source(source(config, problem), arch)
+        assert (binary.spill_bytes, binary.stack_bytes, binary.warnings) == (0, 0, ()), config
+
+
+@pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
+@pytest.mark.parametrize("family", ["mma", "wgmma"])
+def test_a_binary_holds_the_tensor_instructions_of_one_step(monkeypatch, family):
+    monkeypatch.setattr(stage, "disassembler", disassembler)
+    for config in starts(family):
+        mix = compile_source(source(config, LARGE), "sm_90a").mix
+        assert mix.get("HMMA", 0) + mix.get("HGMMA", 0) == space().cost(config)["tensor_instructions"], config
+        assert not mix.keys() & {"LDL", "STL"}
+
+
+# ---- the space
+
+
+@pytest.mark.parametrize("gpu", ["a100", "l4"])
+def test_wgmma_is_left_out_where_there_is_none(gpu):
+    assert "Hopper" in space(LARGE, gpu).empty_families["wgmma"]
+    assert starts("mma", LARGE, gpu)
+
+
+def test_wgmma_is_left_out_where_rows_are_no_multiples_of_16_bytes():
+    for problem in (replace(LARGE, k=4092), replace(LARGE, n=4095)):
+        assert "16 bytes" in space(problem).empty_families["wgmma"]
+        assert starts("mma", problem)
+
+
+@pytest.mark.parametrize("family", ["mma", "wgmma"])
+def test_every_knob_changes_the_text_or_the_launch(family):
+    def rendered(config):
+        return source(config, LARGE).text, space().launch(config)
+
+    moved, live = set(), set()
+    for config in starts(family):
+        for other in (c for c in space().neighbours(config) if c["family"] == family):
+            [knob] = [name for name in config if config[name] != other[name]] or [None]
+            moved.add(knob)
+            live |= {knob} if rendered(config) != rendered(other) else set()
+    assert moved == live >= {"tile_m", "tile_n", "stages", "group_m"}
+
+
+# ---- right on the emulator
+
+SHAPES = [(1, 1, 1), (1, 8, 8), (129, 65, 33), (64, 128, 64), (130, 264, 200), (257, 72, 24), (70, 63, 129)]
+
+
+def possible(family: str, shapes):
+    return [s for s in shapes if family == "mma" or s[1] % 8 == s[2] % 8 == 0]
+
+
+CASES = [(f, n, shape) for f, count in (("mma", 4), ("wgmma", 4)) for n in range(count) for shape in possible(f, SHAPES)]
+
+
+@pytest.mark.parametrize(("family", "number", "shape"), CASES)
+def test_a_start_is_right(family, number, shape):
+    problem = Gemm(*shape, dtype=("fp16", "bf16")[sum(shape) % 2], epilogue=EPILOGUES[(number + shape[0]) % 4])
+    assert is_right(starts(family)[number], problem)
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("family", ["mma", "wgmma"])
+def test_every_epilogue_is_right(family, epilogue):
+    assert is_right(starts(family)[-1], Gemm(72, 88, 136, "fp16", epilogue))
+
+
+@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("family", ["mma", "wgmma"])
+def test_a_configuration_drawn_at_random_is_right(family, number):
+    drawn = space().sample(np.random.default_rng(number), 60)
+    config = next(c for c in drawn if c["family"] == family)
+    steps = 2 * config["stages"] + 1  # the pipeline wraps around twice
+    odd = 3 if family == "mma" and number % 3 == 0 else 8
+    m, n = config["tile_m"] * 2 + 9, config["tile_n"] + 2 * odd
+    problem = Gemm(m, n, (steps - 1) * config["tile_k"] + odd, ("fp16", "bf16")[number % 2], EPILOGUES[number % 4])
+    assert is_right(config, problem), config
+
+
+def test_long_sums_are_kept_in_single_precision():
+    for family in ("mma", "wgmma"):
+        assert is_right(starts(family)[-1], Gemm(16, 16, 8192, "bf16", "none"))
+
+
+# ---- what is wrong is seen by the comparison above
+
+MMA, WGMMA = ("mma", 0), ("wgmma", 2)
+FAULTS = [
+    ("no bias", MMA, "low_bias = col < n ? to_float(bias[col]) : 0.0f", "low_bias = 0.0f"),
+    ("bias of the next column", WGMMA, "to_float(bias[col])", "to_float(bias[min(col + 1, n - 1)])"),
+    ("last row not written", MMA, "if (row >= m ||", "if (row >= m - 1 ||"),
+    ("a row too many written", WGMMA, "if (row >= m ||", "if (row > m ||"),
+    ("the last step left out", MMA, "steps = (k + TILE_K - 1) / TILE_K", "steps = k / TILE_K"),
+    ("tiles waited for too laxly", MMA, "wait<STAGES - 2>", "wait<STAGES - 1>"),
+    ("chunks read where they were not put", MMA, "exchange((chunk % Tile::SPAN ^ Tile::swizzle(row)) * 16)", "exchange(chunk % Tile::SPAN * 16)"),
+    ("a column's chunk off by one", MMA, "first_col / 8)", "first_col / 8 + 2)"),
+    ("B not transposed", MMA, "ldmatrix_x4_trans(operand_b", "ldmatrix_x4(operand_b"),
+    ("B read as K-major", WGMMA, "TRANSPOSED = true", "TRANSPOSED = false"),
+    ("wrong step along K in B", WGMMA, "step * 16 * CHUNKS", "step * 8 * CHUNKS"),
+    ("all warpgroups multiply the first rows of A", WGMMA, "(first_stripe + stripe) * 64);\n            issue", "stripe * 64);\n            issue"),
+    ("buffer given back before it is read", WGMMA, "wgmma_wait<STRIPES>();", "wgmma_wait<2 * STRIPES>();"),
+    ("buffer filled while it is read", WGMMA, "tiles.acquire(i);", ""),
+    ("tiles read before they arrived", WGMMA, "tiles.wait(i);", ""),
+    ("products not waited for", WGMMA, "wgmma_wait<0>();", ""),
+    ("the grouped order leaves tiles out", MMA, "within % rows", "within % GROUP_M"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("start", "old", "new"), [pytest.param(*f[1:], id=f[0]) for f in FAULTS])
+def test_a_planted_fault_is_seen(start, old, new):
+    config = starts(start[0])[start[1]]
+    problem = Gemm(config["tile_m"] + 40, config["tile_n"] + 24, 9 * config["tile_k"] + 8, "fp16", "bias")
+    good = source(config, problem)
+    assert old in good.text, f"the template has no {old!r} any more"
+    assert is_right(config, problem, good)
+    try:
+        assert not is_right(config, problem, Source(good.text.replace(old, new), good.entry, good.launch))
+    except KernelFailure:
+        pass
