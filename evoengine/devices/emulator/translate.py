@@ -24,6 +24,7 @@ _SHARED_CLASS = re.compile(
     r"(?:\b(?:__align__|alignas)\s*\([^;{}]*?\)\s*)?\b__shared__\s+(?:(?:__align__|alignas)\s*\([^;{}]*?\)\s*)?"
     r"(struct|union)\b\s*(\w*)\s*\{"
 )
+_LINKAGE = re.compile(r'\bextern\s*"C"\s*\Z')
 _CONSTANT = re.compile(r"\b__constant__\b([^;{}]*)[;{]")
 _MAP_BY_VALUE = re.compile(r"(__grid_constant__\s+(?:const\s+)?)?\b(?:CUtensorMap|TensorMap)\s+(\w+)\s*[,)]")
 _OUTSIDE = "line {line}: a __shared__ variable outside of a function; declare it in the kernel"
@@ -95,9 +96,8 @@ def constant_names(text: str) -> list[str]:
     masked = _mask(text)
     found: list[str] = []
     for match in _CONSTANT.finditer(masked):
-        depth = masked.count("{", 0, match.start()) - masked.count("}", 0, match.start())
         declared = read_declarators(ALIGNMENT.sub(" ", match[1]).split("=")[0])
-        if depth == 0 and declared:
+        if declared and all(_LINKAGE.search(opening) for opening in _scope_openings(text, masked, match.start())):
             found += [name for name, _ in declared[1]]
     return found
 
@@ -160,7 +160,7 @@ def _shared_class_edits(text: str, masked: str, match: re.Match[str]) -> list[_E
     end = _closing(masked, match.end() - 1)
     declared = re.compile(r"\s*(\w+)\s*;").match(masked, end + 1)
     if not declared:
-        raise KernelUnbuildable(f"line {line}: the emulator wants one name behind a __shared__ {match[1]} and its braces")
+        raise KernelUnbuildable(f"line {line}: the emulator wants one name behind __shared__ {match[1]} {{…}}")
     if _at_namespace_scope(text, masked, match.start()):
         raise KernelUnbuildable(_OUTSIDE.format(line=line))
     aligned = ALIGNMENT.search(match[0])
@@ -182,11 +182,15 @@ def _dynamic(base: str, name: str, alignment: str, at_namespace: bool) -> str:
 
 
 def _at_namespace_scope(text: str, masked: str, position: int) -> bool:
-    scopes: list[bool] = []
+    return all(is_namespace_head(opening) for opening in _scope_openings(text, masked, position))
+
+
+def _scope_openings(text: str, masked: str, position: int) -> list[str]:
+    """What stands before each brace that is open at the position."""
+    openings: list[str] = []
     for brace in re.finditer(r"[{}]", masked[:position]):
-        if brace[0] == "}":
-            if scopes:
-                scopes.pop()
+        if brace[0] == "{":
+            openings.append(text[max(0, brace.start() - 200) : brace.start()])
         else:
-            scopes.append(is_namespace_head(text[max(0, brace.start() - 200) : brace.start()]))
-    return all(scopes)
+            del openings[-1:]
+    return openings
