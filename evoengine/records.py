@@ -405,4 +405,4 @@ def _estimate_json(figure: Measurement | None) -> dict[str, object]:
 
 def _sustained_json(figure: Measurement) -> dict[str, object]:
     observed = {name: figure.terms.get(name) for name in ("sm_mhz", "watts")}
-    return {"tflops": figure.tflops, "median_us": figure.median_us, "policy": asdict(figure.policy), **observed}
+    return {"tflops": figure.tflops, "median_us": figure.median_us, "policy": figure.policy and asdict(figure.policy), **observed}

@@ -46,7 +46,7 @@ def judge_reading(
     return Reading(sm_mhz, temperature_c, held_back, throttled, watts)
 
 
-def _handle(nvml: ModuleType, uuid: str):
+def _handle(nvml: ModuleType, uuid: str) -> object:
     """NVML's handle of the GPU of that UUID; of a MIG instance that of its GPU, which alone has sensors."""
     nvml.nvmlInit()
     handle = nvml.nvmlDeviceGetHandleByUUID(uuid)

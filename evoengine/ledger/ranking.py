@@ -63,9 +63,11 @@ def ranked(figures: Iterable[Figure]) -> list[int]:
         if figure.trial not in held or figure.precedence <= held[figure.trial].precedence:
             held[figure.trial] = figure
     trusted = [f for f in held.values() if not f.suspect]
-    last = min(trusted, key=lambda f: (f.precedence, -f.id), default=None)
+    if not trusted:
+        return []
+    last = min(trusted, key=lambda f: (f.precedence, -f.id))
     order = _with_finals([f for f in trusted if f.comparable(last)])
-    if last is not None and last.kind is Kind.ESTIMATED and not last.by_formula:
+    if last.kind is Kind.ESTIMATED and not last.by_formula:
         order += _with_finals([f for f in trusted if f.by_formula])
     return order
 

@@ -302,7 +302,7 @@ def _imbalance(instructions: np.ndarray, grid: Grid, sms: int, resident: int) ->
     free = [0.0] * max(1, min(sms * resident * rows // grid.rows, clusters))
     for work in np.tile(columns, rows):
         heapq.heapreplace(free, free[0] + work)
-    fair = clusters * columns.mean() / len(free)
+    fair: float = clusters * columns.mean() / len(free)
     return max(free) / fair * (grid.clusters / sms) / math.ceil(grid.clusters / sms)
 
 

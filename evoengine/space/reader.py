@@ -175,7 +175,7 @@ class _Reader:
         self._known(knob.when)
         order = [k.name for k in self.knobs]
         for family in self.families:
-            for name in reached(knob.when, lets[""] | lets[family]):
+            for name in reached(knob.when, {**lets[""], **lets[family]}):
                 if name in order and order.index(name) >= order.index(knob.name):
                     raise UsageError(
                         f"{knob.when.where}: the when of {knob.name} hangs on {name}, which is not declared before it; "

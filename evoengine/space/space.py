@@ -144,12 +144,12 @@ class SearchSpace:
                 if row[k] < 0 or i == row[k]:
                     continue
                 changed = {**config, knob.name: value}
-                if not self._same_knobs_active(changed):
-                    changed = self._nearest(row, k, i)
-                elif not self.contains(changed):
-                    continue
-                if changed:
-                    found.setdefault(config_key(changed), changed)
+                if self._same_knobs_active(changed):
+                    neighbour = changed if self.contains(changed) else None
+                else:
+                    neighbour = self._nearest(row, k, i)
+                if neighbour:
+                    found.setdefault(config_key(neighbour), neighbour)
         return list(found.values())
 
     def launch(self, config: Config, problem: HasVariables | None = None) -> Launch:
