@@ -31,7 +31,6 @@ from rich.table import Table  # noqa: E402
 from evoengine.errors import UsageError  # noqa: E402
 from evoengine.gpu import find_gpu  # noqa: E402
 from evoengine.paths import asset  # noqa: E402
-from evoengine.workloads.attention.problem import parse_problem  # noqa: E402
 from evoengine.records import Config, config_key  # noqa: E402
 from evoengine.search.proposer import Proposer  # noqa: E402
 from evoengine.search.samplers import NAMES  # noqa: E402
@@ -40,9 +39,11 @@ from evoengine.stages.compile import CompileFailed, compile_source  # noqa: E402
 from evoengine.stages.estimate import estimate  # noqa: E402
 from evoengine.stages.render import render  # noqa: E402
 from evoengine.stages.screen import screen_binary, screen_launch  # noqa: E402
-from evoengine.workloads import find_workload  # noqa: E402
+from evoengine.workloads import parse_problem  # noqa: E402
+from evoengine.workloads.base import Target  # noqa: E402
 
 PROBLEM, GPU = "b16,h16,s2048,d64,fp16", "h100"
+TARGET = Target(*parse_problem(PROBLEM), find_gpu(GPU))
 PART = (
     "tile_m >= 64 and tile_n in [64, 80, 96, 128, 160, 176] and min_blocks == 1",
     "family != 'wgmma' or rescale_above == 8 and producer_registers == 24 and o_store == 'direct'",
@@ -65,7 +66,7 @@ def part_of_attention_space() -> SearchSpace:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "attention.toml"
         file.write_text(whole + rules)
-        return load_space(file, parse_problem(PROBLEM), find_gpu(GPU))
+        return load_space(file, TARGET.problem, TARGET.gpu)
 
 
 @cache
@@ -75,8 +76,8 @@ def space() -> SearchSpace:
 
 def estimated_us(config: Config) -> float | None:
     """The estimate of a configuration's binary, in microseconds; None where a screen rejects it."""
-    problem, gpu, workload = parse_problem(PROBLEM), find_gpu(GPU), find_workload("attention")
-    source = render(space(), config, problem, asset("templates"))
+    gpu = TARGET.gpu
+    source = render(TARGET, space(), config, asset("templates"))
     if screen_launch(source.launch, gpu):
         return None
     try:
@@ -85,8 +86,8 @@ def estimated_us(config: Config) -> float | None:
         return None
     if screen_binary(binary, source.launch, gpu, space().cost(config), timed=False):
         return None
-    work = workload.flops(problem), workload.least_bytes(problem)
-    return estimate(binary, source.launch, space().cost(config), gpu, *work).median_us
+    cost = space().cost(config)
+    return estimate(binary, source.launch, cost, gpu, TARGET.flops, TARGET.min_dram_bytes).median_us
 
 
 def record(path: Path, jobs: int) -> None:
@@ -108,7 +109,7 @@ def read(path: Path) -> Mapping[str, float | None]:
         raise UsageError(f"{path} is no record of estimates; make one with --record {path}") from error
     missing = sum(config_key(config) not in estimates for config in space().enumerate())
     if missing:
-        raise UsageError(f"{path} lacks {missing} configurations of the space as it is now; make it anew with --record")
+        raise UsageError(f"{path} lacks {missing} configurations of the space as it is now; make it again with --record")
     return estimates
 
 

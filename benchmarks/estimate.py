@@ -29,7 +29,6 @@ from evoengine.errors import EvoengineError, UsageError  # noqa: E402
 from evoengine.gpu import find_gpu  # noqa: E402
 from evoengine.ledger.store import open_ledger  # noqa: E402
 from evoengine.paths import asset  # noqa: E402
-from evoengine.workloads.attention.problem import EXAMPLE, parse_problem  # noqa: E402
 from evoengine.records import Config, Contender, Measurement  # noqa: E402
 from evoengine.search.agreement import SHORT_LIST, Agreement, Pair, agree, measured_pairs  # noqa: E402
 from evoengine.space.space import load_space  # noqa: E402
@@ -37,7 +36,9 @@ from evoengine.stages.compile import compile_source  # noqa: E402
 from evoengine.stages.estimate import estimate  # noqa: E402
 from evoengine.stages.predict import predict_figure  # noqa: E402
 from evoengine.stages.render import render  # noqa: E402
-from evoengine.workloads.attention import flops, least_bytes  # noqa: E402
+from evoengine.workloads import parse_problem  # noqa: E402
+from evoengine.workloads.attention.problem import EXAMPLE  # noqa: E402
+from evoengine.workloads.base import Target  # noqa: E402
 
 # ── against what was measured ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -154,15 +155,16 @@ def estimates(known: Published) -> Iterator[tuple[Measurement, Measurement]]:
     """The figures of the first start point with these values, compiled for an H100, by problem: by what evoengine takes,
     the model of the chip, and by formula."""
     gpu, binary = find_gpu("h100"), None
-    for problem in map(parse_problem, known.tflops):
-        space = load_space(asset("search_spaces") / "attention.toml", problem, gpu)
+    for problem in known.tflops:
+        target = Target(*parse_problem(problem), gpu)
+        space = load_space(asset("search_spaces") / "attention.toml", target.problem, gpu)
         config = next(c for c in space.starts if known.start.items() <= c.items())
-        source = render(space, config, problem, asset("templates"))
+        source = render(target, space, config, asset("templates"))
         # lengths are arguments of the kernel, so that one binary serves them all
         binary = binary or compile_source(source, gpu.arch)
         cost = space.cost(config)
-        found = predict_figure(space.kernel, Contender(0, source, binary, config), cost, problem, gpu)
-        yield found.figure, estimate(binary, source.launch, cost, gpu, flops(problem), least_bytes(problem))
+        found = predict_figure(target, Contender(0, source, binary, config), cost)
+        yield found.figure, estimate(binary, source.launch, cost, gpu, target.flops, target.min_dram_bytes)
 
 
 def published_table() -> Table:

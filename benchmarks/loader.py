@@ -24,9 +24,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from evoengine.gpu import find_gpu
 from evoengine.host_compiler import find_compiler
 from evoengine.publish.export import export
 from evoengine.records import Binary, Candidate, Launch, Outcome, Source
+from evoengine.workloads import parse_problem
+from evoengine.workloads.base import Target
 
 DRIVER = Path(__file__).parents[1] / "tests" / "publish" / "driver.c"
 KERNELS = {
@@ -47,8 +50,10 @@ def load(config: dict[str, object], folder: Path, driver: ctypes.CDLL) -> Module
     """The loader of a kernel without code, to which the CPU is GPU 0."""
     source = Source("", "attention", Launch((1, 1, 1), 384, 100_000))
     binary = Binary(b"none", "sm_90a", "", "none 13.0", 168, 0, 0, 0, (), {}, 0.0)
-    problem = "attention:b2,h8,s512,d64,fp16"
-    export(Candidate(1, 1, problem, "h100", config, Outcome.ESTIMATED, source=source, binary=binary), folder)
+    target = Target(*parse_problem("attention:b2,h8,s512,d64,fp16"), find_gpu("h100"))
+    problem = str(target.problem)
+    made = Candidate(1, 1, problem, "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
+    export(made, target, folder)
     spec = importlib.util.spec_from_file_location(folder.name, folder / "attention.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

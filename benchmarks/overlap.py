@@ -30,13 +30,15 @@ from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.study import Projection, optuna_storage
 from evoengine.paths import asset
-from evoengine.workloads.attention.problem import EXAMPLE, parse_problem
 from evoengine.records import Baseline, Binary, Finals, Kind, Measurement, Verdict
 from evoengine.search.coordinator import Coordinator, Progress
 from evoengine.search.judges import GpuJudge
 from evoengine.search.setting import Setting
 from evoengine.space.space import load_space
 from evoengine.stages.pipeline import Judged
+from evoengine.workloads import parse_problem
+from evoengine.workloads.attention.problem import EXAMPLE
+from evoengine.workloads.base import Target
 
 SIMULATED = GpuDevice(0, "no GPU", "GPU-none", 90, 2**36)
 LOG, COMPILE, GPU, FAULTS = (f"OVERLAP_{name}" for name in ("LOG", "COMPILE_SECONDS", "GPU_SECONDS", "FAULTS"))
@@ -52,7 +54,7 @@ def compile_task(source, arch) -> Binary:
     return Binary(b"", arch, "", "none", 128, 0, 0, 0, (), {}, 0.0)
 
 
-def measure_task(kernel, contender, *_) -> Judged:
+def measure_task(target, contender, *_) -> Judged:
     die_sometimes(contender.trial * 387)
     begun = time.monotonic()
     time.sleep(float(os.environ[GPU]))
@@ -76,7 +78,7 @@ def baselines_task(*_) -> list[Baseline]:
     return [Baseline("MATH", SIMULATED.name, 1000.0, 1.0, (1000.0,))]
 
 
-def finals_task(kernel, contenders, *_) -> Finals:
+def finals_task(target, contenders, *_) -> Finals:
     trials = tuple(c.trial for c in contenders)
     return Finals(trials, (), {trial: figure(trial) for trial in trials})
 
@@ -106,9 +108,10 @@ def run(options: argparse.Namespace, faults: float) -> Outcome:
 
 
 def search(ledger: Ledger, jobs: int, trials: int) -> Progress:
-    problem, gpu = parse_problem(EXAMPLE), find_gpu("h100")
+    target = Target(*parse_problem(EXAMPLE), find_gpu("h100"))
+    problem, gpu = target.problem, target.gpu
     space = load_space(asset("search_spaces") / "attention.toml", problem, gpu)
-    setting = Setting(problem, gpu, space, asset("templates"), "evolution", 1, trials, None, jobs, timed=True)
+    setting = Setting(target, space, asset("templates"), "evolution", 1, trials, None, jobs, timed=True)
     run = ledger.start_run(
         gpu=gpu.key, problem=str(problem), device=Device(SIMULATED.name), space=space, sampler="evolution", seed=1,
         command="overlap",
@@ -117,7 +120,7 @@ def search(ledger: Ledger, jobs: int, trials: int) -> Progress:
     study = Projection(optuna_storage(ledger.url), ledger, run, Kind.MEASURED, domains)
     own = ("measure_task", "baselines_task", "finals_task", "load_cuda")
     tasks = SimpleNamespace(**{name: globals()[name] for name in own})
-    judge = GpuJudge(space.kernel, problem, gpu, SIMULATED, 1, tasks)
+    judge = GpuJudge(target, SIMULATED, 1, tasks)
     return Coordinator(setting, ledger, run, judge, lambda _: None, study.add, compile_task).search()
 
 

@@ -1,8 +1,8 @@
-"""What can go wrong, told apart by what a person has to do about it.
+"""What can go wrong, distinguished by what a person has to do about it.
 
     EvoengineError
     ├── UsageError      exit 2: an argument, a file or a setting is wrong
-    ├── MachineError    exit 3: this machine lacks something (a compiler, a GPU, a driver)
+    ├── MachineError    exit 3: something is missing on this machine (a compiler, a GPU, a driver)
     └── NothingFound    exit 1: all went well and there is no result
 
 The message is one sentence that names what was wrong and what would be right. A failing *candidate* is none of these:

@@ -11,15 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evoengine import workloads
 from evoengine.devices.driver import find_driver
 from evoengine.gpu import Gpu, find_gpu
 from evoengine.paths import asset
-from evoengine.workloads.attention.problem import AttentionProblem, parse_problem
 from evoengine.records import Source
 from evoengine.search.judges import full_plan, gate_plan
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.pipeline import emulate_task
 from evoengine.stages.render import render
+from evoengine.workloads import find_workload
+from evoengine.workloads.attention.problem import AttentionProblem, parse_problem
+from evoengine.workloads.base import Target
 from tests.fake_cuda.library import NAME as STAND_IN
 
 
@@ -53,7 +56,7 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
-def problem() -> Problem:
+def problem() -> AttentionProblem:
     return parse_problem("b16,h16,s2048,d64,fp16")
 
 
@@ -63,7 +66,12 @@ def gpu() -> Gpu:
 
 
 @pytest.fixture
-def load(tmp_path: Path, problem: Problem, gpu: Gpu) -> Callable[[str], SearchSpace]:
+def target(problem: AttentionProblem, gpu: Gpu) -> Target:
+    return Target(find_workload("attention"), problem, gpu)
+
+
+@pytest.fixture
+def load(tmp_path: Path, problem: AttentionProblem, gpu: Gpu) -> Callable[[str], SearchSpace]:
     """Reads a space file of that text."""
 
     def loaded(text: str) -> SearchSpace:
@@ -79,31 +87,40 @@ def launches(*families: str) -> str:
     return "".join(f"[launch.{family}]\nthreads = 32\ngrid = [1, 1, 1]\nshared = 0\n" for family in families)
 
 
+def attention_target(problem: str = "b16,h16,s2048,d64,fp16", gpu: str = "h100") -> Target:
+    return Target(find_workload("attention"), parse_problem(problem), find_gpu(gpu))
+
+
 @cache
 def attention_space(problem: str = "b16,h16,s2048,d64,fp16", gpu: str = "h100") -> SearchSpace:
     return load_space(asset("search_spaces") / "attention.toml", parse_problem(problem), find_gpu(gpu))
 
 
-class AttentionGate:
-    """Renders configurations of the attention space and puts them, or a doctored text of them, through the gate."""
+class KernelGate:
+    """Renders configurations of a workload's space and puts them, or a doctored text of them, through the gate."""
 
-    def __init__(self, problem: str) -> None:
-        self.problem = parse_problem(problem)
-        self.space = attention_space(problem)
+    def __init__(self, problem: str, gpu: str = "h100") -> None:
+        workload, self.problem = workloads.parse_problem(problem)
+        self.target = Target(workload, self.problem, find_gpu(gpu))
+        self.space = load_space(asset("search_spaces") / f"{workload.name}.toml", self.problem, self.target.gpu)
 
     def start(self, wanted):
         """The space's first start point that has these values."""
         return next(c for c in self.space.starts if wanted.items() <= c.items())
 
+    def configuration(self, wanted):
+        """The first start point that has these values, else the first of many draws."""
+        return next(c for c in (*self.space.starts, *self.draw(500, seed=1)) if wanted.items() <= c.items())
+
     def source(self, config) -> Source:
-        return render(self.space, config, self.problem, asset("templates"))
+        return render(self.target, self.space, config, asset("templates"))
 
     def judge(self, config, source: Source | None = None, seed: int = 7, beside=()):
         """The verdict on the workload's cases, those `beside` them and those at full size."""
-        plan = gate_plan(self.space, self.problem, config)
+        plan = gate_plan(self.space, self.target, config)
         plan += [(case, self.space.launch(config, case.problem)) for case in beside]
-        full = full_plan(self.space, self.problem, config)
-        return emulate_task("attention", source or self.source(config), plan, full, seed)
+        full = full_plan(self.space, self.target, config)
+        return emulate_task(self.target.workload, source or self.source(config), plan, full, seed)
 
     def doctored(self, config, old: str, new: str) -> Source:
         source = self.source(config)
@@ -115,6 +132,12 @@ class AttentionGate:
 
 
 @pytest.fixture(scope="session")
-def attention_gate():
-    """Gates by problem, `attention_gate("b1,h2,s64,d64,fp16")`."""
-    return cache(AttentionGate)
+def kernel_gate():
+    """Gates by problem, `kernel_gate("gemm:m64,n64,k64,fp16")`."""
+    return cache(KernelGate)
+
+
+@pytest.fixture(scope="session")
+def attention_gate(kernel_gate):
+    """Gates by problem, `attention_gate("b1,h2,s64,d64,fp16")`: of the workload that needs no name."""
+    return kernel_gate

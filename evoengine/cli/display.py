@@ -268,12 +268,12 @@ def cases(verdict) -> Table:
     for c in verdict.cases:
         errors = [f"{e:.1e}" if e is not None else "–" for e in (c.max_error, c.mean_error, c.allowed)]
         mark = Text("ok", style="green") if c.correct else Text(c.reason or "wrong", style="red")
-        table.add_row(c.name, c.problem.removeprefix("attention:"), *errors, str(c.seed), mark)
+        table.add_row(c.name, c.problem.partition(":")[2], *errors, str(c.seed), mark)
     return table
 
 
 def findings(found) -> Table:
-    """The doctor's findings, each with its remedy where something lacks."""
+    """The doctor's findings, each with its remedy where something is missing."""
     table = Table.grid("", "", Column(overflow="fold"), padding=(0, 2))
     for f in found:
         mark = Text("✓", style="green") if f.here else Text("✗", style="red" if f.needed else "yellow")

@@ -27,7 +27,7 @@ class Finding:
 @click.command()
 @json_option
 def doctor(as_json: bool) -> int:
-    """Say what this machine has, what it lacks, and the remedy; exit 3 where a search cannot run."""
+    """Say what this machine has, what is missing, and the remedy; exit 3 where a search cannot run."""
     from evoengine.cli.display import findings, say, stdout
 
     found = [check() for check in CHECKS]
@@ -38,7 +38,7 @@ def doctor(as_json: bool) -> int:
         stdout.print(findings(found))
         times = all(f.here for f in found if f.name in ("GPU", "CUDA versions"))
         how = "times candidates on the GPU" if times else "gates in the CPU emulator and ranks by estimate"
-        say(f"a search here {how}" if able else "a search cannot run here until what is marked is mended")
+        say(f"a search here {how}" if able else "a search cannot run here until the marked items are fixed")
     return 0 if able else MachineError.exit_code
 
 

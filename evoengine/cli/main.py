@@ -13,6 +13,7 @@ from evoengine import __version__
 from evoengine.errors import EvoengineError
 
 COMMANDS = {
+    "new": "Write a folder with a kernel of your own, or bring one in.",
     "problems": "List the workloads, how their problems are written, and an example of each.",
     "search": "Search for the fastest correct kernel of a problem on a GPU.",
     "best": "Show the best kernels found, or export the best one.",
@@ -63,7 +64,7 @@ class Commands(click.Group):
 def evoengine() -> None:
     """Finds the fastest correct CUDA kernel for a GPU and a problem.
 
-    Exit codes: 0 ok, 1 nothing valid found, 2 wrong usage or configuration, 3 the machine lacks something,
+    Exit codes: 0 ok, 1 nothing valid found, 2 wrong usage or configuration, 3 something is missing on this machine,
     130 interrupted.
     """
 

@@ -241,7 +241,7 @@ class Ledger:
     def finish(
         self, trial: int, outcome: Outcome, reason: str | None, occupancy: float | None, device: str | None
     ) -> None:
-        """How the candidate ended; a later measurement may end it anew."""
+        """How the candidate ended; a later measurement may end it again."""
         end = {"outcome": str(outcome), "reason": reason, "occupancy": occupancy, "device": device}
         with self._writing() as session:
             _update_candidate(session, trial, finished_at=_now(), **end)

@@ -1,7 +1,7 @@
 """The Optuna study of a run, in the ledger's database: a projection for optuna-dashboard, written as candidates finish.
 
 The ledger's tables are the truth. A trial that cannot be projected does not stop the search: it is logged, kept in
-`Projection.missed` with the reason for the search to show, and `rebuild` makes the whole study anew from the ledger.
+`Projection.missed` with the reason for the search to show, and `rebuild` makes the whole study again from the ledger.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class Projection:
 
     def _frozen(self, candidate: Candidate, figure: Measurement | None) -> FrozenTrial:
         """Ranked candidates are complete with their values; the others pruned, without any."""
-        believed = figure is not None and not figure.suspect
-        values = worth(replace(candidate, measurement=figure), self._objectives) if believed else None
+        trusted = figure is not None and not figure.suspect
+        values = worth(replace(candidate, measurement=figure), self._objectives) if trusted else None
         distributions: dict[str, BaseDistribution] = {name: self._distributions[name] for name in candidate.config}
         frozen = optuna.trial.create_trial(
             state=TrialState.COMPLETE if values else TrialState.PRUNED,
@@ -190,7 +190,7 @@ class Projection:
 def rebuild(
     storage: RDBStorage, ledger: Ledger, run: int, kind: Kind, domains: Mapping[str, Sequence[Value]]
 ) -> Projection:
-    """The study of a run anew, from the ledger alone; an old one goes, with what was typed into its notes."""
+    """The study of a run made again, from the ledger alone; an old one goes, with what was typed into its notes."""
     name = study_name(ledger, run, kind)
     if name in optuna.get_all_study_names(storage):
         optuna.delete_study(study_name=name, storage=storage)

@@ -48,7 +48,7 @@ class Agreement:
 
 
 def measured_pairs(ledger: Ledger, problem: str | None = None, gpu: str | None = None) -> list[Pair]:
-    """The ledger's candidates that have an estimate and a measurement that is believed, narrowed by what is given."""
+    """The ledger's candidates that have an estimate and a measurement that is trusted, narrowed by what is given."""
     pairs = []
     for c in ledger.candidates(problem=problem, gpu=gpu):
         if c.outcome is Outcome.MEASURED:

@@ -102,7 +102,7 @@ def _unranked(unread: str | None) -> str:
 
 
 def why_dropped(figure: Measurement) -> str | None:
-    """What a candidate's row says where it was timed a few times only, being plainly beaten."""
+    """What a candidate's row says where it was timed a few times only, being clearly slower."""
     terms = figure.terms
     if "dropped_after" not in terms:
         return None

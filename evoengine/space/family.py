@@ -28,7 +28,7 @@ class Family:
         self.cost_rules = definition.cost.get(name, {})
         self._knob_names = {k.name for k in self.knobs}
         self._foreign = {n for group in definition.lets.values() for n in group} - self.lets.keys()
-        # A rule that names a let this family lacks is a rule of other families.
+        # A rule that names a let that this family does not have is a rule of other families.
         self.constraints = [
             c for c in definition.constraints if self.has(c.expr) and (c.when is None or self.has(c.when))
         ]
@@ -70,7 +70,7 @@ class Family:
         return Columns({**self.variables, **coded, "family": self.name}, length, self.lets, knobs)
 
     def knobs_reached(self, *expressions: Expression | None) -> set[str]:
-        """The knobs the expressions hang on, themselves or by way of lets."""
+        """The knobs the expressions depend on, themselves or by way of lets."""
         names = set().union(*(reached(e, self.lets) for e in expressions if e))
         return names & self._knob_names
 

@@ -41,7 +41,7 @@ class Enumerator:
         self.domains = {k.name: np.array(k.values) for k in self.knobs}
         self.removed: dict[Constraint, float] = {}
         self.visited = 0
-        # A constraint is applied as soon as the last knob it hangs on is bound.
+        # A constraint is applied as soon as the last knob it depends on is bound.
         self.due: list[list[Constraint]] = [[] for _ in self.knobs]
         for constraint in family.constraints:
             hangs_on = family.knobs_reached(constraint.expr, constraint.when)
@@ -116,7 +116,7 @@ class Enumerator:
         return among
 
     def _where_holds(self, when: Expression, rows: Rows, among: np.ndarray) -> np.ndarray:
-        # A when hangs on few knobs: it is decided once for each of their settings, and by the code `contains` uses.
+        # A when depends on few knobs: it is decided once for each of their settings, and by the code `contains` uses.
         knobs = [k for k in self.knobs if k.name in self.family.knobs_reached(when) - {"family"}]
         setting, settings = np.zeros(len(among), np.int64), 1
         for knob in knobs:
@@ -147,7 +147,7 @@ class Enumerator:
     def combinations(self) -> int:
         """Combinations before constraints, a conditional knob counting once where it is inactive.
 
-        Only knobs that some `when` hangs on are enumerated; the others multiply.
+        Only knobs that some `when` depends on are enumerated; the others multiply.
         """
         deciders = self.family.knobs_reached(*(k.when for k in self.knobs))
         rows: Rows = {"family": np.zeros(1, np.int8)}

@@ -60,7 +60,7 @@ class ToolFailed(Exception):
 
 
 def profile(target: Target, contender: Contender, device: str, uuid: str | None) -> Profile:
-    """By counters on the GPU `uuid`, with the sanitizers' word; by the model of the chip where they cannot be had.
+    """By counters on the GPU `uuid`, with the sanitizers' output; by the model of the chip where they cannot be had.
 
     `device` names what is profiled; None for `uuid` says that there is no GPU here.
     """

@@ -82,7 +82,7 @@ def first_of_each_family(space: SearchSpace) -> list[dict]:
 
 
 def require_compilers(emulated: bool) -> None:
-    """NVRTC with its headers, and the C++ compiler where the emulator is to gate; raises MachineError naming the lack."""
+    """NVRTC with its headers, and the C++ compiler where the emulator is to gate; raises MachineError naming what is missing."""
     nvrtc()
     include_folders()
     if emulated:
@@ -128,10 +128,10 @@ def choose_device(requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
             )
         return None
     if torch_cuda() is None:
-        lack = f"{fitting[0].name} is here, but torch is a CPU-only build: {cuda_torch_command(driver)}"
+        missing = f"{fitting[0].name} is here, but torch is a CPU-only build: {cuda_torch_command(driver)}"
         if requested == "cuda":
-            raise MachineError(f"--device cuda: {lack}")
-        echo(f"{lack}; candidates are gated in the CPU emulator until then")
+            raise MachineError(f"--device cuda: {missing}")
+        echo(f"{missing}; candidates are gated in the CPU emulator until then")
         return None
     require_driver(driver, cuda_parts())
     return next((d for d in fitting if d.name == gpu.name), fitting[0])

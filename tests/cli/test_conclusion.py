@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 
 from evoengine.cli.conclusion import conclude
 from evoengine.ledger.store import open_ledger
@@ -11,6 +10,7 @@ from evoengine.records import Outcome
 from evoengine.search.coordinator import Progress
 from evoengine.search.judges import NO_COST, record_judged
 from evoengine.stages.pipeline import Judged
+from evoengine.tuning.search import SearchResult
 from tests.ledger.examples import CONFIG, GPU, PROBLEM, a_verdict, start_run
 
 UNREAD = "the model cannot read the binary: unknown opcodes: XYZZY"
@@ -26,8 +26,8 @@ def test_what_neither_model_nor_formula_can_tell_is_unranked_with_both_reasons(t
 
 def test_correct_candidates_without_figures_are_counted_and_the_search_is_no_failure(capsys):
     progress = Progress(2, outcomes=Counter({Outcome.UNRANKED: 2}))
-    search, study = SimpleNamespace(invalid_proposals=0, repeated_proposals=0), SimpleNamespace(missed={})
-    assert conclude(search, progress, study, 1, [], False, None, []) == 0
+    result = SearchResult(1, progress, (), invalid_proposals=0, repeated_proposals=0, missed={})
+    assert conclude(result, False, None, []) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "2 correct candidates and no figure to rank them by: the model cannot read their binaries" in said
     assert "evoengine measure on a machine with the GPU" in said

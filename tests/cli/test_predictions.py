@@ -14,8 +14,9 @@ from evoengine.records import Outcome
 from evoengine.sass import validation
 from evoengine.stages.predict import figure_of, predict_binary
 from evoengine.stages.profile import profile_without_gpu
+from evoengine.workloads.base import Target
 from tests.ledger.examples import a_figure, a_verdict, add_ranked, start_run
-from tests.stages.test_predict import H100, PROBLEM, figure, made
+from tests.stages.test_predict import ATTENTION, H100, PROBLEM, figure, made
 
 UNREAD = "the model cannot read the binary: unknown opcodes: XYZZY"
 
@@ -166,8 +167,9 @@ def test_profile_as_json_names_the_instructions_with_their_reasons(binary_db, wi
 
 
 def test_the_page_says_the_same_time_as_the_figure():
-    page = profile_without_gpu("attention", made("wgmma"), PROBLEM, H100)
-    of_model = figure_of(predict_binary("attention", made("wgmma"), PROBLEM, H100), H100, 1.0)
+    target = Target(ATTENTION, PROBLEM, H100)
+    page = profile_without_gpu(target, made("wgmma"))
+    of_model = figure_of(predict_binary(target, made("wgmma")), H100, 1.0)
     assert page.figures["predicted time, µs"] == of_model.median_us
     assert page.figures["hypothesis B, µs"] == of_model.terms["B_us"]
 
@@ -176,7 +178,7 @@ def test_of_a_binary_that_cannot_be_read_the_page_is_the_instruction_mix_with_th
     contender = made("mma")
     strange = contender.binary.listing.replace("FMNMX ", "XYZZY ")
     unreadable = replace(contender, binary=replace(contender.binary, listing=strange))
-    page = profile_without_gpu("attention", unreadable, PROBLEM, H100)
+    page = profile_without_gpu(Target(ATTENTION, PROBLEM, H100), unreadable)
     assert page.tool == "static" and "tensor, % of instructions" in page.figures
     assert any("XYZZY" in remark for remark in page.remarks)
 

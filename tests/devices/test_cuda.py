@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -11,7 +12,6 @@ from evoengine.devices.driver import find_driver, real_gpu
 from evoengine.errors import MachineError
 from evoengine.gpu import known_gpus
 from evoengine.paths import asset
-from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import Binary, Contender, Launch, Outcome, Rejection, Source
 from evoengine.search.judges import GpuJudge, Job, gate_plan, timed_baselines
 from evoengine.search.workers import Terms, WorkerPool
@@ -19,6 +19,8 @@ from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from evoengine.stages.statistics import FEWEST
 from evoengine.workloads import find_workload
+from evoengine.workloads.attention.problem import parse_problem
+from evoengine.workloads.base import Target
 from tests.conftest import attention_space, on_stand_in
 
 pytestmark = pytest.mark.gpu
@@ -51,6 +53,10 @@ def gpu():
     return real_gpu(device(), arch)
 
 
+def target() -> Target:
+    return Target(find_workload("attention"), PROBLEM, gpu())
+
+
 def faulty(body: str) -> Job:
     source = Source(SIGNATURE.format(body=body), "attention", Launch((1, 1, 1), 32, 0))
     case = find_workload("attention").cases(PROBLEM, {})[2]
@@ -64,8 +70,8 @@ def correct(index=0) -> Job:
 def job_of(config, trial=1) -> Job:
     """With all of the gate's cases on a GPU, with three on the stand-in, where the emulator runs them."""
     space = attention_space(TEXT, gpu().key)
-    source = render(space, config, PROBLEM, asset("templates"))
-    plan = gate_plan(space, PROBLEM, config)
+    source = render(target(), space, config, asset("templates"))
+    plan = gate_plan(space, target(), config)
     plan = plan[:3] if on_stand_in() else plan
     return Job(Contender(trial, source, compile_source(source, gpu().arch), config), plan, [], {}, 7)
 
@@ -98,7 +104,7 @@ KERNELS = {
 
 @pytest.fixture(scope="module")
 def judge():
-    judge = GpuJudge("attention", PROBLEM, gpu(), device(), 1)
+    judge = GpuJudge(target(), device(), 1)
     judge.first_baselines = timed_baselines(judge.baselines())
     yield judge
     judge.close()
@@ -163,7 +169,8 @@ def test_a_binary_that_the_gpu_does_not_take_is_said_to_be_so(judge):
 
 
 def test_a_problem_beyond_the_gpus_memory_names_the_bytes_needed_and_there():
-    huge = GpuJudge("attention", parse_problem("b4096,h64,s16384,d128,fp16"), gpu(), device(), 1)
+    problem = parse_problem("b4096,h64,s16384,d128,fp16")
+    huge = GpuJudge(replace(target(), problem=problem), device(), 1)
     try:
         with pytest.raises(MachineError, match=r"needs [\d,]+ bytes of GPU memory .* and [\d,]+ of [\d,]+ are free"):
             timed_baselines(huge.baselines())

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.records import Binary, Contender, Launch, Source
 from evoengine.stages.compile import compile_source
-from evoengine.workloads.attention_torch import TORCH_DTYPES
+from evoengine.workloads.attention.problem import AttentionProblem
+from evoengine.workloads.attention.tensors import TORCH_DTYPES
 from tests.fake_cuda import device
 from tests.fake_cuda.device import LaunchOnDevice
 
@@ -36,7 +36,9 @@ def _compiled(entry: str) -> tuple[Source, Binary]:
     return source, compile_source(source, "sm_90a")
 
 
-def contender(problem: Problem, trial: int, us: float | Callable[[], float], change: Change | None = None) -> Contender:
+def contender(
+    problem: AttentionProblem, trial: int, us: float | Callable[[], float], change: Change | None = None
+) -> Contender:
     """A kernel that computes attention in `us` microseconds and then does what `change` says."""
     entry = f"attention_{trial}"
     launches: list[int] = []
@@ -59,7 +61,7 @@ def tensor(address: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
-def _attention(problem: Problem, given: LaunchOnDevice) -> torch.Tensor:
+def _attention(problem: AttentionProblem, given: LaunchOnDevice) -> torch.Tensor:
     heads, kv_heads, seq_q, seq_k = (int.from_bytes(p, "little") for p in given.parameters[4:8])
     dtype, width = TORCH_DTYPES[problem.dtype], problem.head_dim
     batch = device.tensor_bytes(given.pointer(0)) // (heads * seq_q * width * dtype.itemsize)

@@ -10,16 +10,17 @@ import importlib.util
 import pytest
 import torch
 
-from evoengine.workloads.attention.problem import parse_problem
 from evoengine.publish.export import export
 from evoengine.records import Candidate, Outcome
 from evoengine.stages import compile as compiler
 from evoengine.stages.verify import compare
-from evoengine.workloads import attention_torch
+from evoengine.workloads import find_workload
+from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Case
 
 pytestmark = pytest.mark.stand_in
 TUNED_FOR = "b16,h16,s2048,d64,fp16,kv4"
+ATTENTION = find_workload("attention")
 MET = parse_problem("b2,h8,sq100,sk130,d64,fp16,kv2")
 PERSISTENT = {"family": "wgmma", "schedule": "static"}
 
@@ -33,7 +34,8 @@ def load(attention_gate, tmp_path, monkeypatch):
         config = gate.start(wanted)
         source = gate.source(config)
         binary = compiler.compile_source(source, "sm_90a")
-        export(Candidate(1, 1, str(gate.problem), "h100", config, Outcome.ESTIMATED, source=source, binary=binary), tmp_path)
+        found = Candidate(1, 1, str(gate.problem), "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
+        export(found, gate.target, tmp_path)
         spec = importlib.util.spec_from_file_location("exported", tmp_path / "attention.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -53,11 +55,11 @@ def on_device(tensor):
 @pytest.mark.parametrize("wanted", [{"family": "scalar"}, {"family": "mma"}, {"family": "wgmma"}, PERSISTENT], ids=str)
 def test_a_kernel_tuned_for_one_problem_is_right_for_another_by_its_loader(load, wanted):
     module, case = load(wanted), Case("by the loader", MET)
-    drawn = attention_torch.draw(case, seed=3)
+    drawn = ATTENTION.tensors().draw(case, seed=3)
     q, k, v = (on_device(drawn.inputs[name]) for name in "qkv")
     out = on_device(torch.full_like(q, float("nan")))
     assert module.attention(q, k, v, out=out) is out
-    found = compare(attention_torch, case, drawn, out, 3)
+    found = compare(ATTENTION, case, drawn, {"o": out}, 3)
     assert found.correct, found.reason
 
 
@@ -66,7 +68,7 @@ def test_a_persistent_kernel_gets_as_many_blocks_as_the_gpu_it_meets_runs_at_onc
 
     module, grids = load(PERSISTENT), []
     monkeypatch.setitem(device.programs, "attention", lambda given: grids.append(given.launch.grid) or 0)
-    drawn = attention_torch.draw(Case("many tiles", parse_problem("b8,h32,s1024,d64,fp16")), 1).inputs
+    drawn = ATTENTION.tensors().draw(Case("many tiles", parse_problem("b8,h32,s1024,d64,fp16")), 1).inputs
     q, k, v = (on_device(drawn[name]) for name in "qkv")
     module.attention(q, k, v, out=on_device(q))
     assert grids == [(132, 1, 1)]

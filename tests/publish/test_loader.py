@@ -25,15 +25,16 @@ import pytest
 import torch
 
 from evoengine.devices import cuda_api, tensor_map
-from evoengine.devices.base import TensorArgument
+from evoengine.devices.base import ScalarArgument, TensorArgument, TensorMapArgument
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
 from evoengine.host_compiler import find_compiler
-from evoengine.workloads.attention.problem import parse_problem
 from evoengine.publish.export import export
 from evoengine.records import Binary, Candidate, Launch, Outcome, Source
-from evoengine.workloads import attention_torch, find_tensors
+from evoengine.workloads import find_workload
+from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Case
+from tests.conftest import attention_target
 
 PROBLEM = "b2,h4,s100,d64,bf16,kv2"
 WMMA = {"family": "wmma", "tile_m": 64, "tile_n": 64}
@@ -107,8 +108,10 @@ def load(driver, tmp_path, monkeypatch):
         name = name or f"exported_{next(numbers)}"
         source = Source("// text", "attention", Launch((1, 4, 2), 384, 100_000))
         binary = Binary(cubin, arch, f"-arch={arch}", "nvrtc 13.5", 168, 0, 0, static_shared, (), {}, 1.0)
-        text = str(parse_problem(problem))
-        export(Candidate(3, 1, text, "h100", config, Outcome.ESTIMATED, source=source, binary=binary), tmp_path / name)
+        target = attention_target(problem)
+        text = str(target.problem)
+        found = Candidate(3, 1, text, "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
+        export(found, target, tmp_path / name)
         importlib.invalidate_caches()
         module = importlib.import_module(f"{name}.attention")
         monkeypatch.setattr(module._Torch, "gpu_index", lambda device: 0)
@@ -142,6 +145,10 @@ def cupy_tensors(gpu: int = 0):
     return [array for array, _ in made], [memory for _, memory in made]
 
 
+def parameters_of(kind: type, problem, config):
+    return [p for p in find_workload("attention").parameters(problem, config) if isinstance(p, kind)]
+
+
 # what is launched
 
 CONFIGS = {
@@ -162,7 +169,7 @@ def test_the_kernel_is_launched_with_what_the_search_launched_it_with(driver, lo
     assert struct.unpack("f", struct.pack("i", found.scalars[4]))[0] == pytest.approx(1 / math.sqrt(64))
     blocks = 2 if "cluster" in config else -(-100 // config["tile_m"])
     assert (found.grid, found.block, found.shared) == ((blocks, 4, 2), (384, 1, 1), 100_000)
-    wanted = find_tensors("attention").tensor_maps(parse_problem(PROBLEM), config)
+    wanted = parameters_of(TensorMapArgument, parse_problem(PROBLEM), config)
     pointers = dict(zip("qkvo", found.pointers, strict=True))
     assert found.maps == [tensor_map.encode(argument, pointers[argument.tensor]) for argument in wanted]
 
@@ -448,7 +455,8 @@ def test_a_kernel_finds_its_tensors_by_their_maps_alone(driver, load, attention_
     """The maps that the driver was asked for, given to the emulator; NaN lies between what it may read and write."""
     gate = attention_gate("b1,h4,s150,d64,fp16,kv2")
     problem, config = gate.problem, gate.start({"load": "tma"}) | {"o_store": "tma"}
-    drawn = attention_torch.draw(Case("strided", problem), seed=5)
+    own = find_workload("attention").tensors()
+    drawn = own.draw(Case("strided", problem), seed=5)
     memory = {"out": torch.full((150, 5, 64), math.nan, dtype=torch.float16)}
     for name, tensor in drawn.inputs.items():
         memory[name] = torch.full((150, tensor.shape[1] + 1, 64), math.nan, dtype=torch.float16)
@@ -459,15 +467,15 @@ def test_a_kernel_finds_its_tensors_by_their_maps_alone(driver, load, attention_
     maps = [struct.unpack_from("=16Q", m) for m in driver.launches()[0].maps]
     described = [
         replace(argument, dims=found[1:4], strides_bytes=found[4:6], box=found[6:9])
-        for argument, found in zip(attention_torch.tensor_maps(problem, config), maps, strict=True)
+        for argument, found in zip(parameters_of(TensorMapArgument, problem, config), maps, strict=True)
     ]
-    arguments = [TensorArgument(name, attention_torch.bits(memory[name])) for name in "qkv"]
-    arguments += [TensorArgument("o", attention_torch.bits(memory["out"]), output=True)]
-    arguments += [*attention_torch.scalars(problem, config), *described]
+    arguments = [TensorArgument(name, memory[name].view(torch.uint16).numpy()) for name in "qkv"]
+    arguments += [TensorArgument("o", memory["out"].view(torch.uint16).numpy(), output=True)]
+    arguments += [*parameters_of(ScalarArgument, problem, config), *described]
     source = gate.source(config)
     done = run(build(source), source.entry, gate.space.launch(config, problem), arguments, 3, 60.0)
-    out = attention_torch.from_bits(problem, done["o"]).view(150, 5, 64)
-    expected = attention_torch.reference(problem, drawn.expected)[0].transpose(0, 1)
+    out = torch.from_numpy(done["o"]).view(torch.float16).view(150, 5, 64)
+    expected = own.reference(problem, drawn.expected)["o"][0].transpose(0, 1)
     assert (out[:, :4].double() - expected).abs().max() < 1e-3
     assert out[:, 4].isnan().all()
 

@@ -11,13 +11,14 @@ from evoengine.devices.driver import GpuDevice
 from evoengine.gpu import find_gpu
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
-from evoengine.workloads.attention.problem import parse_problem
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.judges import GpuJudge
 from evoengine.search.workers import Terms
 from evoengine.search.setting import Setting
 from evoengine.space.space import load_space
 from evoengine.stages.pipeline import predict_task
+from evoengine.workloads import parse_problem
+from evoengine.workloads.base import Target
 from tests.search import faulty_device
 
 SPACE = """\
@@ -32,8 +33,9 @@ threads = 32
 grid = [1, 1, 1]
 shared = 0
 """
-PROBLEM = parse_problem("b1,h1,s64,d32,fp16")
+WORKLOAD, PROBLEM = parse_problem("b1,h1,s64,d32,fp16")
 GPU = find_gpu("h100")
+TARGET = Target(WORKLOAD, PROBLEM, GPU)
 DEVICE = GpuDevice(0, "NVIDIA Faulty", "GPU-00000000-0000-0000-0000-000000000000", 90, 2**34)
 
 SECONDS = 30.0
@@ -63,7 +65,7 @@ class NumberedSearch:
         template = self.folder / "attention" / "numbered.cu.j2"
         template.write_text(f"// candidate {{{{ number }}}}{cases}\n")
         space = self.space(numbers)
-        setting = Setting(PROBLEM, GPU, space, self.folder, sampler, 1, trials or len(numbers), None, jobs, timed)
+        setting = Setting(TARGET, space, self.folder, sampler, 1, trials or len(numbers), None, jobs, timed)
         run = self.ledger.start_run(
             gpu=GPU.key, problem=str(PROBLEM), device=Device("faulty"), space=space, sampler=sampler, seed=1,
             command="test",
@@ -75,7 +77,7 @@ class NumberedSearch:
         compiler=faulty_device.compile_task, predictor=predict_task, **options,
     ) -> Coordinator:  # fmt: skip
         setting, run = self.begin(numbers, faults, **options)
-        judge = GpuJudge("attention", PROBLEM, GPU, DEVICE, 1, tasks, seconds)
+        judge = GpuJudge(TARGET, DEVICE, 1, tasks, seconds)
         terms = Terms(seconds, memory_bytes=512 << 20, file_bytes=1 << 20, warm_up=faulty_device.note_warm)
         return Coordinator(
             setting, self.ledger, run, judge, on_change, self.finished.append, compiler, terms, predictor

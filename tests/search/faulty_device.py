@@ -131,17 +131,17 @@ def passed() -> Verdict:
     return Verdict(DEVICE, None, None, (CaseResult("one row", "b1", 1, True, 1e-4, 1e-5, 1e-3),), 1.0)
 
 
-def measure_task(kernel, contender, plan, problem, gpu, seed, incumbent, rival):
+def measure_task(target, contender, plan, seed, incumbent, rival):
     assert rival.name == "FLASH_ATTENTION"
     wrong = misbehave(contender.source, "judge")
     return wrong or Judged(passed(), figure(number_in(contender.source)))
 
 
-def baselines_task(kernel, problem, seed, without):
+def baselines_task(target, seed, without):
     return [Baseline(n, DEVICE, us, 1.0, (us,) * 10) for n, us in (("MATH", 90.0), ("FLASH_ATTENTION", 10.0))]
 
 
-def finals_task(kernel, contenders, problem, gpu, seed, rival):
+def finals_task(target, contenders, seed, rival):
     """The slowest by single timing wins here, so that a test sees which timing counted."""
     order = sorted(contenders, key=lambda c: number_in(c.source))
     return Finals(tuple(c.trial for c in order), (), {c.trial: figure(number_in(c.source)) for c in contenders})
@@ -162,8 +162,8 @@ def slow_task(*arguments):
     return measure_task(*arguments)
 
 
-def tied_finals(kernel, contenders, problem, gpu, seed, rival):
-    finals = finals_task(kernel, contenders, problem, gpu, seed, rival)
+def tied_finals(target, contenders, seed, rival):
+    finals = finals_task(target, contenders, seed, rival)
     return replace(finals, tied=finals.order[:3])
 
 
@@ -183,7 +183,7 @@ def no_baseline(*_):
     return []
 
 
-def racing_task(kernel, contender, plan, problem, gpu, seed, incumbent, rival):
+def racing_task(target, contender, plan, seed, incumbent, rival):
     own = figure(number_in(contender.source))
     if incumbent is None:
         return Judged(passed(), own)
@@ -191,19 +191,19 @@ def racing_task(kernel, contender, plan, problem, gpu, seed, incumbent, rival):
     return Judged(passed(), replace(own, terms=lost))
 
 
-def suspect_task(kernel, contender, plan, problem, gpu, seed, incumbent, rival):
+def suspect_task(target, contender, plan, seed, incumbent, rival):
     number = number_in(contender.source)
     fast = replace(figure(number), tflops=5000.0, suspect="5000 TFLOPS is above the 989 that a GPU can do")
     return Judged(passed(), fast if number == 0 else figure(number))
 
 
-def hanging_baseline(kernel, problem, seed, without):
+def hanging_baseline(target, seed, without):
     """cuDNN's kernel never ends; without it the others are timed, in a process that it has not touched."""
     if "CUDNN_ATTENTION" not in without:
         os.environ["HUNG"] = "yes"
         return Rejection(Outcome.HUNG, "SDPA CUDNN_ATTENTION: no end after 10 s", "CUDNN_ATTENTION")
     assert "HUNG" not in os.environ
-    return baselines_task(kernel, problem, seed, without)
+    return baselines_task(target, seed, without)
 
 
 def crashing_baselines(*_):
@@ -252,27 +252,27 @@ def predicted(number: int, us: float) -> Estimated:
     return Estimated(Measurement(Kind.ESTIMATED, f"model of {number}", 1e3 / us, us, terms={"predicted": 1.0}))
 
 
-def right_model(kernel, contender, *_):
+def right_model(target, contender, *_):
     number = number_in(contender.source)
     return predicted(number, 1e3 / (1 + number))
 
 
-def near_model(kernel, contender, *_):
+def near_model(target, contender, *_):
     """Expects every fifth to take longer than it does."""
     number = number_in(contender.source)
     return predicted(number, (1.15e3 if number % 5 == 4 else 1e3) / (1 + number))
 
 
-def wrong_model(kernel, contender, *_):
+def wrong_model(target, contender, *_):
     number = number_in(contender.source)
     return predicted(number, 1.0 + number)
 
 
-def blind_model(kernel, contender, *_):
+def blind_model(target, contender, *_):
     return Estimated(None, "the model cannot read the binary")
 
 
-def dying_model(kernel, contender, *_):
+def dying_model(target, contender, *_):
     """Whatever the number of a configuration is, its prediction does not come off."""
     return FAULTS[("segv", "exit", "garbage", "unpicklable")[number_in(contender.source) % 4]]()
 
@@ -281,10 +281,10 @@ def sleeping_model(*_):
     time.sleep(LATE_SECONDS)
 
 
-def noted_model(path, kernel, contender, *_):
+def noted_model(path, target, contender, *_):
     with open(path, "a") as file:
         file.write(f"{number_in(contender.source)}\n")
-    return right_model(kernel, contender)
+    return right_model(target, contender)
 
 
 def noted_compile(path, source, arch):

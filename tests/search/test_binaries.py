@@ -9,17 +9,17 @@ import pytest
 from evoengine.errors import MachineError
 from evoengine.ledger.store import open_ledger
 from evoengine.paths import asset
-from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import EXECUTOR, Kind, Outcome
 from evoengine.search import binaries
 from evoengine.search.binaries import check_export, check_winner
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
-from tests.conftest import attention_space
+from tests.conftest import attention_space, attention_target
 from tests.ledger.examples import a_figure, a_verdict, start_run
 
 SMALL, GPU = "b1,h2,s128,d32,fp16", "h100"
-PROBLEM = parse_problem(SMALL)
+TARGET = attention_target(SMALL, GPU)
+PROBLEM = TARGET.problem
 GOOD = ("", "")
 WRONG_SCALE = ("scale * LOG2_E", "scale")
 OUT_OF_BOUNDS = ("if (row >= block.rows) break;", "if (row > block.rows) break;")
@@ -39,7 +39,7 @@ def ledger(tmp_path):
 def add(ledger, run, space, tflops, fault=GOOD, kind=Kind.ESTIMATED):
     """A candidate of the mma family that the gate passed, its source with the fault compiled."""
     config = next(c for c in space.starts if c["family"] == "mma")
-    source = render(space, config, PROBLEM, asset("templates"))
+    source = render(TARGET, space, config, asset("templates"))
     source = replace(source, text=f"{source.text.replace(*fault) if fault[0] else source.text}\n// {tflops}\n")
     trial = ledger.add_candidate(run, str(PROBLEM), GPU, config, (), "sampler")
     ledger.record_source(trial, source)
@@ -55,7 +55,7 @@ def started(ledger, space):
 
 
 def checked(ledger, run, space):
-    return check_winner(ledger, run, space, PROBLEM, GPU, seed=5)
+    return check_winner(ledger, run, TARGET, space, seed=5)
 
 
 def test_a_winner_whose_machine_code_is_wrong_gives_way_to_the_next(ledger, space):

@@ -16,7 +16,7 @@ from evoengine.search.coordinator import neighbouring_bests
 from evoengine.search.judges import AHEAD, EmulatorJudge, GpuJudge, Job, make_judge, timed_baselines
 from evoengine.search.proposer import Proposer
 from tests.search import faulty_device
-from tests.search.conftest import DEVICE, GPU, PROBLEM
+from tests.search.conftest import DEVICE, GPU, PROBLEM, TARGET
 
 
 def tasks(**changed):
@@ -86,7 +86,7 @@ def test_where_the_devices_time_went_is_accounted_for(numbered):
 
 
 def test_without_a_device_there_is_no_usage_and_no_final(numbered):
-    judge = make_judge("attention", PROBLEM, GPU, None, 1)
+    judge = make_judge(TARGET, None, 1)
     assert isinstance(judge, EmulatorJudge)
     assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.ahead) == (None, None, None, 0)
 
@@ -100,7 +100,7 @@ def test_a_candidate_whose_judging_process_dies_is_judged_once_more_without_the_
             asked.append((arguments, again))
 
     job = Job(contender := Contender(1, None, None), [], [], {}, 7)
-    EmulatorJudge("attention", PROBLEM, GPU).submit(job, Workers())
+    EmulatorJudge(TARGET).submit(job, Workers())
     [(arguments, again)] = asked
     assert again(Rejection(Outcome.UNCOMPILABLE, "emulator: no")) is None
     assert again(Rejection(Outcome.CRASHED, "died of signal 11")) == (*arguments, "died of signal 11")
@@ -151,8 +151,8 @@ def test_baselines_that_fail_for_no_ones_fault_end_the_search(numbered):
         numbered.coordinator(range(2), tasks=tasks(baselines_task=faulty_device.crashing_baselines)).search()
 
 
-def test_a_device_on_which_sdpa_cannot_be_timed_ends_the_search(numbered):
-    with pytest.raises(MachineError, match="no backend takes the problem"):
+def test_a_device_on_which_no_baseline_can_be_timed_ends_the_search(numbered):
+    with pytest.raises(MachineError, match="none takes the problem"):
         numbered.coordinator(range(2), tasks=tasks(baselines_task=faulty_device.no_baseline)).search()
 
 
@@ -216,7 +216,7 @@ def test_a_search_stopped_midway_leaves_the_rest_to_the_next_which_judges_each_o
 def test_the_device_is_chosen_by_uuid_before_libraries_are_loaded(monkeypatch):
     """`load_cuda` of the faulty device fails where CUDA_VISIBLE_DEVICES is not set."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    judge = GpuJudge("attention", PROBLEM, GPU, DEVICE, 1, tasks(baselines_task=faulty_device.visible), 20.0)
+    judge = GpuJudge(TARGET, DEVICE, 1, tasks(baselines_task=faulty_device.visible), 20.0)
     try:
         assert timed_baselines(judge.baselines())[0].name == DEVICE.uuid
     finally:
@@ -227,7 +227,7 @@ def test_a_search_starts_from_the_best_of_another_problem_that_is_valid_here(num
     coordinator = numbered.coordinator(range(5))
     coordinator.search()
     numbers = [c.config["number"] for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=5)]
-    other = replace(coordinator.setting, problem=parse_problem("b1,h1,s128,d32,fp16"))
+    other = replace(coordinator.setting, target=replace(TARGET, problem=parse_problem("b1,h1,s128,d32,fp16")))
     for valid in (numbers, numbers[1:], numbers[3:]):
         here = replace(other, space=numbered.space(sorted(valid)))
         assert [c["number"] for c in neighbouring_bests(numbered.ledger, here)] == [valid[0]]

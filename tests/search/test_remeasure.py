@@ -18,7 +18,7 @@ from evoengine.search.judges import GpuJudge
 from evoengine.search.remeasure import left_to_measure
 from evoengine.stages.render import render
 from tests.search import faulty_device
-from tests.search.conftest import GPU, PROBLEM
+from tests.search.conftest import GPU, PROBLEM, TARGET
 
 ESTIMATES = [9.0, 1.0, 5.0, 7.0, 3.0]
 
@@ -35,7 +35,7 @@ def search_without_gpu(numbered):
     for number in range(6):
         config = {"family": "numbered", "number": number}
         trial = ledger.add_candidate(run, str(PROBLEM), GPU.key, config, (), "random")
-        source = render(space, config, PROBLEM, numbered.folder)
+        source = render(TARGET, space, config, numbered.folder)
         ledger.record_source(trial, source)
         ledger.record_binary(trial, source, faulty_device.compile_task(source, GPU.arch))
         wrong = number == 5

@@ -11,7 +11,7 @@ from evoengine.search.judges import GpuJudge
 from evoengine.search.samplers.prior import ENOUGH
 from evoengine.search.siblings import sibling_prior
 from tests.search import faulty_device
-from tests.search.conftest import DEVICE, GPU, PROBLEM
+from tests.search.conftest import DEVICE, GPU, PROBLEM, TARGET
 
 SIBLING, STRANGER = find_gpu("h200"), find_gpu("a100")
 NUMBERS = range(ENOUGH + 4)
@@ -37,12 +37,12 @@ def test_a_few_figures_are_not_enough(numbered):
 def test_a_search_tries_first_what_was_fastest_on_a_sibling(numbered):
     numbered.coordinator(NUMBERS).search()
     setting, _ = numbered.begin(NUMBERS, trials=5, jobs=1)
-    setting = replace(setting, gpu=SIBLING, sampler="evolution")
+    setting = replace(setting, target=replace(TARGET, gpu=SIBLING), sampler="evolution")
     run = numbered.ledger.start_run(
         gpu=SIBLING.key, problem=str(PROBLEM), device=Device("faulty"), space=setting.space, sampler="evolution",
         seed=1, command="test",
     )  # fmt: skip
-    judge = GpuJudge("attention", PROBLEM, SIBLING, DEVICE, 1, faulty_device)
+    judge = GpuJudge(replace(TARGET, gpu=SIBLING), DEVICE, 1, faulty_device)
     silent = lambda _: None  # noqa: E731
     Coordinator(setting, numbered.ledger, run, judge, silent, silent, faulty_device.compile_task).search()
     tried = [c for c in numbered.ledger.candidates(run=run)]

@@ -10,19 +10,21 @@ import pytest
 from evoengine.errors import MachineError
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
-from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import Candidate, Config, Contender, Kind
 from evoengine.sass import chip
 from evoengine.sass.predict import Unpredictable
 from evoengine.space.space import load_space
 from evoengine.stages import predict
+from evoengine.stages.arguments import make_arguments
 from evoengine.stages.compile import compile_source
 from evoengine.stages.pipeline import predict_task
 from evoengine.stages.predict import figure_of, predict_binary, predict_figure
 from evoengine.stages.render import render
-from evoengine.workloads.attention import Case, flops, least_bytes, parameters
-from evoengine.workloads.attention_torch import arguments, draw
+from evoengine.workloads import find_workload
+from evoengine.workloads.attention.problem import parse_problem
+from evoengine.workloads.base import Case, Target
 
+ATTENTION = find_workload("attention")
 H100, L4 = find_gpu("h100"), find_gpu("l4")
 PROBLEM = parse_problem("b2,h4,s512,d32,fp16")
 COST = {"mufu": 16_000.0}
@@ -33,12 +35,12 @@ def made(family: str, gpu=H100, problem=PROBLEM) -> Contender:
     """The family's first start point, compiled."""
     space = load_space(asset("search_spaces") / "attention.toml", problem, gpu)
     config: Config = next(c for c in space.starts if c["family"] == family)
-    source = render(space, config, problem, asset("templates"))
+    source = render(Target(ATTENTION, problem, gpu), space, config, asset("templates"))
     return Contender(1, source, compile_source(source, gpu.arch), config)
 
 
 def figure(contender: Contender, gpu=H100, problem=PROBLEM, cost=COST):
-    return predict_figure("attention", contender, cost, problem, gpu)
+    return predict_figure(Target(ATTENTION, problem, gpu), contender, cost)
 
 
 @pytest.mark.parametrize(("family", "gpu"), [("mma", L4), ("wgmma", H100)])
@@ -48,7 +50,7 @@ def test_a_figure_is_predicted_from_the_machine_code_and_says_so(family, gpu):
     assert (found.kind, found.device, found.by_formula) == (Kind.ESTIMATED, f"model for {gpu.key}", False)
     terms = found.terms
     assert 0 < terms["roofline_us"] <= terms["low_us"] <= found.median_us <= terms["high_us"]
-    assert found.tflops == pytest.approx(flops(PROBLEM) / found.median_us / 1e6)
+    assert found.tflops == pytest.approx(ATTENTION.flops(PROBLEM) / found.median_us / 1e6)
     assert terms["blocks_per_sm"] >= 1 and terms["waves"] > 0 and terms["clocks"] > 0
     assert all(isinstance(value, float) for value in terms.values())
 
@@ -94,8 +96,8 @@ def test_a_binary_from_the_ledger_without_its_listing_has_the_same_figure():
 def test_the_models_tensors_are_as_large_as_those_of_a_real_launch():
     config = made("wgmma").config
     small = parse_problem("b2,h4,kv2,sq40,sk72,d32,bf16")
-    real = arguments(small, draw(Case("any", small), 1).inputs, config)
-    described = parameters(small, config)
+    described = ATTENTION.parameters(small, config)
+    real = make_arguments(described, ATTENTION.tensors().draw(Case("any", small), 1).inputs)
     assert [a.name for a in described] == [a.name for a in real]
     assert [(a.bytes, a.output) for a in described[:4]] == [(a.data.nbytes, a.output) for a in real[:4]]
     assert described[4:] == real[4:]
@@ -108,10 +110,11 @@ def test_the_models_tensors_are_as_large_as_those_of_a_real_launch():
 def test_no_prediction_is_above_the_roofline_of_the_data_sheet(family, slow, monkeypatch):
     gpu = replace(H100, **slow)
     monkeypatch.setattr(predict, "find_chip", lambda key: replace(chip.find_chip(key), gpu=gpu))
-    roofline_us = max(flops(PROBLEM) / gpu.tensor_tflops / 1e6, least_bytes(PROBLEM) / gpu.memory_gbs / 1e3)
+    flops, least_bytes = ATTENTION.flops(PROBLEM), ATTENTION.min_dram_bytes(PROBLEM)
+    roofline_us = max(flops / gpu.tensor_tflops / 1e6, least_bytes / gpu.memory_gbs / 1e3)
     found, _ = figure(made(family), gpu)
     assert found.median_us == pytest.approx(roofline_us)
-    assert found.tflops == pytest.approx(flops(PROBLEM) / roofline_us / 1e6)
+    assert found.tflops == pytest.approx(flops / roofline_us / 1e6)
     times = {value for name, value in found.terms.items() if name.endswith("_us") and name != "high_us"}
     assert times == {found.median_us}
     assert found.terms["high_us"] >= found.median_us
@@ -120,7 +123,7 @@ def test_no_prediction_is_above_the_roofline_of_the_data_sheet(family, slow, mon
 def test_what_is_slower_than_the_roofline_stays_as_predicted(monkeypatch):
     monkeypatch.setattr(predict, "find_chip", lambda key: replace(chip.find_chip(key), gpu=fast))
     fast = replace(H100, tensor_tflops=1e9)
-    with_roofline, without = (predict_binary("attention", made("mma"), PROBLEM, gpu) for gpu in (fast, H100))
+    with_roofline, without = (predict_binary(Target(ATTENTION, PROBLEM, gpu), made("mma")) for gpu in (fast, H100))
     assert with_roofline.time_us == without.time_us > with_roofline.roofline_us
 
 

@@ -9,11 +9,13 @@ import sys
 import pytest
 
 from evoengine.gpu import find_gpu
-from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import Binary, Contender, Launch, Profile, Source
 from evoengine.stages.profile import COUNTERS, ToolFailed, profile, read_csv, read_sanitizer, shares, static_profile
+from evoengine.workloads import parse_problem
+from evoengine.workloads.base import Target
 
-H100, PROBLEM = find_gpu("h100"), parse_problem("b1,h2,s128,d32,fp16")
+H100 = find_gpu("h100")
+TARGET = Target(*parse_problem("b1,h2,s128,d32,fp16"), H100)
 MIX = {"HMMA": 40, "MUFU": 10, "FFMA": 20, "LDSM": 10, "LDGSTS": 5, "BAR": 5, "MOV": 10}
 STALLS = {
     "long_scoreboard": "4.50", "barrier": "1,234.5", "wait": "0.5", "selected": "9.0", "math_pipe_throttle": "2.0",
@@ -127,7 +129,7 @@ LISTED = "Device NVIDIA H200 (GH100)\n-----\nMetric Name      Metric Type   Metr
 
 def test_with_the_tools_counters_and_sanitizers_are_on_the_page(tools):
     calls = tools(ncu=raw_page(), compute_sanitizer=CLEAN)
-    page = profile("attention", contender(), PROBLEM, H100, "NVIDIA H200", "GPU-a")
+    page = profile(TARGET, contender(), "NVIDIA H200", "GPU-a")
     assert (page.tool, page.device) == ("Nsight Compute", "NVIDIA H200")
     assert page.figures["MUFU pipe %"] == 12.5
     assert page.remarks == ("memcheck: clean", "racecheck: clean")
@@ -141,7 +143,7 @@ def test_with_the_tools_counters_and_sanitizers_are_on_the_page(tools):
 
 def test_only_counters_that_this_gpu_has_are_asked_for(tools):
     calls = tools(ncu=raw_page(), compute_sanitizer=CLEAN)
-    profile("attention", contender(), PROBLEM, H100, "NVIDIA H200", "GPU-a")
+    profile(TARGET, contender(), "NVIDIA H200", "GPU-a")
     [[command, _]] = calls("ncu")
     asked = command[command.index("--metrics") + 1].split(",")
     assert set(COUNTERS.values()) - set(asked) == {m for m in COUNTERS.values() if m.startswith(ABSENT)}
@@ -150,21 +152,21 @@ def test_only_counters_that_this_gpu_has_are_asked_for(tools):
 
 def test_under_the_sanitizers_torch_keeps_no_memory_so_that_bounds_are_seen(tools):
     calls = tools(ncu=raw_page(), compute_sanitizer=CLEAN)
-    profile("attention", contender(), PROBLEM, H100, "NVIDIA H200", "GPU-a")
+    profile(TARGET, contender(), "NVIDIA H200", "GPU-a")
     for _, environment in calls("compute_sanitizer"):
         assert environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"
 
 
 def test_without_the_right_to_read_counters_the_page_is_static_and_says_why(tools):
     tools(ncu="==ERROR== ERR_NVGPUCTRPERM - The user does not have permission", compute_sanitizer=CLEAN)
-    page = profile("attention", contender(), PROBLEM, H100, "NVIDIA H200", "GPU-a")
+    page = profile(TARGET, contender(), "NVIDIA H200", "GPU-a")
     assert page.tool == "static"
     assert any("ERR_NVGPUCTRPERM" in remark for remark in page.remarks)
 
 
 def test_without_the_tools_the_page_is_static_and_names_them(tools):
     tools()
-    page = profile("attention", contender(), PROBLEM, H100, "NVIDIA H200", "GPU-a")
+    page = profile(TARGET, contender(), "NVIDIA H200", "GPU-a")
     assert page.tool == "static"
     said = "\n".join(page.remarks)
     assert "ncu is not installed" in said and "memcheck was not run: compute-sanitizer is not installed" in said
@@ -178,7 +180,7 @@ def test_the_process_for_the_tools_says_what_it_lacks_without_a_gpu(tmp_path):
     if not isinstance(find_driver(), str):
         pytest.skip("this machine has a GPU")
     job = tmp_path / "job.pickle"
-    job.write_bytes(pickle.dumps(("attention", contender(), PROBLEM)))
+    job.write_bytes(pickle.dumps((TARGET, contender())))
     done = subprocess.run([sys.executable, "-m", "evoengine.stages.launch_once", job], capture_output=True, text=True)
     assert done.returncode != 0 and "CUDA" in done.stderr
 

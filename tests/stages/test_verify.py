@@ -9,12 +9,16 @@ import pytest
 import torch
 
 from evoengine.devices.base import KernelCrashed, KernelHung
-from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import Launch, Outcome
+from evoengine.stages.arguments import make_arguments
 from evoengine.stages.verify import case_seeds, compare, verify
-from evoengine.workloads import find_tensors, find_workload
+from evoengine.workloads import find_workload
+from evoengine.workloads.attention.problem import parse_problem
+from evoengine.workloads.attention.tensors import RISES, TORCH_DTYPES
+from evoengine.workloads.base import Case, Drawn
 
-ATTENTION, TENSORS = find_workload("attention"), find_tensors("attention")
+ATTENTION = find_workload("attention")
+TENSORS = ATTENTION.tensors()
 CONFIG = {"tile_m": 64, "tile_n": 32, "stages": 2}
 LAUNCH = Launch((1, 1, 1), 32, 0)
 
@@ -41,16 +45,16 @@ def device(problem, compute=honest, after=lambda found: found):
 
     def run(launch, arguments, seed):
         case = dict(zip(("q", "k", "v", "o", "heads", "kv_heads", "seq_q", "seq_k", "scale"), arguments, strict=True))
-        q, k, v = (TENSORS.from_bits(problem, case[n].data.copy()) for n in "qkv")
+        q, k, v = (torch.from_numpy(case[n].data.copy()).view(TORCH_DTYPES[problem.dtype]) for n in "qkv")
         out = compute(q, k, v, float(case["scale"].value), problem.causal)
-        return after({n: case[n].data.copy() for n in "qkv"} | {"o": TENSORS.bits(out)})
+        return after({n: case[n].data.copy() for n in "qkv"} | {"o": out.view(torch.uint16).numpy()})
 
     return run
 
 
 def judge(problem, run, seed=1):
     plan = [(case, LAUNCH) for case in ATTENTION.cases(problem, CONFIG)]
-    return verify(TENSORS, plan, run, "stand-in", seed)
+    return verify(ATTENTION, plan, run, "stand-in", seed)
 
 
 PROBLEMS = [
@@ -137,7 +141,7 @@ DRAWN = [f"b1,h1,sq40,sk200,{kind}" for kind in ("d32,bf16", "d64,fp16", "d96,bf
 def logits(name, text):
     """Scaled scores in powers of two of the first head [rows, keys] of a case drawn so."""
     problem = parse_problem(text)
-    q, k = (TENSORS.draw(ATTENTION.Case(name, problem, name), 1).inputs[n][0, 0].double() for n in "qk")
+    q, k = (TENSORS.draw(Case(name, problem, name), 1).inputs[n][0, 0].double() for n in "qk")
     return q @ k.T / problem.head_dim**0.5 * np.log2(np.e)
 
 
@@ -153,7 +157,7 @@ def test_extreme_logits_lie_below_what_exp_and_masks_stand_for(text):
 def test_a_maximum_rises_by_just_what_a_half_holds_and_a_little_more(text):
     found = logits("late maximum", text)[1::2]
     rises = (found.max(-1).values - found[:, 0]).tolist()
-    assert rises == pytest.approx([TENSORS.RISES[i % len(TENSORS.RISES)] for i in range(len(rises))], rel=1e-5)
+    assert rises == pytest.approx([RISES[i % len(RISES)] for i in range(len(rises))], rel=1e-5)
     assert torch.isinf(torch.tensor(2.0 ** min(r for r in rises if r > 15)).half())
     assert min(r for r in rises if r > 15) < 16
 
@@ -281,16 +285,16 @@ def test_a_row_sum_rounded_to_the_dtype_is_incorrect(text, inverted):
 
 def test_a_row_of_small_outputs_does_not_hide_behind_a_large_one():
     problem = parse_problem("b1,h1,sq2,sk64,d64,fp16")
-    case = ATTENTION.Case("one row is a thousandth", problem)
+    case = Case("one row is a thousandth", problem)
     q, k, v = (TENSORS.draw(case, 1).inputs[n].clone() for n in "qkv")
     k[:, :, 0], k[:, :, 1:] = 30.0, -0.5 * k[:, :, 1:].abs()
     v[:, :, 0] *= 1000.0
     q[:, :, 0], q[:, :, 1] = 1.0, -1.0
-    drawn = TENSORS.Drawn({"q": q, "k": k, "v": v}, {"q": q, "k": k, "v": v})
+    drawn = Drawn({"q": q, "k": k, "v": v}, {"q": q, "k": k, "v": v})
     result = honest(q, k, v, 64**-0.5, False)
-    assert compare(TENSORS, case, drawn, result, 1).correct
+    assert compare(ATTENTION, case, drawn, {"o": result}, 1).correct
     result[:, :, 1] += 0.05
-    found = compare(TENSORS, case, drawn, result, 1)
+    found = compare(ATTENTION, case, drawn, {"o": result}, 1)
     assert not found.correct and found.max_error < found.allowed
     assert found.reason.startswith("error of one row")
 
@@ -343,15 +347,16 @@ def test_inputs_are_fresh_for_every_candidate_and_case_and_repeat_from_their_see
 
 def test_the_output_is_poisoned_before_every_launch():
     case = ATTENTION.cases(parse_problem(PROBLEMS[0]), CONFIG)[2]
-    out = TENSORS.arguments(case.problem, TENSORS.draw(case, 1).inputs, {})[3]
+    parameters = ATTENTION.parameters(case.problem, {})
+    out = make_arguments(parameters, TENSORS.draw(case, 1).inputs)[3]
     assert out.output
     assert np.isnan(out.data.view(np.float16)).all()
 
 
 def test_the_reference_does_not_depend_on_the_batch():
     problem = parse_problem("b3,h4,s40,d32,bf16,causal,kv2")
-    inputs = TENSORS.draw(ATTENTION.Case("all", problem), 3).inputs
-    whole = TENSORS.reference(problem, inputs)
-    one = TENSORS.reference(replace(problem, batch=1), {n: t[1:2] for n, t in inputs.items()})
+    inputs = TENSORS.draw(Case("all", problem), 3).inputs
+    whole = TENSORS.reference(problem, inputs)["o"]
+    one = TENSORS.reference(replace(problem, batch=1), {n: t[1:2] for n, t in inputs.items()})["o"]
     assert whole.dtype is torch.float64
     torch.testing.assert_close(whole[1:2], one)

@@ -10,14 +10,13 @@ from dataclasses import replace
 import pytest
 
 from evoengine.paths import asset
-from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import EXECUTOR, Outcome, Source
 from evoengine.search.judges import gate_plan
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from evoengine.stages.verify_binary import verify_binary
-from evoengine.workloads import find_tensors
-from tests.conftest import attention_space
+from evoengine.workloads.base import Target
+from tests.conftest import attention_space, attention_target
 from tests.workloads import test_planted_faults as classic
 from tests.workloads import test_planted_faults_mma as mma
 from tests.workloads import test_planted_faults_more as more
@@ -31,9 +30,9 @@ PROBLEMS = (
 FAMILIES = ("scalar", "wmma", "mma", "wgmma")
 
 
-def executed(kernel: str, space, problem, config, source: Source, arch: str):
+def executed(target: Target, space, config, source: Source, arch: str):
     binary = compile_source(source, arch)
-    return verify_binary(find_tensors(kernel), gate_plan(space, problem, config), source, binary, seed=7)
+    return verify_binary(target.workload, gate_plan(space, target, config), source, binary, seed=7)
 
 
 def starts():
@@ -48,13 +47,13 @@ def starts():
 
 @pytest.mark.parametrize(("family", "arch", "gpu", "problem"), list(starts()))
 def test_the_machine_code_of_every_family_is_right(attention_gate, family, arch, gpu, problem):
-    space, problem = attention_space(problem, gpu), attention_gate(problem).problem
+    space, target = attention_space(problem, gpu), attention_target(problem, gpu)
     config = next(c for c in space.starts if c["family"] == family)
-    check = executed("attention", space, problem, config, render(space, config, problem, asset("templates")), arch)
+    check = executed(target, space, config, render(target, space, config, asset("templates")), arch)
     assert check.why_not is None
     assert check.verdict.correct, check.verdict.reason
     assert check.verdict.device == EXECUTOR
-    assert len(check.verdict.cases) == len(gate_plan(space, problem, config))
+    assert len(check.verdict.cases) == len(gate_plan(space, target, config))
 
 
 # ── faults of the other files, compiled ─────────────────────────────────────────────────────────────────────────────
@@ -120,7 +119,7 @@ def test_a_planted_fault_is_caught_in_the_machine_code(attention_gate, module, n
     for old, new in pairs:
         assert old in source.text, f"the template has no {old!r} any more"
         source = replace(source, text=source.text.replace(old, new))
-    check = executed("attention", gate.space, gate.problem, config, source, "sm_90a")
+    check = executed(gate.target, gate.space, config, source, "sm_90a")
     assert check.why_not is None
     assert check.verdict.outcome in (Outcome.INCORRECT, Outcome.CRASHED, Outcome.HUNG), "the fault escaped"
     assert check.refuted and check.verdict.reason
@@ -133,42 +132,42 @@ def test_at_least_thirty_faults_of_all_families_are_planted():
 
 @pytest.fixture(scope="module")
 def right():
-    """A right kernel: its space, problem, configuration, source and binary."""
-    space, problem = attention_space(PROBLEMS[0]), parse_problem(PROBLEMS[0])
+    """A right kernel: its space, target, configuration, source and binary."""
+    space, target = attention_space(PROBLEMS[0]), attention_target(PROBLEMS[0])
     config = next(c for c in space.starts if c["family"] == "mma")
-    source = render(space, config, problem, asset("templates"))
-    return space, problem, config, source, compile_source(source, "sm_90a")
+    source = render(target, space, config, asset("templates"))
+    return space, target, config, source, compile_source(source, "sm_90a")
 
 
 def test_an_unknown_opcode_is_named_and_fails_nothing(right):
-    space, problem, config, source, binary = right
+    space, target, config, source, binary = right
     strange = replace(binary, listing=binary.listing.replace(" MUFU.EX2 ", " MUFU.EX9 ").replace(" LDSM.", " LDSX."))
-    check = verify_binary(find_tensors("attention"), gate_plan(space, problem, config), source, strange, seed=7)
+    check = verify_binary(target.workload, gate_plan(space, target, config), source, strange, seed=7)
     assert check.verdict is None and not check.refuted
     assert "MUFU.EX9" in check.why_not and "LDSX." in check.why_not
 
 
 def test_a_binary_read_back_without_its_listing_is_executed_too(right):
-    space, problem, config, source, binary = right
-    plan = gate_plan(space, problem, config)[:2]
-    check = verify_binary(find_tensors("attention"), plan, source, replace(binary, listing=""), seed=7)
+    space, target, config, source, binary = right
+    plan = gate_plan(space, target, config)[:2]
+    check = verify_binary(target.workload, plan, source, replace(binary, listing=""), seed=7)
     assert check.verdict.correct and len(check.verdict.cases) == 2
 
 
 def test_a_binary_of_other_parameters_crashes(right):
     """As on a GPU, which would read what is not there."""
-    space, problem, config, source, _ = right
+    space, target, config, source, _ = right
     other = replace(source, text='extern "C" __global__ void attention(int* x) { *x = 1; }')
-    check = executed("attention", space, problem, config, other, "sm_90a")
+    check = executed(target, space, config, other, "sm_90a")
     assert check.verdict.outcome is Outcome.CRASHED
     assert "kernel attention has 1 parameters" in check.verdict.reason
 
 
 def test_a_launch_that_the_binary_was_not_made_for_crashes(right):
     """Its launch bounds are the compiled ones, whatever the source's launch says."""
-    space, problem, config, source, _ = right
+    space, target, config, source, _ = right
     bound = replace(source, text=source.text.replace("__launch_bounds__(THREADS", "__launch_bounds__(32"))
     assert bound != source
-    check = executed("attention", space, problem, config, bound, "sm_90a")
+    check = executed(target, space, config, bound, "sm_90a")
     assert check.verdict.outcome is Outcome.CRASHED
     assert "the binary was made for 32 at most" in check.verdict.reason

@@ -14,8 +14,8 @@ from evoengine.devices.emulator.run import run
 from evoengine.workloads.attention.problem import HEAD_DIMS, parse_problem
 from evoengine.records import Source
 from evoengine.stages import compile as stage
+from evoengine.stages.arguments import make_arguments
 from evoengine.stages.compile import compile_source
-from evoengine.workloads import find_tensors
 from evoengine.workloads.base import Case
 
 
@@ -125,10 +125,11 @@ def accesses(gate, config, source: Source):
     """(kind, addresses of a warp's lanes [32]) of each shared access of one block over three tiles, the last ragged."""
     lengths = f"b1,h1,sq{config['tile_m']},sk{2 * config['tile_n'] + 9},d{gate.problem.head_dim},fp16"
     case = Case("banks", parse_problem(lengths))
-    tensors = find_tensors("attention")
+    workload = gate.target.workload
     launch = gate.space.launch(config, case.problem)
     log = TensorArgument("log", np.zeros((launch.threads, EVENTS, 2), np.uint32), output=True)
-    arguments = (*tensors.arguments(case.problem, tensors.draw(case, 3).inputs, config), log)
+    inputs = workload.tensors().draw(case, 3).inputs
+    arguments = (*make_arguments(workload.parameters(case.problem, config), inputs), log)
     logged = run(build(watched(source)), source.entry, launch, arguments, 1, 30.0)["log"].astype(np.int64)
     for warp in logged.reshape(-1, 32, EVENTS, 2):
         [count] = set(warp[:, 0, 0].tolist())  # all lanes did the same

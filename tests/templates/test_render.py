@@ -7,11 +7,11 @@ import pytest
 
 from evoengine.errors import UsageError
 from evoengine.paths import asset
-from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import Launch
 from evoengine.stages.render import inert_knobs, render
+from tests.conftest import attention_target
 
-PROBLEM = parse_problem("b1,h2,s64,d64,fp16")
+TARGET = attention_target("b1,h2,s64,d64,fp16")
 
 
 class Toy:
@@ -44,57 +44,57 @@ def write(tmp_path):
 
 def test_a_template_sees_knobs_constants_of_the_problem_and_the_launch(write):
     templates = write("{{ width }} {{ head_dim }} {{ dtype }} {{ causal }} {{ threads }} {{ shared_bytes }}\n")
-    assert render(Toy(), CONFIG, PROBLEM, templates).text.splitlines()[-1] == "2 64 fp16 False 64 1024"
+    assert render(TARGET, Toy(), CONFIG, templates).text.splitlines()[-1] == "2 64 fp16 False 64 1024"
 
 
 def test_a_template_cannot_bake_in_what_is_an_argument_of_the_kernel(write):
     with pytest.raises(UsageError, match=r"toy\.cu\.j2:1: 'seq_q' is undefined"):
-        render(Toy(), CONFIG, PROBLEM, write("{{ seq_q }}\n"))
+        render(TARGET, Toy(), CONFIG, write("{{ seq_q }}\n"))
 
 
 def test_the_same_text_serves_other_lengths_with_another_launch(write):
     templates = write("{{ width }}\n")
-    small, large = (render(Toy(), CONFIG, parse_problem(f"b1,h2,s{s},d64,fp16"), templates) for s in (64, 128))
+    small, large = (render(attention_target(f"b1,h2,s{s},d64,fp16"), Toy(), CONFIG, templates) for s in (64, 128))
     assert small.text == large.text
     assert (small.launch.grid, large.launch.grid) == ((4, 2, 1), (8, 2, 1))
 
 
 def test_the_text_begins_with_the_family_and_the_problem(write):
-    text = render(Toy(), CONFIG, PROBLEM, write("x\n")).text
+    text = render(TARGET, Toy(), CONFIG, write("x\n")).text
     assert text.startswith("// attention, family toy: head_dim 64, dtype fp16, causal False")
 
 
 def test_configurations_of_equal_kernels_have_equal_text(write):
     templates = write("{{ width }}\n")
     assert (
-        render(Toy(), CONFIG, PROBLEM, templates).sha256
-        == render(Toy(), {**CONFIG, "depth": 7}, PROBLEM, templates).sha256
+        render(TARGET, Toy(), CONFIG, templates).sha256
+        == render(TARGET, Toy(), {**CONFIG, "depth": 7}, templates).sha256
     )
 
 
 def test_a_knob_that_no_text_depends_on_is_inert(write):
-    assert inert_knobs(Toy(), [CONFIG], PROBLEM, write("{{ width }}\n")) == ("depth",)
-    assert inert_knobs(Toy(), [CONFIG], PROBLEM, write("{{ width + depth }}\n")) == ()
+    assert inert_knobs(TARGET, Toy(), [CONFIG], write("{{ width }}\n")) == ("depth",)
+    assert inert_knobs(TARGET, Toy(), [CONFIG], write("{{ width + depth }}\n")) == ()
 
 
 def test_an_edited_template_is_read_again(write):
     templates = write("before\n")
-    render(Toy(), CONFIG, PROBLEM, templates)
+    render(TARGET, Toy(), CONFIG, templates)
     write("a longer afterwards\n")
-    assert "afterwards" in render(Toy(), CONFIG, PROBLEM, templates).text
+    assert "afterwards" in render(TARGET, Toy(), CONFIG, templates).text
 
 
 def test_an_edited_include_is_read_again(write):
     write("{% include 'evo/part.cuh' %}")
     templates = write("before\n", "include/evo/part.cuh")
-    render(Toy(), CONFIG, PROBLEM, templates)
+    render(TARGET, Toy(), CONFIG, templates)
     write("a longer afterwards\n", "include/evo/part.cuh")
-    assert "afterwards" in render(Toy(), CONFIG, PROBLEM, templates).text
+    assert "afterwards" in render(TARGET, Toy(), CONFIG, templates).text
 
 
 def complaint(templates: Path) -> str:
     with pytest.raises(UsageError) as caught:
-        render(Toy(), CONFIG, PROBLEM, templates)
+        render(TARGET, Toy(), CONFIG, templates)
     return str(caught.value)
 
 

@@ -6,9 +6,10 @@ import pytest
 
 from evoengine.gpu import find_gpu
 from evoengine.records import Outcome
+from evoengine.search.judges import full_plan
 from evoengine.space.space import load_space
 from evoengine.stages.pipeline import emulate_task
-from evoengine.workloads import find_full
+from evoengine.workloads.attention.full_size import long_cases
 
 # 2^32 elements in each tensor: 8.6 GB
 HUGE = "b16,h128,s32768,d64,fp16"
@@ -104,10 +105,8 @@ GOOD = sorted({(title(config), problem): (config, problem) for _, configs, probl
 
 def judge(gate, config, source):
     """On the cases at full size alone: the small ones miss all of these faults."""
-    full = find_full("attention")
-    plan = [(case, gate.space.launch(config, case.problem)) for case in full.long_cases(gate.problem, config)]
-    full_plan = full.full_plan(gate.problem, config, lambda problem: gate.space.launch(config, problem))
-    return emulate_task("attention", source, plan, full_plan, seed=7)
+    plan = [(case, gate.space.launch(config, case.problem)) for case in long_cases(gate.problem, config)]
+    return emulate_task(gate.target.workload, source, plan, full_plan(gate.space, gate.target, config), seed=7)
 
 
 @pytest.mark.parametrize(("config", "problem", "old", "new"), PLANTED)
@@ -145,7 +144,7 @@ def test_a_grid_too_small_for_the_problem_is_caught(tmp_path, attention_gate, co
     path = tmp_path / "space.toml"
     path.write_text(text[:start] + text[start:].replace(f'"{extent}"', f'"{broken}"', 1))
     space = load_space(path, gate.problem, find_gpu("h100"))
-    full_plan = find_full("attention").full_plan(gate.problem, config, lambda problem: space.launch(config, problem))
-    found = emulate_task("attention", gate.source(config), [], full_plan, seed=7)
+    plan = full_plan(space, gate.target, config)
+    found = emulate_task(gate.target.workload, gate.source(config), [], plan, seed=7)
     assert found.outcome is Outcome.INCORRECT
     assert "tiles of rows, which should be" in found.reason

@@ -1,6 +1,6 @@
 """How much of a pool the trials have covered, by pairs of values.
 
-What a configuration reaches often hangs on a few knobs together, and a pair of values that no trial has had together
+What a configuration reaches often depends on a few knobs together, and a pair of values that no trial has had together
 may be what the best ones share: the idea of combinatorial testing (Kuhn, Wallace & Gallo 2004). Only knobs of few
 values take part: of two with many, no search covers the pairs.
 """

@@ -34,7 +34,7 @@ FIRST = 4
 """trials that come through before the surrogate is asked"""
 ELITES = 8
 GROWTH = 1.1
-"""factor by which the trials learned from grow before hyperparameters are drawn, and offspring bred, anew"""
+"""factor by which the trials learned from grow before hyperparameters are drawn again, and offspring bred again"""
 MOST = 256
 """trials learned from at a fit, half of them the best and half the latest"""
 RARE = 3

@@ -15,6 +15,9 @@ from evoengine.records import Config
 from evoengine.workloads.base import Case, Tensors, Tolerance, Workload
 from evoengine.workloads.convolution.problem import EXAMPLE, ConvolutionProblem, parse_problem
 
+FLUSH = 8
+"""floats after which the emulator can end a tensor, so that what is read behind it is an error"""
+
 
 class Convolution(Workload):
     name = "convolution"
@@ -41,7 +44,8 @@ class Convolution(Workload):
         """All have the problem's own filter size, which a template may bake in; sizes are set against the block's tile.
 
         Most are of small whole numbers, whose sums float32 holds exactly in any order: the smallest fault shows. Those of
-        ordinary numbers have long rows, so that no row's error is near 0 by chance.
+        ordinary numbers have long rows, so that no row's error is near 0 by chance. Some end where an image's bytes do, so that
+        a read one pixel further is seen.
         """
         tile_w = int(config.get("block_size_x", 16)) * int(config.get("tile_size_x", 1))
         tile_h = int(config.get("block_size_y", 16)) * int(config.get("tile_size_y", 1))
@@ -50,16 +54,19 @@ class Convolution(Workload):
         def at(height: int, width: int) -> ConvolutionProblem:
             return replace(problem, height=max(1, height), width=max(1, width))
 
+        def flush(height: int, width: int) -> ConvolutionProblem:
+            return at(height, width - (width + problem.filter_w - 1) % FLUSH)
+
         found = [
             Case("one output", at(1, 1), "whole numbers"),
             Case("one column", at(tile_h + 1, 1), "whole numbers"),
             Case("one row", at(1, max(tile_w + 1, 64))),
             Case("whole tile", at(tile_h, tile_w), "whole numbers"),
-            Case("one short", at(tile_h - 1, tile_w - 1), "whole numbers"),
+            Case("one short", flush(tile_h - 1, tile_w - 1), "whole numbers"),
             Case("remainders", at(tile_h + own_h, tile_w + own_w), "whole numbers"),
-            Case("one weight", at(tile_h + 2, tile_w - 2), "one weight"),
-            Case("one pixel", at(tile_h - 2, tile_w + 2), "one pixel"),
-            Case("ordinary numbers", at(min(tile_h, 8), max(tile_w - 1, 64))),
+            Case("one weight", flush(tile_h + 2, tile_w - 2), "one weight"),
+            Case("one pixel", flush(tile_h - 2, tile_w + 2), "one pixel"),
+            Case("ordinary numbers", flush(min(tile_h, 8), max(tile_w - 1, 71))),
             Case("positive numbers", at(min(tile_h, 4), max(tile_w, 64)), "positive"),
         ]
         return tuple(replace(case, config=config) for case in found)

@@ -100,6 +100,11 @@ def _whole(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
     return tuple(x.sign() * (2.0 * x.abs()).ceil().clamp(1, 3) for x in (a, b, bias))
 
 
+def _positive(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
+    """The same without a sign: for rows so short that GELU might leave nothing of them but the roundings of erf."""
+    return tuple(x.abs() for x in _whole(a, b, bias))
+
+
 def _one_hot(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
     """Every row of A points at one row of B, in an order of its own: shows rows and columns that land in the wrong place."""
     k = a.shape[1]
@@ -116,10 +121,10 @@ LARGE = 192.0
 def _large_products(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
     """Products near the largest half, which add up far beyond it over the first half of K and cancel out over the second.
 
-    What is left are whole multiples of LARGE, exact in float32.
+    What is left are about LARGE² or -LARGE², whole multiples of LARGE, exact in float32.
     """
-    k = torch.arange(a.shape[1], device=a.device)
-    sign = torch.where(k < a.shape[1] // 2, 1.0, -1.0) * (k < a.shape[1] // 2 * 2)
+    k, half = torch.arange(a.shape[1], device=a.device), a.shape[1] // 2
+    sign = torch.where(k < half, 1.0, -1.0) * (k < 2 * half - 1)
     rows = torch.where(torch.arange(a.shape[0], device=a.device) % 2 == 0, LARGE, -LARGE)
     return rows[:, None] * sign, LARGE + (b > 0), bias * LARGE
 
@@ -138,6 +143,7 @@ def _long(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
 _SHAPED: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Triple]] = {
     "normal": _normal,
     "whole numbers": _whole,
+    "positive numbers": _positive,
     "one-hot rows": _one_hot,
     "large products": _large_products,
     "long": _long,

@@ -17,7 +17,7 @@ from evoengine.workloads.gemm.problem import DTYPES, EPILOGUES, EXAMPLE, GemmPro
 
 LONG = 4096
 """K of the longest case, over which errors of sums kept in 16 bits add up"""
-LONG_PRODUCTS = 1 << 24
+LONG_PRODUCTS = 1 << 26
 """that the emulator computes for that case at most: it does whole tiles, and larger ones get a smaller K"""
 CHUNK = 8
 """elements of 16 bits in the widest load; rows that are multiples of it stay such in all cases"""
@@ -64,8 +64,8 @@ class Gemm(Workload):
             return replace(problem, m=m, n=-(-n // unit_n) * unit_n, k=-(-k // unit_k) * unit_k)
 
         found = [
-            Case("one element", at(1, 1, 1), "whole numbers"),
-            Case("one column", at(tile_m + 1, 1, tile_k), "whole numbers"),
+            Case("one element", at(1, 1, 1), "positive numbers"),
+            Case("one column", at(tile_m + 1, 1, tile_k), "positive numbers"),
             Case("one row", at(1, tile_n + 1, tile_k + 1), "whole numbers"),
             Case("whole tiles", at(tile_m, tile_n, 2 * tile_k)),
             Case("remainders", at(tile_m + own_m, tile_n + own_n, tile_k + own_k)),
@@ -96,7 +96,7 @@ class Gemm(Workload):
 
 def _tensor_maps(problem: GemmProblem, config: Config) -> tuple[TensorMapArgument, ...]:
     """A and B for kernels that load tiles by TMA: a box is a tile's rows by the columns that are swizzled together."""
-    if config["family"] != "wgmma":
+    if config.get("family") != "wgmma":
         return ()
 
     def over(name: str, rows: int, columns: int, box_rows: int) -> TensorMapArgument:

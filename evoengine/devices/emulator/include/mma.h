@@ -1,7 +1,7 @@
 // nvcuda::wmma for half and bfloat16 inputs, shapes 16x16x16, 32x8x16 and 8x32x16.
 //
 // The programming guide leaves open which lane holds which element of a fragment, so the map here is one that no kernel
-// can have guessed: the i-th elements of the 32 lanes fill the next whole rows together, the lanes permuted anew for
+// can have guessed: the i-th elements of the 32 lanes fill the next whole rows together, the lanes permuted again for
 // every i. It is the same for every fragment of equal rows and columns, which is all CUDA promises. As on hardware,
 // half fragments of matrix_a and matrix_b hold 16 elements per lane, some of them twice.
 //

@@ -109,7 +109,7 @@ bool says_no(const Barrier& b) {
 }
 
 // Threads drift apart at barriers: now and then one falls behind, a little or by so much that the others hand a place
-// on and have it filled anew meanwhile.
+// on and have it filled again meanwhile.
 void fall_behind() {
     if (random_below(16)) return;
     for (unsigned rounds = 1u << random_below(8); rounds; --rounds) yield();

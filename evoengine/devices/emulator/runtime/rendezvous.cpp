@@ -1,4 +1,4 @@
-// Where threads wait for one another, and what is said when they wait in vain.
+// Where threads wait for one another, and what is said when that never comes.
 #include "internal.h"
 
 #include <cstdio>

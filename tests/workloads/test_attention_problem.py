@@ -23,7 +23,7 @@ def test_a_problem_reads_back_what_it_prints(text):
 
 
 def test_kv_heads_default_to_heads_and_lengths_to_each_other():
-    assert parse_problem("b1,h8,s128,d64,fp16") == Problem(1, 8, 8, 128, 128, 64, "fp16", False)
+    assert parse_problem("b1,h8,s128,d64,fp16") == AttentionProblem(1, 8, 8, 128, 128, 64, "fp16", False)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_kv_heads_default_to_heads_and_lengths_to_each_other():
         ("b16,h16,s2048,d77,fp16", "32, 64, 96, 128"),
         ("b16,h16,s2048,d64,fp16,kv5", "multiple of kv heads"),
         ("b16,h16,s2048,d64,fp16,kv0", "kv_heads 0"),
-        ("b16,h16,s2048,d64", "lacks dtype"),
+        ("b16,h16,s2048,d64", "does not give dtype"),
         ("b16,h16,s2048,d64,fp64", "'fp64'"),
         ("b16,h16,s2048,s512,d64,fp16", "seq twice"),
         ("b16,h16,s2048,sq1,d64,fp16", "use s… alone"),
