@@ -44,7 +44,8 @@ class ChosenBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockLaunch:
-    """Some blocks of a launch, each run for itself. An input's contents are the pool's, an output's NaN until it is written."""
+    """Some blocks of a launch, each run for itself. An input's contents are the pool's, an output's NaN until it is
+    written."""
 
     launch: Launch
     arguments: Sequence[Parameter]

@@ -53,8 +53,8 @@ def ranked(figures: Iterable[Figure]) -> list[int]:
     unlike speed, and the same kernel takes another time with a warm L2 or launched from a graph.
 
     A candidate counts by its last figure of its own most trusted kind, and not at all where that one is suspect. The
-    finalists of the last finals keep the places they won there: what was timed before, and alone, is behind them. Finals
-    of an imported run say so of that run alone: nobody timed its finalists against what this ledger had.
+    finalists of the last finals keep the places they won there: what was timed before, and alone, is behind them.
+    Finals of an imported run say so of that run alone: nobody timed its finalists against what this ledger had.
 
     Behind predictions come estimates by formula, of what the model could not read, in an order of their own.
     """

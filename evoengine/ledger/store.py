@@ -114,8 +114,17 @@ class Ledger:
     # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start_run(
-        self, *, gpu: str, problem: str, device: Device, space: SpaceFile, sampler: str, seed: int, command: str,
-        objectives: str = DEFAULT, definition: str | None = None,
+        self,
+        *,
+        gpu: str,
+        problem: str,
+        device: Device,
+        space: SpaceFile,
+        sampler: str,
+        seed: int,
+        command: str,
+        objectives: str = DEFAULT,
+        definition: str | None = None,
     ) -> int:
         """Enters a run of this process; runs whose process is gone without a word are marked as killed."""
         with self._writing() as session:
@@ -362,11 +371,17 @@ def _figures_of_correct(
     last = select(func.max(any_verdict.id)).where(*of_gate).scalar_subquery()
     return (
         select(
-            func.coalesce(CandidateRow.source_sha256, CandidateRow.config_key), MeasurementRow.id, CandidateRow.id,
-            MeasurementRow.kind, func.coalesce(MeasurementRow.normalised_us, MeasurementRow.median_us),
-            MeasurementRow.suspect, MeasurementRow.terms, MeasurementRow.device, CandidateRow.run_id,
+            func.coalesce(CandidateRow.source_sha256, CandidateRow.config_key),
+            MeasurementRow.id,
+            CandidateRow.id,
+            MeasurementRow.kind,
+            func.coalesce(MeasurementRow.normalised_us, MeasurementRow.median_us),
+            MeasurementRow.suspect,
+            MeasurementRow.terms,
+            MeasurementRow.device,
+            CandidateRow.run_id,
             MeasurementRow.policy,
-        )  # fmt: skip
+        )
         .select_from(CandidateRow)
         .join(MeasurementRow)
         .outerjoin(VerdictRow, VerdictRow.id == last)

@@ -226,9 +226,9 @@ def _subtract(a: Any, b: Any) -> Any:
 
 def _multiply(a: Any, b: Any) -> Any:
     # The cheap bound first: int64 wraps silently, so a product is only formed where it is known to fit.
-    if not (_is_float(a) or _is_float(b)) and _largest(a) * _largest(b) > EXACT:
-        if np.any(np.abs(np.multiply(a, b, dtype=np.float64)) > EXACT):
-            raise Trouble("beyond 2^53")
+    may_wrap = not (_is_float(a) or _is_float(b)) and _largest(a) * _largest(b) > EXACT
+    if may_wrap and np.any(np.abs(np.multiply(a, b, dtype=np.float64)) > EXACT):
+        raise Trouble("beyond 2^53")
     return _exact(a * b)
 
 

@@ -186,5 +186,3 @@ def expand(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _dtype(knob: Knob) -> type[np.signedinteger]:
     return np.int8 if len(knob.values) <= 127 else np.int16
-
-

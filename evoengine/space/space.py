@@ -23,9 +23,7 @@ class HasVariables(Protocol):
     def variables(self) -> Mapping[str, Value]: ...
 
 
-def load_space(
-    path: Path, problem: HasVariables, gpu: HasVariables, families: Sequence[str] = ()
-) -> SearchSpace:
+def load_space(path: Path, problem: HasVariables, gpu: HasVariables, families: Sequence[str] = ()) -> SearchSpace:
     """Reads a space file, binds it to the problem and the GPU and enumerates what is valid there.
 
     Raises UsageError naming file, line and remedy where the file is at fault or admits nothing, and where one of the
