@@ -86,7 +86,8 @@ def _whole(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generato
 
 
 def _one_weight(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generator) -> Pair:
-    """One weight alone is not 0, so that the output is the image, moved: shows a filter that is mirrored or transposed."""
+    """One weight alone is not 0, so that the output is the image, moved: shows a filter that is mirrored or
+    transposed."""
     one = torch.zeros_like(weights).view(-1)
     one[torch.randint(one.numel(), (), generator=generator, device=one.device)] = 1.0
     return image, one.view_as(weights)

@@ -43,9 +43,9 @@ class Convolution(Workload):
     def cases(self, problem: ConvolutionProblem, config: Config) -> tuple[Case, ...]:
         """All have the problem's own filter size, which a template may bake in; sizes are set against the block's tile.
 
-        Most are of small whole numbers, whose sums float32 holds exactly in any order: the smallest fault shows. Those of
-        ordinary numbers have long rows, so that no row's error is near 0 by chance. Some end where an image's bytes do, so that
-        a read one pixel further is seen.
+        Most are of small whole numbers, whose sums float32 holds exactly in any order: the smallest fault shows. Those
+        of ordinary numbers have long rows, so that no row's error is near 0 by chance. Some end where an image's bytes
+        do, so that a read one pixel further is seen.
         """
         tile_w = int(config.get("block_size_x", 16)) * int(config.get("tile_size_x", 1))
         tile_h = int(config.get("block_size_y", 16)) * int(config.get("tile_size_y", 1))

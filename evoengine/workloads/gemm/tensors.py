@@ -41,7 +41,8 @@ class GemmTensors(Tensors):
         return {"c": _epilogue(problem, inputs["a"].double() @ inputs["b"].double(), inputs["bias"].double())}
 
     def own_dtype(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
-        """As a library does it in turn: the product summed in float32 and rounded, then each step of the epilogue rounded.
+        """As a library does it in turn: the product summed in float32 and rounded, then each step of the epilogue
+        rounded.
 
         The product is not left to torch in 16 bits: whether that sums in 16 bits too depends on device and settings.
         """
@@ -106,7 +107,8 @@ def _positive(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
 
 
 def _one_hot(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
-    """Every row of A points at one row of B, in an order of its own: shows rows and columns that land in the wrong place."""
+    """Every row of A points at one row of B, in an order of its own: shows rows and columns that land in the wrong
+    place."""
     k = a.shape[1]
     row = torch.arange(a.shape[0], device=a.device)
     pointed = torch.zeros_like(a)
@@ -119,7 +121,8 @@ LARGE = 192.0
 
 
 def _large_products(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
-    """Products near the largest half, which add up far beyond it over the first half of K and cancel out over the second.
+    """Products near the largest half, which add up far beyond it over the first half of K and cancel out over the
+    second.
 
     What is left are about LARGE² or -LARGE², whole multiples of LARGE, exact in float32.
     """
