@@ -11,14 +11,17 @@ from dataclasses import replace
 import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
-from evoengine.records import Config
-from evoengine.workloads.base import Case, Tensors, Workload
+from evoengine.records import Config, Plan
+from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 from evoengine.workloads.gemm.problem import DTYPES, EPILOGUES, EXAMPLE, GemmProblem, parse_problem
+from evoengine.workloads.rectangles import FullCase, few
 
 LONG = 4096
 """K of the longest case, over which errors of sums kept in 16 bits add up"""
 LONG_PRODUCTS = 1 << 26
 """that the emulator computes for that case at most: it does whole tiles, and larger ones get a smaller K"""
+MOST_WORK = 200_000_000
+"""products of a block over all of K, which take a second or less"""
 CHUNK = 8
 """elements of 16 bits in the widest load; rows that are multiples of it stay such in all cases"""
 SWIZZLED = 64
@@ -92,6 +95,23 @@ class Gemm(Workload):
         from evoengine.workloads.gemm.tensors import GemmTensors
 
         return GemmTensors()
+
+    def full_plan(self, problem: GemmProblem, config: Config, launch_of: LaunchOf) -> Plan:
+        """The whole grid over few steps of K; and over all of K, the last block alone, where A or B is so large that
+        offsets into it may need more than 32 bits."""
+        if not {"tile_m", "tile_n", "tile_k"} <= config.keys():
+            return ()
+        p, work = problem, int(config["tile_m"]) * int(config["tile_n"]) * problem.k
+        shallow = replace(p, k=few(p.k, int(config["tile_k"]), 2))
+        plan = [(FullCase("full grid", shallow, p, config), launch_of(shallow))]
+        if DTYPE_BYTES[p.dtype] * p.k * max(p.m, p.n) >= 1 << 31 and work <= MOST_WORK:
+            plan.append((FullCase("full tensors", p, p, config, last_alone=True), launch_of(p)))
+        return plan
+
+    def full_size(self) -> FullSize:
+        from evoengine.workloads.gemm.full_size import GemmFullSize
+
+        return GemmFullSize(self)
 
 
 def _tensor_maps(problem: GemmProblem, config: Config) -> tuple[TensorMapArgument, ...]:
