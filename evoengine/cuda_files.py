@@ -21,10 +21,10 @@ def disassembler() -> str | None:
 
 
 def wheel_folders() -> list[Path]:
-    """cu13 of the CUDA 13 wheels; cuda_runtime and cuda_nvcc of those for CUDA 12."""
+    """cu13 of the CUDA 13 wheels; cuda_runtime, cuda_nvcc and cuda_cccl of those for CUDA 12."""
     spec = find_spec("nvidia")
     roots = [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
-    return [root / name for root in roots for name in ("cu13", "cuda_runtime", "cuda_nvcc")]
+    return [root / name for root in roots for name in ("cu13", "cuda_runtime", "cuda_nvcc", "cuda_cccl")]
 
 
 def toolkit() -> Path:

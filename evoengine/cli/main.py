@@ -13,6 +13,7 @@ from evoengine import __version__
 from evoengine.errors import EvoengineError
 
 COMMANDS = {
+    "new": "Write a folder with a kernel of your own, or bring one in.",
     "problems": "List the workloads, how their problems are written, and an example of each.",
     "search": "Search for the fastest correct kernel of a problem on a GPU.",
     "best": "Show the best kernels found, or export the best one.",

@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,8 @@ class _Reader:
                 self._unknown(self._at("", key), key, _TABLES)
         kernel = self.tables.get("kernel")
         if not isinstance(kernel, str) or not kernel:
-            raise UsageError(f'{self._at("", "kernel")}: the space must name its kernel, as in kernel = "attention"')
+            raise UsageError(f'{self._at("", "kernel")}: the space must name its kernel, as in kernel = "NAME"')
+        self.kernel = kernel
         self.knobs = self._knobs()
         self.families = [str(v) for v in self.knobs[0].values]
         lets = self._lets()
@@ -118,8 +119,11 @@ class _Reader:
     # --- knobs
 
     def _knobs(self) -> tuple[Knob, ...]:
+        """The knobs, family first: a space that names none has one family, which has the kernel's name."""
         table = self._table(self.tables, "knobs", "knobs")
-        if next(iter(table), None) != "family":
+        if "family" not in table:
+            table = {"family": [self.kernel], **table}
+        if next(iter(table)) != "family":
             raise UsageError(f'{self._at("knobs")}: the first knob must be family, as in family = ["scalar", "wmma"]')
         knobs = tuple(self._knob(name, entry) for name, entry in table.items())
         if knobs[0].kind != "text" or knobs[0].when:
@@ -250,12 +254,12 @@ class _Reader:
         return tuple(constraints)
 
     def _launch(self) -> dict[str, LaunchRule]:
-        table = self._table(self.tables, "launch", "launch")
+        table, header_of = self._by_family("launch")
         for key in table:
             self._family(key, "launch")
         rules = {}
         for family in self.families:
-            header = f"launch.{family}"
+            header = header_of(family)
             if family not in table:
                 raise UsageError(f"{self.path}: family {family} lacks [{header}] with threads, grid and shared; add it")
             rule = self._table(table, family, header)
@@ -280,12 +284,19 @@ class _Reader:
             rules[family] = LaunchRule(block, (x, y, z), shared)
         return rules
 
+    def _by_family(self, key: str) -> tuple[dict[str, Any], Callable[[str], str]]:
+        """[launch] or [cost] by family, and the header of a family's own; where there is one family it needs no name."""
+        table = self._table(self.tables, key, key)
+        if table and len(self.families) == 1 and not any(isinstance(value, dict) for value in table.values()):
+            return {self.families[0]: table}, lambda family: key
+        return table, lambda family: f"{key}.{family}"
+
     def _cost(self) -> dict[str, dict[str, Expression]]:
-        table = self._table(self.tables, "cost", "cost")
+        table, header_of = self._by_family("cost")
         return {
             self._family(family, "cost"): {
-                name: self._known(self._expression(value, self._at(f"cost.{family}", name)))
-                for name, value in self._table(table, family, f"cost.{family}").items()
+                name: self._known(self._expression(value, self._at(header_of(family), name)))
+                for name, value in self._table(table, family, header_of(family)).items()
             }
             for family in table
         }
@@ -300,6 +311,8 @@ class _Reader:
                     raise UsageError(f"{where}: the start names {name}, which is no knob{_nearest(name, knobs)}")
                 if knobs[name].index(value) is None:
                     raise UsageError(f"{where}: the start has {name} = {value!r}; {must_be(knobs[name])}")
+            if len(self.families) == 1:
+                entry = {"family": self.families[0], **entry}
             starts.append((self._at("start", "", i), {n: entry[n] for n in knobs if n in entry}))
         return tuple(starts)
 

@@ -10,6 +10,7 @@ from evoengine.errors import UsageError
 from evoengine.records import Binary, Source
 from evoengine.sass.cubin import kernel_names, whole_image
 from evoengine.sass.listing import disassemble, instruction_mix
+from evoengine.stages.c_headers import C_HEADERS
 from evoengine.stages.toolchain import compiler_version, include_folders, nvrtc
 
 FLAGS = ("--std=c++17", "--ptxas-options=-v")
@@ -32,7 +33,8 @@ def compile_source(source: Source, arch: str) -> Binary:
     """Compiles for `arch` (sm_90a, sm_80, …); raises CompileFailed with the first error, MachineError without NVRTC."""
     api = nvrtc()
     start = time.perf_counter()
-    program = api.createProgram(source.text, f"{source.entry}.cu", (), ())
+    headers = (tuple(each.encode() for each in column) for column in (C_HEADERS.values(), C_HEADERS))
+    program = api.createProgram(source.text, f"{source.entry}.cu", *headers)
     try:
         includes = tuple(f"-I{folder}" for folder in include_folders())
         try:

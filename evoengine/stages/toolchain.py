@@ -20,6 +20,7 @@ from evoengine.errors import MachineError
 REMEDY = "pip install 'evoengine[cuda13]' (or [cuda12] for a driver of CUDA 12)"
 
 
+CCCL_HEADER = "cuda/std/version"
 DRIVER_FOR_13 = 580
 """the first driver branch that runs CUDA 13 (CUDA Toolkit release notes, CUDA Driver)"""
 TORCH_FOR_12 = "2.9.1"
@@ -85,7 +86,8 @@ def _major(cuda: str) -> int:
 
 @cache
 def include_folders() -> tuple[Path, ...]:
-    """The folders that hold cuda_fp16.h and crt/mma.h: NVIDIA's wheels first, then a CUDA toolkit."""
+    """The folders that hold cuda_fp16.h, crt/mma.h and, where it is installed, CCCL (cuda/std, CUB): NVIDIA's wheels
+    first, then a CUDA toolkit. Raises MachineError where the first two are missing."""
     folders: list[Path] = []
     for header in ("cuda_fp16.h", "crt/mma.h"):
         found = next((f for f in _header_candidates() if (f / header).is_file()), None)
@@ -93,7 +95,14 @@ def include_folders() -> tuple[Path, ...]:
             raise MachineError(f"the CUDA header {header} was not found: {REMEDY}")
         if found not in folders:
             folders.append(found)
+    folders += [folder for folder in [_cccl_folder()] if folder and folder not in folders]
     return tuple(folders)
+
+
+def _cccl_folder() -> Path | None:
+    """CUDA 13 keeps CCCL in a folder of its own beside the other headers, CUDA 12 among them."""
+    places = [place for folder in _header_candidates() for place in (folder / "cccl", folder)]
+    return next((place for place in places if (place / CCCL_HEADER).is_file()), None)
 
 
 def _header_candidates() -> list[Path]:

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from evoengine.devices.base import KernelUnbuildable
 from evoengine.devices.emulator import declarations, inline_ptx
 from evoengine.devices.emulator.declarations import ALIGNMENT, is_namespace_head, read_declarators, split_declarators
+from evoengine.devices.emulator.includes import without_given
 
 _COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\b\s*)?\(")
 _SHARED = re.compile(
     r"(?:\b(?:__align__|alignas)\s*\([^;{}]*?\)\s*|\b(?:extern|static|volatile)\s+)*\b__shared__\b[^;{}]*;"
 )
+_CONSTANT = re.compile(r"\b__constant__\b([^;{}]*)[;{]")
 _MAP_BY_VALUE = re.compile(r"(__grid_constant__\s+(?:const\s+)?)?\b(?:CUtensorMap|TensorMap)\s+(\w+)\s*[,)]")
 
 
@@ -46,7 +48,7 @@ def translate(text: str) -> str:
     for edit in sorted(edits, key=lambda e: e.start, reverse=True):
         line_ends = "".join(re.findall(r"\\?\n", text[edit.start : edit.end]))
         text = text[: edit.start] + edit.text + line_ends + text[edit.end :]
-    return text
+    return without_given(text)
 
 
 def least_blocks(text: str, entry: str) -> str:
@@ -71,6 +73,18 @@ def cluster_blocks(text: str) -> int:
         line = _line(text, match.start())
         raise KernelUnbuildable(f"line {line}: __cluster_dims__({match[1]}), where the emulator wants (number, 1, 1)")
     return int(x)
+
+
+def constant_names(text: str) -> list[str]:
+    """The `__constant__` variables at the outermost scope: those that a host finds by their plain names."""
+    masked = _mask(text)
+    found: list[str] = []
+    for match in _CONSTANT.finditer(masked):
+        depth = masked.count("{", 0, match.start()) - masked.count("}", 0, match.start())
+        declared = read_declarators(ALIGNMENT.sub(" ", match[1]).split("=")[0])
+        if depth == 0 and declared:
+            found += [name for name, _ in declared[1]]
+    return found
 
 
 def _mask(text: str) -> str:

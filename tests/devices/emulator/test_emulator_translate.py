@@ -108,7 +108,7 @@ def test_a_brace_list_becomes_registers():
         # what orders nothing must not be taken for what does
         ('asm("mbarrier.arrive.relaxed.cta.shared::cta.b64 _, [%0];" :: "r"(x));', "line 3: .*mbarrier.arrive.relaxed"),
         ('asm volatile("cp.async.wait_group %2;" :: "n"(0));', "line 3: the asm statement has no operand %2"),
-        ('asm volatile("cp.async.wait_group %laneid;");', "line 3: .*no PTX register %laneid"),
+        ('asm volatile("cp.async.wait_group %smid;");', "line 3: .*no PTX register %smid"),
         ('asm volatile("cp.async.wait_group 0;" :: "n" 0);', "line 3: .*cannot read the asm operand"),
         ('asm volatile(".reg .b128 x;");', "line 3: .*no PTX register of type .b128"),
     ],

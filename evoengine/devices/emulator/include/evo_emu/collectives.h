@@ -145,6 +145,15 @@ inline unsigned __match_any_sync(unsigned mask, T value, EVO_EMU_LINE) {
     __builtin_memcpy(&bits, &value, sizeof(T));
     return unsigned(evo_emu::exchange("__match_any_sync", line, mask, bits, 0, evo_emu::match));
 }
+template <class T>
+inline unsigned __match_all_sync(unsigned mask, T value, int* all, EVO_EMU_LINE) {
+    unsigned long long bits = 0;
+    __builtin_memcpy(&bits, &value, sizeof(T));
+    const unsigned equal = unsigned(evo_emu::exchange("__match_all_sync", line, mask, bits, 0, evo_emu::match));
+    const unsigned present = evo_emu::vote("__match_all_sync", line, mask, true);
+    *all = equal == present;
+    return *all ? mask : 0;
+}
 
 #define EVO_EMU_REDUCTION(name, T, expression)                                                              \
     inline T evo_emu_##name(T a, T b) { return expression; }                                                \

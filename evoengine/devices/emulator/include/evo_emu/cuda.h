@@ -14,6 +14,8 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
+#define __maxnreg__(...)
+#define __builtin_assume(condition) ((void)0)
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __align__(n) __attribute__((aligned(n)))
@@ -22,7 +24,12 @@
 
 using size_t = decltype(sizeof(0));
 using ptrdiff_t = __PTRDIFF_TYPE__;
-using dim3 = evo_emu::Dim;
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+    constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+    constexpr operator uint3() const { return {x, y, z}; }
+};
 inline constexpr int warpSize = 32;
 
 extern "C" void* memcpy(void*, const void*, size_t) noexcept;
@@ -39,5 +46,7 @@ inline int printf(const char*, const T&...) {
 #include <evo_emu/poison.h>
 #include <evo_emu/vector.h>
 #include <evo_emu/math.h>
+#include <evo_emu/integer.h>
+#include <evo_emu/memory.h>
 #include <evo_emu/collectives.h>
 #include <evo_emu/ptx.h>

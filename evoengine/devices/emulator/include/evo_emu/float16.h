@@ -78,5 +78,17 @@ template <class T> inline T fused(T a, T b, T c) {
     inline T2 h2exp(T2 a) { return {hexp(a.x), hexp(a.y)}; }                                                \
     inline T2 h2exp2(T2 a) { return {hexp2(a.x), hexp2(a.y)}; }                                             \
     inline T2 h2rcp(T2 a) { return {hrcp(a.x), hrcp(a.y)}; }                                                \
+    inline T2 h2log(T2 a) { return {hlog(a.x), hlog(a.y)}; }                                                \
+    inline T2 h2log2(T2 a) { return {hlog2(a.x), hlog2(a.y)}; }                                             \
+    inline T2 h2sqrt(T2 a) { return {hsqrt(a.x), hsqrt(a.y)}; }                                             \
+    inline T2 h2rsqrt(T2 a) { return {hrsqrt(a.x), hrsqrt(a.y)}; }                                          \
+    inline T hsin(T a) { return T(sinf(float(a))); }                                                        \
+    inline T hcos(T a) { return T(cosf(float(a))); }                                                        \
+    inline T htanh(T a) { return T(tanhf(float(a))); }                                                      \
+    inline T2 h2tanh(T2 a) { return {htanh(a.x), htanh(a.y)}; }                                             \
+    inline T hfloor(T a) { return T(floorf(float(a))); }                                                    \
+    inline T hceil(T a) { return T(ceilf(float(a))); }                                                      \
+    inline T hrint(T a) { return T(rintf(float(a))); }                                                      \
+    inline T htrunc(T a) { return T(truncf(float(a))); }                                                    \
     inline float __low2float(T2 a) { return float(a.x); }                                                   \
     inline float __high2float(T2 a) { return float(a.y); }

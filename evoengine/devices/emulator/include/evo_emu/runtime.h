@@ -1,17 +1,27 @@
 // What a translated kernel asks of the runtime. No standard header: every candidate parses this.
 #pragma once
 
-namespace evo_emu {
-
-struct Dim {
+struct uint3 {
     unsigned x, y, z;
 };
+
+namespace evo_emu {
+
+using Dim = uint3;
 
 // A parameter type that takes no part in the deduction of T.
 template <class T> struct Identity { using type = T; };
 template <class T> using Exactly = typename Identity<T>::type;
 
 // The kernel under test, described by the candidate's own translation unit (see kernel.h).
+// A __constant__ variable of the kernel's source; a list of them ends with one without a name.
+struct Constant {
+    const char* name;
+    void* at;
+    unsigned long bytes;
+};
+extern const Constant constants[];
+
 struct Kernel {
     const char* name;
     void (*invoke)(void* const* arguments);

@@ -1,10 +1,15 @@
-// The built-in vector types with CUDA's sizes and alignments.
+// The built-in vector types with CUDA's sizes and alignments; uint3 is the runtime's.
 #pragma once
+
+#define EVO_EMU_THREE(T, name) struct name##3 { T x, y, z; };
+EVO_EMU_THREE(signed char, char) EVO_EMU_THREE(unsigned char, uchar) EVO_EMU_THREE(short, short)
+EVO_EMU_THREE(unsigned short, ushort) EVO_EMU_THREE(int, int) EVO_EMU_THREE(long long, longlong)
+EVO_EMU_THREE(unsigned long long, ulonglong) EVO_EMU_THREE(float, float) EVO_EMU_THREE(double, double)
+#undef EVO_EMU_THREE
 
 #define EVO_EMU_VECTOR(T, name, align2, align4)                                                        \
     struct name##1 { T x; };                                                                           \
     struct alignas(align2) name##2 { T x, y; };                                                        \
-    struct name##3 { T x, y, z; };                                                                     \
     struct alignas(align4) name##4 { T x, y, z, w; };                                                  \
     inline name##1 make_##name##1(T x) { return {x}; }                                                 \
     inline name##2 make_##name##2(T x, T y) { return {x, y}; }                                         \

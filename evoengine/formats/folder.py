@@ -1,0 +1,117 @@
+"""A kernel's folder before it is written: what importers make and `evoengine new` puts on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evoengine.errors import UsageError
+from evoengine.workloads.folder import PROBLEM, SPACE
+from evoengine.workloads.folder_reader import require_name
+
+Knobs = Mapping[str, Sequence[int | float | bool | str]]
+
+
+@dataclass(frozen=True)
+class NewFolder:
+    """`problem` becomes problem.json, `space` space.toml, `kernel` the file `NAME.cu` or `NAME.cu.j2`."""
+
+    problem: Mapping[str, Any]
+    space: str
+    kernel: str
+    is_template: bool
+    remarks: tuple[str, ...] = ()
+    """what could not be taken over, a line each"""
+
+    def files(self) -> dict[str, str]:
+        name = self.problem["name"]
+        suffix = ".cu.j2" if self.is_template else ".cu"
+        problem = dict(self.problem)
+        reference = problem["reference"]
+        problem["reference"] = "reference.py"
+        text = json.dumps(problem, indent=2, ensure_ascii=False) + "\n"
+        return {PROBLEM: text, "reference.py": reference, SPACE: self.space, f"{name}{suffix}": self.kernel}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A constraint of a space."""
+
+    expr: str
+    why: str
+
+
+def space_text(
+    name: str, knobs: Knobs, rules: Sequence[Rule], threads: Sequence[str] | str, grid: Sequence[str], shared: str = "0",
+    starts: Sequence[Mapping[str, Any]] = (), comment: str = "",
+) -> str:  # fmt: skip
+    """A space file of one family."""
+    lines = [f"# {line}" for line in comment.splitlines()]
+    lines += [f"kernel = {_toml(name)}", "", "[knobs]"]
+    lines += [f"{knob} = [{', '.join(map(_toml, values))}]" for knob, values in knobs.items()]
+    for rule in rules:
+        lines += ["", "[[constraint]]", f"expr = {_toml(rule.expr)}", f"why = {_toml(rule.why)}"]
+    block = _toml(threads) if isinstance(threads, str) else f"[{', '.join(map(_toml, threads))}]"
+    lines += ["", "[launch]", f"threads = {block}", f"grid = [{', '.join(map(_toml, grid))}]", f"shared = {_toml(shared)}"]
+    for start in starts:
+        lines += ["", "[[start]]", *(f"{knob} = {_toml(value)}" for knob, value in start.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: int | float | bool | str) -> str:
+    """A TOML value. JSON writes text as TOML reads it, but for characters beyond the basic plane: none is left escaped."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def kernel_name(text: str) -> str:
+    """A name of some file's as the name of a kernel: what may not stand in one becomes `_`."""
+    made = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in text)[:60].strip("_")
+    return f"kernel_{made}" if not made or made[0].isdigit() else made
+
+
+def write_folder(made: NewFolder, folder: Path) -> list[Path]:
+    """Writes the files; gives their paths. Raises UsageError where the folder is there already or cannot be written."""
+    name = require_name(made.problem["name"], str(folder), "a kernel")
+    if folder.exists():
+        raise UsageError(f"{folder} is there already; choose another name, or move it away")
+    written = []
+    try:
+        folder.mkdir(parents=True)
+        for file, text in made.files().items():
+            path = folder / file
+            path.write_text(text, "utf-8")
+            written.append(path)
+    except OSError as error:
+        raise UsageError(f"the folder of {name} cannot be written to {folder}: {error.strerror}") from None
+    return written
+
+
+def read_text(path: Path, what: str, most: int = 4 << 20) -> str:
+    """A text file that somebody names. Raises UsageError where it is not there, too large or no text."""
+    try:
+        if path.stat().st_size > most:
+            raise UsageError(f"{what} {path} has more than {most >> 20} MiB; that is no text file of a kernel")
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"{what} {path} cannot be read: {reason}") from None
+
+
+def read_json(path: Path, what: str) -> Any:
+    try:
+        return json.loads(read_text(path, what))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{what} {path} is not valid JSON: {error}") from None
+
+
+def inside(folder: Path, name: object, what: str) -> Path:
+    """A file that another file names, which must lie in its folder. Raises UsageError where it does not."""
+    path = (folder / str(name)).resolve()
+    if not isinstance(name, str) or not name or not path.is_relative_to(folder.resolve()):
+        raise UsageError(f"{what} is {name!r}; it must be a file in {folder}")
+    return path

@@ -1,0 +1,46 @@
+"""A kernel as plain CUDA text with `#define` knobs: no template language, and the file compiles by itself too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from evoengine.errors import UsageError
+from evoengine.records import Value
+
+_COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
+
+
+def defined(path: Path, values: Mapping[str, Value]) -> str:
+    """The file's text behind a `#define` of every value whose name it uses; its own definitions of those are left out.
+
+    Lines keep their numbers, as `#line` says. A name that stands in comments alone gets none: equal kernels have equal text.
+    Raises UsageError where the file cannot be read or a value is no single line.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read as text: {error}") from None
+    used = set(re.findall(r"[A-Za-z_]\w*", _COMMENT_OR_LITERAL.sub(" ", text)))
+    values = {name: value for name, value in values.items() if name in used}
+    lines = "".join(f"#define {name} {_spelled(path, name, value)}\n" for name, value in values.items())
+    return f'{lines}#line 1 "{path.name}"\n{_without_own(text, values)}'
+
+
+def _spelled(path: Path, name: str, value: Value) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    spelled = str(value)
+    if re.search(r"[\r\n\\]", spelled):
+        raise UsageError(f"the knob {name} of {path} has the value {spelled!r}; a #define takes a single line without \\")
+    return spelled
+
+
+def _without_own(text: str, values: Mapping[str, Value]) -> str:
+    """Blanks `#define NAME …` and `#undef NAME`, under conditions too: what is searched decides."""
+    if not values:
+        return text
+    names = "|".join(map(re.escape, values))
+    own = re.compile(rf"^[ \t]*#[ \t]*(?:define|undef)[ \t]+(?:{names})\b(?!\()(?:[^\n\\]|\\.)*", re.MULTILINE | re.DOTALL)
+    return own.sub(lambda match: "\n" * match[0].count("\n"), text)

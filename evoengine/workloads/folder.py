@@ -1,0 +1,173 @@
+"""A workload that a person brings as a folder: `problem.json`, `space.toml`, and a kernel as `FAMILY.cu.j2` or plain `.cu`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
+from evoengine.errors import UsageError
+from evoengine.records import Config
+from evoengine.workloads.base import Case, Tensors, Workload
+from evoengine.workloads.folder_cases import gate_cases
+from evoengine.workloads.folder_definition import LARGEST_AXIS, FolderProblem, Item, shape_of
+from evoengine.workloads.folder_reader import parse_definition
+
+PROBLEM, SPACE = "problem.json", "space.toml"
+LARGEST_FILE = 4 << 20
+"""bytes of a text file that a folder may hold"""
+_PAIR = re.compile(r"([A-Za-z_]\w*)=(\d{1,10})\Z", re.ASCII)
+_SCALARS: dict[str, Callable[[Any], Any]] = {"fp32": np.float32, "int32": np.int32, "int64": np.int64}
+
+
+class FolderWorkload(Workload):
+    """A workload read from text. It travels by that text: to worker processes, and in a ledger to other machines.
+
+    `definition_text` is a problem.json that needs no other file: the reference and the search space are in it. Without
+    `folder` it can be measured, ranked and exported; only rendering a kernel needs the folder.
+    """
+
+    baseline_label = "reference"
+
+    def __init__(self, name: str, definition_text: str, folder: Path | None = None) -> None:
+        """Raises UsageError where the text is at fault or names another kernel."""
+        self.definition_text, self.folder = definition_text, folder
+        self.definition = parse_definition(definition_text, str(folder / PROBLEM) if folder else f"the problem of {name}")
+        if self.definition.name != name:
+            raise UsageError(f"the problem of {name} has the name {self.definition.name}; the two must be the same")
+        self.name = name
+        self.tolerance = self.definition.tolerance
+        self.compile_time = self.definition.compile_time
+        self.grammar = ",".join(f"{axis}=…" for axis in self.definition.var_axes)
+        self.example = str(self._problem(self.definition.examples[0].axes))
+
+    def __reduce__(self) -> tuple[type[FolderWorkload], tuple[str, str, Path | None]]:
+        return FolderWorkload, (self.name, self.definition_text, self.folder)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FolderWorkload) and self.__reduce__() == other.__reduce__()
+
+    def __hash__(self) -> int:
+        return hash(self.__reduce__())
+
+    @property
+    def entry(self) -> str:
+        return self.definition.entry
+
+    def parse(self, text: str) -> FolderProblem:
+        """Reads `NAME:n=4096,k=64`, one pair for every var axis."""
+        given: dict[str, int] = {}
+        var = self.definition.var_axes
+        write = f"write it like {self.example}"
+        for part in filter(None, (part.strip() for part in text.removeprefix(f"{self.name}:").split(","))):
+            pair = _PAIR.match(part)
+            if not pair or pair[1] not in var:
+                raise UsageError(f"the problem {text!r} has a part {part!r} that is none of {self.grammar}; {write}")
+            if pair[1] in given:
+                raise UsageError(f"the problem {text!r} gives {pair[1]} twice; {write}")
+            given[pair[1]] = int(pair[2])
+            if not 1 <= given[pair[1]] <= LARGEST_AXIS:
+                raise UsageError(f"the problem {text!r} has {part}; an axis is an integer from 1 to {LARGEST_AXIS}")
+        if missing := [axis for axis in var if axis not in given]:
+            raise UsageError(f"the problem {text!r} gives no {', '.join(missing)}; {write}")
+        return self._problem(given)
+
+    def _problem(self, given: Mapping[str, int]) -> FolderProblem:
+        """Raises UsageError where the sizes break a constraint or give no shape."""
+        definition = self.definition
+        problem = FolderProblem(self.name, tuple(definition.sizes(given).items()), definition.var_axes)
+        for constraint in definition.constraints:
+            if not constraint.evaluate(problem.axes):
+                raise UsageError(f"the problem {problem} breaks the constraint `{constraint.text}` of {constraint.where}")
+        for item in (*definition.inputs, *definition.outputs):
+            shape_of(item, problem)
+        return problem
+
+    def flops(self, problem: FolderProblem) -> float:
+        """As the folder states them; else one for every element of inputs and outputs."""
+        rule = self.definition.flops
+        if rule:
+            return float(rule.evaluate(problem.axes))
+        return float(sum(prod(shape_of(i, problem)) for i in self._tensors()))
+
+    def min_dram_bytes(self, problem: FolderProblem) -> float:
+        """As the folder states them; else every tensor read or written once."""
+        rule = self.definition.bytes
+        if rule:
+            return float(rule.evaluate(problem.axes))
+        return float(sum(prod(shape_of(i, problem)) * DTYPE_BYTES[i.dtype] for i in self._tensors()))
+
+    def _tensors(self) -> list[Item]:
+        return [i for i in (*self.definition.inputs, *self.definition.outputs) if i.shape is not None]
+
+    def cases(self, problem: FolderProblem, config: Config) -> tuple[Case, ...]:
+        return gate_cases(self.definition, problem, config, self._problem)
+
+    def parameters(self, problem: FolderProblem, config: Config) -> tuple[Parameter, ...]:
+        definition, axes = self.definition, problem.axes
+        draws = definition.draws_for(axes)
+        inputs, outputs = ({i.name: i for i in items} for items in (definition.inputs, definition.outputs))
+        found: list[Parameter] = []
+        for name in definition.parameters:
+            item = inputs.get(name) or outputs.get(name)
+            if item is None:
+                found.append(ScalarArgument(name, np.int32(axes[name])))
+            elif item.shape is None:
+                found.append(ScalarArgument(name, _SCALARS[item.dtype](draws[name].value)))
+            else:
+                found.append(TensorParameter(name, shape_of(item, problem), item.dtype, output=name in outputs))
+        return tuple(found)
+
+    def tensors(self) -> Tensors:
+        from evoengine.workloads.folder_tensors import FolderTensors
+
+        return FolderTensors(self.definition)
+
+    def space_file(self) -> Path | None:
+        return self.folder / SPACE if self.folder else None
+
+    def templates(self) -> Path | None:
+        return self.folder
+
+
+def load_folder(path: Path) -> FolderWorkload:
+    """Reads a kernel's folder. Raises UsageError naming the file that is missing or at fault."""
+    if not path.is_dir():
+        raise UsageError(f"there is no folder {path}; `evoengine new {path.name or 'NAME'}` writes one to start from")
+    folder = path.resolve()
+    text = _read(folder / PROBLEM)
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{folder / PROBLEM} is not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{folder / PROBLEM} must hold a JSON object, not a {type(data).__name__}")
+    reference = data.get("reference")
+    if isinstance(reference, str) and re.fullmatch(r"\w[\w.-]*\.py", reference):
+        data["reference"] = _read(folder / reference)
+    data["space"] = _read(folder / SPACE)
+    return FolderWorkload(str(data.get("name")), json.dumps(data), folder)
+
+
+def workload_from_text(name: str, text: str) -> FolderWorkload:
+    """The workload of a ledger's run from the text kept there: it measures, ranks and exports, and renders nothing."""
+    return FolderWorkload(name, text)
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise UsageError(f"{path} has more than {LARGEST_FILE >> 20} MiB; it must be a text file")
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"there is no {path}; a kernel's folder holds {PROBLEM}, {SPACE} and NAME.cu.j2 or NAME.cu") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None

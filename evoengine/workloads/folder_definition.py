@@ -1,0 +1,153 @@
+"""What a `problem.json` says: axes, inputs, outputs, the reference's text, tolerance, cases; bound to no sizes yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from evoengine.errors import UsageError
+from evoengine.records import Value
+from evoengine.space.expression import Expression, Undefined
+from evoengine.workloads.base import Tolerance
+
+LARGEST_AXIS = 2**31 - 1
+"""axes are int32 parameters"""
+PATTERNS = ("normal", "zeros", "one-hot", "large", "negative")
+"""draws of a gate case that shape every floating-point input alike"""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A size. `value` where it is constant, `expression` where it follows from others; neither where a problem gives it."""
+
+    name: str
+    value: int | None = None
+    expression: Expression | None = None
+
+    @property
+    def is_var(self) -> bool:
+        return self.value is None and self.expression is None
+
+
+@dataclass(frozen=True)
+class Item:
+    """An input or an output. `shape` holds expressions of axes; None for an input passed by value."""
+
+    name: str
+    shape: tuple[Expression, ...] | None
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How an input gets its values: a type and its numbers, which may be expressions of axes."""
+
+    kind: str = "random"
+    value: float | int | bool | None = None
+    low: Expression | None = None
+    high: Expression | None = None
+
+
+@dataclass(frozen=True)
+class Example:
+    """A workload: the sizes, and how inputs are drawn there where not `random`."""
+
+    axes: Mapping[str, int]
+    draws: Mapping[str, Draw]
+
+
+@dataclass(frozen=True)
+class NamedCase:
+    """A gate case that the folder states: a pattern over all floating-point inputs, or draws input by input."""
+
+    name: str
+    axes: Mapping[str, int]
+    pattern: str = "normal"
+    draws: Mapping[str, Draw] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Definition:
+    name: str
+    axes: tuple[Axis, ...]
+    inputs: tuple[Item, ...]
+    outputs: tuple[Item, ...]
+    reference: str
+    examples: tuple[Example, ...]
+    constraints: tuple[Expression, ...]
+    entry: str
+    parameters: tuple[str, ...]
+    """the kernel's, in order: names of inputs, outputs and axes"""
+    compile_time: tuple[str, ...]
+    tolerance: Tolerance
+    cases: tuple[NamedCase, ...]
+    flops: Expression | None
+    bytes: Expression | None
+    description: str
+    space: str
+
+    @property
+    def var_axes(self) -> tuple[str, ...]:
+        return tuple(axis.name for axis in self.axes if axis.is_var)
+
+    def sizes(self, given: Mapping[str, int]) -> dict[str, int]:
+        """Every axis' value from those of the var axes. Raises UsageError where one is no positive int32."""
+        known: dict[str, int] = {a.name: given[a.name] if a.is_var else a.value for a in self.axes if not a.expression}
+        derived = [axis for axis in self.axes if axis.expression]
+        while derived:
+            ready = [axis for axis in derived if axis.expression.names <= known.keys()]
+            for axis in ready:
+                known[axis.name] = whole(axis.expression, known)
+            derived = [axis for axis in derived if axis not in ready]
+        return {axis.name: known[axis.name] for axis in self.axes}
+
+    def draws_for(self, axes: Mapping[str, int]) -> Mapping[str, Draw]:
+        """Those of the workload with these axes, or else of the first."""
+        own = next((e for e in self.examples if all(axes.get(n) == v for n, v in e.axes.items())), self.examples[0])
+        return own.draws
+
+
+def whole(expression: Expression, sizes: Mapping[str, int]) -> int:
+    """An expression's value as a size. Raises UsageError where it is no integer from 1 to LARGEST_AXIS."""
+    value = expression.evaluate(sizes)
+    if type(value) is not int or not 1 <= value <= LARGEST_AXIS:
+        setting = ", ".join(f"{name}={sizes[name]}" for name in sorted(expression.names))
+        raise UsageError(
+            f"{expression.where}: `{expression.text}` is {value} for {setting or 'every problem'}; "
+            f"a size is an integer from 1 to {LARGEST_AXIS}"
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class FolderProblem:
+    """`sizes` holds every axis, in the order of problem.json; `given` names those that the problem's text gives."""
+
+    name: str
+    sizes: tuple[tuple[str, int], ...]
+    given: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}:" + ",".join(f"{axis}={value}" for axis, value in self.sizes if axis in self.given)
+
+    def variables(self) -> dict[str, Value]:
+        return dict(self.sizes)
+
+    @property
+    def axes(self) -> dict[str, int]:
+        return dict(self.sizes)
+
+
+def shape_of(item: Item, problem: FolderProblem) -> tuple[int, ...]:
+    """Raises UsageError where a size is no positive integer."""
+    axes = problem.axes
+    return tuple(whole(size, axes) for size in item.shape or ())
+
+
+def holds(constraint: Expression, values: Mapping[str, Any]) -> bool:
+    """Whether a constraint holds; one that needs a name without a value is none."""
+    try:
+        return bool(constraint.evaluate(values))
+    except Undefined:
+        return True

@@ -1,0 +1,333 @@
+"""Reads the text of a `problem.json` into a Definition; every complaint names the key and the remedy.
+
+The format is a superset of FlashInfer-Trace's Definition with its Workloads; docs/own-kernel.md lists the keys.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from evoengine.errors import UsageError
+from evoengine.space.expression import Expression
+from evoengine.workloads.base import Tolerance
+from evoengine.workloads.folder_definition import (
+    LARGEST_AXIS, PATTERNS, Axis, Definition, Draw, Example, Item, NamedCase,
+)  # fmt: skip
+
+DTYPES = {
+    "float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int64": "int64", "int32": "int32",
+    "int16": "int16", "int8": "int8", "uint8": "uint8", "bool": "bool",
+}  # fmt: skip
+"""a dtype in problem.json → its name in `devices.base.DTYPE_BYTES`; those names are taken too"""
+SCALAR_DTYPES = ("fp32", "int32", "int64")
+IN_FLOAT32_ROUNDINGS = 64.0
+"""spacings allowed where outputs are float32 or float64: sums of thousands of terms, one after the other, are off by some
+tens of spacings of the largest output, and a library's blocked sums by fewer"""
+
+_KEYS = (
+    "name", "op_type", "description", "tags", "axes", "constraints", "inputs", "outputs", "reference", "workloads", "entry",
+    "parameters", "compile_time", "tolerance", "cases", "flops", "bytes", "space",
+)  # fmt: skip
+_DRAWS = {
+    "random": (), "scalar": ("value",), "constant": ("value",), "zeros": (), "ones": (), "arange": (),
+    "uniform": ("low", "high"), "integers": ("low", "high"),
+}  # fmt: skip
+_NAME = re.compile(r"[A-Za-z_]\w{0,62}\Z", re.ASCII)
+
+
+def parse_definition(text: str, where: str) -> Definition:
+    """Reads a problem.json whose reference is in it. Raises UsageError naming the key that is wrong and what would be right."""
+    try:
+        data = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{where} must hold a JSON object, not a {type(data).__name__}")
+    return _Reader(where, data).read()
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def require_name(name: object, where: str, what: str) -> str:
+    """A name that may stand in C++, in a path and in an expression."""
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise UsageError(f"{where}: {name!r} cannot name {what}; use letters, digits and _, at most 63, no digit first")
+    return name
+
+
+class _Reader:
+    def __init__(self, where: str, data: dict[str, Any]) -> None:
+        self.where, self.data = where, data
+
+    def read(self) -> Definition:
+        for key in self.data:
+            if key not in _KEYS:
+                near = difflib.get_close_matches(key, _KEYS, n=1)
+                self._fail(f"unknown key {key!r}{f'; did you mean {near[0]}?' if near else ''}; known are {', '.join(_KEYS)}")
+        for key in ("name", "axes", "inputs", "outputs", "reference"):
+            if key not in self.data:
+                self._fail(f"it has no {key}; it needs name, axes, inputs, outputs, reference and workloads")
+        name = require_name(self.data["name"], self.where, "a kernel")
+        self.axes = self._axes()
+        self.names = {axis.name for axis in self.axes}
+        inputs, outputs = self._items("inputs"), self._items("outputs")
+        self._require_distinct(inputs, outputs)
+        self.inputs = {item.name: item for item in inputs}
+        compile_time = self._compile_time()
+        return Definition(
+            name=name,
+            axes=self.axes,
+            inputs=inputs,
+            outputs=outputs,
+            reference=self._reference(),
+            examples=self._examples(),
+            constraints=tuple(self._expression(c, "constraints") for c in self._list("constraints")),
+            entry=require_name(self.data.get("entry", name), f"{self.where}: entry", "a kernel's entry"),
+            parameters=self._parameters(inputs, outputs, compile_time),
+            compile_time=compile_time,
+            tolerance=self._tolerance(outputs),
+            cases=self._cases(),
+            flops=self._expression(self.data["flops"], "flops") if "flops" in self.data else None,
+            bytes=self._expression(self.data["bytes"], "bytes") if "bytes" in self.data else None,
+            description=str(self.data.get("description", "")),
+            space=str(self.data.get("space", "")),
+        )
+
+    def _fail(self, what: str) -> NoReturn:
+        raise UsageError(f"{self.where}: {what}")
+
+    def _object(self, owner: Mapping[str, Any], key: str, at: str) -> dict[str, Any]:
+        value = owner.get(key) or {}
+        if not isinstance(value, dict):
+            self._fail(f"{at} must be an object, not {json.dumps(value)[:60]}")
+        return value
+
+    def _list(self, key: str) -> list[Any]:
+        value = self.data.get(key) or []
+        if not isinstance(value, list):
+            self._fail(f"{key} must be a list, not {json.dumps(value)[:60]}")
+        return value
+
+    def _known_keys(self, entry: Mapping[str, Any], known: Iterable[str], at: str) -> None:
+        for key in entry:
+            if key not in known:
+                self._fail(f"{at} has the unknown key {key!r}; known are {', '.join(known)}")
+
+    def _expression(self, value: Any, at: str) -> Expression:
+        """An expression of axes."""
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            self._fail(f"{at} must be a number or an expression of axes in quotes, not {json.dumps(value)[:60]}")
+        expression = Expression.parse(value if isinstance(value, str) else repr(value), f"{self.where}: {at}")
+        for name in sorted(expression.names - self.names):
+            self._fail(f"{at} names {name}, which is no axis; axes are {', '.join(sorted(self.names)) or 'none'}")
+        return expression
+
+    def _axes(self) -> tuple[Axis, ...]:
+        entries = self._object(self.data, "axes", "axes")
+        for name in entries:
+            require_name(name, f"{self.where}: axes", "an axis")
+        self.names = set(entries)
+        axes = tuple(self._axis(name, entry) for name, entry in entries.items())
+        self._refuse_circles(axes)
+        return axes
+
+    def _axis(self, name: str, entry: Any) -> Axis:
+        kind = entry.get("type") if isinstance(entry, dict) else None
+        match kind:
+            case "var":
+                return Axis(name)
+            case "const":
+                value = entry.get("value")
+                if type(value) is not int or not 1 <= value <= LARGEST_AXIS:
+                    self._fail(f"axis {name} has the value {value!r}; a constant axis has an integer from 1 to {LARGEST_AXIS}")
+                return Axis(name, value=value)
+            case "expr":
+                return Axis(name, expression=self._expression(entry.get("expression", entry.get("value")), f"axis {name}"))
+        self._fail(f'axis {name} must be {{"type": "var"}}, "const" with a value or "expr" with an expression')
+
+    def _refuse_circles(self, axes: tuple[Axis, ...]) -> None:
+        known, left = {a.name for a in axes if not a.expression}, [a for a in axes if a.expression]
+        while left:
+            ready = [axis for axis in left if axis.expression.names <= known]
+            if not ready:
+                self._fail(f"the axes {', '.join(a.name for a in left)} are defined by way of each other; make one of them var")
+            known |= {axis.name for axis in ready}
+            left = [axis for axis in left if axis not in ready]
+
+    def _items(self, key: str) -> tuple[Item, ...]:
+        entries = self._object(self.data, key, key)
+        if not entries:
+            self._fail(f"{key} is empty; a kernel has at least one")
+        return tuple(self._item(key, name, entry) for name, entry in entries.items())
+
+    def _item(self, key: str, name: str, entry: Any) -> Item:
+        at = f"{key}.{name}"
+        require_name(name, f"{self.where}: {key}", "a tensor")
+        if name in self.names:
+            self._fail(f"{at} has the name of an axis; rename one of the two")
+        if not isinstance(entry, dict) or "shape" not in entry or "dtype" not in entry:
+            self._fail(f'{at} needs a shape and a dtype, as in {{"shape": ["N"], "dtype": "float32"}}')
+        self._known_keys(entry, ("shape", "dtype", "description"), at)
+        dtype, shape = self._dtype(entry["dtype"], at), entry["shape"]
+        if shape is None:
+            if key == "outputs":
+                self._fail(f"{at} has no shape; a kernel writes tensors only: give it the shape [] for a single element")
+            if dtype not in SCALAR_DTYPES:
+                self._fail(f"{at} is passed by value as {entry['dtype']}; by value go {', '.join(SCALAR_DTYPES)}")
+            return Item(name, None, dtype)
+        if not isinstance(shape, list):
+            self._fail(f"{at} has the shape {json.dumps(shape)[:60]}; a shape is a list of axes, or null for a value")
+        return Item(name, tuple(self._expression(size, f"the shape of {at}") for size in shape), dtype)
+
+    def _dtype(self, dtype: Any, at: str) -> str:
+        if dtype in DTYPES.values():
+            return str(dtype)
+        if dtype not in DTYPES:
+            self._fail(f"{at} has the dtype {dtype!r}, which the emulator does not have; it has {', '.join(DTYPES)}")
+        return DTYPES[dtype]
+
+    def _require_distinct(self, inputs: tuple[Item, ...], outputs: tuple[Item, ...]) -> None:
+        for name in sorted({item.name for item in inputs} & {item.name for item in outputs}):
+            self._fail(
+                f"{name} is both an input and an output; a kernel that overwrites its input cannot be run twice on the same "
+                "tensors, which the gate and every timing do: write to an output of its own"
+            )
+
+    def _compile_time(self) -> tuple[str, ...]:
+        """The axes a template may bake in: constant ones, those listed, and all that follow from these alone."""
+        listed = self._list("compile_time")
+        for name in listed:
+            if name not in self.names:
+                self._fail(f"compile_time names {name!r}, which is no axis; axes are {', '.join(sorted(self.names))}")
+        baked = {axis.name for axis in self.axes if axis.value is not None} | set(listed)
+        while more := {a.name for a in self.axes if a.expression and a.expression.names <= baked} - baked:
+            baked |= more
+        return tuple(axis.name for axis in self.axes if axis.name in baked)
+
+    def _parameters(
+        self, inputs: tuple[Item, ...], outputs: tuple[Item, ...], compile_time: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        items = [item.name for item in (*inputs, *outputs)]
+        free = [axis.name for axis in self.axes if axis.is_var and axis.name not in compile_time]
+        order = self.data.get("parameters", [*items, *free])
+        if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
+            self._fail("parameters must be a list of names, in the order of the kernel's parameters")
+        for name in order:
+            if name not in items and name not in self.names:
+                self._fail(f"parameters names {name!r}, which is no input, output or axis")
+        if len(set(order)) < len(order):
+            self._fail("parameters names one twice; name every parameter once")
+        for item in (*inputs, *outputs):
+            if item.shape is not None and item.name not in order:
+                self._fail(f"parameters leaves out the tensor {item.name}; a kernel gets every tensor")
+        return tuple(order)
+
+    def _reference(self) -> str:
+        text = self.data["reference"]
+        if not isinstance(text, str) or not text.strip():
+            self._fail("reference must be Python text with a function run(*inputs), or the name of a .py file beside this one")
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+            self._fail(f"the reference is not valid Python{line}: {getattr(error, 'msg', error)}")
+        if not any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body):
+            self._fail("the reference has no function run; define run(*inputs) that returns the outputs in order")
+        return text
+
+    def _examples(self) -> tuple[Example, ...]:
+        entries = self._list("workloads")
+        var = [axis.name for axis in self.axes if axis.is_var]
+        if not entries:
+            if var:
+                self._fail(f"it has no workloads; give at least one with values for the axes {', '.join(var)}")
+            entries = [{}]
+        return tuple(self._example(entry, i, var) for i, entry in enumerate(entries))
+
+    def _example(self, entry: Any, number: int, var: list[str]) -> Example:
+        at = f"workloads[{number}]"
+        if not isinstance(entry, dict):
+            self._fail(f"{at} must be an object with axes and inputs")
+        self._known_keys(entry, ("axes", "inputs", "uuid", "description"), at)
+        axes = self._given_axes(entry, at)
+        if missing := [name for name in var if name not in axes]:
+            self._fail(f"{at} gives no value for {', '.join(missing)}")
+        draws = self._draws(self._object(entry, "inputs", f"{at}.inputs"), f"{at}.inputs")
+        for item in self.inputs.values():
+            if item.shape is None and draws.get(item.name, Draw()).kind != "scalar":
+                self._fail(f'{at}.inputs gives no value for {item.name}; write {{"type": "scalar", "value": …}}')
+        return Example(axes, draws)
+
+    def _given_axes(self, entry: Mapping[str, Any], at: str) -> dict[str, int]:
+        axes = self._object(entry, "axes", f"{at}.axes")
+        fixed = {axis.name: axis.value for axis in self.axes if axis.value is not None}
+        for name, value in axes.items():
+            if name not in self.names:
+                self._fail(f"{at} gives {name}, which is no axis; axes are {', '.join(sorted(self.names))}")
+            if type(value) is not int or not 1 <= value <= LARGEST_AXIS:
+                self._fail(f"{at} gives {name} the value {value!r}; an axis is an integer from 1 to {LARGEST_AXIS}")
+            if fixed.get(name, value) != value:
+                self._fail(f"{at} gives {name} the value {value}, and the axis is constant at {fixed[name]}")
+        return {axis.name: axes[axis.name] for axis in self.axes if axis.is_var and axis.name in axes}
+
+    def _draws(self, entries: Mapping[str, Any], at: str) -> dict[str, Draw]:
+        for name in entries:
+            if name not in self.inputs:
+                self._fail(f"{at} names {name}, which is no input; inputs are {', '.join(self.inputs)}")
+        return {name: self._draw(self.inputs[name], entry, f"{at}.{name}") for name, entry in entries.items()}
+
+    def _draw(self, item: Item, entry: Any, at: str) -> Draw:
+        kind = entry.get("type") if isinstance(entry, dict) else None
+        if kind not in _DRAWS:
+            self._fail(f"{at} has the type {kind!r}; known are {', '.join(_DRAWS)}")
+        self._known_keys(entry, ("type", *_DRAWS[kind]), at)
+        if missing := [key for key in _DRAWS[kind] if key not in entry]:
+            self._fail(f"{at} is {kind} and gives no {missing[0]}")
+        if (kind == "scalar") != (item.shape is None):
+            takes = "is passed by value and needs the type scalar" if item.shape is None else "is a tensor, not a scalar"
+            self._fail(f"{at}: {item.name} {takes}")
+        value = entry.get("value")
+        if value is not None and (not isinstance(value, int | float) or "int" in item.dtype and int(value) != value):
+            self._fail(f"{at} has the value {value!r}, which is no {item.dtype}")
+        low, high = (self._expression(entry[k], f"{at}.{k}") if k in entry else None for k in ("low", "high"))
+        return Draw(kind, value, low, high)
+
+    def _tolerance(self, outputs: tuple[Item, ...]) -> Tolerance:
+        entry = self._object(self.data, "tolerance", "tolerance")
+        self._known_keys(entry, ("rtol", "atol", "required_matched_ratio", "own", "roundings"), "tolerance")
+        for key, value in entry.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+                self._fail(f"tolerance.{key} is {value!r}; it must be a number of at least 0")
+        matched = entry.get("required_matched_ratio", 1.0)
+        if not 0 < matched <= 1:
+            self._fail(f"tolerance.required_matched_ratio is {matched}; it is a share above 0 and at most 1")
+        wide = all(item.dtype in ("fp32", "fp64") for item in outputs)
+        return Tolerance(
+            own=entry.get("own", 2.0),
+            roundings=entry.get("roundings", IN_FLOAT32_ROUNDINGS if wide else 1.0),
+            rtol=entry.get("rtol"),
+            atol=entry.get("atol"),
+            matched=matched,
+        )
+
+    def _cases(self) -> tuple[NamedCase, ...]:
+        return tuple(self._case(entry, i) for i, entry in enumerate(self._list("cases")))
+
+    def _case(self, entry: Any, number: int) -> NamedCase:
+        at = f"cases[{number}]"
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"].strip():
+            self._fail(f"{at} must be an object with a name")
+        self._known_keys(entry, ("name", "axes", "draw"), at)
+        axes, draw = self._given_axes(entry, at), entry.get("draw", "normal")
+        if isinstance(draw, dict):
+            return NamedCase(entry["name"], axes, draws=self._draws(draw, f"{at}.draw"))
+        if draw not in PATTERNS:
+            self._fail(f"{at} has the draw {draw!r}; it is one of {', '.join(PATTERNS)}, or an object of inputs and types")
+        return NamedCase(entry["name"], axes, draw)

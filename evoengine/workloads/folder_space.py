@@ -1,0 +1,122 @@
+"""What the search space of a folder says of sizes: which ones a configuration takes, and how it cuts an axis into tiles."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from evoengine.errors import UsageError
+from evoengine.records import Config
+from evoengine.space.expression import Expression, Scope
+from evoengine.workloads.folder_definition import Definition, holds
+
+Rules = Callable[[Mapping[str, int]], bool]
+LARGEST_TILE = 1024
+
+
+@dataclass(frozen=True)
+class _Space:
+    constraints: tuple[Expression, ...]
+    lets: Mapping[str, Expression]
+    grid: tuple[Expression, ...]
+
+
+def size_rules(definition: Definition, config: Config) -> Rules:
+    """Whether a configuration takes these sizes, by the constraints of the space in which `%` meets an axis.
+
+    Other constraints may speak of sizes too, for speed alone: the gate's problems are smaller than any worth tuning.
+    """
+    space = _read(definition.space)
+    names = {axis.name for axis in definition.axes}
+    asked = [c for c in space.constraints if "%" in _spelled(c, space.lets) and _reads(c, space.lets) & names]
+
+    def allowed(sizes: Mapping[str, int]) -> bool:
+        scope = Scope({**sizes, **config}, space.lets, config)
+        return all(holds(constraint, scope) for constraint in asked)
+
+    return allowed
+
+
+def tiles(definition: Definition, axes: Iterable[str], config: Config) -> dict[str, list[int]]:
+    """What each axis is divided by in the grid, largest first: `ceil_div(rows, tile_m)` says that tiles have tile_m rows.
+
+    A let that reads no axis may be a tile of any of them.
+    """
+    space = _read(definition.space)
+    first = {axis.name: axis.value or 1 for axis in definition.axes}
+    scope = Scope({**first, **config}, space.lets, config)
+    found: dict[str, set[int]] = {axis: set() for axis in axes}
+    for expression in (*space.grid, *space.lets.values()):
+        for node in _divisions(expression.tree):
+            names = _reads(Expression("", "space.toml", node), space.lets)
+            tile = _divisor(node, scope)
+            for axis in found.keys() & names if 2 <= tile <= LARGEST_TILE else ():
+                found[axis].add(tile)
+    for let in space.lets.values():
+        tile = 0 if _reads(let, space.lets) & first.keys() else _size(let, scope)
+        for values in found.values() if 2 <= tile <= LARGEST_TILE else ():
+            values.add(tile)
+    return {axis: sorted(values, reverse=True) for axis, values in found.items()}
+
+
+@lru_cache(maxsize=8)
+def _read(text: str) -> _Space:
+    """The constraints without a condition, the lets of every family and the grids; the space's own reader checks the file."""
+    tables: dict[str, Any] = tomllib.loads(text) if text else {}
+    launch = tables.get("launch", {})
+    rules = [launch, *(rule for rule in launch.values() if isinstance(rule, dict))]
+
+    def parsed(value: object) -> Expression:
+        return Expression.parse(str(value), "space.toml")
+
+    return _Space(
+        tuple(parsed(entry["expr"]) for entry in tables.get("constraint", ()) if "when" not in entry),
+        {name: parsed(value) for name, value in tables.get("let", {}).items() if not isinstance(value, dict)},
+        tuple(parsed(value) for rule in rules for value in rule.get("grid", ())),
+    )
+
+
+def _divisions(tree: ast.expr) -> Iterator[ast.expr]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.expr) and _parts(node))
+
+
+def _parts(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+    """What is divided and by what."""
+    match node:
+        case ast.Call(func=ast.Name(id="ceil_div"), args=[left, right]):
+            return left, right
+        case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
+            return left, right
+    return None
+
+
+def _divisor(node: ast.expr, scope: Scope) -> int:
+    """The product along a chain of divisions: ceil_div(ceil_div(n, 32), 4) cuts n into tiles of 128. 0 where it is none."""
+    parts = _parts(node)
+    if parts is None:
+        return 1
+    return _size(Expression("", "space.toml", parts[1]), scope) * _divisor(parts[0], scope)
+
+
+def _size(expression: Expression, scope: Scope) -> int:
+    """Its value where that is an integer; 0 where it has none or is something else."""
+    try:
+        value = expression.evaluate(scope)
+    except UsageError:
+        return 0
+    return value if type(value) is int else 0
+
+
+def _reads(expression: Expression, lets: Mapping[str, Expression]) -> set[str]:
+    names = set(expression.names)
+    while more := {n for name in names & lets.keys() for n in lets[name].names} - names:
+        names |= more
+    return names
+
+
+def _spelled(expression: Expression, lets: Mapping[str, Expression]) -> str:
+    return expression.text + "".join(lets[name].text for name in _reads(expression, lets) & lets.keys())

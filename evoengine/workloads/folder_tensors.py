@@ -1,0 +1,140 @@
+"""The tensors of a folder's workload: inputs drawn as problem.json says, outputs by its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+
+import torch
+
+from evoengine.errors import UsageError
+from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Tensors
+from evoengine.workloads.dtypes import TORCH_DTYPES
+from evoengine.workloads.folder_definition import Definition, Draw, FolderProblem, Item, shape_of
+from evoengine.workloads.folder_reference import (
+    NotDouble, reference_call, run_as_is, run_in_float64, uses_numpy,
+)  # fmt: skip
+
+BASELINE = "reference"
+MOST_INTEGER = 128
+"""integers of a `random` input are below it, and above its negative where the dtype has a sign"""
+LARGE = (1024.0, 64.0, 8.0)
+"""what inputs are multiplied by in the pattern `large`: the first by which the reference's outputs stay finite"""
+
+
+class FolderTensors(Tensors):
+    def __init__(self, definition: Definition) -> None:
+        self._definition = definition
+
+    def draw(self, case: Case, seed: int, device: str = "cpu") -> Drawn:
+        """In a pattern under which the reference gives NaN or infinity, inputs are drawn as in `normal`."""
+        for factor in LARGE if case.draw == "large" else (1.0,):
+            inputs = self._draw(case, seed, device, factor)
+            if case.draw == "normal" or case.draw.startswith("case ") or self._is_finite(case.problem, inputs):
+                return Drawn(inputs, inputs)
+        plain = self._draw(Case(case.name, case.problem, config=case.config), seed, device, 1.0)
+        return Drawn(plain, plain)
+
+    def reference(self, problem: FolderProblem, inputs: Inputs) -> Outputs:
+        """In float64 where the reference computes so, else its own outputs."""
+        try:
+            return run_in_float64(self._definition, problem, inputs)
+        except NotDouble:
+            found = run_as_is(self._definition, problem, inputs)
+            return {name: output.double() for name, output in found.items()}
+
+    def own_dtype(self, problem: FolderProblem, inputs: Inputs) -> Outputs:
+        return run_as_is(self._definition, problem, inputs)
+
+    def baselines(self, problem: FolderProblem) -> tuple[str, ...]:
+        """The reference, where it is torch's: NumPy's runs on no GPU."""
+        return () if uses_numpy(self._definition) else (BASELINE,)
+
+    def baseline(self, name: str, problem: FolderProblem, inputs: Inputs) -> Callable[[], object]:
+        call = reference_call(self._definition, problem, inputs)
+
+        def run() -> object:
+            try:
+                with torch.no_grad():
+                    return call()
+            except RuntimeError:
+                raise
+            except Exception as error:
+                raise RuntimeError(f"the reference raises {type(error).__name__}: {error}") from error
+
+        return run
+
+    def check_bytes(self, problem: FolderProblem) -> int:
+        """Inputs and outputs in float64, and as much again for what a reference keeps in between."""
+        items = (*self._definition.inputs, *self._definition.outputs)
+        return 3 * 8 * sum(prod(shape_of(item, problem)) for item in items)
+
+    def _is_finite(self, problem: FolderProblem, inputs: Inputs) -> bool:
+        try:
+            outputs = run_as_is(self._definition, problem, inputs)
+        except UsageError:
+            return False
+        return all(bool(output.isfinite().all()) for output in outputs.values())
+
+    def _draw(self, case: Case, seed: int, device: str, factor: float) -> dict[str, torch.Tensor]:
+        generator = torch.Generator(device=device).manual_seed(seed)
+        found: dict[str, torch.Tensor] = {}
+        for item, draw in self._draws(case):
+            values = _values(item, draw, case.problem, generator)
+            if draw.kind == "random" and values.is_floating_point():
+                values = _SHAPED.get(case.draw, _as_drawn)(values, generator) * factor
+            found[item.name] = values.to(TORCH_DTYPES[item.dtype]).contiguous()
+        return found
+
+    def _draws(self, case: Case) -> Iterator[tuple[Item, Draw]]:
+        draws: Mapping[str, Draw] = self._definition.draws_for(case.problem.axes)
+        if case.draw.startswith("case "):
+            own = next(c for c in self._definition.cases if f"case {c.name}" == case.draw)
+            draws = {**draws, **own.draws}
+        for item in self._definition.inputs:
+            if item.shape is not None:
+                yield item, draws.get(item.name, Draw())
+
+
+def _values(item: Item, draw: Draw, problem: FolderProblem, generator: torch.Generator) -> torch.Tensor:
+    """Of the item's shape; in float32 or float64 where it holds floating-point numbers."""
+    shape, dtype, axes = shape_of(item, problem), TORCH_DTYPES[item.dtype], problem.axes
+    made = torch.float64 if dtype == torch.float64 else torch.float32 if dtype.is_floating_point else torch.int64
+    options = {"generator": generator, "device": generator.device}
+    match draw.kind:
+        case "zeros" | "ones" | "constant":
+            value = {"zeros": 0, "ones": 1}.get(draw.kind, draw.value)
+            return torch.full(shape, value, dtype=made, device=generator.device)
+        case "arange":
+            return torch.arange(prod(shape), dtype=made, device=generator.device).reshape(shape)
+        case "uniform" | "integers":
+            low, high = (float(bound.evaluate(axes)) for bound in (draw.low, draw.high))
+            if not low < high:
+                raise UsageError(f"{item.name} is drawn {draw.kind} from {low:g} to {high:g}; low must be below high")
+            if draw.kind == "uniform" and made != torch.int64:
+                return low + (high - low) * torch.rand(shape, dtype=made, **options)
+            return torch.randint(int(low), int(high), shape, dtype=torch.int64, **options).to(made)
+    if made != torch.int64:
+        return torch.randn(shape, dtype=made, **options)
+    lowest, above = (0, 2) if dtype == torch.bool else (0 if dtype == torch.uint8 else -MOST_INTEGER, MOST_INTEGER)
+    return torch.randint(lowest, above, shape, dtype=torch.int64, **options)
+
+
+def _as_drawn(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return values
+
+
+def _one_hot(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """One element of each row as it was drawn, all others zero."""
+    if values.dim() == 0:
+        return values
+    rows = (*values.shape[:-1], 1)
+    place = torch.randint(values.shape[-1], rows, generator=generator, device=values.device)
+    return torch.zeros_like(values).scatter_(-1, place, values.gather(-1, place))
+
+
+_SHAPED: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] = {
+    "zeros": lambda values, generator: torch.zeros_like(values),
+    "one-hot": _one_hot,
+    "negative": lambda values, generator: -values.abs(),
+}
