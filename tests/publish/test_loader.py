@@ -114,9 +114,9 @@ def load(driver, tmp_path, monkeypatch):
         export(found, target, tmp_path / name)
         importlib.invalidate_caches()
         module = importlib.import_module(f"{name}.attention")
-        monkeypatch.setattr(module._Torch, "gpu_index", lambda device: 0)
-        monkeypatch.setattr(module._Torch, "stream", lambda gpu_index: 0)
-        monkeypatch.setattr(module._Cupy, "stream", lambda gpu_index: 1000 + gpu_index)
+        monkeypatch.setattr(module._cuda.Torch, "gpu_index", lambda device: 0)
+        monkeypatch.setattr(module._cuda.Torch, "stream", lambda gpu_index: 0)
+        monkeypatch.setattr(module._cuda.Cupy, "stream", lambda gpu_index: 1000 + gpu_index)
         driver.set("scalars", 6 if config.get("schedule") == "static" else 5)
         driver.set("maps", len(module.MAPPED))
         return module
@@ -243,7 +243,7 @@ def test_what_is_remembered_is_bounded(driver, load):
     out = torch.zeros_like(many[0])
     for q in many:
         module.attention(q, many[0], many[0], out)
-    assert module._tensor_map.cache_info().currsize == module._parameters.cache_info().currsize == module.CACHED
+    assert module._cuda.tensor_map.cache_info().currsize == module._cuda.parameters.cache_info().currsize == module.CACHED
     for seq in range(1, module.CACHED + 50):
         module.attention(*tensors(1, 1, 1, seq, 1))
     assert module._plan.cache_info().currsize == module.CACHED
@@ -366,7 +366,7 @@ def test_a_driver_older_than_the_compiler_is_named_as_such(driver, load):
 
 def test_a_driver_without_tensor_maps_is_named_as_such(driver, load, monkeypatch):
     module = load(WGMMA)
-    functions = {name: getattr(driver.library, name) for name in module.ARGUMENTS if "Tensor" not in name}
+    functions = {name: getattr(driver.library, name) for name in module._cuda.ARGUMENTS if "Tensor" not in name}
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(**functions))
     with pytest.raises(RuntimeError, match="needs an NVIDIA driver for CUDA 12.0 or newer: .*cuTensorMapEncodeTiled"):
         module.attention(*tensors())
