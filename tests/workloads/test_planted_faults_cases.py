@@ -11,7 +11,7 @@ from evoengine.records import Outcome
 from evoengine.space.space import load_space
 from evoengine.stages.compile import compile_source
 from evoengine.stages.screen import screen_binary
-from tests.conftest import AttentionGate
+from tests.conftest import KernelGate
 
 PLAIN = "b2,h4,s256,d64,fp16"
 BF16 = "b2,h4,s256,d64,bf16"
@@ -167,7 +167,7 @@ def natural_gate(tmp_path):
     assert "min(at_once, ceil_div(row_tiles, 3))" in text
     file = tmp_path / "space.toml"
     file.write_text(text.replace("min(at_once, ceil_div(row_tiles, 3))", "min(at_once, row_tiles)"))
-    gate = AttentionGate(MANY)
+    gate = KernelGate(MANY)
     gate.space = load_space(file, gate.problem, find_gpu("h100"))
     return gate
 
