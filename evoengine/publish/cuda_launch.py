@@ -274,8 +274,10 @@ class Cupy:
 
     @staticmethod
     def empty(beside, shape, dtype):
+        cupy = sys.modules["cupy"]
         try:
-            with beside.device:
-                return sys.modules["cupy"].empty(shape, dtype)
+            wanted = cupy.dtype(dtype)
         except TypeError:
             raise ValueError(f"this kernel writes {dtype}, which this CuPy does not have: pass torch's tensors") from None
+        with beside.device:
+            return cupy.empty(shape, wanted)

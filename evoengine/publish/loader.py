@@ -82,6 +82,8 @@ def _bind(given, named):
 
 def _outputs_of(out):
     """Pairs of name and tensor."""
+    if out is None:
+        return []
     out = out if isinstance(out, (tuple, list)) else [out]
     if len(out) != len(OUTPUTS):
         raise TypeError(f"{NAME} writes {_listed(OUTPUTS)}: out must be {len(OUTPUTS)} tensors, and was {len(out)}")
