@@ -131,7 +131,7 @@ def test_the_export_stands_alone(evoengine, db, tmp_path):
     done = evoengine("best", "--export", tmp_path / "out", "--db", db)
     assert done.returncode == 0, done.stderr
     out = tmp_path / "out"
-    files = {"kernel.cu", "kernel.cubin", "kernel.json", "attention.py", "__init__.py"}
+    files = {"kernel.cu", "kernel.cubin", "kernel.json", "attention.py", "_cuda.py", "__init__.py"}
     assert {p.name for p in out.iterdir()} == files
     described = json.loads((out / "kernel.json").read_text())
     assert described["verdict"]["correct"] is True

@@ -59,9 +59,9 @@ def load(driver, tmp_path, monkeypatch):
         export(found, target, tmp_path / name)
         importlib.invalidate_caches()
         module = importlib.import_module(f"{name}.attention")
-        monkeypatch.setattr(module._Torch, "gpu_index", lambda device: 0)
-        monkeypatch.setattr(module._Torch, "stream", lambda gpu_index: 0)
-        monkeypatch.setattr(module._Cupy, "stream", lambda gpu_index: 1000 + gpu_index)
+        monkeypatch.setattr(module._cuda.Torch, "gpu_index", lambda device: 0)
+        monkeypatch.setattr(module._cuda.Torch, "stream", lambda gpu_index: 0)
+        monkeypatch.setattr(module._cuda.Cupy, "stream", lambda gpu_index: 1000 + gpu_index)
         driver.set("scalars", 6 if config.get("schedule") == "static" else 5)
         driver.set("maps", len(module.MAPPED))
         return module

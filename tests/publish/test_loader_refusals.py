@@ -53,7 +53,7 @@ def test_a_driver_older_than_the_compiler_is_named_as_such(driver, load):
 
 def test_a_driver_without_tensor_maps_is_named_as_such(driver, load, monkeypatch):
     module = load(WGMMA)
-    functions = {name: getattr(driver.library, name) for name in module.ARGUMENTS if "Tensor" not in name}
+    functions = {name: getattr(driver.library, name) for name in module._cuda.ARGUMENTS if "Tensor" not in name}
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(**functions))
     with pytest.raises(RuntimeError, match="needs an NVIDIA driver for CUDA 12.0 or newer: .*cuTensorMapEncodeTiled"):
         module.attention(*tensors())
