@@ -63,7 +63,7 @@ f(const uint4* a, const uint4* b, const float* c, float* o, int bytes_a, int byt
     __syncthreads();
     float d[N / 2];
     for (int i = 0; i < N / 2; ++i) d[i] = c[threadIdx.x * (N / 2) + i];
-    wgmma_hold(d);
+    warpgroup_fence_operand(d);
     wgmma_fence();
     for (int k = 0; k < steps; ++k) {
         unsigned long long of_a = matrix_descriptor<WIDTH_A>(shared_address(shared) + k * step_a, slab_a, group_a);
@@ -72,7 +72,7 @@ f(const uint4* a, const uint4* b, const float* c, float* o, int bytes_a, int byt
     }
     wgmma_commit();
     wgmma_wait<0>();
-    wgmma_hold(d);
+    warpgroup_fence_operand(d);
     for (int i = 0; i < N / 2; ++i) o[threadIdx.x * (N / 2) + i] = d[i];
 }
 """
@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(128) f(const uint4* b, const uint4*
     wgmma_commit();
     EARLY
     WAIT
-    wgmma_hold(s);
+    warpgroup_fence_operand(s);
     unsigned p[16];
     for (int i = 0; i < 16; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
     for (int i = 0; i < 32; ++i) d[i] += 1.0f;
@@ -174,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(128) f(const uint4* b, const uint4*
     wgmma_commit();
     LATE
     wgmma_wait<0>();
-    wgmma_hold(d);
+    warpgroup_fence_operand(d);
     for (int i = 0; i < 32; ++i) o[threadIdx.x * 32 + i] = d[i];
 }
 """
