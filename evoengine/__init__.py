@@ -24,7 +24,7 @@ _PLACES = {
     "export": "evoengine.tuning.best",
     "open_ledger": "evoengine.ledger.store",
     "register": "evoengine.workloads",
-    "tune": "evoengine.tuning.search",
+    "tune": "evoengine.tuning.tune",
     "verify": "evoengine.tuning.verify",
 }
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from evoengine.errors import EvoengineError
     from evoengine.ledger.store import Ledger, open_ledger
     from evoengine.tuning.best import best, export
-    from evoengine.tuning.search import tune
+    from evoengine.tuning.tune import tune
     from evoengine.tuning.verify import verify
     from evoengine.workloads import register
     from evoengine.workloads.base import Workload

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from evoengine.terms import FORMULA, bound, model_of, range_us, utilisation
+from evoengine.terms import FORMULA, estimate_json, model_of
 
 Value = int | float | str | bool
 Config = Mapping[str, Value]
@@ -180,9 +180,8 @@ class BinaryCheck:
     def __str__(self) -> str:
         if self.verdict is None:
             return f"its machine code was not executed: {self.why_not}"
-        count = len(self.verdict.cases)
         if self.verdict.correct:
-            return f"its machine code was executed on {count} cases and is correct"
+            return f"its machine code was executed on {len(self.verdict.cases)} cases and is correct"
         return f"its machine code is {self.verdict.outcome}, {self.verdict.reason}"
 
 
@@ -386,21 +385,14 @@ class Candidate:
             "median_us": figure.median_us if figure else None,
             "normalised_us": figure.normalised_us if figure else None,
             "samples": len(figure.samples_us) if figure else None,
-            "vs_baseline": figure.vs_baseline if figure else None,
-            "vs_sdpa": figure.vs_baseline if figure else None,
+            **dict.fromkeys(("vs_baseline", "vs_sdpa"), figure.vs_baseline if figure else None),
             "policy": asdict(figure.policy) if figure and figure.policy else None,
-            **_estimate_json(figure),
+            **estimate_json(figure.terms if figure else {}, bool(figure) and figure.kind is Kind.ESTIMATED),
             "sustained": _sustained_json(self.sustained) if self.sustained else None,
             "parents": list(self.parents),
             "operator": self.operator,
             "compile_ms": binary.compile_ms if binary else None,
         }
-
-
-def _estimate_json(figure: Measurement | None) -> dict[str, object]:
-    terms = figure.terms if figure else {}
-    made_by = model_of(terms) if figure and figure.kind is Kind.ESTIMATED else None
-    return {"range_us": range_us(terms), "bound": bound(terms), "utilisation": utilisation(terms), "model": made_by}
 
 
 def _sustained_json(figure: Measurement) -> dict[str, object]:

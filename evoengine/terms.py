@@ -33,3 +33,9 @@ def utilisation(terms: Terms) -> dict[str, float] | None:
 def hypotheses(terms: Terms) -> dict[str, float]:
     """A wgmma kernel's µs by each of HYPOTHESES; empty for another."""
     return {name: terms[f"{name}_us"] for name in HYPOTHESES if f"{name}_us" in terms}
+
+
+def estimate_json(terms: Terms, estimated: bool) -> dict[str, object]:
+    """The fields of a candidate's JSON that only estimates have, null for others."""
+    made_by = model_of(terms) if estimated else None
+    return {"range_us": range_us(terms), "bound": bound(terms), "utilisation": utilisation(terms), "model": made_by}

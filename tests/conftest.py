@@ -15,7 +15,7 @@ from evoengine.space.space import SearchSpace, load_space
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import AttentionProblem, parse_problem
 from evoengine.workloads.base import Target
-from tests.support.attention_gate import AttentionGate
+from tests.support.kernel_gate import KernelGate
 from tests.support.stand_in import on_stand_in
 
 
@@ -61,6 +61,12 @@ def load(tmp_path: Path, problem: AttentionProblem, gpu: Gpu) -> Callable[[str],
 
 
 @pytest.fixture(scope="session")
-def attention_gate():
-    """Gates by problem, `attention_gate("b1,h2,s64,d64,fp16")`."""
-    return cache(AttentionGate)
+def kernel_gate():
+    """Gates by problem, `kernel_gate("gemm:m64,n64,k64,fp16")`."""
+    return cache(KernelGate)
+
+
+@pytest.fixture(scope="session")
+def attention_gate(kernel_gate):
+    """Gates by problem, `attention_gate("b1,h2,s64,d64,fp16")`: of the workload that needs no name."""
+    return kernel_gate

@@ -268,7 +268,7 @@ def cases(verdict) -> Table:
     for c in verdict.cases:
         errors = [f"{e:.1e}" if e is not None else "–" for e in (c.max_error, c.mean_error, c.allowed)]
         mark = Text("ok", style="green") if c.correct else Text(c.reason or "wrong", style="red")
-        table.add_row(c.name, c.problem.removeprefix("attention:"), *errors, str(c.seed), mark)
+        table.add_row(c.name, c.problem.partition(":")[2], *errors, str(c.seed), mark)
     return table
 
 

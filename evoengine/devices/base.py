@@ -45,6 +45,28 @@ class TensorParameter:
 
 
 @dataclass(frozen=True, slots=True)
+class ConstantParameter:
+    """An input that the kernel reads in the `__constant__` variable of that name. It is none of the kernel's parameters,
+    and listed behind them."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantArgument:
+    """The contents of a `__constant__` variable from its start on; behind all of the kernel's parameters."""
+
+    name: str
+    data: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
 class TensorArgument:
     """A pointer argument. `data` is contiguous; 16-bit floats travel as their uint16 bit patterns."""
 
@@ -81,11 +103,11 @@ class TensorMapArgument:
     """bytes: 0, 32, 64 or 128"""
 
 
-Parameter = TensorParameter | ScalarArgument | TensorMapArgument
+Parameter = TensorParameter | ConstantParameter | ScalarArgument | TensorMapArgument
 """one of a kernel's parameters, in its order; tensors by their shapes"""
-Argument = TensorArgument | ScalarArgument | TensorMapArgument
+Argument = TensorArgument | ConstantArgument | ScalarArgument | TensorMapArgument
 Arguments = Sequence[Argument]
-"""in the order of the kernel's parameters"""
+"""in the order of the kernel's parameters, constants behind them"""
 Tensors = Mapping[str, np.ndarray]
 """every tensor argument by name, as it stood after the launch"""
 

@@ -7,7 +7,7 @@ replaced.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from evoengine.devices import cuda_api, torch_gpu
 from evoengine.devices.base import (
     LAUNCH_SECONDS,
     Arguments,
+    ConstantArgument,
     KernelCrashed,
     KernelHung,
     KernelUnbuildable,
@@ -58,6 +59,13 @@ class CudaKernel:
             raise MachineError(f"the GPU cannot load a kernel: {error}") from error
         self.entry = entry
 
+    def set_constants(self, contents: Mapping[str, bytes]) -> None:
+        """Fills `__constant__` variables, by name, once all that was queued is done. Raises CudaError."""
+        if contents:
+            await_gpu(self.entry)
+        for name, data in contents.items():
+            self._function.set_constant(name, data)
+
     def launch(self, launch: Launch, parameters: cuda_api.Parameters, stream: int | None = None) -> None:
         """Queues the kernel, on torch's stream where none is named. Raises CudaError, MachineError."""
         stream = gpu().stream() if stream is None else stream
@@ -70,7 +78,9 @@ class CudaKernel:
         """One launch from host memory with guard bands; all tensors as they stood afterwards."""
         try:
             buffers = {a.name: _guarded(a.data) for a in arguments if isinstance(a, TensorArgument)}
-            self.launch(launch, cuda_api.Parameters([_parameter(a, buffers) for a in arguments]))
+            self.set_constants({a.name: a.data.tobytes() for a in arguments if isinstance(a, ConstantArgument)})
+            passed = [a for a in arguments if not isinstance(a, ConstantArgument)]
+            self.launch(launch, cuda_api.Parameters([_parameter(a, buffers) for a in passed]))
             await_gpu(self.entry)
             found = {name: buffer.cpu().numpy() for name, buffer in buffers.items()}
         except CUDA_ERRORS as error:

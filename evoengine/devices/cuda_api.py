@@ -47,6 +47,8 @@ _PROTOTYPES: dict[str, tuple] = {
     "cuModuleLoadData": (_POINTER, ctypes.c_char_p),
     "cuModuleUnload": (_POINTER,),
     "cuModuleGetFunction": (_POINTER, _POINTER, ctypes.c_char_p),
+    "cuModuleGetGlobal_v2": (_POINTER, _POINTER, _POINTER, ctypes.c_char_p),
+    "cuMemcpyHtoD_v2": (_ADDRESS, ctypes.c_char_p, _BYTES),
     "cuFuncSetAttribute": (_POINTER, _INT, _INT),
     "cuLaunchKernel": (_POINTER, *[_UINT] * 7, _POINTER, _POINTER, _POINTER),
     "cuStreamCreate": (_POINTER, _UINT),
@@ -217,6 +219,12 @@ class Function:
 
     def __init__(self, module: Module, handle: ctypes.c_void_p) -> None:
         self._module, self._handle = module, handle
+
+    def set_constant(self, name: str, data: bytes) -> None:
+        """Fills the module's `__constant__` variable of that name from its start on, at once; raises CudaError."""
+        at, size = ctypes.c_uint64(), ctypes.c_size_t()
+        call("cuModuleGetGlobal_v2", ctypes.byref(at), ctypes.byref(size), self._module.handle, name.encode())
+        call("cuMemcpyHtoD_v2", at.value, data, min(len(data), size.value))
 
     def allow_shared(self, size: int) -> None:
         """Opts in to so many bytes of dynamic shared memory a block; beyond 48 KiB a launch is refused without."""

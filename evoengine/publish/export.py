@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from evoengine import __version__
-from evoengine.devices.base import Parameter, ScalarArgument, TensorMapArgument, TensorParameter
+from evoengine.devices.base import ConstantParameter, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
 from evoengine.errors import UsageError
 from evoengine.records import Candidate, Verdict
 from evoengine.workloads.base import Target
@@ -87,6 +87,8 @@ def parameter_json(parameter: Parameter) -> dict[str, object]:
     """A parameter of the kernel as a loader needs it; of a tensor map the view that it is of the tensor."""
     if isinstance(parameter, ScalarArgument):
         return {"name": parameter.name, "scalar": str(parameter.value.dtype), "value": parameter.value.item()}
+    if isinstance(parameter, ConstantParameter):
+        return {"name": parameter.name, "dtype": parameter.dtype, "shape": list(parameter.shape), "constant": True}
     if isinstance(parameter, TensorParameter):
         shape = list(parameter.shape)
         return {"name": parameter.name, "dtype": parameter.dtype, "shape": shape, "output": parameter.output}

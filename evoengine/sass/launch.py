@@ -14,6 +14,7 @@ from evoengine import records
 from evoengine.devices import tensor_map
 from evoengine.devices.base import (
     Argument,
+    ConstantArgument,
     KernelCrashed,
     ScalarArgument,
     TensorArgument,
@@ -151,7 +152,9 @@ def prepare(
     _check_launch(kernel, geometry)
     allocations = _allocate(kernel, arguments, seed)
     addresses = {allocation.name: allocation.address for allocation in allocations}
-    banks = _banks(kernel, geometry, arguments, addresses, constants or {})
+    given = {a.name: a.data.tobytes() for a in arguments if isinstance(a, ConstantArgument)}
+    passed = [a for a in arguments if not isinstance(a, ConstantArgument)]
+    banks = _banks(kernel, geometry, passed, addresses, {**(constants or {}), **given})
     return Launch(kernel, geometry, arguments, allocations, banks, seed)
 
 
@@ -225,6 +228,11 @@ def _tensors(arguments: Sequence[AnyArgument]) -> Iterator[tuple[str, tuple[int,
             held = values[: argument.bytes]
             whole = argument.output and held.nbytes == argument.bytes
             yield argument.name, (argument.bytes, held.copy() if whole else held, argument.output)
+
+
+def drawn_bytes(dtype: str, size: int) -> np.ndarray:
+    """`size` bytes of drawn values, uint8."""
+    return np.resize(_drawn(dtype), size)
 
 
 def _segment(segment: Segment) -> np.ndarray:

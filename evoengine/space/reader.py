@@ -74,7 +74,7 @@ class _Reader:
                 self._unknown(self._at("", key), key, _TABLES)
         kernel = self.tables.get("kernel")
         if not isinstance(kernel, str) or not kernel:
-            raise UsageError(f'{self._at("", "kernel")}: the space must name its kernel, as in kernel = "attention"')
+            raise UsageError(f'{self._at("", "kernel")}: the space must name its kernel, as in kernel = "NAME"')
         self.kernel = kernel
         self.knobs = self._knobs()
         self.families = [str(v) for v in self.knobs[0].values]

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from evoengine.devices.base import Argument, Parameter, TensorArgument, TensorParameter, Tensors
+from evoengine.devices.base import (
+    Argument, ConstantArgument, ConstantParameter, Parameter, TensorArgument, TensorParameter, Tensors,
+)  # fmt: skip
 from evoengine.workloads.base import Inputs, Outputs
 from evoengine.workloads.dtypes import TORCH_DTYPES
 
@@ -17,11 +19,15 @@ POISON = 0xFF
 
 def make_arguments(parameters: Sequence[Parameter], inputs: Inputs) -> tuple[Argument, ...]:
     """All parameters with contents: inputs by name, outputs filled with POISON."""
-    return tuple(_argument(p, inputs) if isinstance(p, TensorParameter) else p for p in parameters)
+    return tuple(_argument(p, inputs) for p in parameters)
 
 
-def _argument(parameter: TensorParameter, inputs: Inputs) -> TensorArgument:
-    data = np.full(parameter.bytes, POISON, np.uint8) if parameter.output else _bytes(inputs[parameter.name])
+def _argument(parameter: Parameter, inputs: Inputs) -> Argument:
+    if isinstance(parameter, ConstantParameter):
+        return ConstantArgument(parameter.name, as_bytes(inputs[parameter.name]))
+    if not isinstance(parameter, TensorParameter):
+        return parameter
+    data = np.full(parameter.bytes, POISON, np.uint8) if parameter.output else as_bytes(inputs[parameter.name])
     bits = np.uint16 if parameter.dtype in ("fp16", "bf16") else np.dtype(_NUMPY[parameter.dtype])
     return TensorArgument(parameter.name, data.view(bits).reshape(parameter.shape), parameter.output)
 
@@ -31,8 +37,9 @@ _NUMPY = {
 }  # fmt: skip
 
 
-def _bytes(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+def as_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor's contents, uint8 [bytes], wherever it lies."""
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def read_outputs(parameters: Sequence[Parameter], after: Tensors) -> Outputs:

@@ -10,12 +10,15 @@ import numpy as np
 import torch
 
 from evoengine.devices import cuda_api
-from evoengine.devices.base import Parameter, ScalarArgument, TensorMapArgument, TensorParameter, launch_seconds
+from evoengine.devices.base import (
+    ConstantParameter, Parameter, ScalarArgument, TensorMapArgument, TensorParameter, launch_seconds,
+)  # fmt: skip
 from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, await_gpu
 from evoengine.devices.tensor_map import encode
 from evoengine.devices.torch_gpu import gpu
 from evoengine.errors import MachineError
 from evoengine.records import CaseResult, Contender, Policy
+from evoengine.stages.arguments import as_bytes
 from evoengine.stages.clock import Clock, KernelWork, LibraryWork, Prepared, flush_bytes
 from evoengine.stages.timing import INPUT_SETS
 from evoengine.stages.verify import case_seeds, compare
@@ -59,6 +62,8 @@ class Bench:
         self._sets: list[list[dict[str, torch.Tensor]]] = [[_empty_like(drawn)] for _ in range(INPUT_SETS)]
         outputs = [p for p in _tensor_parameters(target) if p.output]
         self._outputs = {p.name: gpu().empty(p.shape, TORCH_DTYPES[p.dtype]) for p in outputs}
+        stated = target.workload.parameters(target.problem, {})
+        self._constants = [p for p in stated if isinstance(p, ConstantParameter)]
         self._theirs: dict[int, Outputs] = {}
         """input set → the library's outputs, from when they are first asked for to the next refresh"""
         self.clock = Clock(self.seconds)
@@ -78,8 +83,10 @@ class Bench:
     def refresh(self, seed: int) -> None:
         """New inputs at the old addresses, which captured graphs keep; `seed` draws the first set."""
         self._theirs.clear()
+        constants: dict[str, torch.Tensor] = {}
         for copies, own_seed in zip(self._sets, (seed, *case_seeds(seed, INPUT_SETS - 1)), strict=True):
-            drawn = self._draw(own_seed)
+            drawn = {**self._draw(own_seed), **constants}
+            constants = {p.name: drawn[p.name] for p in self._constants}  # a module has one place for them
             for copy in copies:
                 _fill(copy, drawn)
 
@@ -179,13 +186,14 @@ class Bench:
     def _work(
         self, kernel: CudaKernel, contender: Contender, copies: Sequence[Inputs], name: str
     ) -> KernelWork:
+        kernel.set_constants({p.name: as_bytes(copies[0][p.name]).tobytes() for p in self._constants})
         parameters = [self._parameters(contender, inputs) for inputs in copies]
         return KernelWork(kernel, contender.source.launch, parameters, name)
 
     def _parameters(self, contender: Contender, inputs: Inputs) -> cuda_api.Parameters:
         pointers = {name: tensor.data_ptr() for name, tensor in {**inputs, **self._outputs}.items()}
         stated = self._target.workload.parameters(self._problem, contender.config)
-        return cuda_api.Parameters([_value(parameter, pointers) for parameter in stated])
+        return cuda_api.Parameters([_value(p, pointers) for p in stated if not isinstance(p, ConstantParameter)])
 
     def baseline(self, name: str, policy: Policy) -> Prepared | None:
         """A library's implementation, or None where it does not take the problem or has too little memory."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from evoengine.cuda_files import disassembler
-from evoengine.devices.base import KernelFailure, Parameter, TensorParameter
+from evoengine.devices.base import Argument, ConstantArgument, ConstantParameter, KernelFailure, Parameter, TensorParameter
 from evoengine.errors import EvoengineError
 from evoengine.gpu import Gpu
 from evoengine.records import Contender, Kind, Measurement
@@ -18,7 +18,7 @@ from evoengine.sass.build import build
 from evoengine.sass.chip import find_chip
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import read_kernel
-from evoengine.sass.launch import DrawnArgument, prepare
+from evoengine.sass.launch import DrawnArgument, drawn_bytes, prepare
 from evoengine.sass.listing import listing_of
 from evoengine.sass.predict import Prediction, Unpredictable, predict
 from evoengine.stages.estimate import estimate
@@ -88,7 +88,9 @@ def predict_binary(target: Target, contender: Contender) -> Prediction:
         raise Unpredictable(str(error)) from error
 
 
-def _drawn(parameter: Parameter) -> DrawnArgument | Parameter:
+def _drawn(parameter: Parameter) -> DrawnArgument | Argument:
+    if isinstance(parameter, ConstantParameter):
+        return ConstantArgument(parameter.name, drawn_bytes(parameter.dtype, parameter.bytes))
     if isinstance(parameter, TensorParameter):
         return DrawnArgument(parameter.name, parameter.bytes, parameter.dtype, parameter.output)
     return parameter

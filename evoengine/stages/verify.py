@@ -24,14 +24,14 @@ from evoengine.workloads.base import Case, Drawn, Outputs, Tolerance, Workload
 Run = Callable[[Launch, Arguments, int], Tensors]
 """runs one launch with a seed for the device's own choices; raises KernelFailure"""
 MANY_ROWS = 32
-"""rows from which on sums over all outputs are judged: at head_dim 32 their root mean square scatters by 2 %"""
+"""rows from which on sums over all outputs are judged: with 32 columns each their root mean square scatters by 2 %"""
 RMS_ALLOWED = 1.15
-"""times what rounding P and O once each gives: one bit less of P gives 1.5"""
+"""times what the roundings that a kernel must do give (`Tensors.rounded_once`): one bit less of one of them gives 1.5"""
 ROW_BIAS_ALLOWED = 2.25
-"""times what rounding P and O once each gives, which for 32 rows chance alone exceeds once in 100,000 cases; a row's sum
-rounded to the dtype gives three times as much in most cases"""
+"""times what those roundings give, which for 32 rows chance alone exceeds once in 100,000 cases; a row's sum rounded to
+the dtype gives three times as much in most cases"""
 BIAS_ALLOWED = 1 / 32
-"""of the spacing of the dtype's numbers, at 1; P cut off instead of rounded gives a tenth and more"""
+"""of the spacing of the dtype's numbers, at 1; factors cut off instead of rounded give a tenth and more"""
 BIAS_SIGMAS = 4.0
 """one case in 16,000 is as far off by chance alone"""
 

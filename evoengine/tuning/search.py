@@ -22,6 +22,7 @@ from evoengine.search import samplers
 from evoengine.search.binaries import check_winner
 from evoengine.search.coordinator import Coordinator, Progress
 from evoengine.search.judges import make_judge
+from evoengine.search.reference import require_reference
 from evoengine.search.setting import Setting
 from evoengine.stages.render import inert_knobs
 from evoengine.tuning.setup import (
@@ -88,6 +89,7 @@ class Search:
         if self._timing:
             target = replace(target, gpu=real_gpu(self._timing, target.gpu))
         self._setting = _setting(options, target, objectives, self._timing is not None)
+        require_reference(target, echo)
         self._db, self._echo = options.db, echo
         self._stop: Callable[[], None] | None = None
         self._stopped = False
@@ -128,26 +130,6 @@ class Search:
         best = tuple(ledger.best(problem, gpu, top=s.trials, run=run))
         invalid, repeated = coordinator.invalid_proposals, coordinator.repeated_proposals
         return SearchResult(run, progress, best, invalid, repeated, study.missed, pareto=len(s.objectives) > 1)
-
-
-def tune(
-    problem: str | None = None, gpu: str = "h100", *, trials: int = 60, echo: Echo = silent, **options: object
-) -> SearchResult:
-    """Searches for the fastest correct kernel of a problem on a GPU; `options` are further fields of SearchOptions.
-
-    A program that calls this must be importable: candidates run in processes of their own, which import its main module
-    (`if __name__ == "__main__":`). Raises UsageError, MachineError.
-    """
-    unknown = options.keys() - set(SearchOptions.__slots__)
-    if unknown:
-        known = ", ".join(SearchOptions.__slots__)
-        raise UsageError(f"tune knows no {', '.join(sorted(unknown))}; it takes {known}")
-    asked = SearchOptions(problem=problem, gpu=gpu, trials=trials, **options)
-    if asked.device.startswith(RECORDED):
-        from evoengine.tuning.recorded import RecordedSearch
-
-        return RecordedSearch(asked, echo).run()
-    return Search(asked, echo).run()
 
 
 def _setting(options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool) -> Setting:

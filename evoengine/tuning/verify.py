@@ -11,6 +11,7 @@ from evoengine.errors import UsageError
 from evoengine.records import BinaryCheck, Candidate, Config
 from evoengine.search.binaries import check_binary
 from evoengine.search.judges import make_judge
+from evoengine.search.reference import require_reference
 from evoengine.search.single import evaluate_config
 from evoengine.tuning.setup import (
     Echo, choose_device, lock_gpu, make_target, prepare_space, require_compilers, silent,
@@ -56,6 +57,7 @@ def verify(
     if why := bound.why_invalid(config):
         raise UsageError(f"the configuration is not in the space {bound.name}: {why}")
     require_compilers(emulated=timing is None)
+    require_reference(target, echo)
     seed = secrets.randbelow(2**31) if seed is None else seed
     with lock_gpu(timing, echo):
         judge = make_judge(target, timing, seed)

@@ -12,7 +12,7 @@ from benchmarks import estimate as benchmark
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome
 from evoengine.search.agreement import measured_pairs
-from tests.support.attention_gate import attention_space
+from tests.support.kernel_gate import attention_space
 from tests.support.ledger_examples import GPU, PROBLEM, a_figure, add_ranked, start_run
 
 # (family, estimated, measured): in order among scalar, turned around among wmma, and every wmma faster than any scalar

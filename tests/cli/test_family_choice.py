@@ -8,7 +8,7 @@ import pytest
 
 from evoengine.tuning.setup import first_of_each_family
 from tests.cli.conftest import SMALL
-from tests.support.attention_gate import attention_space
+from tests.support.kernel_gate import attention_space
 from tests.support.spaces import launches
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -20,8 +21,8 @@ from evoengine.stages.statistics import FEWEST
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Target
-from tests.support.attention_gate import attention_space
 from tests.support.exhaustive import more
+from tests.support.kernel_gate import attention_space
 from tests.support.stand_in import on_stand_in
 
 pytestmark = pytest.mark.gpu
@@ -175,7 +176,8 @@ def test_a_binary_that_the_gpu_does_not_take_is_said_to_be_so(judge):
 
 
 def test_a_problem_beyond_the_gpus_memory_names_the_bytes_needed_and_there():
-    huge = GpuJudge("attention", parse_problem("b4096,h64,s16384,d128,fp16"), gpu(), device(), 1)
+    problem = parse_problem("b4096,h64,s16384,d128,fp16")
+    huge = GpuJudge(replace(target(), problem=problem), device(), 1)
     try:
         with pytest.raises(MachineError, match=r"needs [\d,]+ bytes of GPU memory .* and [\d,]+ of [\d,]+ are free"):
             timed_baselines(huge.baselines())

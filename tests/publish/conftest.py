@@ -18,7 +18,7 @@ from evoengine.host_compiler import find_compiler
 from evoengine.publish.export import export
 from evoengine.records import Binary, Candidate, Launch, Outcome, Source
 from tests.support import loader
-from tests.support.attention_gate import attention_target
+from tests.support.kernel_gate import attention_target
 from tests.support.loader import PROBLEM, Driver
 
 

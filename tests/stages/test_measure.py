@@ -16,7 +16,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evoengine.devices.base import KernelCrashed, KernelHung, KernelUnbuildable
 from evoengine.errors import MachineError
 from evoengine.records import Outcome, Rejection
 from evoengine.stages.statistics import FEWEST
@@ -183,14 +182,23 @@ def test_a_result_kept_from_before_is_caught_within_20_repetitions(stage, seed):
 # ── crashes, hangs, memory ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_candidate_that_hangs_at_full_size_raises(stage, clock):
-    with pytest.raises(KernelHung, match="kernel attention_1: no end after 0.2 s"):
-        judge(stage, contender(1, 200.0, at_full_size(lambda out: -1)))
+def rejected(ended, outcome):
+    """What came before is kept, with the case in which the kernel failed."""
+    assert isinstance(ended, Rejection) and ended.outcome is ended.verdict.outcome is outcome
+    *before, last = ended.verdict.cases
+    assert len(before) == 3 and all(case.correct for case in before)
+    assert (last.name, last.correct, last.reason) == ("full problem", False, ended.reason)
+    return ended
+
+
+def test_a_candidate_that_hangs_at_full_size_is_rejected_with_what_the_gate_had_found(stage, clock):
+    ended = rejected(judge(stage, contender(1, 200.0, at_full_size(lambda out: -1))), Outcome.HUNG)
+    assert ended.reason.startswith("kernel attention_1: no end after 0.2 s")
 
 
 def test_a_cuda_error_at_full_size_is_a_crash_in_the_drivers_words(stage):
-    with pytest.raises(KernelCrashed, match="^kernel attention_1: an illegal memory access was encountered"):
-        judge(stage, contender(1, 200.0, at_full_size(lambda out: 700)))
+    ended = rejected(judge(stage, contender(1, 200.0, at_full_size(lambda out: 700))), Outcome.CRASHED)
+    assert ended.reason.startswith("kernel attention_1: an illegal memory access was encountered")
 
 
 def test_a_failure_in_a_gate_case_is_a_rejection_so_that_the_runner_is_replaced(stage):
@@ -201,6 +209,7 @@ def test_a_failure_in_a_gate_case_is_a_rejection_so_that_the_runner_is_replaced(
     ended = measure_task(target(), broken, plan, 5, None, SDPA)
     assert isinstance(ended, Rejection) and ended.outcome is Outcome.CRASHED
     assert "illegal memory access" in ended.reason
+    assert [case.correct for case in ended.verdict.cases] == [False]
 
 
 @pytest.mark.parametrize("call", ["cuModuleLoadData", "cuLaunchKernel"])
@@ -234,15 +243,16 @@ def test_a_binary_for_another_gpu_is_refused_as_such(stage):
 
     made = contender(1, 200.0)
     other = replace(made, binary=compile_source(made.source, "sm_80"))
-    with pytest.raises(KernelUnbuildable, match="the GPU cannot run the binary: no kernel image is available"):
-        judge(stage, other)
+    ended = judge(stage, other)
+    assert (ended.outcome, ended.verdict) == (Outcome.UNCOMPILABLE, None)
+    assert "the GPU cannot run the binary: no kernel image is available" in ended.reason
 
 
 def test_more_shared_memory_than_the_gpu_has_is_the_binarys_fault(stage):
     made = contender(1, 200.0)
     greedy = replace(made, source=replace(made.source, launch=replace(made.source.launch, shared_bytes=300_000)))
-    with pytest.raises(KernelUnbuildable, match="invalid argument"):
-        judge(stage, greedy)
+    ended = judge(stage, greedy)
+    assert ended.outcome is Outcome.UNCOMPILABLE and "invalid argument" in ended.reason
 
 
 def test_torch_out_of_memory_is_the_machines_fault(stage, monkeypatch):

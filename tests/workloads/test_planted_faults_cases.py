@@ -11,8 +11,8 @@ from evoengine.records import Outcome
 from evoengine.space.space import load_space
 from evoengine.stages.compile import compile_source
 from evoengine.stages.screen import screen_binary
-from tests.support.attention_gate import AttentionGate
 from tests.support.exhaustive import more, representatives
+from tests.support.kernel_gate import KernelGate
 
 PLAIN = "b2,h4,s256,d64,fp16"
 BF16 = "b2,h4,s256,d64,bf16"
@@ -189,7 +189,7 @@ def natural_gate(tmp_path):
     assert "min(at_once, ceil_div(row_tiles, 3))" in text
     file = tmp_path / "space.toml"
     file.write_text(text.replace("min(at_once, ceil_div(row_tiles, 3))", "min(at_once, row_tiles)"))
-    gate = AttentionGate(MANY)
+    gate = KernelGate(MANY)
     gate.space = load_space(file, gate.problem, find_gpu("h100"))
     return gate
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from evoengine.devices.base import KernelUnbuildable
 from evoengine.devices.emulator.inline_ptx import INCLUDE
-from evoengine.devices.emulator.translate import cluster_blocks, least_blocks, translate
+from evoengine.devices.emulator.translate import cluster_blocks, constant_names, least_blocks, translate
 from evoengine.errors import MachineError
 from evoengine.host_compiler import cache_folder, find_compiler, identity, native_flags, prune
 from evoengine.records import Source
@@ -61,6 +61,8 @@ def build(source: Source) -> Path:
     bounds = f"{least_blocks(source.text, source.entry)}, {cluster_blocks(source.text)}"
     unit = f'#include <evo_emu/cuda.h>\n#include <evo_emu/kernel.h>\n#line 1 "kernel.cu"\n{translate(source.text)}\n'
     unit += f'#line 1 "entry"\nEVO_EMU_ENTRY({source.entry}, {bounds})\n'
+    named = "".join(f"EVO_EMU_CONSTANT({name})" for name in constant_names(source.text))
+    unit += f"extern const evo_emu::Constant evo_emu::constants[] = {{{named}{{nullptr, nullptr, 0}}}};\n"
     with tempfile.TemporaryDirectory(dir=cache_folder("emulator"), prefix="building-") as folder:
         scratch = Path(folder) / "kernel"
         _compile([*_CANDIDATE_FLAGS, "-xc++", "-c", "-", "-o", f"{scratch}.o"], unit, source.entry)

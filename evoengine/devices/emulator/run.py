@@ -13,14 +13,14 @@ import numpy as np
 
 from evoengine.devices import tensor_map
 from evoengine.devices.base import (
-    Argument, Arguments, KernelCrashed, KernelHung, TensorArgument, TensorMapArgument, TensorParameter,
+    Argument, Arguments, ConstantArgument, KernelCrashed, KernelHung, TensorArgument, TensorMapArgument, TensorParameter,
 )  # fmt: skip
 from evoengine.devices.pool import BlockLaunch, BlockTrace
 from evoengine.records import Launch
 
 # The layouts of LaunchHeader and ArgumentHeader in runtime/main.cpp, and of BlockHeader and PageHeader in
 # runtime/pooled.cpp.
-_LAUNCH = struct.Struct("=Qq3I3I2II4xQ")
+_LAUNCH = struct.Struct("=Qq3I3I4IQ")
 _ARGUMENT = struct.Struct("=Qc55s")
 _BLOCK = struct.Struct("=QII")
 _PAGE = struct.Struct("=QII")
@@ -50,8 +50,10 @@ def run_blocks(executable: Path, entry: str, asked: BlockLaunch, seed: int, time
 
 
 def _header(launch: Launch, arguments: Sequence[Argument | TensorParameter], seed: int, *chosen: int) -> bytes:
-    geometry = (*launch.grid, *launch.block, launch.shared_bytes, len(arguments))
-    return _LAUNCH.pack(seed % 2**64, os.getpid(), *geometry, *(chosen or (0, 0)))
+    constants = sum(isinstance(a, ConstantArgument) for a in arguments)
+    geometry = (*launch.grid, *launch.block, launch.shared_bytes, len(arguments) - constants)
+    blocks, pool_bytes = chosen or (0, 0)
+    return _LAUNCH.pack(seed % 2**64, os.getpid(), *geometry, blocks, constants, pool_bytes)
 
 
 def _message(arguments: Sequence[Argument | TensorParameter]) -> bytes:
@@ -74,7 +76,8 @@ def _value(argument: Argument | TensorParameter, arguments: Sequence[Argument | 
         return _tensor_map(argument, arguments)
     if isinstance(argument, TensorParameter):
         return b""
-    return np.ascontiguousarray(argument.data if isinstance(argument, TensorArgument) else argument.value).tobytes()
+    has_data = isinstance(argument, TensorArgument | ConstantArgument)
+    return np.ascontiguousarray(argument.data if has_data else argument.value).tobytes()
 
 
 def _tensor_map(argument: TensorMapArgument, arguments: Sequence[Argument | TensorParameter]) -> bytes:
@@ -89,6 +92,8 @@ def _argument_header(argument: Argument | TensorParameter, value: bytes) -> byte
         kind = b"o" if argument.output else b"t"
     elif isinstance(argument, TensorParameter):
         kind, size = b"O" if argument.output else b"T", argument.bytes
+    elif isinstance(argument, ConstantArgument):
+        kind = b"c"
     elif isinstance(argument, TensorMapArgument):
         kind = b"m"
     else:

@@ -20,6 +20,7 @@ _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\b\s
 _SHARED = re.compile(
     r"(?:\b(?:__align__|alignas)\s*\([^;{}]*?\)\s*|\b(?:extern|static|volatile)\s+)*\b__shared__\b[^;{}]*;"
 )
+_CONSTANT = re.compile(r"\b__constant__\b([^;{}]*)[;{]")
 _MAP_BY_VALUE = re.compile(r"(__grid_constant__\s+(?:const\s+)?)?\b(?:CUtensorMap|TensorMap)\s+(\w+)\s*[,)]")
 
 
@@ -72,6 +73,18 @@ def cluster_blocks(text: str) -> int:
         line = _line(text, match.start())
         raise KernelUnbuildable(f"line {line}: __cluster_dims__({match[1]}), where the emulator wants (number, 1, 1)")
     return int(x)
+
+
+def constant_names(text: str) -> list[str]:
+    """The `__constant__` variables at the outermost scope: those that a host finds by their plain names."""
+    masked = _mask(text)
+    found: list[str] = []
+    for match in _CONSTANT.finditer(masked):
+        depth = masked.count("{", 0, match.start()) - masked.count("}", 0, match.start())
+        declared = read_declarators(ALIGNMENT.sub(" ", match[1]).split("=")[0])
+        if depth == 0 and declared:
+            found += [name for name, _ in declared[1]]
+    return found
 
 
 def _mask(text: str) -> str:

@@ -14,9 +14,9 @@ from evoengine.devices.base import DTYPE_BYTES, TensorMapArgument, TensorParamet
 from evoengine.devices.pool import PAGE, BlockLaunch, BlockTrace, Pool
 from evoengine.records import Launch
 from evoengine.workloads.attention.full_size import FullCase, choose_blocks
+from evoengine.workloads.attention.parameters import OUTPUT, parameters
 from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.workloads.attention.tensors import TORCH_DTYPES
-from evoengine.workloads.attention.workload import OUTPUT, Attention
 from evoengine.workloads.base import Case, Drawn, FullSize, WrittenPart, WrongBlock
 
 POOL_PAGES = 256
@@ -26,14 +26,14 @@ _Q, _K, _V = range(3)
 
 class AttentionFullSize(FullSize):
     def draw_blocks(self, case: FullCase, launch: Launch, seed: int) -> BlockLaunch:
-        whole = Attention().parameters(case.whole, case.config)
+        whole = parameters(case.whole, case.config)
         bytes_of = {p.name: p.bytes for p in whole if isinstance(p, TensorParameter)}
         for found in whole:
             if isinstance(found, TensorMapArgument):
                 tensor_map.check(found, bytes_of[found.tensor])
         blocks = choose_blocks(case, launch, seed)
-        parameters = Attention().parameters(case.problem, case.config)
-        return BlockLaunch(launch, parameters, _pool(case, seed), blocks)
+        own = parameters(case.problem, case.config)
+        return BlockLaunch(launch, own, _pool(case, seed), blocks)
 
     def written_parts(self, case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
         """The rows that the blocks wrote with what they are to be compared with.

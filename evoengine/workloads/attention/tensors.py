@@ -15,8 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
+from evoengine.workloads.attention.parameters import OUTPUT
 from evoengine.workloads.attention.problem import AttentionProblem
-from evoengine.workloads.attention.workload import OUTPUT
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

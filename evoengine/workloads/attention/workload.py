@@ -5,19 +5,16 @@ Nothing here needs a tensor library; the tensors themselves are drawn and judged
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
+from evoengine.devices.base import Parameter
 from evoengine.records import Config, Launch, Plan
 from evoengine.workloads.attention.full_size import full_plan, long_cases
+from evoengine.workloads.attention.parameters import parameters
 from evoengine.workloads.attention.problem import EXAMPLE, AttentionProblem, parse_problem
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 
-OUTPUT = "o"
 LONG = 4096
 """keys of the longest case: 64 steps of a tile of 64, over which errors of sums kept in 16 bits add up. Tiles of more
 than 64 rows get half as many: the emulator computes whole tiles, and this case would take a third of the gate's time"""
@@ -62,12 +59,7 @@ class Attention(Workload):
         return replace(launch, grid=(blocks, 1, 1))
 
     def parameters(self, problem: AttentionProblem, config: Config) -> tuple[Parameter, ...]:
-        p = problem
-        queries = (p.batch, p.heads, p.seq_q, p.head_dim)
-        keys = (p.batch, p.kv_heads, p.seq_k, p.head_dim)
-        inputs = [TensorParameter(name, shape, p.dtype) for name, shape in (("q", queries), ("k", keys), ("v", keys))]
-        output = TensorParameter(OUTPUT, queries, p.dtype, output=True)
-        return (*inputs, output, *_scalars(p, config), *_tensor_maps(p, config))
+        return parameters(problem, config)
 
     def tensors(self) -> Tensors:
         from evoengine.workloads.attention.tensors import AttentionTensors
@@ -128,42 +120,3 @@ def small_cases(problem: AttentionProblem, config: Config) -> tuple[Case, ...]:
     if problem.causal:
         found.append(Case("as many queries as keys", at(single, *[max(tile_m, tile_n) + 3] * 2)))
     return tuple(replace(case, config=config) for case in found)
-
-
-def _scalars(problem: AttentionProblem, config: Config) -> tuple[ScalarArgument, ...]:
-    """The kernel's by-value parameters, in order, after its four pointers q, k, v, o.
-
-    `batch` is among them where the grid, as large as the GPU, does not tell it.
-    """
-    batch = (ScalarArgument("batch", np.int32(problem.batch)),) if config.get("schedule") == "static" else ()
-    return (
-        *batch,
-        ScalarArgument("heads", np.int32(problem.heads)),
-        ScalarArgument("kv_heads", np.int32(problem.kv_heads)),
-        ScalarArgument("seq_q", np.int32(problem.seq_q)),
-        ScalarArgument("seq_k", np.int32(problem.seq_k)),
-        ScalarArgument("scale", np.float32(1.0 / math.sqrt(problem.head_dim))),
-    )
-
-
-def _tensor_maps(problem: AttentionProblem, config: Config) -> tuple[TensorMapArgument, ...]:
-    """Q, K and V, and O where it is stored so too, as [heads of the batch, seq, head_dim] for kernels that move tiles by TMA.
-
-    A box is a tile's rows (of O: a warpgroup's; of K and V: what one of a cluster's blocks brings) by the 64 or 32
-    columns that the kernel swizzles together; past a head's end it reads zeros and writes nothing.
-    """
-    if config.get("load") != "tma":
-        return ()
-    columns = 64 if problem.head_dim % 64 == 0 else 32
-    row = 2 * problem.head_dim
-
-    def over(name: str, heads: int, seq: int, rows: int) -> TensorMapArgument:
-        dims = (problem.head_dim, seq, heads * problem.batch)
-        return TensorMapArgument(
-            f"map_{name}", name, problem.dtype, dims, (row, row * seq), (columns, rows, 1), swizzle=2 * columns
-        )
-
-    tile_m, tile_n = int(config["tile_m"]), int(config["tile_n"]) // int(config.get("cluster", 1))
-    queries, keys = (problem.heads, problem.seq_q), (problem.kv_heads, problem.seq_k, tile_n)
-    maps = over("q", *queries, tile_m), over("k", *keys), over("v", *keys)
-    return (*maps, over(OUTPUT, *queries, 64)) if config["o_store"] == "tma" else maps

@@ -10,6 +10,10 @@ from evoengine.workloads.problem_text import read_parts
 
 DTYPES = ("fp16", "bf16", "fp32")
 EXAMPLE = "rms_norm:rows4096,hidden4096,bf16"
+EPS = 1e-6
+"""what is added to the mean of the squares, as Llama has it"""
+KINDS = 7
+"""of rows in the case of extreme rows"""
 
 
 @dataclass(frozen=True, slots=True)

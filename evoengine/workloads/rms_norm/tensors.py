@@ -9,8 +9,7 @@ import torch
 
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 from evoengine.workloads.dtypes import TORCH_DTYPES
-from evoengine.workloads.rms_norm.problem import RmsNormProblem
-from evoengine.workloads.rms_norm.workload import EPS, KINDS
+from evoengine.workloads.rms_norm.problem import EPS, KINDS, RmsNormProblem
 
 SAMPLED_ROWS = 256
 """of a whole problem, compared in float64"""

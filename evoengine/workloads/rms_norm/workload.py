@@ -12,14 +12,10 @@ import numpy as np
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
 from evoengine.records import Config
 from evoengine.workloads.base import Case, Tensors, Tolerance, Workload
-from evoengine.workloads.rms_norm.problem import DTYPES, EXAMPLE, RmsNormProblem, parse_problem
+from evoengine.workloads.rms_norm.problem import DTYPES, EPS, EXAMPLE, KINDS, RmsNormProblem, parse_problem
 
-EPS = 1e-6
-"""what is added to the mean of the squares, as Llama has it"""
 MANY_ROWS = 33
 """enough for sums over the errors of all rows, in the cases where those are independent"""
-KINDS = 7
-"""of rows in the case of extreme rows"""
 
 
 class RmsNorm(Workload):

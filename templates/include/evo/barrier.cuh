@@ -18,7 +18,7 @@ __device__ __forceinline__ void barrier_arrive(unsigned barrier) {
 }
 
 // Arrives, and announces bytes that TMA will bring (tma.cuh) before the phase may end.
-__device__ __forceinline__ void barrier_arrive_expect(unsigned barrier, unsigned bytes) {
+__device__ __forceinline__ void arrive_expect_tx(unsigned barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
@@ -60,12 +60,12 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
 // kernel whose warpgroups ask for more in all than it was launched with (168 per thread for three of them) never ends.
 // Without __launch_bounds__(THREADS, BLOCKS) the compiler ignores both. COUNT is a multiple of 8 from 24 to 256.
 template <int COUNT>
-__device__ __forceinline__ void registers_shrink() {
+__device__ __forceinline__ void warpgroup_reg_dealloc() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
 template <int COUNT>
-__device__ __forceinline__ void registers_grow() {
+__device__ __forceinline__ void warpgroup_reg_alloc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 

@@ -29,7 +29,7 @@ __device__ __forceinline__ void barrier_arrive_at(unsigned block, unsigned barri
 }
 
 // As tma_load (tma.cuh), into both blocks; the bytes count at the barriers of both.
-__device__ __forceinline__ void tma_load_both(unsigned to, const TensorMap& map, unsigned barrier, int x, int y,
+__device__ __forceinline__ void tma_load_multicast(unsigned to, const TensorMap& map, unsigned barrier, int x, int y,
                                               int z) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "

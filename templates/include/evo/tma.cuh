@@ -16,7 +16,7 @@ __device__ __forceinline__ void tma_prefetch(const TensorMap& map) {
 }
 
 // The whole box's bytes count towards the barrier's phase, those outside of the tensor too: announce them by
-// barrier_arrive_expect (barrier.cuh).
+// arrive_expect_tx (barrier.cuh).
 __device__ __forceinline__ void tma_load(unsigned to, const TensorMap& map, unsigned barrier, int x, int y) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, { %2, %3}], [%4];" ::

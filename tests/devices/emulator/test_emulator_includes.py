@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from evoengine.devices.base import KernelHung, KernelUnbuildable
 from evoengine.records import Launch, Source
 from evoengine.stages.compile import compile_source
 
@@ -112,3 +113,112 @@ def test_pipelined_copies_and_atomics_and_a_wait_that_is_missing(emulate):
     broken = MEMORY.replace("WAIT", "")
     spoiled = [emulate(broken, a, np.zeros_like(a), *state, threads=64, shared=1024, seed=s)["o"] for s in range(6)]
     assert any(np.isnan(o).any() for o in spoiled)
+
+
+# ── cooperative groups ──────────────────────────────────────────────────────────────────────────────────────────────
+
+GROUPS = """
+#include <cooperative_groups.h>
+#include <cooperative_groups/memcpy_async.h>
+#include <cooperative_groups/reduce.h>
+#include <cooperative_groups/scan.h>
+namespace cg = cooperative_groups;
+template <class Group> __device__ float first_of(Group group, float* scratch, float v) {
+    if (group.thread_rank() == 0) *scratch = v;
+    SYNC
+    return *scratch;
+}
+extern "C" __global__ void f(const float* a, float* o, int* i) {
+    __shared__ alignas(16) float copied[64];
+    __shared__ float scratch[8];
+    cg::thread_block block = cg::this_thread_block();
+    cg::memcpy_async(block, copied, a, sizeof(copied));
+    WAIT
+    const unsigned rank = block.thread_rank(), n = block.size();
+    cg::thread_block_tile<8> tile = cg::tiled_partition<8>(block);
+    const float v = copied[n - 1 - rank];
+    const float4 moved = tile.shfl_xor(make_float4(v, 2 * v, 3 * v, 4 * v), 5);
+    float summed = v;
+    for (int d = FIRST; d > 0; d /= 2) summed += tile.shfl_down(summed, d);
+    const float all[] = {cg::reduce(tile, v, cg::plus<float>()), cg::reduce(tile, v, cg::greater<float>()),
+                         cg::reduce(tile, v, cg::less<float>()), moved.z, tile.shfl(v, 3), tile.shfl(summed, 0),
+                         first_of(tile, scratch + tile.meta_group_rank(), v), cg::inclusive_scan(tile, v)};
+    for (int k = 0; k < 8; ++k) o[k * n + rank] = all[k];
+    auto pair = cg::tiled_partition<2>(tile);
+    cg::thread_group four = cg::tiled_partition(block, 4);
+    cg::sync(four);
+    const int whole[] = {(int)tile.ballot(v > 0), tile.any(v > 0), tile.all(v > 0), (int)tile.meta_group_size(),
+                         (int)(10 * pair.meta_group_rank() + pair.thread_rank()), (int)four.thread_rank(),
+                         cg::exclusive_scan(tile, 2), (int)cg::this_grid().thread_rank(),
+                         (int)(block.thread_index().y + 100 * block.group_index().x)};
+    for (int k = 0; k < 9; ++k) i[(blockIdx.x * 9 + k) * n + rank] = whole[k];
+    MORE
+}
+"""
+PARTS = {"SYNC": "group.sync();", "WAIT": "cg::wait(block);", "FIRST": "tile.size() / 2", "MORE": ""}
+
+
+def with_parts(text, parts, **changes):
+    for name, part in (parts | changes).items():
+        text = text.replace(name, part)
+    return text
+
+
+def run_groups(emulate, seed=0, **changes):
+    a = np.random.default_rng(1).standard_normal(64).astype(np.float32)
+    outputs = np.zeros((8, 8, 8), np.float32), np.zeros((2, 9, 64), np.int32)
+    text = with_parts(GROUPS, PARTS, **changes)
+    got = emulate(text, a, *outputs, grid=(2, 1, 1), threads=(16, 4, 1), seed=seed)
+    return a[::-1].reshape(8, 8), got
+
+
+def right_groups(v):
+    rows = [v.sum(1), v.max(1), v.min(1), None, v[:, 3], v.sum(1), v[:, 0], None]
+    right = [np.repeat(row, 8).reshape(8, 8) if row is not None else v for row in rows]
+    right[3], right[7] = 3 * v[:, np.arange(8) ^ 5], v.cumsum(1)
+    return np.array(right)
+
+
+def test_groups_of_a_block_and_their_collectives(emulate):
+    assert compiles(with_parts(GROUPS, PARTS))
+    v, got = run_groups(emulate)
+    np.testing.assert_allclose(got["o"], right_groups(v), rtol=1e-5, atol=1e-6)
+    rank = np.arange(64)
+    above = (v > 0) @ (1 << np.arange(8))
+    for block in range(2):
+        right = [
+            above[rank // 8], above[rank // 8] > 0, above[rank // 8] == 255, np.full(64, 8),
+            10 * (rank % 8 // 2) + rank % 2, rank % 4, 2 * (rank % 8), 64 * block + rank, rank // 16 + 100 * block,
+        ]  # fmt: skip
+        np.testing.assert_array_equal(got["i"][block], right)
+
+
+BROKEN_GROUPS = {
+    "no barrier of the tile": {"SYNC": ""},
+    "no wait for the copy": {"WAIT": "block.sync();"},
+    "a reduction that begins too low": {"FIRST": "tile.size() / 4"},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_GROUPS)
+def test_a_kernel_that_uses_groups_wrongly_gives_a_wrong_result(emulate, name):
+    ran = [run_groups(emulate, seed, **BROKEN_GROUPS[name]) for seed in range(4)]
+    assert any(not np.allclose(got["o"], right_groups(v), rtol=1e-5, atol=1e-6) for v, got in ran)
+
+
+def test_a_tile_that_not_all_threads_bring_to_its_barrier_hangs(emulate):
+    with pytest.raises(KernelHung, match="tile.sync"):
+        run_groups(emulate, MORE="if (tile.thread_rank()) tile.sync();")
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("cg::this_grid().sync();", "needs a cooperative launch"),
+        ("auto wide = cg::tiled_partition<64>(block);", "tiles of 1, 2, 4, 8, 16 or 32 threads"),
+        ("o = cg::this_cluster().map_shared_rank(scratch, 1);", "another block's shared memory by inline PTX"),
+    ],
+)
+def test_what_the_emulator_cannot_do_with_groups_is_said(emulate, more, why):
+    with pytest.raises(KernelUnbuildable, match=why):
+        run_groups(emulate, MORE=more)

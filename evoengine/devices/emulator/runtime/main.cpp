@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
 using namespace evo_emu;
@@ -23,7 +24,8 @@ struct LaunchHeader {
     int64_t parent;
     uint32_t grid[3], block[3];
     uint32_t shared_bytes, arguments;
-    uint32_t chosen;  // blocks to run, which follow; 0: all
+    uint32_t chosen;     // blocks to run, which follow; 0: all
+    uint32_t constants;  // arguments behind the kernel's parameters
     uint64_t pool_bytes;  // of the pool, which follows them
 };
 struct ChosenBlock {
@@ -31,7 +33,8 @@ struct ChosenBlock {
 };
 struct ArgumentHeader {
     uint64_t bytes;
-    // 't' input tensor, 'o' output tensor, 'T' and 'O' the same pooled, 'i' integer, 'f' floating point, 'm' tensor map
+    // 't' input tensor, 'o' output tensor, 'T' and 'O' the same pooled, 'i' integer, 'f' floating point, 'm' tensor map,
+    // 'c' the contents of a __constant__ variable
     char kind;
     char name[55];
 };
@@ -41,11 +44,13 @@ struct Argument {
 };
 
 constexpr unsigned max_arguments = 256;
+constexpr unsigned max_constants = 64;
 constexpr unsigned max_chosen = 256;
 constexpr uint64_t max_blocks = 1 << 24;
 
 Argument arguments[max_arguments];
 void* values[max_arguments];
+struct { void* at; uint64_t bytes; } filled[max_constants];
 ChosenBlock chosen[max_chosen];
 unsigned chosen_count;
 
@@ -117,6 +122,25 @@ char* map_argument(const Argument& a, unsigned i) {
     return map_tensor(a.header.name, a.header.bytes, output, end_flush);
 }
 
+const Constant& find_constant(const ArgumentHeader& given) {
+    for (const Constant* found = constants; found->name; ++found) {
+        if (strcmp(found->name, given.name)) continue;
+        if (given.bytes > found->bytes)
+            crash("__constant__ %s has %lu bytes, the launch gives %lu", given.name, found->bytes, given.bytes);
+        return *found;
+    }
+    crash("the kernel has no __constant__ variable %s", given.name);
+}
+
+void read_constant_headers(unsigned count) {
+    if (count > max_constants) crash("%u constants: the emulator takes %u at most", count, max_constants);
+    for (unsigned i = 0; i < count; ++i) {
+        ArgumentHeader given;
+        read_all(&given, sizeof given);
+        filled[i] = {find_constant(given).at, given.bytes};
+    }
+}
+
 void read_launch() {
     LaunchHeader header;
     read_all(&header, sizeof header);
@@ -136,6 +160,7 @@ void read_launch() {
         read_all(&arguments[i].header, sizeof(ArgumentHeader));
         check_parameter(i);
     }
+    read_constant_headers(header.constants);
     for (unsigned i = 0; i < header.arguments; ++i) {
         Argument& a = arguments[i];
         if (is_tensor(a)) {
@@ -146,6 +171,7 @@ void read_launch() {
         }
         if (!is_pooled(a)) read_all(a.data, a.header.bytes);
     }
+    for (unsigned i = 0; i < header.constants; ++i) read_all(filled[i].at, filled[i].bytes);
     for (unsigned i = 0; i < header.arguments; ++i) {
         if (arguments[i].header.kind != 'm') continue;
         auto* map = reinterpret_cast<TensorMap*>(arguments[i].data);

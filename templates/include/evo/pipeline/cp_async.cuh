@@ -3,11 +3,10 @@
 // empty one behind the last, so that counting groups is counting tiles.
 template <int STAGES, int BYTES>
 struct Pipeline {
-    unsigned char* buffers;
+    static constexpr int ELEMENTS = BYTES / sizeof(T);
+    T* buffers;
 
-    __device__ __forceinline__ T* tile(int i) const {
-        return reinterpret_cast<T*>(buffers + unsigned(i) % STAGES * BYTES);
-    }
+    __device__ __forceinline__ T* tile(int i) const { return buffers + i % STAGES * ELEMENTS; }
 };
 
 // Until all but the latest PENDING groups have landed, for all threads; they are then also done with whatever they read

@@ -14,16 +14,15 @@ struct SharedTile {
 #pragma unroll 4
         for (int i = threadIdx.x; i < ROWS * PER_ROW; i += THREADS) {
             int row = i / PER_ROW, col = i % PER_ROW * VECTOR;
-            bool exists = row < rows;
-            T* to = tile + row * STRIDE + col;
             if constexpr (ASYNC) {
                 // A row that does not exist is given an address that does, and takes nothing from there.
                 constexpr int COPIED = VECTOR * sizeof(T);
-                copy_async<COPIED>(to, exists ? from + row * COLS + col : from, exists ? COPIED : 0);
+                bool exists = row < rows;
+                copy_async<COPIED>(tile + row * STRIDE + col, exists ? from + row * COLS + col : from, exists ? COPIED : 0);
             } else {
                 Vector<VECTOR> x = {};
-                if (exists) x = read_vector<VECTOR>(from + row * COLS + col);
-                write_vector<VECTOR>(to, x);
+                if (row < rows) x = read_vector<VECTOR>(from + row * COLS + col);
+                write_vector<VECTOR>(tile + row * STRIDE + col, x);
             }
         }
     }

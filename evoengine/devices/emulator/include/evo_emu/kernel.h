@@ -39,5 +39,6 @@ constexpr Kernel describe(const char* name, unsigned least_blocks, unsigned clus
 
 }  // namespace evo_emu
 
+#define EVO_EMU_CONSTANT(name) {#name, (void*)&name, sizeof(name)},
 #define EVO_EMU_ENTRY(name, least_blocks, cluster) \
     extern const evo_emu::Kernel evo_emu::kernel = evo_emu::describe<&name>(#name, least_blocks, cluster, &name);

@@ -14,6 +14,14 @@ template <class T> struct Identity { using type = T; };
 template <class T> using Exactly = typename Identity<T>::type;
 
 // The kernel under test, described by the candidate's own translation unit (see kernel.h).
+// A __constant__ variable of the kernel's source; a list of them ends with one without a name.
+struct Constant {
+    const char* name;
+    void* at;
+    unsigned long bytes;
+};
+extern const Constant constants[];
+
 struct Kernel {
     const char* name;
     void (*invoke)(void* const* arguments);

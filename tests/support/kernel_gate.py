@@ -1,4 +1,4 @@
-"""The attention space, and a gate that judges its kernels on the emulator."""
+"""The attention space, and a gate that judges any workload's kernels on the emulator."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 
+from evoengine import workloads
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
 from evoengine.records import Source
@@ -27,17 +28,21 @@ def attention_space(problem: str = "b16,h16,s2048,d64,fp16", gpu: str = "h100") 
     return load_space(asset("search_spaces") / "attention.toml", parse_problem(problem), find_gpu(gpu))
 
 
-class AttentionGate:
-    """Renders configurations of the attention space and puts them, or a doctored text of them, through the gate."""
+class KernelGate:
+    """Renders configurations of a workload's space and puts them, or a doctored text of them, through the gate."""
 
-    def __init__(self, problem: str) -> None:
-        self.target = attention_target(problem)
-        self.problem = self.target.problem
-        self.space = attention_space(problem)
+    def __init__(self, problem: str, gpu: str = "h100") -> None:
+        workload, self.problem = workloads.parse_problem(problem)
+        self.target = Target(workload, self.problem, find_gpu(gpu))
+        self.space = load_space(asset("search_spaces") / f"{workload.name}.toml", self.problem, self.target.gpu)
 
     def start(self, wanted):
         """The space's first start point that has these values."""
         return next(c for c in self.space.starts if wanted.items() <= c.items())
+
+    def configuration(self, wanted):
+        """The first start point that has these values, else the first of many draws."""
+        return next(c for c in (*self.space.starts, *self.draw(500, seed=1)) if wanted.items() <= c.items())
 
     def source(self, config) -> Source:
         return render(self.target, self.space, config, asset("templates"))

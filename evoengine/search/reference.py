@@ -1,0 +1,41 @@
+"""A look at somebody's own reference before a search, in a worker process with a time limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from evoengine.errors import UsageError
+from evoengine.records import Outcome, Rejection
+from evoengine.search.workers import COMPILER_TERMS, WorkerPool
+from evoengine.workloads.base import Target
+from evoengine.workloads.folder import FolderWorkload
+from evoengine.workloads.folder_definition import FolderProblem
+
+REFERENCE_SECONDS = 60.0
+"""for the reference on all of the gate's small sizes, twice, the start of torch included"""
+
+
+def require_reference(target: Target, echo: Callable[[str], None], seconds: float = REFERENCE_SECONDS) -> None:
+    """Runs the reference of a folder's workload as the gate will; other workloads have none.
+
+    Raises UsageError where it raises, hangs, ends its process, or returns other outputs than problem.json states.
+    """
+    workload, problem = target.workload, target.problem
+    if not isinstance(workload, FolderWorkload) or not isinstance(problem, FolderProblem):
+        return
+    pool = WorkerPool(1, replace(COMPILER_TERMS, seconds=seconds, niceness=0))
+    try:
+        found = pool.submit(_check, workload, problem, died=Outcome.CRASHED, gives=tuple).result()
+    finally:
+        pool.close()
+    if isinstance(found, Rejection):
+        raise UsageError(f"the reference of {workload.name} gives no outputs: {found.reason}")
+    for remark in found:
+        echo(remark)
+
+
+def _check(workload: FolderWorkload, problem: FolderProblem) -> tuple[str, ...]:
+    from evoengine.workloads.folder_check import check_reference
+
+    return check_reference(workload, problem)

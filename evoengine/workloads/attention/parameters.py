@@ -1,0 +1,61 @@
+"""The parameters of an attention kernel, in order: q, k, v, o, its scalars, and tensor maps where it moves tiles by TMA."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from evoengine.devices.base import Parameter, ScalarArgument, TensorMapArgument, TensorParameter
+from evoengine.records import Config
+from evoengine.workloads.attention.problem import AttentionProblem
+
+OUTPUT = "o"
+
+
+def parameters(problem: AttentionProblem, config: Config) -> tuple[Parameter, ...]:
+    p = problem
+    queries = (p.batch, p.heads, p.seq_q, p.head_dim)
+    keys = (p.batch, p.kv_heads, p.seq_k, p.head_dim)
+    inputs = [TensorParameter(name, shape, p.dtype) for name, shape in (("q", queries), ("k", keys), ("v", keys))]
+    output = TensorParameter(OUTPUT, queries, p.dtype, output=True)
+    return (*inputs, output, *_scalars(p, config), *_tensor_maps(p, config))
+
+
+def _scalars(problem: AttentionProblem, config: Config) -> tuple[ScalarArgument, ...]:
+    """The kernel's by-value parameters, in order, after its four pointers q, k, v, o.
+
+    `batch` is among them where the grid, as large as the GPU, does not tell it.
+    """
+    batch = (ScalarArgument("batch", np.int32(problem.batch)),) if config.get("schedule") == "static" else ()
+    return (
+        *batch,
+        ScalarArgument("heads", np.int32(problem.heads)),
+        ScalarArgument("kv_heads", np.int32(problem.kv_heads)),
+        ScalarArgument("seq_q", np.int32(problem.seq_q)),
+        ScalarArgument("seq_k", np.int32(problem.seq_k)),
+        ScalarArgument("scale", np.float32(1.0 / math.sqrt(problem.head_dim))),
+    )
+
+
+def _tensor_maps(problem: AttentionProblem, config: Config) -> tuple[TensorMapArgument, ...]:
+    """Q, K and V, and O where it is stored so too, as [heads of the batch, seq, head_dim] for kernels that move tiles by TMA.
+
+    A box is a tile's rows (of O: a warpgroup's; of K and V: what one of a cluster's blocks brings) by the 64 or 32
+    columns that the kernel swizzles together; past a head's end it reads zeros and writes nothing.
+    """
+    if config.get("load") != "tma":
+        return ()
+    columns = 64 if problem.head_dim % 64 == 0 else 32
+    row = 2 * problem.head_dim
+
+    def over(name: str, heads: int, seq: int, rows: int) -> TensorMapArgument:
+        dims = (problem.head_dim, seq, heads * problem.batch)
+        return TensorMapArgument(
+            f"map_{name}", name, problem.dtype, dims, (row, row * seq), (columns, rows, 1), swizzle=2 * columns
+        )
+
+    tile_m, tile_n = int(config["tile_m"]), int(config["tile_n"]) // int(config.get("cluster", 1))
+    queries, keys = (problem.heads, problem.seq_q), (problem.kv_heads, problem.seq_k, tile_n)
+    maps = over("q", *queries, tile_m), over("k", *keys), over("v", *keys)
+    return (*maps, over(OUTPUT, *queries, 64)) if config["o_store"] == "tma" else maps

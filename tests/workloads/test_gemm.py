@@ -1,0 +1,113 @@
+"""The matrix products are right on the emulator, broken ones are not, and figures count what the field counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evoengine.records import Outcome
+from evoengine.workloads import parse_problem
+from evoengine.workloads.base import Case
+
+PLAIN = "gemm:m4096,n4096,k4096,fp16"
+BIAS, RELU = "gemm:m4096,n4096,k4096,bf16,bias", "gemm:m4096,n4096,k4096,bf16,bias_relu"
+GELU = "gemm:m4096,n4096,k4096,fp16,bias_gelu"
+ODD = "gemm:m1000,n777,k333,fp16,bias"
+MMA, DEEP = {"family": "mma"}, {"family": "mma", "stages": 4}
+SINGLE = {"family": "mma", "stages": 1}
+LARGE = {"family": "mma", "tile_n": 256}
+WGMMA, WIDE = {"family": "wgmma", "tile_m": 64}, {"family": "wgmma", "tile_n": 256}
+MULTIPLY = "multiply(acc, tile_a,"
+ROUND_SUMS = "for (int s = 0; s < STRIPES; ++s) for (int e = 0; e < WARP_COLS / 2; ++e) acc[s].d[e] = to_float(T(acc[s].d[e]));"
+LOW = "acc.d[i + 2 * half] + low_bias"
+
+FAULTS = [
+    # name, configuration, problem, text of the good kernel, text of the broken one
+    ("missing barrier before a tile is replaced", SINGLE, PLAIN, "__syncthreads();  // all", "// all"),
+    ("cp.async waited for too laxly", DEEP, PLAIN, "pipeline_wait<STAGES - 2>();", "pipeline_wait<STAGES - 1>();"),
+    ("stage reused while it is read", DEEP, PLAIN, "load(i + STAGES - 1);", "load(i + STAGES);"),
+    ("tail of K one element too far", SINGLE, ODD, "left = k - i * TILE_K;", "left = k - i * TILE_K + 1;"),
+    ("tail of K left out", WGMMA, PLAIN, "(k + TILE_K - 1) / TILE_K", "k / TILE_K"),
+    ("a row too many", WGMMA, PLAIN, "row >= m ||", "row > m ||"),
+    ("an element behind an odd row", SINGLE, ODD, "if (col + 1 < n) to[1]", "to[1]"),
+    ("words where rows are odd", SINGLE, ODD, "pairs = n % 2 == 0;", "pairs = true;"),
+    ("last group of tiles as tall as the others", MMA, PLAIN, "min(GROUP_M, tiles_m - group * GROUP_M)", "GROUP_M"),
+    ("uninitialised sums", MMA, PLAIN, "acc[i].clear();", ";"),
+    ("sums kept in halves", LARGE, PLAIN, MULTIPLY, f"{ROUND_SUMS}\n        {MULTIPLY}"),
+    ("sums rounded once on the way", LARGE, PLAIN, MULTIPLY, f"if (i == 1) {ROUND_SUMS}\n        {MULTIPLY}"),
+    ("sums cut off to the dtype, not rounded", MMA, BIAS, LOW, f"__uint_as_float(__float_as_uint({LOW}) & 0xffff0000u)"),
+    ("rounded before the bias", MMA, BIAS, LOW, "to_float(T(acc.d[i + 2 * half])) + low_bias"),
+    ("bias left out", WGMMA, BIAS, LOW, "acc.d[i + 2 * half]"),
+    ("bias of the column beside", MMA, BIAS, "+ high_bias", "+ low_bias"),
+    ("bias behind ReLU", MMA, RELU, f"activate({LOW})", "activate(acc.d[i + 2 * half]) + low_bias"),
+    ("ReLU left out", WGMMA, RELU, "fmaxf(x, 0.0f)", "x"),
+    ("GELU by a sigmoid", MMA, GELU, "0.5f * x * (1.0f + erff(x * 0.70710678f))", "x / (1.0f + expf(-1.702f * x))"),
+    ("large results clamped", WGMMA, PLAIN, "return x;", "return fminf(x, 30000.0f);"),
+    ("tiles multiplied from the wrong rows", MMA, PLAIN, "element_at(first, chunk)", "element_at(first ^ 1, chunk)"),
+    ("buffer not waited for", WGMMA, PLAIN, "tiles.wait(i);", ""),
+    ("buffer released too early", WIDE, PLAIN, "tiles.release(i - 1);", "tiles.release(i);"),
+    ("a warp's release not waited for", WIDE, PLAIN, "4 * CONSUMERS)", "4 * CONSUMERS - 1)"),
+    ("coordinates of a tile swapped", WGMMA, PLAIN, "work.first_row, i * TILE_K)", "i * TILE_K, work.first_row)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wanted", "problem", "old", "new"), [pytest.param(*f[1:], id=f[0]) for f in FAULTS])
+def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
+    gate = kernel_gate(problem)
+    config = gate.configuration(wanted)
+    found = gate.judge(config, gate.doctored(config, old, new))
+    assert found.outcome in (Outcome.INCORRECT, Outcome.CRASHED, Outcome.HUNG), "the fault escaped"
+    assert found.reason
+
+
+@pytest.mark.parametrize("problem", [GELU, ODD, "gemm:m1,n1,k1,bf16", "gemm:m100,n200,k72,fp16,bias_relu"])
+def test_valid_configurations_pass(kernel_gate, problem):
+    gate = kernel_gate(problem)
+    for config in (gate.space.starts[-1], *gate.draw(2, seed=5)):
+        verdict = gate.judge(config, seed=3)
+        assert verdict.outcome is None, f"{config}: {verdict.reason}"
+
+
+def test_rows_keep_the_alignment_that_the_problem_has():
+    """A kernel may copy 16 bytes at once where the problem lets it, and must not where it does not."""
+    for text, n_unit, k_unit in ((PLAIN, 8, 8), (ODD, 1, 1), ("gemm:m64,n100,k72,fp16", 4, 8)):
+        workload, problem = parse_problem(text)
+        cases = workload.cases(problem, {"tile_m": 64, "tile_n": 64, "tile_k": 32, "stages": 3})
+        assert all(c.problem.n % n_unit == 0 and c.problem.k % k_unit == 0 for c in cases)
+        assert any(c.problem.n % (2 * n_unit) for c in cases) and any(c.problem.k % (2 * k_unit) for c in cases)
+
+
+def test_the_product_behind_an_epilogue_is_what_torch_computes():
+    workload, problem = parse_problem("gemm:m5,n7,k3,fp16,bias_gelu")
+    tensors = workload.tensors()
+    inputs = tensors.draw(Case("one", problem), seed=1).inputs
+    wide = {name: tensor.double() for name, tensor in inputs.items()}
+    by_torch = torch.nn.functional.gelu(torch.addmm(wide["bias"], wide["a"], wide["b"]))
+    assert torch.allclose(tensors.reference(problem, inputs)["c"], by_torch, rtol=1e-12)
+
+
+def test_large_products_overflow_a_half_on_the_way_and_not_at_the_end():
+    workload, problem = parse_problem("gemm:m4,n16,k64,fp16")
+    tensors = workload.tensors()
+    inputs = tensors.draw(Case("large", problem, "large products"), seed=1).inputs
+    a, b = inputs["a"].double(), inputs["b"].double()
+    partial = (a[:, :, None] * b[None]).cumsum(1)
+    assert partial.abs().max() > 4 * 65504
+    assert partial[:, -1].abs().max() < 65504
+
+
+def test_samples_are_rows_of_the_whole_problem():
+    workload, problem = parse_problem("gemm:m1000,n8,k16,fp16,bias")
+    tensors = workload.tensors()
+    inputs = tensors.draw(Case("whole", problem), seed=1).inputs
+    whole = tensors.reference(problem, inputs)
+    (sample,) = tensors.samples(problem, inputs, seed=2)
+    assert 1 < sample.problem.m < problem.m
+    own, taken = tensors.reference(sample.problem, sample.inputs)["c"], sample.take(whole)["c"]
+    assert own.shape == taken.shape and torch.allclose(own, taken, rtol=1e-12)
+
+
+def test_figures_count_the_product_alone():
+    workload, problem = parse_problem("gemm:m10,n20,k30,bf16,bias_gelu")
+    assert workload.flops(problem) == 2 * 10 * 20 * 30
+    assert workload.min_dram_bytes(problem) == 2 * (10 * 30 + 30 * 20 + 10 * 20)

@@ -1,0 +1,59 @@
+"""How problems of these workloads are written, and what is said of a text that is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from evoengine.errors import UsageError
+from evoengine.workloads import parse_problem, workloads
+from evoengine.workloads.convolution.problem import ConvolutionProblem
+from evoengine.workloads.gemm.problem import GemmProblem
+from evoengine.workloads.rms_norm.problem import RmsNormProblem
+
+WRITTEN = {
+    "gemm:m4096,n512,k64,fp16": GemmProblem(4096, 512, 64, "fp16"),
+    "gemm:m1,n2,k3,bf16,bias_gelu": GemmProblem(1, 2, 3, "bf16", "bias_gelu"),
+    "rms_norm:rows7,hidden4096,fp32": RmsNormProblem(7, 4096, "fp32"),
+    "convolution:w100,h50,fw17,fh3": ConvolutionProblem(100, 50, 17, 3),
+}
+
+
+@pytest.mark.parametrize(("text", "problem"), WRITTEN.items())
+def test_a_problem_is_read_and_written(text, problem):
+    workload, read = parse_problem(text)
+    assert read == problem and str(read) == text
+    assert text.startswith(f"{workload.name}:")
+
+
+def test_parts_may_come_in_any_order_and_with_spaces():
+    assert parse_problem("gemm: bias, fp16, k3, n2, m1")[1] == GemmProblem(1, 2, 3, "fp16", "bias")
+
+
+@pytest.mark.parametrize("name", ["gemm", "rms_norm", "convolution"])
+def test_the_example_is_a_problem_of_the_workload(name):
+    workload = workloads()[name]
+    assert str(workload.parse(workload.example)) == workload.example
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("gemm:m1,n2,k3", "does not give dtype; write it like gemm:m4096"),
+        ("gemm:m1,n2,fp16", "does not give k"),
+        ("gemm:m1,n2,k3,fp32", "part 'fp32' that is not m, n, k with a number, or fp16 or bf16 or bias or"),
+        ("gemm:m1,n2,k3,fp16,relu", "part 'relu'"),
+        ("gemm:m1,m2,n2,k3,fp16", "gives m twice"),
+        ("gemm:m0,n2,k3,fp16", "m 0; it must be from 1"),
+        ("gemm:m9999999999,n2,k3,fp16", "m 9999999999; it must be from 1 to 2147483647"),
+        ("gemm:", "part ''"),
+        ("rms_norm:rows4,hidden,bf16", "part 'hidden' that is not rows, hidden with a number"),
+        ("rms_norm:rows4,hidden8,fp8", "part 'fp8'"),
+        ("convolution:w4,h4,fw3", "does not give filter_h; write it like convolution:w4096"),
+        ("convolution:w4,h4,fw3,fh-1", "part 'fh-1' that is not w, h, fw, fh with a number; write"),
+        ("convolution:w2147483647,h4,fw3,fh3", "an image of more than 2147483647"),
+    ],
+)
+def test_a_text_that_is_no_problem_is_called_by_its_fault(text, said):
+    with pytest.raises(UsageError) as error:
+        parse_problem(text)
+    assert said in str(error.value) and "\n" not in str(error.value)
