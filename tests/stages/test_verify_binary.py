@@ -16,8 +16,8 @@ from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from evoengine.stages.verify_binary import verify_binary
 from evoengine.workloads.base import Target
-from tests.support.kernel_gate import attention_space, attention_target
 from tests.support.exhaustive import representatives
+from tests.support.kernel_gate import attention_space, attention_target
 from tests.workloads import test_planted_faults as classic
 from tests.workloads import test_planted_faults_mma as mma
 from tests.workloads import test_planted_faults_more as more

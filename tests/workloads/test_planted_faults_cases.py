@@ -11,8 +11,8 @@ from evoengine.records import Outcome
 from evoengine.space.space import load_space
 from evoengine.stages.compile import compile_source
 from evoengine.stages.screen import screen_binary
-from tests.support.kernel_gate import KernelGate
 from tests.support.exhaustive import more, representatives
+from tests.support.kernel_gate import KernelGate
 
 PLAIN = "b2,h4,s256,d64,fp16"
 BF16 = "b2,h4,s256,d64,bf16"
