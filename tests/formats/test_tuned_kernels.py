@@ -60,7 +60,7 @@ def test_a_t1_file_becomes_a_folder_that_passes_the_gate(tmp_path):
     folder = tmp_path / "add"
     write_folder(t1(tmp_path), folder)
     target, space = load(folder)
-    assert (space.valid, space.launch(CONFIG | {"UNUSED": 3}).grid) == (21, (782, 1, 1))
+    assert (space.valid, space.launch(CONFIG | {"UNUSED": 3}).grid) == (20, (782, 1, 1))
     assert str(target.problem) == "add:n=100000"
     verdict = gate(folder, CONFIG | {"UNUSED": 3})
     assert verdict.correct and len({case.problem for case in verdict.cases}) > 4
@@ -160,7 +160,7 @@ def test_a_kernel_tuner_script_becomes_a_folder_that_passes_the_gate(tmp_path):
     made = imported(tmp_path)
     write_folder(made, tmp_path / "add")
     _, space = load(tmp_path / "add")
-    assert (space.valid, space.launch(CONFIG).grid) == (21, (625, 1, 1))
+    assert (space.valid, space.launch(CONFIG).grid) == (20, (625, 1, 1))
     assert gate(tmp_path / "add", CONFIG).correct
     assert "the answer: arrays hold for the script's own inputs alone, a reference for all" in made.remarks
 
@@ -171,23 +171,22 @@ def test_a_restriction_that_is_a_function_is_named(tmp_path):
     assert 'expr = "block_size_x > 32"' in made.space
 
 
-TWICE = "tune()\ntune_kernel('other', SOURCE, 8, [np.zeros(8)], {'block_size_x': [32]})\n"
+OTHER = "tune_kernel('other', SOURCE, 8, [np.zeros(8)], {'block_size_x': [32]})\n"
 
 
 def test_a_script_that_tunes_twice_asks_which_is_meant(tmp_path):
     with pytest.raises(UsageError) as error:
-        imported(tmp_path, more="tune_kernel('other', SOURCE, 8, [np.zeros(8)], {'block_size_x': [32]})\n")
+        imported(tmp_path, more=OTHER)
     message = str(error.value)
     assert "calls tune_kernel 2 times: vector_add at line" in message and "other at line" in message and "--entry" in message
     with pytest.raises(UsageError, match="tunes no kernel third; it tunes vector_add"):
-        imported(tmp_path, entry="third")
+        imported(tmp_path, more=OTHER, entry="third")
 
 
 def test_the_kernel_named_is_taken_of_several_and_not_of_two_alike(tmp_path):
-    one = "tune_kernel('other', SOURCE, 8, [np.zeros(8)], {'block_size_x': [32]})\n"
-    assert make_folder("add", f"kernel-tuner:{script(tmp_path, more=one)}", tmp_path / "r.py", "vector_add").problem["entry"]
+    assert imported(tmp_path, entry="vector_add", more=OTHER).problem["entry"] == "vector_add"
     with pytest.raises(UsageError, match="calls tune_kernel 2 times"):
-        make_folder("add", f"kernel-tuner:{script(tmp_path, more='tune()')}", tmp_path / "r.py", "vector_add")
+        imported(tmp_path, entry="vector_add", more="tune()")
 
 
 def test_a_kernel_in_a_file_beside_the_script_is_read(tmp_path):
