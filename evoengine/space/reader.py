@@ -276,8 +276,8 @@ class _Reader:
             threads = rule["threads"] if isinstance(rule["threads"], list) else [rule["threads"], 1, 1]
             if len(threads) != 3:
                 raise UsageError(
-                    f"{self._at(header, 'threads')}: threads must be one expression, the threads of a block, or a list of "
-                    "three: those in x, y and z"
+                    f"{self._at(header, 'threads')}: threads must be one expression, a block's threads, or "
+                    "a list of three: those in x, y and z"
                 )
             block_x, block_y, block_z = (self._known(self._expression(e, self._at(header, "threads"))) for e in threads)
             shared = self._known(self._expression(rule["shared"], self._at(header, "shared")))
