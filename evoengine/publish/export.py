@@ -17,10 +17,12 @@ from evoengine.workloads.base import Target
 
 LOADER = Path(__file__).with_name("loader.py")
 """for kernels that have none of their own"""
+CUDA_LAUNCH = Path(__file__).with_name("cuda_launch.py")
+"""what every loader needs beside it, as _cuda.py"""
 
 
 def export(candidate: Candidate, target: Target, folder: Path) -> list[Path]:
-    """Writes kernel.cu, kernel.cubin, kernel.json, the workload's loader and __init__.py; returns their paths.
+    """Writes kernel.cu, kernel.cubin, kernel.json, the workload's loader, _cuda.py and __init__.py; returns their paths.
 
     An __init__.py that is there already stays as it is. Raises UsageError where `folder` cannot be written.
     """
@@ -30,6 +32,7 @@ def export(candidate: Candidate, target: Target, folder: Path) -> list[Path]:
         "kernel.cubin": candidate.binary.cubin,
         "kernel.json": (json.dumps(describe(candidate, target), indent=2) + "\n").encode(),
         f"{kernel}.py": (target.workload.loader() or LOADER).read_bytes(),
+        "_cuda.py": CUDA_LAUNCH.read_bytes(),
     }
     package = folder / "__init__.py"
     try:

@@ -11,9 +11,10 @@ from math import prod
 import numpy as np
 
 from evoengine.devices.base import Parameter, ScalarArgument, TensorParameter
-from evoengine.records import Config
-from evoengine.workloads.base import Case, Tensors, Tolerance, Workload
+from evoengine.records import Config, Plan
+from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Tolerance, Workload
 from evoengine.workloads.convolution.problem import EXAMPLE, ConvolutionProblem, parse_problem
+from evoengine.workloads.rectangles import FullCase
 
 FLUSH = 8
 """floats after which the emulator can end a tensor, so that what is read behind it is an error"""
@@ -84,3 +85,14 @@ class Convolution(Workload):
         from evoengine.workloads.convolution.tensors import ConvolutionTensors
 
         return ConvolutionTensors()
+
+    def full_plan(self, problem: ConvolutionProblem, config: Config, launch_of: LaunchOf) -> Plan:
+        """The problem itself, where the configuration says how large a block's tile is."""
+        if not {"block_size_x", "block_size_y", "tile_size_x", "tile_size_y"} <= config.keys():
+            return ()
+        return [(FullCase("full grid", problem, problem, config), launch_of(problem))]
+
+    def full_size(self) -> FullSize:
+        from evoengine.workloads.convolution.full_size import ConvolutionFullSize
+
+        return ConvolutionFullSize(self)

@@ -96,14 +96,19 @@ def _normal(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
     return a, b / math.sqrt(a.shape[1]), bias
 
 
+def positive_numbers(normal: torch.Tensor) -> torch.Tensor:
+    """Whole numbers from 1 to 3, whose sums are exact."""
+    return (2.0 * normal.abs()).ceil().clamp(1, 3)
+
+
 def _whole(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
     """Whole numbers from -3 to 3, none of them 0: sums are exact, so that the smallest fault shows."""
-    return tuple(x.sign() * (2.0 * x.abs()).ceil().clamp(1, 3) for x in (a, b, bias))
+    return tuple(x.sign() * positive_numbers(x) for x in (a, b, bias))
 
 
 def _positive(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
     """The same without a sign: for rows so short that GELU might leave nothing of them but the roundings of erf."""
-    return tuple(x.abs() for x in _whole(a, b, bias))
+    return tuple(positive_numbers(x) for x in (a, b, bias))
 
 
 def _one_hot(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
