@@ -1,4 +1,5 @@
-"""KernelBench: a file with a class Model, `get_inputs` and `get_init_inputs` as a folder. It has no kernel: one is to be written."""
+"""KernelBench: a file with a class Model, `get_inputs` and `get_init_inputs` as a folder. It has no kernel: one is to
+be written."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def import_model(script: Path, name: str) -> NewFolder:
         "axes": {},
         "inputs": inputs,
         "outputs": outputs,
-        "reference": read_text(script, "the script").rstrip() + _RUN.format(weights=tuple(found["weights"]), count=len(named)),
+        "reference": read_text(script, "the script").rstrip()
+        + _RUN.format(weights=tuple(found["weights"]), count=len(named)),
         "tolerance": {"rtol": 1e-2, "atol": 1e-2},
     }
     kernel = naive_kernel(problem)

@@ -1,7 +1,8 @@
 """Runs somebody's script in a process of its own, and writes down what it says of its kernel.
 
-Run as a file, `script_runner.py KIND SCRIPT OUT`, with nothing of evoengine imported. For `kernel-tuner` a stand-in module
-of that name records the calls of `tune_kernel`; for `kernelbench` the script's Model is looked at. OUT becomes JSON.
+Run as a file, `script_runner.py KIND SCRIPT OUT`, with nothing of evoengine imported. For `kernel-tuner` a stand-in
+module of that name records the calls of `tune_kernel`; for `kernelbench` the script's Model is looked at. OUT becomes
+JSON.
 """
 
 from __future__ import annotations

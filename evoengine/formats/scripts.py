@@ -33,7 +33,9 @@ def run_script(kind: str, script: Path, seconds: float = SCRIPT_SECONDS) -> list
             why = f"it did not end after {seconds:g} s" if late else said or "it ended without a word"
             raise UsageError(f"{script} did not come to what there is to import: {why}")
         if out.stat().st_size > MOST_NOTES:
-            raise UsageError(f"{script} gives more than {MOST_NOTES >> 20} MiB of text; that is no description of a kernel")
+            raise UsageError(
+                f"{script} gives more than {MOST_NOTES >> 20} MiB of text; that is no description of a kernel"
+            )
         found: list[dict[str, Any]] = json.loads(out.read_text("utf-8"))
         return found
 

@@ -7,10 +7,10 @@
 
 Ship the folder whole. Import two kernels of one name in one process by their folders: Python keeps one module per name.
 
-Inputs come in the order of the kernel's parameters, or by name; help() of the function lists them. Outputs are returned,
-one tensor or a tuple in that order. They are new tensors unless given by name, or all of them as `out=`, a tensor or a
-tuple (where no tensor is itself named out). All are contiguous, on one GPU, of the shapes and dtypes that the kernel was
-exported for; the values of its other parameters are fixed.
+Inputs come in the order of the kernel's parameters, or by name; help() of the function lists them. Outputs are
+returned, one tensor or a tuple in that order. They are new tensors unless given by name, or all of them as `out=`, a
+tensor or a tuple (where no tensor is itself named out). All are contiguous, on one GPU, of the shapes and dtypes that
+the kernel was exported for; the values of its other parameters are fixed.
 
 Inference only: tensors that need a gradient are refused. May be called from several threads, on several GPUs, and while
 a CUDA graph is captured if it was called on that GPU before: loading the kernel cannot be captured.

@@ -30,7 +30,14 @@ def candidate() -> Candidate:
 
 def test_the_files_are_the_candidates_own(candidate, tmp_path):
     paths = export(candidate, TARGET, tmp_path / "new" / "folder")
-    assert [p.name for p in paths] == ["kernel.cu", "kernel.cubin", "kernel.json", "attention.py", "_cuda.py", "__init__.py"]
+    assert [p.name for p in paths] == [
+        "kernel.cu",
+        "kernel.cubin",
+        "kernel.json",
+        "attention.py",
+        "_cuda.py",
+        "__init__.py",
+    ]
     text, cubin, described, *_ = (p.read_bytes() for p in paths)
     assert (text, cubin) == (b"// text", b"\x7fELF")
     assert json.loads(described) == describe(candidate, TARGET)

@@ -70,7 +70,14 @@ def load(driver, tmp_path, monkeypatch):  # noqa: F811
         source = Source("// text", target.workload.entry, LAUNCH)
         binary = Binary(cubin, "sm_90a", "-arch=sm_90a", "nvrtc 13.5", 168, 0, 0, 0, (), {}, 1.0)
         found = Candidate(
-            3, 1, str(target.problem), "h100", config or {"family": "warp"}, Outcome.ESTIMATED, source=source, binary=binary
+            3,
+            1,
+            str(target.problem),
+            "h100",
+            config or {"family": "warp"},
+            Outcome.ESTIMATED,
+            source=source,
+            binary=binary,
         )
         export(found, target, tmp_path / name)
         importlib.invalidate_caches()
@@ -111,7 +118,11 @@ def inputs(rows=6, hidden=32):
 def test_the_kernel_gets_its_tensors_and_scalars_and_the_search_s_launch(driver, rms_norm):  # noqa: F811
     x, residual, weight = inputs()
     y, residual_out = rms_norm(x, residual, weight)
-    assert given(driver) == (*pointers((x, residual, weight, y, residual_out)), 6, struct.unpack("f", struct.pack("f", 1e-6))[0])
+    assert given(driver) == (
+        *pointers((x, residual, weight, y, residual_out)),
+        6,
+        struct.unpack("f", struct.pack("f", 1e-6))[0],
+    )
     (found,) = driver.launches()
     assert (found.grid, found.block, found.shared, found.stream) == ((3, 2, 1), (32, 8, 1), 4096, 77)
     for out in (y, residual_out):

@@ -115,7 +115,9 @@ def test_what_is_remembered_is_bounded(driver, load):
     out = torch.zeros_like(many[0])
     for q in many:
         module.attention(q, many[0], many[0], out)
-    assert module._cuda.tensor_map.cache_info().currsize == module._cuda.parameters.cache_info().currsize == module.CACHED
+    assert (
+        module._cuda.tensor_map.cache_info().currsize == module._cuda.parameters.cache_info().currsize == module.CACHED
+    )
     for seq in range(1, module.CACHED + 50):
         module.attention(*tensors(1, 1, 1, seq, 1))
     assert module._plan.cache_info().currsize == module.CACHED

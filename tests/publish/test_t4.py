@@ -77,7 +77,12 @@ def whole() -> WholeRun:
     dossiers[0] = replace(
         dossiers[0],
         verdicts=[(at(2), a_verdict(Outcome.HUNG)), (at(3), a_verdict())],
-        figures=[(at(3), estimate), (at(4), replace(final, terms={"final_of_run": 5.0, "place": 2.0})), (at(4.5), sustained), (at(5), final)],
+        figures=[
+            (at(3), estimate),
+            (at(4), replace(final, terms={"final_of_run": 5.0, "place": 2.0})),
+            (at(4.5), sustained),
+            (at(5), final),
+        ],
         profiles=[(at(6), static), (at(7), PROFILE)],
     )
     return WholeRun(RUN, BASELINES, dossiers)

@@ -82,6 +82,7 @@ def test_the_models_tensors_are_as_large_as_those_of_a_real_launch():
 
 # ── never above the roofline ────────────────────────────────────────────────────────────────────────────────────────
 
+
 @pytest.mark.parametrize("family", ["mma", "wgmma"])
 @pytest.mark.parametrize("slow", [{"tensor_tflops": 1e-3}, {"memory_gbs": 1e-3}])
 def test_no_prediction_is_above_the_roofline_of_the_data_sheet(family, slow, monkeypatch):
@@ -113,7 +114,12 @@ def by_formula(found, *said: str) -> None:
     for text in said:
         assert text in unread
     public = Candidate(1, 1, str(PROBLEM), "h100", {}, measurement=figure).to_json()
-    assert (public["model"], public["range_us"], public["bound"], public["utilisation"]) == ("formula", None, None, None)
+    assert (public["model"], public["range_us"], public["bound"], public["utilisation"]) == (
+        "formula",
+        None,
+        None,
+        None,
+    )
 
 
 def test_an_unknown_opcode_is_named_and_the_formula_gives_the_figure():

@@ -168,7 +168,9 @@ def possible(family: str, shapes):
     return [s for s in shapes if family == "mma" or s[1] % 8 == s[2] % 8 == 0]
 
 
-CASES = [(f, n, shape) for f, count in (("mma", 4), ("wgmma", 4)) for n in range(count) for shape in possible(f, SHAPES)]
+CASES = [
+    (f, n, shape) for f, count in (("mma", 4), ("wgmma", 4)) for n in range(count) for shape in possible(f, SHAPES)
+]
 
 
 @pytest.mark.parametrize(("family", "number", "shape"), CASES)

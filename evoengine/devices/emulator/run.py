@@ -140,7 +140,9 @@ def _block_traces(output: bytes, arguments: Sequence[Argument | TensorParameter]
     while position < len(output):
         block, given_up, pages = _BLOCK.unpack_from(output, position)
         position += _BLOCK.size
-        touched: dict[str, list[tuple[int, np.ndarray]]] = {a.name: [] for a in arguments if isinstance(a, TensorParameter)}
+        touched: dict[str, list[tuple[int, np.ndarray]]] = {
+            a.name: [] for a in arguments if isinstance(a, TensorParameter)
+        }
         for _ in range(pages):
             offset, argument, size = _PAGE.unpack_from(output, position)
             position += _PAGE.size

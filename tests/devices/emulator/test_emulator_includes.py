@@ -1,4 +1,5 @@
-"""What people include and use without a second thought: run in the emulator, compiled by NVRTC, and broken once each."""
+"""What people include and use without a second thought: run in the emulator, compiled by NVRTC, and broken once
+each."""
 
 from __future__ import annotations
 
@@ -336,7 +337,10 @@ def test_primitives_of_cub_for_blocks_and_warps(emulate):
     np.testing.assert_array_equal(got["counts"], right)
 
 
-BROKEN_CUB = {"storage used again without a barrier": {"AGAIN": ""}, "the result read by a thread without one": {"WHO": "rank == 1"}}
+BROKEN_CUB = {
+    "storage used again without a barrier": {"AGAIN": ""},
+    "the result read by a thread without one": {"WHO": "rank == 1"},
+}
 
 
 @pytest.mark.parametrize("name", BROKEN_CUB)
@@ -345,7 +349,9 @@ def test_a_kernel_that_uses_cub_wrongly_gives_a_wrong_result(emulate, name):
     for seed in range(6):
         a, got = run_cub(emulate, seed, **BROKEN_CUB[name])
         items, right = right_cub(a)
-        found.append(np.allclose(got["o"], right, rtol=1e-5) and np.array_equal(got["stored"][:285], items.ravel()[:285]))
+        found.append(
+            np.allclose(got["o"], right, rtol=1e-5) and np.array_equal(got["stored"][:285], items.ravel()[:285])
+        )
     assert not all(found)
 
 
