@@ -168,8 +168,10 @@ def test_a_word_of_attention_is_seen(line):
 @pytest.mark.parametrize(
     "line",
     [
-        "what lies ahead of the header", "overhead", 'struct.pack("<Q", x)', '_LAUNCH = struct.Struct("=Qq3I4xQ")', "x == 'Q'",
-        "q, k, v = values", "C is A times B, over all of K", "FlashAttention's rule", "BF16_V2", "V100", "with attentive care",
+        "what lies ahead of the header", "overhead", 'struct.pack("<Q", x)', '_LAUNCH = struct.Struct("=Qq3I4xQ")',
+        "x == 'Q'",
+        "q, k, v = values", "C is A times B, over all of K", "FlashAttention's rule", "BF16_V2", "V100",
+        "with attentive care",
     ],
 )  # fmt: skip
 def test_other_words_are_not(line):

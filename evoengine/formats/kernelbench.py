@@ -49,7 +49,8 @@ def import_model(script: Path, name: str) -> NewFolder:
     kernel = naive_kernel(problem)
     remarks = (
         f"a kernel: the format has none, and {name}.cu is a skeleton to write, which the gate refuses as it is",
-        "sizes that can vary: the gate runs at the file's own sizes, which may take long in the emulator; name axes in problem.json",
+        "sizes that can vary: the gate runs at the file's own sizes, which may take long in the emulator; name axes in "
+        "problem.json",
         "the baseline ModelNew is compared with: the model itself, eager, is timed beside candidates",
     )
     return NewFolder(problem, kernel.space, kernel.text, is_template=False, remarks=remarks)

@@ -18,7 +18,8 @@ _C_TYPES = {
 _TO = {"float32": "{}", "float16": "__half2float({})", "bfloat16": "__bfloat162float({})"}
 _FROM = {"float32": "{}", "float16": "__float2half({})", "bfloat16": "__float2bfloat16({})"}
 
-_GEMM = """{headers}// C = A · transposed B, with tiles in shared memory: A [{m}, {k}], B [{n}, {k}], C [{m}, {n}], row after row.
+_GEMM = """{headers}// C = A · transposed B, with tiles in shared memory.
+// A [{m}, {k}], B [{n}, {k}], C [{m}, {n}], row after row.
 #ifndef block_size_x
 #define block_size_x 16
 #endif
@@ -94,7 +95,8 @@ extern "C" __global__ void __launch_bounds__(block_size_x) {entry}({parameters})
 }}
 """
 
-_SKELETON = """{headers}// Write the kernel here. Every knob of space.toml is a #define; so is every constant axis of problem.json.
+_SKELETON = """{headers}// Write the kernel here.
+// Every knob of space.toml is a #define; so is every constant axis of problem.json.
 #ifndef block_size_x
 #define block_size_x 128
 #endif
@@ -160,7 +162,8 @@ def _gemm(problem: Mapping[str, Any]) -> NaiveKernel | None:
     text = _GEMM.format(
         headers=_headers(a_type, b_type, c_type), m=m, n=n, k=k, c=c, entry=problem["name"],
         parameters=_parameters(problem), load_a=_TO[a_type].format(f"{a}[(long long)(m0_ + row_) * {k} + k0_ + col_]"),
-        load_b=_TO[b_type].format(f"{b}[(long long)(n0_ + row_) * {k} + k0_ + col_]"), store=_FROM[c_type].format("sum_[r_]"),
+        load_b=_TO[b_type].format(f"{b}[(long long)(n0_ + row_) * {k} + k0_ + col_]"),
+        store=_FROM[c_type].format("sum_[r_]"),
     )  # fmt: skip
     knobs = {
         "block_size_x": [8, 16, 32],
@@ -196,7 +199,8 @@ def _rms_norm(problem: Mapping[str, Any]) -> NaiveKernel | None:
     value = f"{_TO[x_type].format(f'{x}[begin_ + i_]')} * scale_ * {_TO[w_type].format(f'{weight}[i_]')}"
     text = _RMS_NORM.format(
         headers=_headers(x_type, w_type, y_type), rows=rows, cols=cols, entry=problem["name"], y=y, eps=eps,
-        parameters=_parameters(problem), load_x=_TO[x_type].format(f"{x}[begin_ + i_]"), store=_FROM[y_type].format(value),
+        parameters=_parameters(problem), load_x=_TO[x_type].format(f"{x}[begin_ + i_]"),
+        store=_FROM[y_type].format(value),
     )  # fmt: skip
     knobs = {"block_size_x": [32, 64, 128, 256, 512], "unroll": [1, 2, 4, 8]}
     space = space_text(

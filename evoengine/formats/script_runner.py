@@ -64,15 +64,15 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 NAMES = (
-    "kernel_name", "kernel_source", "problem_size", "arguments", "tune_params", "grid_div_x", "grid_div_y", "grid_div_z",
-    "restrictions", "answer", "atol", "verify", "verbose", "lang", "device", "platform", "smem_args", "cmem_args",
-    "texmem_args", "compiler", "compiler_options", "defines", "log", "iterations", "block_size_names",
+    "kernel_name", "kernel_source", "problem_size", "arguments", "tune_params", "grid_div_x", "grid_div_y",
+    "grid_div_z", "restrictions", "answer", "atol", "verify", "verbose", "lang", "device", "platform", "smem_args",
+    "cmem_args", "texmem_args", "compiler", "compiler_options", "defines", "log", "iterations", "block_size_names",
 )  # fmt: skip
 """the positional order of kernel_tuner.tune_kernel, as its documentation has it"""
 
 
 def tune_kernel(*args, **kwargs):
-    given = dict(zip(NAMES, args)) | kwargs
+    given = dict(zip(NAMES, args, strict=False)) | kwargs
     line = next((f.lineno for f in inspect.stack()[1:] if f.filename == SCRIPT), 0)
     CALLS.append({name: described(value) for name, value in given.items()} | {"line": line})
     save()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,8 @@ def _run(command: list[str], seconds: float) -> tuple[str, bool]:
         except subprocess.TimeoutExpired:
             late = True
         finally:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # whatever it started goes too
-            except ProcessLookupError:
-                pass
             process.wait()
         errors.seek(max(0, errors.seek(0, os.SEEK_END) - 2000))
         lines = errors.read().decode(errors="replace").strip().splitlines()

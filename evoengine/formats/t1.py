@@ -118,7 +118,8 @@ def _arguments(file: Path, spec: dict[str, Any], text: str, entry: str, remarks:
             raise UsageError(f"{file}: Arguments must hold objects with Type and MemoryType")
         if given.get("MemoryType") in ("Symbol", "Local"):
             remarks.append(
-                f"the argument {given.get('Name')} in {str(given['MemoryType']).lower()} memory; where the kernel has the same "
+                f"the argument {given.get('Name')} in {str(given['MemoryType']).lower()} memory; where the kernel has "
+                "the same "
                 'data as a parameter, add it as a knob: NAME = ["parameter"]'
             )
             continue

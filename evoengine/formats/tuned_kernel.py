@@ -114,7 +114,8 @@ def _axes(kernel: TunedKernel) -> tuple[dict[str, int], dict[str, list[str]]]:
         used |= {name: unique[name] for name in pair}
     if not used and kernel.arguments:
         kernel.remarks.append(
-            "sizes that can vary: the gate runs at the file's own sizes; name axes in problem.json where the kernel takes others"
+            "sizes that can vary: the gate runs at the file's own sizes; name axes in problem.json where the "
+            "kernel takes others"
         )
     return {a.name: used[a.name] for a in kernel.arguments if a.name in used}, shapes
 
@@ -192,7 +193,7 @@ def parameters_of(text: str, entry: str) -> list[Parameter]:
     names = [re.search(r"(\w+)\s*(?:\[\s*\])?$", part) for part in parts]
     return [
         Parameter(name[1] if name else f"argument_{i}", "const" in part)
-        for i, (part, name) in enumerate(zip(parts, names))
+        for i, (part, name) in enumerate(zip(parts, names, strict=False))
     ]
 
 

@@ -33,7 +33,8 @@ NAMES, SHAPES = [t["name"] for t in TENSORS], [tuple(t["shape"]) for t in TENSOR
 INPUTS, OUTPUTS = ([t["name"] for t in TENSORS if t["output"] is wanted] for wanted in (False, True))
 OUTPUT_INDICES = [NAMES.index(name) for name in OUTPUTS]
 DTYPES = {
-    "fp64": ("float64", 8), "fp32": ("float32", 4), "fp16": ("float16", 2), "bf16": ("bfloat16", 2), "int64": ("int64", 8),
+    "fp64": ("float64", 8), "fp32": ("float32", 4), "fp16": ("float16", 2), "bf16": ("bfloat16", 2),
+    "int64": ("int64", 8),
     "int32": ("int32", 4), "int16": ("int16", 2), "int8": ("int8", 1), "uint8": ("uint8", 1), "bool": ("bool", 1),
 }  # fmt: skip
 LIBRARY_DTYPES, ELEMENT_BYTES = zip(*(DTYPES[t["dtype"]] for t in TENSORS))

@@ -179,7 +179,7 @@ def test_each_gpu_loads_the_kernel_once_and_gets_its_own_grid(driver, load):
     module = load(STATIC, problem="b2,h4,s100,d64,fp16,kv2")
     for gpu, sms in ((0, 3), (1, 5)):
         driver.set_attribute(gpu, SMS, sms)
-    (first, keep_first), (second, keep_second) = cupy_tensors(0), cupy_tensors(1)
+    (first, _keep_first), (second, _keep_second) = cupy_tensors(0), cupy_tensors(1)
     for given in (first, second, first, second):
         module.attention(*given)
     found = driver.launches()

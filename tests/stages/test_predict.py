@@ -154,10 +154,10 @@ def test_a_binary_whose_launch_is_another_kernels_is_not_predicted():
     contender = made("wgmma")
     other = {k: v for k, v in contender.config.items() if k != "load"}
     with pytest.raises(Unpredictable, match="parameters"):
-        predict_binary(TARGET, replace(contender, config=other))
+        predict_binary(Target(ATTENTION, PROBLEM, H100), replace(contender, config=other))
     renamed = replace(contender, source=replace(contender.source, entry="another"))
     with pytest.raises(Unpredictable, match="another"):
-        predict_binary(TARGET, renamed)
+        predict_binary(Target(ATTENTION, PROBLEM, H100), renamed)
 
 
 def test_what_neither_the_model_nor_the_formula_can_tell_has_no_figure_but_a_reason():
@@ -172,7 +172,9 @@ def test_a_family_without_a_cost_is_predicted_all_the_same():
 
 
 def test_where_the_models_process_failed_the_formula_gives_the_figure():
-    by_formula(predict_task(TARGET, made("mma"), COST, "the process died"), "the process died")
+    by_formula(
+        predict_task(Target(ATTENTION, PROBLEM, H100), made("mma"), COST, "the process died"), "the process died"
+    )
 
 
 def test_estimates_by_formula_rank_behind_predictions_whatever_they_say():

@@ -49,7 +49,8 @@ def starts():
 
 # each family, each architecture, with a mask and without
 FAST_STARTS = (
-    "scalar-sm_80", "wmma-sm_89", "mma-sm_80", "wgmma-sm_90a-b2,h4,s256,d64,fp16", "wgmma-sm_90a-b1,h4,s256,d128,fp16,causal",
+    "scalar-sm_80", "wmma-sm_89", "mma-sm_80", "wgmma-sm_90a-b2,h4,s256,d64,fp16",
+    "wgmma-sm_90a-b1,h4,s256,d128,fp16,causal",
 )  # fmt: skip
 
 
