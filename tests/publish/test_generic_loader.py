@@ -1,4 +1,4 @@
-"""What the loader of any exported kernel takes, launches and refuses, told by a driver of our own (driver.c).
+"""What the loader of any exported kernel takes, launches and refuses, told by a driver of our own (loader_driver.c).
 
 Tensors are torch's and CuPy's real ones, in host memory that is taken for a GPU's.
 """
