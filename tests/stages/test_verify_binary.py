@@ -37,7 +37,8 @@ def executed(target: Target, space, config, source: Source, arch: str):
 
 
 def starts():
-    """Each family on each architecture that it has, with one of the problems; wgmma, which has one, with all of them."""
+    """Each family on each architecture that it has, with one of the problems; wgmma, which has one, with all of
+    them."""
     for number, (arch, gpu) in enumerate(GPUS.items()):
         for place, family in enumerate(FAMILIES):
             problems = PROBLEMS if family == "wgmma" else [PROBLEMS[(number + place) % len(PROBLEMS)]]
@@ -48,7 +49,8 @@ def starts():
 
 # each family, each architecture, with a mask and without
 FAST_STARTS = (
-    "scalar-sm_80", "wmma-sm_89", "mma-sm_80", "wgmma-sm_90a-b2,h4,s256,d64,fp16", "wgmma-sm_90a-b1,h4,s256,d128,fp16,causal",
+    "scalar-sm_80", "wmma-sm_89", "mma-sm_80", "wgmma-sm_90a-b2,h4,s256,d64,fp16",
+    "wgmma-sm_90a-b1,h4,s256,d128,fp16,causal",
 )  # fmt: skip
 
 
