@@ -29,7 +29,7 @@ from evoengine.workloads.folder import workload_from_text
 from tests.publish.test_loader import built, driver, on_gpu  # noqa: F401  (fixtures)
 
 RMS_NORM, GEMM = "rms_norm:rows6,hidden32,fp16", "gemm:m96,n64,k128,bf16"
-WGMMA = {"family": "wgmma", "tile_m": 64, "tile_n": 64, "tile_k": 64}
+WGMMA = {"family": "wgmma", "tile_m": 128, "tile_n": 64, "tile_k": 64}
 LAUNCH = Launch((3, 2, 1), 256, 4096, (8, 1))
 AXPY = {
     "name": "axpy", "entry": "axpy_kernel", "axes": {"n": {"type": "var"}},
