@@ -2,9 +2,9 @@
 
     python benchmarks/loader.py [--calls 2000]
 
-The driver is tests/publish/driver.c; torch's tensors are on the CPU and taken for a GPU's. A call costs here what
-Python and ctypes do around the driver's work. The work of a real driver comes on top, and torch's look-up of its current
-stream, which a torch without CUDA does not have.
+The driver is tests/support/loader_driver.c; torch's tensors are on the CPU and taken for a GPU's. A call costs here what
+Python and ctypes do around the driver's work. The work of a real driver comes on top, and torch's look-up of its
+current stream, which a torch without CUDA does not have.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from evoengine.records import Binary, Candidate, Launch, Outcome, Source
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Target
 
-DRIVER = Path(__file__).parents[1] / "tests" / "publish" / "driver.c"
+DRIVER = Path(__file__).parents[1] / "tests" / "support" / "loader_driver.c"
 KERNELS = {
     "no tensor maps": {"family": "wmma", "tile_m": 64, "tile_n": 64},
     "4 tensor maps": {"family": "wgmma", "tile_m": 128, "tile_n": 128, "load": "tma", "o_store": "tma"},

@@ -42,12 +42,15 @@ def export(candidate: Candidate, target: Target, folder: Path) -> list[Path]:
         if not package.exists():
             package.write_text(f'from .{kernel} import {kernel}\n\n__all__ = ["{kernel}"]\n')
     except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}; --export takes a folder that can be written") from error
+        raise UsageError(
+            f"cannot write to {folder}: {error.strerror}; --export takes a folder that can be written"
+        ) from error
     return [*(folder / name for name in contents), package]
 
 
 def describe(candidate: Candidate, target: Target) -> dict[str, object]:
-    """Launch geometry, resources, verdict and provenance: all that it takes to run the kernel and to check its claims."""
+    """Launch geometry, resources, verdict and provenance: all that it takes to run the kernel and to check its
+    claims."""
     binary, launch = candidate.binary, candidate.source.launch
     return {
         "kernel": target.workload.name,
@@ -123,6 +126,7 @@ def figure_json(candidate: Candidate) -> dict[str, object] | None:
         return None
     return {
         "kind": str(m.kind), "device": m.device, "tflops": m.tflops, "median_us": m.median_us,
-        "normalised_us": m.normalised_us, "samples_us": list(m.samples_us), "vs_baseline": m.vs_baseline, "vs_sdpa": m.vs_baseline,
+        "normalised_us": m.normalised_us, "samples_us": list(m.samples_us), "vs_baseline": m.vs_baseline,
+        "vs_sdpa": m.vs_baseline,
         "policy": asdict(m.policy) if m.policy else None, "terms": dict(m.terms),
     }  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from evoengine.errors import UsageError
 from evoengine.publish.export import describe, export
 from evoengine.records import Binary, Candidate, CaseResult, Kind, Launch, Measurement, Outcome, Source, Verdict
-from tests.conftest import attention_target
+from tests.support.kernel_gate import attention_target
 
 TARGET = attention_target("b2,h4,s100,d64,fp16,kv2")
 CASE = CaseResult("one row", "attention:b1,h1,s1,d64,fp16", 5, True, 1e-4, 1e-5, 1e-3)

@@ -3,44 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import pytest
 
 from evoengine.errors import MachineError
-from evoengine.gpu import find_gpu
-from evoengine.paths import asset
-from evoengine.records import Candidate, Config, Contender, Kind
+from evoengine.records import Candidate, Contender, Kind
 from evoengine.sass import chip
 from evoengine.sass.predict import Unpredictable
-from evoengine.space.space import load_space
 from evoengine.stages import predict
 from evoengine.stages.arguments import make_arguments
-from evoengine.stages.compile import compile_source
 from evoengine.stages.pipeline import predict_task
-from evoengine.stages.predict import figure_of, predict_binary, predict_figure
-from evoengine.stages.render import render
-from evoengine.workloads import find_workload
+from evoengine.stages.predict import predict_binary
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Case, Target
-
-ATTENTION = find_workload("attention")
-H100, L4 = find_gpu("h100"), find_gpu("l4")
-PROBLEM = parse_problem("b2,h4,s512,d32,fp16")
-COST = {"mufu": 16_000.0}
-
-
-@cache
-def made(family: str, gpu=H100, problem=PROBLEM) -> Contender:
-    """The family's first start point, compiled."""
-    space = load_space(asset("search_spaces") / "attention.toml", problem, gpu)
-    config: Config = next(c for c in space.starts if c["family"] == family)
-    source = render(Target(ATTENTION, problem, gpu), space, config, asset("templates"))
-    return Contender(1, source, compile_source(source, gpu.arch), config)
-
-
-def figure(contender: Contender, gpu=H100, problem=PROBLEM, cost=COST):
-    return predict_figure(Target(ATTENTION, problem, gpu), contender, cost)
+from tests.support.predictions import ATTENTION, COST, H100, L4, PROBLEM, figure, made
 
 
 @pytest.mark.parametrize(("family", "gpu"), [("mma", L4), ("wgmma", H100)])
@@ -171,10 +148,10 @@ def test_a_binary_whose_launch_is_another_kernels_is_not_predicted():
     contender = made("wgmma")
     other = {k: v for k, v in contender.config.items() if k != "load"}
     with pytest.raises(Unpredictable, match="parameters"):
-        predict_binary("attention", replace(contender, config=other), PROBLEM, H100)
+        predict_binary(TARGET, replace(contender, config=other))
     renamed = replace(contender, source=replace(contender.source, entry="another"))
     with pytest.raises(Unpredictable, match="another"):
-        predict_binary("attention", renamed, PROBLEM, H100)
+        predict_binary(TARGET, renamed)
 
 
 def test_what_neither_the_model_nor_the_formula_can_tell_has_no_figure_but_a_reason():
@@ -189,7 +166,7 @@ def test_a_family_without_a_cost_is_predicted_all_the_same():
 
 
 def test_where_the_models_process_failed_the_formula_gives_the_figure():
-    by_formula(predict_task("attention", made("mma"), COST, PROBLEM, H100, "the process died"), "the process died")
+    by_formula(predict_task(TARGET, made("mma"), COST, "the process died"), "the process died")
 
 
 def test_estimates_by_formula_rank_behind_predictions_whatever_they_say():

@@ -18,11 +18,12 @@ from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
-from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import Binary, Launch, Source
 from evoengine.space.space import load_space
 from evoengine.stages import compile as stage
 from evoengine.stages.compile import compile_source
+from evoengine.workloads.attention.problem import parse_problem
+from tests.support.exhaustive import more
 
 MANY = "b8,h64,s256,d64,fp16"
 PROBLEMS = ["b16,h16,s2048,d64,fp16", "b16,h16,s2048,d128,bf16,causal", "b2,h8,s512,d96,fp16,causal,kv2"]
@@ -45,7 +46,7 @@ def compiled(attention_gate):
     return of
 
 
-@pytest.mark.parametrize("problem", [*PROBLEMS, "b16,h16,s2048,d64,bf16,causal"])
+@pytest.mark.parametrize("problem", ["b16,h16,s2048,d64,bf16,causal", *more(PROBLEMS)])
 def test_starts_compile_to_wgmma_without_spills_or_serialisation(compiled, problem):
     assert compiled(problem)
     for config, _, binary in compiled(problem):

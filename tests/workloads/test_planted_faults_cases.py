@@ -11,7 +11,8 @@ from evoengine.records import Outcome
 from evoengine.space.space import load_space
 from evoengine.stages.compile import compile_source
 from evoengine.stages.screen import screen_binary
-from tests.conftest import KernelGate
+from tests.support.kernel_gate import KernelGate
+from tests.support.exhaustive import more, representatives
 
 PLAIN = "b2,h4,s256,d64,fp16"
 BF16 = "b2,h4,s256,d64,bf16"
@@ -128,16 +129,37 @@ def is_caught(found):
     assert found.reason
 
 
-@pytest.mark.parametrize(
-    ("family", "problem", "old", "new"), [pytest.param(*f[1:], id=f"{f[0]}-{f[1]}-{f[2][-4:]}") for f in FAULTS]
+PLANTED = [pytest.param(*f[1:], id=f"{f[0]}-{f[1]}-{f[2][-4:]}") for f in FAULTS]
+# one fault of each class; the others of a class run with `make test-all`
+FAST = (
+    "maximum starts at 0-scalar",
+    "mask of -1e4-wmma",
+    "mask of a half's lowest number-mma",
+    "maximum lags by 2^16-wgmma",
+    "maximum lags by 2^20-mma",
+    "sum in 16 bits-mma",
+    "outputs in 16 bits-wgmma",
+    "weights never below 2^-20-scalar",
+    "mask begins one key late-mma",
+    "causal diagonal hidden among as many queries as keys-wgmma",
+    "at most four heads per KV head-wmma",
+    "KV heads beyond a group of four taken from the next batch entry-scalar",
+    "weights of the polynomial never below 2^-24",
+    "polynomial of degree 2",
 )
+
+
+@pytest.mark.parametrize(("family", "problem", "old", "new"), representatives(PLANTED, *FAST))
 def test_a_planted_fault_is_caught(attention_gate, family, problem, old, new):
     gate = attention_gate(problem)
     config = variant(gate, family)
     is_caught(gate.judge(config, gate.doctored(config, old, new)))
 
 
-@pytest.mark.parametrize(("problem", "keep"), [pytest.param(*x[1:], id=f"{x[0]}-{x[1][-4:]}") for x in LOSSES])
+LOST = [pytest.param(*x[1:], id=f"{x[0]}-{x[1][-4:]}") for x in LOSSES]
+
+
+@pytest.mark.parametrize(("problem", "keep"), representatives(LOST, "P through bf16"))
 @pytest.mark.parametrize("family", ALL)
 def test_a_loss_of_precision_in_p_is_caught(attention_gate, family, problem, keep):
     gate = attention_gate(problem)
@@ -149,7 +171,7 @@ def test_a_loss_of_precision_in_p_is_caught(attention_gate, family, problem, kee
     is_caught(gate.judge(config, type(source)(source.text.replace(first, keep + first), source.entry, source.launch)))
 
 
-@pytest.mark.parametrize("problem", [PLAIN, BF16, CAUSAL, WIDE_GROUP, ONE_KV_HEAD])
+@pytest.mark.parametrize("problem", [CAUSAL, *more([PLAIN, BF16, WIDE_GROUP, ONE_KV_HEAD])])
 @pytest.mark.parametrize("family", ALL)
 def test_the_good_kernel_beside_it_passes(attention_gate, family, problem):
     gate = attention_gate(problem)
@@ -172,14 +194,14 @@ def natural_gate(tmp_path):
     return gate
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        pytest.param("while (work.any(tiles.before))", "if (work.any(tiles.before))", id="one round only"),
-        pytest.param("(before + i) / STAGES", "i / STAGES", id="phases begin at 0 again"),
-        pytest.param("turn * blocks + ", "turn * (blocks + 1) + ", id="rounds too far apart"),
-    ],
-)
+ROUNDS = [
+    pytest.param("while (work.any(tiles.before))", "if (work.any(tiles.before))", id="one round only"),
+    pytest.param("(before + i) / STAGES", "i / STAGES", id="phases begin at 0 again"),
+    pytest.param("turn * blocks + ", "turn * (blocks + 1) + ", id="rounds too far apart"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), representatives(ROUNDS, "one round only"))
 def test_a_persistent_kernel_is_judged_over_several_rounds_whatever_the_space_says(natural_gate, old, new):
     config = {**variant(natural_gate, "wgmma"), "schedule": "static"}
     assert natural_gate.judge(config).correct
@@ -202,7 +224,10 @@ def test_an_accumulator_that_the_compiler_takes_for_overwritten_is_caught(attent
     assert "tensor-core instructions" in found
 
 
-@pytest.mark.parametrize("problem", ["b2,h64,s2048,d32,fp16", "b2,h64,s2048,d128,bf16,causal", "b2,h64,s2048,d256,fp16"])
+LARGE_HEADS = ["b2,h64,s2048,d128,bf16,causal", "b2,h64,s2048,d256,fp16"]
+
+
+@pytest.mark.parametrize("problem", ["b2,h64,s2048,d32,fp16", *more(LARGE_HEADS)])
 @pytest.mark.parametrize("family", ALL)
 def test_a_good_binary_holds_all_products_of_a_tile(attention_gate, family, problem):
     gate = attention_gate(problem)
