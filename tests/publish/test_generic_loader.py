@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """What the loader of any exported kernel takes, launches and refuses, told by a driver of our own (loader_driver.c).
+=======
+"""What the loader of any exported kernel takes, launches and refuses, as a driver of our own (loader_driver.c) notes it.
+>>>>>>> loader
 
 Tensors are torch's and CuPy's real ones, in host memory that is taken for a GPU's.
 """
@@ -29,7 +33,7 @@ from evoengine.workloads.folder import workload_from_text
 from tests.support.loader import on_gpu
 
 RMS_NORM, GEMM = "rms_norm:rows6,hidden32,fp16", "gemm:m96,n64,k128,bf16"
-WGMMA = {"family": "wgmma", "tile_m": 64, "tile_n": 64, "tile_k": 64}
+WGMMA = {"family": "wgmma", "tile_m": 128, "tile_n": 64, "tile_k": 64}
 LAUNCH = Launch((3, 2, 1), 256, 4096, (8, 1))
 AXPY = {
     "name": "axpy", "entry": "axpy_kernel", "axes": {"n": {"type": "var"}},
@@ -235,7 +239,11 @@ def cupy_inputs(gpu: int):
 
 
 def test_cupy_s_arrays_run_on_their_gpu_s_current_stream(driver, rms_norm):
+<<<<<<< HEAD
     (first, _keep_first), (second, _keep_second) = cupy_inputs(0), cupy_inputs(1)
+=======
+    (first, keep_first), (second, keep_second) = cupy_inputs(0), cupy_inputs(1)
+>>>>>>> loader
     for arrays in (first, second, second):
         assert rms_norm(*arrays[:3], out=tuple(arrays[3:]))[1] is arrays[4]
     assert [(found.gpu, found.stream) for found in driver.launches()] == [(0, 1000), (1, 1001), (1, 1001)]

@@ -9,7 +9,7 @@ import pytest
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
 from evoengine.space.space import SearchSpace, load_space
-from evoengine.workloads.attention.problem import AttentionProblem
+from evoengine.workloads.base import Problem
 
 Load = Callable[[str], SearchSpace]
 
