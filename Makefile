@@ -3,13 +3,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: search test lint gpu clean
+.PHONY: search test test-all lint gpu clean
 
 search: .venv/ready
 	$(BIN)/evoengine search --gpu h100
 
 test: .venv/ready
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+test-all: .venv/ready
+	$(BIN)/python -m pytest -n auto --dist worksteal -m ""
 
 lint: .venv/linters
 	$(BIN)/ruff format --check

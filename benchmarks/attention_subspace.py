@@ -109,7 +109,9 @@ def read(path: Path) -> Mapping[str, float | None]:
         raise UsageError(f"{path} is no record of estimates; make one with --record {path}") from error
     missing = sum(config_key(config) not in estimates for config in space().enumerate())
     if missing:
-        raise UsageError(f"{path} lacks {missing} configurations of the space as it is now; make it again with --record")
+        raise UsageError(
+            f"{path} lacks {missing} configurations of the space as it is now; make it again with --record"
+        )
     return estimates
 
 
@@ -159,7 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    tasks = [(sampler, seed, estimates, options.budget) for sampler in options.samplers for seed in range(options.seeds)]
+    tasks = [
+        (sampler, seed, estimates, options.budget) for sampler in options.samplers for seed in range(options.seeds)
+    ]
     with ProcessPoolExecutor(options.jobs) as executor:
         found = iter(list(executor.map(trials_needed, *zip(*tasks, strict=True))))
     needed = {sampler: [next(found) for _ in range(options.seeds)] for sampler in options.samplers}

@@ -105,7 +105,9 @@ def table(found: Sequence[Row]) -> Table:
         a = row.agreement
         rho = "–" if a.spearman is None else f"{a.spearman:.2f}"
         regret = "–" if a.regret is None else f"{a.regret:.1%}"
-        out.add_row(row.problem, row.gpu, f"{row.device}\n{row.policy}", row.model, row.family, str(a.candidates), rho, regret)
+        out.add_row(
+            row.problem, row.gpu, f"{row.device}\n{row.policy}", row.model, row.family, str(a.candidates), rho, regret
+        )
     return out
 
 
@@ -152,8 +154,8 @@ PUBLISHED = (
 
 
 def estimates(known: Published) -> Iterator[tuple[Measurement, Measurement]]:
-    """The figures of the first start point with these values, compiled for an H100, by problem: by what evoengine takes,
-    the model of the chip, and by formula."""
+    """The figures of the first start point with these values, compiled for an H100, by problem: by what evoengine
+    takes, the model of the chip, and by formula."""
     gpu, binary = find_gpu("h100"), None
     for problem in known.tflops:
         target = Target(*parse_problem(problem), gpu)
@@ -182,7 +184,9 @@ def published_table() -> Table:
             ]
             out.add_row(known.name, problem, f"{recorded:.4g} rec.", *cells)
     by_model, by_formula = (agree([(row[i], row[-1]) for row in pairs]).spearman for i in (0, 1))
-    out.title = f"estimates against {len(pairs)} recorded figures: Spearman's ρ {by_model:.2f}, by formula {by_formula:.2f}"
+    out.title = (
+        f"estimates against {len(pairs)} recorded figures: Spearman's ρ {by_model:.2f}, by formula {by_formula:.2f}"
+    )
     return out
 
 

@@ -29,8 +29,8 @@ from rich.table import Table  # noqa: E402
 from evoengine.errors import UsageError  # noqa: E402
 from evoengine.gpu import find_gpu  # noqa: E402
 from evoengine.paths import asset  # noqa: E402
-from evoengine.workloads.attention.problem import parse_problem  # noqa: E402
 from evoengine.space.space import load_space  # noqa: E402
+from evoengine.workloads.attention.problem import parse_problem  # noqa: E402
 
 PROBLEMS = tuple(
     f"b2,h8,s1024,d{head_dim},fp16{mask}{heads}"
@@ -115,14 +115,18 @@ def table(searches: Sequence[Search], gpu: str) -> Table:
 
 
 def cell(found: Found) -> str:
-    return f"{found.correct} of {found.trials}" + (f", {found.best:,.4g} est.{'*' * found.by_formula}" if found.best else "")
+    return f"{found.correct} of {found.trials}" + (
+        f", {found.best:,.4g} est.{'*' * found.by_formula}" if found.best else ""
+    )
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--gpu", default="h100", help="what to compile for (default: h100)")
     parser.add_argument("--problems", nargs="+", default=PROBLEMS, help="in place of the eight")
-    parser.add_argument("--trials", type=int, default=60, help="candidates per search (default: 60, as evoengine search)")
+    parser.add_argument(
+        "--trials", type=int, default=60, help="candidates per search (default: 60, as evoengine search)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of every search (default: 1)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here")
     return parser.parse_args(arguments)

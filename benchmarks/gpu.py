@@ -34,8 +34,8 @@ from evoengine import __version__  # noqa: E402  (the checkout need not be insta
 from evoengine.devices.driver import GpuDevice, find_driver  # noqa: E402
 from evoengine.errors import MachineError  # noqa: E402
 from evoengine.ledger.store import open_ledger  # noqa: E402
-from evoengine.workloads.attention.problem import EXAMPLE, parse_problem  # noqa: E402
 from evoengine.search.agreement import measured_pairs  # noqa: E402
+from evoengine.workloads.attention.problem import EXAMPLE, parse_problem  # noqa: E402
 
 MINUTES = 8.0
 RESERVE_SECONDS = 75.0

@@ -2,9 +2,9 @@
 
     python benchmarks/loader.py [--calls 2000]
 
-The driver is tests/publish/driver.c; torch's tensors are on the CPU and taken for a GPU's. A call costs here what
-Python and ctypes do around the driver's work. The work of a real driver comes on top, and torch's look-up of its current
-stream, which a torch without CUDA does not have.
+The driver is tests/support/loader_driver.c; torch's tensors are on the CPU and taken for a GPU's. A call costs here what
+Python and ctypes do around the driver's work. The work of a real driver comes on top, and torch's look-up of its
+current stream, which a torch without CUDA does not have.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from evoengine.records import Binary, Candidate, Launch, Outcome, Source
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Target
 
-DRIVER = Path(__file__).parents[1] / "tests" / "publish" / "driver.c"
+DRIVER = Path(__file__).parents[1] / "tests" / "support" / "loader_driver.c"
 KERNELS = {
     "no tensor maps": {"family": "wmma", "tile_m": 64, "tile_n": 64},
     "4 tensor maps": {"family": "wgmma", "tile_m": 128, "tile_n": 128, "load": "tma", "o_store": "tma"},
@@ -58,9 +58,9 @@ def load(config: dict[str, object], folder: Path, driver: ctypes.CDLL) -> Module
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     # so that this driver is found, and not one that the machine may have
-    module.ctypes = SimpleNamespace(**vars(ctypes) | {"CDLL": lambda name: driver})
-    module._Torch.gpu_index = staticmethod(lambda device: 0)
-    module._Torch.stream = staticmethod(lambda gpu_index: 0)
+    module._cuda.ctypes = SimpleNamespace(**vars(ctypes) | {"CDLL": lambda name: driver})
+    module._cuda.Torch.gpu_index = staticmethod(lambda device: 0)
+    module._cuda.Torch.stream = staticmethod(lambda gpu_index: 0)
     return module
 
 
@@ -93,12 +93,12 @@ def measure(module: ModuleType, calls: int) -> dict[str, list[float]]:
 
 def bare_launch(module: ModuleType, calls: int) -> list[float]:
     """cuLaunchKernel by ctypes alone, all its arguments ready: the least that a launch from Python can take."""
-    gpu, launch = module._gpu(0), module._driver_function("cuLaunchKernel")
+    gpu, launch = module._gpu(0), module._cuda.driver_function("cuLaunchKernel")
     values = (ctypes.c_uint64 * 16)()
     addresses = (ctypes.c_void_p * 16)(*[ctypes.addressof(values)] * 16)
-    previous = module._switch_context(gpu.context)
+    previous = module._cuda.switch_context(gpu.context)
     samples = microseconds(launch, [(gpu.function, 4, 8, 2, 384, 1, 1, 100_000, None, addresses, None)] * calls)
-    module._switch_context(previous)
+    module._cuda.switch_context(previous)
     return samples
 
 

@@ -245,9 +245,7 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
 
 
-def other_compilers(
-    recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...]
-) -> Iterator[str]:
+def other_compilers(recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...]) -> Iterator[str]:
     for folder in dict.fromkeys(folder for folder, _ in recordings):
         named = kernel_of(folder).compiler
         if named and named not in dict(nvrtc):

@@ -2,9 +2,9 @@
 
     python benchmarks/overlap.py [--compile 2.0] [--gpu 0.5] [--jobs 8] [--trials 120] [--faults 0.3]
 
-Proposals, rendering, ledger, study, processes and the hand-over between them are those of `evoengine search`. Nothing is
-measured on a GPU here: the seconds that a candidate takes the compiler and the GPU are given. With `--faults` a second
-search has this share of its candidates kill the process that compiles or times them.
+Proposals, rendering, ledger, study, processes and the hand-over between them are those of `evoengine search`. Nothing
+is measured on a GPU here: the seconds that a candidate takes the compiler and the GPU are given. With `--faults` a
+second search has this share of its candidates kill the process that compiles or times them.
 """
 
 from __future__ import annotations
@@ -153,10 +153,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", type=float, default=0.5, metavar="SECONDS", help="a candidate takes (default 0.5)")
     parser.add_argument("--jobs", type=int, default=8, help="compile workers (default 8)")
     parser.add_argument("--trials", type=int, default=120, help="default 120")
-    parser.add_argument("--faults", type=float, default=0.0, metavar="SHARE", help="of candidates that kill their process")
+    parser.add_argument(
+        "--faults", type=float, default=0.0, metavar="SHARE", help="of candidates that kill their process"
+    )
     options = parser.parse_args(arguments)
     if min(options.compile, options.gpu) < 0 or min(options.jobs, options.trials) < 1 or not 0 <= options.faults < 1:
-        parser.error("--compile and --gpu must not be negative, --jobs and --trials at least 1, --faults from 0 to below 1")
+        parser.error(
+            "--compile and --gpu must not be negative, --jobs and --trials at least 1, --faults from 0 to below 1"
+        )
     shares = (0.0, options.faults) if options.faults else (0.0,)
     Console(width=120).print(table([run(options, share) for share in shares], options))
     return 0

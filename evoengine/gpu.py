@@ -48,9 +48,7 @@ class Gpu:
 
     def variables(self) -> dict[str, int | float | str]:
         """The names that a space's expressions may use, as `gpu.NAME`."""
-        return {f"gpu.{f.name}": getattr(self, f.name) for f in fields(self)} | {
-            "gpu.capability": self.capability
-        }
+        return {f"gpu.{f.name}": getattr(self, f.name) for f in fields(self)} | {"gpu.capability": self.capability}
 
     def blocks_resident(self, threads: int, registers: int, shared_bytes: int) -> int:
         """Blocks that fit on one SM at once, 0 where none does.

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from evoengine.records import Candidate, Config, Value
+from evoengine.records import Candidate, Config, Measurement, Value
 
 Change = tuple[str, Value | None, Value | None]
 """knob, the parent's value, the child's; None where the knob was inactive"""
@@ -50,7 +50,7 @@ def path(trial: int, known: Mapping[int, Candidate]) -> list[Step]:
 def step(candidate: Candidate, known: Mapping[int, Candidate]) -> Step:
     """The candidate beside its faster parent."""
     parents = [known[t] for t in candidate.parents if t in known]
-    parent = max(parents, key=lambda p: _speed(p) or 0.0, default=None)
+    parent = max(parents, key=_speed, default=None)
     if parent is None:
         return Step(candidate, None, (), None)
     return Step(candidate, parent, changes(parent.config, candidate.config), _gain(parent, candidate))
@@ -94,13 +94,17 @@ def effects(candidates: Iterable[Candidate]) -> list[Effect]:
 
 
 def _gain(parent: Candidate, child: Candidate) -> float | None:
-    before, after = _speed(parent), _speed(child)
-    if before is None or after is None or not parent.measurement.comparable(child.measurement):
+    before, after = _ranked_figure(parent), _ranked_figure(child)
+    if before is None or after is None or not before.comparable(after):
         return None
-    return after / before
+    return before.compared_us / after.compared_us
 
 
-def _speed(candidate: Candidate) -> float | None:
-    """Runs per microsecond of a ranked candidate."""
-    ranked = candidate.outcome and candidate.outcome.ranked and candidate.measurement
-    return 1.0 / candidate.measurement.compared_us if ranked else None
+def _speed(candidate: Candidate) -> float:
+    """Runs per microsecond; 0 of a candidate that is not ranked."""
+    figure = _ranked_figure(candidate)
+    return 1.0 / figure.compared_us if figure else 0.0
+
+
+def _ranked_figure(candidate: Candidate) -> Measurement | None:
+    return candidate.measurement if candidate.outcome and candidate.outcome.ranked else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from evoengine.errors import UsageError
 from evoengine.records import Candidate
@@ -16,8 +18,7 @@ class Objective:
     """what a person reads"""
     timed: bool
     """whether it is a figure of some kind, and not a property of the binary"""
-    direction: str
-    """maximize or minimize"""
+    direction: Literal["maximize", "minimize"]
     penalty: float
     """told for a rejected candidate: worse than anything a good one can reach"""
 
@@ -59,19 +60,20 @@ def stored_objectives(text: str) -> tuple[Objective, ...]:
 
 def worth(candidate: Candidate, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
     """The candidate's value for each objective; None where it is not ranked or one of them is unknown."""
-    if not (candidate.outcome and candidate.outcome.ranked):
+    figure = candidate.measurement
+    if figure is None or not (candidate.outcome and candidate.outcome.ranked):
         return None
-    public = candidate.to_json()
-    public["speed"] = 1e6 / candidate.measurement.compared_us
+    public = candidate.to_json() | {"speed": 1e6 / figure.compared_us}
     values = [public[o.name] for o in objectives]
-    return None if None in values else tuple(float(v) for v in values)
+    known = tuple(float(v) for v in values if isinstance(v, int | float))
+    return known if len(known) == len(values) else None
 
 
 def told(candidate: Candidate, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
     """What a sampler is told: as `worth`, but estimates by formula count for so little that every prediction is above
     them, while their own order stays."""
-    values = worth(candidate, objectives)
-    if values is None or not candidate.measurement.by_formula:
+    values, figure = worth(candidate, objectives), candidate.measurement
+    if values is None or figure is None or not figure.by_formula:
         return values
     return tuple(v * BY_FORMULA if o.timed else v for v, o in zip(values, objectives, strict=True))
 
@@ -88,7 +90,7 @@ def front(candidates: Iterable[Candidate], objectives: Sequence[Objective]) -> l
             signs = (1 if o.direction == "maximize" else -1 for o in objectives)
             first.setdefault(tuple(s * v for s, v in zip(signs, values, strict=True)), candidate)
     kept = [c for v, c in first.items() if not any(_dominates(other, v) for other in first)]
-    return sorted(kept, key=lambda c: c.measurement.compared_us)
+    return sorted(kept, key=lambda c: c.measurement.compared_us if c.measurement else math.inf)
 
 
 def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:

@@ -93,7 +93,8 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A rendered kernel: CUDA text that stands alone, its entry point, and the launch for the problem it was made for."""
+    """A rendered kernel: CUDA text that stands alone, its entry point, and the launch for the problem it was made
+    for."""
 
     text: str
     entry: str
@@ -121,7 +122,8 @@ class Binary:
     """static shared memory, bytes per block"""
     warnings: tuple[str, ...]
     mix: Mapping[str, int]
-    """SASS opcode (HMMA, LDSM, MUFU, …) → instructions in the text of the kernel; empty where no disassembler is at hand"""
+    """SASS opcode (HMMA, LDSM, MUFU, …) → instructions in the text of the kernel; empty where no disassembler is at
+    hand"""
     compile_ms: float
     listing: str = field(default="", repr=False, compare=False)
     """the machine code as `nvdisasm -c -hex` prints it; empty where it was read back, or no disassembler is at hand"""
@@ -397,4 +399,9 @@ class Candidate:
 
 def _sustained_json(figure: Measurement) -> dict[str, object]:
     observed = {name: figure.terms.get(name) for name in ("sm_mhz", "watts")}
-    return {"tflops": figure.tflops, "median_us": figure.median_us, "policy": asdict(figure.policy), **observed}
+    return {
+        "tflops": figure.tflops,
+        "median_us": figure.median_us,
+        "policy": figure.policy and asdict(figure.policy),
+        **observed,
+    }

@@ -14,8 +14,12 @@ from evoengine.cli.options import db_option, gpu_option, json_option, stored_pro
 @gpu_option(default=None)
 @stored_problem_option
 @click.option("--top", type=click.IntRange(min=1), help="How many to show.  [default: 10, as JSON the best alone]")
-@click.option("--export", "folder", type=click.Path(path_type=Path), help="Write the best one's kernel and loader there.")
-@click.option("--pareto", is_flag=True, help="Show what nothing beats in all that the last run aimed at (search --objective).")
+@click.option(
+    "--export", "folder", type=click.Path(path_type=Path), help="Write the best one's kernel and loader there."
+)
+@click.option(
+    "--pareto", is_flag=True, help="Show what nothing beats in all that the last run aimed at (search --objective)."
+)
 @db_option
 @json_option
 def best(
@@ -24,8 +28,8 @@ def best(
 ) -> None:  # fmt: skip
     """Show the best kernels found, or export the best one.
 
-    Measured figures go before recorded, and those before estimated; kinds are never mixed, nor are GPUs, nor the ways to
-    measure (launch, L2, clocks): those of the last figure are ranked. Of estimates, predictions go before those by
+    Measured figures go before recorded, and those before estimated; kinds are never mixed, nor are GPUs, nor the ways
+    to measure (launch, L2, clocks): those of the last figure are ranked. Of estimates, predictions go before those by
     formula. Without --problem and --gpu the last run's are meant. What is exported is executed first, by its machine
     code; a wrong one is refused.
     """

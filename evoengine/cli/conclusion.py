@@ -18,9 +18,7 @@ SHOWN = 10
 """ranks in the table, besides the best of each family that is not among them"""
 
 
-def conclude(
-    result: SearchResult, as_json: bool, db: str | None, following: Sequence[str]
-) -> int:
+def conclude(result: SearchResult, as_json: bool, db: str | None, following: Sequence[str]) -> int:
     """Summary on stderr, ranking on stdout; `following` are the commands to go on with."""
     progress, run, found = result.progress, result.run, result.best
     known = f"{result.invalid_proposals} invalid and {result.repeated_proposals} repeated proposals"
@@ -56,7 +54,12 @@ def say_missed(missed: Mapping[int, str]) -> None:
 
 
 def _summary(progress: Progress, run: int, found: Sequence[Candidate]) -> dict[str, object]:
-    summary = {"run": run, "ended": progress.ended, "seconds": round(progress.elapsed, 1), "compiled": progress.compiled}
+    summary = {
+        "run": run,
+        "ended": progress.ended,
+        "seconds": round(progress.elapsed, 1),
+        "compiled": progress.compiled,
+    }
     if progress.usage:
         summary["gpu_seconds"] = {name: round(value, 1) for name, value in asdict(progress.usage).items()}
     outcomes = {str(outcome): count for outcome, count in progress.outcomes.items()}

@@ -29,6 +29,8 @@ def dashboard(db: str | None, port: int) -> None:
     try:
         socket.create_server((HOST, port)).close()
     except OSError as error:
-        raise UsageError(f"--port {port} cannot be listened on: {os.strerror(error.errno)}; give one that is free") from error
+        raise UsageError(
+            f"--port {port} cannot be listened on: {os.strerror(error.errno)}; give one that is free"
+        ) from error
     say(f"http://{HOST}:{port}/dashboard   (the same as: optuna-dashboard {url})")
     run_server(optuna_storage(url), host=HOST, port=port, artifact_store=artifact_store(url))

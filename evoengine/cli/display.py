@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress as Bar
+from rich.progress import BarColumn
+from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -198,7 +199,9 @@ def sheet(candidate: Candidate) -> Group:
     if c.source:
         launch = c.source.launch
         rows.add_row("launch", f"grid {launch.grid}, block {launch.block}, {launch.shared_bytes} bytes dynamic shared")
-        rows.add_row("source", f"sha256 {c.source.sha256}, {len(c.source.text.splitlines())} lines (--source prints it)")
+        rows.add_row(
+            "source", f"sha256 {c.source.sha256}, {len(c.source.text.splitlines())} lines (--source prints it)"
+        )
     if binary:
         rows.add_row("binary", f"{binary.arch}, {binary.compiler}, {binary.compile_ms:.0f} ms")
         rows.add_row("resources", _resources(c))
@@ -209,7 +212,9 @@ def sheet(candidate: Candidate) -> Group:
         tflops = f"{m.tflops:,.4g} TFLOPS, " if m.tflops is not None else ""
         rows.add_row("figure", f"{tflops}{m.median_us:,.1f} µs, {m.kind} ({m.device})")
         if m.normalised_us:
-            rows.add_row("compared by", f"{m.normalised_us:,.1f} µs, its time relative to the baseline's of the same rounds")
+            rows.add_row(
+                "compared by", f"{m.normalised_us:,.1f} µs, its time relative to the baseline's of the same rounds"
+            )
         if m.policy:
             rows.add_row("measured by", str(m.policy))
         if m.vs_baseline:
@@ -234,7 +239,10 @@ def _prediction(m: Measurement) -> Iterator[tuple[str, str]]:
     by = ", ".join(f"hypothesis {name} {us:,.1f} µs" for name, us in hypotheses(m.terms).items())
     yield "range", f"{low:,.1f} to {high:,.1f} µs{f' ({by})' if by else ''}"
     waves = f"{m.terms['waves']:,.3g} waves of {m.terms['blocks_per_sm']:.0f} blocks per SM"
-    yield "bound by", f"{pipe_name(bound(m.terms))}; {waves}; no kernel takes less than {m.terms['roofline_us']:,.1f} µs"
+    yield (
+        "bound by",
+        f"{pipe_name(bound(m.terms))}; {waves}; no kernel takes less than {m.terms['roofline_us']:,.1f} µs",
+    )
     yield "busy", " · ".join(f"{pipe_name(pipe)} {share:.0%}" for pipe, share in utilisation(m.terms).items())
     yield "model", error_line()
 
@@ -262,7 +270,9 @@ def _most(mix) -> list[tuple[str, int]]:
 
 def cases(verdict) -> Table:
     """The gate's cases with their errors and seeds."""
-    table = Table(box=None, pad_edge=False, title=f"gate on {verdict.device}, {verdict.wall_ms:.0f} ms", title_justify="left")
+    table = Table(
+        box=None, pad_edge=False, title=f"gate on {verdict.device}, {verdict.wall_ms:.0f} ms", title_justify="left"
+    )
     for name in ("case", "problem", "max err", "mean err", "allowed", "seed", ""):
         table.add_column(name, justify="left" if name in ("case", "problem", "") else "right", overflow="fold")
     for c in verdict.cases:

@@ -35,5 +35,7 @@ def export(file: Path, kind: str, run: int | None, db: str | None) -> None:
     try:
         file.write_text(json.dumps(data, allow_nan=False) + "\n")
     except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror}; name a file in a folder that can be written") from error
+        raise UsageError(
+            f"cannot write {file}: {error.strerror}; name a file in a folder that can be written"
+        ) from error
     say(f"wrote run {run}, {len(data['results'])} trials, to {file}")

@@ -42,7 +42,7 @@ def _own(file: Path):
         whole = from_t4(load(file))
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{file} says that evoengine wrote it, but a part of it is missing or wrong ({error!r}); export the run again"
+            f"{file} says that evoengine wrote it, but a part is missing or wrong ({error!r}); export the run again"
         ) from error
     if whole is None:
         return None
@@ -54,12 +54,12 @@ def _recorded(file: Path):
     """As `_own`, of what another tuner recorded."""
     from evoengine import __version__
     from evoengine.cli.display import say
-    from evoengine.tuning.recorded import echo_left_out
     from evoengine.ledger.runs import Device, Run, this_host
     from evoengine.ledger.transfer import Dossier, WholeRun
     from evoengine.records import Kind
     from evoengine.search.recorded import read_recorded
     from evoengine.search.replay import AIM, device_of, entries, problem_of
+    from evoengine.tuning.recorded import echo_left_out
 
     space, now = read_recorded(file), datetime.now(UTC)
     echo_left_out(space, say)

@@ -14,7 +14,9 @@ import click
     help="Bring a kernel in: trace:DEFINITION.json[,WORKLOADS.jsonl], t1:FILE.json, kernel-tuner:SCRIPT.py or "
     "kernelbench:FILE.py.",
 )  # fmt: skip
-@click.option("--reference", type=click.Path(path_type=Path), help="Python file with run(*inputs), where FILE has none.")
+@click.option(
+    "--reference", type=click.Path(path_type=Path), help="Python file with run(*inputs), where FILE has none."
+)
 @click.option("--entry", metavar="NAME", help="Which kernel of a kernel-tuner script that tunes several.")
 def new(folder: Path, source: str | None, reference: Path | None, entry: str | None) -> None:
     """Write a folder with a kernel of your own, to edit and search: evoengine search --kernel FOLDER.

@@ -23,8 +23,8 @@ class GpuType(click.ParamType):
 
 
 class StoredProblemType(click.ParamType):
-    """A problem that the ledger may hold, in the form it has there. A recorded space's, or that of a kernel which somebody
-    brought, is taken as it is."""
+    """A problem that the ledger may hold, in the form it has there. A recorded space's, or that of a kernel which
+    somebody brought, is taken as it is."""
 
     name = "problem"
 
@@ -42,7 +42,9 @@ def gpu_option(default: str | None) -> Callable:
 problem_option = click.option(
     "--problem", metavar="WORKLOAD:SIZES", help="What to compute; evoengine problems lists them.  [default: an example]"
 )
-stored_problem_option = click.option("--problem", type=StoredProblemType(), help="Only this one of the ledger's problems.")
+stored_problem_option = click.option(
+    "--problem", type=StoredProblemType(), help="Only this one of the ledger's problems."
+)
 kernel_option = click.option(
     "--kernel", type=click.Path(path_type=Path), metavar="FOLDER", help="A kernel of your own (evoengine new)."
 )

@@ -17,8 +17,8 @@ from evoengine.cli.options import db_option, json_option
 def profile(trial: int, db: str | None, as_json: bool) -> None:
     """Say what limits one candidate, by Nsight Compute or by the model of its chip.
 
-    On a GPU that can run the binary: tensor and MUFU pipes, memory throughput, bank conflicts, occupancy, stall reasons,
-    and sanitizer output, each where its tool is installed. Elsewhere the model's page: how busy each pipe is,
+    On a GPU that can run the binary: tensor and MUFU pipes, memory throughput, bank conflicts, occupancy, stall
+    reasons, and sanitizer output, each where its tool is installed. Elsewhere the model's page: how busy each pipe is,
     and the instructions before which warps wait longest, with the reasons. It is kept beside the candidate, where
     evoengine show finds it.
     """

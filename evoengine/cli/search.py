@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from evoengine.cli.options import (
-    RECORDED, db_option, gpu_option, json_option, kernel_option, problem_option, space_option, templates_option,
+    RECORDED,
+    db_option,
+    gpu_option,
+    json_option,
+    kernel_option,
+    problem_option,
+    space_option,
+    templates_option,
 )  # fmt: skip
 from evoengine.search import samplers
 
@@ -25,9 +30,7 @@ class DeviceType(click.ParamType):
 @gpu_option(default="h100")
 @problem_option
 @kernel_option
-@click.option(
-    "--family", "families", multiple=True, metavar="NAME", help="Only this one; may be given several times."
-)
+@click.option("--family", "families", multiple=True, metavar="NAME", help="Only this one; may be given several times.")
 @click.option("--trials", type=click.IntRange(min=1), default=60, show_default=True, help="Kernels to try.")
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Start no candidate after this long.")
 @click.option("--sampler", type=click.Choice(samplers.NAMES), default=samplers.DEFAULT, show_default=True)

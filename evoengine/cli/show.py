@@ -12,7 +12,9 @@ from evoengine.cli.options import db_option, json_option
 @click.command()
 @click.argument("trial", type=click.IntRange(min=1))
 @click.option("--source", "with_source", is_flag=True, help="Print the kernel's source alone.")
-@click.option("--lineage", "with_lineage", is_flag=True, help="Print the path from its start point, and what each step gained.")
+@click.option(
+    "--lineage", "with_lineage", is_flag=True, help="Print the path from its start point, and what each step gained."
+)
 @db_option
 @json_option
 def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_json: bool) -> None:

@@ -8,7 +8,12 @@ from pathlib import Path
 import click
 
 from evoengine.cli.options import (
-    gpu_option, json_option, kernel_option, problem_option, space_option, templates_option,
+    gpu_option,
+    json_option,
+    kernel_option,
+    problem_option,
+    space_option,
+    templates_option,
 )  # fmt: skip
 from evoengine.errors import UsageError
 
@@ -43,7 +48,10 @@ def verify(
         extra = {"trial": None, "run": None, "correct": verified.correct, "seed": verified.seed}
         extra |= {"cases": case_list(candidate.verdict)}
         if binary:
-            extra |= {"binary_cases": case_list(candidate.binary_verdict), "binary_remark": str(check) if check else None}
+            extra |= {
+                "binary_cases": case_list(candidate.binary_verdict),
+                "binary_remark": str(check) if check else None,
+            }
         click.echo(json.dumps(candidate.to_json() | extra, indent=2))
         return 0 if verified.correct else 1
     for verdict in (candidate.verdict, candidate.binary_verdict):

@@ -10,7 +10,6 @@ import numpy as np
 
 from evoengine.records import Outcome
 
-
 LAUNCH_SECONDS = 10.0
 """what a launch on a GPU may take beside its work: a gate case takes milliseconds"""
 SLOWEST_TFLOPS = 0.5
@@ -46,8 +45,8 @@ class TensorParameter:
 
 @dataclass(frozen=True, slots=True)
 class ConstantParameter:
-    """An input that the kernel reads in the `__constant__` variable of that name. It is none of the kernel's parameters,
-    and listed behind them."""
+    """An input that the kernel reads in the `__constant__` variable of that name. It is none of the kernel's
+    parameters, and listed behind them."""
 
     name: str
     shape: tuple[int, ...]

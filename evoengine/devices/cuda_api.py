@@ -27,7 +27,7 @@ _THREAD_LOCAL = 1
 
 _INT, _UINT, _POINTER, _BYTES = ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_size_t
 _DEVICE, _ADDRESS = ctypes.c_int, ctypes.c_uint64
-_PROTOTYPES: dict[str, tuple] = {
+_PROTOTYPES: dict[str, tuple[type, ...]] = {
     "cuInit": (_UINT,),
     "cuDriverGetVersion": (_POINTER,),
     "cuGetErrorName": (_INT, _POINTER),
@@ -90,7 +90,7 @@ def library() -> ctypes.CDLL:
 @cache
 def _function(name: str) -> Callable[..., int]:
     try:
-        function = getattr(library(), name)
+        function = library()[name]
     except OSError as error:
         raise MachineError(f"there is no CUDA driver on this machine: {error}") from error
     except AttributeError as error:
@@ -283,7 +283,7 @@ class Graph(_Owned):
         stream, graph, executable = Stream(), ctypes.c_void_p(), ctypes.c_void_p()
         call("cuStreamBeginCapture_v2", stream.handle, _THREAD_LOCAL)
         try:
-            record(stream.handle.value)
+            record(stream.handle.value or 0)
         finally:
             call("cuStreamEndCapture", stream.handle, ctypes.byref(graph))
         try:

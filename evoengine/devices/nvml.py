@@ -8,7 +8,8 @@ from importlib import import_module
 from types import ModuleType
 
 SLOW = 0.75
-"""of the highest SM clock: a repetition below it, for no reason given, says nothing of the kernel (nvbench's default)"""
+"""of the highest SM clock: a repetition below it, for no reason given, says nothing of the kernel (nvbench's
+default)"""
 HELD_BACK = {
     "clocks set by the user": 0x02,
     "power cap": 0x04,
@@ -19,7 +20,8 @@ HELD_BACK = {
 }
 """nvmlClocksEventReason… of nvml.h"""
 HARMLESS = ("power cap", "clocks set by the user")
-"""how a large GPU ends up under any heavy kernel, and how its owner wants it; dropping such repetitions would leave none"""
+"""how a large GPU ends up under any heavy kernel, and how its owner wants it; dropping such repetitions would leave
+none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def judge_reading(
     return Reading(sm_mhz, temperature_c, held_back, throttled, watts)
 
 
-def _handle(nvml: ModuleType, uuid: str):
+def _handle(nvml: ModuleType, uuid: str) -> object:
     """NVML's handle of the GPU of that UUID; of a MIG instance that of its GPU, which alone has sensors."""
     nvml.nvmlInit()
     handle = nvml.nvmlDeviceGetHandleByUUID(uuid)

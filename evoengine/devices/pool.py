@@ -44,7 +44,8 @@ class ChosenBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockLaunch:
-    """Some blocks of a launch, each run for itself. An input's contents are the pool's, an output's NaN until it is written."""
+    """Some blocks of a launch, each run for itself. An input's contents are the pool's, an output's NaN until it is
+    written."""
 
     launch: Launch
     arguments: Sequence[Parameter]
@@ -69,4 +70,5 @@ def _mixed(x: np.ndarray) -> np.ndarray:
     emulator/runtime/pooled.cpp."""
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return x ^ x >> np.uint64(31)
+    mixed: np.ndarray = x ^ x >> np.uint64(31)
+    return mixed

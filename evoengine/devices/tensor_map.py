@@ -29,9 +29,9 @@ _DESCRIPTION = struct.Struct("=QQ4Q5I5HBBH46x")
 
 
 def describe(argument: TensorMapArgument, address: int, tensor: int = 0) -> bytes:
-    """The 128 bytes that stand for a map where no driver encodes it, in the emulator and in the executor of machine code:
-    address, number of the tensor among the arguments, 4 strides in bytes, 5 dims, 5 box extents, bytes of an element,
-    rank, and the swizzle in bytes, 16 where there is none. `check` comes first.
+    """The 128 bytes that stand for a map where no driver encodes it, in the emulator and in the executor of machine
+    code: address, number of the tensor among the arguments, 4 strides in bytes, 5 dims, 5 box extents, bytes of an
+    element, rank, and the swizzle in bytes, 16 where there is none. `check` comes first.
     """
 
     def five(values: tuple[int, ...]) -> list[int]:

@@ -45,9 +45,15 @@ class Rule:
 
 
 def space_text(
-    name: str, knobs: Knobs, rules: Sequence[Rule], threads: Sequence[str] | str, grid: Sequence[str], shared: str = "0",
-    starts: Sequence[Mapping[str, Any]] = (), comment: str = "",
-) -> str:  # fmt: skip
+    name: str,
+    knobs: Knobs,
+    rules: Sequence[Rule],
+    threads: Sequence[str] | str,
+    grid: Sequence[str],
+    shared: str = "0",
+    starts: Sequence[Mapping[str, Any]] = (),
+    comment: str = "",
+) -> str:
     """A space file of one family."""
     lines = [f"# {line}" for line in comment.splitlines()]
     lines += [f"kernel = {_toml(name)}", "", "[knobs]"]
@@ -55,14 +61,21 @@ def space_text(
     for rule in rules:
         lines += ["", "[[constraint]]", f"expr = {_toml(rule.expr)}", f"why = {_toml(rule.why)}"]
     block = _toml(threads) if isinstance(threads, str) else f"[{', '.join(map(_toml, threads))}]"
-    lines += ["", "[launch]", f"threads = {block}", f"grid = [{', '.join(map(_toml, grid))}]", f"shared = {_toml(shared)}"]
+    lines += [
+        "",
+        "[launch]",
+        f"threads = {block}",
+        f"grid = [{', '.join(map(_toml, grid))}]",
+        f"shared = {_toml(shared)}",
+    ]
     for start in starts:
         lines += ["", "[[start]]", *(f"{knob} = {_toml(value)}" for knob, value in start.items())]
     return "\n".join(lines) + "\n"
 
 
 def _toml(value: int | float | bool | str) -> str:
-    """A TOML value. JSON writes text as TOML reads it, but for characters beyond the basic plane: none is left escaped."""
+    """A TOML value. JSON writes text as TOML reads it, but for characters beyond the basic plane: none is left
+    escaped."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -18,7 +18,10 @@ _PROBLEM = {
     "bytes": "4 * (2 * rows * cols + cols)",
 }
 
-_REFERENCE = '''"""What the kernel must compute. The gate runs it in float64 and allows what rounding to the outputs' dtypes explains."""
+_REFERENCE = '''"""What the kernel must compute.
+
+The gate runs it in float64 and allows what rounding to the outputs' dtypes explains.
+"""
 
 import torch
 
@@ -77,7 +80,8 @@ struct __align__(4 * VECTOR) Chunk {
 
 // Parameters come in the order of problem.json: inputs, outputs, then the axes that a problem gives, as int.
 extern "C" __global__ void __launch_bounds__({{ threads_x }}) NAME(
-    const float* __restrict__ x, const float* __restrict__ bias, float alpha, float* __restrict__ out, int rows, int cols) {
+    const float* __restrict__ x, const float* __restrict__ bias, float alpha, float* __restrict__ out, int rows,
+    int cols) {
     const int first_row = blockIdx.y * {{ rows_per_block }};
     const int last_row = min(first_row + {{ rows_per_block }}, rows);
     for (int row = first_row; row < last_row; ++row) {

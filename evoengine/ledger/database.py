@@ -197,9 +197,9 @@ def _check_file(path: Path, create: bool) -> None:
 
 def _look_into_file(path: Path) -> Contents:
     uri = f"{path.resolve().as_uri()}?mode=ro"
-    # Where there is a log, this process may have the file open through SQLite. Closing it once more, opened in any other
-    # way, would drop SQLite's locks (sqlite.org, How To Corrupt An SQLite Database File, 2.2): the next process that is
-    # done reading would think itself the last and take the log away, with all that is still written into it.
+    # Where there is a log, this process may have the file open through SQLite. Closing it once more, opened in any
+    # other way, would drop SQLite's locks (sqlite.org, How To Corrupt An SQLite Database File, 2.2): the next process
+    # that is done reading would think itself the last and take the log away, with all that is still written into it.
     if not path.with_name(f"{path.name}-wal").exists():
         with path.open("rb") if path.exists() else io.BytesIO() as file:
             head = file.read(20)
@@ -210,11 +210,11 @@ def _look_into_file(path: Path) -> Contents:
         if head[18] == 2:
             # in WAL mode and open nowhere: read without the side files that opening it would make
             uri += "&immutable=1"
-    with explained(URL.create("sqlite", database=str(path))):
-        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
-            names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-            tables = (name for (name,) in names if not name.startswith("sqlite_"))
-            return _contents(tables, lambda query: (connection.execute(query).fetchone() or [None])[0])
+    translated = explained(URL.create("sqlite", database=str(path)))
+    with translated, closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        tables = (name for (name,) in names if not name.startswith("sqlite_"))
+        return _contents(tables, lambda query: (connection.execute(query).fetchone() or [None])[0])
 
 
 def _look_into_server(url: URL) -> Contents:

@@ -53,8 +53,8 @@ def ranked(figures: Iterable[Figure]) -> list[int]:
     unlike speed, and the same kernel takes another time with a warm L2 or launched from a graph.
 
     A candidate counts by its last figure of its own most trusted kind, and not at all where that one is suspect. The
-    finalists of the last finals keep the places they won there: what was timed before, and alone, is behind them. Finals
-    of an imported run say so of that run alone: nobody timed its finalists against what this ledger had.
+    finalists of the last finals keep the places they won there: what was timed before, and alone, is behind them.
+    Finals of an imported run say so of that run alone: nobody timed its finalists against what this ledger had.
 
     Behind predictions come estimates by formula, of what the model could not read, in an order of their own.
     """
@@ -63,9 +63,11 @@ def ranked(figures: Iterable[Figure]) -> list[int]:
         if figure.trial not in held or figure.precedence <= held[figure.trial].precedence:
             held[figure.trial] = figure
     trusted = [f for f in held.values() if not f.suspect]
-    last = min(trusted, key=lambda f: (f.precedence, -f.id), default=None)
+    if not trusted:
+        return []
+    last = min(trusted, key=lambda f: (f.precedence, -f.id))
     order = _with_finals([f for f in trusted if f.comparable(last)])
-    if last is not None and last.kind is Kind.ESTIMATED and not last.by_formula:
+    if last.kind is Kind.ESTIMATED and not last.by_formula:
         order += _with_finals([f for f in trusted if f.by_formula])
     return order
 

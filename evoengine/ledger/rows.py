@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -102,8 +102,9 @@ def kept_source(session: Session, source: Source) -> dict[str, object]:
 
 def _insert_new(session: Session, row: type[Base], **values: object) -> None:
     """Unless it is there: another process may be writing the same."""
-    insert = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[session.get_bind().dialect.name]
-    session.execute(insert(row).values(**values).on_conflict_do_nothing())
+    on_sqlite = session.get_bind().dialect.name == "sqlite"
+    into: sqlite.Insert | postgresql.Insert = sqlite.insert(row) if on_sqlite else postgresql.insert(row)
+    session.execute(into.values(**values).on_conflict_do_nothing())
 
 
 def verdict_values(verdict: Verdict) -> dict[str, object]:
@@ -162,15 +163,13 @@ def to_measurement(row: MeasurementRow) -> Measurement:
         vs_baseline=row.vs_baseline,
         terms={name: float(v) for name, v in row.terms.items()},
         suspect=row.suspect,
-        policy=to_policy(row.policy),
+        policy=None if row.policy is None else to_policy(row.policy),
         normalised_us=row.normalised_us,
     )
 
 
-def to_policy(values: Mapping[str, Any] | None) -> Policy | None:
+def to_policy(values: Mapping[str, Any]) -> Policy:
     """Raises KeyError or ValueError where a part is missing or unknown."""
-    if values is None:
-        return None
     return Policy(LaunchMode(values["launch"]), L2(values["l2"]), Clocks(values["clocks"]), values["batch"])
 
 
@@ -206,7 +205,7 @@ def profile_values(profile: Profile) -> dict[str, object]:
 
 
 def to_profile(row: ProfileRow) -> Profile:
-    figures = {name: from_json_number(value) for name, value in row.figures.items()}
+    figures = {name: float(value) for name, value in row.figures.items()}
     return Profile(row.tool, row.device, figures, tuple(row.remarks))
 
 
@@ -247,9 +246,11 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
 def _to_source(row: CandidateRow) -> Source | None:
     if row.source is None:
         return None
-    grid = (row.grid_x, row.grid_y, row.grid_z)
-    launch = Launch(grid, row.threads, row.shared_bytes, (row.block_y, row.block_z))
-    return Source(row.source.text, row.entry, launch)
+    # set together with the source
+    grid = cast(tuple[int, int, int], (row.grid_x, row.grid_y, row.grid_z))
+    block_yz = cast(tuple[int, int], (row.block_y, row.block_z))
+    launch = Launch(grid, cast(int, row.threads), cast(int, row.shared_bytes), block_yz)
+    return Source(row.source.text, cast(str, row.entry), launch)
 
 
 def to_run(row: RunRow) -> Run:

@@ -114,8 +114,17 @@ class Ledger:
     # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start_run(
-        self, *, gpu: str, problem: str, device: Device, space: SpaceFile, sampler: str, seed: int, command: str,
-        objectives: str = DEFAULT, definition: str | None = None,
+        self,
+        *,
+        gpu: str,
+        problem: str,
+        device: Device,
+        space: SpaceFile,
+        sampler: str,
+        seed: int,
+        command: str,
+        objectives: str = DEFAULT,
+        definition: str | None = None,
     ) -> int:
         """Enters a run of this process; runs whose process is gone without a word are marked as killed."""
         with self._writing() as session:
@@ -182,7 +191,7 @@ class Ledger:
         )  # fmt: skip
         with self._reading() as session:
             rows = session.execute(like).all()
-        times = [median_us for median_us, policy in rows if to_policy(policy) == baseline.policy]
+        times: list[float] = [us for us, policy in rows if to_policy(policy) == baseline.policy]
         return statistics.median(times or [baseline.median_us])
 
     def whole_run(self, run: int) -> WholeRun:
@@ -294,11 +303,11 @@ class Ledger:
             figures = figures.where(CandidateRow.run_id == run)
         with self._reading() as session:
             rows = session.execute(figures).all()
-        order = ranked(
-            Figure(number, trial, Kind(kind), 1e6 / compared_us, *others, to_policy(policy))
-            for _, number, trial, kind, compared_us, *others, policy in rows
-        )
         kernels = {trial: kernel for kernel, _, trial, *_ in rows}
+        order = ranked(
+            Figure(number, trial, Kind(kind), 1e6 / us, suspect, terms, device, run_id, policy and to_policy(policy))
+            for _, number, trial, kind, us, suspect, terms, device, run_id, policy in rows
+        )
         firsts: dict[str, int] = {}
         for trial in order:
             firsts.setdefault(kernels[trial], trial)
@@ -317,7 +326,7 @@ class Ledger:
         last = select(ProfileRow).where(ProfileRow.candidate_id == trial).order_by(ProfileRow.id.desc()).limit(1)
         with self._reading() as session:
             row = session.scalar(last)
-            return row and to_profile(row)
+            return None if row is None else to_profile(row)
 
     def span(self, trial: int) -> tuple[datetime, datetime | None]:
         """When the candidate was started and when it was finished."""
@@ -326,7 +335,7 @@ class Ledger:
             created, finished = session.execute(times).one()
             return created, finished
 
-    def _load(self, wanted: Select[tuple[CandidateRow]], with_cubin: bool = False) -> list[Candidate]:
+    def _load(self, wanted: Select[CandidateRow], with_cubin: bool = False) -> list[Candidate]:
         with self._reading() as session:
             rows = session.scalars(wanted.options(*eagerly(with_cubin)).order_by(CandidateRow.id))
             return [to_candidate(row, with_cubin) for row in rows]
@@ -344,13 +353,13 @@ class Ledger:
             yield session
 
 
-def _abandoned() -> Select[tuple[CandidateRow]]:
+def _abandoned() -> Select[CandidateRow]:
     return select(CandidateRow).join(RunRow).where(CandidateRow.outcome.is_(None), RunRow.status != RUNNING)
 
 
 def _figures_of_correct(
     problem: str, gpu: str
-) -> Select[tuple[str, int, int, str, float, str | None, dict[str, Any], str, int]]:
+) -> Select[str, int, int, str, float, str | None, dict[str, Any], str, int, dict[str, Any] | None]:
     """(kernel, id, trial, kind, compared time in µs, suspect, terms, device, run, policy), oldest first; a kernel is
     its source, and where that is unknown, as of what another tuner recorded, its configuration.
 
@@ -362,11 +371,17 @@ def _figures_of_correct(
     last = select(func.max(any_verdict.id)).where(*of_gate).scalar_subquery()
     return (
         select(
-            func.coalesce(CandidateRow.source_sha256, CandidateRow.config_key), MeasurementRow.id, CandidateRow.id,
-            MeasurementRow.kind, func.coalesce(MeasurementRow.normalised_us, MeasurementRow.median_us),
-            MeasurementRow.suspect, MeasurementRow.terms, MeasurementRow.device, CandidateRow.run_id,
+            func.coalesce(CandidateRow.source_sha256, CandidateRow.config_key),
+            MeasurementRow.id,
+            CandidateRow.id,
+            MeasurementRow.kind,
+            func.coalesce(MeasurementRow.normalised_us, MeasurementRow.median_us),
+            MeasurementRow.suspect,
+            MeasurementRow.terms,
+            MeasurementRow.device,
+            CandidateRow.run_id,
             MeasurementRow.policy,
-        )  # fmt: skip
+        )
         .select_from(CandidateRow)
         .join(MeasurementRow)
         .outerjoin(VerdictRow, VerdictRow.id == last)

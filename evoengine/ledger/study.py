@@ -240,7 +240,7 @@ def note(candidate: Candidate, figure: Measurement | None, made: Step) -> str:
     if candidate.operator:
         rows["origin"] = f"{candidate.operator} {' × '.join(f'#{p}' for p in candidate.parents)}".strip()
     if made.changes:
-        gain = f": {made.gain - 1:+.1%} over #{made.parent.trial}" if made.gain is not None else ""
+        gain = f": {made.gain - 1:+.1%} over #{made.parent.trial}" if made.parent and made.gain is not None else ""
         rows["changed"] = ", ".join(map(transition, made.changes)) + gain
     lines = [f"| trial | {candidate.trial} |", "|---|---|"]
     for name, value in rows.items():

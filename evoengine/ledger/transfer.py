@@ -163,5 +163,5 @@ def _renumbered(
     if "incumbent" in terms and terms["incumbent"] not in numbers:
         del terms["incumbent"]
     elif "incumbent" in terms:
-        terms["incumbent"] = float(numbers[terms["incumbent"]])
+        terms["incumbent"] = float(numbers[int(terms["incumbent"])])
     return terms

@@ -17,10 +17,12 @@ from evoengine.workloads.base import Target
 
 LOADER = Path(__file__).with_name("loader.py")
 """for kernels that have none of their own"""
+CUDA_LAUNCH = Path(__file__).with_name("cuda_launch.py")
+"""what every loader needs beside it, as _cuda.py"""
 
 
 def export(candidate: Candidate, target: Target, folder: Path) -> list[Path]:
-    """Writes kernel.cu, kernel.cubin, kernel.json, the workload's loader and __init__.py; returns their paths.
+    """Writes kernel.cu, kernel.cubin, kernel.json, the workload's loader, _cuda.py and __init__.py; returns their paths.
 
     An __init__.py that is there already stays as it is. Raises UsageError where `folder` cannot be written.
     """
@@ -30,6 +32,7 @@ def export(candidate: Candidate, target: Target, folder: Path) -> list[Path]:
         "kernel.cubin": candidate.binary.cubin,
         "kernel.json": (json.dumps(describe(candidate, target), indent=2) + "\n").encode(),
         f"{kernel}.py": (target.workload.loader() or LOADER).read_bytes(),
+        "_cuda.py": CUDA_LAUNCH.read_bytes(),
     }
     package = folder / "__init__.py"
     try:
@@ -39,12 +42,15 @@ def export(candidate: Candidate, target: Target, folder: Path) -> list[Path]:
         if not package.exists():
             package.write_text(f'from .{kernel} import {kernel}\n\n__all__ = ["{kernel}"]\n')
     except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}; --export takes a folder that can be written") from error
+        raise UsageError(
+            f"cannot write to {folder}: {error.strerror}; --export takes a folder that can be written"
+        ) from error
     return [*(folder / name for name in contents), package]
 
 
 def describe(candidate: Candidate, target: Target) -> dict[str, object]:
-    """Launch geometry, resources, verdict and provenance: all that it takes to run the kernel and to check its claims."""
+    """Launch geometry, resources, verdict and provenance: all that it takes to run the kernel and to check its
+    claims."""
     binary, launch = candidate.binary, candidate.source.launch
     return {
         "kernel": target.workload.name,
@@ -120,6 +126,7 @@ def figure_json(candidate: Candidate) -> dict[str, object] | None:
         return None
     return {
         "kind": str(m.kind), "device": m.device, "tflops": m.tflops, "median_us": m.median_us,
-        "normalised_us": m.normalised_us, "samples_us": list(m.samples_us), "vs_baseline": m.vs_baseline, "vs_sdpa": m.vs_baseline,
+        "normalised_us": m.normalised_us, "samples_us": list(m.samples_us), "vs_baseline": m.vs_baseline,
+        "vs_sdpa": m.vs_baseline,
         "policy": asdict(m.policy) if m.policy else None, "terms": dict(m.terms),
     }  # fmt: skip

@@ -194,7 +194,7 @@ def _dossier(d: Mapping[str, Any]) -> Dossier:
         outcome=Outcome(d["outcome"]),
         parents=tuple(d["parents"]),
         source=source and Source(source["text"], source["entry"], _launch(source["launch"])),
-        binary=binary and Binary(**{**binary, "cubin": base64.b64decode(binary["cubin"]), "warnings": tuple(binary["warnings"])}),
+        binary=binary and _binary(binary),
         **last_verdicts([verdict for _, verdict in verdicts]),
         measurement=most_trusted([figure for _, figure in figures]),
         sustained=last_sustained([figure for _, figure in figures]),
@@ -208,6 +208,10 @@ def _figure(d: Mapping[str, Any]) -> dict[str, Any]:
     policy = asdict(UNKNOWN_POLICY) if d["kind"] == Kind.MEASURED else None
     found = {"policy": policy, "normalised_us": None, **d}
     return found if "vs_baseline" in found else found | {"vs_baseline": found["vs_sdpa"]}
+
+
+def _binary(d: Mapping[str, Any]) -> Binary:
+    return Binary(**{**d, "cubin": base64.b64decode(d["cubin"]), "warnings": tuple(d["warnings"])})
 
 
 def _launch(d: Mapping[str, Any]) -> Launch:

@@ -129,7 +129,9 @@ def _arch(cubin: bytes) -> int:
 
 def _attributes(section: Section | None) -> dict[int, list[bytes]]:
     found: dict[int, list[bytes]] = {}
-    data, at = section.data if section else b"", 0
+    if section is None:
+        return found
+    data, at = section.data, 0
     while at + 4 <= len(data):
         form, code, length = struct.unpack_from("<BBH", data, at)
         if form == _LONG:
@@ -138,7 +140,7 @@ def _attributes(section: Section | None) -> dict[int, list[bytes]]:
         else:
             value = data[at + 2 : at + 4]
             at += 4
-        if form not in (1, 2, 3, _LONG) or form == _LONG and len(value) < length:
+        if form not in (1, 2, 3, _LONG) or (form == _LONG and len(value) < length):
             raise UsageError(f"the binary is no cubin: section {section.name} breaks off in attribute {code:#x}")
         found.setdefault(code, []).append(value)
     return found

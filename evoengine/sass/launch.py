@@ -98,9 +98,9 @@ class Launch:
 
     def __init__(
         self, kernel: Kernel, geometry: Geometry, arguments: Sequence[AnyArgument], allocations: Sequence[Allocation],
-        banks: Mapping[int, bytes], seed: int,
+        banks: Mapping[int, bytearray], seed: int,
     ) -> None:  # fmt: skip
-        self.grid, self.threads, self.cluster = geometry.grid, geometry.threads, geometry.cluster
+        self.grid, self.threads, self.cluster = geometry.grid, geometry.threads, geometry.cluster or kernel.cluster
         self.registers = kernel.registers
         self.shared_bytes = kernel.shared_bytes + geometry.shared_bytes
         self.reserved_shared = RESERVED_SHARED if kernel.arch >= 90 else 0
@@ -148,7 +148,7 @@ def prepare(
     where a GPU would refuse the launch, KernelUnbuildable for a tensor map that cannot be.
     """
     require_arch(kernel)
-    geometry = _geometry(kernel, launch)
+    geometry = launch if isinstance(launch, Geometry) else Geometry(launch.grid, launch.block, launch.shared_bytes)
     _check_launch(kernel, geometry)
     allocations = _allocate(kernel, arguments, seed)
     addresses = {allocation.name: allocation.address for allocation in allocations}
@@ -164,12 +164,6 @@ def require_arch(kernel: Kernel) -> None:
         raise UsageError(f"machine code of sm_{kernel.arch} cannot be executed; that of sm_75 to sm_90 can")
 
 
-def _geometry(kernel: Kernel, launch: records.Launch | Geometry) -> Geometry:
-    if isinstance(launch, records.Launch):
-        return Geometry(launch.grid, launch.block, launch.shared_bytes, kernel.cluster)
-    return Geometry(launch.grid, launch.threads, launch.shared_bytes, launch.cluster or kernel.cluster)
-
-
 def _check_launch(kernel: Kernel, geometry: Geometry) -> None:
     """What a driver refuses because of the binary; the rest is for the screens, which know the GPU."""
     threads = geometry.threads[0] * geometry.threads[1] * geometry.threads[2]
@@ -179,8 +173,9 @@ def _check_launch(kernel: Kernel, geometry: Geometry) -> None:
         raise KernelCrashed(
             f"a launch of {threads} threads of {kernel.registers} registers; a block has {REGISTERS_PER_BLOCK} at most"
         )
-    if any(blocks % together for blocks, together in zip(geometry.grid, geometry.cluster, strict=True)):
-        raise KernelCrashed(f"grid {geometry.grid} is no multiple of the cluster {geometry.cluster}")
+    cluster = geometry.cluster or kernel.cluster
+    if any(blocks % together for blocks, together in zip(geometry.grid, cluster, strict=True)):
+        raise KernelCrashed(f"grid {geometry.grid} is no multiple of the cluster {cluster}")
 
 
 def _stack(kernel: Kernel) -> int:

@@ -156,9 +156,7 @@ def count(program: Program, launch: Launch, chip: Chip, resident: int) -> Work:
     return _work(program, launch, chip, resident, [mean])
 
 
-def _work(
-    program: Program, launch: Launch, chip: Chip, resident: int, sampled: Sequence[Mapping[str, float]]
-) -> Work:
+def _work(program: Program, launch: Launch, chip: Chip, resident: int, sampled: Sequence[Mapping[str, float]]) -> Work:
     """Of blocks that stand for equally many each."""
     counts = _mean(sampled, [1.0] * len(sampled))
     instructions = np.array([c["instructions"] for c in sampled])
@@ -181,9 +179,7 @@ def _mean(counts: Sequence[Mapping[str, float]], weights: Sequence[float]) -> di
     return {name: float(np.average([c[name] for c in counts], weights=weights)) for name in counts[0]}
 
 
-def _dram_share(
-    program: Program, launch: Launch, chip: Chip, resident: int, counts: Mapping[str, float]
-) -> float:
+def _dram_share(program: Program, launch: Launch, chip: Chip, resident: int, counts: Mapping[str, float]) -> float:
     """Of the bytes that blocks ask for, those that come from the DRAM: what a wave of blocks touches together, once.
 
     How much of it two neighbours share is seen by running a block and its neighbours in x and y.
@@ -302,7 +298,7 @@ def _imbalance(instructions: np.ndarray, grid: Grid, sms: int, resident: int) ->
     free = [0.0] * max(1, min(sms * resident * rows // grid.rows, clusters))
     for work in np.tile(columns, rows):
         heapq.heapreplace(free, free[0] + work)
-    fair = clusters * columns.mean() / len(free)
+    fair: float = clusters * columns.mean() / len(free)
     return max(free) / fair * (grid.clusters / sms) / math.ceil(grid.clusters / sms)
 
 

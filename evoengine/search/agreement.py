@@ -16,7 +16,8 @@ SHORT_LIST = 10
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One candidate's last estimate, a prediction before one by formula, beside its last measurement, both in TFLOPS."""
+    """One candidate's last estimate, a prediction before one by formula, beside its last measurement, both in
+    TFLOPS."""
 
     trial: int
     problem: str
@@ -56,7 +57,9 @@ def measured_pairs(ledger: Ledger, problem: str | None = None, gpu: str | None =
             measured = c.measurement
             if estimate and measured:
                 of = (c.trial, c.problem, c.gpu, measured.device, str(c.config["family"]))
-                pairs.append(Pair(*of, estimate.tflops, measured.tflops, str(measured.policy), model_of(estimate.terms)))
+                pairs.append(
+                    Pair(*of, estimate.tflops, measured.tflops, str(measured.policy), model_of(estimate.terms))
+                )
     return pairs
 
 
@@ -81,4 +84,3 @@ def agree(pairs: Sequence[tuple[float, float]]) -> Agreement:
         if all(len(set(side)) > 1 for side in sides):
             spearman = float(spearmanr(*sides).statistic)
     return Agreement(len(pairs), spearman, regret)
-

@@ -26,8 +26,8 @@ from evoengine.workloads.base import Target
 
 AHEAD = 4
 """candidates under way beside one per compile worker: enough that the GPU need not wait, few enough that proposals are
-made in the light of recent results. Were the GPU's share limited by itself, the compilers would stop whenever it is full,
-and start too late for it not to run dry"""
+made in the light of recent results. Were the GPU's share limited by itself, the compilers would stop whenever it is
+full, and start too late for it not to run dry"""
 NO_COST = "correct; its family states no [cost] for an estimate by formula before a GPU times it"
 GPU_SECONDS = 180.0
 """longest that gate and timing of one candidate may take, beside its launches at full size"""
@@ -78,9 +78,7 @@ def timed_baselines(answer: Future) -> list[Baseline]:
     return found
 
 
-def record_judged(
-    ledger: Ledger, trial: int, result: Judged | Rejection
-) -> tuple[Outcome, str | None, str | None]:
+def record_judged(ledger: Ledger, trial: int, result: Judged | Rejection) -> tuple[Outcome, str | None, str | None]:
     """Writes verdict and figure, as far as there are any; how the trial ends, why, and on which device."""
     if isinstance(result, Rejection):
         if result.verdict is None:
@@ -144,7 +142,7 @@ class Judge(ABC):
         """Where the device's share of so many seconds of search went."""
         return None
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most start nothing
         """Ends what the judge started."""
 
 
@@ -159,7 +157,8 @@ class EmulatorJudge(Judge):
         failed: list[str] = []
 
         def without_model(rejection: Rejection) -> tuple | None:
-            """The gate reports what a kernel does wrong; a process that ends in the middle is no fault of the kernel's."""
+            """The gate reports what a kernel does wrong; a process that ends in the middle is no fault of the
+            kernel's."""
             if failed or rejection.outcome not in (Outcome.CRASHED, Outcome.HUNG):
                 return None
             failed.append(rejection.reason)
@@ -194,8 +193,8 @@ class GpuJudge(Judge):
         self._long_run_us, self._scaled = long_run_us, None
 
     def baselines(self) -> Future:
-        """Every baseline that takes the problem; the fastest is timed beside every candidate. One that crashes or hangs is
-        left out."""
+        """Every baseline that takes the problem; the fastest is timed beside every candidate. One that crashes or hangs
+        is left out."""
         failed: list[str] = []
 
         def without(rejection: Rejection) -> tuple | None:

@@ -12,6 +12,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -242,7 +243,8 @@ def _parsed(text: str) -> Any:
 def _entries(
     content: Mapping[str, Any], path: Path
 ) -> tuple[dict[str, list[Value]] | None, float, list[_Entry | None]]:
-    """Each knob's domain, where the format states it; the samples' unit in ms; what was recorded, None for an estimate."""
+    """Each knob's domain, where the format states it; the samples' unit in ms; what was recorded, None for an
+    estimate."""
     if isinstance(content.get("cache"), dict):
         return _cache_domains(content, path), 1.0, [_cache_entry(e, path) for e in content["cache"].values()]
     if isinstance(content.get("results"), list):
@@ -334,10 +336,8 @@ def occurring(configs: Sequence[Config]) -> dict[str, list[Value]]:
     for config in configs:
         for name, value in config.items():
             domains.setdefault(name, {})[value] = None
-    try:
+    with suppress(CycleError):
         domains = {name: domains[name] for name in order.static_order()} or domains
-    except CycleError:
-        pass
     return {
         name: list(values) if any(isinstance(v, str) for v in values) else sorted(values)
         for name, values in domains.items()

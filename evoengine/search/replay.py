@@ -1,4 +1,5 @@
-"""A search on a recorded space: what would have been compiled and timed is looked up. For benchmarks and demonstrations."""
+"""A search on a recorded space: what would have been compiled and timed is looked up. For benchmarks and
+demonstrations."""
 
 from __future__ import annotations
 

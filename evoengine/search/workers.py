@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -184,10 +185,8 @@ class _Worker:
             self._started.cancel()
             self._pool.stop()
             if self._pid is not None:
-                try:
+                with suppress(ProcessLookupError):
                     os.killpg(self._pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
             # two threads in here at once would close the same file descriptors twice
             self._pool.join()
             self._output.unlink(missing_ok=True)

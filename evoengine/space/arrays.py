@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -133,7 +133,7 @@ def _compare(node: ast.Compare, columns: Columns) -> Any:
     for op, right_node in zip(node.ops, node.comparators, strict=True):
         if isinstance(op, ast.In | ast.NotIn):
             found: Any = False
-            for item in right_node.elts:
+            for item in cast(ast.Tuple, right_node).elts:
                 found = found | (left == compute(item, columns))
             step, right = (found if isinstance(op, ast.In) else found ^ True), None
         else:
@@ -180,7 +180,7 @@ def _conditional(node: ast.IfExp, columns: Columns) -> Any:
 
 def _call(node: ast.Call, columns: Columns) -> Any:
     arguments = [_number(compute(a, columns)) for a in node.args]
-    return _FUNCTIONS[node.func.id](*arguments)
+    return _FUNCTIONS[cast(ast.Name, node.func).id](*arguments)
 
 
 def truth(value: np.ndarray) -> np.ndarray:
@@ -226,9 +226,9 @@ def _subtract(a: Any, b: Any) -> Any:
 
 def _multiply(a: Any, b: Any) -> Any:
     # The cheap bound first: int64 wraps silently, so a product is only formed where it is known to fit.
-    if not (_is_float(a) or _is_float(b)) and _largest(a) * _largest(b) > EXACT:
-        if np.any(np.abs(np.multiply(a, b, dtype=np.float64)) > EXACT):
-            raise Trouble("beyond 2^53")
+    may_wrap = not (_is_float(a) or _is_float(b)) and _largest(a) * _largest(b) > EXACT
+    if may_wrap and np.any(np.abs(np.multiply(a, b, dtype=np.float64)) > EXACT):
+        raise Trouble("beyond 2^53")
     return _exact(a * b)
 
 

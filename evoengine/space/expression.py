@@ -117,7 +117,7 @@ class Expression:
         finite or beyond 64 bits; both name the configuration.
         """
         try:
-            value = eval(self._code, _GLOBALS, mapping)  # the tree holds only what _checked let through
+            value: Value = eval(self._code, _GLOBALS, mapping)  # the tree holds only what _checked let through
         except ZeroDivisionError:
             raise self._failure("divides by zero", mapping) from None
         except (OverflowError, TypeError) as error:

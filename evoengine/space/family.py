@@ -119,8 +119,9 @@ class Family:
         scope, rule = self.scope(config, variables), self.launch_rule
         x, y, z = (_integer(e, scope, 1) for e in rule.grid)
         block = [_integer(e, scope, 1) for e in rule.block]
+        block_y, block_z = block[1:] or (1, 1)
         shared = _integer(rule.shared, scope, 0)
-        return Launch((x, y, z), math.prod(block), shared, tuple(block[1:]) or (1, 1))
+        return Launch((x, y, z), math.prod(block), shared, (block_y, block_z))
 
     def cost(self, config: Config, variables: Mapping[str, Value]) -> dict[str, float]:
         scope = self.scope(config, variables)

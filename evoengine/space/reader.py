@@ -158,7 +158,9 @@ class _Reader:
             mixed = " and ".join(sorted(t.__name__ for t in types))
             raise UsageError(f"{where}: knob {name} mixes {mixed}; its values must be of one type")
         for value in values:
-            if isinstance(value, float) and not math.isfinite(value) or types == {int} and abs(value) > _LARGEST_VALUE:
+            if (isinstance(value, float) and not math.isfinite(value)) or (
+                types == {int} and abs(value) > _LARGEST_VALUE
+            ):
                 raise UsageError(f"{where}: knob {name} has the value {value}; numbers must be finite and at most 2^53")
         twice = next((v for i, v in enumerate(values) if v in values[:i]), None)
         if twice is not None:
@@ -179,11 +181,11 @@ class _Reader:
         self._known(knob.when)
         order = [k.name for k in self.knobs]
         for family in self.families:
-            for name in reached(knob.when, lets[""] | lets[family]):
+            for name in reached(knob.when, {**lets[""], **lets[family]}):
                 if name in order and order.index(name) >= order.index(knob.name):
                     raise UsageError(
-                        f"{knob.when.where}: the when of {knob.name} depends on {name}, which is not declared before it; "
-                        f"declare {name} first"
+                        f"{knob.when.where}: the when of {knob.name} depends on {name}, which is not declared before "
+                        f"it; declare {name} first"
                     )
 
     # --- expressions
@@ -276,8 +278,8 @@ class _Reader:
             threads = rule["threads"] if isinstance(rule["threads"], list) else [rule["threads"]]
             if len(threads) not in (1, 3):
                 raise UsageError(
-                    f"{self._at(header, 'threads')}: threads must be one expression, the threads of a block, or a list of "
-                    "three: those in x, y and z"
+                    f"{self._at(header, 'threads')}: threads must be one expression, the threads of a block, or a list "
+                    "of three: those in x, y and z"
                 )
             block = tuple(self._known(self._expression(e, self._at(header, "threads"))) for e in threads)
             shared = self._known(self._expression(rule["shared"], self._at(header, "shared")))
@@ -285,7 +287,8 @@ class _Reader:
         return rules
 
     def _by_family(self, key: str) -> tuple[dict[str, Any], Callable[[str], str]]:
-        """[launch] or [cost] by family, and the header of a family's own; where there is one family it needs no name."""
+        """[launch] or [cost] by family, and the header of a family's own; where there is one family it needs no
+        name."""
         table = self._table(self.tables, key, key)
         if table and len(self.families) == 1 and not any(isinstance(value, dict) for value in table.values()):
             return {self.families[0]: table}, lambda family: key

@@ -126,7 +126,8 @@ class Enumerator:
             settings *= len(knob.values) + 1
         _, first, which = np.unique(setting, return_index=True, return_inverse=True)
         holds = [self.family.holds(when, self._scope(knobs, rows, int(among[i]))) for i in first]
-        return among[np.array(holds, bool)[which]]
+        kept: np.ndarray = among[np.array(holds, bool)[which]]
+        return kept
 
     def _scope(self, knobs: list[Knob], rows: Rows, i: int) -> Scope:
         indices = {k.name: int(rows[k.name][i]) for k in knobs}
@@ -185,5 +186,3 @@ def expand(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _dtype(knob: Knob) -> type[np.signedinteger]:
     return np.int8 if len(knob.values) <= 127 else np.int16
-
-

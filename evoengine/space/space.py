@@ -23,9 +23,7 @@ class HasVariables(Protocol):
     def variables(self) -> Mapping[str, Value]: ...
 
 
-def load_space(
-    path: Path, problem: HasVariables, gpu: HasVariables, families: Sequence[str] = ()
-) -> SearchSpace:
+def load_space(path: Path, problem: HasVariables, gpu: HasVariables, families: Sequence[str] = ()) -> SearchSpace:
     """Reads a space file, binds it to the problem and the GPU and enumerates what is valid there.
 
     Raises UsageError naming file, line and remedy where the file is at fault or admits nothing, and where one of the
@@ -144,12 +142,12 @@ class SearchSpace:
                 if row[k] < 0 or i == row[k]:
                     continue
                 changed = {**config, knob.name: value}
-                if not self._same_knobs_active(changed):
-                    changed = self._nearest(row, k, i)
-                elif not self.contains(changed):
-                    continue
-                if changed:
-                    found.setdefault(config_key(changed), changed)
+                if self._same_knobs_active(changed):
+                    neighbour = changed if self.contains(changed) else None
+                else:
+                    neighbour = self._nearest(row, k, i)
+                if neighbour:
+                    found.setdefault(config_key(neighbour), neighbour)
         return list(found.values())
 
     def launch(self, config: Config, problem: HasVariables | None = None) -> Launch:

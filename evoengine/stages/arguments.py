@@ -8,7 +8,13 @@ import numpy as np
 import torch
 
 from evoengine.devices.base import (
-    Argument, ConstantArgument, ConstantParameter, Parameter, TensorArgument, TensorParameter, Tensors,
+    Argument,
+    ConstantArgument,
+    ConstantParameter,
+    Parameter,
+    TensorArgument,
+    TensorParameter,
+    Tensors,
 )  # fmt: skip
 from evoengine.workloads.base import Inputs, Outputs
 from evoengine.workloads.dtypes import TORCH_DTYPES

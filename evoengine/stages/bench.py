@@ -11,7 +11,12 @@ import torch
 
 from evoengine.devices import cuda_api
 from evoengine.devices.base import (
-    ConstantParameter, Parameter, ScalarArgument, TensorMapArgument, TensorParameter, launch_seconds,
+    ConstantParameter,
+    Parameter,
+    ScalarArgument,
+    TensorMapArgument,
+    TensorParameter,
+    launch_seconds,
 )  # fmt: skip
 from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, await_gpu
 from evoengine.devices.tensor_map import encode
@@ -91,8 +96,8 @@ class Bench:
                 _fill(copy, drawn)
 
     def _copies(self, policy: Policy) -> list[list[dict[str, torch.Tensor]]]:
-        """Of each set of inputs as many as a repetition has launches, made where they are missing: this process may have
-        taken over from one that a kernel broke."""
+        """Of each set of inputs as many as a repetition has launches, made where they are missing: this process may
+        have taken over from one that a kernel broke."""
         for copies in self._sets:
             while len(copies) < policy.batch:
                 copies.append(_empty_like(copies[0]))
@@ -102,7 +107,8 @@ class Bench:
     # ── the check ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def check(self, kernel: CudaKernel, contender: Contender, name: str, seed: int) -> Checked:
-        """Fresh inputs at full size: every output written, samples compared in float64, all of it with the library's."""
+        """Fresh inputs at full size: every output written, samples compared in float64, all of it with the
+        library's."""
         self.launch_once(kernel, contender, seed, self.seconds)
         if reason := self._unwritten():
             return Checked((CaseResult(name, str(self._problem), seed, False, None, None, None, reason),))
@@ -183,9 +189,7 @@ class Bench:
         works = [self._work(kernel, contender, inputs, name or kernel.entry) for inputs in self._copies(policy)]
         return self.clock.prepare(works, policy, tuple(self._outputs.values()))
 
-    def _work(
-        self, kernel: CudaKernel, contender: Contender, copies: Sequence[Inputs], name: str
-    ) -> KernelWork:
+    def _work(self, kernel: CudaKernel, contender: Contender, copies: Sequence[Inputs], name: str) -> KernelWork:
         kernel.set_constants({p.name: as_bytes(copies[0][p.name]).tobytes() for p in self._constants})
         parameters = [self._parameters(contender, inputs) for inputs in copies]
         return KernelWork(kernel, contender.source.launch, parameters, name)

@@ -1,7 +1,7 @@
 """The C library's headers as far as device code uses them: NVRTC brings none, and kernels written for nvcc name them.
 
-Names that CUDA has without any include (printf, assert, expf, memcpy, size_t) need nothing here. The integers of 64 bits
-are `long long`, as CCCL has them under NVRTC.
+Names that CUDA has without any include (printf, assert, expf, memcpy, size_t) need nothing here. The integers of 64
+bits are `long long`, as CCCL has them under NVRTC.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ WARM_UP = 3
 """repetitions on each set of inputs before the first that counts"""
 FLUSH_BYTES = 512 << 20
 """zeroed before each repetition, or twice the L2 where that is more. It also gives the CPU the time to run ahead: some
-130 µs on the fastest memory, as a library's way through Python takes several times that of a launch and must not be timed"""
+130 µs on the fastest memory, as a library's way through Python takes several times that of a launch and must not be
+timed"""
 BASELINE = "baseline"
 """its name in a round"""
 POISON = 0xFF
@@ -116,8 +117,8 @@ class Clock:
     def once(self, call: Call, name: str, batch: int = 1, outputs: Sequence[torch.Tensor] = ()) -> Repetition:
         """The microseconds of each of the `batch` launches that `call` queues, after a flush; raises KernelHung.
 
-        Where the GPU reached the first launch before the CPU had queued the last, what the CPU took is in the figure, and
-        the repetition does not count. The sensors are read meanwhile, as a GPU at rest does not throttle.
+        Where the GPU reached the first launch before the CPU had queued the last, what the CPU took is in the figure,
+        and the repetition does not count. The sensors are read meanwhile, as a GPU at rest does not throttle.
         """
         start, end, stream = cuda_api.Event(), cuda_api.Event(), gpu().stream()
         cuda_api.reset_persisting_l2()

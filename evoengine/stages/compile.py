@@ -1,4 +1,5 @@
-"""CUDA source → binary: NVRTC compiles for the named architecture, ptxas' report and the SASS are read out. No GPU needed."""
+"""CUDA source → binary: NVRTC compiles for the named architecture, ptxas' report and the SASS are read out. No GPU
+needed."""
 
 from __future__ import annotations
 

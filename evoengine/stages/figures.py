@@ -80,7 +80,7 @@ def make_sustained(subject: Subject, found: Sustained) -> Measurement | None:
     if found.rested:
         return None
     median = statistics.median(found.samples_us)
-    tflops, gbs = subject.target.flops / median / 1e6, subject.target.min_dram_bytes / median / 1e3
+    tflops = subject.target.flops / median / 1e6
     terms = {"peak_tflops_percent": 100 * tflops / subject.target.gpu.tensor_tflops, **_observed(found.readings)}
     return Measurement(
         Kind.MEASURED, cuda_api.device_name(), tflops, median, found.samples_us, terms=terms,

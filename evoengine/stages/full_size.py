@@ -27,9 +27,7 @@ def verify_blocks(verdict: Verdict, workload: Workload, plan: Plan, run: RunBloc
     return replace(more, cases=verdict.cases + more.cases, wall_ms=verdict.wall_ms + more.wall_ms)
 
 
-def check_blocks(
-    workload: Workload, case: Case, asked: BlockLaunch, traces: list[BlockTrace], seed: int
-) -> CaseResult:
+def check_blocks(workload: Workload, case: Case, asked: BlockLaunch, traces: list[BlockTrace], seed: int) -> CaseResult:
     """Whether the blocks wrote what they should and nothing else; the figures are of the part that is furthest off."""
     try:
         parts = workload.full_size().written_parts(case, asked, traces)

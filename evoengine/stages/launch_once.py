@@ -1,4 +1,5 @@
-"""A process that launches one candidate once at full size, for a profiler or sanitizer to look at; takes a pickled job."""
+"""A process that launches one candidate once at full size, for a profiler or sanitizer to look at; takes a pickled
+job."""
 
 from __future__ import annotations
 

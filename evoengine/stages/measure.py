@@ -41,6 +41,7 @@ from evoengine.stages.timing import Rounds, Timed, run_rounds
 from evoengine.stages.verify import verify
 from evoengine.workloads.base import Problem, Target
 
+
 class BaselineFailed(Exception):
     """The baseline `name` crashed or hung; after that this process must be replaced."""
 
@@ -54,9 +55,9 @@ def measure(
 ) -> tuple[Verdict, Measurement | None] | Rejection:
     """Gate, timing, gate: the whole of a candidate's life on the GPU. A measurement only where all of it was correct.
 
-    `baseline` is timed beside it, and all under its policy; its time is that of the long run. A Rejection, with what the
-    gate had found, where there is no result; after a crash or a hang this process must be replaced. Raises MachineError
-    where the machine is at fault, as when memory runs out.
+    `baseline` is timed beside it, and all under its policy; its time is that of the long run. A Rejection, with what
+    the gate had found, where there is no result; after a crash or a hang this process must be replaced. Raises
+    MachineError where the machine is at fault, as when memory runs out.
     """
     torch_gpu()  # its context
     verdict = Verdict(cuda_api.device_name(), None, None, (), 0.0)
@@ -100,9 +101,7 @@ def _rejected(verdict: Verdict, failure: KernelFailure, problem: Problem, seed: 
     return Rejection(failure.outcome, reason, verdict=verdict if verdict.cases else None)
 
 
-def _race(
-    bench: Bench, candidate: Timed, incumbent: Contender | None, baseline: Baseline, seed: int
-) -> Rounds:
+def _race(bench: Bench, candidate: Timed, incumbent: Contender | None, baseline: Baseline, seed: int) -> Rounds:
     """The candidate until its median is settled, or until it is clearly slower than the incumbent."""
     contenders = {"candidate": candidate, **_beside(bench, baseline)}
     if incumbent:
@@ -114,9 +113,7 @@ def _race(
             return "beaten"
         return settled(samples["candidate"], TICK_US / baseline.policy.batch)
 
-    return run_rounds(
-        contenders, np.random.default_rng(seed), enough, bench.clock.last_reading, sleep=torch_gpu().rest
-    )
+    return run_rounds(contenders, np.random.default_rng(seed), enough, bench.clock.last_reading, sleep=torch_gpu().rest)
 
 
 def _beside(bench: Bench, baseline: Baseline) -> dict[str, Timed]:
@@ -168,9 +165,7 @@ def _all_settled(samples: Mapping[str, Sequence[float]], policy: Policy) -> str 
     return reasons[-1] if all(reasons) else None
 
 
-def finals(
-    target: Target, contenders: Sequence[Contender], seed: int, baseline: Baseline
-) -> Finals:
+def finals(target: Target, contenders: Sequence[Contender], seed: int, baseline: Baseline) -> Finals:
     """The best candidates against each other and the baseline in the same rounds, then each of them back to back."""
     bench = _bench(target)
     try:

@@ -75,8 +75,9 @@ def _of_launch(prediction: Prediction, contender: Contender, gpu: Gpu) -> Iterat
     yield from ((f"hypothesis {name}, µs", us) for name, us in prediction.hypotheses.items())
     yield "waves", prediction.waves
     yield "blocks per SM", float(prediction.blocks_per_sm)
-    yield "possible occupancy %", 100 * gpu.occupancy(
-        launch.threads, binary.registers, binary.shared_bytes + launch.shared_bytes
+    yield (
+        "possible occupancy %",
+        100 * gpu.occupancy(launch.threads, binary.registers, binary.shared_bytes + launch.shared_bytes),
     )
     yield "registers per thread", float(binary.registers)
     yield "spilled bytes per thread", float(binary.spill_bytes)

@@ -15,8 +15,8 @@ _COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\
 def defined(path: Path, values: Mapping[str, Value]) -> str:
     """The file's text behind a `#define` of every value whose name it uses; its own definitions of those are left out.
 
-    Lines keep their numbers, as `#line` says. A name that stands in comments alone gets none: equal kernels have equal text.
-    Raises UsageError where the file cannot be read or a value is no single line.
+    Lines keep their numbers, as `#line` says. A name that stands in comments alone gets none: equal kernels have equal
+    text. Raises UsageError where the file cannot be read or a value is no single line.
     """
     try:
         text = path.read_bytes().decode("utf-8")
@@ -33,7 +33,9 @@ def _spelled(path: Path, name: str, value: Value) -> str:
         return str(int(value))
     spelled = str(value)
     if re.search(r"[\r\n\\]", spelled):
-        raise UsageError(f"the knob {name} of {path} has the value {spelled!r}; a #define takes a single line without \\")
+        raise UsageError(
+            f"the knob {name} of {path} has the value {spelled!r}; a #define takes a single line without \\"
+        )
     return spelled
 
 
@@ -42,5 +44,7 @@ def _without_own(text: str, values: Mapping[str, Value]) -> str:
     if not values:
         return text
     names = "|".join(map(re.escape, values))
-    own = re.compile(rf"^[ \t]*#[ \t]*(?:define|undef)[ \t]+(?:{names})\b(?!\()(?:[^\n\\]|\\.)*", re.MULTILINE | re.DOTALL)
+    own = re.compile(
+        rf"^[ \t]*#[ \t]*(?:define|undef)[ \t]+(?:{names})\b(?!\()(?:[^\n\\]|\\.)*", re.MULTILINE | re.DOTALL
+    )
     return own.sub(lambda match: "\n" * match[0].count("\n"), text)

@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from evoengine.cuda_files import disassembler
-from evoengine.devices.base import Argument, ConstantArgument, ConstantParameter, KernelFailure, Parameter, TensorParameter
+from evoengine.devices.base import (
+    Argument,
+    ConstantArgument,
+    ConstantParameter,
+    KernelFailure,
+    Parameter,
+    TensorParameter,
+)
 from evoengine.errors import EvoengineError
 from evoengine.gpu import Gpu
 from evoengine.records import Contender, Kind, Measurement

@@ -1,7 +1,8 @@
 """Configuration → CUDA text: the family's Jinja2 template, filled with its knobs and the problem's constants.
 
-A template is `FAMILY.cu.j2` in the workload's folder, `templates/NAME` unless it has one of its own. What it includes is
-sought there, in the templates folder and in its `include/`. A workload with a folder of its own may have `FAMILY.cu` instead.
+A template is `FAMILY.cu.j2` in the workload's folder, `templates/NAME` unless it has one of its own. What it includes
+is sought there, in the templates folder and in its `include/`. A workload with a folder of its own may have `FAMILY.cu`
+instead.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def _header(kernel: str, config: Config, constants: Mapping[str, Value]) -> str:
 
 
 def _launch_line(launch: Launch) -> str:
-    """Kernels of unlike launches are unlike kernels, also where their text is the same: a knob may set the launch alone."""
+    """Kernels of unlike launches are unlike kernels, also where their text is the same: a knob may set the launch
+    alone."""
     grid, block = (" x ".join(map(str, sizes)) for sizes in (launch.grid, launch.block))
     return f"// {grid} blocks of {block} threads, {launch.shared_bytes} bytes of dynamic shared memory.\n"
 

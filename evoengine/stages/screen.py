@@ -47,8 +47,8 @@ def screen_binary(binary: Binary, launch: Launch, gpu: Gpu, cost: Mapping[str, f
     needed, held = int(cost.get("tensor_instructions", 0)), sum(binary.mix.get(name, 0) for name in TENSOR_OPCODES)
     if binary.mix and held < needed:
         return (
-            f"{held} tensor-core instructions where one tile takes {needed}: the compiler dropped products whose result "
-            'it takes for unused; an accumulator that inline PTX adds to is "+f", not "=f"'
+            f"{held} tensor-core instructions where one tile takes {needed}: the compiler dropped products whose "
+            'result it takes for unused; an accumulator that inline PTX adds to is "+f", not "=f"'
         )
     if binary.spill_bytes > SPILL_LIMIT and not timed:
         return f"{binary.spill_bytes} bytes of register spills; the limit without a GPU to time on is {SPILL_LIMIT}"

@@ -131,7 +131,7 @@ def compare(ratio: Estimate) -> Comparison:
 
     The same where the whole interval lies within SAME_WITHIN of 1; faster or slower where it leaves 1 out.
     """
-    if 1 - SAME_WITHIN <= ratio.low and ratio.high <= 1 + SAME_WITHIN:
+    if ratio.low >= 1 - SAME_WITHIN and ratio.high <= 1 + SAME_WITHIN:
         return Comparison.SAME
     if ratio.high < 1:
         return Comparison.FASTER

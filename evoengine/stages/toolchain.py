@@ -4,9 +4,7 @@ torch are of an age with the GPU's driver."""
 from __future__ import annotations
 
 import importlib
-import os
 import re
-import shutil
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
@@ -30,7 +28,8 @@ FOR_12 = f"in a new environment, without constraints.txt: pip install 'torch=={T
 
 @cache
 def nvrtc() -> ModuleType:
-    """CuPy's low-level NVRTC module, which works without a driver; raises MachineError where it or the library is missing."""
+    """CuPy's low-level NVRTC module, which works without a driver; raises MachineError where it or the library is
+    missing."""
     try:
         module = importlib.import_module("cupy.cuda").nvrtc
         module.getVersion()
@@ -74,8 +73,8 @@ def cuda_mismatch(driver: str, parts: Mapping[str, str]) -> str | None:
 
 
 def cuda_torch_command(driver: str) -> str:
-    """How to get a torch with CUDA in the place of a CPU-only one: from the plain package index, whatever pip's settings
-    name beside it."""
+    """How to get a torch with CUDA in the place of a CPU-only one: from the plain package index, whatever pip's
+    settings name beside it."""
     wanted = version("torch").partition("+")[0] if _major(driver) >= 13 else TORCH_FOR_12
     return f"PIP_CONFIG_FILE=/dev/null pip install --force-reinstall 'torch=={wanted}'"
 

@@ -26,7 +26,8 @@ Run = Callable[[Launch, Arguments, int], Tensors]
 MANY_ROWS = 32
 """rows from which on sums over all outputs are judged: with 32 columns each their root mean square scatters by 2 %"""
 RMS_ALLOWED = 1.15
-"""times what the roundings that a kernel must do give (`Tensors.rounded_once`): one bit less of one of them gives 1.5"""
+"""times what the roundings that a kernel must do give (`Tensors.rounded_once`): one bit less of one of them gives
+1.5"""
 ROW_BIAS_ALLOWED = 2.25
 """times what those roundings give, which for 32 rows chance alone exceeds once in 100,000 cases; a row's sum rounded to
 the dtype gives three times as much in most cases"""
@@ -72,9 +73,10 @@ def check(workload: Workload, case: Case, launch: Launch, run: Run, seed: int) -
     arguments = make_arguments(parameters, drawn.inputs)
     after = run(launch, arguments, seed)
     for argument in arguments:
-        if isinstance(argument, TensorArgument) and not argument.output:
-            if not np.array_equal(after[argument.name].view(np.uint8), argument.data.view(np.uint8)):
-                return failed(case, seed, f"the kernel changed its input {argument.name}")
+        if not isinstance(argument, TensorArgument) or argument.output:
+            continue
+        if not np.array_equal(after[argument.name].view(np.uint8), argument.data.view(np.uint8)):
+            return failed(case, seed, f"the kernel changed its input {argument.name}")
     return compare(workload, case, drawn, read_outputs(parameters, after), seed)
 
 
@@ -101,7 +103,11 @@ def compare(workload: Workload, case: Case, drawn: Drawn, results: Outputs, seed
     broken = next((bound for own in found.values() for bound in own if not bound.error <= bound.allowed), None)
     reason = f"{broken.name} {broken.error:.2e} where {broken.allowed:.2e} is allowed" if broken else None
     worst = max(found, key=lambda name: float(errors[name].abs().max()))
-    largest, mean, allowed = float(errors[worst].abs().max()), float(errors[worst].abs().mean()), found[worst][0].allowed
+    largest, mean, allowed = (
+        float(errors[worst].abs().max()),
+        float(errors[worst].abs().mean()),
+        found[worst][0].allowed,
+    )
     return CaseResult(case.name, str(case.problem), seed, broken is None, largest, mean, allowed, reason)
 
 

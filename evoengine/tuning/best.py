@@ -28,8 +28,8 @@ class Best:
 def best(
     problem: str | None = None, gpu: str | None = None, *, top: int = 10, pareto: bool = False, db: str | None = None
 ) -> Best:
-    """The best kernels found; of the last run's problem and GPU where none are named. With `pareto` what nothing beats in
-    all objectives of the last run.
+    """The best kernels found; of the last run's problem and GPU where none are named. With `pareto` what nothing beats
+    in all objectives of the last run.
 
     Raises NothingFound where the ledger holds none.
     """
@@ -38,9 +38,14 @@ def best(
 
 
 def export(
-    folder: Path | str, problem: str | None = None, gpu: str | None = None, *, db: str | None = None, pareto: bool = False,
+    folder: Path | str,
+    problem: str | None = None,
+    gpu: str | None = None,
+    *,
+    db: str | None = None,
+    pareto: bool = False,
     echo: Echo = silent,
-) -> list[Path]:  # fmt: skip
+) -> list[Path]:
     """Writes the best kernel with its loader into `folder`, after its machine code was executed; gives the files.
 
     Raises NothingFound where there is none, or where its machine code gave a wrong result.

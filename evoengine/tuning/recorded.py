@@ -21,6 +21,7 @@ from evoengine.search.replay import AIM, Replay, device_of, problem_of
 from evoengine.tuning.search import RECORDED, SearchOptions, SearchResult
 from evoengine.tuning.setup import Echo, silent
 
+
 class RecordedSearch:
     """A search of the file that `options.device` names; raises UsageError where it cannot be read."""
 

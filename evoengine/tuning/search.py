@@ -26,11 +26,18 @@ from evoengine.search.reference import require_reference
 from evoengine.search.setting import Setting
 from evoengine.stages.render import inert_knobs
 from evoengine.tuning.setup import (
-    Echo, choose_device, default_jobs, ledger_device, lock_gpu, make_target, prepare_model, prepare_space,
-    require_compilers, silent,
+    Echo,
+    choose_device,
+    default_jobs,
+    ledger_device,
+    lock_gpu,
+    make_target,
+    prepare_model,
+    prepare_space,
+    require_compilers,
+    silent,
 )  # fmt: skip
 from evoengine.workloads.base import Target
-
 
 RECORDED = "recorded:"
 """begins the device and the problem of a recorded space"""
@@ -136,11 +143,17 @@ def _setting(options: SearchOptions, target: Target, objectives: tuple[Objective
     space, templates = prepare_space(options.space, options.templates, target, options.families)
     require_compilers(emulated=not timed)
     return Setting(
-        target, space, templates, options.sampler,
-        seed=secrets.randbelow(2**31) if options.seed is None else options.seed, trials=options.trials,
-        seconds=options.minutes * 60 if options.minutes else None, jobs=options.jobs or default_jobs(timed), timed=timed,
+        target,
+        space,
+        templates,
+        options.sampler,
+        seed=secrets.randbelow(2**31) if options.seed is None else options.seed,
+        trials=options.trials,
+        seconds=options.minutes * 60 if options.minutes else None,
+        jobs=options.jobs or default_jobs(timed),
+        timed=timed,
         objectives=objectives,
-    )  # fmt: skip
+    )
 
 
 def require_several(objective: str, sampler: str) -> None:
@@ -174,4 +187,6 @@ def _announce(
     for family, why in space.empty_families.items():
         echo(f"left out: family {family}: {why}")
     for knob in inert_knobs(target, space, space.starts, s.templates):
-        echo(f"inert: {knob} changes no kernel around the start points; a template should read it, or the space drop it")
+        echo(
+            f"inert: {knob} changes no kernel around the start points; a template should read it, or the space drop it"
+        )

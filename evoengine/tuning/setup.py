@@ -20,7 +20,12 @@ from evoengine.search.targets import stored_target
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.render import render
 from evoengine.stages.toolchain import (
-    cuda_mismatch, cuda_parts, cuda_torch_command, include_folders, nvrtc, torch_cuda,
+    cuda_mismatch,
+    cuda_parts,
+    cuda_torch_command,
+    include_folders,
+    nvrtc,
+    torch_cuda,
 )  # fmt: skip
 from evoengine.workloads import default_workload, parse_problem, register
 from evoengine.workloads.base import Target
@@ -38,8 +43,8 @@ def silent(line: str) -> None:
 
 
 def make_target(problem: str | None, gpu: str, kernel: Path | None = None) -> Target:
-    """What is to be tuned: a problem by its text, or the example of the workload in the folder `kernel`, or of the default
-    one. A folder's workload is registered under its name. Raises UsageError.
+    """What is to be tuned: a problem by its text, or the example of the workload in the folder `kernel`, or of the
+    default one. A folder's workload is registered under its name. Raises UsageError.
     """
     if kernel is None:
         workload, parsed = parse_problem(problem or default_workload().example)
@@ -65,7 +70,9 @@ def prepare_space(
         raise UsageError(f"{space.name} is a space for {space.kernel}, and the problem is of {workload.name}")
     folder = templates or asset("templates")
     if not folder.is_dir():
-        raise UsageError(f"the templates folder {folder} is not there; --templates takes a folder of {space.kernel}/*.cu.j2")
+        raise UsageError(
+            f"the templates folder {folder} is not there; --templates takes a folder of {space.kernel}/*.cu.j2"
+        )
     for config in first_of_each_family(space):
         render(target, space, config, folder)
     return space, folder
@@ -82,7 +89,8 @@ def first_of_each_family(space: SearchSpace) -> list[dict]:
 
 
 def require_compilers(emulated: bool) -> None:
-    """NVRTC with its headers, and the C++ compiler where the emulator is to gate; raises MachineError naming what is missing."""
+    """NVRTC with its headers, and the C++ compiler where the emulator is to gate; raises MachineError naming what is
+    missing."""
     nvrtc()
     include_folders()
     if emulated:
@@ -123,8 +131,8 @@ def choose_device(requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
         device = devices[0]
         if requested == "cuda":
             raise MachineError(
-                f"this machine's GPU is {device.name} (sm_{device.capability}), not the {gpu.key} ({gpu.arch}) named by "
-                "--gpu; name the one that is here, or --device emulator"
+                f"this machine's GPU is {device.name} (sm_{device.capability}), not the {gpu.key} ({gpu.arch}) named "
+                "by --gpu; name the one that is here, or --device emulator"
             )
         return None
     if torch_cuda() is None:
@@ -152,7 +160,9 @@ def lock_gpu(device: GpuDevice | None, echo: Echo) -> Iterator[None]:
     with hold(device, echo):
         if others := other_processes(device.uuid):
             named = ", ".join(map(str, others))
-            echo(f"other processes compute on {device.name} ({named}): figures will be worse and less steady than alone")
+            echo(
+                f"other processes compute on {device.name} ({named}): figures will be worse and less steady than alone"
+            )
         yield
 
 

@@ -14,7 +14,13 @@ from evoengine.search.judges import make_judge
 from evoengine.search.reference import require_reference
 from evoengine.search.single import evaluate_config
 from evoengine.tuning.setup import (
-    Echo, choose_device, lock_gpu, make_target, prepare_space, require_compilers, silent,
+    Echo,
+    choose_device,
+    lock_gpu,
+    make_target,
+    prepare_space,
+    require_compilers,
+    silent,
 )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""What can be tuned. Each folder here is a workload: its __init__.py names it as `WORKLOAD`. Others may be registered."""
+"""What can be tuned. Each folder here is a workload: its __init__.py names it as `WORKLOAD`. Others may be
+registered."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The Workload protocol: all that the engine asks of a kernel that can be tuned.
 
-A workload has two halves. `Workload` needs no tensor library: problems, costs, the gate's cases, the kernel's parameters.
-`Tensors` draws inputs and judges outputs, with torch; only processes that run candidates import it. Both travel to those
-processes by pickle.
+A workload has two halves. `Workload` needs no tensor library: problems, costs, the gate's cases, the kernel's
+parameters. `Tensors` draws inputs and judges outputs, with torch; only processes that run candidates import it. Both
+travel to those processes by pickle.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class Tensors(ABC):
 
     @abstractmethod
     def own_dtype(self, problem: Problem, inputs: Inputs) -> Outputs:
-        """The outputs by a straightforward implementation in the kernel's own dtypes; its error is the gate's measure."""
+        """The outputs by a straightforward implementation in the kernel's own dtypes; its error is the gate's
+        measure."""
 
     def rounded_once(self, problem: Problem, inputs: Inputs) -> Outputs:
         """What a right kernel does at best: float32 throughout, rounded where it must be. For `independent` draws."""
@@ -188,12 +189,13 @@ class Workload(ABC):
 
     @abstractmethod
     def cases(self, problem: Problem, config: Config) -> tuple[Case, ...]:
-        """The gate's cases: small problems that share the compile-time part of `problem`, set against the config's tiles."""
+        """The gate's cases: small problems that share the compile-time part of `problem`, set against the config's
+        tiles."""
 
     @abstractmethod
     def parameters(self, problem: Problem, config: Config) -> tuple[Parameter, ...]:
-        """All of the kernel's parameters, in order: tensors by shape, scalars by value, tensor maps. The tensors are the same
-        for every config, an empty one too."""
+        """All of the kernel's parameters, in order: tensors by shape, scalars by value, tensor maps. The tensors are
+        the same for every config, an empty one too."""
 
     @abstractmethod
     def tensors(self) -> Tensors:
@@ -217,7 +219,8 @@ class Workload(ABC):
         return self.name
 
     def loader(self) -> Path | None:
-        """A file to ship beside an exported kernel that calls it; the one for all kernels where it has none of its own."""
+        """A file to ship beside an exported kernel that calls it; the one for all kernels where it has none of its
+        own."""
         return None
 
     def space_file(self) -> Path | None:

@@ -1,4 +1,5 @@
-"""A workload that a person brings as a folder: `problem.json`, `space.toml`, and a kernel as `FAMILY.cu.j2` or plain `.cu`."""
+"""A workload that a person brings as a folder: `problem.json`, `space.toml`, and a kernel as `FAMILY.cu.j2` or plain
+`.cu`."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class FolderWorkload(Workload):
     def __init__(self, name: str, definition_text: str, folder: Path | None = None) -> None:
         """Raises UsageError where the text is at fault or names another kernel."""
         self.definition_text, self.folder = definition_text, folder
-        self.definition = parse_definition(definition_text, str(folder / PROBLEM) if folder else f"the problem of {name}")
+        self.definition = parse_definition(
+            definition_text, str(folder / PROBLEM) if folder else f"the problem of {name}"
+        )
         if self.definition.name != name:
             raise UsageError(f"the problem of {name} has the name {self.definition.name}; the two must be the same")
         self.name = name
@@ -84,7 +87,9 @@ class FolderWorkload(Workload):
         problem = FolderProblem(self.name, tuple(definition.sizes(given).items()), definition.var_axes)
         for constraint in definition.constraints:
             if not constraint.evaluate(problem.axes):
-                raise UsageError(f"the problem {problem} breaks the constraint `{constraint.text}` of {constraint.where}")
+                raise UsageError(
+                    f"the problem {problem} breaks the constraint `{constraint.text}` of {constraint.where}"
+                )
         for item in (*definition.inputs, *definition.outputs):
             shape_of(item, problem)
         return problem
@@ -166,7 +171,9 @@ def _read(path: Path) -> str:
             raise UsageError(f"{path} has more than {LARGEST_FILE >> 20} MiB; it must be a text file")
         return path.read_text("utf-8")
     except FileNotFoundError:
-        raise UsageError(f"there is no {path}; a kernel's folder holds {PROBLEM}, {SPACE} and NAME.cu.j2 or NAME.cu") from None
+        raise UsageError(
+            f"there is no {path}; a kernel's folder holds {PROBLEM}, {SPACE} and NAME.cu.j2 or NAME.cu"
+        ) from None
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8 text") from None
     except OSError as error:

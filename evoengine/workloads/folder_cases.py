@@ -27,7 +27,9 @@ MULTIPLES = (2, 4, 8, 16, 32, 64, 128, 256)
 """what all sizes are rounded up to where no single change is enough"""
 
 
-def gate_cases(definition: Definition, problem: FolderProblem, config: Config, problem_of: Problems) -> tuple[Case, ...]:
+def gate_cases(
+    definition: Definition, problem: FolderProblem, config: Config, problem_of: Problems
+) -> tuple[Case, ...]:
     """The folder's cases where it states any; else sizes around those of tiles, and draws that show what others hide.
 
     Axes that the text of the kernel holds keep the problem's values. Sizes respect the problem's constraints, and those
@@ -39,7 +41,9 @@ def gate_cases(definition: Definition, problem: FolderProblem, config: Config, p
         return _nearest(definition, problem, wanted, rules, problem_of)
 
     if definition.cases:
-        stated = [(c, problem_of({**_given(definition, problem), **_free_of(definition, c.axes)})) for c in definition.cases]
+        stated = [
+            (c, problem_of({**_given(definition, problem), **_free_of(definition, c.axes)})) for c in definition.cases
+        ]
         return tuple(Case(c.name, sizes, f"case {c.name}" if c.draws else c.pattern, config) for c, sizes in stated)
     problems: dict[FolderProblem, None] = {}
     for wanted in _wanted_sizes(definition, problem, config):
@@ -76,7 +80,8 @@ def _free_of(definition: Definition, axes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _wanted_sizes(definition: Definition, problem: FolderProblem, config: Config) -> Iterator[dict[str, int]]:
-    """Values for the free axes: each gets 1, one below and one above a tile, past two of it, and the same of every knob.
+    """Values for the free axes: each gets 1, one below and one above a tile, past two of it, and the same of every
+    knob.
 
     The axes go through their lists at unlike places, so that whole tiles of one meet tails of another.
     """
@@ -125,7 +130,8 @@ def _equal(definition: Definition, given: dict[str, int], free: Mapping[str, int
 def _allowed(
     given: dict[str, int], free: Mapping[str, int], rules: Rules, problem_of: Problems
 ) -> FolderProblem | None:
-    """The problem, or the nearest one that differs in one size, or one whose sizes are all multiples of the same number."""
+    """The problem, or the nearest one that differs in one size, or one whose sizes are all multiples of the same
+    number."""
 
     def attempt(sizes: Mapping[str, int]) -> FolderProblem | None:
         try:

@@ -22,5 +22,7 @@ def check_reference(workload: FolderWorkload, problem: FolderProblem) -> tuple[s
         except NotDouble as why:
             stated = definition.tolerance.rtol is not None or definition.tolerance.atol is not None
             advice = "" if stated else "; state a tolerance with rtol and atol in problem.json"
-            remarks[f"the reference does not compute in float64, so outputs are compared with its own: {why}{advice}"] = None
+            remarks[
+                f"the reference does not compute in float64, so outputs are compared with its own: {why}{advice}"
+            ] = None
     return tuple(remarks)[:1]

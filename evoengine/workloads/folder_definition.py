@@ -19,7 +19,8 @@ PATTERNS = ("normal", "zeros", "one-hot", "large", "negative")
 
 @dataclass(frozen=True)
 class Axis:
-    """A size. `value` where it is constant, `expression` where it follows from others; neither where a problem gives it."""
+    """A size. `value` where it is constant, `expression` where it follows from others; neither where a problem gives
+    it."""
 
     name: str
     value: int | None = None

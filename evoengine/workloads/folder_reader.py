@@ -16,7 +16,14 @@ from evoengine.errors import UsageError
 from evoengine.space.expression import Expression
 from evoengine.workloads.base import Tolerance
 from evoengine.workloads.folder_definition import (
-    LARGEST_AXIS, PATTERNS, Axis, Definition, Draw, Example, Item, NamedCase,
+    LARGEST_AXIS,
+    PATTERNS,
+    Axis,
+    Definition,
+    Draw,
+    Example,
+    Item,
+    NamedCase,
 )  # fmt: skip
 
 DTYPES = {
@@ -26,12 +33,12 @@ DTYPES = {
 """a dtype in problem.json → its name in `devices.base.DTYPE_BYTES`; those names are taken too"""
 SCALAR_DTYPES = ("fp32", "int32", "int64")
 IN_FLOAT32_ROUNDINGS = 64.0
-"""spacings allowed where outputs are float32 or float64: sums of thousands of terms, one after the other, are off by some
-tens of spacings of the largest output, and a library's blocked sums by fewer"""
+"""spacings allowed where outputs are float32 or float64: sums of thousands of terms, one after the other, are off by
+some tens of spacings of the largest output, and a library's blocked sums by fewer"""
 
 _KEYS = (
-    "name", "op_type", "description", "tags", "axes", "constraints", "inputs", "outputs", "reference", "workloads", "entry",
-    "parameters", "compile_time", "tolerance", "cases", "flops", "bytes", "space",
+    "name", "op_type", "description", "tags", "axes", "constraints", "inputs", "outputs", "reference", "workloads",
+    "entry", "parameters", "compile_time", "tolerance", "cases", "flops", "bytes", "space",
 )  # fmt: skip
 _DRAWS = {
     "random": (), "scalar": ("value",), "constant": ("value",), "zeros": (), "ones": (), "arange": (),
@@ -41,7 +48,8 @@ _NAME = re.compile(r"[A-Za-z_]\w{0,62}\Z", re.ASCII)
 
 
 def parse_definition(text: str, where: str) -> Definition:
-    """Reads a problem.json whose reference is in it. Raises UsageError naming the key that is wrong and what would be right."""
+    """Reads a problem.json whose reference is in it. Raises UsageError naming the key that is wrong and what would be
+    right."""
     try:
         data = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -70,7 +78,9 @@ class _Reader:
         for key in self.data:
             if key not in _KEYS:
                 near = difflib.get_close_matches(key, _KEYS, n=1)
-                self._fail(f"unknown key {key!r}{f'; did you mean {near[0]}?' if near else ''}; known are {', '.join(_KEYS)}")
+                self._fail(
+                    f"unknown key {key!r}{f'; did you mean {near[0]}?' if near else ''}; known are {', '.join(_KEYS)}"
+                )
         for key in ("name", "axes", "inputs", "outputs", "reference"):
             if key not in self.data:
                 self._fail(f"it has no {key}; it needs name, axes, inputs, outputs, reference and workloads")
@@ -146,10 +156,14 @@ class _Reader:
             case "const":
                 value = entry.get("value")
                 if type(value) is not int or not 1 <= value <= LARGEST_AXIS:
-                    self._fail(f"axis {name} has the value {value!r}; a constant axis has an integer from 1 to {LARGEST_AXIS}")
+                    self._fail(
+                        f"axis {name} has the value {value!r}; a constant axis has an integer from 1 to {LARGEST_AXIS}"
+                    )
                 return Axis(name, value=value)
             case "expr":
-                return Axis(name, expression=self._expression(entry.get("expression", entry.get("value")), f"axis {name}"))
+                return Axis(
+                    name, expression=self._expression(entry.get("expression", entry.get("value")), f"axis {name}")
+                )
         self._fail(f'axis {name} must be {{"type": "var"}}, "const" with a value or "expr" with an expression')
 
     def _refuse_circles(self, axes: tuple[Axis, ...]) -> None:
@@ -157,7 +171,9 @@ class _Reader:
         while left:
             ready = [axis for axis in left if axis.expression.names <= known]
             if not ready:
-                self._fail(f"the axes {', '.join(a.name for a in left)} are defined by way of each other; make one of them var")
+                self._fail(
+                    f"the axes {', '.join(a.name for a in left)} are defined by way of each other; make one of them var"
+                )
             known |= {axis.name for axis in ready}
             left = [axis for axis in left if axis not in ready]
 
@@ -178,7 +194,9 @@ class _Reader:
         dtype, shape = self._dtype(entry["dtype"], at), entry["shape"]
         if shape is None:
             if key == "outputs":
-                self._fail(f"{at} has no shape; a kernel writes tensors only: give it the shape [] for a single element")
+                self._fail(
+                    f"{at} has no shape; a kernel writes tensors only: give it the shape [] for a single element"
+                )
             if dtype not in SCALAR_DTYPES:
                 self._fail(f"{at} is passed by value as {entry['dtype']}; by value go {', '.join(SCALAR_DTYPES)}")
             return Item(name, None, dtype)
@@ -196,8 +214,8 @@ class _Reader:
     def _require_distinct(self, inputs: tuple[Item, ...], outputs: tuple[Item, ...]) -> None:
         for name in sorted({item.name for item in inputs} & {item.name for item in outputs}):
             self._fail(
-                f"{name} is both an input and an output; a kernel that overwrites its input cannot be run twice on the same "
-                "tensors, which the gate and every timing do: write to an output of its own"
+                f"{name} is both an input and an output; a kernel that overwrites its input cannot be run twice on the "
+                "same tensors, which the gate and every timing do: write to an output of its own"
             )
 
     def _compile_time(self) -> tuple[str, ...]:
@@ -232,7 +250,9 @@ class _Reader:
     def _reference(self) -> str:
         text = self.data["reference"]
         if not isinstance(text, str) or not text.strip():
-            self._fail("reference must be Python text with a function run(*inputs), or the name of a .py file beside this one")
+            self._fail(
+                "reference must be Python text with a function run(*inputs), or the name of a .py file beside this one"
+            )
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -291,10 +311,12 @@ class _Reader:
         if missing := [key for key in _DRAWS[kind] if key not in entry]:
             self._fail(f"{at} is {kind} and gives no {missing[0]}")
         if (kind == "scalar") != (item.shape is None):
-            takes = "is passed by value and needs the type scalar" if item.shape is None else "is a tensor, not a scalar"
+            takes = (
+                "is passed by value and needs the type scalar" if item.shape is None else "is a tensor, not a scalar"
+            )
             self._fail(f"{at}: {item.name} {takes}")
         value = entry.get("value")
-        if value is not None and (not isinstance(value, int | float) or "int" in item.dtype and int(value) != value):
+        if value is not None and (not isinstance(value, int | float) or ("int" in item.dtype and int(value) != value)):
             self._fail(f"{at} has the value {value!r}, which is no {item.dtype}")
         low, high = (self._expression(entry[k], f"{at}.{k}") if k in entry else None for k in ("low", "high"))
         return Draw(kind, value, low, high)
@@ -329,5 +351,7 @@ class _Reader:
         if isinstance(draw, dict):
             return NamedCase(entry["name"], axes, draws=self._draws(draw, f"{at}.draw"))
         if draw not in PATTERNS:
-            self._fail(f"{at} has the draw {draw!r}; it is one of {', '.join(PATTERNS)}, or an object of inputs and types")
+            self._fail(
+                f"{at} has the draw {draw!r}; it is one of {', '.join(PATTERNS)}, or an object of inputs and types"
+            )
         return NamedCase(entry["name"], axes, draw)

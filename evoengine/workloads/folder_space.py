@@ -1,4 +1,5 @@
-"""What the search space of a folder says of sizes: which ones a configuration takes, and how it cuts an axis into tiles."""
+"""What the search space of a folder says of sizes: which ones a configuration takes, and how it cuts an axis into
+tiles."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def size_rules(definition: Definition, config: Config) -> Rules:
 
 
 def tiles(definition: Definition, axes: Iterable[str], config: Config) -> dict[str, list[int]]:
-    """What each axis is divided by in the grid, largest first: `ceil_div(rows, tile_m)` says that tiles have tile_m rows.
+    """What each axis is divided by in the grid, largest first: `ceil_div(rows, tile_m)` says that tiles have tile_m
+    rows.
 
     A let that reads no axis may be a tile of any of them.
     """
@@ -65,7 +67,8 @@ def tiles(definition: Definition, axes: Iterable[str], config: Config) -> dict[s
 
 @lru_cache(maxsize=8)
 def _read(text: str) -> _Space:
-    """The constraints without a condition, the lets of every family and the grids; the space's own reader checks the file."""
+    """The constraints without a condition, the lets of every family and the grids; the space's own reader checks the
+    file."""
     tables: dict[str, Any] = tomllib.loads(text) if text else {}
     launch = tables.get("launch", {})
     rules = [launch, *(rule for rule in launch.values() if isinstance(rule, dict))]
@@ -95,7 +98,8 @@ def _parts(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _divisor(node: ast.expr, scope: Scope) -> int:
-    """The product along a chain of divisions: ceil_div(ceil_div(n, 32), 4) cuts n into tiles of 128. 0 where it is none."""
+    """The product along a chain of divisions: ceil_div(ceil_div(n, 32), 4) cuts n into tiles of 128. 0 where it is
+    none."""
     parts = _parts(node)
     if parts is None:
         return 1

@@ -12,7 +12,11 @@ from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Tensors
 from evoengine.workloads.dtypes import TORCH_DTYPES
 from evoengine.workloads.folder_definition import Definition, Draw, FolderProblem, Item, shape_of
 from evoengine.workloads.folder_reference import (
-    NotDouble, reference_call, run_as_is, run_in_float64, uses_numpy,
+    NotDouble,
+    reference_call,
+    run_as_is,
+    run_in_float64,
+    uses_numpy,
 )  # fmt: skip
 
 BASELINE = "reference"

@@ -14,12 +14,17 @@ _PART = re.compile(r"([a-z]+)(\d+)\Z")
 
 
 def read_parts(
-    text: str, example: str, numbers: Mapping[str, str], words: Mapping[str, Sequence[str]], optional: Sequence[str] = ()
+    text: str,
+    example: str,
+    numbers: Mapping[str, str],
+    words: Mapping[str, Sequence[str]],
+    optional: Sequence[str] = (),
 ) -> dict[str, int | str]:
     """The fields of a problem. `numbers`: how a part begins → field; `words`: field → the words that it may be.
 
     All fields but the `optional` ones must be there; numbers are at least 1. `example` is the whole problem as a person
-    would write it, its workload's name included. Raises UsageError naming the part that is wrong and what would be right.
+    would write it, its workload's name included. Raises UsageError naming the part that is wrong and what would be
+    right.
     """
     workload, _, _ = example.partition(":")
     fields: dict[str, int | str] = {}

@@ -12,8 +12,8 @@ from benchmarks import estimate as benchmark
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome
 from evoengine.search.agreement import measured_pairs
-from tests.conftest import attention_space
-from tests.ledger.examples import GPU, PROBLEM, a_figure, add_ranked, start_run
+from tests.support.kernel_gate import attention_space
+from tests.support.ledger_examples import GPU, PROBLEM, a_figure, add_ranked, start_run
 
 # (family, estimated, measured): in order among scalar, turned around among wmma, and every wmma faster than any scalar
 FIGURES = [("scalar", 10.0 + n, 5.0 + n) for n in range(4)] + [("wmma", 100.0 + n, 90.0 - n) for n in range(12)]

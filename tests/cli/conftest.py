@@ -9,25 +9,34 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command_server import SECONDS, CommandServer
+from tests.support.made_once import made_once
+
 SMALL = "b1,h2,s128,d32,fp16"
 
 
 @pytest.fixture(scope="session")
-def evoengine():
+def evoengine(tmp_path_factory):
     """Calls `evoengine ARGUMENTS…` in a process of its own; gives the finished process."""
+    server = CommandServer(tmp_path_factory.mktemp("commands"))
 
     def call(*arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None):
-        command = [sys.executable, "-m", "evoengine", *map(str, arguments)]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=600, cwd=cwd, env={**os.environ, **(env or {})}
-        )
+        said, own = list(map(str, arguments)), {**os.environ, **(env or {})}
+        if "PYTHONPATH" in (env or {}):  # other modules than those that the server has imported
+            command = [sys.executable, "-m", "evoengine", *said]
+            return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=cwd, env=own)
+        return server.call(said, cwd or Path.cwd(), own)
 
-    return call
+    yield call
+    server.close()
 
 
 @pytest.fixture(scope="session")
 def searched(evoengine, tmp_path_factory):
     """A folder with the ledger of one small search, and that search's finished process."""
-    folder = tmp_path_factory.mktemp("searched")
-    arguments = ("--problem", SMALL, "--trials", 8, "--seed", 3, "--jobs", 2, "--db", folder / "evo.db")
-    return folder, evoengine("search", *arguments, "--device", "emulator")
+
+    def search(folder: Path):
+        arguments = ("--problem", SMALL, "--trials", 8, "--seed", 3, "--jobs", 2, "--db", folder / "evo.db")
+        return evoengine("search", *arguments, "--device", "emulator")
+
+    return made_once(tmp_path_factory, "searched", search)

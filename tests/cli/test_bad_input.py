@@ -157,7 +157,8 @@ def test_no_nvrtc_is_exit_3_with_the_remedy(refused, tmp_path):
     broken = tmp_path / "broken" / "cupy"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('no NVRTC here')")
-    env = {"PYTHONPATH": str(broken.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    path = os.pathsep.join(filter(None, [str(broken.parent), os.environ.get("PYTHONPATH")]))
+    env = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     said = refused("search", "--db", tmp_path / "x.db", code=3, env=env)
     assert "NVRTC" in said and "pip install" in said
 

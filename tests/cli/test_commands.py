@@ -16,7 +16,7 @@ from evoengine.errors import NothingFound
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Candidate
 from tests.cli.conftest import SMALL
-from tests.conftest import wait_for
+from tests.support.waiting import wait_for
 
 HELPS = """
 import sys
@@ -90,7 +90,7 @@ SEARCH = ("search", "--problem", SMALL, "--device", "emulator")
 def under_way(tmp_path):
     """A search that has finished two trials: its ledger, and its process, which leads a session of its own."""
     db = tmp_path / "evo.db"
-    command = [sys.executable, "-m", "evoengine", *SEARCH, "--trials", "500", "--seed", "4", "--db", str(db)]
+    command = [sys.executable, "-m", "evoengine", *SEARCH, "--trials", "500", "--seed", "4", "--jobs", "1", "--db", str(db)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -110,7 +110,7 @@ def test_ctrl_c_stops_a_search_with_what_there_is_and_the_next_one_goes_on(evoen
     assert "interrupted" in err and "Traceback" not in err
     assert "TFLOPS" in out
     left = [trial for trial, c in candidates(db).items() if c.outcome is None]
-    evoengine(*SEARCH, "--trials", 4, "--seed", 5, "--db", db)
+    evoengine(*SEARCH, "--trials", max(1, len(left)), "--seed", 5, "--jobs", 1, "--db", db)
     after = candidates(db)
     assert all(after[trial].outcome and after[trial].run == 2 for trial in left)
 
@@ -150,7 +150,7 @@ def test_a_killed_search_loses_nothing_and_leaves_no_process(evoengine, under_wa
     before = ended(db)
     assert {trial: before.get(trial) for trial in seen} == seen
     wait_for(lambda: not members(process.pid))
-    evoengine(*SEARCH, "--trials", 3, "--seed", 5, "--db", db)
+    evoengine(*SEARCH, "--trials", 1, "--seed", 5, "--jobs", 1, "--db", db)
     after = ended(db)
     assert {trial: after.get(trial) for trial in before} == before
 

@@ -11,7 +11,7 @@ from evoengine.search.coordinator import Progress
 from evoengine.search.judges import NO_COST, record_judged
 from evoengine.stages.pipeline import Judged
 from evoengine.tuning.search import SearchResult
-from tests.ledger.examples import CONFIG, GPU, PROBLEM, a_verdict, start_run
+from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_verdict, start_run
 
 UNREAD = "the model cannot read the binary: unknown opcodes: XYZZY"
 

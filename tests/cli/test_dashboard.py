@@ -12,8 +12,8 @@ from urllib.error import URLError
 
 import pytest
 
-from tests.cli.test_recorded import cache
-from tests.conftest import wait_for
+from tests.support.recorded import cache
+from tests.support.waiting import wait_for
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from evoengine.cli.display import best_line, findings, listing, ranking, stdout
 from evoengine.cli.doctor import Finding
 from evoengine.records import Candidate, Outcome
-from tests.ledger.examples import GPU, PROBLEM, a_binary, a_figure, a_source, a_verdict
+from tests.support.ledger_examples import GPU, PROBLEM, a_binary, a_figure, a_source, a_verdict
 
 CONFIG = {"family": "wgmma"} | {f"knob_{i}": "registers" for i in range(7)}
 RANKED = Candidate(

@@ -8,11 +8,12 @@ import pytest
 
 from evoengine.tuning.setup import first_of_each_family
 from tests.cli.conftest import SMALL
-from tests.conftest import attention_space, launches
+from tests.support.kernel_gate import attention_space
+from tests.support.spaces import launches
 
 
 def test_a_family_that_the_gpu_cannot_run_is_left_out_with_one_line_that_says_why(evoengine, tmp_path):
-    arguments = ("--gpu", "l4", "--problem", SMALL, "--trials", 1, "--device", "emulator", "--db", tmp_path / "x.db")
+    arguments = ("--gpu", "l4", "--problem", SMALL, "--trials", 1, "--jobs", 1, "--device", "emulator", "--db", tmp_path / "x.db")
     done = evoengine("search", *arguments)
     assert done.returncode == 0, done.stderr
     [said] = [line for line in done.stderr.splitlines() if "wgmma" in line]
@@ -21,12 +22,12 @@ def test_a_family_that_the_gpu_cannot_run_is_left_out_with_one_line_that_says_wh
 
 
 def test_a_family_asked_for_by_name_is_the_only_one_tried(evoengine, tmp_path):
-    arguments = ("--problem", SMALL, "--trials", 3, "--device", "emulator", "--db", tmp_path / "x.db")
+    arguments = ("--problem", SMALL, "--trials", 2, "--jobs", 1, "--device", "emulator", "--db", tmp_path / "x.db")
     done = evoengine("search", "--family", "mma", *arguments)
     assert done.returncode == 0, done.stderr
     assert "1 family" in done.stderr and "left out" not in done.stderr
     found = json.loads(evoengine("history", "--json", "--db", tmp_path / "x.db").stdout)
-    assert [c["config"]["family"] for c in found] == ["mma"] * 3
+    assert [c["config"]["family"] for c in found] == ["mma"] * 2
     assert all(c["correct"] for c in found)
 
 

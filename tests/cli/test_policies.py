@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from evoengine.cli.main import evoengine
 from evoengine.ledger.store import open_ledger
 from evoengine.records import UNKNOWN_POLICY, Kind
-from tests.ledger.examples import SUSTAINED, a_figure, add_ranked, start_run
+from tests.support.ledger_examples import SUSTAINED, a_figure, add_ranked, start_run
 
 
 @pytest.fixture

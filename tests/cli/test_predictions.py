@@ -15,8 +15,8 @@ from evoengine.sass import validation
 from evoengine.stages.predict import figure_of, predict_binary
 from evoengine.stages.profile import profile_without_gpu
 from evoengine.workloads.base import Target
-from tests.ledger.examples import a_figure, a_verdict, add_ranked, start_run
-from tests.stages.test_predict import ATTENTION, H100, PROBLEM, figure, made
+from tests.support.ledger_examples import a_figure, a_verdict, add_ranked, start_run
+from tests.support.predictions import ATTENTION, H100, PROBLEM, figure, made
 
 UNREAD = "the model cannot read the binary: unknown opcodes: XYZZY"
 
@@ -193,8 +193,8 @@ def test_a_search_without_a_gpu_ranks_by_predictions(searched, evoengine):
 
 
 def test_what_is_missing_for_predictions_is_known_before_a_search(monkeypatch):
-    from evoengine.tuning import setup
     from evoengine.stages import predict
+    from evoengine.tuning import setup
 
     monkeypatch.setattr(predict, "disassembler", lambda: None)
     said: list[str] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import sqlite3
@@ -14,26 +13,8 @@ import pytest
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind
 from tests.cli.conftest import SMALL
-from tests.ledger.examples import a_figure, add_ranked, start_run
-
-
-def cache(path):
-    """A Kernel Tuner cache of 24 configurations, one of which did not compile."""
-    domains = {"block": [32, 64, 128, 256], "tile": [1, 2, 4], "padding": [0, 1]}
-    entries = {}
-    for block, tile, padding in itertools.product(*domains.values()):
-        time = 1.0 + abs(block - 128) / 64 + (4 - tile) + 0.1 * padding
-        failed = (block, tile) == (256, 4)
-        entries[f"{block},{tile},{padding}"] = {
-            "block": block, "tile": tile, "padding": padding,
-            "time": "CompilationFailedConfig" if failed else time, "times": [time], "GFLOP/s": 1.0 / time,
-        }  # fmt: skip
-    content = {
-        "device_name": "TEST GPU", "kernel_name": "test", "problem_size": 1, "tune_params_keys": list(domains),
-        "tune_params": domains, "objective": "time", "cache": entries,
-    }  # fmt: skip
-    path.write_text(json.dumps(content))
-    return path
+from tests.support.ledger_examples import a_figure, add_ranked, start_run
+from tests.support.recorded import cache
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +223,7 @@ def test_an_export_is_never_written_over_its_ledger(evoengine, replayed, tmp_pat
 
 def test_two_objectives_give_a_front(evoengine, searched, tmp_path):
     db = shutil.copy(searched[0] / "evo.db", tmp_path)  # where the start points' binaries are
-    arguments = ("--problem", SMALL, "--trials", 8, "--seed", 2, "--db", db, "--device", "emulator")
+    arguments = ("--problem", SMALL, "--trials", 8, "--seed", 2, "--jobs", 1, "--db", db, "--device", "emulator")
     done = evoengine("search", *arguments, "--objective", "tflops,registers")
     assert done.returncode == 0, done.stderr
     front = json.loads(evoengine("best", "--pareto", "--json", "--db", db).stdout)

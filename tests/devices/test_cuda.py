@@ -21,7 +21,9 @@ from evoengine.stages.statistics import FEWEST
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Target
-from tests.conftest import attention_space, on_stand_in
+from tests.support.kernel_gate import attention_space
+from tests.support.exhaustive import more
+from tests.support.stand_in import on_stand_in
 
 pytestmark = pytest.mark.gpu
 TEXT = "b1,h2,s128,d64,fp16" if on_stand_in() else "b2,h8,s512,d64,fp16"
@@ -110,7 +112,12 @@ def judge():
     judge.close()
 
 
-@pytest.mark.parametrize("name", KERNELS)
+FAST = ("scalar", "wmma", "mma", "wgmma", "wgmma, O stored by TMA", "wgmma, blocks that go round",
+        "wgmma, K and V shared by two blocks")  # fmt: skip
+FAST_FAULTS = ("trap", "endless loop", "writes its input", "out of bounds by a little")
+
+
+@pytest.mark.parametrize("name", [*FAST, *more(name for name in KERNELS if name not in FAST)])
 def test_each_way_to_load_multiply_and_store_is_correct_on_the_gpu(judge, name):
     family, changes = KERNELS[name]
     if family == "wgmma" and gpu().arch != "sm_90a":
@@ -121,7 +128,7 @@ def test_each_way_to_load_multiply_and_store_is_correct_on_the_gpu(judge, name):
     assert result.figure.tflops > 0
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", [*FAST_FAULTS, *more(name for name in FAULTS if name not in FAST_FAULTS)])
 def test_a_fault_becomes_an_outcome_in_the_gpus_own_words_and_the_next_candidate_is_fine(judge, name):
     body, outcome, words = FAULTS[name]
     result = judge.submit(faulty(body), None).result()

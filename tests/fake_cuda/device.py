@@ -36,14 +36,20 @@ import numpy as np
 
 from evoengine.devices import cuda_api
 from evoengine.devices.base import (
-    Argument, KernelCrashed, KernelHung, KernelUnbuildable, ScalarArgument, TensorArgument, TensorMapArgument,
+    Argument,
+    KernelCrashed,
+    KernelHung,
+    KernelUnbuildable,
+    ScalarArgument,
+    TensorArgument,
+    TensorMapArgument,
 )  # fmt: skip
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
 from evoengine.records import Launch, Source
 
 ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED, HANGS = 700, 716, 719, -1
-EMULATOR_SECONDS = 20.0
+EMULATOR_SECONDS = 10.0
 """a launch that a test makes takes one at most; past this it will not end"""
 DEFAULT_US = 2000.0
 

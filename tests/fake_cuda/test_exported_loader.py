@@ -39,8 +39,8 @@ def load(attention_gate, tmp_path, monkeypatch):
         spec = importlib.util.spec_from_file_location("exported", tmp_path / "attention.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        monkeypatch.setattr(module._Torch, "gpu_index", lambda device: 0)
-        monkeypatch.setattr(module._Torch, "stream", lambda gpu_index: 0)
+        monkeypatch.setattr(module._cuda.Torch, "gpu_index", lambda device: 0)
+        monkeypatch.setattr(module._cuda.Torch, "stream", lambda gpu_index: 0)
         return module
 
     return loaded

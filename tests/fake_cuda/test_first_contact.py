@@ -13,6 +13,7 @@ import pytest
 
 from evoengine.ledger.store import open_ledger
 from tests.fake_cuda.library import NAME, ROOT, environment
+from tests.support.exhaustive import more
 
 SMALL = "b1,h2,s64,d32,fp16"
 
@@ -31,8 +32,9 @@ def evoengine(run):
     return lambda *arguments, **settings: run("-m", "evoengine", *arguments, **settings)
 
 
-def search(*more, trials=1):
-    return ("search", "--gpu", "h100", "--problem", SMALL, "--family", "scalar", "--trials", trials, "--seed", 3, *more)
+def search(*options, trials=1):
+    few = ("--family", "scalar", "--trials", trials, "--jobs", 1, "--seed", 3)
+    return ("search", "--gpu", "h100", "--problem", SMALL, *few, *options)
 
 
 def finding(done, name):
@@ -80,7 +82,7 @@ RECIPE = (
 )
 
 
-@pytest.mark.parametrize("device", ["auto", "cuda"])
+@pytest.mark.parametrize("device", ["auto", *more(["cuda"])])
 def test_a_driver_for_cuda_12_ends_a_search_before_its_first_candidate(evoengine, tmp_path, device):
     done = evoengine(*search("--device", device, "--db", "a.db"), driver=12040)
     assert done.returncode == 3

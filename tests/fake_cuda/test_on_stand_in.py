@@ -17,7 +17,7 @@ from tests.fake_cuda.library import ROOT, environment
 
 SUITES = {
     "kernels, faults and the driver": ["tests/devices"],
-    "checking and timing": ["tests/stages/test_measure.py"],
+    "checking and timing": ["tests/stages/test_measure.py", "tests/stages/test_measure_figures.py"],
     "the command line": ["tests/cli/test_road.py"],
     "exported kernels": ["tests/fake_cuda/test_exported_loader.py"],
 }
@@ -25,8 +25,10 @@ SUITES = {
 
 @pytest.mark.skipif(not isinstance(find_driver(), str), reason="this machine has a driver of its own")
 @pytest.mark.parametrize("name", SUITES)
-def test_what_needs_a_gpu_passes_on_the_stand_in(tmp_path, name):
-    options = ["-q", "-m", "gpu or stand_in", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'own'}"]
+def test_what_needs_a_gpu_passes_on_the_stand_in(tmp_path, pytestconfig, name):
+    fast = "not exhaustive" in pytestconfig.option.markexpr
+    wanted = "(gpu or stand_in) and not exhaustive" if fast else "gpu or stand_in"
+    options = ["-q", "-m", wanted, "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'own'}"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *SUITES[name]], cwd=ROOT, env=environment(tmp_path),
         capture_output=True, text=True,

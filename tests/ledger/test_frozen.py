@@ -18,8 +18,8 @@ from evoengine.ledger.database import alembic_config
 from evoengine.ledger.models import Base
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome
-from tests.ledger.examples import differences
 from tests.ledger.frozen.freeze import FOLDER, GPU, INCORRECT, MEASURED, SLOWER, UNFINISHED, thaw
+from tests.support.ledger_examples import differences
 
 REVISIONS = sorted(file.name.removesuffix(".sql.gz") for file in FOLDER.glob("*.sql.gz"))
 Call = Callable[..., Result]

@@ -15,7 +15,7 @@ from evoengine.ledger.models import Base
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import optuna_storage
 from evoengine.records import UNKNOWN_POLICY, Kind
-from tests.ledger.examples import CONFIG, GPU, PROBLEM, a_figure, add_ranked, differences, start_run
+from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_figure, add_ranked, differences, start_run
 
 WRITTEN_BEFORE_POLICIES = f"""
 INSERT INTO devices VALUES (1, 'NVIDIA H200', NULL, NULL, NULL, '{{}}');

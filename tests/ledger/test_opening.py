@@ -20,7 +20,7 @@ import pytest
 from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.ledger import database, optuna_schema
 from evoengine.ledger.store import open_ledger
-from tests.ledger.examples import start_run
+from tests.support.ledger_examples import start_run
 
 NOBODY = 65534
 

@@ -20,7 +20,7 @@ from evoengine.ledger.models import Base
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import Projection, optuna_storage
 from evoengine.records import Kind, Outcome
-from tests.ledger.examples import (
+from tests.support.ledger_examples import (
     CONFIG,
     DOMAINS,
     GPU,

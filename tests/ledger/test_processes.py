@@ -24,7 +24,7 @@ from evoengine.ledger.runs import KILLED, RUNNING, may_live
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import optuna_storage
 from evoengine.records import Outcome
-from tests.ledger.examples import CONFIG, GPU, PROBLEM, a_figure, a_source, a_verdict, add_ranked, start_run
+from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_figure, a_source, a_verdict, add_ranked, start_run
 
 WRITER = """
 import sys
@@ -32,7 +32,7 @@ from datetime import UTC, datetime
 from evoengine.ledger.models import VerdictRow
 from evoengine.ledger.rows import verdict_values
 from evoengine.ledger.store import open_ledger
-from tests.ledger.examples import *
+from tests.support.ledger_examples import *
 ledger = open_ledger(sys.argv[1], create=True)
 run = start_run(ledger)
 """

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from evoengine.ledger.ranking import Figure, ranked
 from evoengine.records import UNKNOWN_POLICY, Kind
-from tests.ledger.examples import POLICY, SUSTAINED
+from tests.support.ledger_examples import POLICY, SUSTAINED
 
 
 def single(number, trial, tflops, kind=Kind.MEASURED, suspect=None):

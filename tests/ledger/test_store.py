@@ -33,7 +33,7 @@ from evoengine.records import (
     Source,
     Verdict,
 )
-from tests.ledger.examples import (
+from tests.support.ledger_examples import (
     CONFIG,
     GPU,
     POLICY,

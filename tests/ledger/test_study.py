@@ -26,8 +26,7 @@ from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import Projection, artifact_store, optuna_storage, rebuild, study_note
 from evoengine.lineage import Effect
 from evoengine.records import Kind, Outcome
-from tests.conftest import wait_for
-from tests.ledger.examples import (
+from tests.support.ledger_examples import (
     CONFIG,
     DOMAINS,
     GPU,
@@ -38,6 +37,7 @@ from tests.ledger.examples import (
     add_ranked,
     start_run,
 )
+from tests.support.waiting import wait_for
 
 NAME = f"run 1 · {PROBLEM} · {GPU} · estimated TFLOPS"
 

@@ -11,7 +11,7 @@ import pytest
 from evoengine.errors import UsageError
 from evoengine.publish.export import describe, export
 from evoengine.records import Binary, Candidate, CaseResult, Kind, Launch, Measurement, Outcome, Source, Verdict
-from tests.conftest import attention_target
+from tests.support.kernel_gate import attention_target
 
 TARGET = attention_target("b2,h4,s100,d64,fp16,kv2")
 CASE = CaseResult("one row", "attention:b1,h1,s1,d64,fp16", 5, True, 1e-4, 1e-5, 1e-3)
@@ -30,7 +30,7 @@ def candidate() -> Candidate:
 
 def test_the_files_are_the_candidates_own(candidate, tmp_path):
     paths = export(candidate, TARGET, tmp_path / "new" / "folder")
-    assert [p.name for p in paths] == ["kernel.cu", "kernel.cubin", "kernel.json", "attention.py", "__init__.py"]
+    assert [p.name for p in paths] == ["kernel.cu", "kernel.cubin", "kernel.json", "attention.py", "_cuda.py", "__init__.py"]
     text, cubin, described, *_ = (p.read_bytes() for p in paths)
     assert (text, cubin) == (b"// text", b"\x7fELF")
     assert json.loads(described) == describe(candidate, TARGET)

@@ -16,7 +16,7 @@ from evoengine.ledger.store import open_ledger
 from evoengine.ledger.transfer import Dossier, WholeRun
 from evoengine.publish.t4 import INVALIDITY, from_t4, to_t4
 from evoengine.records import UNKNOWN_POLICY, Baseline, Candidate, Kind, Outcome, Profile
-from tests.ledger.examples import (
+from tests.support.ledger_examples import (
     CONFIG,
     GPU,
     POLICY,

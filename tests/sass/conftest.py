@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.devices.emulator.conftest import SIGNATURE, argument
-from tests.sass.machine_code import ran
+from tests.support.kernel_arguments import SIGNATURE, argument
+from tests.support.machine_code import ran
 
 
 @pytest.fixture(scope="session")

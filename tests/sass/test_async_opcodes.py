@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from evoengine.devices.base import KernelCrashed, KernelHung
-from tests.devices.emulator.test_emulator_cluster import multicast, pair
-from tests.devices.emulator.test_emulator_copy_async import COMMIT, WAIT, WAIT_ALL, copy
-from tests.devices.emulator.test_emulator_mbarrier import SOURCES, TILES, one, registers_text, ring
-from tests.devices.emulator.test_emulator_tma import load, store_text, swizzled, tensor, tile, view
+from tests.support.cluster_kernels import multicast, pair
+from tests.support.copy_async_kernels import COMMIT, WAIT, WAIT_ALL, copy
+from tests.support.mbarrier_kernels import SOURCES, one, registers_text, ring
+from tests.support.tma_kernels import load, store_text, swizzled, tensor, tile, view
 
 SEEDS = range(4)
 UNWRITTEN = 0xFFFF

@@ -16,7 +16,7 @@ from evoengine.errors import MachineError
 from evoengine.host_compiler import find_compiler, identity, native_flags
 from evoengine.sass import build as builder
 from evoengine.sass.core import library
-from tests.sass.machine_code import require_compiler
+from tests.support.machine_code import require_compiler
 
 FIRST = '#include "both.h"\nextern "C" int answer() { return helper() + 2; }\n'
 SECOND = '#include "both.h"\nint helper() { return 40; }\n'

@@ -10,7 +10,7 @@ import pytest
 from evoengine.errors import UsageError
 from evoengine.sass import elf
 from evoengine.sass.cubin import kernel_names, read_kernel, whole_image
-from tests.sass.kernels import ALL_PARTS, COUNTS, compiled
+from tests.support.sass_kernels import ALL_PARTS, COUNTS, compiled
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.sass.machine_code import ARCHS, elementwise, execute
+from tests.support.machine_code import ARCHS, elementwise, execute
 
 N = 256
 HALVES = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.sass.machine_code import ARCHS, elementwise, execute
+from tests.support.machine_code import ARCHS, elementwise, execute
 
 N = 256
 EDGES_32 = np.array([0, 1, -1, 2, 7, 31, 32, 33, 255, 65535, 65536, 2**31 - 1, -(2**31), -(2**31) + 1], np.int64)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from evoengine.devices.base import KernelCrashed
-from tests.devices.emulator.test_emulator_mma import MMA, STORE, TYPES, G, T, move_text, pairs
-from tests.devices.emulator.test_emulator_wgmma import INLINE, multiply
+from tests.support.mma_kernels import MMA, STORE, TYPES, G, T, move_text, pairs
+from tests.support.wgmma_kernels import PRODUCTS, multiply
 
 ARCHES = ["sm_80", "sm_90a"]
 
@@ -149,27 +149,6 @@ def test_mma_of_bytes_with_and_without_sign(execute):
     np.testing.assert_array_equal(o.view(np.int32), sums(a.astype(np.int32) @ b.T.astype(np.int32) + c))
 
 
-@pytest.mark.parametrize("width", [16, 32, 64, 128])
-@pytest.mark.parametrize("trans_b", [0, 1])
-def test_wgmma_finds_its_operands_in_every_layout(execute, width, trans_b):
-    multiply(execute, 64, width, width, trans_b)
-
-
-def test_wgmma_finds_columns_beyond_a_slab_by_its_stride(execute):
-    multiply(execute, 128, 128, 128, 1, k=64)
-    multiply(execute, 96, 128, 64, 1, k=64)
-
-
-@pytest.mark.parametrize(("n", "dtype"), [(8, "fp16"), (24, "bf16"), (176, "fp16"), (256, "bf16")])
-def test_wgmma_has_every_multiple_of_8_columns(execute, n, dtype):
-    multiply(execute, n, 128, 128, 0, dtype=dtype)
-
-
-def test_wgmma_without_accumulation_begins_at_zero(execute):
-    multiply(execute, 8, 128, 128, 0, accumulate=0)
-
-
-@pytest.mark.parametrize(("scale_a", "scale_b"), [(1, -1), (-1, 1), (-1, -1)])
-def test_wgmma_has_signs_and_a_transposed_a(execute, scale_a, scale_b):
-    call = INLINE.replace("SCALE_A", str(scale_a)).replace("SCALE_B", str(scale_b)).replace("TRANS_A", "1")
-    multiply(execute, 8, 128, 128, 0, trans_a=1, call=call, sign=scale_a * scale_b, k=64)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_wgmma_product_is_that_of_numpy(execute, name):
+    multiply(execute, **PRODUCTS[name])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evoengine.devices.base import KernelCrashed
-from tests.sass.machine_code import ARCHS, execute
+from tests.support.machine_code import ARCHS, execute
 
 KERNEL = 'extern "C" __global__ void kernel'
 every_arch = pytest.mark.parametrize("arch", ARCHS)

@@ -18,7 +18,7 @@ from evoengine.gpu import find_gpu
 from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import read_kernel as read_binary
 from evoengine.sass.launch import DrawnArgument, Geometry, Launch, prepare
-from tests.sass.machine_code import require_tools
+from tests.support.machine_code import require_tools
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")
 RECORDED = os.environ.get("EVOENGINE_RECORDED_KERNELS")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.sass.machine_code import ARCHS, execute
+from tests.support.machine_code import ARCHS, execute
 
 LANES = 32
 KERNEL = 'extern "C" __global__ void kernel'

@@ -2,89 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-
 import pytest
 
-from evoengine.devices.driver import GpuDevice
-from evoengine.gpu import find_gpu
-from evoengine.ledger.runs import Device
-from evoengine.ledger.store import open_ledger
-from evoengine.search.coordinator import Coordinator
-from evoengine.search.judges import GpuJudge
-from evoengine.search.workers import Terms
-from evoengine.search.setting import Setting
-from evoengine.space.space import load_space
-from evoengine.stages.pipeline import predict_task
-from evoengine.workloads import parse_problem
-from evoengine.workloads.base import Target
-from tests.search import faulty_device
-
-SPACE = """\
-kernel = "attention"
-[knobs]
-family = ["numbered"]
-number = [{numbers}]
-[cost.numbered]
-mufu = 1000
-[launch.numbered]
-threads = 32
-grid = [1, 1, 1]
-shared = 0
-"""
-WORKLOAD, PROBLEM = parse_problem("b1,h1,s64,d32,fp16")
-GPU = find_gpu("h100")
-TARGET = Target(WORKLOAD, PROBLEM, GPU)
-DEVICE = GpuDevice(0, "NVIDIA Faulty", "GPU-00000000-0000-0000-0000-000000000000", 90, 2**34)
-
-SECONDS = 30.0
-"""a task's time; one that behaves takes a fiftieth of a second"""
-
-
-class NumberedSearch:
-    """Runs searches over numbers; `faults` says which number does what wrong."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "attention").mkdir()
-        self.ledger = open_ledger(str(folder / "evo.db"), create=True)
-        self.finished: list[int] = []
-
-    def space(self, numbers: Iterable[int]):
-        path = self.folder / "numbers.toml"
-        path.write_text(SPACE.format(numbers=", ".join(map(str, numbers))))
-        return load_space(path, PROBLEM, GPU)
-
-    def begin(
-        self, numbers, faults=lambda _: None, *, trials=None, jobs=2, sampler="random", timed=True
-    ) -> tuple[Setting, int]:
-        """Writes the template, in which every number's source says what goes wrong with it, and starts a run."""
-        wrong = {n: fault for n in numbers if (fault := faults(n))}
-        cases = "".join(f"{{% if number == {n} %}} fault {p} {f}{{% endif %}}" for n, (p, f) in wrong.items())
-        template = self.folder / "attention" / "numbered.cu.j2"
-        template.write_text(f"// candidate {{{{ number }}}}{cases}\n")
-        space = self.space(numbers)
-        setting = Setting(TARGET, space, self.folder, sampler, 1, trials or len(numbers), None, jobs, timed)
-        run = self.ledger.start_run(
-            gpu=GPU.key, problem=str(PROBLEM), device=Device("faulty"), space=space, sampler=sampler, seed=1,
-            command="test",
-        )  # fmt: skip
-        return setting, run
-
-    def coordinator(
-        self, numbers, faults=lambda _: None, *, tasks=faulty_device, seconds=SECONDS, on_change=lambda _: None,
-        compiler=faulty_device.compile_task, predictor=predict_task, **options,
-    ) -> Coordinator:  # fmt: skip
-        setting, run = self.begin(numbers, faults, **options)
-        judge = GpuJudge(TARGET, DEVICE, 1, tasks, seconds)
-        terms = Terms(seconds, memory_bytes=512 << 20, file_bytes=1 << 20, warm_up=faulty_device.note_warm)
-        return Coordinator(
-            setting, self.ledger, run, judge, on_change, self.finished.append, compiler, terms, predictor
-        )
-
-    def candidates(self):
-        return self.ledger.candidates()
+from tests.support.numbered_search import NumberedSearch
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome
 from evoengine.search.agreement import agree, measured_pairs
-from tests.ledger.examples import GPU, PROBLEM, a_figure, add_ranked, start_run
-from tests.search.conftest import GPU as SEARCHED_GPU
-from tests.search.conftest import PROBLEM as SEARCHED
+from tests.support.ledger_examples import GPU, PROBLEM, a_figure, add_ranked, start_run
+from tests.support.numbered_search import GPU as SEARCHED_GPU
+from tests.support.numbered_search import PROBLEM as SEARCHED
 
 
 @pytest.mark.parametrize(

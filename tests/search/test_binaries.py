@@ -14,8 +14,8 @@ from evoengine.search import binaries
 from evoengine.search.binaries import check_export, check_winner
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
-from tests.conftest import attention_space, attention_target
-from tests.ledger.examples import a_figure, a_verdict, start_run
+from tests.support.kernel_gate import attention_space, attention_target
+from tests.support.ledger_examples import a_figure, a_verdict, start_run
 
 SMALL, GPU = "b1,h2,s128,d32,fp16", "h100"
 TARGET = attention_target(SMALL, GPU)

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from evoengine.errors import MachineError
-from evoengine.workloads.attention.problem import parse_problem
 from evoengine.records import Contender, Kind, Outcome, Rejection
 from evoengine.search.coordinator import neighbouring_bests
 from evoengine.search.judges import AHEAD, EmulatorJudge, GpuJudge, Job, make_judge, timed_baselines
 from evoengine.search.proposer import Proposer
-from tests.search import faulty_device
-from tests.search.conftest import DEVICE, GPU, PROBLEM, TARGET
+from evoengine.workloads.attention.problem import parse_problem
+from tests.support import faulty_device
+from tests.support.numbered_search import DEVICE, GPU, PROBLEM, TARGET
 
 
 def tasks(**changed):

@@ -17,51 +17,13 @@ from evoengine.search.samplers.grid import Grid
 from evoengine.search.samplers.surrogate import Surrogate
 from evoengine.space.definition import Knob
 from evoengine.space.space import SearchSpace
-from tests.conftest import launches
-
-SPACE = """\
-kernel = "attention"
-[knobs]
-family = ["plain", "tensor"]
-tile = [8, 16, 32, 64, 128]
-warps = [1, 2, 4, 8]
-stages = { values = [1, 2, 3, 4], when = "family == 'tensor'" }
-order = { values = ["rows", "columns", "swizzled"], when = "family == 'tensor' and stages > 1" }
-[[constraint]]
-expr = "tile >= 8 * warps"
-why = "each warp owns eight rows"
-""" + launches("plain", "tensor")
+from tests.support.evolution import SPACE, search, speed, suggest
 
 
 @pytest.fixture
 def space(load) -> SearchSpace:
     """154 configurations; two knobs are conditional, one of them on the other."""
     return load(SPACE)
-
-
-def speed(config) -> float:
-    """Best, at 10, with family tensor, tile 64, 4 warps, 3 stages, swizzled."""
-    loss = abs(np.log2(config["tile"] / 64)) + abs(np.log2(config["warps"] / 4))
-    if config["family"] == "plain":
-        return 5 - 0.5 * loss
-    return 10 - loss - abs(config["stages"] - 3) - (config.get("order") != "swizzled")
-
-
-def suggest(trial: optuna.Trial, space: SearchSpace) -> dict:
-    config: dict = {}
-    for knob in space.knobs:
-        if space.is_active(knob, config):
-            config[knob.name] = trial.suggest_categorical(knob.name, knob.values)
-    return config
-
-
-def search(space: SearchSpace, seed: int, trials: int, sampler=None, value=speed) -> optuna.Study:
-    sampler = sampler or EvolutionSampler(seed, space)
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    for _ in range(trials):
-        trial = study.ask()
-        study.tell(trial, value(suggest(trial, space)))
-    return study
 
 
 class TestConformance(BasicSamplerTestCase, RelativeSamplerTestCase, MultiObjectiveSamplerTestCase):

@@ -9,7 +9,7 @@ import pytest
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Finals, Kind, Outcome, Rejection
 from evoengine.search.finals import record_finals
-from tests.ledger.examples import GPU, PROBLEM, SUSTAINED, a_figure, add_ranked, start_run
+from tests.support.ledger_examples import GPU, PROBLEM, SUSTAINED, a_figure, add_ranked, start_run
 
 
 @pytest.fixture

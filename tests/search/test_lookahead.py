@@ -17,8 +17,8 @@ from evoengine.search.lookahead import PATIENCE, Lookahead
 from evoengine.search.samplers import evolution
 from evoengine.search.samplers.prior import Mean, Prior
 from evoengine.stages.predict import Estimated
-from tests.search import faulty_device
-from tests.search.test_evolution import SPACE
+from tests.support import faulty_device
+from tests.support.evolution import SPACE
 
 MIXED = [7 * n % 40 for n in range(40)]
 """in no order, so that a number tells nothing of the next and the sampler has the model alone to go by"""

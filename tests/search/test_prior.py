@@ -15,7 +15,7 @@ from evoengine.search.samplers import evolution, pool, prior
 from evoengine.search.samplers.evolution import EvolutionSampler
 from evoengine.search.samplers.grid import Grid
 from evoengine.search.samplers.prior import ENOUGH, Prior, fit_mean
-from tests.search.test_evolution import SPACE, search, speed, suggest
+from tests.support.evolution import SPACE, search, speed, suggest
 
 SEEDS = 8
 

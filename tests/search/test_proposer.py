@@ -8,7 +8,7 @@ from evoengine.objectives import OBJECTIVES
 from evoengine.records import config_key
 from evoengine.search.proposer import Proposer
 from evoengine.search.samplers import NAMES
-from tests.conftest import launches
+from tests.support.spaces import launches
 
 SPACE = """\
 kernel = "attention"

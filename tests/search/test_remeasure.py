@@ -8,7 +8,6 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from evoengine.tuning import setup
 from evoengine.cli.main import evoengine
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError, NothingFound
@@ -17,8 +16,9 @@ from evoengine.search import judges
 from evoengine.search.judges import GpuJudge
 from evoengine.search.remeasure import left_to_measure
 from evoengine.stages.render import render
-from tests.search import faulty_device
-from tests.search.conftest import GPU, PROBLEM, TARGET
+from evoengine.tuning import setup
+from tests.support import faulty_device
+from tests.support.numbered_search import GPU, PROBLEM, TARGET
 
 ESTIMATES = [9.0, 1.0, 5.0, 7.0, 3.0]
 

@@ -10,8 +10,8 @@ from evoengine.search.coordinator import Coordinator
 from evoengine.search.judges import GpuJudge
 from evoengine.search.samplers.prior import ENOUGH
 from evoengine.search.siblings import sibling_prior
-from tests.search import faulty_device
-from tests.search.conftest import DEVICE, GPU, PROBLEM, TARGET
+from tests.support import faulty_device
+from tests.support.numbered_search import DEVICE, GPU, PROBLEM, TARGET
 
 SIBLING, STRANGER = find_gpu("h200"), find_gpu("a100")
 NUMBERS = range(ENOUGH + 4)

@@ -12,10 +12,10 @@ from scipy.stats import chisquare
 
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
-from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.records import Config, Launch, config_key
 from evoengine.space.space import SearchSpace, load_space
-from tests.conftest import launches
+from evoengine.workloads.attention.problem import AttentionProblem
+from tests.support.spaces import launches
 
 Load = Callable[[str], SearchSpace]
 

@@ -187,7 +187,7 @@ def test_the_process_for_the_tools_says_what_it_lacks_without_a_gpu(tmp_path):
 
 def test_the_last_page_is_kept_beside_the_candidate(tmp_path):
     from evoengine.ledger.store import open_ledger
-    from tests.ledger.examples import a_figure, add_ranked, start_run
+    from tests.support.ledger_examples import a_figure, add_ranked, start_run
 
     with open_ledger(str(tmp_path / "x.db"), create=True) as ledger:
         trial = add_ranked(ledger, start_run(ledger), a_figure(10.0))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
+from evoengine.stages.policy import batch_size
 from evoengine.stages.statistics import (
     FEWEST,
     MOST,
@@ -24,7 +25,6 @@ from evoengine.stages.statistics import (
     settled,
     spread,
 )
-from evoengine.stages.policy import batch_size
 
 
 class Gpu:

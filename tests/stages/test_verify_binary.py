@@ -16,7 +16,8 @@ from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from evoengine.stages.verify_binary import verify_binary
 from evoengine.workloads.base import Target
-from tests.conftest import attention_space, attention_target
+from tests.support.kernel_gate import attention_space, attention_target
+from tests.support.exhaustive import representatives
 from tests.workloads import test_planted_faults as classic
 from tests.workloads import test_planted_faults_mma as mma
 from tests.workloads import test_planted_faults_more as more
@@ -45,7 +46,13 @@ def starts():
                     yield pytest.param(family, arch, gpu, problem, id=f"{family}-{arch}-{problem}")
 
 
-@pytest.mark.parametrize(("family", "arch", "gpu", "problem"), list(starts()))
+# each family, each architecture, with a mask and without
+FAST_STARTS = (
+    "scalar-sm_80", "wmma-sm_89", "mma-sm_80", "wgmma-sm_90a-b2,h4,s256,d64,fp16", "wgmma-sm_90a-b1,h4,s256,d128,fp16,causal",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "arch", "gpu", "problem"), representatives(starts(), *FAST_STARTS))
 def test_the_machine_code_of_every_family_is_right(attention_gate, family, arch, gpu, problem):
     space, target = attention_space(problem, gpu), attention_target(problem, gpu)
     config = next(c for c in space.starts if c["family"] == family)
@@ -110,7 +117,25 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("module", "name", "family"), FAULTS)
+# one fault of each class; the others of a class run with `make test-all`
+FAST = (
+    "missing barrier between scores and softmax-wmma",
+    "O not rescaled when the maximum moves-scalar",
+    "cp.async waited for too laxly-wmma",
+    "read past the end of the tensors-scalar",
+    "shared memory overrun-scalar",
+    "V not waited for at all-mma",
+    "swizzle by the wrong bits of the row-mma",
+    "causal mask one off where lengths differ-mma",
+    "full barrier's parity off by one-wgmma",
+    "too few bytes announced-wgmma",
+    "only the block's own half of the bytes announced-wgmma",
+    "accumulators of mma.sync only written-mma",
+    "bfloat16 by way of half-mma",
+)
+
+
+@pytest.mark.parametrize(("module", "name", "family"), representatives(FAULTS, *FAST))
 def test_a_planted_fault_is_caught_in_the_machine_code(attention_gate, module, name, family):
     wanted, problem, pairs = planted(module, name, family)
     gate = attention_gate(problem)

@@ -11,12 +11,12 @@ import pytest
 
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
-from evoengine.workloads.attention.problem import HEAD_DIMS, parse_problem
 from evoengine.records import Source, config_key
 from evoengine.space.space import load_space
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import inert_knobs
 from evoengine.workloads import find_workload
+from evoengine.workloads.attention.problem import HEAD_DIMS, parse_problem
 
 HEADLINE = "b16,h16,s2048,d64,fp16"
 KNOBS = {

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from evoengine.cuda_files import disassembler
-from evoengine.workloads.attention.problem import HEAD_DIMS
 from evoengine.records import Source
 from evoengine.stages import compile as stage
 from evoengine.stages.compile import CompileFailed, compile_source
+from evoengine.workloads.attention.problem import HEAD_DIMS
+from tests.support.exhaustive import more
 
 HEADLINE = "b16,h16,s2048,d64,fp16"
 FAMILIES = ("scalar", "wmma")
@@ -44,19 +45,19 @@ def test_the_families_multiply_where_they_say_they_do(attention_gate, monkeypatc
 @pytest.mark.parametrize("family", FAMILIES)
 def test_configurations_drawn_at_random_compile(attention_gate, family):
     gate = attention_gate(HEADLINE)
-    for config in drawn(gate, family, 6, seed=11):
+    for config in drawn(gate, family, 2, seed=11):
         assert compile_source(gate.source(config), "sm_90a").registers > 0, config
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("dtype", ["fp16", *more(["bf16"])])
+@pytest.mark.parametrize("head_dim", [96, *more(d for d in HEAD_DIMS if d != 96)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_head_dim_and_dtype_compiles_for_an_older_gpu_too(attention_gate, family, head_dim, dtype):
     gate = attention_gate(f"b2,h4,s256,d{head_dim},{dtype},causal")
     assert compile_source(gate.source(starts(gate, family)[-1]), "sm_80").spill_bytes == 0
 
 
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", [128, *more(d for d in HEAD_DIMS if d != 128)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_head_dim_is_right_with_grouped_heads(attention_gate, family, head_dim):
     gate = attention_gate(f"b2,h4,s256,d{head_dim},fp16,kv2")

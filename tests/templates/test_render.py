@@ -10,7 +10,7 @@ from evoengine.errors import UsageError
 from evoengine.paths import asset
 from evoengine.records import Launch
 from evoengine.stages.render import inert_knobs, render
-from tests.conftest import attention_target
+from tests.support.kernel_gate import attention_target
 
 TARGET = attention_target("b1,h2,s64,d64,fp16")
 

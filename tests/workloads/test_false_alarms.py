@@ -6,9 +6,11 @@ from __future__ import annotations
 import pytest
 
 from evoengine.workloads.base import Case
+from tests.support.exhaustive import more
 
 FAMILIES = ["scalar", "wmma", "mma", "wgmma"]
-EACH = 30
+EACH, FAST = 30, 3
+"""configurations of a family, and how many of them `make test` draws"""
 PROBLEMS = [
     "b1,h2,sq77,sk203,d64,fp16",
     "b2,h4,s101,d64,bf16,causal,kv2",
@@ -26,7 +28,7 @@ PROBLEMS = [
 ]
 
 
-@pytest.mark.parametrize("number", range(EACH))
+@pytest.mark.parametrize("number", [*range(FAST), *more(range(FAST, EACH))])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_valid_configuration_passes(attention_gate, family, number):
     gate = attention_gate(PROBLEMS[number % len(PROBLEMS)])
@@ -49,7 +51,7 @@ def test_the_problems_are_possible_in_every_family_and_no_tile_divides_their_len
 SCHEDULED = ["b8,h64,s250,d64,fp16", "b8,h64,s250,d64,bf16,causal,kv32", "b4,h128,s250,d128,fp16,causal"]
 
 
-@pytest.mark.parametrize("number", range(15))
+@pytest.mark.parametrize("number", [*range(FAST), *more(range(FAST, 15))])
 def test_a_valid_configuration_whose_blocks_go_round_or_begin_with_the_longest_rows_passes(attention_gate, number):
     gate = attention_gate(SCHEDULED[number % len(SCHEDULED)])
     config = next(c for c in gate.draw(200, seed=number) if c.get("schedule", "none") != "none")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evoengine.records import Outcome
+from tests.support.exhaustive import more, representatives
 
 PLAIN = "b2,h4,s256,d64,fp16"
 WIDE = "b1,h2,s256,d128,fp16"
@@ -32,98 +33,98 @@ SORTED = {**TMA, "schedule": "longest_first"}
 
 FAULTS = [
     # name, configurations, problem, text of the good kernel, text of the broken one
-    ("wrong stride in a descriptor", BOTH, PLAIN, "slab_stride, 8 * BYTES)", "slab_stride, 4 * BYTES)"),
-    ("wrong slab stride in V's descriptor", BOTH, WIDE, "(tile, TILE_N * SLAB_BYTES)", "(tile, TILE_N * SLAB_BYTES / 2)"),
-    ("tiles not swizzled", BOTH, PLAIN, "return i ^ i / 8 % PER_ROW;", "return i;"),
-    ("swizzle one row off", BOTH, PLAIN, "return i ^ i / 8 % PER_ROW;", "return i ^ (i / 8 + 1) % PER_ROW;"),
+    ("wrong stride in a descriptor", BOTH, PLAIN, "0, 8 * SLAB_BYTES)", "0, 4 * SLAB_BYTES)"),
+    ("wrong slab stride in V's descriptor", BOTH, WIDE, "(tile), ROWS * SLAB_BYTES,", "(tile), ROWS * SLAB_BYTES / 2,"),
+    ("tiles not swizzled", BOTH, PLAIN, "return i ^ i / 8 % CHUNKS;", "return i;"),
+    ("swizzle one row off", BOTH, PLAIN, "return i ^ i / 8 % CHUNKS;", "return i ^ (i / 8 + 1) % CHUNKS;"),
     ("wrong step along k in Q K^T", BOTH, PLAIN, "step * 2 % CHUNKS", "step * 4 % CHUNKS"),
-    ("wrong slab of K", BOTH, WIDE, "k_major_step<TILE_N>(d)", "k_major_step<TILE_N / 2>(d)"),
-    ("wrong step along k in P V", BOTH, PLAIN, "v + c * SLAB_BYTES", "v + c * SLAB_BYTES / 2"),
-    ("V not transposed", BOTH, PLAIN, "wgmma_rs<true>", "wgmma_rs<false>"),
-    ("all warpgroups multiply the first rows of Q", BOTH, PLAIN, "tiles.q + warpgroup() * 64 * SLAB_BYTES", "tiles.q"),
-    ("Q K^T adds to the scores before", BOTH, PLAIN, ", d > 0);", ", 1);"),
-    ("weights packed in the wrong order", BOTH, PLAIN, "pack(s[2 * j], s[2 * j + 1])", "pack(s[2 * j + 1], s[2 * j])"),
-    ("missing proxy fence after cp.async", BOTH, PLAIN, "barrier_wait(barrier, parity);\n    async_proxy_fence();", "barrier_wait(barrier, parity);"),
+    ("wrong slab of K", BOTH, WIDE, "step * 2 / CHUNKS * ROWS", "step * 2 / CHUNKS * (ROWS == TILE_N ? ROWS / 2 : ROWS)"),
+    ("wrong step along k in P V", BOTH, PLAIN, "step * 16 * CHUNKS", "step * 8 * CHUNKS"),
+    ("V not transposed", BOTH, PLAIN, "TRANSPOSED = true", "TRANSPOSED = false"),
+    ("all warpgroups multiply the first rows of Q", BOTH, PLAIN, "(tiles.q.tile(0), warpgroup() * 64)", "(tiles.q.tile(0), 0)"),
+    ("Q K^T adds to the scores before", BOTH, PLAIN, "step > 0 ? 1 : accumulate", "1"),
+    ("weights packed in the wrong order", BOTH, PLAIN, "pack(d[2 * j], d[2 * j + 1])", "pack(d[2 * j + 1], d[2 * j])"),
+    ("missing proxy fence after cp.async", BOTH, PLAIN, "        if (!BY_TMA) async_proxy_fence();\n", ""),
     ("missing proxy fence after weights are stored", [TMA_SHARED_P], PLAIN, "    async_proxy_fence();\n    warpgroup_sync();\n}", "    warpgroup_sync();\n}"),
-    ("ordinary arrival where copies are under way", BOTH, PLAIN, "copy_async_arrive(full);", "barrier_arrive(full);"),
-    ("full barrier's parity off by one", BOTH, PLAIN, "wait_arrival(full_of(i), round(i) % 2)", "wait_arrival(full_of(i), (round(i) + 1) % 2)"),
-    ("empty barrier's parity off by one", BOTH, PLAIN, "round(i) % 2 ^ 1", "round(i) % 2"),
-    ("empty barrier never waited for", BOTH, PLAIN, "ring.wait_empty(tile);", ""),
-    ("empty barrier of K never waited for", [TMA], PLAIN, "tiles.k.wait_empty(tile);", ""),
-    ("K and V swapped", [TMA], PLAIN, "map_v, tile * TILE_N", "map_k, tile * TILE_N"),
-    ("place of V given back before it is read", [TMA], PLAIN, "wgmma_wait<0>();\n        wgmma_hold(o);\n        tiles.v.release(tile - 1);", "tiles.v.release(tile - 1);\n        wgmma_wait<0>();\n        wgmma_hold(o);"),
-    ("V read before it arrived", [TMA], PLAIN, "tiles.v.wait_full(tile - 1);", ""),
-    ("empty barrier counts too few", BOTH, PLAIN, "v.empty_of(i), RELEASES", "v.empty_of(i), RELEASES - 4"),
-    ("empty barrier counts too many", BOTH, PLAIN, "v.empty_of(i), RELEASES", "v.empty_of(i), RELEASES + 1"),
-    ("K read before it arrived", BOTH, PLAIN, "tiles.k.wait_full(tile);", ""),
-    ("V read before it arrived", [SERIAL], PLAIN, "tiles.v.wait_full(tile);", ""),
-    ("V read before it arrived", [BESIDE], PLAIN, "tiles.v.wait_full(tile - 1);", ""),
-    ("Q read before it arrived", [TMA], PLAIN, "    tiles.wait_q();\n", ""),
-    ("place of K given back before it is read", [SERIAL], PLAIN, "wgmma_wait<0>();\n        wgmma_hold(s);\n        tiles.k.release(tile);", "tiles.k.release(tile);\n        wgmma_wait<0>();\n        wgmma_hold(s);"),
-    ("place of K given back before it is read", [BESIDE], PLAIN, "wgmma_wait<1>();\n        wgmma_hold(s);\n        tiles.k.release(tile);", "tiles.k.release(tile);\n        wgmma_wait<1>();\n        wgmma_hold(s);"),
-    ("place of V given back before it is read", [SERIAL], PLAIN, "wgmma_wait<0>();\n        wgmma_hold(o);\n        tiles.v.release(tile);", "tiles.v.release(tile);\n        wgmma_wait<0>();\n        wgmma_hold(o);"),
-    ("place of V given back before it is read", [BESIDE], PLAIN, "rows.update(s, factor, block, tile, scale);\n        wgmma_wait<0>();\n        wgmma_hold(o);\n        tiles.v.release(tile - 1);", "tiles.v.release(tile - 1);\n        rows.update(s, factor, block, tile, scale);\n        wgmma_wait<0>();\n        wgmma_hold(o);"),
+    ("ordinary arrival where copies are under way", BOTH, PLAIN, "copy_async_arrive(full_of(i));", "barrier_arrive(full_of(i));"),
+    ("full barrier's parity off by one", BOTH, PLAIN, "barrier_wait(full_of(i), phase(i) % 2)", "barrier_wait(full_of(i), (phase(i) + 1) % 2)"),
+    ("empty barrier's parity off by one", BOTH, PLAIN, "phase(i) % 2 ^ 1", "phase(i) % 2"),
+    ("empty barrier never waited for", BOTH, PLAIN, "barrier_wait(empty_of(i), phase(i) % 2 ^ 1);", ""),
+    ("empty barrier of K never waited for", [TMA], PLAIN, "tiles.k.acquire(tile);", "arrive_expect_tx(tiles.k.full_of(tile), TileKV::BYTES);"),
+    ("K and V swapped", [TMA], PLAIN, "load_kv(tiles.v, map_v, tile)", "load_kv(tiles.v, map_k, tile)"),
+    ("place of V given back before it is read", [TMA], PLAIN, "wait_for<0>(o);\n        tiles.v.release(tile - 1);", "tiles.v.release(tile - 1);\n        wait_for<0>(o);"),
+    ("V read before it arrived", [TMA], PLAIN, "tiles.v.wait(tile - 1);", ""),
+    ("empty barrier counts too few", BOTH, PLAIN, "v.init(4 * CONSUMERS)", "v.init(4 * CONSUMERS - 4)"),
+    ("empty barrier counts too many", BOTH, PLAIN, "v.init(4 * CONSUMERS)", "v.init(4 * CONSUMERS + 1)"),
+    ("K read before it arrived", BOTH, PLAIN, "tiles.k.wait(tile);", ""),
+    ("V read before it arrived", [SERIAL], PLAIN, "tiles.v.wait(tile);", ""),
+    ("V read before it arrived", [BESIDE], PLAIN, "tiles.v.wait(tile - 1);", ""),
+    ("Q read before it arrived", [TMA], PLAIN, "    tiles.q.wait(0);\n", ""),
+    ("place of K given back before it is read", [SERIAL], PLAIN, "wait_for<0>(s);\n        tiles.k.release(tile);", "tiles.k.release(tile);\n        wait_for<0>(s);"),
+    ("place of K given back before it is read", [BESIDE], PLAIN, "wait_for<1>(s);\n        tiles.k.release(tile);", "tiles.k.release(tile);\n        wait_for<1>(s);"),
+    ("place of V given back before it is read", [SERIAL], PLAIN, "wait_for<0>(o);\n        tiles.v.release(tile);", "tiles.v.release(tile);\n        wait_for<0>(o);"),
+    ("place of V given back before it is read", [BESIDE], PLAIN, "softmax(s, rows, rescale, scale);\n        wait_for<0>(o);\n        tiles.v.release(tile - 1);", "tiles.v.release(tile - 1);\n        softmax(s, rows, rescale, scale);\n        wait_for<0>(o);"),
     ("place never given back", BOTH, PLAIN, "if (lane() == 0) barrier_arrive(empty_of", "if (lane() == 0 && i > 0) barrier_arrive(empty_of"),
-    ("missing wgmma.fence before Q K^T", BOTH, PLAIN, "wgmma_hold(s);\n    wgmma_fence();", "wgmma_hold(s);"),
-    ("missing wgmma.fence before P V", BOTH, PLAIN, "wgmma_hold(o);\n    wgmma_fence();", "wgmma_hold(o);"),
-    ("scores used before wgmma is done", [SERIAL], PLAIN, "wgmma_wait<0>();\n        wgmma_hold(s);", ""),
-    ("scores used before wgmma is done", [BESIDE], PLAIN, "wgmma_wait<1>();", ""),
-    ("scores waited for too laxly", [BESIDE], PLAIN, "wgmma_wait<1>();", "wgmma_wait<2>();"),
-    ("outputs used before wgmma is done", [BESIDE], PLAIN, "wgmma_wait<0>();\n        wgmma_hold(o);\n        tiles.v.release(tile - 1);", "tiles.v.release(tile - 1);"),
+    ("missing wgmma.fence before Q K^T", BOTH, PLAIN, "    wgmma_fence();\n#pragma", "    if (B::TRANSPOSED) wgmma_fence();\n#pragma"),
+    ("missing wgmma.fence before P V", BOTH, PLAIN, "    wgmma_fence();\n#pragma", "    if (!B::TRANSPOSED) wgmma_fence();\n#pragma"),
+    ("scores used before wgmma is done", [SERIAL], PLAIN, "wait_for<0>(s);", ""),
+    ("scores used before wgmma is done", [BESIDE], PLAIN, "wait_for<1>(s);", "warpgroup_fence_operand(s.d);"),
+    ("scores waited for too laxly", [BESIDE], PLAIN, "wait_for<1>(s);", "wait_for<2>(s);"),
+    ("outputs used before wgmma is done", [BESIDE], PLAIN, "wait_for<0>(o);\n        tiles.v.release(tile - 1);", "tiles.v.release(tile - 1);"),
     ("products never committed", BOTH, PLAIN, "    wgmma_commit();\n", ""),
-    ("more registers asked for than there are", BOTH, PLAIN, "registers_grow<CONSUMER_REGISTERS>", "registers_grow<CONSUMER_REGISTERS + 8>"),
-    ("registers never given up", BOTH, PLAIN, "        registers_shrink<PRODUCER_REGISTERS>();\n", ""),
-    ("a turn that never ends", [BESIDE], PLAIN, "        turns.end();\n", ""),
-    ("the first turn is nobody's", [BESIDE], PLAIN, "if (next == FIRST_TURN) end();", ""),
-    ("O not rescaled when the maximum moves", BOTH, PLAIN, "        multiply_rows(o, factor);\n", ""),
-    ("sum not rescaled when the maximum moves", BOTH, PLAIN, "sum[half] *= factor[half];", ""),
-    ("maximum of a quarter of the row", BOTH, PLAIN, "lanes_max<4>(top)", "lanes_max<1>(top)"),
-    ("sum of a quarter of the row", BOTH, PLAIN, "lanes_sum<4>(sum[half])", "4.0f * lanes_sum<1>(sum[half])"),
+    ("more registers asked for than there are", BOTH, PLAIN, "warpgroup_reg_alloc<CONSUMER_REGISTERS>", "warpgroup_reg_alloc<CONSUMER_REGISTERS + 8>"),
+    ("registers never given up", BOTH, PLAIN, "        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();\n", ""),
+    ("a turn that never ends", [BESIDE], PLAIN, "        turn.arrive();\n", ""),
+    ("the first turn is nobody's", [BESIDE], PLAIN, "if (next == FIRST) arrive();", ""),
+    ("O not rescaled when the maximum moves", BOTH, PLAIN, "        rescale_o(o, rescale);\n", ""),
+    ("sum not rescaled when the maximum moves", BOTH, PLAIN, "row_sum *= factor;", ""),
+    ("maximum of a quarter of the row", BOTH, PLAIN, "lanes_max<LANES>(tile_max)", "lanes_max<1>(tile_max)"),
+    ("sum of a quarter of the row", BOTH, PLAIN, "lanes_sum<LANES>(row_sum)", "4.0f * lanes_sum<1>(row_sum)"),
     ("exponents below the smallest not clamped", [POLYNOMIAL], PLAIN, "x = fmaxf(x, -126.0f);", ""),
     ("polynomial of too low a degree", [POLYNOMIAL], PLAIN, "fmaf(fmaf(0.05517167f, f, 0.24261113f), f, 0.69326097f)", "fmaf(0.24261113f, f, 0.69326097f)"),
     ("tail mask one key too far", BOTH, PLAIN, "return limit - tile * TILE_N;", "return limit - tile * TILE_N + 1;"),
-    ("masked columns two off", BOTH, PLAIN, "block.visible(row_of(half), tile) - lane() % 4 * 2", "block.visible(row_of(half), tile)"),
-    ("too few bytes announced", [TMA], PLAIN, "barrier_arrive_expect(full, ROWS * HEAD_DIM * sizeof(T))", "barrier_arrive_expect(full, ROWS * HEAD_DIM)"),
+    ("masked columns two off", BOTH, PLAIN, "tile) - lane() % 4 * 2;", "tile);"),
+    ("too few bytes announced", [TMA], PLAIN, "arrive_expect_tx(full_of(i), BYTES)", "arrive_expect_tx(full_of(i), BYTES / 2)"),
     ("barriers not made known to TMA", [TMA], PLAIN, "        barrier_init_fence();\n", ""),
-    ("slabs of a tile in the wrong order", [{**TMA, "tile_n": 80}], WIDE, "map, full, slab * CHUNKS * 8, row", "map, full, (1 - slab) * CHUNKS * 8, row"),
+    ("slabs of a tile in the wrong order", [{**TMA, "tile_n": 80}], WIDE, "map, full, col + slab * CHUNKS * 8, row", "map, full, col + (1 - slab) * CHUNKS * 8, row"),
     ("missing proxy fence before O is stored by TMA", [TMA_STORE], PLAIN, "    async_proxy_fence();\n    warpgroup_sync();\n    if (threadIdx", "    warpgroup_sync();\n    if (threadIdx"),
     ("O stored by TMA before all warps have written it", [TMA_STORE], PLAIN, "    async_proxy_fence();\n    warpgroup_sync();\n    if (threadIdx", "    async_proxy_fence();\n    if (threadIdx"),
     ("store by TMA not waited for", [TMA_STORE], PLAIN, "    tma_store_wait<0>();", "    "),
-    ("O of the wrong warpgroup stored", [TMA_STORE], PLAIN, "block.first_row + warpgroup() * 64, block.head", "block.first_row, block.head"),
+    ("O of the wrong warpgroup stored", [TMA_STORE], PLAIN, "work.first_row + warpgroup() * 64, work.head", "work.first_row, work.head"),
     ("the kv head of another batch entry", [TMA], CAUSAL_GROUPED, "head / (heads / kv_heads)", "head % heads / (heads / kv_heads)"),
     ("more registers asked for than two blocks have", [{"tile_m": 64, "min_blocks": 2}], PLAIN, "65536 / (MIN_BLOCKS * THREADS)", "65536 / THREADS"),
-    ("read past the end of the tensors", BOTH, PLAIN, "bool exists = row < valid;", "bool exists = row <= valid;"),
-    ("write past the end of O", BOTH, PLAIN, "if (row < block.rows) write_vector", "if (row <= block.rows) write_vector"),
+    ("read past the end of the tensors", BOTH, PLAIN, "bool exists = row < rows;", "bool exists = row <= rows;"),
+    ("write past the end of O", BOTH, PLAIN, "if (row < work.rows) write_vector", "if (row <= work.rows) write_vector"),
     ("phases of K and V begun anew for other rows", ROUNDS, MANY, "(before + i) / STAGES", "i / STAGES"),
     ("places of K and V begun anew for other rows", ROUNDS, MANY, "(before + i) % STAGES", "i % STAGES"),
-    ("tiles of K and V not counted on", ROUNDS, MANY, "v.before = k.before += kv_tiles", "v.before = k.before += 1"),
-    ("phase of Q begun anew for other rows", ROUNDS, MANY, "wait_arrival(full_q, before % 2)", "wait_arrival(full_q, 0)"),
-    ("Q overwritten while it is read", [ROUND_DIRECT, ROUND_SERIAL], MANY, "tiles.wait_q_empty();", ""),
-    ("Q overwrites O on its way out", [ROUND, ROUND_TMA_STORE], MANY, "tiles.wait_q_empty();", ""),
-    ("place of Q given back before O has left it", [ROUND], MANY, "    store_outputs(block, tiles.q, o);\n    tiles.release_q();", "    tiles.release_q();\n    store_outputs(block, tiles.q, o);"),
-    ("place of Q given back before O has left it", [ROUND_TMA_STORE], MANY, "    store_outputs(block, tiles.q, o, map_o);\n    tiles.release_q();", "    tiles.release_q();\n    store_outputs(block, tiles.q, o, map_o);"),
-    ("place of Q given back before it is read", [ROUND_DIRECT], MANY, "    tiles.wait_q();", "    tiles.wait_q();\n    tiles.release_q();"),
-    ("place of Q never given back", ROUNDS, MANY, "barrier_arrive(empty_q)", ""),
-    ("place of the last V never given back", [ROUND], MANY, "    tiles.v.release(block.tiles - 1);", ""),
+    ("tiles of K and V not counted on", ROUNDS, MANY, "k.advance(kv_tiles);", "k.advance(1);"),
+    ("phase of Q begun anew for other rows", ROUNDS, MANY, "    tiles.q.wait(0);", "    barrier_wait(tiles.q.full, 0);\n    if (!BY_TMA) async_proxy_fence();"),
+    ("Q overwritten while it is read", [ROUND_DIRECT, ROUND_SERIAL], MANY, "tiles.q.acquire(0);", "if (BY_TMA) arrive_expect_tx(tiles.q.full, TileQ::BYTES);"),
+    ("Q overwrites O on its way out", [ROUND, ROUND_TMA_STORE], MANY, "tiles.q.acquire(0);", "if (BY_TMA) arrive_expect_tx(tiles.q.full, TileQ::BYTES);"),
+    ("place of Q given back before O has left it", [ROUND], MANY, "    store_o(work, tiles.q.tile(0), o, map_o);\n", "    tiles.release_q();\n    store_o(work, tiles.q.tile(0), o, map_o);\n    return;\n"),
+    ("place of Q given back before O has left it", [ROUND_TMA_STORE], MANY, "    store_o(work, tiles.q.tile(0), o, map_o);\n", "    tiles.release_q();\n    store_o(work, tiles.q.tile(0), o, map_o);\n    return;\n"),
+    ("place of Q given back before it is read", [ROUND_DIRECT], MANY, "    tiles.q.wait(0);", "    tiles.q.wait(0);\n    tiles.release_q();"),
+    ("place of Q never given back", ROUNDS, MANY, "        q.release(0);\n", ""),
+    ("place of the last V never given back", [ROUND], MANY, "    tiles.v.release(work.tiles - 1);", ""),
     ("missing proxy fence between O and the next Q", [ROUND], MANY, "    async_proxy_fence();  // the next Q", "    // the next Q"),
-    ("empty barrier of Q counts too few", [ROUND_TMA_STORE], MANY, "barrier_init(empty_q, 4 * CONSUMERS)", "barrier_init(empty_q, 4 * CONSUMERS - 4)"),
-    ("turns begun anew for other rows", ROUNDS, MANY, "            consume(block", "            Turns turns;\n            consume(block"),
+    ("empty barrier of Q counts too few", [ROUND_TMA_STORE], MANY, "q.init(4 * CONSUMERS)", "q.init(4 * CONSUMERS - 4)"),
+    ("turns begun anew for other rows", ROUNDS, MANY, "            consume(work", "            const WarpSchedulerBarrier turn;\n            consume(work"),
     ("rows of a last round not filled skipped", ROUNDS, MANY, "number(turn) < all_heads", "number(turn) + int(gridDim.x) - int(blockIdx.x) <= all_heads"),
-    ("rows of other batch entries forgotten", [ROUND], MANY, "batch * heads, heads", "heads, heads"),
+    ("rows of other batch entries forgotten", [ROUND], MANY, "all_heads = batch * heads;", "all_heads = heads;"),
     ("rounds too far apart", [ROUND], MANY, "turn * blocks + ", "turn * (blocks + 1) + "),
     ("backward rounds one off", [ROUND], MANY_CAUSAL, "blocks - 1 - blockIdx.x", "blocks - blockIdx.x"),
     ("longest rows one off", [ROUND, SORTED], MANY_CAUSAL, "row_tiles - 1 - i / among", "row_tiles - i / among"),
     ("rows and heads taken for one another", [ROUND, SORTED], MANY_CAUSAL, "row_tiles - 1 - i / among, first_head + i % among", "row_tiles - 1 - i / row_tiles, first_head + i % row_tiles"),
     ("place given back to the own block alone", PAIRS, PLAIN, "if (lane() < CLUSTER) barrier_arrive_at(lane(), ", "if (lane() == 0) barrier_arrive_at(cluster_rank(), "),
     ("place given back twice to the own block", PAIRS, PLAIN, "barrier_arrive_at(lane(), ", "barrier_arrive_at(cluster_rank(), "),
-    ("empty barrier counts one block's warps", PAIRS, PLAIN, "k.empty_of(i), RELEASES", "k.empty_of(i), 4 * CONSUMERS"),
-    ("only the block's own half of the bytes announced", PAIRS, PLAIN, "barrier_arrive_expect(full, BYTES_KV)", "barrier_arrive_expect(full, BYTES_KV / CLUSTER)"),
-    ("both blocks bring the same half", PAIRS, PLAIN, "cluster_rank() * HALF", "0"),
-    ("halves change places", PAIRS, PLAIN, "row + first, head", "row + HALF - first, head"),
-    ("halves of other slabs", [PAIRED], WIDE, "(slab * TILE_N + first)", "(slab * HALF + first)"),
+    ("empty barrier counts one block's warps", PAIRS, PLAIN, "MULTICAST ? CLUSTER * consumer_warps", "MULTICAST ? consumer_warps"),
+    ("only the block's own half of the bytes announced", PAIRS, PLAIN, "arrive_expect_tx(full_of(i), BYTES)", "arrive_expect_tx(full_of(i), MULTICAST ? BYTES / CLUSTER : BYTES)"),
+    ("both blocks bring the same half", PAIRS, PLAIN, "cluster_rank() * (ROWS / CLUSTER)", "0"),
+    ("halves change places", PAIRS, PLAIN, "row + first, outer", "row + ROWS / CLUSTER - first, outer"),
+    ("halves of other slabs", [PAIRED], WIDE, "(slab * ROWS + first)", "(slab * (ROWS / CLUSTER) + first)"),
     ("half of a tile to the own block alone", PAIRS, PLAIN, "(1 << CLUSTER) - 1", "1 << cluster_rank()"),
-    ("other block reached before it has begun", PAIRS, PLAIN, "tiles.start();\n    cluster_sync();", "tiles.start();\n    __syncthreads();"),
-    ("other block reached after it has ended", PAIRS, PLAIN, "    cluster_sync();  // the other", "    // the other"),
+    ("other block reached before it has begun", PAIRS, PLAIN, "if (MULTICAST) cluster_sync();\n    else __syncthreads();", "__syncthreads();"),
+    ("other block reached after it has ended", PAIRS, PLAIN, "    if (MULTICAST) cluster_sync();  // the other", "    // the other"),
     ("causal diagonal one too far", BOTH, CAUSAL_GROUPED, "row + diagonal + 1)", "row + diagonal + 2)"),
     ("causal diagonal hidden", BOTH, CAUSAL_GROUPED, "row + diagonal + 1)", "row + diagonal)"),
     ("causal mask aligned to the upper left", BOTH, CAUSAL_GROUPED, "diagonal = seq_k - seq_q;", "diagonal = 0;"),
@@ -152,7 +153,40 @@ def variant(gate, wanted):
     return config
 
 
-@pytest.mark.parametrize(("config", "problem", "old", "new"), PLANTED)
+# one fault of each class; the others of a class run with `make test-all`
+FAST = (
+    "tiles not swizzled",
+    "wrong slab of K",
+    "wrong step along k in P V",
+    "missing proxy fence after cp.async",
+    "missing proxy fence after weights are stored",
+    "full barrier's parity off by one",
+    "empty barrier never waited for",
+    "empty barrier counts too few",
+    "V read before it arrived",
+    "place of K given back before it is read",
+    "missing wgmma.fence before Q K^T",
+    "scores used before wgmma is done",
+    "products never committed",
+    "more registers asked for than there are",
+    "a turn that never ends",
+    "O not rescaled when the maximum moves",
+    "exponents below the smallest not clamped",
+    "tail mask one key too far",
+    "too few bytes announced",
+    "store by TMA not waited for",
+    "write past the end of O",
+    "phases of K and V begun anew for other rows",
+    "place of Q given back before it is read",
+    "rounds too far apart",
+    "longest rows one off",
+    "only the block's own half of the bytes announced",
+    "other block reached before it has begun",
+    "causal mask aligned to the upper left",
+)
+
+
+@pytest.mark.parametrize(("config", "problem", "old", "new"), representatives(PLANTED, *FAST))
 def test_a_planted_fault_is_caught(attention_gate, config, problem, old, new):
     gate = attention_gate(problem)
     config = variant(gate, config)
@@ -161,7 +195,7 @@ def test_a_planted_fault_is_caught(attention_gate, config, problem, old, new):
     assert found.reason
 
 
-@pytest.mark.parametrize("problem", [PLAIN, WIDE, CAUSAL_GROUPED])
+@pytest.mark.parametrize("problem", [CAUSAL_GROUPED, *more([PLAIN, WIDE])])
 @pytest.mark.parametrize("config", [SERIAL, BESIDE, SHARED_P, POLYNOMIAL, TMA_SHARED_P, TMA_STORE], ids=title)
 def test_the_good_kernel_beside_it_passes(attention_gate, config, problem):
     gate = attention_gate(problem)
@@ -175,7 +209,7 @@ def test_the_good_kernel_that_begins_with_the_longest_rows_passes(attention_gate
     assert verdict.outcome is None, verdict.reason
 
 
-@pytest.mark.parametrize("problem", [PLAIN, WIDE, "b2,h8,s256,d96,bf16,kv2"])
+@pytest.mark.parametrize("problem", ["b2,h8,s256,d96,bf16,kv2", *more([PLAIN, WIDE])])
 @pytest.mark.parametrize("config", [*PAIRS, {**PAIRED, "o_store": "tma"}], ids=title)
 def test_the_good_kernel_of_two_blocks_passes(attention_gate, config, problem):
     gate = attention_gate(problem)
@@ -183,7 +217,7 @@ def test_the_good_kernel_of_two_blocks_passes(attention_gate, config, problem):
     assert verdict.outcome is None, verdict.reason
 
 
-@pytest.mark.parametrize("problem", [MANY, MANY_CAUSAL])
+@pytest.mark.parametrize("problem", [MANY_CAUSAL, *more([MANY])])
 @pytest.mark.parametrize("config", [ROUND, ROUND_DIRECT, ROUND_TMA_STORE, ROUND_SERIAL], ids=title)
 def test_the_good_kernel_that_goes_round_passes(attention_gate, config, problem):
     gate = attention_gate(problem)

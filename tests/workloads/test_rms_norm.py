@@ -8,7 +8,7 @@ import torch
 from evoengine.records import Outcome
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
-from evoengine.workloads.rms_norm.workload import EPS
+from evoengine.workloads.rms_norm.problem import EPS
 
 BF16, FP16, FP32 = (f"rms_norm:rows4096,hidden4096,{dtype}" for dtype in ("bf16", "fp16", "fp32"))
 TAIL = "rms_norm:rows5000,hidden1000,bf16"

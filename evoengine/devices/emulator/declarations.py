@@ -118,7 +118,7 @@ def _scope(head: str, start: int, depth: int) -> _Scope:
     if is_namespace_head(head):
         return _Scope("namespace", "", start, depth)
     plain = _without_template_arguments(ALIGNMENT.sub(" ", head))
-    found = _CLASS.match(re.sub(r"\btemplate\b", " ", plain).strip())
+    found = _CLASS.match(re.sub(r"\b(?:template|__shared__)\b", " ", plain).strip())
     if not found:
         return _Scope("block", "", start, depth)
     derived = ":" in found[3]  # its base is there before its first member

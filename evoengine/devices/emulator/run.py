@@ -81,7 +81,8 @@ def _value(argument: Argument | TensorParameter, arguments: Sequence[Argument | 
 
 
 def _tensor_map(argument: TensorMapArgument, arguments: Sequence[Argument | TensorParameter]) -> bytes:
-    index, tensor = next((i, a) for i, a in enumerate(arguments) if a.name == argument.tensor)
+    tensors = {a.name: (i, a) for i, a in enumerate(arguments) if isinstance(a, TensorArgument | TensorParameter)}
+    index, tensor = tensors[argument.tensor]
     tensor_map.check(argument, tensor.bytes if isinstance(tensor, TensorParameter) else tensor.data.nbytes)
     return tensor_map.describe(argument, 0, index)
 
@@ -130,7 +131,7 @@ def _block_traces(output: bytes, arguments: Sequence[Argument | TensorParameter]
     while position < len(output):
         block, given_up, pages = _BLOCK.unpack_from(output, position)
         position += _BLOCK.size
-        touched = {a.name: [] for a in arguments if isinstance(a, TensorParameter)}
+        touched: dict[str, list[tuple[int, np.ndarray]]] = {a.name: [] for a in arguments if isinstance(a, TensorParameter)}
         for _ in range(pages):
             offset, argument, size = _PAGE.unpack_from(output, position)
             position += _PAGE.size

@@ -13,15 +13,21 @@ from dataclasses import dataclass
 from evoengine.devices.base import KernelUnbuildable
 from evoengine.devices.emulator import declarations, inline_ptx
 from evoengine.devices.emulator.declarations import ALIGNMENT, is_namespace_head, read_declarators, split_declarators
-from evoengine.devices.emulator.includes import without_given
+from evoengine.devices.emulator.includes import for_host
 
 _COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\b\s*)?\(")
 _SHARED = re.compile(
     r"(?:\b(?:__align__|alignas)\s*\([^;{}]*?\)\s*|\b(?:extern|static|volatile)\s+)*\b__shared__\b[^;{}]*;"
 )
+_SHARED_CLASS = re.compile(
+    r"(?:\b(?:__align__|alignas)\s*\([^;{}]*?\)\s*)?\b__shared__\s+(?:(?:__align__|alignas)\s*\([^;{}]*?\)\s*)?"
+    r"(struct|union)\b\s*(\w*)\s*\{"
+)
+_LINKAGE = re.compile(r'\bextern\s*"C"\s*\Z')
 _CONSTANT = re.compile(r"\b__constant__\b([^;{}]*)[;{]")
 _MAP_BY_VALUE = re.compile(r"(__grid_constant__\s+(?:const\s+)?)?\b(?:CUtensorMap|TensorMap)\s+(\w+)\s*[,)]")
+_OUTSIDE = "line {line}: a __shared__ variable outside of a function; declare it in the kernel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +50,12 @@ def translate(text: str) -> str:
             raise KernelUnbuildable(f"line {line}: tensor map {by_value[2]} {rule}")
     edits = [_asm_edit(text, masked, m) for m in _ASM.finditer(masked)]
     edits += [_shared_edit(text, masked, m) for m in _SHARED.finditer(masked)]
+    edits += [edit for m in _SHARED_CLASS.finditer(masked) for edit in _shared_class_edits(text, masked, m)]
     edits += [_Edit(at, at, added) for at, added in declarations.poison_insertions(masked)]
     for edit in sorted(edits, key=lambda e: e.start, reverse=True):
         line_ends = "".join(re.findall(r"\\?\n", text[edit.start : edit.end]))
         text = text[: edit.start] + edit.text + line_ends + text[edit.end :]
-    return without_given(text)
+    return for_host(text)
 
 
 def least_blocks(text: str, entry: str) -> str:
@@ -75,14 +82,22 @@ def cluster_blocks(text: str) -> int:
     return int(x)
 
 
+def blank_comments(text: str) -> str:
+    """The text with comments blanked, every character in its place."""
+
+    def blank(match: re.Match[str]) -> str:
+        return match[0] if match[0][0] in "\"'" else re.sub(r"[^\n]", " ", match[0])
+
+    return _COMMENT_OR_LITERAL.sub(blank, text)
+
+
 def constant_names(text: str) -> list[str]:
     """The `__constant__` variables at the outermost scope: those that a host finds by their plain names."""
     masked = _mask(text)
     found: list[str] = []
     for match in _CONSTANT.finditer(masked):
-        depth = masked.count("{", 0, match.start()) - masked.count("}", 0, match.start())
         declared = read_declarators(ALIGNMENT.sub(" ", match[1]).split("=")[0])
-        if depth == 0 and declared:
+        if declared and all(_LINKAGE.search(opening) for opening in _scope_openings(text, masked, match.start())):
             found += [name for name, _ in declared[1]]
     return found
 
@@ -134,12 +149,30 @@ def _shared_edit(text: str, masked: str, match: re.Match[str]) -> _Edit:
         code = "".join(_dynamic(base, name, alignment, at_namespace) for name, _ in declarators)
         return _Edit(match.start(), match.end(), code)
     if at_namespace:
-        raise KernelUnbuildable(f"line {line}: a __shared__ variable outside of a function; declare it in the kernel")
-    code = "".join(
-        f'auto& {name} = evo_emu::shared_variable<__typeof__({base}{dims}), ({alignment})>("{name}", []{{}});'
-        for name, dims in declarators
-    )
+        raise KernelUnbuildable(_OUTSIDE.format(line=line))
+    code = "".join(_variable(f"__typeof__({base}{dims})", name, alignment) for name, dims in declarators)
     return _Edit(match.start(), match.end(), code)
+
+
+def _shared_class_edits(text: str, masked: str, match: re.Match[str]) -> list[_Edit]:
+    """`__shared__ union { … } name;` → the union by itself, and a variable of it behind."""
+    line = _line(text, match.start())
+    end = _closing(masked, match.end() - 1)
+    declared = re.compile(r"\s*(\w+)\s*;").match(masked, end + 1)
+    if not declared:
+        raise KernelUnbuildable(f"line {line}: the emulator wants one name behind __shared__ {match[1]} {{…}}")
+    if _at_namespace_scope(text, masked, match.start()):
+        raise KernelUnbuildable(_OUTSIDE.format(line=line))
+    aligned = ALIGNMENT.search(match[0])
+    name = match[2] or f"evo_emu_shared_{line}"
+    variable = f"; {_variable(name, declared[1], aligned[1].strip() if aligned else '1')}"
+    opening = _Edit(match.start(), match.end(), f"{match[1]} {name} {{")
+    return [opening, _Edit(end + 1, declared.end(), variable)]
+
+
+def _variable(type_name: str, name: str, alignment: str) -> str:
+    shared = f"evo_emu::shared_variable<{type_name}, ({alignment})>"
+    return f'auto& {name} = {shared}("{name}", []{{}});'
 
 
 def _dynamic(base: str, name: str, alignment: str, at_namespace: bool) -> str:
@@ -149,11 +182,15 @@ def _dynamic(base: str, name: str, alignment: str, at_namespace: bool) -> str:
 
 
 def _at_namespace_scope(text: str, masked: str, position: int) -> bool:
-    scopes: list[bool] = []
+    return all(is_namespace_head(opening) for opening in _scope_openings(text, masked, position))
+
+
+def _scope_openings(text: str, masked: str, position: int) -> list[str]:
+    """What stands before each brace that is open at the position."""
+    openings: list[str] = []
     for brace in re.finditer(r"[{}]", masked[:position]):
-        if brace[0] == "}":
-            if scopes:
-                scopes.pop()
+        if brace[0] == "{":
+            openings.append(text[max(0, brace.start() - 200) : brace.start()])
         else:
-            scopes.append(is_namespace_head(text[max(0, brace.start() - 200) : brace.start()]))
-    return all(scopes)
+            del openings[-1:]
+    return openings

@@ -1,4 +1,5 @@
-"""Who proposes the next configuration. The names are here, apart from their makers, so that --help imports no Optuna."""
+"""Who proposes the next configuration. The names are here, apart from their makers, so that --help imports no
+Optuna."""
 
 NAMES = ("evolution", "tpe", "nsga2", "cmaes", "gp", "random")
 DEFAULT = "evolution"

@@ -39,8 +39,8 @@ _RANDOM_BLOCKS = 2
 _MOST_KEYS = 256
 """of a shortened problem whose K and V are larger than its Q: with as few as Q has, Q would grow too large"""
 _HEAD_BYTES = 13 << 20
-"""K and V of a head, of which an L2 of 32 to 50 MB holds two or three: five heads are no multiple of either. Where those of
-the problem are larger, they are taken: the L2 may hold none"""
+"""K and V of a head, of which an L2 of 32 to 50 MB holds two or three: five heads are no multiple of either. Where
+those of the problem are larger, they are taken: the L2 may hold none"""
 _SPARE_BYTES = 32 << 10
 """pages that tensors share with what lies before and behind the rows of a block"""
 
@@ -88,8 +88,8 @@ def full_plan(problem: AttentionProblem, config: Config, launch_of: LaunchOf) ->
 
 
 def long_cases(problem: AttentionProblem, config: Config) -> tuple[Case, ...]:
-    """A block that counts more tiles of keys than 8 bits do, or more keys than 16, where the problem's own blocks do so;
-    the last tiles weigh most."""
+    """A block that counts more tiles of keys than 8 bits do, or more keys than 16, where the problem's own blocks do
+    so; the last tiles weigh most."""
     tile_m, tile_n = int(config.get("tile_m", 64)), int(config.get("tile_n", 64))
     beyond = [counted for counted in (_COUNTER * tile_n, *_KEYS) if counted < problem.seq_k]
     lengths = (_few(problem.seq_k, tile_n, counted // tile_n + 2) for counted in beyond)
@@ -202,7 +202,9 @@ def _folded(problem: AttentionProblem, config: Config, tiles: int) -> AttentionP
     problem of few rows may be, up to a size whose offsets fit 32 bits in bytes too."""
     tile_n, rows = int(config["tile_n"]), _few(problem.seq_q, int(config["tile_m"]), 2)
     alike = -(-rows * problem.seq_k // (problem.seq_q * tile_n))
-    seen = _few(_unmasked(problem), tile_n, max(tiles, min(alike, -(-_MOST_KEYS // tile_n))) if not problem.causal else tiles)
+    seen = _few(
+        _unmasked(problem), tile_n, max(tiles, min(alike, -(-_MOST_KEYS // tile_n))) if not problem.causal else tiles
+    )
     keys = rows - 1 + seen if problem.causal else seen
     most_rows = max(problem.batch * problem.seq_q, ((1 << 30) - 1) // (problem.heads * problem.head_dim))
     batch = min(problem.batch * problem.seq_k // keys, most_rows // rows, _MOST_BATCH)

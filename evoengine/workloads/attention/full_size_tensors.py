@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -38,8 +38,8 @@ class AttentionFullSize(FullSize):
     def written_parts(self, case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
         """The rows that the blocks wrote with what they are to be compared with.
 
-        A block may write only whole tiles of rows, each tile once, and as many as every block gets when all are dealt out.
-        No block may do another's work. Raises WrongBlock where one did not do so.
+        A block may write only whole tiles of rows, each tile once, and as many as every block gets when all are dealt
+        out. No block may do another's work. Raises WrongBlock where one did not do so.
         """
         _check_queries_differ(traces)
         owners: dict[tuple[int, int], int] = {}
@@ -47,7 +47,9 @@ class AttentionFullSize(FullSize):
         share, left = divmod(case.row_tiles * int(case.config.get("cluster", 1)), math.prod(asked.launch.grid))
         for chosen, one in zip(asked.blocks, traces, strict=True):
             if chosen.ends and one.given_up:
-                raise WrongBlock(f"block {one.block} read more than {chosen.input_limit} bytes, which its rows do not need")
+                raise WrongBlock(
+                    f"block {one.block} read more than {chosen.input_limit} bytes, which its rows do not need"
+                )
             if case.endless and not one.given_up:
                 raise WrongBlock(f"block {one.block} was done before it had read all of {case.problem.seq_k} keys")
             found = list(_tiles(case, one))
@@ -56,7 +58,9 @@ class AttentionFullSize(FullSize):
                 raise WrongBlock(f"block {one.block} wrote {len(found)} tiles of rows, which should be {wanted}")
             for head, tile, rows in found:
                 if (head, tile) in owners:
-                    raise WrongBlock(f"blocks {owners[head, tile]} and {one.block} both wrote tile {tile} of head {head}")
+                    raise WrongBlock(
+                        f"blocks {owners[head, tile]} and {one.block} both wrote tile {tile} of head {head}"
+                    )
                 owners[head, tile] = one.block
                 tiles.append((head, tile, rows))
         return list(_parts(case, asked.pool, tiles))

@@ -1,4 +1,5 @@
-"""The parameters of an attention kernel, in order: q, k, v, o, its scalars, and tensor maps where it moves tiles by TMA."""
+"""The parameters of an attention kernel, in order: q, k, v, o, its scalars, and tensor maps where it moves tiles by
+TMA."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def _scalars(problem: AttentionProblem, config: Config) -> tuple[ScalarArgument,
 
 
 def _tensor_maps(problem: AttentionProblem, config: Config) -> tuple[TensorMapArgument, ...]:
-    """Q, K and V, and O where it is stored so too, as [heads of the batch, seq, head_dim] for kernels that move tiles by TMA.
+    """Q, K and V, and O where it is stored so too, as [heads of the batch, seq, head_dim] for kernels that move tiles
+    by TMA.
 
     A box is a tile's rows (of O: a warpgroup's; of K and V: what one of a cluster's blocks brings) by the 64 or 32
     columns that the kernel swizzles together; past a head's end it reads zeros and writes nothing.

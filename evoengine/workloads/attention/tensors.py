@@ -57,7 +57,11 @@ class AttentionTensors(Tensors):
         if case.draw != "permuted":
             return Drawn(inputs, inputs)
         order = torch.randperm(problem.seq_k, generator=generator, device=device)
-        shuffled = {"q": inputs["q"], "k": inputs["k"][:, :, order].contiguous(), "v": inputs["v"][:, :, order].contiguous()}
+        shuffled = {
+            "q": inputs["q"],
+            "k": inputs["k"][:, :, order].contiguous(),
+            "v": inputs["v"][:, :, order].contiguous(),
+        }
         return Drawn(shuffled, inputs)
 
     def reference(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
@@ -80,8 +84,8 @@ class AttentionTensors(Tensors):
     def rounded_once(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
         """What a fused kernel does at best: all in float32, but P and O rounded to T.
 
-        P is relative to something else in each row, between its largest and half of that: a maximum that lags leaves no weight
-        that is a power of two and needs no rounding.
+        P is relative to something else in each row, between its largest and half of that: a maximum that lags leaves no
+        weight that is a power of two and needs no rounding.
         """
         out, group = torch.empty_like(inputs["q"]), problem.heads // problem.kv_heads
         mask = _mask(problem, out.device)
@@ -191,12 +195,12 @@ def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
 
 
 def _long(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
-    """Rows of four kinds, over columns of V that are nearly constant: weights of 2/3 in every second row, but of 2^-15.5 in
-    every eighth; between them logits of standard deviation 4 and one key pointed at in turn.
+    """Rows of four kinds, over columns of V that are nearly constant: weights of 2/3 in every second row, but of
+    2^-15.5 in every eighth; between them logits of standard deviation 4 and one key pointed at in turn.
 
-    The first show sums and outputs kept in 16 bits. The second and last show weights that fall to 0 too early, or never:
-    the keys of weight 1 have small values, so that what little weight all others keep adds up beside them. To the third
-    some keys of every tile matter, wherever along the keys a pipeline goes wrong.
+    The first show sums and outputs kept in 16 bits. The second and last show weights that fall to 0 too early, or
+    never: the keys of weight 1 have small values, so that what little weight all others keep adds up beside them. To
+    the third some keys of every tile matter, wherever along the keys a pipeline goes wrong.
     """
     pointing, small, _ = _one_hot(q, k, v)
     row = torch.arange(q.shape[2], device=q.device)
@@ -217,7 +221,8 @@ def _late_maximum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
     """Logits that climb along the keys, so that the running maximum moves in every tile and O must be rescaled.
 
     In every second row they stay at 0 instead, but for one key at two thirds of the way: there the maximum rises by one
-    of RISES, to six digits, by two columns of K of which the second is for what rounding to 16 bits leaves of the first.
+    of RISES, to six digits, by two columns of K of which the second is for what rounding to 16 bits leaves of the
+    first.
     """
     direction = normalize(q[:1, :1, :1], dim=-1)
     climb = torch.linspace(0.0, 12.0, k.shape[2], device=k.device).view(1, 1, -1, 1)
@@ -279,7 +284,9 @@ def _sample(problem: AttentionProblem, inputs: Inputs, batch: int, head: int, ro
     return Sample(own, part, lambda outputs: {OUTPUT: outputs[OUTPUT][batch, head, rows.start : rows.stop][None, None]})
 
 
-def _rows_of(problem: AttentionProblem, inputs: Inputs, batch: int, head: int, rows: range) -> tuple[AttentionProblem, Inputs]:
+def _rows_of(
+    problem: AttentionProblem, inputs: Inputs, batch: int, head: int, rows: range
+) -> tuple[AttentionProblem, Inputs]:
     """The output's `rows` of one head as a problem of their own, [1, 1, rows, head_dim], with the keys that they see.
 
     The causal mask is aligned to the lower right, so it ends with the last of them.
@@ -295,7 +302,9 @@ def _rows_of(problem: AttentionProblem, inputs: Inputs, batch: int, head: int, r
     return replace(p, batch=1, heads=1, kv_heads=1, seq_q=len(rows), seq_k=keys), part
 
 
-def _library_call(problem: AttentionProblem, inputs: Inputs, backends: Sequence[SDPBackend]) -> Callable[[], torch.Tensor]:
+def _library_call(
+    problem: AttentionProblem, inputs: Inputs, backends: Sequence[SDPBackend]
+) -> Callable[[], torch.Tensor]:
     """SDPA by the first of these backends that takes the problem; the call raises RuntimeError where none does."""
     # torch aligns is_causal to the upper left; only where the lengths are equal is that our mask
     square = problem.seq_q == problem.seq_k

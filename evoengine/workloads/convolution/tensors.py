@@ -80,13 +80,18 @@ def _normal(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generat
     return image, weights
 
 
+def whole_numbers(normal: torch.Tensor) -> torch.Tensor:
+    """From -WHOLE to WHOLE, none of them 0."""
+    return normal.sign() * (4.0 * normal.abs()).ceil().clamp(1, WHOLE)
+
+
 def _whole(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generator) -> Pair:
-    """Whole numbers from -WHOLE to WHOLE, none of them 0."""
-    return tuple((x.sign() * (x.abs() * 4.0).ceil().clamp(1, WHOLE)) for x in (image, weights))
+    return whole_numbers(image), whole_numbers(weights)
 
 
 def _one_weight(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generator) -> Pair:
-    """One weight alone is not 0, so that the output is the image, moved: shows a filter that is mirrored or transposed."""
+    """One weight alone is not 0, so that the output is the image, moved: shows a filter that is mirrored or
+    transposed."""
     one = torch.zeros_like(weights).view(-1)
     one[torch.randint(one.numel(), (), generator=generator, device=one.device)] = 1.0
     return image, one.view_as(weights)

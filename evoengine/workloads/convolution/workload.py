@@ -11,9 +11,10 @@ from math import prod
 import numpy as np
 
 from evoengine.devices.base import Parameter, ScalarArgument, TensorParameter
-from evoengine.records import Config
-from evoengine.workloads.base import Case, Tensors, Tolerance, Workload
+from evoengine.records import Config, Plan
+from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Tolerance, Workload
 from evoengine.workloads.convolution.problem import EXAMPLE, ConvolutionProblem, parse_problem
+from evoengine.workloads.rectangles import FullCase
 
 FLUSH = 8
 """floats after which the emulator can end a tensor, so that what is read behind it is an error"""
@@ -43,9 +44,9 @@ class Convolution(Workload):
     def cases(self, problem: ConvolutionProblem, config: Config) -> tuple[Case, ...]:
         """All have the problem's own filter size, which a template may bake in; sizes are set against the block's tile.
 
-        Most are of small whole numbers, whose sums float32 holds exactly in any order: the smallest fault shows. Those of
-        ordinary numbers have long rows, so that no row's error is near 0 by chance. Some end where an image's bytes do, so that
-        a read one pixel further is seen.
+        Most are of small whole numbers, whose sums float32 holds exactly in any order: the smallest fault shows. Those
+        of ordinary numbers have long rows, so that no row's error is near 0 by chance. Some end where an image's bytes
+        do, so that a read one pixel further is seen.
         """
         tile_w = int(config.get("block_size_x", 16)) * int(config.get("tile_size_x", 1))
         tile_h = int(config.get("block_size_y", 16)) * int(config.get("tile_size_y", 1))
@@ -84,3 +85,14 @@ class Convolution(Workload):
         from evoengine.workloads.convolution.tensors import ConvolutionTensors
 
         return ConvolutionTensors()
+
+    def full_plan(self, problem: ConvolutionProblem, config: Config, launch_of: LaunchOf) -> Plan:
+        """The problem itself, where the configuration says how large a block's tile is."""
+        if not {"block_size_x", "block_size_y", "tile_size_x", "tile_size_y"} <= config.keys():
+            return ()
+        return [(FullCase("full grid", problem, problem, config), launch_of(problem))]
+
+    def full_size(self) -> FullSize:
+        from evoengine.workloads.convolution.full_size import ConvolutionFullSize
+
+        return ConvolutionFullSize(self)

@@ -18,8 +18,8 @@ EXAMPLE = "gemm:m4096,n4096,k4096,fp16"
 class GemmProblem:
     """C = f(A·B + bias): A [m, k], B [k, n], bias [n], C [m, n], all row-major and of one dtype.
 
-    The sum is float32 and rounded once, behind the epilogue. f is nothing, max(x, 0), or GELU by erf; without an epilogue
-    the bias is not read.
+    The sum is float32 and rounded once, behind the epilogue. f is nothing, max(x, 0), or GELU by erf; without an
+    epilogue the bias is not read.
     """
 
     m: int
@@ -45,6 +45,7 @@ class GemmProblem:
 
 
 def parse_problem(text: str) -> GemmProblem:
-    """Reads `m4096,n4096,k4096,fp16[,bias]`. Raises UsageError naming the part that is wrong and what would be right."""
+    """Reads `m4096,n4096,k4096,fp16[,bias]`. Raises UsageError naming the part that is wrong and what would be
+    right."""
     words = {"dtype": DTYPES, "epilogue": EPILOGUES}
     return GemmProblem(**read_parts(text, EXAMPLE, {"m": "m", "n": "n", "k": "k"}, words, optional=("epilogue",)))

@@ -41,7 +41,8 @@ class GemmTensors(Tensors):
         return {"c": _epilogue(problem, inputs["a"].double() @ inputs["b"].double(), inputs["bias"].double())}
 
     def own_dtype(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
-        """As a library does it in turn: the product summed in float32 and rounded, then each step of the epilogue rounded.
+        """As a library does it in turn: the product summed in float32 and rounded, then each step of the epilogue
+        rounded.
 
         The product is not left to torch in 16 bits: whether that sums in 16 bits too depends on device and settings.
         """
@@ -95,18 +96,24 @@ def _normal(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
     return a, b / math.sqrt(a.shape[1]), bias
 
 
+def positive_numbers(normal: torch.Tensor) -> torch.Tensor:
+    """Whole numbers from 1 to 3, whose sums are exact."""
+    return (2.0 * normal.abs()).ceil().clamp(1, 3)
+
+
 def _whole(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
     """Whole numbers from -3 to 3, none of them 0: sums are exact, so that the smallest fault shows."""
-    return tuple(x.sign() * (2.0 * x.abs()).ceil().clamp(1, 3) for x in (a, b, bias))
+    return tuple(x.sign() * positive_numbers(x) for x in (a, b, bias))
 
 
 def _positive(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
     """The same without a sign: for rows so short that GELU might leave nothing of them but the roundings of erf."""
-    return tuple(x.abs() for x in _whole(a, b, bias))
+    return tuple(positive_numbers(x) for x in (a, b, bias))
 
 
 def _one_hot(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
-    """Every row of A points at one row of B, in an order of its own: shows rows and columns that land in the wrong place."""
+    """Every row of A points at one row of B, in an order of its own: shows rows and columns that land in the wrong
+    place."""
     k = a.shape[1]
     row = torch.arange(a.shape[0], device=a.device)
     pointed = torch.zeros_like(a)
@@ -119,7 +126,8 @@ LARGE = 192.0
 
 
 def _large_products(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
-    """Products near the largest half, which add up far beyond it over the first half of K and cancel out over the second.
+    """Products near the largest half, which add up far beyond it over the first half of K and cancel out over the
+    second.
 
     What is left are about LARGE² or -LARGE², whole multiples of LARGE, exact in float32.
     """

@@ -11,14 +11,19 @@ from dataclasses import replace
 import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
-from evoengine.records import Config
-from evoengine.workloads.base import Case, Tensors, Workload
+from evoengine.records import Config, Plan
+from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 from evoengine.workloads.gemm.problem import DTYPES, EPILOGUES, EXAMPLE, GemmProblem, parse_problem
+from evoengine.workloads.rectangles import FullCase, few
 
 LONG = 4096
 """K of the longest case, over which errors of sums kept in 16 bits add up"""
 LONG_PRODUCTS = 1 << 26
 """that the emulator computes for that case at most: it does whole tiles, and larger ones get a smaller K"""
+MOST_WORK = 200_000_000
+"""products of a block over all of K, which take a second or less"""
+MOST_ROWS = 16384
+"""of B that a block reads, each of which takes a page of the emulator's"""
 CHUNK = 8
 """elements of 16 bits in the widest load; rows that are multiples of it stay such in all cases"""
 SWIZZLED = 64
@@ -92,6 +97,34 @@ class Gemm(Workload):
         from evoengine.workloads.gemm.tensors import GemmTensors
 
         return GemmTensors()
+
+    def full_plan(self, problem: GemmProblem, config: Config, launch_of: LaunchOf) -> Plan:
+        """The whole grid over few steps of K, and all of A and of B where offsets into them may need more than 32 bits."""
+        if not {"tile_m", "tile_n", "tile_k"} <= config.keys():
+            return ()
+        p = problem
+        cases = [FullCase("full grid", replace(p, k=few(p.k, int(config["tile_k"]), 2)), p, config)]
+        if DTYPE_BYTES[p.dtype] * p.m * p.k >= 1 << 31:
+            own = replace(p, n=few(p.n, int(config["tile_n"]), 1))
+            cases.append(FullCase("full A", _less_deep(own, config, "m"), p, config, last_alone=True))
+        if DTYPE_BYTES[p.dtype] * p.k * p.n >= 1 << 31:
+            own = replace(p, m=few(p.m, int(config["tile_m"]), 1))
+            cases.append(FullCase("full B", _less_deep(own, config, "n"), p, config, last_alone=True))
+        return [(case, launch_of(case.problem)) for case in cases]
+
+    def full_size(self) -> FullSize:
+        from evoengine.workloads.gemm.full_size import GemmFullSize
+
+        return GemmFullSize(self)
+
+
+def _less_deep(problem: GemmProblem, config: Config, side: str) -> GemmProblem:
+    """With a smaller K where a block over all of it takes too long, and so much more of the other side of A (m) or B (n)."""
+    tile = int(config["tile_m"]) * int(config["tile_n"])
+    steps = min(MOST_WORK // tile, MOST_ROWS) // int(config["tile_k"])
+    k, length = few(problem.k, int(config["tile_k"]), steps), getattr(problem, side)
+    longer = length + (length * problem.k // k - length) // CHUNK * CHUNK
+    return replace(problem, k=k, **{side: longer})
 
 
 def _tensor_maps(problem: GemmProblem, config: Config) -> tuple[TensorMapArgument, ...]:

@@ -18,7 +18,8 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class RmsNormTensors(Tensors):
-    """The reference norms the sum before it is rounded, as FlashInfer does; a kernel may norm the rounded sum, as vLLM does.
+    """The reference norms the sum before it is rounded, as FlashInfer does; a kernel may norm the rounded sum, as vLLM
+    does.
 
     The tolerance has room for either: rounding the sum moves y by half a spacing at most.
     """
@@ -98,8 +99,8 @@ def _normal(problem: RmsNormProblem, x: torch.Tensor, residual: torch.Tensor) ->
 def _extreme_rows(problem: RmsNormProblem, x: torch.Tensor, residual: torch.Tensor) -> Pair:
     """Rows of KINDS kinds in turn, so that neighbours differ.
 
-    Ordinary ones; one element far above all others; zeros, which eps keeps from a division by 0; values whose squares are
-    as small as eps and have few bits in a half; values whose squares overflow a half (and for other dtypes all but
+    Ordinary ones; one element far above all others; zeros, which eps keeps from a division by 0; values whose squares
+    are as small as eps and have few bits in a half; values whose squares overflow a half (and for other dtypes all but
     overflow float32); sums that all but cancel out; constants, whose squares add up past what a half can count.
     """
     large = 300.0 if problem.dtype == "fp16" else 2.0**50

@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
-from evoengine.records import Config
-from evoengine.workloads.base import Case, Tensors, Tolerance, Workload
+from evoengine.records import Config, Plan
+from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Tolerance, Workload
+from evoengine.workloads.rectangles import FullCase
 from evoengine.workloads.rms_norm.problem import DTYPES, EPS, EXAMPLE, KINDS, RmsNormProblem, parse_problem
 
 MANY_ROWS = 33
@@ -79,3 +80,14 @@ class RmsNorm(Workload):
         from evoengine.workloads.rms_norm.tensors import RmsNormTensors
 
         return RmsNormTensors()
+
+    def full_plan(self, problem: RmsNormProblem, config: Config, launch_of: LaunchOf) -> Plan:
+        """The problem itself, where the configuration says how many rows are a block's."""
+        if not {"rows_per_block", "turns"} <= config.keys():
+            return ()
+        return [(FullCase("full grid", problem, problem, config), launch_of(problem))]
+
+    def full_size(self) -> FullSize:
+        from evoengine.workloads.rms_norm.full_size import RmsNormFullSize
+
+        return RmsNormFullSize(self)

@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from evoengine.devices.base import ScalarArgument, TensorArgument, TensorMapArgument
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
 from evoengine.records import Launch, Source
-
-SIGNATURE = re.compile(r"__global__\s+void\s+(?:__(?:launch_bounds|cluster_dims)__\([^)]*\)\s*)*(\w+)\(([^)]*)\)")
-
-
-def argument(parameter, value):
-    name = re.search(r"(\w+)\s*$", parameter)[1]
-    if isinstance(value, TensorMapArgument):
-        return replace(value, name=name)
-    if "*" not in parameter:
-        return ScalarArgument(name, value)
-    return TensorArgument(name, value, output="const" not in parameter)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+from tests.support.kernel_arguments import SIGNATURE, argument
 
 
 @pytest.fixture(scope="session")
-def emulate(own_cache):
+def emulate():
     """emulate(text, *values, grid, threads, shared, seed, timeout) → the tensors by name; a `const T*` is an input.
 
     `threads` of a block: their number, or those along x, y and z.

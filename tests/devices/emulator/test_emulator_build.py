@@ -19,6 +19,14 @@ def source(text=KERNEL, entry="f"):
     return Source(text, entry, ONE)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    """In which no other process builds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def forgetful(monkeypatch):
     """What the module remembers of the machine, forgotten before and after."""

@@ -2,43 +2,15 @@
 
 from __future__ import annotations
 
-import jinja2
 import numpy as np
 import pytest
 
-from evoengine.devices.base import KernelCrashed, KernelHung, KernelUnbuildable, TensorMapArgument
-from evoengine.paths import asset
+from evoengine.devices.base import KernelCrashed, KernelHung, KernelUnbuildable
 from evoengine.records import Launch, Source
 from evoengine.stages.compile import compile_source
+from tests.support.cluster_kernels import multicast, multicast_text, pair, pair_text
 
-EVO = asset("templates") / "include" / "evo"
-FILES = ("address.cuh", "barrier.cuh", "tma.cuh", "cluster.cuh")
-VOCABULARY = "".join(jinja2.Template((EVO / name).read_text()).render() for name in FILES)
 SEEDS = range(4)
-
-PAIR = """
-extern "C" __global__ void __cluster_dims__(2, 1, 1) f(int* o) {
-    extern __shared__ __align__(1024) unsigned char shared[];
-    unsigned barrier = shared_address(shared + 1024);
-    int* number = reinterpret_cast<int*>(shared);
-    number[threadIdx.x] = 100 * blockIdx.x + threadIdx.x;
-    if (threadIdx.x == 0) barrier_init(barrier, 2);
-    barrier_init_fence();
-    START
-    BODY
-    o[blockIdx.x * 128 + threadIdx.x] = number[threadIdx.x];
-    END
-}
-"""
-
-
-def pair_text(body="", start="cluster_sync();", end="cluster_sync();"):
-    return VOCABULARY + PAIR.replace("BODY", body).replace("START", start).replace("END", end)
-
-
-def pair(emulate, body="", seed=0, blocks=4, **parts):
-    o = np.zeros(128 * blocks, np.int32)
-    return emulate(pair_text(body, **parts), o, grid=(blocks, 1, 1), threads=128, shared=1280, seed=seed)["o"]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -109,42 +81,6 @@ def test_what_cannot_be_launched_is_named(emulate):
         emulate(pair_text().replace("(2, 1, 1)", "(1, 2, 1)"), o, grid=(2, 2, 1), threads=128, shared=1280)
     with pytest.raises(KernelCrashed, match="a cluster of 2 blocks of 64 threads"):
         emulate(pair_text(), o, grid=(2, 1, 1), threads=64, shared=1280)
-
-
-MULTICAST = """
-extern "C" __global__ void __cluster_dims__(2, 1, 1)
-f(const unsigned short* a, const __grid_constant__ TensorMap map, unsigned short* o) {
-    extern __shared__ __align__(1024) unsigned short tile[];
-    unsigned full = shared_address(tile + 1024);
-    if (threadIdx.x == 0) {
-        barrier_init(full, 1);
-        barrier_init_fence();
-    }
-    cluster_sync();
-    if (threadIdx.x == 0) {
-        int first = HALF;
-        barrier_arrive_expect(full, BYTES);
-        tma_load_both(shared_address(tile + first * 64), map, full, 0, first, 0);
-    }
-    barrier_wait(full, 0);
-    for (int i = threadIdx.x; i < 1024; i += 128) o[blockIdx.x * 1024 + i] = tile[i];
-    cluster_sync();
-}
-"""
-
-
-def multicast_text(half="8 * cluster_rank()", expect="2048", blocks="((1 << CLUSTER) - 1)"):
-    text = VOCABULARY + MULTICAST.replace("HALF", half).replace("BYTES", expect)
-    assert "((1 << CLUSTER) - 1)" in text
-    return text.replace("((1 << CLUSTER) - 1)", blocks)
-
-
-def multicast(emulate, seed=0, **changes):
-    a = np.random.default_rng(1).integers(0, 1 << 15, (16, 64), dtype=np.uint16)
-    halves = TensorMapArgument("map", "a", "fp16", (64, 16, 1), (128, 2048), (64, 8, 1), 0)
-    values = (a, halves, np.zeros((2, 16, 64), np.uint16))
-    o = emulate(multicast_text(**changes), *values, grid=(2, 1, 1), threads=128, shared=2056, seed=seed)["o"]
-    return a, o
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from evoengine.devices.base import KernelHung, KernelUnbuildable
+from evoengine.devices.base import KernelCrashed, KernelHung, KernelUnbuildable
 from evoengine.records import Launch, Source
 from evoengine.stages.compile import compile_source
 
@@ -222,3 +222,135 @@ def test_a_tile_that_not_all_threads_bring_to_its_barrier_hangs(emulate):
 def test_what_the_emulator_cannot_do_with_groups_is_said(emulate, more, why):
     with pytest.raises(KernelUnbuildable, match=why):
         run_groups(emulate, MORE=more)
+
+
+# ── CCCL: cuda::std and CUB ─────────────────────────────────────────────────────────────────────────────────────────
+
+STANDARD = """
+#include <cuda/functional>
+#include <cuda/std/array>
+#include <cuda/std/bit>
+#include <cuda/std/cmath>
+#include <cuda/std/cstdint>
+#include <cuda/std/functional>
+#include <cuda/std/limits>
+#include <cuda/std/span>
+#include <cuda/std/tuple>
+#include <cuda/std/type_traits>
+#include <cuda/std/utility>
+extern "C" __global__ void f(const float* a, float* o) {
+    cuda::std::array<float, 4> row{};
+    for (auto& x : row) x = a[threadIdx.x] * (&x - row.data() + 1);
+    const cuda::std::span<const float> view(a, 32);
+    auto [first, last] = cuda::std::make_tuple(view.front(), view[LAST]);
+    static_assert(cuda::std::is_same_v<cuda::std::remove_cvref_t<const float&>, float>);
+    cuda::std::swap(first, last);
+    const auto bits = cuda::std::bit_cast<cuda::std::uint32_t>(row[0]);
+    o[threadIdx.x] = cuda::std::plus<>()(row[0], row[3]) + 2 * first + last + cuda::std::popcount(bits)
+                     + cuda::maximum<>()(row[0], row[1]) + cuda::std::exp(row[0])
+                     + (cuda::std::numeric_limits<float>::max() > row[2]);
+}
+"""
+
+
+def test_the_standard_library_of_cuda(emulate):
+    right = STANDARD.replace("LAST", "31")
+    assert compiles(right)
+    a = RANDOM.standard_normal(32).astype(np.float32)
+    bits = np.array([bin(b).count("1") for b in a.view(np.uint32).tolist()])
+    expected = 5 * a + 2 * a[31] + a[0] + bits + np.maximum(a, 2 * a) + np.exp(a) + 1
+    np.testing.assert_allclose(emulate(right, a, np.zeros(32, np.float32))["o"], expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(KernelCrashed, match="out-of-bounds read"):
+        emulate(STANDARD.replace("LAST", "32"), a, np.zeros(32, np.float32))
+
+
+CUB = """
+#include <cub/block/block_load.cuh>
+#include <cub/block/block_reduce.cuh>
+#include <cub/block/block_scan.cuh>
+#include <cub/block/block_store.cuh>
+#include <cub/warp/warp_reduce.cuh>
+#include <cub/warp/warp_scan.cuh>
+extern "C" __global__ void f(const float* a, float* o, float* stored, int* counts) {
+    using Load = cub::BlockLoad<float, 24, 3, cub::BLOCK_LOAD_TRANSPOSE, 4>;
+    using Store = cub::BlockStore<float, 24, 3, cub::BLOCK_STORE_TRANSPOSE, 4>;
+    using Reduce = cub::BlockReduce<float, 24, cub::BLOCK_REDUCE_WARP_REDUCTIONS, 4>;
+    using Scan = cub::BlockScan<int, 24, cub::BLOCK_SCAN_WARP_SCANS, 4>;
+    using OfWarp = cub::WarpReduce<float, 16>;
+    using Prefix = cub::WarpScan<int, 8>;
+    __shared__ union {
+        typename Load::TempStorage load;
+        Store::TempStorage store;
+        Reduce::TempStorage reduce;
+        Scan::TempStorage scan;
+    } shared;
+    __shared__ OfWarp::TempStorage of_warp[6];
+    __shared__ Prefix::TempStorage prefix[12];
+    const int rank = threadIdx.x + 24 * threadIdx.y;
+    float items[3];
+    Load(shared.load).Load(a, items, 280, -1.0f);
+    AGAIN
+    const float total = Reduce(shared.reduce).Sum(items);
+    __syncthreads();
+    const float most = Reduce(shared.reduce).Reduce(items[0], cuda::maximum<>(), 70);
+    __syncthreads();
+    int ones[2] = {1, rank}, upto[2], whole, before, within;
+    Scan(shared.scan).InclusiveSum(ones, upto, whole);
+    __syncthreads();
+    Scan(shared.scan).ExclusiveScan(rank, before, -5, cuda::maximum<>());
+    Prefix(prefix[rank / 8]).ExclusiveSum(rank, within);
+    const float of_sixteen = OfWarp(of_warp[rank / 16]).Sum(items[1], 10);
+    if (WHO) { o[0] = total; o[1] = most; }
+    if (rank % 16 == 0) o[2 + rank / 16] = of_sixteen;
+    const int found[] = {upto[0], upto[1], whole, before, within};
+    for (int i = 0; i < 5; ++i) counts[i * 96 + rank] = found[i];
+    __syncthreads();
+    Store(shared.store).Store(stored, items, 285);
+}
+"""
+CUB_PARTS = {"AGAIN": "__syncthreads();", "WHO": "rank == 0"}
+
+
+def run_cub(emulate, seed=0, **changes):
+    a = np.random.default_rng(2).standard_normal(288).astype(np.float32)
+    outputs = np.zeros(8, np.float32), np.zeros(288, np.float32), np.zeros((5, 96), np.int32)
+    return a, emulate(with_parts(CUB, CUB_PARTS, **changes), a, *outputs, threads=(24, 4, 1), seed=seed)
+
+
+def right_cub(a):
+    items = np.where(np.arange(288) < 280, a, -1).reshape(96, 3)
+    of_sixteen = items[:, 1].reshape(6, 16)[:, :10].sum(1)
+    return items, np.array([items.sum(), items[:70, 0].max(), *of_sixteen])
+
+
+def test_primitives_of_cub_for_blocks_and_warps(emulate):
+    assert compiles(with_parts(CUB, CUB_PARTS))
+    a, got = run_cub(emulate)
+    items, right = right_cub(a)
+    np.testing.assert_allclose(got["o"], right, rtol=1e-5)
+    np.testing.assert_array_equal(got["stored"][:285], items.ravel()[:285])
+    rank = np.arange(96)
+    sums = np.stack([np.ones(96, int), rank], axis=1).ravel().cumsum().reshape(96, 2)
+    right = [sums[:, 0], sums[:, 1], np.full(96, sums[-1, 1]), np.maximum.accumulate(np.concatenate([[-5], rank[:-1]]))]
+    right.append(rank // 8 * 8 * (rank % 8) + (rank % 8) * (rank % 8 - 1) // 2)
+    np.testing.assert_array_equal(got["counts"], right)
+
+
+BROKEN_CUB = {"storage used again without a barrier": {"AGAIN": ""}, "the result read by a thread without one": {"WHO": "rank == 1"}}
+
+
+@pytest.mark.parametrize("name", BROKEN_CUB)
+def test_a_kernel_that_uses_cub_wrongly_gives_a_wrong_result(emulate, name):
+    found = []
+    for seed in range(6):
+        a, got = run_cub(emulate, seed, **BROKEN_CUB[name])
+        items, right = right_cub(a)
+        found.append(np.allclose(got["o"], right, rtol=1e-5) and np.array_equal(got["stored"][:285], items.ravel()[:285]))
+    assert not all(found)
+
+
+def test_a_block_of_another_size_than_the_primitive_was_made_for_is_said(emulate):
+    text = with_parts(CUB, CUB_PARTS).replace("BlockLoad<float, 24,", "BlockLoad<float, 12,")
+    with pytest.raises(KernelCrashed, match="BlockLoad at line .* is for blocks of 48 threads, this one has 96"):
+        run_of = [np.zeros(288, np.float32), np.zeros(8, np.float32), np.zeros(288, np.float32)]
+        emulate(text, *run_of, np.zeros((5, 96), np.int32), threads=(24, 4, 1))

@@ -129,7 +129,7 @@ def test_a_process_that_dies_without_a_word_is_named_by_its_signal(tmp_path):
         run(executable, "f", Launch((1, 1, 1), 32, 0), [], 0, 20)
 
 
-def test_the_kernel_dies_with_the_process_that_launched_it(own_cache, tmp_path):
+def test_the_kernel_dies_with_the_process_that_launched_it(tmp_path):
     text = 'extern "C" __global__ void spin(float* o) { volatile float* p = o; while (p[0] == 0) {} }'
     executable = build(Source(text, "spin", Launch((1, 1, 1), 1, 0)))
     script = (

@@ -26,7 +26,7 @@ def pool():
 
 
 @pytest.fixture
-def copied(own_cache, pool):
+def copied(pool):
     """copied(from, to, blocks, …) → what each block touched; `from` and `to` count elements of 2 bytes."""
 
     def run_copy(start, to, blocks=(0,), size=TERABYTE, limit=PLENTY, seed=0, text=COPY):

@@ -1,9 +1,10 @@
 import re
 
+import numpy as np
 import pytest
 
 from evoengine.devices.base import KernelUnbuildable
-from evoengine.devices.emulator.translate import least_blocks, translate
+from evoengine.devices.emulator.translate import constant_names, least_blocks, translate
 
 
 def test_text_without_ptx_or_shared_memory_stays_as_it_is():
@@ -178,3 +179,32 @@ def test_classes_with_a_constructor_fill_themselves_before_it():
     assert fill in translate("template <int N>\nclass alignas(16) S {\npublic:\n  float a; S() { a = N; }\n};")
     for members in ("{ int a; S() = default; }", ": B { S() {} }", "{ S make() { return S(); } }"):
         assert "Poison" not in translate(f"struct S {members};")
+
+
+def test_constant_variables_have_plain_names_outside_of_namespaces_and_functions_alone():
+    text = """
+extern "C" {
+__constant__ float filter[9];
+}
+namespace own { __constant__ int hidden; }
+__constant__ int b, c[3];
+__global__ void f() { __constant__ int inside; }
+"""
+    assert constant_names(text) == ["filter", "b", "c"]
+
+
+def test_a_shared_union_may_be_declared_in_place(emulate):
+    text = """
+extern "C" __global__ void f(float* o) {
+    __shared__ alignas(16) union { float as_float; unsigned as_bits; } both;
+    __shared__ struct Pair { float first, second; } pair;
+    if (threadIdx.x == 0) both.as_bits = 0x3f800000, pair.second = 2;
+    SYNC
+    if (threadIdx.x == 31) o[0] = both.as_float + pair.second;
+}
+"""
+    assert emulate(text.replace("SYNC", "__syncthreads();"), np.zeros(1, np.float32))["o"][0] == 3
+    unset = [emulate(text.replace("SYNC", ""), np.zeros(1, np.float32), seed=seed)["o"][0] for seed in range(6)]
+    assert np.isnan(unset).any()
+    with pytest.raises(KernelUnbuildable, match="line 3: the emulator wants one name behind __shared__ union"):
+        emulate(text.replace("} both", "} both, other"), np.zeros(1, np.float32))

@@ -132,7 +132,7 @@ inline thread_group tiled_partition(const thread_group& parent, unsigned threads
 
 class grid_group {
 public:
-    EVO_EMU_UNSUPPORTED("a barrier of the whole grid needs a cooperative launch, which is not made: end the kernel there")
+    EVO_EMU_UNSUPPORTED("a barrier of the whole grid needs a cooperative launch, which nobody makes here")
     void sync() const;
     static bool is_valid() { return false; }
     static unsigned long long num_blocks() { return (unsigned long long)gridDim.x * gridDim.y * gridDim.z; }

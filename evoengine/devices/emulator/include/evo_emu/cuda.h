@@ -43,6 +43,11 @@ inline int printf(const char*, const T&...) {
 
 [[noreturn]] inline void __trap(int line = __builtin_LINE()) { evo_emu::crash("__trap at line %d", line); }
 
+namespace std {}
+namespace cuda {
+namespace std = ::std;  // its headers are mapped to the host's by includes.py
+}
+
 #include <evo_emu/poison.h>
 #include <evo_emu/vector.h>
 #include <evo_emu/math.h>

@@ -11,7 +11,8 @@ inline double __longlong_as_double(long long x) { return __builtin_bit_cast(doub
 // Beyond the range of the whole number the hardware gives its nearest end, and 0 for a float that is not a number.
 template <class I, class F> inline I evo_emu_saturated(F x) {
     constexpr bool is_signed = I(-1) < I(0);
-    constexpr I highest = is_signed ? I((1ull << (sizeof(I) * 8 - 1)) - 1) : I(-1), lowest = is_signed ? I(-highest - 1) : I(0);
+    constexpr I highest = is_signed ? I((1ull << (sizeof(I) * 8 - 1)) - 1) : I(-1);
+    constexpr I lowest = is_signed ? I(-highest - 1) : I(0);
     if (x != x) return 0;
     return x >= F(highest) ? highest : x <= F(lowest) ? lowest : I(x);
 }
@@ -58,7 +59,9 @@ inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
 inline long long __mul64hi(long long a, long long b) { return (long long)((__int128)a * b >> 64); }
 inline int __mul24(int a, int b) { return (a << 8 >> 8) * (b << 8 >> 8); }
 inline unsigned __umul24(unsigned a, unsigned b) { return (a & 0xffffff) * (b & 0xffffff); }
-inline unsigned __sad(int a, int b, unsigned c) { return c + (a > b ? unsigned(a) - unsigned(b) : unsigned(b) - unsigned(a)); }
+inline unsigned __sad(int a, int b, unsigned c) {
+    return c + (a > b ? unsigned(a) - unsigned(b) : unsigned(b) - unsigned(a));
+}
 inline unsigned __usad(unsigned a, unsigned b, unsigned c) { return c + (a > b ? a - b : b - a); }
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
     const unsigned long long bytes = (unsigned long long)high << 32 | low;
@@ -77,4 +80,6 @@ template <class Byte> inline int evo_emu_dot(unsigned a, unsigned b, int c) {
     return c;
 }
 inline int __dp4a(int a, int b, int c) { return evo_emu_dot<signed char>(unsigned(a), unsigned(b), c); }
-inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) { return unsigned(evo_emu_dot<unsigned char>(a, b, int(c))); }
+inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
+    return unsigned(evo_emu_dot<unsigned char>(a, b, int(c)));
+}

@@ -12,6 +12,8 @@ static struct function { int gpu, loaded; char image[16]; } functions[16];
 // What a test may set.
 int attributes[GPUS][ATTRIBUTES], resident[GPUS] = {1, 1}, version = 13050, load_code, encode_code;
 int scalars = 5, maps, microseconds;  // of parameters after the four pointers; that a launch takes to read them
+int sizes[32];          // bytes of each parameter of a kernel that is not attention, up to the first 0
+char entry[32] = "attention";
 // What a test may read.
 int calls, encoded, loaded;
 int launches;
@@ -20,6 +22,7 @@ struct launch {
     int32_t scalars[6], grid[3], block[3], shared, gpu;
     char image[16], maps[4][128];
 } seen[LAUNCHES];
+unsigned char given[LAUNCHES][512];  // all parameters of such a kernel's launches, one behind another
 int shared_opted_in[GPUS];
 
 void enter_foreign_context(void) { current = &foreign; }
@@ -41,7 +44,7 @@ int cuModuleLoadData(void** module, const char* image) {
     return *module = f, 0;
 }
 int cuModuleGetFunction(void** f, void* module, const char* name) {
-    return ++calls, *f = module, strcmp(name, "attention") ? 500 : 0;
+    return ++calls, *f = module, strcmp(name, entry) ? 500 : 0;
 }
 int cuFuncSetAttribute(struct function* f, int attribute, int value) {
     return ++calls, shared_opted_in[f->gpu] = value, attribute == 8 && current->gpu == f->gpu ? 0 : 1;
@@ -53,9 +56,11 @@ int cuTensorMapEncodeTiled(char* to, int type, uint32_t rank, void* address, con
                            const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave,
                            int swizzle, int l2, int fill) {
     ++calls, __atomic_fetch_add(&encoded, 1, __ATOMIC_SEQ_CST);
-    if (encode_code || (uintptr_t)to % 128 || rank != 3) return encode_code ? encode_code : 1;
-    uint64_t found[] = {(uint64_t)address, dims[0], dims[1], dims[2], strides[0], strides[1], box[0], box[1], box[2],
-                        steps[0], steps[1], steps[2], type, interleave, swizzle, l2 << 8 | fill};
+    if (encode_code || (uintptr_t)to % 128 || rank < 2 || rank > 3) return encode_code ? encode_code : 1;
+    int deep = rank == 3;
+    uint64_t found[] = {(uint64_t)address, dims[0], dims[1], deep ? dims[2] : 1, strides[0], deep ? strides[1] : 0,
+                        box[0], box[1], deep ? box[2] : 1, steps[0], steps[1], deep ? steps[2] : 1,
+                        type, interleave, swizzle, l2 << 8 | fill};
     return memcpy(to, found, 128), 0;
 }
 int cuLaunchKernel(struct function* f, unsigned x, unsigned y, unsigned z, unsigned block_x, unsigned block_y,
@@ -65,9 +70,13 @@ int cuLaunchKernel(struct function* f, unsigned x, unsigned y, unsigned z, unsig
     if (extra || shared != (unsigned)shared_opted_in[f->gpu]) return 1;
     struct launch* to = &seen[__atomic_fetch_add(&launches, 1, __ATOMIC_SEQ_CST) % LAUNCHES];
     if (microseconds) usleep(microseconds);
-    for (int i = 0; i < 4; ++i) memcpy(&to->pointers[i], parameters[i], 8);
-    for (int i = 0; i < scalars; ++i) memcpy(&to->scalars[i], parameters[4 + i], 4);
-    for (int i = 0; i < maps; ++i) memcpy(to->maps[i], parameters[4 + scalars + i], 128);
+    unsigned char* end = given[to - seen];
+    for (int i = 0; sizes[i]; end += sizes[i++]) memcpy(end, parameters[i], sizes[i]);
+    if (!sizes[0]) {
+        for (int i = 0; i < 4; ++i) memcpy(&to->pointers[i], parameters[i], 8);
+        for (int i = 0; i < scalars; ++i) memcpy(&to->scalars[i], parameters[4 + i], 4);
+        for (int i = 0; i < maps; ++i) memcpy(to->maps[i], parameters[4 + scalars + i], 128);
+    }
     int32_t grid[] = {x, y, z}, block[] = {block_x, block_y, block_z};
     memcpy(to->grid, grid, 12), memcpy(to->block, block, 12), memcpy(to->image, f->image, 16);
     return to->shared = shared, to->gpu = f->gpu, to->stream = (uint64_t)stream, 0;

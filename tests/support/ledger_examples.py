@@ -36,7 +36,7 @@ SPACE = SimpleNamespace(name="attention.toml", sha256="5" * 64, text='kernel = "
 
 
 def a_source(text: str = "kernel") -> Source:
-    return Source(f"extern \"C\" __global__ void {text}() {{}}  // µ\n", text, Launch((2, 3, 4), 128, 4096))
+    return Source(f'extern "C" __global__ void {text}() {{}}  // µ\n', text, Launch((2, 3, 4), 128, 4096))
 
 
 def a_binary(**changes: object) -> Binary:

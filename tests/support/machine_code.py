@@ -18,7 +18,7 @@ from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import Kernel, read_kernel
 from evoengine.sass.launch import Geometry, prepare
 from evoengine.stages.compile import compile_source
-from tests.devices.emulator.conftest import SIGNATURE
+from tests.support.kernel_arguments import SIGNATURE
 
 ARCHS = ("sm_75", "sm_80", "sm_89", "sm_90a")
 """one of each generation: sm_86 has the instructions of sm_80"""

@@ -1,0 +1,141 @@
+"""FlashInfer-Trace: Definitions and Workloads read into a folder, Solutions and Traces written.
+
+The schema is flashinfer-bench's (its package `flashinfer_bench.data`); SOL-ExecBench's dialect adds `expr` axes and `custom`
+inputs.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from evoengine.errors import UsageError
+from evoengine.formats.folder import NewFolder, read_json, read_text
+from evoengine.formats.literals import NotLiteral, expression_of
+from evoengine.formats.naive_kernels import naive_kernel
+from evoengine.formats.tuned_kernel import STUB
+
+_TAKEN = ("name", "op_type", "type", "description", "tags", "axes", "constraints", "inputs", "outputs", "reference")
+MOST_WORKLOADS = 64
+SIZE = 256
+"""of a var axis where no workload gives one"""
+EPSILON = 1e-6
+"""of a value passed as eps where no workload gives one"""
+
+
+def import_trace(definition: Path, workloads: Path | None, name: str, reference: str | None) -> NewFolder:
+    """The folder of a Definition, with a kernel for the operations that `naive_kernels` knows.
+
+    Raises UsageError where the file is no Definition.
+    """
+    data = read_json(definition, "the definition")
+    if not isinstance(data, dict) or not isinstance(data.get("axes"), dict):
+        raise UsageError(f"{definition} is no FlashInfer-Trace definition: it needs name, axes, inputs, outputs and reference")
+    remarks = [f"the key {key} of the definition" for key in data if key not in _TAKEN]
+    axes = {axis: _without(entry, "description", "parent") for axis, entry in data["axes"].items()}
+    problem: dict[str, Any] = {
+        "name": name,
+        "op_type": str(data.get("op_type", data.get("type", ""))),
+        "description": str(data.get("description") or data.get("name") or ""),
+        "axes": axes,
+        "constraints": _constraints(data, axes, remarks),
+        "inputs": data.get("inputs"),
+        "outputs": data.get("outputs"),
+        "reference": reference or _reference(data, remarks),
+        "workloads": _workloads(data, axes, workloads, remarks),
+    }
+    kernel = naive_kernel(problem)
+    if kernel.flops:
+        problem["flops"] = kernel.flops
+    if kernel.is_skeleton:
+        remarks.append(f"a kernel: the format has none, and {name}.cu is a skeleton to write, which the gate refuses as it is")
+    return NewFolder(problem, kernel.space, kernel.text, is_template=False, remarks=tuple(remarks))
+
+
+def _without(entry: Any, *keys: str) -> Any:
+    return {k: v for k, v in entry.items() if k not in keys} if isinstance(entry, dict) else entry
+
+
+def _constraints(data: dict[str, Any], axes: Mapping[str, Any], remarks: list[str]) -> list[str]:
+    found = []
+    for constraint in data.get("constraints") or []:
+        try:
+            found.append(expression_of(str(constraint), axes))
+        except NotLiteral as error:
+            remarks.append(f"the constraint {error}")
+    return found
+
+
+def _reference(data: dict[str, Any], remarks: list[str]) -> str:
+    """The reference with a function `run`: where it has another one alone, as FlashInfer's own dumps do, that is called."""
+    text = data.get("reference")
+    names = ", ".join(data.get("inputs") or {})
+    if not isinstance(text, str) or not text.strip():
+        remarks.append("a reference: the definition has none; write run(*inputs) in reference.py, or give --reference FILE.py")
+        return STUB.format(names=names)
+    try:
+        functions = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    except (SyntaxError, ValueError, RecursionError):
+        return text
+    if "run" in functions or not functions:
+        return text
+    public = [name for name in functions if not name.startswith("_")] or functions
+    remarks.append(f"that the reference has no run: its function {public[-1]} is called")
+    return f"{text.rstrip()}\n\n\ndef run(*inputs):\n    return {public[-1]}(*inputs)\n"
+
+
+def _workloads(data: dict[str, Any], axes: Mapping[str, Any], file: Path | None, remarks: list[str]) -> list[dict[str, Any]]:
+    """Each line's axes and inputs; files of tensors stay behind, and what is not given gets a plain value."""
+    var = [axis for axis, entry in axes.items() if isinstance(entry, dict) and entry.get("type") == "var"]
+    scalars = [n for n, i in (data.get("inputs") or {}).items() if isinstance(i, dict) and i.get("shape", ()) is None]
+    found = [_workload(entry, scalars, remarks) for entry in _lines(file, data.get("name"), remarks)]
+    if found:
+        return found
+    if var:
+        remarks.append(f"sizes: no workload gives any; {', '.join(var)} {'is' if len(var) == 1 else 'are'} {SIZE} in problem.json")
+    return [_workload({"axes": dict.fromkeys(var, SIZE)}, scalars, remarks)]
+
+
+def _lines(file: Path | None, name: Any, remarks: list[str]) -> list[dict[str, Any]]:
+    """The workloads of a JSONL file that are of this definition; a line may be a Trace that holds one."""
+    if file is None:
+        return []
+    found = []
+    for number, line in enumerate(filter(str.strip, read_text(file, "the workloads").splitlines()), 1):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{file}, line {number}, is not valid JSON: {error}") from None
+        if isinstance(entry, dict) and entry.get("definition", name) == name:
+            found.append(entry.get("workload", entry))
+    usable = [entry for entry in found if isinstance(entry, dict) and isinstance(entry.get("axes"), dict)]
+    if not usable:
+        raise UsageError(f"{file} has no workload of {name} with axes")
+    if len(usable) > MOST_WORKLOADS:
+        remarks.append(f"all but the first {MOST_WORKLOADS} of {len(usable)} workloads")
+    return usable[:MOST_WORKLOADS]
+
+
+def _workload(entry: dict[str, Any], scalars: list[str], remarks: list[str]) -> dict[str, Any]:
+    inputs: dict[str, Any] = {}
+    given = entry.get("inputs") if isinstance(entry.get("inputs"), dict) else {}
+    for name, spec in given.items():
+        kind = spec.get("type") if isinstance(spec, dict) else None
+        if kind == "scalar" and name in scalars:
+            inputs[name] = {"type": "scalar", "value": spec.get("value")}
+        elif kind not in ("random", "scalar"):
+            _once(remarks, f"the contents of {name} by {kind}: they are drawn at random; say in problem.json what they must be")
+    for name in scalars:
+        if name not in inputs:
+            value = EPSILON if "eps" in name.lower() else 1.0
+            inputs[name] = {"type": "scalar", "value": value}
+            _once(remarks, f"a value of {name}: no workload gives one; it is {value} in problem.json")
+    return {"axes": entry["axes"], "inputs": inputs}
+
+
+def _once(remarks: list[str], remark: str) -> None:
+    if remark not in remarks:
+        remarks.append(remark)

@@ -1,0 +1,152 @@
+"""Runs somebody's script in a process of its own, and writes down what it says of its kernel.
+
+Run as a file, `script_runner.py KIND SCRIPT OUT`, with nothing of evoengine imported. For `kernel-tuner` a stand-in module
+of that name records the calls of `tune_kernel`; for `kernelbench` the script's Model is looked at. OUT becomes JSON.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import inspect
+import json
+import os
+import runpy
+import sys
+import types
+
+CALLS = []
+
+
+class Anything:
+    """Stands for whatever else of the tuner a script touches: it can be called, read and iterated, and does nothing."""
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def __call__(self, *args, **kwargs):
+        return Anything()
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything()
+
+    def __iter__(self):
+        return iter(())
+
+    def __getitem__(self, key):
+        return Anything()
+
+
+class StandInModule(types.ModuleType):
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything
+
+
+class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """`kernel_tuner` and every module below it, installed or not."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] != "kernel_tuner":
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        return StandInModule(spec.name)
+
+    def exec_module(self, module):
+        if module.__name__ == "kernel_tuner":
+            module.tune_kernel, module.run_kernel = tune_kernel, run_kernel
+
+
+NAMES = (
+    "kernel_name", "kernel_source", "problem_size", "arguments", "tune_params", "grid_div_x", "grid_div_y", "grid_div_z",
+    "restrictions", "answer", "atol", "verify", "verbose", "lang", "device", "platform", "smem_args", "cmem_args",
+    "texmem_args", "compiler", "compiler_options", "defines", "log", "iterations", "block_size_names",
+)  # fmt: skip
+"""the positional order of kernel_tuner.tune_kernel, as its documentation has it"""
+
+
+def tune_kernel(*args, **kwargs):
+    given = dict(zip(NAMES, args)) | kwargs
+    line = next((f.lineno for f in inspect.stack()[1:] if f.filename == SCRIPT), 0)
+    CALLS.append({name: described(value) for name, value in given.items()} | {"line": line})
+    save()
+    return [], {}
+
+
+def run_kernel(kernel_name, kernel_source, problem_size, arguments, *args, **kwargs):
+    """The arguments as they are: no kernel is run here."""
+    return list(arguments)
+
+
+def described(value, depth=0):
+    """A value as JSON: arrays by dtype and size, functions by their source."""
+    import numpy as np
+
+    if isinstance(value, np.ndarray):
+        constant = value.size > 0 and bool((value == value.flat[0]).all())
+        low, high = (float(value.min()), float(value.max())) if value.size and value.dtype.kind in "fiu" else (0, 0)
+        first = value.flat[0].item() if constant else None
+        return {"array": value.dtype.name, "size": int(value.size), "constant": first, "low": low, "high": high}
+    if isinstance(value, np.generic):
+        return {"scalar": value.dtype.name, "value": value.item()}
+    if isinstance(value, dict):
+        return {str(key): described(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple, range)) and depth < 6:
+        return [described(item, depth + 1) for item in value]
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    if callable(value):
+        try:
+            return {"function": " ".join(inspect.getsource(value).split())[:120]}
+        except (OSError, TypeError):
+            return {"function": getattr(value, "__name__", "a function")}
+    return {"other": type(value).__name__}
+
+
+def look_at_model():
+    """KernelBench: inputs, weights and outputs by shape and dtype; nothing is computed."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def item(tensor):
+        return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+
+    with FakeTensorMode():
+        script = runpy.run_path(SCRIPT)
+        model = script["Model"](*script.get("get_init_inputs", list)())
+        inputs = script["get_inputs"]()
+        outputs = model(*inputs)
+    outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+    names = list(inspect.signature(model.forward).parameters)
+    CALLS.append(
+        {
+            "inputs": [item(t) if isinstance(t, torch.Tensor) else described(t) for t in inputs],
+            "names": names,
+            "weights": {name: item(t) for name, t in [*model.named_parameters(), *model.named_buffers()]},
+            "outputs": [item(t) for t in outputs],
+        }
+    )
+    save()
+
+
+def save():
+    with open(OUT, "w", encoding="utf-8") as file:
+        json.dump(CALLS, file)
+
+
+if __name__ == "__main__":
+    KIND, SCRIPT, OUT = sys.argv[1], os.path.abspath(sys.argv[2]), os.path.abspath(sys.argv[3])
+    # this file's own folder must not be where the script's imports are sought
+    sys.path[0] = os.path.dirname(SCRIPT)
+    sys.argv = [SCRIPT]
+    os.chdir(os.path.dirname(SCRIPT))
+    if KIND == "kernelbench":
+        look_at_model()
+    else:
+        sys.meta_path.insert(0, StandIn())
+        runpy.run_path(SCRIPT, run_name="__main__")

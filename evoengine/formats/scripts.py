@@ -1,0 +1,62 @@
+"""What a script says of its kernel, learned by running it in a child process under a time limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from evoengine.errors import UsageError
+
+RUNNER = Path(__file__).with_name("script_runner.py")
+SCRIPT_SECONDS = 120.0
+MOST_NOTES = 16 << 20
+"""bytes that a script may leave: the text of a kernel and some numbers"""
+
+
+def run_script(kind: str, script: Path, seconds: float = SCRIPT_SECONDS) -> list[dict[str, Any]]:
+    """What script_runner wrote down, a record for each call; some even where the script failed behind them.
+
+    Raises UsageError where there is none: with the script's last line of output, or because it took too long.
+    """
+    if not script.is_file():
+        raise UsageError(f"there is no script {script}")
+    with tempfile.TemporaryDirectory(prefix="evoengine-script-") as folder:
+        out = Path(folder, "calls.json")
+        said, late = _run([sys.executable, str(RUNNER), kind, str(script), str(out)], seconds)
+        if not out.exists():
+            why = f"it did not end after {seconds:g} s" if late else said or "it ended without a word"
+            raise UsageError(f"{script} did not come to what there is to import: {why}")
+        if out.stat().st_size > MOST_NOTES:
+            raise UsageError(f"{script} gives more than {MOST_NOTES >> 20} MiB of text; that is no description of a kernel")
+        found: list[dict[str, Any]] = json.loads(out.read_text("utf-8"))
+        return found
+
+
+def _run(command: list[str], seconds: float) -> tuple[str, bool]:
+    """The last line that the process printed as an error, and whether it was cut off."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            process.wait(seconds)
+            late = False
+        except subprocess.TimeoutExpired:
+            late = True
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)  # whatever it started goes too
+            except ProcessLookupError:
+                pass
+            process.wait()
+        errors.seek(max(0, errors.seek(0, os.SEEK_END) - 2000))
+        lines = errors.read().decode(errors="replace").strip().splitlines()
+    return (lines[-1][:300] if lines else ""), late

@@ -1,0 +1,154 @@
+"""T1: the auto-tuners' common description of a tuning problem (FAIR benchmark suite, "TuningSchema" 1.0)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from evoengine.errors import UsageError
+from evoengine.formats.folder import NewFolder, inside, read_json, read_text
+from evoengine.formats.literals import NotLiteral, values_of
+from evoengine.formats.tuned_kernel import (
+    Argument, TunedKernel, folder_of, knob_values, parameters_of, require_divisors,
+)  # fmt: skip
+from evoengine.workloads.folder_reader import require_name
+
+_TYPES = {
+    "half": "float16", "float": "float32", "double": "float64", "bool": "bool", "int8": "int8", "uint8": "uint8",
+    "int16": "int16", "uint16": "int16", "int32": "int32", "uint32": "int32", "int64": "int64", "uint64": "int64",
+}  # fmt: skip
+"""unsigned types travel as signed ones of the same size"""
+_DIRECTIONS = ("X", "Y", "Z")
+
+
+def import_t1(file: Path, name: str, reference: str | None) -> NewFolder:
+    """The folder of a T1 file and the kernel file beside it. Raises UsageError where the file describes no CUDA kernel."""
+    data = read_json(file, "the T1 file")
+    spec = data.get("KernelSpecification") if isinstance(data, dict) else None
+    space = data.get("ConfigurationSpace") if isinstance(data, dict) else None
+    if not isinstance(spec, dict) or not isinstance(space, dict):
+        raise UsageError(f"{file} is no T1 file: it needs ConfigurationSpace and KernelSpecification")
+    if str(spec.get("Language", "CUDA")).upper() != "CUDA":
+        raise UsageError(f"{file} describes a kernel in {spec['Language']}; evoengine takes CUDA")
+    entry = require_name(spec.get("KernelName"), f"{file}: KernelName", "a kernel")
+    text = read_text(inside(file.parent, spec.get("KernelFile"), f"KernelFile of {file}"), "the kernel file")
+    remarks: list[str] = []
+    knobs = _knobs(file, space, spec, remarks)
+    kernel = TunedKernel(
+        name=name,
+        entry=entry,
+        text=text,
+        knobs=knobs,
+        arguments=_arguments(file, spec, text, entry, remarks),
+        conditions=[str(c.get("Expression", c)) if isinstance(c, dict) else str(c) for c in _list(space, "Conditions")],
+        block=_sizes(spec.get("LocalSize"), "1"),
+        problem_size=_sizes(spec.get("GlobalSize"), "1"),
+        shared=str(spec.get("SharedMemory") or 0),
+        remarks=remarks,
+    )
+    _grid(spec, kernel)
+    require_divisors(kernel)
+    remarks += [f"{key}: {_short(spec[key])}" for key in ("SimulationInput", "ReferenceArguments") if spec.get(key)]
+    remarks += [f"{key} of the file" for key in ("Search", "Budget") if data.get(key)]
+    return folder_of(kernel, reference)
+
+
+def _list(owner: dict[str, Any], key: str) -> list[Any]:
+    found = owner.get(key) or []
+    return found if isinstance(found, list) else [found]
+
+
+def _short(value: Any) -> str:
+    return " ".join(str(value).split())[:60]
+
+
+def _knobs(file: Path, space: dict[str, Any], spec: dict[str, Any], remarks: list[str]) -> dict[str, list[Any]]:
+    """Tuning parameters, and the compiler's -DNAME=value as knobs of one value."""
+    knobs: dict[str, list[Any]] = {}
+    for entry in _list(space, "TuningParameters"):
+        if not isinstance(entry, dict):
+            raise UsageError(f"{file}: TuningParameters must hold objects with Name, Type and Values")
+        knob = require_name(entry.get("Name"), f"{file}: TuningParameters", "a knob")
+        values = entry.get("Values")
+        found = knob_values(knob, values if isinstance(values, str) else repr(values), remarks)
+        if entry.get("Type") == "bool":
+            found = [bool(v) for v in found]
+        if found:
+            knobs[knob] = found
+    for option in _list(spec, "CompilerOptions"):
+        flag, equals, value = str(option).removeprefix("-D").partition("=")
+        if str(option).startswith("-D") and equals and flag.isidentifier():
+            knobs.setdefault(flag, knob_values(flag, value, remarks) or [value])
+        else:
+            remarks.append(f"the compiler option {option}")
+    if not knobs:
+        raise UsageError(f"{file} has no tuning parameters that can be read; there is nothing to tune")
+    return knobs
+
+
+def _sizes(value: Any, default: str) -> list[str]:
+    if isinstance(value, dict):
+        return [str(value.get(d, default)) for d in _DIRECTIONS]
+    if isinstance(value, list):
+        return [*map(str, value), default, default][:3]
+    return [str(value) if value is not None else default, default, default]
+
+
+def _grid(spec: dict[str, Any], kernel: TunedKernel) -> None:
+    """Blocks: ProblemSize over GridDiv where a file gives these; GlobalSize counts blocks for CUDA, threads for OpenCL."""
+    divisors = [[str(d) for d in _list(spec, f"GridDiv{d}")] for d in _DIRECTIONS]
+    if any(divisors) and spec.get("ProblemSize") is not None:
+        kernel.problem_size, kernel.grid_div = _sizes(spec["ProblemSize"], "1"), divisors
+    elif spec.get("GlobalSizeType") in ("OpenCL", "Vulkan"):
+        kernel.grid_div = [[size] for size in kernel.block]
+
+
+def _arguments(file: Path, spec: dict[str, Any], text: str, entry: str, remarks: list[str]) -> list[Argument]:
+    declared = parameters_of(text, entry)
+    found = []
+    for given in _list(spec, "Arguments"):
+        if not isinstance(given, dict):
+            raise UsageError(f"{file}: Arguments must hold objects with Type and MemoryType")
+        if given.get("MemoryType") in ("Symbol", "Local"):
+            remarks.append(
+                f"the argument {given.get('Name')} in {str(given['MemoryType']).lower()} memory; where the kernel has the same "
+                'data as a parameter, add it as a knob: NAME = ["parameter"]'
+            )
+            continue
+        name = declared[len(found)].name if len(found) < len(declared) else str(given.get("Name"))
+        found.append(_argument(file, given, require_name(name, f"{file}: Arguments", "an argument"), remarks))
+    if len(found) != len(declared):
+        raise UsageError(f"{file} gives {len(found)} arguments, and {entry} takes {len(declared)}")
+    if not any(argument.output for argument in found):
+        raise UsageError(f"{file} says of no argument that the kernel writes it (AccessType WriteOnly or ReadWrite)")
+    return found
+
+
+def _argument(file: Path, given: dict[str, Any], name: str, remarks: list[str]) -> Argument:
+    base = str(given.get("Type")).rstrip("0123456789") if given.get("Type") not in _TYPES else str(given["Type"])
+    if base not in _TYPES:
+        raise UsageError(f"{file}: the argument {name} has the type {given.get('Type')!r}; known are {', '.join(_TYPES)}")
+    width = int(str(given["Type"]).removeprefix(base) or 1)
+    if given.get("MemoryType") == "Scalar":
+        return Argument(name, _TYPES[base], None, value=given.get("FillValue", 0))
+    try:
+        (size,) = values_of(str(given.get("Size")))
+    except (NotLiteral, ValueError):
+        raise UsageError(f"{file}: the argument {name} has the Size {given.get('Size')!r}, which is no number") from None
+    access = given.get("AccessType")
+    if access == "ReadWrite":
+        remarks.append(f"that {name} is read before it is written: it is an output, which starts unwritten")
+    draw = _draw(given, base, name, remarks)
+    return Argument(name, _TYPES[base], int(size) * width, output=access in ("WriteOnly", "ReadWrite"), draw=draw)
+
+
+def _draw(given: dict[str, Any], base: str, name: str, remarks: list[str]) -> dict[str, Any]:
+    """`Constant` and `Random`, which is uniform below FillValue; files of values stay behind."""
+    fill, value = given.get("FillType", "Random"), given.get("FillValue", 1)
+    if fill == "Constant":
+        return {"type": "constant", "value": value}
+    if fill != "Random":
+        remarks.append(f"the contents of {name} by {fill}: they are drawn at random")
+    if base not in ("half", "float", "double"):
+        return {"type": "integers", "low": 0, "high": max(2, int(value))}
+    return {"type": "uniform", "low": 0, "high": value} if value > 0 else {"type": "random"}

@@ -1,0 +1,196 @@
+"""A kernel as other auto-tuners describe it (CUDA text with `#define` knobs, arguments, launch), made into a folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations_with_replacement
+from typing import Any
+
+from evoengine.errors import UsageError
+from evoengine.formats.folder import Knobs, NewFolder, Rule, space_text
+from evoengine.formats.literals import NotLiteral, expression_of, values_of
+
+STUB = '''"""What the kernel must compute. The file it was imported from has no code for it."""
+
+
+def run({names}):
+    raise NotImplementedError("write in reference.py what the kernel computes, with torch or NumPy")
+'''
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One of the kernel's parameters. `size` counts elements; None where it is passed by value."""
+
+    name: str
+    dtype: str
+    size: int | None
+    value: float | int | None = None
+    output: bool = False
+    draw: Mapping[str, Any] = field(default_factory=lambda: {"type": "random"})
+
+
+@dataclass
+class TunedKernel:
+    """What an importer found. `problem_size` and `grid_div` are texts along x, y and z; a grid without `grid_div` is
+    `problem_size` itself."""
+
+    name: str
+    entry: str
+    text: str
+    knobs: Knobs
+    arguments: Sequence[Argument]
+    conditions: Sequence[str] = ()
+    block: Sequence[str] = ("256", "1", "1")
+    problem_size: Sequence[str] = ("1",)
+    grid_div: Sequence[Sequence[str]] = ((), (), ())
+    shared: str = "0"
+    remarks: list[str] = field(default_factory=list)
+
+
+def folder_of(kernel: TunedKernel, reference: str | None) -> NewFolder:
+    """The folder, and remarks on all that could not be taken over. Raises UsageError where nothing can be made of it."""
+    axes, shapes = _axes(kernel)
+    names = {*kernel.knobs, *axes}
+    rules = _rules(kernel, names)
+    grid = [_grid(kernel, axes, names, i) for i in range(3)]
+    block = [_launch_size(kernel, text, names, "1") for text in kernel.block]
+    inputs = {a.name: _item(a, shapes) for a in kernel.arguments if not a.output and a.name not in axes}
+    outputs = {a.name: _item(a, shapes) for a in kernel.arguments if a.output}
+    if reference is None:
+        kernel.remarks.append("a reference: write run(*inputs) in reference.py, or give --reference FILE.py")
+    problem = {
+        "name": kernel.name,
+        "entry": kernel.entry,
+        "axes": {name: {"type": "var"} for name in axes},
+        "inputs": inputs,
+        "outputs": outputs,
+        "parameters": [a.name for a in kernel.arguments],
+        "reference": reference or STUB.format(names=", ".join(inputs)),
+        "workloads": [{"axes": axes, "inputs": {a.name: _draw(a) for a in kernel.arguments if a.name in inputs}}],
+    }
+    space = space_text(kernel.name, kernel.knobs, rules, block, grid, kernel.shared)
+    return NewFolder(problem, space, extern_c(kernel.text, kernel.entry), is_template=False, remarks=tuple(kernel.remarks))
+
+
+def _item(argument: Argument, shapes: Mapping[str, list[str]]) -> dict[str, Any]:
+    return {"shape": None if argument.size is None else shapes[argument.name], "dtype": argument.dtype}
+
+
+def _draw(argument: Argument) -> dict[str, Any]:
+    return {"type": "scalar", "value": argument.value} if argument.size is None else dict(argument.draw)
+
+
+def _axes(kernel: TunedKernel) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """Which integer arguments are sizes, with their values, and every tensor's shape by them.
+
+    A tensor of n elements has the shape [n] where n is an argument, [m, k] where it is the product of two. Arguments of
+    equal value are no axes: which of them stands where could not be known, and the gate's small problems would be wrong.
+    """
+    whole = {a.name: int(a.value) for a in kernel.arguments if a.size is None and a.dtype == "int32" and (a.value or 0) > 1}
+    unique = {name: v for name, v in whole.items() if list(whole.values()).count(v) == 1}
+    shapes: dict[str, list[str]] = {}
+    used: dict[str, int] = {}
+    for argument in (a for a in kernel.arguments if a.size is not None):
+        pair = next(
+            (p for n in (1, 2) for p in combinations_with_replacement(unique, n) if _product(unique, p) == argument.size), ()
+        )
+        shapes[argument.name] = list(pair) or [str(argument.size)]
+        used |= {name: unique[name] for name in pair}
+    if not used and kernel.arguments:
+        kernel.remarks.append(
+            "sizes that can vary: the gate runs at the file's own sizes; name axes in problem.json where the kernel takes others"
+        )
+    return {a.name: used[a.name] for a in kernel.arguments if a.name in used}, shapes
+
+
+def _product(values: Mapping[str, int], names: Sequence[str]) -> int:
+    product = 1
+    for name in names:
+        product *= values[name]
+    return product
+
+
+def _rules(kernel: TunedKernel, names: set[str]) -> list[Rule]:
+    rules = []
+    for condition in kernel.conditions:
+        try:
+            rules.append(Rule(expression_of(condition, names), "the file that it was imported from says so"))
+        except NotLiteral as error:
+            kernel.remarks.append(f"the condition {error}")
+    return rules
+
+
+def _grid(kernel: TunedKernel, axes: Mapping[str, int], names: set[str], i: int) -> str:
+    """Blocks along a direction: the problem's size there, divided by each of the grid's divisors."""
+    size = kernel.problem_size[i] if i < len(kernel.problem_size) else "1"
+    by_value = {str(value): name for name, value in axes.items()}
+    size = by_value.get(size.strip(), size)
+    divisors = [d for d in kernel.grid_div[i] if d.strip() != "1"]
+    spelled = _launch_size(kernel, size, names, "1")
+    return f"ceil_div({spelled}, {' * '.join(f'({d})' for d in divisors)})" if divisors else spelled
+
+
+def _launch_size(kernel: TunedKernel, text: str, names: set[str], default: str) -> str:
+    try:
+        return expression_of(text, names)
+    except NotLiteral as error:
+        kernel.remarks.append(f"a size of the launch, {error}; space.toml has {default} there")
+        return default
+
+
+def require_divisors(kernel: TunedKernel) -> None:
+    """Leaves out divisors of the grid that are no expressions of knobs, and says so."""
+    kept = []
+    for divisors in kernel.grid_div:
+        good = []
+        for divisor in divisors:
+            try:
+                good.append(expression_of(divisor, kernel.knobs))
+            except NotLiteral as error:
+                kernel.remarks.append(f"a divisor of the grid, {error}")
+        kept.append(good)
+    kernel.grid_div = kept
+
+
+def extern_c(text: str, entry: str) -> str:
+    """The text with its entry declared `extern "C"`, as a device looks it up, where nothing in it is."""
+    if re.search(r'extern\s*"C"', text):
+        return text
+    return re.sub(rf"\b__global__\b(?=[^;{{}}]*\b{re.escape(entry)}\s*\()", 'extern "C" __global__', text, count=1)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter as the kernel's own text declares it."""
+
+    name: str
+    is_const: bool
+
+
+def parameters_of(text: str, entry: str) -> list[Parameter]:
+    """The kernel's parameters by its text. Raises UsageError where the text has no kernel of that name."""
+    found = re.search(rf"__global__[^;{{}}]*?\b{re.escape(entry)}\s*\(([^)]*)\)", _COMMENT.sub(" ", text))
+    if not found:
+        raise UsageError(f"the kernel's text has no __global__ function {entry}")
+    parts = [part.strip() for part in found[1].split(",") if part.strip()]
+    names = [re.search(r"(\w+)\s*(?:\[\s*\])?$", part) for part in parts]
+    return [Parameter(name[1] if name else f"argument_{i}", "const" in part) for i, (part, name) in enumerate(zip(parts, names))]
+
+
+def knob_values(name: str, text: str, remarks: list[str]) -> list[Any]:
+    """A knob's values of one type; empty, with a remark, where they cannot be read."""
+    try:
+        values = values_of(text)
+    except NotLiteral as error:
+        remarks.append(f"the knob {name}, whose values are no list: {error}")
+        return []
+    return one_type(list(dict.fromkeys(values)))
+
+
+def one_type(values: list[Any]) -> list[Any]:
+    """Numbers as decimals where one of them is one: a knob's values are of one type."""
+    return [float(v) for v in values] if {type(v) for v in values} == {int, float} else values

@@ -1,0 +1,283 @@
+"""Launches the kernel beside this file (kernel.cubin, described in kernel.json) on tensors of torch or CuPy.
+
+A folder's loader says what its tensors must be and which values its parameters take. This file, shipped beside it as
+_cuda.py, knows the rest: the driver's functions, contexts, tensor maps, and what torch and CuPy call things. Each loader
+has a copy of its own, so that folders of several releases work in one process.
+"""
+
+import ctypes
+import functools
+import json
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+KERNEL = json.loads((FOLDER / "kernel.json").read_text())
+THREADS, SHARED_BYTES = KERNEL["launch"]["threads"], KERNEL["launch"]["shared_bytes"]
+ALIGNMENT = 16  # bytes: the widest loads of all kernels, and TMA
+MAP_BYTES = MAP_ALIGNMENT = 128  # the latter since CUDA 13.0, 64 before
+MAP_DTYPES = {"fp16": 6, "fp32": 7, "bf16": 9}  # CU_TENSOR_MAP_DATA_TYPE_*
+MAP_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes: CU_TENSOR_MAP_SWIZZLE_*
+CACHED = 1024  # layouts, sets of pointers and tensor maps, of each; the least recently used is dropped first
+
+
+class Plan:
+    """All of a call but its pointers. A loader's subclass checks and computes it once for tensors of the same layouts."""
+
+    names, outputs = (), ()  # of the tensors; indices of those that the kernel writes
+    spans = ()  # bytes from each tensor's first element to the end of its last
+    scalars = ()  # ctypes values
+    map_layouts = ()  # pairs: index of a tensor, MapLayout
+    order = None  # puts pointers, scalars and maps into the order of the kernel's parameters; None: they are in it
+    gpu = None
+    launch = None  # arguments of cuLaunchKernel up to the shared memory; None where there is nothing to compute
+
+    def queue(self, library, tensors):
+        """Queues the kernel on the library's current stream."""
+        gpu, previous = self.gpu, switch_context(self.gpu.context)
+        try:
+            # The memory has to outlive the launch, whatever the cache drops meanwhile.
+            addresses, memory = parameters(self, *map(library.pointer, tensors))
+            call("cuLaunchKernel", *self.launch, library.stream(gpu.index), addresses, None)
+        finally:
+            if previous != gpu.context:
+                call("cuCtxSetCurrent", previous)
+
+    def check_pointers(self, pointers):
+        for name, pointer in zip(self.names, pointers):
+            if pointer % ALIGNMENT:
+                raise ValueError(f"{name} does not start at a multiple of {ALIGNMENT} bytes")
+        for i in self.outputs:
+            own, start, end = self.names[i], pointers[i], pointers[i] + self.spans[i]
+            for name, pointer, span in zip(self.names, pointers, self.spans):
+                if start < pointer + span and pointer < end and name != own:
+                    raise ValueError(f"{own} and {name} overlap in memory; {own} must have memory of its own")
+
+
+@functools.lru_cache(maxsize=CACHED)
+def parameters(plan, *pointers):
+    """The address of the parameters' addresses, and the memory with all of them, which nobody writes to again.
+
+    So calls from several threads can share them; the driver copies them while it queues a launch.
+    """
+    plan.check_pointers(pointers)
+    maps = [tensor_map(pointers[i], layout) for i, layout in plan.map_layouts]
+    values = (ctypes.c_uint64 * len(pointers))(*pointers)
+    first = ctypes.addressof(values)
+    found = [*range(first, first + 8 * len(pointers), 8), *map(ctypes.addressof, plan.scalars), *(at for at, _ in maps)]
+    if plan.order:
+        found = [found[i] for i in plan.order]
+    addresses = (ctypes.c_void_p * len(found))(*found)
+    return ctypes.addressof(addresses), (addresses, values, plan, maps)
+
+
+def find_gpu_index(library, names, wanted, dtypes, devices):
+    """Of the GPU that all tensors are on. Raises ValueError where it is not one GPU, and for dtypes other than `wanted`."""
+    for name, expected, dtype, device in zip(names, wanted, dtypes, devices):
+        if dtype != expected:
+            raise ValueError(f"{name} is {dtype}; this kernel was compiled for {expected}")
+        if device != devices[0]:
+            raise ValueError(f"{name} is on {device} and {names[0]} on {devices[0]}")
+    gpu_index = library.gpu_index(devices[0])
+    if gpu_index is None:
+        raise ValueError(f"{names[0]} is on {devices[0]}; this kernel runs on a CUDA GPU")
+    return gpu_index
+
+
+def contiguous_remedy(name, is_output, library):
+    return f"pass a contiguous {name}" if is_output else f"pass {library.remedy.format(name)}"
+
+
+class MapLayout:
+    """How TMA sees a tensor: dims and box in elements, innermost first; strides of all dims but that one, and what is
+    swizzled together, in bytes."""
+
+    def __init__(self, dtype, dims, strides, box, swizzle):
+        rank = len(dims)
+        dims, strides = (ctypes.c_uint64 * rank)(*dims), (ctypes.c_uint64 * rank)(*strides)
+        box, steps = (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank)
+        self._arrays = dims, strides, box, steps
+        self.dtype, self.rank = MAP_DTYPES[dtype], rank
+        # no interleaving, L2 promotion of 256 bytes, zeros beyond the tensor
+        self.arguments = (*map(ctypes.addressof, self._arrays), 0, MAP_SWIZZLES[swizzle], 3, 0)
+
+
+@functools.lru_cache(maxsize=CACHED)
+def tensor_map(pointer, layout):
+    """The address of the encoded map, and the memory that it lies in."""
+    memory = _MapMemory()
+    start = ctypes.addressof(memory)
+    start += -start % MAP_ALIGNMENT
+    call("cuTensorMapEncodeTiled", start, layout.dtype, layout.rank, pointer, *layout.arguments)
+    return start, memory
+
+
+_MapMemory = ctypes.c_char * (MAP_BYTES + MAP_ALIGNMENT)
+
+
+class Gpu:
+    """The kernel on one GPU, in its primary context, which torch and CuPy share."""
+
+    def __init__(self, index):
+        self.index, self._device, context = index, ctypes.c_int(), ctypes.c_void_p()
+        call("cuDeviceGet", ctypes.byref(self._device), index)
+        call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
+        self.context = context.value
+        previous = switch_context(self.context)
+        try:
+            self.load()
+        finally:
+            call("cuCtxSetCurrent", previous)
+
+    def load(self):
+        """In the GPU's context."""
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        try:
+            call("cuModuleLoadData", ctypes.byref(module), (FOLDER / "kernel.cubin").read_bytes())
+        except RuntimeError as error:
+            raise RuntimeError(f"GPU {self.index} cannot run this kernel: {self._why_refused() or error}") from None
+        call("cuModuleGetFunction", ctypes.byref(function), module, KERNEL["entry"].encode())
+        needed = SHARED_BYTES + KERNEL["resources"]["static_shared_bytes"]
+        most = self._attribute(97)  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        if needed > most:
+            why = f"a block needs {needed} bytes of shared memory and can have {most} there"
+            raise RuntimeError(f"GPU {self.index} cannot run this kernel: {why}")
+        call("cuFuncSetAttribute", function, 8, SHARED_BYTES)  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self.function = function.value
+
+    def _why_refused(self):
+        """Another architecture or a driver older than the compiler, or None."""
+        arch, compiler = KERNEL["provenance"]["arch"], KERNEL["provenance"]["compiler"]
+        found = self._attribute(75), self._attribute(76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+        needed = divmod(int("".join(filter(str.isdigit, arch))), 10)
+        later_minor = arch[-1].isdigit() and found[0] == needed[0] and found > needed
+        if found != needed and not later_minor:
+            return f"it was compiled for {arch} and this is sm_{found[0]}{found[1]}; export one searched for this GPU"
+        version = ctypes.c_int()
+        call("cuDriverGetVersion", ctypes.byref(version))
+        major, minor = version.value // 1000, version.value % 1000 // 10
+        if major < int(compiler.split()[-1].split(".")[0]):
+            return f"it was compiled by {compiler} and the driver is for CUDA {major}.{minor}; update the driver"
+        return None
+
+    def blocks_at_once(self):
+        """How many run at once on the whole GPU. In its context."""
+        blocks = ctypes.c_int()
+        call("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(blocks), self.function, THREADS, SHARED_BYTES)
+        return blocks.value * self._attribute(16)  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+
+    def _attribute(self, number):
+        value = ctypes.c_int()
+        call("cuDeviceGetAttribute", ctypes.byref(value), number, self._device)
+        return value.value
+
+
+def switch_context(context):
+    """Makes `context` the thread's current one and returns the one that was, None in a thread that is new to CUDA."""
+    current = ctypes.c_void_p()
+    call("cuCtxGetCurrent", ctypes.byref(current))
+    if current.value != context:
+        call("cuCtxSetCurrent", context)
+    return current.value
+
+
+ARGUMENTS = {
+    "cuCtxGetCurrent": "p", "cuCtxSetCurrent": "p", "cuDeviceGet": "pi", "cuDeviceGetAttribute": "pii",
+    "cuDevicePrimaryCtxRetain": "pi", "cuDriverGetVersion": "p", "cuFuncSetAttribute": "pii", "cuGetErrorString": "ip",
+    "cuLaunchKernel": "puuuuuuuppp", "cuModuleGetFunction": "ppp", "cuModuleLoadData": "pp",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor": "ppiz", "cuTensorMapEncodeTiled": "puupppppuuuu",
+}  # fmt: skip
+TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "u": ctypes.c_uint, "z": ctypes.c_size_t}
+
+
+@functools.cache
+def driver_function(name):
+    try:
+        function = getattr(ctypes.CDLL("libcuda.so.1"), name)
+    except (OSError, AttributeError) as error:
+        raise RuntimeError(f"this kernel needs an NVIDIA driver for CUDA 12.0 or newer: {error}") from None
+    function.argtypes = [TYPES[letter] for letter in ARGUMENTS[name]]
+    return function
+
+
+def call(name, *arguments):
+    code = driver_function(name)(*arguments)
+    if code:
+        text = ctypes.c_char_p()
+        driver_function("cuGetErrorString")(code, ctypes.byref(text))
+        raise RuntimeError(f"{name}: {(text.value or b'error').decode()} ({code})")
+
+
+def find_library(kind, names):
+    """What knows tensors of that class; raises TypeError, which calls them by their `names`, where it is nobody's."""
+    for base in kind.__mro__:
+        if library := {"torch": Torch, "cupy": Cupy}.get(base.__module__.split(".")[0]):
+            return library
+    raise TypeError(f"{names} must be torch's or CuPy's, not {kind.__module__}.{kind.__qualname__}")
+
+
+class Torch:
+    remedy = "{}.contiguous()"
+    layout = staticmethod(lambda tensor: (tensor.shape, tensor.stride(), tensor.dtype, tensor.device))
+    pointer = staticmethod(lambda tensor: tensor.data_ptr())
+    gpu_index = staticmethod(lambda device: device.index if device.type == "cuda" else None)
+    stream = staticmethod(lambda gpu_index: sys.modules["torch"].cuda.current_stream(gpu_index).cuda_stream)
+
+    @staticmethod
+    def describe(layout):
+        """Shape, strides in bytes, name of the dtype, device."""
+        shape, strides, dtype, device = layout
+        size = _torch_bytes(dtype)
+        return tuple(shape), tuple(size * s for s in strides), str(dtype).removeprefix("torch."), device
+
+    @staticmethod
+    def refuse_gradients(names, tensors):
+        """Autograd does not see the kernel: it would take its output for a constant."""
+        torch = sys.modules["torch"]
+        backward, forward_ad = torch.is_grad_enabled(), torch.autograd.forward_ad
+        forward = getattr(forward_ad, "_current_level", 0) >= 0  # private, only to skip what takes time: mostly unused
+        for name, tensor in zip(names, tensors):
+            if backward and tensor.requires_grad:
+                remedy = f"call it under torch.no_grad() or pass {name}.detach()"
+                raise RuntimeError(f"{name} requires a gradient and this kernel has no backward pass: {remedy}")
+            if forward and forward_ad.unpack_dual(tensor).tangent is not None:
+                raise RuntimeError(f"{name} has a tangent and this kernel has no derivative: pass {name}.detach()")
+
+    @staticmethod
+    def empty_like(tensor):
+        torch = sys.modules["torch"]
+        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def empty(beside, shape, dtype):
+        return beside.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
+
+
+@functools.cache
+def _torch_bytes(dtype):
+    return sys.modules["torch"].empty(0, dtype=dtype).element_size()
+
+
+class Cupy:
+    remedy = "cupy.ascontiguousarray({})"
+    layout = staticmethod(lambda tensor: (tensor.shape, tensor.strides, tensor.dtype, tensor.data.device_id))
+    pointer = staticmethod(lambda tensor: tensor.data.ptr)
+    describe = staticmethod(lambda layout: (*layout[:2], str(layout[2]), f"GPU {layout[3]}"))
+    gpu_index = staticmethod(lambda device: int(device.removeprefix("GPU ")))
+    stream = staticmethod(lambda gpu_index: sys.modules["cupy"].cuda.get_current_stream(gpu_index).ptr)
+    refuse_gradients = staticmethod(lambda names, tensors: None)
+
+    @staticmethod
+    def empty_like(tensor):
+        with tensor.device:
+            return sys.modules["cupy"].empty(tensor.shape, tensor.dtype)
+
+    @staticmethod
+    def empty(beside, shape, dtype):
+        cupy = sys.modules["cupy"]
+        try:
+            wanted = cupy.dtype(dtype)
+        except TypeError:
+            raise ValueError(f"this kernel writes {dtype}, which this CuPy does not have: pass torch's tensors") from None
+        with beside.device:
+            return cupy.empty(shape, wanted)

@@ -1,0 +1,144 @@
+"""Calls the kernel beside this file (kernel.cubin, described in kernel.json). Needs torch or CuPy alone.
+
+    from rms_norm import rms_norm           # with this folder on the path; the function has this file's name
+    from rms_norm_fp16 import rms_norm      # with its parent on the path: the folder, however named, is a package
+
+    y, residual_out = rms_norm(x, residual, weight)
+
+Ship the folder whole. Import two kernels of one name in one process by their folders: Python keeps one module per name.
+
+Inputs come in the order of the kernel's parameters, or by name; help() of the function lists them. Outputs are returned,
+one tensor or a tuple in that order. They are new tensors unless given by name, or all of them as `out=`, a tensor or a
+tuple (where no tensor is itself named out). All are contiguous, on one GPU, of the shapes and dtypes that the kernel was
+exported for; the values of its other parameters are fixed.
+
+Inference only: tensors that need a gradient are refused. May be called from several threads, on several GPUs, and while
+a CUDA graph is captured if it was called on that GPU before: loading the kernel cannot be captured.
+"""
+
+import ctypes
+import functools
+import importlib.util
+import math
+from pathlib import Path
+
+# By its path, so that it is this folder's whether the folder is a package or on the path.
+_spec = importlib.util.spec_from_file_location(f"{__name__}._cuda", Path(__file__).resolve().with_name("_cuda.py"))
+_cuda = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_cuda)
+
+NAME, LAUNCH, PARAMETERS = (_cuda.KERNEL[field] for field in ("kernel", "launch", "parameters"))
+TENSORS, SCALARS, MAPS = ([p for p in PARAMETERS if mark in p] for mark in ("shape", "scalar", "box"))
+NAMES, SHAPES = [t["name"] for t in TENSORS], [tuple(t["shape"]) for t in TENSORS]
+INPUTS, OUTPUTS = ([t["name"] for t in TENSORS if t["output"] is wanted] for wanted in (False, True))
+OUTPUT_INDICES = [NAMES.index(name) for name in OUTPUTS]
+DTYPES = {
+    "fp64": ("float64", 8), "fp32": ("float32", 4), "fp16": ("float16", 2), "bf16": ("bfloat16", 2), "int64": ("int64", 8),
+    "int32": ("int32", 4), "int16": ("int16", 2), "int8": ("int8", 1), "uint8": ("uint8", 1), "bool": ("bool", 1),
+}  # fmt: skip
+LIBRARY_DTYPES, ELEMENT_BYTES = zip(*(DTYPES[t["dtype"]] for t in TENSORS))
+SCALAR_TYPES = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float}
+
+
+def _listed(names):
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "no tensor"
+
+
+def _call(*given, **named):
+    tensors = _bind(given, named)
+    first = next((t for t in tensors if t is not None), None)
+    library = _library(type(first))
+    for i in OUTPUT_INDICES:
+        if tensors[i] is None:
+            tensors[i] = library.empty(first, SHAPES[i], LIBRARY_DTYPES[i])
+    if any(_library(type(t)) is not library for t in tensors):
+        raise TypeError(f"{_listed(NAMES)} must all come from torch or all from CuPy")
+    library.refuse_gradients(NAMES, tensors)
+    _plan(library, *map(library.layout, tensors)).queue(library, tensors)
+    written = tuple(tensors[i] for i in OUTPUT_INDICES)
+    return written if len(written) > 1 else written[0]
+
+
+def _bind(given, named):
+    """The tensors in the order of NAMES, None for outputs that were not given."""
+    usage = f"{NAME} takes {_listed(INPUTS)} and writes {_listed(OUTPUTS)}"
+    if len(given) > len(INPUTS):
+        raise TypeError(f"{usage}: outputs are given by name, and {len(given)} tensors came without one")
+    pairs = [*zip(INPUTS, given), *named.items()]
+    if "out" in named and "out" not in NAMES:
+        pairs = [pair for pair in pairs if pair[0] != "out"] + _outputs_of(named["out"])
+    found = dict.fromkeys(NAMES)
+    for name, tensor in pairs:
+        if name not in found:
+            raise TypeError(f"{usage}: it has no {name}")
+        if found[name] is not None:
+            raise TypeError(f"{usage}: {name} was given twice")
+        found[name] = tensor
+    for name in INPUTS:
+        if found[name] is None:
+            raise TypeError(f"{usage}: {name} is missing")
+    return [*found.values()]
+
+
+def _outputs_of(out):
+    """Pairs of name and tensor."""
+    if out is None:
+        return []
+    out = out if isinstance(out, (tuple, list)) else [out]
+    if len(out) != len(OUTPUTS):
+        raise TypeError(f"{NAME} writes {_listed(OUTPUTS)}: out must be {len(OUTPUTS)} tensors, and was {len(out)}")
+    return [*zip(OUTPUTS, out)]
+
+
+@functools.cache
+def _library(kind):
+    return _cuda.find_library(kind, _listed(NAMES))
+
+
+class _Plan(_cuda.Plan):
+    names, outputs = NAMES, OUTPUT_INDICES
+    spans = [math.prod(shape) * size for shape, size in zip(SHAPES, ELEMENT_BYTES)]
+    scalars = [SCALAR_TYPES[s["scalar"]](s["value"]) for s in SCALARS]
+    map_layouts = [
+        (NAMES.index(m["tensor"]), _cuda.MapLayout(m["dtype"], m["dims"], m["strides_bytes"], m["box"], m["swizzle"]))
+        for m in MAPS
+    ]
+    order = [[*TENSORS, *SCALARS, *MAPS].index(p) for p in PARAMETERS]
+
+    def __init__(self, library, *layouts):
+        shapes, strides, dtypes, devices = zip(*map(library.describe, layouts))
+        for name, shape, expected in zip(NAMES, shapes, SHAPES):
+            if shape != expected:
+                raise ValueError(f"{name} has shape {shape}; this kernel was compiled for {expected}")
+        gpu_index = _cuda.find_gpu_index(library, NAMES, LIBRARY_DTYPES, dtypes, devices)
+        for name, shape, found, size in zip(NAMES, shapes, strides, ELEMENT_BYTES):
+            if not _is_contiguous(shape, found, size):
+                remedy = _cuda.contiguous_remedy(name, name in OUTPUTS, library)
+                raise ValueError(f"{name} is not contiguous, as this kernel needs it: {remedy}")
+        self.gpu = _gpu(gpu_index)
+        self.launch = (self.gpu.function, *LAUNCH["grid"], *LAUNCH["block"], LAUNCH["shared_bytes"])
+
+
+_plan = functools.lru_cache(maxsize=_cuda.CACHED)(_Plan)
+_gpu = functools.cache(_cuda.Gpu)
+
+
+def _is_contiguous(shape, strides, element_bytes):
+    """Strides in bytes; that of a dim of one element is never taken."""
+    expected = [element_bytes * math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    return all(extent == 1 or stride == wanted for extent, stride, wanted in zip(shape, strides, expected))
+
+
+def _signature(names):
+    return ", ".join(f"{t['name']}: {t['dtype']} {t['shape']}" for t in TENSORS if t["name"] in names)
+
+
+_call.__name__ = _call.__qualname__ = NAME
+_call.__doc__ = f"""{NAME}({_signature(INPUTS)}) → {_signature(OUTPUTS)}
+
+Queues the kernel on the current stream of the tensors' library; returns what it writes. Raises TypeError for what is no
+tensor of torch or CuPy, ValueError for tensors that the kernel was not exported for, RuntimeError where a gradient is
+needed, and where the GPU or its driver cannot run the kernel.
+"""
+globals()[NAME] = _call
+__all__ = [NAME]

@@ -1,0 +1,70 @@
+"""What a kernel includes and neither the compiler nor the emulator can take: said before a search, not once per candidate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from evoengine.devices.emulator.includes import LINE, STANDARD, knows_header
+from evoengine.devices.emulator.translate import blank_comments
+from evoengine.stages.c_headers import C_HEADERS
+from evoengine.stages.toolchain import CCCL_HEADER, REMEDY, include_folders
+
+_CONDITIONAL = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b", re.MULTILINE)
+_NEEDS_CCCL = re.compile(r"cooperative_groups(?:\.h|/)|(?:cuda|cub|nv)/")
+_HOST_CODE = re.compile(r"thrust/|cub/device/|cuda\.h$|cublas|cudnn|torch/|ATen/|cutlass/device/")
+_NAMED = "the kernel's text must stand alone, so put that of the header into it or, in a template, include it by Jinja"
+
+
+def unsupported_includes(text: str, emulated: bool) -> list[str]:
+    """A sentence for each header that a kernel includes and that NVRTC, or with `emulated` the emulator, does not know.
+
+    Includes within #if are left to the compiler. Raises MachineError where CUDA's own headers are missing.
+    """
+    found = []
+    for line, name in _includes(text):
+        reason = _refused_by_nvrtc(name) or (_unknown_to_emulator(name) if emulated else None)
+        if reason:
+            found.append(f"line {line}: {name}: {reason}")
+    return found
+
+
+def _includes(text: str) -> Iterator[tuple[int, str]]:
+    """Line and name of every include that is in no conditional but the guard around a whole header."""
+    code = blank_comments(text)
+    marks = sorted([*_CONDITIONAL.finditer(code), *LINE.finditer(code)], key=lambda mark: mark.start())
+    open_conditionals: list[bool] = []
+    for mark in marks:
+        if mark.re is LINE:
+            if not any(open_conditionals):
+                yield code.count("\n", 0, mark.start()) + 1, mark[1] or mark[2]
+        elif mark[1] == "endif":
+            del open_conditionals[-1:]
+        else:
+            open_conditionals.append(not _is_guard(code[mark.start() :]))
+
+
+def _is_guard(code: str) -> bool:
+    """Whether this begins #ifndef NAME and #define NAME: the text behind is read the first time."""
+    return re.match(r"[ \t]*#[ \t]*ifndef[ \t]+(\w+)\s+#[ \t]*define[ \t]+\1[ \t]*$", code, re.MULTILINE) is not None
+
+
+def _refused_by_nvrtc(name: str) -> str | None:
+    if _HOST_CODE.match(name):
+        return "it is for host code, and a kernel's text holds device code alone"
+    if name == "cub/cub.cuh":
+        return "NVRTC refuses it; include the primitive's own header, such as cub/block/block_reduce.cuh"
+    folders = include_folders()
+    if _NEEDS_CCCL.match(name) and not any((folder / CCCL_HEADER).is_file() for folder in folders):
+        return f"it needs CCCL, which was not found: {REMEDY}"
+    if name in C_HEADERS or any((folder / name).is_file() for folder in folders):
+        return None
+    if name in STANDARD:
+        return f"NVRTC has no standard library; include cuda/std/{name} and write cuda::std for std"
+    return f"no such header among CUDA's; {_NAMED}"
+
+
+def _unknown_to_emulator(name: str) -> str | None:
+    if knows_header(name):
+        return None
+    return "the emulator does not know it, so that no candidate can be gated without a GPU; search on one"

@@ -1,0 +1,31 @@
+"""The matrix product at full size: rows of A and columns of B for the tile of C that a block wrote."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from evoengine.records import Config
+from evoengine.workloads.base import Inputs
+from evoengine.workloads.gemm.problem import GemmProblem
+from evoengine.workloads.gemm.tensors import positive_numbers
+from evoengine.workloads.rectangle_tensors import Read, Rectangle, RectangleFullSize
+
+
+class GemmFullSize(RectangleFullSize):
+    def tile(self, problem: GemmProblem, config: Config) -> tuple[int, int]:
+        return int(config["tile_m"]), int(config["tile_n"])
+
+    def values(self, normal: torch.Tensor) -> torch.Tensor:
+        """Sums are exact, and none is so small that its relative error says nothing."""
+        return positive_numbers(normal)
+
+    def part(self, problem: GemmProblem, rectangle: Rectangle, read: Read) -> tuple[GemmProblem, Inputs]:
+        rows, columns, all_k = rectangle.rows, rectangle.columns, range(problem.k)
+        inputs = {
+            "a": read("a", rows, all_k),
+            "b": read("b", all_k, columns),
+            "bias": read("bias", range(1), columns)[0],
+        }
+        return replace(problem, m=len(rows), n=len(columns)), inputs

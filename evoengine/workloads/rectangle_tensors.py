@@ -1,0 +1,134 @@
+"""The tensor half of `rectangles`: what the blocks that were run wrote, and what they should have written."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from evoengine.devices import tensor_map
+from evoengine.devices.base import DTYPE_BYTES, TensorMapArgument, TensorParameter
+from evoengine.devices.pool import PAGE, BlockLaunch, BlockTrace, Pool
+from evoengine.records import Config, Launch
+from evoengine.workloads.base import Case, Drawn, FullSize, Inputs, Problem, Workload, WrittenPart, WrongBlock
+from evoengine.workloads.dtypes import TORCH_DTYPES
+from evoengine.workloads.rectangles import FullCase, choose_blocks
+
+POOL_PAGES = 256
+_BITS = {2: np.uint16, 4: np.uint32}
+
+Read = Callable[[str, range, range], torch.Tensor]
+"""the rows and columns of an input, by its name; of a vector row 0"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rectangle:
+    rows: range
+    columns: range
+
+    def __str__(self) -> str:
+        return f"rows {self.rows.start} to {self.rows.stop} and columns {self.columns.start} to {self.columns.stop}"
+
+
+class RectangleFullSize(FullSize):
+    """All inputs have one dtype, and all outputs have the same shape [rows, columns]."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+
+    @abstractmethod
+    def tile(self, problem: Problem, config: Config) -> tuple[int, int]:
+        """Rows and columns that a block writes, but for those that the problem does not have."""
+
+    @abstractmethod
+    def part(self, problem: Problem, rectangle: Rectangle, read: Read) -> tuple[Problem, Inputs]:
+        """The rectangle of the outputs as a problem of its own."""
+
+    def values(self, normal: torch.Tensor) -> torch.Tensor:
+        """What inputs hold, made from standard normal numbers."""
+        return normal
+
+    def draw_blocks(self, case: FullCase, launch: Launch, seed: int) -> BlockLaunch:
+        whole = self._workload.parameters(case.whole, case.config)
+        bytes_of = {p.name: p.bytes for p in whole if isinstance(p, TensorParameter)}
+        for found in whole:
+            if isinstance(found, TensorMapArgument):
+                tensor_map.check(found, bytes_of[found.tensor])
+        parameters = self._workload.parameters(case.problem, case.config)
+        dtype = next(p.dtype for p in parameters if isinstance(p, TensorParameter))
+        generator = torch.Generator().manual_seed(seed)
+        normal = torch.randn(POOL_PAGES, PAGE // DTYPE_BYTES[dtype], generator=generator)
+        pool = Pool(self.values(normal).to(TORCH_DTYPES[dtype]).view(torch.uint8).numpy())
+        return BlockLaunch(launch, parameters, pool, choose_blocks(case, launch, seed))
+
+    def written_parts(self, case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
+        """The rectangles with what they are to be compared with.
+
+        Raises WrongBlock where a block was not done, or wrote anything but one whole tile of every output, or where two
+        wrote the same.
+        """
+        tensors = {p.name: p for p in asked.arguments if isinstance(p, TensorParameter)}
+        tile = self.tile(case.problem, case.config)
+        owners: dict[tuple[str, Rectangle], int] = {}
+        parts = []
+        for one in traces:
+            if one.given_up:
+                raise WrongBlock(f"block {one.block} read far more than its outputs need")
+            found = {name: _written(one, p) for name, p in tensors.items() if p.output}
+            for name, (rectangle, _) in found.items():
+                _check_whole(one, tensors[name], rectangle, tile)
+                other = owners.setdefault((name, rectangle), one.block)
+                if other != one.block:
+                    raise WrongBlock(f"blocks {other} and {one.block} both wrote {rectangle} of {name}")
+            rectangles = {rectangle for rectangle, _ in found.values()}
+            if len(rectangles) > 1:
+                raise WrongBlock(f"block {one.block} wrote unlike rectangles: {', '.join(map(str, rectangles))}")
+            own, inputs = self.part(case.problem, rectangles.pop(), _reader(asked))
+            outputs = {name: values for name, (_, values) in found.items()}
+            parts.append(WrittenPart(Case(case.name, own, "full size", case.config), Drawn(inputs, inputs), outputs))
+        return parts
+
+
+def _written(one: BlockTrace, parameter: TensorParameter) -> tuple[Rectangle, torch.Tensor]:
+    """The rectangle of an output that a block wrote, with its values."""
+    bits, columns = _BITS[DTYPE_BYTES[parameter.dtype]], parameter.shape[-1]
+    places, values = [], []
+    for offset, page in sorted(one.pages[parameter.name], key=lambda page: page[0]):
+        elements = page.view(bits)
+        own = np.flatnonzero(elements != np.iinfo(bits).max)
+        places.append(own + offset // elements.itemsize)
+        values.append(elements[own])
+    place = np.concatenate(places) if places else np.empty(0, np.int64)
+    if not place.size:
+        raise WrongBlock(f"block {one.block} wrote nothing of {parameter.name}")
+    row, column = place // columns, place % columns
+    rectangle = Rectangle(range(row.min(), row.max() + 1), range(column.min(), column.max() + 1))
+    shape = len(rectangle.rows), len(rectangle.columns)
+    if place.size != shape[0] * shape[1]:
+        raise WrongBlock(f"block {one.block} wrote {place.size} elements of {rectangle} of {parameter.name}, not all of them")
+    return rectangle, torch.from_numpy(np.concatenate(values).reshape(shape)).view(TORCH_DTYPES[parameter.dtype])
+
+
+def _check_whole(one: BlockTrace, parameter: TensorParameter, rectangle: Rectangle, tile: tuple[int, int]) -> None:
+    for wanted, found, size in zip(tile, (rectangle.rows, rectangle.columns), parameter.shape, strict=True):
+        if found.start % wanted or len(found) != min(wanted, size - found.start):
+            raise WrongBlock(
+                f"block {one.block} wrote {rectangle} of {parameter.name}, which is not one of its tiles of "
+                f"{tile[0]} x {tile[1]}"
+            )
+
+
+def _reader(asked: BlockLaunch) -> Read:
+    numbers = {p.name: i for i, p in enumerate(asked.arguments)}
+
+    def read(name: str, rows: range, columns: range) -> torch.Tensor:
+        parameter = asked.arguments[numbers[name]]
+        size, width = DTYPE_BYTES[parameter.dtype], parameter.shape[-1]
+        starts = [size * (row * width + columns.start) for row in rows]
+        parts = [asked.pool.read(numbers[name], start, start + size * len(columns)) for start in starts]
+        return torch.from_numpy(np.stack(parts)).view(TORCH_DTYPES[parameter.dtype])
+
+    return read

@@ -1,0 +1,354 @@
+"""What the loader of any exported kernel takes, launches and refuses, told by a driver of our own (driver.c).
+
+Tensors are torch's and CuPy's real ones, in host memory that is taken for a GPU's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import inspect
+import json
+import struct
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from evoengine.devices import tensor_map
+from evoengine.devices.base import ScalarArgument, TensorMapArgument, TensorParameter
+from evoengine.gpu import find_gpu
+from evoengine.publish.export import export
+from evoengine.records import Binary, Candidate, Launch, Outcome, Source
+from evoengine.workloads import parse_problem
+from evoengine.workloads.base import Target
+from evoengine.workloads.folder import workload_from_text
+from tests.publish.test_loader import built, driver, on_gpu  # noqa: F401  (fixtures)
+
+RMS_NORM, GEMM = "rms_norm:rows6,hidden32,fp16", "gemm:m96,n64,k128,bf16"
+WGMMA = {"family": "wgmma", "tile_m": 64, "tile_n": 64, "tile_k": 64}
+LAUNCH = Launch((3, 2, 1), 256, 4096, (8, 1))
+AXPY = {
+    "name": "axpy", "entry": "axpy_kernel", "axes": {"n": {"type": "var"}},
+    "inputs": {
+        "in": {"shape": ["n"], "dtype": "float32"}, "alpha": {"shape": None, "dtype": "float32"},
+        "keep": {"shape": ["n", 1], "dtype": "bool"}, "big": {"shape": None, "dtype": "int64"},
+    },
+    "outputs": {"out": {"shape": ["n"], "dtype": "float32"}, "count": {"shape": [], "dtype": "int64"}},
+    "parameters": ["n", "out", "big", "in", "alpha", "count", "keep"],
+    "reference": "def run(x, alpha, keep, big):\n    ...",
+    "workloads": [
+        {"axes": {"n": 40}, "inputs": {"alpha": {"type": "scalar", "value": 0.1}, "big": {"type": "scalar", "value": 2**40}}}
+    ],
+}  # fmt: skip
+"""a kernel whose parameters come in no order of kinds and whose names Python keeps for itself"""
+
+
+def target_of(problem: str) -> Target:
+    return Target(*parse_problem(problem), find_gpu("h100"))
+
+
+def size_of(parameter) -> int:
+    """Bytes of a parameter, as C has it."""
+    if isinstance(parameter, ScalarArgument):
+        return parameter.value.nbytes
+    return 8 if isinstance(parameter, TensorParameter) else 128
+
+
+@pytest.fixture
+def load(driver, tmp_path, monkeypatch):  # noqa: F811
+    """Exports a kernel and imports the folder; the CPU is taken for GPU 0."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def loaded(target, config=None, name="exported", cubin=b"\x7fELF"):
+        parameters = target.workload.parameters(target.problem, config or {"family": "warp"})
+        (ctypes.c_int * 32).in_dll(driver.library, "sizes")[: len(parameters)] = [size_of(p) for p in parameters]
+        (ctypes.c_char * 32).in_dll(driver.library, "entry").value = target.workload.entry.encode()
+        source = Source("// text", target.workload.entry, LAUNCH)
+        binary = Binary(cubin, "sm_90a", "-arch=sm_90a", "nvrtc 13.5", 168, 0, 0, 0, (), {}, 1.0)
+        found = Candidate(
+            3, 1, str(target.problem), "h100", config or {"family": "warp"}, Outcome.ESTIMATED, source=source, binary=binary
+        )
+        export(found, target, tmp_path / name)
+        importlib.invalidate_caches()
+        module = importlib.import_module(f"{name}.{target.workload.name}")
+        monkeypatch.setattr(module._cuda.Torch, "gpu_index", lambda device: 0)
+        monkeypatch.setattr(module._cuda.Torch, "stream", lambda gpu_index: 77)
+        monkeypatch.setattr(module._cuda.Cupy, "stream", lambda gpu_index: 1000 + gpu_index)
+        return module
+
+    yield loaded
+    for name in [name for name in sys.modules if name.startswith("exported")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def rms_norm(load):
+    return load(target_of(RMS_NORM)).rms_norm
+
+
+def given(driver, index: int = -1, form: str = "5Qif") -> tuple:  # noqa: F811
+    """The parameters of a launch, as struct reads them."""
+    raw = ((ctypes.c_char * 512) * 4096).in_dll(driver.library, "given")
+    launches = driver.get("launches")
+    return struct.unpack_from("=" + form, bytes(raw[range(launches)[index]]))
+
+
+def pointers(tensors) -> tuple[int, ...]:
+    return tuple(t.data_ptr() for t in tensors)
+
+
+def inputs(rows=6, hidden=32):
+    return torch.zeros(rows, hidden, dtype=torch.float16), torch.zeros(rows, hidden).half(), torch.zeros(hidden).half()
+
+
+# what is launched
+
+
+def test_the_kernel_gets_its_tensors_and_scalars_and_the_search_s_launch(driver, rms_norm):  # noqa: F811
+    x, residual, weight = inputs()
+    y, residual_out = rms_norm(x, residual, weight)
+    assert given(driver) == (*pointers((x, residual, weight, y, residual_out)), 6, struct.unpack("f", struct.pack("f", 1e-6))[0])
+    (found,) = driver.launches()
+    assert (found.grid, found.block, found.shared, found.stream) == ((3, 2, 1), (32, 8, 1), 4096, 77)
+    for out in (y, residual_out):
+        assert (out.shape, out.dtype, out.is_contiguous()) == ((6, 32), torch.float16, True)
+
+
+def test_tensor_maps_are_those_of_the_search(driver, load):  # noqa: F811
+    target = target_of(GEMM)
+    gemm = load(target, WGMMA).gemm
+    a, b, bias = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((96, 128), (128, 64), (64,)))
+    c = gemm(a, b, bias)
+    assert isinstance(c, torch.Tensor) and c.shape == (96, 64) and c.dtype == torch.bfloat16
+    *scalars, map_a, map_b = given(driver, form="4Q3i128s128s")
+    assert tuple(scalars) == (*pointers((a, b, bias, c)), 96, 64, 128)
+    wanted = [p for p in target.workload.parameters(target.problem, WGMMA) if isinstance(p, TensorMapArgument)]
+    assert [map_a, map_b] == [tensor_map.encode(wanted[0], a.data_ptr()), tensor_map.encode(wanted[1], b.data_ptr())]
+
+
+def axpy_tensors():
+    return torch.zeros(40), torch.zeros(40, 1, dtype=torch.bool)
+
+
+def test_parameters_keep_the_kernel_s_own_order_whatever_they_are(driver, load):  # noqa: F811
+    workload = workload_from_text("axpy", json.dumps(AXPY))
+    axpy = load(Target(workload, workload.parse("n=40"), find_gpu("h100"))).axpy
+    x, keep = axpy_tensors()
+    out, count = axpy(x, keep)
+    assert (out.dtype, count.dtype, count.shape) == (torch.float32, torch.int64, ())
+    n, found_out, big, found_x, alpha, found_count, found_keep = given(driver, form="iQqQfQQ")
+    assert (n, big, alpha) == (40, 2**40, np.float32(0.1))
+    assert (found_out, found_x, found_count, found_keep) == pointers((out, x, count, keep))
+
+
+# how it is called
+
+
+def test_inputs_may_be_named_and_outputs_given(driver, rms_norm):  # noqa: F811
+    x, residual, weight = inputs()
+    y, summed = torch.zeros_like(x), torch.zeros_like(x)
+    assert rms_norm(x, weight=weight, residual=residual, y=y)[0] is y
+    assert given(driver)[:4] == pointers((x, residual, weight, y))
+    for outputs in ({"residual_out": summed, "y": y}, {"out": (y, summed)}, {"out": [y, summed]}):
+        found = rms_norm(x, residual, weight, **outputs)
+        assert found[0] is y and found[1] is summed
+        assert given(driver)[3:5] == pointers((y, summed))
+    assert rms_norm(x, residual, weight, out=None)[0] is not y
+
+
+def test_one_output_is_given_as_out(load):
+    gemm = load(target_of(GEMM), WGMMA).gemm
+    a, b, bias, c = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((96, 128), (128, 64), (64,), (96, 64)))
+    assert gemm(a, b, bias, out=c) is c
+    assert gemm(a, b, bias, c=c) is c
+
+
+def test_out_is_the_tensor_of_that_name_where_there_is_one(driver, load):  # noqa: F811
+    workload = workload_from_text("axpy", json.dumps(AXPY))
+    axpy = load(Target(workload, workload.parse("n=40"), find_gpu("h100"))).axpy
+    x, keep = axpy_tensors()
+    mine = torch.ones(40)
+    out, count = axpy(keep=keep, out=mine, **{"in": x})
+    assert out is mine and count is not mine
+    assert given(driver, form="iQqQ")[1::2] == pointers((mine, x))
+
+
+def test_help_names_tensors_dtypes_and_shapes(rms_norm):
+    text = inspect.getdoc(rms_norm)
+    assert rms_norm.__name__ == "rms_norm"
+    assert "weight: fp16 [32]) → y: fp16 [6, 32], residual_out: fp16 [6, 32]" in text
+
+
+# what is remembered, threads and GPUs
+
+
+def test_a_call_like_one_before_asks_the_driver_for_its_context_and_the_launch_alone(driver, load):  # noqa: F811
+    module = load(target_of(GEMM), WGMMA)
+    tensors = [torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((96, 128), (128, 64), (64,))]
+    out = module.gemm(*tensors)
+    driver.library.cuCtxSetCurrent(ctypes.c_void_p(module._gpu(0).context))  # as any thread that has used CUDA
+    before = driver.get("calls")
+    for _ in range(10):
+        module.gemm(*tensors, out=out)
+    assert driver.get("calls") - before == 2 * 10
+    assert (driver.get("loaded"), driver.get("encoded")) == (1, 2)
+
+
+def test_threads_that_launch_at_once_do_not_mix_their_parameters(driver, rms_norm):  # noqa: F811
+    driver.set("microseconds", 200)  # in which the others may run before the driver reads the parameters
+    sets = [(*inputs(), torch.zeros(6, 32).half(), torch.zeros(6, 32).half()) for _ in range(4)]
+
+    def launch(tensors):
+        for _ in range(50):
+            rms_norm(*tensors[:3], out=tensors[3:])
+
+    threads = [threading.Thread(target=launch, args=(tensors,)) for tensors in sets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = [given(driver, i)[:5] for i in range(driver.get("launches"))]
+    assert len(found) == 200 and set(found) == {pointers(tensors) for tensors in sets}
+
+
+def cupy_inputs(gpu: int):
+    made = [on_gpu(gpu, shape) for shape in ((6, 32), (6, 32), (32,), (6, 32), (6, 32))]
+    return [array for array, _ in made], [memory for _, memory in made]
+
+
+def test_cupy_s_arrays_run_on_their_gpu_s_current_stream(driver, rms_norm):  # noqa: F811
+    (first, keep_first), (second, keep_second) = cupy_inputs(0), cupy_inputs(1)
+    for arrays in (first, second, second):
+        assert rms_norm(*arrays[:3], out=tuple(arrays[3:]))[1] is arrays[4]
+    assert [(found.gpu, found.stream) for found in driver.launches()] == [(0, 1000), (1, 1001), (1, 1001)]
+    assert driver.get("loaded") == 2
+    assert given(driver)[:5] == tuple(array.data.ptr for array in second)
+    with pytest.raises(ValueError, match="weight is on GPU 1 and x on GPU 0"):
+        rms_norm(*first[:2], second[2], out=tuple(first[3:]))
+
+
+def test_a_dtype_that_cupy_does_not_have_is_one_sentence(load):
+    rms_norm = load(target_of("rms_norm:rows6,hidden32,bf16")).rms_norm
+    arrays, memory = cupy_inputs(0)
+    with pytest.raises(ValueError, match="writes bfloat16, which this CuPy does not have: pass torch's tensors"):
+        rms_norm(*arrays[:3])
+
+
+# two kernels in one process
+
+
+def test_kernels_of_two_folders_on_the_path_share_nothing(driver, load, tmp_path):  # noqa: F811
+    """Each has its own _cuda.py, which reads its own kernel.json and kernel.cubin."""
+    load(target_of(GEMM), WGMMA, name="exported_gemm", cubin=b"product")
+    load(target_of(RMS_NORM), name="exported_norm", cubin=b"norm")
+    script = f"""
+import sys
+sys.path[:0] = [{str(tmp_path / "exported_gemm")!r}, {str(tmp_path / "exported_norm")!r}]
+import gemm, rms_norm
+print(gemm._cuda.FOLDER.name, rms_norm._cuda.FOLDER.name, gemm.gemm.__name__, rms_norm.rms_norm.__name__)
+print({{"torch", "cupy", "evoengine"}} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "exported_gemm exported_norm gemm rms_norm\nset()\n"
+
+
+def test_a_folder_is_a_package_that_exports_the_kernel(driver, load):  # noqa: F811
+    load(target_of(RMS_NORM), name="exported_norm", cubin=b"norm")
+    module = importlib.import_module("exported_norm")
+    assert module.__all__ == ["rms_norm"]
+    module.rms_norm(*inputs())
+    assert driver.launches()[0].image == b"norm"
+
+
+# what is refused
+
+X, RESIDUAL, WEIGHT = inputs()
+OUT = torch.zeros(6, 32).half()
+ROOM = torch.zeros(400).half()
+BAD_TENSORS = {
+    "shape": ((X[:5], RESIDUAL, WEIGHT), {}, r"x has shape \(5, 32\); this kernel was compiled for \(6, 32\)"),
+    "rank": ((X, RESIDUAL, WEIGHT[None]), {}, r"weight has shape \(1, 32\); this kernel was compiled for \(32,\)"),
+    "dtype": ((X, RESIDUAL.float(), WEIGHT), {}, "residual is float32; this kernel was compiled for float16"),
+    "output's shape": ((X, RESIDUAL, WEIGHT), {"y": WEIGHT}, r"y has shape \(32,\); this kernel was compiled for \(6, 32\)"),
+    "device": ((X, RESIDUAL.to("meta"), WEIGHT), {}, "residual is on meta and x on cpu"),
+    "strides": (
+        (X, torch.zeros(32, 6).half().T, WEIGHT), {}, r"residual is not contiguous, as this kernel needs it: pass residual.cont"
+    ),
+    "output's strides": ((X, RESIDUAL, WEIGHT), {"y": torch.zeros(32, 6).half().T}, "y is not contiguous, .*: pass a contiguous y"),
+    "expanded": ((X, torch.zeros(1, 32).half().expand(6, 32), WEIGHT), {}, "residual is not contiguous"),
+    "alignment": ((X, RESIDUAL, ROOM[1:33]), {}, "weight does not start at a multiple of 16 bytes"),
+    "output over input": ((X, RESIDUAL, WEIGHT), {"y": X}, "y and x overlap in memory; y must have memory of its own"),
+    "output partly over input": (
+        (ROOM[:192].view(6, 32), RESIDUAL, WEIGHT), {"y": ROOM[184:376].view(6, 32)}, "y and x overlap in memory"
+    ),
+    "output over output": ((X, RESIDUAL, WEIGHT), {"out": (OUT, OUT)}, "y and residual_out overlap in memory"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_TENSORS)
+def test_tensors_that_the_kernel_was_not_made_for_are_refused(driver, rms_norm, name):  # noqa: F811
+    tensors, named, says = BAD_TENSORS[name]
+    with pytest.raises(ValueError, match=says):
+        rms_norm(*tensors, **named)
+    assert driver.launches() == []
+
+
+def test_what_those_refusals_border_on_is_taken(driver, rms_norm):  # noqa: F811
+    """Inputs that are one, neighbours in memory, and strides of dims of one element."""
+    room = torch.zeros(6 * 32 * 2).half()
+    rms_norm(X, X, WEIGHT)
+    rms_norm(room[:192].view(6, 32), RESIDUAL, WEIGHT, y=room[192:].view(6, 32))
+    assert len(driver.launches()) == 2
+
+
+def test_strides_of_a_single_element_say_nothing(driver, load):  # noqa: F811
+    rms_norm = load(target_of("rms_norm:rows1,hidden32,fp16")).rms_norm
+    rms_norm(X[:1].as_strided((1, 32), (7, 1)), RESIDUAL[:1], WEIGHT)
+    assert len(driver.launches()) == 1
+
+
+BAD_CALLS = {
+    "missing": ((X, RESIDUAL), {}, "writes y and residual_out: weight is missing"),
+    "None": ((X, None, WEIGHT), {}, "residual is missing"),
+    "an output by position": ((X, RESIDUAL, WEIGHT, OUT), {}, "outputs are given by name, and 4 tensors came without one"),
+    "unknown": ((X, RESIDUAL, WEIGHT), {"bias": X}, "rms_norm takes x, residual and weight and writes .*: it has no bias"),
+    "twice": ((X, RESIDUAL, WEIGHT), {"x": X}, "x was given twice"),
+    "output twice": ((X, RESIDUAL, WEIGHT), {"y": OUT, "out": (OUT, OUT)}, "y was given twice"),
+    "too few of out": ((X, RESIDUAL, WEIGHT), {"out": OUT}, "out must be 2 tensors, and was 1"),
+    "no tensor": ((X, RESIDUAL, 1.0), {}, "must be torch's or CuPy's, not builtins.float"),
+    "NumPy's": ((X.numpy(), RESIDUAL, WEIGHT), {}, "x, residual, weight, y and residual_out must be torch's or CuPy's, not numpy"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_calls_that_do_not_fit_are_refused_in_words(driver, rms_norm, name):  # noqa: F811
+    tensors, named, says = BAD_CALLS[name]
+    with pytest.raises(TypeError, match=says):
+        rms_norm(*tensors, **named)
+    assert driver.launches() == []
+
+
+def test_tensors_of_two_libraries_are_refused(rms_norm):
+    arrays, memory = cupy_inputs(0)
+    with pytest.raises(TypeError, match="all come from torch or all from CuPy"):
+        rms_norm(X, arrays[1], WEIGHT)
+
+
+def test_tensors_on_the_cpu_are_refused(load, monkeypatch):
+    module = load(target_of(RMS_NORM))
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="x is on cpu; this kernel runs on a CUDA GPU"):
+        module.rms_norm(X, RESIDUAL, WEIGHT)
+
+
+def test_a_tensor_that_needs_a_gradient_is_refused_by_name(driver, rms_norm):  # noqa: F811
+    weight = WEIGHT.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match=r"weight requires a gradient .* pass weight.detach\(\)"):
+        rms_norm(X, RESIDUAL, weight)
+    with torch.no_grad():
+        rms_norm(X, RESIDUAL, weight)
+    assert len(driver.launches()) == 1

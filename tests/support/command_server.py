@@ -1,0 +1,84 @@
+"""Runs `evoengine ARGUMENTS…` for tests in processes that need not import it: a process that has imported all of it
+forks for each call, with that call's arguments, folder, environment and streams.
+
+A request is one line of JSON on standard input; the answer is a line with the call's exit code.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 600
+"""a call is ended after these"""
+PARTS = ("evoengine.cli", "evoengine.search", "evoengine.stages")
+"""they import all that a command does"""
+
+
+class CommandServer:
+    """Calls of the command line, one after the other; `scratch` is a folder for what they print."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.out, self.err = scratch / "stdout", scratch / "stderr"
+        command = [sys.executable, "-m", __name__]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def call(self, arguments: list[str], cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        files = {"out": str(self.out), "err": str(self.err)}
+        request = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), **files}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        code = int(self.process.stdout.readline())
+        return subprocess.CompletedProcess(arguments, code, self.out.read_text(), self.err.read_text())
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def serve() -> None:
+    """Answers requests; returns in the process of each call, to run the command there."""
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            become(request)
+            return
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+    sys.exit()
+
+
+def become(request: dict) -> None:
+    signal.alarm(SECONDS)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    files = (os.devnull, os.O_RDONLY), (request["out"], os.O_WRONLY), (request["err"], os.O_WRONLY)
+    for stream, (path, mode) in enumerate(files):
+        file = os.open(path, mode | os.O_CREAT | os.O_TRUNC if mode else mode)
+        os.dup2(file, stream)
+        os.close(file)
+    sys.argv = ["evoengine", *request["arguments"]]
+
+
+if __name__ == "__main__":
+    for part in PARTS:
+        folder = importlib.import_module(part).__path__
+        for module in pkgutil.walk_packages(folder, f"{part}."):
+            importlib.import_module(module.name)
+    gc.collect()
+    gc.freeze()  # or each call would walk through, and so copy, all that was imported
+    serve()
+    from evoengine.cli.main import main
+
+    main()

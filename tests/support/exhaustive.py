@@ -1,0 +1,35 @@
+"""Which cases of a table `make test` runs; the others are marked `exhaustive`, and `make test-all` runs them too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from _pytest.mark import ParameterSet
+
+
+def more(cases: Iterable[Any]) -> list[ParameterSet]:
+    """Cases for parametrize, all exhaustive: more of the same. A tuple is one case of several arguments."""
+    return [_marked(case) for case in cases]
+
+
+def representatives(cases: Iterable[ParameterSet], *starts: str) -> list[ParameterSet]:
+    """The cases; all are exhaustive but, for each start, the first whose id begins with it.
+
+    Raises ValueError for a start that no id begins with.
+    """
+    cases = list(cases)
+    kept = set()
+    for start in starts:
+        found = next((n for n, case in enumerate(cases) if case.id.startswith(start)), None)
+        if found is None:
+            raise ValueError(f"no case begins with {start!r}")
+        kept.add(found)
+    return [case if n in kept else _marked(case) for n, case in enumerate(cases)]
+
+
+def _marked(case: Any) -> ParameterSet:
+    if not isinstance(case, ParameterSet):
+        case = pytest.param(*case) if isinstance(case, tuple) else pytest.param(case)
+    return pytest.param(*case.values, marks=[*case.marks, pytest.mark.exhaustive], id=case.id)

@@ -1,0 +1,63 @@
+"""The attention space, and a gate that judges any workload's kernels on the emulator."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from evoengine import workloads
+from evoengine.gpu import find_gpu
+from evoengine.paths import asset
+from evoengine.records import Source
+from evoengine.search.judges import full_plan, gate_plan
+from evoengine.space.space import SearchSpace, load_space
+from evoengine.stages.pipeline import emulate_task
+from evoengine.stages.render import render
+from evoengine.workloads import find_workload
+from evoengine.workloads.attention.problem import parse_problem
+from evoengine.workloads.base import Target
+
+
+def attention_target(problem: str = "b16,h16,s2048,d64,fp16", gpu: str = "h100") -> Target:
+    return Target(find_workload("attention"), parse_problem(problem), find_gpu(gpu))
+
+
+@cache
+def attention_space(problem: str = "b16,h16,s2048,d64,fp16", gpu: str = "h100") -> SearchSpace:
+    return load_space(asset("search_spaces") / "attention.toml", parse_problem(problem), find_gpu(gpu))
+
+
+class KernelGate:
+    """Renders configurations of a workload's space and puts them, or a doctored text of them, through the gate."""
+
+    def __init__(self, problem: str, gpu: str = "h100") -> None:
+        workload, self.problem = workloads.parse_problem(problem)
+        self.target = Target(workload, self.problem, find_gpu(gpu))
+        self.space = load_space(asset("search_spaces") / f"{workload.name}.toml", self.problem, self.target.gpu)
+
+    def start(self, wanted):
+        """The space's first start point that has these values."""
+        return next(c for c in self.space.starts if wanted.items() <= c.items())
+
+    def configuration(self, wanted):
+        """The first start point that has these values, else the first of many draws."""
+        return next(c for c in (*self.space.starts, *self.draw(500, seed=1)) if wanted.items() <= c.items())
+
+    def source(self, config) -> Source:
+        return render(self.target, self.space, config, asset("templates"))
+
+    def judge(self, config, source: Source | None = None, seed: int = 7, beside=()):
+        """The verdict on the workload's cases, those `beside` them and those at full size."""
+        plan = gate_plan(self.space, self.target, config)
+        plan += [(case, self.space.launch(config, case.problem)) for case in beside]
+        full = full_plan(self.space, self.target, config)
+        return emulate_task(self.target.workload, source or self.source(config), plan, full, seed)
+
+    def doctored(self, config, old: str, new: str) -> Source:
+        source = self.source(config)
+        assert old in source.text, f"the template has no {old!r} any more"
+        return Source(source.text.replace(old, new), source.entry, source.launch)
+
+    def draw(self, count: int, seed: int):
+        return self.space.sample(np.random.default_rng(seed), count)
