@@ -26,7 +26,7 @@ from evoengine.records import Binary, Candidate, Launch, Outcome, Source
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Target
 from evoengine.workloads.folder import workload_from_text
-from tests.publish.test_loader import built, driver, on_gpu  # noqa: F401  (fixtures)
+from tests.support.loader import on_gpu
 
 RMS_NORM, GEMM = "rms_norm:rows6,hidden32,fp16", "gemm:m96,n64,k128,bf16"
 WGMMA = {"family": "wgmma", "tile_m": 64, "tile_n": 64, "tile_k": 64}
