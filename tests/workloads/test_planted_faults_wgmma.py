@@ -1,4 +1,5 @@
-"""Faults of asynchronous kernels, one each in a right one of the wgmma family, all caught by the gate on the emulator."""
+"""Faults of asynchronous kernels, one each in a right one of the wgmma family, all caught by the gate on the
+emulator."""
 
 from __future__ import annotations
 
