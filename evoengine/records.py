@@ -288,7 +288,7 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class CompiledCandidate:
     """A compiled candidate as it travels to the device that judges it."""
 
     trial: int

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evoengine.devices.driver import GpuDevice, find_driver, hold, takes
+from evoengine.devices.driver import GpuDevice, find_driver, hold, supports_arch
 from evoengine.devices.nvml import other_processes, settings
 from evoengine.errors import MachineError, UsageError
 from evoengine.gpu import Gpu, find_gpu
@@ -126,7 +126,7 @@ def choose_device(requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
             raise MachineError(f"--device cuda: {found}; --device emulator gates on the CPU and ranks by estimate")
         return None
     driver, devices = found
-    fitting = [d for d in devices if takes(d, gpu.arch)]
+    fitting = [d for d in devices if supports_arch(d, gpu.arch)]
     if not fitting:
         device = devices[0]
         if requested == "cuda":
