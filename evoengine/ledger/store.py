@@ -13,11 +13,12 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from sqlalchemy import URL, Engine, Select, func, select, update
-from sqlalchemy.orm import Session, aliased, joinedload, undefer
+from sqlalchemy.orm import Session, joinedload, undefer
 
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.database import translate_errors, open_database, parse_url, shown
+from evoengine.ledger.figures import figures_of_correct
 from evoengine.ledger.models import (
     BaselineRow,
     BinaryRow,
@@ -298,7 +299,7 @@ class Ledger:
         By figures of one kind, device and policy, which `measurement` of each then is; finals before single timings. A
         kernel that several runs found is there once.
         """
-        figures = _figures_of_correct(problem, gpu)
+        figures = figures_of_correct(problem, gpu)
         if run is not None:
             figures = figures.where(CandidateRow.run_id == run)
         with self._reading() as session:
@@ -355,37 +356,6 @@ class Ledger:
 
 def _abandoned() -> Select[CandidateRow]:
     return select(CandidateRow).join(RunRow).where(CandidateRow.outcome.is_(None), RunRow.status != RUNNING)
-
-
-def _figures_of_correct(
-    problem: str, gpu: str
-) -> Select[str, int, int, str, float, str | None, dict[str, Any], str, int, dict[str, Any] | None]:
-    """(kernel, id, trial, kind, compared time in µs, suspect, terms, device, run, policy), oldest first; a kernel is
-    its source, and where that is unknown, as of what another tuner recorded, its configuration.
-
-    Of what ended ranked and was not refuted by a later verdict of the gate. A verdict on executed machine code decides
-    nothing here: what it refutes ends as not ranked, unless a GPU measured it.
-    """
-    any_verdict = aliased(VerdictRow)
-    of_gate = (any_verdict.candidate_id == CandidateRow.id, any_verdict.device != EXECUTOR)
-    last = select(func.max(any_verdict.id)).where(*of_gate).scalar_subquery()
-    figures = select(
-        func.coalesce(CandidateRow.source_sha256, CandidateRow.config_key), MeasurementRow.id, CandidateRow.id,
-        MeasurementRow.kind, func.coalesce(MeasurementRow.normalised_us, MeasurementRow.median_us),
-        MeasurementRow.suspect, MeasurementRow.terms, MeasurementRow.device, CandidateRow.run_id, MeasurementRow.policy,
-    )  # fmt: skip
-    return (
-        figures.select_from(CandidateRow)
-        .join(MeasurementRow)
-        .outerjoin(VerdictRow, VerdictRow.id == last)
-        .where(
-            CandidateRow.problem == problem,
-            CandidateRow.gpu == gpu,
-            CandidateRow.outcome.in_([str(o) for o in Outcome if o.ranked]),
-            VerdictRow.outcome.is_(None),
-        )
-        .order_by(MeasurementRow.id)
-    )
 
 
 def _update_candidate(session: Session, trial: int, **values: object) -> None:

@@ -6,7 +6,8 @@ import secrets
 
 from evoengine.errors import MachineError, UsageError
 from evoengine.ledger.store import Ledger
-from evoengine.records import Binary, BinaryCheck, Candidate, Config, Outcome, Rejection, Source
+from evoengine.records import Binary, Candidate, Config, Outcome, Rejection, Source
+from evoengine.stages.binary_check import BinaryCheck
 from evoengine.sass.build import build
 from evoengine.search.evaluators import gate_plan, seed_for
 from evoengine.search.remeasure import spaces_of

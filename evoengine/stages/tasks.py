@@ -15,7 +15,6 @@ from evoengine.devices.pool import BlockLaunch, BlockTrace
 from evoengine.records import (
     Baseline,
     Binary,
-    BinaryCheck,
     CompiledCandidate,
     Finals,
     Launch,
@@ -26,6 +25,7 @@ from evoengine.records import (
     Source,
     Verdict,
 )
+from evoengine.stages.binary_check import BinaryCheck
 from evoengine.stages.predict import Estimated, figure_by_formula, predict_figure
 from evoengine.workloads.base import Target, Workload
 

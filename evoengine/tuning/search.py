@@ -140,7 +140,7 @@ class Search:
 
 
 def _setting(options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool) -> Setting:
-    space, templates = prepare_space(options.space, options.templates, target, options.families)
+    space, templates = prepare_space(options.space, options.templates, target, not timed, options.families)
     require_compilers(emulated=not timed)
     return Setting(
         target,

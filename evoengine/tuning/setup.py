@@ -18,6 +18,7 @@ from evoengine.ledger.runs import Device
 from evoengine.paths import asset
 from evoengine.search.targets import stored_target
 from evoengine.space.space import SearchSpace, load_space
+from evoengine.stages.includes import unsupported_includes
 from evoengine.stages.render import render
 from evoengine.stages.toolchain import (
     cuda_mismatch,
@@ -60,7 +61,7 @@ def make_target(problem: str | None, gpu: str, kernel: Path | None = None) -> Ta
 
 
 def prepare_space(
-    space_file: Path | None, templates: Path | None, target: Target, families: Sequence[str] = ()
+    space_file: Path | None, templates: Path | None, target: Target, emulated: bool, families: Sequence[str] = ()
 ) -> tuple[SearchSpace, Path]:
     """The bound space and the folder of templates; one configuration of every family is rendered as a trial."""
     workload = target.workload
@@ -74,7 +75,9 @@ def prepare_space(
             f"the templates folder {folder} is not there; --templates takes a folder of {space.kernel}/*.cu.j2"
         )
     for config in first_of_each_family(space):
-        render(target, space, config, folder)
+        source = render(target, space, config, folder)
+        if unsupported := unsupported_includes(source.text, emulated):
+            raise UsageError(f"the kernel of family {config['family']} cannot be compiled here: {'; '.join(unsupported)}")
     return space, folder
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from evoengine.devices.driver import resolve_gpu
 from evoengine.errors import UsageError
-from evoengine.records import BinaryCheck, Candidate, Config
+from evoengine.records import Candidate, Config
+from evoengine.stages.binary_check import BinaryCheck
 from evoengine.search.binaries import check_binary
 from evoengine.search.evaluators import make_evaluator
 from evoengine.search.reference import require_reference
@@ -59,7 +60,7 @@ def verify(
     timing = choose_device(device, target.gpu, echo)
     if timing:
         target = replace(target, gpu=resolve_gpu(timing, target.gpu))
-    bound, folder = prepare_space(space, templates, target)
+    bound, folder = prepare_space(space, templates, target, emulated=timing is None)
     if why := bound.why_invalid(config):
         raise UsageError(f"the configuration is not in the space {bound.name}: {why}")
     require_compilers(emulated=timing is None)
