@@ -93,8 +93,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A rendered kernel: CUDA text that stands alone, its entry point, and the launch for the problem it was made
-    for."""
+    """A rendered kernel: CUDA text that stands alone, its entry point, and its launch."""
 
     text: str
     entry: str
@@ -122,8 +121,7 @@ class Binary:
     """static shared memory, bytes per block"""
     warnings: tuple[str, ...]
     mix: Mapping[str, int]
-    """SASS opcode (HMMA, LDSM, MUFU, …) → instructions in the text of the kernel; empty where no disassembler is at
-    hand"""
+    """SASS opcode (HMMA, LDSM, MUFU, …) → instructions in the kernel's text; empty where there is no disassembler"""
     compile_ms: float
     listing: str = field(default="", repr=False, compare=False)
     """the machine code as `nvdisasm -c -hex` prints it; empty where it was read back, or no disassembler is at hand"""
@@ -389,7 +387,7 @@ class Candidate:
             "samples": len(figure.samples_us) if figure else None,
             **dict.fromkeys(("vs_baseline", "vs_sdpa"), figure.vs_baseline if figure else None),
             "policy": asdict(figure.policy) if figure and figure.policy else None,
-            **estimate_json(figure.terms if figure else {}, bool(figure) and figure.kind is Kind.ESTIMATED),
+            **estimate_json(figure.terms if figure else {}, figure is not None and figure.kind is Kind.ESTIMATED),
             "sustained": _sustained_json(self.sustained) if self.sustained else None,
             "parents": list(self.parents),
             "operator": self.operator,
@@ -397,11 +395,6 @@ class Candidate:
         }
 
 
-def _sustained_json(figure: Measurement) -> dict[str, object]:
-    observed = {name: figure.terms.get(name) for name in ("sm_mhz", "watts")}
-    return {
-        "tflops": figure.tflops,
-        "median_us": figure.median_us,
-        "policy": figure.policy and asdict(figure.policy),
-        **observed,
-    }
+def _sustained_json(figure: Measurement) -> Mapping[str, object]:
+    stated = {"tflops": figure.tflops, "median_us": figure.median_us, "policy": figure.policy and asdict(figure.policy)}
+    return stated | {name: figure.terms.get(name) for name in ("sm_mhz", "watts")}

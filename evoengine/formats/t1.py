@@ -10,7 +10,12 @@ from evoengine.errors import UsageError
 from evoengine.formats.folder import NewFolder, inside, read_json, read_text
 from evoengine.formats.literals import NotLiteral, values_of
 from evoengine.formats.tuned_kernel import (
-    Argument, TunedKernel, folder_of, knob_values, parameters_of, require_divisors,
+    Argument,
+    TunedKernel,
+    folder_of,
+    knob_values,
+    parameters_of,
+    require_divisors,
 )  # fmt: skip
 from evoengine.workloads.folder_reader import require_name
 
@@ -23,7 +28,8 @@ _DIRECTIONS = ("X", "Y", "Z")
 
 
 def import_t1(file: Path, name: str, reference: str | None) -> NewFolder:
-    """The folder of a T1 file and the kernel file beside it. Raises UsageError where the file describes no CUDA kernel."""
+    """The folder of a T1 file and the kernel file beside it. Raises UsageError where the file describes no CUDA
+    kernel."""
     data = read_json(file, "the T1 file")
     spec = data.get("KernelSpecification") if isinstance(data, dict) else None
     space = data.get("ConfigurationSpace") if isinstance(data, dict) else None
@@ -98,7 +104,8 @@ def _sizes(value: Any, default: str) -> list[str]:
 
 
 def _grid(spec: dict[str, Any], kernel: TunedKernel) -> None:
-    """Blocks: ProblemSize over GridDiv where a file gives these; GlobalSize counts blocks for CUDA, threads for OpenCL."""
+    """Blocks: ProblemSize over GridDiv where a file gives these; GlobalSize counts blocks for CUDA, threads for
+    OpenCL."""
     divisors = [[str(d) for d in _list(spec, f"GridDiv{d}")] for d in _DIRECTIONS]
     if any(divisors) and spec.get("ProblemSize") is not None:
         kernel.problem_size, kernel.grid_div = _sizes(spec["ProblemSize"], "1"), divisors
@@ -132,14 +139,18 @@ def _arguments(file: Path, spec: dict[str, Any], text: str, entry: str, remarks:
 def _argument(file: Path, given: dict[str, Any], name: str, remarks: list[str]) -> Argument:
     base = str(given.get("Type")).rstrip("0123456789") if given.get("Type") not in _TYPES else str(given["Type"])
     if base not in _TYPES:
-        raise UsageError(f"{file}: the argument {name} has the type {given.get('Type')!r}; known are {', '.join(_TYPES)}")
+        raise UsageError(
+            f"{file}: the argument {name} has the type {given.get('Type')!r}; known are {', '.join(_TYPES)}"
+        )
     width = int(str(given["Type"]).removeprefix(base) or 1)
     if given.get("MemoryType") == "Scalar":
         return Argument(name, _TYPES[base], None, value=given.get("FillValue", 0))
     try:
         (size,) = values_of(str(given.get("Size")))
     except (NotLiteral, ValueError):
-        raise UsageError(f"{file}: the argument {name} has the Size {given.get('Size')!r}, which is no number") from None
+        raise UsageError(
+            f"{file}: the argument {name} has the Size {given.get('Size')!r}, which is no number"
+        ) from None
     access = given.get("AccessType")
     if access == "ReadWrite":
         remarks.append(f"that {name} is read before it is written: it is an output, which starts unwritten")

@@ -369,20 +369,13 @@ def _figures_of_correct(
     any_verdict = aliased(VerdictRow)
     of_gate = (any_verdict.candidate_id == CandidateRow.id, any_verdict.device != EXECUTOR)
     last = select(func.max(any_verdict.id)).where(*of_gate).scalar_subquery()
+    figures = select(
+        func.coalesce(CandidateRow.source_sha256, CandidateRow.config_key), MeasurementRow.id, CandidateRow.id,
+        MeasurementRow.kind, func.coalesce(MeasurementRow.normalised_us, MeasurementRow.median_us),
+        MeasurementRow.suspect, MeasurementRow.terms, MeasurementRow.device, CandidateRow.run_id, MeasurementRow.policy,
+    )  # fmt: skip
     return (
-        select(
-            func.coalesce(CandidateRow.source_sha256, CandidateRow.config_key),
-            MeasurementRow.id,
-            CandidateRow.id,
-            MeasurementRow.kind,
-            func.coalesce(MeasurementRow.normalised_us, MeasurementRow.median_us),
-            MeasurementRow.suspect,
-            MeasurementRow.terms,
-            MeasurementRow.device,
-            CandidateRow.run_id,
-            MeasurementRow.policy,
-        )
-        .select_from(CandidateRow)
+        figures.select_from(CandidateRow)
         .join(MeasurementRow)
         .outerjoin(VerdictRow, VerdictRow.id == last)
         .where(

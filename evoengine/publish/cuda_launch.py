@@ -1,8 +1,8 @@
 """Launches the kernel beside this file (kernel.cubin, described in kernel.json) on tensors of torch or CuPy.
 
 A folder's loader says what its tensors must be and which values its parameters take. This file, shipped beside it as
-_cuda.py, knows the rest: the driver's functions, contexts, tensor maps, and what torch and CuPy call things. Each loader
-has a copy of its own, so that folders of several releases work in one process.
+_cuda.py, knows the rest: the driver's functions, contexts, tensor maps, and what torch and CuPy call things. Each
+loader has a copy of its own, so that folders of several releases work in one process.
 """
 
 import ctypes
@@ -22,7 +22,8 @@ CACHED = 1024  # layouts, sets of pointers and tensor maps, of each; the least r
 
 
 class Plan:
-    """All of a call but its pointers. A loader's subclass checks and computes it once for tensors of the same layouts."""
+    """All of a call but its pointers. A loader's subclass checks and computes it once for tensors of the same
+    layouts."""
 
     names, outputs = (), ()  # of the tensors; indices of those that the kernel writes
     spans = ()  # bytes from each tensor's first element to the end of its last
@@ -72,7 +73,8 @@ def parameters(plan, *pointers):
 
 
 def find_gpu_index(library, names, wanted, dtypes, devices):
-    """Of the GPU that all tensors are on. Raises ValueError where it is not one GPU, and for dtypes other than `wanted`."""
+    """Of the GPU that all tensors are on. Raises ValueError where it is not one GPU, and for dtypes other than
+    `wanted`."""
     for name, expected, dtype, device in zip(names, wanted, dtypes, devices):
         if dtype != expected:
             raise ValueError(f"{name} is {dtype}; this kernel was compiled for {expected}")
@@ -278,6 +280,8 @@ class Cupy:
         try:
             wanted = cupy.dtype(dtype)
         except TypeError:
-            raise ValueError(f"this kernel writes {dtype}, which this CuPy does not have: pass torch's tensors") from None
+            raise ValueError(
+                f"this kernel writes {dtype}, which this CuPy does not have: pass torch's tensors"
+            ) from None
         with beside.device:
             return cupy.empty(shape, wanted)

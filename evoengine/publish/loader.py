@@ -7,10 +7,10 @@
 
 Ship the folder whole. Import two kernels of one name in one process by their folders: Python keeps one module per name.
 
-Inputs come in the order of the kernel's parameters, or by name; help() of the function lists them. Outputs are returned,
-one tensor or a tuple in that order. They are new tensors unless given by name, or all of them as `out=`, a tensor or a
-tuple (where no tensor is itself named out). All are contiguous, on one GPU, of the shapes and dtypes that the kernel was
-exported for; the values of its other parameters are fixed.
+Inputs come in the order of the kernel's parameters, or by name; help() of the function lists them. Outputs are
+returned, one tensor or a tuple in that order. They are new tensors unless given by name, or all of them as `out=`, a
+tensor or a tuple (where no tensor is itself named out). All are contiguous, on one GPU, of the shapes and dtypes that
+the kernel was exported for; the values of its other parameters are fixed.
 
 Inference only: tensors that need a gradient are refused. May be called from several threads, on several GPUs, and while
 a CUDA graph is captured if it was called on that GPU before: loading the kernel cannot be captured.
@@ -33,7 +33,8 @@ NAMES, SHAPES = [t["name"] for t in TENSORS], [tuple(t["shape"]) for t in TENSOR
 INPUTS, OUTPUTS = ([t["name"] for t in TENSORS if t["output"] is wanted] for wanted in (False, True))
 OUTPUT_INDICES = [NAMES.index(name) for name in OUTPUTS]
 DTYPES = {
-    "fp64": ("float64", 8), "fp32": ("float32", 4), "fp16": ("float16", 2), "bf16": ("bfloat16", 2), "int64": ("int64", 8),
+    "fp64": ("float64", 8), "fp32": ("float32", 4), "fp16": ("float16", 2), "bf16": ("bfloat16", 2),
+    "int64": ("int64", 8),
     "int32": ("int32", 4), "int16": ("int16", 2), "int8": ("int8", 1), "uint8": ("uint8", 1), "bool": ("bool", 1),
 }  # fmt: skip
 LIBRARY_DTYPES, ELEMENT_BYTES = zip(*(DTYPES[t["dtype"]] for t in TENSORS))

@@ -21,8 +21,8 @@ from evoengine.stages.statistics import FEWEST
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Target
-from tests.support.kernel_gate import attention_space
 from tests.support.exhaustive import more
+from tests.support.kernel_gate import attention_space
 from tests.support.stand_in import on_stand_in
 
 pytestmark = pytest.mark.gpu

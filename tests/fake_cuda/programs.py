@@ -27,7 +27,8 @@ extern "C" __global__ void {entry}(const half* q, const half* k, const half* v, 
 """
 LAUNCH = Launch((1, 1, 1), 32, 0)
 Change = Callable[[torch.Tensor, int], object]
-"""what is wrong with a kernel in its n-th launch: may change its output [batch, heads, seq_q, head_dim] or give a CUresult"""
+"""what is wrong with a kernel in its n-th launch: may change its output [batch, heads, seq_q, head_dim] or give a
+CUresult"""
 
 
 @cache

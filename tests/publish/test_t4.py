@@ -56,15 +56,69 @@ def whole() -> WholeRun:
     static = replace(PROFILE, tool="static", figures={"HMMA": 64.0})
     made, single = ({"source": a_source(name), "binary": a_binary()} for name in ("kernel", "single"))
     finished = [
-        Candidate(41, 7, PROBLEM, GPU, CONFIG, Outcome.MEASURED, None, "NVIDIA H200", **made, verdict=a_verdict(), measurement=final, occupancy=0.25, operator="start", sustained=sustained),
-        Candidate(42, 7, PROBLEM, GPU, CONFIG, Outcome.INCORRECT, "wrong", "emulator", **made, verdict=a_verdict(Outcome.INCORRECT), parents=(41,), operator="mutation"),
+        Candidate(
+            41,
+            7,
+            PROBLEM,
+            GPU,
+            CONFIG,
+            Outcome.MEASURED,
+            None,
+            "NVIDIA H200",
+            **made,
+            verdict=a_verdict(),
+            measurement=final,
+            occupancy=0.25,
+            operator="start",
+            sustained=sustained,
+        ),
+        Candidate(
+            42,
+            7,
+            PROBLEM,
+            GPU,
+            CONFIG,
+            Outcome.INCORRECT,
+            "wrong",
+            "emulator",
+            **made,
+            verdict=a_verdict(Outcome.INCORRECT),
+            parents=(41,),
+            operator="mutation",
+        ),
         Candidate(43, 7, PROBLEM, GPU, CONFIG, Outcome.UNCOMPILABLE, "line 3", source=a_source("other")),
         Candidate(44, 7, PROBLEM, GPU, CONFIG, Outcome.RECORDED, measurement=a_figure(1.0, Kind.RECORDED)),
-        Candidate(45, 7, PROBLEM, GPU, CONFIG, Outcome.DUPLICATE, "renders the same source as trial 47", parents=(41, 44)),
+        Candidate(
+            45, 7, PROBLEM, GPU, CONFIG, Outcome.DUPLICATE, "renders the same source as trial 47", parents=(41, 44)
+        ),
         Candidate(46, 7, PROBLEM, GPU, CONFIG, Outcome.SCREENED, "255 registers"),
-        Candidate(47, 7, PROBLEM, GPU, CONFIG, Outcome.MEASURED, "2 times the time of trial 41", "emulator", **single, verdict=a_verdict(), measurement=dropped),
-        Candidate(48, 7, PROBLEM, GPU, CONFIG, Outcome.ESTIMATED, None, "emulator", **made, verdict=a_verdict(), measurement=estimate),
-    ]  # fmt: skip
+        Candidate(
+            47,
+            7,
+            PROBLEM,
+            GPU,
+            CONFIG,
+            Outcome.MEASURED,
+            "2 times the time of trial 41",
+            "emulator",
+            **single,
+            verdict=a_verdict(),
+            measurement=dropped,
+        ),
+        Candidate(
+            48,
+            7,
+            PROBLEM,
+            GPU,
+            CONFIG,
+            Outcome.ESTIMATED,
+            None,
+            "emulator",
+            **made,
+            verdict=a_verdict(),
+            measurement=estimate,
+        ),
+    ]
     dossiers = [
         Dossier(
             c, at(n), at(n + 0.5),
@@ -77,7 +131,12 @@ def whole() -> WholeRun:
     dossiers[0] = replace(
         dossiers[0],
         verdicts=[(at(2), a_verdict(Outcome.HUNG)), (at(3), a_verdict())],
-        figures=[(at(3), estimate), (at(4), replace(final, terms={"final_of_run": 5.0, "place": 2.0})), (at(4.5), sustained), (at(5), final)],
+        figures=[
+            (at(3), estimate),
+            (at(4), replace(final, terms={"final_of_run": 5.0, "place": 2.0})),
+            (at(4.5), sustained),
+            (at(5), final),
+        ],
         profiles=[(at(6), static), (at(7), PROFILE)],
     )
     return WholeRun(RUN, BASELINES, dossiers)

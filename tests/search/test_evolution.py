@@ -95,7 +95,7 @@ def test_the_more_proposals_came_after_the_best_the_more_are_far_from_it(space, 
     far = []
     for seed in range(20):
         first = space.encode(search(space, seed, 1).trials[0].params)
-        study = search(space, seed, 20, value=lambda config: -(space.encode(config) != first).sum())
+        study = search(space, seed, 20, value=lambda config, first=first: -(space.encode(config) != first).sum())
         far += [(space.encode(trial.params) != first).sum() >= 3 for trial in study.trials[8:]]  # 3: half of five knobs
     assert least <= np.mean(far) <= most, np.mean(far)
 
@@ -108,7 +108,7 @@ def test_pairs_of_values_that_no_trial_had_are_looked_at(monkeypatch, power):
     pairs = []
     for seed in range(24):
         study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(seed))
-        study.optimize(lambda trial: 1.0 + [trial.suggest_int(name, 0, 3) for name in "abcde"][0], 30)
+        study.optimize(lambda trial: 1.0 + next(iter([trial.suggest_int(name, 0, 3) for name in "abcde"])), 30)
         columns = [[trial.params[name] for trial in study.trials] for name in "abcde"]
         pairs.append(sum(len({*zip(*pair, strict=True)}) for pair in combinations(columns, 2)))
     assert (np.mean(pairs) > 115) == (power > 0), np.mean(pairs)  # 118 and 113 when this was written

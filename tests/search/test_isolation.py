@@ -211,4 +211,3 @@ def test_a_spare_takes_over_with_everything_loaded():
         assert pool.replaced == 3
     finally:
         pool.close()
-

@@ -82,6 +82,7 @@ def test_the_models_tensors_are_as_large_as_those_of_a_real_launch():
 
 # ── never above the roofline ────────────────────────────────────────────────────────────────────────────────────────
 
+
 @pytest.mark.parametrize("family", ["mma", "wgmma"])
 @pytest.mark.parametrize("slow", [{"tensor_tflops": 1e-3}, {"memory_gbs": 1e-3}])
 def test_no_prediction_is_above_the_roofline_of_the_data_sheet(family, slow, monkeypatch):
@@ -113,7 +114,12 @@ def by_formula(found, *said: str) -> None:
     for text in said:
         assert text in unread
     public = Candidate(1, 1, str(PROBLEM), "h100", {}, measurement=figure).to_json()
-    assert (public["model"], public["range_us"], public["bound"], public["utilisation"]) == ("formula", None, None, None)
+    assert (public["model"], public["range_us"], public["bound"], public["utilisation"]) == (
+        "formula",
+        None,
+        None,
+        None,
+    )
 
 
 def test_an_unknown_opcode_is_named_and_the_formula_gives_the_figure():
@@ -148,10 +154,10 @@ def test_a_binary_whose_launch_is_another_kernels_is_not_predicted():
     contender = made("wgmma")
     other = {k: v for k, v in contender.config.items() if k != "load"}
     with pytest.raises(Unpredictable, match="parameters"):
-        predict_binary(TARGET, replace(contender, config=other))
+        predict_binary(Target(ATTENTION, PROBLEM, H100), replace(contender, config=other))
     renamed = replace(contender, source=replace(contender.source, entry="another"))
     with pytest.raises(Unpredictable, match="another"):
-        predict_binary(TARGET, renamed)
+        predict_binary(Target(ATTENTION, PROBLEM, H100), renamed)
 
 
 def test_what_neither_the_model_nor_the_formula_can_tell_has_no_figure_but_a_reason():
@@ -166,7 +172,9 @@ def test_a_family_without_a_cost_is_predicted_all_the_same():
 
 
 def test_where_the_models_process_failed_the_formula_gives_the_figure():
-    by_formula(predict_task(TARGET, made("mma"), COST, "the process died"), "the process died")
+    by_formula(
+        predict_task(Target(ATTENTION, PROBLEM, H100), made("mma"), COST, "the process died"), "the process died"
+    )
 
 
 def test_estimates_by_formula_rank_behind_predictions_whatever_they_say():

@@ -154,7 +154,8 @@ def placed(gate, config, kernel: str, rows: int, columns: int) -> np.ndarray:
 
 
 def hardware_place(rows: int, columns: int, slab_bytes: int) -> np.ndarray:
-    """The same by the definition of the swizzle: bits 4… of an address are XORed with bits 7… (PTX ISA, tensor swizzling)."""
+    """The same by the definition of the swizzle: bits 4… of an address are XORed with bits 7… (PTX ISA, tensor
+    swizzling)."""
     row, chunk = np.ogrid[:rows, : columns // 8]
     per_row = slab_bytes // 16
     address = (chunk // per_row * rows + row) * slab_bytes + chunk % per_row * 16
@@ -314,6 +315,8 @@ def test_a_cluster_is_for_tma_without_a_mask_and_blocks_in_the_order_of_rows(att
 def test_what_a_block_waits_for_falls_with_the_warpgroups_that_work_beside_one_another(attention_gate):
     space = attention_gate(PROBLEMS[0]).space
     start = {**starts(attention_gate(PROBLEMS[0]))[0], "ping_pong": False}
-    exposed = [space.cost({**start, "tile_m": 64 * n, "overlap": o})["exposed"] for n in (1, 2, 3) for o in (False, True)]
+    exposed = [
+        space.cost({**start, "tile_m": 64 * n, "overlap": o})["exposed"] for n in (1, 2, 3) for o in (False, True)
+    ]
     assert exposed == sorted(exposed, reverse=True) and len(set(exposed)) == len(exposed)
-    assert 0 < exposed[-1] and exposed[0] <= 1.0
+    assert exposed[-1] > 0 and exposed[0] <= 1.0

@@ -1,4 +1,5 @@
-"""Kernels broken on purpose, one fault each, all caught by the gate on the emulator; the kernel they were made from passes."""
+"""Kernels broken on purpose, one fault each, all caught by the gate on the emulator; the kernel they were made from
+passes."""
 
 from __future__ import annotations
 

@@ -101,9 +101,19 @@ def choose(gate, wanted):
     return config
 
 
-GOOD = sorted({(title(config), problem): (config, problem) for _, configs, problem, *_ in FAULTS for config in configs}.items())
+GOOD = sorted(
+    {(title(config), problem): (config, problem) for _, configs, problem, *_ in FAULTS for config in configs}.items()
+)
 GOOD = [pytest.param(*found, id="-".join(name)) for name, found in GOOD]
-GOOD_FAST = ("scalar", "wmma", "mma", "wgmma-cp_async-none", "wgmma-tma-none", "wgmma-cp_async-static", "wgmma-cp_async-longest_first")
+GOOD_FAST = (
+    "scalar",
+    "wmma",
+    "mma",
+    "wgmma-cp_async-none",
+    "wgmma-tma-none",
+    "wgmma-cp_async-static",
+    "wgmma-cp_async-longest_first",
+)
 
 
 def judge(gate, config, source):

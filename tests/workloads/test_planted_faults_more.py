@@ -1,6 +1,6 @@
 """Faults that got through until the gate asked for what shows them: products of a warpgroup begun before all of it is
-ready, pipelines that go wrong after many tiles, values that only some lengths, sizes or formats take. One fault each, all
-caught by the gate on the emulator."""
+ready, pipelines that go wrong after many tiles, values that only some lengths, sizes or formats take. One fault each,
+all caught by the gate on the emulator."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def variant(gate, wanted):
     """A valid configuration with the wanted values: a start point, moved, or one drawn."""
     start = gate.start({"family": wanted["family"]})
     drawn = gate.draw(400, seed=3)
-    valid = [c for c in [{**start, **wanted}, *drawn] if wanted.items() <= c.items() and gate.space.why_invalid(c) is None]
+    valid = [
+        c for c in [{**start, **wanted}, *drawn] if wanted.items() <= c.items() and gate.space.why_invalid(c) is None
+    ]
     return valid[0]
 
 
