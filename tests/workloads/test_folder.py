@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evoengine.devices.base import ScalarArgument, TensorParameter
+from evoengine.devices.base import ConstantParameter, ScalarArgument, TensorParameter
 from evoengine.errors import UsageError
 from evoengine.workloads.folder import FolderWorkload, load_folder, workload_from_text
 from tests.support.folders import SAXPY, SAXPY_SPACE, saxpy
@@ -73,6 +73,13 @@ def test_two_outputs_are_taken():
     assert [(p.name, p.shape) for p in parameters if getattr(p, "output", False)] == [("out", (5,)), ("sum", ())]
 
 
+def test_an_input_may_lie_in_constant_memory_alone_or_in_both():
+    alone = workload(constants={"x": "x"})
+    assert [p.name for p in alone.parameters(alone.parse("n=5"), {})] == ["y", "a", "out", "n", "x"]
+    both = workload(constants={"c_x": "x"}, parameters=["x", "y", "out", "n"])
+    assert both.parameters(both.parse("n=5"), {})[-1] == ConstantParameter("c_x", (5,), "fp32")
+
+
 @pytest.mark.parametrize(
     "text, complaint",
     {
@@ -112,6 +119,8 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "draw of no input": ({"workloads": [{"axes": {"n": 4}, "inputs": {"z": {"type": "random"}}}]}, "names z, which is no input"),
     "parameters without a tensor": ({"parameters": ["x", "out", "n"]}, "leaves out the tensor y"),
     "parameters with a stranger": ({"parameters": ["x", "y", "out", "m"]}, "names 'm', which is no input, output or axis"),
+    "constant of no input": ({"constants": {"c_x": "out"}}, "gives c_x the contents of 'out', which is no tensor among the inputs: x, y"),
+    "constant that is a parameter too": ({"constants": {"x": "x"}, "parameters": ["x", "y", "out"]}, "names x, which is in constants"),
     "axes in a circle": (
         {"axes": {"n": {"type": "expr", "expression": "k"}, "k": {"type": "expr", "expression": "n"}}}, "by way of each other",
     ),
