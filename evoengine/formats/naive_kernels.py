@@ -150,13 +150,18 @@ def _headers(*dtypes: str) -> str:
     return "".join(dict.fromkeys(_HEADERS.get(dtype, "") for dtype in dtypes))
 
 
+def _is_plain(size: str) -> bool:
+    """Whether it is one name or number, as the kernels' texts take it."""
+    return re.fullmatch(r"\w+", size) is not None
+
+
 def _gemm(problem: Mapping[str, Any]) -> NaiveKernel | None:
     inputs, outputs = _shapes(problem, "inputs"), _shapes(problem, "outputs")
     if len(inputs) != 2 or len(outputs) != 1:
         return None
     (a, a_shape, a_type), (b, b_shape, b_type), (c, c_shape, c_type) = *inputs, *outputs
     is_product = len(a_shape) == len(b_shape) == 2 and a_shape[1] == b_shape[1] and c_shape == [a_shape[0], b_shape[0]]
-    if not is_product or not {a_type, b_type, c_type} <= _TYPES.keys():
+    if not is_product or not {a_type, b_type, c_type} <= _TYPES.keys() or not all(map(_is_plain, (*a_shape, *b_shape))):
         return None
     m, n, k = a_shape[0], b_shape[0], a_shape[1]
     text = _GEMM.format(
@@ -192,7 +197,7 @@ def _rms_norm(problem: Mapping[str, Any]) -> NaiveKernel | None:
         r"\beps\w*\s*(?::\s*float\s*)?=\s*([0-9][0-9.]*(?:e-?\d+)?)", str(problem["reference"]), re.IGNORECASE
     )
     fits = len(shape) == 2 and w_shape == shape[1:] and y_shape == shape and {x_type, w_type, y_type} <= _TYPES.keys()
-    if not fits or not (values or found):
+    if not fits or not (values or found) or not all(map(_is_plain, shape)):
         return None
     rows, cols = shape
     eps = values[0] if values else f"{float(found[1])!r}f" if found else ""

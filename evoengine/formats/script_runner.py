@@ -76,7 +76,16 @@ def tune_kernel(*args, **kwargs):
     line = next((f.lineno for f in inspect.stack()[1:] if f.filename == SCRIPT), 0)
     CALLS.append({name: described(value) for name, value in given.items()} | {"line": line})
     save()
-    return [], {}
+    params = given.get("tune_params") or {}
+    first = {name: list(values)[0] for name, values in params.items() if len(list(values))}
+    return [Result(first, time=1.0)], Result()
+
+
+class Result(dict):
+    """One configuration with a time, so that a script which picks the best and saves it comes to its next kernel."""
+
+    def __missing__(self, key):
+        return 1.0
 
 
 def run_kernel(kernel_name, kernel_source, problem_size, arguments, *args, **kwargs):

@@ -51,8 +51,8 @@ class Constraint:
 
 @dataclass(frozen=True)
 class LaunchRule:
-    block: tuple[Expression, ...]
-    """threads along x, or along x, y and z"""
+    block: tuple[Expression, Expression, Expression]
+    """threads along x, y and z"""
     grid: tuple[Expression, Expression, Expression]
     shared: Expression
 

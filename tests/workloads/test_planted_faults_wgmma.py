@@ -39,7 +39,7 @@ FAULTS = [
     ("tiles not swizzled", BOTH, PLAIN, "return i ^ i / 8 % CHUNKS;", "return i;"),
     ("swizzle one row off", BOTH, PLAIN, "return i ^ i / 8 % CHUNKS;", "return i ^ (i / 8 + 1) % CHUNKS;"),
     ("wrong step along k in Q K^T", BOTH, PLAIN, "step * 2 % CHUNKS", "step * 4 % CHUNKS"),
-    ("wrong slab of K", BOTH, WIDE, "step * 2 / CHUNKS * ROWS", "step * 2 / CHUNKS * (ROWS == TILE_N ? ROWS / 2 : ROWS)"),
+    ("wrong slab of K", BOTH, WIDE, "TileKV::k_major(", "SharedTile<TILE_N / 2, HEAD_DIM>::k_major("),
     ("wrong step along k in P V", BOTH, PLAIN, "step * 16 * CHUNKS", "step * 8 * CHUNKS"),
     ("V not transposed", BOTH, PLAIN, "TRANSPOSED = true", "TRANSPOSED = false"),
     ("all warpgroups multiply the first rows of Q", BOTH, PLAIN, "(tiles.q.tile(0), warpgroup() * 64)", "(tiles.q.tile(0), 0)"),
