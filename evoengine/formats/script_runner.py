@@ -77,7 +77,7 @@ def tune_kernel(*args, **kwargs):
     CALLS.append({name: described(value) for name, value in given.items()} | {"line": line})
     save()
     params = given.get("tune_params") or {}
-    first = {name: list(values)[0] for name, values in params.items() if len(list(values))}
+    first = {name: next(iter(values)) for name, values in params.items() if len(list(values))}
     return [Result(first, time=1.0)], Result()
 
 
