@@ -17,6 +17,7 @@ from evoengine.formats.folder import NewFolder, read_json, read_text
 from evoengine.formats.literals import NotLiteral, expression_of
 from evoengine.formats.naive_kernels import naive_kernel
 from evoengine.formats.tuned_kernel import STUB
+from evoengine.space.expression import Expression
 
 _TAKEN = ("name", "op_type", "type", "description", "tags", "axes", "constraints", "inputs", "outputs", "reference")
 MOST_WORKLOADS = 64
@@ -94,9 +95,27 @@ def _workloads(data: dict[str, Any], axes: Mapping[str, Any], file: Path | None,
     found = [_workload(entry, scalars, remarks) for entry in _lines(file, data.get("name"), remarks)]
     if found:
         return found
-    if var:
-        remarks.append(f"sizes: no workload gives any; {', '.join(var)} {'is' if len(var) == 1 else 'are'} {SIZE} in problem.json")
-    return [_workload({"axes": dict.fromkeys(var, SIZE)}, scalars, remarks)]
+    sizes = _chosen_sizes(var, data.get("constraints") or [])
+    if sizes:
+        chosen = ", ".join(f"{axis}={value}" for axis, value in sizes.items())
+        remarks.append(f"sizes: no workload gives any; problem.json has {chosen}")
+    return [_workload({"axes": sizes}, scalars, remarks)]
+
+
+def _chosen_sizes(var: list[str], constraints: list[Any]) -> dict[str, int]:
+    """SIZE for every var axis, but for those that a constraint `axis == …` makes follow from these."""
+    sizes = dict.fromkeys(var, SIZE)
+    for constraint in map(str, constraints):
+        axis, equals, right = constraint.partition("==")
+        if not equals or axis.strip() not in sizes:
+            continue
+        try:
+            value = Expression.parse(expression_of(right, var), "it").evaluate(sizes)
+        except (NotLiteral, UsageError):
+            continue
+        if type(value) is int and value > 0:
+            sizes[axis.strip()] = value
+    return sizes
 
 
 def _lines(file: Path | None, name: Any, remarks: list[str]) -> list[dict[str, Any]]:

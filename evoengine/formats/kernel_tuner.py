@@ -9,7 +9,13 @@ from evoengine.errors import UsageError
 from evoengine.formats.folder import NewFolder, inside, read_text
 from evoengine.formats.scripts import run_script
 from evoengine.formats.tuned_kernel import (
-    Argument, Parameter, TunedKernel, folder_of, one_type, parameters_of, require_divisors,
+    Argument,
+    Parameter,
+    TunedKernel,
+    folder_of,
+    one_type,
+    parameters_of,
+    require_divisors,
 )  # fmt: skip
 from evoengine.workloads.folder_reader import DTYPES, require_name
 
@@ -64,7 +70,9 @@ def _text(script: Path, call: dict[str, Any]) -> str:
     if isinstance(source, list) and source:
         source = source[0]
     if not isinstance(source, str):
-        raise UsageError(f"{script} makes its kernel by a function; write the text of one configuration to a file and tune that")
+        raise UsageError(
+            f"{script} makes its kernel by a function; write the text of one configuration to a file and tune that"
+        )
     if "\n" in source or "{" in source:
         return source
     return read_text(inside(script.resolve().parent, source, f"kernel_source of {script}"), "the kernel file")
@@ -75,7 +83,11 @@ def _knobs(script: Path, call: dict[str, Any], remarks: list[str]) -> dict[str, 
     for knob, values in (call.get("tune_params") or {}).items():
         require_name(knob, f"{script}: tune_params", "a knob")
         plain = [v["value"] if isinstance(v, dict) and "value" in v else v for v in values]
-        if plain and all(isinstance(v, bool | int | float | str) for v in plain) and len({*map(type, one_type(plain))}) == 1:
+        if (
+            plain
+            and all(isinstance(v, bool | int | float | str) for v in plain)
+            and len({*map(type, one_type(plain))}) == 1
+        ):
             knobs[knob] = list(dict.fromkeys(one_type(plain)))
         else:
             remarks.append(f"the knob {knob}, whose values are no numbers, texts or truth values of one type")
@@ -98,7 +110,9 @@ def _conditions(call: dict[str, Any], remarks: list[str]) -> list[str]:
 
 def _block(call: dict[str, Any], knobs: dict[str, list[Any]]) -> list[str]:
     names = call.get("block_size_names") or _BLOCK_NAMES
-    return [name if name in knobs else default for name, default in zip([*names, "", ""][:3], _DEFAULT_BLOCK, strict=True)]
+    return [
+        name if name in knobs else default for name, default in zip([*names, "", ""][:3], _DEFAULT_BLOCK, strict=True)
+    ]
 
 
 def _problem_size(call: dict[str, Any], remarks: list[str]) -> list[str]:

@@ -9,7 +9,12 @@ from evoengine.errors import UsageError
 from evoengine.formats.folder import NewFolder, inside, read_json, read_text
 from evoengine.formats.literals import NotLiteral, values_of
 from evoengine.formats.tuned_kernel import (
-    Argument, TunedKernel, folder_of, knob_values, parameters_of, require_divisors,
+    Argument,
+    TunedKernel,
+    folder_of,
+    knob_values,
+    parameters_of,
+    require_divisors,
 )  # fmt: skip
 from evoengine.workloads.folder_reader import require_name
 
@@ -22,7 +27,8 @@ _DIRECTIONS = ("X", "Y", "Z")
 
 
 def import_t1(file: Path, name: str, reference: str | None) -> NewFolder:
-    """The folder of a T1 file and the kernel file beside it. Raises UsageError where the file describes no CUDA kernel."""
+    """The folder of a T1 file and the kernel file beside it. Raises UsageError where the file describes no CUDA
+    kernel."""
     data = read_json(file, "the T1 file")
     spec = data.get("KernelSpecification") if isinstance(data, dict) else None
     space = data.get("ConfigurationSpace") if isinstance(data, dict) else None
@@ -95,7 +101,8 @@ def _sizes(value: Any, default: str) -> list[str]:
 
 
 def _grid(spec: dict[str, Any], kernel: TunedKernel) -> None:
-    """Blocks: ProblemSize over GridDiv where a file gives these; GlobalSize counts blocks for CUDA, threads for OpenCL."""
+    """Blocks: ProblemSize over GridDiv where a file gives these; GlobalSize counts blocks for CUDA, threads for
+    OpenCL."""
     divisors = [[str(d) for d in _list(spec, f"GridDiv{d}")] for d in _DIRECTIONS]
     if any(divisors) and spec.get("ProblemSize") is not None:
         kernel.problem_size, kernel.grid_div = _sizes(spec["ProblemSize"], "1"), divisors
@@ -111,7 +118,8 @@ def _arguments(file: Path, spec: dict[str, Any], text: str, entry: str, remarks:
             raise UsageError(f"{file}: Arguments must hold objects with Type and MemoryType")
         if given.get("MemoryType") in ("Symbol", "Local"):
             remarks.append(
-                f"the argument {given.get('Name')} in {str(given['MemoryType']).lower()} memory; where the kernel has the same "
+                f"the argument {given.get('Name')} in {str(given['MemoryType']).lower()} memory; where the kernel has "
+                "the same "
                 'data as a parameter, add it as a knob: NAME = ["parameter"]'
             )
             continue
@@ -127,14 +135,18 @@ def _arguments(file: Path, spec: dict[str, Any], text: str, entry: str, remarks:
 def _argument(file: Path, given: dict[str, Any], name: str, remarks: list[str]) -> Argument:
     base = str(given.get("Type")).rstrip("0123456789") if given.get("Type") not in _TYPES else str(given["Type"])
     if base not in _TYPES:
-        raise UsageError(f"{file}: the argument {name} has the type {given.get('Type')!r}; known are {', '.join(_TYPES)}")
+        raise UsageError(
+            f"{file}: the argument {name} has the type {given.get('Type')!r}; known are {', '.join(_TYPES)}"
+        )
     width = int(str(given["Type"]).removeprefix(base) or 1)
     if given.get("MemoryType") == "Scalar":
         return Argument(name, _TYPES[base], None, value=given.get("FillValue", 0))
     try:
         (size,) = values_of(str(given.get("Size")))
     except (NotLiteral, ValueError):
-        raise UsageError(f"{file}: the argument {name} has the Size {given.get('Size')!r}, which is no number") from None
+        raise UsageError(
+            f"{file}: the argument {name} has the Size {given.get('Size')!r}, which is no number"
+        ) from None
     access = given.get("AccessType")
     if access == "ReadWrite":
         remarks.append(f"that {name} is read before it is written: it is an output, which starts unwritten")

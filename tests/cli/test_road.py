@@ -22,7 +22,8 @@ from tests.support.stand_in import on_stand_in
 FIELDS = [
     "trial", "run", "outcome", "reason", "config", "problem", "gpu", "device", "source_sha256", "registers",
     "spill_bytes", "shared_bytes", "occupancy", "correct", "binary_correct", "max_abs_error", "tflops",
-    "tflops_kind", "median_us", "normalised_us", "samples", "vs_baseline", "vs_sdpa", "policy", "range_us", "bound", "utilisation",
+    "tflops_kind", "median_us", "normalised_us", "samples", "vs_baseline", "vs_sdpa", "policy", "range_us", "bound",
+    "utilisation",
     "model", "sustained", "parents", "operator", "compile_ms",
 ]  # fmt: skip
 NOTHING = 'extern "C" __global__ void attention(int* x) { *x = 1; }'

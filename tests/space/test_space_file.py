@@ -8,8 +8,8 @@ import pytest
 
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
-from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.space.space import SearchSpace, load_space
+from evoengine.workloads.base import Problem
 
 Load = Callable[[str], SearchSpace]
 

@@ -8,6 +8,7 @@ import torch
 from evoengine.records import Outcome
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
+from tests.support.exhaustive import more
 
 LARGE = "convolution:w4096,h4096,fw17,fh17"
 OBLONG = "convolution:w1000,h777,fw3,fh5"
@@ -55,12 +56,14 @@ def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
     assert found.reason
 
 
+@pytest.mark.parametrize("number", [*range(2), *more(range(2, 16))])
 @pytest.mark.parametrize("problem", [LARGE, OBLONG, EVEN, "convolution:w1,h1,fw1,fh1", "convolution:w300,h9,fw2,fh33"])
-def test_valid_configurations_pass(kernel_gate, problem):
+def test_a_valid_configuration_passes(kernel_gate, problem, number):
+    """The first start point, and others drawn from the space."""
     gate = kernel_gate(problem)
-    for config in (*gate.space.starts[2:4], *gate.draw(2, seed=5)):
-        verdict = gate.judge(config, seed=3)
-        assert verdict.outcome is None, f"{config}: {verdict.reason}"
+    config = (*gate.space.starts[:1], *gate.draw(16, seed=5))[number]
+    verdict = gate.judge(config, seed=number)
+    assert verdict.outcome is None, f"{config}: {verdict.reason}"
 
 
 def test_the_filter_is_not_mirrored():
@@ -76,7 +79,9 @@ def test_whole_numbers_leave_no_rounding_errors():
     workload, problem = parse_problem("convolution:w40,h40,fw33,fh33")
     tensors = workload.tensors()
     inputs = tensors.draw(Case("exact", problem, "whole numbers"), seed=1).inputs
-    assert torch.equal(tensors.reference(problem, inputs)["output"], tensors.own_dtype(problem, inputs)["output"].double())
+    assert torch.equal(
+        tensors.reference(problem, inputs)["output"], tensors.own_dtype(problem, inputs)["output"].double()
+    )
 
 
 def test_samples_are_bands_of_the_whole_problem():

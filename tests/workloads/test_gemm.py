@@ -8,6 +8,7 @@ import torch
 from evoengine.records import Outcome
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
+from tests.support.exhaustive import more
 
 PLAIN = "gemm:m4096,n4096,k4096,fp16"
 BIAS, RELU = "gemm:m4096,n4096,k4096,bf16,bias", "gemm:m4096,n4096,k4096,bf16,bias_relu"
@@ -18,7 +19,9 @@ SINGLE = {"family": "mma", "stages": 1}
 LARGE = {"family": "mma", "tile_n": 256}
 WGMMA, WIDE = {"family": "wgmma", "tile_m": 64}, {"family": "wgmma", "tile_n": 256}
 MULTIPLY = "multiply(acc, tile_a,"
-ROUND_SUMS = "for (int s = 0; s < STRIPES; ++s) for (int e = 0; e < WARP_COLS / 2; ++e) acc[s].d[e] = to_float(T(acc[s].d[e]));"
+ROUND_SUMS = (
+    "for (int s = 0; s < STRIPES; ++s) for (int e = 0; e < WARP_COLS / 2; ++e) acc[s].d[e] = to_float(T(acc[s].d[e]));"
+)
 LOW = "acc.d[i + 2 * half] + low_bias"
 
 FAULTS = [
@@ -60,12 +63,14 @@ def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
     assert found.reason
 
 
+@pytest.mark.parametrize("number", [*range(2), *more(range(2, 16))])
 @pytest.mark.parametrize("problem", [GELU, ODD, "gemm:m1,n1,k1,bf16", "gemm:m100,n200,k72,fp16,bias_relu"])
-def test_valid_configurations_pass(kernel_gate, problem):
+def test_a_valid_configuration_passes(kernel_gate, problem, number):
+    """The first start point, and others drawn from the space."""
     gate = kernel_gate(problem)
-    for config in (gate.space.starts[-1], *gate.draw(2, seed=5)):
-        verdict = gate.judge(config, seed=3)
-        assert verdict.outcome is None, f"{config}: {verdict.reason}"
+    config = (*gate.space.starts[:1], *gate.draw(16, seed=5))[number]
+    verdict = gate.judge(config, seed=number)
+    assert verdict.outcome is None, f"{config}: {verdict.reason}"
 
 
 def test_rows_keep_the_alignment_that_the_problem_has():

@@ -1,4 +1,4 @@
-"""What people include and use without a second thought: run in the emulator, compiled by NVRTC, and broken once each."""
+"""What people include and use in kernels: run in the emulator, compiled by NVRTC, and broken once each."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_functions_that_cuda_has_by_itself_are_those_of_numpy(emulate):
         expected = [
             int(text[::-1], 2), len(text) - len(text.lstrip("0")), 32 - text.rindex("1"),
             int.from_bytes(bytes(chosen[k] for k in (4, 7, 6, 1)), "little"), bits * 77 >> 32, wide & 0xFFFFFFFF,
-            math.floor(float(np.float32(-10) * x[i])), 0xFFFFFFFF, 5 + sum(p * w for p, w in zip(parts, (4, 3, 2, 1))),
+            math.floor(float(np.float32(-10) * x[i])), 0xFFFFFFFF, 5 + sum(p * w for p, w in zip(parts, (4, 3, 2, 1), strict=True)),
             0xFFFFFFFF,
         ]  # fmt: skip
         assert [int(v) for v in got["u"][:, i]] == [e % 2**32 for e in expected]
@@ -336,7 +336,10 @@ def test_primitives_of_cub_for_blocks_and_warps(emulate):
     np.testing.assert_array_equal(got["counts"], right)
 
 
-BROKEN_CUB = {"storage used again without a barrier": {"AGAIN": ""}, "the result read by a thread without one": {"WHO": "rank == 1"}}
+BROKEN_CUB = {
+    "storage used again without a barrier": {"AGAIN": ""},
+    "the result read by a thread without one": {"WHO": "rank == 1"},
+}
 
 
 @pytest.mark.parametrize("name", BROKEN_CUB)
@@ -345,7 +348,9 @@ def test_a_kernel_that_uses_cub_wrongly_gives_a_wrong_result(emulate, name):
     for seed in range(6):
         a, got = run_cub(emulate, seed, **BROKEN_CUB[name])
         items, right = right_cub(a)
-        found.append(np.allclose(got["o"], right, rtol=1e-5) and np.array_equal(got["stored"][:285], items.ravel()[:285]))
+        found.append(
+            np.allclose(got["o"], right, rtol=1e-5) and np.array_equal(got["stored"][:285], items.ravel()[:285])
+        )
     assert not all(found)
 
 
