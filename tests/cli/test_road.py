@@ -142,7 +142,8 @@ def test_the_export_stands_alone(evoengine, db, tmp_path):
     assert described["launch"]["threads"] == threads
     assert described["figure"]["kind"] == "estimated"
     assert (out / "kernel.cubin").read_bytes()[:4] == b"\x7fELF"
-    assert "evoengine" not in imported((out / "attention.py").read_text())
+    for name in ("attention.py", "_cuda.py"):
+        assert "evoengine" not in imported((out / name).read_text())
 
 
 def test_the_loader_checks_its_tensors_before_it_touches_a_gpu(evoengine, db, tmp_path):
