@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from evoengine.workloads.folder_reader import DTYPES, require_name
 _BLOCK_NAMES = ("block_size_x", "block_size_y", "block_size_z")
 _DEFAULT_BLOCK = ("256", "1", "1")
 _UNSIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
-_NOT_TAKEN = ("smem_args", "cmem_args", "texmem_args", "compiler_options", "metrics", "observers")
+_NOT_TAKEN = ("smem_args", "texmem_args", "compiler_options", "metrics", "observers")
 
 
 def import_script(script: Path, name: str, reference: str | None, entry: str | None) -> NewFolder:
@@ -35,12 +36,15 @@ def import_script(script: Path, name: str, reference: str | None, entry: str | N
     kernel_entry = require_name(call.get("kernel_name"), f"{script}: kernel_name", "a kernel")
     text = _text(script, call)
     knobs = _knobs(script, call, remarks)
+    arguments = _arguments(script, call, parameters_of(text, kernel_entry), remarks)
+    constants, more = _constants(script, call, arguments)
     kernel = TunedKernel(
         name=name,
         entry=kernel_entry,
         text=text,
         knobs=knobs,
-        arguments=_arguments(script, call, parameters_of(text, kernel_entry), remarks),
+        arguments=[*arguments, *more],
+        constants=constants,
         conditions=_conditions(call, remarks),
         block=_block(call, knobs),
         problem_size=_problem_size(call, remarks),
@@ -151,6 +155,22 @@ def _arguments(script: Path, call: dict[str, Any], declared: list[Parameter], re
     if not any(argument.output for argument in found):
         raise UsageError(f"{script} does not say what the kernel writes; give tune_kernel an answer")
     return found
+
+
+def _constants(
+    script: Path, call: dict[str, Any], arguments: list[Argument]
+) -> tuple[dict[str, str], list[Argument]]:
+    """What __constant__ variables hold (cmem_args): an argument's own array, or another input."""
+    names = {g.get("identity"): a.name for g, a in zip(call.get("arguments") or [], arguments, strict=True) if "array" in g}
+    constants: dict[str, str] = {}
+    more: list[Argument] = []
+    for symbol, given in (call.get("cmem_args") or {}).items():
+        require_name(symbol, f"{script}: cmem_args", "a __constant__ variable")
+        same = names.get(given.get("identity")) if isinstance(given, dict) else None
+        constants[symbol] = same or symbol
+        if same is None:
+            more.append(replace(_argument(script, given, symbol, output=False), is_parameter=False))
+    return constants, more
 
 
 def _argument(script: Path, given: Any, name: str, output: bool) -> Argument:

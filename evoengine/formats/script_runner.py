@@ -77,7 +77,7 @@ def tune_kernel(*args, **kwargs):
     CALLS.append({name: described(value) for name, value in given.items()} | {"line": line})
     save()
     params = given.get("tune_params") or {}
-    first = {name: list(values)[0] for name, values in params.items() if len(list(values))}
+    first = {name: next(iter(values)) for name, values in params.items() if len(list(values))}
     return [Result(first, time=1.0)], Result()
 
 
@@ -101,7 +101,8 @@ def described(value, depth=0):
         constant = value.size > 0 and bool((value == value.flat[0]).all())
         low, high = (float(value.min()), float(value.max())) if value.size and value.dtype.kind in "fiu" else (0, 0)
         first = value.flat[0].item() if constant else None
-        return {"array": value.dtype.name, "size": int(value.size), "constant": first, "low": low, "high": high}
+        limits = {"constant": first, "low": low, "high": high}
+        return {"array": value.dtype.name, "size": int(value.size), "identity": id(value), **limits}
     if isinstance(value, np.generic):
         return {"scalar": value.dtype.name, "value": value.item()}
     if isinstance(value, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,18 @@ def import_t1(file: Path, name: str, reference: str | None) -> NewFolder:
     text = read_text(inside(file.parent, spec.get("KernelFile"), f"KernelFile of {file}"), "the kernel file")
     remarks: list[str] = []
     knobs = _knobs(file, space, spec, remarks)
+    arguments = _arguments(file, spec, text, entry, remarks)
     kernel = TunedKernel(
         name=name,
         entry=entry,
         text=text,
         knobs=knobs,
-        arguments=_arguments(file, spec, text, entry, remarks),
+        arguments=arguments,
         conditions=[str(c.get("Expression", c)) if isinstance(c, dict) else str(c) for c in _list(space, "Conditions")],
         block=_sizes(spec.get("LocalSize"), "1"),
         problem_size=_sizes(spec.get("GlobalSize"), "1"),
         shared=str(spec.get("SharedMemory") or 0),
+        constants={a.name: a.name for a in arguments if not a.is_parameter},
         remarks=remarks,
     )
     _grid(spec, kernel)
@@ -112,16 +115,17 @@ def _grid(spec: dict[str, Any], kernel: TunedKernel) -> None:
 
 def _arguments(file: Path, spec: dict[str, Any], text: str, entry: str, remarks: list[str]) -> list[Argument]:
     declared = parameters_of(text, entry)
-    found = []
+    found: list[Argument] = []
+    constants: list[Argument] = []
     for given in _list(spec, "Arguments"):
         if not isinstance(given, dict):
             raise UsageError(f"{file}: Arguments must hold objects with Type and MemoryType")
-        if given.get("MemoryType") in ("Symbol", "Local"):
-            remarks.append(
-                f"the argument {given.get('Name')} in {str(given['MemoryType']).lower()} memory; where the kernel has "
-                "the same "
-                'data as a parameter, add it as a knob: NAME = ["parameter"]'
-            )
+        if given.get("MemoryType") == "Symbol":
+            symbol = require_name(given.get("Name"), f"{file}: Arguments", "a __constant__ variable")
+            constants.append(replace(_argument(file, given, symbol, remarks), output=False, is_parameter=False))
+            continue
+        if given.get("MemoryType") == "Local":
+            remarks.append(f"the argument {given.get('Name')} in local memory: write its size as shared in space.toml")
             continue
         name = declared[len(found)].name if len(found) < len(declared) else str(given.get("Name"))
         found.append(_argument(file, given, require_name(name, f"{file}: Arguments", "an argument"), remarks))
@@ -129,7 +133,7 @@ def _arguments(file: Path, spec: dict[str, Any], text: str, entry: str, remarks:
         raise UsageError(f"{file} gives {len(found)} arguments, and {entry} takes {len(declared)}")
     if not any(argument.output for argument in found):
         raise UsageError(f"{file} says of no argument that the kernel writes it (AccessType WriteOnly or ReadWrite)")
-    return found
+    return found + constants
 
 
 def _argument(file: Path, given: dict[str, Any], name: str, remarks: list[str]) -> Argument:

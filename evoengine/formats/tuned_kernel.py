@@ -23,7 +23,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 @dataclass(frozen=True)
 class Argument:
-    """One of the kernel's parameters. `size` counts elements; None where it is passed by value."""
+    """An input or output. `size` counts elements; None where it is passed by value."""
 
     name: str
     dtype: str
@@ -31,6 +31,8 @@ class Argument:
     value: float | int | None = None
     output: bool = False
     draw: Mapping[str, Any] = field(default_factory=lambda: {"type": "random"})
+    is_parameter: bool = True
+    """whether the kernel takes it as such; else it is the contents of `constants` alone"""
 
 
 @dataclass
@@ -48,6 +50,8 @@ class TunedKernel:
     problem_size: Sequence[str] = ("1",)
     grid_div: Sequence[Sequence[str]] = ((), (), ())
     shared: str = "0"
+    constants: Mapping[str, str] = field(default_factory=dict)
+    """`__constant__` variables, each with the argument whose contents it holds"""
     remarks: list[str] = field(default_factory=list)
 
 
@@ -69,7 +73,8 @@ def folder_of(kernel: TunedKernel, reference: str | None) -> NewFolder:
         "axes": {name: {"type": "var"} for name in axes},
         "inputs": inputs,
         "outputs": outputs,
-        "parameters": [a.name for a in kernel.arguments],
+        "parameters": [a.name for a in kernel.arguments if a.is_parameter],
+        "constants": dict(kernel.constants),
         "reference": reference or STUB.format(names=", ".join(inputs)),
         "workloads": [{"axes": axes, "inputs": {a.name: _draw(a) for a in kernel.arguments if a.name in inputs}}],
     }

@@ -15,7 +15,7 @@ from tests.support.folders import (
 )  # fmt: skip
 
 # A kernel in the style of the auto-tuners' benchmarks: two-dimensional blocks, tiles in shared memory, sizes and knobs as
-# macros, and a filter in constant memory that nothing fills here.
+# macros, and its filter in constant memory.
 FILTER = """extern "C" {
 #define height 512
 #define width 512
@@ -70,6 +70,7 @@ FILTER_PROBLEM = {
     },
     "outputs": {"out": {"shape": ["height", "width"], "dtype": "float32"}},
     "parameters": ["out", "in", "weights"],
+    "constants": {"weights_in_constant_memory": "weights"},
     "workloads": [{"axes": {"height": 45, "width": 70}}],
     "flops": "2 * height * width * taps * taps",
 }  # fmt: skip
@@ -94,7 +95,6 @@ block_size_x = [8, 16, 32]
 block_size_y = [2, 4, 8]
 tile_x = [1, 2, 3]
 padded = [false, true]
-weights_in_constant_memory = ["weights"]  # the parameter stands in for constant memory
 [launch]
 threads = ["block_size_x", "block_size_y", 1]
 grid = ["ceil_div(width, block_size_x * tile_x)", "ceil_div(height, block_size_y)", 1]
@@ -102,7 +102,6 @@ shared = 0
 """
 FILTER_CONFIG = {
     "family": "filter", "block_size_x": 16, "block_size_y": 4, "tile_x": 2, "padded": True,
-    "weights_in_constant_memory": "weights",
 }  # fmt: skip
 
 
@@ -130,6 +129,11 @@ def test_a_fault_planted_in_it_is_seen(tmp_path, right, wrong):
     folder = write(tmp_path, FILTER_PROBLEM | {"reference": BY_TORCH}, FILTER_SPACE, FILTER.replace(right, wrong))
     found = gate(folder, FILTER_CONFIG)
     assert getattr(found, "outcome", None) in (Outcome.INCORRECT, Outcome.CRASHED)
+
+
+def test_a_constant_variable_that_nothing_fills_is_seen(tmp_path):
+    folder = write(tmp_path, FILTER_PROBLEM | {"reference": BY_TORCH, "constants": {}}, FILTER_SPACE, FILTER)
+    assert gate(folder, FILTER_CONFIG).outcome is Outcome.INCORRECT
 
 
 def test_a_plain_kernel_with_free_sizes_meets_tails(tmp_path):
