@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from sqlalchemy import URL, Engine, Select, func, select, update
-from sqlalchemy.orm import Session, joinedload, undefer
+from sqlalchemy.orm import Session, aliased, joinedload, undefer
 
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
