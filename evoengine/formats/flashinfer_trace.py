@@ -1,7 +1,7 @@
 """FlashInfer-Trace: Definitions and Workloads read into a folder, Solutions and Traces written.
 
-The schema is flashinfer-bench's (its package `flashinfer_bench.data`); SOL-ExecBench's dialect adds `expr` axes and `custom`
-inputs.
+The schema is flashinfer-bench's (its package `flashinfer_bench.data`); SOL-ExecBench's dialect adds `expr` axes and
+`custom` inputs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def import_trace(definition: Path, workloads: Path | None, name: str, reference:
     """
     data = read_json(definition, "the definition")
     if not isinstance(data, dict) or not isinstance(data.get("axes"), dict):
-        raise UsageError(f"{definition} is no FlashInfer-Trace definition: it needs name, axes, inputs, outputs and reference")
+        raise UsageError(
+            f"{definition} is no FlashInfer-Trace definition: it needs name, axes, inputs, outputs and reference"
+        )
     remarks = [f"the key {key} of the definition" for key in data if key not in _TAKEN]
     axes = {axis: _without(entry, "description", "parent") for axis, entry in data["axes"].items()}
     problem: dict[str, Any] = {
@@ -52,7 +54,9 @@ def import_trace(definition: Path, workloads: Path | None, name: str, reference:
     if kernel.flops:
         problem["flops"] = kernel.flops
     if kernel.is_skeleton:
-        remarks.append(f"a kernel: the format has none, and {name}.cu is a skeleton to write, which the gate refuses as it is")
+        remarks.append(
+            f"a kernel: the format has none, and {name}.cu is a skeleton to write, which the gate refuses as it is"
+        )
     return NewFolder(problem, kernel.space, kernel.text, is_template=False, remarks=tuple(remarks))
 
 
@@ -71,11 +75,13 @@ def _constraints(data: dict[str, Any], axes: Mapping[str, Any], remarks: list[st
 
 
 def _reference(data: dict[str, Any], remarks: list[str]) -> str:
-    """The reference with a function `run`: where it has another one alone, as FlashInfer's own dumps do, that is called."""
+    """The reference with a function `run`: where it has another one, as FlashInfer's own dumps do, that is called."""
     text = data.get("reference")
     names = ", ".join(data.get("inputs") or {})
     if not isinstance(text, str) or not text.strip():
-        remarks.append("a reference: the definition has none; write run(*inputs) in reference.py, or give --reference FILE.py")
+        remarks.append(
+            "a reference: the definition has none; write run(*inputs) in reference.py, or give --reference FILE.py"
+        )
         return STUB.format(names=names)
     try:
         functions = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
@@ -88,7 +94,9 @@ def _reference(data: dict[str, Any], remarks: list[str]) -> str:
     return f"{text.rstrip()}\n\n\ndef run(*inputs):\n    return {public[-1]}(*inputs)\n"
 
 
-def _workloads(data: dict[str, Any], axes: Mapping[str, Any], file: Path | None, remarks: list[str]) -> list[dict[str, Any]]:
+def _workloads(
+    data: dict[str, Any], axes: Mapping[str, Any], file: Path | None, remarks: list[str]
+) -> list[dict[str, Any]]:
     """Each line's axes and inputs; files of tensors stay behind, and what is not given gets a plain value."""
     var = [axis for axis, entry in axes.items() if isinstance(entry, dict) and entry.get("type") == "var"]
     scalars = [n for n, i in (data.get("inputs") or {}).items() if isinstance(i, dict) and i.get("shape", ()) is None]
@@ -146,7 +154,10 @@ def _workload(entry: dict[str, Any], scalars: list[str], remarks: list[str]) -> 
         if kind == "scalar" and name in scalars:
             inputs[name] = {"type": "scalar", "value": spec.get("value")}
         elif kind not in ("random", "scalar"):
-            _once(remarks, f"the contents of {name} by {kind}: they are drawn at random; say in problem.json what they must be")
+            _once(
+                remarks,
+                f"the contents of {name} by {kind}: they are drawn at random; say in problem.json what they must be",
+            )
     for name in scalars:
         if name not in inputs:
             value = EPSILON if "eps" in name.lower() else 1.0

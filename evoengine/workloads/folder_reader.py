@@ -169,15 +169,14 @@ class _Reader:
         self._fail(f'axis {name} must be {{"type": "var"}}, "const" with a value or "expr" with an expression')
 
     def _refuse_circles(self, axes: tuple[Axis, ...]) -> None:
-        known, left = {a.name for a in axes if not a.expression}, [a for a in axes if a.expression]
+        known = {axis.name for axis in axes if not axis.expression}
+        left = {axis.name: axis.expression for axis in axes if axis.expression}
         while left:
-            ready = [axis for axis in left if axis.expression.names <= known]
+            ready = {name for name, rule in left.items() if rule.names <= known}
             if not ready:
-                self._fail(
-                    f"the axes {', '.join(a.name for a in left)} are defined by way of each other; make one of them var"
-                )
-            known |= {axis.name for axis in ready}
-            left = [axis for axis in left if axis not in ready]
+                self._fail(f"the axes {', '.join(left)} are defined by way of each other; make one of them var")
+            known |= ready
+            left = {name: rule for name, rule in left.items() if name not in ready}
 
     def _items(self, key: str) -> tuple[Item, ...]:
         entries = self._object(self.data, key, key)
@@ -237,13 +236,21 @@ class _Reader:
             require_name(symbol, f"{self.where}: constants", "a __constant__ variable")
             if not isinstance(name, str) or name not in self.inputs or self.inputs[name].shape is None:
                 tensors = ", ".join(item.name for item in self.inputs.values() if item.shape is not None)
-                self._fail(f"constants gives {symbol} the contents of {name!r}, which is no tensor among the inputs: {tensors}")
+                self._fail(
+                    f"constants gives {symbol} the contents of {name!r}, which is no tensor among the inputs: {tensors}"
+                )
             if symbol in self.inputs and symbol != name:
-                self._fail(f"constants: {symbol} is an input, and would hold the contents of {name}; rename one of the two")
+                self._fail(
+                    f"constants: {symbol} is an input, and would hold the contents of {name}; rename one of the two"
+                )
         return constants
 
     def _parameters(
-        self, inputs: tuple[Item, ...], outputs: tuple[Item, ...], compile_time: tuple[str, ...], constants: Mapping[str, str]
+        self,
+        inputs: tuple[Item, ...],
+        outputs: tuple[Item, ...],
+        compile_time: tuple[str, ...],
+        constants: Mapping[str, str],
     ) -> tuple[str, ...]:
         items = [item.name for item in (*inputs, *outputs)]
         free = [axis.name for axis in self.axes if axis.is_var and axis.name not in compile_time]

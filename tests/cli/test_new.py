@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from evoengine.cli.main import evoengine
 from evoengine.errors import UsageError
-from evoengine.formats.starter import starter
 from evoengine.formats.folder import write_folder
+from evoengine.formats.starter import starter
 from tests.support.folders import gate, load
 
 
@@ -32,7 +32,12 @@ def test_the_folder_it_writes_has_a_space_worth_searching_and_correct_kernels(tm
 
 @pytest.mark.parametrize(
     "right, wrong",
-    [("col < cols", "col < cols - VECTOR"), ("min(first_row", "max(first_row"), ("+ add.at[i]", ""), ("out + begin", "out")],
+    [
+        ("col < cols", "col < cols - VECTOR"),
+        ("min(first_row", "max(first_row"),
+        ("+ add.at[i]", ""),
+        ("out + begin", "out"),
+    ],
 )
 def test_faults_in_it_are_seen(tmp_path, right, wrong):
     made = starter("demo")
@@ -59,7 +64,10 @@ def test_new_then_search_then_best_gives_a_verified_kernel(tmp_path):
     [
         (["1demo"], "cannot name a kernel"),
         (["a-b"], "cannot name a kernel"),
-        (["demo", "--from", "nothing"], "it must be KIND:FILE, where KIND is one of trace, t1, kernel-tuner, kernelbench"),
+        (
+            ["demo", "--from", "nothing"],
+            "it must be KIND:FILE, where KIND is one of trace, t1, kernel-tuner, kernelbench",
+        ),
         (["demo", "--from", "yaml:x"], "it must be KIND:FILE"),
         (["demo", "--from", "t1:"], "it must be KIND:FILE"),
         (["demo", "--from", "t1:none.json"], "cannot be read: No such file"),

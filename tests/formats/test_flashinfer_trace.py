@@ -1,4 +1,4 @@
-"""FlashInfer-Trace definitions in the schema's dialects: brought in with a kernel or a skeleton, gated, and searched."""
+"""FlashInfer-Trace definitions in the schema's dialects: brought in with a kernel or a skeleton, and gated."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ DECODE: dict[str, Any] = {
     "name": "gqa_decode_h4_kv2_d16",
     "op_type": "gqa_paged",
     "axes": {
-        "batch": {"type": "var"}, "pages": {"type": "var"}, "ends": {"type": "var"}, "heads": {"type": "const", "value": 4},
-        "head_dim": {"type": "const", "value": 16},
+        "batch": {"type": "var"}, "pages": {"type": "var"}, "ends": {"type": "var"},
+        "heads": {"type": "const", "value": 4}, "head_dim": {"type": "const", "value": 16},
     },
     "constraints": ["ends == batch + 1", "pages == indptr[-1].item()"],
     "inputs": {
@@ -67,7 +67,9 @@ DECODE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def imported(folder: Path, definition: dict[str, Any], workloads: list[Any] | None = None, name: str = "own") -> NewFolder:
+def imported(
+    folder: Path, definition: dict[str, Any], workloads: list[Any] | None = None, name: str = "own"
+) -> NewFolder:
     (folder / "definition.json").write_text(json.dumps(definition))
     (folder / "workloads.jsonl").write_text("\n".join(map(json.dumps, workloads or [])))
     lines = f",{folder / 'workloads.jsonl'}" if workloads else ""
@@ -148,14 +150,15 @@ def test_the_dialect_with_computed_axes_is_read(tmp_path):
     assert found.parse("own:M=5").axes["K"] == 40
 
 
-
-
 @pytest.mark.parametrize(
     "changes, complaint",
     [
         ({"axes": None}, "is no FlashInfer-Trace definition"),
         ({"outputs": {"A": GEMM["inputs"]["A"]}}, "A is both an input and an output"),
-        ({"inputs": GEMM["inputs"] | {"B": {"shape": ["N", "K"], "dtype": "float8_e4m3fn"}}}, "which the emulator does not have"),
+        (
+            {"inputs": GEMM["inputs"] | {"B": {"shape": ["N", "K"], "dtype": "float8_e4m3fn"}}},
+            "which the emulator does not have",
+        ),
         ({"inputs": GEMM["inputs"] | {"B": {"shape": ["N", "L"], "dtype": "float16"}}}, "names L, which is no axis"),
         ({"inputs": GEMM["inputs"] | {"B; rm -rf": {"shape": [], "dtype": "float16"}}}, "cannot name a tensor"),
         ({"inputs": None}, "inputs is empty"),

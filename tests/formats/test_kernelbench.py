@@ -1,4 +1,4 @@
-"""KernelBench files: the model becomes the reference, its weights inputs of the kernel, and the kernel is to be written."""
+"""KernelBench files: the model becomes the reference, its weights are inputs, and the kernel is to be written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def get_inputs():
 def get_init_inputs():
     return [columns]
 """
-KERNEL = """extern "C" __global__ void own(const float* x, const float* linear_weight, const float* linear_bias, float* out) {
+KERNEL = """extern "C" __global__ void own(
+    const float* x, const float* linear_weight, const float* linear_bias, float* out) {
     int i = blockIdx.x * block_size_x + threadIdx.x;
     if (i >= 16 * 8) return;
     float sum = linear_bias[i % 8];

@@ -22,6 +22,7 @@ ADD = """__global__ void vector_add(float* c, const float* a, const float* b, in
 }
 """
 REFERENCE = "def run(a, b):\n    return a + b\n"
+VECTOR = {"Type": "float", "MemoryType": "Vector", "Size": 100000}
 T1: dict[str, Any] = {
     "General": {"FormatVersion": 1},
     "ConfigurationSpace": {
@@ -39,10 +40,10 @@ T1: dict[str, Any] = {
         "GlobalSize": {"X": "ignored"}, "LocalSize": {"X": "block_size_x"}, "GridDivX": ["block_size_x", "per_thread"],
         "CompilerOptions": ["-DUNUSED=3", "--use_fast_math"], "SharedMemory": 0,
         "Arguments": [
-            {"Name": "C", "Type": "float", "MemoryType": "Vector", "AccessType": "WriteOnly", "FillType": "Constant", "FillValue": 0, "Size": 100000},
-            {"Name": "A", "Type": "float", "MemoryType": "Vector", "AccessType": "ReadOnly", "FillType": "Random", "FillValue": 1.0, "Size": 100000},
-            {"Name": "B", "Type": "float", "MemoryType": "Vector", "AccessType": "ReadOnly", "FillType": "Script", "DataSource": "x.py", "Size": 100000},
-            {"Name": "n", "Type": "int32", "MemoryType": "Scalar", "AccessType": "ReadOnly", "FillType": "Constant", "FillValue": 100000},
+            {"Name": "C", "AccessType": "WriteOnly", "FillType": "Constant", "FillValue": 0, **VECTOR},
+            {"Name": "A", "AccessType": "ReadOnly", "FillType": "Random", "FillValue": 1.0, **VECTOR},
+            {"Name": "B", "AccessType": "ReadOnly", "FillType": "Script", "DataSource": "x.py", **VECTOR},
+            {"Name": "n", "Type": "int32", "MemoryType": "Scalar", "FillType": "Constant", "FillValue": 100000},
         ],
     },
 }  # fmt: skip
@@ -68,7 +69,12 @@ def test_a_t1_file_becomes_a_folder_that_passes_the_gate(tmp_path):
 
 def test_what_a_t1_file_says_and_cannot_be_taken_is_named(tmp_path):
     remarks = "\n".join(t1(tmp_path, reference=None).remarks)
-    for part in ("block_size_x in set([32, 64])", "contents of b by Script", "compiler option --use_fast_math", "a reference:"):
+    for part in (
+        "block_size_x in set([32, 64])",
+        "contents of b by Script",
+        "compiler option --use_fast_math",
+        "a reference:",
+    ):
         assert part in remarks
 
 
@@ -145,7 +151,9 @@ tune()
 '''
 
 
-def script(folder: Path, restrictions: str = '["block_size_x*per_thread<=512"]', more: str = "", kernel: str = ADD) -> Path:
+def script(
+    folder: Path, restrictions: str = '["block_size_x*per_thread<=512"]', more: str = "", kernel: str = ADD
+) -> Path:
     path = folder / "tune.py"
     path.write_text(SCRIPT.format(kernel=kernel, restrictions=restrictions, more=more))
     (folder / "r.py").write_text(REFERENCE)
@@ -171,7 +179,9 @@ def test_a_restriction_that_is_a_function_is_named(tmp_path):
     assert 'expr = "block_size_x > 32"' in made.space
 
 
-SCALED = ADD.replace("__global__", "__constant__ float factors[4];\n__global__").replace("+ b[i + k]", "+ factors[1] * b[i + k]")
+SCALED = ADD.replace("__global__", "__constant__ float factors[4];\n__global__").replace(
+    "+ b[i + k]", "+ factors[1] * b[i + k]"
+)
 BY_FACTORS = "def run(a, b, factors):\n    return a + factors[1] * b\n"
 
 
@@ -187,7 +197,14 @@ def test_constant_memory_of_a_script_is_filled(tmp_path):
 
 
 def test_constant_memory_of_a_t1_file_is_filled(tmp_path):
-    symbol = {"Name": "factors", "Type": "float", "MemoryType": "Symbol", "FillType": "Random", "FillValue": 1.0, "Size": 3}
+    symbol = {
+        "Name": "factors",
+        "Type": "float",
+        "MemoryType": "Symbol",
+        "FillType": "Random",
+        "FillValue": 1.0,
+        "Size": 3,
+    }
     arguments = [*T1["KernelSpecification"]["Arguments"], symbol]
     write_folder(t1(tmp_path, SCALED, BY_FACTORS, Arguments=arguments), tmp_path / "add")
     assert gate(tmp_path / "add", CONFIG | {"UNUSED": 3}).correct
@@ -200,7 +217,11 @@ def test_a_script_that_tunes_twice_asks_which_is_meant(tmp_path):
     with pytest.raises(UsageError) as error:
         imported(tmp_path, more=OTHER)
     message = str(error.value)
-    assert "calls tune_kernel 2 times: vector_add at line" in message and "other at line" in message and "--entry" in message
+    assert (
+        "calls tune_kernel 2 times: vector_add at line" in message
+        and "other at line" in message
+        and "--entry" in message
+    )
     with pytest.raises(UsageError, match="tunes no kernel third; it tunes vector_add"):
         imported(tmp_path, more=OTHER, entry="third")
 
@@ -213,7 +234,7 @@ def test_the_kernel_named_is_taken_of_several_and_not_of_two_alike(tmp_path):
 
 def test_a_kernel_in_a_file_beside_the_script_is_read(tmp_path):
     path = script(tmp_path)
-    path.write_text(path.read_text().replace('SOURCE, 80000', '"add.cu", 80000'))
+    path.write_text(path.read_text().replace("SOURCE, 80000", '"add.cu", 80000'))
     (tmp_path / "add.cu").write_text(ADD)
     assert "vector_add" in make_folder("add", f"kernel-tuner:{path}").kernel
     path.write_text(path.read_text().replace('"add.cu"', '"../add.cu"'))

@@ -43,7 +43,9 @@ def test_the_first_workload_is_the_example_and_costs_are_counted_where_none_are_
 
 def test_axes_may_be_constant_or_follow_from_others_and_constant_ones_are_baked_in():
     axes = {"n": {"type": "var"}, "half": {"type": "expr", "expression": "n // 2"}, "k": {"type": "const", "value": 3}}
-    found = workload(axes=axes, outputs={"out": {"shape": ["half", "k + 1"], "dtype": "float16"}}, parameters=["x", "y", "out"])
+    found = workload(
+        axes=axes, outputs={"out": {"shape": ["half", "k + 1"], "dtype": "float16"}}, parameters=["x", "y", "out"]
+    )
     problem = found.parse("n=10")
     assert problem.variables() == {"n": 10, "half": 5, "k": 3}
     assert found.parameters(problem, {})[2] == TensorParameter("out", (5, 4), "fp16", output=True)
@@ -173,7 +175,9 @@ def test_no_case_is_larger_than_the_problem():
 
 
 def test_cases_keep_constraints_of_the_problem_and_the_sizes_that_a_configuration_takes():
-    assert all(n % 4 == 0 for n in sizes(workload(constraints=["n % 4 == 0"]), "n=4096", {"block_size_x": 32, "per_thread": 1}))
+    assert all(
+        n % 4 == 0 for n in sizes(workload(constraints=["n % 4 == 0"]), "n=4096", {"block_size_x": 32, "per_thread": 1})
+    )
     rule = '[[constraint]]\nexpr = "n % block_size_x == 0"\nwhy = "whole blocks"\n'
     kept = workload(space=SAXPY_SPACE.replace("[launch]", rule + "[launch]"))
     assert all(n % 32 == 0 for n in sizes(kept, "n=4096", {"block_size_x": 32, "per_thread": 1}))
@@ -199,11 +203,17 @@ def test_axes_in_the_kernels_text_keep_the_problems_sizes():
 
 
 def test_adversarial_draws_come_with_the_sizes():
-    assert {"zeros", "one-hot", "large", "negative"} <= {c.draw for c in workload().cases(workload().parse("n=300"), {})}
+    assert {"zeros", "one-hot", "large", "negative"} <= {
+        c.draw for c in workload().cases(workload().parse("n=300"), {})
+    }
 
 
 def test_the_folders_own_cases_take_the_place_of_these():
-    own = [{"name": "tiny", "axes": {"n": 3}}, {"name": "cold", "draw": "zeros"}, {"name": "odd", "draw": {"x": {"type": "ones"}}}]
+    own = [
+        {"name": "tiny", "axes": {"n": 3}},
+        {"name": "cold", "draw": "zeros"},
+        {"name": "odd", "draw": {"x": {"type": "ones"}}},
+    ]
     found = workload(cases=own)
     cases = found.cases(found.parse("n=300"), {"block_size_x": 64})
     assert [(c.name, c.draw, c.problem.axes["n"]) for c in cases] == [

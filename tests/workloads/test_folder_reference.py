@@ -53,7 +53,9 @@ def test_torchs_default_dtype_is_as_before():
 
 
 def test_a_numpy_reference_is_given_arrays_and_computes_in_float64():
-    text = "import numpy as np\n\ndef run(x, y, a):\n    assert isinstance(x, np.ndarray)\n    return np.add(a * x, y)\n"
+    text = (
+        "import numpy as np\n\ndef run(x, y, a):\n    assert isinstance(x, np.ndarray)\n    return np.add(a * x, y)\n"
+    )
     inputs, exact, own = computed(workload(text))
     assert torch.equal(exact["out"], 2.5 * inputs["x"].double() + inputs["y"].double())
     assert own["out"].dtype == torch.float32
@@ -88,7 +90,7 @@ def test_draws_are_repeatable_and_as_stated():
     problem = found.parse("n=50")
     first, second = (found.tensors().draw(Case("any", problem), seed=5).inputs for _ in range(2))
     assert torch.equal(first["x"], second["x"])
-    assert 2 <= float(first["x"].min()) and 10 < float(first["x"].max()) <= 50
+    assert float(first["x"].min()) >= 2 and 10 < float(first["x"].max()) <= 50
     assert bool((first["y"] == 7).all())
 
 
