@@ -126,12 +126,11 @@ def described(value: Any, depth: int = 0) -> Any:
 def look_at_model() -> None:
     """KernelBench: inputs, weights and outputs by shape and dtype; nothing is computed."""
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     def item(tensor: torch.Tensor) -> dict[str, Any]:
         return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
 
-    with FakeTensorMode():
+    with torch.device("meta"):
         script = runpy.run_path(SCRIPT)
         model = script["Model"](*script.get("get_init_inputs", list)())
         inputs = script["get_inputs"]()
