@@ -165,26 +165,6 @@ EXECUTOR = "executor"
 """the device of a verdict that was reached by executing machine code"""
 
 
-@dataclass(frozen=True, slots=True)
-class BinaryCheck:
-    """What executing a binary found."""
-
-    verdict: Verdict | None
-    why_not: str | None = None
-    """why there is no verdict: the machine code was not executed"""
-
-    @property
-    def refuted(self) -> bool:
-        return self.verdict is not None and not self.verdict.correct
-
-    def __str__(self) -> str:
-        if self.verdict is None:
-            return f"its machine code was not executed: {self.why_not}"
-        if self.verdict.correct:
-            return f"its machine code was executed on {len(self.verdict.cases)} cases and is correct"
-        return f"its machine code is {self.verdict.outcome}, {self.verdict.reason}"
-
-
 class LaunchMode(StrEnum):
     """How timed kernels get onto the GPU."""
 
@@ -288,7 +268,7 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class CompiledCandidate:
     """A compiled candidate as it travels to the device that judges it."""
 
     trial: int

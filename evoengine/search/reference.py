@@ -8,7 +8,7 @@ from importlib import import_module
 
 from evoengine.errors import UsageError
 from evoengine.records import Outcome, Rejection
-from evoengine.search.workers import COMPILER_TERMS, WorkerPool
+from evoengine.search.workers import COMPILER_LIMITS, WorkerPool
 from evoengine.workloads.base import Target
 from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_definition import FolderProblem
@@ -25,7 +25,7 @@ def require_reference(target: Target, echo: Callable[[str], None], seconds: floa
     workload, problem = target.workload, target.problem
     if not isinstance(workload, FolderWorkload) or not isinstance(problem, FolderProblem):
         return
-    pool = WorkerPool(1, replace(COMPILER_TERMS, seconds=seconds, niceness=0, warm_up=_load))
+    pool = WorkerPool(1, replace(COMPILER_LIMITS, seconds=seconds, niceness=0, warm_up=_load))
     try:
         found = pool.submit(_check, workload, problem, died=Outcome.CRASHED, gives=tuple).result()
     finally:

@@ -87,7 +87,7 @@ class Definition:
         return replace(self, knobs=(kept, *others), starts=starts)
 
 
-def must_be(knob: Knob) -> str:
+def domain_error(knob: Knob) -> str:
     return f"{knob.name} must be one of {', '.join(map(str, knob.values))}"
 
 

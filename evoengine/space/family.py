@@ -10,7 +10,7 @@ import numpy as np
 from evoengine.errors import UsageError
 from evoengine.records import Config, Launch, Value
 from evoengine.space.arrays import Columns
-from evoengine.space.definition import Constraint, Definition, Knob, must_be, reached
+from evoengine.space.definition import Constraint, Definition, Knob, domain_error, reached
 from evoengine.space.expression import Expression, Scope, Undefined
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from evoengine.errors import UsageError
 from evoengine.records import Value
-from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule, must_be, reached
+from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule, domain_error, reached
 from evoengine.space.expression import CALLS, Expression
 
 _MOST_VALUES = 32767

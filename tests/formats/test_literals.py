@@ -30,12 +30,29 @@ def test_values_are_read(text, values):
 @pytest.mark.parametrize(
     "text",
     [
-        "__import__('os').system('touch /tmp/x')", "open('f')", "[x for x in open('f')]", "(lambda: 1)()",
-        "x", "[].append(1)", "[().__class__]", "range(10**9)", "[0] * 10**9", "'a' * 10**9", "2**99999",
-        "9**9**9", "1/0", "[", "", "[" * 5000, "[[i for i in range(4096)] for j in range(4096)]", "1e400",
-        "range('a')", "[i for i in range(3) if open('f')]", "f'{1}'",
+        "__import__('os').system('touch /tmp/x')",
+        "open('f')",
+        "[x for x in open('f')]",
+        "(lambda: 1)()",
+        "x",
+        "[].append(1)",
+        "[().__class__]",
+        "range(10**9)",
+        "[0] * 10**9",
+        "'a' * 10**9",
+        "2**99999",
+        "9**9**9",
+        "1/0",
+        "[",
+        "",
+        "[" * 5000,
+        "[[i for i in range(4096)] for j in range(4096)]",
+        "1e400",
+        "range('a')",
+        "[i for i in range(3) if open('f')]",
+        "f'{1}'",
     ],
-)  # fmt: skip
+)
 def test_whatever_else_is_refused(text):
     with pytest.raises(NotLiteral):
         values_of(text)

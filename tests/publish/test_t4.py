@@ -13,7 +13,7 @@ import pytest
 
 from evoengine.ledger.runs import RUNNING, Device, Run
 from evoengine.ledger.store import open_ledger
-from evoengine.ledger.transfer import Dossier, WholeRun
+from evoengine.ledger.transfer import CandidateHistory, RunHistory
 from evoengine.publish.t4 import INVALIDITY, from_t4, to_t4
 from evoengine.records import UNKNOWN_POLICY, Baseline, Candidate, Kind, Outcome, Profile
 from tests.support.ledger_examples import (
@@ -47,7 +47,7 @@ BASELINES = [(at(1), Baseline("MATH", DEVICE.name, 900.0, 305.0, (900.0, float("
 PROFILE = Profile("Nsight Compute", DEVICE.name, {"issue slots %": 61.5, "l2 hit %": float("nan")}, ("stalls",))
 
 
-def whole() -> WholeRun:
+def whole() -> RunHistory:
     """One candidate of each stage it may end at; the first has been gated, timed and profiled again and again."""
     estimate, measured = a_figure(9.0), replace(a_figure(10.87, Kind.MEASURED), normalised_us=98_300.25)
     sustained = replace(measured, policy=SUSTAINED, normalised_us=None, terms={"sm_mhz": 1410.0, "watts": 690.0})
@@ -120,7 +120,7 @@ def whole() -> WholeRun:
         ),
     ]
     dossiers = [
-        Dossier(
+        CandidateHistory(
             c, at(n), at(n + 0.5),
             [(at(n + 0.1), c.verdict)] if c.verdict else [],
             [(at(n + 0.2), c.measurement)] if c.measurement else [],
@@ -139,7 +139,7 @@ def whole() -> WholeRun:
         ],
         profiles=[(at(6), static), (at(7), PROFILE)],
     )
-    return WholeRun(RUN, BASELINES, dossiers)
+    return RunHistory(RUN, BASELINES, dossiers)
 
 
 @pytest.fixture

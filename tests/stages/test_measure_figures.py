@@ -14,7 +14,7 @@ import torch
 from evoengine.records import Outcome
 from evoengine.stages.figures import Subject, make_figure
 from evoengine.stages.policy import choose_policy
-from evoengine.stages.statistics import FEWEST
+from evoengine.stages.statistics import MIN_SAMPLES
 from evoengine.stages.timing import Rounds
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
@@ -60,7 +60,7 @@ def test_a_candidate_clearly_slower_than_the_incumbent_is_dropped_after_few_repe
 def test_a_candidate_about_as_fast_as_the_incumbent_is_timed_in_full(stage):
     _, figure = judge(stage, contender(2, 201.0), incumbent=contender(1, 200.0))
     assert "dropped_after" not in figure.terms
-    assert len(figure.samples_us) >= FEWEST
+    assert len(figure.samples_us) >= MIN_SAMPLES
 
 
 def test_the_l2_is_flushed_before_every_repetition(stage):

@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 
 from evoengine.errors import MachineError
-from evoengine.records import Candidate, Contender, Kind
+from evoengine.records import Candidate, CompiledCandidate, Kind
 from evoengine.sass import chip
 from evoengine.sass.predict import Unpredictable
 from evoengine.stages import predict
 from evoengine.stages.arguments import make_arguments
-from evoengine.stages.pipeline import predict_task
+from evoengine.stages.tasks import predict_task
 from evoengine.stages.predict import predict_binary
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Case, Target
@@ -57,7 +57,7 @@ def test_twice_the_batch_takes_about_twice_as_long():
     assert of[1] / of[0] == pytest.approx(2, rel=0.1)
 
 
-def with_grid(contender: Contender, batch: int) -> Contender:
+def with_grid(contender: CompiledCandidate, batch: int) -> CompiledCandidate:
     launch = contender.source.launch
     blocks = -(-512 // int(contender.config["tile_m"]))
     return replace(contender, source=replace(contender.source, launch=replace(launch, grid=(blocks, 16, batch))))
@@ -88,8 +88,8 @@ def test_the_models_tensors_are_as_large_as_those_of_a_real_launch():
 def test_no_prediction_is_above_the_roofline_of_the_data_sheet(family, slow, monkeypatch):
     gpu = replace(H100, **slow)
     monkeypatch.setattr(predict, "find_chip", lambda key: replace(chip.find_chip(key), gpu=gpu))
-    flops, least_bytes = ATTENTION.flops(PROBLEM), ATTENTION.min_dram_bytes(PROBLEM)
-    roofline_us = max(flops / gpu.tensor_tflops / 1e6, least_bytes / gpu.memory_gbs / 1e3)
+    flops, min_dram_bytes = ATTENTION.flops(PROBLEM), ATTENTION.min_dram_bytes(PROBLEM)
+    roofline_us = max(flops / gpu.tensor_tflops / 1e6, min_dram_bytes / gpu.memory_gbs / 1e3)
     found, _ = figure(made(family), gpu)
     assert found.median_us == pytest.approx(roofline_us)
     assert found.tflops == pytest.approx(flops / roofline_us / 1e6)

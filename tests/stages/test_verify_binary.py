@@ -11,7 +11,7 @@ import pytest
 
 from evoengine.paths import asset
 from evoengine.records import EXECUTOR, Outcome, Source
-from evoengine.search.judges import gate_plan
+from evoengine.search.evaluators import gate_plan
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from evoengine.stages.verify_binary import verify_binary

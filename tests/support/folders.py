@@ -10,9 +10,9 @@ from typing import Any
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
 from evoengine.records import Config, Rejection, Source, Verdict
-from evoengine.search.judges import gate_plan
+from evoengine.search.evaluators import gate_plan
 from evoengine.space.space import SearchSpace, load_space
-from evoengine.stages.pipeline import emulate_task
+from evoengine.stages.tasks import emulate_task
 from evoengine.stages.render import render
 from evoengine.workloads.base import Target
 from evoengine.workloads.folder import load_folder

@@ -222,7 +222,7 @@ FAULTS = [
     ("buffer given back before it is read", WGMMA, "wgmma_wait<STRIPES>();", "wgmma_wait<2 * STRIPES>();"),
     ("buffer filled while it is read", WGMMA, "tiles.acquire(i);", ""),
     ("tiles read before they arrived", WGMMA, "tiles.wait(i);", ""),
-    ("products not waited for", WGMMA, "wgmma_wait<0>();", ""),
+    ("products not waited for", WGMMA, "wait_for<0>(acc[stripe]);", "warpgroup_fence_operand(acc[stripe].d);"),
     ("the grouped order leaves tiles out", MMA, "within % rows", "within % GROUP_M"),
 ]  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""Somebody's own reference: in float64 whatever it casts to, with torch or NumPy, and every fault of it in one sentence."""
+"""Somebody's own reference: in float64 whatever it casts to, with torch or NumPy, and every fault of it in one
+sentence."""
 
 from __future__ import annotations
 

@@ -46,15 +46,8 @@ def everywhere(name, old, new, problem=PLAIN):
 def lag(powers):
     """A maximum that stays behind by so many powers of two, in families whose P has 16 bits."""
     name = f"maximum lags by 2^{powers}"
-<<<<<<< HEAD
-    found = [("wgmma", "largest[half] + 8.0f", f"largest[half] + {powers}.0f")]
-    found += [
-        (f, risen, f"{risen} if (top <= {LAGGING[f]} + {powers}.0f) top = {LAGGING[f]};") for f, risen in RISEN.items()
-    ]
-=======
     found = [("wgmma", "row_max + float(RESCALE_THRESHOLD)", f"row_max + {powers}.0f")]
     found += [(family, RISEN, f"{RISEN} if (top <= row_max + {powers}.0f) top = row_max;") for family in ("wmma", "mma")]
->>>>>>> main
     return [(name, family, PLAIN, old, new) for family, old, new in found]
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from evoengine.gpu import find_gpu
 from evoengine.records import Outcome
-from evoengine.search.judges import full_plan
+from evoengine.search.evaluators import full_plan
 from evoengine.space.space import load_space
-from evoengine.stages.pipeline import emulate_task
+from evoengine.stages.tasks import emulate_task
 from evoengine.workloads.attention.full_size import long_cases
 from tests.support.exhaustive import representatives
 

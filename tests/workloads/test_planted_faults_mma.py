@@ -121,18 +121,8 @@ def offsets(gate, source: Source) -> list[int]:
     """Where the block of the first rows of the last head and batch entry begins in Q, K, V and O, in elements."""
     problem, (blocks, _, _) = gate.problem, source.launch.grid
     parts = {part.split(":")[0]: part for part in source.text.split("// ---- ")}
-<<<<<<< HEAD
-    text = "// " + parts["types"] + "// " + parts["block"]
-    last = {
-        "blockIdx.x": blocks - 1,
-        "gridDim.x": blocks,
-        "blockIdx.y": problem.heads - 1,
-        "blockIdx.z": problem.batch - 1,
-    }
-=======
     text = "// " + parts["types"] + "// " + parts["work_tile"]
     last = {"blockIdx.x": blocks - 1, "gridDim.x": blocks, "blockIdx.y": problem.heads - 1, "blockIdx.z": problem.batch - 1}
->>>>>>> main
     for name, value in last.items():
         assert name in text
         text = text.replace(name, f"{value}")
