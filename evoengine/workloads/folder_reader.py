@@ -389,7 +389,7 @@ class _Reader:
 
 def _fits(value: object, dtype: str) -> bool:
     """Whether a number of JSON is one of that dtype."""
-    if not isinstance(value, int | float) or isinstance(value, float) and not math.isfinite(value):
+    if not isinstance(value, int | float) or (isinstance(value, float) and not math.isfinite(value)):
         return False
     if dtype not in _INTEGERS:
         return abs(value) <= _LARGEST_FLOATS.get(dtype, 1.7e308)
