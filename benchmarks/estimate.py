@@ -29,7 +29,7 @@ from evoengine.errors import EvoengineError, UsageError  # noqa: E402
 from evoengine.gpu import find_gpu  # noqa: E402
 from evoengine.ledger.store import open_ledger  # noqa: E402
 from evoengine.paths import asset  # noqa: E402
-from evoengine.records import Config, Contender, Measurement  # noqa: E402
+from evoengine.records import Config, CompiledCandidate, Measurement  # noqa: E402
 from evoengine.search.agreement import SHORT_LIST, Agreement, Pair, agree, measured_pairs  # noqa: E402
 from evoengine.space.space import load_space  # noqa: E402
 from evoengine.stages.compile import compile_source  # noqa: E402
@@ -165,7 +165,7 @@ def estimates(known: Published) -> Iterator[tuple[Measurement, Measurement]]:
         # lengths are arguments of the kernel, so that one binary serves them all
         binary = binary or compile_source(source, gpu.arch)
         cost = space.cost(config)
-        found = predict_figure(target, Contender(0, source, binary, config), cost)
+        found = predict_figure(target, CompiledCandidate(0, source, binary, config), cost)
         yield found.figure, estimate(binary, source.launch, cost, gpu, target.flops, target.min_dram_bytes)
 
 

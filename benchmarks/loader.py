@@ -2,8 +2,8 @@
 
     python benchmarks/loader.py [--calls 2000]
 
-The driver is tests/support/loader_driver.c; torch's tensors are on the CPU and taken for a GPU's. A call costs here what
-Python and ctypes do around the driver's work. The work of a real driver comes on top, and torch's look-up of its
+The driver is tests/support/loader_driver.c; torch's tensors are on the CPU and taken for a GPU's. A call costs here
+what Python and ctypes do around the driver's work. The work of a real driver comes on top, and torch's look-up of its
 current stream, which a torch without CUDA does not have.
 """
 

@@ -32,10 +32,10 @@ from evoengine.ledger.study import Projection, optuna_storage
 from evoengine.paths import asset
 from evoengine.records import Baseline, Binary, Finals, Kind, Measurement, Verdict
 from evoengine.search.coordinator import Coordinator, Progress
-from evoengine.search.judges import GpuJudge
+from evoengine.search.evaluators import GpuEvaluator
 from evoengine.search.setting import Setting
 from evoengine.space.space import load_space
-from evoengine.stages.pipeline import Judged
+from evoengine.stages.tasks import Evaluation
 from evoengine.workloads import parse_problem
 from evoengine.workloads.attention.problem import EXAMPLE
 from evoengine.workloads.base import Target
@@ -54,13 +54,13 @@ def compile_task(source, arch) -> Binary:
     return Binary(b"", arch, "", "none", 128, 0, 0, 0, (), {}, 0.0)
 
 
-def measure_task(target, contender, *_) -> Judged:
+def measure_task(target, contender, *_) -> Evaluation:
     die_sometimes(contender.trial * 387)
     begun = time.monotonic()
     time.sleep(float(os.environ[GPU]))
     with open(os.environ[LOG], "a") as log:
         log.write(f"{begun} {time.monotonic()}\n")
-    return Judged(Verdict(SIMULATED.name, None, None, (), 0.0), figure(contender.trial))
+    return Evaluation(Verdict(SIMULATED.name, None, None, (), 0.0), figure(contender.trial))
 
 
 def die_sometimes(number: int) -> None:
@@ -120,7 +120,7 @@ def search(ledger: Ledger, jobs: int, trials: int) -> Progress:
     study = Projection(optuna_storage(ledger.url), ledger, run, Kind.MEASURED, domains)
     own = ("measure_task", "baselines_task", "finals_task", "load_cuda")
     tasks = SimpleNamespace(**{name: globals()[name] for name in own})
-    judge = GpuJudge(target, SIMULATED, 1, tasks)
+    judge = GpuEvaluator(target, SIMULATED, 1, tasks)
     return Coordinator(setting, ledger, run, judge, lambda _: None, study.add, compile_task).search()
 
 

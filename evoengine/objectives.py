@@ -32,7 +32,7 @@ OBJECTIVES = {
     "shared_bytes": Objective("shared_bytes", "shared bytes", False, "minimize", 256.0 * 1024),
 }
 DEFAULT = "tflops"
-OFFERED = (DEFAULT, "registers", "shared_bytes")
+USER_OBJECTIVES = (DEFAULT, "registers", "shared_bytes")
 """what a person can ask for"""
 
 BY_FORMULA = 1e-6
@@ -42,9 +42,9 @@ BY_FORMULA = 1e-6
 def parse_objectives(text: str) -> tuple[Objective, ...]:
     """Reads `tflops,registers` as a person gives it; raises UsageError naming what is known."""
     names = [name.strip() for name in text.split(",")]
-    known = ", ".join(OFFERED)
+    known = ", ".join(USER_OBJECTIVES)
     for name in names:
-        if name not in OFFERED:
+        if name not in USER_OBJECTIVES:
             raise UsageError(f"--objective {text!r} names {name!r}; known objectives are {known}")
     if len(set(names)) < len(names):
         raise UsageError(f"--objective {text!r} names one twice; name each of {known} once")

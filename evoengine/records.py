@@ -93,8 +93,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A rendered kernel: CUDA text that stands alone, its entry point, and the launch for the problem it was made
-    for."""
+    """A rendered kernel: CUDA text that stands alone, its entry point, and its launch."""
 
     text: str
     entry: str
@@ -122,8 +121,7 @@ class Binary:
     """static shared memory, bytes per block"""
     warnings: tuple[str, ...]
     mix: Mapping[str, int]
-    """SASS opcode (HMMA, LDSM, MUFU, …) → instructions in the text of the kernel; empty where no disassembler is at
-    hand"""
+    """SASS opcode (HMMA, LDSM, MUFU, …) → instructions in the kernel's text; empty where there is no disassembler"""
     compile_ms: float
     listing: str = field(default="", repr=False, compare=False)
     """the machine code as `nvdisasm -c -hex` prints it; empty where it was read back, or no disassembler is at hand"""
@@ -165,26 +163,6 @@ class Verdict:
 
 EXECUTOR = "executor"
 """the device of a verdict that was reached by executing machine code"""
-
-
-@dataclass(frozen=True, slots=True)
-class BinaryCheck:
-    """What executing a binary found."""
-
-    verdict: Verdict | None
-    why_not: str | None = None
-    """why there is no verdict: the machine code was not executed"""
-
-    @property
-    def refuted(self) -> bool:
-        return self.verdict is not None and not self.verdict.correct
-
-    def __str__(self) -> str:
-        if self.verdict is None:
-            return f"its machine code was not executed: {self.why_not}"
-        if self.verdict.correct:
-            return f"its machine code was executed on {len(self.verdict.cases)} cases and is correct"
-        return f"its machine code is {self.verdict.outcome}, {self.verdict.reason}"
 
 
 class LaunchMode(StrEnum):
@@ -290,7 +268,7 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class CompiledCandidate:
     """A compiled candidate as it travels to the device that judges it."""
 
     trial: int
@@ -389,7 +367,7 @@ class Candidate:
             "samples": len(figure.samples_us) if figure else None,
             **dict.fromkeys(("vs_baseline", "vs_sdpa"), figure.vs_baseline if figure else None),
             "policy": asdict(figure.policy) if figure and figure.policy else None,
-            **estimate_json(figure.terms if figure else {}, bool(figure) and figure.kind is Kind.ESTIMATED),
+            **estimate_json(figure.terms if figure else {}, figure is not None and figure.kind is Kind.ESTIMATED),
             "sustained": _sustained_json(self.sustained) if self.sustained else None,
             "parents": list(self.parents),
             "operator": self.operator,
@@ -397,11 +375,6 @@ class Candidate:
         }
 
 
-def _sustained_json(figure: Measurement) -> dict[str, object]:
-    observed = {name: figure.terms.get(name) for name in ("sm_mhz", "watts")}
-    return {
-        "tflops": figure.tflops,
-        "median_us": figure.median_us,
-        "policy": figure.policy and asdict(figure.policy),
-        **observed,
-    }
+def _sustained_json(figure: Measurement) -> Mapping[str, object]:
+    stated = {"tflops": figure.tflops, "median_us": figure.median_us, "policy": figure.policy and asdict(figure.policy)}
+    return stated | {name: figure.terms.get(name) for name in ("sm_mhz", "watts")}

@@ -111,12 +111,13 @@ IN_ANOTHER_SENSE = {
     },
     "V": {"evoengine/devices/emulator/runtime/fibers.cpp"},
 }  # fmt: skip
-"""vs_sdpa is an old name in files and JSON that people read; a head may be a file's, a line's, a listing's or a schema's;
-System V is an ABI"""
+"""vs_sdpa is an old name in files and JSON that people read; a head may be a file's, a line's, a listing's or a
+schema's; System V is an ABI"""
 
 
 def words(text: str) -> set[str]:
-    """What it says of attention, as whole words or in names such as head_dim. FlashAttention is a source that is cited."""
+    """What it says of attention, as whole words or in names such as head_dim. FlashAttention is a source that is
+    cited."""
     parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", text.replace("FlashAttention", ""))
     return {part.lower() for part in parts if part.lower() in NAMES} | set(LETTERS.findall(text))
 
@@ -144,7 +145,11 @@ def leftovers(texts: dict[str, str]) -> list[str]:
 
 
 def test_only_attentions_own_folders_say_anything_of_attention():
-    assert {"evoengine/ledger/models.py", "evoengine/stages/verify.py", "templates/include/evo/mma.cuh.j2"} <= engine().keys()
+    assert {
+        "evoengine/ledger/models.py",
+        "evoengine/stages/verify.py",
+        "templates/include/evo/mma.cuh.j2",
+    } <= engine().keys()
     assert leftovers(engine()) == []
 
 
@@ -163,8 +168,10 @@ def test_a_word_of_attention_is_seen(line):
 @pytest.mark.parametrize(
     "line",
     [
-        "what lies ahead of the header", "overhead", 'struct.pack("<Q", x)', '_LAUNCH = struct.Struct("=Qq3I4xQ")', "x == 'Q'",
-        "q, k, v = values", "C is A times B, over all of K", "FlashAttention's rule", "BF16_V2", "V100", "with attentive care",
+        "what lies ahead of the header", "overhead", 'struct.pack("<Q", x)', '_LAUNCH = struct.Struct("=Qq3I4xQ")',
+        "x == 'Q'",
+        "q, k, v = values", "C is A times B, over all of K", "FlashAttention's rule", "BF16_V2", "V100",
+        "with attentive care",
     ],
 )  # fmt: skip
 def test_other_words_are_not(line):
@@ -173,5 +180,7 @@ def test_other_words_are_not(line):
 
 def test_a_word_in_another_sense_is_let_through_in_its_own_file_alone():
     assert leftovers({"evoengine/ledger/database.py": "head = file.read(20)"}) == []
-    assert leftovers({"evoengine/ledger/database.py": "head_dim and heads"}) == ["evoengine/ledger/database.py:1: heads"]
+    assert leftovers({"evoengine/ledger/database.py": "head_dim and heads"}) == [
+        "evoengine/ledger/database.py:1: heads"
+    ]
     assert leftovers({"evoengine/ledger/store.py": "head = file.read(20)"}) == ["evoengine/ledger/store.py:1: head"]

@@ -18,7 +18,7 @@ SHOWN = 10
 """ranks in the table, besides the best of each family that is not among them"""
 
 
-def conclude(result: SearchResult, as_json: bool, db: str | None, following: Sequence[str]) -> int:
+def print_summary(result: SearchResult, as_json: bool, db: str | None, following: Sequence[str]) -> int:
     """Summary on stderr, ranking on stdout; `following` are the commands to go on with."""
     progress, run, found = result.progress, result.run, result.best
     known = f"{result.invalid_proposals} invalid and {result.repeated_proposals} repeated proposals"

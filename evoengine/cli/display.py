@@ -188,7 +188,7 @@ def _style(outcome: Outcome | None) -> str:
     return "green" if outcome.ranked else "yellow"
 
 
-def sheet(candidate: Candidate) -> Group:
+def candidate_panel(candidate: Candidate) -> Group:
     """All that is known of one trial."""
     c, binary, m = candidate, candidate.binary, candidate.measurement
     rows = Table.grid(padding=(0, 2))
@@ -282,7 +282,7 @@ def cases(verdict) -> Table:
     return table
 
 
-def findings(found) -> Table:
+def doctor_table(found) -> Table:
     """The doctor's findings, each with its remedy where something is missing."""
     table = Table.grid("", "", Column(overflow="fold"), padding=(0, 2))
     for f in found:

@@ -28,14 +28,14 @@ class Finding:
 @json_option
 def doctor(as_json: bool) -> int:
     """Say what this machine has, what is missing, and the remedy; exit 3 where a search cannot run."""
-    from evoengine.cli.display import findings, say, stdout
+    from evoengine.cli.display import doctor_table, say, stdout
 
     found = [check() for check in CHECKS]
     able = all(f.here for f in found if f.needed)
     if as_json:
         click.echo(json.dumps({"able": able, "findings": [asdict(f) for f in found]}, indent=2))
     else:
-        stdout.print(findings(found))
+        stdout.print(doctor_table(found))
         times = all(f.here for f in found if f.name in ("GPU", "CUDA versions"))
         how = "times candidates on the GPU" if times else "gates in the CPU emulator and ranks by estimate"
         say(f"a search here {how}" if able else "a search cannot run here until the marked items are fixed")

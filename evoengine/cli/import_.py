@@ -55,10 +55,10 @@ def _recorded(file: Path):
     from evoengine import __version__
     from evoengine.cli.display import say
     from evoengine.ledger.runs import Device, Run, this_host
-    from evoengine.ledger.transfer import Dossier, WholeRun
+    from evoengine.ledger.transfer import CandidateHistory, RunHistory
     from evoengine.records import Kind
     from evoengine.search.recorded import read_recorded
-    from evoengine.search.replay import AIM, device_of, entries, problem_of
+    from evoengine.search.replay import REPLAY_OBJECTIVE, device_of, entries, problem_of
     from evoengine.tuning.recorded import echo_left_out
 
     space, now = read_recorded(file), datetime.now(UTC)
@@ -66,8 +66,8 @@ def _recorded(file: Path):
     run = Run(
         id=0, started_at=now, finished_at=now, status=f"imported from {file.name}", gpu=device_of(space),
         problem=problem_of(space), device=Device(device_of(space)), space_name=file.name, space_sha256="",
-        space_text="", sampler="imported", objectives=AIM.name, seed=0, version=__version__, host=this_host(),
+        space_text="", sampler="imported", objectives=REPLAY_OBJECTIVE.name, seed=0, version=__version__, host=this_host(),
         pid=os.getpid(), command=" ".join(sys.argv),
     )  # fmt: skip
-    found = (Dossier(c, figures=[(None, c.measurement)] if c.measurement else ()) for c in entries(space, run=0))
-    return WholeRun(run, (), found), Kind.RECORDED, {knob.name: knob.values for knob in space.knobs}
+    found = (CandidateHistory(c, figures=[(None, c.measurement)] if c.measurement else ()) for c in entries(space, run=0))
+    return RunHistory(run, (), found), Kind.RECORDED, {knob.name: knob.values for knob in space.knobs}

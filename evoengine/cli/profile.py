@@ -23,10 +23,10 @@ def profile(trial: int, db: str | None, as_json: bool) -> None:
     evoengine show finds it.
     """
     from evoengine.cli.display import profile_page, say, stdout
-    from evoengine.devices.driver import find_driver, takes
+    from evoengine.devices.driver import find_driver, supports_arch
     from evoengine.errors import NothingFound
     from evoengine.ledger.store import open_ledger
-    from evoengine.records import Contender
+    from evoengine.records import CompiledCandidate
     from evoengine.search.targets import target_of
     from evoengine.stages.profile import profile as take
     from evoengine.tuning.setup import lock_gpu
@@ -37,11 +37,11 @@ def profile(trial: int, db: str | None, as_json: bool) -> None:
             ended = candidate.outcome or "unfinished"
             raise NothingFound(f"trial {trial} has no binary to profile: it ended as {ended}")
         found = find_driver()
-        devices = [] if isinstance(found, str) else [d for d in found[1] if takes(d, candidate.binary.arch)]
+        devices = [] if isinstance(found, str) else [d for d in found[1] if supports_arch(d, candidate.binary.arch)]
         device = devices[0] if devices else None
         if device is None:
             say(f"no GPU here can run a binary for {candidate.binary.arch}: the page is by the model of the chip")
-        contender = Contender(trial, candidate.source, candidate.binary, candidate.config)
+        contender = CompiledCandidate(trial, candidate.source, candidate.binary, candidate.config)
         with lock_gpu(device, say):
             name, uuid = (device.name, device.uuid) if device else ("", None)
             page = take(target_of(ledger, candidate), contender, name, uuid)

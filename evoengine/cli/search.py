@@ -60,7 +60,7 @@ def search(as_json: bool, **options: object) -> int:
     choice as long as what is measured bears them out. Without one they are compiled for it, gated in the CPU emulator
     and ranked by the predicted time, and the best one's machine code is executed on the CPU besides.
     """
-    from evoengine.cli.conclusion import conclude
+    from evoengine.cli.conclusion import print_summary
     from evoengine.cli.display import LiveProgress, say
     from evoengine.cli.signals import stop_on_signal
     from evoengine.tuning.recorded import RecordedSearch
@@ -73,4 +73,4 @@ def search(as_json: bool, **options: object) -> int:
         stop_on_signal(prepared.stop)
         result = prepared.run(live.update)
     following = ["report", "dashboard"] if recorded else ["best --export out/", "dashboard"]
-    return conclude(result, as_json, asked.db, [*(["best --pareto"] if result.pareto else []), *following])
+    return print_summary(result, as_json, asked.db, [*(["best --pareto"] if result.pareto else []), *following])

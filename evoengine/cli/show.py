@@ -19,7 +19,7 @@ from evoengine.cli.options import db_option, json_option
 @json_option
 def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_json: bool) -> None:
     """Show one trial: configuration, resources, verdict, figure, source."""
-    from evoengine.cli.display import lineage, profile_page, sheet, stdout
+    from evoengine.cli.display import lineage, profile_page, candidate_panel, stdout
     from evoengine.errors import NothingFound, UsageError
     from evoengine.ledger.store import open_ledger
     from evoengine.lineage import path, step_json
@@ -42,4 +42,4 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
     elif as_json:
         click.echo(json.dumps(candidate.to_json(), indent=2))
     else:
-        stdout.print(sheet(candidate), *([profile_page(profile)] if profile else []))
+        stdout.print(candidate_panel(candidate), *([profile_page(profile)] if profile else []))

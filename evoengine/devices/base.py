@@ -102,9 +102,11 @@ class TensorMapArgument:
     """bytes: 0, 32, 64 or 128"""
 
 
-Parameter = TensorParameter | ConstantParameter | ScalarArgument | TensorMapArgument
+PassedParameter = TensorParameter | ScalarArgument | TensorMapArgument
+Parameter = PassedParameter | ConstantParameter
 """one of a kernel's parameters, in its order; tensors by their shapes"""
-Argument = TensorArgument | ConstantArgument | ScalarArgument | TensorMapArgument
+PassedArgument = TensorArgument | ScalarArgument | TensorMapArgument
+Argument = PassedArgument | ConstantArgument
 Arguments = Sequence[Argument]
 """in the order of the kernel's parameters, constants behind them"""
 Tensors = Mapping[str, np.ndarray]

@@ -16,12 +16,12 @@ import torch
 from evoengine.devices import cuda_api, torch_gpu
 from evoengine.devices.base import (
     LAUNCH_SECONDS,
-    Argument,
     Arguments,
     ConstantArgument,
     KernelCrashed,
     KernelHung,
     KernelUnbuildable,
+    PassedArgument,
     TensorArgument,
     TensorMapArgument,
     Tensors,
@@ -127,7 +127,7 @@ def await_gpu(name: str, event: cuda_api.Event | None = None, seconds: float = L
         time.sleep(POLL_SECONDS)
 
 
-def _parameter(argument: Argument, buffers: dict[str, torch.Tensor]) -> np.generic | bytes:
+def _parameter(argument: PassedArgument, buffers: dict[str, torch.Tensor]) -> np.generic | bytes:
     if isinstance(argument, TensorArgument):
         return np.uint64(buffers[argument.name].data_ptr() + GUARD_BYTES)
     if isinstance(argument, TensorMapArgument):

@@ -86,21 +86,21 @@ def _uuid(device: ctypes.c_int) -> tuple[str, bool]:
     return f"{'MIG' if mig else 'GPU'}-{UUID(bytes=bytes(own))}", mig
 
 
-def takes(device: GpuDevice, arch: str) -> bool:
+def supports_arch(device: GpuDevice, arch: str) -> bool:
     """Whether it is of that architecture. A binary for an older minor version would run, but not be what was tuned."""
     return device.capability == int("".join(c for c in arch if c.isdigit()))
 
 
 def require_arch(device: GpuDevice, arch: str, what: str) -> None:
     """Raises MachineError where binaries for `arch`, which is that of `what`, do not run on the GPU."""
-    if not takes(device, arch):
+    if not supports_arch(device, arch):
         raise MachineError(
             f"{what} is compiled for {arch} and the GPU here is {device.name} (sm_{device.capability}), which does not "
             f"take it: evoengine search --gpu with the GPU's own name compiles for it"
         )
 
 
-def real_gpu(device: GpuDevice, named: Gpu) -> Gpu:
+def resolve_gpu(device: GpuDevice, named: Gpu) -> Gpu:
     """The GPU that is here, under the key of the one that was named: limits as its driver gives them.
 
     Peaks are those of gpus.toml for a GPU of its name, else those of the named one.

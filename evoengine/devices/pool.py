@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evoengine.devices.base import Parameter
+from evoengine.devices.base import PassedParameter
 from evoengine.records import Launch
 
 PAGE = 4096
@@ -48,7 +48,7 @@ class BlockLaunch:
     written."""
 
     launch: Launch
-    arguments: Sequence[Parameter]
+    arguments: Sequence[PassedParameter]
     pool: Pool
     blocks: Sequence[ChosenBlock]
 

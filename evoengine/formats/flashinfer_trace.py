@@ -1,7 +1,7 @@
 """FlashInfer-Trace: Definitions and Workloads read into a folder, Solutions and Traces written.
 
-The schema is flashinfer-bench's (its package `flashinfer_bench.data`); SOL-ExecBench's dialect adds `expr` axes and `custom`
-inputs.
+The schema is flashinfer-bench's (its package `flashinfer_bench.data`); SOL-ExecBench's dialect adds `expr` axes and
+`custom` inputs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from evoengine.formats.folder import NewFolder, read_json, read_text
 from evoengine.formats.literals import NotLiteral, expression_of
 from evoengine.formats.naive_kernels import naive_kernel
 from evoengine.formats.tuned_kernel import STUB
+from evoengine.space.expression import Expression
 
 _TAKEN = ("name", "op_type", "type", "description", "tags", "axes", "constraints", "inputs", "outputs", "reference")
 MOST_WORKLOADS = 64
@@ -33,7 +34,9 @@ def import_trace(definition: Path, workloads: Path | None, name: str, reference:
     """
     data = read_json(definition, "the definition")
     if not isinstance(data, dict) or not isinstance(data.get("axes"), dict):
-        raise UsageError(f"{definition} is no FlashInfer-Trace definition: it needs name, axes, inputs, outputs and reference")
+        raise UsageError(
+            f"{definition} is no FlashInfer-Trace definition: it needs name, axes, inputs, outputs and reference"
+        )
     remarks = [f"the key {key} of the definition" for key in data if key not in _TAKEN]
     axes = {axis: _without(entry, "description", "parent") for axis, entry in data["axes"].items()}
     problem: dict[str, Any] = {
@@ -51,7 +54,9 @@ def import_trace(definition: Path, workloads: Path | None, name: str, reference:
     if kernel.flops:
         problem["flops"] = kernel.flops
     if kernel.is_skeleton:
-        remarks.append(f"a kernel: the format has none, and {name}.cu is a skeleton to write, which the gate refuses as it is")
+        remarks.append(
+            f"a kernel: the format has none, and {name}.cu is a skeleton to write, which the gate refuses as it is"
+        )
     return NewFolder(problem, kernel.space, kernel.text, is_template=False, remarks=tuple(remarks))
 
 
@@ -70,11 +75,14 @@ def _constraints(data: dict[str, Any], axes: Mapping[str, Any], remarks: list[st
 
 
 def _reference(data: dict[str, Any], remarks: list[str]) -> str:
-    """The reference with a function `run`: where it has another one alone, as FlashInfer's own dumps do, that is called."""
+    """The reference with a function `run`: where it has another one alone, as FlashInfer's own dumps do, that is
+    called."""
     text = data.get("reference")
     names = ", ".join(data.get("inputs") or {})
     if not isinstance(text, str) or not text.strip():
-        remarks.append("a reference: the definition has none; write run(*inputs) in reference.py, or give --reference FILE.py")
+        remarks.append(
+            "a reference: the definition has none; write run(*inputs) in reference.py, or give --reference FILE.py"
+        )
         return STUB.format(names=names)
     try:
         functions = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
@@ -87,16 +95,36 @@ def _reference(data: dict[str, Any], remarks: list[str]) -> str:
     return f"{text.rstrip()}\n\n\ndef run(*inputs):\n    return {public[-1]}(*inputs)\n"
 
 
-def _workloads(data: dict[str, Any], axes: Mapping[str, Any], file: Path | None, remarks: list[str]) -> list[dict[str, Any]]:
+def _workloads(
+    data: dict[str, Any], axes: Mapping[str, Any], file: Path | None, remarks: list[str]
+) -> list[dict[str, Any]]:
     """Each line's axes and inputs; files of tensors stay behind, and what is not given gets a plain value."""
     var = [axis for axis, entry in axes.items() if isinstance(entry, dict) and entry.get("type") == "var"]
     scalars = [n for n, i in (data.get("inputs") or {}).items() if isinstance(i, dict) and i.get("shape", ()) is None]
     found = [_workload(entry, scalars, remarks) for entry in _lines(file, data.get("name"), remarks)]
     if found:
         return found
-    if var:
-        remarks.append(f"sizes: no workload gives any; {', '.join(var)} {'is' if len(var) == 1 else 'are'} {SIZE} in problem.json")
-    return [_workload({"axes": dict.fromkeys(var, SIZE)}, scalars, remarks)]
+    sizes = _chosen_sizes(var, data.get("constraints") or [])
+    if sizes:
+        chosen = ", ".join(f"{axis}={value}" for axis, value in sizes.items())
+        remarks.append(f"sizes: no workload gives any; problem.json has {chosen}")
+    return [_workload({"axes": sizes}, scalars, remarks)]
+
+
+def _chosen_sizes(var: list[str], constraints: list[Any]) -> dict[str, int]:
+    """SIZE for every var axis, but for those that a constraint `axis == …` makes follow from these."""
+    sizes = dict.fromkeys(var, SIZE)
+    for constraint in map(str, constraints):
+        axis, equals, right = constraint.partition("==")
+        if not equals or axis.strip() not in sizes:
+            continue
+        try:
+            value = Expression.parse(expression_of(right, var), "it").evaluate(sizes)
+        except (NotLiteral, UsageError):
+            continue
+        if type(value) is int and value > 0:
+            sizes[axis.strip()] = value
+    return sizes
 
 
 def _lines(file: Path | None, name: Any, remarks: list[str]) -> list[dict[str, Any]]:
@@ -127,7 +155,10 @@ def _workload(entry: dict[str, Any], scalars: list[str], remarks: list[str]) -> 
         if kind == "scalar" and name in scalars:
             inputs[name] = {"type": "scalar", "value": spec.get("value")}
         elif kind not in ("random", "scalar"):
-            _once(remarks, f"the contents of {name} by {kind}: they are drawn at random; say in problem.json what they must be")
+            _once(
+                remarks,
+                f"the contents of {name} by {kind}: they are drawn at random; say in problem.json what they must be",
+            )
     for name in scalars:
         if name not in inputs:
             value = EPSILON if "eps" in name.lower() else 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,20 @@ from evoengine.errors import UsageError
 from evoengine.formats.folder import NewFolder, inside, read_text
 from evoengine.formats.scripts import run_script
 from evoengine.formats.tuned_kernel import (
-    Argument, Parameter, TunedKernel, folder_of, one_type, parameters_of, require_divisors,
+    Argument,
+    Parameter,
+    TunedKernel,
+    folder_of,
+    one_type,
+    parameters_of,
+    require_divisors,
 )  # fmt: skip
 from evoengine.workloads.folder_reader import DTYPES, require_name
 
 _BLOCK_NAMES = ("block_size_x", "block_size_y", "block_size_z")
 _DEFAULT_BLOCK = ("256", "1", "1")
 _UNSIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
-_NOT_TAKEN = ("smem_args", "cmem_args", "texmem_args", "compiler_options", "metrics", "observers")
+_NOT_TAKEN = ("smem_args", "texmem_args", "compiler_options", "metrics", "observers")
 
 
 def import_script(script: Path, name: str, reference: str | None, entry: str | None) -> NewFolder:
@@ -29,12 +36,15 @@ def import_script(script: Path, name: str, reference: str | None, entry: str | N
     kernel_entry = require_name(call.get("kernel_name"), f"{script}: kernel_name", "a kernel")
     text = _text(script, call)
     knobs = _knobs(script, call, remarks)
+    arguments = _arguments(script, call, parameters_of(text, kernel_entry), remarks)
+    constants, more = _constants(script, call, arguments)
     kernel = TunedKernel(
         name=name,
         entry=kernel_entry,
         text=text,
         knobs=knobs,
-        arguments=_arguments(script, call, parameters_of(text, kernel_entry), remarks),
+        arguments=[*arguments, *more],
+        constants=constants,
         conditions=_conditions(call, remarks),
         block=_block(call, knobs),
         problem_size=_problem_size(call, remarks),
@@ -64,7 +74,9 @@ def _text(script: Path, call: dict[str, Any]) -> str:
     if isinstance(source, list) and source:
         source = source[0]
     if not isinstance(source, str):
-        raise UsageError(f"{script} makes its kernel by a function; write the text of one configuration to a file and tune that")
+        raise UsageError(
+            f"{script} makes its kernel by a function; write the text of one configuration to a file and tune that"
+        )
     if "\n" in source or "{" in source:
         return source
     return read_text(inside(script.resolve().parent, source, f"kernel_source of {script}"), "the kernel file")
@@ -75,7 +87,11 @@ def _knobs(script: Path, call: dict[str, Any], remarks: list[str]) -> dict[str, 
     for knob, values in (call.get("tune_params") or {}).items():
         require_name(knob, f"{script}: tune_params", "a knob")
         plain = [v["value"] if isinstance(v, dict) and "value" in v else v for v in values]
-        if plain and all(isinstance(v, bool | int | float | str) for v in plain) and len({*map(type, one_type(plain))}) == 1:
+        if (
+            plain
+            and all(isinstance(v, bool | int | float | str) for v in plain)
+            and len({*map(type, one_type(plain))}) == 1
+        ):
             knobs[knob] = list(dict.fromkeys(one_type(plain)))
         else:
             remarks.append(f"the knob {knob}, whose values are no numbers, texts or truth values of one type")
@@ -98,7 +114,9 @@ def _conditions(call: dict[str, Any], remarks: list[str]) -> list[str]:
 
 def _block(call: dict[str, Any], knobs: dict[str, list[Any]]) -> list[str]:
     names = call.get("block_size_names") or _BLOCK_NAMES
-    return [name if name in knobs else default for name, default in zip([*names, "", ""][:3], _DEFAULT_BLOCK, strict=True)]
+    return [
+        name if name in knobs else default for name, default in zip([*names, "", ""][:3], _DEFAULT_BLOCK, strict=True)
+    ]
 
 
 def _problem_size(call: dict[str, Any], remarks: list[str]) -> list[str]:
@@ -137,6 +155,22 @@ def _arguments(script: Path, call: dict[str, Any], declared: list[Parameter], re
     if not any(argument.output for argument in found):
         raise UsageError(f"{script} does not say what the kernel writes; give tune_kernel an answer")
     return found
+
+
+def _constants(
+    script: Path, call: dict[str, Any], arguments: list[Argument]
+) -> tuple[dict[str, str], list[Argument]]:
+    """What __constant__ variables hold (cmem_args): an argument's own array, or another input."""
+    names = {g.get("identity"): a.name for g, a in zip(call.get("arguments") or [], arguments, strict=True) if "array" in g}
+    constants: dict[str, str] = {}
+    more: list[Argument] = []
+    for symbol, given in (call.get("cmem_args") or {}).items():
+        require_name(symbol, f"{script}: cmem_args", "a __constant__ variable")
+        same = names.get(given.get("identity")) if isinstance(given, dict) else None
+        constants[symbol] = same or symbol
+        if same is None:
+            more.append(replace(_argument(script, given, symbol, output=False), is_parameter=False))
+    return constants, more
 
 
 def _argument(script: Path, given: Any, name: str, output: bool) -> Argument:

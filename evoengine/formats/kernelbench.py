@@ -1,4 +1,5 @@
-"""KernelBench: a file with a class Model, `get_inputs` and `get_init_inputs` as a folder. It has no kernel: one is to be written."""
+"""KernelBench: a file with a class Model, `get_inputs` and `get_init_inputs` as a folder. It has no kernel: one is to
+be written."""
 
 from __future__ import annotations
 
@@ -41,13 +42,15 @@ def import_model(script: Path, name: str) -> NewFolder:
         "axes": {},
         "inputs": inputs,
         "outputs": outputs,
-        "reference": read_text(script, "the script").rstrip() + _RUN.format(weights=tuple(found["weights"]), count=len(named)),
+        "reference": read_text(script, "the script").rstrip()
+        + _RUN.format(weights=tuple(found["weights"]), count=len(named)),
         "tolerance": {"rtol": 1e-2, "atol": 1e-2},
     }
     kernel = naive_kernel(problem)
     remarks = (
         f"a kernel: the format has none, and {name}.cu is a skeleton to write, which the gate refuses as it is",
-        "sizes that can vary: the gate runs at the file's own sizes, which may take long in the emulator; name axes in problem.json",
+        "sizes that can vary: the gate runs at the file's own sizes, which may take long in the emulator; name axes in "
+        "problem.json",
         "the baseline ModelNew is compared with: the model itself, eager, is timed beside candidates",
     )
     return NewFolder(problem, kernel.space, kernel.text, is_template=False, remarks=remarks)

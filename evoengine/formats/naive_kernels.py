@@ -18,7 +18,8 @@ _C_TYPES = {
 _TO = {"float32": "{}", "float16": "__half2float({})", "bfloat16": "__bfloat162float({})"}
 _FROM = {"float32": "{}", "float16": "__float2half({})", "bfloat16": "__float2bfloat16({})"}
 
-_GEMM = """{headers}// C = A · transposed B, with tiles in shared memory: A [{m}, {k}], B [{n}, {k}], C [{m}, {n}], row after row.
+_GEMM = """{headers}// C = A · transposed B, with tiles in shared memory.
+// A [{m}, {k}], B [{n}, {k}], C [{m}, {n}], row after row.
 #ifndef block_size_x
 #define block_size_x 16
 #endif
@@ -94,7 +95,8 @@ extern "C" __global__ void __launch_bounds__(block_size_x) {entry}({parameters})
 }}
 """
 
-_SKELETON = """{headers}// Write the kernel here. Every knob of space.toml is a #define; so is every constant axis of problem.json.
+_SKELETON = """{headers}// Write the kernel here.
+// Every knob of space.toml is a #define; so is every constant axis of problem.json.
 #ifndef block_size_x
 #define block_size_x 128
 #endif
@@ -113,7 +115,8 @@ class NaiveKernel:
 
 
 def naive_kernel(problem: Mapping[str, Any]) -> NaiveKernel:
-    """A correct kernel for `gemm` and `rmsnorm` where the tensors are as FlashInfer-Trace has them; a skeleton for all else."""
+    """A correct kernel for `gemm` and `rmsnorm` where the tensors are as FlashInfer-Trace has them; a skeleton for all
+    else."""
     operation = str(problem.get("op_type", "")).lower()
     if operation == "gemm" and (made := _gemm(problem)):
         return made
@@ -147,22 +150,35 @@ def _headers(*dtypes: str) -> str:
     return "".join(dict.fromkeys(_HEADERS.get(dtype, "") for dtype in dtypes))
 
 
+def _is_plain(size: str) -> bool:
+    """Whether it is one name or number, as the kernels' texts take it."""
+    return re.fullmatch(r"\w+", size) is not None
+
+
 def _gemm(problem: Mapping[str, Any]) -> NaiveKernel | None:
     inputs, outputs = _shapes(problem, "inputs"), _shapes(problem, "outputs")
     if len(inputs) != 2 or len(outputs) != 1:
         return None
     (a, a_shape, a_type), (b, b_shape, b_type), (c, c_shape, c_type) = *inputs, *outputs
     is_product = len(a_shape) == len(b_shape) == 2 and a_shape[1] == b_shape[1] and c_shape == [a_shape[0], b_shape[0]]
-    if not is_product or not {a_type, b_type, c_type} <= _TYPES.keys():
+    if not is_product or not {a_type, b_type, c_type} <= _TYPES.keys() or not all(map(_is_plain, (*a_shape, *b_shape))):
         return None
     m, n, k = a_shape[0], b_shape[0], a_shape[1]
     text = _GEMM.format(
         headers=_headers(a_type, b_type, c_type), m=m, n=n, k=k, c=c, entry=problem["name"],
         parameters=_parameters(problem), load_a=_TO[a_type].format(f"{a}[(long long)(m0_ + row_) * {k} + k0_ + col_]"),
-        load_b=_TO[b_type].format(f"{b}[(long long)(n0_ + row_) * {k} + k0_ + col_]"), store=_FROM[c_type].format("sum_[r_]"),
+        load_b=_TO[b_type].format(f"{b}[(long long)(n0_ + row_) * {k} + k0_ + col_]"),
+        store=_FROM[c_type].format("sum_[r_]"),
     )  # fmt: skip
-    knobs = {"block_size_x": [8, 16, 32], "block_size_y": [4, 8, 16], "tile_k": [8, 16, 32], "rows_per_thread": [1, 2, 4, 8]}
-    rule = Rule("block_size_x * block_size_y % 32 == 0 and block_size_x * block_size_y <= 512", "a block has whole warps")
+    knobs = {
+        "block_size_x": [8, 16, 32],
+        "block_size_y": [4, 8, 16],
+        "tile_k": [8, 16, 32],
+        "rows_per_thread": [1, 2, 4, 8],
+    }
+    rule = Rule(
+        "block_size_x * block_size_y % 32 == 0 and block_size_x * block_size_y <= 512", "a block has whole warps"
+    )
     grid = (f"ceil_div({n}, block_size_x)", f"ceil_div({m}, block_size_y * rows_per_thread)", "1")
     start = {"block_size_x": 16, "block_size_y": 16, "tile_k": 16, "rows_per_thread": 2}
     space = space_text(problem["name"], knobs, [rule], ("block_size_x", "block_size_y", "1"), grid, starts=[start])
@@ -177,19 +193,24 @@ def _rms_norm(problem: Mapping[str, Any]) -> NaiveKernel | None:
     if len(tensors) != 2 or len(outputs) != 1 or len(values) > 1:
         return None
     (x, shape, x_type), (weight, w_shape, w_type), (y, y_shape, y_type) = *tensors, *outputs
-    found = re.search(r"\beps\w*\s*(?::\s*float\s*)?=\s*([0-9][0-9.]*(?:e-?\d+)?)", str(problem["reference"]), re.IGNORECASE)
+    found = re.search(
+        r"\beps\w*\s*(?::\s*float\s*)?=\s*([0-9][0-9.]*(?:e-?\d+)?)", str(problem["reference"]), re.IGNORECASE
+    )
     fits = len(shape) == 2 and w_shape == shape[1:] and y_shape == shape and {x_type, w_type, y_type} <= _TYPES.keys()
-    if not fits or not (values or found):
+    if not fits or not (values or found) or not all(map(_is_plain, shape)):
         return None
     rows, cols = shape
     eps = values[0] if values else f"{float(found[1])!r}f" if found else ""
     value = f"{_TO[x_type].format(f'{x}[begin_ + i_]')} * scale_ * {_TO[w_type].format(f'{weight}[i_]')}"
     text = _RMS_NORM.format(
         headers=_headers(x_type, w_type, y_type), rows=rows, cols=cols, entry=problem["name"], y=y, eps=eps,
-        parameters=_parameters(problem), load_x=_TO[x_type].format(f"{x}[begin_ + i_]"), store=_FROM[y_type].format(value),
+        parameters=_parameters(problem), load_x=_TO[x_type].format(f"{x}[begin_ + i_]"),
+        store=_FROM[y_type].format(value),
     )  # fmt: skip
     knobs = {"block_size_x": [32, 64, 128, 256, 512], "unroll": [1, 2, 4, 8]}
-    space = space_text(problem["name"], knobs, [], "block_size_x", (rows, "1", "1"), starts=[{"block_size_x": 128, "unroll": 1}])
+    space = space_text(
+        problem["name"], knobs, [], "block_size_x", (rows, "1", "1"), starts=[{"block_size_x": 128, "unroll": 1}]
+    )
     return NaiveKernel(text, space, flops=f"4 * {rows} * {cols}")
 
 
@@ -199,7 +220,9 @@ def _skeleton(problem: Mapping[str, Any]) -> NaiveKernel:
     text = _SKELETON.format(
         headers=_headers(*(dtype for *_, dtype in items)), entry=problem["name"], parameters=_parameters(problem)
     )
-    elements = " * ".join(f"({size})" for size in _shapes(problem, "outputs")[0][1]) if _shapes(problem, "outputs") else ""
+    elements = (
+        " * ".join(f"({size})" for size in _shapes(problem, "outputs")[0][1]) if _shapes(problem, "outputs") else ""
+    )
     grid = (f"ceil_div({elements or '1'}, block_size_x)", "1", "1")
     space = space_text(problem["name"], {"block_size_x": [64, 128, 256]}, [], "block_size_x", grid)
     return NaiveKernel(text, space, is_skeleton=True)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ def run_script(kind: str, script: Path, seconds: float = SCRIPT_SECONDS) -> list
             why = f"it did not end after {seconds:g} s" if late else said or "it ended without a word"
             raise UsageError(f"{script} did not come to what there is to import: {why}")
         if out.stat().st_size > MOST_NOTES:
-            raise UsageError(f"{script} gives more than {MOST_NOTES >> 20} MiB of text; that is no description of a kernel")
+            raise UsageError(
+                f"{script} gives more than {MOST_NOTES >> 20} MiB of text; that is no description of a kernel"
+            )
         found: list[dict[str, Any]] = json.loads(out.read_text("utf-8"))
         return found
 
@@ -52,10 +55,8 @@ def _run(command: list[str], seconds: float) -> tuple[str, bool]:
         except subprocess.TimeoutExpired:
             late = True
         finally:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # whatever it started goes too
-            except ProcessLookupError:
-                pass
             process.wait()
         errors.seek(max(0, errors.seek(0, os.SEEK_END) - 2000))
         lines = errors.read().decode(errors="replace").strip().splitlines()

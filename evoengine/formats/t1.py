@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,12 @@ from evoengine.errors import UsageError
 from evoengine.formats.folder import NewFolder, inside, read_json, read_text
 from evoengine.formats.literals import NotLiteral, values_of
 from evoengine.formats.tuned_kernel import (
-    Argument, TunedKernel, folder_of, knob_values, parameters_of, require_divisors,
+    Argument,
+    TunedKernel,
+    folder_of,
+    knob_values,
+    parameters_of,
+    require_divisors,
 )  # fmt: skip
 from evoengine.workloads.folder_reader import require_name
 
@@ -22,7 +28,8 @@ _DIRECTIONS = ("X", "Y", "Z")
 
 
 def import_t1(file: Path, name: str, reference: str | None) -> NewFolder:
-    """The folder of a T1 file and the kernel file beside it. Raises UsageError where the file describes no CUDA kernel."""
+    """The folder of a T1 file and the kernel file beside it. Raises UsageError where the file describes no CUDA
+    kernel."""
     data = read_json(file, "the T1 file")
     spec = data.get("KernelSpecification") if isinstance(data, dict) else None
     space = data.get("ConfigurationSpace") if isinstance(data, dict) else None
@@ -34,16 +41,18 @@ def import_t1(file: Path, name: str, reference: str | None) -> NewFolder:
     text = read_text(inside(file.parent, spec.get("KernelFile"), f"KernelFile of {file}"), "the kernel file")
     remarks: list[str] = []
     knobs = _knobs(file, space, spec, remarks)
+    arguments = _arguments(file, spec, text, entry, remarks)
     kernel = TunedKernel(
         name=name,
         entry=entry,
         text=text,
         knobs=knobs,
-        arguments=_arguments(file, spec, text, entry, remarks),
+        arguments=arguments,
         conditions=[str(c.get("Expression", c)) if isinstance(c, dict) else str(c) for c in _list(space, "Conditions")],
         block=_sizes(spec.get("LocalSize"), "1"),
         problem_size=_sizes(spec.get("GlobalSize"), "1"),
         shared=str(spec.get("SharedMemory") or 0),
+        constants={a.name: a.name for a in arguments if not a.is_parameter},
         remarks=remarks,
     )
     _grid(spec, kernel)
@@ -95,7 +104,8 @@ def _sizes(value: Any, default: str) -> list[str]:
 
 
 def _grid(spec: dict[str, Any], kernel: TunedKernel) -> None:
-    """Blocks: ProblemSize over GridDiv where a file gives these; GlobalSize counts blocks for CUDA, threads for OpenCL."""
+    """Blocks: ProblemSize over GridDiv where a file gives these; GlobalSize counts blocks for CUDA, threads for
+    OpenCL."""
     divisors = [[str(d) for d in _list(spec, f"GridDiv{d}")] for d in _DIRECTIONS]
     if any(divisors) and spec.get("ProblemSize") is not None:
         kernel.problem_size, kernel.grid_div = _sizes(spec["ProblemSize"], "1"), divisors
@@ -105,15 +115,17 @@ def _grid(spec: dict[str, Any], kernel: TunedKernel) -> None:
 
 def _arguments(file: Path, spec: dict[str, Any], text: str, entry: str, remarks: list[str]) -> list[Argument]:
     declared = parameters_of(text, entry)
-    found = []
+    found: list[Argument] = []
+    constants: list[Argument] = []
     for given in _list(spec, "Arguments"):
         if not isinstance(given, dict):
             raise UsageError(f"{file}: Arguments must hold objects with Type and MemoryType")
-        if given.get("MemoryType") in ("Symbol", "Local"):
-            remarks.append(
-                f"the argument {given.get('Name')} in {str(given['MemoryType']).lower()} memory; where the kernel has the same "
-                'data as a parameter, add it as a knob: NAME = ["parameter"]'
-            )
+        if given.get("MemoryType") == "Symbol":
+            symbol = require_name(given.get("Name"), f"{file}: Arguments", "a __constant__ variable")
+            constants.append(replace(_argument(file, given, symbol, remarks), output=False, is_parameter=False))
+            continue
+        if given.get("MemoryType") == "Local":
+            remarks.append(f"the argument {given.get('Name')} in local memory: write its size as shared in space.toml")
             continue
         name = declared[len(found)].name if len(found) < len(declared) else str(given.get("Name"))
         found.append(_argument(file, given, require_name(name, f"{file}: Arguments", "an argument"), remarks))
@@ -121,20 +133,24 @@ def _arguments(file: Path, spec: dict[str, Any], text: str, entry: str, remarks:
         raise UsageError(f"{file} gives {len(found)} arguments, and {entry} takes {len(declared)}")
     if not any(argument.output for argument in found):
         raise UsageError(f"{file} says of no argument that the kernel writes it (AccessType WriteOnly or ReadWrite)")
-    return found
+    return found + constants
 
 
 def _argument(file: Path, given: dict[str, Any], name: str, remarks: list[str]) -> Argument:
     base = str(given.get("Type")).rstrip("0123456789") if given.get("Type") not in _TYPES else str(given["Type"])
     if base not in _TYPES:
-        raise UsageError(f"{file}: the argument {name} has the type {given.get('Type')!r}; known are {', '.join(_TYPES)}")
+        raise UsageError(
+            f"{file}: the argument {name} has the type {given.get('Type')!r}; known are {', '.join(_TYPES)}"
+        )
     width = int(str(given["Type"]).removeprefix(base) or 1)
     if given.get("MemoryType") == "Scalar":
         return Argument(name, _TYPES[base], None, value=given.get("FillValue", 0))
     try:
         (size,) = values_of(str(given.get("Size")))
     except (NotLiteral, ValueError):
-        raise UsageError(f"{file}: the argument {name} has the Size {given.get('Size')!r}, which is no number") from None
+        raise UsageError(
+            f"{file}: the argument {name} has the Size {given.get('Size')!r}, which is no number"
+        ) from None
     access = given.get("AccessType")
     if access == "ReadWrite":
         remarks.append(f"that {name} is read before it is written: it is an output, which starts unwritten")

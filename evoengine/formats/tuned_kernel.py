@@ -23,7 +23,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 @dataclass(frozen=True)
 class Argument:
-    """One of the kernel's parameters. `size` counts elements; None where it is passed by value."""
+    """An input or output. `size` counts elements; None where it is passed by value."""
 
     name: str
     dtype: str
@@ -31,6 +31,8 @@ class Argument:
     value: float | int | None = None
     output: bool = False
     draw: Mapping[str, Any] = field(default_factory=lambda: {"type": "random"})
+    is_parameter: bool = True
+    """whether the kernel takes it as such; else it is the contents of `constants` alone"""
 
 
 @dataclass
@@ -48,11 +50,14 @@ class TunedKernel:
     problem_size: Sequence[str] = ("1",)
     grid_div: Sequence[Sequence[str]] = ((), (), ())
     shared: str = "0"
+    constants: Mapping[str, str] = field(default_factory=dict)
+    """`__constant__` variables, each with the argument whose contents it holds"""
     remarks: list[str] = field(default_factory=list)
 
 
 def folder_of(kernel: TunedKernel, reference: str | None) -> NewFolder:
-    """The folder, and remarks on all that could not be taken over. Raises UsageError where nothing can be made of it."""
+    """The folder, and remarks on all that could not be taken over. Raises UsageError where nothing can be made of
+    it."""
     axes, shapes = _axes(kernel)
     names = {*kernel.knobs, *axes}
     rules = _rules(kernel, names)
@@ -68,12 +73,15 @@ def folder_of(kernel: TunedKernel, reference: str | None) -> NewFolder:
         "axes": {name: {"type": "var"} for name in axes},
         "inputs": inputs,
         "outputs": outputs,
-        "parameters": [a.name for a in kernel.arguments],
+        "parameters": [a.name for a in kernel.arguments if a.is_parameter],
+        "constants": dict(kernel.constants),
         "reference": reference or STUB.format(names=", ".join(inputs)),
         "workloads": [{"axes": axes, "inputs": {a.name: _draw(a) for a in kernel.arguments if a.name in inputs}}],
     }
     space = space_text(kernel.name, kernel.knobs, rules, block, grid, kernel.shared)
-    return NewFolder(problem, space, extern_c(kernel.text, kernel.entry), is_template=False, remarks=tuple(kernel.remarks))
+    return NewFolder(
+        problem, space, extern_c(kernel.text, kernel.entry), is_template=False, remarks=tuple(kernel.remarks)
+    )
 
 
 def _item(argument: Argument, shapes: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -88,21 +96,31 @@ def _axes(kernel: TunedKernel) -> tuple[dict[str, int], dict[str, list[str]]]:
     """Which integer arguments are sizes, with their values, and every tensor's shape by them.
 
     A tensor of n elements has the shape [n] where n is an argument, [m, k] where it is the product of two. Arguments of
-    equal value are no axes: which of them stands where could not be known, and the gate's small problems would be wrong.
+    equal value are no axes: which of them stands where could not be known, and the gate's small problems would be
+    wrong.
     """
-    whole = {a.name: int(a.value) for a in kernel.arguments if a.size is None and a.dtype == "int32" and (a.value or 0) > 1}
+    whole = {
+        a.name: int(a.value) for a in kernel.arguments if a.size is None and a.dtype == "int32" and (a.value or 0) > 1
+    }
     unique = {name: v for name, v in whole.items() if list(whole.values()).count(v) == 1}
     shapes: dict[str, list[str]] = {}
     used: dict[str, int] = {}
     for argument in (a for a in kernel.arguments if a.size is not None):
         pair = next(
-            (p for n in (1, 2) for p in combinations_with_replacement(unique, n) if _product(unique, p) == argument.size), ()
+            (
+                p
+                for n in (1, 2)
+                for p in combinations_with_replacement(unique, n)
+                if _product(unique, p) == argument.size
+            ),
+            (),
         )
         shapes[argument.name] = list(pair) or [str(argument.size)]
         used |= {name: unique[name] for name in pair}
     if not used and kernel.arguments:
         kernel.remarks.append(
-            "sizes that can vary: the gate runs at the file's own sizes; name axes in problem.json where the kernel takes others"
+            "sizes that can vary: the gate runs at the file's own sizes; name axes in problem.json where the "
+            "kernel takes others"
         )
     return {a.name: used[a.name] for a in kernel.arguments if a.name in used}, shapes
 
@@ -178,7 +196,10 @@ def parameters_of(text: str, entry: str) -> list[Parameter]:
         raise UsageError(f"the kernel's text has no __global__ function {entry}")
     parts = [part.strip() for part in found[1].split(",") if part.strip()]
     names = [re.search(r"(\w+)\s*(?:\[\s*\])?$", part) for part in parts]
-    return [Parameter(name[1] if name else f"argument_{i}", "const" in part) for i, (part, name) in enumerate(zip(parts, names))]
+    return [
+        Parameter(name[1] if name else f"argument_{i}", "const" in part)
+        for i, (part, name) in enumerate(zip(parts, names, strict=False))
+    ]
 
 
 def knob_values(name: str, text: str, remarks: list[str]) -> list[Any]:

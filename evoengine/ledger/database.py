@@ -79,7 +79,7 @@ def open_database(url: URL, *, create: bool) -> Engine:
         optuna_schema.require_schema(contents.tables, contents.optuna_revision, url.render_as_string())
     engine = make_engine(url)
     if contents.revision != _scripts().get_current_head():
-        with explained(url):
+        with translate_errors(url):
             _upgrade(engine)
     return engine
 
@@ -120,7 +120,7 @@ def set_pragmas(engine: Engine) -> None:
 
 
 @contextmanager
-def alone(url: URL) -> Iterator[None]:
+def setup_lock(url: URL) -> Iterator[None]:
     """Holds off other processes of evoengine that would set up the same database; raises UsageError if they stay."""
     if url.drivername == "sqlite":
         try:
@@ -142,7 +142,7 @@ def shown(url: URL) -> str:
 
 
 @contextmanager
-def explained(url: URL) -> Iterator[None]:
+def translate_errors(url: URL) -> Iterator[None]:
     """Turns what the database driver raises into one sentence."""
     try:
         yield
@@ -210,7 +210,7 @@ def _look_into_file(path: Path) -> Contents:
         if head[18] == 2:
             # in WAL mode and open nowhere: read without the side files that opening it would make
             uri += "&immutable=1"
-    translated = explained(URL.create("sqlite", database=str(path)))
+    translated = translate_errors(URL.create("sqlite", database=str(path)))
     with translated, closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         tables = (name for (name,) in names if not name.startswith("sqlite_"))
@@ -222,7 +222,7 @@ def _look_into_server(url: URL) -> Contents:
         engine = create_engine(url, poolclass=NullPool)
     except ModuleNotFoundError as error:
         raise MachineError("a PostgreSQL ledger needs the driver psycopg: pip install evoengine[postgres]") from error
-    with explained(url), engine.connect() as connection:
+    with translate_errors(url), engine.connect() as connection:
         return _contents(inspect(connection).get_table_names(), lambda query: connection.scalar(text(query)))
 
 

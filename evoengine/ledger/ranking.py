@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from evoengine.ledger.rows import PREFERENCE
+from evoengine.ledger.rows import KIND_PRECEDENCE
 from evoengine.records import Clocks, Kind, Policy
 from evoengine.terms import FORMULA, model_of
 
@@ -36,7 +36,7 @@ class Figure:
         """Less is trusted more; figures of back-to-back runs stand beside the others, and count where there are
         none."""
         sustained = self.policy is not None and self.policy.clocks is Clocks.SUSTAINED
-        return PREFERENCE.index(self.kind), self.by_formula, sustained
+        return KIND_PRECEDENCE.index(self.kind), self.by_formula, sustained
 
     @property
     def by_formula(self) -> bool:

@@ -44,7 +44,7 @@ from evoengine.records import (
     Verdict,
 )
 
-PREFERENCE = (Kind.MEASURED, Kind.RECORDED, Kind.ESTIMATED)
+KIND_PRECEDENCE = (Kind.MEASURED, Kind.RECORDED, Kind.ESTIMATED)
 """most trusted first"""
 _BINARY_COLUMNS = tuple(name for name in Binary.__slots__ if name != "listing")
 """a listing is made from the cubin when it is needed"""
@@ -68,7 +68,7 @@ def numbers_from_json(values: Iterable[Any]) -> tuple[float, ...]:
     return tuple(float(v) for v in values)
 
 
-def kept_binary(session: Session, source: Source, binary: Binary) -> int:
+def get_or_create_binary(session: Session, source: Source, binary: Binary) -> int:
     """The id of what that compiler made of that source; one that is there already is kept."""
     values = {name: getattr(binary, name) for name in _BINARY_COLUMNS}
     key = {"source_sha256": source.sha256} | {name: values.pop(name) for name in ("options", "arch", "compiler")}
@@ -82,7 +82,7 @@ def to_binary(row: BinaryRow, with_cubin: bool) -> Binary:
     return Binary(cubin=row.cubin if with_cubin else b"", warnings=tuple(row.warnings), **plain)
 
 
-def kept_source(session: Session, source: Source) -> dict[str, object]:
+def get_or_create_source(session: Session, source: Source) -> dict[str, object]:
     """Keeps the text, once; what the candidate's own row says of the source."""
     _insert_new(session, SourceRow, sha256=source.sha256, text=source.text)
     x, y, z = source.launch.grid
@@ -176,7 +176,7 @@ def to_policy(values: Mapping[str, Any]) -> Policy:
 def most_trusted(figures: Sequence[Measurement]) -> Measurement | None:
     """The last of the most trusted kind; before those of back-to-back runs and estimates by formula. `figures` come
     oldest first."""
-    return min(reversed(figures), key=lambda m: (PREFERENCE.index(m.kind), m.by_formula, m.is_sustained), default=None)
+    return min(reversed(figures), key=lambda m: (KIND_PRECEDENCE.index(m.kind), m.by_formula, m.is_sustained), default=None)
 
 
 def last_sustained(figures: Sequence[Measurement]) -> Measurement | None:
@@ -186,7 +186,7 @@ def last_sustained(figures: Sequence[Measurement]) -> Measurement | None:
 
 def most_trusted_kind(figures: Iterable[Measurement]) -> Kind:
     """Of several figures; where there is none, the kind that claims least."""
-    return min((m.kind for m in figures), key=PREFERENCE.index, default=PREFERENCE[-1])
+    return min((m.kind for m in figures), key=KIND_PRECEDENCE.index, default=KIND_PRECEDENCE[-1])
 
 
 def baseline_values(baseline: Baseline) -> dict[str, object]:
@@ -209,7 +209,7 @@ def to_profile(row: ProfileRow) -> Profile:
     return Profile(row.tool, row.device, figures, tuple(row.remarks))
 
 
-def eagerly(with_cubin: bool) -> tuple[ORMOption, ...]:
+def load_options(with_cubin: bool) -> tuple[ORMOption, ...]:
     """Loads what `to_candidate` reads of many rows at once."""
     binary = joinedload(CandidateRow.binary)
     return (

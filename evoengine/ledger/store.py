@@ -13,11 +13,12 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from sqlalchemy import URL, Engine, Select, func, select, update
-from sqlalchemy.orm import Session, aliased, joinedload, undefer
+from sqlalchemy.orm import Session, joinedload, undefer
 
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
-from evoengine.ledger.database import explained, open_database, parse_url, shown
+from evoengine.ledger.database import translate_errors, open_database, parse_url, shown
+from evoengine.ledger.figures import figures_of_correct
 from evoengine.ledger.models import (
     BaselineRow,
     BinaryRow,
@@ -31,9 +32,9 @@ from evoengine.ledger.ranking import Figure, ranked
 from evoengine.ledger.rows import (
     baseline_values,
     device_row,
-    eagerly,
-    kept_binary,
-    kept_source,
+    load_options,
+    get_or_create_binary,
+    get_or_create_source,
     measurement_values,
     profile_values,
     to_baseline,
@@ -46,7 +47,7 @@ from evoengine.ledger.rows import (
     verdict_values,
 )
 from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, may_live, this_host
-from evoengine.ledger.transfer import WholeRun, enter_run, read_run
+from evoengine.ledger.transfer import RunHistory, insert_run, read_run
 from evoengine.objectives import DEFAULT
 from evoengine.paths import default_database
 from evoengine.records import (
@@ -194,15 +195,15 @@ class Ledger:
         times: list[float] = [us for us, policy in rows if to_policy(policy) == baseline.policy]
         return statistics.median(times or [baseline.median_us])
 
-    def whole_run(self, run: int) -> WholeRun:
+    def whole_run(self, run: int) -> RunHistory:
         """All that is known of a run's finished candidates, cubins included, for another ledger to take in."""
         with self._reading() as session:
             return read_run(session, run)
 
-    def import_run(self, whole: WholeRun) -> tuple[int, list[int]]:
+    def import_run(self, whole: RunHistory) -> tuple[int, list[int]]:
         """Enters a run of another ledger or tuner, all or nothing; its number and the new trial numbers, in order."""
         with self._writing() as session:
-            return enter_run(session, whole, _now())
+            return insert_run(session, whole, _now())
 
     # ── a candidate on its way ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -221,7 +222,7 @@ class Ledger:
 
     def record_source(self, trial: int, source: Source) -> None:
         with self._writing() as session:
-            _update_candidate(session, trial, **kept_source(session, source))
+            _update_candidate(session, trial, **get_or_create_source(session, source))
 
     def find_binary(self, source_sha256: str, options: str, arch: str, compiler: str) -> Binary | None:
         """What that compiler made of that source, in whatever run."""
@@ -233,7 +234,7 @@ class Ledger:
     def record_binary(self, trial: int, source: Source, binary: Binary) -> None:
         """Ties the candidate to the binary; one that is there already for the same source and compiler is kept."""
         with self._writing() as session:
-            _update_candidate(session, trial, binary_id=kept_binary(session, source, binary))
+            _update_candidate(session, trial, binary_id=get_or_create_binary(session, source, binary))
 
     def record_verdict(self, trial: int, verdict: Verdict) -> None:
         with self._writing() as session:
@@ -298,7 +299,7 @@ class Ledger:
         By figures of one kind, device and policy, which `measurement` of each then is; finals before single timings. A
         kernel that several runs found is there once.
         """
-        figures = _figures_of_correct(problem, gpu)
+        figures = figures_of_correct(problem, gpu)
         if run is not None:
             figures = figures.where(CandidateRow.run_id == run)
         with self._reading() as session:
@@ -337,62 +338,24 @@ class Ledger:
 
     def _load(self, wanted: Select[CandidateRow], with_cubin: bool = False) -> list[Candidate]:
         with self._reading() as session:
-            rows = session.scalars(wanted.options(*eagerly(with_cubin)).order_by(CandidateRow.id))
+            rows = session.scalars(wanted.options(*load_options(with_cubin)).order_by(CandidateRow.id))
             return [to_candidate(row, with_cubin) for row in rows]
 
     # ── transactions ────────────────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
     def _writing(self) -> Iterator[Session]:
-        with explained(self._url), Session(self._engine) as session, session.begin():
+        with translate_errors(self._url), Session(self._engine) as session, session.begin():
             yield session
 
     @contextmanager
     def _reading(self) -> Iterator[Session]:
-        with explained(self._url), Session(self._engine.execution_options(reading=True)) as session:
+        with translate_errors(self._url), Session(self._engine.execution_options(reading=True)) as session:
             yield session
 
 
 def _abandoned() -> Select[CandidateRow]:
     return select(CandidateRow).join(RunRow).where(CandidateRow.outcome.is_(None), RunRow.status != RUNNING)
-
-
-def _figures_of_correct(
-    problem: str, gpu: str
-) -> Select[str, int, int, str, float, str | None, dict[str, Any], str, int, dict[str, Any] | None]:
-    """(kernel, id, trial, kind, compared time in µs, suspect, terms, device, run, policy), oldest first; a kernel is
-    its source, and where that is unknown, as of what another tuner recorded, its configuration.
-
-    Of what ended ranked and was not refuted by a later verdict of the gate. A verdict on executed machine code decides
-    nothing here: what it refutes ends as not ranked, unless a GPU measured it.
-    """
-    any_verdict = aliased(VerdictRow)
-    of_gate = (any_verdict.candidate_id == CandidateRow.id, any_verdict.device != EXECUTOR)
-    last = select(func.max(any_verdict.id)).where(*of_gate).scalar_subquery()
-    return (
-        select(
-            func.coalesce(CandidateRow.source_sha256, CandidateRow.config_key),
-            MeasurementRow.id,
-            CandidateRow.id,
-            MeasurementRow.kind,
-            func.coalesce(MeasurementRow.normalised_us, MeasurementRow.median_us),
-            MeasurementRow.suspect,
-            MeasurementRow.terms,
-            MeasurementRow.device,
-            CandidateRow.run_id,
-            MeasurementRow.policy,
-        )
-        .select_from(CandidateRow)
-        .join(MeasurementRow)
-        .outerjoin(VerdictRow, VerdictRow.id == last)
-        .where(
-            CandidateRow.problem == problem,
-            CandidateRow.gpu == gpu,
-            CandidateRow.outcome.in_([str(o) for o in Outcome if o.ranked]),
-            VerdictRow.outcome.is_(None),
-        )
-        .order_by(MeasurementRow.id)
-    )
 
 
 def _update_candidate(session: Session, trial: int, **values: object) -> None:

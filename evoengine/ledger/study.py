@@ -25,7 +25,7 @@ from sqlalchemy import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from evoengine.errors import EvoengineError, UsageError
-from evoengine.ledger.database import alone, engine_options, explained, look, parse_url, set_pragmas
+from evoengine.ledger.database import setup_lock, engine_options, translate_errors, look, parse_url, set_pragmas
 from evoengine.ledger.optuna_schema import require_schema
 from evoengine.ledger.rows import most_trusted
 from evoengine.ledger.runs import Run
@@ -65,7 +65,7 @@ def optuna_storage(database: str) -> RDBStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     url = parse_url(database)
     # Optuna makes its tables one by one, and another process must neither do the same nor judge them half-made
-    with alone(url), _explained(url):
+    with setup_lock(url), _explained(url):
         contents = look(url)
         require_schema(contents.tables, contents.optuna_revision, url.render_as_string())
         storage = RDBStorage(
@@ -94,7 +94,7 @@ def artifact_store(database: str) -> FileSystemArtifactStore:
 @contextmanager
 def _explained(url: URL) -> Iterator[None]:
     """As `explained`, for errors that Optuna has wrapped in its own."""
-    with explained(url):
+    with translate_errors(url):
         try:
             yield
         except StorageInternalError as error:

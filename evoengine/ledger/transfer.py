@@ -21,9 +21,9 @@ from evoengine.ledger.models import (
 from evoengine.ledger.rows import (
     baseline_values,
     device_row,
-    eagerly,
-    kept_binary,
-    kept_source,
+    load_options,
+    get_or_create_binary,
+    get_or_create_source,
     measurement_values,
     profile_values,
     to_baseline,
@@ -41,7 +41,7 @@ _TRIAL = re.compile(r"\btrial (\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Dossier:
+class CandidateHistory:
     """A finished candidate with all its verdicts, figures and profiles, oldest first, each with when it was taken.
 
     A time is None where nobody noted it.
@@ -56,30 +56,30 @@ class Dossier:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeRun:
+class RunHistory:
     """A run with its baselines, each with when it was taken, and its finished candidates in their order."""
 
     run: Run
     baselines: Sequence[tuple[datetime | None, Baseline]]
-    dossiers: Iterable[Dossier]
+    dossiers: Iterable[CandidateHistory]
 
 
-def read_run(session: Session, number: int) -> WholeRun:
+def read_run(session: Session, number: int) -> RunHistory:
     """The run of that number, cubins included."""
     of_run = select(BaselineRow).where(BaselineRow.run_id == number).order_by(BaselineRow.id)
     finished = select(CandidateRow).where(CandidateRow.run_id == number, CandidateRow.outcome.is_not(None))
     rows = session.scalars(
-        finished.options(*eagerly(with_cubin=True), selectinload(CandidateRow.profiles)).order_by(CandidateRow.id)
+        finished.options(*load_options(with_cubin=True), selectinload(CandidateRow.profiles)).order_by(CandidateRow.id)
     )
-    return WholeRun(
+    return RunHistory(
         to_run(session.get_one(RunRow, number)),
         [(b.taken_at, to_baseline(b)) for b in session.scalars(of_run)],
         [_dossier(row) for row in rows],
     )
 
 
-def _dossier(row: CandidateRow) -> Dossier:
-    return Dossier(
+def _dossier(row: CandidateRow) -> CandidateHistory:
+    return CandidateHistory(
         to_candidate(row, with_cubin=True),
         row.created_at,
         row.finished_at,
@@ -89,7 +89,7 @@ def _dossier(row: CandidateRow) -> Dossier:
     )
 
 
-def enter_run(session: Session, whole: WholeRun, now: datetime) -> tuple[int, list[int]]:
+def insert_run(session: Session, whole: RunHistory, now: datetime) -> tuple[int, list[int]]:
     """The number it gets, and its candidates' new trial numbers, in order. `now` stands for times that nobody noted.
 
     Whatever names another trial of the run is renumbered; parents and incumbents of other runs are not of this ledger
@@ -125,16 +125,16 @@ def enter_run(session: Session, whole: WholeRun, now: datetime) -> tuple[int, li
     return run.id, list(numbers.values())
 
 
-def _candidate_row(session: Session, dossier: Dossier, run: int, now: datetime) -> CandidateRow:
+def _candidate_row(session: Session, dossier: CandidateHistory, run: int, now: datetime) -> CandidateRow:
     c = dossier.candidate
     row = CandidateRow(
         run_id=run, problem=c.problem, gpu=c.gpu, config=dict(c.config), config_key=config_key(c.config),
         parents=list(c.parents), operator=c.operator, created_at=dossier.created_at or now,
         finished_at=dossier.finished_at or now, outcome=str(c.outcome), reason=c.reason, device=c.device,
-        occupancy=c.occupancy, **(kept_source(session, c.source) if c.source else {}),
+        occupancy=c.occupancy, **(get_or_create_source(session, c.source) if c.source else {}),
     )  # fmt: skip
     if c.source and c.binary:
-        row.binary_id = kept_binary(session, c.source, c.binary)
+        row.binary_id = get_or_create_binary(session, c.source, c.binary)
     session.add(row)
     session.flush()
     for taken, verdict in dossier.verdicts:

@@ -35,7 +35,7 @@ from evoengine.ledger.rows import (
     verdict_values,
 )
 from evoengine.ledger.runs import RUNNING, Device, Run, this_host
-from evoengine.ledger.transfer import Dossier, WholeRun
+from evoengine.ledger.transfer import CandidateHistory, RunHistory
 from evoengine.records import UNKNOWN_POLICY, Binary, Candidate, Kind, Launch, Outcome, Source
 
 SCHEMA_VERSION = "1.1.0"
@@ -63,7 +63,7 @@ Dated = tuple[datetime | None, Any]
 _fields = cache(get_type_hints)
 
 
-def to_t4(whole: WholeRun) -> dict[str, Any]:
+def to_t4(whole: RunHistory) -> dict[str, Any]:
     """The run with its finished candidates, cubins included."""
     run, dossiers = whole.run, list(whole.dossiers)
     kind = most_trusted_kind(figure for dossier in dossiers for _, figure in dossier.figures)
@@ -90,7 +90,7 @@ def to_t4(whole: WholeRun) -> dict[str, Any]:
     }
 
 
-def from_t4(data: Mapping[str, Any]) -> WholeRun | None:
+def from_t4(data: Mapping[str, Any]) -> RunHistory | None:
     """What `to_t4` wrote, or None where another tuner wrote the file. The run gets this process's host and pid.
 
     Raises AttributeError, KeyError, OverflowError, TypeError or ValueError where a part is missing or wrong.
@@ -109,8 +109,8 @@ def from_t4(data: Mapping[str, Any]) -> WholeRun | None:
         host=this_host(), pid=os.getpid(), **{name: described[name] for name in _OF_RUN},
     )  # fmt: skip
     baselines = _undated([_OLD_BASELINE | b for b in described["baselines"]], to_baseline)
-    whole = WholeRun(run, baselines, [_dossier(r["evoengine"]) for r in results])
-    _conforms(whole, WholeRun)
+    whole = RunHistory(run, baselines, [_dossier(r["evoengine"]) for r in results])
+    _conforms(whole, RunHistory)
     return whole
 
 
@@ -131,7 +131,7 @@ def _undated(found: Iterable[Mapping[str, Any]], record: Callable[[Any], Any]) -
     return [(_moment(d, "taken_at"), record(SimpleNamespace(**d))) for d in found]
 
 
-def _result(dossier: Dossier, kind: Kind) -> dict[str, Any]:
+def _result(dossier: CandidateHistory, kind: Kind) -> dict[str, Any]:
     """`kind` of figure the run went by, for a candidate that has none."""
     c = dossier.candidate
     times: dict[str, Any] = {}
@@ -161,7 +161,7 @@ def _result(dossier: Dossier, kind: Kind) -> dict[str, Any]:
     }
 
 
-def _whole(dossier: Dossier) -> dict[str, Any]:
+def _whole(dossier: CandidateHistory) -> dict[str, Any]:
     c = dossier.candidate
     return {name: getattr(c, name) for name in _OF_CANDIDATE} | {
         "config": dict(c.config),
@@ -183,7 +183,7 @@ def _binary_values(binary: Binary) -> dict[str, Any]:
     return values
 
 
-def _dossier(d: Mapping[str, Any]) -> Dossier:
+def _dossier(d: Mapping[str, Any]) -> CandidateHistory:
     # before all verdicts were kept, there was the last one as `verdict`
     verdicts = d["verdicts"] if "verdicts" in d else [v for v in [d["verdict"]] if v]
     verdicts = _undated(verdicts, to_verdict)
@@ -200,7 +200,7 @@ def _dossier(d: Mapping[str, Any]) -> Dossier:
         sustained=last_sustained([figure for _, figure in figures]),
     )  # fmt: skip
     created, finished = _moment(d, "created_at"), _moment(d, "finished_at")
-    return Dossier(candidate, created, finished, verdicts, figures, _undated(d.get("profiles", ()), to_profile))
+    return CandidateHistory(candidate, created, finished, verdicts, figures, _undated(d.get("profiles", ()), to_profile))
 
 
 def _figure(d: Mapping[str, Any]) -> dict[str, Any]:

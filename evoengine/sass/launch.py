@@ -13,9 +13,9 @@ import numpy as np
 from evoengine import records
 from evoengine.devices import tensor_map
 from evoengine.devices.base import (
-    Argument,
     ConstantArgument,
     KernelCrashed,
+    PassedArgument,
     ScalarArgument,
     TensorArgument,
     TensorMapArgument,
@@ -67,7 +67,7 @@ class StructArgument:
     parts: tuple[tuple[int, Part], ...]
 
 
-Part = Argument | DrawnArgument
+Part = PassedArgument | DrawnArgument
 AnyArgument = Part | StructArgument
 
 
@@ -138,7 +138,7 @@ class Launch:
 
 
 def prepare(
-    kernel: Kernel, launch: records.Launch | Geometry, arguments: Sequence[AnyArgument], seed: int,
+    kernel: Kernel, launch: records.Launch | Geometry, arguments: Sequence[AnyArgument | ConstantArgument], seed: int,
     constants: Mapping[str, bytes] | None = None,
 ) -> Launch:  # fmt: skip
     """Everything that the kernel needs to run: `arguments` in the order of its parameters, `__constant__` variables by
@@ -150,12 +150,12 @@ def prepare(
     require_arch(kernel)
     geometry = launch if isinstance(launch, Geometry) else Geometry(launch.grid, launch.block, launch.shared_bytes)
     _check_launch(kernel, geometry)
-    allocations = _allocate(kernel, arguments, seed)
-    addresses = {allocation.name: allocation.address for allocation in allocations}
     given = {a.name: a.data.tobytes() for a in arguments if isinstance(a, ConstantArgument)}
     passed = [a for a in arguments if not isinstance(a, ConstantArgument)]
+    allocations = _allocate(kernel, passed, seed)
+    addresses = {allocation.name: allocation.address for allocation in allocations}
     banks = _banks(kernel, geometry, passed, addresses, {**(constants or {}), **given})
-    return Launch(kernel, geometry, arguments, allocations, banks, seed)
+    return Launch(kernel, geometry, passed, allocations, banks, seed)
 
 
 def require_arch(kernel: Kernel) -> None:

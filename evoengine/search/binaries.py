@@ -6,14 +6,15 @@ import secrets
 
 from evoengine.errors import MachineError, UsageError
 from evoengine.ledger.store import Ledger
-from evoengine.records import Binary, BinaryCheck, Candidate, Config, Outcome, Rejection, Source
+from evoengine.records import Binary, Candidate, Config, Outcome, Rejection, Source
+from evoengine.stages.binary_check import BinaryCheck
 from evoengine.sass.build import build
-from evoengine.search.judges import gate_plan, seed_for
+from evoengine.search.evaluators import gate_plan, seed_for
 from evoengine.search.remeasure import spaces_of
 from evoengine.search.targets import target_of
-from evoengine.search.workers import COMPILER_TERMS, WorkerPool
+from evoengine.search.workers import COMPILER_LIMITS, WorkerPool
 from evoengine.space.space import SearchSpace
-from evoengine.stages.pipeline import execute_task
+from evoengine.stages.tasks import execute_task
 from evoengine.workloads.base import Target
 
 
@@ -25,7 +26,7 @@ def check_binary(
     Raises MachineError where this machine has no disassembler or no C++ compiler.
     """
     build()  # here, where no time limit of a worker ends it
-    workers = WorkerPool(1, COMPILER_TERMS)
+    workers = WorkerPool(1, COMPILER_LIMITS)
     try:
         plan = gate_plan(space, target, config)
         future = workers.submit(

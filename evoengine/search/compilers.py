@@ -6,9 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from evoengine.ledger.store import Ledger
-from evoengine.records import Binary, Contender, Outcome, Rejection, Source
+from evoengine.records import Binary, CompiledCandidate, Outcome, Rejection, Source
 from evoengine.search.setting import Setting
-from evoengine.search.workers import Terms, WorkerPool
+from evoengine.search.workers import WorkerLimits, WorkerPool
 from evoengine.stages.compile import options
 from evoengine.stages.predict import Estimated
 from evoengine.stages.toolchain import compiler_version
@@ -20,7 +20,7 @@ KEPT = 128
 class Compilers:
     def __init__(
         self, setting: Setting, ledger: Ledger, compiler: Callable[[Source, str], Binary | Rejection],
-        predictor: Callable[..., Estimated], terms: Terms,
+        predictor: Callable[..., Estimated], terms: WorkerLimits,
     ) -> None:  # fmt: skip
         self.workers = WorkerPool(setting.jobs, terms)
         self._setting, self._ledger = setting, ledger
@@ -45,7 +45,7 @@ class Compilers:
                 del self._binaries[next(iter(self._binaries))]
         return future
 
-    def predict(self, contender: Contender) -> Future:
+    def predict(self, contender: CompiledCandidate) -> Future:
         """A future of Estimated or a Rejection; what failed before is predicted again."""
         s, key = self._setting, contender.source.sha256
         if not _holds(self._predictions.get(key), Estimated):

@@ -25,15 +25,15 @@ from evoengine.records import (
 )
 from evoengine.search.compilers import Compilers
 from evoengine.search.finals import hold_finals, record_finals
-from evoengine.search.judges import Judge, Usage, record_judged, seed_for, timed_baselines
+from evoengine.search.evaluators import Evaluator, Usage, record_evaluation, seed_for, timed_baselines
 from evoengine.search.lookahead import Lookahead
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
 from evoengine.search.proposer import Proposal, Proposer
 from evoengine.search.samplers import LED
 from evoengine.search.setting import Setting
 from evoengine.search.siblings import sibling_prior
-from evoengine.search.workers import COMPILER_TERMS, Terms
-from evoengine.stages.pipeline import Judged, compile_task, predict_task
+from evoengine.search.workers import COMPILER_LIMITS, WorkerLimits
+from evoengine.stages.tasks import Evaluation, compile_task, predict_task
 from evoengine.stages.predict import Estimated
 
 POLL_SECONDS = 0.1
@@ -115,9 +115,9 @@ class Coordinator:
     """
 
     def __init__(
-        self, setting: Setting, ledger: Ledger, run: int, judge: Judge,
+        self, setting: Setting, ledger: Ledger, run: int, judge: Evaluator,
         on_change: Callable[[Progress], None], on_finish: Callable[[int], None],
-        compiler: Callable[[Source, str], Binary | Rejection] = compile_task, terms: Terms = COMPILER_TERMS,
+        compiler: Callable[[Source, str], Binary | Rejection] = compile_task, terms: WorkerLimits = COMPILER_LIMITS,
         predictor: Callable[..., Estimated] = predict_task,
     ) -> None:  # fmt: skip
         self.setting, self.ledger, self.run = setting, ledger, run
@@ -297,10 +297,10 @@ class Coordinator:
         seed = seed_for(self.setting.seed, self.run, flight.trial)
         self._judging[self._pipeline.evaluate(compiled, seed, self._compilers.workers)] = flight
 
-    def _on_judged(self, flight: InFlight, result: Judged | Rejection) -> None:
-        if self.setting.timed and isinstance(result, Judged) and result.figure:
+    def _on_judged(self, flight: InFlight, result: Evaluation | Rejection) -> None:
+        if self.setting.timed and isinstance(result, Evaluation) and result.figure:
             self._predict(flight)
-        self._finish(flight, *record_judged(self.ledger, flight.trial, result))
+        self._finish(flight, *record_evaluation(self.ledger, flight.trial, result))
 
     def _predict(self, flight: InFlight) -> None:
         """Has the model's figure put beside the measured one: how well predictions rank is known of every search."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evoengine.errors import EvoengineError, UsageError
-from evoengine.records import Binary, Config, Contender, Source, config_key
+from evoengine.records import Binary, Config, CompiledCandidate, Source, config_key
 from evoengine.search.compilers import Compilers
 from evoengine.search.samplers.prior import Prior
 from evoengine.search.setting import Setting
@@ -123,7 +123,7 @@ class Lookahead:
         return True
 
     def _predict(self, look: _Look, binary: Binary) -> bool:
-        future = self._compilers.predict(Contender(0, look.source, binary, look.config))
+        future = self._compilers.predict(CompiledCandidate(0, look.source, binary, look.config))
         self._predicting.setdefault(future, []).append(look)
         return True
 

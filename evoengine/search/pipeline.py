@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evoengine.errors import UsageError
-from evoengine.records import Binary, Config, Contender, Outcome, Rejection, Source
-from evoengine.search.judges import Judge, make_job
+from evoengine.records import Binary, Config, CompiledCandidate, Outcome, Rejection, Source
+from evoengine.search.evaluators import Evaluator, make_job
 from evoengine.search.workers import WorkerPool
 from evoengine.space.space import SearchSpace
-from evoengine.stages.pipeline import Judged
+from evoengine.stages.tasks import Evaluation
 from evoengine.stages.render import render
 from evoengine.stages.screen import screen_binary, screen_launch
 from evoengine.workloads.base import Target
@@ -38,8 +38,8 @@ class Compiled(Rendered):
     occupancy: float
 
     @property
-    def contender(self) -> Contender:
-        return Contender(self.trial, self.source, self.binary, self.config)
+    def contender(self) -> CompiledCandidate:
+        return CompiledCandidate(self.trial, self.source, self.binary, self.config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Pipeline:
     target: Target
     space: SearchSpace
     templates: Path
-    judge: Judge
+    judge: Evaluator
     timed: bool
 
     def render(self, candidate: Proposed) -> Rendered | Rejection:
@@ -78,7 +78,7 @@ class Pipeline:
         why = screen_binary(candidate.binary, candidate.source.launch, self.target.gpu, cost, self.timed)
         return Rejection(Outcome.SCREENED, why) if why else None
 
-    def evaluate(self, candidate: Compiled, seed: int, workers: WorkerPool | None) -> Future[Judged | Rejection]:
+    def evaluate(self, candidate: Compiled, seed: int, workers: WorkerPool | None) -> Future[Evaluation | Rejection]:
         """Gate and figure, on the device that judges; `workers` are those of the compilers, where it has none."""
         job = make_job(self.space, self.target, candidate.contender, seed)
         return self.judge.submit(job, workers)

@@ -24,7 +24,7 @@ import numpy as np
 
 from evoengine.errors import UsageError
 from evoengine.records import Config, Kind, Outcome, Value
-from evoengine.space.definition import Knob, must_be
+from evoengine.space.definition import Knob, domain_error
 
 MILLISECONDS = {
     "nanoseconds": 1e-6, "ns": 1e-6, "microseconds": 1e-3, "us": 1e-3, "µs": 1e-3, "milliseconds": 1.0,

@@ -11,10 +11,10 @@ from pathlib import Path
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate, Outcome, Rejection
 from evoengine.search.finals import hold_finals, record_finals
-from evoengine.search.judges import Judge, record_judged, seed_for, timed_baselines
+from evoengine.search.evaluators import Evaluator, record_evaluation, seed_for, timed_baselines
 from evoengine.search.pipeline import Compiled, Pipeline
 from evoengine.space.space import SearchSpace, load_space
-from evoengine.stages.pipeline import Judged
+from evoengine.stages.tasks import Evaluation
 from evoengine.workloads.base import Target
 
 POLL_SECONDS = 0.1
@@ -63,7 +63,7 @@ class Remeasurer:
     """Gates and times candidates in the order given; each is in the ledger when `on_finish` is called with it."""
 
     def __init__(
-        self, ledger: Ledger, run: int, judge: Judge, target: Target, seed: int, on_finish: Callable[[Candidate], None],
+        self, ledger: Ledger, run: int, judge: Evaluator, target: Target, seed: int, on_finish: Callable[[Candidate], None],
     ) -> None:  # fmt: skip
         self._ledger, self._run, self._judge = ledger, run, judge
         self._target, self._seed, self._on_finish = target, seed, on_finish
@@ -89,16 +89,16 @@ class Remeasurer:
         finally:
             self._judge.close()
 
-    def _evaluate(self, candidate: Candidate, space: SearchSpace) -> Future[Judged | Rejection]:
+    def _evaluate(self, candidate: Candidate, space: SearchSpace) -> Future[Evaluation | Rejection]:
         """From the binary on; nothing is rendered or compiled again, so no templates are needed."""
         whole = self._ledger.candidate(candidate.trial, with_cubin=True)
         pipeline = Pipeline(self._target, space, Path(), self._judge, timed=True)
         compiled = Compiled(whole.trial, whole.config, whole.source, whole.binary, whole.occupancy)
         return pipeline.evaluate(compiled, seed_for(self._seed, self._run, whole.trial), None)
 
-    def _record(self, candidate: Candidate, result: Judged | Rejection) -> None:
+    def _record(self, candidate: Candidate, result: Evaluation | Rejection) -> None:
         """What the GPU says replaces the emulator's word, for better or worse."""
-        outcome, reason, device = record_judged(self._ledger, candidate.trial, result)
+        outcome, reason, device = record_evaluation(self._ledger, candidate.trial, result)
         self._ledger.finish(candidate.trial, outcome, reason, candidate.occupancy, device)
         self._on_finish(self._ledger.candidate(candidate.trial))
 

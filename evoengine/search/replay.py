@@ -12,7 +12,7 @@ from evoengine.search.coordinator import Progress
 from evoengine.search.proposer import Proposer
 from evoengine.search.recorded import RecordedSpace
 
-AIM = OBJECTIVES["speed"]
+REPLAY_OBJECTIVE = OBJECTIVES["speed"]
 """a recorded file has times, and seldom says how many operations they were for"""
 
 
@@ -26,7 +26,7 @@ class Replay:
         self.progress = Progress(trials)
         self._space, self._ledger, self._run = space, ledger, run
         self._seconds, self._on_change, self._on_finish = seconds, on_change, on_finish
-        self._proposer = Proposer(space, sampler, seed, objectives=(AIM,))
+        self._proposer = Proposer(space, sampler, seed, objectives=(REPLAY_OBJECTIVE,))
         self._stop = False
 
     @property
@@ -53,7 +53,7 @@ class Replay:
             candidate = entry(self._space, proposal.config, self._run)
             trial = self._record(candidate, proposal.parents, proposal.operator)
             self._proposer.started(proposal, trial)
-            self._proposer.tell(proposal, worth(candidate, (AIM,)))
+            self._proposer.tell(proposal, worth(candidate, (REPLAY_OBJECTIVE,)))
             self.progress.outcomes[candidate.outcome] += 1
             self._on_finish(trial)
             self._on_change(self.progress)

@@ -32,9 +32,9 @@ from evoengine.records import Outcome, Rejection
 
 START_SECONDS = 180.0
 """a worker that is not ready after this long will not be"""
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 """how often a worker at work is looked after; its answer itself is not waited for in steps"""
-LAST_WORDS = 300
+OUTPUT_TAIL_CHARS = 300
 """characters of a dead worker's output that go into the reason"""
 _PR_SET_PDEATHSIG = 1
 """prctl(2)"""
@@ -45,7 +45,7 @@ def nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class WorkerLimits:
     """What a worker is given: time per task, memory, environment, and what it loads before its first task."""
 
     seconds: float = 180.0
@@ -61,12 +61,12 @@ class Terms:
     """whether a second process stands by, warmed up, to take over at once where the first is lost"""
 
 
-COMPILER_TERMS = Terms(environment={"CUDA_VISIBLE_DEVICES": ""}, niceness=10)
+COMPILER_LIMITS = WorkerLimits(environment={"CUDA_VISIBLE_DEVICES": ""}, niceness=10)
 """of workers that compile: NVRTC would start the driver in each, and none may keep a GPU's runner waiting"""
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class Deferred:
     """An argument that is asked for when its task starts, not when it is submitted."""
 
     ask: Callable[[], object]
@@ -83,7 +83,7 @@ class Failure:
 # ── in the worker's process ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _begin(terms: Terms, output: str) -> None:
+def _begin(terms: WorkerLimits, output: str) -> None:
     """Ctrl-C is the coordinator's to answer; a group of its own lets the worker be killed with all that it started."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgid(0, 0)
@@ -113,7 +113,7 @@ def _answer(task: Callable, args: tuple) -> bytes:
     except EvoengineError as error:
         return pickle.dumps(error)
     except BaseException as error:  # SystemExit too ends the task alone
-        return pickle.dumps(Failure(f"{type(error).__name__}: {error}"[:LAST_WORDS]))
+        return pickle.dumps(Failure(f"{type(error).__name__}: {error}"[:OUTPUT_TAIL_CHARS]))
 
 
 # ── in the coordinator's ────────────────────────────────────────────────────────────────────────────────────────────
@@ -122,7 +122,7 @@ def _answer(task: Callable, args: tuple) -> bytes:
 class _Worker:
     """One process, until it fails."""
 
-    def __init__(self, terms: Terms, output: Path) -> None:
+    def __init__(self, terms: WorkerLimits, output: Path) -> None:
         self._terms, self._output = terms, output
         self._pool = ProcessPool(
             1, initializer=_begin, initargs=(terms, str(self._output)), context=multiprocessing.get_context("spawn")
@@ -150,7 +150,7 @@ class _Worker:
         deadline = time.monotonic() + self._terms.seconds
         while True:
             try:
-                answer = pickle.loads(future.result(LOOK_SECONDS))
+                answer = pickle.loads(future.result(POLL_SECONDS))
                 break
             except TimeoutError:
                 if time.monotonic() > deadline:
@@ -162,17 +162,17 @@ class _Worker:
             except BrokenProcessPool:
                 raise
             except Exception as error:
-                return Failure(f"the answer cannot be read: {type(error).__name__}: {error}"[:LAST_WORDS])
+                return Failure(f"the answer cannot be read: {type(error).__name__}: {error}"[:OUTPUT_TAIL_CHARS])
         if isinstance(answer, EvoengineError):
             raise answer
         return answer
 
-    def _last_words(self) -> str:
+    def _output_tail(self) -> str:
         """The end of what the process printed; a library often says there why it aborted."""
         if not self._output.exists():
             return ""
         with self._output.open("rb") as file:
-            file.seek(max(0, self._output.stat().st_size - LAST_WORDS))
+            file.seek(max(0, self._output.stat().st_size - OUTPUT_TAIL_CHARS))
             said = " ".join(file.read().decode(errors="replace").split())
         return f": {said}" if said else ""
 
@@ -208,9 +208,9 @@ def _cause(exitcode: int) -> str:
 
 
 class WorkerPool:
-    """`jobs` workers that run tasks of `evoengine.stages.pipeline`, in the order they are submitted."""
+    """`jobs` workers that run tasks of `evoengine.stages.tasks`, in the order they are submitted."""
 
-    def __init__(self, jobs: int, terms: Terms = Terms()) -> None:
+    def __init__(self, jobs: int, terms: WorkerLimits = WorkerLimits()) -> None:
         self._terms = terms
         self._folder = tempfile.TemporaryDirectory(prefix="evoengine-workers-")
         self._numbers = itertools.count()
@@ -254,7 +254,7 @@ class WorkerPool:
     ) -> object:  # fmt: skip
         worker = self._idle.get()
         try:
-            args = tuple(a.ask() if isinstance(a, Late) else a for a in args)
+            args = tuple(a.ask() if isinstance(a, Deferred) else a for a in args)
             while True:
                 worker, answer = self._call(worker, task, args)
                 if not isinstance(answer, (Rejection, Failure, gives)):

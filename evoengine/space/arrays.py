@@ -19,12 +19,12 @@ EXACT = 2**53
 """integers up to here convert to float64 and back without loss"""
 
 
-class Trouble(Exception):
+class NotVectorizable(Exception):
     """This column cannot be computed exactly at one go; row by row it may still have a value, or a proper error."""
 
 
 @dataclass(frozen=True, slots=True)
-class Coded:
+class EncodedColumn:
     """A column as indices into a domain, int8 or int16 [n]; -1 where the row has no such value."""
 
     index: np.ndarray
@@ -52,12 +52,12 @@ class Columns:
         if name in self.lets:
             return compute(self.lets[name].tree, self)
         value = self.values.get(name)
-        if isinstance(value, Coded):
+        if isinstance(value, EncodedColumn):
             if value.index.size and value.index.min() < 0:
-                raise Trouble(name)
+                raise NotVectorizable(name)
             value = value.domain[value.index]
         if value is None:
-            raise Trouble(name)
+            raise NotVectorizable(name)
         if isinstance(value, np.ndarray) and value.dtype.kind in "iuf":
             value = value.astype(np.float64 if value.dtype.kind == "f" else np.int64, copy=False)
         return _exact(value)
@@ -83,8 +83,8 @@ class _At(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         value = self.source[name]
-        if isinstance(value, Coded):
-            return Coded(value.index[self.taken], value.domain)
+        if isinstance(value, EncodedColumn):
+            return EncodedColumn(value.index[self.taken], value.domain)
         return value[self.taken] if isinstance(value, np.ndarray) else value
 
     def __iter__(self) -> Iterator[str]:
@@ -95,7 +95,7 @@ class _At(Mapping[str, Any]):
 
 
 def _cell(value: Any, i: int) -> Any:
-    if isinstance(value, Coded):
+    if isinstance(value, EncodedColumn):
         return value.domain[value.index[i]].item() if value.index[i] >= 0 else None
     return value[i].item() if isinstance(value, np.ndarray) else value
 
@@ -196,13 +196,13 @@ def _exact(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "f":
             if not np.isfinite(value).all():
-                raise Trouble("not finite")
+                raise NotVectorizable("not finite")
         elif value.dtype.kind == "i" and value.size and max(-int(value.min()), int(value.max())) > EXACT:
-            raise Trouble("beyond 2^53")
+            raise NotVectorizable("beyond 2^53")
     elif isinstance(value, int) and not -EXACT <= value <= EXACT:
-        raise Trouble("beyond 2^53")
+        raise NotVectorizable("beyond 2^53")
     elif isinstance(value, float) and not math.isfinite(value):
-        raise Trouble("not finite")
+        raise NotVectorizable("not finite")
     return value
 
 
@@ -228,14 +228,14 @@ def _multiply(a: Any, b: Any) -> Any:
     # The cheap bound first: int64 wraps silently, so a product is only formed where it is known to fit.
     may_wrap = not (_is_float(a) or _is_float(b)) and _largest(a) * _largest(b) > EXACT
     if may_wrap and np.any(np.abs(np.multiply(a, b, dtype=np.float64)) > EXACT):
-        raise Trouble("beyond 2^53")
+        raise NotVectorizable("beyond 2^53")
     return _exact(a * b)
 
 
 def _dividing(divide: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def divided(a: Any, b: Any) -> Any:
         if np.any(np.equal(b, 0)):
-            raise Trouble("division by zero")
+            raise NotVectorizable("division by zero")
         return _exact(divide(a, b))
 
     return divided
@@ -244,9 +244,9 @@ def _dividing(divide: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 def _power(a: Any, b: Any) -> Any:
     # pow() of floats differs in the last bit between NumPy and libm.
     if _is_float(a) or _is_float(b) or np.any(np.less(b, 0)) or _largest(b) > 64:
-        raise Trouble("power")
+        raise NotVectorizable("power")
     if max(_largest(a), 1.0) ** _largest(b) > EXACT:
-        raise Trouble("beyond 2^53")
+        raise NotVectorizable("beyond 2^53")
     return a**b
 
 

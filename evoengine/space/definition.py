@@ -51,8 +51,8 @@ class Constraint:
 
 @dataclass(frozen=True)
 class LaunchRule:
-    block: tuple[Expression, ...]
-    """threads along x, or along x, y and z"""
+    block: tuple[Expression, Expression, Expression]
+    """threads along x, y and z"""
     grid: tuple[Expression, Expression, Expression]
     shared: Expression
 
@@ -87,7 +87,7 @@ class Definition:
         return replace(self, knobs=(kept, *others), starts=starts)
 
 
-def must_be(knob: Knob) -> str:
+def domain_error(knob: Knob) -> str:
     return f"{knob.name} must be one of {', '.join(map(str, knob.values))}"
 
 

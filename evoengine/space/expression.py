@@ -138,7 +138,7 @@ class Expression:
         try:
             with np.errstate(all="ignore"):
                 result = arrays.compute(self.tree, columns)
-        except (arrays.Trouble, ArithmeticError, TypeError):
+        except (arrays.NotVectorizable, ArithmeticError, TypeError):
             result = np.array([self.evaluate(Scope(row, columns.lets, config)) for row, config in columns.rows()])
         return result if isinstance(result, np.ndarray) else np.full(columns.length, result)
 

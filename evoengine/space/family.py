@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from evoengine.errors import UsageError
 from evoengine.records import Config, Launch, Value
 from evoengine.space.arrays import Columns
-from evoengine.space.definition import Constraint, Definition, Knob, must_be, reached
+from evoengine.space.definition import Constraint, Definition, Knob, domain_error, reached
 from evoengine.space.expression import Expression, Scope, Undefined
 
 
@@ -118,10 +117,9 @@ class Family:
         """Raises UsageError where threads or grid are not positive integers, or shared is negative or no integer."""
         scope, rule = self.scope(config, variables), self.launch_rule
         x, y, z = (_integer(e, scope, 1) for e in rule.grid)
-        block = [_integer(e, scope, 1) for e in rule.block]
-        block_y, block_z = block[1:] or (1, 1)
+        block_x, block_y, block_z = (_integer(e, scope, 1) for e in rule.block)
         shared = _integer(rule.shared, scope, 0)
-        return Launch((x, y, z), math.prod(block), shared, (block_y, block_z))
+        return Launch((x, y, z), block_x * block_y * block_z, shared, (block_y, block_z))
 
     def cost(self, config: Config, variables: Mapping[str, Value]) -> dict[str, float]:
         scope = self.scope(config, variables)

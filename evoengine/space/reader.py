@@ -12,7 +12,7 @@ from typing import Any
 
 from evoengine.errors import UsageError
 from evoengine.records import Value
-from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule, must_be, reached
+from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule, domain_error, reached
 from evoengine.space.expression import CALLS, Expression
 
 _MOST_VALUES = 32767
@@ -275,15 +275,15 @@ class _Reader:
             if not isinstance(grid, list) or len(grid) != 3:
                 raise UsageError(f"{self._at(header, 'grid')}: grid must be a list of three: the blocks in x, y and z")
             x, y, z = (self._known(self._expression(e, self._at(header, "grid"))) for e in grid)
-            threads = rule["threads"] if isinstance(rule["threads"], list) else [rule["threads"]]
-            if len(threads) not in (1, 3):
+            threads = rule["threads"] if isinstance(rule["threads"], list) else [rule["threads"], 1, 1]
+            if len(threads) != 3:
                 raise UsageError(
                     f"{self._at(header, 'threads')}: threads must be one expression, the threads of a block, or a list "
                     "of three: those in x, y and z"
                 )
-            block = tuple(self._known(self._expression(e, self._at(header, "threads"))) for e in threads)
+            block_x, block_y, block_z = (self._known(self._expression(e, self._at(header, "threads"))) for e in threads)
             shared = self._known(self._expression(rule["shared"], self._at(header, "shared")))
-            rules[family] = LaunchRule(block, (x, y, z), shared)
+            rules[family] = LaunchRule((block_x, block_y, block_z), (x, y, z), shared)
         return rules
 
     def _by_family(self, key: str) -> tuple[dict[str, Any], Callable[[str], str]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from evoengine.errors import UsageError
-from evoengine.space.arrays import Coded, Columns, truth
+from evoengine.space.arrays import EncodedColumn, Columns, truth
 from evoengine.space.definition import Constraint, Knob
 from evoengine.space.expression import Expression, Scope
 from evoengine.space.family import Family
@@ -135,7 +135,7 @@ class Enumerator:
         return self.family.scope({"family": self.family.name, **config})
 
     def _columns(self, rows: Rows, among: np.ndarray) -> Columns:
-        coded = {n: Coded(column, self.domains[n]) for n, column in rows.items() if n != "family"}
+        coded = {n: EncodedColumn(column, self.domains[n]) for n, column in rows.items() if n != "family"}
         columns = self.family.columns(coded, len(rows["family"]))
         return columns if len(among) == columns.length else columns.at(among)
 
@@ -168,7 +168,7 @@ def launch_columns(family: Family, enumeration: Enumeration) -> Iterator[tuple[i
     domains = {k.name: np.array(k.values) for k in family.knobs}
     for start in range(0, len(enumeration), CHUNK):
         coded = {
-            name: Coded(column[start : start + CHUNK], domains[name])
+            name: EncodedColumn(column[start : start + CHUNK], domains[name])
             for name, column in enumeration.rows.items()
             if name != "family"
         }

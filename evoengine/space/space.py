@@ -11,7 +11,7 @@ import numpy as np
 
 from evoengine.errors import UsageError
 from evoengine.records import Config, Launch, Value, config_key
-from evoengine.space.definition import Definition, Knob, must_be
+from evoengine.space.definition import Definition, Knob, domain_error
 from evoengine.space.family import Family
 from evoengine.space.reader import read_definition
 from evoengine.space.rows import Enumeration, Enumerator, launch_columns

@@ -22,7 +22,7 @@ from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, await_gpu
 from evoengine.devices.tensor_map import encode
 from evoengine.devices.torch_gpu import gpu
 from evoengine.errors import MachineError
-from evoengine.records import CaseResult, Contender, Policy
+from evoengine.records import CaseResult, CompiledCandidate, Policy
 from evoengine.stages.arguments import as_bytes
 from evoengine.stages.clock import Clock, KernelWork, LibraryWork, Prepared, flush_bytes
 from evoengine.stages.timing import INPUT_SETS
@@ -106,7 +106,7 @@ class Bench:
 
     # ── the check ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def check(self, kernel: CudaKernel, contender: Contender, name: str, seed: int) -> Checked:
+    def check(self, kernel: CudaKernel, contender: CompiledCandidate, name: str, seed: int) -> Checked:
         """Fresh inputs at full size: every output written, samples compared in float64, all of it with the
         library's."""
         self.launch_once(kernel, contender, seed, self.seconds)
@@ -119,7 +119,7 @@ class Bench:
         allowed = self._row_error(samples)
         return Checked((*results, self._compare_whole(name, seed, allowed)), allowed)
 
-    def launch_once(self, kernel: CudaKernel, contender: Contender, seed: int, seconds: float) -> None:
+    def launch_once(self, kernel: CudaKernel, contender: CompiledCandidate, seed: int, seconds: float) -> None:
         """On fresh inputs; raises KernelHung where it has not ended after so long."""
         self.refresh(seed)
         for output in self._outputs.values():
@@ -184,17 +184,17 @@ class Bench:
 
     # ── what is timed ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def kernel(self, kernel: CudaKernel, contender: Contender, policy: Policy, name: str | None = None) -> Prepared:
+    def kernel(self, kernel: CudaKernel, contender: CompiledCandidate, policy: Policy, name: str | None = None) -> Prepared:
         """Launches on the full problem's tensors, ready to be timed."""
         works = [self._work(kernel, contender, inputs, name or kernel.entry) for inputs in self._copies(policy)]
         return self.clock.prepare(works, policy, tuple(self._outputs.values()))
 
-    def _work(self, kernel: CudaKernel, contender: Contender, copies: Sequence[Inputs], name: str) -> KernelWork:
+    def _work(self, kernel: CudaKernel, contender: CompiledCandidate, copies: Sequence[Inputs], name: str) -> KernelWork:
         kernel.set_constants({p.name: as_bytes(copies[0][p.name]).tobytes() for p in self._constants})
         parameters = [self._parameters(contender, inputs) for inputs in copies]
         return KernelWork(kernel, contender.source.launch, parameters, name)
 
-    def _parameters(self, contender: Contender, inputs: Inputs) -> cuda_api.Parameters:
+    def _parameters(self, contender: CompiledCandidate, inputs: Inputs) -> cuda_api.Parameters:
         pointers = {name: tensor.data_ptr() for name, tensor in {**inputs, **self._outputs}.items()}
         stated = self._target.workload.parameters(self._problem, contender.config)
         return cuda_api.Parameters([_value(p, pointers) for p in stated if not isinstance(p, ConstantParameter)])

@@ -29,7 +29,7 @@ MMA_SYNC_SHARE = 0.62
 
 
 def estimate(
-    binary: Binary, launch: Launch, cost: Mapping[str, float], gpu: Gpu, flops: float, least_bytes: float
+    binary: Binary, launch: Launch, cost: Mapping[str, float], gpu: Gpu, flops: float, min_dram_bytes: float
 ) -> Measurement | None:
     """The estimate with its terms, in microseconds for the whole problem. `cost` is per block, as the space states it.
 
@@ -54,7 +54,7 @@ def estimate(
     full, rest = divmod(total, slots)
     clocks = full * wave(resident) + (wave(-(-rest // gpu.sms)) if rest else 0.0)
     to_us = 1e-3 / gpu.clock_ghz
-    memory_us = least_bytes / (gpu.memory_gbs * 1e3)
+    memory_us = min_dram_bytes / (gpu.memory_gbs * 1e3)
     time_us = max(clocks * to_us, memory_us, flops / gpu.tensor_tflops / 1e6)
     waves = total / slots
     terms = {f"{name}_us": clocks * waves * resident * to_us for name, clocks in pipes.items()}

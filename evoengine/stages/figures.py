@@ -9,7 +9,7 @@ from evoengine.devices import cuda_api
 from evoengine.devices.base import KernelFailure
 from evoengine.devices.nvml import Reading
 from evoengine.gpu import Gpu
-from evoengine.records import Baseline, Contender, Kind, Measurement, Outcome, Policy
+from evoengine.records import Baseline, CompiledCandidate, Kind, Measurement, Outcome, Policy
 from evoengine.stages.clock import BASELINE
 from evoengine.stages.policy import TICK_US
 from evoengine.stages.statistics import normalised_median, paired_ratio, spread
@@ -42,7 +42,7 @@ def make_baselines(target: Target, policy: Policy, rounds: Rounds) -> list[Basel
     ]
 
 
-def make_figure(subject: Subject, rounds: Rounds, name: str, incumbent: Contender | None = None) -> Measurement:
+def make_figure(subject: Subject, rounds: Rounds, name: str, incumbent: CompiledCandidate | None = None) -> Measurement:
     """The figure of one contender; raises NotTimed where no repetition of it counts."""
     samples, policy = rounds.samples[name], subject.baseline.policy
     if not samples:
@@ -88,7 +88,7 @@ def make_sustained(subject: Subject, found: Sustained) -> Measurement | None:
     )  # fmt: skip
 
 
-def _why_dropped(rounds: Rounds, samples: list[float], incumbent: Contender) -> dict[str, float]:
+def _why_dropped(rounds: Rounds, samples: list[float], incumbent: CompiledCandidate) -> dict[str, float]:
     """Of a candidate that was clearly slower than the incumbent."""
     ratio = statistics.median(samples) / statistics.median(rounds.samples["incumbent"])
     return {

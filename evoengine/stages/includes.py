@@ -1,4 +1,5 @@
-"""What a kernel includes and neither the compiler nor the emulator can take: said before a search, not once per candidate."""
+"""What a kernel includes that the compiler or the emulator cannot take: said before a search, not once per
+candidate."""
 
 from __future__ import annotations
 

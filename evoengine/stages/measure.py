@@ -22,7 +22,7 @@ from evoengine.errors import MachineError
 from evoengine.records import (
     Baseline,
     CaseResult,
-    Contender,
+    CompiledCandidate,
     Finals,
     Measurement,
     Outcome,
@@ -36,7 +36,7 @@ from evoengine.stages.clock import BASELINE, Prepared
 from evoengine.stages.figures import Subject, make_baselines, make_figure, make_sustained
 from evoengine.stages.finals import Ranking, rank, run_finals
 from evoengine.stages.policy import TICK_US, choose_policy
-from evoengine.stages.statistics import beaten, settled
+from evoengine.stages.statistics import clearly_slower, stop_reason
 from evoengine.stages.timing import Rounds, Timed, run_rounds
 from evoengine.stages.verify import verify
 from evoengine.workloads.base import Problem, Target
@@ -51,7 +51,7 @@ class BaselineFailed(Exception):
 
 
 def measure(
-    target: Target, contender: Contender, plan: Plan, seed: int, incumbent: Contender | None, baseline: Baseline
+    target: Target, contender: CompiledCandidate, plan: Plan, seed: int, incumbent: CompiledCandidate | None, baseline: Baseline
 ) -> tuple[Verdict, Measurement | None] | Rejection:
     """Gate, timing, gate: the whole of a candidate's life on the GPU. A measurement only where all of it was correct.
 
@@ -101,7 +101,7 @@ def _rejected(verdict: Verdict, failure: KernelFailure, problem: Problem, seed: 
     return Rejection(failure.outcome, reason, verdict=verdict if verdict.cases else None)
 
 
-def _race(bench: Bench, candidate: Timed, incumbent: Contender | None, baseline: Baseline, seed: int) -> Rounds:
+def _race(bench: Bench, candidate: Timed, incumbent: CompiledCandidate | None, baseline: Baseline, seed: int) -> Rounds:
     """The candidate until its median is settled, or until it is clearly slower than the incumbent."""
     contenders = {"candidate": candidate, **_beside(bench, baseline)}
     if incumbent:
@@ -109,9 +109,9 @@ def _race(bench: Bench, candidate: Timed, incumbent: Contender | None, baseline:
         contenders["incumbent"] = Timed(best.repeat)
 
     def enough(samples: Mapping[str, list[float]]) -> str | None:
-        if incumbent and beaten(samples["candidate"], samples["incumbent"]):
+        if incumbent and clearly_slower(samples["candidate"], samples["incumbent"]):
             return "beaten"
-        return settled(samples["candidate"], TICK_US / baseline.policy.batch)
+        return stop_reason(samples["candidate"], TICK_US / baseline.policy.batch)
 
     return run_rounds(contenders, np.random.default_rng(seed), enough, bench.clock.last_reading, sleep=torch_gpu().rest)
 
@@ -143,7 +143,7 @@ def baselines(target: Target, seed: int, without: Sequence[str] = ()) -> list[Ba
     prepared = {name: _unless_failed(name, lambda n=name: bench.baseline(n, policy)) for name in estimates}
     timed = {name: Timed(found.repeat) for name, found in prepared.items() if found}
     rounds = run_rounds(
-        timed, np.random.default_rng(seed), lambda samples: _all_settled(samples, policy), bench.clock.last_reading,
+        timed, np.random.default_rng(seed), lambda samples: _all_stopped(samples, policy), bench.clock.last_reading,
         sleep=torch_gpu().rest,
     )  # fmt: skip
     return make_baselines(target, policy, rounds)
@@ -159,13 +159,13 @@ def _unless_failed(name: str, run):
         raise BaselineFailed(name, Outcome.CRASHED, first_line(error)) from error
 
 
-def _all_settled(samples: Mapping[str, Sequence[float]], policy: Policy) -> str | None:
+def _all_stopped(samples: Mapping[str, Sequence[float]], policy: Policy) -> str | None:
     """Why every contender has enough, or None: the last one's reason."""
-    reasons = [settled(own, TICK_US / policy.batch) for own in samples.values()]
+    reasons = [stop_reason(own, TICK_US / policy.batch) for own in samples.values()]
     return reasons[-1] if all(reasons) else None
 
 
-def finals(target: Target, contenders: Sequence[Contender], seed: int, baseline: Baseline) -> Finals:
+def finals(target: Target, contenders: Sequence[CompiledCandidate], seed: int, baseline: Baseline) -> Finals:
     """The best candidates against each other and the baseline in the same rounds, then each of them back to back."""
     bench = _bench(target)
     try:
@@ -194,7 +194,7 @@ def finals(target: Target, contenders: Sequence[Contender], seed: int, baseline:
 
 
 def _finalists(
-    bench: Bench, contenders: Sequence[Contender], policy: Policy, seed: int
+    bench: Bench, contenders: Sequence[CompiledCandidate], policy: Policy, seed: int
 ) -> tuple[dict[str, Prepared], dict[str, Timed], dict[int, str]]:
     """Those that are right on fresh inputs, ready to be timed; and of the others what was wrong, by trial."""
     prepared: dict[str, Prepared] = {}
@@ -218,7 +218,7 @@ def _with_names(ranking: Ranking, finals: Finals) -> Finals:
     return replace(finals, order=order, tied=tied, open=left, lead=lead)
 
 
-def _load(contender: Contender) -> CudaKernel:
+def _load(contender: CompiledCandidate) -> CudaKernel:
     return CudaKernel(contender.binary, contender.source.entry, contender.source.launch)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from evoengine.errors import EvoengineError
 from evoengine.gpu import Gpu
-from evoengine.records import Binary, Contender, Profile
+from evoengine.records import Binary, CompiledCandidate, Profile
 from evoengine.sass.core import Program
 from evoengine.sass.listing import instructions, listing_of
 from evoengine.sass.model import Timed, addresses, stall_names
@@ -41,7 +41,7 @@ COUNTS = {
 """of a block: name on the page → the core's"""
 
 
-def model_profile(target: Target, contender: Contender) -> Profile:
+def model_profile(target: Target, contender: CompiledCandidate) -> Profile:
     """Raises Unpredictable where the model cannot read the binary, as `predict_binary` does."""
     listed = replace(contender, binary=_with_listing(contender.binary))
     prediction = predict_binary(target, listed)
@@ -67,7 +67,7 @@ def _with_listing(binary: Binary) -> Binary:
         raise Unpredictable(str(error)) from error
 
 
-def _of_launch(prediction: Prediction, contender: Contender, gpu: Gpu) -> Iterator[tuple[str, float]]:
+def _of_launch(prediction: Prediction, contender: CompiledCandidate, gpu: Gpu) -> Iterator[tuple[str, float]]:
     binary, launch = contender.binary, contender.source.launch
     yield "predicted time, µs", prediction.time_us
     yield "shortest, µs", prediction.low_us
@@ -92,7 +92,7 @@ def _waits(timed: Timed) -> Iterator[tuple[str, float]]:
             yield f"waiting: {reason}, % of warps' clocks", float(100 * clocks / total)
 
 
-def _hottest(timed: Timed, contender: Contender) -> Iterator[tuple[str, float]]:
+def _hottest(timed: Timed, contender: CompiledCandidate) -> Iterator[tuple[str, float]]:
     """The instructions before which warps wait longest: address, text, issues and reasons → per cent of all waits."""
     entry = contender.source.entry
     texts = {i.address: " ".join(i.text.split())[:LONGEST] for i in instructions(contender.binary.listing, entry)}

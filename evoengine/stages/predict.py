@@ -20,7 +20,7 @@ from evoengine.devices.base import (
 )
 from evoengine.errors import EvoengineError
 from evoengine.gpu import Gpu
-from evoengine.records import Contender, Kind, Measurement
+from evoengine.records import CompiledCandidate, Kind, Measurement
 from evoengine.sass.build import build
 from evoengine.sass.chip import find_chip
 from evoengine.sass.core import Program
@@ -61,7 +61,7 @@ def why_unpredictable(gpu: str) -> str | None:
     return None if disassembler() else "nvdisasm was not found, which reads machine code: see evoengine doctor"
 
 
-def predict_figure(target: Target, contender: Contender, cost: Mapping[str, float]) -> Estimated:
+def predict_figure(target: Target, contender: CompiledCandidate, cost: Mapping[str, float]) -> Estimated:
     """The figure for the whole problem, by the model where it can read the binary, else by the formula from `cost`."""
     try:
         prediction = predict_binary(target, contender)
@@ -71,13 +71,13 @@ def predict_figure(target: Target, contender: Contender, cost: Mapping[str, floa
     return Estimated(figure_of(prediction, target.gpu, target.flops))
 
 
-def figure_by_formula(target: Target, contender: Contender, cost: Mapping[str, float]) -> Measurement | None:
+def figure_by_formula(target: Target, contender: CompiledCandidate, cost: Mapping[str, float]) -> Measurement | None:
     """None where the family states no cost."""
     launch = contender.source.launch
     return estimate(contender.binary, launch, cost, target.gpu, target.flops, target.min_dram_bytes)
 
 
-def predict_binary(target: Target, contender: Contender) -> Prediction:
+def predict_binary(target: Target, contender: CompiledCandidate) -> Prediction:
     """The launch for the problem, on tensors of its sizes with drawn contents.
 
     Raises Unpredictable where the machine code, its launch or the chip cannot be read, or a tool is missing.

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from evoengine.gpu import Gpu
-from evoengine.records import Contender, Profile
+from evoengine.records import CompiledCandidate, Profile
 from evoengine.sass.predict import Unpredictable
 from evoengine.stages.model_profile import model_profile
 from evoengine.workloads.base import Target
@@ -59,7 +59,7 @@ class ToolFailed(Exception):
     """The tool is missing or may not do its work; the message says which."""
 
 
-def profile(target: Target, contender: Contender, device: str, uuid: str | None) -> Profile:
+def profile(target: Target, contender: CompiledCandidate, device: str, uuid: str | None) -> Profile:
     """By counters on the GPU `uuid`, with the sanitizers' output; by the model of the chip where they cannot be had.
 
     `device` names what is profiled; None for `uuid` says that there is no GPU here.
@@ -78,7 +78,7 @@ def profile(target: Target, contender: Contender, device: str, uuid: str | None)
 # ── counters ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_counters(target: Target, contender: Contender, uuid: str) -> dict[str, float]:
+def read_counters(target: Target, contender: CompiledCandidate, uuid: str) -> dict[str, float]:
     """Raises ToolFailed where Nsight Compute is not installed or may not read counters."""
     metrics = ",".join((*_known(COUNTERS.values(), uuid), STALLED))
     one = ("--kernel-name", contender.source.entry, "--launch-count", "1")
@@ -124,7 +124,7 @@ def _number(text: str) -> float | None:
 # ── sanitizers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def sanitize(tool: str, target: Target, contender: Contender, uuid: str) -> str:
+def sanitize(tool: str, target: Target, contender: CompiledCandidate, uuid: str) -> str:
     """What compute-sanitizer's tool says of one launch, in a line."""
     try:
         done = _run(SANITIZER, ("--tool", tool, "--error-exitcode", "77"), target, contender, uuid)
@@ -145,7 +145,7 @@ def read_sanitizer(tool: str, text: str) -> str:
 
 
 def _run(
-    tool: str, options: Sequence[str], target: Target, contender: Contender, uuid: str
+    tool: str, options: Sequence[str], target: Target, contender: CompiledCandidate, uuid: str
 ) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
         job = Path(folder, "job.pickle")
@@ -170,7 +170,7 @@ def _tool(tool: str, arguments: Sequence[str], uuid: str) -> subprocess.Complete
 # ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def profile_without_gpu(target: Target, contender: Contender) -> Profile:
+def profile_without_gpu(target: Target, contender: CompiledCandidate) -> Profile:
     """The model's page; the instruction mix where the model cannot read the binary, with the reason."""
     try:
         return model_profile(target, contender)
@@ -179,7 +179,7 @@ def profile_without_gpu(target: Target, contender: Contender) -> Profile:
         return replace(page, remarks=(*page.remarks, f"the model cannot read the binary: {reason}"))
 
 
-def static_profile(contender: Contender, gpu: Gpu) -> Profile:
+def static_profile(contender: CompiledCandidate, gpu: Gpu) -> Profile:
     """The page from what the compiler and the disassembler say. An instruction in a loop counts once, as it stands."""
     binary, launch = contender.binary, contender.source.launch
     shared = binary.shared_bytes + launch.shared_bytes

@@ -15,18 +15,18 @@ from functools import cache
 
 import numpy as np
 
-FEWEST = 10
+MIN_SAMPLES = 10
 """repetitions that a trusted figure rests on"""
 MOST = 300
-PRECISE = 0.005
+TARGET_REL_CI = 0.005
 """a median is settled when its 95 % interval lies within this fraction of it"""
-STEADY = (40, 0.9)
+PLATEAU = (40, 0.9)
 """from this many repetitions on: an interval still this fraction of what the first half gave will not shrink further"""
 BUDGET_US = 2e6
 """of one contender's own time, once it has the fewest repetitions"""
 SAME_WITHIN = 0.0025
 """two kernels whose ratio lies within this fraction of 1 are the same: registers then say more than time"""
-RACE = ((3, 1.5), (5, 1.2), (8, 1.06))
+EARLY_STOP = ((3, 1.5), (5, 1.2), (8, 1.06))
 """(repetitions, factor): beaten when each of the first so many took longer than the incumbent's by the factor"""
 ERROR_RATE = 0.05
 """how often an interval may miss the truth: they are 95 % intervals"""
@@ -63,22 +63,22 @@ def spread(samples: Sequence[float], tick: float = 0.0) -> float:
     return (high - low) / 2 / statistics.median(samples)
 
 
-def settled(samples: Sequence[float], tick: float = 0.0) -> str | None:
+def stop_reason(samples: Sequence[float], tick: float = 0.0) -> str | None:
     """Why these samples are enough, or None while they are not; `tick` as in `median_interval`."""
-    if len(samples) < FEWEST:
+    if len(samples) < MIN_SAMPLES:
         return None
-    if (width := spread(samples, tick)) <= PRECISE:
+    if (width := spread(samples, tick)) <= TARGET_REL_CI:
         return "precise"
-    if len(samples) >= STEADY[0] and width >= STEADY[1] * spread(samples[: len(samples) // 2], tick):
+    if len(samples) >= PLATEAU[0] and width >= PLATEAU[1] * spread(samples[: len(samples) // 2], tick):
         return "steady"
     if len(samples) >= MOST or sum(samples) >= BUDGET_US:
         return "capped"
     return None
 
 
-def beaten(ours: Sequence[float], incumbents: Sequence[float]) -> bool:
+def clearly_slower(ours: Sequence[float], incumbents: Sequence[float]) -> bool:
     """Whether a candidate is clearly slower than the incumbent, so that more repetitions would be a waste."""
-    for count, factor in RACE:
+    for count, factor in EARLY_STOP:
         if len(ours) == count:
             return all(a > factor * b for a, b in zip(ours, incumbents, strict=True))
     return False

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evoengine.errors import NothingFound, UsageError
+from evoengine.formats.flashinfer_solution import write_trace
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.objectives import front, stored_objectives
 from evoengine.publish.export import export as write
-from evoengine.records import BinaryCheck, Candidate, Measurement
+from evoengine.records import Candidate, Measurement
+from evoengine.stages.binary_check import BinaryCheck
 from evoengine.search.binaries import check_export
 from evoengine.search.targets import target_of
 from evoengine.tuning.setup import Echo, silent
@@ -59,7 +61,8 @@ def export(
             )
         target = target_of(ledger, winner)
         winner = _executed(winner, check_export(ledger, winner), echo)
-    return write(winner, target, Path(folder))
+    written = write(winner, target, Path(folder))
+    return [*written, *write_trace(winner, target, Path(folder), echo)]
 
 
 def _best(ledger: Ledger, problem: str | None, gpu: str | None, top: int | None, pareto: bool) -> Best:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from evoengine.devices.driver import GpuDevice, real_gpu, require_arch, takes
+from evoengine.devices.driver import GpuDevice, resolve_gpu, require_arch, supports_arch
 from evoengine.errors import NothingFound
 from evoengine.gpu import find_gpu
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.records import Baseline, Candidate
 from evoengine.search.agreement import Agreement, Pair, agree, measured_pairs, of_one_model
-from evoengine.search.judges import GpuJudge
+from evoengine.search.evaluators import GpuEvaluator
 from evoengine.search.remeasure import Remeasurer, left_to_measure, spaces_of
 from evoengine.search.targets import stored_target
 from evoengine.tuning.setup import Echo, ledger_device, lock_gpu, require_gpus, silent
@@ -75,14 +75,14 @@ class Measuring:
             self._echo(f"compiled for {named.name}, timed on {device.name}, of the same architecture")
         chosen = left[: self._top]
         self._echo(f"{len(chosen)} of {len(left)} candidates of {problem}, on {device.name}")
-        here = replace(target, gpu=real_gpu(device, named))
+        here = replace(target, gpu=resolve_gpu(device, named))
         spaces, seed = spaces_of(ledger, chosen, here), secrets.randbelow(2**31)
         searched = next(r for r in ledger.runs() if r.id == chosen[0].run)
         run = ledger.start_run(
             gpu=named.key, problem=problem, device=ledger_device(device), space=spaces[searched.id], sampler="measure",
             seed=seed, command=" ".join(sys.argv), objectives=searched.objectives, definition=searched.definition,
         )  # fmt: skip
-        judge = GpuJudge(here, device, seed, long_run_us=partial(ledger.long_run_us, run))
+        judge = GpuEvaluator(here, device, seed, long_run_us=partial(ledger.long_run_us, run))
         self._remeasurer = Remeasurer(ledger, run, judge, here, seed, self._on_finish)
         if self.stopped:
             self._remeasurer.stop()
@@ -98,7 +98,7 @@ class Measuring:
 def _device_for(target: Target, left: Sequence[Candidate]) -> GpuDevice:
     """Raises MachineError where no GPU here can run the candidates' binaries."""
     devices = require_gpus({c.binary.compiler for c in left})
-    device = next((d for d in devices if takes(d, target.gpu.arch)), devices[0])
+    device = next((d for d in devices if supports_arch(d, target.gpu.arch)), devices[0])
     for candidate in left:
         require_arch(device, candidate.binary.arch, f"trial {candidate.trial}")
     return device

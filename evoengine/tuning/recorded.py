@@ -17,7 +17,7 @@ from evoengine.objectives import parse_objectives
 from evoengine.records import Kind
 from evoengine.search.coordinator import Progress
 from evoengine.search.recorded import RecordedSpace, read_recorded
-from evoengine.search.replay import AIM, Replay, device_of, problem_of
+from evoengine.search.replay import REPLAY_OBJECTIVE, Replay, device_of, problem_of
 from evoengine.tuning.search import RECORDED, SearchOptions, SearchResult
 from evoengine.tuning.setup import Echo, silent
 
@@ -53,7 +53,7 @@ class RecordedSearch:
         run = ledger.start_run(
             gpu=gpu, problem=problem, device=Device(f"recorded {gpu}"),
             space=SimpleNamespace(name=self._file.name, text=text, sha256=digest), sampler=o.sampler, seed=self._seed,
-            command=" ".join(sys.argv), objectives=AIM.name,
+            command=" ".join(sys.argv), objectives=REPLAY_OBJECTIVE.name,
         )  # fmt: skip
         echo(f"{problem} on {gpu}: {len(space):,} configurations, {text} · sampler {o.sampler} · seed {self._seed}")
         echo_left_out(space, echo)

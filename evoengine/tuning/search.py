@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from evoengine import __version__
-from evoengine.devices.driver import GpuDevice, real_gpu
+from evoengine.devices.driver import GpuDevice, resolve_gpu
 from evoengine.errors import UsageError
 from evoengine.gpu import find_gpu
 from evoengine.ledger.store import Ledger, open_ledger
@@ -21,7 +21,7 @@ from evoengine.records import Candidate, Kind
 from evoengine.search import samplers
 from evoengine.search.binaries import check_winner
 from evoengine.search.coordinator import Coordinator, Progress
-from evoengine.search.judges import make_judge
+from evoengine.search.evaluators import make_evaluator
 from evoengine.search.reference import require_reference
 from evoengine.search.setting import Setting
 from evoengine.stages.render import inert_knobs
@@ -94,7 +94,7 @@ class Search:
         target = make_target(options.problem, options.gpu, options.kernel)
         self._timing = choose_device(options.device, target.gpu, echo)
         if self._timing:
-            target = replace(target, gpu=real_gpu(self._timing, target.gpu))
+            target = replace(target, gpu=resolve_gpu(self._timing, target.gpu))
         self._setting = _setting(options, target, objectives, self._timing is not None)
         require_reference(target, echo)
         self._db, self._echo = options.db, echo
@@ -124,7 +124,7 @@ class Search:
         kind = Kind.MEASURED if self._timing else Kind.ESTIMATED
         domains = {knob.name: knob.values for knob in s.space.knobs}
         study = Projection(optuna_storage(ledger.url), ledger, run, kind, domains)
-        judge = make_judge(target, self._timing, s.seed, partial(ledger.long_run_us, run))
+        judge = make_evaluator(target, self._timing, s.seed, partial(ledger.long_run_us, run))
         coordinator = Coordinator(s, ledger, run, judge, on_change, study.add)
         self._stop = coordinator.stop
         if self._stopped:
@@ -140,7 +140,7 @@ class Search:
 
 
 def _setting(options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool) -> Setting:
-    space, templates = prepare_space(options.space, options.templates, target, options.families)
+    space, templates = prepare_space(options.space, options.templates, target, not timed, options.families)
     require_compilers(emulated=not timed)
     return Setting(
         target,

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evoengine.devices.driver import GpuDevice, find_driver, hold, takes
+from evoengine.devices.driver import GpuDevice, find_driver, hold, supports_arch
 from evoengine.devices.nvml import other_processes, settings
 from evoengine.errors import MachineError, UsageError
 from evoengine.gpu import Gpu, find_gpu
@@ -18,6 +18,7 @@ from evoengine.ledger.runs import Device
 from evoengine.paths import asset
 from evoengine.search.targets import stored_target
 from evoengine.space.space import SearchSpace, load_space
+from evoengine.stages.includes import unsupported_includes
 from evoengine.stages.render import render
 from evoengine.stages.toolchain import (
     cuda_mismatch,
@@ -60,7 +61,7 @@ def make_target(problem: str | None, gpu: str, kernel: Path | None = None) -> Ta
 
 
 def prepare_space(
-    space_file: Path | None, templates: Path | None, target: Target, families: Sequence[str] = ()
+    space_file: Path | None, templates: Path | None, target: Target, emulated: bool, families: Sequence[str] = ()
 ) -> tuple[SearchSpace, Path]:
     """The bound space and the folder of templates; one configuration of every family is rendered as a trial."""
     workload = target.workload
@@ -74,7 +75,9 @@ def prepare_space(
             f"the templates folder {folder} is not there; --templates takes a folder of {space.kernel}/*.cu.j2"
         )
     for config in first_of_each_family(space):
-        render(target, space, config, folder)
+        source = render(target, space, config, folder)
+        if unsupported := unsupported_includes(source.text, emulated):
+            raise UsageError(f"the kernel of family {config['family']} cannot be compiled here: {'; '.join(unsupported)}")
     return space, folder
 
 
@@ -126,7 +129,7 @@ def choose_device(requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
             raise MachineError(f"--device cuda: {found}; --device emulator gates on the CPU and ranks by estimate")
         return None
     driver, devices = found
-    fitting = [d for d in devices if takes(d, gpu.arch)]
+    fitting = [d for d in devices if supports_arch(d, gpu.arch)]
     if not fitting:
         device = devices[0]
         if requested == "cuda":

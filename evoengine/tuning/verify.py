@@ -6,13 +6,14 @@ import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evoengine.devices.driver import real_gpu
+from evoengine.devices.driver import resolve_gpu
 from evoengine.errors import UsageError
-from evoengine.records import BinaryCheck, Candidate, Config
+from evoengine.records import Candidate, Config
+from evoengine.stages.binary_check import BinaryCheck
 from evoengine.search.binaries import check_binary
-from evoengine.search.judges import make_judge
+from evoengine.search.evaluators import make_evaluator
 from evoengine.search.reference import require_reference
-from evoengine.search.single import evaluate_config
+from evoengine.search.evaluate_config import evaluate_config
 from evoengine.tuning.setup import (
     Echo,
     choose_device,
@@ -58,15 +59,15 @@ def verify(
     target = make_target(problem, gpu, kernel)
     timing = choose_device(device, target.gpu, echo)
     if timing:
-        target = replace(target, gpu=real_gpu(timing, target.gpu))
-    bound, folder = prepare_space(space, templates, target)
+        target = replace(target, gpu=resolve_gpu(timing, target.gpu))
+    bound, folder = prepare_space(space, templates, target, emulated=timing is None)
     if why := bound.why_invalid(config):
         raise UsageError(f"the configuration is not in the space {bound.name}: {why}")
     require_compilers(emulated=timing is None)
     require_reference(target, echo)
     seed = secrets.randbelow(2**31) if seed is None else seed
     with lock_gpu(timing, echo):
-        judge = make_judge(target, timing, seed)
+        judge = make_evaluator(target, timing, seed)
         try:
             candidate = evaluate_config(target, bound, config, folder, judge, seed)
         finally:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
+from evoengine.devices.base import DTYPE_BYTES, ConstantParameter, Parameter, ScalarArgument, TensorParameter
 from evoengine.errors import UsageError
 from evoengine.records import Config
 from evoengine.workloads.base import Case, Tensors, Workload
@@ -127,6 +127,8 @@ class FolderWorkload(Workload):
                 found.append(ScalarArgument(name, _SCALARS[item.dtype](draws[name].value)))
             else:
                 found.append(TensorParameter(name, shape_of(item, problem), item.dtype, output=name in outputs))
+        for symbol, name in definition.constants.items():
+            found.append(ConstantParameter(symbol, shape_of(inputs[name], problem), inputs[name].dtype))
         return tuple(found)
 
     def tensors(self) -> Tensors:

@@ -80,6 +80,8 @@ class Definition:
     entry: str
     parameters: tuple[str, ...]
     """the kernel's, in order: names of inputs, outputs and axes"""
+    constants: Mapping[str, str]
+    """`__constant__` variables of the kernel, each with the input whose contents it holds"""
     compile_time: tuple[str, ...]
     tolerance: Tolerance
     cases: tuple[NamedCase, ...]

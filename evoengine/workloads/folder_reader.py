@@ -38,7 +38,7 @@ some tens of spacings of the largest output, and a library's blocked sums by few
 
 _KEYS = (
     "name", "op_type", "description", "tags", "axes", "constraints", "inputs", "outputs", "reference", "workloads",
-    "entry", "parameters", "compile_time", "tolerance", "cases", "flops", "bytes", "space",
+    "entry", "parameters", "constants", "compile_time", "tolerance", "cases", "flops", "bytes", "space",
 )  # fmt: skip
 _DRAWS = {
     "random": (), "scalar": ("value",), "constant": ("value",), "zeros": (), "ones": (), "arange": (),
@@ -91,6 +91,7 @@ class _Reader:
         self._require_distinct(inputs, outputs)
         self.inputs = {item.name: item for item in inputs}
         compile_time = self._compile_time()
+        constants = self._constants()
         return Definition(
             name=name,
             axes=self.axes,
@@ -100,7 +101,8 @@ class _Reader:
             examples=self._examples(),
             constraints=tuple(self._expression(c, "constraints") for c in self._list("constraints")),
             entry=require_name(self.data.get("entry", name), f"{self.where}: entry", "a kernel's entry"),
-            parameters=self._parameters(inputs, outputs, compile_time),
+            parameters=self._parameters(inputs, outputs, compile_time, constants),
+            constants=constants,
             compile_time=compile_time,
             tolerance=self._tolerance(outputs),
             cases=self._cases(),
@@ -229,12 +231,23 @@ class _Reader:
             baked |= more
         return tuple(axis.name for axis in self.axes if axis.name in baked)
 
+    def _constants(self) -> dict[str, str]:
+        constants = self._object(self.data, "constants", "constants")
+        for symbol, name in constants.items():
+            require_name(symbol, f"{self.where}: constants", "a __constant__ variable")
+            if not isinstance(name, str) or name not in self.inputs or self.inputs[name].shape is None:
+                tensors = ", ".join(item.name for item in self.inputs.values() if item.shape is not None)
+                self._fail(f"constants gives {symbol} the contents of {name!r}, which is no tensor among the inputs: {tensors}")
+            if symbol in self.inputs and symbol != name:
+                self._fail(f"constants: {symbol} is an input, and would hold the contents of {name}; rename one of the two")
+        return constants
+
     def _parameters(
-        self, inputs: tuple[Item, ...], outputs: tuple[Item, ...], compile_time: tuple[str, ...]
+        self, inputs: tuple[Item, ...], outputs: tuple[Item, ...], compile_time: tuple[str, ...], constants: Mapping[str, str]
     ) -> tuple[str, ...]:
         items = [item.name for item in (*inputs, *outputs)]
         free = [axis.name for axis in self.axes if axis.is_var and axis.name not in compile_time]
-        order = self.data.get("parameters", [*items, *free])
+        order = self.data.get("parameters", [*(n for n in items if n not in constants.values()), *free])
         if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
             self._fail("parameters must be a list of names, in the order of the kernel's parameters")
         for name in order:
@@ -243,8 +256,11 @@ class _Reader:
         if len(set(order)) < len(order):
             self._fail("parameters names one twice; name every parameter once")
         for item in (*inputs, *outputs):
-            if item.shape is not None and item.name not in order:
+            if item.shape is not None and item.name not in order and item.name not in constants.values():
                 self._fail(f"parameters leaves out the tensor {item.name}; a kernel gets every tensor")
+        for symbol in constants:
+            if symbol in order:
+                self._fail(f"parameters names {symbol}, which is in constants; the kernel gets it in one way")
         return tuple(order)
 
     def _reference(self) -> str:

@@ -88,7 +88,7 @@ class FolderTensors(Tensors):
             if draw.kind == "random" and values.is_floating_point():
                 values = _SHAPED.get(case.draw, _as_drawn)(values, generator) * factor
             found[item.name] = values.to(TORCH_DTYPES[item.dtype]).contiguous()
-        return found
+        return found | {symbol: found[name] for symbol, name in self._definition.constants.items()}
 
     def _draws(self, case: Case) -> Iterator[tuple[Item, Draw]]:
         draws: Mapping[str, Draw] = self._definition.draws_for(case.problem.axes)

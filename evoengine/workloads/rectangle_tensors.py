@@ -108,7 +108,9 @@ def _written(one: BlockTrace, parameter: TensorParameter) -> tuple[Rectangle, to
     rectangle = Rectangle(range(row.min(), row.max() + 1), range(column.min(), column.max() + 1))
     shape = len(rectangle.rows), len(rectangle.columns)
     if place.size != shape[0] * shape[1]:
-        raise WrongBlock(f"block {one.block} wrote {place.size} elements of {rectangle} of {parameter.name}, not all of them")
+        raise WrongBlock(
+            f"block {one.block} wrote {place.size} elements of {rectangle} of {parameter.name}, not all of them"
+        )
     return rectangle, torch.from_numpy(np.concatenate(values).reshape(shape)).view(TORCH_DTYPES[parameter.dtype])
 
 

@@ -1,7 +1,7 @@
 """Cases at full size for kernels each of whose blocks writes one rectangle of every output.
 
-Offsets beyond 32 bits, indices of 8 or 16 bits, and the way from a block's number to its place show at the problem's own
-size alone. So a few blocks of the problem itself are run, over tensors that exist in part.
+Offsets beyond 32 bits, indices of 8 or 16 bits, and the way from a block's number to its place show at the problem's
+own size alone. So a few blocks of the problem itself are run, over tensors that exist in part.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ class FullCase:
 
 
 def choose_blocks(case: FullCase, launch: Launch, seed: int) -> list[ChosenBlock]:
-    """The last, those that 8 or 16 bits take for it, the last of the first row, the one in the middle, two at random."""
+    """The last, those that 8 or 16 bits take for it, the last of the first row, the one in the middle, two at
+    random."""
     x, y, z = launch.grid
     total = prod(launch.grid)
     aliases = [total - 1 - values * step for step in (1, x, x * y) for values in _ALIASES]
     between = [int(b) for b in np.random.default_rng(seed).integers(total, size=_RANDOM_BLOCKS)]
-    wanted = [total - 1] if case.last_alone else [total - 1, *(b for b in aliases if b >= 0), x - 1, total // 2, *between]
+    wanted = (
+        [total - 1] if case.last_alone else [total - 1, *(b for b in aliases if b >= 0), x - 1, total // 2, *between]
+    )
     return [ChosenBlock(number, _INPUT_LIMIT, ends=True) for number in dict.fromkeys(wanted)]
 
 

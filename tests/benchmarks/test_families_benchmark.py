@@ -31,9 +31,7 @@ def test_a_family_counts_by_its_correct_candidates_and_shows_the_best_of_those()
     }
 
 
-@pytest.mark.parametrize(
-    ("seconds", "correct", "good"), [(299.0, 1, True), (301.0, 1, False), (299.0, 0, False)]
-)
+@pytest.mark.parametrize(("seconds", "correct", "good"), [(299.0, 1, True), (301.0, 1, False), (299.0, 0, False)])
 def test_a_search_is_good_that_found_every_family_in_time(seconds, correct, good):
     families = {"mma": Found(4, 4, 1.0), "wgmma": Found(4, correct, None)}
     assert Search(SMALL, seconds, 8, families).good is good

@@ -68,7 +68,7 @@ def test_contents_are_as_the_file_says(read):
     assert (random.min(), random.max()) == (0, 255)
     assert buffer(read, "random", "int32", 100_000).contents({}).min() < -(2**30)
     uniform = buffer(read, "random", "float32", 100_000).contents({})
-    assert 0 <= uniform.min() and uniform.max() < 1
+    assert uniform.min() >= 0 and uniform.max() < 1
 
 
 def test_contents_by_a_formula_may_name_the_last_element(read):

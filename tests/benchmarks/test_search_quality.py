@@ -89,7 +89,9 @@ def test_numbers_below_one_are_refused(folder, capsys, arguments, message):
 
 
 @pytest.mark.parametrize("option", ["--json", "--plot"])
-def test_an_output_without_a_folder_is_refused_before_anything_is_searched(folder, tmp_path, capsys, monkeypatch, option):
+def test_an_output_without_a_folder_is_refused_before_anything_is_searched(
+    folder, tmp_path, capsys, monkeypatch, option
+):
     monkeypatch.setattr(benchmark, "run_all", lambda *_: pytest.fail("searched"))
     assert benchmark.main(["--spaces", str(folder), option, str(tmp_path / "absent" / "out")]) == 2
     assert "there is no folder" in capsys.readouterr().err

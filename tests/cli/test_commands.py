@@ -90,7 +90,20 @@ SEARCH = ("search", "--problem", SMALL, "--device", "emulator")
 def under_way(tmp_path):
     """A search that has finished two trials: its ledger, and its process, which leads a session of its own."""
     db = tmp_path / "evo.db"
-    command = [sys.executable, "-m", "evoengine", *SEARCH, "--trials", "500", "--seed", "4", "--jobs", "1", "--db", str(db)]
+    command = [
+        sys.executable,
+        "-m",
+        "evoengine",
+        *SEARCH,
+        "--trials",
+        "500",
+        "--seed",
+        "4",
+        "--jobs",
+        "1",
+        "--db",
+        str(db),
+    ]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:

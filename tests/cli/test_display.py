@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from evoengine.cli.display import best_line, findings, listing, ranking, stdout
+from evoengine.cli.display import best_line, doctor_table, listing, ranking, stdout
 from evoengine.cli.doctor import Finding
 from evoengine.records import Candidate, Outcome
 from tests.support.ledger_examples import GPU, PROBLEM, a_binary, a_figure, a_source, a_verdict
@@ -52,5 +52,5 @@ def test_a_reason_in_a_pipe_is_one_line_however_long(lines):
 
 def test_the_doctor_cuts_no_path_short(lines):
     path = "/opt/" + "folder/" * 12 + "include"
-    shown = lines(findings([Finding("CUDA compiler", True, f"nvrtc, headers in {path}")]), 80)
+    shown = lines(doctor_table([Finding("CUDA compiler", True, f"nvrtc, headers in {path}")]), 80)
     assert path in "".join(line.strip() for line in shown)

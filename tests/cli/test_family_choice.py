@@ -13,7 +13,20 @@ from tests.support.spaces import launches
 
 
 def test_a_family_that_the_gpu_cannot_run_is_left_out_with_one_line_that_says_why(evoengine, tmp_path):
-    arguments = ("--gpu", "l4", "--problem", SMALL, "--trials", 1, "--jobs", 1, "--device", "emulator", "--db", tmp_path / "x.db")
+    arguments = (
+        "--gpu",
+        "l4",
+        "--problem",
+        SMALL,
+        "--trials",
+        1,
+        "--jobs",
+        1,
+        "--device",
+        "emulator",
+        "--db",
+        tmp_path / "x.db",
+    )
     done = evoengine("search", *arguments)
     assert done.returncode == 0, done.stderr
     [said] = [line for line in done.stderr.splitlines() if "wgmma" in line]

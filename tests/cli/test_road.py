@@ -22,7 +22,8 @@ from tests.support.stand_in import on_stand_in
 FIELDS = [
     "trial", "run", "outcome", "reason", "config", "problem", "gpu", "device", "source_sha256", "registers",
     "spill_bytes", "shared_bytes", "occupancy", "correct", "binary_correct", "max_abs_error", "tflops",
-    "tflops_kind", "median_us", "normalised_us", "samples", "vs_baseline", "vs_sdpa", "policy", "range_us", "bound", "utilisation",
+    "tflops_kind", "median_us", "normalised_us", "samples", "vs_baseline", "vs_sdpa", "policy", "range_us", "bound",
+    "utilisation",
     "model", "sustained", "parents", "operator", "compile_ms",
 ]  # fmt: skip
 NOTHING = 'extern "C" __global__ void attention(int* x) { *x = 1; }'
@@ -141,7 +142,8 @@ def test_the_export_stands_alone(evoengine, db, tmp_path):
     assert described["launch"]["threads"] == threads
     assert described["figure"]["kind"] == "estimated"
     assert (out / "kernel.cubin").read_bytes()[:4] == b"\x7fELF"
-    assert "evoengine" not in imported((out / "attention.py").read_text())
+    for name in ("attention.py", "_cuda.py"):
+        assert "evoengine" not in imported((out / name).read_text())
 
 
 def test_the_loader_checks_its_tensors_before_it_touches_a_gpu(evoengine, db, tmp_path):

@@ -8,21 +8,21 @@ from functools import cache
 
 import pytest
 
-from evoengine.devices.driver import find_driver, real_gpu
+from evoengine.devices.driver import find_driver, resolve_gpu
 from evoengine.errors import MachineError
 from evoengine.gpu import known_gpus
 from evoengine.paths import asset
-from evoengine.records import Binary, Contender, Launch, Outcome, Rejection, Source
-from evoengine.search.judges import GpuJudge, Job, gate_plan, timed_baselines
-from evoengine.search.workers import Terms, WorkerPool
+from evoengine.records import Binary, CompiledCandidate, Launch, Outcome, Rejection, Source
+from evoengine.search.evaluators import GpuEvaluator, Job, gate_plan, timed_baselines
+from evoengine.search.workers import WorkerLimits, WorkerPool
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
-from evoengine.stages.statistics import FEWEST
+from evoengine.stages.statistics import MIN_SAMPLES
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Target
-from tests.support.kernel_gate import attention_space
 from tests.support.exhaustive import more
+from tests.support.kernel_gate import attention_space
 from tests.support.stand_in import on_stand_in
 
 pytestmark = pytest.mark.gpu
@@ -52,7 +52,7 @@ def device():
 @cache
 def gpu():
     arch = next(g for g in known_gpus().values() if g.arch.startswith(f"sm_{device().capability}"))
-    return real_gpu(device(), arch)
+    return resolve_gpu(device(), arch)
 
 
 def target() -> Target:
@@ -62,7 +62,7 @@ def target() -> Target:
 def faulty(body: str) -> Job:
     source = Source(SIGNATURE.format(body=body), "attention", Launch((1, 1, 1), 32, 0))
     case = find_workload("attention").cases(PROBLEM, {})[2]
-    return Job(Contender(1, source, compile_source(source, gpu().arch)), [(case, source.launch)], [], {}, 1)
+    return Job(CompiledCandidate(1, source, compile_source(source, gpu().arch)), [(case, source.launch)], [], {}, 1)
 
 
 def correct(index=0) -> Job:
@@ -75,7 +75,7 @@ def job_of(config, trial=1) -> Job:
     source = render(target(), space, config, asset("templates"))
     plan = gate_plan(space, target(), config)
     plan = plan[:3] if on_stand_in() else plan
-    return Job(Contender(trial, source, compile_source(source, gpu().arch), config), plan, [], {}, 7)
+    return Job(CompiledCandidate(trial, source, compile_source(source, gpu().arch), config), plan, [], {}, 7)
 
 
 def start_of(family, **changes):
@@ -106,7 +106,7 @@ KERNELS = {
 
 @pytest.fixture(scope="module")
 def judge():
-    judge = GpuJudge(target(), device(), 1)
+    judge = GpuEvaluator(target(), device(), 1)
     judge.first_baselines = timed_baselines(judge.baselines())
     yield judge
     judge.close()
@@ -142,13 +142,13 @@ def test_a_fault_becomes_an_outcome_in_the_gpus_own_words_and_the_next_candidate
 def test_every_backend_that_takes_the_problem_is_a_baseline(judge):
     names = {b.name for b in judge.first_baselines}
     assert {"FLASH_ATTENTION", "MATH"} <= names
-    assert all(len(b.samples_us) >= FEWEST and b.tflops < gpu().tensor_tflops for b in judge.first_baselines)
+    assert all(len(b.samples_us) >= MIN_SAMPLES and b.tflops < gpu().tensor_tflops for b in judge.first_baselines)
 
 
 def test_a_measurement_is_precise_logged_and_below_the_roofline(judge):
     verdict, figure, _ = judge.submit(correct(), None).result()
     assert {c.name for c in verdict.cases} >= {"full problem", "full problem after timing"}
-    assert len(figure.samples_us) >= FEWEST
+    assert len(figure.samples_us) >= MIN_SAMPLES
     assert figure.vs_baseline > 0 and figure.suspect is None
     assert 0 < figure.terms["peak_tflops_percent"] < 100
     assert figure.median_us == pytest.approx(statistics.median(figure.samples_us))
@@ -169,7 +169,7 @@ def test_finals_rank_kernels_against_each_other(judge):
 def test_a_binary_that_the_gpu_does_not_take_is_said_to_be_so(judge):
     job = correct()
     binary = Binary(b"no binary", *(getattr(job.contender.binary, n) for n in Binary.__slots__[1:]))
-    broken = Job(Contender(9, job.contender.source, binary), job.plan, [], {}, 1)
+    broken = Job(CompiledCandidate(9, job.contender.source, binary), job.plan, [], {}, 1)
     result = judge.submit(broken, None).result()
     assert result.outcome is Outcome.UNCOMPILABLE
     assert "the GPU cannot run the binary: device kernel image is invalid" in result.reason
@@ -177,7 +177,7 @@ def test_a_binary_that_the_gpu_does_not_take_is_said_to_be_so(judge):
 
 def test_a_problem_beyond_the_gpus_memory_names_the_bytes_needed_and_there():
     problem = parse_problem("b4096,h64,s16384,d128,fp16")
-    huge = GpuJudge(replace(target(), problem=problem), device(), 1)
+    huge = GpuEvaluator(replace(target(), problem=problem), device(), 1)
     try:
         with pytest.raises(MachineError, match=r"needs [\d,]+ bytes of GPU memory .* and [\d,]+ of [\d,]+ are free"):
             timed_baselines(huge.baselines())
@@ -186,7 +186,7 @@ def test_a_problem_beyond_the_gpus_memory_names_the_bytes_needed_and_there():
 
 
 def test_the_runner_sees_only_its_gpu():
-    pool = WorkerPool(1, Terms(memory_bytes=None, environment={"CUDA_VISIBLE_DEVICES": device().uuid}))
+    pool = WorkerPool(1, WorkerLimits(memory_bytes=None, environment={"CUDA_VISIBLE_DEVICES": device().uuid}))
     try:
         assert pool.submit(visible_devices, died=Outcome.CRASHED, gives=int).result() == 1
     finally:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from evoengine.devices.driver import GpuDevice, real_gpu, require_arch, takes
+from evoengine.devices.driver import GpuDevice, resolve_gpu, require_arch, supports_arch
 from evoengine.devices.nvml import Sensors, judge_reading, open_sensors
 from evoengine.errors import MachineError
 from evoengine.gpu import find_gpu
@@ -92,7 +92,7 @@ def device(name="NVIDIA H200", capability=90, **limits):
     ],
 )  # fmt: skip
 def test_which_binaries_a_gpu_takes(arch, capability, runs):
-    assert takes(device(capability=capability), arch) is runs
+    assert supports_arch(device(capability=capability), arch) is runs
 
 
 def test_a_binary_for_another_architecture_is_refused_in_a_sentence():
@@ -102,13 +102,13 @@ def test_a_binary_for_another_architecture_is_refused_in_a_sentence():
 
 
 def test_a_gpu_of_the_same_architecture_keeps_the_name_it_was_asked_by_and_has_its_own_limits():
-    found = real_gpu(device(sms=140), find_gpu("h100"))
+    found = resolve_gpu(device(sms=140), find_gpu("h100"))
     assert (found.key, found.name, found.arch) == ("h100", "NVIDIA H200", "sm_90a")
     assert (found.sms, found.memory_gbs) == (140, find_gpu("h200").memory_gbs)
 
 
 def test_a_gpu_that_is_not_in_the_table_has_the_peaks_of_the_one_named():
-    found = real_gpu(device("NVIDIA H800", sms=132), find_gpu("h100"))
+    found = resolve_gpu(device("NVIDIA H800", sms=132), find_gpu("h100"))
     assert (found.name, found.tensor_tflops) == ("NVIDIA H800", find_gpu("h100").tensor_tflops)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from evoengine.records import Binary, Contender, Launch, Source
+from evoengine.records import Binary, CompiledCandidate, Launch, Source
 from evoengine.stages.compile import compile_source
 from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.workloads.attention.tensors import TORCH_DTYPES
@@ -27,7 +27,8 @@ extern "C" __global__ void {entry}(const half* q, const half* k, const half* v, 
 """
 LAUNCH = Launch((1, 1, 1), 32, 0)
 Change = Callable[[torch.Tensor, int], object]
-"""what is wrong with a kernel in its n-th launch: may change its output [batch, heads, seq_q, head_dim] or give a CUresult"""
+"""what is wrong with a kernel in its n-th launch: may change its output [batch, heads, seq_q, head_dim] or give a
+CUresult"""
 
 
 @cache
@@ -38,7 +39,7 @@ def _compiled(entry: str) -> tuple[Source, Binary]:
 
 def contender(
     problem: AttentionProblem, trial: int, us: float | Callable[[], float], change: Change | None = None
-) -> Contender:
+) -> CompiledCandidate:
     """A kernel that computes attention in `us` microseconds and then does what `change` says."""
     entry = f"attention_{trial}"
     launches: list[int] = []
@@ -51,7 +52,7 @@ def contender(
 
     device.programs[entry], device.times[entry] = program, us
     source, binary = _compiled(entry)
-    return Contender(trial, source, binary)
+    return CompiledCandidate(trial, source, binary)
 
 
 def tensor(address: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""An exported kernel by its own loader on the stand-in driver: what arrives on the device computes attention.
+"""An exported kernel by its own loader on the stand-in driver: what arrives on the device computes what it should.
 
 It shows that loader and kernel agree on parameters, maps and grid, never how fast either is on a GPU.
 """
@@ -10,6 +10,8 @@ import importlib.util
 import pytest
 import torch
 
+from evoengine import workloads
+from evoengine.devices.base import TensorParameter
 from evoengine.publish.export import export
 from evoengine.records import Candidate, Outcome
 from evoengine.stages import compile as compiler
@@ -17,6 +19,7 @@ from evoengine.stages.verify import compare
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Case
+from evoengine.workloads.dtypes import TORCH_DTYPES
 
 pytestmark = pytest.mark.stand_in
 TUNED_FOR = "b16,h16,s2048,d64,fp16,kv4"
@@ -26,17 +29,17 @@ PERSISTENT = {"family": "wgmma", "schedule": "static"}
 
 
 @pytest.fixture
-def load(attention_gate, tmp_path, monkeypatch):
-    """The loader of a start point's kernel; CPU tensors are taken for those of GPU 0."""
+def load(kernel_gate, tmp_path, monkeypatch):
+    """The loader of a configuration's kernel; CPU tensors are taken for those of GPU 0."""
 
-    def loaded(wanted):
-        gate = attention_gate(TUNED_FOR)
-        config = gate.start(wanted)
+    def loaded(wanted, problem=TUNED_FOR):
+        gate = kernel_gate(problem)
+        config = gate.configuration(wanted)
         source = gate.source(config)
         binary = compiler.compile_source(source, "sm_90a")
         found = Candidate(1, 1, str(gate.problem), "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
         export(found, gate.target, tmp_path)
-        spec = importlib.util.spec_from_file_location("exported", tmp_path / "attention.py")
+        spec = importlib.util.spec_from_file_location("exported", tmp_path / f"{gate.target.workload.name}.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         monkeypatch.setattr(module._cuda.Torch, "gpu_index", lambda device: 0)
@@ -72,3 +75,42 @@ def test_a_persistent_kernel_gets_as_many_blocks_as_the_gpu_it_meets_runs_at_onc
     q, k, v = (on_device(drawn[name]) for name in "qkv")
     module.attention(q, k, v, out=on_device(q))
     assert grids == [(132, 1, 1)]
+
+
+OTHERS = {
+    "rms_norm:rows33,hidden96,fp16": {"family": "warp"},
+    "rms_norm:rows9,hidden512,bf16": {"family": "block"},
+    "gemm:m70,n66,k96,fp16,bias_relu": {"family": "mma"},
+    "gemm:m130,n72,k128,bf16": {"family": "wgmma"},
+}
+"""problem → what its kernel must have"""
+
+
+def verdict(module, problem):
+    """Of the exported kernel's outputs, called once by its loader on tensors in the device's memory."""
+    workload, parsed = workloads.parse_problem(problem)
+    case = Case("by the loader", parsed)
+    drawn = workload.tensors().draw(case, seed=3)
+    outputs = {
+        p.name: on_device(torch.full(p.shape, float("nan"), dtype=TORCH_DTYPES[p.dtype]))
+        for p in workload.parameters(parsed, {"family": None})
+        if isinstance(p, TensorParameter) and p.output
+    }
+    inputs = {name: on_device(tensor) for name, tensor in drawn.inputs.items()}
+    getattr(module, workload.name)(**inputs, **outputs)
+    return compare(workload, case, drawn, outputs, 3)
+
+
+@pytest.mark.parametrize("problem", OTHERS)
+def test_a_kernel_without_a_loader_of_its_own_is_right_by_the_loader_of_all(load, problem):
+    found = verdict(load(OTHERS[problem], problem), problem)
+    assert found.correct, found.reason
+
+
+@pytest.mark.parametrize(("name", "value"), [("k", 64), ("n", 24)])
+def test_a_parameter_that_is_not_the_kernel_s_shows(load, name, value):
+    problem = "gemm:m70,n66,k96,fp16,bias_relu"
+    module = load(OTHERS[problem], problem)
+    (scalar,) = [s for s, p in zip(module._Plan.scalars, module.SCALARS, strict=True) if p["name"] == name]
+    scalar.value = value
+    assert not verdict(module, problem).correct

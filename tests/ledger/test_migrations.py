@@ -21,7 +21,8 @@ WRITTEN_BEFORE_POLICIES = f"""
 INSERT INTO devices VALUES (1, 'NVIDIA H200', NULL, NULL, NULL, '{{}}');
 INSERT INTO runs (id, started_at, status, gpu, problem, device_id, space_name, space_sha256, space_text, sampler, seed,
                   version, host, pid, command)
-VALUES (1, '2026-01-02 03:04:05', 'all trials done', '{GPU}', '{PROBLEM}', 1, 's', 's', 's', 'tpe', 1, '0', 'h', 1, 'c');
+VALUES
+ (1, '2026-01-02 03:04:05', 'all trials done', '{GPU}', '{PROBLEM}', 1, 's', 's', 's', 'tpe', 1, '0', 'h', 1, 'c');
 INSERT INTO baselines VALUES (1, 1, 'MATH', 'NVIDIA H200', 900.0, 305.0, '[900.0, "inf"]', '2026-01-02 03:04:05');
 INSERT INTO candidates (id, run_id, problem, gpu, config, config_key, parents, created_at, outcome)
 VALUES (1, 1, '{PROBLEM}', '{GPU}', '{{"tile": 1}}', '1', '[]', '2026-01-02 03:04:05', 'measured'),

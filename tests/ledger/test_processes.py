@@ -146,9 +146,8 @@ def test_reading_holds_nobody_off(ledger):
 
 def test_studies_are_set_up_by_one_process_at_a_time(ledger, monkeypatch):
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.1)
-    with FileLock(f"{ledger.place}.lock"):
-        with pytest.raises(UsageError, match="held by another evoengine"):
-            optuna_storage(ledger.url)
+    with FileLock(f"{ledger.place}.lock"), pytest.raises(UsageError, match="held by another evoengine"):
+        optuna_storage(ledger.url)
     optuna_storage(ledger.url)
 
 

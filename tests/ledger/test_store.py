@@ -82,7 +82,8 @@ def random_candidate(rng: random.Random, trial: int, run: int) -> Candidate:
     error = rng.choice([math.inf, -math.inf, 0.5, None])
     case = CaseResult(text(), text(), rng.getrandbits(80), rng.random() < 0.5, error, error, number(), maybe(text()))
     rows = (rng.randrange(1, 4), rng.randrange(1, 4))
-    launch = Launch((rng.getrandbits(31), 1, 65535), rng.randrange(1, 99) * rows[0] * rows[1], rng.getrandbits(18), rows)
+    threads = rng.randrange(1, 99) * rows[0] * rows[1]
+    launch = Launch((rng.getrandbits(31), 1, 65535), threads, rng.getrandbits(18), rows)
     mix = {text(): rng.getrandbits(20) for _ in range(3)}
     warnings = tuple(text() for _ in range(rng.randrange(3)))
     binary = Binary(rng.randbytes(99), text(), text(), text(), 255, 1, 2, 3, warnings, mix, number())

@@ -20,8 +20,10 @@ CASE = CaseResult("one row", "attention:b1,h1,s1,d64,fp16", 5, True, 1e-4, 1e-5,
 @pytest.fixture
 def candidate() -> Candidate:
     return Candidate(
-        trial=3, run=1, problem="attention:b2,h4,s100,d64,fp16,kv2", gpu="h100", config={"family": "wmma", "tile_m": 64},
-        outcome=Outcome.ESTIMATED, device="emulator", source=Source("// text", "attention", Launch((2, 4, 2), 128, 1024, (8, 1))),
+        trial=3, run=1, problem="attention:b2,h4,s100,d64,fp16,kv2", gpu="h100",
+        config={"family": "wmma", "tile_m": 64},
+        outcome=Outcome.ESTIMATED, device="emulator",
+        source=Source("// text", "attention", Launch((2, 4, 2), 128, 1024, (8, 1))),
         binary=Binary(b"\x7fELF", "sm_90a", "-arch=sm_90a", "nvrtc 13.5", 64, 0, 0, 16, (), {"HMMA": 8}, 300.0),
         verdict=Verdict("emulator", None, None, (CASE,), 100.0),
         measurement=Measurement(Kind.ESTIMATED, "estimate for h100", 100.0, 50.0), occupancy=0.25,
@@ -30,7 +32,14 @@ def candidate() -> Candidate:
 
 def test_the_files_are_the_candidates_own(candidate, tmp_path):
     paths = export(candidate, TARGET, tmp_path / "new" / "folder")
-    assert [p.name for p in paths] == ["kernel.cu", "kernel.cubin", "kernel.json", "attention.py", "_cuda.py", "__init__.py"]
+    assert [p.name for p in paths] == [
+        "kernel.cu",
+        "kernel.cubin",
+        "kernel.json",
+        "attention.py",
+        "_cuda.py",
+        "__init__.py",
+    ]
     text, cubin, described, *_ = (p.read_bytes() for p in paths)
     assert (text, cubin) == (b"// text", b"\x7fELF")
     assert json.loads(described) == describe(candidate, TARGET)

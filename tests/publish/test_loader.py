@@ -115,7 +115,9 @@ def test_what_is_remembered_is_bounded(driver, load):
     out = torch.zeros_like(many[0])
     for q in many:
         module.attention(q, many[0], many[0], out)
-    assert module._cuda.tensor_map.cache_info().currsize == module._cuda.parameters.cache_info().currsize == module.CACHED
+    assert (
+        module._cuda.tensor_map.cache_info().currsize == module._cuda.parameters.cache_info().currsize == module.CACHED
+    )
     for seq in range(1, module.CACHED + 50):
         module.attention(*tensors(1, 1, 1, seq, 1))
     assert module._plan.cache_info().currsize == module.CACHED
@@ -177,7 +179,7 @@ def test_each_gpu_loads_the_kernel_once_and_gets_its_own_grid(driver, load):
     module = load(STATIC, problem="b2,h4,s100,d64,fp16,kv2")
     for gpu, sms in ((0, 3), (1, 5)):
         driver.set_attribute(gpu, SMS, sms)
-    (first, keep_first), (second, keep_second) = cupy_tensors(0), cupy_tensors(1)
+    (first, _keep_first), (second, _keep_second) = cupy_tensors(0), cupy_tensors(1)
     for given in (first, second, first, second):
         module.attention(*given)
     found = driver.launches()

@@ -13,7 +13,7 @@ import pytest
 
 from evoengine.ledger.runs import RUNNING, Device, Run
 from evoengine.ledger.store import open_ledger
-from evoengine.ledger.transfer import Dossier, WholeRun
+from evoengine.ledger.transfer import CandidateHistory, RunHistory
 from evoengine.publish.t4 import INVALIDITY, from_t4, to_t4
 from evoengine.records import UNKNOWN_POLICY, Baseline, Candidate, Kind, Outcome, Profile
 from tests.support.ledger_examples import (
@@ -47,7 +47,7 @@ BASELINES = [(at(1), Baseline("MATH", DEVICE.name, 900.0, 305.0, (900.0, float("
 PROFILE = Profile("Nsight Compute", DEVICE.name, {"issue slots %": 61.5, "l2 hit %": float("nan")}, ("stalls",))
 
 
-def whole() -> WholeRun:
+def whole() -> RunHistory:
     """One candidate of each stage it may end at; the first has been gated, timed and profiled again and again."""
     estimate, measured = a_figure(9.0), replace(a_figure(10.87, Kind.MEASURED), normalised_us=98_300.25)
     sustained = replace(measured, policy=SUSTAINED, normalised_us=None, terms={"sm_mhz": 1410.0, "watts": 690.0})
@@ -56,17 +56,71 @@ def whole() -> WholeRun:
     static = replace(PROFILE, tool="static", figures={"HMMA": 64.0})
     made, single = ({"source": a_source(name), "binary": a_binary()} for name in ("kernel", "single"))
     finished = [
-        Candidate(41, 7, PROBLEM, GPU, CONFIG, Outcome.MEASURED, None, "NVIDIA H200", **made, verdict=a_verdict(), measurement=final, occupancy=0.25, operator="start", sustained=sustained),
-        Candidate(42, 7, PROBLEM, GPU, CONFIG, Outcome.INCORRECT, "wrong", "emulator", **made, verdict=a_verdict(Outcome.INCORRECT), parents=(41,), operator="mutation"),
+        Candidate(
+            41,
+            7,
+            PROBLEM,
+            GPU,
+            CONFIG,
+            Outcome.MEASURED,
+            None,
+            "NVIDIA H200",
+            **made,
+            verdict=a_verdict(),
+            measurement=final,
+            occupancy=0.25,
+            operator="start",
+            sustained=sustained,
+        ),
+        Candidate(
+            42,
+            7,
+            PROBLEM,
+            GPU,
+            CONFIG,
+            Outcome.INCORRECT,
+            "wrong",
+            "emulator",
+            **made,
+            verdict=a_verdict(Outcome.INCORRECT),
+            parents=(41,),
+            operator="mutation",
+        ),
         Candidate(43, 7, PROBLEM, GPU, CONFIG, Outcome.UNCOMPILABLE, "line 3", source=a_source("other")),
         Candidate(44, 7, PROBLEM, GPU, CONFIG, Outcome.RECORDED, measurement=a_figure(1.0, Kind.RECORDED)),
-        Candidate(45, 7, PROBLEM, GPU, CONFIG, Outcome.DUPLICATE, "renders the same source as trial 47", parents=(41, 44)),
+        Candidate(
+            45, 7, PROBLEM, GPU, CONFIG, Outcome.DUPLICATE, "renders the same source as trial 47", parents=(41, 44)
+        ),
         Candidate(46, 7, PROBLEM, GPU, CONFIG, Outcome.SCREENED, "255 registers"),
-        Candidate(47, 7, PROBLEM, GPU, CONFIG, Outcome.MEASURED, "2 times the time of trial 41", "emulator", **single, verdict=a_verdict(), measurement=dropped),
-        Candidate(48, 7, PROBLEM, GPU, CONFIG, Outcome.ESTIMATED, None, "emulator", **made, verdict=a_verdict(), measurement=estimate),
-    ]  # fmt: skip
+        Candidate(
+            47,
+            7,
+            PROBLEM,
+            GPU,
+            CONFIG,
+            Outcome.MEASURED,
+            "2 times the time of trial 41",
+            "emulator",
+            **single,
+            verdict=a_verdict(),
+            measurement=dropped,
+        ),
+        Candidate(
+            48,
+            7,
+            PROBLEM,
+            GPU,
+            CONFIG,
+            Outcome.ESTIMATED,
+            None,
+            "emulator",
+            **made,
+            verdict=a_verdict(),
+            measurement=estimate,
+        ),
+    ]
     dossiers = [
-        Dossier(
+        CandidateHistory(
             c, at(n), at(n + 0.5),
             [(at(n + 0.1), c.verdict)] if c.verdict else [],
             [(at(n + 0.2), c.measurement)] if c.measurement else [],
@@ -77,10 +131,15 @@ def whole() -> WholeRun:
     dossiers[0] = replace(
         dossiers[0],
         verdicts=[(at(2), a_verdict(Outcome.HUNG)), (at(3), a_verdict())],
-        figures=[(at(3), estimate), (at(4), replace(final, terms={"final_of_run": 5.0, "place": 2.0})), (at(4.5), sustained), (at(5), final)],
+        figures=[
+            (at(3), estimate),
+            (at(4), replace(final, terms={"final_of_run": 5.0, "place": 2.0})),
+            (at(4.5), sustained),
+            (at(5), final),
+        ],
         profiles=[(at(6), static), (at(7), PROFILE)],
     )
-    return WholeRun(RUN, BASELINES, dossiers)
+    return RunHistory(RUN, BASELINES, dossiers)
 
 
 @pytest.fixture

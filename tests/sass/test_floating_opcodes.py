@@ -157,7 +157,7 @@ DOUBLES = {
     "a * b": lambda a, b, c: a * b,
     "a / b": lambda a, b, c: a / b,
     "sqrt(fabs(a))": lambda a, b, c: np.sqrt(abs(a)),
-    "a * 1.5 - 0.25": lambda a, b, c: (a.astype(np.longdouble) * 1.5 - 0.25),
+    "a * 1.5 - 0.25": lambda a, b, c: a.astype(np.longdouble) * 1.5 - 0.25,
     "fmin(a, b)": lambda a, b, c: np.fmin(a, b),
     "a > b ? -a : c": lambda a, b, c: np.where(a > b, -a, c),
     "floor(a)": lambda a, b, c: np.floor(a),

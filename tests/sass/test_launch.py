@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -87,7 +89,7 @@ def test_outputs_and_device_variables_lie_apart_at_drawn_addresses():
         arguments = [TensorArgument("out", np.zeros(3, np.float32), output=True)]
         found = sorted(prepare(kernel, Launch((1, 1, 1), 32, 0), arguments, seed).allocations, key=lambda a: a.address)
         assert len(found) == 3 and all(a.address % 256 == 0 and a.address > 2**32 for a in found)
-        assert all(b.address - (a.address + a.bytes) > 2**20 for a, b in zip(found, found[1:], strict=False))
+        assert all(b.address - (a.address + a.bytes) > 2**20 for a, b in pairwise(found))
         places.add(tuple(a.name for a in found))
     assert len(places) > 1
 

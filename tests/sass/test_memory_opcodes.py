@@ -14,7 +14,10 @@ every_arch = pytest.mark.parametrize("arch", ARCHS)
 
 @every_arch
 def test_widths_of_global_and_shared_memory(arch):
-    text = "struct alignas(16) Pair { long long x, y; };" + KERNEL + """(const unsigned char* a, long long* out) {
+    text = (
+        "struct alignas(16) Pair { long long x, y; };"
+        + KERNEL
+        + """(const unsigned char* a, long long* out) {
       extern __shared__ __align__(16) unsigned char s[];
       int i = threadIdx.x;
       ((uint4*)s)[i] = ((const uint4*)a)[i];
@@ -34,6 +37,7 @@ def test_widths_of_global_and_shared_memory(arch):
       __syncthreads();
       out[192 + i] = s[j] + ((short*)s)[200 + j] + (long long)((double*)s)[31];
     }"""
+    )
     a = np.random.default_rng(0).integers(0, 256, 512).astype(np.uint8)
     out = execute(text, arch, {"a": a}, {"out": (np.int64, (7, 32))}, shared_bytes=512)["out"]
     i = np.arange(32)
@@ -50,7 +54,10 @@ def test_widths_of_global_and_shared_memory(arch):
 
 @every_arch
 def test_local_arrays_and_generic_pointers(arch):
-    text = "__constant__ int table[4] = {11, 22, 33, 44};" + KERNEL + """(const int* a, int* out) {
+    text = (
+        "__constant__ int table[4] = {11, 22, 33, 44};"
+        + KERNEL
+        + """(const int* a, int* out) {
       __shared__ int s[32];
       int i = threadIdx.x, mine[24];
       for (int k = 0; k < 24; ++k) mine[k] = a[i] * k;
@@ -66,6 +73,7 @@ def test_local_arrays_and_generic_pointers(arch):
       out[64 + i] = s[i];
       out[96 + i] = mine[(a[i] + 3) % 24];
     }"""
+    )
     a = np.random.default_rng(1).integers(0, 50, 32).astype(np.int32)
     out = execute(text, arch, {"a": a}, {"out": (np.int32, (4, 32))})["out"]
     i = np.arange(32)
@@ -78,9 +86,12 @@ def test_local_arrays_and_generic_pointers(arch):
     np.testing.assert_array_equal(out[3], np.where(i & 1, local[i, (a + 3) % 24], 1000 + i))
 
 
-ATOMICS = """
+ATOMICS = (
+    """
 #include <cuda_fp16.h>
-""" + KERNEL + """(const int* a, int* out, int* old, long long* wide, float* floats, double* doubles, __half2* halves) {
+"""
+    + KERNEL
+    + """(const int* a, int* out, int* old, long long* wide, float* floats, double* doubles, __half2* halves) {
   __shared__ int s[8];
   __shared__ float sf;
   int i = blockIdx.x * blockDim.x + threadIdx.x, x = a[i];
@@ -123,6 +134,7 @@ ATOMICS = """
   if (threadIdx.x < 7) out[12 + threadIdx.x] = s[threadIdx.x];
   if (threadIdx.x == 7) out[19] = (int)sf;
 }"""
+)
 
 
 @every_arch

@@ -18,7 +18,9 @@ def drawn(count, seed=0, low=-1000, high=1000):
 
 @every_arch
 def test_shuffles(arch):
-    text = KERNEL + """(const int* a, int* out) {
+    text = (
+        KERNEL
+        + """(const int* a, int* out) {
       int i = threadIdx.x, x = a[i];
       out[i] = __shfl_sync(~0u, x, 5);
       out[32 + i] = __shfl_up_sync(~0u, x, 3);
@@ -30,6 +32,7 @@ def test_shuffles(arch):
       out[224 + i] = (int)__shfl_xor_sync(~0u, (long long)x << 32 | (unsigned)x, 1);
       out[256 + i] = __shfl_sync(~0u, x, a[(i + 1) & 31]);
     }"""
+    )
     a = drawn(LANES)
     lane = np.arange(LANES)
     out = execute(text, arch, {"a": a}, {"out": (np.int32, (9, LANES))})["out"]
@@ -43,7 +46,9 @@ def test_shuffles(arch):
 
 @every_arch
 def test_votes(arch):
-    text = KERNEL + """(const int* a, unsigned* out) {
+    text = (
+        KERNEL
+        + """(const int* a, unsigned* out) {
       int i = threadIdx.x, x = a[i];
       out[i] = __ballot_sync(~0u, x > 0);
       out[32 + i] = __any_sync(~0u, x == a[3]);
@@ -53,6 +58,7 @@ def test_votes(arch):
       out[160 + i] = 7;
       if (i % 3 == 1) out[160 + i] = __ballot_sync(0x92492492u, x & 1);
     }"""
+    )
     a = drawn(LANES)
     lane = np.arange(LANES)
     out = execute(text, arch, {"a": a}, {"out": (np.uint32, (6, LANES))})["out"]
@@ -68,7 +74,9 @@ def mask(lanes):
 
 @every_arch
 def test_matches(arch):
-    text = KERNEL + """(const int* a, unsigned* out) {
+    text = (
+        KERNEL
+        + """(const int* a, unsigned* out) {
       int i = threadIdx.x, x = a[i], same;
       out[i] = __match_any_sync(~0u, x);
       out[32 + i] = __match_any_sync(~0u, (long long)x << 33 | 5);
@@ -77,6 +85,7 @@ def test_matches(arch):
       out[128 + i] = __match_all_sync(~0u, x >> 4, &same);
       out[160 + i] = same;
     }"""
+    )
     a = drawn(LANES, low=0, high=6)
     out = execute(text, arch, {"a": a}, {"out": (np.uint32, (6, LANES))})["out"]
     equal = np.array([mask(a == x) for x in a], np.uint32)
@@ -86,7 +95,9 @@ def test_matches(arch):
 
 @pytest.mark.parametrize("arch", ARCHS[1:])  # sm_75 has no instruction for it
 def test_reductions(arch):
-    text = KERNEL + """(const int* a, int* out) {
+    text = (
+        KERNEL
+        + """(const int* a, int* out) {
       int i = threadIdx.x, x = a[i];
       out[i] = __reduce_add_sync(~0u, x);
       out[32 + i] = __reduce_min_sync(~0u, x);
@@ -98,6 +109,7 @@ def test_reductions(arch):
       out[224 + i] = 0;
       if (i < 11) out[224 + i] = __reduce_add_sync(0x7ffu, x);
     }"""
+    )
     a = drawn(LANES)
     out = execute(text, arch, {"a": a}, {"out": (np.int32, (8, LANES))})["out"]
     whole = [a.sum(), a.min(), a.max(), a.view(np.uint32).max().view(np.int32), np.bitwise_and.reduce(a)]
@@ -108,7 +120,9 @@ def test_reductions(arch):
 
 @every_arch
 def test_lanes_diverge_and_meet_again(arch):
-    text = KERNEL + """(const int* a, int* out) {
+    text = (
+        KERNEL
+        + """(const int* a, int* out) {
       int i = blockIdx.x * blockDim.x + threadIdx.x, x = a[i], steps = 0;
       unsigned v = (unsigned)(x < 0 ? -x : x) + 1;
       while (v != 1) {
@@ -133,6 +147,7 @@ def test_lanes_diverge_and_meet_again(arch):
       __syncthreads();
       out[3 * i] = steps; out[3 * i + 1] = kind; out[3 * i + 2] = sum;
     }"""
+    )
     a = drawn(128)
     out = execute(text, arch, {"a": a}, {"out": (np.int32, (128, 3))}, threads=64, grid=2)["out"]
     steps = np.array([collatz(abs(int(x)) + 1) for x in a])
@@ -155,15 +170,19 @@ def collatz(v):
 
 @every_arch
 def test_functions_are_called(arch):
-    text = """
+    text = (
+        """
     __device__ __noinline__ int add3(int a, int b, int c) { return a + 2 * b + 3 * c; }
     __device__ __noinline__ int steps(int a, int n) { for (int k = 0; k < n; ++k) a = add3(a, k, n); return a; }
-    """ + KERNEL + """(const int* a, int* out) {
+    """
+        + KERNEL
+        + """(const int* a, int* out) {
       int i = threadIdx.x, x = a[i];
       out[i] = add3(x, i, 7);
       if (i % 3) out[32 + i] = steps(x, i % 5);
       else out[32 + i] = steps(i, 4) - add3(i, x, 2);
     }"""
+    )
     a = drawn(LANES)
     lane = np.arange(LANES)
     out = execute(text, arch, {"a": a}, {"out": (np.int32, (2, LANES))})["out"]
@@ -182,7 +201,9 @@ def test_functions_are_called(arch):
 
 @every_arch
 def test_special_registers(arch):
-    text = KERNEL + """(unsigned* out) {
+    text = (
+        KERNEL
+        + """(unsigned* out) {
       unsigned lane, warp, below;
       asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
       asm volatile("mov.u32 %0, %%warpid;" : "=r"(warp));
@@ -197,6 +218,7 @@ def test_special_registers(arch):
       mine[4] = lane | warp << 8;
       mine[5] = below;
     }"""
+    )
     threads, grid = (5, 4, 3), (2, 3, 2)
     out = execute(text, arch, {}, {"out": (np.uint32, (12, 60, 6))}, threads, grid)["out"]
 

@@ -22,7 +22,7 @@ TARGET = attention_target(SMALL, GPU)
 PROBLEM = TARGET.problem
 GOOD = ("", "")
 WRONG_SCALE = ("scale * LOG2_E", "scale")
-OUT_OF_BOUNDS = ("if (row >= block.rows) break;", "if (row > block.rows) break;")
+OUT_OF_BOUNDS = ("if (row >= work.rows) break;", "if (row > work.rows) break;")
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,7 @@ def add(ledger, run, space, tflops, fault=GOOD, kind=Kind.ESTIMATED):
     """A candidate of the mma family that the gate passed, its source with the fault compiled."""
     config = next(c for c in space.starts if c["family"] == "mma")
     source = render(TARGET, space, config, asset("templates"))
+    assert fault[0] in source.text, f"the template has no {fault[0]!r} any more"
     source = replace(source, text=f"{source.text.replace(*fault) if fault[0] else source.text}\n// {tflops}\n")
     trial = ledger.add_candidate(run, str(PROBLEM), GPU, config, (), "sampler")
     ledger.record_source(trial, source)

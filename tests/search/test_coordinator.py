@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from evoengine.errors import MachineError
-from evoengine.records import Contender, Kind, Outcome, Rejection
+from evoengine.records import CompiledCandidate, Kind, Outcome, Rejection
 from evoengine.search.coordinator import neighbouring_bests
-from evoengine.search.judges import AHEAD, EmulatorJudge, GpuJudge, Job, make_judge, timed_baselines
+from evoengine.search.evaluators import QUEUE_DEPTH, EmulatorEvaluator, GpuEvaluator, Job, make_evaluator, timed_baselines
 from evoengine.search.proposer import Proposer
 from evoengine.workloads.attention.problem import parse_problem
 from tests.support import faulty_device
@@ -27,8 +27,8 @@ def tasks(**changed):
 def test_compilers_run_ahead_of_the_device_by_a_bounded_lead(numbered, monkeypatch, tmp_path):
     """The device does not begin until the lead is reached, and is slow from then on."""
     at_once, lock, seen, gate = 0, threading.Lock(), [], tmp_path / "gate"
-    most = AHEAD + 2 + 1  # the lead, and one a worker and one that waits
-    submit = GpuJudge.submit
+    most = QUEUE_DEPTH + 2 + 1  # the lead, and one a worker and one that waits
+    submit = GpuEvaluator.submit
 
     def counted(self, job, workers):
         nonlocal at_once
@@ -46,7 +46,7 @@ def test_compilers_run_ahead_of_the_device_by_a_bounded_lead(numbered, monkeypat
         with lock:
             at_once -= 1
 
-    monkeypatch.setattr(GpuJudge, "submit", counted)
+    monkeypatch.setattr(GpuEvaluator, "submit", counted)
     slow = functools.partial(faulty_device.when_there, str(gate), faulty_device.slow_task)
     numbered.coordinator(range(12), tasks=tasks(measure_task=slow), seconds=10.0).search()
     assert max(seen) == most
@@ -59,7 +59,7 @@ def test_the_first_candidates_are_compiled_while_the_baselines_are_timed(numbere
     patient = functools.partial(faulty_device.when_there, str(enough), faulty_device.baselines_task)
     coordinator = numbered.coordinator(
         range(12), tasks=tasks(baselines_task=patient),
-        on_change=lambda progress: enough.touch() if progress.compiled >= AHEAD else None,
+        on_change=lambda progress: enough.touch() if progress.compiled >= QUEUE_DEPTH else None,
     )  # fmt: skip
     assert coordinator.search().outcomes == {Outcome.MEASURED: 12}
     assert len(numbered.ledger.baselines(coordinator.run)) == 2
@@ -86,8 +86,8 @@ def test_where_the_devices_time_went_is_accounted_for(numbered):
 
 
 def test_without_a_device_there_is_no_usage_and_no_final(numbered):
-    judge = make_judge(TARGET, None, 1)
-    assert isinstance(judge, EmulatorJudge)
+    judge = make_evaluator(TARGET, None, 1)
+    assert isinstance(judge, EmulatorEvaluator)
     assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.ahead) == (None, None, None, 0)
 
 
@@ -99,8 +99,8 @@ def test_a_candidate_whose_judging_process_dies_is_judged_once_more_without_the_
         def submit(self, task, *arguments, again, **_):
             asked.append((arguments, again))
 
-    job = Job(contender := Contender(1, None, None), [], [], {}, 7)
-    EmulatorJudge(TARGET).submit(job, Workers())
+    job = Job(contender := CompiledCandidate(1, None, None), [], [], {}, 7)
+    EmulatorEvaluator(TARGET).submit(job, Workers())
     [(arguments, again)] = asked
     assert again(Rejection(Outcome.UNCOMPILABLE, "emulator: no")) is None
     assert again(Rejection(Outcome.CRASHED, "died of signal 11")) == (*arguments, "died of signal 11")
@@ -216,7 +216,7 @@ def test_a_search_stopped_midway_leaves_the_rest_to_the_next_which_judges_each_o
 def test_the_device_is_chosen_by_uuid_before_libraries_are_loaded(monkeypatch):
     """`load_cuda` of the faulty device fails where CUDA_VISIBLE_DEVICES is not set."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    judge = GpuJudge(TARGET, DEVICE, 1, tasks(baselines_task=faulty_device.visible), 20.0)
+    judge = GpuEvaluator(TARGET, DEVICE, 1, tasks(baselines_task=faulty_device.visible), 20.0)
     try:
         assert timed_baselines(judge.baselines())[0].name == DEVICE.uuid
     finally:

@@ -12,7 +12,7 @@ from optuna.testing.pytest_samplers import BasicSamplerTestCase, MultiObjectiveS
 from evoengine.records import config_key
 from evoengine.search.samplers import evolution, pool, surrogate
 from evoengine.search.samplers.coverage import Coverage
-from evoengine.search.samplers.evolution import STALL, EvolutionSampler, fronts, normal_scores, scores
+from evoengine.search.samplers.evolution import STALL_WEIGHT, EvolutionSampler, fronts, normal_scores, scores
 from evoengine.search.samplers.grid import Grid
 from evoengine.search.samplers.surrogate import Surrogate
 from evoengine.space.definition import Knob
@@ -88,19 +88,19 @@ def test_a_region_that_fails_is_left(state):
     assert study.best_trial.params["x"] == 11
 
 
-@pytest.mark.parametrize("stall, least, most", [(STALL, 0.45, 0.7), (1e9, 0.0, 0.42)])
+@pytest.mark.parametrize("stall, least, most", [(STALL_WEIGHT, 0.45, 0.7), (1e9, 0.0, 0.42)])
 def test_the_more_proposals_came_after_the_best_the_more_are_far_from_it(space, monkeypatch, stall, least, most):
     """The first trial is the best, and the nearer to it the better, so that nothing calls for going far."""
     monkeypatch.setattr(evolution, "STALL", stall)
     far = []
     for seed in range(20):
         first = space.encode(search(space, seed, 1).trials[0].params)
-        study = search(space, seed, 20, value=lambda config: -(space.encode(config) != first).sum())
+        study = search(space, seed, 20, value=lambda config, first=first: -(space.encode(config) != first).sum())
         far += [(space.encode(trial.params) != first).sum() >= 3 for trial in study.trials[8:]]  # 3: half of five knobs
     assert least <= np.mean(far) <= most, np.mean(far)
 
 
-@pytest.mark.parametrize("power", [evolution.RARE, 0])
+@pytest.mark.parametrize("power", [evolution.RARITY_EXPONENT, 0])
 def test_pairs_of_values_that_no_trial_had_are_looked_at(monkeypatch, power):
     """Five knobs of four values, of which only the first matters: how many of the 160 pairs 30 trials have."""
     monkeypatch.setattr(evolution, "RARE", power)
@@ -108,7 +108,7 @@ def test_pairs_of_values_that_no_trial_had_are_looked_at(monkeypatch, power):
     pairs = []
     for seed in range(24):
         study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(seed))
-        study.optimize(lambda trial: 1.0 + [trial.suggest_int(name, 0, 3) for name in "abcde"][0], 30)
+        study.optimize(lambda trial: 1.0 + next(iter([trial.suggest_int(name, 0, 3) for name in "abcde"])), 30)
         columns = [[trial.params[name] for trial in study.trials] for name in "abcde"]
         pairs.append(sum(len({*zip(*pair, strict=True)}) for pair in combinations(columns, 2)))
     assert (np.mean(pairs) > 115) == (power > 0), np.mean(pairs)  # 118 and 113 when this was written
@@ -249,12 +249,12 @@ def test_a_row_is_as_common_as_its_rarest_pair_of_values():
     coverage = Coverage(knobs)
     pool = np.array([[a, b, 0, 0, c] for a in (0, 1) for b in (0, 1) for c in (0, 1)], np.int16)
     coverage.hold(pool)
-    assert coverage.commonness().tolist() == [1.0] * 8
+    assert coverage.pair_coverage().tolist() == [1.0] * 8
     for many in range(8):
         coverage.add(np.array([0, 0, many, 0, 0], np.int16))
     # of 8 trials spread evenly 2 had each pair; 4 are added to both
     had, had_not = (8 + 4) / (2 + 4), 4 / (2 + 4)
-    assert coverage.commonness() == pytest.approx([had, *[had_not] * 7])
+    assert coverage.pair_coverage() == pytest.approx([had, *[had_not] * 7])
 
 
 def test_an_inactive_knob_counts_as_one_more_value(space):
@@ -264,7 +264,7 @@ def test_an_inactive_knob_counts_as_one_more_value(space):
     coverage.hold(rows)
     for row in rows[plain]:
         coverage.add(row)
-    assert coverage.commonness()[plain].min() > 1 > coverage.commonness()[~plain].max()
+    assert coverage.pair_coverage()[plain].min() > 1 > coverage.pair_coverage()[~plain].max()
 
 
 @pytest.mark.parametrize("knobs", [[Knob("a", (*range(9),)), Knob("b", (1, 2))], [Knob("a", (*range(9),))]])
@@ -272,7 +272,7 @@ def test_without_two_knobs_of_few_values_nothing_is_rare(knobs):
     coverage = Coverage(knobs)
     coverage.hold(np.zeros((3, len(knobs)), np.int16))
     coverage.add(np.zeros(len(knobs), np.int16))
-    assert coverage.commonness().tolist() == [1.0] * 3
+    assert coverage.pair_coverage().tolist() == [1.0] * 3
 
 
 def test_scores_lie_between_ranks_and_logarithms():
@@ -312,7 +312,7 @@ def test_fronts_are_peeled_one_by_one():
     assert fronts(vectors).tolist() == [0, 0, 1, 2, 0]
 
 
-@pytest.mark.parametrize("leeway, found", [(surrogate._leeway, True), (lambda knob: 1.0, False)])
+@pytest.mark.parametrize("leeway, found", [(surrogate._prior_width, True), (lambda knob: 1.0, False)])
 def test_several_objectives_are_searched_along_their_front(monkeypatch, leeway, found):
     """A third of the searches, at the least, find those with b 20, one in 40 of all points.
 

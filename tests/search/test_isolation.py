@@ -16,7 +16,7 @@ import pytest
 
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Outcome, Rejection
-from evoengine.search.workers import COMPILER_TERMS, Terms, WorkerPool
+from evoengine.search.workers import COMPILER_LIMITS, WorkerLimits, WorkerPool
 from evoengine.tuning.setup import default_jobs
 from tests.support.exhaustive import more
 from tests.support.faulty_device import (
@@ -66,7 +66,7 @@ def test_three_in_ten_candidates_misbehave_and_every_one_has_its_outcome(numbere
 
 
 def test_compilers_see_no_gpu_and_give_way_to_what_times_on_one():
-    pool = WorkerPool(1, COMPILER_TERMS)
+    pool = WorkerPool(1, COMPILER_LIMITS)
     try:
         niceness, visible = pool.submit(rank_of_process, died=Outcome.CRASHED, gives=tuple).result()
     finally:
@@ -91,7 +91,7 @@ SAID = {
 
 @pytest.fixture(scope="module")
 def pool():
-    pool = WorkerPool(1, Terms(seconds=1, memory_bytes=512 << 20, file_bytes=1 << 20, warm_up=note_warm))
+    pool = WorkerPool(1, WorkerLimits(seconds=1, memory_bytes=512 << 20, file_bytes=1 << 20, warm_up=note_warm))
     yield pool
     pool.close()
 
@@ -134,7 +134,7 @@ def test_a_machine_that_lacks_something_ends_the_search_not_one_candidate(pool):
 
 
 def test_processes_that_cannot_start_are_the_machines_fault():
-    pool = WorkerPool(1, Terms(warm_up=no_library))
+    pool = WorkerPool(1, WorkerLimits(warm_up=no_library))
     try:
         with pytest.raises(MachineError, match="no libcuda"):
             pool.submit(os.getpid, died=Outcome.CRASHED, gives=int).result()
@@ -143,7 +143,7 @@ def test_processes_that_cannot_start_are_the_machines_fault():
 
 
 def test_a_compiler_that_hangs_is_uncompilable_and_does_not_hold_up_the_other_worker():
-    pool = WorkerPool(2, Terms(seconds=2))
+    pool = WorkerPool(2, WorkerLimits(seconds=2))
     try:
         for _ in range(2):
             pool.submit(os.getpid, died=Outcome.UNCOMPILABLE, gives=int).result()  # each worker in turn: both are up
@@ -158,7 +158,7 @@ def test_a_compiler_that_hangs_is_uncompilable_and_does_not_hold_up_the_other_wo
 
 def test_closing_a_pool_ends_tasks_under_way_at_once_and_those_waiting(tmp_path):
     before = children()
-    pool = WorkerPool(2, Terms(seconds=300))
+    pool = WorkerPool(2, WorkerLimits(seconds=300))
     files = [tmp_path / name for name in "abcde"]
     for file in files:
         pool.submit(start_and_wait, str(file), died=Outcome.CRASHED, gives=int)
@@ -203,7 +203,7 @@ def test_a_worker_that_starts_while_the_pool_is_closed_ends_with_it(monkeypatch)
 
 
 def test_a_spare_takes_over_with_everything_loaded():
-    pool = WorkerPool(1, Terms(warm_up=note_warm, spare=True))
+    pool = WorkerPool(1, WorkerLimits(warm_up=note_warm, spare=True))
     try:
         for _ in range(3):
             assert pool.submit(was_warm, died=Outcome.CRASHED, gives=bool).result() is True
@@ -211,4 +211,3 @@ def test_a_spare_takes_over_with_everything_loaded():
         assert pool.replaced == 3
     finally:
         pool.close()
-

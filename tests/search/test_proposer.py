@@ -87,9 +87,7 @@ def test_a_rejected_candidate_is_told_as_worse_than_any_figure(space):
 
 
 def test_the_same_seed_gives_the_same_search(space):
-    once, again, other = (
-        [p.key for p in run(Proposer(space, "tpe", seed=seed), 12)] for seed in (3, 3, 4)
-    )
+    once, again, other = ([p.key for p in run(Proposer(space, "tpe", seed=seed), 12)] for seed in (3, 3, 4))
     assert once == again != other
 
 

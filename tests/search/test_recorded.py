@@ -144,7 +144,7 @@ def test_a_time_beyond_all_measure_is_the_failure_that_it_stands_for(write, cont
 
 @pytest.mark.parametrize("content", [CACHE, T4], ids=["cache", "T4"])
 def test_of_a_configuration_that_was_tried_twice_the_last_counts(write, content):
-    again = [*CACHE["cache"].values()][0] | {"time": 9.0}
+    again = next(iter(CACHE["cache"].values())) | {"time": 9.0}
     twice = {"cache": CACHE["cache"] | {"again": again}, "results": [*T4["results"], result(32, 1, 9.0)]}
     space = read_recorded(write({key: twice.get(key, value) for key, value in content.items()}))
     assert len(space) == 4

@@ -12,8 +12,8 @@ from evoengine.cli.main import evoengine
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError, NothingFound
 from evoengine.records import Kind, Measurement, Outcome, Verdict
-from evoengine.search import judges
-from evoengine.search.judges import GpuJudge
+from evoengine.search import evaluators
+from evoengine.search.evaluators import GpuEvaluator
 from evoengine.search.remeasure import left_to_measure
 from evoengine.stages.render import render
 from evoengine.tuning import setup
@@ -57,7 +57,7 @@ def measure(estimated, monkeypatch):
         device = GpuDevice(0, name, "GPU-0", capability, 2**34, {"sms": GPU.sms})
         monkeypatch.setattr(setup, "find_driver", lambda: ("13.0", [device]))
         monkeypatch.setattr(setup, "torch_cuda", lambda: "13.0")
-        monkeypatch.setattr(judges, "GpuJudge", functools.partial(GpuJudge, tasks=faulty_device))
+        monkeypatch.setattr(evaluators, "GpuEvaluator", functools.partial(GpuEvaluator, tasks=faulty_device))
         monkeypatch.setenv("XDG_CACHE_HOME", str(estimated.folder / "cache"))
         command = ["measure", *arguments, "--db", str(estimated.folder / "evo.db")]
         return CliRunner().invoke(evoengine, command, standalone_mode=False)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from evoengine.gpu import find_gpu
 from evoengine.ledger.runs import Device
 from evoengine.search.coordinator import Coordinator
-from evoengine.search.judges import GpuJudge
+from evoengine.search.evaluators import GpuEvaluator
 from evoengine.search.samplers.prior import ENOUGH
 from evoengine.search.siblings import sibling_prior
 from tests.support import faulty_device
@@ -42,7 +42,7 @@ def test_a_search_tries_first_what_was_fastest_on_a_sibling(numbered):
         gpu=SIBLING.key, problem=str(PROBLEM), device=Device("faulty"), space=setting.space, sampler="evolution",
         seed=1, command="test",
     )  # fmt: skip
-    judge = GpuJudge(replace(TARGET, gpu=SIBLING), DEVICE, 1, faulty_device)
+    judge = GpuEvaluator(replace(TARGET, gpu=SIBLING), DEVICE, 1, faulty_device)
     silent = lambda _: None  # noqa: E731
     Coordinator(setting, numbered.ledger, run, judge, silent, silent, faulty_device.compile_task).search()
     tried = [c for c in numbered.ledger.candidates(run=run)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evoengine.errors import UsageError
-from evoengine.space.arrays import Coded, Columns
+from evoengine.space.arrays import EncodedColumn, Columns
 from evoengine.space.expression import Expression
 
 VALUES = {"tile_m": 64, "warps": 4, "pad": 8, "family": "wmma", "causal": True, "gpu.sms": 132, "ratio": 0.5}
@@ -151,7 +151,7 @@ def test_columns_of_conditions_count_as_ones_and_zeros() -> None:
 
 
 def test_a_branch_is_computed_on_its_own_rows_only() -> None:
-    pad = Coded(np.array([-1, 0, 1], np.int8), np.array([8, 16]))
+    pad = EncodedColumn(np.array([-1, 0, 1], np.int8), np.array([8, 16]))
     columns = Columns({"pad": pad, "wmma": np.array([0, 1, 1])}, 3)
     assert Expression.parse("pad if wmma else 0", "").evaluate_arrays(columns).tolist() == [0, 8, 16]
     assert Expression.parse("wmma and pad > 8", "").evaluate_arrays(columns).tolist() == [False, False, True]

@@ -14,7 +14,7 @@ from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
 from evoengine.records import Config, Launch, config_key
 from evoengine.space.space import SearchSpace, load_space
-from evoengine.workloads.attention.problem import AttentionProblem
+from evoengine.workloads.base import Problem
 from tests.support.spaces import launches
 
 Load = Callable[[str], SearchSpace]

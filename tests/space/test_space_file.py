@@ -8,8 +8,8 @@ import pytest
 
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
-from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.space.space import SearchSpace, load_space
+from evoengine.workloads.base import Problem
 
 Load = Callable[[str], SearchSpace]
 
@@ -22,8 +22,18 @@ FAULTS = {
     "unknown top-level key": ('kernel = "', 'kernal = "', "unknown key 'kernal'; known are kernel", 1),
     "kernel missing": ('kernel = "attention"', "", "must name its kernel", None),
     "kernel empty": ('kernel = "attention"', 'kernel = ""', "must name its kernel", 1),
-    "family not first": ('family = ["scalar", "wmma"]', 'n = [1]\nfamily = ["scalar", "wmma"]', "the first knob must be family", 2),
-    "no family, and families in launch": ('family = ["scalar", "wmma"]', "n = [1]", "[launch.scalar] names no family; known are attention", 11),
+    "family not first": (
+        'family = ["scalar", "wmma"]',
+        'n = [1]\nfamily = ["scalar", "wmma"]',
+        "the first knob must be family",
+        2,
+    ),
+    "no family, and families in launch": (
+        'family = ["scalar", "wmma"]',
+        "n = [1]",
+        "[launch.scalar] names no family; known are attention",
+        11,
+    ),
     "family of numbers": ('family = ["scalar", "wmma"]', "family = [1, 2]", "a plain list of names in quotes", 3),
     "empty domain": ("[32, 64, 128]", "[]", "knob tile_m has an empty domain", 4),
     "value twice": ("[32, 64, 128]", "[32, 64, 32]", "knob tile_m lists 32 twice", 4),
@@ -49,8 +59,8 @@ FAULTS = {
     "constraint without expr": ('expr = "tile_m % (16 * warps) == 0"', "", "the constraint has no expr", 7),
     "unknown key in a constraint": ("why  =", "because =", "unknown key 'because'; known are expr, when, why", 10),
     "constraint no list": ("[[constraint]]", "[constraint]", "must be written [[constraint]]", 7),
-    "when naming a later knob": ("family == 'wmma'\" }", "split > 1\" }\nsplit = [1, 2]", "declare split first", 6),
-    "when naming its own knob": ("family == 'wmma'\" }", "pad > 1\" }", "declare pad first", 6),
+    "when naming a later knob": ("family == 'wmma'\" }", 'split > 1" }\nsplit = [1, 2]', "declare split first", 6),
+    "when naming its own knob": ("family == 'wmma'\" }", 'pad > 1" }', "declare pad first", 6),
     "launch missing": ("[launch.scalar]", "[cost.scalar]", "family scalar lacks [launch.scalar]", None),
     "launch of no family": ("[launch.scalar]", "[launch.scaler]", "names no family; known are scalar, wmma; did", 11),
     "cost of no family": ("[cost.wmma]", "[cost.mma]", "[cost.mma] names no family", 19),
@@ -59,7 +69,12 @@ FAULTS = {
     "grid of two": ('"ceil_div(seq_q, tile_m)", "heads", "batch"', '"heads", "batch"', "a list of three", 13),
     "no threads": ('threads = "32 * warps"', 'threads = "warps - 8"', "is -7 for family=scalar, tile_m=32, ", 12),
     "threads a decimal": ('threads = "32 * warps"', 'threads = "tile_m / 2"', "is 16.0 for family=scalar", 12),
-    "threads of two": ('threads = "32 * warps"', 'threads = [32, "warps"]', "or a list of three: those in x, y and z", 12),
+    "threads of two": (
+        'threads = "32 * warps"',
+        'threads = [32, "warps"]',
+        "or a list of three: those in x, y and z",
+        12,
+    ),
     "no threads along z": ('threads = "32 * warps"', 'threads = [32, 1, "warps - 1"]', "`warps - 1` is 0 for ", 12),
     "threads a condition": ('threads = "32 * warps"', 'threads = "warps > 0"', "needs a positive integer", 12),
     "grid of zero": ('"ceil_div(seq_q, tile_m)"', '"tile_m - 128"', "is -96 for family=scalar, tile_m=32", 13),
@@ -144,7 +159,7 @@ def test_a_when_does_not_hold_where_deciding_it_needs_an_inactive_knob(load: Loa
 
 
 def test_a_when_tells_an_inactive_knob_from_every_value_of_its_domain(load: Load, small: str) -> None:
-    knobs = "family == 'wmma' and warps < 8\" }\nskew = { values = [1, 2], when = \"warps == 8 or pad == 8\" }"
+    knobs = 'family == \'wmma\' and warps < 8" }\nskew = { values = [1, 2], when = "warps == 8 or pad == 8" }'
     space = load(small.replace("family == 'wmma'\" }", knobs).replace("(head_dim + pad)", "head_dim"))
     assert all((c["warps"] == 8 or c.get("pad") == 8) == ("skew" in c) for c in space.enumerate())
 

@@ -11,9 +11,9 @@ from evoengine.stages.estimate import BARRIER_CLOCKS, estimate
 H100 = find_gpu("h100")
 
 
-def figure(cost, registers=64, threads=256, shared=65536, blocks=264, mix=None, flops=1e6, least_bytes=0.0):
+def figure(cost, registers=64, threads=256, shared=65536, blocks=264, mix=None, flops=1e6, min_dram_bytes=0.0):
     binary = Binary(b"", "sm_90a", "", "", registers, 0, 0, 0, (), mix or {}, 0.0)
-    return estimate(binary, Launch((blocks, 1, 1), threads, shared), cost, H100, flops, least_bytes)
+    return estimate(binary, Launch((blocks, 1, 1), threads, shared), cost, H100, flops, min_dram_bytes)
 
 
 def test_an_estimate_is_marked_as_one():
@@ -46,7 +46,7 @@ def test_a_tail_wave_costs_more_than_its_share():
 
 
 def test_no_estimate_is_faster_than_memory_allows():
-    assert figure({"mufu": 1}, least_bytes=3350e3).median_us == pytest.approx(1.0)
+    assert figure({"mufu": 1}, min_dram_bytes=3350e3).median_us == pytest.approx(1.0)
 
 
 def test_wgmma_reaches_more_of_the_tensor_peak_than_mma_sync():

@@ -18,7 +18,7 @@ import pytest
 
 from evoengine.errors import MachineError
 from evoengine.records import Outcome, Rejection
-from evoengine.stages.statistics import FEWEST
+from evoengine.stages.statistics import MIN_SAMPLES
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from tests.support.measuring import FULL, H100, PROBLEM, SDPA, STREAM, at_full_size, contender, judge, target
@@ -37,7 +37,7 @@ def test_a_good_candidate_passes_the_gate_before_and_after_it_is_timed(stage):
     assert figure.vs_baseline == pytest.approx(1.5, rel=0.01)
     assert figure.tflops == pytest.approx(find_workload("attention").flops(PROBLEM) / figure.compared_us / 1e6)
     assert figure.policy == STREAM
-    assert len(figure.samples_us) >= FEWEST
+    assert len(figure.samples_us) >= MIN_SAMPLES
     assert figure.terms["peak_tflops_percent"] == pytest.approx(100 * figure.tflops / H100.tensor_tflops)
     assert figure.terms["peak_gbs_percent"] > 0
 
@@ -202,7 +202,7 @@ def test_a_cuda_error_at_full_size_is_a_crash_in_the_drivers_words(stage):
 
 
 def test_a_failure_in_a_gate_case_is_a_rejection_so_that_the_runner_is_replaced(stage):
-    from evoengine.stages.pipeline import measure_task
+    from evoengine.stages.tasks import measure_task
 
     broken = contender(1, 200.0, lambda out, launch: 700)
     plan = [(find_workload("attention").cases(PROBLEM, {})[0], broken.source.launch)]

@@ -14,7 +14,7 @@ import torch
 from evoengine.records import Outcome
 from evoengine.stages.figures import Subject, make_figure
 from evoengine.stages.policy import choose_policy
-from evoengine.stages.statistics import FEWEST
+from evoengine.stages.statistics import MIN_SAMPLES
 from evoengine.stages.timing import Rounds
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
@@ -41,7 +41,7 @@ def test_a_backend_that_hangs_is_named_and_may_be_left_out(stage, clock, monkeyp
     if without:
         assert [b.name for b in stage.baselines(target(), 1, without)] == ["FLASH_ATTENTION"]
         return
-    with pytest.raises(stage.BaselineFailed, match="SDPA MATH: kernel SDPA MATH: no end after 0.2 s") as caught:
+    with pytest.raises(stage.BaselineFailed, match="^MATH: kernel SDPA MATH: no end after 0.2 s") as caught:
         stage.baselines(target(), 1)
     assert (caught.value.name, caught.value.outcome) == ("MATH", Outcome.HUNG)
 
@@ -60,7 +60,7 @@ def test_a_candidate_clearly_slower_than_the_incumbent_is_dropped_after_few_repe
 def test_a_candidate_about_as_fast_as_the_incumbent_is_timed_in_full(stage):
     _, figure = judge(stage, contender(2, 201.0), incumbent=contender(1, 200.0))
     assert "dropped_after" not in figure.terms
-    assert len(figure.samples_us) >= FEWEST
+    assert len(figure.samples_us) >= MIN_SAMPLES
 
 
 def test_the_l2_is_flushed_before_every_repetition(stage):
@@ -109,7 +109,10 @@ def test_a_figure_above_the_roofline_is_suspect(stage):
     assert figure.suspect is None
     slow = replace(H100, tensor_tflops=figure.tflops / 2, name="NVIDIA Slow")
     rounds = Rounds({"candidate": list(figure.samples_us)})
-    assert "that NVIDIA Slow can do" in make_figure(Subject(replace(target(), gpu=slow), SDPA), rounds, "candidate").suspect
+    assert (
+        "that NVIDIA Slow can do"
+        in make_figure(Subject(replace(target(), gpu=slow), SDPA), rounds, "candidate").suspect
+    )
     narrow = replace(H100, memory_gbs=1e-3)
     assert "can read" in make_figure(Subject(replace(target(), gpu=narrow), SDPA), rounds, "candidate").suspect
 

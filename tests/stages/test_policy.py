@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from evoengine.records import L2, Clocks, LaunchMode, Policy
@@ -27,7 +29,7 @@ def test_a_repetition_lasts_200_ticks_and_never_twice_that_where_it_is_batched()
 def test_an_estimate_a_few_percent_off_seldom_changes_the_policy():
     """Within a factor of two one batch size serves: of estimates 2 % apart some 3 % fall on either side of a border."""
     times = [1.02**n for n in range(230)]
-    changed = [choose_policy(a) != choose_policy(b) for a, b in zip(times, times[1:], strict=False)]
+    changed = [choose_policy(a) != choose_policy(b) for a, b in pairwise(times)]
     assert sum(changed) <= 0.04 * len(changed)
 
 

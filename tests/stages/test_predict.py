@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 
 from evoengine.errors import MachineError
-from evoengine.records import Candidate, Contender, Kind
+from evoengine.records import Candidate, CompiledCandidate, Kind
 from evoengine.sass import chip
 from evoengine.sass.predict import Unpredictable
 from evoengine.stages import predict
 from evoengine.stages.arguments import make_arguments
-from evoengine.stages.pipeline import predict_task
+from evoengine.stages.tasks import predict_task
 from evoengine.stages.predict import predict_binary
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Case, Target
@@ -57,7 +57,7 @@ def test_twice_the_batch_takes_about_twice_as_long():
     assert of[1] / of[0] == pytest.approx(2, rel=0.1)
 
 
-def with_grid(contender: Contender, batch: int) -> Contender:
+def with_grid(contender: CompiledCandidate, batch: int) -> CompiledCandidate:
     launch = contender.source.launch
     blocks = -(-512 // int(contender.config["tile_m"]))
     return replace(contender, source=replace(contender.source, launch=replace(launch, grid=(blocks, 16, batch))))
@@ -82,13 +82,14 @@ def test_the_models_tensors_are_as_large_as_those_of_a_real_launch():
 
 # ── never above the roofline ────────────────────────────────────────────────────────────────────────────────────────
 
+
 @pytest.mark.parametrize("family", ["mma", "wgmma"])
 @pytest.mark.parametrize("slow", [{"tensor_tflops": 1e-3}, {"memory_gbs": 1e-3}])
 def test_no_prediction_is_above_the_roofline_of_the_data_sheet(family, slow, monkeypatch):
     gpu = replace(H100, **slow)
     monkeypatch.setattr(predict, "find_chip", lambda key: replace(chip.find_chip(key), gpu=gpu))
-    flops, least_bytes = ATTENTION.flops(PROBLEM), ATTENTION.min_dram_bytes(PROBLEM)
-    roofline_us = max(flops / gpu.tensor_tflops / 1e6, least_bytes / gpu.memory_gbs / 1e3)
+    flops, min_dram_bytes = ATTENTION.flops(PROBLEM), ATTENTION.min_dram_bytes(PROBLEM)
+    roofline_us = max(flops / gpu.tensor_tflops / 1e6, min_dram_bytes / gpu.memory_gbs / 1e3)
     found, _ = figure(made(family), gpu)
     assert found.median_us == pytest.approx(roofline_us)
     assert found.tflops == pytest.approx(flops / roofline_us / 1e6)
@@ -113,7 +114,12 @@ def by_formula(found, *said: str) -> None:
     for text in said:
         assert text in unread
     public = Candidate(1, 1, str(PROBLEM), "h100", {}, measurement=figure).to_json()
-    assert (public["model"], public["range_us"], public["bound"], public["utilisation"]) == ("formula", None, None, None)
+    assert (public["model"], public["range_us"], public["bound"], public["utilisation"]) == (
+        "formula",
+        None,
+        None,
+        None,
+    )
 
 
 def test_an_unknown_opcode_is_named_and_the_formula_gives_the_figure():
@@ -148,10 +154,10 @@ def test_a_binary_whose_launch_is_another_kernels_is_not_predicted():
     contender = made("wgmma")
     other = {k: v for k, v in contender.config.items() if k != "load"}
     with pytest.raises(Unpredictable, match="parameters"):
-        predict_binary(TARGET, replace(contender, config=other))
+        predict_binary(Target(ATTENTION, PROBLEM, H100), replace(contender, config=other))
     renamed = replace(contender, source=replace(contender.source, entry="another"))
     with pytest.raises(Unpredictable, match="another"):
-        predict_binary(TARGET, renamed)
+        predict_binary(Target(ATTENTION, PROBLEM, H100), renamed)
 
 
 def test_what_neither_the_model_nor_the_formula_can_tell_has_no_figure_but_a_reason():
@@ -166,7 +172,9 @@ def test_a_family_without_a_cost_is_predicted_all_the_same():
 
 
 def test_where_the_models_process_failed_the_formula_gives_the_figure():
-    by_formula(predict_task(TARGET, made("mma"), COST, "the process died"), "the process died")
+    by_formula(
+        predict_task(Target(ATTENTION, PROBLEM, H100), made("mma"), COST, "the process died"), "the process died"
+    )
 
 
 def test_estimates_by_formula_rank_behind_predictions_whatever_they_say():

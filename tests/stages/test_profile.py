@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from evoengine.gpu import find_gpu
-from evoengine.records import Binary, Contender, Launch, Profile, Source
+from evoengine.records import Binary, CompiledCandidate, Launch, Profile, Source
 from evoengine.stages.profile import COUNTERS, ToolFailed, profile, read_csv, read_sanitizer, shares, static_profile
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Target
@@ -25,7 +25,7 @@ STALLS = {
 def contender(mix=None, spill=0):
     source = Source("//", "attention", Launch((4, 2, 1), 128, 40960))
     binary = Binary(b"\x7fELF", "sm_90a", "", "nvrtc", 96, spill, 0, 0, (), MIX if mix is None else mix, 1.0)
-    return Contender(7, source, binary)
+    return CompiledCandidate(7, source, binary)
 
 
 def raw_page(values="12.5", stalls=STALLS) -> str:

@@ -11,18 +11,18 @@ from scipy.signal import lfilter
 
 from evoengine.stages.policy import batch_size
 from evoengine.stages.statistics import (
-    FEWEST,
+    MIN_SAMPLES,
     MOST,
-    PRECISE,
-    RACE,
+    TARGET_REL_CI,
+    EARLY_STOP,
     Comparison,
     Estimate,
-    beaten,
+    clearly_slower,
     compare,
     median_interval,
     normalised_median,
     paired_ratio,
-    settled,
+    stop_reason,
     spread,
 )
 
@@ -60,7 +60,7 @@ def verdicts(difference, count=60, trials=60, **noise):
 
 def until_settled(samples):
     """As many as it takes, and why they are enough."""
-    return next((samples[:n], why) for n in range(len(samples) + 1) if (why := settled(samples[:n])))
+    return next((samples[:n], why) for n in range(len(samples) + 1) if (why := stop_reason(samples[:n])))
 
 
 NOISES = {
@@ -123,25 +123,25 @@ def test_fewer_than_six_samples_give_no_interval():
 
 
 def test_quiet_samples_stop_at_the_fewest_and_noisy_ones_go_on_until_precise():
-    assert settled([100.0] * (FEWEST - 1)) is None
-    assert settled([100.0] * FEWEST) == "precise"
+    assert stop_reason([100.0] * (MIN_SAMPLES - 1)) is None
+    assert stop_reason([100.0] * MIN_SAMPLES) == "precise"
     samples, why = until_settled(Gpu(2, sigma=0.03).rounds(MOST, 100.0)[0])
-    assert len(samples) > FEWEST
-    assert spread(samples) <= PRECISE or why != "precise"
+    assert len(samples) > MIN_SAMPLES
+    assert spread(samples) <= TARGET_REL_CI or why != "precise"
 
 
 def test_an_interval_that_no_longer_shrinks_ends_it_before_the_cap():
     two_modes = [100.0, 110.0] * 30
-    assert settled(two_modes) == "steady"
-    assert settled(two_modes[:38]) is None
+    assert stop_reason(two_modes) == "steady"
+    assert stop_reason(two_modes[:38]) is None
 
 
 def test_a_slow_kernel_is_capped_by_its_time_and_a_quick_one_by_its_repetitions():
     rng = np.random.default_rng(1)
-    slow = list(4e5 * (1 + 0.2 * rng.random(FEWEST)))
-    assert settled(slow) == "capped"
-    assert settled(slow[:-1]) is None
-    assert settled(Gpu(4, sigma=0.8).rounds(MOST, 1.0)[0])
+    slow = list(4e5 * (1 + 0.2 * rng.random(MIN_SAMPLES)))
+    assert stop_reason(slow) == "capped"
+    assert stop_reason(slow[:-1]) is None
+    assert stop_reason(Gpu(4, sigma=0.8).rounds(MOST, 1.0)[0])
 
 
 # ── drift ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -155,7 +155,7 @@ def drifting(rng, shape, sd, rho):
 
 
 @pytest.mark.parametrize(("sd", "rho"), [(0.01, 0.98), (0.02, 0.995)])
-@pytest.mark.parametrize("count", [FEWEST, 40])
+@pytest.mark.parametrize("count", [MIN_SAMPLES, 40])
 def test_under_drift_the_normalised_interval_covers_the_long_run_median_and_the_absolute_one_does_not(sd, rho, count):
     rng, true_us, baseline_us = np.random.default_rng(7), 200.0, 300.0
     clocks = drifting(rng, (600, 2 * count), sd, rho)
@@ -187,13 +187,13 @@ def test_with_batches_and_the_tick_the_interval_of_a_10_us_kernel_covers_the_tru
     batched = [median_interval(ticked(rng, us, noise, batch, tick), tick=tick / batch) for us in true]
     assert np.mean([low <= us <= high for us, (low, high) in zip(true, single, strict=True)]) < 0.5
     assert np.mean([low <= us <= high for us, (low, high) in zip(true, batched, strict=True)]) >= 0.9
-    assert np.median([(high - low) / 2 / us for us, (low, high) in zip(true, batched, strict=True)]) <= PRECISE
+    assert np.median([(high - low) / 2 / us for us, (low, high) in zip(true, batched, strict=True)]) <= TARGET_REL_CI
 
 
 def test_samples_that_are_all_the_same_tick_are_no_more_precise_than_the_tick():
-    assert settled([10.5] * FEWEST) == "precise"
-    assert settled([10.5] * FEWEST, tick=0.5) is None
-    assert spread([10.5] * FEWEST, tick=0.5) == pytest.approx(0.25 / 10.5)
+    assert stop_reason([10.5] * MIN_SAMPLES) == "precise"
+    assert stop_reason([10.5] * MIN_SAMPLES, tick=0.5) is None
+    assert spread([10.5] * MIN_SAMPLES, tick=0.5) == pytest.approx(0.25 / 10.5)
 
 
 # ── racing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,14 +202,14 @@ def test_samples_that_are_all_the_same_tick_are_no_more_precise_than_the_tick():
 REPETITIONS = 10
 
 
-def dropped_after(gpu, candidate_us, incumbent_us, rule=beaten):
+def dropped_after(gpu, candidate_us, incumbent_us, rule=clearly_slower):
     """Repetitions after which the candidate is dropped, None where it is timed in full; and its samples."""
     ours, theirs = gpu.rounds(REPETITIONS, candidate_us, incumbent_us).tolist()
     counts = (n for n in range(1, REPETITIONS + 1) if rule(ours[:n], theirs[:n]))
     return next(counts, None), ours
 
 
-def simulated_search(seed, rule=beaten):
+def simulated_search(seed, rule=clearly_slower):
     """(whether the true best was dropped, how many were dropped): 30 candidates, each against the best so far."""
     rng = np.random.default_rng(seed)
     gpu = Gpu(seed, sigma=0.01, drift=rng.normal(0, 2e-5), slow_mode=0.1, outliers=0.05)
@@ -243,4 +243,4 @@ def test_what_is_clearly_slower_is_dropped_after_few_repetitions():
     for slowdown, most in ((3.0, 3), (1.3, 5), (1.15, 8)):
         dropped = [dropped_after(Gpu(seed), 100 * slowdown, 100.0)[0] for seed in range(50)]
         assert sum(after is not None and after <= most for after in dropped) > 40
-    assert [count for count, _ in RACE] == sorted(count for count, _ in RACE)
+    assert [count for count, _ in EARLY_STOP] == sorted(count for count, _ in EARLY_STOP)

@@ -78,7 +78,7 @@ def test_a_repetition_that_does_not_count_takes_its_whole_round_along_so_that_pa
     rounds = run_rounds({"a": timed(1.0), "b": timed(2.0)}, rng(), after(50))
     assert np.array_equal(2 * np.array(rounds.samples["a"]), rounds.samples["b"])
     assert rounds.dropped[Dropped.CPU_BEHIND] > 10
-    assert not set(np.diff(rounds.samples["a"])) == {1.0}
+    assert set(np.diff(rounds.samples["a"])) != {1.0}
 
 
 def test_a_cpu_that_is_never_ahead_ends_without_a_sample_and_without_a_pause():

@@ -165,7 +165,9 @@ def test_a_maximum_rises_by_just_what_a_half_holds_and_a_little_more(text):
 def test_long_rows_weigh_all_keys_alike_or_a_few_of_each_tile_or_one_alone():
     found = logits("long", "b1,h1,sq24,sk4159,d64,fp16")
     weights = 2 ** (found - found.amax(-1, keepdim=True))
-    faint, few, alike, one = (weights[rows] for rows in (slice(0, None, 8), slice(1, None, 4), slice(2, None, 4), slice(3, None, 4)))
+    faint, few, alike, one = (
+        weights[rows] for rows in (slice(0, None, 8), slice(1, None, 4), slice(2, None, 4), slice(3, None, 4))
+    )
     torch.testing.assert_close(faint[:, 1:], torch.full_like(faint[:, 1:], 2**-15.5), rtol=0.02, atol=0)
     torch.testing.assert_close(alike[:, 1:], torch.full_like(alike[:, 1:], 2 / 3), rtol=1e-3, atol=0)
     assert (one.max(-1).values / one.sum(-1)).min() > 0.999

@@ -11,13 +11,13 @@ import pytest
 
 from evoengine.paths import asset
 from evoengine.records import EXECUTOR, Outcome, Source
-from evoengine.search.judges import gate_plan
+from evoengine.search.evaluators import gate_plan
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from evoengine.stages.verify_binary import verify_binary
 from evoengine.workloads.base import Target
-from tests.support.kernel_gate import attention_space, attention_target
 from tests.support.exhaustive import representatives
+from tests.support.kernel_gate import attention_space, attention_target
 from tests.workloads import test_planted_faults as classic
 from tests.workloads import test_planted_faults_mma as mma
 from tests.workloads import test_planted_faults_more as more
@@ -37,7 +37,8 @@ def executed(target: Target, space, config, source: Source, arch: str):
 
 
 def starts():
-    """Each family on each architecture that it has, with one of the problems; wgmma, which has one, with all of them."""
+    """Each family on each architecture that it has, with one of the problems; wgmma, which has one, with all of
+    them."""
     for number, (arch, gpu) in enumerate(GPUS.items()):
         for place, family in enumerate(FAMILIES):
             problems = PROBLEMS if family == "wgmma" else [PROBLEMS[(number + place) % len(PROBLEMS)]]
@@ -48,7 +49,8 @@ def starts():
 
 # each family, each architecture, with a mask and without
 FAST_STARTS = (
-    "scalar-sm_80", "wmma-sm_89", "mma-sm_80", "wgmma-sm_90a-b2,h4,s256,d64,fp16", "wgmma-sm_90a-b1,h4,s256,d128,fp16,causal",
+    "scalar-sm_80", "wmma-sm_89", "mma-sm_80", "wgmma-sm_90a-b2,h4,s256,d64,fp16",
+    "wgmma-sm_90a-b1,h4,s256,d128,fp16,causal",
 )  # fmt: skip
 
 

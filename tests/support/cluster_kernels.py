@@ -48,8 +48,8 @@ f(const unsigned short* a, const __grid_constant__ TensorMap map, unsigned short
     cluster_sync();
     if (threadIdx.x == 0) {
         int first = HALF;
-        barrier_arrive_expect(full, BYTES);
-        tma_load_both(shared_address(tile + first * 64), map, full, 0, first, 0);
+        arrive_expect_tx(full, BYTES);
+        tma_load_multicast(shared_address(tile + first * 64), map, full, 0, first, 0);
     }
     barrier_wait(full, 0);
     for (int i = threadIdx.x; i < 1024; i += 128) o[blockIdx.x * 1024 + i] = tile[i];

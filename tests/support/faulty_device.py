@@ -1,6 +1,6 @@
 """A compiler and a GPU of real processes that go wrong in every way we know of; what is wrong stands in the source.
 
-The tasks bear the names of those in `evoengine.stages.pipeline`, in whose place they run.
+The tasks bear the names of those in `evoengine.stages.tasks`, in whose place they run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from evoengine.errors import UsageError
 from evoengine.records import Baseline, Binary, CaseResult, Finals, Kind, Measurement, Outcome, Rejection, Verdict
-from evoengine.stages.pipeline import Judged
+from evoengine.stages.tasks import Evaluation
 from evoengine.stages.predict import Estimated
 
 DEVICE = "faulty device"
@@ -134,7 +134,7 @@ def passed() -> Verdict:
 def measure_task(target, contender, plan, seed, incumbent, rival):
     assert rival.name == "FLASH_ATTENTION"
     wrong = misbehave(contender.source, "judge")
-    return wrong or Judged(passed(), figure(number_in(contender.source)))
+    return wrong or Evaluation(passed(), figure(number_in(contender.source)))
 
 
 def baselines_task(target, seed, without):
@@ -171,7 +171,7 @@ def crashing_finals(*_):
     return Rejection(Outcome.CRASHED, "one of trials 1, 2: cudaErrorIllegalAddress")
 
 
-def measure_when_the_lead_is_there(path, *arguments, ended=[0]):
+def measure_when_the_lead_is_there(path, *arguments, ended=[0]):  # noqa: B006 - it counts over all calls
     awaited = min(12, ended[0] + 2 + 1 + 4)  # of 12 in all: one a worker, one that waits, the lead
     while int(Path(path).read_text() or 0) < awaited:
         time.sleep(WORK_SECONDS)
@@ -186,15 +186,15 @@ def no_baseline(*_):
 def racing_task(target, contender, plan, seed, incumbent, rival):
     own = figure(number_in(contender.source))
     if incumbent is None:
-        return Judged(passed(), own)
+        return Evaluation(passed(), own)
     lost = {"dropped_after": 5.0, "incumbent": float(incumbent.trial), "times_incumbent": 1.7}
-    return Judged(passed(), replace(own, terms=lost))
+    return Evaluation(passed(), replace(own, terms=lost))
 
 
 def suspect_task(target, contender, plan, seed, incumbent, rival):
     number = number_in(contender.source)
     fast = replace(figure(number), tflops=5000.0, suspect="5000 TFLOPS is above the 989 that a GPU can do")
-    return Judged(passed(), fast if number == 0 else figure(number))
+    return Evaluation(passed(), fast if number == 0 else figure(number))
 
 
 def hanging_baseline(target, seed, without):

@@ -10,9 +10,9 @@ from evoengine import workloads
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
 from evoengine.records import Source
-from evoengine.search.judges import full_plan, gate_plan
+from evoengine.search.evaluators import full_plan, gate_plan
 from evoengine.space.space import SearchSpace, load_space
-from evoengine.stages.pipeline import emulate_task
+from evoengine.stages.tasks import emulate_task
 from evoengine.stages.render import render
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem

@@ -1,4 +1,5 @@
-"""A driver of our own (loader_driver.c) that an exported kernel's loader meets, and tensors in host memory to call it with."""
+"""A driver of our own (loader_driver.c) that an exported kernel's loader meets, and tensors in host memory to call it
+with."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ f(const float* a, const __grid_constant__ TensorMap map, float* o, int tiles) {
 CP_ASYNC = """copy_async<16>(place + t % 2 * 128 + 4 * threadIdx.x, a + 128 * t + 4 * threadIdx.x, 16);
             copy_async_arrive(full + t % 2 * 8);"""
 TMA = """if (elect_one()) {
-                barrier_arrive_expect(full + t % 2 * 8, 512);
+                arrive_expect_tx(full + t % 2 * 8, 512);
                 tma_load(shared_address(place + t % 2 * 128), map, full + t % 2 * 8, 0, 4 * t);
             }"""
 RIGHT = {
@@ -93,8 +93,8 @@ def one(emulate, body, seed=0):
 
 REGISTERS = """
 extern "C" __global__ void __launch_bounds__(384, 1) f(int* o) {
-    if (threadIdx.x < 128) registers_shrink<PRODUCER>();
-    else registers_grow<CONSUMER>();
+    if (threadIdx.x < 128) warpgroup_reg_dealloc<PRODUCER>();
+    else warpgroup_reg_alloc<CONSUMER>();
     o[threadIdx.x] = 1;
 }
 """

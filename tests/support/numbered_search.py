@@ -10,11 +10,11 @@ from evoengine.gpu import find_gpu
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
 from evoengine.search.coordinator import Coordinator
-from evoengine.search.judges import GpuJudge
+from evoengine.search.evaluators import GpuEvaluator
 from evoengine.search.setting import Setting
-from evoengine.search.workers import Terms
+from evoengine.search.workers import WorkerLimits
 from evoengine.space.space import load_space
-from evoengine.stages.pipeline import predict_task
+from evoengine.stages.tasks import predict_task
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Target
 from tests.support import faulty_device
@@ -75,8 +75,8 @@ class NumberedSearch:
         compiler=faulty_device.compile_task, predictor=predict_task, **options,
     ) -> Coordinator:  # fmt: skip
         setting, run = self.begin(numbers, faults, **options)
-        judge = GpuJudge(TARGET, DEVICE, 1, tasks, seconds)
-        terms = Terms(seconds, memory_bytes=512 << 20, file_bytes=1 << 20, warm_up=faulty_device.note_warm)
+        judge = GpuEvaluator(TARGET, DEVICE, 1, tasks, seconds)
+        terms = WorkerLimits(seconds, memory_bytes=512 << 20, file_bytes=1 << 20, warm_up=faulty_device.note_warm)
         return Coordinator(
             setting, self.ledger, run, judge, on_change, self.finished.append, compiler, terms, predictor
         )

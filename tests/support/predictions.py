@@ -6,7 +6,7 @@ from functools import cache
 
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
-from evoengine.records import Config, Contender
+from evoengine.records import Config, CompiledCandidate
 from evoengine.space.space import load_space
 from evoengine.stages.compile import compile_source
 from evoengine.stages.predict import predict_figure
@@ -22,13 +22,13 @@ COST = {"mufu": 16_000.0}
 
 
 @cache
-def made(family: str, gpu=H100, problem=PROBLEM) -> Contender:
+def made(family: str, gpu=H100, problem=PROBLEM) -> CompiledCandidate:
     """The family's first start point, compiled."""
     space = load_space(asset("search_spaces") / "attention.toml", problem, gpu)
     config: Config = next(c for c in space.starts if c["family"] == family)
     source = render(Target(ATTENTION, problem, gpu), space, config, asset("templates"))
-    return Contender(1, source, compile_source(source, gpu.arch), config)
+    return CompiledCandidate(1, source, compile_source(source, gpu.arch), config)
 
 
-def figure(contender: Contender, gpu=H100, problem=PROBLEM, cost=COST):
+def figure(contender: CompiledCandidate, gpu=H100, problem=PROBLEM, cost=COST):
     return predict_figure(Target(ATTENTION, problem, gpu), contender, cost)

@@ -56,7 +56,7 @@ f(const unsigned short* a, const __grid_constant__ TensorMap map, unsigned short
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-        barrier_arrive_expect(full, 2 * count EXTRA);
+        arrive_expect_tx(full, 2 * count EXTRA);
         tma_load(shared_address(tile), map, full, AT);
     }
     WAIT

@@ -59,7 +59,7 @@ f(const uint4* a, const uint4* b, const float* c, float* o, int bytes_a, int byt
     __syncthreads();
     float d[N / 2];
     for (int i = 0; i < N / 2; ++i) d[i] = c[threadIdx.x * (N / 2) + i];
-    wgmma_hold(d);
+    warpgroup_fence_operand(d);
     wgmma_fence();
     for (int k = 0; k < steps; ++k) {
         unsigned long long of_a = matrix_descriptor<WIDTH_A>(shared_address(shared) + k * step_a, slab_a, group_a);
@@ -68,7 +68,7 @@ f(const uint4* a, const uint4* b, const float* c, float* o, int bytes_a, int byt
     }
     wgmma_commit();
     wgmma_wait<0>();
-    wgmma_hold(d);
+    warpgroup_fence_operand(d);
     for (int i = 0; i < N / 2; ++i) o[threadIdx.x * (N / 2) + i] = d[i];
 }
 """

@@ -1,4 +1,5 @@
-"""The rendered kernels themselves: NVRTC takes them, nothing spills at the starts, and they are right on the emulator."""
+"""The rendered kernels themselves: NVRTC takes them, nothing spills at the starts, and they are right on the
+emulator."""
 
 from __future__ import annotations
 

@@ -66,7 +66,9 @@ RIGHT = [(64, n, rest) for n, rest in enumerate(["", ",kv1", ",causal", ",causal
 RIGHT += [(head_dim, n, ",causal,kv2") for head_dim in (32, 96, 128, 256) for n in (0, -1)]
 
 
-@pytest.mark.parametrize(("head_dim", "number", "rest"), [RIGHT[3], *RIGHT[6::2], *more([*RIGHT[:3], *RIGHT[4:6], *RIGHT[7::2]])])
+@pytest.mark.parametrize(
+    ("head_dim", "number", "rest"), [RIGHT[3], *RIGHT[6::2], *more([*RIGHT[:3], *RIGHT[4:6], *RIGHT[7::2]])]
+)
 def test_a_start_is_right(attention_gate, head_dim, number, rest):
     gate = attention_gate(problem(head_dim, "bf16" if number % 2 else "fp16", rest))
     verdict = gate.judge(starts(gate)[number])

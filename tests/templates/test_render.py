@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -142,9 +143,10 @@ def test_no_template_mark_is_left_in_the_text(attention_gate):
         assert not re.search(r"\{\{|\{%|\{#|\bundefined\b", gate.source(config).text)
 
 
-def test_no_file_of_the_templates_folder_is_left_unused(attention_gate):
+def test_no_file_of_the_templates_folder_is_left_unused():
     files = {p.name for p in asset("templates").rglob("*") if p.is_file()}
     text = "".join(p.read_text() for p in asset("templates").rglob("*.j2"))
     used = {Path(name).name for name in re.findall(r"include \"([^\"]+)\"", text)}
-    families = {f"{family}.cu.j2" for family in attention_gate("b1,h2,s64,d64,fp16").space.families}
+    spaces = [tomllib.loads(path.read_text()) for path in asset("search_spaces").glob("*.toml")]
+    families = {f"{family}.cu.j2" for space in spaces for family in space["knobs"]["family"]}
     assert files == used | families

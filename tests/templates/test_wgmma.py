@@ -85,7 +85,7 @@ def test_nor_do_they_where_several_blocks_share_an_sm(attention_gate, tile_m, mi
 def all_held(config, source: Source) -> int:
     """Per thread of one warpgroup each, after setmaxnreg."""
     held = registers_held(source.text)
-    return held["shrink"] + config["tile_m"] // 64 * held["grow"]
+    return held["dealloc"] + config["tile_m"] // 64 * held["alloc"]
 
 
 def launched_with(config, binary: Binary) -> int:
@@ -102,7 +102,7 @@ def registers_held(text: str) -> dict[str, int]:
             names[name] = eval(code, {"min": min}, names)  # only names and arithmetic of our own template
         except (NameError, SyntaxError, TypeError):
             continue
-    return {way: names[re.search(rf"registers_{way}<(\w+)>\(\);", text)[1]] for way in ("shrink", "grow")}
+    return {way: names[re.search(rf"warpgroup_reg_{way}<(\w+)>\(\);", text)[1]] for way in ("dealloc", "alloc")}
 
 
 @pytest.mark.parametrize("gpu", ["a100", "l4"])
@@ -116,28 +116,20 @@ def test_the_family_is_left_out_where_there_is_no_wgmma(gpu):
 PLACE_TILE = """
 extern "C" __global__ void place(const T* from, T* to) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    unsigned full = shared_address(shared + BYTES_KV);
-    if (threadIdx.x == 0) barrier_init(full, 128);
-    __syncthreads();
-    const Block block(from, from, from, to, 1, 1, TILE_N, TILE_N);
-    const Tiles tiles(shared);
-    Producer producer = {block, tiles};
-    producer.bring<TILE_N>(shared, from, TILE_N, full);
+    TileKV::load<128>(shared, from, TILE_N);
     copy_async_commit();
     copy_async_wait<0>();
     __syncthreads();
     for (int i = threadIdx.x; i < TILE_N * HEAD_DIM; i += 128) to[i] = reinterpret_cast<T*>(shared)[i];
 }
 """
-PLACE_WEIGHTS = """
+PLACE_P = """
 extern "C" __global__ void place(const T* from, T* to) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    for (int c = 0; c < COLUMNS / 16; ++c) {
-        float x[8];
-        for (int e = 0; e < 8; ++e)
-            x[e] = to_float(from[row_of(half_of(e)) * COLUMNS + 16 * c + e / 4 * 8 + lane() % 4 * 2 + e % 2]);
-        store_block<PER_ROW, 64>(shared, warp() * 16, c, x);
-    }
+    Accumulator<COLUMNS> p;
+    for (int i = 0; i < p.SIZE; ++i)
+        p.d[i] = to_float(from[(warp() * 16 + p.row(p.half(i))) * COLUMNS + p.column(i)]);
+    SharedTile<64, COLUMNS>::store(shared, warp() * 16, p);
     __syncthreads();
     for (int i = threadIdx.x; i < 64 * COLUMNS; i += 128) to[i] = reinterpret_cast<T*>(shared)[i];
 }
@@ -162,7 +154,8 @@ def placed(gate, config, kernel: str, rows: int, columns: int) -> np.ndarray:
 
 
 def hardware_place(rows: int, columns: int, slab_bytes: int) -> np.ndarray:
-    """The same by the definition of the swizzle: bits 4… of an address are XORed with bits 7… (PTX ISA, tensor swizzling)."""
+    """The same by the definition of the swizzle: bits 4… of an address are XORed with bits 7… (PTX ISA, tensor
+    swizzling)."""
     row, chunk = np.ogrid[:rows, : columns // 8]
     per_row = slab_bytes // 16
     address = (chunk // per_row * rows + row) * slab_bytes + chunk % per_row * 16
@@ -181,8 +174,7 @@ def test_tiles_lie_as_the_hardware_swizzles_them(attention_gate, head_dim, slab_
 @pytest.mark.parametrize(("head_dim", "columns", "per_row"), [(64, 64, 8), (128, 128, 8), (96, 96, 4), (64, 192, 8)])
 def test_stored_blocks_lie_as_the_hardware_swizzles_them(attention_gate, head_dim, columns, per_row):
     gate = attention_gate(f"b1,h1,s256,d{head_dim},fp16")
-    kernel = PLACE_WEIGHTS.replace("PER_ROW", str(per_row))
-    found = placed(gate, {**starts(gate)[0], "o_store": "shared"}, kernel, 64, columns)
+    found = placed(gate, {**starts(gate)[0], "o_store": "shared"}, PLACE_P, 64, columns)
     np.testing.assert_array_equal(found, hardware_place(64, columns, per_row * 16))
 
 
@@ -197,16 +189,16 @@ def test_no_store_into_such_tiles_has_a_bank_conflict(columns, slab_bytes):
         assert max(Counter(addresses // 16 % 8).values()) == 1
 
 
-# --- who does which tile of rows, found by asking the template's own Work
+# --- who does which tile of rows, found by asking the template's own TileScheduler
 
 VISIT = """
 extern "C" __global__ void visit(const T* any, int* visits, int batch, int heads, int kv_heads, int seq_q, int seq_k) {
-    const Work work = {any, any, any, const_cast<T*>(any), batch * heads, heads, kv_heads, seq_q, seq_k};
+    const TileScheduler scheduler = {any, any, any, const_cast<T*>(any), batch * heads, heads, kv_heads, seq_q, seq_k};
     if (threadIdx.x) return;
-    for (int turn = 0; work.any(turn); ++turn) {
-        const Block block = work.block(turn);
-        int* visit = visits + 4 * work.number(turn);
-        visit[0] = block.head, visit[1] = block.first_row / TILE_M, visit[2] = blockIdx.x, ++visit[3];
+    for (int turn = 0; scheduler.has_work(turn); ++turn) {
+        const WorkTile work = scheduler.work(turn);
+        int* visit = visits + 4 * scheduler.number(turn);
+        visit[0] = work.head, visit[1] = work.first_row / TILE_M, visit[2] = blockIdx.x, ++visit[3];
     }
 }
 """
@@ -323,6 +315,8 @@ def test_a_cluster_is_for_tma_without_a_mask_and_blocks_in_the_order_of_rows(att
 def test_what_a_block_waits_for_falls_with_the_warpgroups_that_work_beside_one_another(attention_gate):
     space = attention_gate(PROBLEMS[0]).space
     start = {**starts(attention_gate(PROBLEMS[0]))[0], "ping_pong": False}
-    exposed = [space.cost({**start, "tile_m": 64 * n, "overlap": o})["exposed"] for n in (1, 2, 3) for o in (False, True)]
+    exposed = [
+        space.cost({**start, "tile_m": 64 * n, "overlap": o})["exposed"] for n in (1, 2, 3) for o in (False, True)
+    ]
     assert exposed == sorted(exposed, reverse=True) and len(set(exposed)) == len(exposed)
-    assert 0 < exposed[-1] and exposed[0] <= 1.0
+    assert exposed[-1] > 0 and exposed[0] <= 1.0

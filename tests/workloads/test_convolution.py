@@ -79,7 +79,9 @@ def test_whole_numbers_leave_no_rounding_errors():
     workload, problem = parse_problem("convolution:w40,h40,fw33,fh33")
     tensors = workload.tensors()
     inputs = tensors.draw(Case("exact", problem, "whole numbers"), seed=1).inputs
-    assert torch.equal(tensors.reference(problem, inputs)["output"], tensors.own_dtype(problem, inputs)["output"].double())
+    assert torch.equal(
+        tensors.reference(problem, inputs)["output"], tensors.own_dtype(problem, inputs)["output"].double()
+    )
 
 
 def test_samples_are_bands_of_the_whole_problem():

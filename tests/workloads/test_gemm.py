@@ -18,8 +18,10 @@ MMA, DEEP = {"family": "mma"}, {"family": "mma", "stages": 4}
 SINGLE = {"family": "mma", "stages": 1}
 LARGE = {"family": "mma", "tile_n": 256}
 WGMMA, WIDE = {"family": "wgmma", "tile_m": 64}, {"family": "wgmma", "tile_n": 256}
-MULTIPLY = "multiply(acc, tile_a,"
-ROUND_SUMS = "for (int s = 0; s < STRIPES; ++s) for (int e = 0; e < WARP_COLS / 2; ++e) acc[s].d[e] = to_float(T(acc[s].d[e]));"
+MULTIPLY = "issue<TILE_K>(acc, operand_a,"
+ROUND_SUMS = (
+    "for (int s = 0; s < STRIPES; ++s) for (int e = 0; e < WARP_COLS / 2; ++e) acc[s].d[e] = to_float(T(acc[s].d[e]));"
+)
 LOW = "acc.d[i + 2 * half] + low_bias"
 
 FAULTS = [

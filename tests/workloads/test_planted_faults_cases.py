@@ -11,8 +11,8 @@ from evoengine.records import Outcome
 from evoengine.space.space import load_space
 from evoengine.stages.compile import compile_source
 from evoengine.stages.screen import screen_binary
-from tests.support.kernel_gate import KernelGate
 from tests.support.exhaustive import more, representatives
+from tests.support.kernel_gate import KernelGate
 
 PLAIN = "b2,h4,s256,d64,fp16"
 BF16 = "b2,h4,s256,d64,bf16"
@@ -35,11 +35,8 @@ KV_HEAD = "kv_head = head / (heads / kv_heads);"
 DIAGONAL = "diagonal = seq_k - seq_q;"
 POLYNOMIAL = "fmaf(fmaf(fmaf(0.05517167f, f, 0.24261113f), f, 0.69326097f), f, 0.99992806f)"
 HALF = "__half2float(__float2half({}))"
-RISEN = {
-    "wmma": "top = fmaxf(largest[pass], lanes_max<LANES>(top));",
-    "mma": "top = fmaxf(largest[i][half], lanes_max<4>(top) * scale);",
-}
-LAGGING = {"wmma": "largest[pass]", "mma": "largest[i][half]"}
+RISEN = "float top = fmaxf(row_max, lanes_max<LANES>(tile_max));"
+SCALED = "rescale_o(out[i], rescale);"
 
 
 def everywhere(name, old, new, problem=PLAIN):
@@ -49,31 +46,28 @@ def everywhere(name, old, new, problem=PLAIN):
 def lag(powers):
     """A maximum that stays behind by so many powers of two, in families whose P has 16 bits."""
     name = f"maximum lags by 2^{powers}"
-    found = [("wgmma", "largest[half] + 8.0f", f"largest[half] + {powers}.0f")]
-    found += [(f, risen, f"{risen} if (top <= {LAGGING[f]} + {powers}.0f) top = {LAGGING[f]};") for f, risen in RISEN.items()]
+    found = [("wgmma", "row_max + float(RESCALE_THRESHOLD)", f"row_max + {powers}.0f")]
+    found += [(family, RISEN, f"{RISEN} if (top <= row_max + {powers}.0f) top = row_max;") for family in ("wmma", "mma")]
     return [(name, family, PLAIN, old, new) for family, old, new in found]
 
 
 FAULTS = [
     # name, family, problem, text of the good kernel, text of the broken one
-    ("maximum starts at 0", "scalar", PLAIN, "largest[i] = MASKED, ", "largest[i] = 0.0f, "),
-    ("maximum starts at 0", "wmma", PLAIN, "largest[pass] = MASKED, ", "largest[pass] = 0.0f, "),
-    ("maximum starts at 0", "mma", PLAIN, "largest[i][half] = MASKED, ", "largest[i][half] = 0.0f, "),
-    ("maximum starts at 0", "wgmma", PLAIN, "largest[0] = largest[1] = MASKED", "largest[0] = largest[1] = 0.0f"),
+    *everywhere("maximum starts at 0", "row_max = MASKED, ", "row_max = 0.0f, "),
     *everywhere("mask of -100", MASKED, MASKED.replace("-1e30f", "-100.0f")),
     *everywhere("mask of -1e4", MASKED, MASKED.replace("-1e30f", "-1e4f")),
     *everywhere("mask of a half's lowest number", MASKED, MASKED.replace("-1e30f", "-65504.0f"), CAUSAL),
     *lag(16),
     *lag(20),
-    ("maximum lags by 2^128", "wgmma", BF16, "largest[half] + 8.0f", "largest[half] + 128.0f"),
-    ("sum in 16 bits", "scalar", PLAIN, "sum[i] += weight;", f"sum[i] = {HALF.format('sum[i] + weight')};"),
-    ("sum in 16 bits", "wmma", PLAIN, "sum[pass] += sum_four(x[j]);", f"sum[pass] = {HALF.format('sum[pass] + sum_four(x[j])')};"),
-    ("sum in 16 bits", "mma", PLAIN, "sum[i][half] += low + high;", f"sum[i][half] = {HALF.format('sum[i][half] + low + high')};"),
-    ("sum in 16 bits", "wgmma", PLAIN, "sum[half_of(i)] += s[i] + s[i + 1];", f"sum[half_of(i)] = {HALF.format('sum[half_of(i)] + s[i] + s[i + 1]')};"),
+    ("maximum lags by 2^128", "wgmma", BF16, "row_max + float(RESCALE_THRESHOLD)", "row_max + 128.0f"),
+    ("sum in 16 bits", "scalar", PLAIN, "rows[i].row_sum += p_ij;", f"rows[i].row_sum = {HALF.format('rows[i].row_sum + p_ij')};"),
+    ("sum in 16 bits", "wmma", PLAIN, "rows[pass].row_sum += sum_four(x[j]);", f"rows[pass].row_sum = {HALF.format('rows[pass].row_sum + sum_four(x[j])')};"),
+    ("sum in 16 bits", "mma", PLAIN, "row.row_sum += s.d[i] + s.d[i + 1];", f"row.row_sum = {HALF.format('row.row_sum + s.d[i] + s.d[i + 1]')};"),
+    ("sum in 16 bits", "wgmma", PLAIN, "row.row_sum += s.d[i] + s.d[i + 1];", f"row.row_sum = {HALF.format('row.row_sum + s.d[i] + s.d[i + 1]')};"),
     ("outputs in 16 bits", "scalar", PLAIN, "out[i][j] = out[i][j] * rescale[i];", f"out[i][j] = {HALF.format('out[i][j] * rescale[i]')};"),
     ("outputs in 16 bits", "wmma", PLAIN, "out[i][j].x[e] *= factor.x[e];", f"out[i][j].x[e] = {HALF.format('out[i][j].x[e] * factor.x[e]')};"),
-    ("outputs in 16 bits", "mma", PLAIN, "out[i][j][2 * half] *= factor, ", f"out[i][j][2 * half] = {HALF.format('out[i][j][2 * half] * factor')}, "),
-    ("outputs in 16 bits", "wgmma", PLAIN, "        multiply_rows(o, factor);\n", f"        for (int i = 0; i < OUTPUTS; ++i) o[i] = {HALF.format('o[i] * factor[half_of(i)]')};\n"),
+    ("outputs in 16 bits", "mma", PLAIN, SCALED, f"for (int e = 0; e < out[i].SIZE; ++e) out[i].d[e] = {HALF.format('out[i].d[e] * rescale[out[i].half(e)]')};"),
+    ("outputs in 16 bits", "wgmma", PLAIN, "        rescale_o(o, rescale);\n", f"        for (int i = 0; i < o.SIZE; ++i) o.d[i] = {HALF.format('o.d[i] * rescale[o.half(i)]')};\n"),
     *everywhere("weights never below 2^-20", EXP2, "x = fmaxf(x, -20.0f);\n    " + EXP2),
     *everywhere("mask begins one key late", "return visible(0, tile) < TILE_N;", "return visible(0, tile) < TILE_N - 1;"),
     *everywhere("mask begins two keys late", "return visible(0, tile) < TILE_N;", "return visible(0, tile) < TILE_N - 2;", BF16),
@@ -96,16 +90,16 @@ def rounded_to(bits):
     return KEEP.format(hex(2 ** (23 - bits)), hex(2**32 - 2 ** (24 - bits)))
 
 
-# of P: where the weights go to the product; the sum keeps what is lost here
-WEIGHTS = {
-    "scalar": ("col_of(j)] = weight;", "col_of(j)] = keep(weight);"),
+# where P goes to the product; the sum keeps what is lost here
+P = {
+    "scalar": ("col_of(j)] = p_ij;", "col_of(j)] = keep(p_ij);"),
     "wmma": (
         "write_four(p + row * STRIDE_P + first",
         "x[j] = make_float4(keep(x[j].x), keep(x[j].y), keep(x[j].z), keep(x[j].w));\n"
         "                write_four(p + row * STRIDE_P + first",
     ),
-    "mma": ("= pack(low, high)", "= pack(keep(low), keep(high))"),
-    "wgmma": ("pack(s[2 * j], s[2 * j + 1])", "pack(keep(s[2 * j]), keep(s[2 * j + 1]))"),
+    "mma": ("pack(d[2 * j], d[2 * j + 1])", "pack(keep(d[2 * j]), keep(d[2 * j + 1]))"),
+    "wgmma": ("pack(d[2 * j], d[2 * j + 1])", "pack(keep(d[2 * j]), keep(d[2 * j + 1]))"),
 }
 LOSSES = [
     ("P cut to 5 bits", PLAIN, cut_to(5)),
@@ -164,8 +158,8 @@ LOST = [pytest.param(*x[1:], id=f"{x[0]}-{x[1][-4:]}") for x in LOSSES]
 def test_a_loss_of_precision_in_p_is_caught(attention_gate, family, problem, keep):
     gate = attention_gate(problem)
     config = variant(gate, family)
-    old, new = WEIGHTS[family]
-    first = "// ---- block: "
+    old, new = P[family]
+    first = "// ---- online_softmax: "
     source = gate.doctored(config, old, new)
     assert first in source.text
     is_caught(gate.judge(config, type(source)(source.text.replace(first, keep + first), source.entry, source.launch)))
@@ -195,7 +189,7 @@ def natural_gate(tmp_path):
 
 
 ROUNDS = [
-    pytest.param("while (work.any(tiles.before))", "if (work.any(tiles.before))", id="one round only"),
+    pytest.param("while (scheduler.has_work(tiles.turn()))", "if (scheduler.has_work(tiles.turn()))", id="one round only"),
     pytest.param("(before + i) / STAGES", "i / STAGES", id="phases begin at 0 again"),
     pytest.param("turn * blocks + ", "turn * (blocks + 1) + ", id="rounds too far apart"),
 ]

@@ -6,9 +6,9 @@ import pytest
 
 from evoengine.gpu import find_gpu
 from evoengine.records import Outcome
-from evoengine.search.judges import full_plan
+from evoengine.search.evaluators import full_plan
 from evoengine.space.space import load_space
-from evoengine.stages.pipeline import emulate_task
+from evoengine.stages.tasks import emulate_task
 from evoengine.workloads.attention.full_size import long_cases
 from tests.support.exhaustive import representatives
 
@@ -70,8 +70,8 @@ FAULTS = [
     ("tile of keys in 8 bits", (SCALAR, WMMA), LONG, "(long long)tile * TILE_N * HEAD_DIM", "(long long)(unsigned char)tile * TILE_N * HEAD_DIM"),
     ("tile of keys in 8 bits", (MMA, WGMMA), LONG, "(long long)tile * TILE_N * HEAD_DIM", "(long long)(unsigned char)tile * TILE_N * HEAD_DIM"),
     ("tile of keys in 8 bits", (SCALAR, WMMA, MMA, WGMMA), LONG_CAUSAL, "limit - tile * TILE_N", "limit - (unsigned char)tile * TILE_N"),
-    ("tiles of K and V counted in 8 bits", [PERSISTENT_THREE], EXAMPLE, "unsigned before;  // tiles that", "unsigned char before;  // tiles that"),
-    ("blocks counted in 7 bits", [PERSISTENT], EXAMPLE, "int blocks = afresh(gridDim.x);", "int blocks = afresh(gridDim.x) % 128;"),
+    ("tiles of K and V counted in 8 bits", [PERSISTENT_THREE], EXAMPLE, "unsigned before;       // tiles that", "unsigned char before;  // tiles that"),
+    ("blocks counted in 7 bits", [PERSISTENT], EXAMPLE, "int blocks = opaque(gridDim.x);", "int blocks = opaque(gridDim.x) % 128;"),
     ("heads through the batch in 16 bits", [PERSISTENT], MANY_HEADS_IN_ALL, "number(turn) < all_heads *", "number(turn) < (unsigned short)all_heads *"),
     ("number of tiles in 16 bits", [PERSISTENT, PERSISTENT_TMA], MANY_HEADS_IN_ALL, "int i = number(turn)", "int i = (unsigned short)number(turn)"),
     ("number of tiles in 16 bits", [SORTED], "b64,h64,s4096,d64,bf16,causal", "int i = number(turn)", "int i = (unsigned short)number(turn)"),
@@ -101,9 +101,19 @@ def choose(gate, wanted):
     return config
 
 
-GOOD = sorted({(title(config), problem): (config, problem) for _, configs, problem, *_ in FAULTS for config in configs}.items())
+GOOD = sorted(
+    {(title(config), problem): (config, problem) for _, configs, problem, *_ in FAULTS for config in configs}.items()
+)
 GOOD = [pytest.param(*found, id="-".join(name)) for name, found in GOOD]
-GOOD_FAST = ("scalar", "wmma", "mma", "wgmma-cp_async-none", "wgmma-tma-none", "wgmma-cp_async-static", "wgmma-cp_async-longest_first")
+GOOD_FAST = (
+    "scalar",
+    "wmma",
+    "mma",
+    "wgmma-cp_async-none",
+    "wgmma-tma-none",
+    "wgmma-cp_async-static",
+    "wgmma-cp_async-longest_first",
+)
 
 
 def judge(gate, config, source):

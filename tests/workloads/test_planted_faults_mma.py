@@ -19,41 +19,41 @@ TOGETHER = {"family": "mma", "stages": 2, "v_wait": "with_k", "tile_m": 128}  # 
 SINGLE = {"family": "mma", "stages": 1, "layout": "swizzle"}  # Q in shared memory, one buffer each
 PADDED = {"family": "mma", "stages": 1, "layout": "pad"}
 
-K_ARRIVES = "copy_async_wait<2 * STAGES - 2>();\n        __syncthreads();\n        request_v"
-V_ARRIVES = "copy_async_wait<2 * STAGES - 2>();\n        __syncthreads();\n        request_k"
+K_ARRIVES = "pipeline_wait<2 * STAGES - 2>();\n        request_v"
+V_ARRIVES = "pipeline_wait<2 * STAGES - 2>();\n        request_k"
 FAULTS = [
     # name, configuration, problem, text of the good kernel, text of the broken one
     ("K waited for too laxly", APART, PLAIN, K_ARRIVES, K_ARRIVES.replace("- 2>", "- 1>")),
     ("K waited for too laxly, one buffer", SINGLE, PLAIN, K_ARRIVES, K_ARRIVES.replace("- 2>", "- 1>")),
     ("V read before it arrived", APART, PLAIN, V_ARRIVES, V_ARRIVES.replace("- 2>", "- 1>")),
     ("V read before it arrived, one buffer", SINGLE, PLAIN, V_ARRIVES, V_ARRIVES.replace("- 2>", "- 1>")),
-    ("V not waited for at all", SINGLE, PLAIN, "        ring.arrive_v(tile);\n", ""),
-    ("both waited for too laxly", TOGETHER, PLAIN, "copy_async_wait<STAGES - 2>", "copy_async_wait<STAGES - 1>"),
-    ("Q read before it arrived", APART, PLAIN, "copy_async_wait<2 * STAGES - 1>", "copy_async_wait<2 * STAGES>"),
-    ("Q read before all threads brought theirs", TOGETHER, PLAIN, "copy_async_wait<STAGES - 1>();\n        __syncthreads();", "copy_async_wait<STAGES - 1>();"),
-    ("V's place taken before all are done with it", APART, PLAIN, "__syncthreads();\n        request_v(tile + STAGES - 1);", "request_v(tile + STAGES - 1);\n        __syncthreads();"),
-    ("K's place taken before all are done with it", SINGLE, PLAIN, "__syncthreads();\n        request_k(tile + STAGES);", "request_k(tile + STAGES);\n        __syncthreads();"),
+    ("V not waited for at all", SINGLE, PLAIN, "        loader.wait_v(tile);\n", ""),
+    ("both waited for too laxly", TOGETHER, PLAIN, "pipeline_wait<STAGES - 2>", "pipeline_wait<STAGES - 1>"),
+    ("Q read before it arrived", APART, PLAIN, "pipeline_wait<2 * STAGES - 1>", "pipeline_wait<2 * STAGES>"),
+    ("Q read before all threads brought theirs", TOGETHER, PLAIN, "pipeline_wait<STAGES - 1>();", "copy_async_wait<STAGES - 1>();"),
+    ("V's place taken before all are done with it", APART, PLAIN, "pipeline_wait<2 * STAGES - 2>();\n        request_v(tile + STAGES - 1);", "copy_async_wait<2 * STAGES - 2>();\n        request_v(tile + STAGES - 1);\n        __syncthreads();"),
+    ("K's place taken before all are done with it", SINGLE, PLAIN, "pipeline_wait<2 * STAGES - 2>();\n        request_k(tile + STAGES);", "copy_async_wait<2 * STAGES - 2>();\n        request_k(tile + STAGES);\n        __syncthreads();"),
     ("a place taken one tile too early", TOGETHER, PLAIN, "request(tile + STAGES - 1);\n    }", "request(tile + STAGES);\n    }"),
-    ("the tile beside it read", APART, PLAIN, "shared_address(ring.v_of(tile))", "shared_address(ring.v_of(tile + 1))"),
-    ("more buffers used than there are", TOGETHER, PLAIN, "v + tile % STAGES", "v + tile % (STAGES + 1)"),
-    ("chunks read where they were not put", SINGLE, PLAIN, "exchange((chunk ^ swizzle(row)) * 16)", "exchange(chunk * 16)"),
-    ("swizzle by the wrong bits of the row", APART, PLAIN, "exchange((chunk ^ swizzle(row)) * 16)", "exchange((chunk ^ swizzle(row / 2)) * 16)"),
-    ("padding forgotten by the reader", PADDED, PLAIN, "row_bytes(row * ROW_CHUNKS * 16)", "row_bytes(row * CHUNKS * 16)"),
+    ("the tile beside it read", APART, PLAIN, "shared_address(tiles.v.tile(tile))", "shared_address(tiles.v.tile(tile + 1))"),
+    ("more buffers used than there are", TOGETHER, PLAIN, "buffers + i % STAGES", "buffers + i % (STAGES + 1)"),
+    ("chunks read where they were not put", SINGLE, PLAIN, "exchange((chunk % Tile::SPAN ^ Tile::swizzle(row)) * 16)", "exchange(chunk % Tile::SPAN * 16)"),
+    ("swizzle by the wrong bits of the row", APART, PLAIN, "exchange((chunk % Tile::SPAN ^ Tile::swizzle(row)) * 16)", "exchange((chunk % Tile::SPAN ^ Tile::swizzle(row / 2)) * 16)"),
+    ("padding forgotten by the reader", PADDED, PLAIN, "row_bytes((row * Tile::ROW_CHUNKS", "row_bytes((row * Tile::CHUNKS"),
     ("V not transposed", SINGLE, PLAIN, "ldmatrix_x4_trans(b,", "ldmatrix_x4(b,"),
-    ("K taken in the order of operand A", SINGLE, PLAIN, "lane_of_b().address(k", "lane_of_a().address(k"),
-    ("P packed in the wrong order", TOGETHER, PLAIN, "[j % 2 * 2 + half]", "[half * 2 + j % 2]"),
-    ("P packed the wrong way round", TOGETHER, PLAIN, "= pack(low, high)", "= pack(high, low)"),
-    ("the maximum of half a row", SINGLE, PLAIN, "lanes_max<4>(top)", "lanes_max<2>(top)"),
-    ("the sum of half a row", SINGLE, PLAIN, "lanes_sum<4>(rows", "lanes_sum<2>(rows"),
-    ("O not rescaled when the maximum moves", SINGLE, PLAIN, "out[i][j][2 * half] *= factor, out[i][j][2 * half + 1] *= factor", "out[i][j][2 * half] *= factor"),
-    ("sum not rescaled when the maximum moves", SINGLE, PLAIN, "sum[i][half] *= factor;", ""),
-    ("maximum not scaled", SINGLE, PLAIN, "lanes_max<4>(top) * scale", "lanes_max<4>(top)"),
-    ("the second stripe's rows mistaken", TOGETHER, PLAIN, "return stripe_row(i) + lane() / 4", "return stripe_row(0) + lane() / 4"),
+    ("K taken in the order of operand A", SINGLE, PLAIN, "lane_chunk(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2)", "lane_chunk(lane() % 16, lane() / 16)"),
+    ("P packed in the wrong order", TOGETHER, PLAIN, "a[j] = pack(", "a[j / 4 * 4 + j % 2 * 2 + j / 2 % 2] = pack("),
+    ("P packed the wrong way round", TOGETHER, PLAIN, "pack(d[2 * j], d[2 * j + 1])", "pack(d[2 * j + 1], d[2 * j])"),
+    ("the maximum of half a row", SINGLE, PLAIN, "lanes_max<LANES>(tile_max)", "lanes_max<LANES / 2>(tile_max)"),
+    ("the sum of half a row", SINGLE, PLAIN, "lanes_sum<LANES>(row_sum)", "lanes_sum<LANES / 2>(row_sum)"),
+    ("O not rescaled when the maximum moves", SINGLE, PLAIN, "            rescale_o(out[i], rescale);\n", ""),
+    ("sum not rescaled when the maximum moves", SINGLE, PLAIN, "row_sum *= factor;", ""),
+    ("maximum not scaled", SINGLE, PLAIN, "rescale(s.row_max(half) * scale)", "rescale(s.row_max(half))"),
+    ("the second stripe's rows mistaken", TOGETHER, PLAIN, "int row = stripe_row(i) + o[i].row", "int row = stripe_row(0) + o[i].row"),
     ("outputs copied before all lanes have left theirs", APART, PLAIN, "    __syncwarp();\n#pragma unroll\n    for (int first", "#pragma unroll\n    for (int first"),
-    ("last row of the tail not written", APART, PLAIN, "if (row >= block.rows) break;", "if (row >= block.rows - 1) break;"),
-    ("a row too many written", APART, PLAIN, "if (row >= block.rows) break;", "if (row > block.rows) break;"),
-    ("keys read past the end", SINGLE, PLAIN, "row < valid ? 16 : 0", "16"),
-    ("one key too many read", SINGLE, PLAIN, "row < valid ? 16 : 0", "row <= valid ? 16 : 0"),
+    ("last row of the tail not written", APART, PLAIN, "if (row >= work.rows) break;", "if (row >= work.rows - 1) break;"),
+    ("a row too many written", APART, PLAIN, "if (row >= work.rows) break;", "if (row > work.rows) break;"),
+    ("keys read past the end", SINGLE, PLAIN, "exists ? 16 : 0", "16"),
+    ("one key too many read", SINGLE, PLAIN, "exists = row < rows &&", "exists = row <= rows &&"),
     ("tail mask one key too far", TOGETHER, PLAIN, "return limit - tile * TILE_N;", "return limit - tile * TILE_N + 1;"),
     ("a lane's first column forgotten in the mask", SINGLE, PLAIN, " - lane() % 4 * 2;  //", ";  //"),
     ("mask left out where only upper rows need it", TOGETHER, CAUSAL, "return visible(0, tile) < TILE_N;", "return visible(TILE_M - 1, tile) < TILE_N;"),
@@ -106,13 +106,13 @@ def test_the_good_kernel_beside_it_passes(attention_gate, config, problem):
     assert verdict.correct, verdict.reason
 
 
-# ---- offsets beyond 2^31: no case can hold such tensors, so Block alone is asked where it would read and write
+# ---- offsets beyond 2^31: no case can hold such tensors, so WorkTile alone is asked where it would read and write
 
 LONG = "b32,h32,s131072,d128,bf16,causal,kv8"
 ASK = """
 extern "C" __global__ void ask(const T* any, long long* found, int heads, int kv_heads, int seq_q, int seq_k) {
-    Block block(any, any, any, const_cast<T*>(any), heads, kv_heads, seq_q, seq_k);
-    found[0] = block.q - any, found[1] = block.k - any, found[2] = block.v - any, found[3] = block.o - any;
+    WorkTile work(any, any, any, const_cast<T*>(any), heads, kv_heads, seq_q, seq_k);
+    found[0] = work.q - any, found[1] = work.k - any, found[2] = work.v - any, found[3] = work.o - any;
 }
 """
 
@@ -121,7 +121,7 @@ def offsets(gate, source: Source) -> list[int]:
     """Where the block of the first rows of the last head and batch entry begins in Q, K, V and O, in elements."""
     problem, (blocks, _, _) = gate.problem, source.launch.grid
     parts = {part.split(":")[0]: part for part in source.text.split("// ---- ")}
-    text = "// " + parts["types"] + "// " + parts["block"]
+    text = "// " + parts["types"] + "// " + parts["work_tile"]
     last = {"blockIdx.x": blocks - 1, "gridDim.x": blocks, "blockIdx.y": problem.heads - 1, "blockIdx.z": problem.batch - 1}
     for name, value in last.items():
         assert name in text

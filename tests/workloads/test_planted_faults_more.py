@@ -1,6 +1,6 @@
 """Faults that got through until the gate asked for what shows them: products of a warpgroup begun before all of it is
-ready, pipelines that go wrong after many tiles, values that only some lengths, sizes or formats take. One fault each, all
-caught by the gate on the emulator."""
+ready, pipelines that go wrong after many tiles, values that only some lengths, sizes or formats take. One fault each,
+all caught by the gate on the emulator."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ FAMILIES = (SCALAR, WMMA, MMA, COPIES)
 PACK = "__floats2bfloat162_rn(low, high)"
 EXP2 = 'float y;\n    asm volatile("ex2'
 STORED = "    async_proxy_fence();\n    warpgroup_sync();\n}"
-LOADED = "__syncthreads();\n        load_tile"
+LOADED = "__syncthreads();\n        load_k"
 
 FAULTS = [
     # name, configurations, problem, pairs of texts of the good kernel and of the broken one
     ("product begun before all warps have left P", [SHARED_P], HALF, [(STORED, STORED.replace("    warpgroup_sync();\n", ""))]),
-    ("Q awaited by one warpgroup", [COPIES], HALF, [("    tiles.wait_q();", "    if (warpgroup() == 0) tiles.wait_q();")]),
-    ("Q awaited by one warp of each warpgroup", [COPIES], HALF, [("    tiles.wait_q();", "    if (warp() % 4 == 0) tiles.wait_q();")]),
-    ("Q not awaited", [COPIES, TMA], HALF, [("    tiles.wait_q();", "")]),
+    ("Q awaited by one warpgroup", [COPIES], HALF, [("    tiles.q.wait(0);", "    if (warpgroup() == 0) tiles.q.wait(0);")]),
+    ("Q awaited by one warp of each warpgroup", [COPIES], HALF, [("    tiles.q.wait(0);", "    if (warp() % 4 == 0) tiles.q.wait(0);")]),
+    ("Q not awaited", [COPIES, TMA], HALF, [("    tiles.q.wait(0);", "")]),
     ("phases wrong from the eighth tile on", [COPIES, TMA], HALF, [("(before + i) / STAGES", "(before + i) / STAGES + (before + i >= 8)")]),
     ("every fourth tile takes its place too early", ALONE, HALF, [(LOADED, "if (tile % 4) " + LOADED)]),
     ("bfloat16 by way of half", FAMILIES, BFLOAT, [("#include <cuda_bf16.h>", "#include <cuda_bf16.h>\n#include <cuda_fp16.h>"), (PACK, "__floats2bfloat162_rn(__half2float(__float2half(low)), __half2float(__float2half(high)))")]),
     ("weights below 2^-14 lost", FAMILIES, BFLOAT, [(EXP2, "if (x < -14.0f) return 0.0f;\n    " + EXP2)]),
     ("weights below 2^-14 lost", FAMILIES, HALF, [(EXP2, "if (x < -14.0f) return 0.0f;\n    " + EXP2)]),
-    ("row_sum rounded in the end", [SCALAR], HALF, [("1.0f / rows.total(i)", "1.0f / to_float((T)rows.total(i))")]),
-    ("row_sum rounded in the end", [SCALAR], BFLOAT, [("1.0f / rows.total(i)", "1.0f / to_float((T)rows.total(i))")]),
-    ("row_sum rounded in the end", [MMA], HALF, [("lanes_sum<4>(rows.sum[i][half]))", "to_float((T)lanes_sum<4>(rows.sum[i][half])))")]),
+    ("row_sum rounded in the end", [SCALAR], HALF, [("lanes_sum<LANES>(row_sum))", "to_float((T)lanes_sum<LANES>(row_sum)))")]),
+    ("row_sum rounded in the end", [SCALAR], BFLOAT, [("lanes_sum<LANES>(row_sum))", "to_float((T)lanes_sum<LANES>(row_sum)))")]),
+    ("row_sum rounded in the end", [MMA], HALF, [("lanes_sum<LANES>(row_sum))", "to_float((T)lanes_sum<LANES>(row_sum)))")]),
     ("number of keys in 16 bits", [MMA, COPIES, TMA], MANY_KEYS, [("seq_k = seq_k_;", "seq_k = (unsigned short)seq_k_;")]),
     ("keys that a row sees in 16 bits", [SCALAR, WMMA], MANY_KEYS, [("return limit - tile * TILE_N;", "return (short)(limit - tile * TILE_N);")]),
-    ("no head at once where one's keys are too many for the L2", [STATIC, SORTED], KEYS_BEYOND_L2, [("max(1, KEYS / afresh(seq_k))", "(KEYS / afresh(seq_k))")]),
+    ("no head at once where one's keys are too many for the L2", [STATIC, SORTED], KEYS_BEYOND_L2, [("max(1, KEYS / opaque(seq_k))", "(KEYS / opaque(seq_k))")]),
 ]  # fmt: skip
 
 
@@ -67,7 +67,9 @@ def variant(gate, wanted):
     """A valid configuration with the wanted values: a start point, moved, or one drawn."""
     start = gate.start({"family": wanted["family"]})
     drawn = gate.draw(400, seed=3)
-    valid = [c for c in [{**start, **wanted}, *drawn] if wanted.items() <= c.items() and gate.space.why_invalid(c) is None]
+    valid = [
+        c for c in [{**start, **wanted}, *drawn] if wanted.items() <= c.items() and gate.space.why_invalid(c) is None
+    ]
     return valid[0]
 
 

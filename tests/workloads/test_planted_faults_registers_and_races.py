@@ -21,44 +21,44 @@ STAGED = {**WGMMA, "o_store": "shared"}
 TMA_STORE = {**WGMMA, "o_store": "tma"}
 PERSISTENT = {**STAGED, "schedule": "static"}
 
-MAX_SUM = {
-    "scalar": ("largest[i] = MASKED, sum[i] = 0.0f;", "sum[i] = 0.0f;", "largest[i] = MASKED;"),
-    "wmma": ("largest[pass] = MASKED, sum[pass] = 0.0f;", "sum[pass] = 0.0f;", "largest[pass] = MASKED;"),
-    "mma": ("largest[i][half] = MASKED, sum[i][half] = 0.0f;", "sum[i][half] = 0.0f;", "largest[i][half] = MASKED;"),
+STATE = "row_max = MASKED, row_sum = 0.0f;"
+STARTS = {
+    "scalar": ("rows[i].start();", ";"),
+    "wmma": ("rows[pass].start();", ";"),
+    "mma": ("rows[i][0].start(), rows[i][1].start(), ", ""),
+    "wgmma": ("rows[0].start(), rows[1].start();", ""),
 }
 OUTPUTS = {
     "scalar": ("float out[ROWS][COLS_O] = {};", "float out[ROWS][COLS_O];"),
     "wmma": ("wmma::fill_fragment(out[i][j], 0.0f);", ";"),
-    "mma": ("Outputs out = {};", "Outputs out;"),
-    "wgmma": ("for (int i = 0; i < OUTPUTS; ++i) o[i] = 0.0f;", "for (int i = 0; i < 0; ++i);"),
+    "mma": (", out[i].clear();", ";"),
+    "wgmma": ("    o.clear();", ""),
 }
 STATIC_BYTES = "__shared__ int before[4];\n    before[threadIdx.x % 4] = 0;\n    extern __shared__ "
 FAMILIES = {"scalar": SCALAR, "wmma": WMMA, "mma": MMA, "wgmma": WGMMA}
 
 FAULTS = [
     # name, configuration, pairs of texts of the good kernel and of the broken one
-    *(("row_max never set", FAMILIES[f], [(good, no_max)]) for f, (good, no_max, _) in MAX_SUM.items()),
-    *(("row_sum never set", FAMILIES[f], [(good, no_sum)]) for f, (good, _, no_sum) in MAX_SUM.items()),
+    *(("row_max never set", config, [(STATE, "row_sum = 0.0f;")]) for config in FAMILIES.values()),
+    *(("row_sum never set", config, [(STATE, "row_max = MASKED;")]) for config in FAMILIES.values()),
     *(("outputs never set", FAMILIES[f], [pair]) for f, pair in OUTPUTS.items()),
-    *(("neither row_max nor row_sum set", config, [("    rows.start();\n", "")]) for config in FAMILIES.values()),
-    ("row_max never set", WGMMA, [("largest[0] = largest[1] = MASKED;", "")]),
-    ("row_max of half the rows never set", WGMMA, [("largest[0] = largest[1] = MASKED;", "largest[0] = MASKED;")]),
-    ("row_sum never set", WGMMA, [("sum[0] = sum[1] = 0.0f;", "")]),
+    *(("neither row_max nor row_sum set", FAMILIES[f], [pair]) for f, pair in STARTS.items()),
+    ("row_max of half the rows never set", WGMMA, [("rows[1].start();", "rows[1].row_sum = 0.0f;")]),
     ("scores never set", SCALAR, [("s[i][j] = 0.0f;", ";")]),
     ("scores never set", WMMA, [("wmma::fill_fragment(scores[i][j], 0.0f);", ";")]),
-    ("the first words of P never set", WGMMA, [("for (int j = 0; j < SCORES / 2; ++j) p[j]", "for (int j = 4; j < SCORES / 2; ++j) p[j]")]),
+    ("the first words of P never set", WGMMA, [("for (int j = 0; j < SIZE / 2; ++j) a[j]", "for (int j = 4; j < SIZE / 2; ++j) a[j]")]),
     ("accumulators of mma.sync only written", MMA, [('"+f"(d[', '"=f"(d[')]),
     ("one accumulator of mma.sync only written", MMA, [('"+f"(d[3])', '"=f"(d[3])')]),
     ("accumulators of wgmma only written", WGMMA, [('"+f"(d[', '"=f"(d[')]),
     ("one accumulator of wgmma only written", WGMMA, [('"+f"(d[5])', '"=f"(d[5])')]),
-    ("lanes read scores before all have left theirs", ALONE, [("rows_sync();\n        rows.update", "rows.update")]),
-    ("lanes read row factors before all have left theirs", {**ALONE, "o_in": "registers"}, [("rows_sync();\n        multiply_rows", "multiply_rows")]),
+    ("lanes read scores before all have left theirs", ALONE, [("rows_sync();\n        softmax.update", "softmax.update")]),
+    ("lanes read row factors before all have left theirs", {**ALONE, "o_in": "registers"}, [("rows_sync();\n        rescale_o", "rescale_o")]),
     ("lanes stage a block over one that others still read", WMMA, [("            }\n            __syncwarp();\n", "            }\n")]),
     ("lanes read staged outputs before all have left theirs", STAGED, [("// 16 bytes per lane\n    __syncwarp();", "")]),
-    ("lane 0 gives Q's place back before the others are done", PERSISTENT, [("        __syncwarp();\n        if (lane() == 0) barrier_arrive(empty_q);", "        if (lane() == 0) barrier_arrive(empty_q);")]),
-    ("barriers not awaited once initialised", WGMMA, [("tiles.start();\n    __syncthreads();", "tiles.start();")]),
+    ("lane 0 gives Q's place back before the others are done", PERSISTENT, [("        __syncwarp();\n        q.release(0);", "        q.release(0);")]),
+    ("barriers not awaited once initialised", WGMMA, [("tiles.init();\n    block_sync();", "tiles.init();")]),
     ("warpgroups share a named barrier", SHARED_P, [("named_barrier_sync(8 + warpgroup(), 128)", "named_barrier_sync(8, 128)")]),
-    ("one warpgroup alone gives places back", WGMMA, [("RELEASES = 4 * CONSUMERS", "RELEASES = 4"), ("if (lane() == 0) barrier_arrive(empty_of(i))", "if (lane() == 0 && warpgroup() == 0) barrier_arrive(empty_of(i))")]),
+    ("one warpgroup alone gives places back", WGMMA, [("CLUSTER * consumer_warps : consumer_warps", "CLUSTER * consumer_warps : 4"), ("if (lane() == 0) barrier_arrive(empty_of(i))", "if (lane() == 0 && warpgroup() == 0) barrier_arrive(empty_of(i))")]),
     ("one warp alone fences P", SHARED_P, [("    async_proxy_fence();\n    warpgroup_sync();\n}", "    if (warp() % 4 == 0) async_proxy_fence();\n    warpgroup_sync();\n}")]),
     ("one warp alone fences O", TMA_STORE, [("    async_proxy_fence();\n    warpgroup_sync();\n    if (threadIdx", "    if (warp() % 4 == 0) async_proxy_fence();\n    warpgroup_sync();\n    if (threadIdx")]),
     ("shared memory begins where static bytes end", WMMA, [("extern __shared__ __align__(128) ", STATIC_BYTES)]),

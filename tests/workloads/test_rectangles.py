@@ -1,4 +1,5 @@
-"""Faults that show at the whole problem's size alone are caught by a few of its blocks, in each workload that has them."""
+"""Faults that show at the whole problem's size alone are caught by a few of its blocks, in each workload that has
+them."""
 
 from __future__ import annotations
 
@@ -102,7 +103,10 @@ def test_blocks_that_wrote_one_tile_each_are_compared(written):
         ([(slice(0, 0), slice(0, 0))], "block 0 wrote nothing of output"),
         ([(slice(0, 7), slice(0, 16))], "which is not one of its tiles of 8 x 16"),
         ([(slice(4, 12), slice(0, 16))], "which is not one of its tiles of 8 x 16"),
-        ([(slice(0, 8, 2), slice(0, 16))], "block 0 wrote 64 elements of rows 0 to 7 and columns 0 to 16 of output, not all"),
+        (
+            [(slice(0, 8, 2), slice(0, 16))],
+            "block 0 wrote 64 elements of rows 0 to 7 and columns 0 to 16 of output, not all",
+        ),
     ],
 )
 def test_blocks_that_wrote_anything_else_are_wrong(written, blocks, said):

@@ -60,7 +60,9 @@ def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
 
 
 @pytest.mark.parametrize("number", [*range(2), *more(range(2, 16))])
-@pytest.mark.parametrize("problem", [BF16, FP16, FP32, TAIL, "rms_norm:rows3,hidden1,fp32", "rms_norm:rows9,hidden37,fp16"])
+@pytest.mark.parametrize(
+    "problem", [BF16, FP16, FP32, TAIL, "rms_norm:rows3,hidden1,fp32", "rms_norm:rows9,hidden37,fp16"]
+)
 def test_a_valid_configuration_passes(kernel_gate, problem, number):
     """The first start point, and others drawn from the space."""
     gate = kernel_gate(problem)
@@ -73,10 +75,10 @@ def test_the_norm_of_the_rounded_sum_and_of_the_sum_itself_both_pass(kernel_gate
     """vLLM norms the rounded sum, as the templates do; FlashInfer the sum in float32."""
     gate = kernel_gate(BF16)
     config = gate.configuration(READ_AGAIN)
-    exact = f"""for (int j = 0; j < VECTOR; ++j) {{
+    exact = """for (int j = 0; j < VECTOR; ++j) {
                     float s = to_float(read_run(x + at).element[j]) + to_float(read_run(residual + at).element[j]);
                     squares = fmaf(s, s, squares);
-                }}"""
+                }"""
     assert gate.judge(config).correct
     verdict = gate.judge(config, gate.doctored(config, SQUARES, exact))
     assert verdict.correct, verdict.reason

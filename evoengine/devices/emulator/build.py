@@ -30,8 +30,8 @@ _COMMON = (
     "-std=c++20", "-w", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-fcf-protection=none", f"-I{INCLUDE}",
 )  # fmt: skip
 _RUNTIME_FLAGS = ("-O3", "-r", "-nostdlib")
-# Locals that declarations.py does not fill start as 0xFE (NaN in half), misaligned accesses and indices beyond a local array are reported
-# through the sanitizer's handlers, which the runtime defines.
+# Locals that declarations.py does not fill start as 0xFE (NaN in half), misaligned accesses and indices beyond a local
+# array are reported through the sanitizer's handlers, which the runtime defines.
 _CANDIDATE_FLAGS = (
     "-O1",
     "-ftrivial-auto-var-init=pattern",
@@ -87,7 +87,8 @@ def _compile(arguments: list[str], unit: str, entry: str) -> None:
 
 @cache
 def _version() -> str:
-    """What an executable depends on beside its source: the compiler, the CPU it targets and the emulator's own files."""
+    """What an executable depends on beside its source: the compiler, the CPU it targets and the emulator's own
+    files."""
     digest = hashlib.sha256(identity().encode())
     here = Path(__file__).parent
     for path in sorted([*(f for f in INCLUDE.rglob("*") if f.is_file()), *RUNTIME.iterdir(), *here.glob("*.py")]):

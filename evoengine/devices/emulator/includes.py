@@ -15,8 +15,8 @@ OF_THE_HOST = frozenset("float.h cfloat limits.h climits stdbool.h cstdbool stdd
 """headers that the host compiler brings"""
 
 STANDARD = frozenset(
-    "array bit cassert cfloat climits cmath concepts cstddef cstdint initializer_list limits numbers optional ratio span "
-    "tuple type_traits utility version".split()
+    "array bit cassert cfloat climits cmath concepts cstddef cstdint initializer_list limits numbers optional ratio "
+    "span tuple type_traits utility version".split()
 )
 """headers of cuda/std for which the host's C++ library serves: cuda::std is std in the emulator"""
 

@@ -13,8 +13,16 @@ import numpy as np
 
 from evoengine.devices import tensor_map
 from evoengine.devices.base import (
-    Argument, Arguments, ConstantArgument, KernelCrashed, KernelHung, TensorArgument, TensorMapArgument, TensorParameter,
-)  # fmt: skip
+    Argument,
+    Arguments,
+    ConstantArgument,
+    KernelCrashed,
+    KernelHung,
+    ScalarArgument,
+    TensorArgument,
+    TensorMapArgument,
+    TensorParameter,
+)
 from evoengine.devices.pool import BlockLaunch, BlockTrace
 from evoengine.records import Launch
 
@@ -76,8 +84,9 @@ def _value(argument: Argument | TensorParameter, arguments: Sequence[Argument | 
         return _tensor_map(argument, arguments)
     if isinstance(argument, TensorParameter):
         return b""
-    has_data = isinstance(argument, TensorArgument | ConstantArgument)
-    return np.ascontiguousarray(argument.data if has_data else argument.value).tobytes()
+    if isinstance(argument, ScalarArgument):
+        return argument.value.tobytes()
+    return np.ascontiguousarray(argument.data).tobytes()
 
 
 def _tensor_map(argument: TensorMapArgument, arguments: Sequence[Argument | TensorParameter]) -> bytes:
@@ -131,7 +140,9 @@ def _block_traces(output: bytes, arguments: Sequence[Argument | TensorParameter]
     while position < len(output):
         block, given_up, pages = _BLOCK.unpack_from(output, position)
         position += _BLOCK.size
-        touched: dict[str, list[tuple[int, np.ndarray]]] = {a.name: [] for a in arguments if isinstance(a, TensorParameter)}
+        touched: dict[str, list[tuple[int, np.ndarray]]] = {
+            a.name: [] for a in arguments if isinstance(a, TensorParameter)
+        }
         for _ in range(pages):
             offset, argument, size = _PAGE.unpack_from(output, position)
             position += _PAGE.size

@@ -32,20 +32,20 @@ from evoengine.search.samplers.surrogate import Surrogate
 
 FIRST = 4
 """trials that come through before the surrogate is asked"""
-ELITES = 8
+N_ELITES = 8
 GROWTH = 1.1
 """factor by which the trials learned from grow before hyperparameters are drawn again, and offspring bred again"""
 MOST = 256
 """trials learned from at a fit, half of them the best and half the latest"""
-RARE = 3
+RARITY_EXPONENT = 3
 """power of a candidate's commonness by which its expected improvement is divided"""
-STALL = 1.0
+STALL_WEIGHT = 1.0
 """the surrogate's proposals since the best, over all trials, at which every other one looks elsewhere"""
 EXPECTED = 256
 """rows that the prior expects to be fastest, in the pool of a larger space"""
 LOGARITHMS = 0.25
 """their part in what is learned from; the rest are ranks"""
-ELSEWHERE = 4
+EXPLORE_DISTANCE = 4
 """knobs, or half of them where there are few, in which elsewhere differs from the best"""
 
 
@@ -227,7 +227,7 @@ class _Search:
             return None
         targets = self._targets()
         mean, deviation = self._predict(targets)
-        gain = expected_improvement(mean, deviation, np.nanmax(targets)) / self._coverage.commonness() ** RARE
+        gain = expected_improvement(mean, deviation, np.nanmax(targets)) / self._coverage.pair_coverage() ** RARITY_EXPONENT
         return self._pool.rows[int(np.where(self._choice(), gain, -1.0).argmax())]
 
     def _choice(self) -> np.ndarray:
@@ -235,10 +235,10 @@ class _Search:
         values = np.nan_to_num(np.array(self._values), nan=-np.inf)
         best = int(np.flatnonzero(values == values.max())[-1])
         since = sum(place > best for place in self._chosen)
-        if self._rng.random() < since / (since + STALL * len(values)):
+        if self._rng.random() < since / (since + STALL_WEIGHT * len(values)):
             live = np.count_nonzero(np.ptp(self._pool.rows, axis=0))
             changed = (self._pool.rows != self._rows[best]).sum(1)
-            far = self._pool.open & (changed >= min(ELSEWHERE, -(-live // 2)))
+            far = self._pool.open & (changed >= min(EXPLORE_DISTANCE, -(-live // 2)))
             if far.any():
                 return far
         return self._pool.open
@@ -283,7 +283,7 @@ class _Search:
         return targets
 
     def _elites(self) -> list[int]:
-        return [i for i in self._ranked()[:ELITES] if self._values[i] > -np.inf]
+        return [i for i in self._ranked()[:N_ELITES] if self._values[i] > -np.inf]
 
     def _ranked(self) -> list[int]:
         """The trials, best first, those rejected or under way last."""

@@ -39,7 +39,7 @@ class Surrogate:
         self._columns = [k for k, knob in enumerate(knobs) if len(knob.values) > 1 or knob.when]
         self._distances = [_distances(knobs[k]) for k in self._columns]
         self._starts = np.cumsum([0, *map(len, self._distances)])
-        lengths = [(LENGTH[0], LENGTH[1] * _leeway(knobs[k])) for k in self._columns]
+        lengths = [(LENGTH[0], LENGTH[1] * _prior_width(knobs[k])) for k in self._columns]
         self._mean, self._deviation = np.array([*lengths, HAMMING, NOISE]).T
         self._hyper = self._mean.copy()
         self._draws = FIRST_DRAWS
@@ -146,7 +146,7 @@ class Surrogate:
         return np.exp(one @ self._log_kernel @ other.T)
 
 
-def _leeway(knob: Knob) -> float:
+def _prior_width(knob: Knob) -> float:
     """How much wider the prior on a knob's length is than that of two values."""
     return np.log2(max(2, len(knob.values))) ** (2 / 3) if knob.ordinal else 1.0
 

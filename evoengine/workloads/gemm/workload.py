@@ -99,7 +99,8 @@ class Gemm(Workload):
         return GemmTensors()
 
     def full_plan(self, problem: GemmProblem, config: Config, launch_of: LaunchOf) -> Plan:
-        """The whole grid over few steps of K, and all of A and of B where offsets into them may need more than 32 bits."""
+        """The whole grid over few steps of K, and all of A and of B where offsets into them may need more than 32
+        bits."""
         if not {"tile_m", "tile_n", "tile_k"} <= config.keys():
             return ()
         p = problem
@@ -119,7 +120,8 @@ class Gemm(Workload):
 
 
 def _less_deep(problem: GemmProblem, config: Config, side: str) -> GemmProblem:
-    """With a smaller K where a block over all of it takes too long, and so much more of the other side of A (m) or B (n)."""
+    """With a smaller K where a block over all of it takes too long, and so much more of the other side of A (m) or B
+    (n)."""
     tile = int(config["tile_m"]) * int(config["tile_n"])
     steps = min(MOST_WORK // tile, MOST_ROWS) // int(config["tile_k"])
     k, length = few(problem.k, int(config["tile_k"]), steps), getattr(problem, side)

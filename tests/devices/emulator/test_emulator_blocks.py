@@ -42,7 +42,9 @@ def test_a_missing_barrier_of_a_block_of_two_dimensions_is_seen(emulate):
     a = np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32)
     right = TRANSPOSE.replace("SYNC", "__syncthreads();")
     np.testing.assert_array_equal(emulate(right, a, np.zeros_like(a), threads=(8, 8, 1))["o"], a.T)
-    racing = [emulate(TRANSPOSE.replace("SYNC", ""), a, np.zeros_like(a), threads=(8, 8, 1), seed=s)["o"] for s in range(4)]
+    racing = [
+        emulate(TRANSPOSE.replace("SYNC", ""), a, np.zeros_like(a), threads=(8, 8, 1), seed=s)["o"] for s in range(4)
+    ]
     assert all((o != a.T).any() for o in racing)
 
 

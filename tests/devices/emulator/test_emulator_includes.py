@@ -1,4 +1,4 @@
-"""What people include and use without a second thought: run in the emulator, compiled by NVRTC, and broken once each."""
+"""What people include and use in kernels: run in the emulator, compiled by NVRTC, and broken once each."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ extern "C" __global__ void __launch_bounds__(N, 1) f(const float* __restrict__ a
     put<9>(o, __sinf(x)); put<10>(o, roundf(10 * x)); put<11>(o, max(x, 0.5)); put<12>(o, INFINITY);
     put<13>(o, FLT_MAX); put<14>(o, float(M_PI) + CUDART_PI_F); put<15>(o, erfcf(x)); put<16>(o, x < 1.0f ? NAN : 0.0f);
     const uint32_t bits = __float_as_uint(x);
-    const unsigned all[] = {__brev(bits), (unsigned)__clz(bits), (unsigned)__ffs(bits), __byte_perm(bits, ~bits, 0x1674),
+    const unsigned all[] = {__brev(bits), (unsigned)__clz(bits), (unsigned)__ffs(bits),
+                            __byte_perm(bits, ~bits, 0x1674),
                             __umulhi(bits, 77u), __funnelshift_l(bits, ~bits, 9), (unsigned)__float2int_rd(-10 * x),
                             (unsigned)__float2uint_rz(1e10f), (unsigned)__dp4a((int)bits, 0x01020304, 5), UINT32_MAX};
     for (int i = 0; i < 10; ++i) u[i * N + t.x] = all[i];
@@ -74,8 +75,8 @@ def test_functions_that_cuda_has_by_itself_are_those_of_numpy(emulate):
         expected = [
             int(text[::-1], 2), len(text) - len(text.lstrip("0")), 32 - text.rindex("1"),
             int.from_bytes(bytes(chosen[k] for k in (4, 7, 6, 1)), "little"), bits * 77 >> 32, wide & 0xFFFFFFFF,
-            math.floor(float(np.float32(-10) * x[i])), 0xFFFFFFFF, 5 + sum(p * w for p, w in zip(parts, (4, 3, 2, 1))),
-            0xFFFFFFFF,
+            math.floor(float(np.float32(-10) * x[i])), 0xFFFFFFFF,
+            5 + sum(p * w for p, w in zip(parts, (4, 3, 2, 1), strict=True)), 0xFFFFFFFF,
         ]  # fmt: skip
         assert [int(v) for v in got["u"][:, i]] == [e % 2**32 for e in expected]
 
@@ -336,7 +337,10 @@ def test_primitives_of_cub_for_blocks_and_warps(emulate):
     np.testing.assert_array_equal(got["counts"], right)
 
 
-BROKEN_CUB = {"storage used again without a barrier": {"AGAIN": ""}, "the result read by a thread without one": {"WHO": "rank == 1"}}
+BROKEN_CUB = {
+    "storage used again without a barrier": {"AGAIN": ""},
+    "the result read by a thread without one": {"WHO": "rank == 1"},
+}
 
 
 @pytest.mark.parametrize("name", BROKEN_CUB)
@@ -345,7 +349,9 @@ def test_a_kernel_that_uses_cub_wrongly_gives_a_wrong_result(emulate, name):
     for seed in range(6):
         a, got = run_cub(emulate, seed, **BROKEN_CUB[name])
         items, right = right_cub(a)
-        found.append(np.allclose(got["o"], right, rtol=1e-5) and np.array_equal(got["stored"][:285], items.ravel()[:285]))
+        found.append(
+            np.allclose(got["o"], right, rtol=1e-5) and np.array_equal(got["stored"][:285], items.ravel()[:285])
+        )
     assert not all(found)
 
 

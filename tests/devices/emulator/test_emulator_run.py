@@ -68,7 +68,10 @@ def test_all_tensors_come_back_by_name_with_their_type_and_shape_and_inputs_as_t
 TAKES = 'extern "C" __global__ void f(float* o, int n, float s) {}'
 
 
-def launch_takes(*arguments, launch=Launch((1, 1, 1), 32, 0)):
+ONE_WARP = Launch((1, 1, 1), 32, 0)
+
+
+def launch_takes(*arguments, launch=ONE_WARP):
     o = TensorArgument("o", np.zeros(4, np.float32), output=True)
     run(build(Source(TAKES, "f", launch)), "f", launch, [o, *arguments], 0, 20)
 

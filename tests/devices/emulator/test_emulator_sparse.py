@@ -144,5 +144,7 @@ def test_a_tensor_map_that_reaches_beyond_a_pooled_tensor_is_refused(pool):
         run_blocks(build(Source(COPY, "f", launch)), "f", ask(rows), 0, 20.0)
     with pytest.raises(KernelUnbuildable, match="reaches"):
         small = TensorMapArgument("m", "a", "fp16", (64, 1 << 20), (128,), (64, 64), swizzle=128)
-        asked = BlockLaunch(launch, (TensorParameter("a", (1 << 20,), "uint8"), small), pool, [ChosenBlock(0, PLENTY, True)])
+        asked = BlockLaunch(
+            launch, (TensorParameter("a", (1 << 20,), "uint8"), small), pool, [ChosenBlock(0, PLENTY, True)]
+        )
         run_blocks(build(Source(COPY, "f", launch)), "f", asked, 0, 20.0)

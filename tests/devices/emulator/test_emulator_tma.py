@@ -82,7 +82,7 @@ def test_a_barrier_that_tma_does_not_know_yet_is_named(emulate):
 
 def test_stores_that_a_box_overwrites_must_be_fenced_too(emulate):
     a = tensor(40, 128)
-    expect = "barrier_arrive_expect(full, 2 * count );"
+    expect = "arrive_expect_tx(full, 2 * count );"
     stored = load_text().replace(expect, f"tile[9] = 1; FENCE {expect}")
     assert stored != load_text()
     arguments = (a, view(a.shape, (8, 64)), np.zeros(512, np.uint16), np.int32(512))
@@ -182,7 +182,7 @@ extern "C" __global__ void f(const float* a, float* o) {
     if (threadIdx.x == 0) {
         barrier_init(full, 1);
         barrier_init_fence();
-        barrier_arrive_expect(full, 512);
+        arrive_expect_tx(full, 512);
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                      :: "r"(to), "l"(a + 0), "r"(512), "r"(full) : "memory");
     }

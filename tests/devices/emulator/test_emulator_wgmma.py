@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(128) f(const uint4* b, const uint4*
     wgmma_commit();
     EARLY
     WAIT
-    wgmma_hold(s);
+    warpgroup_fence_operand(s);
     unsigned p[16];
     for (int i = 0; i < 16; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
     for (int i = 0; i < 32; ++i) d[i] += 1.0f;
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(128) f(const uint4* b, const uint4*
     wgmma_commit();
     LATE
     wgmma_wait<0>();
-    wgmma_hold(d);
+    warpgroup_fence_operand(d);
     for (int i = 0; i < 32; ++i) o[threadIdx.x * 32 + i] = d[i];
 }
 """

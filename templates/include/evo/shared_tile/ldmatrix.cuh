@@ -82,18 +82,47 @@ struct LaneChunk {
         : row_bytes((row * Tile::ROW_CHUNKS + chunk / Tile::SPAN * Tile::SPAN) * 16),
           exchange((chunk % Tile::SPAN ^ Tile::swizzle(row)) * 16) {}
 
-    // Operand A, and B from rows along k: the matrices are upper left, lower left, upper right, lower right. The block
-    // may begin `first_chunk` chunks into its row, where what is added later stays within the next multiple of SPAN.
-    static __device__ __forceinline__ LaneChunk of_a(int first_chunk = 0) {
-        return LaneChunk(lane() % 16, first_chunk + lane() / 16);
-    }
-    // Operand B from rows along n: upper left, upper right, lower left, lower right.
-    static __device__ __forceinline__ LaneChunk of_b() {
-        return LaneChunk(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
-    }
-
     __device__ __forceinline__ unsigned address(unsigned tile, int row, int chunk) const {
         constexpr int SPAN = Tile::SPAN;
         return tile + row_bytes + (exchange ^ chunk % SPAN * 16) + row * Tile::ROW_CHUNKS * 16 + chunk / SPAN * SPAN * 16;
+    }
+};
+
+// Operands of mma.sync in a tile at a shared address, 16 x 16 at a time. What a lane addresses of A, and of B from rows
+// along n: upper left, lower left, upper right, lower right; of B from rows along k, the two in the middle exchanged.
+
+// Operand A: 16 rows from `row` on, columns 16 step to 16 step + 15.
+template <class Tile>
+struct SharedA {
+    unsigned tile;
+    int row;  // of stripe 0
+
+    __device__ __forceinline__ void read(unsigned (&a)[4], int stripe, int step) const {
+        const LaneChunk<Tile> lane_chunk(lane() % 16, lane() / 16);
+        ldmatrix_x4(a, lane_chunk.address(tile, row + stripe * 16, 2 * step));
+    }
+};
+
+// Operand B, whose row n of the tile is along k: columns n of B from 8 j on, rows 16 step to 16 step + 15.
+template <class Tile>
+struct KMajorB {
+    unsigned tile;
+
+    __device__ __forceinline__ void read(unsigned (&b)[4], int step, int j) const {
+        const LaneChunk<Tile> lane_chunk(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
+        ldmatrix_x4(b, lane_chunk.address(tile, j * 8, 2 * step));
+    }
+};
+
+// Operand B, whose row k of the tile is along n. Its columns begin `first_chunk` chunks into the rows, from where on all
+// chunks up to the next multiple of SPAN are its own.
+template <class Tile>
+struct MnMajorB {
+    unsigned tile;
+    int first_chunk;
+
+    __device__ __forceinline__ void read(unsigned (&b)[4], int step, int j) const {
+        const LaneChunk<Tile> lane_chunk(lane() % 16, first_chunk + lane() / 16);
+        ldmatrix_x4_trans(b, lane_chunk.address(tile, step * 16, j));
     }
 };

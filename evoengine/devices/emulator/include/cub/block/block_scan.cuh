@@ -54,17 +54,17 @@ public:
         }
     }
     // Of one value a thread or of an array of them.
-    template <class V> void InclusiveSum(V& in, V& out, T& whole, EVO_EMU_CUB_LINE) {
+    template <class Values> void InclusiveSum(Values& in, Values& out, T& whole, EVO_EMU_CUB_LINE) {
         InclusiveScan(in, out, cuda::std::plus<>(), whole, line);
     }
-    template <class V> void InclusiveSum(V& in, V& out, EVO_EMU_CUB_LINE) {
+    template <class Values> void InclusiveSum(Values& in, Values& out, EVO_EMU_CUB_LINE) {
         T whole;
         InclusiveScan(in, out, cuda::std::plus<>(), whole, line);
     }
-    template <class V> void ExclusiveSum(V& in, V& out, T& whole, EVO_EMU_CUB_LINE) {
+    template <class Values> void ExclusiveSum(Values& in, Values& out, T& whole, EVO_EMU_CUB_LINE) {
         ExclusiveScan(in, out, T(), cuda::std::plus<>(), whole, line);
     }
-    template <class V> void ExclusiveSum(V& in, V& out, EVO_EMU_CUB_LINE) {
+    template <class Values> void ExclusiveSum(Values& in, Values& out, EVO_EMU_CUB_LINE) {
         T whole;
         ExclusiveScan(in, out, T(), cuda::std::plus<>(), whole, line);
     }

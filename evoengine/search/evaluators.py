@@ -17,14 +17,14 @@ from evoengine.devices.base import LAUNCH_SECONDS, launch_seconds
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError
 from evoengine.ledger.store import Ledger
-from evoengine.records import Baseline, Config, Contender, Finals, Measurement, Outcome, Plan, Rejection
-from evoengine.search.workers import Late, Terms, WorkerPool
+from evoengine.records import Baseline, Config, CompiledCandidate, Finals, Measurement, Outcome, Plan, Rejection
+from evoengine.search.workers import Deferred, WorkerLimits, WorkerPool
 from evoengine.space.space import SearchSpace
-from evoengine.stages import pipeline
-from evoengine.stages.pipeline import Judged
+from evoengine.stages import tasks
+from evoengine.stages.tasks import Evaluation
 from evoengine.workloads.base import Target
 
-AHEAD = 4
+QUEUE_DEPTH = 4
 """candidates under way beside one per compile worker: enough that the GPU need not wait, few enough that proposals are
 made in the light of recent results. Were the GPU's share limited by itself, the compilers would stop whenever it is
 full, and start too late for it not to run dry"""
@@ -39,7 +39,7 @@ LAUNCHES = 20
 class Job:
     """A compiled candidate with its gate cases, its cost by the space's own count, and the seed of its inputs."""
 
-    contender: Contender
+    contender: CompiledCandidate
     plan: Plan
     full_plan: Plan
     """the cases at full size, for the emulator: a GPU runs the whole problem"""
@@ -59,7 +59,7 @@ def full_plan(space: SearchSpace, target: Target, config: Config) -> Plan:
     return target.workload.full_plan(target.problem, config, lambda of: space.launch(config, of))
 
 
-def make_job(space: SearchSpace, target: Target, contender: Contender, seed: int) -> Job:
+def make_job(space: SearchSpace, target: Target, contender: CompiledCandidate, seed: int) -> Job:
     config = contender.config
     return Job(contender, gate_plan(space, target, config), full_plan(space, target, config), space.cost(config), seed)
 
@@ -70,7 +70,7 @@ def seed_for(seed: int, run: int, trial: int) -> int:
 
 
 def timed_baselines(answer: Future) -> list[Baseline]:
-    """What came of `Judge.baselines`; waits for it. Raises MachineError where the device could time none."""
+    """What came of `Evaluator.baselines`; waits for it. Raises MachineError where the device could time none."""
     found = answer.result()
     if isinstance(found, Rejection) or not found:
         why = found.reason if isinstance(found, Rejection) else "none takes the problem"
@@ -78,7 +78,7 @@ def timed_baselines(answer: Future) -> list[Baseline]:
     return found
 
 
-def record_judged(ledger: Ledger, trial: int, result: Judged | Rejection) -> tuple[Outcome, str | None, str | None]:
+def record_evaluation(ledger: Ledger, trial: int, result: Evaluation | Rejection) -> tuple[Outcome, str | None, str | None]:
     """Writes verdict and figure, as far as there are any; how the trial ends, why, and on which device."""
     if isinstance(result, Rejection):
         if result.verdict is None:
@@ -122,19 +122,19 @@ class Usage:
     """for a compiled candidate"""
 
 
-class Judge(ABC):
+class Evaluator(ABC):
     ahead: int = 0
     """candidates under way beside one per compile worker; none where the judge shares those"""
 
     @abstractmethod
     def submit(self, job: Job, workers: WorkerPool) -> Future:
-        """A future of `Judged`, or of a Rejection."""
+        """A future of `Evaluation`, or of a Rejection."""
 
     def baselines(self) -> Future | None:
         """Has what the figures are to be compared with timed, before the first candidate; for `timed_baselines`."""
         return None
 
-    def finals(self, contenders: Sequence[Contender]) -> Future | None:
+    def finals(self, contenders: Sequence[CompiledCandidate]) -> Future | None:
         """A future of `Finals`, or of a Rejection; None where figures do not gain by being taken again."""
         return None
 
@@ -146,7 +146,7 @@ class Judge(ABC):
         """Ends what the judge started."""
 
 
-class EmulatorJudge(Judge):
+class EmulatorEvaluator(Evaluator):
     """Gates in the CPU emulator, on the compile workers, and ranks by the prediction."""
 
     def __init__(self, target: Target) -> None:
@@ -165,18 +165,18 @@ class EmulatorJudge(Judge):
             return *arguments, rejection.reason
 
         return workers.submit(
-            pipeline.estimate_task, *arguments, died=Outcome.CRASHED, gives=Judged, again=without_model
+            tasks.estimate_task, *arguments, died=Outcome.CRASHED, gives=Evaluation, again=without_model
         )  # fmt: skip
 
 
-class GpuJudge(Judge):
+class GpuEvaluator(Evaluator):
     """Gates and times in the runner process of one GPU, each candidate beside the best so far and the fastest
     baseline."""
 
-    ahead = AHEAD
+    ahead = QUEUE_DEPTH
 
     def __init__(
-        self, target: Target, device: GpuDevice, seed: int, tasks: ModuleType = pipeline, seconds: float | None = None,
+        self, target: Target, device: GpuDevice, seed: int, tasks: ModuleType = tasks, seconds: float | None = None,
         long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
     ) -> None:  # fmt: skip
         """`tasks` has measure_task, baselines_task, finals_task and load_cuda; tests bring their own. `seconds` is what
@@ -187,9 +187,9 @@ class GpuJudge(Judge):
         self._target, self._seed, self._tasks = target, seed, tasks
         environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device.uuid}
         # CUDA reserves address space by the hundred gigabytes, so no memory limit
-        self._runner = WorkerPool(1, Terms(seconds, None, environment=environment, warm_up=tasks.load_cuda, spare=True))
+        self._runner = WorkerPool(1, WorkerLimits(seconds, None, environment=environment, warm_up=tasks.load_cuda, spare=True))
         self._baselines: Future | None = None
-        self._best: tuple[float, Contender] | None = None
+        self._best: tuple[float, CompiledCandidate] | None = None
         self._long_run_us, self._scaled = long_run_us, None
 
     def baselines(self) -> Future:
@@ -217,25 +217,25 @@ class GpuJudge(Judge):
         return self._scaled
 
     def submit(self, job: Job, workers: WorkerPool) -> Future:
-        incumbent = Late(lambda: self._best[1] if self._best else None)
+        incumbent = Deferred(lambda: self._best[1] if self._best else None)
         future = self._runner.submit(
-            self._tasks.measure_task, self._target, job.contender, job.plan, job.seed, incumbent, Late(self._fastest),
-            died=Outcome.CRASHED, gives=Judged,
+            self._tasks.measure_task, self._target, job.contender, job.plan, job.seed, incumbent, Deferred(self._fastest),
+            died=Outcome.CRASHED, gives=Evaluation,
         )  # fmt: skip
         future.add_done_callback(lambda done: self._remember(job.contender, done))
         return future
 
-    def _remember(self, contender: Contender, done: Future) -> None:
+    def _remember(self, contender: CompiledCandidate, done: Future) -> None:
         if done.cancelled() or done.exception() or isinstance(done.result(), Rejection):
             return
         figure = done.result().figure
         if figure and not figure.suspect and (self._best is None or figure.tflops > self._best[0]):
             self._best = figure.tflops, contender
 
-    def finals(self, contenders: Sequence[Contender]) -> Future:
+    def finals(self, contenders: Sequence[CompiledCandidate]) -> Future:
         return self._runner.submit(
             self._tasks.finals_task, self._target, tuple(contenders), self._seed,
-            Late(self._fastest), died=Outcome.CRASHED, gives=Finals,
+            Deferred(self._fastest), died=Outcome.CRASHED, gives=Finals,
         )  # fmt: skip
 
     def usage(self, seconds: float) -> Usage:
@@ -246,11 +246,11 @@ class GpuJudge(Judge):
         self._runner.close()
 
 
-def make_judge(
+def make_evaluator(
     target: Target, device: GpuDevice | None, seed: int,
     long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
-) -> Judge:  # fmt: skip
+) -> Evaluator:  # fmt: skip
     """The GPU where there is one to time on, else the emulator."""
     if device is None:
-        return EmulatorJudge(target)
-    return GpuJudge(target, device, seed, long_run_us=long_run_us)
+        return EmulatorEvaluator(target)
+    return GpuEvaluator(target, device, seed, long_run_us=long_run_us)

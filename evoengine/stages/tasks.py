@@ -15,8 +15,7 @@ from evoengine.devices.pool import BlockLaunch, BlockTrace
 from evoengine.records import (
     Baseline,
     Binary,
-    BinaryCheck,
-    Contender,
+    CompiledCandidate,
     Finals,
     Launch,
     Measurement,
@@ -26,6 +25,7 @@ from evoengine.records import (
     Source,
     Verdict,
 )
+from evoengine.stages.binary_check import BinaryCheck
 from evoengine.stages.predict import Estimated, figure_by_formula, predict_figure
 from evoengine.workloads.base import Target, Workload
 
@@ -33,7 +33,7 @@ LAUNCH_SECONDS = 20.0
 """one emulated launch of a gate case takes milliseconds; past this it will not end"""
 
 
-class Judged(NamedTuple):
+class Evaluation(NamedTuple):
     verdict: Verdict
     figure: Measurement | None
     """only where the verdict is good, and something tells how fast the candidate is"""
@@ -76,19 +76,19 @@ def emulate_task(workload: Workload, source: Source, plan: Plan, full_plan: Plan
 
 
 def estimate_task(
-    target: Target, contender: Contender, plan: Plan, full_plan: Plan, seed: int, cost: Mapping[str, float],
+    target: Target, contender: CompiledCandidate, plan: Plan, full_plan: Plan, seed: int, cost: Mapping[str, float],
     failed: str | None = None,
-) -> Judged | Rejection:  # fmt: skip
+) -> Evaluation | Rejection:  # fmt: skip
     """The gate in the emulator, and the prediction for what passes it; by formula where the model `failed` before."""
     verdict = emulate_task(target.workload, contender.source, plan, full_plan, seed)
     if isinstance(verdict, Rejection) or not verdict.correct:
-        return verdict if isinstance(verdict, Rejection) else Judged(verdict, None)
+        return verdict if isinstance(verdict, Rejection) else Evaluation(verdict, None)
     estimated = predict_task(target, contender, cost, failed)
-    return Judged(verdict, estimated.figure, estimated.unread)
+    return Evaluation(verdict, estimated.figure, estimated.unread)
 
 
 def predict_task(
-    target: Target, contender: Contender, cost: Mapping[str, float], failed: str | None = None
+    target: Target, contender: CompiledCandidate, cost: Mapping[str, float], failed: str | None = None
 ) -> Estimated:
     """The candidate's time by the model of its chip; by formula where that `failed` before."""
     if failed:
@@ -112,8 +112,8 @@ def load_cuda() -> None:
 
 
 def measure_task(
-    target: Target, contender: Contender, plan: Plan, seed: int, incumbent: Contender | None, baseline: Baseline
-) -> Judged | Rejection:  # fmt: skip
+    target: Target, contender: CompiledCandidate, plan: Plan, seed: int, incumbent: CompiledCandidate | None, baseline: Baseline
+) -> Evaluation | Rejection:  # fmt: skip
     """Gate and timing on the GPU, against the best candidate so far and the fastest baseline.
 
     A Rejection where the kernel crashed or hung, in a gate case too: by it the runner is known to be unusable.
@@ -121,7 +121,7 @@ def measure_task(
     from evoengine.stages.measure import measure
 
     found = measure(target, contender, plan, seed, incumbent, baseline)
-    return found if isinstance(found, Rejection) else Judged(*found)
+    return found if isinstance(found, Rejection) else Evaluation(*found)
 
 
 def baselines_task(target: Target, seed: int, without: tuple[str, ...]) -> list[Baseline] | Rejection:
@@ -134,7 +134,7 @@ def baselines_task(target: Target, seed: int, without: tuple[str, ...]) -> list[
         return Rejection(failure.outcome, str(failure), failure.name)
 
 
-def finals_task(target: Target, contenders: tuple[Contender, ...], seed: int, baseline: Baseline) -> Finals | Rejection:
+def finals_task(target: Target, contenders: tuple[CompiledCandidate, ...], seed: int, baseline: Baseline) -> Finals | Rejection:
     from evoengine.stages.measure import finals
 
     try:

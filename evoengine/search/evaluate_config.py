@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from evoengine.records import Binary, Candidate, Config, Outcome, Rejection
-from evoengine.search.judges import Judge
+from evoengine.search.evaluators import Evaluator
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
-from evoengine.search.workers import COMPILER_TERMS, WorkerPool
+from evoengine.search.workers import COMPILER_LIMITS, WorkerPool
 from evoengine.space.space import SearchSpace
-from evoengine.stages.pipeline import Judged, compile_task
+from evoengine.stages.tasks import Evaluation, compile_task
 from evoengine.workloads.base import Target
 
 
 def evaluate_config(
-    target: Target, space: SearchSpace, config: Config, templates: Path, judge: Judge, seed: int
+    target: Target, space: SearchSpace, config: Config, templates: Path, judge: Evaluator, seed: int
 ) -> Candidate:
     """Renders, compiles, screens and judges, in processes that may die."""
     # a spill is slow, not wrong: only a binary that cannot be launched or right at all goes without a verdict
@@ -25,7 +25,7 @@ def evaluate_config(
         return _ended(target, reached, rendered)
     if rejection := pipeline.screen_launch(rendered):
         return _ended(target, rendered, rejection)
-    workers = WorkerPool(1, COMPILER_TERMS)
+    workers = WorkerPool(1, COMPILER_LIMITS)
     try:
         made = workers.submit(
             compile_task, rendered.source, target.gpu.arch, died=Outcome.UNCOMPILABLE, gives=Binary
@@ -42,7 +42,7 @@ def evaluate_config(
     return _ended(target, compiled, result)
 
 
-def _ended(target: Target, reached: Proposed | Rendered | Compiled, result: Judged | Rejection) -> Candidate:
+def _ended(target: Target, reached: Proposed | Rendered | Compiled, result: Evaluation | Rejection) -> Candidate:
     """As far as it came, with what ended it."""
     found: dict[str, object] = {}
     if isinstance(reached, Rendered):

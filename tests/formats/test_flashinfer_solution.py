@@ -1,0 +1,96 @@
+"""What is exported for flashinfer-bench: the schema's fields, a host function for the right launch, and no claim unmeasured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from evoengine.errors import UsageError
+from evoengine.formats.flashinfer_solution import solution, trace, write_trace
+from evoengine.paths import asset
+from evoengine.records import Candidate, CaseResult, Kind, Measurement, Outcome, Verdict
+from evoengine.stages.render import render
+from evoengine.workloads.attention.problem import parse_problem
+from evoengine.workloads import find_workload
+from evoengine.workloads.base import Target
+from tests.support.folders import SAXPY_CONFIG, load, saxpy
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+GOOD = Verdict("emulator", None, None, (CaseResult("n=1", "saxpy:n=1", 1, True, 1e-7, 1e-8, 1e-6),), 3.0)
+
+
+def candidate(folder: Path, **changes) -> tuple[Candidate, Target]:
+    target, space = load(folder)
+    source = render(target, space, SAXPY_CONFIG, asset("templates"))
+    made = Candidate(
+        7, 1, str(target.problem), "h100", SAXPY_CONFIG, Outcome.ESTIMATED, source=source, verdict=GOOD,
+        measurement=Measurement(Kind.ESTIMATED, "model of h100", 1.0, 5.0),
+    )  # fmt: skip
+    return replace(made, **changes), target
+
+
+def test_a_solution_has_the_schemas_fields(tmp_path):
+    found = solution(*candidate(saxpy(tmp_path)))
+    assert found.keys() == {"name", "definition", "author", "description", "spec", "sources"}
+    assert (found["definition"], found["spec"]["language"]) == ("saxpy", "cuda")
+    assert found["spec"].keys() == {
+        "language", "target_hardware", "entry_point", "dependencies", "destination_passing_style", "binding",
+    }  # fmt: skip
+    file, _, function = found["spec"]["entry_point"].partition("::")
+    assert file in {source["path"] for source in found["sources"]} and function == "run"
+
+
+def test_its_host_function_takes_inputs_then_outputs_and_launches_as_tuned(tmp_path):
+    (source,) = solution(*candidate(saxpy(tmp_path)))["sources"]
+    text = source["content"]
+    view = "tvm::ffi::TensorView"
+    assert f"void run({view} x, {view} y, double a, {view} out)" in text
+    assert "saxpy<<<dim3(32, 1, 1), dim3(64, 1, 1), 0, stream>>>" in text
+    assert "static_cast<float>(a), static_cast<float*>(out.data_ptr()), static_cast<int>(4096))" in text
+    assert "TVM_FFI_ICHECK(x.size(0) == 4096);" in text
+
+
+def test_constant_memory_is_filled_on_the_same_stream(tmp_path):
+    folder = saxpy(tmp_path, constants={"c_x": "x"}, parameters=["x", "y", "a", "out", "n"])
+    (source,) = solution(*candidate(folder))["sources"]
+    assert "cudaMemcpyToSymbolAsync(c_x, x.data_ptr(), 16384, 0, cudaMemcpyDeviceToDevice, stream);" in source["content"]
+
+
+def test_an_estimate_is_no_evaluation(tmp_path):
+    found = trace(*candidate(saxpy(tmp_path)), NOW)
+    assert found.keys() == {"definition", "workload", "solution", "evaluation"}
+    assert found["evaluation"] is None
+    assert found["workload"]["axes"] == {"n": 4096}
+    assert found["workload"]["inputs"] == {
+        "x": {"type": "random"}, "y": {"type": "random"}, "a": {"type": "scalar", "value": 2.5},
+    }  # fmt: skip
+
+
+def test_a_measurement_is_one_with_its_times(tmp_path):
+    measured = Measurement(Kind.MEASURED, "NVIDIA H100", 1.0, 5.0, vs_baseline=2.0)
+    found = trace(*candidate(saxpy(tmp_path), measurement=measured), NOW)["evaluation"]
+    assert found.keys() == {"status", "environment", "timestamp", "log", "correctness", "performance"}
+    assert found["performance"] == {"latency_ms": 0.005, "reference_latency_ms": 0.01, "speedup_factor": 2.0}
+    assert found["correctness"]["max_absolute_error"] == 1e-7
+
+
+def test_a_measurement_of_a_wrong_kernel_is_none(tmp_path):
+    measured = Measurement(Kind.MEASURED, "NVIDIA H100", 1.0, 5.0)
+    wrong = replace(GOOD, outcome=Outcome.INCORRECT)
+    assert trace(*candidate(saxpy(tmp_path), measurement=measured, verdict=wrong), NOW)["evaluation"] is None
+
+
+def test_a_kernel_with_tensor_maps_is_left_out_with_the_reason(tmp_path):
+    made, target = candidate(saxpy(tmp_path))
+    attention = find_workload("attention")
+    by_tma = {"family": "wgmma", "load": "tma", "o_store": "direct", "tile_m": 128, "tile_n": 128}
+    problem = parse_problem("b1,h1,s128,d64,fp16")
+    other = Target(attention, problem, target.gpu)
+    with pytest.raises(UsageError, match="takes tensor maps"):
+        solution(replace(made, config=by_tma), other)
+    said: list[str] = []
+    assert write_trace(replace(made, config=by_tma), other, tmp_path, said.append) == []
+    assert "no solution.json" in said[0]

@@ -1,0 +1,258 @@
+"""T1 files and Kernel Tuner scripts: brought in as folders that are gated; what cannot be taken is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evoengine.errors import UsageError
+from evoengine.formats.folder import NewFolder, write_folder
+from evoengine.formats.importers import make_folder
+from evoengine.formats.scripts import run_script
+from evoengine.workloads.folder import load_folder
+from tests.support.folders import gate, load
+
+ADD = """__global__ void vector_add(float* c, const float* a, const float* b, int n) {
+    int i = (blockIdx.x * block_size_x + threadIdx.x) * per_thread;
+    for (int k = 0; k < per_thread; k++)
+        if (i + k < n) c[i + k] = a[i + k] + b[i + k];
+}
+"""
+REFERENCE = "def run(a, b):\n    return a + b\n"
+T1: dict[str, Any] = {
+    "General": {"FormatVersion": 1},
+    "ConfigurationSpace": {
+        "TuningParameters": [
+            {"Name": "block_size_x", "Type": "int", "Values": "[32 * i for i in range(1, 9)]", "Default": 32},
+            {"Name": "per_thread", "Type": "int", "Values": "[1, 2, 4]", "Default": 1},
+        ],
+        "Conditions": [
+            {"Parameters": ["block_size_x", "per_thread"], "Expression": "block_size_x * per_thread <= 512"},
+            {"Parameters": ["block_size_x"], "Expression": "block_size_x in set([32, 64])"},
+        ],
+    },
+    "KernelSpecification": {
+        "Language": "CUDA", "KernelName": "vector_add", "KernelFile": "add.cu", "ProblemSize": [100000],
+        "GlobalSize": {"X": "ignored"}, "LocalSize": {"X": "block_size_x"}, "GridDivX": ["block_size_x", "per_thread"],
+        "CompilerOptions": ["-DUNUSED=3", "--use_fast_math"], "SharedMemory": 0,
+        "Arguments": [
+            {"Name": "C", "Type": "float", "MemoryType": "Vector",
+             "AccessType": "WriteOnly", "FillType": "Constant", "FillValue": 0, "Size": 100000},
+            {"Name": "A", "Type": "float", "MemoryType": "Vector",
+             "AccessType": "ReadOnly", "FillType": "Random", "FillValue": 1.0, "Size": 100000},
+            {"Name": "B", "Type": "float", "MemoryType": "Vector",
+             "AccessType": "ReadOnly", "FillType": "Script", "DataSource": "x.py", "Size": 100000},
+            {"Name": "n", "Type": "int32", "MemoryType": "Scalar",
+             "AccessType": "ReadOnly", "FillType": "Constant", "FillValue": 100000},
+        ],
+    },
+}  # fmt: skip
+CONFIG = {"family": "add", "block_size_x": 64, "per_thread": 2}
+
+
+def t1(folder: Path, kernel: str = ADD, reference: str | None = REFERENCE, **changes: Any) -> NewFolder:
+    (folder / "add.cu").write_text(kernel)
+    (folder / "r.py").write_text(reference or "")
+    (folder / "add.json").write_text(json.dumps(T1 | {"KernelSpecification": T1["KernelSpecification"] | changes}))
+    return make_folder("add", f"t1:{folder / 'add.json'}", folder / "r.py" if reference else None)
+
+
+def test_a_t1_file_becomes_a_folder_that_passes_the_gate(tmp_path):
+    folder = tmp_path / "add"
+    write_folder(t1(tmp_path), folder)
+    target, space = load(folder)
+    assert (space.valid, space.launch(CONFIG | {"UNUSED": 3}).grid) == (20, (782, 1, 1))
+    assert str(target.problem) == "add:n=100000"
+    verdict = gate(folder, CONFIG | {"UNUSED": 3})
+    assert verdict.correct and len({case.problem for case in verdict.cases}) > 4
+
+
+def test_what_a_t1_file_says_and_cannot_be_taken_is_named(tmp_path):
+    remarks = "\n".join(t1(tmp_path, reference=None).remarks)
+    for part in (
+        "block_size_x in set([32, 64])",
+        "contents of b by Script",
+        "compiler option --use_fast_math",
+        "a reference:",
+    ):
+        assert part in remarks
+
+
+def test_a_fault_in_an_imported_kernel_is_seen(tmp_path):
+    write_folder(t1(tmp_path, ADD.replace("i + k < n", "i + k < n - 1")), tmp_path / "add")
+    assert not gate(tmp_path / "add", CONFIG | {"UNUSED": 3}).correct
+
+
+def test_without_a_reference_the_folder_says_that_one_is_to_be_written(tmp_path):
+    write_folder(t1(tmp_path, reference=None), tmp_path / "add")
+    assert "NotImplementedError" in load_folder(tmp_path / "add").definition.reference
+
+
+def test_a_global_size_counts_threads_for_opencl_and_blocks_for_cuda(tmp_path):
+    size = {"GridDivX": None, "GlobalSize": {"X": "100000 // per_thread"}}
+    for kind, blocks in (("OpenCL", 782), ("CUDA", 50000)):
+        folder = tmp_path / kind / "add"
+        folder.parent.mkdir()
+        write_folder(t1(tmp_path, GlobalSizeType=kind, **size), folder)
+        assert load(folder)[1].launch(CONFIG | {"UNUSED": 3}).grid == (blocks, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "changes, complaint",
+    [
+        ({"Language": "OpenCL"}, "describes a kernel in OpenCL; evoengine takes CUDA"),
+        ({"KernelFile": "../../../etc/passwd"}, "it must be a file in"),
+        ({"KernelFile": "/etc/passwd"}, "it must be a file in"),
+        ({"KernelFile": "none.cu"}, "cannot be read: No such file"),
+        ({"KernelName": "multiply"}, "has no __global__ function multiply"),
+        ({"KernelName": "a b"}, "cannot name a kernel"),
+        ({"Arguments": T1["KernelSpecification"]["Arguments"][:2]}, "gives 2 arguments, and vector_add takes 4"),
+        ({"Arguments": [{"Type": "custom", "MemoryType": "Vector"}] * 4}, "the argument c has the type 'custom'"),
+    ],
+)
+def test_a_t1_file_that_makes_no_kernel_is_refused_in_one_sentence(tmp_path, changes, complaint):
+    with pytest.raises(UsageError) as error:
+        t1(tmp_path, **changes)
+    assert complaint in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"KernelSpecification": 3, "ConfigurationSpace": {}}'])
+def test_what_is_no_t1_file_is_refused(tmp_path, text):
+    (tmp_path / "add.json").write_text(text)
+    with pytest.raises(UsageError):
+        make_folder("add", f"t1:{tmp_path / 'add.json'}")
+
+
+# --- Kernel Tuner
+
+SCRIPT = '''
+import numpy as np
+import kernel_tuner
+from kernel_tuner import tune_kernel, run_kernel
+from kernel_tuner.observers.nvml import NVMLObserver
+from collections import OrderedDict
+
+SOURCE = """
+{kernel}"""
+
+def tune():
+    n = np.int32(80000)
+    a = np.random.randn(n).astype(np.float32)
+    b = np.random.randn(n).astype(np.float32)
+    c = np.zeros_like(a)
+    params = OrderedDict(block_size_x=[32 * i for i in range(1, 9)], per_thread=[1, 2, 4])
+    results, env = tune_kernel("vector_add", SOURCE, 80000, [c, a, b, n], params,
+                               grid_div_x=["block_size_x", "per_thread"], restrictions={restrictions},
+                               answer=[a + b, None, None, None], observers=[NVMLObserver(["power"])])
+    print(min(results, key=lambda r: r["time"]))
+
+tune()
+{more}
+'''
+
+
+def script(
+    folder: Path, restrictions: str = '["block_size_x*per_thread<=512"]', more: str = "", kernel: str = ADD
+) -> Path:
+    path = folder / "tune.py"
+    path.write_text(SCRIPT.format(kernel=kernel, restrictions=restrictions, more=more))
+    (folder / "r.py").write_text(REFERENCE)
+    return path
+
+
+def imported(folder: Path, entry: str | None = None, **parts: str) -> NewFolder:
+    return make_folder("add", f"kernel-tuner:{script(folder, **parts)}", folder / "r.py", entry)
+
+
+def test_a_kernel_tuner_script_becomes_a_folder_that_passes_the_gate(tmp_path):
+    made = imported(tmp_path)
+    write_folder(made, tmp_path / "add")
+    _, space = load(tmp_path / "add")
+    assert (space.valid, space.launch(CONFIG).grid) == (20, (625, 1, 1))
+    assert gate(tmp_path / "add", CONFIG).correct
+    assert "the answer: arrays hold for the script's own inputs alone, a reference for all" in made.remarks
+
+
+def test_a_restriction_that_is_a_function_is_named(tmp_path):
+    made = imported(tmp_path, restrictions="[lambda p: p['per_thread'] > 1, 'block_size_x > 32']")
+    assert any("the restriction" in remark and "lambda p" in remark for remark in made.remarks)
+    assert 'expr = "block_size_x > 32"' in made.space
+
+
+SCALED = ADD.replace("__global__", "__constant__ float factors[4];\n__global__").replace("+ b[i + k]", "+ factors[1] * b[i + k]")
+BY_FACTORS = "def run(a, b, factors):\n    return a + factors[1] * b\n"
+
+
+def test_constant_memory_of_a_script_is_filled(tmp_path):
+    path = script(tmp_path, kernel=SCALED)
+    (tmp_path / "r.py").write_text(BY_FACTORS)
+    factors = "cmem_args={'factors': np.arange(3).astype(np.float32)}, answer="
+    path.write_text(path.read_text().replace("answer=", factors, 1))
+    write_folder(make_folder("add", f"kernel-tuner:{path}", tmp_path / "r.py"), tmp_path / "add")
+    assert gate(tmp_path / "add", CONFIG).correct
+    path.write_text(path.read_text().replace("np.arange(3).astype(np.float32)", "b"))
+    assert make_folder("add", f"kernel-tuner:{path}").problem["constants"] == {"factors": "b"}
+
+
+def test_constant_memory_of_a_t1_file_is_filled(tmp_path):
+    symbol = {"Name": "factors", "Type": "float", "MemoryType": "Symbol", "FillType": "Random", "FillValue": 1.0, "Size": 3}
+    arguments = [*T1["KernelSpecification"]["Arguments"], symbol]
+    write_folder(t1(tmp_path, SCALED, BY_FACTORS, Arguments=arguments), tmp_path / "add")
+    assert gate(tmp_path / "add", CONFIG | {"UNUSED": 3}).correct
+
+
+OTHER = "tune_kernel('other', SOURCE, 8, [np.zeros(8)], {'block_size_x': [32]})\n"
+
+
+def test_a_script_that_tunes_twice_asks_which_is_meant(tmp_path):
+    with pytest.raises(UsageError) as error:
+        imported(tmp_path, more=OTHER)
+    message = str(error.value)
+    assert (
+        "calls tune_kernel 2 times: vector_add at line" in message
+        and "other at line" in message
+        and "--entry" in message
+    )
+    with pytest.raises(UsageError, match="tunes no kernel third; it tunes vector_add"):
+        imported(tmp_path, more=OTHER, entry="third")
+
+
+def test_the_kernel_named_is_taken_of_several_and_not_of_two_alike(tmp_path):
+    assert imported(tmp_path, entry="vector_add", more=OTHER).problem["entry"] == "vector_add"
+    with pytest.raises(UsageError, match="calls tune_kernel 2 times"):
+        imported(tmp_path, entry="vector_add", more="tune()")
+
+
+def test_a_kernel_in_a_file_beside_the_script_is_read(tmp_path):
+    path = script(tmp_path)
+    path.write_text(path.read_text().replace("SOURCE, 80000", '"add.cu", 80000'))
+    (tmp_path / "add.cu").write_text(ADD)
+    assert "vector_add" in make_folder("add", f"kernel-tuner:{path}").kernel
+    path.write_text(path.read_text().replace('"add.cu"', '"../add.cu"'))
+    with pytest.raises(UsageError, match="it must be a file in"):
+        make_folder("add", f"kernel-tuner:{path}")
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    {
+        "raise RuntimeError('no data here')": "did not come to what there is to import: RuntimeError: no data here",
+        "import kernel_tuner": "it ended without a word",
+        "import os; os.kill(os.getpid(), 9)": "it ended without a word",
+        "def broken(:": "SyntaxError",
+    }.items(),
+)
+def test_a_script_that_tunes_nothing_says_why(tmp_path, text, complaint):
+    (tmp_path / "tune.py").write_text(text)
+    with pytest.raises(UsageError) as error:
+        make_folder("add", f"kernel-tuner:{tmp_path / 'tune.py'}")
+    assert complaint in str(error.value)
+
+
+def test_a_script_that_does_not_end_is_cut_off_with_all_that_it_started(tmp_path):
+    (tmp_path / "tune.py").write_text("import subprocess\nsubprocess.run(['sleep', '600'])\n")
+    with pytest.raises(UsageError, match="it did not end after 2 s"):
+        run_script("kernel-tuner", tmp_path / "tune.py", seconds=2)
