@@ -69,5 +69,7 @@ def _recorded(file: Path):
         space_text="", sampler="imported", objectives=REPLAY_OBJECTIVE.name, seed=0, version=__version__, host=this_host(),
         pid=os.getpid(), command=" ".join(sys.argv),
     )  # fmt: skip
-    found = (CandidateHistory(c, figures=[(None, c.measurement)] if c.measurement else ()) for c in entries(space, run=0))
+    found = (
+        CandidateHistory(c, figures=[(None, c.measurement)] if c.measurement else ()) for c in entries(space, run=0)
+    )
     return RunHistory(run, (), found), Kind.RECORDED, {knob.name: knob.values for knob in space.knobs}

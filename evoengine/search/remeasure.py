@@ -10,8 +10,8 @@ from pathlib import Path
 
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate, Outcome, Rejection
-from evoengine.search.finals import hold_finals, record_finals
 from evoengine.search.evaluators import Evaluator, record_evaluation, seed_for, timed_baselines
+from evoengine.search.finals import hold_finals, record_finals
 from evoengine.search.pipeline import Compiled, Pipeline
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.tasks import Evaluation

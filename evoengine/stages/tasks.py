@@ -134,7 +134,9 @@ def baselines_task(target: Target, seed: int, without: tuple[str, ...]) -> list[
         return Rejection(failure.outcome, str(failure), failure.name)
 
 
-def finals_task(target: Target, contenders: tuple[CompiledCandidate, ...], seed: int, baseline: Baseline) -> Finals | Rejection:
+def finals_task(
+    target: Target, contenders: tuple[CompiledCandidate, ...], seed: int, baseline: Baseline
+) -> Finals | Rejection:
     from evoengine.stages.measure import finals
 
     try:

@@ -237,13 +237,21 @@ class _Reader:
             require_name(symbol, f"{self.where}: constants", "a __constant__ variable")
             if not isinstance(name, str) or name not in self.inputs or self.inputs[name].shape is None:
                 tensors = ", ".join(item.name for item in self.inputs.values() if item.shape is not None)
-                self._fail(f"constants gives {symbol} the contents of {name!r}, which is no tensor among the inputs: {tensors}")
+                self._fail(
+                    f"constants gives {symbol} the contents of {name!r}, which is no tensor among the inputs: {tensors}"
+                )
             if symbol in self.inputs and symbol != name:
-                self._fail(f"constants: {symbol} is an input, and would hold the contents of {name}; rename one of the two")
+                self._fail(
+                    f"constants: {symbol} is an input, and would hold the contents of {name}; rename one of the two"
+                )
         return constants
 
     def _parameters(
-        self, inputs: tuple[Item, ...], outputs: tuple[Item, ...], compile_time: tuple[str, ...], constants: Mapping[str, str]
+        self,
+        inputs: tuple[Item, ...],
+        outputs: tuple[Item, ...],
+        compile_time: tuple[str, ...],
+        constants: Mapping[str, str],
     ) -> tuple[str, ...]:
         items = [item.name for item in (*inputs, *outputs)]
         free = [axis.name for axis in self.axes if axis.is_var and axis.name not in compile_time]

@@ -182,7 +182,9 @@ def test_a_restriction_that_is_a_function_is_named(tmp_path):
     assert 'expr = "block_size_x > 32"' in made.space
 
 
-SCALED = ADD.replace("__global__", "__constant__ float factors[4];\n__global__").replace("+ b[i + k]", "+ factors[1] * b[i + k]")
+SCALED = ADD.replace("__global__", "__constant__ float factors[4];\n__global__").replace(
+    "+ b[i + k]", "+ factors[1] * b[i + k]"
+)
 BY_FACTORS = "def run(a, b, factors):\n    return a + factors[1] * b\n"
 
 
@@ -198,7 +200,14 @@ def test_constant_memory_of_a_script_is_filled(tmp_path):
 
 
 def test_constant_memory_of_a_t1_file_is_filled(tmp_path):
-    symbol = {"Name": "factors", "Type": "float", "MemoryType": "Symbol", "FillType": "Random", "FillValue": 1.0, "Size": 3}
+    symbol = {
+        "Name": "factors",
+        "Type": "float",
+        "MemoryType": "Symbol",
+        "FillType": "Random",
+        "FillValue": 1.0,
+        "Size": 3,
+    }
     arguments = [*T1["KernelSpecification"]["Arguments"], symbol]
     write_folder(t1(tmp_path, SCALED, BY_FACTORS, Arguments=arguments), tmp_path / "add")
     assert gate(tmp_path / "add", CONFIG | {"UNUSED": 3}).correct
