@@ -23,8 +23,8 @@ from evoengine.workloads.folder_definition import FolderProblem
 
 FILE = "kernel.cu"
 _TYPES = {
-    "fp64": "double", "fp32": "float", "fp16": "__half", "bf16": "__nv_bfloat16", "int64": "int64_t", "int32": "int32_t",
-    "int16": "int16_t", "int8": "int8_t", "uint8": "uint8_t", "bool": "bool",
+    "fp64": "double", "fp32": "float", "fp16": "__half", "bf16": "__nv_bfloat16", "int64": "int64_t",
+    "int32": "int32_t", "int16": "int16_t", "int8": "int8_t", "uint8": "uint8_t", "bool": "bool",
 }  # fmt: skip
 _HOST = """
 // ── host side: written by evoengine for flashinfer-bench ──
@@ -177,7 +177,8 @@ def _host(candidate: Candidate, target: Target) -> str:
         checks="\n".join(line for name in views for line in _checks(name, shapes[name])),
         first=views[0], entry=entry, grid=_sizes(launch.grid), block=_sizes(launch.block), shared=launch.shared_bytes,
         constants="".join(
-            f"    cudaMemcpyToSymbolAsync({symbol}, {holds[symbol]}.data_ptr(), {p.bytes}, 0, cudaMemcpyDeviceToDevice, stream);\n"
+            f"    cudaMemcpyToSymbolAsync({symbol}, {holds[symbol]}.data_ptr(), {p.bytes}, 0, "
+            "cudaMemcpyDeviceToDevice, stream);\n"
             for symbol, p in constants.items()
         ),
         attribute=_attribute(entry, launch), arguments=", ".join(arguments),

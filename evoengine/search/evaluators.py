@@ -223,9 +223,16 @@ class GpuEvaluator(Evaluator):
     def submit(self, job: Job, workers: WorkerPool) -> Future:
         incumbent = Deferred(lambda: self._best[1] if self._best else None)
         future = self._runner.submit(
-            self._tasks.measure_task, self._target, job.contender, job.plan, job.seed, incumbent, Deferred(self._fastest),
-            died=Outcome.CRASHED, gives=Evaluation,
-        )  # fmt: skip
+            self._tasks.measure_task,
+            self._target,
+            job.contender,
+            job.plan,
+            job.seed,
+            incumbent,
+            Deferred(self._fastest),
+            died=Outcome.CRASHED,
+            gives=Evaluation,
+        )
         future.add_done_callback(lambda done: self._remember(job.contender, done))
         return future
 

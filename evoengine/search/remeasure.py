@@ -63,8 +63,14 @@ class Remeasurer:
     """Gates and times candidates in the order given; each is in the ledger when `on_finish` is called with it."""
 
     def __init__(
-        self, ledger: Ledger, run: int, judge: Evaluator, target: Target, seed: int, on_finish: Callable[[Candidate], None],
-    ) -> None:  # fmt: skip
+        self,
+        ledger: Ledger,
+        run: int,
+        judge: Evaluator,
+        target: Target,
+        seed: int,
+        on_finish: Callable[[Candidate], None],
+    ) -> None:
         self._ledger, self._run, self._judge = ledger, run, judge
         self._target, self._seed, self._on_finish = target, seed, on_finish
         self._stop = False
