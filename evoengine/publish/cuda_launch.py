@@ -93,13 +93,14 @@ class MapLayout:
     swizzled together, in bytes."""
 
     def __init__(self, dtype, dims, strides, box, swizzle):
-        rank = len(dims)
-        dims, strides = (ctypes.c_uint64 * rank)(*dims), (ctypes.c_uint64 * rank)(*strides)
-        box, steps = (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank)
-        self._arrays = dims, strides, box, steps
-        self.dtype, self.rank = MAP_DTYPES[dtype], rank
+        self.dtype, self.rank = MAP_DTYPES[dtype], len(dims)
+        self._arrays = _Longs(*dims), _Longs(*strides), _Words(*box), _STEPS
         # no interleaving, L2 promotion of 256 bytes, zeros beyond the tensor
         self.arguments = (*map(ctypes.addressof, self._arrays), 0, MAP_SWIZZLES[swizzle], 3, 0)
+
+
+_Longs, _Words = ctypes.c_uint64 * 5, ctypes.c_uint32 * 5  # a map has at most 5 dims
+_STEPS = _Words(1, 1, 1, 1, 1)
 
 
 @functools.lru_cache(maxsize=CACHED)

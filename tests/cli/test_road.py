@@ -63,7 +63,7 @@ def test_a_search_that_found_nothing_names_the_run_and_the_ledger_that_say_why(e
     arguments = ("--problem", SMALL, "--trials", 1, "--jobs", 1, "--device", "emulator", "--templates", templates)
     done = evoengine("search", *arguments, "--db", db)
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"evoengine history --run 1 --db {db} shows what became of each" in done.stderr
+    assert f"evoengine history --run 1 --db {db} shows how each ended" in done.stderr
     assert "· 1 worker ·" in done.stderr
 
 
