@@ -39,7 +39,11 @@ def test_the_library_computes_all_outputs(text):
     tensors = workload.tensors()
     inputs = tensors.draw(Case("any", problem), seed=1).inputs
     expected, found = tensors.reference(problem, inputs), tensors.library(problem, inputs)
-    assert expected.keys() == found.keys() == {p.name for p in workload.parameters(problem, {}) if getattr(p, "output", False)}
+    assert (
+        expected.keys()
+        == found.keys()
+        == {p.name for p in workload.parameters(problem, {}) if getattr(p, "output", False)}
+    )
     for name, output in found.items():
         spacing = torch.finfo(output.dtype).eps * float(expected[name].abs().max())
         assert float((output.double() - expected[name]).abs().max()) < 8 * spacing
