@@ -26,6 +26,7 @@ _TYPES = {
     "fp64": "double", "fp32": "float", "fp16": "__half", "bf16": "__nv_bfloat16", "int64": "int64_t",
     "int32": "int32_t", "int16": "int16_t", "int8": "int8_t", "uint8": "uint8_t", "bool": "bool",
 }  # fmt: skip
+_ON_DEVICE = "cudaMemcpyDeviceToDevice"
 _HOST = """
 // ── host side: written by evoengine for flashinfer-bench ──
 
@@ -78,8 +79,7 @@ def solution_name(candidate: Candidate, target: Target) -> str:
 
 
 def trace(candidate: Candidate, target: Target, exported: datetime) -> dict[str, Any]:
-    """The Trace as JSON: the workload, and what was measured on the GPU. Without a measurement there is no
-    evaluation."""
+    """The Trace as JSON: the workload, and what was measured on the GPU; without a measurement no evaluation."""
     return {
         "definition": target.workload.name,
         "workload": {
@@ -177,8 +177,7 @@ def _host(candidate: Candidate, target: Target) -> str:
         checks="\n".join(line for name in views for line in _checks(name, shapes[name])),
         first=views[0], entry=entry, grid=_sizes(launch.grid), block=_sizes(launch.block), shared=launch.shared_bytes,
         constants="".join(
-            f"    cudaMemcpyToSymbolAsync({symbol}, {holds[symbol]}.data_ptr(), {p.bytes}, 0, "
-            "cudaMemcpyDeviceToDevice, stream);\n"
+            f"    cudaMemcpyToSymbolAsync({symbol}, {holds[symbol]}.data_ptr(), {p.bytes}, 0, {_ON_DEVICE}, stream);\n"
             for symbol, p in constants.items()
         ),
         attribute=_attribute(entry, launch), arguments=", ".join(arguments),

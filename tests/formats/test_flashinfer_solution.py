@@ -1,5 +1,4 @@
-"""What is exported for flashinfer-bench: the schema's fields, a host function for the right launch, and no claim
-unmeasured."""
+"""What is exported for flashinfer-bench: the schema's fields, a host function with the launch, no claim unmeasured."""
 
 from __future__ import annotations
 

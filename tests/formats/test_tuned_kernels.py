@@ -22,6 +22,7 @@ ADD = """__global__ void vector_add(float* c, const float* a, const float* b, in
 }
 """
 REFERENCE = "def run(a, b):\n    return a + b\n"
+VECTOR = {"Type": "float", "MemoryType": "Vector", "Size": 100000}
 T1: dict[str, Any] = {
     "General": {"FormatVersion": 1},
     "ConfigurationSpace": {
@@ -39,14 +40,10 @@ T1: dict[str, Any] = {
         "GlobalSize": {"X": "ignored"}, "LocalSize": {"X": "block_size_x"}, "GridDivX": ["block_size_x", "per_thread"],
         "CompilerOptions": ["-DUNUSED=3", "--use_fast_math"], "SharedMemory": 0,
         "Arguments": [
-            {"Name": "C", "Type": "float", "MemoryType": "Vector",
-             "AccessType": "WriteOnly", "FillType": "Constant", "FillValue": 0, "Size": 100000},
-            {"Name": "A", "Type": "float", "MemoryType": "Vector",
-             "AccessType": "ReadOnly", "FillType": "Random", "FillValue": 1.0, "Size": 100000},
-            {"Name": "B", "Type": "float", "MemoryType": "Vector",
-             "AccessType": "ReadOnly", "FillType": "Script", "DataSource": "x.py", "Size": 100000},
-            {"Name": "n", "Type": "int32", "MemoryType": "Scalar",
-             "AccessType": "ReadOnly", "FillType": "Constant", "FillValue": 100000},
+            {"Name": "C", "AccessType": "WriteOnly", "FillType": "Constant", "FillValue": 0, **VECTOR},
+            {"Name": "A", "AccessType": "ReadOnly", "FillType": "Random", "FillValue": 1.0, **VECTOR},
+            {"Name": "B", "AccessType": "ReadOnly", "FillType": "Script", "DataSource": "x.py", **VECTOR},
+            {"Name": "n", "Type": "int32", "MemoryType": "Scalar", "FillType": "Constant", "FillValue": 100000},
         ],
     },
 }  # fmt: skip

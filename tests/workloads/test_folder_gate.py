@@ -158,7 +158,7 @@ def test_knobs_take_the_place_of_the_files_own_values_whatever_their_form(tmp_pa
     text = rendered(saxpy(tmp_path), SAXPY_CONFIG).text
     assert "#define per_thread 2\n" in text and "#define per_thread 8" not in text
     assert "#define block_size_x 64\n" in text
-    before, after = text.split('#line 1 "saxpy.cu"\n')
+    before, after = text.split("#line 1\n")
     assert len(after.splitlines()) == len(SAXPY_KERNEL.splitlines())
 
 
