@@ -1,7 +1,7 @@
 """A candidate as FlashInfer-Trace's Solution and Trace (flashinfer-bench, `flashinfer_bench.data`).
 
-The solution is one CUDA file: the kernel's text, and a host function `run` over TVM-FFI that takes inputs, then outputs. Its
-launch is that of the problem it was tuned for, and `run` refuses tensors of other sizes.
+The solution is one CUDA file: the kernel's text, and a host function `run` over TVM-FFI that takes inputs, then
+outputs. Its launch is that of the problem it was tuned for, and `run` refuses tensors of other sizes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from evoengine.workloads.folder_definition import FolderProblem
 
 FILE = "kernel.cu"
 _TYPES = {
-    "fp64": "double", "fp32": "float", "fp16": "__half", "bf16": "__nv_bfloat16", "int64": "int64_t", "int32": "int32_t",
-    "int16": "int16_t", "int8": "int8_t", "uint8": "uint8_t", "bool": "bool",
+    "fp64": "double", "fp32": "float", "fp16": "__half", "bf16": "__nv_bfloat16", "int64": "int64_t",
+    "int32": "int32_t", "int16": "int16_t", "int8": "int8_t", "uint8": "uint8_t", "bool": "bool",
 }  # fmt: skip
+_ON_DEVICE = "cudaMemcpyDeviceToDevice"
 _HOST = """
 // ── host side: written by evoengine for flashinfer-bench ──
 
@@ -78,7 +79,7 @@ def solution_name(candidate: Candidate, target: Target) -> str:
 
 
 def trace(candidate: Candidate, target: Target, exported: datetime) -> dict[str, Any]:
-    """The Trace as JSON: the workload, and what was measured on the GPU. Without a measurement there is no evaluation."""
+    """The Trace as JSON: the workload, and what was measured on the GPU; without a measurement no evaluation."""
     return {
         "definition": target.workload.name,
         "workload": {
@@ -94,7 +95,10 @@ def trace(candidate: Candidate, target: Target, exported: datetime) -> dict[str,
 def write_trace(candidate: Candidate, target: Target, folder: Path, echo: Callable[[str], None]) -> list[Path]:
     """Writes solution.json and trace.json into an exported folder; says why where a kernel cannot be a Solution."""
     try:
-        contents = {"solution.json": solution(candidate, target), "trace.json": trace(candidate, target, datetime.now(UTC))}
+        contents = {
+            "solution.json": solution(candidate, target),
+            "trace.json": trace(candidate, target, datetime.now(UTC)),
+        }
     except UsageError as error:
         echo(f"no solution.json: {error}")
         return []
@@ -145,7 +149,11 @@ def _inputs(target: Target) -> dict[str, dict[str, Any]]:
             found[parameter.name] = {"type": "random"}
     if isinstance(workload, FolderWorkload) and isinstance(problem, FolderProblem):
         draws = workload.definition.draws_for(problem.axes)
-        scalars = {i.name: {"type": "scalar", "value": draws[i.name].value} for i in workload.definition.inputs if i.shape is None}
+        scalars = {
+            i.name: {"type": "scalar", "value": draws[i.name].value}
+            for i in workload.definition.inputs
+            if i.shape is None
+        }
         return {i.name: scalars.get(i.name, {"type": "random"}) for i in workload.definition.inputs}
     return found
 
@@ -154,7 +162,9 @@ def _host(candidate: Candidate, target: Target) -> str:
     """The launch on the host, for exactly the problem's sizes."""
     stated = target.workload.parameters(target.problem, candidate.config)
     if any(isinstance(parameter, TensorMapArgument) for parameter in stated):
-        raise UsageError(f"trial {candidate.trial} takes tensor maps, which a FlashInfer-Trace solution here does not make")
+        raise UsageError(
+            f"trial {candidate.trial} takes tensor maps, which a FlashInfer-Trace solution here does not make"
+        )
     tensors = {p.name: p for p in stated if isinstance(p, TensorParameter)}
     constants = {p.name: p for p in stated if isinstance(p, ConstantParameter)}
     passed, holds = _passed(target, tensors, constants)
@@ -167,7 +177,7 @@ def _host(candidate: Candidate, target: Target) -> str:
         checks="\n".join(line for name in views for line in _checks(name, shapes[name])),
         first=views[0], entry=entry, grid=_sizes(launch.grid), block=_sizes(launch.block), shared=launch.shared_bytes,
         constants="".join(
-            f"    cudaMemcpyToSymbolAsync({symbol}, {holds[symbol]}.data_ptr(), {p.bytes}, 0, cudaMemcpyDeviceToDevice, stream);\n"
+            f"    cudaMemcpyToSymbolAsync({symbol}, {holds[symbol]}.data_ptr(), {p.bytes}, 0, {_ON_DEVICE}, stream);\n"
             for symbol, p in constants.items()
         ),
         attribute=_attribute(entry, launch), arguments=", ".join(arguments),

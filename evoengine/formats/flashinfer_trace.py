@@ -75,8 +75,7 @@ def _constraints(data: dict[str, Any], axes: Mapping[str, Any], remarks: list[st
 
 
 def _reference(data: dict[str, Any], remarks: list[str]) -> str:
-    """The reference with a function `run`: where it has another one alone, as FlashInfer's own dumps do, that is
-    called."""
+    """The reference with a function `run`: where it has another one, as FlashInfer's own dumps do, that is called."""
     text = data.get("reference")
     names = ", ".join(data.get("inputs") or {})
     if not isinstance(text, str) or not text.strip():

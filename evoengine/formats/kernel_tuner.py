@@ -157,11 +157,11 @@ def _arguments(script: Path, call: dict[str, Any], declared: list[Parameter], re
     return found
 
 
-def _constants(
-    script: Path, call: dict[str, Any], arguments: list[Argument]
-) -> tuple[dict[str, str], list[Argument]]:
+def _constants(script: Path, call: dict[str, Any], arguments: list[Argument]) -> tuple[dict[str, str], list[Argument]]:
     """What __constant__ variables hold (cmem_args): an argument's own array, or another input."""
-    names = {g.get("identity"): a.name for g, a in zip(call.get("arguments") or [], arguments, strict=True) if "array" in g}
+    names = {
+        g.get("identity"): a.name for g, a in zip(call.get("arguments") or [], arguments, strict=True) if "array" in g
+    }
     constants: dict[str, str] = {}
     more: list[Argument] = []
     for symbol, given in (call.get("cmem_args") or {}).items():

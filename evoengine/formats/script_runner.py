@@ -15,33 +15,35 @@ import os
 import runpy
 import sys
 import types
+from collections.abc import Iterator
+from typing import Any
 
-CALLS = []
+CALLS: list[dict[str, Any]] = []
 
 
 class Anything:
     """Stands for whatever else of the tuner a script touches: it can be called, read and iterated, and does nothing."""
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Anything:
         return Anything()
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Anything:
         if name.startswith("__"):
             raise AttributeError(name)
         return Anything()
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         return iter(())
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: Any) -> Anything:
         return Anything()
 
 
 class StandInModule(types.ModuleType):
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> type[Anything]:
         if name.startswith("__"):
             raise AttributeError(name)
         return Anything
@@ -50,15 +52,15 @@ class StandInModule(types.ModuleType):
 class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """`kernel_tuner` and every module below it, installed or not."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name.partition(".")[0] != "kernel_tuner":
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
-    def create_module(self, spec):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         return StandInModule(spec.name)
 
-    def exec_module(self, module):
+    def exec_module(self, module: Any) -> None:
         if module.__name__ == "kernel_tuner":
             module.tune_kernel, module.run_kernel = tune_kernel, run_kernel
 
@@ -71,29 +73,31 @@ NAMES = (
 """the positional order of kernel_tuner.tune_kernel, as its documentation has it"""
 
 
-def tune_kernel(*args, **kwargs):
+def tune_kernel(*args: Any, **kwargs: Any) -> tuple[list[Result], Result]:
     given = dict(zip(NAMES, args, strict=False)) | kwargs
     line = next((f.lineno for f in inspect.stack()[1:] if f.filename == SCRIPT), 0)
     CALLS.append({name: described(value) for name, value in given.items()} | {"line": line})
     save()
     params = given.get("tune_params") or {}
-    first = {name: next(iter(values)) for name, values in params.items() if len(list(values))}
+    first = {name: next(iter(values)) for name, values in params.items() if len(values)}
     return [Result(first, time=1.0)], Result()
 
 
-class Result(dict):
+class Result(dict[str, Any]):
     """One configuration with a time, so that a script which picks the best and saves it comes to its next kernel."""
 
-    def __missing__(self, key):
+    def __missing__(self, key: str) -> float:
         return 1.0
 
 
-def run_kernel(kernel_name, kernel_source, problem_size, arguments, *args, **kwargs):
+def run_kernel(
+    kernel_name: Any, kernel_source: Any, problem_size: Any, arguments: Any, *args: Any, **kwargs: Any
+) -> Any:
     """The arguments as they are: no kernel is run here."""
     return list(arguments)
 
 
-def described(value, depth=0):
+def described(value: Any, depth: int = 0) -> Any:
     """A value as JSON: arrays by dtype and size, functions by their source."""
     import numpy as np
 
@@ -119,15 +123,14 @@ def described(value, depth=0):
     return {"other": type(value).__name__}
 
 
-def look_at_model():
+def look_at_model() -> None:
     """KernelBench: inputs, weights and outputs by shape and dtype; nothing is computed."""
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
-    def item(tensor):
+    def item(tensor: torch.Tensor) -> dict[str, Any]:
         return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
 
-    with FakeTensorMode():
+    with torch.device("meta"):
         script = runpy.run_path(SCRIPT)
         model = script["Model"](*script.get("get_init_inputs", list)())
         inputs = script["get_inputs"]()
@@ -145,7 +148,7 @@ def look_at_model():
     save()
 
 
-def save():
+def save() -> None:
     with open(OUT, "w", encoding="utf-8") as file:
         json.dump(CALLS, file)
 

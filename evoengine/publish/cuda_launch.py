@@ -1,8 +1,8 @@
 """Launches the kernel beside this file (kernel.cubin, described in kernel.json) on tensors of torch or CuPy.
 
 A folder's loader says what its tensors must be and which values its parameters take. This file, shipped beside it as
-_cuda.py, knows the rest: the driver's functions, contexts, tensor maps, and what torch and CuPy call things. Each
-loader has a copy of its own, so that folders of several releases work in one process.
+_cuda.py, has the rest: the driver's functions, contexts, tensor maps, and what torch and CuPy call things. Each loader
+has a copy of its own, so that folders of several releases work in one process.
 """
 
 import ctypes
@@ -22,8 +22,7 @@ CACHED = 1024  # layouts, sets of pointers and tensor maps, of each; the least r
 
 
 class Plan:
-    """All of a call but its pointers. A loader's subclass checks and computes it once for tensors of the same
-    layouts."""
+    """All of a call but its pointers. A loader's subclass computes it once for tensors of the same layouts."""
 
     names, outputs = (), ()  # of the tensors; indices of those that the kernel writes
     spans = ()  # bytes from each tensor's first element to the end of its last
@@ -45,12 +44,12 @@ class Plan:
                 call("cuCtxSetCurrent", previous)
 
     def check_pointers(self, pointers):
-        for name, pointer in zip(self.names, pointers):
+        for name, pointer in zip(self.names, pointers, strict=True):
             if pointer % ALIGNMENT:
                 raise ValueError(f"{name} does not start at a multiple of {ALIGNMENT} bytes")
         for i in self.outputs:
             own, start, end = self.names[i], pointers[i], pointers[i] + self.spans[i]
-            for name, pointer, span in zip(self.names, pointers, self.spans):
+            for name, pointer, span in zip(self.names, pointers, self.spans, strict=True):
                 if start < pointer + span and pointer < end and name != own:
                     raise ValueError(f"{own} and {name} overlap in memory; {own} must have memory of its own")
 
@@ -73,9 +72,8 @@ def parameters(plan, *pointers):
 
 
 def find_gpu_index(library, names, wanted, dtypes, devices):
-    """Of the GPU that all tensors are on. Raises ValueError where it is not one GPU, and for dtypes other than
-    `wanted`."""
-    for name, expected, dtype, device in zip(names, wanted, dtypes, devices):
+    """Of the GPU that all tensors are on. Raises ValueError where there is none, and for dtypes other than `wanted`."""
+    for name, expected, dtype, device in zip(names, wanted, dtypes, devices, strict=True):
         if dtype != expected:
             raise ValueError(f"{name} is {dtype}; this kernel was compiled for {expected}")
         if device != devices[0]:
@@ -95,13 +93,14 @@ class MapLayout:
     swizzled together, in bytes."""
 
     def __init__(self, dtype, dims, strides, box, swizzle):
-        rank = len(dims)
-        dims, strides = (ctypes.c_uint64 * rank)(*dims), (ctypes.c_uint64 * rank)(*strides)
-        box, steps = (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank)
-        self._arrays = dims, strides, box, steps
-        self.dtype, self.rank = MAP_DTYPES[dtype], rank
+        self.dtype, self.rank = MAP_DTYPES[dtype], len(dims)
+        self._arrays = _Longs(*dims), _Longs(*strides), _Words(*box), _STEPS
         # no interleaving, L2 promotion of 256 bytes, zeros beyond the tensor
         self.arguments = (*map(ctypes.addressof, self._arrays), 0, MAP_SWIZZLES[swizzle], 3, 0)
+
+
+_Longs, _Words = ctypes.c_uint64 * 5, ctypes.c_uint32 * 5  # a map has at most 5 dims
+_STEPS = _Words(1, 1, 1, 1, 1)
 
 
 @functools.lru_cache(maxsize=CACHED)
@@ -238,7 +237,7 @@ class Torch:
         torch = sys.modules["torch"]
         backward, forward_ad = torch.is_grad_enabled(), torch.autograd.forward_ad
         forward = getattr(forward_ad, "_current_level", 0) >= 0  # private, only to skip what takes time: mostly unused
-        for name, tensor in zip(names, tensors):
+        for name, tensor in zip(names, tensors, strict=True):
             if backward and tensor.requires_grad:
                 remedy = f"call it under torch.no_grad() or pass {name}.detach()"
                 raise RuntimeError(f"{name} requires a gradient and this kernel has no backward pass: {remedy}")
@@ -280,8 +279,7 @@ class Cupy:
         try:
             wanted = cupy.dtype(dtype)
         except TypeError:
-            raise ValueError(
-                f"this kernel writes {dtype}, which this CuPy does not have: pass torch's tensors"
-            ) from None
+            reason = f"this kernel writes {dtype}, which this CuPy does not have: pass torch's tensors"
+            raise ValueError(reason) from None
         with beside.device:
             return cupy.empty(shape, wanted)

@@ -22,8 +22,7 @@ CUDA_LAUNCH = Path(__file__).with_name("cuda_launch.py")
 
 
 def export(candidate: Candidate, target: Target, folder: Path) -> list[Path]:
-    """Writes kernel.cu, kernel.cubin, kernel.json, the workload's loader, _cuda.py and __init__.py; returns their
-    paths.
+    """Writes kernel.cu, kernel.cubin, kernel.json, NAME.py (the loader), _cuda.py and __init__.py; returns their paths.
 
     An __init__.py that is there already stays as it is. Raises UsageError where `folder` cannot be written.
     """

@@ -34,10 +34,10 @@ INPUTS, OUTPUTS = ([t["name"] for t in TENSORS if t["output"] is wanted] for wan
 OUTPUT_INDICES = [NAMES.index(name) for name in OUTPUTS]
 DTYPES = {
     "fp64": ("float64", 8), "fp32": ("float32", 4), "fp16": ("float16", 2), "bf16": ("bfloat16", 2),
-    "int64": ("int64", 8),
-    "int32": ("int32", 4), "int16": ("int16", 2), "int8": ("int8", 1), "uint8": ("uint8", 1), "bool": ("bool", 1),
+    "int64": ("int64", 8), "int32": ("int32", 4), "int16": ("int16", 2), "int8": ("int8", 1), "uint8": ("uint8", 1),
+    "bool": ("bool", 1),
 }  # fmt: skip
-LIBRARY_DTYPES, ELEMENT_BYTES = zip(*(DTYPES[t["dtype"]] for t in TENSORS))
+LIBRARY_DTYPES, ELEMENT_BYTES = zip(*(DTYPES[t["dtype"]] for t in TENSORS), strict=True)
 SCALAR_TYPES = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float}
 
 
@@ -65,7 +65,7 @@ def _bind(given, named):
     usage = f"{NAME} takes {_listed(INPUTS)} and writes {_listed(OUTPUTS)}"
     if len(given) > len(INPUTS):
         raise TypeError(f"{usage}: outputs are given by name, and {len(given)} tensors came without one")
-    pairs = [*zip(INPUTS, given), *named.items()]
+    pairs = [*zip(INPUTS, given, strict=False), *named.items()]
     if "out" in named and "out" not in NAMES:
         pairs = [pair for pair in pairs if pair[0] != "out"] + _outputs_of(named["out"])
     found = dict.fromkeys(NAMES)
@@ -88,7 +88,7 @@ def _outputs_of(out):
     out = out if isinstance(out, (tuple, list)) else [out]
     if len(out) != len(OUTPUTS):
         raise TypeError(f"{NAME} writes {_listed(OUTPUTS)}: out must be {len(OUTPUTS)} tensors, and was {len(out)}")
-    return [*zip(OUTPUTS, out)]
+    return [*zip(OUTPUTS, out, strict=True)]
 
 
 @functools.cache
@@ -98,21 +98,21 @@ def _library(kind):
 
 class _Plan(_cuda.Plan):
     names, outputs = NAMES, OUTPUT_INDICES
-    spans = [math.prod(shape) * size for shape, size in zip(SHAPES, ELEMENT_BYTES)]
-    scalars = [SCALAR_TYPES[s["scalar"]](s["value"]) for s in SCALARS]
-    map_layouts = [
+    spans = tuple(math.prod(shape) * size for shape, size in zip(SHAPES, ELEMENT_BYTES, strict=True))
+    scalars = tuple(SCALAR_TYPES[s["scalar"]](s["value"]) for s in SCALARS)
+    map_layouts = tuple(
         (NAMES.index(m["tensor"]), _cuda.MapLayout(m["dtype"], m["dims"], m["strides_bytes"], m["box"], m["swizzle"]))
         for m in MAPS
-    ]
-    order = [[*TENSORS, *SCALARS, *MAPS].index(p) for p in PARAMETERS]
+    )
+    order = tuple([*TENSORS, *SCALARS, *MAPS].index(p) for p in PARAMETERS)
 
     def __init__(self, library, *layouts):
-        shapes, strides, dtypes, devices = zip(*map(library.describe, layouts))
-        for name, shape, expected in zip(NAMES, shapes, SHAPES):
+        shapes, strides, dtypes, devices = zip(*map(library.describe, layouts), strict=True)
+        for name, shape, expected in zip(NAMES, shapes, SHAPES, strict=True):
             if shape != expected:
                 raise ValueError(f"{name} has shape {shape}; this kernel was compiled for {expected}")
         gpu_index = _cuda.find_gpu_index(library, NAMES, LIBRARY_DTYPES, dtypes, devices)
-        for name, shape, found, size in zip(NAMES, shapes, strides, ELEMENT_BYTES):
+        for name, shape, found, size in zip(NAMES, shapes, strides, ELEMENT_BYTES, strict=True):
             if not _is_contiguous(shape, found, size):
                 remedy = _cuda.contiguous_remedy(name, name in OUTPUTS, library)
                 raise ValueError(f"{name} is not contiguous, as this kernel needs it: {remedy}")
@@ -126,8 +126,8 @@ _gpu = functools.cache(_cuda.Gpu)
 
 def _is_contiguous(shape, strides, element_bytes):
     """Strides in bytes; that of a dim of one element is never taken."""
-    expected = [element_bytes * math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    return all(extent == 1 or stride == wanted for extent, stride, wanted in zip(shape, strides, expected))
+    taken = [i for i, extent in enumerate(shape) if extent > 1]
+    return all(strides[i] == element_bytes * math.prod(shape[i + 1 :]) for i in taken)
 
 
 def _signature(names):

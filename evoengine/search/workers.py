@@ -138,7 +138,7 @@ class _Worker:
             try:
                 self._pid = self._started.result(START_SECONDS)
             except Exception as error:
-                raise BrokenProcessPool(f"{type(error).__name__}: {error}{self._last_words()}") from error
+                raise BrokenProcessPool(f"{type(error).__name__}: {error}{self._output_tail()}") from error
 
     def call(self, task: Callable, args: tuple) -> object:
         """The task's answer or a Failure; raises EvoengineError where the task did, BrokenProcessPool where the process
@@ -156,9 +156,9 @@ class _Worker:
                 if time.monotonic() > deadline:
                     return Failure(f"no end after {self._terms.seconds:g} s", late=True)
                 if not future.done() and not _alive(self._pid):
-                    return Failure(f"the worker process ended without an answer{self._last_words()}")
+                    return Failure(f"the worker process ended without an answer{self._output_tail()}")
             except ProcessExpired as error:
-                return Failure(f"the worker process died ({_cause(error.exitcode)}){self._last_words()}")
+                return Failure(f"the worker process died ({_cause(error.exitcode)}){self._output_tail()}")
             except BrokenProcessPool:
                 raise
             except Exception as error:

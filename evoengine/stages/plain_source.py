@@ -25,7 +25,7 @@ def defined(path: Path, values: Mapping[str, Value]) -> str:
     used = set(re.findall(r"[A-Za-z_]\w*", _COMMENT_OR_LITERAL.sub(" ", text)))
     values = {name: value for name, value in values.items() if name in used}
     lines = "".join(f"#define {name} {_spelled(path, name, value)}\n" for name, value in values.items())
-    return f'{lines}#line 1 "{path.name}"\n{_without_own(text, values)}'
+    return f"{lines}#line 1\n{_without_own(text, values)}"
 
 
 def _spelled(path: Path, name: str, value: Value) -> str:

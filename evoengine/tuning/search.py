@@ -29,6 +29,7 @@ from evoengine.tuning.setup import (
     Echo,
     choose_device,
     default_jobs,
+    first_of_each_family,
     ledger_device,
     lock_gpu,
     make_target,
@@ -186,7 +187,8 @@ def _announce(
     )
     for family, why in space.empty_families.items():
         echo(f"left out: family {family}: {why}")
-    for knob in inert_knobs(target, space, space.starts, s.templates):
+    points = space.starts or first_of_each_family(space)
+    for knob in inert_knobs(target, space, points, s.templates):
         echo(
             f"inert: {knob} changes no kernel around the start points; a template should read it, or the space drop it"
         )

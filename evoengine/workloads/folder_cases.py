@@ -101,7 +101,7 @@ def _nearest(
     definition: Definition, problem: FolderProblem, wanted: Mapping[str, int], rules: Rules, problem_of: Problems
 ) -> FolderProblem | None:
     """The wanted problem, shrunk to MOST_WORK and moved to sizes that all rules allow; None where none is near."""
-    given = _given(definition, problem) | wanted
+    given = {**_given(definition, problem), **wanted}
     while True:
         given = _equal(definition, given, wanted)
         found = _allowed(given, wanted, rules, problem_of)

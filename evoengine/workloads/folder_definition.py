@@ -96,13 +96,12 @@ class Definition:
 
     def sizes(self, given: Mapping[str, int]) -> dict[str, int]:
         """Every axis' value from those of the var axes. Raises UsageError where one is no positive int32."""
-        known: dict[str, int] = {a.name: given[a.name] if a.is_var else a.value for a in self.axes if not a.expression}
-        derived = [axis for axis in self.axes if axis.expression]
+        known = {a.name: a.value if a.value is not None else given[a.name] for a in self.axes if not a.expression}
+        derived = {axis.name: axis.expression for axis in self.axes if axis.expression}
         while derived:
-            ready = [axis for axis in derived if axis.expression.names <= known.keys()]
-            for axis in ready:
-                known[axis.name] = whole(axis.expression, known)
-            derived = [axis for axis in derived if axis not in ready]
+            ready = {name: rule for name, rule in derived.items() if rule.names <= known.keys()}
+            known |= {name: whole(rule, known) for name, rule in ready.items()}
+            derived = {name: rule for name, rule in derived.items() if name not in ready}
         return {axis.name: known[axis.name] for axis in self.axes}
 
     def draws_for(self, axes: Mapping[str, int]) -> Mapping[str, Draw]:

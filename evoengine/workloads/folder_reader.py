@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
@@ -31,6 +32,12 @@ DTYPES = {
     "int16": "int16", "int8": "int8", "uint8": "uint8", "bool": "bool",
 }  # fmt: skip
 """a dtype in problem.json → its name in `devices.base.DTYPE_BYTES`; those names are taken too"""
+_INTEGERS = {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)} | {
+    "uint8": (0, 255),
+    "bool": (0, 1),
+}
+"""dtype → its lowest and highest number"""
+_LARGEST_FLOATS = {"fp16": 65504.0, "bf16": 3.38e38, "fp32": 3.4e38}
 SCALAR_DTYPES = ("fp32", "int32", "int64")
 IN_FLOAT32_ROUNDINGS = 64.0
 """spacings allowed where outputs are float32 or float64: sums of thousands of terms, one after the other, are off by
@@ -169,15 +176,14 @@ class _Reader:
         self._fail(f'axis {name} must be {{"type": "var"}}, "const" with a value or "expr" with an expression')
 
     def _refuse_circles(self, axes: tuple[Axis, ...]) -> None:
-        known, left = {a.name for a in axes if not a.expression}, [a for a in axes if a.expression]
+        known = {axis.name for axis in axes if not axis.expression}
+        left = {axis.name: axis.expression for axis in axes if axis.expression}
         while left:
-            ready = [axis for axis in left if axis.expression.names <= known]
+            ready = {name for name, rule in left.items() if rule.names <= known}
             if not ready:
-                self._fail(
-                    f"the axes {', '.join(a.name for a in left)} are defined by way of each other; make one of them var"
-                )
-            known |= {axis.name for axis in ready}
-            left = [axis for axis in left if axis not in ready]
+                self._fail(f"the axes {', '.join(left)} are defined by way of each other; make one of them var")
+            known |= ready
+            left = {name: rule for name, rule in left.items() if name not in ready}
 
     def _items(self, key: str) -> tuple[Item, ...]:
         entries = self._object(self.data, key, key)
@@ -237,13 +243,21 @@ class _Reader:
             require_name(symbol, f"{self.where}: constants", "a __constant__ variable")
             if not isinstance(name, str) or name not in self.inputs or self.inputs[name].shape is None:
                 tensors = ", ".join(item.name for item in self.inputs.values() if item.shape is not None)
-                self._fail(f"constants gives {symbol} the contents of {name!r}, which is no tensor among the inputs: {tensors}")
+                self._fail(
+                    f"constants gives {symbol} the contents of {name!r}, which is no tensor among the inputs: {tensors}"
+                )
             if symbol in self.inputs and symbol != name:
-                self._fail(f"constants: {symbol} is an input, and would hold the contents of {name}; rename one of the two")
+                self._fail(
+                    f"constants: {symbol} is an input, and would hold the contents of {name}; rename one of the two"
+                )
         return constants
 
     def _parameters(
-        self, inputs: tuple[Item, ...], outputs: tuple[Item, ...], compile_time: tuple[str, ...], constants: Mapping[str, str]
+        self,
+        inputs: tuple[Item, ...],
+        outputs: tuple[Item, ...],
+        compile_time: tuple[str, ...],
+        constants: Mapping[str, str],
     ) -> tuple[str, ...]:
         items = [item.name for item in (*inputs, *outputs)]
         free = [axis.name for axis in self.axes if axis.is_var and axis.name not in compile_time]
@@ -332,7 +346,7 @@ class _Reader:
             )
             self._fail(f"{at}: {item.name} {takes}")
         value = entry.get("value")
-        if value is not None and (not isinstance(value, int | float) or ("int" in item.dtype and int(value) != value)):
+        if value is not None and not _fits(value, item.dtype):
             self._fail(f"{at} has the value {value!r}, which is no {item.dtype}")
         low, high = (self._expression(entry[k], f"{at}.{k}") if k in entry else None for k in ("low", "high"))
         return Draw(kind, value, low, high)
@@ -371,3 +385,13 @@ class _Reader:
                 f"{at} has the draw {draw!r}; it is one of {', '.join(PATTERNS)}, or an object of inputs and types"
             )
         return NamedCase(entry["name"], axes, draw)
+
+
+def _fits(value: object, dtype: str) -> bool:
+    """Whether a number of JSON is one of that dtype."""
+    if not isinstance(value, int | float) or (isinstance(value, float) and not math.isfinite(value)):
+        return False
+    if dtype not in _INTEGERS:
+        return abs(value) <= _LARGEST_FLOATS.get(dtype, 1.7e308)
+    lowest, highest = _INTEGERS[dtype]
+    return value == int(value) and lowest <= value <= highest

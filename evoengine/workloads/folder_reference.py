@@ -57,29 +57,35 @@ def run_in_float64(definition: Definition, problem: FolderProblem, inputs: Input
 
 
 def uses_numpy(definition: Definition) -> bool:
-    """Whether the reference imports NumPy and no torch: it is then given arrays."""
-    return _loaded(definition.reference, definition.name)[1]
+    """Whether the reference imports NumPy and no torch: it is then given arrays. Runs nothing."""
+    return _imports_numpy_alone(definition.reference)
 
 
 def reference_call(definition: Definition, problem: FolderProblem, inputs: Inputs) -> Callable[[], object]:
     """A call of `run` with its arguments ready, as a baseline is timed."""
-    run, _ = _loaded(definition.reference, definition.name)
+    run = _loaded(definition.reference, definition.name)
     arguments = _arguments(definition, problem, inputs, numpy=uses_numpy(definition))
     return lambda: run(*arguments)
 
 
 @lru_cache(maxsize=8)
-def _loaded(text: str, name: str) -> tuple[Callable[..., object], bool]:
+def _imports_numpy_alone(text: str) -> bool:
     tree = ast.parse(text)
     imported = {alias.name.partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
     imported |= {str(n.module).partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    return "numpy" in imported and "torch" not in imported
+
+
+@lru_cache(maxsize=8)
+def _loaded(text: str, name: str) -> Callable[..., object]:
     # references of FlashInfer-Trace may use torch without importing it
     namespace: dict[str, Any] = {"__name__": f"reference_of_{name}", "torch": torch, "np": np, "numpy": np}
     try:
-        exec(compile(tree, _FILE, "exec"), namespace)
+        exec(compile(text, _FILE, "exec"), namespace)
     except BaseException as error:
         raise UsageError(f"the reference of {name} cannot be loaded: {_said(error)}") from None
-    return namespace["run"], "numpy" in imported and "torch" not in imported
+    run: Callable[..., object] = namespace["run"]
+    return run
 
 
 def _said(error: BaseException) -> str:
@@ -102,7 +108,7 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _call(definition: Definition, problem: FolderProblem, inputs: Inputs) -> dict[str, torch.Tensor]:
-    run, numpy = _loaded(definition.reference, definition.name)
+    run, numpy = _loaded(definition.reference, definition.name), uses_numpy(definition)
     try:
         with torch.no_grad():
             returned = run(*_arguments(definition, problem, inputs, numpy))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,13 +50,20 @@ def test_faults_in_it_are_seen(tmp_path, right, wrong):
 
 
 def test_new_then_search_then_best_gives_a_verified_kernel(tmp_path):
-    folder, db = str(tmp_path / "demo"), str(tmp_path / "ledger.db")
-    assert run("new", folder).exit_code == 0
-    searched = run("search", "--kernel", folder, "--trials", "2", "--device", "emulator", "--db", db, "--json")
+    folder, db = tmp_path / "demo", str(tmp_path / "ledger.db")
+    assert run("new", str(folder)).exit_code == 0
+    space = (folder / "space.toml").read_text()
+    (folder / "space.toml").write_text(space.replace("[let]", "forgotten = [1, 2]\n[let]").partition("[[start]]")[0])
+    searched = run("search", "--kernel", str(folder), "--trials", "2", "--device", "emulator", "--db", db, "--json")
     assert searched.exit_code == 0, searched.output
-    shown = run("best", "--db", db, "--json")
-    best = json.loads(shown.stdout)
-    assert json.dumps(best).count("demo:rows=4096,cols=1024") and "estimated" in json.dumps(best)
+    assert "inert: forgotten changes no kernel" in searched.stderr
+    shutil.rmtree(folder)
+    best = run("best", "--db", db, "--export", str(tmp_path / "out"))
+    assert best.exit_code == 0, best.output
+    assert "demo:rows=4096,cols=1024" in best.stderr
+    assert {"kernel.cu", "kernel.json", "demo.py", "solution.json", "trace.json"} <= {
+        p.name for p in (tmp_path / "out").iterdir()
+    }
 
 
 @pytest.mark.parametrize(

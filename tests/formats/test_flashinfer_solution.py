@@ -1,4 +1,4 @@
-"""What is exported for flashinfer-bench: the schema's fields, a host function for the right launch, and no claim unmeasured."""
+"""What is exported for flashinfer-bench: the schema's fields, a host function with the launch, no claim unmeasured."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from evoengine.formats.flashinfer_solution import solution, trace, write_trace
 from evoengine.paths import asset
 from evoengine.records import Candidate, CaseResult, Kind, Measurement, Outcome, Verdict
 from evoengine.stages.render import render
-from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads import find_workload
+from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Target
 from tests.support.folders import SAXPY_CONFIG, load, saxpy
 
@@ -56,7 +56,9 @@ def test_its_host_function_takes_inputs_then_outputs_and_launches_as_tuned(tmp_p
 def test_constant_memory_is_filled_on_the_same_stream(tmp_path):
     folder = saxpy(tmp_path, constants={"c_x": "x"}, parameters=["x", "y", "a", "out", "n"])
     (source,) = solution(*candidate(folder))["sources"]
-    assert "cudaMemcpyToSymbolAsync(c_x, x.data_ptr(), 16384, 0, cudaMemcpyDeviceToDevice, stream);" in source["content"]
+    assert (
+        "cudaMemcpyToSymbolAsync(c_x, x.data_ptr(), 16384, 0, cudaMemcpyDeviceToDevice, stream);" in source["content"]
+    )
 
 
 def test_an_estimate_is_no_evaluation(tmp_path):

@@ -1,5 +1,4 @@
-"""FlashInfer-Trace definitions in the schema's dialects: brought in with a kernel or a skeleton, gated, and
-searched."""
+"""FlashInfer-Trace definitions in the schema's dialects: brought in with a kernel or a skeleton, and gated."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ DECODE: dict[str, Any] = {
     "op_type": "gqa_paged",
     "axes": {
         "batch": {"type": "var"}, "pages": {"type": "var"}, "ends": {"type": "var"},
-        "heads": {"type": "const", "value": 4},
-        "head_dim": {"type": "const", "value": 16},
+        "heads": {"type": "const", "value": 4}, "head_dim": {"type": "const", "value": 16},
     },
     "constraints": ["ends == batch + 1", "pages == indptr[-1].item()"],
     "inputs": {

@@ -1,5 +1,4 @@
-"""KernelBench files: the model becomes the reference, its weights inputs of the kernel, and the kernel is to be
-written."""
+"""KernelBench files: the model becomes the reference, its weights are inputs, and the kernel is to be written."""
 
 from __future__ import annotations
 

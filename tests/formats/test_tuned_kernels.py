@@ -22,6 +22,7 @@ ADD = """__global__ void vector_add(float* c, const float* a, const float* b, in
 }
 """
 REFERENCE = "def run(a, b):\n    return a + b\n"
+VECTOR = {"Type": "float", "MemoryType": "Vector", "Size": 100000}
 T1: dict[str, Any] = {
     "General": {"FormatVersion": 1},
     "ConfigurationSpace": {
@@ -39,14 +40,10 @@ T1: dict[str, Any] = {
         "GlobalSize": {"X": "ignored"}, "LocalSize": {"X": "block_size_x"}, "GridDivX": ["block_size_x", "per_thread"],
         "CompilerOptions": ["-DUNUSED=3", "--use_fast_math"], "SharedMemory": 0,
         "Arguments": [
-            {"Name": "C", "Type": "float", "MemoryType": "Vector",
-             "AccessType": "WriteOnly", "FillType": "Constant", "FillValue": 0, "Size": 100000},
-            {"Name": "A", "Type": "float", "MemoryType": "Vector",
-             "AccessType": "ReadOnly", "FillType": "Random", "FillValue": 1.0, "Size": 100000},
-            {"Name": "B", "Type": "float", "MemoryType": "Vector",
-             "AccessType": "ReadOnly", "FillType": "Script", "DataSource": "x.py", "Size": 100000},
-            {"Name": "n", "Type": "int32", "MemoryType": "Scalar",
-             "AccessType": "ReadOnly", "FillType": "Constant", "FillValue": 100000},
+            {"Name": "C", "AccessType": "WriteOnly", "FillType": "Constant", "FillValue": 0, **VECTOR},
+            {"Name": "A", "AccessType": "ReadOnly", "FillType": "Random", "FillValue": 1.0, **VECTOR},
+            {"Name": "B", "AccessType": "ReadOnly", "FillType": "Script", "DataSource": "x.py", **VECTOR},
+            {"Name": "n", "Type": "int32", "MemoryType": "Scalar", "FillType": "Constant", "FillValue": 100000},
         ],
     },
 }  # fmt: skip
@@ -182,7 +179,9 @@ def test_a_restriction_that_is_a_function_is_named(tmp_path):
     assert 'expr = "block_size_x > 32"' in made.space
 
 
-SCALED = ADD.replace("__global__", "__constant__ float factors[4];\n__global__").replace("+ b[i + k]", "+ factors[1] * b[i + k]")
+SCALED = ADD.replace("__global__", "__constant__ float factors[4];\n__global__").replace(
+    "+ b[i + k]", "+ factors[1] * b[i + k]"
+)
 BY_FACTORS = "def run(a, b, factors):\n    return a + factors[1] * b\n"
 
 
@@ -198,7 +197,14 @@ def test_constant_memory_of_a_script_is_filled(tmp_path):
 
 
 def test_constant_memory_of_a_t1_file_is_filled(tmp_path):
-    symbol = {"Name": "factors", "Type": "float", "MemoryType": "Symbol", "FillType": "Random", "FillValue": 1.0, "Size": 3}
+    symbol = {
+        "Name": "factors",
+        "Type": "float",
+        "MemoryType": "Symbol",
+        "FillType": "Random",
+        "FillValue": 1.0,
+        "Size": 3,
+    }
     arguments = [*T1["KernelSpecification"]["Arguments"], symbol]
     write_folder(t1(tmp_path, SCALED, BY_FACTORS, Arguments=arguments), tmp_path / "add")
     assert gate(tmp_path / "add", CONFIG | {"UNUSED": 3}).correct

@@ -117,6 +117,16 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "workload without an axis": ({"workloads": [{"axes": {}}]}, "workloads[0] gives no value for n"),
     "workload with a text for an axis": ({"workloads": [{"axes": {"n": "4"}}]}, "gives n the value '4'"),
     "scalar without a value": ({"workloads": [{"axes": {"n": 4}}]}, "gives no value for a; write"),
+    "scalar beyond float": ({"workloads": [{"axes": {"n": 4}, "inputs": {"a": {"type": "scalar", "value": 1e39}}}]}, "which is no fp32"),
+    "scalar beyond all floats": ({"workloads": [{"axes": {"n": 4}, "inputs": {"a": {"type": "scalar", "value": 10**400}}}]}, "which is no fp32"),
+    "scalar beyond its integers": (
+        {
+            "inputs": {"k": {"shape": None, "dtype": "int32"}},
+            "workloads": [{"axes": {"n": 4}, "inputs": {"k": {"type": "scalar", "value": 2**31}}}],
+        },
+        "has the value 2147483648, which is no int32",
+    ),
+    "scalar as a text": ({"workloads": [{"axes": {"n": 4}, "inputs": {"a": {"type": "scalar", "value": "1"}}}]}, "which is no fp32"),
     "unknown draw": ({"workloads": [{"axes": {"n": 4}, "inputs": {"x": {"type": "normal"}}}]}, "has the type 'normal'; known are random"),
     "draw of no input": ({"workloads": [{"axes": {"n": 4}, "inputs": {"z": {"type": "random"}}}]}, "names z, which is no input"),
     "parameters without a tensor": ({"parameters": ["x", "out", "n"]}, "leaves out the tensor y"),

@@ -1,4 +1,5 @@
-"""Kernels that somebody brings in a folder, as plain CUDA with #define knobs: rendered, gated, and their faults seen."""
+"""Kernels that somebody brings in a folder, as plain CUDA with #define knobs: rendered, gated, and their faults
+seen."""
 
 from __future__ import annotations
 
@@ -11,11 +12,19 @@ from evoengine.records import Outcome
 from evoengine.stages.compile import CompileFailed, compile_source
 from evoengine.stages.render import inert_knobs
 from tests.support.folders import (
-    SAXPY, SAXPY_CONFIG, SAXPY_KERNEL, SAXPY_SPACE, gate, load, rendered, saxpy, write,
+    SAXPY,
+    SAXPY_CONFIG,
+    SAXPY_KERNEL,
+    SAXPY_SPACE,
+    gate,
+    load,
+    rendered,
+    saxpy,
+    write,
 )  # fmt: skip
 
-# A kernel in the style of the auto-tuners' benchmarks: two-dimensional blocks, tiles in shared memory, sizes and knobs as
-# macros, and its filter in constant memory.
+# A kernel in the style of the auto-tuners' benchmarks: two-dimensional blocks, tiles in shared memory, sizes and knobs
+# as macros, and its filter in constant memory.
 FILTER = """extern "C" {
 #define height 512
 #define width 512
@@ -149,7 +158,7 @@ def test_knobs_take_the_place_of_the_files_own_values_whatever_their_form(tmp_pa
     text = rendered(saxpy(tmp_path), SAXPY_CONFIG).text
     assert "#define per_thread 2\n" in text and "#define per_thread 8" not in text
     assert "#define block_size_x 64\n" in text
-    before, after = text.split('#line 1 "saxpy.cu"\n')
+    before, after = text.split("#line 1\n")
     assert len(after.splitlines()) == len(SAXPY_KERNEL.splitlines())
 
 
@@ -163,7 +172,9 @@ def test_a_definition_is_left_out_in_every_spelling(tmp_path, spelled):
 
 
 def test_a_macro_with_arguments_of_a_longer_name_stays(tmp_path):
-    kernel = SAXPY_KERNEL.replace("#define per_thread 8", "#define per_thread 8\n#define per_thread_of(k) ((k) * per_thread)")
+    kernel = SAXPY_KERNEL.replace(
+        "#define per_thread 8", "#define per_thread 8\n#define per_thread_of(k) ((k) * per_thread)"
+    )
     text = rendered(saxpy(tmp_path, kernel=kernel), SAXPY_CONFIG).text
     assert "#define per_thread_of(k) ((k) * per_thread)" in text
 
@@ -185,7 +196,9 @@ def test_a_template_that_ignores_every_knob_is_named_for_all_of_them(tmp_path):
 
 
 def test_a_knob_of_the_launch_alone_makes_another_kernel(tmp_path):
-    kernel = SAXPY_KERNEL.replace("block_size_x", "blockDim.x").replace("#ifndef blockDim.x\n#define blockDim.x 256\n#endif\n", "")
+    kernel = SAXPY_KERNEL.replace("block_size_x", "blockDim.x").replace(
+        "#ifndef blockDim.x\n#define blockDim.x 256\n#endif\n", ""
+    )
     folder = saxpy(tmp_path, kernel=kernel)
     small, large = (rendered(folder, {**SAXPY_CONFIG, "block_size_x": n}) for n in (32, 128))
     assert small.text != large.text
@@ -210,7 +223,7 @@ def test_an_entry_without_extern_c_fails_as_it_is_compiled(tmp_path):
     source = rendered(saxpy(tmp_path, kernel=SAXPY_KERNEL.replace('extern "C" ', "")), SAXPY_CONFIG)
     with pytest.raises(CompileFailed) as error:
         compile_source(source, find_gpu("h100").arch)
-    assert "no kernel named saxpy: it has _Z5saxpyPKfS0_fPfi; declare it extern \"C\"" in str(error.value)
+    assert 'no kernel named saxpy: it has _Z5saxpyPKfS0_fPfi; declare it extern "C"' in str(error.value)
 
 
 def test_a_space_of_one_family_needs_no_name_for_it(tmp_path):

@@ -39,7 +39,7 @@ class Coverage:
         for share, cells in zip(self._share, self._held, strict=True):
             share[:] = np.bincount(cells, minlength=len(share)) / len(pool)
 
-    def commonness(self) -> np.ndarray:
+    def pair_coverage(self) -> np.ndarray:
         """Of each row held [n], the least over its pairs of: trials with that pair / trials, were they spread evenly.
 
         Below 1 where a row has a pair that the trials have had more seldom than the pool; never 0. 1 without pairs.

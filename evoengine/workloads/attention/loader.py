@@ -66,15 +66,16 @@ class _Plan(_cuda.Plan):
     names, outputs = NAMES, (3,)
 
     def __init__(self, library, *layouts):
-        shapes, strides, dtypes, devices = zip(*map(library.describe, layouts))
-        _check_shapes(dict(zip(NAMES, shapes)))
+        shapes, strides, dtypes, devices = zip(*map(library.describe, layouts), strict=True)
+        _check_shapes(dict(zip(NAMES, shapes, strict=True)))
         gpu_index = _cuda.find_gpu_index(library, NAMES, (DTYPE,) * 4, dtypes, devices)
         (batch, heads, seq_q, head_dim), (_, kv_heads, seq_k, _) = shapes[:2]
         if not batch * heads * seq_q:
             return  # nothing to compute
-        merged = [_merge_strides(*tensor, library) for tensor in zip(NAMES, shapes, strides)]
-        self.spans = [_span(*tensor) for tensor in zip(shapes, merged)]
-        self.map_layouts = [(i, _map_layout(*tensor)) for i, tensor in enumerate(zip(MAPPED, shapes, merged))]
+        merged = [_merge_strides(*tensor, library) for tensor in zip(NAMES, shapes, strides, strict=True)]
+        self.spans = [_span(*tensor) for tensor in zip(shapes, merged, strict=True)]
+        mapped = enumerate(zip(MAPPED, shapes, merged, strict=False))
+        self.map_layouts = [(i, _map_layout(*tensor)) for i, tensor in mapped]
         self.gpu = _gpu(gpu_index)
         grid = _grid(self.gpu, batch, heads, seq_q)
         self.launch = (self.gpu.function, *grid, _cuda.THREADS, 1, 1, _cuda.SHARED_BYTES)
