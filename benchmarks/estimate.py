@@ -29,7 +29,7 @@ from evoengine.errors import EvoengineError, UsageError  # noqa: E402
 from evoengine.gpu import find_gpu  # noqa: E402
 from evoengine.ledger.store import open_ledger  # noqa: E402
 from evoengine.paths import asset  # noqa: E402
-from evoengine.records import Config, CompiledCandidate, Measurement  # noqa: E402
+from evoengine.records import CompiledCandidate, Config, Measurement  # noqa: E402
 from evoengine.search.agreement import SHORT_LIST, Agreement, Pair, agree, measured_pairs  # noqa: E402
 from evoengine.space.space import load_space  # noqa: E402
 from evoengine.stages.compile import compile_source  # noqa: E402

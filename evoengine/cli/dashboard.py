@@ -15,7 +15,7 @@ HOST = "127.0.0.1"
 
 @click.command()
 @db_option
-@click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True)
+@click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="Port to serve on.")
 def dashboard(db: str | None, port: int) -> None:
     """Open the trials in optuna-dashboard, on this machine, until Ctrl-C."""
     from optuna_dashboard import run_server

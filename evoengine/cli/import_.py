@@ -64,10 +64,25 @@ def _recorded(file: Path):
     space, now = read_recorded(file), datetime.now(UTC)
     echo_left_out(space, say)
     run = Run(
-        id=0, started_at=now, finished_at=now, status=f"imported from {file.name}", gpu=device_of(space),
-        problem=problem_of(space), device=Device(device_of(space)), space_name=file.name, space_sha256="",
-        space_text="", sampler="imported", objectives=REPLAY_OBJECTIVE.name, seed=0, version=__version__, host=this_host(),
-        pid=os.getpid(), command=" ".join(sys.argv),
-    )  # fmt: skip
-    found = (CandidateHistory(c, figures=[(None, c.measurement)] if c.measurement else ()) for c in entries(space, run=0))
+        id=0,
+        started_at=now,
+        finished_at=now,
+        status=f"imported from {file.name}",
+        gpu=device_of(space),
+        problem=problem_of(space),
+        device=Device(device_of(space)),
+        space_name=file.name,
+        space_sha256="",
+        space_text="",
+        sampler="imported",
+        objectives=REPLAY_OBJECTIVE.name,
+        seed=0,
+        version=__version__,
+        host=this_host(),
+        pid=os.getpid(),
+        command=" ".join(sys.argv),
+    )
+    found = (
+        CandidateHistory(c, figures=[(None, c.measurement)] if c.measurement else ()) for c in entries(space, run=0)
+    )
     return RunHistory(run, (), found), Kind.RECORDED, {knob.name: knob.values for knob in space.knobs}

@@ -36,7 +36,8 @@ class StoredProblemType(click.ParamType):
 
 
 def gpu_option(default: str | None) -> Callable:
-    return click.option("--gpu", type=GpuType(), default=default, show_default=bool(default), help="GPU to tune for.")
+    said = "GPU to tune for." if default else "Only what was tuned for this GPU."
+    return click.option("--gpu", type=GpuType(), default=default, show_default=bool(default), help=said)
 
 
 problem_option = click.option(

@@ -33,7 +33,10 @@ class DeviceType(click.ParamType):
 @click.option("--family", "families", multiple=True, metavar="NAME", help="Only this one; may be given several times.")
 @click.option("--trials", type=click.IntRange(min=1), default=60, show_default=True, help="Kernels to try.")
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Start no candidate after this long.")
-@click.option("--sampler", type=click.Choice(samplers.NAMES), default=samplers.DEFAULT, show_default=True)
+@click.option(
+    "--sampler", type=click.Choice(samplers.NAMES), default=samplers.DEFAULT, show_default=True,
+    help="What proposes configurations: evoengine's own evolution, or one of Optuna's.",
+)  # fmt: skip
 @click.option(
     "--device", type=DeviceType(), default="auto", show_default=True,
     help="What judges the candidates: cuda times them, emulator gates on the CPU and ranks by estimate, "

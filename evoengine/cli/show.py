@@ -19,7 +19,7 @@ from evoengine.cli.options import db_option, json_option
 @json_option
 def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_json: bool) -> None:
     """Show one trial: configuration, resources, verdict, figure, source."""
-    from evoengine.cli.display import lineage, profile_page, candidate_panel, stdout
+    from evoengine.cli.display import candidate_panel, lineage, profile_page, stdout
     from evoengine.errors import NothingFound, UsageError
     from evoengine.ledger.store import open_ledger
     from evoengine.lineage import path, step_json

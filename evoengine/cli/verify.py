@@ -23,7 +23,10 @@ from evoengine.errors import UsageError
 @gpu_option(default="h100")
 @problem_option
 @kernel_option
-@click.option("--device", type=click.Choice(["auto", "emulator", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--device", type=click.Choice(["auto", "emulator", "cuda"]), default="auto", show_default=True,
+    help="Where the gate runs: cuda on a GPU, emulator on the CPU.",
+)  # fmt: skip
 @space_option
 @templates_option
 @click.option("--binary", is_flag=True, help="Execute the machine code too, on the CPU, after the gate.")

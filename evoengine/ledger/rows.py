@@ -176,7 +176,9 @@ def to_policy(values: Mapping[str, Any]) -> Policy:
 def most_trusted(figures: Sequence[Measurement]) -> Measurement | None:
     """The last of the most trusted kind; before those of back-to-back runs and estimates by formula. `figures` come
     oldest first."""
-    return min(reversed(figures), key=lambda m: (KIND_PRECEDENCE.index(m.kind), m.by_formula, m.is_sustained), default=None)
+    return min(
+        reversed(figures), key=lambda m: (KIND_PRECEDENCE.index(m.kind), m.by_formula, m.is_sustained), default=None
+    )
 
 
 def last_sustained(figures: Sequence[Measurement]) -> Measurement | None:

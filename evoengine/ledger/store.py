@@ -10,14 +10,14 @@ import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 from sqlalchemy import URL, Engine, Select, func, select, update
-from sqlalchemy.orm import Session, joinedload, undefer
+from sqlalchemy.orm import Session, aliased, joinedload, undefer
 
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
-from evoengine.ledger.database import translate_errors, open_database, parse_url, shown
+from evoengine.ledger.database import open_database, parse_url, shown, translate_errors
 from evoengine.ledger.figures import figures_of_correct
 from evoengine.ledger.models import (
     BaselineRow,
@@ -32,9 +32,9 @@ from evoengine.ledger.ranking import Figure, ranked
 from evoengine.ledger.rows import (
     baseline_values,
     device_row,
-    load_options,
     get_or_create_binary,
     get_or_create_source,
+    load_options,
     measurement_values,
     profile_values,
     to_baseline,
@@ -51,7 +51,6 @@ from evoengine.ledger.transfer import RunHistory, insert_run, read_run
 from evoengine.objectives import DEFAULT
 from evoengine.paths import default_database
 from evoengine.records import (
-    EXECUTOR,
     Baseline,
     Binary,
     Candidate,

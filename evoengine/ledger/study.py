@@ -25,7 +25,7 @@ from sqlalchemy import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from evoengine.errors import EvoengineError, UsageError
-from evoengine.ledger.database import setup_lock, engine_options, translate_errors, look, parse_url, set_pragmas
+from evoengine.ledger.database import engine_options, look, parse_url, set_pragmas, setup_lock, translate_errors
 from evoengine.ledger.optuna_schema import require_schema
 from evoengine.ledger.rows import most_trusted
 from evoengine.ledger.runs import Run

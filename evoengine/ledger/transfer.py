@@ -21,9 +21,9 @@ from evoengine.ledger.models import (
 from evoengine.ledger.rows import (
     baseline_values,
     device_row,
-    load_options,
     get_or_create_binary,
     get_or_create_source,
+    load_options,
     measurement_values,
     profile_values,
     to_baseline,

@@ -200,7 +200,9 @@ def _dossier(d: Mapping[str, Any]) -> CandidateHistory:
         sustained=last_sustained([figure for _, figure in figures]),
     )  # fmt: skip
     created, finished = _moment(d, "created_at"), _moment(d, "finished_at")
-    return CandidateHistory(candidate, created, finished, verdicts, figures, _undated(d.get("profiles", ()), to_profile))
+    return CandidateHistory(
+        candidate, created, finished, verdicts, figures, _undated(d.get("profiles", ()), to_profile)
+    )
 
 
 def _figure(d: Mapping[str, Any]) -> dict[str, Any]:

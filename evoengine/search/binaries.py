@@ -7,13 +7,13 @@ import secrets
 from evoengine.errors import MachineError, UsageError
 from evoengine.ledger.store import Ledger
 from evoengine.records import Binary, Candidate, Config, Outcome, Rejection, Source
-from evoengine.stages.binary_check import BinaryCheck
 from evoengine.sass.build import build
 from evoengine.search.evaluators import gate_plan, seed_for
 from evoengine.search.remeasure import spaces_of
 from evoengine.search.targets import target_of
 from evoengine.search.workers import COMPILER_LIMITS, WorkerPool
 from evoengine.space.space import SearchSpace
+from evoengine.stages.binary_check import BinaryCheck
 from evoengine.stages.tasks import execute_task
 from evoengine.workloads.base import Target
 

@@ -24,8 +24,8 @@ from evoengine.records import (
     config_key,
 )
 from evoengine.search.compilers import Compilers
-from evoengine.search.finals import hold_finals, record_finals
 from evoengine.search.evaluators import Evaluator, Usage, record_evaluation, seed_for, timed_baselines
+from evoengine.search.finals import hold_finals, record_finals
 from evoengine.search.lookahead import Lookahead
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
 from evoengine.search.proposer import Proposal, Proposer
@@ -33,8 +33,8 @@ from evoengine.search.samplers import LED
 from evoengine.search.setting import Setting
 from evoengine.search.siblings import sibling_prior
 from evoengine.search.workers import COMPILER_LIMITS, WorkerLimits
-from evoengine.stages.tasks import Evaluation, compile_task, predict_task
 from evoengine.stages.predict import Estimated
+from evoengine.stages.tasks import Evaluation, compile_task, predict_task
 
 POLL_SECONDS = 0.1
 """how often the display is refreshed and a request to stop is seen while nothing finishes"""

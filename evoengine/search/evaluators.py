@@ -17,7 +17,7 @@ from evoengine.devices.base import LAUNCH_SECONDS, launch_seconds
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError
 from evoengine.ledger.store import Ledger
-from evoengine.records import Baseline, Config, CompiledCandidate, Finals, Measurement, Outcome, Plan, Rejection
+from evoengine.records import Baseline, CompiledCandidate, Config, Finals, Measurement, Outcome, Plan, Rejection
 from evoengine.search.workers import Deferred, WorkerLimits, WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages import tasks
@@ -78,7 +78,9 @@ def timed_baselines(answer: Future) -> list[Baseline]:
     return found
 
 
-def record_evaluation(ledger: Ledger, trial: int, result: Evaluation | Rejection) -> tuple[Outcome, str | None, str | None]:
+def record_evaluation(
+    ledger: Ledger, trial: int, result: Evaluation | Rejection
+) -> tuple[Outcome, str | None, str | None]:
     """Writes verdict and figure, as far as there are any; how the trial ends, why, and on which device."""
     if isinstance(result, Rejection):
         if result.verdict is None:
@@ -187,7 +189,9 @@ class GpuEvaluator(Evaluator):
         self._target, self._seed, self._tasks = target, seed, tasks
         environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device.uuid}
         # CUDA reserves address space by the hundred gigabytes, so no memory limit
-        self._runner = WorkerPool(1, WorkerLimits(seconds, None, environment=environment, warm_up=tasks.load_cuda, spare=True))
+        self._runner = WorkerPool(
+            1, WorkerLimits(seconds, None, environment=environment, warm_up=tasks.load_cuda, spare=True)
+        )
         self._baselines: Future | None = None
         self._best: tuple[float, CompiledCandidate] | None = None
         self._long_run_us, self._scaled = long_run_us, None
@@ -219,9 +223,16 @@ class GpuEvaluator(Evaluator):
     def submit(self, job: Job, workers: WorkerPool) -> Future:
         incumbent = Deferred(lambda: self._best[1] if self._best else None)
         future = self._runner.submit(
-            self._tasks.measure_task, self._target, job.contender, job.plan, job.seed, incumbent, Deferred(self._fastest),
-            died=Outcome.CRASHED, gives=Evaluation,
-        )  # fmt: skip
+            self._tasks.measure_task,
+            self._target,
+            job.contender,
+            job.plan,
+            job.seed,
+            incumbent,
+            Deferred(self._fastest),
+            died=Outcome.CRASHED,
+            gives=Evaluation,
+        )
         future.add_done_callback(lambda done: self._remember(job.contender, done))
         return future
 

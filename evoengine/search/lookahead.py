@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evoengine.errors import EvoengineError, UsageError
-from evoengine.records import Binary, Config, CompiledCandidate, Source, config_key
+from evoengine.records import Binary, CompiledCandidate, Config, Source, config_key
 from evoengine.search.compilers import Compilers
 from evoengine.search.samplers.prior import Prior
 from evoengine.search.setting import Setting

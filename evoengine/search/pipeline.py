@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evoengine.errors import UsageError
-from evoengine.records import Binary, Config, CompiledCandidate, Outcome, Rejection, Source
+from evoengine.records import Binary, CompiledCandidate, Config, Outcome, Rejection, Source
 from evoengine.search.evaluators import Evaluator, make_job
 from evoengine.search.workers import WorkerPool
 from evoengine.space.space import SearchSpace
-from evoengine.stages.tasks import Evaluation
 from evoengine.stages.render import render
 from evoengine.stages.screen import screen_binary, screen_launch
+from evoengine.stages.tasks import Evaluation
 from evoengine.workloads.base import Target
 
 

@@ -393,5 +393,5 @@ def _index(knob: Knob, config: Mapping[str, Any], path: Path) -> int:
         alike = knob.values[knob.values.index(value)]
         raise UsageError(f"{path} writes one value of {knob.name} as {alike!r} and as {value!r}; it must have one type")
     if index is None:
-        raise UsageError(f"{path}: {must_be(knob)}, not {value!r}")
+        raise UsageError(f"{path}: {domain_error(knob)}, not {value!r}")
     return index

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate, Outcome, Rejection
-from evoengine.search.finals import hold_finals, record_finals
 from evoengine.search.evaluators import Evaluator, record_evaluation, seed_for, timed_baselines
+from evoengine.search.finals import hold_finals, record_finals
 from evoengine.search.pipeline import Compiled, Pipeline
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.tasks import Evaluation
@@ -63,8 +63,14 @@ class Remeasurer:
     """Gates and times candidates in the order given; each is in the ledger when `on_finish` is called with it."""
 
     def __init__(
-        self, ledger: Ledger, run: int, judge: Evaluator, target: Target, seed: int, on_finish: Callable[[Candidate], None],
-    ) -> None:  # fmt: skip
+        self,
+        ledger: Ledger,
+        run: int,
+        judge: Evaluator,
+        target: Target,
+        seed: int,
+        on_finish: Callable[[Candidate], None],
+    ) -> None:
         self._ledger, self._run, self._judge = ledger, run, judge
         self._target, self._seed, self._on_finish = target, seed, on_finish
         self._stop = False

@@ -81,7 +81,7 @@ class Definition:
         family, *others = self.knobs
         for name in families:
             if name not in family.values:
-                raise UsageError(f"{must_be(family)}, not {name!r}")
+                raise UsageError(f"{domain_error(family)}, not {name!r}")
         kept = Knob(family.name, tuple(value for value in family.values if value in families))
         starts = tuple((where, config) for where, config in self.starts if config.get("family") in kept.values)
         return replace(self, knobs=(kept, *others), starts=starts)

@@ -105,7 +105,7 @@ class Family:
             elif knob.name not in config:
                 return f"{knob.name} is missing"
             elif knob.index(config[knob.name]) is None:
-                return f"{must_be(knob)}, not {config[knob.name]!r}"
+                return f"{domain_error(knob)}, not {config[knob.name]!r}"
         return next((c.why for c in self.constraints if self._violates(c, scope)), None)
 
     def _violates(self, constraint: Constraint, scope: Scope) -> bool:

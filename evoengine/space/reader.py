@@ -313,7 +313,7 @@ class _Reader:
                 if name not in knobs:
                     raise UsageError(f"{where}: the start names {name}, which is no knob{_nearest(name, knobs)}")
                 if knobs[name].index(value) is None:
-                    raise UsageError(f"{where}: the start has {name} = {value!r}; {must_be(knobs[name])}")
+                    raise UsageError(f"{where}: the start has {name} = {value!r}; {domain_error(knobs[name])}")
             if len(self.families) == 1:
                 entry = {"family": self.families[0], **entry}
             starts.append((self._at("start", "", i), {n: entry[n] for n in knobs if n in entry}))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from evoengine.errors import UsageError
-from evoengine.space.arrays import EncodedColumn, Columns, truth
+from evoengine.space.arrays import Columns, EncodedColumn, truth
 from evoengine.space.definition import Constraint, Knob
 from evoengine.space.expression import Expression, Scope
 from evoengine.space.family import Family

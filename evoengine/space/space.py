@@ -75,7 +75,7 @@ class SearchSpace:
     def why_invalid(self, config: Config) -> str | None:
         """The `why` of the first constraint broken, or what is wrong with a knob; None where nothing is."""
         if self.knobs[0].index(config.get("family")) is None:
-            return f"{must_be(self.knobs[0])}, not {config.get('family')!r}"
+            return f"{domain_error(self.knobs[0])}, not {config.get('family')!r}"
         if why := self.empty_families.get(str(config["family"])):
             return why
         return self._families[str(config["family"])].why_invalid(config)
@@ -121,7 +121,7 @@ class SearchSpace:
             if knob.name in config:
                 index = knob.index(config[knob.name])
                 if index is None:
-                    raise UsageError(f"{must_be(knob)}, not {config[knob.name]!r}")
+                    raise UsageError(f"{domain_error(knob)}, not {config[knob.name]!r}")
                 row[i] = index
         return row
 
@@ -164,7 +164,7 @@ class SearchSpace:
     def _family_of(self, config: Config) -> Family:
         family = self._families.get(str(config.get("family")))
         if family is None:
-            raise UsageError(f"{must_be(self.knobs[0])}, not {config.get('family')!r}")
+            raise UsageError(f"{domain_error(self.knobs[0])}, not {config.get('family')!r}")
         return family
 
     def _config(self, i: int) -> dict[str, Value]:

@@ -184,12 +184,16 @@ class Bench:
 
     # ── what is timed ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def kernel(self, kernel: CudaKernel, contender: CompiledCandidate, policy: Policy, name: str | None = None) -> Prepared:
+    def kernel(
+        self, kernel: CudaKernel, contender: CompiledCandidate, policy: Policy, name: str | None = None
+    ) -> Prepared:
         """Launches on the full problem's tensors, ready to be timed."""
         works = [self._work(kernel, contender, inputs, name or kernel.entry) for inputs in self._copies(policy)]
         return self.clock.prepare(works, policy, tuple(self._outputs.values()))
 
-    def _work(self, kernel: CudaKernel, contender: CompiledCandidate, copies: Sequence[Inputs], name: str) -> KernelWork:
+    def _work(
+        self, kernel: CudaKernel, contender: CompiledCandidate, copies: Sequence[Inputs], name: str
+    ) -> KernelWork:
         kernel.set_constants({p.name: as_bytes(copies[0][p.name]).tobytes() for p in self._constants})
         parameters = [self._parameters(contender, inputs) for inputs in copies]
         return KernelWork(kernel, contender.source.launch, parameters, name)

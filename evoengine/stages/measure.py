@@ -51,7 +51,12 @@ class BaselineFailed(Exception):
 
 
 def measure(
-    target: Target, contender: CompiledCandidate, plan: Plan, seed: int, incumbent: CompiledCandidate | None, baseline: Baseline
+    target: Target,
+    contender: CompiledCandidate,
+    plan: Plan,
+    seed: int,
+    incumbent: CompiledCandidate | None,
+    baseline: Baseline,
 ) -> tuple[Verdict, Measurement | None] | Rejection:
     """Gate, timing, gate: the whole of a candidate's life on the GPU. A measurement only where all of it was correct.
 

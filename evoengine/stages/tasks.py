@@ -112,8 +112,13 @@ def load_cuda() -> None:
 
 
 def measure_task(
-    target: Target, contender: CompiledCandidate, plan: Plan, seed: int, incumbent: CompiledCandidate | None, baseline: Baseline
-) -> Evaluation | Rejection:  # fmt: skip
+    target: Target,
+    contender: CompiledCandidate,
+    plan: Plan,
+    seed: int,
+    incumbent: CompiledCandidate | None,
+    baseline: Baseline,
+) -> Evaluation | Rejection:
     """Gate and timing on the GPU, against the best candidate so far and the fastest baseline.
 
     A Rejection where the kernel crashed or hung, in a gate case too: by it the runner is known to be unusable.
@@ -134,7 +139,9 @@ def baselines_task(target: Target, seed: int, without: tuple[str, ...]) -> list[
         return Rejection(failure.outcome, str(failure), failure.name)
 
 
-def finals_task(target: Target, contenders: tuple[CompiledCandidate, ...], seed: int, baseline: Baseline) -> Finals | Rejection:
+def finals_task(
+    target: Target, contenders: tuple[CompiledCandidate, ...], seed: int, baseline: Baseline
+) -> Finals | Rejection:
     from evoengine.stages.measure import finals
 
     try:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from evoengine.devices.base import Arguments, KernelCrashed, Tensors
 from evoengine.errors import UsageError
 from evoengine.records import EXECUTOR, Binary, Launch, Plan, Source
-from evoengine.stages.binary_check import BinaryCheck
 from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import prepare, require_arch
 from evoengine.sass.listing import listing_of
+from evoengine.stages.binary_check import BinaryCheck
 from evoengine.stages.verify import verify
 from evoengine.workloads.base import Workload
 

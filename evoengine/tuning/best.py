@@ -12,9 +12,9 @@ from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.objectives import front, stored_objectives
 from evoengine.publish.export import export as write
 from evoengine.records import Candidate, Measurement
-from evoengine.stages.binary_check import BinaryCheck
 from evoengine.search.binaries import check_export
 from evoengine.search.targets import target_of
+from evoengine.stages.binary_check import BinaryCheck
 from evoengine.tuning.setup import Echo, silent
 
 

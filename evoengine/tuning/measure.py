@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from evoengine.devices.driver import GpuDevice, resolve_gpu, require_arch, supports_arch
+from evoengine.devices.driver import GpuDevice, require_arch, resolve_gpu, supports_arch
 from evoengine.errors import NothingFound
 from evoengine.gpu import find_gpu
 from evoengine.ledger.store import Ledger, open_ledger

@@ -77,7 +77,9 @@ def prepare_space(
     for config in first_of_each_family(space):
         source = render(target, space, config, folder)
         if unsupported := unsupported_includes(source.text, emulated):
-            raise UsageError(f"the kernel of family {config['family']} cannot be compiled here: {'; '.join(unsupported)}")
+            raise UsageError(
+                f"the kernel of family {config['family']} cannot be compiled here: {'; '.join(unsupported)}"
+            )
     return space, folder
 
 

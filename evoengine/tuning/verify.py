@@ -9,11 +9,11 @@ from pathlib import Path
 from evoengine.devices.driver import resolve_gpu
 from evoengine.errors import UsageError
 from evoengine.records import Candidate, Config
-from evoengine.stages.binary_check import BinaryCheck
 from evoengine.search.binaries import check_binary
+from evoengine.search.evaluate_config import evaluate_config
 from evoengine.search.evaluators import make_evaluator
 from evoengine.search.reference import require_reference
-from evoengine.search.evaluate_config import evaluate_config
+from evoengine.stages.binary_check import BinaryCheck
 from evoengine.tuning.setup import (
     Echo,
     choose_device,

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from evoengine.devices.driver import GpuDevice, resolve_gpu, require_arch, supports_arch
+from evoengine.devices.driver import GpuDevice, require_arch, resolve_gpu, supports_arch
 from evoengine.devices.nvml import Sensors, judge_reading, open_sensors
 from evoengine.errors import MachineError
 from evoengine.gpu import find_gpu

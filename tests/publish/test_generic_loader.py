@@ -222,7 +222,7 @@ def cupy_inputs(gpu: int):
 
 
 def test_cupy_s_arrays_run_on_their_gpu_s_current_stream(driver, rms_norm):
-    (first, keep_first), (second, keep_second) = cupy_inputs(0), cupy_inputs(1)
+    (first, _keep_first), (second, _keep_second) = cupy_inputs(0), cupy_inputs(1)
     for arrays in (first, second, second):
         assert rms_norm(*arrays[:3], out=tuple(arrays[3:]))[1] is arrays[4]
     assert [(found.gpu, found.stream) for found in driver.launches()] == [(0, 1000), (1, 1001), (1, 1001)]

@@ -12,7 +12,14 @@ import pytest
 from evoengine.errors import MachineError
 from evoengine.records import CompiledCandidate, Kind, Outcome, Rejection
 from evoengine.search.coordinator import neighbouring_bests
-from evoengine.search.evaluators import QUEUE_DEPTH, EmulatorEvaluator, GpuEvaluator, Job, make_evaluator, timed_baselines
+from evoengine.search.evaluators import (
+    QUEUE_DEPTH,
+    EmulatorEvaluator,
+    GpuEvaluator,
+    Job,
+    make_evaluator,
+    timed_baselines,
+)
 from evoengine.search.proposer import Proposer
 from evoengine.workloads.attention.problem import parse_problem
 from tests.support import faulty_device

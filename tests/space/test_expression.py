@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evoengine.errors import UsageError
-from evoengine.space.arrays import EncodedColumn, Columns
+from evoengine.space.arrays import Columns, EncodedColumn
 from evoengine.space.expression import Expression
 
 VALUES = {"tile_m": 64, "warps": 4, "pad": 8, "family": "wmma", "causal": True, "gpu.sms": 132, "ratio": 0.5}

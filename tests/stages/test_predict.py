@@ -13,8 +13,8 @@ from evoengine.sass import chip
 from evoengine.sass.predict import Unpredictable
 from evoengine.stages import predict
 from evoengine.stages.arguments import make_arguments
-from evoengine.stages.tasks import predict_task
 from evoengine.stages.predict import predict_binary
+from evoengine.stages.tasks import predict_task
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Case, Target
 from tests.support.predictions import ATTENTION, COST, H100, L4, PROBLEM, figure, made

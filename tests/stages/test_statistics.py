@@ -11,10 +11,10 @@ from scipy.signal import lfilter
 
 from evoengine.stages.policy import batch_size
 from evoengine.stages.statistics import (
+    EARLY_STOP,
     MIN_SAMPLES,
     MOST,
     TARGET_REL_CI,
-    EARLY_STOP,
     Comparison,
     Estimate,
     clearly_slower,
@@ -22,8 +22,8 @@ from evoengine.stages.statistics import (
     median_interval,
     normalised_median,
     paired_ratio,
-    stop_reason,
     spread,
+    stop_reason,
 )
 
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from evoengine.errors import UsageError
 from evoengine.records import Baseline, Binary, CaseResult, Finals, Kind, Measurement, Outcome, Rejection, Verdict
-from evoengine.stages.tasks import Evaluation
 from evoengine.stages.predict import Estimated
+from evoengine.stages.tasks import Evaluation
 
 DEVICE = "faulty device"
 WORK_SECONDS = 0.02

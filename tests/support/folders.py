@@ -12,8 +12,8 @@ from evoengine.paths import asset
 from evoengine.records import Config, Rejection, Source, Verdict
 from evoengine.search.evaluators import gate_plan
 from evoengine.space.space import SearchSpace, load_space
-from evoengine.stages.tasks import emulate_task
 from evoengine.stages.render import render
+from evoengine.stages.tasks import emulate_task
 from evoengine.workloads.base import Target
 from evoengine.workloads.folder import load_folder
 

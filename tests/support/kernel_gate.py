@@ -12,8 +12,8 @@ from evoengine.paths import asset
 from evoengine.records import Source
 from evoengine.search.evaluators import full_plan, gate_plan
 from evoengine.space.space import SearchSpace, load_space
-from evoengine.stages.tasks import emulate_task
 from evoengine.stages.render import render
+from evoengine.stages.tasks import emulate_task
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Target

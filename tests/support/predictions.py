@@ -6,7 +6,7 @@ from functools import cache
 
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
-from evoengine.records import Config, CompiledCandidate
+from evoengine.records import CompiledCandidate, Config
 from evoengine.space.space import load_space
 from evoengine.stages.compile import compile_source
 from evoengine.stages.predict import predict_figure

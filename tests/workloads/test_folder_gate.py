@@ -1,4 +1,5 @@
-"""Kernels that somebody brings in a folder, as plain CUDA with #define knobs: rendered, gated, and their faults seen."""
+"""Kernels that somebody brings in a folder, as plain CUDA with #define knobs: rendered, gated, and their faults
+seen."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from tests.support.folders import (
     write,
 )  # fmt: skip
 
-# A kernel in the style of the auto-tuners' benchmarks: two-dimensional blocks, tiles in shared memory, sizes and knobs as
-# macros, and its filter in constant memory.
+# A kernel in the style of the auto-tuners' benchmarks: two-dimensional blocks, tiles in shared memory, sizes and knobs
+# as macros, and its filter in constant memory.
 FILTER = """extern "C" {
 #define height 512
 #define width 512

@@ -47,7 +47,9 @@ def lag(powers):
     """A maximum that stays behind by so many powers of two, in families whose P has 16 bits."""
     name = f"maximum lags by 2^{powers}"
     found = [("wgmma", "row_max + float(RESCALE_THRESHOLD)", f"row_max + {powers}.0f")]
-    found += [(family, RISEN, f"{RISEN} if (top <= row_max + {powers}.0f) top = row_max;") for family in ("wmma", "mma")]
+    found += [
+        (family, RISEN, f"{RISEN} if (top <= row_max + {powers}.0f) top = row_max;") for family in ("wmma", "mma")
+    ]
     return [(name, family, PLAIN, old, new) for family, old, new in found]
 
 
@@ -189,7 +191,9 @@ def natural_gate(tmp_path):
 
 
 ROUNDS = [
-    pytest.param("while (scheduler.has_work(tiles.turn()))", "if (scheduler.has_work(tiles.turn()))", id="one round only"),
+    pytest.param(
+        "while (scheduler.has_work(tiles.turn()))", "if (scheduler.has_work(tiles.turn()))", id="one round only"
+    ),
     pytest.param("(before + i) / STAGES", "i / STAGES", id="phases begin at 0 again"),
     pytest.param("turn * blocks + ", "turn * (blocks + 1) + ", id="rounds too far apart"),
 ]

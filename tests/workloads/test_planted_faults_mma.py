@@ -122,7 +122,12 @@ def offsets(gate, source: Source) -> list[int]:
     problem, (blocks, _, _) = gate.problem, source.launch.grid
     parts = {part.split(":")[0]: part for part in source.text.split("// ---- ")}
     text = "// " + parts["types"] + "// " + parts["work_tile"]
-    last = {"blockIdx.x": blocks - 1, "gridDim.x": blocks, "blockIdx.y": problem.heads - 1, "blockIdx.z": problem.batch - 1}
+    last = {
+        "blockIdx.x": blocks - 1,
+        "gridDim.x": blocks,
+        "blockIdx.y": problem.heads - 1,
+        "blockIdx.z": problem.batch - 1,
+    }
     for name, value in last.items():
         assert name in text
         text = text.replace(name, f"{value}")

@@ -84,6 +84,15 @@ def test_the_norm_of_the_rounded_sum_and_of_the_sum_itself_both_pass(kernel_gate
     assert verdict.correct, verdict.reason
 
 
+def test_a_long_chain_of_sums_in_float32_is_no_fault(kernel_gate):
+    """Four threads for a row add 1,280 squares each, behind one that is a million times as large."""
+    gate = kernel_gate("rms_norm:rows100000,hidden5120,fp32")
+    config = gate.configuration({"family": "warp", "threads_per_row": 4, "vector": 1})
+    for seed in range(3):
+        verdict = gate.judge(config, seed=seed)
+        assert verdict.correct, verdict.reason
+
+
 def test_eps_is_judged_by_rows_of_zeros_and_of_values_as_small():
     workload, problem = parse_problem("rms_norm:rows14,hidden64,fp16")
     x = workload.tensors().draw(Case("extreme", problem, "extreme rows"), seed=1).inputs["x"]

@@ -227,7 +227,10 @@ class _Search:
             return None
         targets = self._targets()
         mean, deviation = self._predict(targets)
-        gain = expected_improvement(mean, deviation, np.nanmax(targets)) / self._coverage.pair_coverage() ** RARITY_EXPONENT
+        gain = (
+            expected_improvement(mean, deviation, np.nanmax(targets))
+            / self._coverage.pair_coverage() ** RARITY_EXPONENT
+        )
         return self._pool.rows[int(np.where(self._choice(), gain, -1.0).argmax())]
 
     def _choice(self) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
@@ -48,9 +49,14 @@ class RmsNormTensors(Tensors):
         return {"y": total * _inverse_rms(total) * weight, "residual_out": total}
 
     def own_dtype(self, problem: RmsNormProblem, inputs: Inputs) -> Outputs:
-        """As Llama's own code has it: the norm in float32, rounded before the product with the weight and after it."""
+        """As Llama's own code has it: the norm in float32, rounded before the product with the weight and after it.
+
+        Squares are added one after the other, the longest chain of roundings there is: in float32 that is what counts.
+        """
         total = inputs["x"] + inputs["residual"]
-        normed = total.float() * _inverse_rms(total.float())
+        squares = total.float().square().cpu().numpy()
+        mean = np.add.accumulate(squares, axis=-1)[:, -1:] / np.float32(problem.hidden)
+        normed = total.float() * (torch.from_numpy(mean).to(total.device) + EPS).rsqrt()
         return {"y": normed.to(total.dtype) * inputs["weight"], "residual_out": total}
 
     def rounded_once(self, problem: RmsNormProblem, inputs: Inputs) -> Outputs:
@@ -58,6 +64,9 @@ class RmsNormTensors(Tensors):
         total = inputs["x"] + inputs["residual"]
         y = total.float() * _inverse_rms(total.float()) * inputs["weight"].float()
         return {"y": y.to(total.dtype), "residual_out": total}
+
+    def library(self, problem: RmsNormProblem, inputs: Inputs) -> Outputs:
+        return self.rounded_once(problem, inputs)
 
     def baselines(self, problem: RmsNormProblem) -> tuple[str, ...]:
         return ("torch",)
@@ -110,7 +119,7 @@ def _extreme_rows(problem: RmsNormProblem, x: torch.Tensor, residual: torch.Tens
     peak = column == row * 7 % problem.hidden
     x = torch.where((kind == 1) & peak, 3000.0, x)
     x = torch.where(kind == 2, 0.0, x)
-    x = torch.where(kind == 3, 1.1e-3 * x.sign(), x)
+    x = torch.where(kind == 3, 1e-3 * (x + x.sign()) / 2.0, x)
     x = torch.where(kind == 4, large * x, x)
     x = torch.where(kind == 6, 1.5, x)
     residual = torch.where((kind == 2) | (kind == 3) | (kind == 6), 0.0, residual)

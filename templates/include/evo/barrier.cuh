@@ -1,5 +1,5 @@
 // ---- barrier: threads wait for one another and for asynchronous copies (mbarrier and friends, sm_90) ----
-// A barrier is 8 bytes of shared memory, told by its shared address (address.cuh). A phase ends when `count` arrivals
+// A barrier is 8 bytes of shared memory, named by its shared address (address.cuh). A phase ends when `count` arrivals
 // have come and all bytes announced have landed; then the next begins. Waiting is for the end of the last phase of a
 // parity: the n-th use of a barrier, from 0, has parity n & 1, and on a fresh barrier a wait for parity 1 is over at
 // once.
@@ -7,7 +7,7 @@ __device__ __forceinline__ void barrier_init(unsigned barrier, unsigned count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-// After the last barrier_init and before the __syncthreads that tells the others: makes barriers known to TMA as well.
+// After the last barrier_init and before the __syncthreads behind which others use them; TMA then knows them too.
 __device__ __forceinline__ void barrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -17,7 +17,7 @@ __device__ __forceinline__ void barrier_arrive(unsigned barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and announces bytes that TMA will bring (tma.cuh) before the phase may end.
+// Arrives, and announces bytes that TMA will load (tma.cuh) before the phase may end.
 __device__ __forceinline__ void arrive_expect_tx(unsigned barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -43,7 +43,7 @@ __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) 
 }
 
 // wgmma and TMA see what ordinary stores and cp.async have written to shared memory only after this, by the threads
-// that wrote before they tell the others, or by those that were told.
+// that wrote, before they arrive where others wait, or by those that waited.
 __device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Named barriers (`id` 1 to 15; 0 is that of __syncthreads) for `threads` of the block, a multiple of 32: those that

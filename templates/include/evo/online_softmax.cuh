@@ -59,7 +59,7 @@ struct OnlineSoftmax {
     __device__ __forceinline__ float normalise() const { return __fdividef(1.0f, lanes_sum<LANES>(row_sum)); }
 };
 
-// Four neighbouring scores: scaled; all but the first `visible` masked; the largest; P under the row's maximum; the sum.
+// Four neighbouring scores: scaled; all but the first `visible` masked; their maximum; 2^(x - row_max); the sum.
 __device__ __forceinline__ float4 scale_four(float4 x, float scale) {
     return make_float4(x.x * scale, x.y * scale, x.z * scale, x.w * scale);
 }

@@ -1,7 +1,7 @@
 // ---- tma: tiles of a tensor between global and shared memory, moved by the copy engine (sm_90) ----
 // A kernel takes a map as a parameter `const __grid_constant__ TensorMap m`. Coordinates name the first element of a
 // tile, innermost dimension first; what lies outside of the tensor arrives as zeros and is not stored. One thread
-// speaks for all. Shared addresses (address.cuh) are multiples of 128, of 8 times the swizzle where there is one.
+// issues it for all. Shared addresses (address.cuh) are multiples of 128, of 8 times the swizzle where there is one.
 struct alignas(128) TensorMap {
     unsigned long long opaque[16];
 };

@@ -17,8 +17,8 @@ __device__ __forceinline__ void wgmma(float (&d)[COUNT], const unsigned* a, unsi
     wgmma_rs<TRANS_B>(d, a, b, accumulate);
 }
 
-// acc += A B, or A B where `accumulate` is 0: issued here as one group, there after the wgmma_wait that covers it. A has
-// a warpgroup's 64 rows and is in registers or, as B is, in shared memory (shared_tile/wgmma.cuh).
+// acc += A B, or A B where `accumulate` is 0: issued here as one group, there after the wgmma_wait that covers it. A
+// has a warpgroup's 64 rows and is in registers or, as B is, in shared memory (shared_tile/wgmma.cuh).
 template <int K, int N, class A, class B>
 __device__ __forceinline__ void issue(Accumulator<N>& acc, const A& a, const B& b, int accumulate) {
     warpgroup_fence_operand(acc.d);

@@ -1,7 +1,7 @@
-// ---- pipeline: STAGES buffers that producers fill and consumers empty, each with a barrier for full and for empty ----
+// ---- pipeline: STAGES buffers that producers fill and consumers empty, with barriers for full and for empty ----
 // Tiles are counted from 0 by both sides alike, and tile i lies in buffer i % STAGES. BY_TMA: one thread fills a buffer
 // by TMA, which counts the bytes; else each thread of a warpgroup, by cp.async. MULTICAST: TMA of each of a cluster's
-// blocks fills its part of the buffers of all of them.
+// blocks fills its part of the buffers of all of them. Include before: barrier, cluster, thread.
 template <int STAGES, int BYTES, bool BY_TMA = true, bool MULTICAST = false>
 struct Pipeline {
     static constexpr int BARRIER_BYTES = 16 * STAGES;

@@ -2,7 +2,7 @@
 // Eight lanes at a time read one chunk of eight rows (ldmatrix) or move WIDTH chunks of 8 / WIDTH rows; they take
 // each of the eight places of a wavefront, 128 bytes, once. PADDED: rows lie an odd number of chunks apart, so that
 // eight of them begin in eight places. Else chunks are exchanged by XOR with the row, within SPAN of them: where SPAN
-// is 4, two rows share a wavefront.
+// is 4, two rows share a wavefront. Include before: copy_async, ldmatrix, thread.
 template <int ROWS, int COLS, bool PADDED>
 struct SharedTile {
     static constexpr int CHUNKS = COLS / 8;
@@ -84,7 +84,8 @@ struct LaneChunk {
 
     __device__ __forceinline__ unsigned address(unsigned tile, int row, int chunk) const {
         constexpr int SPAN = Tile::SPAN;
-        return tile + row_bytes + (exchange ^ chunk % SPAN * 16) + row * Tile::ROW_CHUNKS * 16 + chunk / SPAN * SPAN * 16;
+        return tile + row_bytes + (exchange ^ chunk % SPAN * 16) + row * Tile::ROW_CHUNKS * 16 +
+               chunk / SPAN * SPAN * 16;
     }
 };
 
@@ -114,8 +115,8 @@ struct KMajorB {
     }
 };
 
-// Operand B, whose row k of the tile is along n. Its columns begin `first_chunk` chunks into the rows, from where on all
-// chunks up to the next multiple of SPAN are its own.
+// Operand B, whose row k of the tile is along n. Its columns begin `first_chunk` chunks into the rows; from there on
+// all chunks up to the next multiple of SPAN are its own.
 template <class Tile>
 struct MnMajorB {
     unsigned tile;

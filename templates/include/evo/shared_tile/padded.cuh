@@ -18,7 +18,8 @@ struct SharedTile {
                 // A row that does not exist is given an address that does, and takes nothing from there.
                 constexpr int COPIED = VECTOR * sizeof(T);
                 bool exists = row < rows;
-                copy_async<COPIED>(tile + row * STRIDE + col, exists ? from + row * COLS + col : from, exists ? COPIED : 0);
+                copy_async<COPIED>(tile + row * STRIDE + col, exists ? from + row * COLS + col : from,
+                                   exists ? COPIED : 0);
             } else {
                 Vector<VECTOR> x = {};
                 if (row < rows) x = read_vector<VECTOR>(from + row * COLS + col);

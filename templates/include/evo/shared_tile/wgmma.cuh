@@ -1,7 +1,7 @@
 // ---- shared_tile: ROWS x COLS elements for wgmma, as TMA and the hardware's swizzle lay them out ----
 // A tile lies in slabs of 64 or 32 columns, all rows of one slab before the next. Within a slab, chunk of 16 bytes `i`
 // stands at place swizzled(i), so that 8 rows of one column of chunks fall into different banks. A tile begins at a
-// multiple of 1024 bytes.
+// multiple of 1024 bytes. Include before: accumulator, cluster, copy_async, stmatrix, tma, wgmma.
 
 // A tile as an operand: its shared memory descriptor, whose addresses and strides count units of 16 bytes, and what is
 // added to that for each 16 elements along k.
@@ -40,28 +40,31 @@ struct SharedTile {
     // By one thread and TMA: a box of the tensor map is ROWS x a slab. (row, col) is the tile's first element; `outer`
     // are the coordinates of further dimensions. What lies outside of the tensor arrives as zeros.
     template <class... Outer>
-    static __device__ __forceinline__ void load(unsigned char* tile, const TensorMap& map, unsigned full, int row, int col,
-                                                Outer... outer) {
+    static __device__ __forceinline__ void load(unsigned char* tile, const TensorMap& map, unsigned full, int row,
+                                                int col, Outer... outer) {
 #pragma unroll
-        for (int slab = 0; slab < SLABS; ++slab)
-            tma_load(shared_address(tile + slab * ROWS * SLAB_BYTES), map, full, col + slab * CHUNKS * 8, row, outer...);
+        for (int slab = 0; slab < SLABS; ++slab) {
+            unsigned to = shared_address(tile + slab * ROWS * SLAB_BYTES);
+            tma_load(to, map, full, col + slab * CHUNKS * 8, row, outer...);
+        }
     }
 
     // This block's part of the rows, to all blocks of the cluster: the others load the other parts. A box has so many
     // rows less.
     template <class... Outer>
-    static __device__ __forceinline__ void load_multicast(unsigned char* tile, const TensorMap& map, unsigned full, int row,
-                                                          int col, Outer... outer) {
+    static __device__ __forceinline__ void load_multicast(unsigned char* tile, const TensorMap& map, unsigned full,
+                                                          int row, int col, Outer... outer) {
         int first = cluster_rank() * (ROWS / CLUSTER);
 #pragma unroll
-        for (int slab = 0; slab < SLABS; ++slab)
-            tma_load_multicast(shared_address(tile + (slab * ROWS + first) * SLAB_BYTES), map, full,
-                               col + slab * CHUNKS * 8, row + first, outer...);
+        for (int slab = 0; slab < SLABS; ++slab) {
+            unsigned to = shared_address(tile + (slab * ROWS + first) * SLAB_BYTES);
+            tma_load_multicast(to, map, full, col + slab * CHUNKS * 8, row + first, outer...);
+        }
     }
 
-    // By the THREADS of a warpgroup and cp.async: `from` points to rows of COLS contiguous elements of which the first `rows` exist.
-    // The others become zeros, which neither fault nor turn into NaN in a product with 0. A thread's chunks are a
-    // multiple of 128 apart, where the swizzle repeats: one offset serves all.
+    // By the THREADS of a warpgroup and cp.async: `from` points to rows of COLS contiguous elements of which the first
+    // `rows` exist. The others become zeros, which neither fault nor turn into NaN in a product with 0. A thread's
+    // chunks are a multiple of 128 apart, where the swizzle repeats: one offset serves all.
     template <int THREADS>
     static __device__ __forceinline__ void load(unsigned char* tile, const T* from, int rows) {
         static_assert(THREADS == 128, "so far apart the swizzle repeats");
@@ -73,8 +76,10 @@ struct SharedTile {
         for (int row = first; row < ROWS; row += STEP) {
             bool exists = row < rows;
 #pragma unroll
-            for (int slab = 0; slab < SLABS; ++slab)
-                copy_async<16>(to + slab * ROWS * SLAB_BYTES, exists ? source + slab * CHUNKS * 8 : from, exists ? 16 : 0);
+            for (int slab = 0; slab < SLABS; ++slab) {
+                const T* chunk = exists ? source + slab * CHUNKS * 8 : from;
+                copy_async<16>(to + slab * ROWS * SLAB_BYTES, chunk, exists ? 16 : 0);
+            }
             source += STEP * COLS, to += STEP * SLAB_BYTES;
         }
     }

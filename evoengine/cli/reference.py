@@ -1,0 +1,86 @@
+"""The command reference, made from the commands themselves: `python -m evoengine.cli.reference > docs/commands.md`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import click
+
+from evoengine.cli.main import evoengine
+
+_INTRODUCTION = """# Commands
+
+Made by `python -m evoengine.cli.reference` from the commands themselves. A test fails when the two differ.
+
+Data goes to stdout, progress to stderr. `--json` gives the same fields everywhere; [ledger.md](ledger.md) lists them.
+
+| exit code | meaning |
+|---|---|
+| 0 | ok |
+| 1 | finished, and nothing valid was found; of `verify`: the configuration is not correct |
+| 2 | wrong usage or configuration |
+| 3 | something is missing on this machine |
+| 130 | interrupted |
+"""
+_HELP_TYPES = {"path": "PATH", "filename": "FILE", "integer": "N", "integer range": "N", "float range": "N"}
+
+
+def reference(group: click.Group = evoengine) -> str:
+    """The reference of all commands as Markdown."""
+    return "\n".join([_INTRODUCTION, *(_section(name, command) for name, command in commands(group))])
+
+
+def commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield name, command
+
+
+def undocumented(group: click.Group = evoengine) -> list[str]:
+    """Every command and option without help, as `COMMAND` or `COMMAND --OPTION`."""
+    found = []
+    for name, command in commands(group):
+        if not (command.help or "").strip():
+            found.append(name)
+        found += [f"{name} {option.opts[0]}" for option in _options(command) if not (option.help or "").strip()]
+    return found
+
+
+def _section(name: str, command: click.Command) -> str:
+    arguments = [p.human_readable_name for p in command.params if isinstance(p, click.Argument)]
+    usage = " ".join(["evoengine", name, *arguments, *(["[OPTIONS]"] if _options(command) else [])])
+    lines = [f"## {name}", "", f"    {usage}", "", inspect.cleandoc(command.help or ""), ""]
+    if _options(command):
+        lines += ["| option | what it does |", "|---|---|", *map(_row, _options(command)), ""]
+    return "\n".join(lines)
+
+
+def _options(command: click.Command) -> list[click.Option]:
+    return [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+
+
+def _row(option: click.Option) -> str:
+    value = "" if option.is_flag else f" {_value(option)}"
+    said = option.help or ""
+    if isinstance(option.type, click.Choice):
+        said += f" One of {', '.join(map(str, option.type.choices))}."
+    if option.show_default and option.default is not None:
+        said += f"  [default: {option.default}]"
+    if option.required:
+        said += "  [required]"
+    escaped = said.replace("|", r"\|")
+    return f"| `{'`, `'.join(option.opts)}{value}` | {escaped} |"
+
+
+def _value(option: click.Option) -> str:
+    """What stands behind the option."""
+    if isinstance(option.type, click.Choice):
+        return option.opts[0].lstrip("-").upper()
+    return option.metavar or _HELP_TYPES.get(option.type.name, option.type.name.upper())
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

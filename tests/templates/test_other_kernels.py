@@ -1,0 +1,48 @@
+"""The templates of RMS norm and convolution: NVRTC takes them for every GPU, and nothing spills at the starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from evoengine.gpu import known_gpus
+from evoengine.paths import asset
+from evoengine.records import Source
+from evoengine.space.space import load_space
+from evoengine.stages.compile import CompileFailed, compile_source
+from evoengine.workloads import parse_problem
+
+PROBLEMS = [
+    "rms_norm:rows4096,hidden4096,bf16",
+    "rms_norm:rows4096,hidden5120,fp16",
+    "rms_norm:rows4096,hidden4096,fp32",
+    "convolution:w4096,h4096,fw17,fh17",
+]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_the_starts_compile_without_spills_or_warnings(kernel_gate, problem, arch):
+    gate = kernel_gate(problem)
+    assert {c["family"] for c in gate.space.starts} == set(gate.space.families)
+    for config in gate.space.starts:
+        binary = compile_source(gate.source(config), arch)
+        assert (binary.spill_bytes, binary.stack_bytes, binary.warnings) == (0, 0, ()), config
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_every_family_has_a_start_on_every_gpu(problem):
+    workload, own = parse_problem(problem)
+    for gpu in known_gpus().values():
+        space = load_space(asset("search_spaces") / f"{workload.name}.toml", own, gpu)
+        assert {c["family"] for c in space.starts} == set(space.families), gpu.key
+
+
+def test_a_launch_that_disagrees_with_the_template_about_shared_memory_does_not_compile(kernel_gate):
+    gate = kernel_gate(PROBLEMS[-1])
+    for config in gate.space.starts:
+        good = gate.source(config)
+        stated = f"== {good.launch.shared_bytes}"
+        assert stated in good.text
+        short = Source(good.text.replace(stated, f"== {good.launch.shared_bytes + 4}"), good.entry, good.launch)
+        with pytest.raises(CompileFailed, match="static assertion failed"):
+            compile_source(short, "sm_90a")

@@ -1,0 +1,49 @@
+"""What candidates are timed beside computes the same as they do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evoengine.workloads import parse_problem
+from evoengine.workloads.base import Case
+
+MAIN_OUTPUT = {"gemm": "c", "rms_norm": "y", "convolution": "output"}
+PROBLEMS = [
+    "gemm:m5,n7,k9,bf16",
+    "gemm:m5,n7,k9,fp16,bias",
+    "gemm:m5,n7,k9,bf16,bias_relu",
+    "gemm:m5,n7,k9,fp16,bias_gelu",
+    "rms_norm:rows3,hidden40,bf16",
+    "rms_norm:rows3,hidden40,fp32",
+    "convolution:w9,h5,fw4,fh3",
+]
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_a_baseline_computes_the_reference_but_for_rounding(text):
+    workload, problem = parse_problem(text)
+    tensors = workload.tensors()
+    inputs = tensors.draw(Case("any", problem), seed=1).inputs
+    expected = tensors.reference(problem, inputs)[MAIN_OUTPUT[workload.name]]
+    (name,) = tensors.baselines(problem)
+    found = tensors.baseline(name, problem, inputs)()
+    spacing = torch.finfo(found.dtype).eps * float(expected.abs().max())
+    assert found.shape == expected.shape
+    assert float((found.double() - expected).abs().max()) < 8 * spacing
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_the_library_computes_all_outputs(text):
+    workload, problem = parse_problem(text)
+    tensors = workload.tensors()
+    inputs = tensors.draw(Case("any", problem), seed=1).inputs
+    expected, found = tensors.reference(problem, inputs), tensors.library(problem, inputs)
+    assert (
+        expected.keys()
+        == found.keys()
+        == {p.name for p in workload.parameters(problem, {}) if getattr(p, "output", False)}
+    )
+    for name, output in found.items():
+        spacing = torch.finfo(output.dtype).eps * float(expected[name].abs().max())
+        assert float((output.double() - expected[name]).abs().max()) < 8 * spacing
