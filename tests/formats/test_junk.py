@@ -1,4 +1,4 @@
-"""Descriptions in which anything is replaced by anything: each is taken, or refused in one sentence; none ends in a traceback."""
+"""Descriptions in which anything is replaced by anything: each is taken, or refused in one sentence."""
 
 from __future__ import annotations
 
