@@ -24,8 +24,8 @@ def check_reference(workload: FolderWorkload, problem: FolderProblem) -> tuple[s
     remarks: list[str] = []
     if work(definition, cases[0].problem) > SLOW_WORK:
         remarks.append(
-            f"the gate's smallest case is {cases[0].problem}, which is slow in the emulator; name a smaller --problem, or "
-            "leave axes out of compile_time in problem.json"
+            f"the gate's smallest case is {cases[0].problem}, which is slow in the emulator; name a smaller --problem, "
+            "or leave axes out of compile_time in problem.json"
         )
     done = 0.0
     for case in cases:
