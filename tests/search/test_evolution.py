@@ -91,7 +91,7 @@ def test_a_region_that_fails_is_left(state):
 @pytest.mark.parametrize("stall, least, most", [(STALL_WEIGHT, 0.45, 0.7), (1e9, 0.0, 0.42)])
 def test_the_more_proposals_came_after_the_best_the_more_are_far_from_it(space, monkeypatch, stall, least, most):
     """The first trial is the best, and the nearer to it the better, so that nothing calls for going far."""
-    monkeypatch.setattr(evolution, "STALL", stall)
+    monkeypatch.setattr(evolution, "STALL_WEIGHT", stall)
     far = []
     for seed in range(20):
         first = space.encode(search(space, seed, 1).trials[0].params)
@@ -103,8 +103,8 @@ def test_the_more_proposals_came_after_the_best_the_more_are_far_from_it(space, 
 @pytest.mark.parametrize("power", [evolution.RARITY_EXPONENT, 0])
 def test_pairs_of_values_that_no_trial_had_are_looked_at(monkeypatch, power):
     """Five knobs of four values, of which only the first matters: how many of the 160 pairs 30 trials have."""
-    monkeypatch.setattr(evolution, "RARE", power)
-    monkeypatch.setattr(evolution, "STALL", 1e9)
+    monkeypatch.setattr(evolution, "RARITY_EXPONENT", power)
+    monkeypatch.setattr(evolution, "STALL_WEIGHT", 1e9)
     pairs = []
     for seed in range(24):
         study = optuna.create_study(direction="maximize", sampler=EvolutionSampler(seed))
@@ -318,7 +318,7 @@ def test_several_objectives_are_searched_along_their_front(monkeypatch, leeway, 
 
     Uniform draws would try about one. Had all lengths the prior of those of two values, few would find them.
     """
-    monkeypatch.setattr(surrogate, "_leeway", leeway)
+    monkeypatch.setattr(surrogate, "_prior_width", leeway)
 
     def two(trial: optuna.Trial) -> tuple[float, float]:
         a, b = (trial.suggest_categorical(name, range(40)) for name in "ab")

@@ -147,7 +147,7 @@ def test_what_a_prior_expects_to_be_fast_is_in_the_pool_of_a_large_space(space, 
     for name, value in (("ENUMERABLE", 10), ("RANDOM", 2), ("CROSSED", 1)):
         monkeypatch.setattr(pool, name, value)
     monkeypatch.setattr(evolution, "EXPECTED", expected)
-    monkeypatch.setattr(evolution, "ELITES", 0)
+    monkeypatch.setattr(evolution, "N_ELITES", 0)
     made = Prior(space)
     sampler = EvolutionSampler(0, space, made)
     study = search(space, 0, 12, sampler)
