@@ -113,7 +113,7 @@ def _values(item: Item, draw: Draw, problem: FolderProblem, generator: torch.Gen
         case "arange":
             return torch.arange(prod(shape), dtype=made, device=device).reshape(shape)
         case "uniform" | "integers":
-            assert draw.low and draw.high  # the reader refuses a range without either
+            assert draw.low is not None and draw.high is not None  # the reader refuses a range that leaves one out
             low, high = (float(bound.evaluate(axes)) for bound in (draw.low, draw.high))
             if not low < high:
                 raise UsageError(f"{item.name} is drawn {draw.kind} from {low:g} to {high:g}; low must be below high")
