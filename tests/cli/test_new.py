@@ -1,9 +1,8 @@
-"""evoengine new: a folder whose kernels pass the gate; bad names and sources are refused. tests/test_docs.py searches it and
-exports."""
+"""evoengine new: a folder whose kernels pass the gate; bad names and sources are refused. tests/test_docs.py
+searches it and exports."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
