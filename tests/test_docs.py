@@ -23,8 +23,7 @@ from evoengine.records import Candidate, Outcome
 from evoengine.space.expression import CALLS
 from evoengine.space.reader import read_definition
 from evoengine.space.space import load_space
-from evoengine.workloads import workloads
-from evoengine.workloads import folder_reader
+from evoengine.workloads import folder_reader, workloads
 from tests.support.documented_command import adapted
 from tests.support.documents import PAGES, ROOT, blocks, links, named_commands, run_page, shell_blocks
 from tests.support.exhaustive import more
@@ -85,7 +84,9 @@ def test_a_broken_block_is_seen(tmp_path, text):
 def test_a_block_is_left_out_for_a_stated_reason_alone(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
-        "<!-- not run: needs a GPU -->\n```sh\nfalse\n```\n\n<!-- not run: -->\n```sh\nfalse\n```\n\n```text\nfalse\n```\n"
+        "<!-- not run: needs a GPU -->\n```sh\nfalse\n```\n\n"
+        "<!-- not run: -->\n```sh\nfalse\n```\n\n"
+        "```text\nfalse\n```\n"
     )
     assert len(blocks(page)) == 3
     assert [block.place for block in shell_blocks(page)] == ["page.md:7"]
@@ -184,7 +185,7 @@ def test_python_blocks_call_what_the_package_has(page):
 
 def test_a_wrong_call_is_seen():
     assert wrong_calls('import evoengine\nevoengine.tune("gemm:m1", trials=3)\nevoengine.export("out")') == []
-    assert len(wrong_calls('evoengine.tuned()\nevoengine.export()\nevoengine.best(best_of=3)')) == 3
+    assert len(wrong_calls("evoengine.tuned()\nevoengine.export()\nevoengine.best(best_of=3)")) == 3
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -242,7 +243,7 @@ NAMED = {
     "problems.md": families,
     "own-kernel.md": lambda: {*folder_reader._KEYS, *folder_reader._DRAWS, *folder_reader.DTYPES, *KINDS},
     "ledger.md": lambda: {*Base.metadata.tables, *CANDIDATE.to_json(), *Outcome},
-    "architecture.md": lambda: {part for floor in FLOORS for part in floor} - {"__main__", "__init__"} | set(face.__all__),
+    "architecture.md": lambda: {*sum(FLOORS, ()), *face.__all__} - {"__main__", "__init__"},
     "the-gate.md": lambda: {"rtol", "atol"},
 }
 
