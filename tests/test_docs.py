@@ -85,7 +85,8 @@ def test_a_block_is_left_out_for_a_stated_reason_alone(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "<!-- not run: needs a GPU -->\n```sh\nfalse\n```\n\n"
-        "<!-- not run: -->\n```sh\nfalse\n```\n\n```text\nfalse\n```\n"
+        "<!-- not run: -->\n```sh\nfalse\n```\n\n"
+        "```text\nfalse\n```\n"
     )
     assert len(blocks(page)) == 3
     assert [block.place for block in shell_blocks(page)] == ["page.md:7"]
@@ -242,9 +243,7 @@ NAMED = {
     "problems.md": families,
     "own-kernel.md": lambda: {*folder_reader._KEYS, *folder_reader._DRAWS, *folder_reader.DTYPES, *KINDS},
     "ledger.md": lambda: {*Base.metadata.tables, *CANDIDATE.to_json(), *Outcome},
-    "architecture.md": lambda: (
-        {part for floor in FLOORS for part in floor} - {"__main__", "__init__"} | set(face.__all__)
-    ),
+    "architecture.md": lambda: {*sum(FLOORS, ()), *face.__all__} - {"__main__", "__init__"},
     "the-gate.md": lambda: {"rtol", "atol"},
 }
 

@@ -1,5 +1,7 @@
-"""evoengine new: a folder whose kernels pass the gate; bad names and sources are refused. tests/test_docs.py
-searches it and exports."""
+"""evoengine new: a folder whose kernels pass the gate; bad names and sources are refused.
+
+tests/test_docs.py searches the folder and exports the best kernel, as README.md says.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ _FENCE = re.compile(r"^(?:<!-- not run: ([^\n]+) -->\n)?```(\w*)\n(.*?)^```$", r
 _SPAN = re.compile(r"(?<!`)`(evoengine [a-z-][^`]*)`(?!`)")
 _INDENTED = re.compile(r"^    (evoengine [a-z-].*)$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_END_OF_COMMAND = {"&&", "||", "|", ";", ">", "·"}
+_COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
+_END_OF_COMMAND = {"&&", "||", "|", ";", ">", "·", "\n"}
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,21 @@ def shell_blocks(page: Path) -> list[Block]:
 def named_commands(page: Path) -> Iterator[list[str]]:
     """The words behind `evoengine` of every command line that a page names, in blocks, spans and indented text."""
     text = page.read_text()
-    lines = [line for block in blocks(page) if block.language in ("sh", "console") for line in block.text.splitlines()]
-    lines += [found[1] for pattern in (_SPAN, _INDENTED) for found in pattern.finditer(text)]
-    for line in lines:
-        words = shlex.split(line, comments=True)
+    scripts = [block.text for block in blocks(page) if block.language in ("sh", "console")]
+    scripts += [found[1] for pattern in (_SPAN, _INDENTED) for found in pattern.finditer(text)]
+    for script in scripts:
+        words = _words(script)
         for i, word in enumerate(words):
             if word == "evoengine" and words[i + 1 :]:
                 end = next((n for n in range(i, len(words)) if words[n] in _END_OF_COMMAND), len(words))
                 yield words[i + 1 : end]
+
+
+def _words(script: str) -> list[str]:
+    """A script's words as the shell has them, each end of a line among them."""
+    lexer = shlex.shlex(_COMMENT.sub("", script), posix=True, punctuation_chars="|&;<>\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
+    return ["\n" if not word.strip() else word for word in lexer]
 
 
 def links(page: Path) -> list[Path]:
