@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from evoengine.terms import FORMULA, estimate_json, model_of
 
@@ -75,8 +76,8 @@ class Launch:
         return self.threads // (y * z), y, z
 
 
-Plan = Sequence[tuple[object, Launch]]
-"""a workload's gate cases, each with the launch for its problem"""
+Plan = Sequence[tuple[Any, Launch]]
+"""a workload's gate cases, of types of its own, each with the launch for its problem"""
 
 
 @dataclass(frozen=True, slots=True)

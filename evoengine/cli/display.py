@@ -165,7 +165,7 @@ def cell(value: object, form: str = "{}") -> str:
     return "–" if value is None else form.format(value)
 
 
-def listing(candidates: Sequence[Candidate]) -> Group:
+def history_table(candidates: Sequence[Candidate]) -> Group:
     """Trials in the order they were started, each with how it ended."""
     table = Table(box=None, pad_edge=False)
     right = ("trial", "run", of_figure := unit(candidates), "reg")

@@ -157,8 +157,8 @@ def _lines(file: Path | None, name: Any, remarks: list[str]) -> list[dict[str, A
 
 def _workload(entry: dict[str, Any], scalars: list[str], remarks: list[str]) -> dict[str, Any]:
     inputs: dict[str, Any] = {}
-    given = entry.get("inputs") if isinstance(entry.get("inputs"), dict) else {}
-    for name, spec in given.items():
+    given = entry.get("inputs")
+    for name, spec in given.items() if isinstance(given, dict) else ():
         kind = spec.get("type") if isinstance(spec, dict) else None
         if kind == "scalar" and name in scalars:
             inputs[name] = {"type": "scalar", "value": spec.get("value")}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from evoengine.ledger.store import Ledger
-from evoengine.objectives import OBJECTIVES, worth
+from evoengine.objectives import OBJECTIVES, objective_values
 from evoengine.records import Candidate, Config, Kind, Measurement, Outcome
 from evoengine.search.coordinator import Progress
 from evoengine.search.proposer import Proposer
@@ -53,7 +53,7 @@ class Replay:
             candidate = entry(self._space, proposal.config, self._run)
             trial = self._record(candidate, proposal.parents, proposal.operator)
             self._proposer.started(proposal, trial)
-            self._proposer.tell(proposal, worth(candidate, (REPLAY_OBJECTIVE,)))
+            self._proposer.tell(proposal, objective_values(candidate, (REPLAY_OBJECTIVE,)))
             self.progress.outcomes[candidate.outcome] += 1
             self._on_finish(trial)
             self._on_change(self.progress)

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evoengine.devices.driver import GpuDevice, find_driver, hold, supports_arch
+from evoengine.devices.driver import GpuDevice, find_driver, lock_device, supports_arch
 from evoengine.devices.nvml import other_processes, settings
 from evoengine.errors import MachineError, UsageError
 from evoengine.gpu import Gpu, find_gpu
@@ -162,7 +162,7 @@ def lock_gpu(device: GpuDevice | None, echo: Echo) -> Iterator[None]:
     if device is None:
         yield
         return
-    with hold(device, echo):
+    with lock_device(device, echo):
         if others := other_processes(device.uuid):
             named = ", ".join(map(str, others))
             echo(

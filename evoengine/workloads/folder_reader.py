@@ -346,7 +346,7 @@ class _Reader:
             )
             self._fail(f"{at}: {item.name} {takes}")
         value = entry.get("value")
-        if value is not None and not _fits(value, item.dtype):
+        if "value" in entry and not _fits(value, item.dtype):
             self._fail(f"{at} has the value {value!r}, which is no {item.dtype}")
         low, high = (self._expression(entry[k], f"{at}.{k}") if k in entry else None for k in ("low", "high"))
         return Draw(kind, value, low, high)

@@ -8,28 +8,56 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from evoengine.ledger.store import open_ledger
 from tests.fake_cuda.library import NAME, ROOT, environment
+from tests.support.command_server import CommandServer
 from tests.support.exhaustive import more
+from tests.support.made_once import made_once
 
 SMALL = "b1,h2,s64,d32,fp16"
 
 
+@pytest.fixture(scope="session")
+def stand_in(tmp_path_factory):
+    """Calls `evoengine ARGUMENTS…` on the stand-in, with its settings, in a folder."""
+    scratch = tmp_path_factory.mktemp("commands")
+    server = CommandServer(scratch, environment(scratch))
+
+    def call(folder, *arguments, **settings):
+        return server.call(list(map(str, arguments)), folder, environment(folder, **settings))
+
+    yield call
+    server.close()
+
+
 @pytest.fixture
-def run(tmp_path):
-    def call(*arguments, **settings):
-        command, env = [sys.executable, *map(str, arguments)], environment(tmp_path, **settings)
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-
-    return call
+def evoengine(stand_in, tmp_path):
+    return partial(stand_in, tmp_path)
 
 
-@pytest.fixture
-def evoengine(run):
-    return lambda *arguments, **settings: run("-m", "evoengine", *arguments, **settings)
+@pytest.fixture(scope="session")
+def timed(stand_in, tmp_path_factory):
+    """A search on a GPU that others use too, on which one baseline never ends: its folder and finished process."""
+
+    def made(folder):
+        times = folder / "times.json"
+        times.write_text('{"SDPA MATH": Infinity}')
+        options = ("--device", "cuda", "--db", "a.db", "--json")
+        return stand_in(folder, *search(*options), processes=2, times=times)
+
+    return made_once(tmp_path_factory, "timed", made)
+
+
+@pytest.fixture(scope="session")
+def gated(stand_in, tmp_path_factory):
+    """A search where a GPU is, but torch is a CPU-only build: its folder and finished process."""
+    return made_once(
+        tmp_path_factory, "gated", lambda folder: stand_in(folder, *search("--db", "a.db"), torch="")
+    )
 
 
 def search(*options, trials=1):
@@ -52,22 +80,23 @@ def test_doctor_names_driver_versions_and_power_limit(evoengine):
     assert "times candidates on the GPU" in evoengine("doctor").stderr
 
 
-def test_a_search_times_candidates_and_every_figure_says_on_what(evoengine, tmp_path):
-    done = evoengine(*search("--device", "cuda", "--db", "a.db", "--json"))
+def test_a_search_times_candidates_and_every_figure_says_on_what(timed):
+    folder, done = timed
     assert done.returncode == 0, done.stderr
     best = json.loads(done.stdout)["best"]
     assert {c["device"] for c in best} == {NAME}
     assert {c["tflops_kind"] for c in best} == {"measured"} and all(c["vs_baseline"] > 0 for c in best)
     assert f"gated and timed on {NAME}" in done.stderr
-    with open_ledger(str(tmp_path / "a.db"), create=False) as ledger:
+    with open_ledger(str(folder / "a.db"), create=False) as ledger:
         [run] = ledger.runs()
         assert (run.device.name, run.device.driver) == (NAME, "CUDA 13.0")
         assert (run.device.versions["power limit"], run.device.versions["MIG"]) == ("700 W", "off")
 
 
-def test_a_gpu_session_writes_its_results_under_the_stand_ins_name(run, tmp_path):
-    options = ("--no-tests", "--problem", SMALL, "--trials", 1, "--out", tmp_path / "out")
-    done = run(ROOT / "benchmarks" / "gpu.py", *options)
+def test_a_gpu_session_writes_its_results_under_the_stand_ins_name(tmp_path):
+    options = ("--no-tests", "--problem", SMALL, "--trials", "1", "--out", str(tmp_path / "out"))
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), *options]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     [path] = (tmp_path / "out").iterdir()
     assert path.name.startswith("stand-in-driver-without-a-gpu-")
@@ -98,12 +127,12 @@ def test_doctor_says_so_too(evoengine):
     assert not found["here"] and RECIPE in found["remedy"]
 
 
-def test_binaries_made_for_a_later_cuda_are_not_spent_on_an_old_driver(evoengine, tmp_path):
-    assert evoengine(*search("--device", "emulator", "--db", "a.db")).returncode == 0
-    before = outcomes(tmp_path / "a.db")
-    done = evoengine("measure", "--db", "a.db", driver=12040, torch="12.8")
+def test_binaries_made_for_a_later_cuda_are_not_spent_on_an_old_driver(evoengine, gated):
+    db = gated[0] / "a.db"
+    before = outcomes(db)
+    done = evoengine("measure", "--db", db, driver=12040, torch="12.8")
     assert done.returncode == 3 and "cannot run a binary by nvrtc 13." in done.stderr
-    assert outcomes(tmp_path / "a.db") == before and "uncompilable" not in before
+    assert outcomes(db) == before and "uncompilable" not in before
 
 
 def test_a_driver_for_cuda_11_is_told_to_be_updated(evoengine):
@@ -114,11 +143,11 @@ def test_a_driver_for_cuda_11_is_told_to_be_updated(evoengine):
 # ── torch without CUDA ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_auto_falls_back_to_the_emulator_with_a_line_where_torch_is_cpu_only(evoengine, tmp_path):
-    done = evoengine(*search("--db", "a.db"), torch="")
+def test_auto_falls_back_to_the_emulator_with_a_line_where_torch_is_cpu_only(gated):
+    folder, done = gated
     assert done.returncode == 0
     assert f"{NAME} is here, but torch is a CPU-only build: PIP_CONFIG_FILE=/dev/null pip install" in done.stderr
-    assert outcomes(tmp_path / "a.db") == ["estimated"]
+    assert outcomes(folder / "a.db") == ["estimated"]
 
 
 def test_cuda_is_exit_3_with_the_command_where_torch_is_cpu_only(evoengine):
@@ -141,8 +170,8 @@ def test_a_mig_instance_is_named_as_such_and_timed_by_its_own_uuid(evoengine, tm
         assert ledger.best(run.problem, "h100", top=1)[0].measurement.terms["sm_mhz"] == 1980.0
 
 
-def test_other_processes_on_the_gpu_are_named(evoengine):
-    done = evoengine(*search("--device", "cuda", "--db", "a.db"), processes=2)
+def test_other_processes_on_the_gpu_are_named(timed):
+    _, done = timed
     assert f"other processes compute on {NAME} (4000000, 4000001)" in done.stderr
     assert done.returncode == 0
 
@@ -161,14 +190,12 @@ def test_an_error_in_one_kernel_costs_that_candidate_alone(evoengine, tmp_path):
     assert found.count("measured") >= 1 and set(found) <= {"measured", "crashed"} and "crashed" in found
 
 
-def test_a_baseline_that_never_ends_is_left_out(evoengine, tmp_path):
-    times = tmp_path / "times.json"
-    times.write_text('{"SDPA MATH": Infinity}')
-    done = evoengine(*search("--device", "cuda", "--db", "a.db"), times=times)
+def test_a_baseline_that_never_ends_is_left_out(timed):
+    folder, done = timed
     assert done.returncode == 0, done.stderr
-    with open_ledger(str(tmp_path / "a.db"), create=False) as ledger:
+    with open_ledger(str(folder / "a.db"), create=False) as ledger:
         assert [b.name for b in ledger.baselines(1)] == ["FLASH_ATTENTION"]
-    assert outcomes(tmp_path / "a.db") == ["measured"]
+    assert outcomes(folder / "a.db") == ["measured"]
 
 
 def outcomes(db):

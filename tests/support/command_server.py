@@ -25,12 +25,16 @@ PARTS = ("evoengine.cli", "evoengine.search", "evoengine.stages")
 
 
 class CommandServer:
-    """Calls of the command line, one after the other; `scratch` is a folder for what they print."""
+    """Calls of the command line, one after the other; `scratch` is a folder for what they print.
 
-    def __init__(self, scratch: Path) -> None:
+    `env` is the environment in which the modules are imported; this process's unless given.
+    """
+
+    def __init__(self, scratch: Path, env: Mapping[str, str] | None = None) -> None:
         self.out, self.err = scratch / "stdout", scratch / "stderr"
         command = [sys.executable, "-m", __name__]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(command, cwd=ROOT, env=env, text=True, **pipes)
 
     def call(self, arguments: list[str], cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         files = {"out": str(self.out), "err": str(self.err)}

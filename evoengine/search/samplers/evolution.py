@@ -30,12 +30,12 @@ from evoengine.search.samplers.pool import Pool, Space
 from evoengine.search.samplers.prior import Mean, Prior, fit_mean
 from evoengine.search.samplers.surrogate import Surrogate
 
-FIRST = 4
+MIN_COMPLETED = 4
 """trials that come through before the surrogate is asked"""
 N_ELITES = 8
-GROWTH = 1.1
+REFIT_GROWTH = 1.1
 """factor by which the trials learned from grow before hyperparameters are drawn again, and offspring bred again"""
-MOST = 256
+MAX_FIT_TRIALS = 256
 """trials learned from at a fit, half of them the best and half the latest"""
 RARITY_EXPONENT = 3
 """power of a candidate's commonness by which its expected improvement is divided"""
@@ -204,12 +204,12 @@ class _Search:
     def _ready(self) -> bool:
         """Whether enough came through; where the prior is dropped, of what it did not choose."""
         through = {place for place, value in enumerate(self._values) if value > -np.inf}
-        return len(through - self._led if self._dropped else through) >= FIRST
+        return len(through - self._led if self._dropped else through) >= MIN_COMPLETED
 
     def _fastest_expected(self) -> np.ndarray | None:
         """The open row that the prior thinks fastest; None where it knows of none, or was wrong too often."""
         failed = sum(value == -np.inf for value in self._values)
-        if not self._prior or self._dropped or failed >= FIRST:
+        if not self._prior or self._dropped or failed >= MIN_COMPLETED:
             return None
         rows = self._prior.fastest(len(self._rows) + 1)
         return next((row for row in rows if row.tobytes() not in self._place), None)
@@ -247,9 +247,9 @@ class _Search:
         return self._pool.open
 
     def _fit(self) -> None:
-        latest = range(max(0, len(self._rows) - MOST // 2), len(self._rows))
-        self._fitted = sorted({*self._ranked()[: MOST // 2], *latest})
-        self._refit_at = GROWTH * len(self._fitted)
+        latest = range(max(0, len(self._rows) - MAX_FIT_TRIALS // 2), len(self._rows))
+        self._fitted = sorted({*self._ranked()[: MAX_FIT_TRIALS // 2], *latest})
+        self._refit_at = REFIT_GROWTH * len(self._fitted)
         expected = () if self._prior is None else self._prior.fastest(EXPECTED)
         self._pool.breed(np.array([self._rows[i] for i in self._elites()]), expected)
         self._coverage.hold(self._pool.rows)
