@@ -53,7 +53,7 @@ def best(
         shown = [c.to_json() for c in found.candidates] if several else first.to_json()
         click.echo(json.dumps(shown, indent=2))
         return
-    figure = first.measurement
+    figure = first.ranked_by
     policy = f", {figure.policy}" if figure.policy else ""
     say(f"{found.problem} on {found.gpu}: {figure.kind} figures, {figure.device}{policy}")
     if figure.kind is Kind.ESTIMATED and not figure.by_formula:

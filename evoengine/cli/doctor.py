@@ -6,11 +6,15 @@ import json
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from evoengine.cli.options import json_option
 from evoengine.errors import MachineError
+
+if TYPE_CHECKING:
+    from evoengine.devices.driver import GpuDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ def _gpu() -> Finding:
     return Finding("GPU", True, f"{listed}, driver for CUDA {cuda}", needed=False)
 
 
-def _described(device) -> list[str]:
+def _described(device: GpuDevice) -> list[str]:
     from evoengine.devices.nvml import settings
 
     own = settings(device.uuid)

@@ -28,7 +28,6 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
     from evoengine.devices.driver import find_driver, supports_arch
     from evoengine.errors import NothingFound
     from evoengine.ledger.store import open_ledger
-    from evoengine.records import CompiledCandidate
     from evoengine.search.targets import target_of
     from evoengine.stages.profile import profile as take
     from evoengine.tuning.setup import lock_gpu, register_kernel
@@ -45,10 +44,9 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
         device = devices[0] if devices else None
         if device is None:
             say(f"no GPU here can run a binary for {candidate.binary.arch}: the page is by the model of the chip")
-        contender = CompiledCandidate(trial, candidate.source, candidate.binary, candidate.config)
         with lock_gpu(device, say):
             name, uuid = (device.name, device.uuid) if device else ("", None)
-            page = take(target_of(ledger, candidate), contender, name, uuid)
+            page = take(target_of(ledger, candidate), candidate.contender, name, uuid)
         ledger.record_profile(trial, page)
     if as_json:
         click.echo(json.dumps({"trial": trial} | asdict(page), indent=2))

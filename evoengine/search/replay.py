@@ -65,9 +65,11 @@ class Replay:
         trial = self._ledger.add_candidate(self._run, c.problem, c.gpu, c.config, parents, operator)
         if c.measurement:
             self._ledger.record_measurement(trial, c.measurement)
+        assert c.outcome is not None  # the file says how each ended
         self._ledger.finish(trial, c.outcome, c.reason, None, c.device)
+        self.progress.outcomes[c.outcome] += 1
         best = self.progress.best
-        if c.measurement and (best is None or c.measurement.median_us < best.measurement.median_us):
+        if c.measurement and (best is None or c.measurement.median_us < best.ranked_by.median_us):
             self.progress.best = self._ledger.candidate(trial)
         return trial
 

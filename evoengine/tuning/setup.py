@@ -16,6 +16,7 @@ from evoengine.errors import MachineError, UsageError
 from evoengine.gpu import Gpu, find_gpu
 from evoengine.ledger.runs import Device
 from evoengine.paths import asset
+from evoengine.records import Config, Value
 from evoengine.search.targets import stored_target
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.includes import unsupported_includes
@@ -89,9 +90,9 @@ def prepare_space(
     return space, folder
 
 
-def first_of_each_family(space: SearchSpace) -> list[dict]:
+def first_of_each_family(space: SearchSpace) -> list[Config]:
     """A valid configuration per family, the start points' where there is one."""
-    found: dict[str, dict] = {}
+    found: dict[Value, Config] = {}
     for config in chain(space.starts, space.enumerate()):
         found.setdefault(config["family"], config)
         if len(found) == len(space.families) - len(space.empty_families):
@@ -186,10 +187,11 @@ def require_gpus(compilers: Iterable[str]) -> list[GpuDevice]:
     if isinstance(found, str):
         raise MachineError(f"no GPU to time on: {found}; evoengine doctor says what else this machine has")
     driver, devices = found
-    if torch_cuda() is None:
+    torch = torch_cuda()
+    if torch is None:
         raise MachineError(f"{devices[0].name} is here, but torch is a CPU-only build: {cuda_torch_command(driver)}")
     made = {f"a binary by {c}": c.removeprefix("nvrtc ") for c in compilers if c.startswith("nvrtc ")}
-    require_driver(driver, {"torch": torch_cuda(), **made})
+    require_driver(driver, {"torch": torch, **made})
     return devices
 
 
@@ -197,7 +199,9 @@ def ledger_device(timing: GpuDevice | None) -> Device:
     """What judges the candidates, as the ledger keeps it."""
     if timing is None:
         return Device("emulator")
-    driver, _ = find_driver()
+    found = find_driver()
+    assert not isinstance(found, str)  # it found `timing`
+    driver, _ = found
     versions = {name: version(name) for name in ("torch", "numpy")} | settings(timing.uuid)
     return Device(timing.name, timing.uuid, f"sm_{timing.capability}", f"CUDA {driver}", versions)
 
