@@ -6,6 +6,7 @@ A request is one line of JSON on standard input; the answer is a line with the c
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -14,6 +15,7 @@ import pkgutil
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -75,6 +77,23 @@ def become(request: dict) -> None:
     sys.argv = ["evoengine", *request["arguments"]]
 
 
+def run_and_leave() -> None:
+    """Ends as a process of its own does, but for the taking apart of all modules: that takes longer than most calls."""
+    from evoengine.cli.main import main
+
+    code: object = 1
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    except BaseException:
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)
+
+
 if __name__ == "__main__":
     for part in PARTS:
         folder = importlib.import_module(part).__path__
@@ -83,6 +102,4 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()  # or each call would walk through, and so copy, all that was imported
     serve()
-    from evoengine.cli.main import main
-
-    main()
+    run_and_leave()
