@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
-from evoengine.cli.options import db_option, json_option
+from evoengine.cli.options import db_option, json_option, kernel_option
 
 
 @click.command()
 @click.argument("trial", type=click.IntRange(min=1))
+@kernel_option
 @db_option
 @json_option
-def profile(trial: int, db: str | None, as_json: bool) -> None:
+def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> None:
     """Say what limits one candidate, by Nsight Compute or by the model of its chip.
 
     On a GPU that can run the binary: tensor and MUFU pipes, memory throughput, bank conflicts, occupancy, stall
@@ -29,8 +31,10 @@ def profile(trial: int, db: str | None, as_json: bool) -> None:
     from evoengine.records import CompiledCandidate
     from evoengine.search.targets import target_of
     from evoengine.stages.profile import profile as take
-    from evoengine.tuning.setup import lock_gpu
+    from evoengine.tuning.setup import lock_gpu, register_kernel
 
+    if kernel:
+        register_kernel(kernel)
     with open_ledger(db, create=False) as ledger:
         candidate = ledger.candidate(trial, with_cubin=True)
         if candidate.binary is None:

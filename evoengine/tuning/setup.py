@@ -29,7 +29,7 @@ from evoengine.stages.toolchain import (
     torch_cuda,
 )  # fmt: skip
 from evoengine.workloads import default_workload, parse_problem, register
-from evoengine.workloads.base import Target
+from evoengine.workloads.base import AnyWorkload, Target
 
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
@@ -43,6 +43,15 @@ def silent(line: str) -> None:
     """For callers that have nobody to tell."""
 
 
+def register_kernel(folder: Path) -> AnyWorkload:
+    """Makes the workload in the folder known by its name. Raises UsageError."""
+    from evoengine.workloads.folder import load_folder
+
+    workload = load_folder(folder)
+    register(workload)
+    return workload
+
+
 def make_target(problem: str | None, gpu: str, kernel: Path | None = None) -> Target:
     """What is to be tuned: a problem by its text, or the example of the workload in the folder `kernel`, or of the
     default one. A folder's workload is registered under its name. Raises UsageError.
@@ -50,10 +59,7 @@ def make_target(problem: str | None, gpu: str, kernel: Path | None = None) -> Ta
     if kernel is None:
         workload, parsed = parse_problem(problem or default_workload().example)
         return Target(workload, parsed, find_gpu(gpu))
-    from evoengine.workloads.folder import load_folder
-
-    workload = load_folder(kernel)
-    register(workload)
+    workload = register_kernel(kernel)
     name, colon, _ = (problem or "").partition(":")
     if colon and name != workload.name:
         raise UsageError(f"the problem {problem} is of {name}, and the kernel in {kernel} is {workload.name}")

@@ -14,9 +14,10 @@ _registered: dict[str, AnyWorkload] = {}
 
 
 def register(workload: AnyWorkload) -> None:
-    """Makes a workload known by its name, in this process. Raises UsageError where the name belongs to another one."""
-    known = workloads().get(workload.name)
-    if known is not None and known != workload:
+    """Makes a workload known by its name, in this process. Raises UsageError where it has the name of one of
+    evoengine's.
+    """
+    if workload.name in _own():
         raise UsageError(f"there is a workload {workload.name} already; give yours another name")
     _registered[workload.name] = workload
 

@@ -36,7 +36,7 @@ def check_reference(workload: FolderWorkload, problem: FolderProblem) -> tuple[s
     return tuple(remarks)
 
 
-def _check(workload: FolderWorkload, case: Case, remarks: list[str]) -> None:
+def _check(workload: FolderWorkload, case: Case[FolderProblem], remarks: list[str]) -> None:
     definition = workload.definition
     inputs = workload.tensors().draw(case, seed=0).inputs
     run_as_is(definition, case.problem, inputs)

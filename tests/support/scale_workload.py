@@ -57,8 +57,8 @@ class ScaleProblem:
         return {"n": self.n}
 
 
-class ScaleTensors(Tensors):
-    def draw(self, case: Case, seed: int, device: str = "cpu") -> Drawn:
+class ScaleTensors(Tensors[ScaleProblem]):
+    def draw(self, case: Case[ScaleProblem], seed: int, device: str = "cpu") -> Drawn:
         generator = torch.Generator(device=device).manual_seed(seed)
         inputs = {"x": torch.randn(case.problem.n, generator=generator, device=device)}
         return Drawn(inputs, inputs)
@@ -71,7 +71,7 @@ class ScaleTensors(Tensors):
 
 
 @dataclass(frozen=True)
-class Scale(Workload):
+class Scale(Workload[ScaleProblem]):
     """`folder` holds its space file and its template."""
 
     folder: Path
@@ -95,7 +95,7 @@ class Scale(Workload):
     def min_dram_bytes(self, problem: ScaleProblem) -> float:
         return 8.0 * problem.n
 
-    def cases(self, problem: ScaleProblem, config: Config) -> tuple[Case, ...]:
+    def cases(self, problem: ScaleProblem, config: Config) -> tuple[Case[ScaleProblem], ...]:
         tile = int(config["threads_x"]) * int(config["per_thread"])
         return tuple(Case(f"{n} elements", ScaleProblem(n), config=config) for n in (1, tile, tile + 1, 2 * tile - 1))
 
@@ -107,7 +107,7 @@ class Scale(Workload):
             ScalarArgument("n", np.int32(problem.n)),
         )
 
-    def tensors(self) -> Tensors:
+    def tensors(self) -> Tensors[ScaleProblem]:
         return ScaleTensors()
 
     def space_file(self) -> Path:

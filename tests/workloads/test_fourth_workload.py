@@ -31,9 +31,20 @@ def test_the_package_has_no_such_workload(tmp_path):
 
 def test_its_problems_are_read_once_it_is_registered(workload):
     assert parse_problem(PROBLEM) == (workload, workload.parse("n5000"))
-    evoengine.register(Scale(workload.folder))
-    with pytest.raises(UsageError, match="there is a workload scale already"):
-        evoengine.register(Scale(Path("/elsewhere")))
+
+
+def test_one_that_was_edited_takes_the_place_of_the_one_before(workload):
+    edited = Scale(Path("/elsewhere"))
+    evoengine.register(edited)
+    assert parse_problem(PROBLEM)[0] == edited
+
+
+def test_a_name_of_evoengines_own_is_refused(tmp_path):
+    class Taken(Scale):
+        name = "gemm"
+
+    with pytest.raises(UsageError, match="there is a workload gemm already"):
+        evoengine.register(Taken(tmp_path))
 
 
 def test_a_search_finds_correct_kernels_of_it(tmp_path_factory):
