@@ -67,8 +67,8 @@ def test_every_shell_block_of_the_docs_runs_in_the_folder_that_the_readme_leaves
 BROKEN = {
     "an unknown command": "evoengine serach",
     "an unknown option": "evoengine problems --yaml",
-    "a command that fails before another": "evoengine show 1\necho done",
-    "a command that fails into a pipe": "evoengine show 1 | cat",
+    "a command that fails before another": "false\necho done",
+    "a command that fails into a pipe": "false | cat",
     "a file that is not there": "ls out/kernel.ptx",
 }
 
