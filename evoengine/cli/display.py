@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn
 from rich.progress import Progress as Bar
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from evoengine.lineage import Effect, Step, transition
@@ -18,7 +18,6 @@ from evoengine.sass.validation import error_line
 from evoengine.terms import bound, hypotheses, range_us, utilisation
 
 if TYPE_CHECKING:
-    from evoengine.cli.doctor import Finding
     from evoengine.search.coordinator import Progress
     from evoengine.search.evaluators import Usage
 
@@ -287,16 +286,6 @@ def cases(verdict: Verdict) -> Table:
         errors = [f"{e:.1e}" if e is not None else "–" for e in (c.max_error, c.mean_error, c.allowed)]
         mark = Text("ok", style="green") if c.correct else Text(c.reason or "wrong", style="red")
         table.add_row(c.name, c.problem.partition(":")[2], *errors, str(c.seed), mark)
-    return table
-
-
-def doctor_table(found: Iterable[Finding]) -> Table:
-    """The doctor's findings, each with its remedy where something is missing."""
-    table = Table.grid("", "", Column(overflow="fold"), padding=(0, 2))
-    for f in found:
-        mark = Text("✓", style="green") if f.here else Text("✗", style="red" if f.needed else "yellow")
-        remedy = "" if f.here else f"\n→ {f.remedy}"
-        table.add_row(mark, f.name, f"{f.what}{remedy}")
     return table
 
 

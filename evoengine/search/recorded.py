@@ -133,7 +133,8 @@ class RecordedSpace:
     @cached_property
     def _conditional(self) -> dict[str, bool]:
         """Knob → whether some configurations lack it."""
-        return {knob.name: bool(lacking) for knob, lacking in zip(self.knobs, _lacking(self.rows), strict=True)}
+        conditional = np.any(self.rows < 0, axis=0)
+        return {knob.name: bool(lacking) for knob, lacking in zip(self.knobs, conditional, strict=True)}
 
     @cached_property
     def _places(self) -> dict[tuple[int, ...], int]:
@@ -344,21 +345,15 @@ def occurring(configs: Sequence[Config]) -> dict[str, list[Value]]:
     }
 
 
-def _lacking(rows: np.ndarray) -> np.ndarray:
-    """Which knobs some row does not have, bool [knobs]."""
-    lacking: np.ndarray = np.logical_or.reduce(rows < 0)
-    return lacking
-
-
 def _require_all(knobs: Sequence[Knob], rows: np.ndarray, path: Path) -> None:
-    for knob, lacking in zip(knobs, _lacking(rows), strict=True):
+    for knob, lacking in zip(knobs, np.any(rows < 0, axis=0), strict=True):
         if lacking:
             raise UsageError(f"{path} has a configuration without {knob.name}; each must give every knob a value")
 
 
 def _require_conditions(knobs: Sequence[Knob], rows: np.ndarray, path: Path) -> None:
     """Whether a configuration has a knob must follow from the knobs before it, or nobody could propose one."""
-    for column in np.flatnonzero(_lacking(rows)).tolist():
+    for column in np.flatnonzero(np.any(rows < 0, axis=0)).tolist():
         _, group = np.unique(rows[:, :column], axis=0, return_inverse=True)
         having = np.bincount(group, rows[:, column] >= 0)
         if ((having > 0) & (having < np.bincount(group))).any():

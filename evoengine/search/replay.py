@@ -54,7 +54,6 @@ class Replay:
             trial = self._record(candidate, proposal.parents, proposal.operator)
             self._proposer.started(proposal, trial)
             self._proposer.tell(proposal, objective_values(candidate, (REPLAY_OBJECTIVE,)))
-            self.progress.outcomes[candidate.outcome] += 1
             self._on_finish(trial)
             self._on_change(self.progress)
         if self._stop:

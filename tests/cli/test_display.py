@@ -8,8 +8,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from evoengine.cli.display import best_line, doctor_table, history_table, ranking, stdout
-from evoengine.cli.doctor import Finding
+from evoengine.cli.display import best_line, history_table, ranking, stdout
+from evoengine.cli.doctor import Finding, doctor_table
 from evoengine.records import Candidate, Outcome
 from tests.support.ledger_examples import GPU, PROBLEM, a_binary, a_figure, a_source, a_verdict
 

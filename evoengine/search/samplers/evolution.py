@@ -349,8 +349,8 @@ def normal_scores(values: np.ndarray) -> np.ndarray:
 
 def fronts(vectors: np.ndarray) -> np.ndarray:
     """The Pareto front each row [n, objectives] stands on, 0 the best, where greater is better (Deb et al. 2002)."""
-    no_worse = np.logical_and.reduce(vectors[:, None] >= vectors[None], -1)
-    dominates: np.ndarray = no_worse & np.logical_or.reduce(vectors[:, None] > vectors[None], -1)
+    no_worse = np.all(vectors[:, None] >= vectors[None], axis=-1)
+    dominates: np.ndarray = no_worse & np.any(vectors[:, None] > vectors[None], axis=-1)
     found, left = np.zeros(len(vectors), int), np.ones(len(vectors), bool)
     while left.any():
         best = left & ~dominates[left].any(0)
