@@ -58,7 +58,7 @@ def stored_objectives(text: str) -> tuple[Objective, ...]:
     return tuple(OBJECTIVES[name] for name in text.split(","))
 
 
-def worth(candidate: Candidate, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
+def objective_values(candidate: Candidate, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
     """The candidate's value for each objective; None where it is not ranked or one of them is unknown."""
     figure = candidate.measurement
     if figure is None or not (candidate.outcome and candidate.outcome.ranked):
@@ -72,7 +72,7 @@ def worth(candidate: Candidate, objectives: Sequence[Objective]) -> tuple[float,
 def told(candidate: Candidate, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
     """What a sampler is told: as `worth`, but estimates by formula count for so little that every prediction is above
     them, while their own order stays."""
-    values, figure = worth(candidate, objectives), candidate.measurement
+    values, figure = objective_values(candidate, objectives), candidate.measurement
     if values is None or figure is None or not figure.by_formula:
         return values
     return tuple(v * BY_FORMULA if o.timed else v for v, o in zip(values, objectives, strict=True))
@@ -85,7 +85,7 @@ def front(candidates: Iterable[Candidate], objectives: Sequence[Objective]) -> l
     """
     first: dict[tuple[float, ...], Candidate] = {}
     for candidate in candidates:
-        values = worth(candidate, objectives)
+        values = objective_values(candidate, objectives)
         if values is not None:
             signs = (1 if o.direction == "maximize" else -1 for o in objectives)
             first.setdefault(tuple(s * v for s, v in zip(signs, values, strict=True)), candidate)

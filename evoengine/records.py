@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from evoengine.terms import FORMULA, estimate_json, model_of
 
@@ -75,8 +76,8 @@ class Launch:
         return self.threads // (y * z), y, z
 
 
-Plan = Sequence[tuple[object, Launch]]
-"""a workload's gate cases, each with the launch for its problem"""
+Plan = Sequence[tuple[Any, Launch]]
+"""a workload's gate cases, of types of its own, each with the launch for its problem"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +341,25 @@ class Candidate:
         """Whether its machine code gave a wrong result, or none, where the source gave a right one."""
         return self.binary_verdict is not None and not self.binary_verdict.correct
 
+    @property
+    def ranked_by(self) -> Measurement:
+        """Its figure; only a ranked candidate has one."""
+        assert self.measurement is not None
+        return self.measurement
+
+    @property
+    def contender(self) -> CompiledCandidate:
+        """What a device is given of it; only a compiled candidate has that."""
+        assert self.source is not None and self.binary is not None
+        return CompiledCandidate(self.trial, self.source, self.binary, self.config)
+
+    @property
+    def shared_bytes(self) -> int | None:
+        """dynamic and static shared memory, bytes per block; None before it was rendered"""
+        if self.source is None:
+            return None
+        return self.source.launch.shared_bytes + (self.binary.shared_bytes if self.binary else 0)
+
     def to_json(self) -> dict[str, object]:
         """The public JSON of a candidate. Field names are an interface: people script against them."""
         source, binary, verdict, figure = self.source, self.binary, self.verdict, self.measurement
@@ -355,7 +375,7 @@ class Candidate:
             "source_sha256": source.sha256 if source else None,
             "registers": binary.registers if binary else None,
             "spill_bytes": binary.spill_bytes if binary else None,
-            "shared_bytes": source.launch.shared_bytes + (binary.shared_bytes if binary else 0) if source else None,
+            "shared_bytes": self.shared_bytes,
             "occupancy": self.occupancy,
             "correct": verdict.correct and not self.refuted if verdict else None,
             "binary_correct": self.binary_verdict.correct if self.binary_verdict else None,

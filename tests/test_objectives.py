@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from evoengine.errors import UsageError
-from evoengine.objectives import OBJECTIVES, front, parse_objectives, stored_objectives, told, worth
+from evoengine.objectives import OBJECTIVES, front, objective_values, parse_objectives, stored_objectives, told
 from evoengine.records import Binary, Candidate, Kind, Launch, Measurement, Outcome, Source
 
 
@@ -53,7 +53,7 @@ def test_rejected_candidates_are_on_no_front():
 
 
 def test_a_penalty_is_worse_than_any_real_value():
-    values = worth(candidate(1, 0.001, 255), stored_objectives("tflops,speed,registers,shared_bytes"))
+    values = objective_values(candidate(1, 0.001, 255), stored_objectives("tflops,speed,registers,shared_bytes"))
     for value, objective in zip(values, OBJECTIVES.values(), strict=True):
         assert value > objective.penalty if objective.direction == "maximize" else value < objective.penalty
 
@@ -73,5 +73,5 @@ def test_a_sampler_is_told_less_of_any_estimate_by_formula_than_of_the_slowest_p
 def test_a_sampler_is_told_predicted_and_measured_speeds_as_they_are():
     aims = parse_objectives("tflops")
     for of in (estimate(400.0, 1.0), candidate(1, 400.0, 64)):
-        assert told(of, aims) == worth(of, aims) == (400.0,)
+        assert told(of, aims) == objective_values(of, aims) == (400.0,)
     assert told(candidate(1, 400.0, 64, Outcome.INCORRECT), aims) is None

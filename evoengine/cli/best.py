@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from evoengine.cli.options import db_option, gpu_option, json_option, stored_problem_option
+from evoengine.cli.options import db_option, gpu_option, json_option, kernel_option, stored_problem_option
 
 
 @click.command()
@@ -20,11 +20,12 @@ from evoengine.cli.options import db_option, gpu_option, json_option, stored_pro
 @click.option(
     "--pareto", is_flag=True, help="Show what nothing beats in all that the last run aimed at (search --objective)."
 )
+@kernel_option
 @db_option
 @json_option
 def best(
-    gpu: str | None, problem: str | None, top: int | None, folder: Path | None, pareto: bool, db: str | None,
-    as_json: bool,
+    gpu: str | None, problem: str | None, kernel: Path | None, top: int | None, folder: Path | None, pareto: bool,
+    db: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show the best kernels found, or export the best one.
 
@@ -38,7 +39,10 @@ def best(
     from evoengine.sass.validation import error_line
     from evoengine.tuning.best import best as find
     from evoengine.tuning.best import export
+    from evoengine.tuning.setup import register_kernel
 
+    if kernel:
+        register_kernel(kernel)
     found = find(problem, gpu, top=top or 10, pareto=pareto, db=db)
     if folder:
         for path in export(folder, found.problem, found.gpu, pareto=pareto, db=db, echo=say):
@@ -49,7 +53,7 @@ def best(
         shown = [c.to_json() for c in found.candidates] if several else first.to_json()
         click.echo(json.dumps(shown, indent=2))
         return
-    figure = first.measurement
+    figure = first.ranked_by
     policy = f", {figure.policy}" if figure.policy else ""
     say(f"{found.problem} on {found.gpu}: {figure.kind} figures, {figure.device}{policy}")
     if figure.kind is Kind.ESTIMATED and not figure.by_formula:

@@ -29,8 +29,7 @@ def dashboard(db: str | None, port: int) -> None:
     try:
         socket.create_server((HOST, port)).close()
     except OSError as error:
-        raise UsageError(
-            f"--port {port} cannot be listened on: {os.strerror(error.errno)}; give one that is free"
-        ) from error
+        why = os.strerror(error.errno) if error.errno else error
+        raise UsageError(f"--port {port} cannot be listened on: {why}; give one that is free") from error
     say(f"http://{HOST}:{port}/dashboard   (the same as: optuna-dashboard {url})")
     run_server(optuna_storage(url), host=HOST, port=port, artifact_store=artifact_store(url))

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn
 from rich.progress import Progress as Bar
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
-from evoengine.lineage import transition
-from evoengine.records import Candidate, Config, Kind, Measurement, Outcome, Value
+from evoengine.lineage import Effect, Step, transition
+from evoengine.records import Candidate, Config, Kind, Measurement, Outcome, Profile, Value, Verdict
 from evoengine.sass.validation import error_line
 from evoengine.terms import bound, hypotheses, range_us, utilisation
+
+if TYPE_CHECKING:
+    from evoengine.search.coordinator import Progress
+    from evoengine.search.evaluators import Usage
 
 
 class Output(Console):
@@ -95,14 +100,14 @@ class LiveProgress:
         if stderr.is_terminal:
             self._live.stop()
 
-    def update(self, progress) -> None:
+    def update(self, progress: Progress) -> None:
         self._bar.update(self._task, total=progress.total, completed=progress.done)
         line = Table.grid(padding=(0, 1))
         line.add_row(self._bar, Text(" · ".join(status(progress))))
         self._live.update(Group(line, Text(best_line(progress.best), no_wrap=True, overflow="ellipsis")))
 
 
-def status(progress) -> list[str]:
+def status(progress: Progress) -> list[str]:
     """`43/60`, `31 correct`, each way of being rejected, and the time left; nobody here gated what was recorded."""
     good = "recorded" if progress.outcomes[Outcome.RECORDED] else "correct"
     parts = [f"{progress.done}/{progress.total}", f"{progress.correct} {good}"]
@@ -115,7 +120,7 @@ def status(progress) -> list[str]:
     return parts
 
 
-def time_spent(usage) -> str:
+def time_spent(usage: Usage) -> str:
     """`GPU 91 % busy verifying and timing · 6 % waiting for compilers · 3 % starting processes`."""
     total = max(usage.busy + usage.waiting + usage.starting, 1e-9)
     return (
@@ -127,10 +132,10 @@ def time_spent(usage) -> str:
 def best_line(best: Candidate | None) -> str:
     if best is None:
         return "best so far: none yet"
-    b = best.to_json()
-    found = f"best so far  #{best.trial}  {figure(best)}{' TFLOPS' if b['tflops'] is not None else ''}   "
-    if best.binary:
-        found += f"{b['registers']} reg  {b['spill_bytes']} spill  {b['shared_bytes'] / 1024:.0f} KB   "
+    m, binary, shared = best.measurement, best.binary, best.shared_bytes
+    found = f"best so far  #{best.trial}  {figure(best)}{' TFLOPS' if m and m.tflops is not None else ''}   "
+    if binary and shared is not None:
+        found += f"{binary.registers} reg  {binary.spill_bytes} spill  {shared / 1024:.0f} KB   "
     return found + f"{best.config.get('family', '')} {values(best.config)}"
 
 
@@ -153,10 +158,10 @@ def ranking(ranked: Mapping[int, Candidate]) -> Group:
 
 
 def _ranked(candidate: Candidate) -> tuple[str, ...]:
-    c = candidate.to_json()
+    c, shared = candidate.to_json(), candidate.shared_bytes
     return (
         str(candidate.trial), str(candidate.config.get("family", "")), values(candidate.config),
-        cell(c["registers"]), cell(c["spill_bytes"]), cell(c["shared_bytes"] and c["shared_bytes"] / 1024, "{:.0f} KB"),
+        cell(c["registers"]), cell(c["spill_bytes"]), cell(shared and shared / 1024, "{:.0f} KB"),
         cell(c["occupancy"], "{:.0%}"), cell(c["max_abs_error"], "{:.1e}"), figure(candidate),
     )  # fmt: skip
 
@@ -165,7 +170,7 @@ def cell(value: object, form: str = "{}") -> str:
     return "–" if value is None else form.format(value)
 
 
-def listing(candidates: Sequence[Candidate]) -> Group:
+def history_table(candidates: Sequence[Candidate]) -> Group:
     """Trials in the order they were started, each with how it ended."""
     table = Table(box=None, pad_edge=False)
     right = ("trial", "run", of_figure := unit(candidates), "reg")
@@ -235,15 +240,17 @@ def _prediction(m: Measurement) -> Iterator[tuple[str, str]]:
     if m.by_formula:
         yield "model", BY_FORMULA
         return
-    low, high = range_us(m.terms)
+    ends, pipe_that_bounds, shares = range_us(m.terms), bound(m.terms), utilisation(m.terms)
+    assert ends and pipe_that_bounds and shares  # every prediction has them
+    low, high = ends
     by = ", ".join(f"hypothesis {name} {us:,.1f} µs" for name, us in hypotheses(m.terms).items())
     yield "range", f"{low:,.1f} to {high:,.1f} µs{f' ({by})' if by else ''}"
     waves = f"{m.terms['waves']:,.3g} waves of {m.terms['blocks_per_sm']:.0f} blocks per SM"
     yield (
         "bound by",
-        f"{pipe_name(bound(m.terms))}; {waves}; no kernel takes less than {m.terms['roofline_us']:,.1f} µs",
+        f"{pipe_name(pipe_that_bounds)}; {waves}; no kernel takes less than {m.terms['roofline_us']:,.1f} µs",
     )
-    yield "busy", " · ".join(f"{pipe_name(pipe)} {share:.0%}" for pipe, share in utilisation(m.terms).items())
+    yield "busy", " · ".join(f"{pipe_name(pipe)} {share:.0%}" for pipe, share in shares.items())
     yield "model", error_line()
 
 
@@ -264,11 +271,11 @@ def _resources(candidate: Candidate) -> str:
     return f"{b['registers']} registers, {b['spill_bytes']} bytes spilled, {b['shared_bytes']} bytes shared{occupancy}"
 
 
-def _most(mix) -> list[tuple[str, int]]:
+def _most(mix: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(mix.items(), key=lambda item: -item[1])[:12]
 
 
-def cases(verdict) -> Table:
+def cases(verdict: Verdict) -> Table:
     """The gate's cases with their errors and seeds."""
     table = Table(
         box=None, pad_edge=False, title=f"gate on {verdict.device}, {verdict.wall_ms:.0f} ms", title_justify="left"
@@ -282,17 +289,7 @@ def cases(verdict) -> Table:
     return table
 
 
-def doctor_table(found) -> Table:
-    """The doctor's findings, each with its remedy where something is missing."""
-    table = Table.grid("", "", Column(overflow="fold"), padding=(0, 2))
-    for f in found:
-        mark = Text("✓", style="green") if f.here else Text("✗", style="red" if f.needed else "yellow")
-        remedy = "" if f.here else f"\n→ {f.remedy}"
-        table.add_row(mark, f.name, f"{f.what}{remedy}")
-    return table
-
-
-def lineage(steps) -> Table:
+def lineage(steps: Sequence[Step]) -> Table:
     """The path from a start point, a step a row."""
     table = Table(box=None, pad_edge=False)
     right = ("trial", of_figure := unit(s.candidate for s in steps), "gain")
@@ -307,7 +304,7 @@ def lineage(steps) -> Table:
     return table
 
 
-def effects_table(effects) -> Table:
+def effects_table(effects: Iterable[Effect]) -> Table:
     """Which changes of knobs paid, most rewarding first."""
     table = Table(box=None, pad_edge=False)
     for name in ("change", "steps", "alone", "better", "median gain"):
@@ -317,7 +314,7 @@ def effects_table(effects) -> Table:
     return table
 
 
-def profile_page(profile) -> Group:
+def profile_page(profile: Profile) -> Group:
     """What limits a kernel, a figure a row; a static page says so in its title."""
     rows = Table.grid(padding=(0, 2))
     rows.add_column()

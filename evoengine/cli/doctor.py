@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from evoengine.cli.options import json_option
 from evoengine.errors import MachineError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from evoengine.devices.driver import GpuDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,7 @@ class Finding:
 @json_option
 def doctor(as_json: bool) -> int:
     """Say what this machine has, what is missing, and the remedy; exit 3 where a search cannot run."""
-    from evoengine.cli.display import doctor_table, say, stdout
+    from evoengine.cli.display import say, stdout
 
     found = [check() for check in CHECKS]
     able = all(f.here for f in found if f.needed)
@@ -40,6 +46,19 @@ def doctor(as_json: bool) -> int:
         how = "times candidates on the GPU" if times else "gates in the CPU emulator and ranks by estimate"
         say(f"a search here {how}" if able else "a search cannot run here until the marked items are fixed")
     return 0 if able else MachineError.exit_code
+
+
+def doctor_table(found: Iterable[Finding]) -> Table:
+    """The findings, each with its remedy where something is missing."""
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    table = Table.grid("", "", Column(overflow="fold"), padding=(0, 2))
+    for f in found:
+        mark = Text("✓", style="green") if f.here else Text("✗", style="red" if f.needed else "yellow")
+        remedy = "" if f.here else f"\n→ {f.remedy}"
+        table.add_row(mark, f.name, f"{f.what}{remedy}")
+    return table
 
 
 def _python() -> Finding:
@@ -96,7 +115,7 @@ def _gpu() -> Finding:
     return Finding("GPU", True, f"{listed}, driver for CUDA {cuda}", needed=False)
 
 
-def _described(device) -> list[str]:
+def _described(device: GpuDevice) -> list[str]:
     from evoengine.devices.nvml import settings
 
     own = settings(device.uuid)

@@ -18,7 +18,7 @@ from evoengine.errors import NothingFound
 @json_option
 def history(gpu: str | None, problem: str | None, run: int | None, db: str | None, as_json: bool) -> None:
     """List every trial of the ledger, with how it ended."""
-    from evoengine.cli.display import listing, stdout
+    from evoengine.cli.display import history_table, stdout
     from evoengine.ledger.store import open_ledger
 
     with open_ledger(db, create=False) as ledger:
@@ -28,4 +28,4 @@ def history(gpu: str | None, problem: str | None, run: int | None, db: str | Non
     if as_json:
         click.echo(json.dumps([c.to_json() for c in found], indent=2))
     else:
-        stdout.print(listing(found))
+        stdout.print(history_table(found))

@@ -6,11 +6,21 @@ import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from evoengine.cli.options import db_option
 from evoengine.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from evoengine.ledger.transfer import RunHistory
+    from evoengine.records import Kind, Value
+
+    Found = tuple[RunHistory, Kind, Mapping[str, Sequence[Value]]]
+    """a run, the kind of figure to show and the knobs' domains"""
 
 
 @click.command("import")
@@ -32,8 +42,8 @@ def import_(file: Path, db: str | None) -> None:
         say_missed(rebuild(storage, ledger, run, kind, domains).missed)
 
 
-def _own(file: Path):
-    """A run that evoengine exported, the kind of figure to show and the knobs' domains; None where it did not."""
+def _own(file: Path) -> Found | None:
+    """A run that evoengine exported; None where it did not."""
     from evoengine.ledger.rows import most_trusted_kind
     from evoengine.publish.t4 import from_t4
     from evoengine.search.recorded import load, occurring
@@ -50,8 +60,8 @@ def _own(file: Path):
     return whole, kind, occurring([dossier.candidate.config for dossier in whole.dossiers])
 
 
-def _recorded(file: Path):
-    """As `_own`, of what another tuner recorded."""
+def _recorded(file: Path) -> Found:
+    """What another tuner recorded."""
     from evoengine import __version__
     from evoengine.cli.display import say
     from evoengine.ledger.runs import Device, Run, this_host

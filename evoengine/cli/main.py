@@ -41,7 +41,8 @@ class Commands(click.Group):
         if name not in COMMANDS:
             return None
         own = f"{name}_" if keyword.iskeyword(name) else name
-        return getattr(importlib.import_module(f"evoengine.cli.{own}"), own)
+        command: click.Command = getattr(importlib.import_module(f"evoengine.cli.{own}"), own)
+        return command
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from evoengine.cli.options import db_option, gpu_option, json_option, stored_problem_option
+from evoengine.cli.options import db_option, gpu_option, json_option, kernel_option, stored_problem_option
 
 if TYPE_CHECKING:
     from evoengine.records import Baseline, Candidate
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @gpu_option(default=None)
 @stored_problem_option
+@kernel_option
 @db_option
 @json_option
-def measure(top: int, everything: bool, gpu: str | None, problem: str | None, db: str | None, as_json: bool) -> int:
+def measure(
+    top: int, everything: bool, gpu: str | None, problem: str | None, kernel: Path | None, db: str | None, as_json: bool
+) -> int:  # fmt: skip
     """Time on a GPU what a search without one left, best estimate first.
 
     The binaries are those of the ledger; no compiler is needed. Tells how the estimates had ranked what was measured.
@@ -33,7 +37,10 @@ def measure(top: int, everything: bool, gpu: str | None, problem: str | None, db
     from evoengine.cli.display import ranking, say, stdout
     from evoengine.cli.signals import stop_on_signal
     from evoengine.tuning.measure import Measuring
+    from evoengine.tuning.setup import register_kernel
 
+    if kernel:
+        register_kernel(kernel)
     measuring = Measuring(None if everything else top, gpu, problem, db, say, lambda c: say(_line(c)))
     stop_on_signal(measuring.stop)
     measured = measuring.run()

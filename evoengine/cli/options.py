@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+from click.decorators import FC
 
 from evoengine.gpu import find_gpu
 
 RECORDED = "recorded:"
 """begins the device and the problem of a recorded space"""
 
+if TYPE_CHECKING:
+    TextType = click.ParamType[str]
+else:
+    TextType = click.ParamType  # which takes type arguments only since Click 8.4
 
-class GpuType(click.ParamType):
+
+class GpuType(TextType):
     """The name of a known GPU."""
 
     name = "name"
@@ -22,7 +29,7 @@ class GpuType(click.ParamType):
         return find_gpu(value).key
 
 
-class StoredProblemType(click.ParamType):
+class StoredProblemType(TextType):
     """A problem that the ledger may hold, in the form it has there. A recorded space's, or that of a kernel which
     somebody brought, is taken as it is."""
 
@@ -35,7 +42,7 @@ class StoredProblemType(click.ParamType):
         return str(parse_problem(value)[1]) if not colon or name in workloads() else value
 
 
-def gpu_option(default: str | None) -> Callable:
+def gpu_option(default: str | None) -> Callable[[FC], FC]:
     said = "GPU to tune for." if default else "Only what was tuned for this GPU."
     return click.option("--gpu", type=GpuType(), default=default, show_default=bool(default), help=said)
 

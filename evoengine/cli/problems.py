@@ -10,7 +10,7 @@ import click
 from evoengine.cli.options import json_option
 
 if TYPE_CHECKING:
-    from evoengine.workloads.base import Workload
+    from evoengine.workloads.base import AnyWorkload
 
 
 @click.command()
@@ -33,5 +33,5 @@ def problems(as_json: bool) -> None:
     stdout.print(table)
 
 
-def _example(workload: Workload) -> str:
+def _example(workload: AnyWorkload) -> str:
     return str(workload.parse(workload.example))

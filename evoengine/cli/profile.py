@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
-from evoengine.cli.options import db_option, json_option
+from evoengine.cli.options import db_option, json_option, kernel_option
 
 
 @click.command()
 @click.argument("trial", type=click.IntRange(min=1))
+@kernel_option
 @db_option
 @json_option
-def profile(trial: int, db: str | None, as_json: bool) -> None:
+def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> None:
     """Say what limits one candidate, by Nsight Compute or by the model of its chip.
 
     On a GPU that can run the binary: tensor and MUFU pipes, memory throughput, bank conflicts, occupancy, stall
@@ -26,11 +28,12 @@ def profile(trial: int, db: str | None, as_json: bool) -> None:
     from evoengine.devices.driver import find_driver, supports_arch
     from evoengine.errors import NothingFound
     from evoengine.ledger.store import open_ledger
-    from evoengine.records import CompiledCandidate
     from evoengine.search.targets import target_of
     from evoengine.stages.profile import profile as take
-    from evoengine.tuning.setup import lock_gpu
+    from evoengine.tuning.setup import lock_gpu, register_kernel
 
+    if kernel:
+        register_kernel(kernel)
     with open_ledger(db, create=False) as ledger:
         candidate = ledger.candidate(trial, with_cubin=True)
         if candidate.binary is None:
@@ -41,10 +44,9 @@ def profile(trial: int, db: str | None, as_json: bool) -> None:
         device = devices[0] if devices else None
         if device is None:
             say(f"no GPU here can run a binary for {candidate.binary.arch}: the page is by the model of the chip")
-        contender = CompiledCandidate(trial, candidate.source, candidate.binary, candidate.config)
         with lock_gpu(device, say):
             name, uuid = (device.name, device.uuid) if device else ("", None)
-            page = take(target_of(ledger, candidate), contender, name, uuid)
+            page = take(target_of(ledger, candidate), candidate.contender, name, uuid)
         ledger.record_profile(trial, page)
     if as_json:
         click.echo(json.dumps({"trial": trial} | asdict(page), indent=2))

@@ -38,7 +38,7 @@ def report(gpu: str | None, problem: str | None, db: str | None, as_json: bool) 
         told = {"lineage": [step_json(s) for s in steps], "effects": [asdict(e) for e in found]}
         click.echo(json.dumps(told, indent=2))
         return
-    say(f"{problem_text} on {gpu_key}: {len(known)} trials, {best[0].measurement.kind} figures")
+    say(f"{problem_text} on {gpu_key}: {len(known)} trials, {best[0].ranked_by.kind} figures")
     stdout.print(lineage(steps))
     if found:
         stdout.print()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from evoengine.cli.options import (
     RECORDED,
+    TextType,
     db_option,
     gpu_option,
     json_option,
@@ -17,7 +20,7 @@ from evoengine.cli.options import (
 from evoengine.search import samplers
 
 
-class DeviceType(click.ParamType):
+class DeviceType(TextType):
     name = "device"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -56,7 +59,7 @@ class DeviceType(click.ParamType):
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Repeats a search.  [default: drawn, and recorded]")
 @json_option
-def search(as_json: bool, **options: object) -> int:
+def search(as_json: bool, **options: Any) -> int:
     """Search for the fastest correct kernel of a problem on a GPU.
 
     With a GPU of that kind here, candidates are gated and timed on it, and times predicted from machine code lead the

@@ -16,6 +16,7 @@ from evoengine.cli.options import (
     templates_option,
 )  # fmt: skip
 from evoengine.errors import UsageError
+from evoengine.records import Value
 
 
 @click.command()
@@ -48,7 +49,7 @@ def verify(
     candidate, check = verified.candidate, verified.binary
     if as_json:
         # no ledger is involved, so there is no trial to name
-        extra = {"trial": None, "run": None, "correct": verified.correct, "seed": verified.seed}
+        extra: dict[str, object] = {"trial": None, "run": None, "correct": verified.correct, "seed": verified.seed}
         extra |= {"cases": case_list(candidate.verdict)}
         if binary:
             extra |= {
@@ -66,7 +67,7 @@ def verify(
     return 0 if verified.correct else 1
 
 
-def _config(text: str) -> dict:
+def _config(text: str) -> dict[str, Value]:
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:

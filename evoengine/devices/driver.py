@@ -110,7 +110,7 @@ def resolve_gpu(device: GpuDevice, named: Gpu) -> Gpu:
 
 
 @contextmanager
-def hold(device: GpuDevice, say: Callable[[str], None]) -> Iterator[None]:
+def lock_device(device: GpuDevice, say: Callable[[str], None]) -> Iterator[None]:
     """The GPU for this process alone; says so and waits while another evoengine of this user times on it."""
     from filelock import FileLock, Timeout
     from platformdirs import user_cache_path

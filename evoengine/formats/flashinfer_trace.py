@@ -37,6 +37,10 @@ def import_trace(definition: Path, workloads: Path | None, name: str, reference:
         raise UsageError(
             f"{definition} is no FlashInfer-Trace definition: it needs name, axes, inputs, outputs and reference"
         )
+    for key in ("inputs", "outputs"):
+        entries = data.get(key)
+        if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
+            raise UsageError(f"{definition}: {key} must be an object of tensors, each with shape and dtype")
     remarks = [f"the key {key} of the definition" for key in data if key not in _TAKEN]
     axes = {axis: _without(entry, "description", "parent") for axis, entry in data["axes"].items()}
     problem: dict[str, Any] = {
@@ -64,9 +68,14 @@ def _without(entry: Any, *keys: str) -> Any:
     return {k: v for k, v in entry.items() if k not in keys} if isinstance(entry, dict) else entry
 
 
+def _constraint_list(data: dict[str, Any]) -> list[Any]:
+    given = data.get("constraints")
+    return given if isinstance(given, list) else []
+
+
 def _constraints(data: dict[str, Any], axes: Mapping[str, Any], remarks: list[str]) -> list[str]:
     found = []
-    for constraint in data.get("constraints") or []:
+    for constraint in _constraint_list(data):
         try:
             found.append(expression_of(str(constraint), axes))
         except NotLiteral as error:
@@ -103,7 +112,7 @@ def _workloads(
     found = [_workload(entry, scalars, remarks) for entry in _lines(file, data.get("name"), remarks)]
     if found:
         return found
-    sizes = _chosen_sizes(var, data.get("constraints") or [])
+    sizes = _chosen_sizes(var, _constraint_list(data))
     if sizes:
         chosen = ", ".join(f"{axis}={value}" for axis, value in sizes.items())
         remarks.append(f"sizes: no workload gives any; problem.json has {chosen}")
@@ -148,8 +157,8 @@ def _lines(file: Path | None, name: Any, remarks: list[str]) -> list[dict[str, A
 
 def _workload(entry: dict[str, Any], scalars: list[str], remarks: list[str]) -> dict[str, Any]:
     inputs: dict[str, Any] = {}
-    given = entry.get("inputs") if isinstance(entry.get("inputs"), dict) else {}
-    for name, spec in given.items():
+    given = entry.get("inputs")
+    for name, spec in given.items() if isinstance(given, dict) else ():
         kind = spec.get("type") if isinstance(spec, dict) else None
         if kind == "scalar" and name in scalars:
             inputs[name] = {"type": "scalar", "value": spec.get("value")}

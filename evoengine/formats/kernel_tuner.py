@@ -82,10 +82,16 @@ def _text(script: Path, call: dict[str, Any]) -> str:
     return read_text(inside(script.resolve().parent, source, f"kernel_source of {script}"), "the kernel file")
 
 
+def _mapping(call: dict[str, Any], key: str) -> dict[str, Any]:
+    given = call.get(key)
+    return given if isinstance(given, dict) else {}
+
+
 def _knobs(script: Path, call: dict[str, Any], remarks: list[str]) -> dict[str, list[Any]]:
     knobs: dict[str, list[Any]] = {}
-    for knob, values in (call.get("tune_params") or {}).items():
+    for knob, listed in _mapping(call, "tune_params").items():
         require_name(knob, f"{script}: tune_params", "a knob")
+        values = listed if isinstance(listed, list) else []
         plain = [v["value"] if isinstance(v, dict) and "value" in v else v for v in values]
         if (
             plain
@@ -148,7 +154,10 @@ def _arguments(script: Path, call: dict[str, Any], declared: list[Parameter], re
     answer = call.get("answer")
     written = [a is not None for a in answer] if isinstance(answer, list) and len(answer) == len(given) else None
     if written is None:
-        written = [not parameter.is_const and "array" in g for parameter, g in zip(declared, given, strict=True)]
+        written = [
+            not parameter.is_const and isinstance(g, dict) and "array" in g
+            for parameter, g in zip(declared, given, strict=True)
+        ]
         names = ", ".join(p.name for p, w in zip(declared, written, strict=True) if w)
         remarks.append(f"which arguments the kernel writes: the script has no answer, so those without const: {names}")
     found = [_argument(script, g, p.name, w) for g, p, w in zip(given, declared, written, strict=True)]
@@ -159,12 +168,11 @@ def _arguments(script: Path, call: dict[str, Any], declared: list[Parameter], re
 
 def _constants(script: Path, call: dict[str, Any], arguments: list[Argument]) -> tuple[dict[str, str], list[Argument]]:
     """What __constant__ variables hold (cmem_args): an argument's own array, or another input."""
-    names = {
-        g.get("identity"): a.name for g, a in zip(call.get("arguments") or [], arguments, strict=True) if "array" in g
-    }
+    given_arrays = zip(call.get("arguments") or [], arguments, strict=True)
+    names = {g.get("identity"): a.name for g, a in given_arrays if isinstance(g, dict) and "array" in g}
     constants: dict[str, str] = {}
     more: list[Argument] = []
-    for symbol, given in (call.get("cmem_args") or {}).items():
+    for symbol, given in _mapping(call, "cmem_args").items():
         require_name(symbol, f"{script}: cmem_args", "a __constant__ variable")
         same = names.get(given.get("identity")) if isinstance(given, dict) else None
         constants[symbol] = same or symbol

@@ -38,7 +38,10 @@ def values_of(text: str) -> list[Any]:
     except (SyntaxError, ValueError, RecursionError, MemoryError, ZeroDivisionError, TypeError, OverflowError) as error:
         reason = error if isinstance(error, NotLiteral) else f"{type(error).__name__}: {error}"
         raise NotLiteral(f"`{text[:80]}`: {reason}") from None
-    return [*found] if isinstance(found, list | range) else [found]
+    values = [*found] if isinstance(found, list | range) else [found]
+    if any(isinstance(value, list | range) for value in values):
+        raise NotLiteral(f"`{text[:80]}`: a list of lists")
+    return values
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:

@@ -129,7 +129,11 @@ def _shapes(problem: Mapping[str, Any], key: str) -> list[tuple[str, list[str], 
     """Name, shape and dtype of each tensor; those passed by value have the shape []."""
     items = problem.get(key)
     entries = items.items() if isinstance(items, dict) else ()
-    return [(n, [str(s) for s in i.get("shape") or []], str(i.get("dtype"))) for n, i in entries if isinstance(i, dict)]
+    return [(n, _sizes(i.get("shape")), str(i.get("dtype"))) for n, i in entries if isinstance(i, dict)]
+
+
+def _sizes(shape: Any) -> list[str]:
+    return [str(size) for size in shape] if isinstance(shape, list) else []
 
 
 def _parameters(problem: Mapping[str, Any]) -> str:

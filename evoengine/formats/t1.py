@@ -8,7 +8,7 @@ from typing import Any
 
 from evoengine.errors import UsageError
 from evoengine.formats.folder import NewFolder, inside, read_json, read_text
-from evoengine.formats.literals import NotLiteral, values_of
+from evoengine.formats.literals import LARGEST, NotLiteral, values_of
 from evoengine.formats.tuned_kernel import (
     Argument,
     TunedKernel,
@@ -137,17 +137,19 @@ def _arguments(file: Path, spec: dict[str, Any], text: str, entry: str, remarks:
 
 
 def _argument(file: Path, given: dict[str, Any], name: str, remarks: list[str]) -> Argument:
-    base = str(given.get("Type")).rstrip("0123456789") if given.get("Type") not in _TYPES else str(given["Type"])
+    stated = str(given.get("Type"))
+    base = stated if stated in _TYPES else stated.rstrip("0123456789")
     if base not in _TYPES:
         raise UsageError(
             f"{file}: the argument {name} has the type {given.get('Type')!r}; known are {', '.join(_TYPES)}"
         )
-    width = int(str(given["Type"]).removeprefix(base) or 1)
+    width = int(stated.removeprefix(base) or 1)
     if given.get("MemoryType") == "Scalar":
-        return Argument(name, _TYPES[base], None, value=given.get("FillValue", 0))
+        return Argument(name, _TYPES[base], None, value=_number(given, 0))
     try:
         (size,) = values_of(str(given.get("Size")))
-    except (NotLiteral, ValueError):
+        size = int(size)
+    except (NotLiteral, ValueError, OverflowError):
         raise UsageError(
             f"{file}: the argument {name} has the Size {given.get('Size')!r}, which is no number"
         ) from None
@@ -155,12 +157,12 @@ def _argument(file: Path, given: dict[str, Any], name: str, remarks: list[str]) 
     if access == "ReadWrite":
         remarks.append(f"that {name} is read before it is written: it is an output, which starts unwritten")
     draw = _draw(given, base, name, remarks)
-    return Argument(name, _TYPES[base], int(size) * width, output=access in ("WriteOnly", "ReadWrite"), draw=draw)
+    return Argument(name, _TYPES[base], size * width, output=access in ("WriteOnly", "ReadWrite"), draw=draw)
 
 
 def _draw(given: dict[str, Any], base: str, name: str, remarks: list[str]) -> dict[str, Any]:
     """`Constant` and `Random`, which is uniform below FillValue; files of values stay behind."""
-    fill, value = given.get("FillType", "Random"), given.get("FillValue", 1)
+    fill, value = given.get("FillType", "Random"), _number(given, 1)
     if fill == "Constant":
         return {"type": "constant", "value": value}
     if fill != "Random":
@@ -168,3 +170,9 @@ def _draw(given: dict[str, Any], base: str, name: str, remarks: list[str]) -> di
     if base not in ("half", "float", "double"):
         return {"type": "integers", "low": 0, "high": max(2, int(value))}
     return {"type": "uniform", "low": 0, "high": value} if value > 0 else {"type": "random"}
+
+
+def _number(given: dict[str, Any], default: int) -> int | float:
+    """The FillValue where it is a number."""
+    value = given.get("FillValue", default)
+    return value if isinstance(value, int | float) and abs(value) <= LARGEST else default

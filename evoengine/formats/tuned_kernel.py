@@ -99,9 +99,8 @@ def _axes(kernel: TunedKernel) -> tuple[dict[str, int], dict[str, list[str]]]:
     equal value are no axes: which of them stands where could not be known, and the gate's small problems would be
     wrong.
     """
-    whole = {
-        a.name: int(a.value) for a in kernel.arguments if a.size is None and a.dtype == "int32" and (a.value or 0) > 1
-    }
+    integers = {a.name: int(a.value or 0) for a in kernel.arguments if a.size is None and a.dtype == "int32"}
+    whole = {name: value for name, value in integers.items() if value > 1}
     unique = {name: v for name, v in whole.items() if list(whole.values()).count(v) == 1}
     shapes: dict[str, list[str]] = {}
     used: dict[str, int] = {}

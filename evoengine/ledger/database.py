@@ -71,10 +71,10 @@ def open_database(url: URL, *, create: bool) -> Engine:
     """
     if url.drivername == "sqlite":
         _check_file(Path(url.database or ""), create)
-    contents = look(url)
+    contents = inspect_database(url)
     _refuse_foreign(url, contents)
     if contents.revision is None and not create:
-        raise NothingFound(f"no ledger at {shown(url)}: evoengine search fills it")
+        raise NothingFound(f"no ledger at {display_url(url)}: evoengine search fills it")
     if contents.revision is None:
         optuna_schema.require_schema(contents.tables, contents.optuna_revision, url.render_as_string())
     engine = make_engine(url)
@@ -128,7 +128,7 @@ def setup_lock(url: URL) -> Iterator[None]:
                 yield
         except Timeout as error:
             raise UsageError(
-                f"{shown(url)} has been held by another evoengine for {BUSY_SECONDS:g} s; let that one end"
+                f"{display_url(url)} has been held by another evoengine for {BUSY_SECONDS:g} s; let that one end"
             ) from error
         return
     with create_engine(url, poolclass=NullPool).connect() as connection:
@@ -136,7 +136,7 @@ def setup_lock(url: URL) -> Iterator[None]:
         yield
 
 
-def shown(url: URL) -> str:
+def display_url(url: URL) -> str:
     """The file, or the URL without its password."""
     return url.database or "" if url.drivername == "sqlite" else url.render_as_string(hide_password=True)
 
@@ -156,22 +156,24 @@ def _explanation(url: URL, error: BaseException) -> EvoengineError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "locked" in reason:
         return UsageError(
-            f"{shown(url)} has been locked by another writer for {BUSY_SECONDS:g} s; "
+            f"{display_url(url)} has been locked by another writer for {BUSY_SECONDS:g} s; "
             "let that program end, or name another file with --db"
         )
     if url.drivername != "sqlite":
-        return UsageError(f"the database {shown(url)} cannot be used: {reason}; check the server and the URL of --db")
+        advice = "check the server and the URL of --db"
+        return UsageError(f"the database {display_url(url)} cannot be used: {reason}; {advice}")
     if "not a database" in reason or "malformed" in reason:
-        return UsageError(f"{shown(url)} is damaged ({reason}); name another file with --db")
+        return UsageError(f"{display_url(url)} is damaged ({reason}); name another file with --db")
     if "readonly" in reason or "unable to open" in reason:
-        return UsageError(f"{shown(url)} cannot be written ({reason}); name a file in a folder that can with --db")
-    return MachineError(f"the ledger {shown(url)} cannot be used: {reason}")
+        advice = "name a file in a folder that can with --db"
+        return UsageError(f"{display_url(url)} cannot be written ({reason}); {advice}")
+    return MachineError(f"the ledger {display_url(url)} cannot be used: {reason}")
 
 
 # ── looking before touching ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def look(url: URL) -> Contents:
+def inspect_database(url: URL) -> Contents:
     """Reads what the database holds without changing a byte; an SQLite file need not be there."""
     return _look_into_file(Path(url.database or "")) if url.drivername == "sqlite" else _look_into_server(url)
 
@@ -240,14 +242,14 @@ def _refuse_foreign(url: URL, contents: Contents) -> None:
     if revision is not None:
         if revision not in {script.revision for script in _scripts().walk_revisions()}:
             raise UsageError(
-                f"{shown(url)} was made by a newer evoengine (schema {revision}); "
+                f"{display_url(url)} was made by a newer evoengine (schema {revision}); "
                 "upgrade evoengine, or name another file with --db"
             )
         return
     strange = tables - optuna_schema.TABLES
     if strange or (tables and not optuna_schema.holds_studies(tables)):
         named = ", ".join(sorted(strange or tables)[:3])
-        raise UsageError(f"{shown(url)} is another program's database (it holds {named}); name another with --db")
+        raise UsageError(f"{display_url(url)} is another program's database (it holds {named}); name another with --db")
 
 
 # ── the schema ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -130,8 +130,15 @@ def to_verdict(row: VerdictRow) -> Verdict:
     )
 
 
-def last_verdicts(verdicts: Sequence[Verdict]) -> dict[str, Verdict | None]:
-    """A candidate's `verdict` and `binary_verdict`; they come oldest first."""
+class LastVerdicts(TypedDict):
+    """By the names of a Candidate's fields."""
+
+    verdict: Verdict | None
+    binary_verdict: Verdict | None
+
+
+def last_verdicts(verdicts: Sequence[Verdict]) -> LastVerdicts:
+    """Those of a candidate; they come oldest first."""
     by_binary = [v for v in verdicts if v.device == EXECUTOR]
     others = [v for v in verdicts if v.device != EXECUTOR]
     return {"verdict": others[-1] if others else None, "binary_verdict": by_binary[-1] if by_binary else None}

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, aliased, joinedload, undefer
 
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
-from evoengine.ledger.database import open_database, parse_url, shown, translate_errors
+from evoengine.ledger.database import display_url, open_database, parse_url, translate_errors
 from evoengine.ledger.figures import figures_of_correct
 from evoengine.ledger.models import (
     BaselineRow,
@@ -100,7 +100,7 @@ class Ledger:
     @property
     def place(self) -> str:
         """For people: the file, or the URL without its password."""
-        return shown(self._url)
+        return display_url(self._url)
 
     def close(self) -> None:
         self._engine.dispose()

@@ -25,13 +25,20 @@ from sqlalchemy import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from evoengine.errors import EvoengineError, UsageError
-from evoengine.ledger.database import engine_options, look, parse_url, set_pragmas, setup_lock, translate_errors
+from evoengine.ledger.database import (
+    engine_options,
+    inspect_database,
+    parse_url,
+    set_pragmas,
+    setup_lock,
+    translate_errors,
+)
 from evoengine.ledger.optuna_schema import require_schema
 from evoengine.ledger.rows import most_trusted
 from evoengine.ledger.runs import Run
 from evoengine.ledger.store import Ledger
 from evoengine.lineage import Effect, Step, effects, step, transition
-from evoengine.objectives import Objective, stored_objectives, worth
+from evoengine.objectives import Objective, objective_values, stored_objectives
 from evoengine.paths import default_database
 from evoengine.records import Candidate, Kind, Measurement, Value
 
@@ -66,7 +73,7 @@ def optuna_storage(database: str) -> RDBStorage:
     url = parse_url(database)
     # Optuna makes its tables one by one, and another process must neither do the same nor judge them half-made
     with setup_lock(url), _explained(url):
-        contents = look(url)
+        contents = inspect_database(url)
         require_schema(contents.tables, contents.optuna_revision, url.render_as_string())
         storage = RDBStorage(
             url.render_as_string(hide_password=False), engine_kwargs=engine_options(url), skip_compatibility_check=True
@@ -152,7 +159,7 @@ class Projection:
     def _frozen(self, candidate: Candidate, figure: Measurement | None) -> FrozenTrial:
         """Ranked candidates are complete with their values; the others pruned, without any."""
         trusted = figure is not None and not figure.suspect
-        values = worth(replace(candidate, measurement=figure), self._objectives) if trusted else None
+        values = objective_values(replace(candidate, measurement=figure), self._objectives) if trusted else None
         distributions: dict[str, BaseDistribution] = {name: self._distributions[name] for name in candidate.config}
         frozen = optuna.trial.create_trial(
             state=TrialState.COMPLETE if values else TrialState.PRUNED,

@@ -12,7 +12,7 @@ from pathlib import Path
 from evoengine import __version__
 from evoengine.devices.base import ConstantParameter, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
 from evoengine.errors import UsageError
-from evoengine.records import Candidate, Verdict
+from evoengine.records import Binary, Candidate, Source, Verdict
 from evoengine.workloads.base import Target
 
 LOADER = Path(__file__).with_name("loader.py")
@@ -27,9 +27,10 @@ def export(candidate: Candidate, target: Target, folder: Path) -> list[Path]:
     An __init__.py that is there already stays as it is. Raises UsageError where `folder` cannot be written.
     """
     kernel = target.workload.name
+    source, binary = _compiled(candidate)
     contents = {
-        "kernel.cu": candidate.source.text.encode(),
-        "kernel.cubin": candidate.binary.cubin,
+        "kernel.cu": source.text.encode(),
+        "kernel.cubin": binary.cubin,
         "kernel.json": (json.dumps(describe(candidate, target), indent=2) + "\n").encode(),
         f"{kernel}.py": (target.workload.loader() or LOADER).read_bytes(),
         "_cuda.py": CUDA_LAUNCH.read_bytes(),
@@ -48,13 +49,20 @@ def export(candidate: Candidate, target: Target, folder: Path) -> list[Path]:
     return [*(folder / name for name in contents), package]
 
 
+def _compiled(candidate: Candidate) -> tuple[Source, Binary]:
+    """Both are there: only a ranked candidate is exported."""
+    assert candidate.source is not None and candidate.binary is not None
+    return candidate.source, candidate.binary
+
+
 def describe(candidate: Candidate, target: Target) -> dict[str, object]:
     """Launch geometry, resources, verdict and provenance: all that it takes to run the kernel and to check its
     claims."""
-    binary, launch = candidate.binary, candidate.source.launch
+    source, binary = _compiled(candidate)
+    launch = source.launch
     return {
         "kernel": target.workload.name,
-        "entry": candidate.source.entry,
+        "entry": source.entry,
         "config": dict(candidate.config),
         "problem": target.problem.variables(),
         "parameters": [parameter_json(p) for p in target.workload.parameters(target.problem, candidate.config)],
@@ -84,7 +92,7 @@ def describe(candidate: Candidate, target: Target) -> dict[str, object]:
             "arch": binary.arch,
             "options": binary.options,
             "compiler": binary.compiler,
-            "source_sha256": candidate.source.sha256,
+            "source_sha256": source.sha256,
         },
     }
 

@@ -60,7 +60,7 @@ _OLD_BASELINE = {"policy": asdict(UNKNOWN_POLICY)}
 """what baselines had no field for before policies were recorded"""
 
 Dated = tuple[datetime | None, Any]
-_fields = cache(get_type_hints)
+_fields: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 def to_t4(whole: RunHistory) -> dict[str, Any]:
@@ -96,9 +96,9 @@ def from_t4(data: Mapping[str, Any]) -> RunHistory | None:
     Raises AttributeError, KeyError, OverflowError, TypeError or ValueError where a part is missing or wrong.
     """
     metadata, results = data.get("metadata"), data.get("results")
-    described = metadata.get("evoengine") if isinstance(metadata, dict) else None
-    if not described or not results:
+    if not isinstance(metadata, dict) or not metadata.get("evoengine") or not results:
         return None
+    described = metadata["evoengine"]
     # Python reads NaN and half a surrogate pair, but no ledger takes them
     json.dumps(data, allow_nan=False, ensure_ascii=False).encode()
     space = described["space"]
@@ -115,7 +115,7 @@ def from_t4(data: Mapping[str, Any]) -> RunHistory | None:
 
 
 def _text(moment: datetime | None) -> str | None:
-    return moment and moment.isoformat()
+    return moment.isoformat() if moment else None
 
 
 def _moment(d: Mapping[str, Any], name: str) -> datetime | None:
@@ -134,6 +134,7 @@ def _undated(found: Iterable[Mapping[str, Any]], record: Callable[[Any], Any]) -
 def _result(dossier: CandidateHistory, kind: Kind) -> dict[str, Any]:
     """`kind` of figure the run went by, for a candidate that has none."""
     c = dossier.candidate
+    assert c.outcome is not None  # a history has finished candidates alone
     times: dict[str, Any] = {}
     if c.binary:
         times["compilation_time"] = c.binary.compile_ms * 1e3

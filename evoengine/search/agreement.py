@@ -55,7 +55,7 @@ def measured_pairs(ledger: Ledger, problem: str | None = None, gpu: str | None =
         if c.outcome is Outcome.MEASURED:
             estimate = most_trusted([m for m in ledger.measurements(c.trial) if m.kind is Kind.ESTIMATED])
             measured = c.measurement
-            if estimate and measured:
+            if estimate and measured and estimate.tflops is not None and measured.tflops is not None:
                 of = (c.trial, c.problem, c.gpu, measured.device, str(c.config["family"]))
                 pairs.append(
                     Pair(*of, estimate.tflops, measured.tflops, str(measured.policy), model_of(estimate.terms))

@@ -6,7 +6,7 @@ import secrets
 
 from evoengine.errors import MachineError, UsageError
 from evoengine.ledger.store import Ledger
-from evoengine.records import Binary, Candidate, Config, Outcome, Rejection, Source
+from evoengine.records import Candidate, CompiledCandidate, Outcome, Rejection
 from evoengine.sass.build import build
 from evoengine.search.evaluators import gate_plan, seed_for
 from evoengine.search.remeasure import spaces_of
@@ -18,9 +18,7 @@ from evoengine.stages.tasks import execute_task
 from evoengine.workloads.base import Target
 
 
-def check_binary(
-    target: Target, space: SearchSpace, config: Config, source: Source, binary: Binary, seed: int
-) -> BinaryCheck:
+def check_binary(target: Target, space: SearchSpace, contender: CompiledCandidate, seed: int) -> BinaryCheck:
     """Puts the binary through the gate's small cases, in a process that may die.
 
     Raises MachineError where this machine has no disassembler or no C++ compiler.
@@ -28,11 +26,11 @@ def check_binary(
     build()  # here, where no time limit of a worker ends it
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
-        plan = gate_plan(space, target, config)
-        future = workers.submit(
-            execute_task, target.workload, source, binary, plan, seed, died=Outcome.CRASHED, gives=BinaryCheck
-        )
-        result = future.result()
+        plan = gate_plan(space, target, contender.config)
+        result = workers.submit(
+            execute_task, target.workload, contender.source, contender.binary, plan, seed,
+            died=Outcome.CRASHED, gives=BinaryCheck,
+        ).result()  # fmt: skip
     finally:
         workers.close()
     return BinaryCheck(None, result.reason) if isinstance(result, Rejection) else result
@@ -47,9 +45,7 @@ def check_winner(ledger: Ledger, run: int, target: Target, space: SearchSpace, s
     while best := ledger.best(str(target.problem), target.gpu.key, top=1, run=run):
         winner = ledger.candidate(best[0].trial, with_cubin=True)
         try:
-            check = check_binary(
-                target, space, winner.config, winner.source, winner.binary, seed_for(seed, run, winner.trial)
-            )
+            check = check_binary(target, space, winner.contender, seed_for(seed, run, winner.trial))
         except MachineError as error:
             check = BinaryCheck(None, str(error))
         said.append(f"#{winner.trial}: {check}")
@@ -64,8 +60,7 @@ def check_export(ledger: Ledger, candidate: Candidate) -> BinaryCheck:
     try:
         target = target_of(ledger, candidate)
         space = spaces_of(ledger, [candidate], target)[candidate.run]
-        seed = secrets.randbelow(2**31)
-        check = check_binary(target, space, candidate.config, candidate.source, candidate.binary, seed)
+        check = check_binary(target, space, candidate.contender, secrets.randbelow(2**31))
     except (MachineError, UsageError) as error:
         check = BinaryCheck(None, str(error))
     record_check(ledger, candidate, check)
@@ -74,9 +69,10 @@ def check_export(ledger: Ledger, candidate: Candidate) -> BinaryCheck:
 
 def record_check(ledger: Ledger, candidate: Candidate, check: BinaryCheck) -> None:
     """A refuted candidate ends with the check's outcome, unless a GPU ran it: that stays, beside the verdict."""
-    if check.verdict is None:
+    verdict = check.verdict
+    if verdict is None:
         return
-    ledger.record_verdict(candidate.trial, check.verdict)
-    if check.refuted and candidate.outcome is not Outcome.MEASURED:
-        reason = f"machine code: {check.verdict.reason}"
-        ledger.finish(candidate.trial, check.verdict.outcome, reason, candidate.occupancy, check.verdict.device)
+    ledger.record_verdict(candidate.trial, verdict)
+    if verdict.outcome is not None and candidate.outcome is not Outcome.MEASURED:
+        reason = f"machine code: {verdict.reason}"
+        ledger.finish(candidate.trial, verdict.outcome, reason, candidate.occupancy, verdict.device)

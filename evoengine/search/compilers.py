@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from evoengine.ledger.store import Ledger
 from evoengine.records import Binary, CompiledCandidate, Outcome, Rejection, Source
 from evoengine.search.setting import Setting
-from evoengine.search.workers import WorkerLimits, WorkerPool
+from evoengine.search.workers import Answer, WorkerLimits, WorkerPool
 from evoengine.stages.compile import options
 from evoengine.stages.predict import Estimated
 from evoengine.stages.toolchain import compiler_version
@@ -25,19 +25,19 @@ class Compilers:
         self.workers = WorkerPool(setting.jobs, terms)
         self._setting, self._ledger = setting, ledger
         self._compiler, self._predictor = compiler, predictor
-        self._binaries: dict[str, Future] = {}
+        self._binaries: dict[str, Future[Binary | Rejection]] = {}
         """by the source's sha256, the latest last"""
-        self._predictions: dict[str, Future] = {}
+        self._predictions: dict[str, Future[Estimated | Rejection]] = {}
 
     def recorded(self, source: Source) -> Binary | None:
         """What this compiler made of the source in an earlier run."""
         arch = self._setting.target.gpu.arch
         return self._ledger.find_binary(source.sha256, options(arch), arch, compiler_version())
 
-    def compile(self, source: Source) -> Future:
-        """A future of a Binary or a Rejection; what failed before is compiled again."""
+    def compile(self, source: Source) -> Future[Binary | Rejection]:
+        """What failed before is compiled again."""
         future = self._binaries.get(source.sha256)
-        if not _holds(future, Binary):
+        if future is None or not _holds(future, Binary):
             future = self._binaries[source.sha256] = self.workers.submit(
                 self._compiler, source, self._setting.target.gpu.arch, died=Outcome.UNCOMPILABLE, gives=Binary
             )
@@ -45,22 +45,21 @@ class Compilers:
                 del self._binaries[next(iter(self._binaries))]
         return future
 
-    def predict(self, contender: CompiledCandidate) -> Future:
-        """A future of Estimated or a Rejection; what failed before is predicted again."""
+    def predict(self, contender: CompiledCandidate) -> Future[Estimated | Rejection]:
+        """What failed before is predicted again."""
         s, key = self._setting, contender.source.sha256
-        if not _holds(self._predictions.get(key), Estimated):
-            self._predictions[key] = self.workers.submit(
+        future = self._predictions.get(key)
+        if future is None or not _holds(future, Estimated):
+            future = self._predictions[key] = self.workers.submit(
                 self._predictor, s.target, contender, s.space.cost(contender.config),
                 died=Outcome.CRASHED, gives=Estimated,
             )  # fmt: skip
-        return self._predictions[key]
+        return future
 
     def close(self) -> None:
         self.workers.close()
 
 
-def _holds(future: Future | None, kind: type) -> bool:
+def _holds(future: Future[Answer | Rejection], kind: type[Answer]) -> bool:
     """Whether the future gave such an answer or still may."""
-    if future is None:
-        return False
     return not future.done() or (future.exception() is None and isinstance(future.result(), kind))

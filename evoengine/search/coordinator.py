@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from evoengine.ledger.store import Ledger
 from evoengine.objectives import told
 from evoengine.records import (
+    Baseline,
     Binary,
     Candidate,
     Config,
@@ -91,12 +93,15 @@ class Progress:
         return time.monotonic() - self.started
 
 
-@dataclass(slots=True)
-class InFlight:
+Reached = TypeVar("Reached", bound=Proposed, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight(Generic[Reached]):
     """One candidate on its way down the pipeline, as far as it came."""
 
     proposal: Proposal
-    candidate: Proposed | Rendered | Compiled
+    candidate: Reached
 
     @property
     def trial(self) -> int:
@@ -130,10 +135,10 @@ class Coordinator:
         s = setting
         self._prior = sibling_prior(ledger, s.space, str(s.target.problem), s.target.gpu) if s.timed else None
         self._proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, self._prior)
-        self._comparing: set[Future] = set()
-        self._compiling: dict[Future, InFlight] = {}
-        self._judging: dict[Future, InFlight] = {}
-        self._predicting: dict[Future, InFlight] = {}
+        self._comparing: set[Future[list[Baseline] | Rejection]] = set()
+        self._compiling: dict[Future[Binary | Rejection], InFlight[Rendered]] = {}
+        self._judging: dict[Future[Evaluation | Rejection], InFlight[Compiled]] = {}
+        self._predicting: dict[Future[Estimated | Rejection], InFlight[Compiled]] = {}
         """of candidates that a GPU timed"""
         self._first_with: dict[str, int] = {}
         """source sha256 → the trial that rendered it first"""
@@ -146,8 +151,9 @@ class Coordinator:
         self._judge = judge
         self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed)
         self._compilers = Compilers(s, ledger, compiler, predictor, terms)
-        leads = self._prior is not None and s.sampler in LED
-        self._ahead = Lookahead(s, self._prior, self._compilers) if leads else None
+        self._ahead: Lookahead | None = None
+        if self._prior is not None and s.sampler in LED:
+            self._ahead = Lookahead(s, self._prior, self._compilers)
 
     @property
     def invalid_proposals(self) -> int:
@@ -164,7 +170,8 @@ class Coordinator:
     def search(self) -> Progress:
         try:
             # while the device comes up and times these, the first candidates are compiled
-            self._comparing = {self._judge.baselines()} - {None}
+            if baselines := self._judge.baselines():
+                self._comparing.add(baselines)
             while not self._stop and (self._fill() or self._under_way()):
                 self._look_ahead()
                 awaited = self._under_way() | (self._ahead.under_way if self._ahead else set())
@@ -184,10 +191,10 @@ class Coordinator:
             self.progress.ended = "every valid configuration was tried"
         return self.progress
 
-    def _under_way(self) -> set[Future]:
+    def _under_way(self) -> set[Future[Any]]:
         return {*self._comparing, *self._compiling, *self._judging, *self._predicting}
 
-    def _advance(self, future: Future) -> None:
+    def _advance(self, future: Future[Any]) -> None:
         if self._ahead and future in self._ahead.under_way:
             self._ahead.advance(future)
             self.progress.predicted = self._ahead.predicted
@@ -264,12 +271,12 @@ class Coordinator:
         self._proposer.started(proposal, trial)
         if self._ahead:
             self._ahead.leave(proposal.config)
-        flight = InFlight(proposal, Proposed(trial, proposal.config))
-        rendered = self._pipeline.render(flight.candidate)
+        proposed = Proposed(trial, proposal.config)
+        rendered = self._pipeline.render(proposed)
         if isinstance(rendered, Rejection):
-            self._reject(flight, rendered)
+            self._reject(InFlight(proposal, proposed), rendered)
             return
-        flight.candidate = rendered
+        flight = InFlight(proposal, rendered)
         self.ledger.record_source(trial, rendered.source)
         first = self._first_with.setdefault(rendered.source.sha256, trial)
         if first != trial:
@@ -281,15 +288,16 @@ class Coordinator:
         else:
             self._compiling[self._compilers.compile(rendered.source)] = flight
 
-    def _on_compiled(self, flight: InFlight, result: Binary | Rejection) -> None:
+    def _on_compiled(self, flight: InFlight[Rendered], result: Binary | Rejection) -> None:
         if isinstance(result, Rejection):
             self._reject(flight, result)
             return
         self.progress.compiled += 1
         self._compiled(flight, result)
 
-    def _compiled(self, flight: InFlight, binary: Binary) -> None:
-        compiled = flight.candidate = self._pipeline.compiled(flight.candidate, binary)
+    def _compiled(self, rendered: InFlight[Rendered], binary: Binary) -> None:
+        compiled = self._pipeline.compiled(rendered.candidate, binary)
+        flight = InFlight(rendered.proposal, compiled)
         self.ledger.record_binary(flight.trial, compiled.source, binary)
         if rejection := self._pipeline.screen_binary(compiled):
             self._reject(flight, rejection)
@@ -297,21 +305,21 @@ class Coordinator:
         seed = seed_for(self.setting.seed, self.run, flight.trial)
         self._judging[self._pipeline.evaluate(compiled, seed, self._compilers.workers)] = flight
 
-    def _on_judged(self, flight: InFlight, result: Evaluation | Rejection) -> None:
+    def _on_judged(self, flight: InFlight[Compiled], result: Evaluation | Rejection) -> None:
         if self.setting.timed and isinstance(result, Evaluation) and result.figure:
             self._predict(flight)
         self._finish(flight, *record_evaluation(self.ledger, flight.trial, result))
 
-    def _predict(self, flight: InFlight) -> None:
+    def _predict(self, flight: InFlight[Compiled]) -> None:
         """Has the model's figure put beside the measured one: how well predictions rank is known of every search."""
         self._predicting[self._compilers.predict(flight.candidate.contender)] = flight
 
-    def _on_predicted(self, flight: InFlight, result: Estimated | Rejection) -> None:
-        if isinstance(result, Rejection):
+    def _on_predicted(self, flight: InFlight[Compiled], result: Estimated | Rejection) -> None:
+        if isinstance(result, Rejection) or result.figure is None:
             return
-        if result.figure:
-            self.ledger.record_measurement(flight.trial, result.figure)
+        self.ledger.record_measurement(flight.trial, result.figure)
         if result.by_model:
+            assert self._prior is not None  # a search that times has one
             self._prior.predict(flight.proposal.config, result.figure.median_us)
 
     def _hold_finals(self) -> None:
@@ -330,7 +338,7 @@ class Coordinator:
 
     # ── the end of a candidate ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _duplicate(self, flight: InFlight, first: int) -> None:
+    def _duplicate(self, flight: InFlight[Proposed], first: int) -> None:
         """The same source under another setting: one of its knobs does nothing here.
 
         It shares that one's result and costs no trial: as many kernels are tried as were asked for.
@@ -344,10 +352,12 @@ class Coordinator:
         else:
             self._duplicates.setdefault(first, []).append(flight.proposal)
 
-    def _reject(self, flight: InFlight, rejection: Rejection) -> None:
+    def _reject(self, flight: InFlight[Proposed], rejection: Rejection) -> None:
         self._finish(flight, rejection.outcome, rejection.reason)
 
-    def _finish(self, flight: InFlight, outcome: Outcome, reason: str | None, device: str | None = None) -> None:
+    def _finish(
+        self, flight: InFlight[Proposed], outcome: Outcome, reason: str | None, device: str | None = None
+    ) -> None:
         self.ledger.finish(flight.trial, outcome, reason, flight.occupancy, device)
         found = self.ledger.candidate(flight.trial)
         values = self._values[flight.trial] = told(found, self.setting.objectives)
@@ -355,10 +365,10 @@ class Coordinator:
             self._proposer.tell(proposal, values)
         self._count(flight, outcome)
         best = self.progress.best
-        if outcome.ranked and (best is None or found.measurement.rank_key < best.measurement.rank_key):
+        if outcome.ranked and (best is None or found.ranked_by.rank_key < best.ranked_by.rank_key):
             self.progress.best = found
 
-    def _count(self, flight: InFlight, outcome: Outcome) -> None:
+    def _count(self, flight: InFlight[Proposed], outcome: Outcome) -> None:
         self.progress.outcomes[outcome] += 1
         self._on_finish(flight.trial)
         self._on_change(self.progress)

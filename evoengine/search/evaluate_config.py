@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from evoengine.records import Binary, Candidate, Config, Outcome, Rejection
@@ -19,10 +20,10 @@ def evaluate_config(
     """Renders, compiles, screens and judges, in processes that may die."""
     # a spill is slow, not wrong: only a binary that cannot be launched or right at all goes without a verdict
     pipeline = Pipeline(target, space, templates, judge, timed=True)
-    reached: Proposed | Rendered | Compiled = Proposed(0, config)
-    rendered = pipeline.render(reached)
+    proposed = Proposed(0, config)
+    rendered = pipeline.render(proposed)
     if isinstance(rendered, Rejection):
-        return _ended(target, reached, rendered)
+        return _ended(target, proposed, rendered)
     if rejection := pipeline.screen_launch(rendered):
         return _ended(target, rendered, rejection)
     workers = WorkerPool(1, COMPILER_LIMITS)
@@ -42,19 +43,19 @@ def evaluate_config(
     return _ended(target, compiled, result)
 
 
-def _ended(target: Target, reached: Proposed | Rendered | Compiled, result: Evaluation | Rejection) -> Candidate:
+def _ended(target: Target, reached: Proposed, result: Evaluation | Rejection) -> Candidate:
     """As far as it came, with what ended it."""
-    found: dict[str, object] = {}
+    candidate = Candidate(0, 0, str(target.problem), target.gpu.key, reached.config)
     if isinstance(reached, Rendered):
-        found |= {"source": reached.source}
+        candidate = replace(candidate, source=reached.source)
     if isinstance(reached, Compiled):
-        found |= {"binary": reached.binary, "occupancy": reached.occupancy}
+        candidate = replace(candidate, binary=reached.binary, occupancy=reached.occupancy)
     if isinstance(result, Rejection):
-        found |= {"outcome": result.outcome, "reason": result.reason, "verdict": result.verdict}
+        candidate = replace(candidate, outcome=result.outcome, reason=result.reason, verdict=result.verdict)
     else:
         verdict, figure, unread = result
-        found |= {"outcome": verdict.outcome, "reason": verdict.reason or unread}
-        found |= {"verdict": verdict, "measurement": figure}
-    if found.get("verdict"):
-        found |= {"device": found["verdict"].device}
-    return Candidate(0, 0, str(target.problem), target.gpu.key, reached.config, **found)
+        reason = verdict.reason or unread
+        candidate = replace(
+            candidate, outcome=verdict.outcome, reason=reason, verdict=verdict, measurement=figure
+        )  # fmt: skip
+    return replace(candidate, device=candidate.verdict.device) if candidate.verdict else candidate

@@ -18,7 +18,7 @@ from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError
 from evoengine.ledger.store import Ledger
 from evoengine.records import Baseline, CompiledCandidate, Config, Finals, Measurement, Outcome, Plan, Rejection
-from evoengine.search.workers import Deferred, WorkerLimits, WorkerPool
+from evoengine.search.workers import Arguments, Deferred, WorkerLimits, WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages import tasks
 from evoengine.stages.tasks import Evaluation
@@ -69,7 +69,7 @@ def seed_for(seed: int, run: int, trial: int) -> int:
     return int(np.random.SeedSequence([seed, run, trial]).generate_state(1)[0])
 
 
-def timed_baselines(answer: Future) -> list[Baseline]:
+def timed_baselines(answer: Future[list[Baseline] | Rejection]) -> list[Baseline]:
     """What came of `Evaluator.baselines`; waits for it. Raises MachineError where the device could time none."""
     found = answer.result()
     if isinstance(found, Rejection) or not found:
@@ -129,15 +129,15 @@ class Evaluator(ABC):
     """candidates under way beside one per compile worker; none where the judge shares those"""
 
     @abstractmethod
-    def submit(self, job: Job, workers: WorkerPool) -> Future:
-        """A future of `Evaluation`, or of a Rejection."""
+    def submit(self, job: Job, workers: WorkerPool | None) -> Future[Evaluation | Rejection]:
+        """Gate and figure; `workers` are those of the compilers, for a judge that has none of its own."""
 
-    def baselines(self) -> Future | None:
+    def baselines(self) -> Future[list[Baseline] | Rejection] | None:
         """Has what the figures are to be compared with timed, before the first candidate; for `timed_baselines`."""
         return None
 
-    def finals(self, contenders: Sequence[CompiledCandidate]) -> Future | None:
-        """A future of `Finals`, or of a Rejection; None where figures do not gain by being taken again."""
+    def finals(self, contenders: Sequence[CompiledCandidate]) -> Future[Finals | Rejection] | None:
+        """The contenders timed against each other; None where figures do not gain by being taken again."""
         return None
 
     def usage(self, seconds: float) -> Usage | None:
@@ -154,11 +154,12 @@ class EmulatorEvaluator(Evaluator):
     def __init__(self, target: Target) -> None:
         self._target = target
 
-    def submit(self, job: Job, workers: WorkerPool) -> Future:
+    def submit(self, job: Job, workers: WorkerPool | None) -> Future[Evaluation | Rejection]:
+        assert workers is not None
         arguments = (self._target, job.contender, job.plan, job.full_plan, job.seed, job.cost)
         failed: list[str] = []
 
-        def without_model(rejection: Rejection) -> tuple | None:
+        def without_model(rejection: Rejection) -> Arguments | None:
             """The gate reports what a kernel does wrong; a process that ends in the middle is no fault of the
             kernel's."""
             if failed or rejection.outcome not in (Outcome.CRASHED, Outcome.HUNG):
@@ -192,16 +193,17 @@ class GpuEvaluator(Evaluator):
         self._runner = WorkerPool(
             1, WorkerLimits(seconds, None, environment=environment, warm_up=tasks.load_cuda, spare=True)
         )
-        self._baselines: Future | None = None
+        self._baselines: Future[list[Baseline] | Rejection] | None = None
         self._best: tuple[float, CompiledCandidate] | None = None
-        self._long_run_us, self._scaled = long_run_us, None
+        self._long_run_us = long_run_us
+        self._scaled: Baseline | None = None
 
-    def baselines(self) -> Future:
+    def baselines(self) -> Future[list[Baseline] | Rejection]:
         """Every baseline that takes the problem; the fastest is timed beside every candidate. One that crashes or hangs
         is left out."""
         failed: list[str] = []
 
-        def without(rejection: Rejection) -> tuple | None:
+        def without(rejection: Rejection) -> Arguments | None:
             if rejection.baseline is None:
                 return None
             failed.append(rejection.baseline)
@@ -216,13 +218,14 @@ class GpuEvaluator(Evaluator):
     def _fastest(self) -> Baseline:
         """The fastest baseline, its time that of the long run: one scale for all figures of the search."""
         if self._scaled is None:
+            assert self._baselines is not None  # they are asked for before the first candidate
             fastest = min(timed_baselines(self._baselines), key=lambda b: b.median_us)
             self._scaled = replace(fastest, median_us=self._long_run_us(fastest))
         return self._scaled
 
-    def submit(self, job: Job, workers: WorkerPool) -> Future:
+    def submit(self, job: Job, workers: WorkerPool | None) -> Future[Evaluation | Rejection]:
         incumbent = Deferred(lambda: self._best[1] if self._best else None)
-        future = self._runner.submit(
+        future: Future[Evaluation | Rejection] = self._runner.submit(
             self._tasks.measure_task,
             self._target,
             job.contender,
@@ -236,14 +239,18 @@ class GpuEvaluator(Evaluator):
         future.add_done_callback(lambda done: self._remember(job.contender, done))
         return future
 
-    def _remember(self, contender: CompiledCandidate, done: Future) -> None:
-        if done.cancelled() or done.exception() or isinstance(done.result(), Rejection):
+    def _remember(self, contender: CompiledCandidate, done: Future[Evaluation | Rejection]) -> None:
+        if done.cancelled() or done.exception():
             return
-        figure = done.result().figure
-        if figure and not figure.suspect and (self._best is None or figure.tflops > self._best[0]):
+        result = done.result()
+        if isinstance(result, Rejection) or result.figure is None or result.figure.suspect:
+            return
+        figure = result.figure
+        assert figure.tflops is not None  # the problem's operations are known
+        if self._best is None or figure.tflops > self._best[0]:
             self._best = figure.tflops, contender
 
-    def finals(self, contenders: Sequence[CompiledCandidate]) -> Future:
+    def finals(self, contenders: Sequence[CompiledCandidate]) -> Future[Finals | Rejection]:
         return self._runner.submit(
             self._tasks.finals_task, self._target, tuple(contenders), self._seed,
             Deferred(self._fastest), died=Outcome.CRASHED, gives=Finals,

@@ -7,18 +7,19 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from evoengine.ledger.store import Ledger
-from evoengine.records import CompiledCandidate, Finals, Kind, Outcome, Rejection
+from evoengine.records import Finals, Kind, Outcome, Rejection
 from evoengine.search.evaluators import Evaluator
 from evoengine.stages.statistics import SAME_WITHIN
 
 FINALISTS = 8
 
 
-def hold_finals(ledger: Ledger, judge: Evaluator, problem: str, gpu: str) -> Future | None:
+def hold_finals(ledger: Ledger, judge: Evaluator, problem: str, gpu: str) -> Future[Finals | Rejection] | None:
     """A future of the finals among the ledger's best measured candidates; None where the judge times none."""
     best = ledger.best(problem, gpu, top=FINALISTS)
-    found = [ledger.candidate(c.trial, with_cubin=True) for c in best if c.measurement.kind is Kind.MEASURED]
-    return judge.finals([CompiledCandidate(c.trial, c.source, c.binary, c.config) for c in found]) if found else None
+    measured = [c.trial for c in best if c.ranked_by.kind is Kind.MEASURED]
+    found = [ledger.candidate(trial, with_cubin=True).contender for trial in measured]
+    return judge.finals(found) if found else None
 
 
 def record_finals(ledger: Ledger, run: int, result: Finals | Rejection) -> list[str]:

@@ -10,14 +10,16 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from evoengine.errors import EvoengineError, UsageError
-from evoengine.records import Binary, CompiledCandidate, Config, Source, config_key
+from evoengine.records import Binary, CompiledCandidate, Config, Rejection, Source, config_key
 from evoengine.search.compilers import Compilers
 from evoengine.search.samplers.prior import Prior
 from evoengine.search.setting import Setting
+from evoengine.search.workers import Answer
 from evoengine.stages.predict import Estimated
 from evoengine.stages.render import render
 from evoengine.stages.screen import screen_binary, screen_launch
@@ -53,15 +55,15 @@ class Lookahead:
         self._rng = np.random.default_rng((setting.seed, STREAM))
         self._seen: set[str] = set()
         """keys of configurations looked at or proposed"""
-        self._compiling: dict[Future, list[_Look]] = {}
-        self._predicting: dict[Future, list[_Look]] = {}
+        self._compiling: dict[Future[Binary | Rejection], list[_Look]] = {}
+        self._predicting: dict[Future[Estimated | Rejection], list[_Look]] = {}
         self._failed = 0
         self._ended = False
         self._near = False
         self._opening_ends: float | None = None
 
     @property
-    def under_way(self) -> set[Future]:
+    def under_way(self) -> set[Future[Any]]:
         return {*self._compiling, *self._predicting}
 
     def opening(self) -> bool:
@@ -93,7 +95,7 @@ class Lookahead:
         self._ended = True
         return False
 
-    def advance(self, future: Future) -> None:
+    def advance(self, future: Future[Any]) -> None:
         """Takes in what a future of `under_way` gave."""
         for look in self._compiling.pop(future, ()):
             binary = _answer(future, Binary)
@@ -103,7 +105,7 @@ class Lookahead:
                 self._predict(look, binary)
         for look in self._predicting.pop(future, ()):
             estimated = _answer(future, Estimated)
-            if estimated is None or not estimated.by_model:
+            if estimated is None or estimated.figure is None or not estimated.by_model:
                 self._fail()
             else:
                 self._prior.predict(look.config, estimated.figure.median_us)
@@ -153,7 +155,7 @@ class Lookahead:
         return left[self._rng.integers(len(left))] if left else None
 
 
-def _answer(future: Future, kind: type) -> object | None:
+def _answer(future: Future[Answer | Rejection], kind: type[Answer]) -> Answer | None:
     """None where the task failed, whatever way: of what is wrong with the machine the candidates themselves tell."""
     try:
         answer = future.result()

@@ -14,10 +14,11 @@ import numpy as np
 import optuna
 
 from evoengine.objectives import DEFAULT, OBJECTIVES, Objective
-from evoengine.records import Config, config_key
+from evoengine.records import Config, Value, config_key
 from evoengine.search.samplers.builtin import MAKERS, ORDINAL
 from evoengine.search.samplers.pool import StartedSpace
 from evoengine.search.samplers.prior import Prior
+from evoengine.space.definition import Knob
 
 FIRST_GENERATION = 10
 """valid points drawn at random after the space's start points, before the sampler itself proposes"""
@@ -124,7 +125,7 @@ class Proposer:
 
     def _ask(self) -> Proposal:
         trial = self._study.ask()
-        config: dict[str, object] = {}
+        config: dict[str, Value] = {}
         for knob in self.space.knobs:
             if self.space.is_active(knob, config):
                 config[knob.name] = self._suggest(trial, knob)
@@ -133,12 +134,14 @@ class Proposer:
         parents = tuple(self._trials[n] for n in trial.user_attrs.get("parents", ()) if n in self._trials)
         return Proposal(config, key, trial, parents, operator)
 
-    def _suggest(self, trial: optuna.trial.Trial, knob) -> object:
+    def _suggest(self, trial: optuna.trial.Trial, knob: Knob) -> Value:
         if self._ordinal and knob.ordinal:
             return knob.values[trial.suggest_int(knob.name, 0, len(knob.values) - 1)]
-        return trial.suggest_categorical(knob.name, knob.values)
+        chosen = trial.suggest_categorical(knob.name, knob.values)
+        assert chosen is not None  # no knob has such a value
+        return chosen
 
-    def _told(self, name: str, value: object) -> object:
+    def _told(self, name: str, value: Value) -> Value:
         knob = next(k for k in self.space.knobs if k.name == name)
         return knob.values.index(value) if self._ordinal and knob.ordinal else value
 

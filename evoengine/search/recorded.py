@@ -133,7 +133,8 @@ class RecordedSpace:
     @cached_property
     def _conditional(self) -> dict[str, bool]:
         """Knob → whether some configurations lack it."""
-        return {knob.name: bool(lacking) for knob, lacking in zip(self.knobs, (self.rows < 0).any(0), strict=True)}
+        conditional = np.any(self.rows < 0, axis=0)
+        return {knob.name: bool(lacking) for knob, lacking in zip(self.knobs, conditional, strict=True)}
 
     @cached_property
     def _places(self) -> dict[tuple[int, ...], int]:
@@ -154,21 +155,21 @@ def read_recorded(path: Path) -> RecordedSpace:
     """
     content = load(path)
     try:
-        domains, scale, entries = _entries(content, path)
+        domains, scale, found = _entries(content, path)
     except (AttributeError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path}: a part is missing or not as its format wants it ({error!r}); give a file as the tuner wrote it"
         ) from error
-    estimated = sum(e is None for e in entries)
-    entries = [e for e in entries if e is not None]
+    entries = [e for e in found if e is not None]
+    estimated = len(found) - len(entries)
     if estimated and all(math.isnan(e.time) for e in entries):
         raise UsageError(f"{path} has estimated times alone; give a file of times that were measured")
     if not entries:
         raise UsageError(f"{path} records no configuration; it must hold at least one")
     knobs = _knobs(occurring([e.config for e in entries]) if domains is None else domains, path)
-    rows = [[_index(knob, e.config, path) for knob in knobs] for e in entries]
-    last = list({tuple(row): i for i, row in enumerate(rows)}.values())
-    entries, rows = [entries[i] for i in last], np.array([rows[i] for i in last], np.int16)
+    positions = [tuple(_index(knob, e.config, path) for knob in knobs) for e in entries]
+    last = list({row: i for i, row in enumerate(positions)}.values())
+    entries, rows = [entries[i] for i in last], np.array([positions[i] for i in last], np.int16)
     if domains:
         _require_all(knobs, rows, path)
     else:
@@ -345,14 +346,14 @@ def occurring(configs: Sequence[Config]) -> dict[str, list[Value]]:
 
 
 def _require_all(knobs: Sequence[Knob], rows: np.ndarray, path: Path) -> None:
-    for knob, lacking in zip(knobs, (rows < 0).any(0), strict=True):
+    for knob, lacking in zip(knobs, np.any(rows < 0, axis=0), strict=True):
         if lacking:
             raise UsageError(f"{path} has a configuration without {knob.name}; each must give every knob a value")
 
 
 def _require_conditions(knobs: Sequence[Knob], rows: np.ndarray, path: Path) -> None:
     """Whether a configuration has a knob must follow from the knobs before it, or nobody could propose one."""
-    for column in np.flatnonzero((rows < 0).any(0)):
+    for column in np.flatnonzero(np.any(rows < 0, axis=0)).tolist():
         _, group = np.unique(rows[:, :column], axis=0, return_inverse=True)
         having = np.bincount(group, rows[:, column] >= 0)
         if ((having > 0) & (having < np.bincount(group))).any():

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate, Outcome, Rejection
-from evoengine.search.evaluators import Evaluator, record_evaluation, seed_for, timed_baselines
+from evoengine.search.evaluators import GpuEvaluator, make_job, record_evaluation, seed_for, timed_baselines
 from evoengine.search.finals import hold_finals, record_finals
-from evoengine.search.pipeline import Compiled, Pipeline
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.tasks import Evaluation
 from evoengine.workloads.base import Target
@@ -28,14 +27,15 @@ def left_to_measure(ledger: Ledger, problem: str, gpu: str) -> list[Candidate]:
     found = [c for c in known if c.outcome in (Outcome.ESTIMATED, Outcome.UNRANKED) and c.binary]
     by_source: dict[str, Candidate] = {}
     for candidate in sorted(found, key=_estimate_key):
-        if candidate.source.sha256 not in measured:
-            by_source.setdefault(candidate.source.sha256, candidate)
+        sha256 = candidate.contender.source.sha256
+        if sha256 not in measured:
+            by_source.setdefault(sha256, candidate)
     return list(by_source.values())
 
 
 def _estimate_key(candidate: Candidate) -> tuple[bool, float]:
     m = candidate.measurement
-    return (m.by_formula, -m.tflops) if m else (True, inf)
+    return (m.by_formula, -m.tflops) if m and m.tflops is not None else (True, inf)
 
 
 def spaces_of(ledger: Ledger, candidates: Sequence[Candidate], target: Target) -> dict[int, SearchSpace]:
@@ -66,7 +66,7 @@ class Remeasurer:
         self,
         ledger: Ledger,
         run: int,
-        judge: Evaluator,
+        judge: GpuEvaluator,
         target: Target,
         seed: int,
         on_finish: Callable[[Candidate], None],
@@ -84,7 +84,8 @@ class Remeasurer:
         try:
             for baseline in timed_baselines(self._judge.baselines()):
                 self._ledger.record_baseline(self._run, baseline)
-            waiting, under_way = list(candidates), {}
+            waiting = list(candidates)
+            under_way: dict[Future[Evaluation | Rejection], Candidate] = {}
             while (waiting or under_way) and not self._stop:
                 while waiting and len(under_way) < self._judge.ahead:
                     candidate = waiting.pop(0)
@@ -97,10 +98,9 @@ class Remeasurer:
 
     def _evaluate(self, candidate: Candidate, space: SearchSpace) -> Future[Evaluation | Rejection]:
         """From the binary on; nothing is rendered or compiled again, so no templates are needed."""
-        whole = self._ledger.candidate(candidate.trial, with_cubin=True)
-        pipeline = Pipeline(self._target, space, Path(), self._judge, timed=True)
-        compiled = Compiled(whole.trial, whole.config, whole.source, whole.binary, whole.occupancy)
-        return pipeline.evaluate(compiled, seed_for(self._seed, self._run, whole.trial), None)
+        contender = self._ledger.candidate(candidate.trial, with_cubin=True).contender
+        seed = seed_for(self._seed, self._run, candidate.trial)
+        return self._judge.submit(make_job(space, self._target, contender, seed), None)
 
     def _record(self, candidate: Candidate, result: Evaluation | Rejection) -> None:
         """What the GPU says replaces the emulator's word, for better or worse."""

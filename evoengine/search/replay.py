@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from evoengine.ledger.store import Ledger
-from evoengine.objectives import OBJECTIVES, worth
+from evoengine.objectives import OBJECTIVES, objective_values
 from evoengine.records import Candidate, Config, Kind, Measurement, Outcome
 from evoengine.search.coordinator import Progress
 from evoengine.search.proposer import Proposer
@@ -53,8 +53,7 @@ class Replay:
             candidate = entry(self._space, proposal.config, self._run)
             trial = self._record(candidate, proposal.parents, proposal.operator)
             self._proposer.started(proposal, trial)
-            self._proposer.tell(proposal, worth(candidate, (REPLAY_OBJECTIVE,)))
-            self.progress.outcomes[candidate.outcome] += 1
+            self._proposer.tell(proposal, objective_values(candidate, (REPLAY_OBJECTIVE,)))
             self._on_finish(trial)
             self._on_change(self.progress)
         if self._stop:
@@ -65,9 +64,11 @@ class Replay:
         trial = self._ledger.add_candidate(self._run, c.problem, c.gpu, c.config, parents, operator)
         if c.measurement:
             self._ledger.record_measurement(trial, c.measurement)
+        assert c.outcome is not None  # the file says how each ended
         self._ledger.finish(trial, c.outcome, c.reason, None, c.device)
+        self.progress.outcomes[c.outcome] += 1
         best = self.progress.best
-        if c.measurement and (best is None or c.measurement.median_us < best.measurement.median_us):
+        if c.measurement and (best is None or c.measurement.median_us < best.ranked_by.median_us):
             self.progress.best = self._ledger.candidate(trial)
         return trial
 

@@ -19,10 +19,10 @@ def sibling_prior(ledger: Ledger, space: Space, problem: str, gpu: Gpu) -> Prior
     found = max((_measured(ledger, space, problem, key) for key in siblings), key=len, default=[])
     prior = Prior(space)
     for candidate in found if len(found) >= ENOUGH else ():
-        prior.measure(candidate.config, candidate.measurement.compared_us)
+        prior.measure(candidate.config, candidate.ranked_by.compared_us)
     return prior
 
 
 def _measured(ledger: Ledger, space: Space, problem: str, gpu: str) -> list[Candidate]:
     best = ledger.best(problem, gpu, top=MOST)
-    return [c for c in best if c.measurement.kind is Kind.MEASURED and space.contains(c.config)]
+    return [c for c in best if c.ranked_by.kind is Kind.MEASURED and space.contains(c.config)]

@@ -7,7 +7,7 @@ from evoengine.gpu import Gpu, find_gpu
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate
 from evoengine.workloads import find_workload, workloads
-from evoengine.workloads.base import Target, Workload
+from evoengine.workloads.base import AnyWorkload, Target
 
 
 def target_of(ledger: Ledger, candidate: Candidate) -> Target:
@@ -21,7 +21,7 @@ def stored_target(ledger: Ledger, problem: str, gpu: Gpu) -> Target:
     return Target(workload, workload.parse(problem), gpu)
 
 
-def _workload(ledger: Ledger, problem: str) -> Workload:
+def _workload(ledger: Ledger, problem: str) -> AnyWorkload:
     """By its name, or from the definition that the last run for this problem kept."""
     name = problem.partition(":")[0]
     if name in workloads():

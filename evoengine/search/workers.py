@@ -24,6 +24,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -38,6 +39,9 @@ OUTPUT_TAIL_CHARS = 300
 """characters of a dead worker's output that go into the reason"""
 _PR_SET_PDEATHSIG = 1
 """prctl(2)"""
+
+Answer = TypeVar("Answer")
+Arguments = tuple[object, ...]
 
 
 def nothing() -> None:
@@ -105,7 +109,7 @@ def _ready(warm_up: Callable[[], None]) -> int:
     return os.getpid()
 
 
-def _answer(task: Callable, args: tuple) -> bytes:
+def _answer(task: Callable[..., object], args: Arguments) -> bytes:
     """The answer pickled here, so that one that cannot be fails this task and not the channel to all of them."""
     try:
         os.ftruncate(1, 0)
@@ -140,7 +144,7 @@ class _Worker:
             except Exception as error:
                 raise BrokenProcessPool(f"{type(error).__name__}: {error}{self._output_tail()}") from error
 
-    def call(self, task: Callable, args: tuple) -> object:
+    def call(self, task: Callable[..., object], args: Arguments) -> object:
         """The task's answer or a Failure; raises EvoengineError where the task did, BrokenProcessPool where the process
         was gone before it got the task."""
         try:
@@ -237,9 +241,9 @@ class WorkerPool:
         return worker
 
     def submit(
-        self, task: Callable, *args: object, died: Outcome, gives: type | tuple[type, ...],
-        again: Callable[[Rejection], tuple | None] = lambda rejection: None,
-    ) -> Future:  # fmt: skip
+        self, task: Callable[..., Answer | Rejection], *args: object, died: Outcome, gives: type[Answer],
+        again: Callable[[Rejection], Arguments | None] = lambda rejection: None,
+    ) -> Future[Answer | Rejection]:  # fmt: skip
         """A future of the task's answer, an instance of `gives`, or of a Rejection.
 
         A task that hangs is `hung`, or `died` where that says what it means, as a process that dies does. What is wrong
@@ -249,9 +253,9 @@ class WorkerPool:
         return self._threads.submit(self._run, task, args, died, gives, again)
 
     def _run(
-        self, task: Callable, args: tuple, died: Outcome, gives: type | tuple[type, ...],
-        again: Callable[[Rejection], tuple | None],
-    ) -> object:  # fmt: skip
+        self, task: Callable[..., Answer | Rejection], args: Arguments, died: Outcome, gives: type[Answer],
+        again: Callable[[Rejection], Arguments | None],
+    ) -> Answer | Rejection:  # fmt: skip
         worker = self._idle.get()
         try:
             args = tuple(a.ask() if isinstance(a, Deferred) else a for a in args)
@@ -273,7 +277,7 @@ class WorkerPool:
         finally:
             self._idle.put(worker)
 
-    def _call(self, worker: _Worker, task: Callable, args: tuple) -> tuple[_Worker, object]:
+    def _call(self, worker: _Worker, task: Callable[..., object], args: Arguments) -> tuple[_Worker, object]:
         try:
             return worker, self._timed(worker, task, args)
         except BrokenProcessPool:
@@ -284,7 +288,7 @@ class WorkerPool:
         except BrokenProcessPool as error:
             raise MachineError(f"worker processes die as they start: {error}") from error
 
-    def _timed(self, worker: _Worker, task: Callable, args: tuple) -> object:
+    def _timed(self, worker: _Worker, task: Callable[..., object], args: Arguments) -> object:
         start = time.monotonic()
         worker.await_start()
         ready = time.monotonic()

@@ -123,7 +123,7 @@ def _binary(node: ast.BinOp, columns: Columns) -> Any:
 def _unary(node: ast.UnaryOp, columns: Columns) -> Any:
     value = compute(node.operand, columns)
     if isinstance(node.op, ast.Not):
-        return np.logical_not(truth(value)) if isinstance(value, np.ndarray) else not value
+        return np.logical_not(as_bool(value)) if isinstance(value, np.ndarray) else not value
     return -_number(value) if isinstance(node.op, ast.USub) else +_number(value)
 
 
@@ -155,7 +155,7 @@ def _bool_op(node: ast.BoolOp, columns: Columns) -> Any:
                 result[rows] = stop
                 break
             continue
-        decided = truth(value) == stop
+        decided = as_bool(value) == stop
         result[rows[decided]] = stop
         rows = rows[~decided]
         if not len(rows):
@@ -168,7 +168,7 @@ def _conditional(node: ast.IfExp, columns: Columns) -> Any:
     test = compute(node.test, columns)
     if not isinstance(test, np.ndarray):
         return compute(node.body if test else node.orelse, columns)
-    mask = truth(test)
+    mask = as_bool(test)
     if mask.all() or not mask.any():
         return compute(node.body if mask.any() else node.orelse, columns)
     yes, no = np.flatnonzero(mask), np.flatnonzero(~mask)
@@ -183,7 +183,7 @@ def _call(node: ast.Call, columns: Columns) -> Any:
     return _FUNCTIONS[cast(ast.Name, node.func).id](*arguments)
 
 
-def truth(value: np.ndarray) -> np.ndarray:
+def as_bool(value: np.ndarray) -> np.ndarray:
     return value if value.dtype == bool else value != value.dtype.type()
 
 

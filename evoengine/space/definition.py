@@ -91,7 +91,7 @@ def domain_error(knob: Knob) -> str:
     return f"{knob.name} must be one of {', '.join(map(str, knob.values))}"
 
 
-def reached(expression: Expression, lets: Mapping[str, Expression]) -> set[str]:
+def dependencies(expression: Expression, lets: Mapping[str, Expression]) -> set[str]:
     """Every name the expression reads, itself or by way of lets; the lets among them."""
     names: set[str] = set()
     todo = [expression]

@@ -10,7 +10,7 @@ import numpy as np
 from evoengine.errors import UsageError
 from evoengine.records import Config, Launch, Value
 from evoengine.space.arrays import Columns
-from evoengine.space.definition import Constraint, Definition, Knob, domain_error, reached
+from evoengine.space.definition import Constraint, Definition, Knob, dependencies, domain_error
 from evoengine.space.expression import Expression, Scope, Undefined
 
 
@@ -35,7 +35,7 @@ class Family:
 
     def has(self, expression: Expression) -> bool:
         """Whether every let that the expression needs is defined for this family."""
-        return not reached(expression, self.lets) & self._foreign
+        return not dependencies(expression, self.lets) & self._foreign
 
     def _check_kinds(self) -> None:
         kinds: dict[str, str | None] = {k.name: k.kind for k in self.knobs}
@@ -49,7 +49,7 @@ class Family:
         needed = [*rule.block, *rule.grid, rule.shared, *self.cost_rules.values()]
         for expression in needed:
             if not self.has(expression):
-                lacking = ", ".join(sorted(reached(expression, self.lets) & self._foreign))
+                lacking = ", ".join(sorted(dependencies(expression, self.lets) & self._foreign))
                 raise UsageError(
                     f"{expression.where}: `{expression.text}` needs the let {lacking}, which family {self.name} "
                     f"does not have; define it in [let.{self.name}]"
@@ -70,7 +70,7 @@ class Family:
 
     def knobs_reached(self, *expressions: Expression | None) -> set[str]:
         """The knobs the expressions depend on, themselves or by way of lets."""
-        names = set().union(*(reached(e, self.lets) for e in expressions if e))
+        names = set().union(*(dependencies(e, self.lets) for e in expressions if e))
         return names & self._knob_names
 
     def knobs_named(self, expression: Expression) -> set[str]:

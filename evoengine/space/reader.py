@@ -12,7 +12,7 @@ from typing import Any
 
 from evoengine.errors import UsageError
 from evoengine.records import Value
-from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule, domain_error, reached
+from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule, dependencies, domain_error
 from evoengine.space.expression import CALLS, Expression
 
 _MOST_VALUES = 32767
@@ -181,7 +181,7 @@ class _Reader:
         self._known(knob.when)
         order = [k.name for k in self.knobs]
         for family in self.families:
-            for name in reached(knob.when, {**lets[""], **lets[family]}):
+            for name in dependencies(knob.when, {**lets[""], **lets[family]}):
                 if name in order and order.index(name) >= order.index(knob.name):
                     raise UsageError(
                         f"{knob.when.where}: the when of {knob.name} depends on {name}, which is not declared before "
@@ -322,7 +322,7 @@ class _Reader:
 
 def _refuse_circles(lets: Mapping[str, Expression]) -> None:
     for name, let in lets.items():
-        if name in reached(let, lets):
+        if name in dependencies(let, lets):
             raise UsageError(f"{let.where}: let {name} is defined by way of itself: `{let.text}`")
 
 

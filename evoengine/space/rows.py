@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from evoengine.errors import UsageError
-from evoengine.space.arrays import Columns, EncodedColumn, truth
+from evoengine.space.arrays import Columns, EncodedColumn, as_bool
 from evoengine.space.definition import Constraint, Knob
 from evoengine.space.expression import Expression, Scope
 from evoengine.space.family import Family
@@ -99,7 +99,7 @@ class Enumerator:
             applies = self._where_named(constraint.expr, rows, applies)
             if not len(applies):
                 continue
-            broken = applies[~truth(constraint.expr.evaluate_arrays(self._columns(rows, applies)))]
+            broken = applies[~as_bool(constraint.expr.evaluate_arrays(self._columns(rows, applies)))]
             if len(broken):
                 later = math.prod(float(len(k.values)) for k in self.knobs[level + 1 :])
                 self.removed[constraint] = self.removed.get(constraint, 0.0) + len(broken) * later

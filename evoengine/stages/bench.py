@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -144,12 +144,12 @@ class Bench:
                 return f"{count} of {output.numel()} outputs are NaN or were never written"
         return None
 
-    def _compare(self, name: str, seed: int, sample: Sample) -> CaseResult:
+    def _compare(self, name: str, seed: int, sample: Sample[Any]) -> CaseResult:
         drawn = Drawn(sample.inputs, sample.inputs)
         case = Case(name, sample.problem)
         return compare(self._target.workload, case, drawn, sample.take(self._outputs), seed)
 
-    def _row_error(self, samples: Sequence[Sample]) -> float:
+    def _row_error(self, samples: Sequence[Sample[Any]]) -> float:
         """How far a row may be from the library's, relative to its largest output, on the first set of inputs.
 
         Both err, on other rows by at most WHOLE_FACTOR times what they do on the samples.
@@ -265,7 +265,7 @@ def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() else tensor.reshape(1, 1)
 
 
-def _value(parameter: Parameter, pointers: dict[str, int]) -> np.generic | np.ndarray:
+def _value(parameter: Parameter, pointers: dict[str, int]) -> np.generic | bytes:
     if isinstance(parameter, TensorParameter):
         return np.uint64(pointers[parameter.name])
     if isinstance(parameter, TensorMapArgument):

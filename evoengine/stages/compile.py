@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import TypedDict
 
 from evoengine.cuda_files import disassembler
 from evoengine.errors import UsageError
@@ -65,7 +66,17 @@ def compile_source(source: Source, arch: str) -> Binary:
     )
 
 
-def read_report(log: str, entry: str) -> dict[str, object]:
+class Report(TypedDict):
+    """What ptxas says of a kernel, by the names of a Binary's fields."""
+
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    spill_bytes: int
+    warnings: tuple[str, ...]
+
+
+def read_report(log: str, entry: str) -> Report:
     """Registers, spills, stack, static shared memory and warnings from ptxas' verbose log."""
     own = log[log.find(f"'{entry}'") :] if f"'{entry}'" in log else log
     used = _RESOURCES.search(own)

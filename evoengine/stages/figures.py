@@ -67,7 +67,7 @@ def make_figure(subject: Subject, rounds: Rounds, name: str, incumbent: Compiled
             "throttled": float(rounds.dropped[Dropped.THROTTLED]),
             "cpu_behind": float(rounds.dropped[Dropped.CPU_BEHIND]),
             **_observed(rounds.readings),
-            **(_why_dropped(rounds, samples, incumbent) if rounds.ended == "beaten" else {}),
+            **(_why_dropped(rounds, samples, incumbent) if incumbent and rounds.ended == "beaten" else {}),
         },
         suspect=_above_roofline(tflops, gbs, subject.target.gpu),
         policy=policy,

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 from evoengine.devices.pool import BlockLaunch, BlockTrace
 from evoengine.records import CaseResult, Launch, Plan, Verdict
-from evoengine.stages.verify import compare, failed, run_plan
-from evoengine.workloads.base import Case, Workload, WrongBlock
+from evoengine.stages.verify import Judged, compare, failed, run_plan
+from evoengine.workloads.base import AnyWorkload, WrongBlock
 
 RunBlocks = Callable[[BlockLaunch, int], list[BlockTrace]]
 """runs the blocks with a seed for the device's own choices; raises KernelFailure"""
 
 
-def verify_blocks(verdict: Verdict, workload: Workload, plan: Plan, run: RunBlocks, seed: int) -> Verdict:
+def verify_blocks(verdict: Verdict, workload: AnyWorkload, plan: Plan, run: RunBlocks, seed: int) -> Verdict:
     """A good verdict on small cases with that on the plan's at full size added; any other as it is."""
     if not verdict.correct or not plan:
         return verdict
 
-    def judge(case: Case, launch: Launch, own_seed: int) -> CaseResult:
+    def judge(case: Judged, launch: Launch, own_seed: int) -> CaseResult:
         asked = workload.full_size().draw_blocks(case, launch, own_seed)
         return check_blocks(workload, case, asked, run(asked, own_seed), own_seed)
 
@@ -27,7 +27,9 @@ def verify_blocks(verdict: Verdict, workload: Workload, plan: Plan, run: RunBloc
     return replace(more, cases=verdict.cases + more.cases, wall_ms=verdict.wall_ms + more.wall_ms)
 
 
-def check_blocks(workload: Workload, case: Case, asked: BlockLaunch, traces: list[BlockTrace], seed: int) -> CaseResult:
+def check_blocks(
+    workload: AnyWorkload, case: Judged, asked: BlockLaunch, traces: list[BlockTrace], seed: int
+) -> CaseResult:
     """Whether the blocks wrote what they should and nothing else; the figures are of the part that is furthest off."""
     try:
         parts = workload.full_size().written_parts(case, asked, traces)
@@ -36,5 +38,11 @@ def check_blocks(workload: Workload, case: Case, asked: BlockLaunch, traces: lis
     results = [compare(workload, p.case, p.drawn, p.outputs, seed) for p in parts]
     if not results:
         return CaseResult(case.name, str(case.problem), seed, True, None, None, None)
-    worst = next((r for r in results if not r.correct), None) or max(results, key=lambda r: r.max_error / r.allowed)
+    worst = next((r for r in results if not r.correct), None) or max(results, key=_share_of_allowed)
     return replace(worst, problem=str(case.problem))
+
+
+def _share_of_allowed(result: CaseResult) -> float:
+    """Of a result that was compared and found correct."""
+    assert result.max_error is not None and result.allowed is not None
+    return result.max_error / result.allowed

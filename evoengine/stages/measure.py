@@ -7,9 +7,10 @@ the rounds in `timing.py`; what is made of the samples in `figures.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -41,6 +42,8 @@ from evoengine.stages.timing import Rounds, Timed, run_rounds
 from evoengine.stages.verify import verify
 from evoengine.workloads.base import Problem, Target
 
+_Found = TypeVar("_Found")
+
 
 class BaselineFailed(Exception):
     """The baseline `name` crashed or hung; after that this process must be replaced."""
@@ -70,7 +73,7 @@ def measure(
         loaded = _load(contender)
         verdict = verify(target.workload, plan, loaded.run, verdict.device, seed)
         if verdict.outcome in (Outcome.CRASHED, Outcome.HUNG):
-            return Rejection(verdict.outcome, verdict.reason, verdict=verdict)
+            return Rejection(verdict.outcome, verdict.reason or str(verdict.outcome), verdict=verdict)
         if not verdict.correct:
             return verdict, None
         bench = _bench(target)
@@ -141,11 +144,11 @@ def baselines(target: Target, seed: int, without: Sequence[str] = ()) -> list[Ba
     bench = _bench(target)
     bench.refresh(seed)
     names = [n for n in target.workload.tensors().baselines(target.problem) if n not in without]
-    estimates = {name: us for name in names if (us := _unless_failed(name, lambda n=name: bench.baseline_estimate(n)))}
+    estimates = {name: us for name in names if (us := _unless_failed(name, partial(bench.baseline_estimate, name)))}
     if not estimates:
         return []
     policy = choose_policy(min(estimates.values()))
-    prepared = {name: _unless_failed(name, lambda n=name: bench.baseline(n, policy)) for name in estimates}
+    prepared = {name: _unless_failed(name, partial(bench.baseline, name, policy)) for name in estimates}
     timed = {name: Timed(found.repeat) for name, found in prepared.items() if found}
     rounds = run_rounds(
         timed, np.random.default_rng(seed), lambda samples: _all_stopped(samples, policy), bench.clock.last_reading,
@@ -154,7 +157,7 @@ def baselines(target: Target, seed: int, without: Sequence[str] = ()) -> list[Ba
     return make_baselines(target, policy, rounds)
 
 
-def _unless_failed(name: str, run):
+def _unless_failed(name: str, run: Callable[[], _Found]) -> _Found:
     """What it gives; raises BaselineFailed where the baseline crashed or hung."""
     try:
         return run()
@@ -218,7 +221,7 @@ def _finalists(
 
 
 def _with_names(ranking: Ranking, finals: Finals) -> Finals:
-    lead = ranking.lead and (ranking.lead.median, ranking.lead.low, ranking.lead.high)
+    lead = (ranking.lead.median, ranking.lead.low, ranking.lead.high) if ranking.lead else None
     order, tied, left = (tuple(map(int, names)) for names in (ranking.order, ranking.tied, ranking.open))
     return replace(finals, order=order, tied=tied, open=left, lead=lead)
 

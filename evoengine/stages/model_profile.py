@@ -48,6 +48,7 @@ def model_profile(target: Target, contender: CompiledCandidate) -> Profile:
     figures = dict(_of_launch(prediction, listed, target.gpu))
     figures |= {f"{pipe}, % busy": 100 * share for pipe, share in prediction.shares.items()}
     figures |= {f"{name} per block": prediction.counts[own] for name, own in COUNTS.items() if prediction.counts[own]}
+    assert prediction.timed is not None  # of a prediction that was just made
     figures |= dict(_waits(prediction.timed))
     figures |= dict(_hottest(prediction.timed, listed))
     remarks = [

@@ -103,7 +103,7 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float], error_rate: flo
     """
     if len(ours) != len(theirs):
         raise ValueError(f"paired samples must be equally many, not {len(ours)} and {len(theirs)}")
-    ratios = np.divide(ours, theirs)
+    ratios: list[float] = np.divide(ours, theirs).tolist()
     return Estimate(float(np.median(ratios)), *median_interval(ratios, error_rate))
 
 

@@ -53,10 +53,9 @@ def run_sustained(
     """
     launches = max(1, round(BLOCK_US / estimate_us))
     running, waiting = start(launches), start(launches)
-    elapsed = counted = 0.0
+    elapsed = counted = began = 0.0
     samples: list[float] = []
     readings: list[Reading] = []
-    began = None
     while counted < COUNTED_US:
         reading = sense()
         block = running()

@@ -27,7 +27,7 @@ from evoengine.records import (
 )
 from evoengine.stages.binary_check import BinaryCheck
 from evoengine.stages.predict import Estimated, figure_by_formula, predict_figure
-from evoengine.workloads.base import Target, Workload
+from evoengine.workloads.base import AnyWorkload, Target
 
 LAUNCH_SECONDS = 20.0
 """one emulated launch of a gate case takes milliseconds; past this it will not end"""
@@ -53,7 +53,7 @@ def compile_task(source: Source, arch: str) -> Binary | Rejection:
 # ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def emulate_task(workload: Workload, source: Source, plan: Plan, full_plan: Plan, seed: int) -> Verdict | Rejection:
+def emulate_task(workload: AnyWorkload, source: Source, plan: Plan, full_plan: Plan, seed: int) -> Verdict | Rejection:
     """Builds the source for the CPU and puts it through the gate there: small cases, then those at full size."""
     from evoengine.devices.emulator.build import build
     from evoengine.devices.emulator.run import run, run_blocks
@@ -96,7 +96,7 @@ def predict_task(
     return predict_figure(target, contender, cost)
 
 
-def execute_task(workload: Workload, source: Source, binary: Binary, plan: Plan, seed: int) -> BinaryCheck:
+def execute_task(workload: AnyWorkload, source: Source, binary: Binary, plan: Plan, seed: int) -> BinaryCheck:
     """The small cases again, by the machine code itself."""
     from evoengine.stages.verify_binary import verify_binary
 

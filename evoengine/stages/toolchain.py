@@ -31,7 +31,7 @@ def nvrtc() -> ModuleType:
     """CuPy's low-level NVRTC module, which works without a driver; raises MachineError where it or the library is
     missing."""
     try:
-        module = importlib.import_module("cupy.cuda").nvrtc
+        module: ModuleType = importlib.import_module("cupy.cuda").nvrtc
         module.getVersion()
     except Exception as error:  # CuPy answers a missing library with ImportError, RuntimeError or its own classes
         raise MachineError(f"NVRTC cannot be used ({_first_line(error)}): {REMEDY}") from error

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ import torch
 from evoengine.devices.base import Arguments, KernelFailure, TensorArgument, Tensors
 from evoengine.records import CaseResult, Launch, Outcome, Plan, Verdict
 from evoengine.stages.arguments import make_arguments, read_outputs
-from evoengine.workloads.base import Case, Drawn, Outputs, Tolerance, Workload
+from evoengine.workloads.base import AnyCase, AnyWorkload, Drawn, Outputs, Problem, Tolerance
 
 Run = Callable[[Launch, Arguments, int], Tensors]
 """runs one launch with a seed for the device's own choices; raises KernelFailure"""
@@ -37,12 +38,22 @@ BIAS_SIGMAS = 4.0
 """one case in 16,000 is as far off by chance alone"""
 
 
-def verify(workload: Workload, plan: Plan, run: Run, device: str, seed: int) -> Verdict:
+class Judged(Protocol):
+    """A case of any kind, small or at full size: what its result says of it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def problem(self) -> Problem: ...
+
+
+def verify(workload: AnyWorkload, plan: Plan, run: Run, device: str, seed: int) -> Verdict:
     """Runs the plan's cases with seeds drawn from `seed`; a crash or a hang ends it, a wrong result does not."""
     return run_plan(plan, seed, device, lambda case, launch, own_seed: check(workload, case, launch, run, own_seed))
 
 
-def run_plan(plan: Plan, seed: int, device: str, judge: Callable[[Case, Launch, int], CaseResult]) -> Verdict:
+def run_plan(plan: Plan, seed: int, device: str, judge: Callable[[Any, Launch, int], CaseResult]) -> Verdict:
     """`judge` of each case with its launch and a seed of its own; it may raise KernelFailure, which ends the plan."""
     start = time.perf_counter()
     results: list[CaseResult] = []
@@ -66,7 +77,7 @@ def case_seeds(seed: int, count: int) -> list[int]:
     return [int(word) for word in np.random.SeedSequence(seed).generate_state(count, np.uint32)]
 
 
-def check(workload: Workload, case: Case, launch: Launch, run: Run, seed: int) -> CaseResult:
+def check(workload: AnyWorkload, case: AnyCase, launch: Launch, run: Run, seed: int) -> CaseResult:
     """One case: draw, launch, compare. Raises KernelFailure where there is no result."""
     drawn = workload.tensors().draw(case, seed)
     parameters = workload.parameters(case.problem, case.config)
@@ -89,7 +100,7 @@ class Bound:
     allowed: float
 
 
-def compare(workload: Workload, case: Case, drawn: Drawn, results: Outputs, seed: int) -> CaseResult:
+def compare(workload: AnyWorkload, case: AnyCase, drawn: Drawn, results: Outputs, seed: int) -> CaseResult:
     """The rules themselves, for results on any device."""
     for name, result in results.items():
         unwritten = int(result.isnan().sum())
@@ -112,7 +123,7 @@ def compare(workload: Workload, case: Case, drawn: Drawn, results: Outputs, seed
 
 
 def bounds(
-    workload: Workload, case: Case, drawn: Drawn, results: Outputs, errors: Outputs, expected: Outputs
+    workload: AnyWorkload, case: AnyCase, drawn: Drawn, results: Outputs, errors: Outputs, expected: Outputs
 ) -> dict[str, list[Bound]]:
     """All that is asked of each output's error, that of its largest first. `errors` and `expected` are float64 [...,
     rows, columns].
@@ -196,6 +207,6 @@ def _bias(name: str, error: torch.Tensor, expected: torch.Tensor, eps: float) ->
     return Bound(name, abs(float(rows.sum())) / size, eps * BIAS_ALLOWED + BIAS_SIGMAS * scatter / size)
 
 
-def failed(case: Case, seed: int, reason: str) -> CaseResult:
+def failed(case: Judged, seed: int, reason: str) -> CaseResult:
     """A case without a result to compare."""
     return CaseResult(case.name, str(case.problem), seed, False, None, None, None, reason)

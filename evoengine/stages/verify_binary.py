@@ -16,10 +16,10 @@ from evoengine.sass.launch import prepare, require_arch
 from evoengine.sass.listing import listing_of
 from evoengine.stages.binary_check import BinaryCheck
 from evoengine.stages.verify import verify
-from evoengine.workloads.base import Workload
+from evoengine.workloads.base import AnyWorkload
 
 
-def verify_binary(workload: Workload, plan: Plan, source: Source, binary: Binary, seed: int) -> BinaryCheck:
+def verify_binary(workload: AnyWorkload, plan: Plan, source: Source, binary: Binary, seed: int) -> BinaryCheck:
     """Runs the plan's cases by machine code. No verdict where that cannot be read or has opcodes that the executor does
     not know. Raises MachineError where this machine has no disassembler or no C++ compiler.
     """

@@ -67,14 +67,14 @@ def export(
 
 def _best(ledger: Ledger, problem: str | None, gpu: str | None, top: int | None, pareto: bool) -> Best:
     gpu, problem = ledger.last_target(gpu, problem)
-    found = ledger.best(problem, gpu, top=top or 10)
+    found: Sequence[Candidate] = ledger.best(problem, gpu, top=top or 10)
     if not found:
         raise NothingFound(
             f"the ledger holds no correct candidate for {problem} on {gpu}: evoengine search --gpu {gpu} "
             f"--problem {problem} fills it"
         )
     if pareto:
-        found = _front(ledger, problem, gpu, found[0].measurement)[:top]
+        found = _front(ledger, problem, gpu, found[0].ranked_by)[:top]
     return Best(problem, gpu, tuple(found))
 
 
@@ -91,6 +91,6 @@ def _front(ledger: Ledger, problem: str, gpu: str, like: Measurement) -> Sequenc
     objectives = stored_objectives(aimed)
     if len(objectives) == 1:
         raise UsageError(f"the last run aimed at {aimed} alone; search with --objective tflops,registers for a front")
-    known = [c for c in ledger.candidates(problem=problem, gpu=gpu) if c.measurement]
-    alike = [c for c in known if c.measurement.comparable(like)]
+    known = ledger.candidates(problem=problem, gpu=gpu)
+    alike = [c for c in known if c.measurement and c.measurement.comparable(like)]
     return front(alike, objectives)

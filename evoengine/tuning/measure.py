@@ -89,7 +89,7 @@ class Measuring:
         notes = self._remeasurer.measure(chosen, spaces)
         ledger.finish_run(run, "interrupted" if self.stopped else "all candidates done")
         best = ledger.best(problem, named.key, top=10)
-        like = {(m.device, str(m.policy)) for m in (c.measurement for c in best)}
+        like = {(m.device, str(m.policy)) for m in (c.ranked_by for c in best)}
         pairs = [p for p in measured_pairs(ledger, problem, named.key) if (p.device, p.policy) in like]
         agreement = agree([p.figures for p in of_one_model(pairs)])
         return Measured(run, tuple(ledger.baselines(run)), tuple(best), tuple(pairs), agreement, tuple(notes))
@@ -97,8 +97,8 @@ class Measuring:
 
 def _device_for(target: Target, left: Sequence[Candidate]) -> GpuDevice:
     """Raises MachineError where no GPU here can run the candidates' binaries."""
-    devices = require_gpus({c.binary.compiler for c in left})
+    devices = require_gpus({c.contender.binary.compiler for c in left})
     device = next((d for d in devices if supports_arch(d, target.gpu.arch)), devices[0])
     for candidate in left:
-        require_arch(device, candidate.binary.arch, f"trial {candidate.trial}")
+        require_arch(device, candidate.contender.binary.arch, f"trial {candidate.trial}")
     return device

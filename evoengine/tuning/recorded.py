@@ -70,7 +70,7 @@ class RecordedSearch:
         study.summarise()
         best = tuple(ledger.best(problem, gpu, top=o.trials, run=run))
         if best:
-            excess = best[0].measurement.median_us / (space.optimum * 1e3)
+            excess = best[0].ranked_by.median_us / (space.optimum * 1e3)
             progress.notes.append(f"best found over the file's optimum: {excess:.3f}")
         return SearchResult(run, progress, best, replay.invalid_proposals, replay.repeated_proposals, study.missed)
 

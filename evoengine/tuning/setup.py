@@ -10,12 +10,13 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evoengine.devices.driver import GpuDevice, find_driver, hold, supports_arch
+from evoengine.devices.driver import GpuDevice, find_driver, lock_device, supports_arch
 from evoengine.devices.nvml import other_processes, settings
 from evoengine.errors import MachineError, UsageError
 from evoengine.gpu import Gpu, find_gpu
 from evoengine.ledger.runs import Device
 from evoengine.paths import asset
+from evoengine.records import Config, Value
 from evoengine.search.targets import stored_target
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.includes import unsupported_includes
@@ -29,7 +30,7 @@ from evoengine.stages.toolchain import (
     torch_cuda,
 )  # fmt: skip
 from evoengine.workloads import default_workload, parse_problem, register
-from evoengine.workloads.base import Target
+from evoengine.workloads.base import AnyWorkload, Target
 
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
@@ -43,6 +44,15 @@ def silent(line: str) -> None:
     """For callers that have nobody to tell."""
 
 
+def register_kernel(folder: Path) -> AnyWorkload:
+    """Makes the workload in the folder known by its name. Raises UsageError."""
+    from evoengine.workloads.folder import load_folder
+
+    workload = load_folder(folder)
+    register(workload)
+    return workload
+
+
 def make_target(problem: str | None, gpu: str, kernel: Path | None = None) -> Target:
     """What is to be tuned: a problem by its text, or the example of the workload in the folder `kernel`, or of the
     default one. A folder's workload is registered under its name. Raises UsageError.
@@ -50,10 +60,7 @@ def make_target(problem: str | None, gpu: str, kernel: Path | None = None) -> Ta
     if kernel is None:
         workload, parsed = parse_problem(problem or default_workload().example)
         return Target(workload, parsed, find_gpu(gpu))
-    from evoengine.workloads.folder import load_folder
-
-    workload = load_folder(kernel)
-    register(workload)
+    workload = register_kernel(kernel)
     name, colon, _ = (problem or "").partition(":")
     if colon and name != workload.name:
         raise UsageError(f"the problem {problem} is of {name}, and the kernel in {kernel} is {workload.name}")
@@ -83,9 +90,9 @@ def prepare_space(
     return space, folder
 
 
-def first_of_each_family(space: SearchSpace) -> list[dict]:
+def first_of_each_family(space: SearchSpace) -> list[Config]:
     """A valid configuration per family, the start points' where there is one."""
-    found: dict[str, dict] = {}
+    found: dict[Value, Config] = {}
     for config in chain(space.starts, space.enumerate()):
         found.setdefault(config["family"], config)
         if len(found) == len(space.families) - len(space.empty_families):
@@ -162,7 +169,7 @@ def lock_gpu(device: GpuDevice | None, echo: Echo) -> Iterator[None]:
     if device is None:
         yield
         return
-    with hold(device, echo):
+    with lock_device(device, echo):
         if others := other_processes(device.uuid):
             named = ", ".join(map(str, others))
             echo(
@@ -180,10 +187,11 @@ def require_gpus(compilers: Iterable[str]) -> list[GpuDevice]:
     if isinstance(found, str):
         raise MachineError(f"no GPU to time on: {found}; evoengine doctor says what else this machine has")
     driver, devices = found
-    if torch_cuda() is None:
+    torch = torch_cuda()
+    if torch is None:
         raise MachineError(f"{devices[0].name} is here, but torch is a CPU-only build: {cuda_torch_command(driver)}")
     made = {f"a binary by {c}": c.removeprefix("nvrtc ") for c in compilers if c.startswith("nvrtc ")}
-    require_driver(driver, {"torch": torch_cuda(), **made})
+    require_driver(driver, {"torch": torch, **made})
     return devices
 
 
@@ -191,7 +199,9 @@ def ledger_device(timing: GpuDevice | None) -> Device:
     """What judges the candidates, as the ledger keeps it."""
     if timing is None:
         return Device("emulator")
-    driver, _ = find_driver()
+    found = find_driver()
+    assert not isinstance(found, str)  # it found `timing`
+    driver, _ = found
     versions = {name: version(name) for name in ("torch", "numpy")} | settings(timing.uuid)
     return Device(timing.name, timing.uuid, f"sm_{timing.capability}", f"CUDA {driver}", versions)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from evoengine.errors import UsageError
 from evoengine.tuning.recorded import RecordedSearch
 from evoengine.tuning.search import RECORDED, Search, SearchOptions, SearchResult
@@ -9,7 +11,7 @@ from evoengine.tuning.setup import Echo, silent
 
 
 def tune(
-    problem: str | None = None, gpu: str = "h100", *, trials: int = 60, echo: Echo = silent, **options: object
+    problem: str | None = None, gpu: str = "h100", *, trials: int = 60, echo: Echo = silent, **options: Any
 ) -> SearchResult:
     """Searches for the fastest correct kernel of a problem on a GPU; `options` are further fields of SearchOptions.
 

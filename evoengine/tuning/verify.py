@@ -43,7 +43,7 @@ class Verified:
         """Of a candidate that is not correct: how it ended, and why."""
         c = self.candidate
         by_binary = c.refuted and (c.outcome is None or c.outcome.correct)
-        found = c.binary_verdict if by_binary else c
+        found = c.binary_verdict if by_binary and c.binary_verdict else c
         return f"{found.outcome}: {found.reason}"
 
 
@@ -74,5 +74,5 @@ def verify(
             judge.close()
     if not binary or not candidate.binary:
         return Verified(candidate, seed)
-    check = check_binary(target, bound, config, candidate.source, candidate.binary, seed)
+    check = check_binary(target, bound, candidate.contender, seed)
     return Verified(replace(candidate, binary_verdict=check.verdict), seed, check)

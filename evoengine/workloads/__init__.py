@@ -8,43 +8,44 @@ from functools import cache
 from importlib import import_module
 
 from evoengine.errors import UsageError
-from evoengine.workloads.base import Problem, Workload
+from evoengine.workloads.base import AnyWorkload, Problem
 
-_registered: dict[str, Workload] = {}
+_registered: dict[str, AnyWorkload] = {}
 
 
-def register(workload: Workload) -> None:
-    """Makes a workload known by its name, in this process. Raises UsageError where the name belongs to another one."""
-    known = workloads().get(workload.name)
-    if known is not None and known != workload:
+def register(workload: AnyWorkload) -> None:
+    """Makes a workload known by its name, in this process. Raises UsageError where it has the name of one of
+    evoengine's.
+    """
+    if workload.name in _own():
         raise UsageError(f"there is a workload {workload.name} already; give yours another name")
     _registered[workload.name] = workload
 
 
-def workloads() -> dict[str, Workload]:
+def workloads() -> dict[str, AnyWorkload]:
     """All that are known, by name."""
     return {**_own(), **_registered}
 
 
 @cache
-def _own() -> dict[str, Workload]:
+def _own() -> dict[str, AnyWorkload]:
     folders = [found.name for found in pkgutil.iter_modules(__path__) if found.ispkg]
     found = [import_module(f"{__name__}.{name}").WORKLOAD for name in folders]
     return {workload.name: workload for workload in found}
 
 
-def default_workload() -> Workload:
+def default_workload() -> AnyWorkload:
     return next(w for w in workloads().values() if w.is_default)
 
 
-def find_workload(name: str) -> Workload:
+def find_workload(name: str) -> AnyWorkload:
     known = workloads()
     if name not in known:
         raise UsageError(f"there is no workload {name!r}; known ones are {', '.join(known)}")
     return known[name]
 
 
-def parse_problem(text: str) -> tuple[Workload, Problem]:
+def parse_problem(text: str) -> tuple[AnyWorkload, Problem]:
     """Reads `WORKLOAD:…`; without a name before the colon, a problem of the default workload.
 
     Raises UsageError naming the part that is wrong and what would be right.

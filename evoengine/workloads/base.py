@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from evoengine.devices.base import Parameter
 from evoengine.gpu import Gpu
@@ -35,22 +35,32 @@ class Problem(Protocol):
         """`WORKLOAD:…`, which `Workload.parse` reads back."""
         ...
 
-    def variables(self) -> dict[str, Value]:
+    def variables(self) -> Mapping[str, Value]:
         """The names that a space's expressions and templates may use, with their values."""
         ...
 
 
+P = TypeVar("P", bound=Problem)
+"""a workload's own type of problem"""
+C = TypeVar("C")
+"""a workload's own type of case at full size"""
+
+
 @dataclass(frozen=True, slots=True)
-class Case:
+class Case(Generic[P]):
     """One question put to a candidate: a small problem and a way to draw its inputs.
 
     `config` is the candidate's: some kernels take parameters that depend on it, tensor maps for one.
     """
 
     name: str
-    problem: Problem
+    problem: P
     draw: str = "normal"
     config: Config = field(default_factory=dict, hash=False)
+
+
+AnyCase = Case[Any]
+"""of a workload that the engine does not know"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,68 +88,68 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Generic[P]):
     """Part of a whole problem's outputs as a small problem of its own, that float64 can afford."""
 
-    problem: Problem
+    problem: P
     inputs: Inputs
     take: Callable[[Outputs], Outputs]
     """the part of whole outputs that belongs to it, in the small problem's shapes"""
 
 
-class Tensors(ABC):
+class Tensors(ABC, Generic[P]):
     """The tensor half of a workload. Tensors are torch's, on the CPU or a GPU, by the names of the parameters."""
 
     independent: frozenset[str] = frozenset()
     """draws under which the errors of unlike rows are independent, so that sums of them can be judged too"""
 
     @abstractmethod
-    def draw(self, case: Case, seed: int, device: str = "cpu") -> Drawn:
+    def draw(self, case: Case[P], seed: int, device: str = "cpu") -> Drawn:
         """Inputs for a case; the same seed gives the same tensors."""
 
     @abstractmethod
-    def reference(self, problem: Problem, inputs: Inputs) -> Outputs:
+    def reference(self, problem: P, inputs: Inputs) -> Outputs:
         """The outputs in float64, from the same (already rounded) inputs."""
 
     @abstractmethod
-    def own_dtype(self, problem: Problem, inputs: Inputs) -> Outputs:
+    def own_dtype(self, problem: P, inputs: Inputs) -> Outputs:
         """The outputs by a straightforward implementation in the kernel's own dtypes; its error is the gate's
         measure."""
 
-    def rounded_once(self, problem: Problem, inputs: Inputs) -> Outputs:
+    def rounded_once(self, problem: P, inputs: Inputs) -> Outputs:
         """What a right kernel does at best: float32 throughout, rounded where it must be. For `independent` draws."""
         raise NotImplementedError
 
-    def baselines(self, problem: Problem) -> tuple[str, ...]:
+    def baselines(self, problem: P) -> tuple[str, ...]:
         """The names of a library's implementations that candidates are timed beside."""
         return ()
 
-    def baseline(self, name: str, problem: Problem, inputs: Inputs) -> Callable[[], object]:
+    def baseline(self, name: str, problem: P, inputs: Inputs) -> Callable[[], object]:
         """A call of that implementation; it raises RuntimeError where the library does not take the problem."""
         raise NotImplementedError
 
-    def library(self, problem: Problem, inputs: Inputs) -> Outputs:
+    def library(self, problem: P, inputs: Inputs) -> Outputs:
         """All outputs of a whole problem, by a library: what each row of a candidate's is compared with on a GPU."""
         return self.own_dtype(problem, inputs)
 
-    def samples(self, problem: Problem, inputs: Inputs, seed: int) -> Sequence[Sample]:
+    def samples(self, problem: P, inputs: Inputs, seed: int) -> Sequence[Sample[P]]:
         """What of a whole problem is compared in float64 on a GPU; all of it unless that takes too long."""
         return (Sample(problem, inputs, lambda outputs: outputs),)
 
-    def check_bytes(self, problem: Problem) -> int:
+    def check_bytes(self, problem: P) -> int:
         """GPU memory that drawing inputs and checking outputs of a whole problem take beside both."""
         return 0
 
 
-class FullSize(ABC):
+class FullSize(ABC, Generic[C]):
     """Cases at full size in the emulator: a few blocks of the problem itself, over tensors that exist in part."""
 
     @abstractmethod
-    def draw_blocks(self, case: object, launch: Launch, seed: int) -> BlockLaunch:
+    def draw_blocks(self, case: C, launch: Launch, seed: int) -> BlockLaunch:
         """What to run. Raises KernelUnbuildable where a tensor map of the whole problem breaks a rule."""
 
     @abstractmethod
-    def written_parts(self, case: object, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
+    def written_parts(self, case: C, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
         """What the blocks wrote, as small problems. Raises WrongBlock where it cannot be right, whatever the values."""
 
 
@@ -151,12 +161,12 @@ class WrongBlock(Exception):
 class WrittenPart:
     """Outputs that blocks wrote, as a small problem of their own."""
 
-    case: Case
+    case: AnyCase
     drawn: Drawn
     outputs: Outputs
 
 
-class Workload(ABC):
+class Workload(ABC, Generic[P]):
     """A kernel that can be tuned, without its tensors. Instances are picklable and hold nothing that changes."""
 
     name: str
@@ -176,41 +186,41 @@ class Workload(ABC):
     """of a kernel that somebody brought: its problem.json, which ledgers keep"""
 
     @abstractmethod
-    def parse(self, text: str) -> Problem:
+    def parse(self, text: str) -> P:
         """Raises UsageError naming the part that is wrong and what would be right. `text` may begin with `NAME:`."""
 
     @abstractmethod
-    def flops(self, problem: Problem) -> float:
+    def flops(self, problem: P) -> float:
         """Operations by the field's own count, so that figures compare."""
 
     @abstractmethod
-    def min_dram_bytes(self, problem: Problem) -> float:
+    def min_dram_bytes(self, problem: P) -> float:
         """Device-memory traffic that no kernel can avoid."""
 
     @abstractmethod
-    def cases(self, problem: Problem, config: Config) -> tuple[Case, ...]:
+    def cases(self, problem: P, config: Config) -> tuple[Case[P], ...]:
         """The gate's cases: small problems that share the compile-time part of `problem`, set against the config's
         tiles."""
 
     @abstractmethod
-    def parameters(self, problem: Problem, config: Config) -> tuple[Parameter, ...]:
+    def parameters(self, problem: P, config: Config) -> tuple[Parameter, ...]:
         """All of the kernel's parameters, in order: tensors by shape, scalars by value, tensor maps. The tensors are
         the same for every config, an empty one too."""
 
     @abstractmethod
-    def tensors(self) -> Tensors:
+    def tensors(self) -> Tensors[P]:
         """The tensor half; imports torch."""
 
-    def gate_launch(self, case: Case, launch: Launch) -> Launch:
+    def gate_launch(self, case: Case[P], launch: Launch) -> Launch:
         """The launch of a case: the space's, unless a kernel must be right with others too."""
         return launch
 
-    def full_plan(self, problem: Problem, config: Config, launch_of: LaunchOf) -> Plan:
+    def full_plan(self, problem: P, config: Config, launch_of: LaunchOf) -> Plan:
         """Cases at full size for the emulator, each with its launch; none unless the workload has some."""
         return ()
 
-    def full_size(self) -> FullSize:
-        """The tensor half of those; imports torch."""
+    def full_size(self) -> FullSize[Any]:
+        """The tensor half of those, for cases as `full_plan` gives them; imports torch."""
         raise NotImplementedError
 
     @property
@@ -232,11 +242,15 @@ class Workload(ABC):
         return None
 
 
+AnyWorkload = Workload[Any]
+"""one whose type of problem the engine does not know: it takes from a workload what it gives back to the same one"""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What is tuned, and for which GPU."""
 
-    workload: Workload
+    workload: AnyWorkload
     problem: Problem
     gpu: Gpu
 

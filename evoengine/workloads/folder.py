@@ -27,7 +27,7 @@ _PAIR = re.compile(r"([A-Za-z_]\w*)=(\d{1,10})\Z", re.ASCII)
 _SCALARS: dict[str, Callable[[Any], Any]] = {"fp32": np.float32, "int32": np.int32, "int64": np.int64}
 
 
-class FolderWorkload(Workload):
+class FolderWorkload(Workload[FolderProblem]):
     """A workload read from text. It travels by that text: to worker processes, and in a ledger to other machines.
 
     `definition_text` is a problem.json that needs no other file: the reference and the search space are in it. Without
@@ -35,6 +35,7 @@ class FolderWorkload(Workload):
     """
 
     baseline_label = "reference"
+    definition_text: str
 
     def __init__(self, name: str, definition_text: str, folder: Path | None = None) -> None:
         """Raises UsageError where the text is at fault or names another kernel."""
@@ -111,7 +112,7 @@ class FolderWorkload(Workload):
     def _tensors(self) -> list[Item]:
         return [i for i in (*self.definition.inputs, *self.definition.outputs) if i.shape is not None]
 
-    def cases(self, problem: FolderProblem, config: Config) -> tuple[Case, ...]:
+    def cases(self, problem: FolderProblem, config: Config) -> tuple[Case[FolderProblem], ...]:
         return gate_cases(self.definition, problem, config, self._problem)
 
     def parameters(self, problem: FolderProblem, config: Config) -> tuple[Parameter, ...]:
@@ -131,7 +132,7 @@ class FolderWorkload(Workload):
             found.append(ConstantParameter(symbol, shape_of(inputs[name], problem), inputs[name].dtype))
         return tuple(found)
 
-    def tensors(self) -> Tensors:
+    def tensors(self) -> Tensors[FolderProblem]:
         from evoengine.workloads.folder_tensors import FolderTensors
 
         return FolderTensors(self.definition)

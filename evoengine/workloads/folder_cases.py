@@ -29,7 +29,7 @@ MULTIPLES = (2, 4, 8, 16, 32, 64, 128, 256)
 
 def gate_cases(
     definition: Definition, problem: FolderProblem, config: Config, problem_of: Problems
-) -> tuple[Case, ...]:
+) -> tuple[Case[FolderProblem], ...]:
     """The folder's cases where it states any; else sizes around those of tiles, and draws that show what others hide.
 
     Axes that the text of the kernel holds keep the problem's values. Sizes respect the problem's constraints, and those

@@ -213,9 +213,9 @@ class _Reader:
         return Item(name, tuple(self._expression(size, f"the shape of {at}") for size in shape), dtype)
 
     def _dtype(self, dtype: Any, at: str) -> str:
-        if dtype in DTYPES.values():
+        if dtype in list(DTYPES.values()):
             return str(dtype)
-        if dtype not in DTYPES:
+        if not isinstance(dtype, str) or dtype not in DTYPES:
             self._fail(f"{at} has the dtype {dtype!r}, which the emulator does not have; it has {', '.join(DTYPES)}")
         return DTYPES[dtype]
 
@@ -230,7 +230,7 @@ class _Reader:
         """The axes a template may bake in: constant ones, those listed, and all that follow from these alone."""
         listed = self._list("compile_time")
         for name in listed:
-            if name not in self.names:
+            if not isinstance(name, str) or name not in self.names:
                 self._fail(f"compile_time names {name!r}, which is no axis; axes are {', '.join(sorted(self.names))}")
         baked = {axis.name for axis in self.axes if axis.value is not None} | set(listed)
         while more := {a.name for a in self.axes if a.expression and a.expression.names <= baked} - baked:
@@ -335,7 +335,7 @@ class _Reader:
 
     def _draw(self, item: Item, entry: Any, at: str) -> Draw:
         kind = entry.get("type") if isinstance(entry, dict) else None
-        if kind not in _DRAWS:
+        if not isinstance(kind, str) or kind not in _DRAWS:
             self._fail(f"{at} has the type {kind!r}; known are {', '.join(_DRAWS)}")
         self._known_keys(entry, ("type", *_DRAWS[kind]), at)
         if missing := [key for key in _DRAWS[kind] if key not in entry]:
@@ -346,7 +346,7 @@ class _Reader:
             )
             self._fail(f"{at}: {item.name} {takes}")
         value = entry.get("value")
-        if value is not None and not _fits(value, item.dtype):
+        if "value" in entry and not _fits(value, item.dtype):
             self._fail(f"{at} has the value {value!r}, which is no {item.dtype}")
         low, high = (self._expression(entry[k], f"{at}.{k}") if k in entry else None for k in ("low", "high"))
         return Draw(kind, value, low, high)

@@ -67,9 +67,17 @@ def tiles(definition: Definition, axes: Iterable[str], config: Config) -> dict[s
 
 @lru_cache(maxsize=8)
 def _read(text: str) -> _Space:
-    """The constraints without a condition, the lets of every family and the grids; the space's own reader checks the
-    file."""
-    tables: dict[str, Any] = tomllib.loads(text) if text else {}
+    """The constraints without a condition, the lets of every family and the grids.
+
+    Raises UsageError where the text is no space file; what exactly is wrong with one says the space's own reader.
+    """
+    try:
+        return _parsed(tomllib.loads(text) if text else {})
+    except (tomllib.TOMLDecodeError, AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"the search space of the folder cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _parsed(tables: Mapping[str, Any]) -> _Space:
     launch = tables.get("launch", {})
     rules = [launch, *(rule for rule in launch.values() if isinstance(rule, dict))]
 

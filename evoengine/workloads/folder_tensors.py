@@ -26,11 +26,11 @@ LARGE = (1024.0, 64.0, 8.0)
 """what inputs are multiplied by in the pattern `large`: the first by which the reference's outputs stay finite"""
 
 
-class FolderTensors(Tensors):
+class FolderTensors(Tensors[FolderProblem]):
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
 
-    def draw(self, case: Case, seed: int, device: str = "cpu") -> Drawn:
+    def draw(self, case: Case[FolderProblem], seed: int, device: str = "cpu") -> Drawn:
         """In a pattern under which the reference gives NaN or infinity, inputs are drawn as in `normal`."""
         for factor in LARGE if case.draw == "large" else (1.0,):
             inputs = self._draw(case, seed, device, factor)
@@ -80,7 +80,7 @@ class FolderTensors(Tensors):
             return False
         return all(bool(output.isfinite().all()) for output in outputs.values())
 
-    def _draw(self, case: Case, seed: int, device: str, factor: float) -> dict[str, torch.Tensor]:
+    def _draw(self, case: Case[FolderProblem], seed: int, device: str, factor: float) -> dict[str, torch.Tensor]:
         generator = torch.Generator(device=device).manual_seed(seed)
         found: dict[str, torch.Tensor] = {}
         for item, draw in self._draws(case):
@@ -90,7 +90,7 @@ class FolderTensors(Tensors):
             found[item.name] = values.to(TORCH_DTYPES[item.dtype]).contiguous()
         return found | {symbol: found[name] for symbol, name in self._definition.constants.items()}
 
-    def _draws(self, case: Case) -> Iterator[tuple[Item, Draw]]:
+    def _draws(self, case: Case[FolderProblem]) -> Iterator[tuple[Item, Draw]]:
         draws: Mapping[str, Draw] = self._definition.draws_for(case.problem.axes)
         if case.draw.startswith("case "):
             own = next(c for c in self._definition.cases if f"case {c.name}" == case.draw)
@@ -104,24 +104,27 @@ def _values(item: Item, draw: Draw, problem: FolderProblem, generator: torch.Gen
     """Of the item's shape; in float32 or float64 where it holds floating-point numbers."""
     shape, dtype, axes = shape_of(item, problem), TORCH_DTYPES[item.dtype], problem.axes
     made = torch.float64 if dtype == torch.float64 else torch.float32 if dtype.is_floating_point else torch.int64
-    options = {"generator": generator, "device": generator.device}
+    device = generator.device
     match draw.kind:
         case "zeros" | "ones" | "constant":
             value = {"zeros": 0, "ones": 1}.get(draw.kind, draw.value)
-            return torch.full(shape, value, dtype=made, device=generator.device)
+            assert value is not None  # the reader refuses a constant without one
+            return torch.full(shape, value, dtype=made, device=device)
         case "arange":
-            return torch.arange(prod(shape), dtype=made, device=generator.device).reshape(shape)
+            return torch.arange(prod(shape), dtype=made, device=device).reshape(shape)
         case "uniform" | "integers":
+            assert draw.low is not None and draw.high is not None  # the reader refuses a range that leaves one out
             low, high = (float(bound.evaluate(axes)) for bound in (draw.low, draw.high))
             if not low < high:
                 raise UsageError(f"{item.name} is drawn {draw.kind} from {low:g} to {high:g}; low must be below high")
             if draw.kind == "uniform" and made != torch.int64:
-                return low + (high - low) * torch.rand(shape, dtype=made, **options)
-            return torch.randint(int(low), int(high), shape, dtype=torch.int64, **options).to(made)
+                return low + (high - low) * torch.rand(shape, dtype=made, generator=generator, device=device)
+            integers = torch.randint(int(low), int(high), shape, dtype=torch.int64, generator=generator, device=device)
+            return integers.to(made)
     if made != torch.int64:
-        return torch.randn(shape, dtype=made, **options)
+        return torch.randn(shape, dtype=made, generator=generator, device=device)
     lowest, above = (0, 2) if dtype == torch.bool else (0 if dtype == torch.uint8 else -MOST_INTEGER, MOST_INTEGER)
-    return torch.randint(lowest, above, shape, dtype=torch.int64, **options)
+    return torch.randint(lowest, above, shape, dtype=torch.int64, generator=generator, device=device)
 
 
 def _as_drawn(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

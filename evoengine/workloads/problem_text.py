@@ -19,26 +19,33 @@ def read_parts(
     numbers: Mapping[str, str],
     words: Mapping[str, Sequence[str]],
     optional: Sequence[str] = (),
-) -> dict[str, int | str]:
-    """The fields of a problem. `numbers`: how a part begins → field; `words`: field → the words that it may be.
+) -> tuple[dict[str, int], dict[str, str]]:
+    """The fields of a problem: those that are numbers, and those that are words.
+
+    `numbers`: how a part begins → field; `words`: field → the words that it may be.
 
     All fields but the `optional` ones must be there; numbers are at least 1. `example` is the whole problem as a person
     would write it, its workload's name included. Raises UsageError naming the part that is wrong and what would be
     right.
     """
     workload, _, _ = example.partition(":")
-    fields: dict[str, int | str] = {}
+    sizes: dict[str, int] = {}
+    chosen: dict[str, str] = {}
     for part in text.removeprefix(f"{workload}:").split(","):
         name, value = _field(part.strip(), text, example, numbers, words)
-        if name in fields:
+        if name in sizes or name in chosen:
             raise UsageError(f"the problem {text!r} gives {name} twice; give it once, as in {example}")
-        if isinstance(value, int) and not 1 <= value <= LARGEST:
+        if isinstance(value, str):
+            chosen[name] = value
+            continue
+        if not 1 <= value <= LARGEST:
             raise UsageError(f"the problem {text!r} has {name} {value}; it must be from 1 to {LARGEST}")
-        fields[name] = value
+        sizes[name] = value
+    fields = {*sizes, *chosen}
     missing = [name for name in (*numbers.values(), *words) if name not in fields and name not in optional]
     if missing:
         raise UsageError(f"the problem {text!r} does not give {', '.join(missing)}; write it like {example}")
-    return fields
+    return sizes, chosen
 
 
 def _field(

@@ -5,20 +5,21 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from evoengine.devices import tensor_map
-from evoengine.devices.base import DTYPE_BYTES, TensorMapArgument, TensorParameter
+from evoengine.devices.base import DTYPE_BYTES, ConstantParameter, TensorMapArgument, TensorParameter
 from evoengine.devices.pool import PAGE, BlockLaunch, BlockTrace, Pool
 from evoengine.records import Config, Launch
-from evoengine.workloads.base import Case, Drawn, FullSize, Inputs, Problem, Workload, WrittenPart, WrongBlock
+from evoengine.workloads.base import Case, Drawn, FullSize, Inputs, P, Workload, WrittenPart, WrongBlock
 from evoengine.workloads.dtypes import TORCH_DTYPES
 from evoengine.workloads.rectangles import FullCase, choose_blocks
 
 POOL_PAGES = 256
-_BITS = {2: np.uint16, 4: np.uint32}
+_BITS: dict[int, type[np.unsignedinteger[Any]]] = {2: np.uint16, 4: np.uint32}
 
 Read = Callable[[str, range, range], torch.Tensor]
 """the rows and columns of an input, by its name; of a vector row 0"""
@@ -33,38 +34,39 @@ class Rectangle:
         return f"rows {self.rows.start} to {self.rows.stop} and columns {self.columns.start} to {self.columns.stop}"
 
 
-class RectangleFullSize(FullSize):
+class RectangleFullSize(FullSize[FullCase[P]]):
     """All inputs have one dtype, and all outputs have the same shape [rows, columns]."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload[P]) -> None:
         self._workload = workload
 
     @abstractmethod
-    def tile(self, problem: Problem, config: Config) -> tuple[int, int]:
+    def tile(self, problem: P, config: Config) -> tuple[int, int]:
         """Rows and columns that a block writes, but for those that the problem does not have."""
 
     @abstractmethod
-    def part(self, problem: Problem, rectangle: Rectangle, read: Read) -> tuple[Problem, Inputs]:
+    def part(self, problem: P, rectangle: Rectangle, read: Read) -> tuple[P, Inputs]:
         """The rectangle of the outputs as a problem of its own."""
 
     def values(self, normal: torch.Tensor) -> torch.Tensor:
         """What inputs hold, made from standard normal numbers."""
         return normal
 
-    def draw_blocks(self, case: FullCase, launch: Launch, seed: int) -> BlockLaunch:
+    def draw_blocks(self, case: FullCase[P], launch: Launch, seed: int) -> BlockLaunch:
         whole = self._workload.parameters(case.whole, case.config)
         bytes_of = {p.name: p.bytes for p in whole if isinstance(p, TensorParameter)}
         for found in whole:
             if isinstance(found, TensorMapArgument):
                 tensor_map.check(found, bytes_of[found.tensor])
-        parameters = self._workload.parameters(case.problem, case.config)
+        own = self._workload.parameters(case.problem, case.config)
+        parameters = [p for p in own if not isinstance(p, ConstantParameter)]
         dtype = next(p.dtype for p in parameters if isinstance(p, TensorParameter))
         generator = torch.Generator().manual_seed(seed)
         normal = torch.randn(POOL_PAGES, PAGE // DTYPE_BYTES[dtype], generator=generator)
         pool = Pool(self.values(normal).to(TORCH_DTYPES[dtype]).view(torch.uint8).numpy())
         return BlockLaunch(launch, parameters, pool, choose_blocks(case, launch, seed))
 
-    def written_parts(self, case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
+    def written_parts(self, case: FullCase[P], asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
         """The rectangles with what they are to be compared with.
 
         Raises WrongBlock where a block was not done, or wrote anything but one whole tile of every output, or where two
@@ -124,13 +126,13 @@ def _check_whole(one: BlockTrace, parameter: TensorParameter, rectangle: Rectang
 
 
 def _reader(asked: BlockLaunch) -> Read:
-    numbers = {p.name: i for i, p in enumerate(asked.arguments)}
+    tensors = {p.name: (i, p) for i, p in enumerate(asked.arguments) if isinstance(p, TensorParameter)}
 
     def read(name: str, rows: range, columns: range) -> torch.Tensor:
-        parameter = asked.arguments[numbers[name]]
+        number, parameter = tensors[name]
         size, width = DTYPE_BYTES[parameter.dtype], parameter.shape[-1]
         starts = [size * (row * width + columns.start) for row in rows]
-        parts = [asked.pool.read(numbers[name], start, start + size * len(columns)) for start in starts]
+        parts = [asked.pool.read(number, start, start + size * len(columns)) for start in starts]
         return torch.from_numpy(np.stack(parts)).view(TORCH_DTYPES[parameter.dtype])
 
     return read

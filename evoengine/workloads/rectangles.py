@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any, Generic
 
 import numpy as np
 
 from evoengine.devices.pool import ChosenBlock
 from evoengine.records import Config, Launch
-from evoengine.workloads.base import Problem
+from evoengine.workloads.base import P
 
 _ALIASES = (1 << 8, 1 << 16)
 """values of an index of 8 and of 16 bits"""
@@ -23,17 +24,17 @@ _INPUT_LIMIT = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
-class FullCase:
+class FullCase(Generic[P]):
     """Some blocks of a launch for `problem`, which has the grid of `whole`, or the last block alone."""
 
     name: str
-    problem: Problem
-    whole: Problem
+    problem: P
+    whole: P
     config: Config = field(hash=False)
     last_alone: bool = False
 
 
-def choose_blocks(case: FullCase, launch: Launch, seed: int) -> list[ChosenBlock]:
+def choose_blocks(case: FullCase[Any], launch: Launch, seed: int) -> list[ChosenBlock]:
     """The last, those that 8 or 16 bits take for it, the last of the first row, the one in the middle, two at
     random."""
     x, y, z = launch.grid

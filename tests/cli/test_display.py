@@ -8,8 +8,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from evoengine.cli.display import best_line, doctor_table, listing, ranking, stdout
-from evoengine.cli.doctor import Finding
+from evoengine.cli.display import best_line, history_table, ranking, stdout
+from evoengine.cli.doctor import Finding, doctor_table
 from evoengine.records import Candidate, Outcome
 from tests.support.ledger_examples import GPU, PROBLEM, a_binary, a_figure, a_source, a_verdict
 
@@ -35,7 +35,7 @@ def lines():
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_where_a_terminal_is_narrow_configurations_go_on_below_and_all_else_stays_whole(lines, width):
-    for shown in (ranking({1: RANKED}), listing([RANKED])):
+    for shown in (ranking({1: RANKED}), history_table([RANKED])):
         head, row, *below = lines(shown, width)
         assert "trial" in head and "family" in head and "TFLOPS" in head
         assert "1234" in row and "wgmma" in row and "467.5 est." in row
@@ -47,7 +47,7 @@ def test_the_best_so_far_shows_its_figure_before_a_terminal_ends():
 
 
 def test_a_reason_in_a_pipe_is_one_line_however_long(lines):
-    assert any(REJECTED.reason.strip() in line for line in lines(listing([REJECTED]), stdout.width))
+    assert any(REJECTED.reason.strip() in line for line in lines(history_table([REJECTED]), stdout.width))
 
 
 def test_the_doctor_cuts_no_path_short(lines):

@@ -18,9 +18,9 @@ from evoengine.gpu import find_gpu
 
 HOLDER = """
 import sys, time
-from evoengine.devices.driver import GpuDevice, hold
+from evoengine.devices.driver import GpuDevice, lock_device
 device = GpuDevice(0, "NVIDIA H200", sys.argv[1], 90, 1)
-with hold(device, lambda text: print(text, flush=True)):
+with lock_device(device, lambda text: print(text, flush=True)):
     print("timing", flush=True)
     sys.stdin.readline()
 """

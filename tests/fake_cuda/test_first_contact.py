@@ -55,9 +55,7 @@ def timed(stand_in, tmp_path_factory):
 @pytest.fixture(scope="session")
 def gated(stand_in, tmp_path_factory):
     """A search where a GPU is, but torch is a CPU-only build: its folder and finished process."""
-    return made_once(
-        tmp_path_factory, "gated", lambda folder: stand_in(folder, *search("--db", "a.db"), torch="")
-    )
+    return made_once(tmp_path_factory, "gated", lambda folder: stand_in(folder, *search("--db", "a.db"), torch=""))
 
 
 def search(*options, trials=1):

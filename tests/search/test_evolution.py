@@ -277,22 +277,22 @@ def test_without_two_knobs_of_few_values_nothing_is_rare(knobs):
 
 def test_scores_lie_between_ranks_and_logarithms():
     values = np.array([-np.inf, 1.0, 1.01, 8.0])
-    ranks, worth = normal_scores(values), scores(values)
-    assert worth[0] == ranks[0] < worth[1] < worth[2] < worth[3]
-    assert worth[2] - worth[1] < ranks[2] - ranks[1]
+    ranks, objective_values = normal_scores(values), scores(values)
+    assert objective_values[0] == ranks[0] < objective_values[1] < objective_values[2] < objective_values[3]
+    assert objective_values[2] - objective_values[1] < ranks[2] - ranks[1]
     positive = values[1:]
     assert scores(positive**2) == pytest.approx(scores(3 * positive))
 
 
 @pytest.mark.parametrize("failed", [-np.inf, 0.0])
 def test_nothing_that_ran_is_worth_less_than_what_failed(failed):
-    worth = scores(np.array([failed, 1e-9, *np.linspace(5, 6, 30)]))
-    assert worth.argmin() == 0 and (np.diff(worth) > 0).all()
+    objective_values = scores(np.array([failed, 1e-9, *np.linspace(5, 6, 30)]))
+    assert objective_values.argmin() == 0 and (np.diff(objective_values) > 0).all()
 
 
 def test_the_front_is_worth_most():
-    worth = scores(-np.array([0.0, 1.0, *np.arange(50.0, 90.0)]))
-    assert (np.diff(worth) < 0).all()
+    objective_values = scores(-np.array([0.0, 1.0, *np.arange(50.0, 90.0)]))
+    assert (np.diff(objective_values) < 0).all()
 
 
 @pytest.mark.parametrize(

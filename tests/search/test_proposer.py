@@ -31,7 +31,7 @@ def space(load):
     return load(SPACE)
 
 
-def worth(config) -> float:
+def objective_values(config) -> float:
     return config["a"] + 10.0 * config.get("b", 0)
 
 
@@ -41,7 +41,7 @@ def run(proposer: Proposer, count: int) -> list:
         proposal = proposer.propose()
         if proposal is None:
             break
-        proposer.tell(proposal, (worth(proposal.config),))
+        proposer.tell(proposal, (objective_values(proposal.config),))
         found.append(proposal)
     return found
 
@@ -83,7 +83,7 @@ def test_a_rejected_candidate_is_told_as_worse_than_any_figure(space):
     proposal = proposer.propose()
     proposer.tell(proposal, None)
     [trial] = proposer._study.get_trials(states=(proposer._study.trials[0].state,))
-    assert trial.value == OBJECTIVES["tflops"].penalty < min(worth(c) for c in space.enumerate())
+    assert trial.value == OBJECTIVES["tflops"].penalty < min(objective_values(c) for c in space.enumerate())
 
 
 def test_the_same_seed_gives_the_same_search(space):
@@ -106,5 +106,5 @@ def test_parents_are_the_ledgers_trials(space):
         proposal = proposer.propose()
         named |= set(proposal.parents)
         proposer.started(proposal, trial)
-        proposer.tell(proposal, (worth(proposal.config),))
+        proposer.tell(proposal, (objective_values(proposal.config),))
     assert named and named <= set(range(100, 100 + len(space)))

@@ -127,6 +127,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "has the value 2147483648, which is no int32",
     ),
     "scalar as a text": ({"workloads": [{"axes": {"n": 4}, "inputs": {"a": {"type": "scalar", "value": "1"}}}]}, "which is no fp32"),
+    "scalar of null": ({"workloads": [{"axes": {"n": 4}, "inputs": {"a": {"type": "scalar", "value": None}}}]}, "has the value None, which is no fp32"),
+    "constant of null": (
+        {"workloads": [{"axes": {"n": 4}, "inputs": {"x": {"type": "constant", "value": None}}}]}, "has the value None, which is no fp32",
+    ),
     "unknown draw": ({"workloads": [{"axes": {"n": 4}, "inputs": {"x": {"type": "normal"}}}]}, "has the type 'normal'; known are random"),
     "draw of no input": ({"workloads": [{"axes": {"n": 4}, "inputs": {"z": {"type": "random"}}}]}, "names z, which is no input"),
     "parameters without a tensor": ({"parameters": ["x", "out", "n"]}, "leaves out the tensor y"),

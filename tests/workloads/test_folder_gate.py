@@ -3,6 +3,8 @@ seen."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from evoengine.errors import UsageError
@@ -11,6 +13,7 @@ from evoengine.paths import asset
 from evoengine.records import Outcome
 from evoengine.stages.compile import CompileFailed, compile_source
 from evoengine.stages.render import inert_knobs
+from evoengine.tuning.search import _announce
 from tests.support.folders import (
     SAXPY,
     SAXPY_CONFIG,
@@ -186,6 +189,17 @@ def test_a_knob_that_the_kernel_ignores_is_named(tmp_path):
     assert inert_knobs(target, space, configs, asset("templates")) == ("unused",)
     commented = saxpy(tmp_path / "commented", kernel=SAXPY_KERNEL + "// unused\n", space=space_text)
     assert inert_knobs(*load(commented), configs, asset("templates")) == ("unused",)
+
+
+def test_a_search_names_it_where_the_space_has_no_start_points(tmp_path):
+    target, space = load(saxpy(tmp_path, space=SAXPY_SPACE.replace("[launch]", "unused = [1, 2]\n[launch]")))
+    assert space.starts == ()
+    setting = SimpleNamespace(
+        target=target, space=space, templates=asset("templates"), sampler="evolution", seed=1, jobs=1, timed=False
+    )
+    said: list[str] = []
+    _announce(setting, None, None, "ledger", 1, said.append)
+    assert [line.split()[1] for line in said if line.startswith("inert: ")] == ["unused"]
 
 
 def test_a_template_that_ignores_every_knob_is_named_for_all_of_them(tmp_path):

@@ -17,6 +17,8 @@ from evoengine.workloads.folder_check import check_reference
 from evoengine.workloads.folder_reference import NotDouble, run_in_float64
 from tests.support.folders import SAXPY
 
+INPUTS = {"a": {"type": "scalar", "value": 2.5}}
+
 
 def workload(reference: str, **changes) -> FolderWorkload:
     return FolderWorkload("saxpy", json.dumps(SAXPY | {"reference": reference} | changes))
@@ -71,6 +73,14 @@ def test_what_does_not_compute_in_float64_is_compared_with_its_own_and_said():
     assert torch.equal(exact["out"], own["out"].double())
     (remark,) = check_reference(found, problem)
     assert "does not compute in float64" in remark and "line 4: AssertionError" in remark and "rtol" in remark
+
+
+def test_a_gate_that_would_be_slow_in_the_emulator_is_said_and_tried_at_one_size_only():
+    slow = {"compile_time": ["n"], "flops": "1000000 * n", "workloads": [{"axes": {"n": 4096}, "inputs": INPUTS}]}
+    found = workload(SAXPY["reference"], **slow)
+    (remark,) = check_reference(found, found.parse("n=4096"))
+    assert "the gate's smallest case is saxpy:n=4096, which is slow in the emulator" in remark
+    assert check_reference(found, found.parse("n=64")) == ()
 
 
 def test_outputs_may_be_a_dictionary_or_a_sequence():

@@ -48,7 +48,7 @@ class Coverage:
         ratio = (self._tried + PRIOR) / (even + PRIOR)
         if not len(ratio):
             return np.ones(self._held.shape[1])
-        least = ratio[0][self._held[0]]
+        least: np.ndarray = ratio[0][self._held[0]]
         for of_pair, cells in zip(ratio[1:], self._held[1:], strict=True):
             np.minimum(least, of_pair[cells], out=least)
         return least
@@ -56,4 +56,5 @@ class Coverage:
     def _cells(self, rows: np.ndarray) -> np.ndarray:
         """Which pair of values each row has, of every pair of knobs [pairs, n]."""
         first, second = rows.T[self._pairs[:, 0]] + 1, rows.T[self._pairs[:, 1]] + 1
-        return (first * (FEW + 1) + second).astype(np.uint8)
+        cells: np.ndarray = (first * (FEW + 1) + second).astype(np.uint8)
+        return cells

@@ -14,12 +14,14 @@ objective's unit does not matter, and a trial that failed is simply the worst.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.search_space import IntersectionSearchSpace
+from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr, ndtri
@@ -30,12 +32,12 @@ from evoengine.search.samplers.pool import Pool, Space
 from evoengine.search.samplers.prior import Mean, Prior, fit_mean
 from evoengine.search.samplers.surrogate import Surrogate
 
-FIRST = 4
+MIN_COMPLETED = 4
 """trials that come through before the surrogate is asked"""
 N_ELITES = 8
-GROWTH = 1.1
+REFIT_GROWTH = 1.1
 """factor by which the trials learned from grow before hyperparameters are drawn again, and offspring bred again"""
-MOST = 256
+MAX_FIT_TRIALS = 256
 """trials learned from at a fit, half of them the best and half the latest"""
 RARITY_EXPONENT = 3
 """power of a candidate's commonness by which its expected improvement is divided"""
@@ -77,9 +79,9 @@ class EvolutionSampler(BaseSampler):
 
     def _turn_to(self, study: Study | None) -> None:
         """Forgets one study for another, whose trials tell all that has to be known."""
-        whose = study and (study._storage, study._study_id)
-        if study is None or whose != self._whose:
-            self._whose = whose
+        whose = (study._storage, study._study_id) if study is not None else None
+        if whose is None or whose != self._whose:
+            self._whose: tuple[BaseStorage, int] | None = whose
             self._common = IntersectionSearchSpace()
             self._searched: dict[str, BaseDistribution] | None = None
             self._search: _Search | None = None
@@ -204,14 +206,14 @@ class _Search:
     def _ready(self) -> bool:
         """Whether enough came through; where the prior is dropped, of what it did not choose."""
         through = {place for place, value in enumerate(self._values) if value > -np.inf}
-        return len(through - self._led if self._dropped else through) >= FIRST
+        return len(through - self._led if self._dropped else through) >= MIN_COMPLETED
 
     def _fastest_expected(self) -> np.ndarray | None:
         """The open row that the prior thinks fastest; None where it knows of none, or was wrong too often."""
         failed = sum(value == -np.inf for value in self._values)
-        if not self._prior or self._dropped or failed >= FIRST:
+        if not self._prior or self._dropped or failed >= MIN_COMPLETED:
             return None
-        rows = self._prior.fastest(len(self._rows) + 1)
+        rows: Iterable[np.ndarray] = self._prior.fastest(len(self._rows) + 1)
         return next((row for row in rows if row.tobytes() not in self._place), None)
 
     def _most_promising(self) -> np.ndarray | None:
@@ -231,7 +233,8 @@ class _Search:
             expected_improvement(mean, deviation, np.nanmax(targets))
             / self._coverage.pair_coverage() ** RARITY_EXPONENT
         )
-        return self._pool.rows[int(np.where(self._choice(), gain, -1.0).argmax())]
+        best: np.ndarray = self._pool.rows[int(np.where(self._choice(), gain, -1.0).argmax())]
+        return best
 
     def _choice(self) -> np.ndarray:
         """Which of the pool may be proposed, bool [n]: all that is open, or what is far from the best."""
@@ -241,15 +244,15 @@ class _Search:
         if self._rng.random() < since / (since + STALL_WEIGHT * len(values)):
             live = np.count_nonzero(np.ptp(self._pool.rows, axis=0))
             changed = (self._pool.rows != self._rows[best]).sum(1)
-            far = self._pool.open & (changed >= min(EXPLORE_DISTANCE, -(-live // 2)))
+            far: np.ndarray = self._pool.open & (changed >= min(EXPLORE_DISTANCE, -(-live // 2)))
             if far.any():
                 return far
         return self._pool.open
 
     def _fit(self) -> None:
-        latest = range(max(0, len(self._rows) - MOST // 2), len(self._rows))
-        self._fitted = sorted({*self._ranked()[: MOST // 2], *latest})
-        self._refit_at = GROWTH * len(self._fitted)
+        latest = range(max(0, len(self._rows) - MAX_FIT_TRIALS // 2), len(self._rows))
+        self._fitted = sorted({*self._ranked()[: MAX_FIT_TRIALS // 2], *latest})
+        self._refit_at = REFIT_GROWTH * len(self._fitted)
         expected = () if self._prior is None else self._prior.fastest(EXPECTED)
         self._pool.breed(np.array([self._rows[i] for i in self._elites()]), expected)
         self._coverage.hold(self._pool.rows)
@@ -291,7 +294,8 @@ class _Search:
     def _ranked(self) -> list[int]:
         """The trials, best first, those rejected or under way last."""
         values = np.array(self._values)
-        return np.argsort(-np.where(np.isnan(values), -np.inf, values), kind="stable").tolist()
+        order: list[int] = np.argsort(-np.where(np.isnan(values), -np.inf, values), kind="stable").tolist()
+        return order
 
     def _descent(self, row: np.ndarray) -> tuple[str, list[int]]:
         elites = self._elites()
@@ -339,13 +343,14 @@ def normal_scores(values: np.ndarray) -> np.ndarray:
     """The normal quantiles of the values' ranks [n], ties sharing their mean rank."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(count) - (count - 1) / 2)[place]
-    return ndtri((ranks - 0.5) / len(values))
+    quantiles: np.ndarray = ndtri((ranks - 0.5) / len(values))
+    return quantiles
 
 
 def fronts(vectors: np.ndarray) -> np.ndarray:
     """The Pareto front each row [n, objectives] stands on, 0 the best, where greater is better (Deb et al. 2002)."""
-    no_worse = (vectors[:, None] >= vectors[None]).all(-1)
-    dominates = no_worse & (vectors[:, None] > vectors[None]).any(-1)
+    no_worse = np.all(vectors[:, None] >= vectors[None], axis=-1)
+    dominates: np.ndarray = no_worse & np.any(vectors[:, None] > vectors[None], axis=-1)
     found, left = np.zeros(len(vectors), int), np.ones(len(vectors), bool)
     while left.any():
         best = left & ~dominates[left].any(0)
@@ -357,4 +362,5 @@ def fronts(vectors: np.ndarray) -> np.ndarray:
 def expected_improvement(mean: np.ndarray, deviation: np.ndarray, best: float) -> np.ndarray:
     """Of a normal variable over `best`, where greater is better (Jones, Schonlau & Welch 1998)."""
     z = (mean - best) / deviation
-    return deviation * (z * ndtr(z) + np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi))
+    expected: np.ndarray = deviation * (z * ndtr(z) + np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi))
+    return expected

@@ -21,8 +21,8 @@ DRAWN = 64
 class Space(Protocol):
     """What a sampler needs of a search space; `SearchSpace` and `RecordedSpace` are two of them."""
 
-    knobs: tuple[Knob, ...]
-
+    @property
+    def knobs(self) -> tuple[Knob, ...]: ...
     def __len__(self) -> int: ...
     def contains(self, config: Config) -> bool: ...
     def sample(self, rng: np.random.Generator, n: int = 1) -> list[dict[str, Value]]: ...
@@ -63,7 +63,7 @@ class Pool:
         rows = self._encoded(self._space.sample(self._rng, DRAWN))
         return next((row for row in rows if row.tobytes() not in self._closed), None)
 
-    def breed(self, elites: np.ndarray, expected: Sequence[np.ndarray] = ()) -> None:
+    def breed(self, elites: np.ndarray, expected: Iterable[np.ndarray] = ()) -> None:
         """Renews a pool that is not the whole space from the best rows so far [n, knobs].
 
         expected: rows [knobs] that a prior expects to be fast; the pool holds them too.

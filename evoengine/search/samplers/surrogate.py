@@ -121,7 +121,7 @@ class Surrogate:
 
     def _covariance(self, tried: np.ndarray, hyper: np.ndarray) -> np.ndarray:
         """Of one-hot rows, noise included; in double precision, or it would not always be positive definite."""
-        covariance = np.exp(tried @ self._log_kernels(hyper) @ tried.T)
+        covariance: np.ndarray = np.exp(tried @ self._log_kernels(hyper) @ tried.T)
         covariance[np.diag_indices(len(tried))] += np.exp(hyper[-1]) + JITTER
         return covariance
 
@@ -143,7 +143,8 @@ class Surrogate:
 
     def _kernel(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
         """The kernel between one-hot rows, in single precision."""
-        return np.exp(one @ self._log_kernel @ other.T)
+        kernel: np.ndarray = np.exp(one @ self._log_kernel @ other.T)
+        return kernel
 
 
 def _prior_width(knob: Knob) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES
 from evoengine.devices.pool import ChosenBlock
-from evoengine.records import Config, Launch, Plan
+from evoengine.records import Config, Launch
 from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.workloads.base import Case
 
@@ -69,7 +69,7 @@ class FullCase:
         return _row_tiles(self.problem, self.config)
 
 
-def full_plan(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> Plan:
+def full_plan(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> list[tuple[FullCase, Launch]]:
     """The cases with their launches; none where the configuration does not say how large tiles are, or where blocks
     take tiles of rows as they come.
     """
@@ -87,7 +87,7 @@ def full_plan(problem: AttentionProblem, config: Config, launch_of: LaunchOf) ->
     return plan
 
 
-def long_cases(problem: AttentionProblem, config: Config) -> tuple[Case, ...]:
+def long_cases(problem: AttentionProblem, config: Config) -> tuple[Case[AttentionProblem], ...]:
     """A block that counts more tiles of keys than 8 bits do, or more keys than 16, where the problem's own blocks do
     so; the last tiles weigh most."""
     tile_m, tile_n = int(config.get("tile_m", 64)), int(config.get("tile_n", 64))
@@ -116,7 +116,7 @@ def _full_tensors(problem: AttentionProblem, config: Config) -> FullCase | None:
     return FullCase("full tensors", folded, problem, config, _bytes(problem, config, folded.seq_k), ends=True)
 
 
-def _persistent(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> Plan:
+def _persistent(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> list[tuple[FullCase, Launch]]:
     """One block through all its tiles of rows, with one tile of keys for each or as many as a counter needs."""
     tiles = _tiles_to_count(problem, config, launch_of)
     folded = _folded(problem, config, tiles)

@@ -24,7 +24,7 @@ _UNWRITTEN = 0xFFFF
 _Q, _K, _V = range(3)
 
 
-class AttentionFullSize(FullSize):
+class AttentionFullSize(FullSize[FullCase]):
     def draw_blocks(self, case: FullCase, launch: Launch, seed: int) -> BlockLaunch:
         whole = parameters(case.whole, case.config)
         bytes_of = {p.name: p.bytes for p in whole if isinstance(p, TensorParameter)}

@@ -7,14 +7,14 @@ import math
 
 import numpy as np
 
-from evoengine.devices.base import Parameter, ScalarArgument, TensorMapArgument, TensorParameter
+from evoengine.devices.base import PassedParameter, ScalarArgument, TensorMapArgument, TensorParameter
 from evoengine.records import Config
 from evoengine.workloads.attention.problem import AttentionProblem
 
 OUTPUT = "o"
 
 
-def parameters(problem: AttentionProblem, config: Config) -> tuple[Parameter, ...]:
+def parameters(problem: AttentionProblem, config: Config) -> tuple[PassedParameter, ...]:
     p = problem
     queries = (p.batch, p.heads, p.seq_q, p.head_dim)
     keys = (p.batch, p.kv_heads, p.seq_k, p.head_dim)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from evoengine.devices.base import DTYPE_BYTES
 from evoengine.errors import UsageError
+from evoengine.records import Value
 
 DTYPES = ("fp16", "bf16")
 HEAD_DIMS = (32, 64, 96, 128, 256)
@@ -42,7 +44,7 @@ class AttentionProblem:
             parts.append(f"kv{self.kv_heads}")
         return "attention:" + ",".join(parts)
 
-    def variables(self) -> dict[str, int | str | bool]:
+    def variables(self) -> Mapping[str, Value]:
         """The names that a space's expressions and templates may use, with their values."""
         return {
             "batch": self.batch,
@@ -62,30 +64,34 @@ def parse_problem(text: str) -> AttentionProblem:
 
     Raises UsageError naming the part that is wrong and what would be right.
     """
-    fields: dict[str, int | str | bool] = {}
+    sizes: dict[str, int] = {}
+    words: dict[str, str] = {}
     for part in text.removeprefix("attention:").split(","):
         name, value = _field(part.strip(), text)
-        if name in fields:
+        if name in sizes or name in words:
             raise UsageError(f"the problem {text!r} gives {name} twice; give it once, as in {EXAMPLE}")
-        fields[name] = value
-    if "seq" in fields:
-        if "seq_q" in fields or "seq_k" in fields:
+        if isinstance(value, int):
+            sizes[name] = value
+        else:
+            words[name] = value
+    if "seq" in sizes:
+        if "seq_q" in sizes or "seq_k" in sizes:
             raise UsageError(f"the problem {text!r} gives both s… and sq…/sk…; use s… alone or the other two")
-        fields["seq_q"] = fields["seq_k"] = fields.pop("seq")
-    fields.setdefault("kv_heads", fields.get("heads", 0))
-    missing = [n for n in ("batch", "heads", "seq_q", "seq_k", "head_dim", "dtype") if n not in fields]
+        sizes["seq_q"] = sizes["seq_k"] = sizes.pop("seq")
+    sizes.setdefault("kv_heads", sizes.get("heads", 0))
+    missing = [n for n in ("batch", "heads", "seq_q", "seq_k", "head_dim", "dtype") if n not in {*sizes, *words}]
     if missing:
         raise UsageError(f"the problem {text!r} does not give {', '.join(missing)}; write it like {EXAMPLE}")
-    problem = AttentionProblem(**fields)
+    problem = AttentionProblem(**sizes, dtype=words["dtype"], causal="causal" in words)
     _check(problem, text)
     return problem
 
 
-def _field(part: str, text: str) -> tuple[str, int | str | bool]:
+def _field(part: str, text: str) -> tuple[str, int | str]:
     if part in DTYPES:
         return "dtype", part
     if part == "causal":
-        return "causal", True
+        return "causal", part
     match = _NUMBER.match(part)
     if not match:
         raise UsageError(

@@ -37,10 +37,10 @@ SAMPLE_BLOCKS = 4
 BLOCK_ROWS = 64
 
 
-class AttentionTensors(Tensors):
+class AttentionTensors(Tensors[AttentionProblem]):
     independent = frozenset({"normal", "permuted"})
 
-    def draw(self, case: Case, seed: int, device: str = "cpu") -> Drawn:
+    def draw(self, case: Case[AttentionProblem], seed: int, device: str = "cpu") -> Drawn:
         problem = case.problem
         generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -112,7 +112,7 @@ class AttentionTensors(Tensors):
         except RuntimeError:  # torch's way to say that none does
             return {OUTPUT: _by_parts(problem, {name: tensor.float() for name, tensor in inputs.items()})}
 
-    def samples(self, problem: AttentionProblem, inputs: Inputs, seed: int) -> Sequence[Sample]:
+    def samples(self, problem: AttentionProblem, inputs: Inputs, seed: int) -> Sequence[Sample[AttentionProblem]]:
         """The last rows of the first and last head, and blocks of rows anywhere."""
         return [_sample(problem, inputs, *place) for place in _sampled_rows(problem, seed)]
 
@@ -279,7 +279,7 @@ def _sampled_rows(problem: AttentionProblem, seed: int) -> Iterator[tuple[int, i
         yield int(rng.integers(p.batch)), int(rng.integers(p.heads)), range(first, first + rows)
 
 
-def _sample(problem: AttentionProblem, inputs: Inputs, batch: int, head: int, rows: range) -> Sample:
+def _sample(problem: AttentionProblem, inputs: Inputs, batch: int, head: int, rows: range) -> Sample[AttentionProblem]:
     own, part = _rows_of(problem, inputs, batch, head, rows)
     return Sample(own, part, lambda outputs: {OUTPUT: outputs[OUTPUT][batch, head, rows.start : rows.stop][None, None]})
 
@@ -310,11 +310,13 @@ def _library_call(
     square = problem.seq_q == problem.seq_k
     mask = causal_lower_right(problem.seq_q, problem.seq_k) if problem.causal and not square else None
     grouped = problem.kv_heads != problem.heads
-    options = {"attn_mask": mask, "is_causal": problem.causal and square, "enable_gqa": grouped}
+    own_mask = problem.causal and square
 
     def call() -> torch.Tensor:
         with sdpa_kernel(list(backends)):
-            return scaled_dot_product_attention(inputs["q"], inputs["k"], inputs["v"], **options)
+            return scaled_dot_product_attention(
+                inputs["q"], inputs["k"], inputs["v"], attn_mask=mask, is_causal=own_mask, enable_gqa=grouped
+            )
 
     return call
 

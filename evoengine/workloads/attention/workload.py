@@ -10,7 +10,7 @@ from pathlib import Path
 
 from evoengine.devices.base import Parameter
 from evoengine.records import Config, Launch, Plan
-from evoengine.workloads.attention.full_size import full_plan, long_cases
+from evoengine.workloads.attention.full_size import FullCase, full_plan, long_cases
 from evoengine.workloads.attention.parameters import parameters
 from evoengine.workloads.attention.problem import EXAMPLE, AttentionProblem, parse_problem
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
@@ -20,7 +20,7 @@ LONG = 4096
 than 64 rows get half as many: the emulator computes whole tiles, and this case would take a third of the gate's time"""
 
 
-class Attention(Workload):
+class Attention(Workload[AttentionProblem]):
     name = "attention"
     grammar = "b…,h…,s…,d…,fp16|bf16[,causal][,kv…]; sq…,sk… for unlike lengths"
     example = EXAMPLE
@@ -42,10 +42,10 @@ class Attention(Workload):
         kv = problem.batch * problem.kv_heads * problem.seq_k
         return 2.0 * (2 * q + 2 * kv) * problem.head_dim
 
-    def cases(self, problem: AttentionProblem, config: Config) -> tuple[Case, ...]:
+    def cases(self, problem: AttentionProblem, config: Config) -> tuple[Case[AttentionProblem], ...]:
         return (*small_cases(problem, config), *long_cases(problem, config))
 
-    def gate_launch(self, case: Case, launch: Launch) -> Launch:
+    def gate_launch(self, case: Case[AttentionProblem], launch: Launch) -> Launch:
         """The launch of a case: the space's, but for the number of blocks where that is free.
 
         A persistent kernel must be right with any number of blocks. It gets the most that leave each at least two tiles
@@ -61,7 +61,7 @@ class Attention(Workload):
     def parameters(self, problem: AttentionProblem, config: Config) -> tuple[Parameter, ...]:
         return parameters(problem, config)
 
-    def tensors(self) -> Tensors:
+    def tensors(self) -> Tensors[AttentionProblem]:
         from evoengine.workloads.attention.tensors import AttentionTensors
 
         return AttentionTensors()
@@ -69,7 +69,7 @@ class Attention(Workload):
     def full_plan(self, problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> Plan:
         return full_plan(problem, config, launch_of)
 
-    def full_size(self) -> FullSize:
+    def full_size(self) -> FullSize[FullCase]:
         from evoengine.workloads.attention.full_size_tensors import AttentionFullSize
 
         return AttentionFullSize()
@@ -78,7 +78,7 @@ class Attention(Workload):
         return Path(__file__).with_name("loader.py")
 
 
-def small_cases(problem: AttentionProblem, config: Config) -> tuple[Case, ...]:
+def small_cases(problem: AttentionProblem, config: Config) -> tuple[Case[AttentionProblem], ...]:
     """The gate's cases for a configuration: small problems that share the compile-time part of `problem`.
 
     Lengths are set against the configuration's tiles, so that every candidate meets whole tiles, tails that end 1 and 2

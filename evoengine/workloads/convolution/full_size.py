@@ -13,7 +13,7 @@ from evoengine.workloads.convolution.tensors import whole_numbers
 from evoengine.workloads.rectangle_tensors import Read, Rectangle, RectangleFullSize
 
 
-class ConvolutionFullSize(RectangleFullSize):
+class ConvolutionFullSize(RectangleFullSize[ConvolutionProblem]):
     def tile(self, problem: ConvolutionProblem, config: Config) -> tuple[int, int]:
         width = int(config["block_size_x"]) * int(config["tile_size_x"])
         return int(config["block_size_y"]) * int(config["tile_size_y"]), width

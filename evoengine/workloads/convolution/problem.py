@@ -43,7 +43,8 @@ class ConvolutionProblem:
 
 def parse_problem(text: str) -> ConvolutionProblem:
     """Reads `w4096,h4096,fw17,fh17`. Raises UsageError naming the part that is wrong and what would be right."""
-    problem = ConvolutionProblem(**read_parts(text, EXAMPLE, _NUMBERS, {}))
+    sizes, _ = read_parts(text, EXAMPLE, _NUMBERS, {})
+    problem = ConvolutionProblem(sizes["width"], sizes["height"], sizes["filter_w"], sizes["filter_h"])
     if max(problem.image_shape) > LARGEST:
         raise UsageError(
             f"the problem {text!r} needs an image of more than {LARGEST} rows or columns; take a smaller one"

@@ -19,8 +19,8 @@ WHOLE = 8
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-class ConvolutionTensors(Tensors):
-    def draw(self, case: Case, seed: int, device: str = "cpu") -> Drawn:
+class ConvolutionTensors(Tensors[ConvolutionProblem]):
+    def draw(self, case: Case[ConvolutionProblem], seed: int, device: str = "cpu") -> Drawn:
         problem = case.problem
         generator = torch.Generator(device=device).manual_seed(seed)
         image = torch.randn(problem.image_shape, generator=generator, device=device)
@@ -53,7 +53,7 @@ class ConvolutionTensors(Tensors):
 
         return call
 
-    def samples(self, problem: ConvolutionProblem, inputs: Inputs, seed: int) -> Sequence[Sample]:
+    def samples(self, problem: ConvolutionProblem, inputs: Inputs, seed: int) -> Sequence[Sample[ConvolutionProblem]]:
         """Three bands of whole rows: the first, the last, and one between."""
         band = min(SAMPLED_ROWS, problem.height)
         last = problem.height - band
@@ -69,7 +69,7 @@ def _convolved(image: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return conv2d(image[None, None], weights[None, None])[0, 0]
 
 
-def _band(problem: ConvolutionProblem, inputs: Inputs, first: int, rows: int) -> Sample:
+def _band(problem: ConvolutionProblem, inputs: Inputs, first: int, rows: int) -> Sample[ConvolutionProblem]:
     part = {"image": inputs["image"][first : first + rows + problem.filter_h - 1], "filter": inputs["filter"]}
     return Sample(
         replace(problem, height=rows), part, lambda outputs: {"output": outputs["output"][first : first + rows]}

@@ -20,7 +20,7 @@ FLUSH = 8
 """floats after which the emulator can end a tensor, so that what is read behind it is an error"""
 
 
-class Convolution(Workload):
+class Convolution(Workload[ConvolutionProblem]):
     name = "convolution"
     grammar = "w…,h…,fw…,fh…"
     example = EXAMPLE
@@ -41,7 +41,7 @@ class Convolution(Workload):
         floats = prod(problem.image_shape) + problem.filter_w * problem.filter_h + problem.width * problem.height
         return 4.0 * floats
 
-    def cases(self, problem: ConvolutionProblem, config: Config) -> tuple[Case, ...]:
+    def cases(self, problem: ConvolutionProblem, config: Config) -> tuple[Case[ConvolutionProblem], ...]:
         """All have the problem's own filter size, which a template may bake in; sizes are set against the block's tile.
 
         Most are of small whole numbers, whose sums float32 holds exactly in any order: the smallest fault shows. Those
@@ -81,7 +81,7 @@ class Convolution(Workload):
             ScalarArgument("width", np.int32(problem.width)),
         )
 
-    def tensors(self) -> Tensors:
+    def tensors(self) -> Tensors[ConvolutionProblem]:
         from evoengine.workloads.convolution.tensors import ConvolutionTensors
 
         return ConvolutionTensors()
@@ -92,7 +92,7 @@ class Convolution(Workload):
             return ()
         return [(FullCase("full grid", problem, problem, config), launch_of(problem))]
 
-    def full_size(self) -> FullSize:
+    def full_size(self) -> FullSize[FullCase[ConvolutionProblem]]:
         from evoengine.workloads.convolution.full_size import ConvolutionFullSize
 
         return ConvolutionFullSize(self)

@@ -13,7 +13,7 @@ from evoengine.workloads.gemm.tensors import positive_numbers
 from evoengine.workloads.rectangle_tensors import Read, Rectangle, RectangleFullSize
 
 
-class GemmFullSize(RectangleFullSize):
+class GemmFullSize(RectangleFullSize[GemmProblem]):
     def tile(self, problem: GemmProblem, config: Config) -> tuple[int, int]:
         return int(config["tile_m"]), int(config["tile_n"])
 

@@ -47,5 +47,6 @@ class GemmProblem:
 def parse_problem(text: str) -> GemmProblem:
     """Reads `m4096,n4096,k4096,fp16[,bias]`. Raises UsageError naming the part that is wrong and what would be
     right."""
-    words = {"dtype": DTYPES, "epilogue": EPILOGUES}
-    return GemmProblem(**read_parts(text, EXAMPLE, {"m": "m", "n": "n", "k": "k"}, words, optional=("epilogue",)))
+    known = {"dtype": DTYPES, "epilogue": EPILOGUES}
+    sizes, words = read_parts(text, EXAMPLE, {"m": "m", "n": "n", "k": "k"}, known, optional=("epilogue",))
+    return GemmProblem(sizes["m"], sizes["n"], sizes["k"], words["dtype"], words.get("epilogue", NO_EPILOGUE))

@@ -19,10 +19,10 @@ SAMPLED_ROWS = 128
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-class GemmTensors(Tensors):
+class GemmTensors(Tensors[GemmProblem]):
     independent = frozenset({"normal"})
 
-    def draw(self, case: Case, seed: int, device: str = "cpu") -> Drawn:
+    def draw(self, case: Case[GemmProblem], seed: int, device: str = "cpu") -> Drawn:
         problem = case.problem
         generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -63,7 +63,7 @@ class GemmTensors(Tensors):
             return lambda: torch.matmul(a, b)
         return lambda: _activated(problem, torch.addmm(bias, a, b))
 
-    def samples(self, problem: GemmProblem, inputs: Inputs, seed: int) -> Sequence[Sample]:
+    def samples(self, problem: GemmProblem, inputs: Inputs, seed: int) -> Sequence[Sample[GemmProblem]]:
         """Some rows of C, with all of their columns; the first and the last among them."""
         generator = torch.Generator().manual_seed(seed)
         some = torch.randperm(problem.m, generator=generator)[:SAMPLED_ROWS]
@@ -103,12 +103,13 @@ def positive_numbers(normal: torch.Tensor) -> torch.Tensor:
 
 def _whole(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
     """Whole numbers from -3 to 3, none of them 0: sums are exact, so that the smallest fault shows."""
-    return tuple(x.sign() * positive_numbers(x) for x in (a, b, bias))
+    a, b, bias = (x.sign() * positive_numbers(x) for x in (a, b, bias))
+    return a, b, bias
 
 
 def _positive(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
     """The same without a sign: for rows so short that GELU might leave nothing of them but the roundings of erf."""
-    return tuple(positive_numbers(x) for x in (a, b, bias))
+    return positive_numbers(a), positive_numbers(b), positive_numbers(bias)
 
 
 def _one_hot(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:

@@ -30,7 +30,7 @@ SWIZZLED = 64
 """elements of 16 bits that TMA swizzles together"""
 
 
-class Gemm(Workload):
+class Gemm(Workload[GemmProblem]):
     name = "gemm"
     grammar = f"m…,n…,k…,{'|'.join(DTYPES)}[,{'|'.join(EPILOGUES)}]"
     example = EXAMPLE
@@ -49,7 +49,7 @@ class Gemm(Workload):
         p = problem
         return float(DTYPE_BYTES[p.dtype]) * (p.m * p.k + p.k * p.n + p.m * p.n)
 
-    def cases(self, problem: GemmProblem, config: Config) -> tuple[Case, ...]:
+    def cases(self, problem: GemmProblem, config: Config) -> tuple[Case[GemmProblem], ...]:
         """Sizes are set against the configuration's tiles.
 
         So every candidate meets one element, whole tiles, tails that end just before and behind a tile's end, the
@@ -93,7 +93,7 @@ class Gemm(Workload):
             *_tensor_maps(p, config),
         )
 
-    def tensors(self) -> Tensors:
+    def tensors(self) -> Tensors[GemmProblem]:
         from evoengine.workloads.gemm.tensors import GemmTensors
 
         return GemmTensors()
@@ -113,7 +113,7 @@ class Gemm(Workload):
             cases.append(FullCase("full B", _less_deep(own, config, "n"), p, config, last_alone=True))
         return [(case, launch_of(case.problem)) for case in cases]
 
-    def full_size(self) -> FullSize:
+    def full_size(self) -> FullSize[FullCase[GemmProblem]]:
         from evoengine.workloads.gemm.full_size import GemmFullSize
 
         return GemmFullSize(self)

@@ -10,7 +10,7 @@ from evoengine.workloads.rectangle_tensors import Read, Rectangle, RectangleFull
 from evoengine.workloads.rms_norm.problem import RmsNormProblem
 
 
-class RmsNormFullSize(RectangleFullSize):
+class RmsNormFullSize(RectangleFullSize[RmsNormProblem]):
     def tile(self, problem: RmsNormProblem, config: Config) -> tuple[int, int]:
         return int(config["rows_per_block"]) * int(config["turns"]), problem.hidden
 

@@ -42,4 +42,5 @@ class RmsNormProblem:
 
 def parse_problem(text: str) -> RmsNormProblem:
     """Reads `rows4096,hidden4096,bf16`. Raises UsageError naming the part that is wrong and what would be right."""
-    return RmsNormProblem(**read_parts(text, EXAMPLE, {"rows": "rows", "hidden": "hidden"}, {"dtype": DTYPES}))
+    sizes, words = read_parts(text, EXAMPLE, {"rows": "rows", "hidden": "hidden"}, {"dtype": DTYPES})
+    return RmsNormProblem(sizes["rows"], sizes["hidden"], words["dtype"])

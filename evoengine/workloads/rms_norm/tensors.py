@@ -18,7 +18,7 @@ SAMPLED_ROWS = 256
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-class RmsNormTensors(Tensors):
+class RmsNormTensors(Tensors[RmsNormProblem]):
     """The reference norms the sum before it is rounded, as FlashInfer does; a kernel may norm the rounded sum, as vLLM
     does.
 
@@ -27,7 +27,7 @@ class RmsNormTensors(Tensors):
 
     independent = frozenset({"16 bits"})
 
-    def draw(self, case: Case, seed: int, device: str = "cpu") -> Drawn:
+    def draw(self, case: Case[RmsNormProblem], seed: int, device: str = "cpu") -> Drawn:
         problem = case.problem
         generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -80,7 +80,7 @@ class RmsNormTensors(Tensors):
 
         return call
 
-    def samples(self, problem: RmsNormProblem, inputs: Inputs, seed: int) -> Sequence[Sample]:
+    def samples(self, problem: RmsNormProblem, inputs: Inputs, seed: int) -> Sequence[Sample[RmsNormProblem]]:
         """Some rows, the first and the last among them."""
         generator = torch.Generator().manual_seed(seed)
         some = torch.randperm(problem.rows, generator=generator)[:SAMPLED_ROWS]

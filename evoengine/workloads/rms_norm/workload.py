@@ -19,7 +19,7 @@ MANY_ROWS = 33
 """enough for sums over the errors of all rows, in the cases where those are independent"""
 
 
-class RmsNorm(Workload):
+class RmsNorm(Workload[RmsNormProblem]):
     name = "rms_norm"
     grammar = f"rows…,hidden…,{'|'.join(DTYPES)}"
     example = EXAMPLE
@@ -39,7 +39,7 @@ class RmsNorm(Workload):
         """x, residual and weight read once, y and residual_out written once."""
         return float(DTYPE_BYTES[problem.dtype]) * problem.hidden * (4 * problem.rows + 1)
 
-    def cases(self, problem: RmsNormProblem, config: Config) -> tuple[Case, ...]:
+    def cases(self, problem: RmsNormProblem, config: Config) -> tuple[Case[RmsNormProblem], ...]:
         """All have the problem's own hidden, which a template may bake in; the number of rows is set against a block's.
 
         So every candidate meets one row alone, whole blocks, a last block that is one row short or has one row only,
@@ -76,7 +76,7 @@ class RmsNorm(Workload):
             ScalarArgument("eps", np.float32(EPS)),
         )
 
-    def tensors(self) -> Tensors:
+    def tensors(self) -> Tensors[RmsNormProblem]:
         from evoengine.workloads.rms_norm.tensors import RmsNormTensors
 
         return RmsNormTensors()
@@ -87,7 +87,7 @@ class RmsNorm(Workload):
             return ()
         return [(FullCase("full grid", problem, problem, config), launch_of(problem))]
 
-    def full_size(self) -> FullSize:
+    def full_size(self) -> FullSize[FullCase[RmsNormProblem]]:
         from evoengine.workloads.rms_norm.full_size import RmsNormFullSize
 
         return RmsNormFullSize(self)

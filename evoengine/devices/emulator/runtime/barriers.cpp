@@ -24,18 +24,18 @@ struct Barrier {
     long bytes;        // transaction bytes expected, those under way among them
     unsigned arrivals_under_way;
     long bytes_under_way;
-    Landing* first;  // what is under way, newest first
+    PendingCompletion* first;  // what is under way, newest first
     bool published;  // to the asynchronous proxy
     bool valid;
 };
 
 Barrier barriers[max_barriers];
 unsigned barrier_count;
-Landing landings[max_landings], *free_landings;
+PendingCompletion landings[max_landings], *free_landings;
 
 Barrier& find(unsigned shared, const char* what, int line) {
     if (shared % 8) crash("misaligned %s at line %d: shared address %u is not a multiple of 8", what, line, shared);
-    const SharedPlace place = place_of(shared);
+    const SharedPlace place = locate(shared);
     if (has_ended(place.block)) crash("%s at line %d: the mbarrier is of a block that has ended", what, line);
     uint64_t found;
     memcpy(&found, shared_address(shared), sizeof found);
@@ -47,8 +47,8 @@ Barrier& find(unsigned shared, const char* what, int line) {
     return barriers[found];
 }
 
-void add(Barrier& b, const Landing& landing) {
-    Landing* place = free_landings;
+void add(Barrier& b, const PendingCompletion& landing) {
+    PendingCompletion* place = free_landings;
     if (!place) crash("more than %u asynchronous copies under way", max_landings);
     free_landings = place->next;
     *place = landing;
@@ -64,7 +64,7 @@ unsigned open_arrivals(const Barrier& b) { return b.pending - b.arrivals_under_w
 bool can_end(const Barrier& b) { return !open_arrivals(b) && b.bytes == b.bytes_under_way; }
 
 void end_phase(Barrier& b) {
-    while (Landing* landing = b.first) {
+    while (PendingCompletion* landing = b.first) {
         landing->land(*landing);
         b.first = landing->next;
         landing->next = free_landings;
@@ -87,7 +87,7 @@ bool is_over(const Barrier& b, unsigned parity) { return (b.phase & 1) != parity
 
 Barrier& find_waited(unsigned shared, unsigned parity, const char* what, int line) {
     if (parity > 1) crash("%s at line %d: parity %u, which must be 0 or 1", what, line, parity);
-    if (place_of(shared).shared != shared) crash("%s at line %d: a thread waits in its own block alone", what, line);
+    if (locate(shared).shared != shared) crash("%s at line %d: a thread waits in its own block alone", what, line);
     return find(shared, what, line);
 }
 
@@ -100,7 +100,7 @@ void wait_for_end(Barrier& b, unsigned parity, int line) {
 }
 
 // A wait may always say no, so the first of a thread for a phase does: who does not ask again has not waited.
-bool says_no(const Barrier& b) {
+bool spurious_failure(const Barrier& b) {
     Fiber& f = fibers[current];
     if (f.refused_by == b.shared && f.refused_phase == b.phase) return false;
     f.refused_by = b.shared;
@@ -176,7 +176,7 @@ void barrier_expect(unsigned shared, unsigned bytes, int line) {
 }
 
 // Something begins that will land in that block, at the barrier there.
-void barrier_promise(unsigned block, unsigned shared, Landing landing, const char* what, int line) {
+void barrier_promise(unsigned block, unsigned shared, PendingCompletion landing, const char* what, int line) {
     Barrier& b = find(block == own_block() ? shared : map_to_block(shared, block, line), what, line);
     landing.block = block;
     if (!b.published)
@@ -186,7 +186,7 @@ void barrier_promise(unsigned block, unsigned shared, Landing landing, const cha
             what, line, shared);
     if (lands_at_once()) {
         landing.land(landing);
-        landing.land = [](const Landing&) {};
+        landing.land = [](const PendingCompletion&) {};
     }
     add(b, landing);
     settle(b);
@@ -200,8 +200,8 @@ void barrier_arrive_after_copies(unsigned shared, bool counted, int line) {
             "cp.async.mbarrier.arrive.noinc at line %d: phase %u of the mbarrier at shared address %u has all its %u "
             "arrivals",
             line, b.phase, shared, b.count);
-    Landing landing{};
-    landing.land = [](const Landing& l) { land_copies(fibers[l.after.fiber].queue, l.after.copies); };
+    PendingCompletion landing{};
+    landing.land = [](const PendingCompletion& l) { land_copies(fibers[l.after.fiber].queue, l.after.copies); };
     landing.arrivals = 1;
     landing.after = {current, copies_begun(fibers[current].queue)};
     add(b, landing);
@@ -210,7 +210,7 @@ void barrier_arrive_after_copies(unsigned shared, bool counted, int line) {
 
 bool barrier_try_wait(unsigned shared, unsigned parity, int line) {
     Barrier& b = find_waited(shared, parity, "mbarrier.try_wait", line);
-    if (!is_over(b, parity) && says_no(b)) return false;
+    if (!is_over(b, parity) && spurious_failure(b)) return false;
     wait_for_end(b, parity, line);
     fall_behind();
     return true;
@@ -221,7 +221,7 @@ bool barrier_test_wait(unsigned shared, unsigned parity, int line) {
     Barrier& b = find_waited(shared, parity, "mbarrier.test_wait", line);
     unsigned& spins = fibers[current].spins;
     if (!is_over(b, parity)) {
-        if (says_no(b)) return spins = 0, false;
+        if (spurious_failure(b)) return spins = 0, false;
         if (!can_end(b) && ++spins < spins_allowed) return yield(), false;
     }
     wait_for_end(b, parity, line);
@@ -241,7 +241,7 @@ void name_stuck_barriers() {
 
 void check_nothing_under_way() {
     for (unsigned i = 0; i < barrier_count; ++i)
-        for (const Landing* landing = barriers[i].first; landing; landing = landing->next)
+        for (const PendingCompletion* landing = barriers[i].first; landing; landing = landing->next)
             if (landing->bytes)
                 crash("the block ended with %u bytes under way to shared address %u, which nobody waited for",
                       landing->bytes, landing->shared);

@@ -70,7 +70,7 @@ template <class Move> void for_each_row(const TensorMap& map, const int* at, uns
 
 constexpr unsigned max_row = 256 * 8;
 
-void land_tile(const Landing& landing) {
+void land_tile(const PendingCompletion& landing) {
     const TensorMap& map = *landing.tile.map;
     for_each_row(map, landing.tile.at, landing.shared,
                  [&](unsigned to, const char* from, unsigned first, unsigned bytes) {
@@ -118,8 +118,8 @@ void bulk_load(unsigned shared, const void* global, unsigned bytes, unsigned bar
     const char* from = static_cast<const char*>(global);
     (void)(*(const volatile char*)from, *(const volatile char*)(from + bytes - 1));
     async_write(own_block(), shared, bytes, "cp.async.bulk", line);
-    Landing landing{};
-    landing.land = [](const Landing& l) { async_fill(l.block, l.shared, l.from, l.bytes); };
+    PendingCompletion landing{};
+    landing.land = [](const PendingCompletion& l) { async_fill(l.block, l.shared, l.from, l.bytes); };
     landing.bytes = bytes;
     landing.shared = shared;
     landing.from = from;
@@ -133,7 +133,7 @@ void tile_load(unsigned shared, const void* given, const int* at, unsigned rank,
     check_aligned("TMA load", shared, 128, "shared", line);
     if (!blocks || blocks >> kernel.cluster)
         crash("a TMA load at line %d: to blocks 0x%x of a cluster of %u", line, blocks, kernel.cluster);
-    Landing landing{};
+    PendingCompletion landing{};
     landing.land = land_tile;
     landing.bytes = tile_bytes(*map);
     landing.shared = shared;

@@ -70,9 +70,9 @@ struct alignas(128) TensorMap {
 static_assert(sizeof(TensorMap) == 128);
 
 // What is under way to a barrier: it happens at once, or when the phase ends, which is when somebody waits for it.
-struct Landing {
-    void (*land)(const Landing&);
-    Landing* next;
+struct PendingCompletion {
+    void (*land)(const PendingCompletion&);
+    PendingCompletion* next;
     unsigned bytes, arrivals;
     unsigned block, shared;  // where bytes land: the block's number in its cluster, and the address there
     union {
@@ -141,7 +141,7 @@ void map_dynamic_shared();
 void poison_shared();
 char* shared_of(unsigned block);
 extern unsigned dynamic_start;  // shared address of the first byte of dynamic shared memory
-SharedPlace place_of(unsigned shared);
+SharedPlace locate(unsigned shared);
 void check_near_canaries();
 void check_all_canaries();
 void report_fault(const char* address, const char* access);
@@ -162,7 +162,7 @@ void land_copies(CopyQueue& queue, unsigned long until);
 // barriers.cpp
 void clear_barriers();
 void name_stuck_barriers();
-void barrier_promise(unsigned block, unsigned shared, Landing landing, const char* what, int line);
+void barrier_promise(unsigned block, unsigned shared, PendingCompletion landing, const char* what, int line);
 void check_nothing_under_way();
 
 // async_proxy.cpp

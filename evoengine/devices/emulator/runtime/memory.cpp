@@ -143,7 +143,7 @@ void map_dynamic_shared() {
 
 char* shared_of(unsigned block) { return dynamic_regions[block]->start; }
 
-SharedPlace place_of(unsigned shared) {
+SharedPlace locate(unsigned shared) {
     unsigned window = (shared >> cluster_shift) - first_window;
     if (window < max_cluster) return {window, shared % (1u << cluster_shift)};
     return {own_block(), shared};
@@ -151,7 +151,7 @@ SharedPlace place_of(unsigned shared) {
 
 unsigned map_to_block(unsigned shared, unsigned block, int line) {
     if (block >= kernel.cluster) crash("mapa at line %d: block %u of a cluster of %u", line, block, kernel.cluster);
-    if (place_of(shared).shared != shared || shared >= 1u << (variable_shift - 1))
+    if (locate(shared).shared != shared || shared >= 1u << (variable_shift - 1))
         crash("mapa at line %d: the emulator takes addresses of the block's own dynamic shared memory", line);
     return shared + ((block + first_window) << cluster_shift);
 }
@@ -175,7 +175,7 @@ unsigned shared_offset(const void* generic) {
 }
 
 void* shared_address(unsigned offset) {
-    if (SharedPlace place = place_of(offset); place.shared != offset) return shared_of(place.block) + (place.shared - dynamic_start);
+    if (SharedPlace place = locate(offset); place.shared != offset) return shared_of(place.block) + (place.shared - dynamic_start);
     unsigned part = (offset + (1u << (variable_shift - 1))) >> variable_shift;
     part %= 1u << (32 - variable_shift);
     if (part > variable_count) crash("shared address 0x%x belongs to no shared memory of the kernel", offset);

@@ -2,7 +2,7 @@
 // and no other thread of the block can run, those aside that are held back: so late that a place handed on too early
 // has been filled again. Its A registers are read then; its tiles in shared memory then too, or as soon as the first
 // thread begins it: so early that a tile which only other threads have waited for is not there yet. Registers are host
-// memory on a thread's stack. wgmma.fence keeps a picture of that stack: registers that differ from it have been
+// memory on a thread's stack. wgmma.fence keeps a snapshot of that stack: registers that differ from it have been
 // written since.
 #include "internal.h"
 
@@ -51,7 +51,7 @@ struct Thread {
     unsigned begun, ended, committed;
     unsigned waits_until;  // that many have been computed
     Accumulator accumulators[max_accumulators];
-    char *picture, *from, *to;
+    char *snapshot, *from, *to;
     size_t capacity;
 };
 
@@ -76,7 +76,7 @@ void check_fenced(const Thread& t, const void* registers, unsigned count, const 
         uint32_t now, then;
         memcpy(&now, p + 4 * i, 4);
         if (is_uninitialised(now)) continue;
-        if (covered) memcpy(&then, t.picture + (p - t.from) + 4 * i, 4);
+        if (covered) memcpy(&then, t.snapshot + (p - t.from) + 4 * i, 4);
         if (!covered || now != then)
             crash("wgmma at line %d: %s register %u has been written since the thread's last wgmma.fence", line, what,
                   i);
@@ -190,7 +190,7 @@ void compute(Operation& op, Tiles& kept, unsigned first_thread) {
         for (unsigned i = 0; i < n / 2; ++i) values(thread)[i] = c[row_of(thread, i) * n + column_of(thread, i)];
 }
 
-// Hands the accumulators back, and lets the fence's picture know: they were not written by the thread.
+// Hands the accumulators back, and lets the fence's snapshot know: they were not written by the thread.
 void release(Thread& t, Accumulator& a, int line) {
     if (--a.uses) return;
     if (reinterpret_cast<char*>(a.registers) < static_cast<char*>(__builtin_frame_address(0)))
@@ -199,7 +199,7 @@ void release(Thread& t, Accumulator& a, int line) {
         crash("wgmma at line %d: its accumulators have been written before they were waited for", line);
     memcpy(a.registers, a.values, a.count * sizeof(float));
     char* p = reinterpret_cast<char*>(a.registers);
-    if (p >= t.from && p + 4 * a.count <= t.to) memcpy(t.picture + (p - t.from), a.values, a.count * sizeof(float));
+    if (p >= t.from && p + 4 * a.count <= t.to) memcpy(t.snapshot + (p - t.from), a.values, a.count * sizeof(float));
 }
 
 }  // namespace
@@ -227,10 +227,10 @@ void wgmma_fence() {
     t.to = stack_top(current);
     size_t bytes = size_t(t.to - t.from);
     if (bytes > t.capacity) {
-        t.picture = static_cast<char*>(realloc(t.picture, t.capacity = 2 * bytes));
-        if (!t.picture) crash("the emulator has no memory left for wgmma.fence");
+        t.snapshot = static_cast<char*>(realloc(t.snapshot, t.capacity = 2 * bytes));
+        if (!t.snapshot) crash("the emulator has no memory left for wgmma.fence");
     }
-    memcpy(t.picture, t.from, bytes);
+    memcpy(t.snapshot, t.from, bytes);
 }
 
 void wgmma_begin(float* const* accumulators, const Wgmma& wgmma) {

@@ -1,0 +1,89 @@
+"""What `import evoengine` gives: these names and no others, and each does what it says on a small problem."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import evoengine
+from tests.support.scale_workload import PROBLEM, registered, searched
+
+NAMES = ["EvoengineError", "Ledger", "Workload", "best", "export", "open_ledger", "register", "tune", "verify"]
+CONFIG = {"family": "scale", "threads_x": 32, "per_thread": 1}
+
+
+@pytest.fixture
+def scale(tmp_path):
+    with registered(tmp_path / "own") as workload:
+        yield workload
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory) -> str:
+    return str(searched(tmp_path_factory)[0])
+
+
+def test_exported_names_are_these():
+    assert evoengine.__all__ == NAMES
+    assert dir(evoengine) == sorted([*NAMES, "__version__"])
+    for name in NAMES:
+        assert getattr(evoengine, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'tuna'"):
+        _ = evoengine.tuna
+
+
+def test_importing_it_imports_no_tensor_library():
+    code = "import sys, evoengine; print(sorted({'torch', 'cupy', 'optuna', 'sqlalchemy'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_tune_returns_the_best_first_and_fills_the_ledger(tmp_path_factory, db):
+    _, result = searched(tmp_path_factory)
+    times = [c.measurement.median_us for c in result.best]
+    assert len(times) == 2 and times == sorted(times)
+    with evoengine.open_ledger(db, create=False) as ledger:
+        assert isinstance(ledger, evoengine.Ledger)
+        assert {c.trial for c in ledger.candidates(problem=PROBLEM)} == {c.trial for c in result.best}
+
+
+@pytest.mark.parametrize(
+    "options, complaint",
+    [
+        ({"trails": 3}, "tune knows no trails; it takes problem, gpu, kernel"),
+        ({"objective": "watts"}, "names 'watts'; known objectives are"),
+        ({"problem": "gemm:m1"}, "gemm:m1"),
+        ({"gpu": "h1000"}, "h1000"),
+    ],
+)
+def test_tune_refuses_what_cannot_be_meant(options, complaint):
+    with pytest.raises(evoengine.EvoengineError) as error:
+        evoengine.tune(**options)
+    assert complaint in str(error.value) and "\n" not in str(error.value)
+
+
+def test_best_gives_the_candidates_of_the_last_run(tmp_path_factory, db):
+    _, result = searched(tmp_path_factory)
+    found = evoengine.best(db=db, top=1)
+    assert (found.problem, found.gpu) == (PROBLEM, "h100")
+    assert [c.trial for c in found.candidates] == [result.best[0].trial]
+
+
+def test_best_of_a_ledger_that_is_not_there_says_so(tmp_path):
+    with pytest.raises(evoengine.EvoengineError, match="no ledger at"):
+        evoengine.best(db=str(tmp_path / "none.db"))
+
+
+def test_verify_says_whether_a_configuration_is_correct(scale):
+    found = evoengine.verify(CONFIG, PROBLEM, device="emulator", seed=7)
+    assert found.correct and len(found.candidate.verdict.cases) == 4
+    with pytest.raises(evoengine.EvoengineError, match="threads_x must be one of 32, 64, 128"):
+        evoengine.verify({**CONFIG, "threads_x": 33}, PROBLEM, device="emulator")
+
+
+def test_export_writes_a_folder_that_stands_alone(scale, db, tmp_path):
+    written = evoengine.export(tmp_path / "out", PROBLEM, "h100", db=db)
+    assert all(path.is_file() for path in written)
+    assert (tmp_path / "out" / "kernel.cubin").read_bytes()[:4] == b"\x7fELF"
