@@ -63,7 +63,7 @@ def test_nothing_half_built_stays_behind():
     [
         (KERNEL.replace("* v", "* w").replace("v *", "w *"), "f", r"line 2: .*declared.* \(entry point f\)"),
         (KERNEL, "g", r"declared.* \(entry point g\)"),
-        ("#include <cooperative_groups.h>\n" + KERNEL, "f", r"line 1: .*cooperative_groups.h"),
+        ("#include <no_such_header.h>\n" + KERNEL, "f", r"line 1: .*no_such_header.h"),
         ("__device__ float h(float);\n" + KERNEL.replace("v *", "h(v) *"), "f", r"undefined reference to .h\(float\)"),
         (KERNEL.replace("v *", "v v *"), "f", "line 2: "),
     ],
