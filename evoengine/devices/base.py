@@ -51,6 +51,8 @@ class ConstantParameter:
     name: str
     shape: tuple[int, ...]
     dtype: str
+    contents: str
+    """the input tensor that it holds; it may have a name of its own"""
 
     @property
     def bytes(self) -> int:

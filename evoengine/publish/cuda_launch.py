@@ -28,6 +28,7 @@ class Plan:
     spans = ()  # bytes from each tensor's first element to the end of its last
     scalars = ()  # ctypes values
     map_layouts = ()  # pairs: index of a tensor, MapLayout
+    constants = ()  # of each __constant__ variable that an input fills: name, index of the tensor, bytes
     order = None  # puts pointers, scalars and maps into the order of the kernel's parameters; None: they are in it
     gpu = None
     launch = None  # arguments of cuLaunchKernel up to the shared memory; None where there is nothing to compute
@@ -38,6 +39,9 @@ class Plan:
         try:
             # The memory has to outlive the launch, whatever the cache drops meanwhile.
             addresses, memory = parameters(self, *map(library.pointer, tensors))
+            for name, i, size in self.constants:
+                to = gpu.constants[name]
+                call("cuMemcpyDtoDAsync_v2", to, library.pointer(tensors[i]), size, library.stream(gpu.index))
             call("cuLaunchKernel", *self.launch, library.stream(gpu.index), addresses, None)
         finally:
             if previous != gpu.context:
@@ -138,6 +142,8 @@ class Gpu:
         except RuntimeError as error:
             raise RuntimeError(f"GPU {self.index} cannot run this kernel: {self._why_refused() or error}") from None
         call("cuModuleGetFunction", ctypes.byref(function), module, KERNEL["entry"].encode())
+        names = [p["name"] for p in KERNEL.get("parameters", ()) if "constant" in p]
+        self.constants = {name: _constant_address(module, name) for name in names}
         needed = SHARED_BYTES + KERNEL["resources"]["static_shared_bytes"]
         most = self._attribute(97)  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         if needed > most:
@@ -173,6 +179,12 @@ class Gpu:
         return value.value
 
 
+def _constant_address(module, name):
+    address, size = ctypes.c_size_t(), ctypes.c_size_t()
+    call("cuModuleGetGlobal_v2", ctypes.byref(address), ctypes.byref(size), module, name.encode())
+    return address.value
+
+
 def switch_context(context):
     """Makes `context` the thread's current one and returns the one that was, None in a thread that is new to CUDA."""
     current = ctypes.c_void_p()
@@ -185,7 +197,8 @@ def switch_context(context):
 ARGUMENTS = {
     "cuCtxGetCurrent": "p", "cuCtxSetCurrent": "p", "cuDeviceGet": "pi", "cuDeviceGetAttribute": "pii",
     "cuDevicePrimaryCtxRetain": "pi", "cuDriverGetVersion": "p", "cuFuncSetAttribute": "pii", "cuGetErrorString": "ip",
-    "cuLaunchKernel": "puuuuuuuppp", "cuModuleGetFunction": "ppp", "cuModuleLoadData": "pp",
+    "cuLaunchKernel": "puuuuuuuppp", "cuMemcpyDtoDAsync_v2": "zzzp", "cuModuleGetFunction": "ppp",
+    "cuModuleGetGlobal_v2": "pppp", "cuModuleLoadData": "pp",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor": "ppiz", "cuTensorMapEncodeTiled": "puupppppuuuu",
 }  # fmt: skip
 TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "u": ctypes.c_uint, "z": ctypes.c_size_t}

@@ -102,7 +102,12 @@ def parameter_json(parameter: Parameter) -> dict[str, object]:
     if isinstance(parameter, ScalarArgument):
         return {"name": parameter.name, "scalar": str(parameter.value.dtype), "value": parameter.value.item()}
     if isinstance(parameter, ConstantParameter):
-        return {"name": parameter.name, "dtype": parameter.dtype, "shape": list(parameter.shape), "constant": True}
+        return {
+            "name": parameter.name,
+            "dtype": parameter.dtype,
+            "shape": list(parameter.shape),
+            "constant": parameter.contents,
+        }
     if isinstance(parameter, TensorParameter):
         shape = list(parameter.shape)
         return {"name": parameter.name, "dtype": parameter.dtype, "shape": shape, "output": parameter.output}

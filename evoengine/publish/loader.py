@@ -10,7 +10,8 @@ Ship the folder whole. Import two kernels of one name in one process by their fo
 Inputs come in the order of the kernel's parameters, or by name; help() of the function lists them. Outputs are
 returned, one tensor or a tuple in that order. They are new tensors unless given by name, or all of them as `out=`, a
 tensor or a tuple (where no tensor is itself named out). All are contiguous, on one GPU, of the shapes and dtypes that
-the kernel was exported for; the values of its other parameters are fixed.
+the kernel was exported for; the values of its other parameters are fixed. An input that the kernel reads in a
+__constant__ variable is copied there before each launch: calls on several streams at once must give the same values.
 
 Inference only: tensors that need a gradient are refused. May be called from several threads, on several GPUs, and while
 a CUDA graph is captured if it was called on that GPU before: loading the kernel cannot be captured.
@@ -28,7 +29,15 @@ _cuda = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_cuda)
 
 NAME, LAUNCH, PARAMETERS = (_cuda.KERNEL[field] for field in ("kernel", "launch", "parameters"))
-TENSORS, SCALARS, MAPS = ([p for p in PARAMETERS if mark in p] for mark in ("shape", "scalar", "box"))
+TENSORS, CONSTANTS, SCALARS, MAPS = (
+    [p for p in PARAMETERS if mark in p] for mark in ("output", "constant", "scalar", "box")
+)
+PASSED = [p for p in PARAMETERS if "constant" not in p]
+TENSORS += [
+    {"name": c["constant"], "dtype": c["dtype"], "shape": c["shape"], "output": False}
+    for c in CONSTANTS
+    if c["constant"] not in [t["name"] for t in TENSORS]
+]
 NAMES, SHAPES = [t["name"] for t in TENSORS], [tuple(t["shape"]) for t in TENSORS]
 INPUTS, OUTPUTS = ([t["name"] for t in TENSORS if t["output"] is wanted] for wanted in (False, True))
 OUTPUT_INDICES = [NAMES.index(name) for name in OUTPUTS]
@@ -38,6 +47,7 @@ DTYPES = {
     "bool": ("bool", 1),
 }  # fmt: skip
 LIBRARY_DTYPES, ELEMENT_BYTES = zip(*(DTYPES[t["dtype"]] for t in TENSORS), strict=True)
+SPANS = tuple(math.prod(shape) * size for shape, size in zip(SHAPES, ELEMENT_BYTES, strict=True))
 SCALAR_TYPES = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float}
 
 
@@ -98,13 +108,14 @@ def _library(kind):
 
 class _Plan(_cuda.Plan):
     names, outputs = NAMES, OUTPUT_INDICES
-    spans = tuple(math.prod(shape) * size for shape, size in zip(SHAPES, ELEMENT_BYTES, strict=True))
+    spans = SPANS
     scalars = tuple(SCALAR_TYPES[s["scalar"]](s["value"]) for s in SCALARS)
     map_layouts = tuple(
         (NAMES.index(m["tensor"]), _cuda.MapLayout(m["dtype"], m["dims"], m["strides_bytes"], m["box"], m["swizzle"]))
         for m in MAPS
     )
-    order = tuple([*TENSORS, *SCALARS, *MAPS].index(p) for p in PARAMETERS)
+    order = tuple([*TENSORS, *SCALARS, *MAPS].index(p) for p in PASSED)
+    constants = tuple((c["name"], NAMES.index(c["constant"]), SPANS[NAMES.index(c["constant"])]) for c in CONSTANTS)
 
     def __init__(self, library, *layouts):
         shapes, strides, dtypes, devices = zip(*map(library.describe, layouts), strict=True)

@@ -129,7 +129,7 @@ class FolderWorkload(Workload[FolderProblem]):
             else:
                 found.append(TensorParameter(name, shape_of(item, problem), item.dtype, output=name in outputs))
         for symbol, name in definition.constants.items():
-            found.append(ConstantParameter(symbol, shape_of(inputs[name], problem), inputs[name].dtype))
+            found.append(ConstantParameter(symbol, shape_of(inputs[name], problem), inputs[name].dtype, name))
         return tuple(found)
 
     def tensors(self) -> Tensors[FolderProblem]:

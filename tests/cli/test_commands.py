@@ -155,7 +155,7 @@ def test_a_second_ctrl_c_while_the_workers_are_being_stopped_ends_at_once(tmp_pa
     assert (done.returncode, "Traceback" in done.stderr) == (130, False), done.stderr
 
 
-def test_a_killed_search_loses_nothing_and_leaves_no_process(evoengine, under_way):
+def test_a_killed_search_loses_nothing_and_leaves_no_process(under_way):
     db, process = under_way
     seen = ended(db)
     process.kill()
@@ -163,6 +163,14 @@ def test_a_killed_search_loses_nothing_and_leaves_no_process(evoengine, under_wa
     before = ended(db)
     assert {trial: before.get(trial) for trial in seen} == seen
     wait_for(lambda: not members(process.pid))
+
+
+@pytest.mark.exhaustive
+def test_the_search_after_a_killed_one_changes_nothing_that_had_ended(evoengine, under_way):
+    db, process = under_way
+    process.kill()
+    process.wait()
+    before = ended(db)
     evoengine(*SEARCH, "--trials", 1, "--seed", 5, "--jobs", 1, "--db", db)
     after = ended(db)
     assert {trial: after.get(trial) for trial in before} == before

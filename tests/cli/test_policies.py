@@ -44,7 +44,7 @@ def test_best_says_which_policy_it_ranks_by_and_shows_no_other(db):
 def test_show_prints_the_policy_the_normalised_time_and_the_sustained_figure(db):
     shown = call("show", 2, "--db", db).stdout
     assert "graph, cold L2, boost clocks" in shown
-    assert "100.5 µs, its time relative to SDPA's of the same rounds" in shown
+    assert "100.5 µs, its time relative to the baseline's of the same rounds" in shown
     assert "42 TFLOPS" in shown and "at 1,410 MHz, 690 W, run back to back" in shown
 
 

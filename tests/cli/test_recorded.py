@@ -221,6 +221,7 @@ def test_an_export_is_never_written_over_its_ledger(evoengine, replayed, tmp_pat
     assert len(json.loads(evoengine("history", "--json", "--db", db).stdout)) == 24
 
 
+@pytest.mark.exhaustive
 def test_two_objectives_give_a_front(evoengine, searched, tmp_path):
     db = shutil.copy(searched[0] / "evo.db", tmp_path)  # where the start points' binaries are
     arguments = ("--problem", SMALL, "--trials", 8, "--seed", 2, "--jobs", 1, "--db", db, "--device", "emulator")

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from evoengine.devices import tensor_map
-from evoengine.devices.base import ScalarArgument, TensorMapArgument, TensorParameter
+from evoengine.devices.base import ConstantParameter, ScalarArgument, TensorMapArgument, TensorParameter
 from evoengine.gpu import find_gpu
 from evoengine.publish.export import export
 from evoengine.records import Binary, Candidate, Launch, Outcome, Source
@@ -67,7 +67,8 @@ def load(driver, tmp_path, monkeypatch):
 
     def loaded(target, config=PLAIN, name="exported", cubin=b"\x7fELF"):
         parameters = target.workload.parameters(target.problem, config)
-        (ctypes.c_int * 32).in_dll(driver.library, "sizes")[: len(parameters)] = [size_of(p) for p in parameters]
+        sizes = [size_of(p) for p in parameters if not isinstance(p, ConstantParameter)]
+        (ctypes.c_int * 32).in_dll(driver.library, "sizes")[: len(sizes)] = sizes
         (ctypes.c_char * 32).in_dll(driver.library, "entry").value = target.workload.entry.encode()
         source = Source("// text", target.workload.entry, LAUNCH)
         binary = Binary(cubin, "sm_90a", "-arch=sm_90a", "nvrtc 13.5", 168, 0, 0, 0, (), {}, 1.0)
@@ -129,6 +130,30 @@ def test_tensor_maps_are_those_of_the_search(driver, load):
     assert tuple(scalars) == (*pointers((a, b, bias, c)), 96, 64, 128)
     wanted = [p for p in target.workload.parameters(target.problem, WGMMA) if isinstance(p, TensorMapArgument)]
     assert [map_a, map_b] == [tensor_map.encode(wanted[0], a.data_ptr()), tensor_map.encode(wanted[1], b.data_ptr())]
+
+
+@pytest.mark.parametrize("passed", [True, False], ids=["also a parameter", "in constant memory alone"])
+def test_an_input_in_constant_memory_is_copied_there_before_the_launch(driver, load, passed):
+    definition = {
+        "name": "taps", "axes": {"n": {"type": "var"}}, "constants": {"w": "weights"},
+        "inputs": {
+            "x": {"shape": ["n"], "dtype": "float32"},
+            "weights": {"shape": [4], "dtype": "float32"},
+        },
+        "outputs": {"y": {"shape": ["n"], "dtype": "float32"}},
+        "parameters": ["x", *(["weights"] if passed else []), "y"],
+        "reference": "def run(x, weights):\n    ...",
+        "workloads": [{"axes": {"n": 40}}],
+    }  # fmt: skip
+    workload = workload_from_text("taps", json.dumps(definition))
+    taps = load(Target(workload, workload.parse("n=40"), find_gpu("h100"))).taps
+    x, weights = torch.zeros(40), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    y = taps(x, weights)
+    held = bytes((ctypes.c_char * 64).in_dll(driver.library, "constant"))
+    assert struct.unpack("4f", held[:16]) == (1.0, 2.0, 3.0, 4.0) and not any(held[16:])
+    assert given(driver, form="3Q" if passed else "2Q") == pointers((x, weights, y) if passed else (x, y))
+    with pytest.raises(TypeError, match="weights is missing"):
+        taps(x)
 
 
 def axpy_tensors():

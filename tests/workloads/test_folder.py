@@ -79,7 +79,7 @@ def test_an_input_may_lie_in_constant_memory_alone_or_in_both():
     alone = workload(constants={"x": "x"})
     assert [p.name for p in alone.parameters(alone.parse("n=5"), {})] == ["y", "a", "out", "n", "x"]
     both = workload(constants={"c_x": "x"}, parameters=["x", "y", "out", "n"])
-    assert both.parameters(both.parse("n=5"), {})[-1] == ConstantParameter("c_x", (5,), "fp32")
+    assert both.parameters(both.parse("n=5"), {})[-1] == ConstantParameter("c_x", (5,), "fp32", "x")
 
 
 @pytest.mark.parametrize(
