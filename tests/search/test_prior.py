@@ -75,7 +75,7 @@ def test_a_prior_that_is_wrong_is_dropped_and_costs_little(space, monkeypatch, d
         monkeypatch.setattr(evolution, "fit_mean", lambda scores, logs, tried, of, covariance: believed(tried, of))
     without = np.mean([needed(space, None, seed) for seed in range(SEEDS)])
     wrong = np.mean([needed(space, noisy(space, 0.5, seed, -1.0), seed) for seed in range(SEEDS)])
-    assert (wrong < 1.3 * without + evolution.FIRST) == dropping, (wrong, without)
+    assert (wrong < 1.3 * without + evolution.MIN_COMPLETED) == dropping, (wrong, without)
 
 
 def believed(tried: np.ndarray, of: np.ndarray) -> prior.Mean:
