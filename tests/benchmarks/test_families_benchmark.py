@@ -37,6 +37,7 @@ def test_a_search_is_good_that_found_every_family_in_time(seconds, correct, good
     assert Search(SMALL, seconds, 8, families).good is good
 
 
+@pytest.mark.exhaustive
 def test_families_that_a_search_did_not_reach_are_shown_and_make_it_fail(tmp_path, capsys):
     """A search of two trials tries a start point of each of two families."""
     out = tmp_path / "out.json"

@@ -13,6 +13,7 @@ def test_idle_is_what_no_candidate_was_on_the_gpu_between_the_first_and_the_last
     assert benchmark.idle_share(log) == pytest.approx(0.5 / 4)
 
 
+@pytest.mark.exhaustive
 def test_searches_run_to_their_end_with_and_without_faults_and_account_for_their_time(capsys):
     assert benchmark.main(["--compile", "0", "--gpu", "0.1", "--jobs", "1", "--trials", "8", "--faults", "0.8"]) == 0
     rows = [line.strip("│").split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]

@@ -232,6 +232,7 @@ def test_verify_exits_1_on_a_broken_template_of_ones_own(evoengine, best, tmp_pa
     assert (found["correct"], found["outcome"]) == (False, "incorrect")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.gpu
 def test_a_search_on_a_gpu_measures(evoengine, tmp_path):
     from evoengine.devices.driver import find_driver

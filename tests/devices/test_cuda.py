@@ -6,8 +6,11 @@ import statistics
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 
+from evoengine.devices.base import ConstantArgument, KernelCrashed, TensorArgument
+from evoengine.devices.cuda import CudaKernel
 from evoengine.devices.driver import find_driver, resolve_gpu
 from evoengine.errors import MachineError
 from evoengine.gpu import known_gpus
@@ -112,9 +115,8 @@ def judge():
     judge.close()
 
 
-FAST = ("scalar", "wmma", "mma", "wgmma", "wgmma, O stored by TMA", "wgmma, blocks that go round",
-        "wgmma, K and V shared by two blocks")  # fmt: skip
-FAST_FAULTS = ("trap", "endless loop", "writes its input", "out of bounds by a little")
+FAST = ("mma", "wgmma, O stored by TMA", "wgmma, K and V shared by two blocks")
+FAST_FAULTS = ("trap", "endless loop", "out of bounds by a little")
 
 
 @pytest.mark.parametrize("name", [*FAST, *more(name for name in KERNELS if name not in FAST)])
@@ -195,3 +197,27 @@ def test_the_runner_sees_only_its_gpu():
 
 def visible_devices():
     return len(find_driver()[1])
+
+
+DOUBLED = """
+__constant__ float unused[2] = {8.0f, 9.0f};
+__constant__ float factors[4];
+extern "C" __global__ void doubled(float* out) { out[threadIdx.x] = 2.0f * factors[threadIdx.x] + unused[1]; }
+"""
+
+
+def test_a_kernel_reads_its_constant_variables_as_they_were_filled_last():
+    source = Source(DOUBLED, "doubled", Launch((1, 1, 1), 4, 0))
+    kernel = CudaKernel(compile_source(source, gpu().arch), "doubled", source.launch)
+    out = TensorArgument("out", np.zeros(4, np.float32), output=True)
+    for factors in ([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]):
+        found = kernel.run(source.launch, [out, ConstantArgument("factors", np.array(factors, np.float32))], 1)
+        assert found["out"].tolist() == [2 * f + 9 for f in factors]
+
+
+def test_a_constant_variable_that_the_kernel_has_not_is_no_crash_of_the_process():
+    source = Source(DOUBLED, "doubled", Launch((1, 1, 1), 4, 0))
+    kernel = CudaKernel(compile_source(source, gpu().arch), "doubled", source.launch)
+    out = TensorArgument("out", np.zeros(4, np.float32), output=True)
+    with pytest.raises(KernelCrashed, match="NOT_FOUND"):
+        kernel.run(source.launch, [out, ConstantArgument("absent", np.ones(1, np.float32))], 1)

@@ -37,6 +37,7 @@ import numpy as np
 from evoengine.devices import cuda_api
 from evoengine.devices.base import (
     Argument,
+    ConstantArgument,
     KernelCrashed,
     KernelHung,
     KernelUnbuildable,
@@ -46,6 +47,7 @@ from evoengine.devices.base import (
 )  # fmt: skip
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
+from evoengine.devices.emulator.translate import constant_names
 from evoengine.records import Launch, Source
 
 ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED, HANGS = 700, 716, 719, -1
@@ -65,12 +67,13 @@ reports: list[str] = []
 
 @dataclass(frozen=True)
 class LaunchOnDevice:
-    """A launch as the driver received it: the bytes of the parameters, and the binary."""
+    """A launch as the driver received it: the bytes of parameters and `__constant__` variables, and the binary."""
 
     entry: str
     image: bytes
     launch: Launch
     parameters: tuple[bytes, ...]
+    constants: tuple[tuple[str, bytes], ...] = ()
 
     @property
     def sha256(self) -> str:
@@ -85,7 +88,9 @@ class _Raw(ctypes.Structure):
         ("entry", ctypes.c_char_p), ("image", ctypes.c_void_p), ("image_bytes", ctypes.c_size_t),
         ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
         ("count", ctypes.c_int), ("parameters", ctypes.POINTER(ctypes.c_void_p)),
-        ("sizes", ctypes.POINTER(ctypes.c_uint16)),
+        ("sizes", ctypes.POINTER(ctypes.c_uint16)), ("constants", ctypes.c_int),
+        ("constant_names", ctypes.POINTER(ctypes.c_char_p)), ("constant_contents", ctypes.POINTER(ctypes.c_void_p)),
+        ("constant_sizes", ctypes.POINTER(ctypes.c_size_t)),
     ]  # fmt: skip
 
 
@@ -103,7 +108,11 @@ def _hook(raw, us) -> int:
     r = raw.contents
     parameters = tuple(ctypes.string_at(r.parameters[i], r.sizes[i]) for i in range(r.count))
     launch = Launch(tuple(r.grid), math.prod(r.block), r.shared_bytes, tuple(r.block[1:]))
-    given = LaunchOnDevice(r.entry.decode(), ctypes.string_at(r.image, r.image_bytes), launch, parameters)
+    constants = tuple(
+        (r.constant_names[i].decode(), ctypes.string_at(r.constant_contents[i], r.constant_sizes[i]))
+        for i in range(r.constants)
+    )
+    given = LaunchOnDevice(r.entry.decode(), ctypes.string_at(r.image, r.image_bytes), launch, parameters, constants)
     us[0] = microseconds(given.entry, given.sha256)
     try:
         code = programs.get(given.entry, _emulate)(given)
@@ -172,7 +181,7 @@ def _emulate(given: LaunchOnDevice) -> int:
 
 
 def _key(given: LaunchOnDevice, arguments: tuple[Argument, ...]) -> bytes:
-    digest = hashlib.blake2b(repr((given.sha256, given.launch, given.parameters)).encode())
+    digest = hashlib.blake2b(repr((given.sha256, given.launch, given.parameters, given.constants)).encode())
     for argument in arguments:
         if isinstance(argument, TensorArgument) and not argument.output:
             digest.update(argument.data)
@@ -295,6 +304,8 @@ def _arguments(given: LaunchOnDevice, source: Source) -> tuple[Argument, ...]:
         else:
             kind = np.float32 if "float" in declared else {4: np.int32, 8: np.int64}[len(value)]
             arguments.append(ScalarArgument(name, np.frombuffer(value, kind)[0]))
+    own = constant_names(source.text)
+    arguments += [ConstantArgument(n, np.frombuffer(data, np.uint8)) for n, data in given.constants if n in own]
     return tuple(arguments)
 
 

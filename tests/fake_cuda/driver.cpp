@@ -327,7 +327,11 @@ struct Function {
     int dynamic_allowed = SHARED_DEFAULT;
     std::weak_ptr<struct Module> module;
 };
-struct Module { std::string image; std::map<std::string, Function> functions; };
+struct Module {
+    std::string image;
+    std::map<std::string, Function> functions;
+    std::map<std::string, std::vector<char>> constants;  // __constant__ variables: name, contents
+};
 static std::map<void*, std::shared_ptr<Module>> modules;
 
 template <class T> static T read(const std::string& from, size_t at) {
@@ -370,6 +374,25 @@ static void read_limits(const std::string& info, Function& f) {
         if (attribute == 0x3d) f.cluster = product();  // CTA_PER_CLUSTER
     });
 }
+// __constant__ variables are the symbols of kind OBJECT in .nv.constant3, whose contents begin as the section's.
+static void read_constants(const std::vector<Section>& sections, Module& module) {
+    const std::string& image = module.image;
+    const Section *symbols = nullptr, *strings = nullptr;
+    for (auto& s : sections) {
+        if (s.name == ".symtab") symbols = &s;
+        if (s.name == ".strtab") strings = &s;
+    }
+    if (!symbols || !strings) return;
+    for (uint64_t at = symbols->offset; at < symbols->offset + symbols->size; at += 24) {
+        unsigned section = read<uint16_t>(image, at + 6);
+        bool object = (read<uint8_t>(image, at + 4) & 15) == 1;
+        if (!object || section >= sections.size() || sections[section].name != ".nv.constant3") continue;
+        uint64_t first = sections[section].offset + read<uint64_t>(image, at + 8);
+        const char* contents = image.data() + first;
+        const char* name = image.c_str() + strings->offset + read<uint32_t>(image, at);
+        module.constants[name].assign(contents, contents + read<uint64_t>(image, at + 16));
+    }
+}
 static int parse(const std::shared_ptr<Module>& module) {
     const std::string& image = module->image;
     unsigned abi = (unsigned char)image[8], flags = read<uint32_t>(image, 48);
@@ -395,6 +418,7 @@ static int parse(const std::shared_ptr<Module>& module) {
         }
         f.dynamic_allowed = SHARED_DEFAULT - int(f.static_shared);
     }
+    read_constants(sections, *module);
     return module->functions.empty() ? INVALID_IMAGE : SUCCESS;
 }
 static size_t image_bytes(const char* image) {
@@ -422,6 +446,29 @@ DRIVER(cuModuleGetFunction)(Function** function, void* handle, const char* name)
     *function = &found->second;
     return SUCCESS;
 }
+DRIVER(cuModuleGetGlobal_v2)(uint64_t* at, size_t* size, void* handle, const char* name) {
+    ENTER();
+    if (!modules.count(handle)) return INVALID_HANDLE;
+    auto found = modules[handle]->constants.find(name);
+    if (found == modules[handle]->constants.end()) return NOT_FOUND;
+    *at = uint64_t(found->second.data());
+    *size = found->second.size();
+    return SUCCESS;
+}
+static bool in_a_constant(uint64_t address, size_t size) {
+    for (auto& [handle, module] : modules)
+        for (auto& [name, contents] : module->constants) {
+            uint64_t first = uint64_t(contents.data());
+            if (first <= address && address + size <= first + contents.size()) return true;
+        }
+    return false;
+}
+DRIVER(cuMemcpyHtoD_v2)(uint64_t to, const void* from, size_t size) {
+    ENTER(size / BYTES_PER_US);
+    if (!holds(to, size) && !in_a_constant(to, size)) return INVALID_VALUE;
+    memcpy((void*)to, from, size);
+    return SUCCESS;
+}
 DRIVER(cuFuncSetAttribute)(Function* f, int attribute, int value) {
     ENTER();
     if (attribute != 8 || value < 0 || value + int(f->static_shared) > SHARED_OPT_IN) return INVALID_VALUE;
@@ -439,6 +486,9 @@ struct Launch {
     int count;
     const char* const* parameters;
     const uint16_t* sizes;
+    int constants;
+    const char* const *constant_names, *const *constant_contents;
+    const size_t* constant_sizes;
 };
 // Computes the result of a launch and tells its microseconds: 0, or the CUresult that it leaves behind, or HANGS.
 typedef int (*Hook)(const Launch*, double* us);
@@ -457,6 +507,13 @@ static void execute(const std::weak_ptr<Module>& module, const Function* f, Laun
     if (!loaded) { sticky = LAUNCH_FAILED; return; }  // it was unloaded: its code is no longer there
     std::vector<const char*> parameters;
     std::vector<uint16_t> sizes;
+    std::vector<const char*> names, contents;
+    std::vector<size_t> lengths;
+    for (auto& [name, data] : loaded->constants) {
+        names.push_back(name.c_str());
+        contents.push_back(data.data());
+        lengths.push_back(data.size());
+    }
     for (auto& value : values) { parameters.push_back(value.data()); sizes.push_back(uint16_t(value.size())); }
     launch.entry = f->name.c_str();
     launch.image = loaded->image.data();
@@ -464,6 +521,10 @@ static void execute(const std::weak_ptr<Module>& module, const Function* f, Laun
     launch.count = int(values.size());
     launch.parameters = parameters.data();
     launch.sizes = sizes.data();
+    launch.constants = int(names.size());
+    launch.constant_names = names.data();
+    launch.constant_contents = contents.data();
+    launch.constant_sizes = lengths.data();
     double us = 1;
     int code = broken(++launches);
     if (!code && !sticky) code = hook ? hook(&launch, &us) : SUCCESS;
@@ -495,7 +556,7 @@ DRIVER(cuLaunchKernel)(
     void* stream, void** parameters, void** extra
 ) {
     ENTER(number("FAKE_CUDA_LAUNCH_US", 3));
-    Launch launch = {"", "", 0, {gx, gy, gz}, {bx, by, bz}, shared, 0, nullptr, nullptr};
+    Launch launch = {"", "", 0, {gx, gy, gz}, {bx, by, bz}, shared};
     if (extra || (!parameters && !f->parameters.empty())) return INVALID_VALUE;
     if (int code = check_limits(f, launch.grid, launch.block, shared)) return code;
     Values values;

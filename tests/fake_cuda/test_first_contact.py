@@ -158,8 +158,12 @@ def test_cuda_is_exit_3_with_the_command_where_torch_is_cpu_only(evoengine):
 # ── MIG, other processes, faults in the middle ──────────────────────────────────────────────────────────────────────
 
 
-def test_a_mig_instance_is_named_as_such_and_timed_by_its_own_uuid(evoengine, tmp_path):
+def test_a_mig_instance_is_named_as_such(evoengine):
     assert "MIG 1g.10gb" in finding(evoengine("doctor", "--json", mig=1), "GPU")["what"]
+
+
+@pytest.mark.exhaustive
+def test_a_mig_instance_is_timed_by_its_own_uuid(evoengine, tmp_path):
     done = evoengine(*search("--device", "cuda", "--db", "a.db"), mig=1)
     assert done.returncode == 0, done.stderr
     with open_ledger(str(tmp_path / "a.db"), create=False) as ledger:

@@ -14,6 +14,7 @@ import pytest
 
 from evoengine.devices.driver import find_driver
 from tests.fake_cuda.library import ROOT, environment
+from tests.support.exhaustive import more
 
 SUITES = {
     "kernels, faults and the driver": ["tests/devices"],
@@ -21,10 +22,12 @@ SUITES = {
     "the command line": ["tests/cli/test_road.py"],
     "exported kernels": ["tests/fake_cuda/test_exported_loader.py"],
 }
+EXHAUSTIVE = ["the command line"]
+"""test_first_contact.py calls it on the stand-in too"""
 
 
 @pytest.mark.skipif(not isinstance(find_driver(), str), reason="this machine has a driver of its own")
-@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("name", [*(n for n in SUITES if n not in EXHAUSTIVE), *more(EXHAUSTIVE)])
 def test_what_needs_a_gpu_passes_on_the_stand_in(tmp_path, pytestconfig, name):
     fast = "not exhaustive" in pytestconfig.option.markexpr
     wanted = "(gpu or stand_in) and not exhaustive" if fast else "gpu or stand_in"

@@ -18,6 +18,7 @@ from evoengine.search.samplers.surrogate import Surrogate
 from evoengine.space.definition import Knob
 from evoengine.space.space import SearchSpace
 from tests.support.evolution import SPACE, search, speed, suggest
+from tests.support.exhaustive import more
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_a_region_that_fails_is_left(state):
     assert study.best_trial.params["x"] == 11
 
 
-@pytest.mark.parametrize("stall, least, most", [(STALL_WEIGHT, 0.45, 0.7), (1e9, 0.0, 0.42)])
+@pytest.mark.parametrize("stall, least, most", [(STALL_WEIGHT, 0.45, 0.7), *more([(1e9, 0.0, 0.42)])])
 def test_the_more_proposals_came_after_the_best_the_more_are_far_from_it(space, monkeypatch, stall, least, most):
     """The first trial is the best, and the nearer to it the better, so that nothing calls for going far."""
     monkeypatch.setattr(evolution, "STALL_WEIGHT", stall)
@@ -100,7 +101,7 @@ def test_the_more_proposals_came_after_the_best_the_more_are_far_from_it(space, 
     assert least <= np.mean(far) <= most, np.mean(far)
 
 
-@pytest.mark.parametrize("power", [evolution.RARITY_EXPONENT, 0])
+@pytest.mark.parametrize("power", [evolution.RARITY_EXPONENT, *more([0])])
 def test_pairs_of_values_that_no_trial_had_are_looked_at(monkeypatch, power):
     """Five knobs of four values, of which only the first matters: how many of the 160 pairs 30 trials have."""
     monkeypatch.setattr(evolution, "RARITY_EXPONENT", power)
@@ -312,7 +313,7 @@ def test_fronts_are_peeled_one_by_one():
     assert fronts(vectors).tolist() == [0, 0, 1, 2, 0]
 
 
-@pytest.mark.parametrize("leeway, found", [(surrogate._prior_width, True), (lambda knob: 1.0, False)])
+@pytest.mark.parametrize("leeway, found", [(surrogate._prior_width, True), *more([(lambda knob: 1.0, False)])])
 def test_several_objectives_are_searched_along_their_front(monkeypatch, leeway, found):
     """A third of the searches, at the least, find those with b 20, one in 40 of all points.
 

@@ -16,6 +16,7 @@ from evoengine.search.samplers.evolution import EvolutionSampler
 from evoengine.search.samplers.grid import Grid
 from evoengine.search.samplers.prior import ENOUGH, Prior, fit_mean
 from tests.support.evolution import SPACE, search, speed, suggest
+from tests.support.exhaustive import more
 
 SEEDS = 8
 
@@ -68,7 +69,7 @@ def test_a_prior_of_rank_correlation_0_9_halves_the_trials_at_least(space):
     assert np.mean([needed(space, m, seed) for seed, m in enumerate(made)]) < without / 2
 
 
-@pytest.mark.parametrize("dropping", [True, False])
+@pytest.mark.parametrize("dropping", [True, *more([False])])
 def test_a_prior_that_is_wrong_is_dropped_and_costs_little(space, monkeypatch, dropping):
     """Believed to the end it costs more than half as many trials again."""
     if not dropping:

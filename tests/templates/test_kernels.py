@@ -43,10 +43,13 @@ def test_the_families_multiply_where_they_say_they_do(attention_gate, monkeypatc
     assert wmma["HMMA"] > 0
 
 
+@pytest.mark.parametrize("count", [2, *more([6])])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_configurations_drawn_at_random_compile(attention_gate, family):
+def test_configurations_drawn_at_random_compile(attention_gate, family, count):
     gate = attention_gate(HEADLINE)
-    for config in drawn(gate, family, 2, seed=11):
+    configs = drawn(gate, family, count, seed=11)
+    assert len(configs) == count
+    for config in configs:
         assert compile_source(gate.source(config), "sm_90a").registers > 0, config
 
 

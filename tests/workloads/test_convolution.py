@@ -8,7 +8,7 @@ import torch
 from evoengine.records import Outcome
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
-from tests.support.exhaustive import more
+from tests.support.exhaustive import more, representatives
 
 LARGE = "convolution:w4096,h4096,fw17,fh17"
 OBLONG = "convolution:w1000,h777,fw3,fh5"
@@ -45,9 +45,20 @@ FAULTS = [
     ("pixels as TF32", SHARED, LARGE, "fmaf(pixels[(row_of(i) + v) * STRIDE + column_of(j) + u]", "fmaf(__uint_as_float(__float_as_uint(pixels[(row_of(i) + v) * STRIDE + column_of(j) + u]) & 0xffffe000u)"),
     ("input changed", SHARED, LARGE, "__syncthreads();", "if (threadIdx.x == 0) const_cast<float*>(image)[0] = 0.0f;\n    __syncthreads();"),
 ]  # fmt: skip
+FAST = (
+    "missing barrier",
+    "x and y of the filter swapped",
+    "an output too many",
+    "a row of the image too many",
+    "shared memory overrun",
+    "sums cut off to 16 bits",
+)
+"""one of synchronisation, of bounds, of what is computed and of precision"""
 
 
-@pytest.mark.parametrize(("wanted", "problem", "old", "new"), [pytest.param(*f[1:], id=f[0]) for f in FAULTS])
+@pytest.mark.parametrize(
+    ("wanted", "problem", "old", "new"), representatives([pytest.param(*f[1:], id=f[0]) for f in FAULTS], *FAST)
+)
 def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
     gate = kernel_gate(problem)
     config = gate.configuration(wanted)
@@ -56,7 +67,7 @@ def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
     assert found.reason
 
 
-@pytest.mark.parametrize("number", [*range(2), *more(range(2, 16))])
+@pytest.mark.parametrize("number", [1, *more(n for n in range(16) if n != 1)])
 @pytest.mark.parametrize("problem", [LARGE, OBLONG, EVEN, "convolution:w1,h1,fw1,fh1", "convolution:w300,h9,fw2,fh33"])
 def test_a_valid_configuration_passes(kernel_gate, problem, number):
     """The first start point, and others drawn from the space."""

@@ -9,7 +9,7 @@ from evoengine.workloads.base import Case
 from tests.support.exhaustive import more
 
 FAMILIES = ["scalar", "wmma", "mma", "wgmma"]
-EACH, FAST = 30, 3
+EACH, FAST = 30, 1
 """configurations of a family, and how many of them `make test` draws"""
 PROBLEMS = [
     "b1,h2,sq77,sk203,d64,fp16",

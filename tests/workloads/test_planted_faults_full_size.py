@@ -109,10 +109,7 @@ GOOD_FAST = (
     "scalar",
     "wmma",
     "mma",
-    "wgmma-cp_async-none",
     "wgmma-tma-none",
-    "wgmma-cp_async-static",
-    "wgmma-cp_async-longest_first",
 )
 
 
