@@ -303,7 +303,8 @@ class Coordinator:
             self._reject(flight, rejection)
             return
         seed = seed_for(self.setting.seed, self.run, flight.trial)
-        self._judging[self._pipeline.evaluate(compiled, seed, self._compilers.workers)] = flight
+        judged = self._pipeline.evaluate(compiled.contender, seed, self._compilers.workers)
+        self._judging[judged] = flight
 
     def _on_judged(self, flight: InFlight[Compiled], result: Evaluation | Rejection) -> None:
         if self.setting.timed and isinstance(result, Evaluation) and result.figure:

@@ -37,7 +37,7 @@ def evaluate_config(
         if rejection := pipeline.screen_binary(compiled):
             return _ended(target, compiled, rejection)
         judge.baselines()
-        result = pipeline.evaluate(compiled, seed, workers).result()
+        result = pipeline.evaluate(compiled.contender, seed, workers).result()
     finally:
         workers.close()
     return _ended(target, compiled, result)

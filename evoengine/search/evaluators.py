@@ -18,7 +18,7 @@ from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError
 from evoengine.ledger.store import Ledger
 from evoengine.records import Baseline, CompiledCandidate, Config, Finals, Measurement, Outcome, Plan, Rejection
-from evoengine.search.workers import Arguments, Deferred, WorkerLimits, WorkerPool
+from evoengine.search.workers import Deferred, TaskArguments, WorkerLimits, WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages import tasks
 from evoengine.stages.tasks import Evaluation
@@ -155,11 +155,11 @@ class EmulatorEvaluator(Evaluator):
         self._target = target
 
     def submit(self, job: Job, workers: WorkerPool | None) -> Future[Evaluation | Rejection]:
-        assert workers is not None
+        assert workers is not None  # it has none of its own
         arguments = (self._target, job.contender, job.plan, job.full_plan, job.seed, job.cost)
         failed: list[str] = []
 
-        def without_model(rejection: Rejection) -> Arguments | None:
+        def without_model(rejection: Rejection) -> TaskArguments | None:
             """The gate reports what a kernel does wrong; a process that ends in the middle is no fault of the
             kernel's."""
             if failed or rejection.outcome not in (Outcome.CRASHED, Outcome.HUNG):
@@ -203,7 +203,7 @@ class GpuEvaluator(Evaluator):
         is left out."""
         failed: list[str] = []
 
-        def without(rejection: Rejection) -> Arguments | None:
+        def without(rejection: Rejection) -> TaskArguments | None:
             if rejection.baseline is None:
                 return None
             failed.append(rejection.baseline)

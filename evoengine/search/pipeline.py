@@ -1,7 +1,7 @@
 """The road of a candidate, strung once: config → source → binary → verdict → figure.
 
-A search drives it for many candidates at once, `verify` for one. The type of a candidate says how far it came; what
-rejects it is a Rejection, wherever that happens.
+A search drives it for many candidates at once, `verify` for one, `measure` from the binary on. The type of a candidate
+says how far it came; what rejects it is a Rejection, wherever that happens.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Pipeline:
         why = screen_binary(candidate.binary, candidate.source.launch, self.target.gpu, cost, self.timed)
         return Rejection(Outcome.SCREENED, why) if why else None
 
-    def evaluate(self, candidate: Compiled, seed: int, workers: WorkerPool) -> Future[Evaluation | Rejection]:
+    def evaluate(
+        self, contender: CompiledCandidate, seed: int, workers: WorkerPool | None
+    ) -> Future[Evaluation | Rejection]:
         """Gate and figure, on the device that judges; `workers` are those of the compilers, where it has none."""
-        job = make_job(self.space, self.target, candidate.contender, seed)
+        job = make_job(self.space, self.target, contender, seed)
         return self.judge.submit(job, workers)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate, Outcome, Rejection
-from evoengine.search.evaluators import GpuEvaluator, make_job, record_evaluation, seed_for, timed_baselines
+from evoengine.search.evaluators import GpuEvaluator, record_evaluation, seed_for, timed_baselines
 from evoengine.search.finals import hold_finals, record_finals
+from evoengine.search.pipeline import Pipeline
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.tasks import Evaluation
 from evoengine.workloads.base import Target
@@ -99,8 +100,8 @@ class Remeasurer:
     def _evaluate(self, candidate: Candidate, space: SearchSpace) -> Future[Evaluation | Rejection]:
         """From the binary on; nothing is rendered or compiled again, so no templates are needed."""
         contender = self._ledger.candidate(candidate.trial, with_cubin=True).contender
-        seed = seed_for(self._seed, self._run, candidate.trial)
-        return self._judge.submit(make_job(space, self._target, contender, seed), None)
+        pipeline = Pipeline(self._target, space, Path(), self._judge, timed=True)
+        return pipeline.evaluate(contender, seed_for(self._seed, self._run, candidate.trial), None)
 
     def _record(self, candidate: Candidate, result: Evaluation | Rejection) -> None:
         """What the GPU says replaces the emulator's word, for better or worse."""

@@ -41,7 +41,8 @@ _PR_SET_PDEATHSIG = 1
 """prctl(2)"""
 
 Answer = TypeVar("Answer")
-Arguments = tuple[object, ...]
+"""what a task gives"""
+TaskArguments = tuple[object, ...]
 
 
 def nothing() -> None:
@@ -109,7 +110,7 @@ def _ready(warm_up: Callable[[], None]) -> int:
     return os.getpid()
 
 
-def _answer(task: Callable[..., object], args: Arguments) -> bytes:
+def _answer(task: Callable[..., object], args: TaskArguments) -> bytes:
     """The answer pickled here, so that one that cannot be fails this task and not the channel to all of them."""
     try:
         os.ftruncate(1, 0)
@@ -144,7 +145,7 @@ class _Worker:
             except Exception as error:
                 raise BrokenProcessPool(f"{type(error).__name__}: {error}{self._output_tail()}") from error
 
-    def call(self, task: Callable[..., object], args: Arguments) -> object:
+    def call(self, task: Callable[..., object], args: TaskArguments) -> object:
         """The task's answer or a Failure; raises EvoengineError where the task did, BrokenProcessPool where the process
         was gone before it got the task."""
         try:
@@ -242,7 +243,7 @@ class WorkerPool:
 
     def submit(
         self, task: Callable[..., Answer | Rejection], *args: object, died: Outcome, gives: type[Answer],
-        again: Callable[[Rejection], Arguments | None] = lambda rejection: None,
+        again: Callable[[Rejection], TaskArguments | None] = lambda rejection: None,
     ) -> Future[Answer | Rejection]:  # fmt: skip
         """A future of the task's answer, an instance of `gives`, or of a Rejection.
 
@@ -253,8 +254,8 @@ class WorkerPool:
         return self._threads.submit(self._run, task, args, died, gives, again)
 
     def _run(
-        self, task: Callable[..., Answer | Rejection], args: Arguments, died: Outcome, gives: type[Answer],
-        again: Callable[[Rejection], Arguments | None],
+        self, task: Callable[..., Answer | Rejection], args: TaskArguments, died: Outcome, gives: type[Answer],
+        again: Callable[[Rejection], TaskArguments | None],
     ) -> Answer | Rejection:  # fmt: skip
         worker = self._idle.get()
         try:
@@ -277,7 +278,7 @@ class WorkerPool:
         finally:
             self._idle.put(worker)
 
-    def _call(self, worker: _Worker, task: Callable[..., object], args: Arguments) -> tuple[_Worker, object]:
+    def _call(self, worker: _Worker, task: Callable[..., object], args: TaskArguments) -> tuple[_Worker, object]:
         try:
             return worker, self._timed(worker, task, args)
         except BrokenProcessPool:
@@ -288,7 +289,7 @@ class WorkerPool:
         except BrokenProcessPool as error:
             raise MachineError(f"worker processes die as they start: {error}") from error
 
-    def _timed(self, worker: _Worker, task: Callable[..., object], args: Arguments) -> object:
+    def _timed(self, worker: _Worker, task: Callable[..., object], args: TaskArguments) -> object:
         start = time.monotonic()
         worker.await_start()
         ready = time.monotonic()
