@@ -67,7 +67,12 @@ def moves(space, family, knob):
                 yield base, other
 
 
-@pytest.mark.parametrize(("family", "knob"), [(f, k) for f, knobs in KNOBS.items() for k in knobs])
+# `make test` compiles a move of the first and of the last; that no text stays the same is seen of every knob below
+FAST_KNOBS = [(family, knobs[place]) for family, knobs in KNOBS.items() for place in (0, -1)]
+OTHER_KNOBS = [(family, knob) for family, knobs in KNOBS.items() for knob in knobs[1:-1]]
+
+
+@pytest.mark.parametrize(("family", "knob"), [*FAST_KNOBS, *more(OTHER_KNOBS)])
 def test_every_knob_changes_the_machine_code(gate, machine_code, family, knob):
     base, other = next(moves(gate.space, family, knob))
     assert machine_code(base) != machine_code(other), f"{base} and {other} compile alike"
