@@ -87,3 +87,19 @@ def test_export_writes_a_folder_that_stands_alone(scale, db, tmp_path):
     written = evoengine.export(tmp_path / "out", PROBLEM, "h100", db=db)
     assert all(path.is_file() for path in written)
     assert (tmp_path / "out" / "kernel.cubin").read_bytes()[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"sampler": "luck"}, "there is no sampler 'luck'"),
+        ({"device": "tpu"}, "'tpu' is none of auto, emulator, cuda"),
+        ({"trials": 0}, "--trials is 0; it must be at least 1"),
+        ({"jobs": 0}, "--jobs is 0; it must be at least 1"),
+        ({"minutes": float("nan")}, "--minutes is nan; it must be a number above 0"),
+        ({"kernel": "nowhere"}, "nowhere"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_a_sentence(options, says):
+    with pytest.raises(evoengine.EvoengineError, match=says):
+        evoengine.tune(**options)

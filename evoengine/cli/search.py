@@ -69,14 +69,13 @@ def search(as_json: bool, **options: Any) -> int:
     from evoengine.cli.conclusion import print_summary
     from evoengine.cli.display import LiveProgress, say
     from evoengine.cli.signals import stop_on_signal
-    from evoengine.tuning.recorded import RecordedSearch
-    from evoengine.tuning.search import Search, SearchOptions
+    from evoengine.tuning.search import SearchOptions
+    from evoengine.tuning.tune import prepare
 
     asked = SearchOptions(**options)
-    recorded = asked.device.startswith(RECORDED)
-    prepared = RecordedSearch(asked, say) if recorded else Search(asked, say)
+    prepared = prepare(asked, say)
     with LiveProgress() as live:
         stop_on_signal(prepared.stop)
         result = prepared.run(live.update)
-    following = ["report", "dashboard"] if recorded else ["best --export out/", "dashboard"]
+    following = ["report", "dashboard"] if asked.device.startswith(RECORDED) else ["best --export out/", "dashboard"]
     return print_summary(result, as_json, asked.db, [*(["best --pareto"] if result.pareto else []), *following])

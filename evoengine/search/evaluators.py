@@ -144,8 +144,9 @@ class Evaluator(ABC):
         """Where the device's share of so many seconds of search went."""
         return None
 
-    def close(self) -> None:  # noqa: B027 - most start nothing
-        """Ends what the judge started."""
+    @abstractmethod
+    def close(self) -> None:
+        """Ends what the evaluator started."""
 
 
 class EmulatorEvaluator(Evaluator):
@@ -170,6 +171,9 @@ class EmulatorEvaluator(Evaluator):
         return workers.submit(
             tasks.estimate_task, *arguments, died=Outcome.CRASHED, gives=Evaluation, again=without_model
         )  # fmt: skip
+
+    def close(self) -> None:
+        """Nothing: the workers are the compilers'."""
 
 
 class GpuEvaluator(Evaluator):

@@ -1,4 +1,4 @@
-"""Expressions over whole columns at once: the vectorised twin of `Expression.evaluate`.
+"""Expressions over whole columns at once: `Expression.evaluate`, vectorised.
 
 A column evaluates to what Python's own arithmetic gives row by row. Where NumPy could differ (integers beyond 2^53,
 division by zero, powers of floats, values that are not finite) `Trouble` is raised and the caller goes row by row.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import sys
 from collections.abc import Callable, Mapping
@@ -65,6 +64,18 @@ class SearchOptions:
     jobs: int | None = None
     seed: int | None = None
 
+    def __post_init__(self) -> None:
+        """Raises UsageError where a value cannot be meant; the command line refuses most of these before."""
+        if self.sampler not in samplers.NAMES:
+            raise UsageError(f"there is no sampler {self.sampler!r}; known ones are {', '.join(samplers.NAMES)}")
+        if self.device not in ("auto", "emulator", "cuda") and not self.device.startswith(RECORDED):
+            raise UsageError(f"device {self.device!r} is none of auto, emulator, cuda and {RECORDED}FILE")
+        if self.minutes is not None and not self.minutes > 0:
+            raise UsageError(f"--minutes is {self.minutes}; it must be a number above 0")
+        for name, value in (("trials", self.trials), ("jobs", self.jobs)):
+            if value is not None and value < 1:
+                raise UsageError(f"--{name} is {value}; it must be at least 1")
+
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
@@ -87,8 +98,6 @@ class Search:
     """
 
     def __init__(self, options: SearchOptions, echo: Echo = silent) -> None:
-        if options.minutes is not None and math.isnan(options.minutes):
-            raise UsageError("--minutes is nan; it must be a number above 0")
         objectives = parse_objectives(options.objective)
         if len(objectives) > 1:
             require_several(options.objective, options.sampler)

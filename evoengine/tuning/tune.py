@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
@@ -22,7 +23,12 @@ def tune(
     if unknown:
         known = ", ".join(SearchOptions.__slots__)
         raise UsageError(f"tune knows no {', '.join(sorted(unknown))}; it takes {known}")
-    asked = SearchOptions(problem=problem, gpu=gpu, trials=trials, **options)
-    if asked.device.startswith(RECORDED):
-        return RecordedSearch(asked, echo).run()
-    return Search(asked, echo).run()
+    for name in ("kernel", "space", "templates"):
+        if options.get(name) is not None:
+            options[name] = Path(options[name])
+    return prepare(SearchOptions(problem=problem, gpu=gpu, trials=trials, **options), echo).run()
+
+
+def prepare(options: SearchOptions, echo: Echo) -> Search | RecordedSearch:
+    """A search that may begin, of kernels or of what a file recorded. Raises UsageError, MachineError."""
+    return (RecordedSearch if options.device.startswith(RECORDED) else Search)(options, echo)

@@ -30,7 +30,7 @@ def test_values_are_read(text, values):
 @pytest.mark.parametrize(
     "text",
     [
-        "__import__('os').system('touch /tmp/x')",
+        "__import__('os').system('true')",
         "open('f')",
         "[x for x in open('f')]",
         "(lambda: 1)()",

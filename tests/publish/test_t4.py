@@ -147,7 +147,7 @@ def exported():
     return to_t4(whole())
 
 
-def anew(path, data, runs_before: int = 0):
+def imported_again(path, data, runs_before: int = 0):
     """The file's run as a ledger gives it back that held other runs before; and what it ranks."""
     with open_ledger(str(path), create=True) as ledger:
         for _ in range(runs_before):
@@ -177,8 +177,8 @@ def renumbered(data: dict) -> dict:
 
 def test_what_comes_out_of_a_ledger_is_what_went_in(exported, tmp_path):
     """All but the numbers: an export of an import equals the file, from a ledger that held other runs too."""
-    first, trials, _ = anew(tmp_path / "first.db", exported)
-    second, others, _ = anew(tmp_path / "second.db", to_t4(first), runs_before=3)
+    first, trials, _ = imported_again(tmp_path / "first.db", exported)
+    second, others, _ = imported_again(tmp_path / "second.db", to_t4(first), runs_before=3)
     assert (first.run.id, second.run.id, trials[0], others[0]) == (1, 4, 1, 7)
     assert renumbered(to_t4(second)) == renumbered(to_t4(first)) == renumbered(exported)
 
@@ -191,7 +191,7 @@ def test_a_round_trip_loses_nothing(exported):
 
 
 def test_other_trials_of_the_run_are_named_by_their_new_numbers(exported, tmp_path):
-    back, trials, _ = anew(tmp_path / "evo.db", exported, runs_before=2)
+    back, trials, _ = imported_again(tmp_path / "evo.db", exported, runs_before=2)
     candidates = [d.candidate for d in back.dossiers]
     assert candidates[4].reason == f"renders the same source as trial {trials[6]}"
     assert candidates[4].parents == (trials[0], trials[3])
@@ -199,7 +199,7 @@ def test_other_trials_of_the_run_are_named_by_their_new_numbers(exported, tmp_pa
 
 
 def test_what_comes_in_ranks_as_it_did_and_its_finals_are_numbered_below_0(exported, tmp_path):
-    back, trials, ranked = anew(tmp_path / "evo.db", exported, runs_before=1)
+    back, trials, ranked = imported_again(tmp_path / "evo.db", exported, runs_before=1)
     assert ranked == [trials[0], trials[6]]
     figures = [figure for _, figure in back.dossiers[0].figures]
     assert [f.terms.get("final_of_run") for f in figures] == [None, -2.0, None, -1.0]
@@ -224,13 +224,13 @@ def test_a_candidate_timed_alone_stays_behind_the_finals_that_came_later(exporte
     single["measurements"][0]["median_us"] /= 2
     for own in () if timed else (final, single):
         del own["measurements"][0]["taken_at"]
-    _, trials, ranked = anew(tmp_path / "evo.db", exported)
+    _, trials, ranked = imported_again(tmp_path / "evo.db", exported)
     assert ranked == [trials[0], trials[6]]
 
 
 def test_a_run_exported_while_it_ran_is_not_taken_for_one_that_runs_here(tmp_path):
     exported = to_t4(replace(whole(), run=replace(RUN, status=RUNNING, finished_at=None)))
-    back, _, _ = anew(tmp_path / "evo.db", exported)
+    back, _, _ = imported_again(tmp_path / "evo.db", exported)
     assert (back.run.status, back.run.finished_at) == ("exported while it ran", None)
 
 
@@ -245,7 +245,7 @@ def test_a_file_of_before_times_profiles_and_all_verdicts_were_kept_is_read(expo
         for found in (*own["measurements"], *([own["verdict"]] if own["verdict"] else ())):
             found.pop("taken_at", None)
     begun = datetime.now(UTC)
-    back, _, _ = anew(tmp_path / "evo.db", exported)
+    back, _, _ = imported_again(tmp_path / "evo.db", exported)
     assert (back.run.started_at, back.run.status) == (BEGAN, "imported")
     assert [d.candidate.verdict for d in back.dossiers] == [d.candidate.verdict for d in whole().dossiers]
     assert begun <= back.dossiers[0].created_at == back.dossiers[0].figures[0][0] == back.baselines[0][0]
@@ -256,7 +256,7 @@ def test_figures_of_a_file_of_before_policies_have_an_unknown_one_where_they_wer
     figures = [m for result in exported["results"] for m in result["evoengine"]["measurements"]]
     for figure in figures:
         del figure["policy"], figure["normalised_us"]
-    back, _, _ = anew(tmp_path / "evo.db", exported)
+    back, _, _ = imported_again(tmp_path / "evo.db", exported)
     read = [figure for dossier in back.dossiers for _, figure in dossier.figures]
     assert {(f.kind, f.policy, f.normalised_us) for f in read} == {
         (Kind.MEASURED, UNKNOWN_POLICY, None), (Kind.ESTIMATED, None, None), (Kind.RECORDED, None, None),

@@ -56,7 +56,7 @@ space = load_space(Path(sys.argv[1]), parse_problem("b16,h16,s2048,d64,fp16"), f
 drawn = space.sample(np.random.default_rng(0), 1000)
 assert all(space.contains(config) for config in drawn)
 print(space.size, len(space), sum(c["family"] == "a" for c in drawn))
-# ru_maxrss would count the process that started this one; VmHWM begins anew with the program
+# ru_maxrss would count the process that started this one; VmHWM begins again with the program
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(int(peak.split()[1]) // 1024)
 """

@@ -9,7 +9,7 @@ import numpy as np
 from evoengine import workloads
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
-from evoengine.records import Source
+from evoengine.records import Outcome, Source
 from evoengine.search.evaluators import full_plan, gate_plan
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.render import render
@@ -58,6 +58,11 @@ class KernelGate:
         source = self.source(config)
         assert old in source.text, f"the template has no {old!r} any more"
         return Source(source.text.replace(old, new), source.entry, source.launch)
+
+    def refutes(self, config, old: str, new: str) -> bool:
+        """Whether the gate rejects the configuration's kernel with the fault `new` in place of `old`, and says why."""
+        found = self.judge(config, self.doctored(config, old, new))
+        return found.outcome in (Outcome.INCORRECT, Outcome.CRASHED, Outcome.HUNG) and bool(found.reason)
 
     def draw(self, count: int, seed: int):
         return self.space.sample(np.random.default_rng(seed), count)

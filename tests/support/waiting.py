@@ -10,5 +10,5 @@ def wait_for(condition: Callable[[], object]) -> None:
     """Until it holds; five minutes are more than the slowest machine takes for what a test waits for."""
     end = time.monotonic() + 300
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "waited five minutes for nothing"
         time.sleep(0.1)

@@ -156,7 +156,7 @@ def wait_for(condition):
         if found := condition():
             return found
         time.sleep(0.02)
-    raise AssertionError("waited in vain")
+    raise AssertionError("waited five minutes for nothing")
 
 
 def child_running(parent, name):
