@@ -12,7 +12,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from evoengine.lineage import Effect, Step, transition
+from evoengine.ledger.listing import Trial
+from evoengine.lineage import Bred, Effect, Step, transition
 from evoengine.records import Candidate, Config, Kind, Measurement, Outcome, Profile, Value, Verdict
 from evoengine.sass.validation import error_line
 from evoengine.terms import bound, hypotheses, range_us, utilisation
@@ -65,7 +66,7 @@ def short(value: Value) -> str:
     return str(value).lower()
 
 
-def figure(candidate: Candidate) -> str:
+def figure(candidate: Bred) -> str:
     m = candidate.measurement
     if m is None:
         return "–"
@@ -73,7 +74,7 @@ def figure(candidate: Candidate) -> str:
     return f"{m.tflops:,.4g}{mark}" if m.tflops is not None else f"{m.median_us:,.4g} µs{mark}"
 
 
-def unit(candidates: Iterable[Candidate]) -> str:
+def unit(candidates: Iterable[Bred]) -> str:
     """What a column of their figures is called: of what was recorded nobody may have counted the operations."""
     figures = [c.measurement for c in candidates if c.measurement]
     return "time" if figures and all(m.tflops is None for m in figures) else "TFLOPS"
@@ -170,7 +171,7 @@ def cell(value: object, form: str = "{}") -> str:
     return "–" if value is None else form.format(value)
 
 
-def history_table(candidates: Sequence[Candidate]) -> Group:
+def history_table(candidates: Sequence[Candidate | Trial]) -> Group:
     """Trials in the order they were started, each with how it ended."""
     table = Table(box=None, pad_edge=False)
     right = ("trial", "run", of_figure := unit(candidates), "reg")

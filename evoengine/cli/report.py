@@ -27,18 +27,19 @@ def report(gpu: str | None, problem: str | None, db: str | None, as_json: bool) 
 
     with open_ledger(db, create=False) as ledger:
         gpu_key, problem_text = ledger.last_target(gpu, problem)
-        known = {c.trial: c for c in ledger.candidates(problem=problem_text, gpu=gpu_key)}
         best = ledger.best(problem_text, gpu_key, top=1)
-    if not best:
-        raise NothingFound(
-            f"the ledger holds no correct candidate for {problem_text} on {gpu_key}: evoengine search finds one"
-        )
-    steps, found = path(best[0].trial, known), effects(known.values())
+        if not best:
+            raise NothingFound(
+                f"the ledger holds no correct candidate for {problem_text} on {gpu_key}: evoengine search finds one"
+            )
+        steps = path(best[0].trial, ledger.ancestors(best[0].trial))
+        found = effects(ledger.trials(problem=problem_text, gpu=gpu_key))
+        trials = ledger.count(problem_text, gpu_key)
     if as_json:
         told = {"lineage": [step_json(s) for s in steps], "effects": [asdict(e) for e in found]}
         click.echo(json.dumps(told, indent=2))
         return
-    say(f"{problem_text} on {gpu_key}: {len(known)} trials, {best[0].ranked_by.kind} figures")
+    say(f"{problem_text} on {gpu_key}: {trials} trials, {best[0].ranked_by.kind} figures")
     stdout.print(lineage(steps))
     if found:
         stdout.print()

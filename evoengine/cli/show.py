@@ -28,13 +28,13 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
         raise UsageError(f"--source prints the source alone; leave {'--lineage' if with_lineage else '--json'} out")
     with open_ledger(db, create=False) as ledger:
         candidate, profile = ledger.candidate(trial), ledger.profile(trial)
-        known = ledger.candidates(problem=candidate.problem, gpu=candidate.gpu) if with_lineage else []
+        known = ledger.ancestors(trial) if with_lineage else {}
     if with_source:
         if candidate.source is None:
             raise NothingFound(f"trial {trial} has no source: it ended before it was rendered")
         click.echo(candidate.source.text)
     elif with_lineage:
-        steps = path(trial, {c.trial: c for c in known})
+        steps = path(trial, known)
         if as_json:
             click.echo(json.dumps([step_json(s) for s in steps], indent=2))
         else:

@@ -18,7 +18,8 @@ from sqlalchemy.orm import Session, aliased, joinedload, undefer
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.database import display_url, open_database, parse_url, translate_errors
-from evoengine.ledger.figures import figures_of_correct
+from evoengine.ledger.figures import figures_of_correct, to_figure
+from evoengine.ledger.listing import BATCH, Trial, read_ancestors, read_trials
 from evoengine.ledger.models import (
     BaselineRow,
     BinaryRow,
@@ -55,7 +56,6 @@ from evoengine.records import (
     Binary,
     Candidate,
     Config,
-    Kind,
     Measurement,
     Outcome,
     Profile,
@@ -292,6 +292,27 @@ class Ledger:
             select(CandidateRow).filter_by(**{k: v for k, v in wanted.items() if v is not None}), with_cubin
         )
 
+    def trials(
+        self, *, run: int | None = None, problem: str | None = None, gpu: str | None = None, resources: bool = False
+    ) -> Iterator[Trial]:
+        """In the order they were started, narrowed by what is given, a batch at a time: what a list shows of each.
+
+        With `resources` also what its binary takes up.
+        """
+        wanted = {"run_id": run, "problem": problem, "gpu": gpu}
+        narrowed = select(CandidateRow.id).filter_by(**{k: v for k, v in wanted.items() if v is not None})
+        return read_trials(self._reading, narrowed, resources=resources)
+
+    def count(self, problem: str, gpu: str) -> int:
+        """How many trials there are of a problem on a GPU."""
+        counted = select(func.count()).where(CandidateRow.problem == problem, CandidateRow.gpu == gpu)
+        with self._reading() as session:
+            return session.scalars(counted).one()
+
+    def ancestors(self, trial: int) -> dict[int, Trial]:
+        """A trial and all that it came from, of the same problem and GPU, by number."""
+        return {t.trial: t for t in read_ancestors(self._reading, trial)}
+
     def best(self, problem: str, gpu: str, top: int, *, run: int | None = None) -> list[Candidate]:
         """The fastest first, as `evoengine.ledger.ranking` has it.
 
@@ -301,19 +322,18 @@ class Ledger:
         figures = figures_of_correct(problem, gpu)
         if run is not None:
             figures = figures.where(CandidateRow.run_id == run)
+        kernels: dict[int, str] = {}
+        found: list[Figure] = []
         with self._reading() as session:
-            rows = session.execute(figures).all()
-        kernels = {trial: kernel for kernel, _, trial, *_ in rows}
-        order = ranked(
-            Figure(number, trial, Kind(kind), 1e6 / us, suspect, terms, device, run_id, policy and to_policy(policy))
-            for _, number, trial, kind, us, suspect, terms, device, run_id, policy in rows
-        )
+            for row in session.execute(figures, execution_options={"yield_per": BATCH}):
+                found.append(to_figure(row))
+                kernels[found[-1].trial] = row[0]
         firsts: dict[str, int] = {}
-        for trial in order:
+        for trial in ranked(found):
             firsts.setdefault(kernels[trial], trial)
         best = list(firsts.values())[:top]
-        found = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(best)))}
-        return [found[trial] for trial in best]
+        loaded = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(best)))}
+        return [loaded[trial] for trial in best]
 
     def measurements(self, trial: int) -> list[Measurement]:
         """All of a candidate's figures, of every kind, oldest first."""

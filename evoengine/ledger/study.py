@@ -148,8 +148,7 @@ class Projection:
     def summarise(self) -> None:
         """Writes the study's own note: which changes of knobs paid so far. What goes wrong is logged."""
         try:
-            known = self._ledger.candidates(run=self._run)
-            self._write_note("dashboard", study_note(effects(known)))
+            self._write_note("dashboard", study_note(effects(self._ledger.trials(run=self._run))))
         except PROJECTING as error:
             logger.warning("the Optuna study has no note of what paid: %s", error)
 
@@ -202,7 +201,7 @@ def rebuild(
     if name in optuna.get_all_study_names(storage):
         optuna.delete_study(study_name=name, storage=storage)
     projection = Projection(storage, ledger, run, kind, domains)
-    for trial in [c.trial for c in ledger.candidates(run=run) if c.outcome]:
+    for trial in [t.trial for t in ledger.trials(run=run) if t.outcome]:
         projection.add(trial)
     projection.summarise()
     return projection

@@ -74,7 +74,7 @@ def _best(ledger: Ledger, problem: str | None, gpu: str | None, top: int | None,
             f"--problem {problem} fills it"
         )
     if pareto:
-        found = _front(ledger, problem, gpu, found[0].ranked_by)[:top]
+        found = _front(ledger, problem, gpu, found[0].ranked_by, top)
     return Best(problem, gpu, tuple(found))
 
 
@@ -85,12 +85,12 @@ def _executed(winner: Candidate, check: BinaryCheck, echo: Echo) -> Candidate:
     return replace(winner, binary_verdict=check.verdict)
 
 
-def _front(ledger: Ledger, problem: str, gpu: str, like: Measurement) -> Sequence[Candidate]:
+def _front(ledger: Ledger, problem: str, gpu: str, like: Measurement, top: int | None) -> Sequence[Candidate]:
     """The Pareto front over the objectives of the last run, by figures that may be compared with `like`."""
     aimed = next(r.objectives for r in reversed(ledger.runs()) if (r.problem, r.gpu) == (problem, gpu))
     objectives = stored_objectives(aimed)
     if len(objectives) == 1:
         raise UsageError(f"the last run aimed at {aimed} alone; search with --objective tflops,registers for a front")
-    known = ledger.candidates(problem=problem, gpu=gpu)
-    alike = [c for c in known if c.measurement and c.measurement.comparable(like)]
-    return front(alike, objectives)
+    known = ledger.trials(problem=problem, gpu=gpu, resources=True)
+    alike = (t for t in known if t.measurement and t.measurement.comparable(like))
+    return [ledger.candidate(t.trial) for t in front(alike, objectives)[:top]]
