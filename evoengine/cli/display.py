@@ -12,13 +12,14 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from evoengine.ledger.listing import Trial
 from evoengine.lineage import Bred, Effect, Step, transition
 from evoengine.records import Candidate, Config, Kind, Measurement, Outcome, Profile, Value, Verdict
 from evoengine.sass.validation import error_line
 from evoengine.terms import bound, hypotheses, range_us, utilisation
 
 if TYPE_CHECKING:
+    from evoengine.ledger.listing import Trial
+    from evoengine.ledger.summaries import RunSummary
     from evoengine.search.coordinator import Progress
     from evoengine.search.evaluators import Usage
 
@@ -186,6 +187,23 @@ def history_table(candidates: Sequence[Candidate | Trial]) -> Group:
         family = str(c.config.get("family", ""))
         table.add_row(str(c.trial), str(c.run), outcome, figure(c), registers, family, values(c.config), c.reason or "")
     return Group(table, legend([c.config for c in candidates]))
+
+
+def runs_table(found: Iterable[RunSummary]) -> Table:
+    """Runs in the order they were started, each with its best; a figure says its kind."""
+    table = Table(box=None, pad_edge=False)
+    right = ("run", "trials", "correct", "best", "figure")
+    for name in ("run", "started", "status", "problem", "gpu", "device", "sampler", *right[1:], "imported from"):
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for s in found:
+        run, m = s.run, s.best.measurement if s.best else None
+        best = f"{m.tflops:,.4g} TFLOPS" if m and m.tflops is not None else f"{m.median_us:,.4g} µs" if m else "–"
+        table.add_row(
+            str(run.id), f"{run.started_at:%Y-%m-%d %H:%M}", Text(run.status), Text(run.problem), Text(run.gpu),
+            Text(run.device.name), Text(run.sampler), str(s.trials), str(s.correct),
+            str(s.best.trial) if s.best else "–", f"{best} {m.kind}" if m else best, Text(run.imported_from or "–"),
+        )  # fmt: skip
+    return table
 
 
 def _style(outcome: Outcome | None) -> str:

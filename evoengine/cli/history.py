@@ -22,10 +22,11 @@ def history(gpu: str | None, problem: str | None, run: int | None, db: str | Non
     from evoengine.ledger.store import open_ledger
 
     with open_ledger(db, create=False) as ledger:
-        found = ledger.candidates(run=run, problem=problem, gpu=gpu)
-    if not found:
+        found = [] if as_json else list(ledger.trials(run=run, problem=problem, gpu=gpu, resources=True))
+        whole = ledger.candidates(run=run, problem=problem, gpu=gpu) if as_json else []
+    if not found and not whole:
         raise NothingFound("the ledger holds no such trial: evoengine search fills it")
     if as_json:
-        click.echo(json.dumps([c.to_json() for c in found], indent=2))
+        click.echo(json.dumps([c.to_json() for c in whole], indent=2))
     else:
         stdout.print(history_table(found))

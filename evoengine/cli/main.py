@@ -18,6 +18,7 @@ COMMANDS = {
     "search": "Search for the fastest correct kernel of a problem on a GPU.",
     "best": "Show the best kernels found, or export the best one.",
     "history": "List every trial of the ledger.",
+    "runs": "List the runs of the ledger, or remove some.",
     "show": "Show one trial: configuration, resources, verdict, figure, source.",
     "report": "Say which changes of knobs paid, and the path that led to the best.",
     "measure": "Time on a GPU what a search without one left, best estimate first.",

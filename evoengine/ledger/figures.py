@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Select, Text, cast, func, select
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import Session, aliased
 
-from evoengine.ledger.listing import read_policy
+from evoengine.ledger.listing import BATCH, read_policy
 from evoengine.ledger.models import CandidateRow, MeasurementRow, VerdictRow
-from evoengine.ledger.ranking import Figure
+from evoengine.ledger.ranking import Figure, ranked
 from evoengine.records import EXECUTOR, Kind, Outcome
 
 _TERMS = ("predicted", "place", "final_of_run")
@@ -18,8 +18,24 @@ _TERMS = ("predicted", "place", "final_of_run")
 _NO_TERMS: Mapping[str, float] = {}
 
 
-def figures_of_correct(problem: str, gpu: str) -> Select[Any]:
-    """(kernel, …) for `to_figure`, oldest first; a kernel is its source, and where that is unknown, as of what another
+def read_order(session: Session, problem: str, gpu: str, run: int | None = None) -> list[int]:
+    """Trials best first, as `evoengine.ledger.ranking` has it; of those with one kernel the best alone."""
+    figures = _figures_of_correct(problem, gpu)
+    if run is not None:
+        figures = figures.where(CandidateRow.run_id == run)
+    kernels: dict[int, str] = {}
+    found: list[Figure] = []
+    for row in session.execute(figures, execution_options={"yield_per": BATCH}):
+        found.append(_to_figure(row))
+        kernels[found[-1].trial] = row[0]
+    firsts: dict[str, int] = {}
+    for trial in ranked(found):
+        firsts.setdefault(kernels[trial], trial)
+    return list(firsts.values())
+
+
+def _figures_of_correct(problem: str, gpu: str) -> Select[Any]:
+    """(kernel, …) for `_to_figure`, oldest first; a kernel is its source, and where that is unknown, as of what another
     tuner recorded, its configuration.
 
     Of what ended ranked and was not refuted by a later verdict of the gate. A verdict on executed machine code decides
@@ -48,7 +64,7 @@ def figures_of_correct(problem: str, gpu: str) -> Select[Any]:
     )
 
 
-def to_figure(row: Sequence[Any]) -> Figure:
+def _to_figure(row: Sequence[Any]) -> Figure:
     _, number, trial, kind, us, suspect, device, run, policy, *values = row
     known = {name: float(v) for name, v in zip(_TERMS, values, strict=True) if v is not None}
     return Figure(number, trial, Kind(kind), 1e6 / us, suspect, known or _NO_TERMS, device, run, read_policy(policy))

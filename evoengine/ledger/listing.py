@@ -82,7 +82,7 @@ def read_trials(reading: Reading, wanted: Select[Any], *, resources: bool) -> It
             numbers = [row[0] for row in rows]
             figures = _figures(session, numbers)
             taken = _resources(session, numbers) if resources else {}
-        configs = _decoded([row[_CONFIG] for row in rows])
+        configs = _decoded([str(row[_CONFIG]) for row in rows])
         for trial, row, config in zip(numbers, rows, configs, strict=True):
             yield _trial(row, config, figures.get(trial), *taken.get(trial, (None, None)))
         if len(rows) < BATCH:

@@ -18,8 +18,8 @@ from sqlalchemy.orm import Session, aliased, joinedload, undefer
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.database import display_url, open_database, parse_url, translate_errors
-from evoengine.ledger.figures import figures_of_correct, to_figure
-from evoengine.ledger.listing import BATCH, Trial, read_ancestors, read_trials
+from evoengine.ledger.figures import read_order
+from evoengine.ledger.listing import Trial, read_ancestors, read_trials
 from evoengine.ledger.models import (
     BaselineRow,
     BinaryRow,
@@ -29,7 +29,7 @@ from evoengine.ledger.models import (
     RunRow,
     VerdictRow,
 )
-from evoengine.ledger.ranking import Figure, ranked
+from evoengine.ledger.removal import delete_runs
 from evoengine.ledger.rows import (
     baseline_values,
     device_row,
@@ -48,6 +48,7 @@ from evoengine.ledger.rows import (
     verdict_values,
 )
 from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, may_live, this_host
+from evoengine.ledger.summaries import RunSummary, read_summaries
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
 from evoengine.objectives import DEFAULT
 from evoengine.paths import default_database
@@ -129,7 +130,7 @@ class Ledger:
         """Enters a run of this process; runs whose process is gone without a word are marked as killed."""
         with self._writing() as session:
             for run in session.scalars(select(RunRow).where(RunRow.status == RUNNING)):
-                if not may_live(run.host, run.pid, run.started_at):
+                if not _lives(run):
                     run.status = KILLED
             row = RunRow(
                 started_at=_now(), status=RUNNING, gpu=gpu, problem=problem, device=device_row(session, device),
@@ -151,6 +152,20 @@ class Ledger:
         with self._reading() as session:
             rows = session.scalars(select(RunRow).options(joinedload(RunRow.device)).order_by(RunRow.id))
             return [to_run(row) for row in rows]
+
+    def run_summaries(self) -> Iterator[RunSummary]:
+        """What a list of runs shows, oldest first."""
+        with self._reading() as session:
+            yield from read_summaries(session)
+
+    def remove_runs(self, runs: Sequence[int]) -> None:
+        """Takes out runs with all that is theirs alone, their Optuna studies too; all of them or none.
+
+        Their numbers and their trials' numbers are never given again. Raises UsageError where there is no such run, or
+        one that is still going on may use it.
+        """
+        with self._writing() as session:
+            delete_runs(session, runs, _lives)
 
     def last_target(self, gpu: str | None, problem: str | None) -> tuple[str, str]:
         """GPU and problem of the last run that agrees with what is given; raises NothingFound where there is none."""
@@ -319,19 +334,8 @@ class Ledger:
         By figures of one kind, device and policy, which `measurement` of each then is; finals before single timings. A
         kernel that several runs found is there once.
         """
-        figures = figures_of_correct(problem, gpu)
-        if run is not None:
-            figures = figures.where(CandidateRow.run_id == run)
-        kernels: dict[int, str] = {}
-        found: list[Figure] = []
         with self._reading() as session:
-            for row in session.execute(figures, execution_options={"yield_per": BATCH}):
-                found.append(to_figure(row))
-                kernels[found[-1].trial] = row[0]
-        firsts: dict[str, int] = {}
-        for trial in ranked(found):
-            firsts.setdefault(kernels[trial], trial)
-        best = list(firsts.values())[:top]
+            best = read_order(session, problem, gpu, run)[:top]
         loaded = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(best)))}
         return [loaded[trial] for trial in best]
 
@@ -371,6 +375,10 @@ class Ledger:
     def _reading(self) -> Iterator[Session]:
         with translate_errors(self._url), Session(self._engine.execution_options(reading=True)) as session:
             yield session
+
+
+def _lives(run: RunRow) -> bool:
+    return run.status == RUNNING and may_live(run.host, run.pid, run.started_at)
 
 
 def _abandoned() -> Select[CandidateRow]:

@@ -33,7 +33,7 @@ from evoengine.ledger.database import (
     setup_lock,
     translate_errors,
 )
-from evoengine.ledger.optuna_schema import require_schema
+from evoengine.ledger.optuna_schema import require_schema, study_prefix
 from evoengine.ledger.rows import most_trusted
 from evoengine.ledger.runs import Run
 from evoengine.ledger.store import Ledger
@@ -210,7 +210,7 @@ def rebuild(
 def study_name(ledger: Ledger, run: int, kind: Kind) -> str:
     described = _described(ledger, run)
     aims = ", ".join(o.title for o in stored_objectives(described.objectives))
-    return f"run {run} · {described.problem} · {described.gpu} · {kind} {aims}"
+    return f"{study_prefix(run)}{described.problem} · {described.gpu} · {kind} {aims}"
 
 
 def _described(ledger: Ledger, run: int) -> Run:
