@@ -85,6 +85,8 @@ def step_json(made: Step) -> dict[str, object]:
 
 
 def changes(old: Config, new: Config) -> tuple[Change, ...]:
+    if old.keys() == new.keys():
+        return tuple((n, value, new[n]) for n, value in old.items() if value != new[n])
     names = dict.fromkeys((*old, *new))
     return tuple((n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n))
 

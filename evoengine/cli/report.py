@@ -33,7 +33,7 @@ def report(gpu: str | None, problem: str | None, db: str | None, as_json: bool) 
                 f"the ledger holds no correct candidate for {problem_text} on {gpu_key}: evoengine search finds one"
             )
         steps = path(best[0].trial, ledger.ancestors(best[0].trial))
-        found = effects(ledger.trials(problem=problem_text, gpu=gpu_key))
+        found = effects(ledger.trials(problem=problem_text, gpu=gpu_key, ranked=True))
         trials = ledger.count(problem_text, gpu_key)
     if as_json:
         told = {"lineage": [step_json(s) for s in steps], "effects": [asdict(e) for e in found]}

@@ -54,13 +54,10 @@ def remove(numbers: Sequence[int], yes: bool, db: str | None) -> None:
 
     wanted = list(dict.fromkeys(numbers))
     with open_ledger(db, create=False) as ledger:
-        known = {s.run.id: s for s in ledger.run_summaries()}
-        for number in wanted:
-            if number in known:
-                say(
-                    f"run {number}: {known[number].run.problem} on {known[number].run.gpu}, {known[number].trials} trials"
-                )
-        if all(number in known for number in wanted) and not (yes or _agreed(ledger.place)):
+        known = {s.run.id: s for s in ledger.run_summaries() if s.run.id in wanted}
+        for number, summary in known.items():
+            say(f"run {number}: {summary.run.problem} on {summary.run.gpu}, {summary.trials} trials")
+        if len(known) == len(wanted) and not (yes or _agreed(ledger.place)):
             say("nothing was removed")
             return
         ledger.remove_runs(wanted)

@@ -13,11 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from alembic import command
-from alembic.config import Config as AlembicConfig
-from alembic.script import ScriptDirectory
 from filelock import FileLock, Timeout
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
@@ -27,6 +24,10 @@ from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageEr
 from evoengine.ledger import optuna_schema
 from evoengine.ledger.models import VERSION_TABLE
 from evoengine.paths import asset
+
+if TYPE_CHECKING:
+    # slow to import, and a database whose schema is this evoengine's does without
+    from alembic.config import Config as AlembicConfig
 
 BUSY_SECONDS = 30.0
 """how long a writer waits for another's transaction to end"""
@@ -78,7 +79,7 @@ def open_database(url: URL, *, create: bool) -> Engine:
     if contents.revision is None:
         optuna_schema.require_schema(contents.tables, contents.optuna_revision, url.render_as_string())
     engine = make_engine(url)
-    if contents.revision != _scripts().get_current_head():
+    if contents.revision != known_revisions()[-1]:
         with translate_errors(url):
             _upgrade(engine)
     return engine
@@ -240,7 +241,9 @@ def _contents(names: Iterable[str], scalar: Callable[[str], str | None]) -> Cont
 def _refuse_foreign(url: URL, contents: Contents) -> None:
     tables, revision = contents.tables, contents.revision
     if revision is not None:
-        if revision not in {script.revision for script in _scripts().walk_revisions()}:
+        if revision != newest_revision() and revision not in {
+            script.revision for script in _scripts().walk_revisions()
+        }:
             raise UsageError(
                 f"{display_url(url)} was made by a newer evoengine (schema {revision}); "
                 "upgrade evoengine, or name another file with --db"
@@ -255,19 +258,24 @@ def _refuse_foreign(url: URL, contents: Contents) -> None:
 # ── the schema ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def known_revisions() -> list[str]:
+    """Oldest first, by the names of the scripts, which begin with what they lead to."""
+    return sorted(script.name.partition("_")[0] for script in asset("db/migrations").glob("versions/[0-9]*.py"))
+
+
 def alembic_config(connection: Connection | None = None) -> AlembicConfig:
+    from alembic.config import Config as AlembicConfig
+
     config = AlembicConfig(attributes={"connection": connection})
     config.set_main_option("script_location", str(asset("db/migrations")).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config
 
 
-def _scripts() -> ScriptDirectory:
-    return ScriptDirectory.from_config(alembic_config())
-
-
 def _upgrade(engine: Engine) -> None:
     """To the newest revision, in one transaction; of several processes that try at once, one does it."""
+    from alembic import command
+
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             # SQLite's transaction has the write lock from its beginning

@@ -15,6 +15,7 @@ from evoengine.records import EXECUTOR, Kind, Outcome
 
 _TERMS = ("predicted", "place", "final_of_run")
 """those that ranking reads"""
+_NONE = [None] * len(_TERMS)
 _NO_TERMS: Mapping[str, float] = {}
 
 
@@ -66,5 +67,7 @@ def _figures_of_correct(problem: str, gpu: str) -> Select[Any]:
 
 def _to_figure(row: Sequence[Any]) -> Figure:
     _, number, trial, kind, us, suspect, device, run, policy, *values = row
-    known = {name: float(v) for name, v in zip(_TERMS, values, strict=True) if v is not None}
-    return Figure(number, trial, Kind(kind), 1e6 / us, suspect, known or _NO_TERMS, device, run, read_policy(policy))
+    terms = _NO_TERMS
+    if values != _NONE:
+        terms = {name: float(v) for name, v in zip(_TERMS, values, strict=True) if v is not None}
+    return Figure(number, trial, Kind(kind), 1e6 / us, suspect, terms, device, run, read_policy(policy))

@@ -28,8 +28,8 @@ _CANDIDATE = (
     CandidateRow.id, CandidateRow.run_id, CandidateRow.problem, CandidateRow.gpu, cast(CandidateRow.config, Text),
     cast(CandidateRow.parents, Text), CandidateRow.operator, CandidateRow.outcome, CandidateRow.reason,
 )  # fmt: skip
-_CONFIG = 4
-"""its place among those"""
+_CONFIG, _PARENTS = 4, 5
+"""their places among those"""
 _MADE_BY = MeasurementRow.terms["predicted"].as_float()
 _FIGURE = (
     MeasurementRow.candidate_id, MeasurementRow.kind, MeasurementRow.device, MeasurementRow.tflops,
@@ -82,9 +82,9 @@ def read_trials(reading: Reading, wanted: Select[Any], *, resources: bool) -> It
             numbers = [row[0] for row in rows]
             figures = _figures(session, numbers)
             taken = _resources(session, numbers) if resources else {}
-        configs = _decoded([str(row[_CONFIG]) for row in rows])
-        for trial, row, config in zip(numbers, rows, configs, strict=True):
-            yield _trial(row, config, figures.get(trial), *taken.get(trial, (None, None)))
+        configs, parents = (_decoded([str(row[place]) for row in rows]) for place in (_CONFIG, _PARENTS))
+        for row, config, of_trial in zip(rows, configs, parents, strict=True):
+            yield _trial(row, config, tuple(of_trial), figures.get(row[0]), *taken.get(row[0], (None, None)))
         if len(rows) < BATCH:
             return
         last = numbers[-1]
@@ -122,7 +122,7 @@ def _figures(session: Session, trials: Iterable[int]) -> dict[int, Measurement |
     held: dict[int, list[Measurement]] = {}
     for row in session.execute(of_batch):
         held.setdefault(row[0], []).append(_figure(row))
-    return {trial: most_trusted(figures) for trial, figures in held.items()}
+    return {trial: f[0] if len(f) == 1 else most_trusted(f) for trial, f in held.items()}
 
 
 def _resources(session: Session, trials: Iterable[int]) -> dict[int, tuple[Resources | None, int | None]]:
@@ -136,19 +136,20 @@ def _resources(session: Session, trials: Iterable[int]) -> dict[int, tuple[Resou
     }
 
 
-def _decoded(texts: Sequence[str]) -> list[Config]:
+def _decoded(texts: Sequence[str]) -> list[Any]:
     """Decoded together, so that they share the names of their knobs, of which a configuration mostly consists."""
-    configs: list[Config] = json.loads(f"[{','.join(texts)}]")
-    return configs
+    values: list[Any] = json.loads(f"[{','.join(texts)}]")
+    return values
 
 
 def _trial(
-    row: Sequence[Any], config: Config, figure: Measurement | None, binary: Resources | None, shared_bytes: int | None
-) -> Trial:
-    number, run, problem, gpu, _, parents, operator, outcome, reason = row
+    row: Sequence[Any], config: Config, parents: tuple[int, ...], figure: Measurement | None, binary: Resources | None,
+    shared_bytes: int | None,
+) -> Trial:  # fmt: skip
+    number, run, problem, gpu, _, _, operator, outcome, reason = row
+    ended = Outcome(outcome) if outcome else None
     return Trial(
-        number, run, problem, gpu, config, () if parents == "[]" else tuple(json.loads(parents)), operator,
-        Outcome(outcome) if outcome else None, reason, figure, binary, shared_bytes,
+        number, run, problem, gpu, config, parents, operator, ended, reason, figure, binary, shared_bytes
     )  # fmt: skip
 
 

@@ -308,14 +308,17 @@ class Ledger:
         )
 
     def trials(
-        self, *, run: int | None = None, problem: str | None = None, gpu: str | None = None, resources: bool = False
-    ) -> Iterator[Trial]:
+        self, *, run: int | None = None, problem: str | None = None, gpu: str | None = None, ranked: bool = False,
+        resources: bool = False,
+    ) -> Iterator[Trial]:  # fmt: skip
         """In the order they were started, narrowed by what is given, a batch at a time: what a list shows of each.
 
-        With `resources` also what its binary takes up.
+        With `ranked` only those that are, with `resources` also what a trial's binary takes up.
         """
         wanted = {"run_id": run, "problem": problem, "gpu": gpu}
         narrowed = select(CandidateRow.id).filter_by(**{k: v for k, v in wanted.items() if v is not None})
+        if ranked:
+            narrowed = narrowed.where(CandidateRow.outcome.in_([str(o) for o in Outcome if o.ranked]))
         return read_trials(self._reading, narrowed, resources=resources)
 
     def count(self, problem: str, gpu: str) -> int:

@@ -148,7 +148,7 @@ class Projection:
     def summarise(self) -> None:
         """Writes the study's own note: which changes of knobs paid so far. What goes wrong is logged."""
         try:
-            self._write_note("dashboard", study_note(effects(self._ledger.trials(run=self._run))))
+            self._write_note("dashboard", study_note(effects(self._ledger.trials(run=self._run, ranked=True))))
         except PROJECTING as error:
             logger.warning("the Optuna study has no note of what paid: %s", error)
 

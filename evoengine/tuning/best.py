@@ -91,6 +91,6 @@ def _front(ledger: Ledger, problem: str, gpu: str, like: Measurement, top: int |
     objectives = stored_objectives(aimed)
     if len(objectives) == 1:
         raise UsageError(f"the last run aimed at {aimed} alone; search with --objective tflops,registers for a front")
-    known = ledger.trials(problem=problem, gpu=gpu, resources=True)
+    known = ledger.trials(problem=problem, gpu=gpu, ranked=True, resources=True)
     alike = (t for t in known if t.measurement and t.measurement.comparable(like))
     return [ledger.candidate(t.trial) for t in front(alike, objectives)[:top]]
