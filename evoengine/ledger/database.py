@@ -241,9 +241,7 @@ def _contents(names: Iterable[str], scalar: Callable[[str], str | None]) -> Cont
 def _refuse_foreign(url: URL, contents: Contents) -> None:
     tables, revision = contents.tables, contents.revision
     if revision is not None:
-        if revision != newest_revision() and revision not in {
-            script.revision for script in _scripts().walk_revisions()
-        }:
+        if revision not in known_revisions():
             raise UsageError(
                 f"{display_url(url)} was made by a newer evoengine (schema {revision}); "
                 "upgrade evoengine, or name another file with --db"
