@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,6 +65,7 @@ def _recorded(file: Path) -> Found:
     from evoengine.cli.display import say
     from evoengine.ledger.runs import Device, Run, this_host
     from evoengine.ledger.transfer import CandidateHistory, RunHistory
+    from evoengine.passwords import command_line
     from evoengine.records import Kind
     from evoengine.search.recorded import read_recorded
     from evoengine.search.replay import REPLAY_OBJECTIVE, device_of, entries, problem_of
@@ -90,7 +90,7 @@ def _recorded(file: Path) -> Found:
         version=__version__,
         host=this_host(),
         pid=os.getpid(),
-        command=" ".join(sys.argv),
+        command=command_line(),
     )
     found = (
         CandidateHistory(c, figures=[(None, c.measurement)] if c.measurement else ()) for c in entries(space, run=0)

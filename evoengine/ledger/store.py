@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, aliased, joinedload, undefer
 
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
-from evoengine.ledger.database import display_url, open_database, parse_url, translate_errors
+from evoengine.ledger.database import chosen_database, display_url, open_database, parse_url, translate_errors
 from evoengine.ledger.figures import figures_of_correct
 from evoengine.ledger.models import (
     BaselineRow,
@@ -49,7 +49,6 @@ from evoengine.ledger.rows import (
 from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, may_live, this_host
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
 from evoengine.objectives import DEFAULT
-from evoengine.paths import default_database
 from evoengine.records import (
     Baseline,
     Binary,
@@ -74,12 +73,12 @@ class SpaceFile(Protocol):
 
 
 def open_ledger(database: str | None, *, create: bool) -> Ledger:
-    """The ledger in an SQLite file, given as path or URL, or in PostgreSQL; None is db/evoengine.db.
+    """The ledger in an SQLite file, given as path or URL, or in PostgreSQL; None is what `chosen_database` says.
 
     Raises NothingFound where there is none and `create` is false, UsageError on a database that cannot be used,
     MachineError where PostgreSQL's driver is missing. Nothing is written then.
     """
-    url = parse_url(database or default_database())
+    url = parse_url(chosen_database(database))
     return Ledger(url, open_database(url, create=create))
 
 

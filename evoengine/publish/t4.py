@@ -36,6 +36,7 @@ from evoengine.ledger.rows import (
 )
 from evoengine.ledger.runs import RUNNING, Device, Run, this_host
 from evoengine.ledger.transfer import CandidateHistory, RunHistory
+from evoengine.passwords import hide_passwords
 from evoengine.records import UNKNOWN_POLICY, Binary, Candidate, Kind, Launch, Outcome, Source
 
 SCHEMA_VERSION = "1.1.0"
@@ -77,6 +78,7 @@ def to_t4(whole: RunHistory) -> dict[str, Any]:
             "timestamp": run.started_at.isoformat(),
             "timeunit": TIME_UNIT,
             "evoengine": {name: getattr(run, name) for name in _OF_RUN}
+            | {"command": hide_passwords(run.command)}  # of before ledgers held none
             | {
                 "finished_at": _text(run.finished_at),
                 # elsewhere it does not run, and nobody there can ask its process

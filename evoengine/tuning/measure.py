@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +11,7 @@ from evoengine.devices.driver import GpuDevice, require_arch, resolve_gpu, suppo
 from evoengine.errors import NothingFound
 from evoengine.gpu import find_gpu
 from evoengine.ledger.store import Ledger, open_ledger
+from evoengine.passwords import command_line
 from evoengine.records import Baseline, Candidate
 from evoengine.search.agreement import Agreement, Pair, agree, measured_pairs, of_one_model
 from evoengine.search.evaluators import GpuEvaluator
@@ -80,7 +80,7 @@ class Measuring:
         searched = next(r for r in ledger.runs() if r.id == chosen[0].run)
         run = ledger.start_run(
             gpu=named.key, problem=problem, device=ledger_device(device), space=spaces[searched.id], sampler="measure",
-            seed=seed, command=" ".join(sys.argv), objectives=searched.objectives, definition=searched.definition,
+            seed=seed, command=command_line(), objectives=searched.objectives, definition=searched.definition,
         )  # fmt: skip
         judge = GpuEvaluator(here, device, seed, long_run_us=partial(ledger.long_run_us, run))
         self._remeasurer = Remeasurer(ledger, run, judge, here, seed, self._on_finish)

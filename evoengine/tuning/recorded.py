@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.study import Projection, optuna_storage
 from evoengine.objectives import parse_objectives
+from evoengine.passwords import command_line
 from evoengine.records import Kind
 from evoengine.search.coordinator import Progress
 from evoengine.search.recorded import RecordedSpace, read_recorded
@@ -53,7 +53,7 @@ class RecordedSearch:
         run = ledger.start_run(
             gpu=gpu, problem=problem, device=Device(f"recorded {gpu}"),
             space=SimpleNamespace(name=self._file.name, text=text, sha256=digest), sampler=o.sampler, seed=self._seed,
-            command=" ".join(sys.argv), objectives=REPLAY_OBJECTIVE.name,
+            command=command_line(), objectives=REPLAY_OBJECTIVE.name,
         )  # fmt: skip
         echo(f"{problem} on {gpu}: {len(space):,} configurations, {text} · sampler {o.sampler} · seed {self._seed}")
         echo_left_out(space, echo)
