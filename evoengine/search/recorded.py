@@ -7,10 +7,8 @@ file names no domains; they come from the values that occur.
 from __future__ import annotations
 
 import codecs
-import gzip
 import json
 import math
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ import numpy as np
 from evoengine.errors import UsageError
 from evoengine.records import Config, Kind, Outcome, Value
 from evoengine.space.definition import Knob, domain_error
+from evoengine.untrusted import parse_json, read_limited, unpack_limited
 
 MILLISECONDS = {
     "nanoseconds": 1e-6, "ns": 1e-6, "microseconds": 1e-3, "us": 1e-3, "µs": 1e-3, "milliseconds": 1.0,
@@ -41,6 +40,9 @@ MOST_VALUES = 2**15
 """of a knob: rows are int16"""
 NESTED = 100
 """objects within one entry of a log, at most"""
+LARGEST_FILE = 1 << 30
+"""bytes of a recorded space or a T4 file, packed or not"""
+GZIP = b"\x1f\x8b"
 LONGEST_WORD = 32
 """characters of a number, or of true, false and null, that a log may break off in"""
 
@@ -198,40 +200,36 @@ def load(path: Path) -> dict[str, Any]:
     Raises UsageError where there is none.
     """
     try:
-        raw = path.read_bytes()
-        text = codecs.getincrementaldecoder("utf-8-sig")().decode(_unzipped(raw) if raw[:2] == b"\x1f\x8b" else raw)
+        raw = read_limited(path, LARGEST_FILE)
+        plain = unpack_limited(raw, LARGEST_FILE) if raw.startswith(GZIP) else raw
+        content = _parsed(codecs.getincrementaldecoder("utf-8-sig")().decode(plain))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}; give a recorded space") from error
-    except (UnicodeDecodeError, zlib.error) as error:
-        raise UsageError(f"{path} is no recorded space: it must be JSON, plain or gzipped") from error
-    content = _parsed(text)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no recorded space: it must be a JSON object, plain or gzipped") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is no recorded space: {error}; it must be a JSON object, plain or gzipped") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path} is no recorded space: it must be a JSON object, or a log of one that was cut short")
     return content
 
 
-def _unzipped(raw: bytes) -> bytes:
-    try:
-        return gzip.decompress(raw)
-    except EOFError:  # cut short: what there is
-        return zlib.decompressobj(wbits=31).decompress(raw)
-
-
 def _parsed(text: str) -> Any:
-    """JSON, or a log cut short: closed after its last whole entry. None where it is neither."""
+    """JSON, or a log cut short: closed after its last whole entry. None where it is neither.
+
+    Raises ValueError where it is JSON that cannot be taken.
+    """
     text = text.rstrip().rstrip(",")
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         if not error.msg.startswith("Unterminated string") and len(text) - error.pos > LONGEST_WORD:
             return None  # wrong before its end
-    except (ValueError, RecursionError):  # a number of thousands of digits, as many brackets
-        return None
     end = len(text)
     for _ in range(NESTED):
         for closing in ("}", "}}", "]}"):
             try:
-                return json.loads(text[:end] + closing)
+                return parse_json(text[:end] + closing)
             except json.JSONDecodeError:
                 continue
         # Before the last comma after an object. It may be one within an entry: then none of the closings fits.

@@ -16,10 +16,11 @@ from evoengine.objectives import parse_objectives
 from evoengine.passwords import command_line
 from evoengine.records import Kind
 from evoengine.search.coordinator import Progress
-from evoengine.search.recorded import RecordedSpace, read_recorded
+from evoengine.search.recorded import LARGEST_FILE, RecordedSpace, read_recorded
 from evoengine.search.replay import REPLAY_OBJECTIVE, Replay, device_of, problem_of
 from evoengine.tuning.search import RECORDED, SearchOptions, SearchResult
 from evoengine.tuning.setup import Echo, silent
+from evoengine.untrusted import read_limited
 
 
 class RecordedSearch:
@@ -49,7 +50,7 @@ class RecordedSearch:
     def _run(self, ledger: Ledger, on_change: Callable[[Progress], None]) -> SearchResult:
         space, o, echo = self._space, self._options, self._echo
         gpu, problem, text = device_of(space), problem_of(space), f"recorded in {self._file.name}"
-        digest = hashlib.sha256(self._file.read_bytes()).hexdigest()
+        digest = hashlib.sha256(read_limited(self._file, LARGEST_FILE)).hexdigest()
         run = ledger.start_run(
             gpu=gpu, problem=problem, device=Device(f"recorded {gpu}"),
             space=SimpleNamespace(name=self._file.name, text=text, sha256=digest), sampler=o.sampler, seed=self._seed,
