@@ -138,3 +138,9 @@ def require_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"{text[:60]!r} holds half of a surrogate pair, U+{ord(text[error.start]):04X}") from None
+
+
+def printable(text: str, most: int = 200) -> str:
+    """The text in a line of at most `most` characters, with those escaped that a terminal would obey."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:most])
+    return f"{shown[: most - 1]}…" if len(text) > most or len(shown) > most else shown

@@ -182,11 +182,11 @@ class Ledger:
 
     def long_run_us(self, run: int, baseline: Baseline) -> float:
         """The median of that baseline's times over all runs like this one: same problem, GPU, device with its driver
-        and libraries, and policy. Its own time where no run has recorded it yet."""
+        and libraries, and policy. Its own time where no run of this ledger's own has recorded it yet."""
         this = aliased(RunRow)
         like = select(BaselineRow.median_us, BaselineRow.policy).join(RunRow).join(this, this.id == run).where(
             RunRow.problem == this.problem, RunRow.gpu == this.gpu, RunRow.device_id == this.device_id,
-            BaselineRow.name == baseline.name,
+            BaselineRow.name == baseline.name, RunRow.imported_from.is_(None),
         )  # fmt: skip
         with self._reading() as session:
             rows = session.execute(like).all()
@@ -194,7 +194,7 @@ class Ledger:
         return statistics.median(times or [baseline.median_us])
 
     def whole_run(self, run: int) -> RunHistory:
-        """All that is known of a run's finished candidates, cubins included, for another ledger to take in."""
+        """All that is known of a run's finished candidates but their cubins, for another ledger to take in."""
         with self._reading() as session:
             return read_run(session, run)
 

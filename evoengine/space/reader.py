@@ -7,7 +7,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from evoengine.errors import UsageError
@@ -38,6 +38,11 @@ def read_definition(path: Path, variables: Mapping[str, Value]) -> Definition:
         raise UsageError(f"the space file {path} is not UTF-8 text (byte {error.start})") from None
     except ValueError as error:
         raise UsageError(f"the space file {path} cannot be read: {error}") from None
+    return parse_definition(path, text, variables)
+
+
+def parse_definition(path: PurePath, text: str, variables: Mapping[str, Value]) -> Definition:
+    """As `read_definition`, of the text; `path` is what messages call it."""
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
@@ -67,7 +72,7 @@ class _Lines:
 
 
 class _Reader:
-    def __init__(self, path: Path, text: str, tables: dict[str, Any], variables: Mapping[str, Value]) -> None:
+    def __init__(self, path: PurePath, text: str, tables: dict[str, Any], variables: Mapping[str, Value]) -> None:
         self.path, self.text, self.tables, self.variables = path, text, tables, variables
         self.lines = _Lines(text)
 
