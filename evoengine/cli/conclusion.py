@@ -9,6 +9,7 @@ from dataclasses import asdict
 import click
 
 from evoengine.cli.display import ranking, say, status, stdout, time_spent
+from evoengine.passwords import hide_passwords
 from evoengine.records import Candidate, Outcome
 from evoengine.search.coordinator import Progress
 from evoengine.tuning.search import SearchResult
@@ -29,7 +30,7 @@ def print_summary(result: SearchResult, as_json: bool, db: str | None, following
     for line in progress.notes:
         say(line)
     say_missed(result.missed)
-    ledger, unranked = f" --db {db}" if db else "", progress.outcomes[Outcome.UNRANKED]
+    ledger, unranked = f" --db {hide_passwords(db)}" if db else "", progress.outcomes[Outcome.UNRANKED]
     if as_json:
         click.echo(json.dumps(_summary(progress, run, found), indent=2))
     elif found:

@@ -56,7 +56,11 @@ stored_problem_option = click.option(
 kernel_option = click.option(
     "--kernel", type=click.Path(path_type=Path), metavar="FOLDER", help="A kernel of your own (evoengine new)."
 )
-db_option = click.option("--db", metavar="URL", help="Ledger: a file or an SQLAlchemy URL.  [default: db/evoengine.db]")
+db_option = click.option(
+    "--db", metavar="URL",
+    help="Ledger: a file or an SQLAlchemy URL; one with a password belongs into EVOENGINE_DB, or into a file that "
+    "EVOENGINE_DB_FILE names.  [default: db/evoengine.db]",
+)  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 space_option = click.option(
     "--space", type=click.Path(path_type=Path), help="Search-space file.  [default: the workload's own]"

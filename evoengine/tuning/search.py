@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +15,7 @@ from evoengine.gpu import find_gpu
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.study import Projection, optuna_storage
 from evoengine.objectives import Objective, parse_objectives
+from evoengine.passwords import command_line
 from evoengine.records import Candidate, Kind
 from evoengine.search import samplers
 from evoengine.search.binaries import check_winner
@@ -127,7 +127,7 @@ class Search:
         problem, gpu = str(target.problem), target.gpu.key
         run = ledger.start_run(
             gpu=gpu, problem=problem, device=ledger_device(self._timing), space=s.space, sampler=s.sampler,
-            seed=s.seed, command=" ".join(sys.argv), objectives=",".join(o.name for o in s.objectives),
+            seed=s.seed, command=command_line(), objectives=",".join(o.name for o in s.objectives),
             definition=target.workload.definition_text,
         )  # fmt: skip
         _announce(s, self._timing, prepare_model(target.gpu, self._echo), ledger.place, run, self._echo)
