@@ -8,7 +8,8 @@ from dataclasses import asdict
 
 import click
 
-from evoengine.cli.display import ranking, say, status, stdout, time_spent
+from evoengine.cli.display import ranking, say, stdout
+from evoengine.cli.progress import status, time_spent
 from evoengine.records import Candidate, Outcome
 from evoengine.search.coordinator import Progress
 from evoengine.tuning.search import SearchResult

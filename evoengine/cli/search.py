@@ -67,7 +67,8 @@ def search(as_json: bool, **options: Any) -> int:
     and ranked by the predicted time, and the best one's machine code is executed on the CPU besides.
     """
     from evoengine.cli.conclusion import print_summary
-    from evoengine.cli.display import LiveProgress, say
+    from evoengine.cli.display import say
+    from evoengine.cli.progress import LiveProgress
     from evoengine.cli.signals import stop_on_signal
     from evoengine.tuning.search import SearchOptions
     from evoengine.tuning.tune import prepare
