@@ -13,15 +13,8 @@ from evoengine.records import Candidate, Config, Kind, Measurement, Outcome, Pro
 from evoengine.sass.validation import error_line
 from evoengine.terms import bound, hypotheses, range_us, utilisation
 
-
-class Output(Console):
-    def on_broken_pipe(self) -> None:
-        """Leaves it to the door, where rich would exit with 1."""
-        raise
-
-
-stderr = Output(stderr=True, highlight=False)
-stdout = Output(highlight=False)
+stderr = Console(stderr=True, highlight=False)
+stdout = Console(highlight=False)
 if not stdout.is_terminal:
     # into a pipe or a file a table goes unbroken, however wide
     stdout.width = 100_000

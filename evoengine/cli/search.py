@@ -8,6 +8,7 @@ import click
 
 from evoengine.cli.options import (
     RECORDED,
+    OneOf,
     TextType,
     db_option,
     gpu_option,
@@ -17,6 +18,7 @@ from evoengine.cli.options import (
     space_option,
     templates_option,
 )  # fmt: skip
+from evoengine.hints import did_you_mean
 from evoengine.search import samplers
 
 
@@ -25,7 +27,8 @@ class DeviceType(TextType):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in ("auto", "emulator", "cuda") and not value.startswith(RECORDED):
-            self.fail(f"{value!r} is none of auto, emulator, cuda and {RECORDED}FILE", param, ctx)
+            near = did_you_mean(value, ("auto", "emulator", "cuda", RECORDED))
+            self.fail(f"{value!r} is none of auto, emulator, cuda and {RECORDED}FILE{near}", param, ctx)
         return value
 
 
@@ -37,7 +40,7 @@ class DeviceType(TextType):
 @click.option("--trials", type=click.IntRange(min=1), default=60, show_default=True, help="Kernels to try.")
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Start no candidate after this long.")
 @click.option(
-    "--sampler", type=click.Choice(samplers.NAMES), default=samplers.DEFAULT, show_default=True,
+    "--sampler", type=OneOf(samplers.NAMES), default=samplers.DEFAULT, show_default=True,
     help="What proposes configurations: evoengine's own evolution, or one of Optuna's.",
 )  # fmt: skip
 @click.option(

@@ -24,9 +24,10 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool
 
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
+from evoengine.hints import hint, nearest_folder
 from evoengine.ledger import optuna_schema
 from evoengine.ledger.models import VERSION_TABLE
-from evoengine.paths import asset
+from evoengine.paths import asset, default_database
 
 BUSY_SECONDS = 30.0
 """how long a writer waits for another's transaction to end"""
@@ -42,7 +43,7 @@ def parse_url(text_or_path: str) -> URL:
         return URL.create("sqlite", database=str(Path(text_or_path).expanduser()))
     try:
         url = make_url(text_or_path)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
         raise UsageError(f"{text_or_path!r} is no database URL; write a file name or {_EXAMPLES}") from error
     if url.drivername in ("postgresql", "postgresql+psycopg"):
         return url.set(drivername="postgresql+psycopg")
@@ -70,11 +71,11 @@ def open_database(url: URL, *, create: bool) -> Engine:
     database that cannot be used, MachineError without a PostgreSQL driver; then nothing has been written.
     """
     if url.drivername == "sqlite":
-        _check_file(Path(url.database or ""), create)
+        _check_file(url, create)
     contents = inspect_database(url)
     _refuse_foreign(url, contents)
     if contents.revision is None and not create:
-        raise NothingFound(f"no ledger at {display_url(url)}: evoengine search fills it")
+        raise _no_ledger(url)
     if contents.revision is None:
         optuna_schema.require_schema(contents.tables, contents.optuna_revision, url.render_as_string())
     engine = make_engine(url)
@@ -178,15 +179,34 @@ def inspect_database(url: URL) -> Contents:
     return _look_into_file(Path(url.database or "")) if url.drivername == "sqlite" else _look_into_server(url)
 
 
-def _check_file(path: Path, create: bool) -> None:
-    """Whether a ledger can be kept there; makes the folder with `create`."""
+def db_of(url: URL) -> str | None:
+    """What --db takes to lead to this ledger, without a password; None for the default one."""
+    if url == parse_url(default_database()):
+        return None
+    if url.drivername == "sqlite":
+        return url.database
+    return url._replace(password=None).render_as_string()
+
+
+def _no_ledger(url: URL) -> NothingFound:
+    rule = " (the default, db/evoengine.db in the current folder; --db names another)" if db_of(url) is None else ""
+    return NothingFound(f"no ledger at {display_url(url)}{rule}: {hint('search', db=db_of(url))} makes one")
+
+
+def _check_file(url: URL, create: bool) -> None:
+    """Whether a ledger can be kept there; of folders that are missing, makes that of the default one alone."""
+    path = Path(url.database or "")
     if path.is_dir():
         raise UsageError(f"{path} is a folder; --db names a file in it, such as {path / 'evoengine.db'}")
+    if not path.parent.is_dir() and db_of(url) is not None:
+        error = UsageError if create else NothingFound
+        near = nearest_folder(path.parent)
+        raise error(f"no ledger at {path}: there is no folder {path.parent}; make it, or name another with --db{near}")
     if not path.exists():
         if not create:
-            raise NothingFound(f"no ledger at {path}: evoengine search fills it")
+            raise _no_ledger(url)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
         except OSError as error:
             raise UsageError(
                 f"the folder {path.parent} cannot be made ({error.strerror}); name a file in another with --db"

@@ -13,6 +13,7 @@ from evoengine import __version__
 from evoengine.devices.driver import GpuDevice, resolve_gpu
 from evoengine.errors import UsageError
 from evoengine.gpu import find_gpu
+from evoengine.hints import did_you_mean
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.study import Projection, optuna_storage
 from evoengine.objectives import Objective, parse_objectives
@@ -67,9 +68,11 @@ class SearchOptions:
     def __post_init__(self) -> None:
         """Raises UsageError where a value cannot be meant; the command line refuses most of these before."""
         if self.sampler not in samplers.NAMES:
-            raise UsageError(f"there is no sampler {self.sampler!r}; known ones are {', '.join(samplers.NAMES)}")
+            near = did_you_mean(self.sampler, samplers.NAMES)
+            raise UsageError(f"there is no sampler {self.sampler!r}; known ones are {', '.join(samplers.NAMES)}{near}")
         if self.device not in ("auto", "emulator", "cuda") and not self.device.startswith(RECORDED):
-            raise UsageError(f"device {self.device!r} is none of auto, emulator, cuda and {RECORDED}FILE")
+            near = did_you_mean(self.device, ("auto", "emulator", "cuda", RECORDED))
+            raise UsageError(f"device {self.device!r} is none of auto, emulator, cuda and {RECORDED}FILE{near}")
         if self.minutes is not None and not self.minutes > 0:
             raise UsageError(f"--minutes is {self.minutes}; it must be a number above 0")
         for name, value in (("trials", self.trials), ("jobs", self.jobs)):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
+from evoengine.hints import did_you_mean
 from evoengine.tuning.recorded import RecordedSearch
 from evoengine.tuning.search import RECORDED, Search, SearchOptions, SearchResult
 from evoengine.tuning.setup import Echo, silent
@@ -21,8 +22,8 @@ def tune(
     """
     unknown = options.keys() - set(SearchOptions.__slots__)
     if unknown:
-        known = ", ".join(SearchOptions.__slots__)
-        raise UsageError(f"tune knows no {', '.join(sorted(unknown))}; it takes {known}")
+        known, near = ", ".join(SearchOptions.__slots__), did_you_mean(min(unknown), SearchOptions.__slots__)
+        raise UsageError(f"tune knows no {', '.join(sorted(unknown))}; it takes {known}{near}")
     for name in ("kernel", "space", "templates"):
         if options.get(name) is not None:
             options[name] = Path(options[name])
