@@ -89,6 +89,9 @@ kernel_option = click.option(
 db_option = click.option(
     "--db", metavar="URL", help="Ledger: a file or an SQLAlchemy URL.  [default: db/evoengine.db in the current folder]"
 )
+log_json_option = click.option(
+    "--log-json", is_flag=True, help="Say on stderr what happens as JSON, an object a line (docs/searching.md)."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 space_option = click.option(
     "--space", type=click.Path(path_type=Path), help="Search-space file.  [default: the workload's own]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,12 +14,16 @@ from evoengine.cli.options import (
     gpu_option,
     json_option,
     kernel_option,
+    log_json_option,
     problem_option,
     space_option,
     templates_option,
 )  # fmt: skip
-from evoengine.hints import did_you_mean
+from evoengine.hints import did_you_mean, hint
 from evoengine.search import samplers
+
+if TYPE_CHECKING:
+    from evoengine.tuning.search import SearchOptions, SearchResult
 
 
 class DeviceType(TextType):
@@ -61,25 +65,38 @@ class DeviceType(TextType):
     help="Worker processes.  [default: one per core, two fewer where a GPU is timed on]",
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Repeats a search.  [default: drawn, and recorded]")
+@log_json_option
 @json_option
-def search(as_json: bool, **options: Any) -> int:
+def search(as_json: bool, log_json: bool, **options: Any) -> int:
     """Search for the fastest correct kernel of a problem on a GPU.
 
     With a GPU of that kind here, candidates are gated and timed on it, and times predicted from machine code lead the
     choice as long as what is measured bears them out. Without one they are compiled for it, gated in the CPU emulator
     and ranked by the predicted time, and the best one's machine code is executed on the CPU besides.
     """
-    from evoengine.cli.conclusion import print_summary
-    from evoengine.cli.display import say
     from evoengine.cli.progress import LiveProgress
-    from evoengine.cli.signals import stop_on_signal
-    from evoengine.tuning.search import SearchOptions
-    from evoengine.tuning.tune import prepare
 
-    asked = SearchOptions(**options)
-    prepared = prepare(asked, say)
-    with LiveProgress() as live:
+    if log_json:
+        from evoengine.cli.log import EventLog
+    with EventLog() if log_json else LiveProgress() as live:
+        from evoengine.cli.conclusion import print_summary
+        from evoengine.cli.signals import stop_on_signal
+        from evoengine.tuning.search import SearchOptions
+        from evoengine.tuning.tune import prepare
+
+        asked = SearchOptions(**options)
+        prepared = prepare(asked, live.say, live.stage)
         stop_on_signal(prepared.stop)
-        result = prepared.run(live.update)
-    following = ["report", "dashboard"] if asked.device.startswith(RECORDED) else ["best --export out/", "dashboard"]
-    return print_summary(result, as_json, asked.db, [*(["best --pareto"] if result.pareto else []), *following])
+        result = prepared.run(live.update, live.trial)
+    code = print_summary(result, as_json, asked.db, _following(asked, result), live.say)
+    live.end(result.run, result.progress.ended, code)
+    return code
+
+
+def _following(asked: SearchOptions, result: SearchResult) -> list[str]:
+    """The commands to go on with."""
+    front = [hint("best", "--pareto", db=asked.db)] if result.pareto else []
+    if asked.device.startswith(RECORDED):
+        return [*front, hint("report", db=asked.db), hint("dashboard", db=asked.db)]
+    export = hint("best", "--export", "out/", kernel=asked.kernel, db=asked.db)
+    return [*front, export, hint("dashboard", db=asked.db)]

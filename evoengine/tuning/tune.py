@@ -30,6 +30,7 @@ def tune(
     return prepare(SearchOptions(problem=problem, gpu=gpu, trials=trials, **options), echo).run()
 
 
-def prepare(options: SearchOptions, echo: Echo) -> Search | RecordedSearch:
-    """A search that may begin, of kernels or of what a file recorded. Raises UsageError, MachineError."""
-    return (RecordedSearch if options.device.startswith(RECORDED) else Search)(options, echo)
+def prepare(options: SearchOptions, echo: Echo, on_stage: Echo = silent) -> Search | RecordedSearch:
+    """A search that may begin, of kernels or of what a file recorded; `on_stage` is told what is being done meanwhile.
+    Raises UsageError, MachineError."""
+    return (RecordedSearch if options.device.startswith(RECORDED) else Search)(options, echo, on_stage)
