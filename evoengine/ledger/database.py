@@ -25,11 +25,12 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
+from evoengine.hints import hint, nearest_folder
 from evoengine.ledger import optuna_schema
 from evoengine.ledger.checksums import Damaged
 from evoengine.ledger.integrity import READ_ERRORS, check_selection, find_damage
 from evoengine.ledger.models import VERSION_TABLE
-from evoengine.passwords import hide_passwords
+from evoengine.passwords import hide_passwords, without_passwords
 from evoengine.paths import asset, default_database
 
 BUSY_SECONDS = 30.0
@@ -113,11 +114,11 @@ def open_database(url: URL, *, create: bool) -> Engine:
     cannot be written is opened for reading alone. Raises UsageError on a database that cannot be used, MachineError on
     a damaged one or without a PostgreSQL driver; then nothing has been written.
     """
-    writable = url.drivername != "sqlite" or _check_file(Path(url.database or ""), create)
+    writable = url.drivername != "sqlite" or _check_file(url, create)
     contents = inspect_database(url)
     _refuse_foreign(url, contents)
     if contents.revision is None and not create:
-        raise NothingFound(f"no ledger at {display_url(url)}: evoengine search fills it{_without_log(url, contents)}")
+        raise _no_ledger(url, _without_log(url, contents))
     if contents.revision is None:
         optuna_schema.require_schema(contents.tables, contents.optuna_revision, hide_passwords(url.render_as_string()))
     outdated = contents.revision != _scripts().get_current_head()
@@ -292,15 +293,41 @@ def inspect_database(url: URL) -> Contents:
     return _look_into_file(Path(url.database or "")) if url.drivername == "sqlite" else _look_into_server(url)
 
 
-def _check_file(path: Path, create: bool) -> bool:
-    """Whether a ledger can be written there; makes the folder with `create`, and then raises UsageError where not."""
+def db_of(url: URL) -> str | None:
+    """What --db takes to lead to this ledger, without a password; None for the one that is used where --db is not."""
+    if url == parse_url(chosen_database(None)):
+        return None
+    if url.drivername == "sqlite":
+        return url.database
+    return without_passwords(url.render_as_string(hide_password=False))
+
+
+def _no_ledger(url: URL, log: str) -> NothingFound:
+    rule = " (the default, db/evoengine.db in the current folder; --db names another)" if _is_default(url) else ""
+    return NothingFound(f"no ledger at {display_url(url)}{rule}: {hint('search', db=db_of(url))} makes one{log}")
+
+
+def _is_default(url: URL) -> bool:
+    return url == parse_url(default_database())
+
+
+def _check_file(url: URL, create: bool) -> bool:
+    """Whether a ledger can be written there; of folders that are missing, makes that of the default one alone.
+
+    Raises UsageError where it cannot be kept there, with `create`.
+    """
+    path = Path(url.database or "")
     if path.is_dir():
         raise UsageError(f"{path} is a folder; --db names a file in it, such as {path / 'evoengine.db'}")
+    if not path.parent.is_dir() and not _is_default(url):
+        error = UsageError if create else NothingFound
+        near = nearest_folder(path.parent)
+        raise error(f"no ledger at {path}: there is no folder {path.parent}; make it, or name another with --db{near}")
     if not path.exists():
         if not create:
-            raise NothingFound(f"no ledger at {path}: evoengine search fills it{_orphaned_log(path)}")
+            raise _no_ledger(url, _orphaned_log(path))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
         except OSError as error:
             raise UsageError(
                 f"the folder {path.parent} cannot be made ({error.strerror}); name a file in another with --db"

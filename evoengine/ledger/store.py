@@ -18,8 +18,9 @@ from sqlalchemy.orm import Session, aliased, joinedload, undefer
 
 from evoengine import __version__
 from evoengine.errors import MachineError, NothingFound, UsageError
+from evoengine.hints import hint
 from evoengine.ledger.checksums import check
-from evoengine.ledger.database import chosen_database, display_url, open_database, parse_url, translate_errors
+from evoengine.ledger.database import chosen_database, db_of, display_url, open_database, parse_url, translate_errors
 from evoengine.ledger.figures import OF_CANDIDATE, OF_MEASUREMENT, figures_of_correct
 from evoengine.ledger.heartbeat import Heart, beat, begin_beating, mark_killed, require_fence
 from evoengine.ledger.models import (
@@ -112,6 +113,11 @@ class Ledger:
         """For people: the file, or the URL without its password."""
         return display_url(self._url)
 
+    @property
+    def db(self) -> str | None:
+        """What --db takes to lead here, without a password; None for the default ledger."""
+        return db_of(self._url)
+
     def close(self) -> None:
         self._heart.stop()
         self._engine.dispose()
@@ -185,8 +191,15 @@ class Ledger:
             found = session.execute(matching).one_or_none()
         if found is None:
             wanted = " for " + " on ".join(w for w in (problem, gpu) if w) if gpu or problem else ""
-            raise NothingFound(f"the ledger holds no run{wanted}: evoengine search fills it")
+            then = "search" if self.is_empty() else "history"
+            what = "fills it" if self.is_empty() else "lists what it has"
+            raise NothingFound(f"the ledger holds no run{wanted}: {hint(then, db=self.db)} {what}")
         return found[0], found[1]
+
+    def is_empty(self) -> bool:
+        """Whether it holds no trial."""
+        with self._reading() as session:
+            return session.scalar(select(CandidateRow.id).limit(1)) is None
 
     def last_definition(self, problem: str) -> str | None:
         """The problem.json that the last run for this problem kept; None where it kept none."""
@@ -303,7 +316,7 @@ class Ledger:
         with self._reading() as session:
             first, last = session.execute(select(func.min(CandidateRow.id), func.max(CandidateRow.id))).one()
         if last is None:
-            raise NothingFound("the ledger holds no trial yet: evoengine search fills it")
+            raise NothingFound(f"the ledger holds no trial yet: {hint('search', db=self.db)} fills it")
         raise UsageError(f"there is no trial {trial}: the ledger's are numbered {first} to {last}")
 
     def candidates(
