@@ -28,12 +28,14 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import Connection, insert
 
+from evoengine.ledger.checksums import checksums_of
 from evoengine.ledger.database import open_database, parse_url
 from evoengine.ledger.models import (
     Base,
     BaselineRow,
     BinaryRow,
     CandidateRow,
+    Checked,
     DeviceRow,
     MeasurementRow,
     RunRow,
@@ -177,10 +179,11 @@ class Evolution:
 
     def _binary(self, trial: int, source: str) -> dict[str, object]:
         start = self._random.randrange(CUBIN_BYTES)
+        cubin = self._cubin[start : start + CUBIN_BYTES]
         return {
             "id": trial, "source_sha256": source, "options": "-arch=sm_90a --std=c++17", "arch": "sm_90a",
-            "compiler": "NVRTC 13.0", "cubin": self._cubin[start : start + CUBIN_BYTES], "registers": 168,
-            "spill_bytes": 0, "stack_bytes": 0, "shared_bytes": 1024, "warnings": [], "compile_ms": 812.5,
+            "compiler": "NVRTC 13.0", "cubin": cubin, "cubin_sha256": hashlib.sha256(cubin).hexdigest(),
+            "registers": 168, "spill_bytes": 0, "stack_bytes": 0, "shared_bytes": 1024, "warnings": [], "compile_ms": 812.5,
             "mix": {f"OPCODE_{i}": 17 * i for i in range(40)},
         }  # fmt: skip
 
@@ -229,7 +232,11 @@ def make_ledger(path: Path, trials: int, seed: int = 0) -> None:
 def _insert(connection: Connection, rows: Sequence[tuple[type[Base], dict[str, object]]]) -> None:
     """Table by table, in an order in which what a row refers to is there before it."""
     for table in (SourceRow, BinaryRow, CandidateRow, VerdictRow, MeasurementRow):
-        if of_table := [values for of, values in rows if of is table]:
+        of_table = [values for of, values in rows if of is table]
+        if issubclass(table, Checked):
+            for values in of_table:
+                values["checksums"] = checksums_of(table, values)
+        if of_table:
             connection.execute(insert(table), of_table)
 
 

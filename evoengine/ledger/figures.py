@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Select, Text, cast, func, select
 from sqlalchemy.orm import Session, aliased
 
+from evoengine.ledger.checksums import row_check
 from evoengine.ledger.listing import BATCH, read_policy
 from evoengine.ledger.models import CandidateRow, MeasurementRow, VerdictRow
 from evoengine.ledger.ranking import Figure, ranked
 from evoengine.records import EXECUTOR, Kind, Outcome
 
-_TERMS = ("predicted", "place", "final_of_run")
-"""those that ranking reads"""
-_NONE = [None] * len(_TERMS)
+_OF_MEASUREMENT = ("device", "median_us", "normalised_us", "suspect", "terms", "policy")
+_check_candidate = row_check(CandidateRow, ("source_sha256", "config_key"))
+_check_measurement = row_check(MeasurementRow, _OF_MEASUREMENT)
+"""what queries select by is checked when a ledger is opened"""
 _NO_TERMS: Mapping[str, float] = {}
 
 
@@ -28,7 +31,8 @@ def read_order(session: Session, problem: str, gpu: str, run: int | None = None)
     found: list[Figure] = []
     for row in session.execute(figures, execution_options={"yield_per": BATCH}):
         found.append(_to_figure(row))
-        kernels[found[-1].trial] = row[0]
+        _, _, source_sha256, config_key, *_ = row
+        kernels[found[-1].trial] = config_key if source_sha256 is None else source_sha256
     firsts: dict[str, int] = {}
     for trial in ranked(found):
         firsts.setdefault(kernels[trial], trial)
@@ -36,7 +40,7 @@ def read_order(session: Session, problem: str, gpu: str, run: int | None = None)
 
 
 def _figures_of_correct(problem: str, gpu: str) -> Select[Any]:
-    """(kernel, …) for `_to_figure`, oldest first; a kernel is its source, and where that is unknown, as of what another
+    """What `_to_figure` takes, oldest first. A kernel is its source, and where that is unknown, as of what another
     tuner recorded, its configuration.
 
     Of what ended ranked and was not refuted by a later verdict of the gate. A verdict on executed machine code decides
@@ -45,11 +49,12 @@ def _figures_of_correct(problem: str, gpu: str) -> Select[Any]:
     any_verdict = aliased(VerdictRow)
     of_gate = (any_verdict.candidate_id == CandidateRow.id, any_verdict.device != EXECUTOR)
     last = select(func.max(any_verdict.id)).where(*of_gate).scalar_subquery()
+    texts = ("terms", "policy")
     figures = select(
-        func.coalesce(CandidateRow.source_sha256, CandidateRow.config_key), MeasurementRow.id, CandidateRow.id,
-        MeasurementRow.kind, func.coalesce(MeasurementRow.normalised_us, MeasurementRow.median_us),
-        MeasurementRow.suspect, MeasurementRow.device, CandidateRow.run_id, cast(MeasurementRow.policy, Text),
-        *(MeasurementRow.terms[name].as_float() for name in _TERMS),
+        CandidateRow.id, CandidateRow.checksums, CandidateRow.source_sha256, CandidateRow.config_key,
+        CandidateRow.run_id, MeasurementRow.id, MeasurementRow.checksums, MeasurementRow.kind,
+        *(cast(getattr(MeasurementRow, name), Text) if name in texts else getattr(MeasurementRow, name)
+          for name in _OF_MEASUREMENT),
     )  # fmt: skip
     return (
         figures.select_from(CandidateRow)
@@ -66,8 +71,17 @@ def _figures_of_correct(problem: str, gpu: str) -> Select[Any]:
 
 
 def _to_figure(row: Sequence[Any]) -> Figure:
-    _, number, trial, kind, us, suspect, device, run, policy, *values = row
-    terms = _NO_TERMS
-    if values != _NONE:
-        terms = {name: float(v) for name, v in zip(_TERMS, values, strict=True) if v is not None}
-    return Figure(number, trial, Kind(kind), 1e6 / us, suspect, terms, device, run, read_policy(policy))
+    trial, sums, source_sha256, config_key, run, number, figure_sums, kind, *values = row
+    _check_candidate(trial, sums, (source_sha256, config_key))
+    _check_measurement(number, figure_sums, values)
+    device, median_us, normalised_us, suspect, terms, policy = values
+    us = median_us if normalised_us is None else normalised_us
+    return Figure(number, trial, Kind(kind), 1e6 / us, suspect, _terms(terms), device, run, read_policy(policy))
+
+
+def _terms(text: str) -> Mapping[str, float]:
+    """Those that ranking reads; few figures have one."""
+    if '"predicted"' not in text and '"place"' not in text:
+        return _NO_TERMS
+    terms: Mapping[str, Any] = json.loads(text)
+    return {name: float(value) for name, value in terms.items()}

@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, Text, cast, func, literal, select, true
 from sqlalchemy.orm import Session, aliased
 
+from evoengine.ledger.checksums import row_check
 from evoengine.ledger.models import BinaryRow, CandidateRow, MeasurementRow
 from evoengine.ledger.rows import most_trusted, to_policy
 from evoengine.records import Config, Kind, Measurement, Outcome, Policy
@@ -25,19 +26,29 @@ BATCH = 1000
 Reading = Callable[[], AbstractContextManager[Session]]
 """begins a transaction that reads"""
 _CANDIDATE = (
-    CandidateRow.id, CandidateRow.run_id, CandidateRow.problem, CandidateRow.gpu, cast(CandidateRow.config, Text),
-    cast(CandidateRow.parents, Text), CandidateRow.operator, CandidateRow.outcome, CandidateRow.reason,
+    CandidateRow.id, CandidateRow.checksums, CandidateRow.run_id, CandidateRow.problem, CandidateRow.gpu,
+    CandidateRow.outcome, cast(CandidateRow.config, Text), cast(CandidateRow.parents, Text), CandidateRow.operator,
+    CandidateRow.reason,
 )  # fmt: skip
-_CONFIG, _PARENTS = 4, 5
-"""their places among those"""
-_MADE_BY = MeasurementRow.terms["predicted"].as_float()
+_check_candidate = row_check(CandidateRow, ("config", "parents", "operator", "reason"))
+_CONFIG, _PARENTS = 6, 7
+"""their places in a row"""
 _FIGURE = (
-    MeasurementRow.candidate_id, MeasurementRow.kind, MeasurementRow.device, MeasurementRow.tflops,
-    MeasurementRow.median_us, MeasurementRow.vs_baseline, MeasurementRow.suspect, cast(MeasurementRow.policy, Text),
-    MeasurementRow.normalised_us, _MADE_BY,
+    MeasurementRow.candidate_id, MeasurementRow.id, MeasurementRow.checksums, MeasurementRow.kind,
+    MeasurementRow.device, MeasurementRow.tflops, MeasurementRow.median_us, MeasurementRow.vs_baseline,
+    MeasurementRow.suspect, MeasurementRow.normalised_us, cast(MeasurementRow.policy, Text),
+    cast(MeasurementRow.terms, Text),
 )  # fmt: skip
-
-
+_check_figure = row_check(
+    MeasurementRow,
+    ("device", "tflops", "median_us", "vs_baseline", "suspect", "normalised_us", "policy", "terms"),
+)
+"""what queries select by is checked when a ledger is opened"""
+_BINARY = (
+    BinaryRow.id, BinaryRow.checksums, BinaryRow.registers, BinaryRow.spill_bytes, BinaryRow.shared_bytes,
+)  # fmt: skip
+_check_binary = row_check(BinaryRow, ("registers", "spill_bytes", "shared_bytes"))
+_check_shared = row_check(CandidateRow, ("shared_bytes",))
 _NO_TERMS: Mapping[str, float] = {}
 _PREDICTED: Mapping[str, float] = {"predicted": 1.0}
 
@@ -79,15 +90,11 @@ def read_trials(reading: Reading, wanted: Select[Any], *, resources: bool) -> It
         of_batch = wanted.where(CandidateRow.id > last).order_by(CandidateRow.id).limit(BATCH)
         with reading() as session:
             rows = session.execute(of_batch.with_only_columns(*_CANDIDATE)).all()
-            numbers = [row[0] for row in rows]
-            figures = _figures(session, numbers)
-            taken = _resources(session, numbers) if resources else {}
-        configs, parents = (_decoded([str(row[place]) for row in rows]) for place in (_CONFIG, _PARENTS))
-        for row, config, of_trial in zip(rows, configs, parents, strict=True):
-            yield _trial(row, config, tuple(of_trial), figures.get(row[0]), *taken.get(row[0], (None, None)))
+            trials = _trials(session, rows, resources)
+        yield from trials
         if len(rows) < BATCH:
             return
-        last = numbers[-1]
+        last = trials[-1].trial
 
 
 def read_ancestors(reading: Reading, trial: int) -> Iterator[Trial]:
@@ -116,49 +123,70 @@ def _ancestors(trial: int, dialect: str) -> Select[int]:
     return select(CandidateRow.id).join(line, line.c.id == CandidateRow.id).join(this, alike).order_by(CandidateRow.id)
 
 
-def _figures(session: Session, trials: Iterable[int]) -> dict[int, Measurement | None]:
-    """Of each trial the one it is ranked by."""
-    of_batch = select(*_FIGURE).where(MeasurementRow.candidate_id.in_(trials)).order_by(MeasurementRow.id)
-    held: dict[int, list[Measurement]] = {}
-    for row in session.execute(of_batch):
-        held.setdefault(row[0], []).append(_figure(row))
-    return {trial: f[0] if len(f) == 1 else most_trusted(f) for trial, f in held.items()}
-
-
-def _resources(session: Session, trials: Iterable[int]) -> dict[int, tuple[Resources | None, int | None]]:
-    """With the shared bytes, of those that were rendered."""
-    shared = CandidateRow.shared_bytes + func.coalesce(BinaryRow.shared_bytes, 0)
-    of_batch = select(CandidateRow.id, shared, BinaryRow.registers, BinaryRow.spill_bytes).outerjoin(BinaryRow)
-    rows = session.execute(of_batch.where(CandidateRow.id.in_(trials), CandidateRow.source_sha256.is_not(None)))
-    return {
-        trial: (None if registers is None else Resources(registers, spilled), shared_bytes)
-        for trial, shared_bytes, registers, spilled in rows
-    }
-
-
-def _decoded(texts: Sequence[str]) -> list[Any]:
-    """Decoded together, so that they share the names of their knobs, of which a configuration mostly consists."""
-    values: list[Any] = json.loads(f"[{','.join(texts)}]")
-    return values
+def _trials(session: Session, rows: Sequence[Sequence[Any]], resources: bool) -> list[Trial]:
+    numbers = [row[0] for row in rows]
+    for number, sums, *_, config, parents, operator, reason in rows:
+        _check_candidate(number, sums, (config, parents, operator, reason))
+    figures = _figures(session, numbers)
+    taken = _resources(session, numbers) if resources else {}
+    configs, parents = (_decoded([row[place] for row in rows]) for place in (_CONFIG, _PARENTS))
+    return [
+        _trial(row, config, tuple(of_trial), figures.get(row[0]), *taken.get(row[0], (None, None)))
+        for row, config, of_trial in zip(rows, configs, parents, strict=True)
+    ]
 
 
 def _trial(
     row: Sequence[Any], config: Config, parents: tuple[int, ...], figure: Measurement | None, binary: Resources | None,
     shared_bytes: int | None,
 ) -> Trial:  # fmt: skip
-    number, run, problem, gpu, _, _, operator, outcome, reason = row
+    number, _, run, problem, gpu, outcome, _, _, operator, reason = row
     ended = Outcome(outcome) if outcome else None
     return Trial(
         number, run, problem, gpu, config, parents, operator, ended, reason, figure, binary, shared_bytes
     )  # fmt: skip
 
 
+def _figures(session: Session, trials: Iterable[int]) -> dict[int, Measurement | None]:
+    """Of each trial the one it is ranked by."""
+    of_batch = select(*_FIGURE).where(MeasurementRow.candidate_id.in_(trials)).order_by(MeasurementRow.id)
+    held: dict[int, list[Measurement]] = {}
+    for trial, *row in session.execute(of_batch):
+        held.setdefault(trial, []).append(_figure(row))
+    return {trial: f[0] if len(f) == 1 else most_trusted(f) for trial, f in held.items()}
+
+
 def _figure(row: Sequence[Any]) -> Measurement:
-    _, kind, device, tflops, median_us, vs_baseline, suspect, policy, normalised_us, predicted = row
+    number, sums, kind, *values = row
+    _check_figure(number, sums, values)
+    device, tflops, median_us, vs_baseline, suspect, normalised_us, policy, terms = values
+    predicted = '"predicted"' in terms and json.loads(terms)["predicted"]
+    made_by = _PREDICTED if predicted else _NO_TERMS
     return Measurement(
-        Kind(kind), device, tflops, median_us, (), vs_baseline, _PREDICTED if predicted else _NO_TERMS, suspect,
-        read_policy(policy), normalised_us,
+        Kind(kind), device, tflops, median_us, (), vs_baseline, made_by, suspect, read_policy(policy), normalised_us
     )  # fmt: skip
+
+
+def _resources(session: Session, trials: Iterable[int]) -> dict[int, tuple[Resources | None, int | None]]:
+    """With the shared bytes, of those that were rendered."""
+    of_batch = select(CandidateRow.id, CandidateRow.checksums, CandidateRow.shared_bytes, *_BINARY).outerjoin(BinaryRow)
+    taken: dict[int, tuple[Resources | None, int | None]] = {}
+    rows = session.execute(of_batch.where(CandidateRow.id.in_(trials), CandidateRow.source_sha256.is_not(None)))
+    for trial, sums, dynamic, number, binary_sums, *values in rows:
+        _check_shared(trial, sums, (dynamic,))
+        if number is None:
+            taken[trial] = None, dynamic
+        else:
+            _check_binary(number, binary_sums, values)
+            registers, spill_bytes, static = values
+            taken[trial] = Resources(registers, spill_bytes), (dynamic or 0) + static
+    return taken
+
+
+def _decoded(texts: Sequence[str]) -> list[Any]:
+    """Decoded together, so that they share the names of their knobs, of which a configuration mostly consists."""
+    values: list[Any] = json.loads(f"[{','.join(texts)}]")
+    return values
 
 
 @lru_cache(maxsize=1024)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from sqlalchemy import delete, select, text
 from sqlalchemy.orm import Session
@@ -21,19 +21,21 @@ from evoengine.ledger.models import (
     VerdictRow,
 )
 from evoengine.ledger.optuna_schema import delete_studies
+from evoengine.ledger.runs import RUNNING
 
 OF_CANDIDATE = (VerdictRow, MeasurementRow, ProfileRow)
 OF_RUN = (BaselineRow, HeartbeatRow, CandidateRow)
 
 
-def delete_runs(session: Session, runs: Sequence[int], lives: Callable[[RunRow], bool]) -> None:
+def delete_runs(session: Session, runs: Sequence[int]) -> None:
     """Deletes the runs and what no other run uses.
 
-    Raises UsageError, with nothing deleted, where there is no such run or a run that lives may still use one of them.
+    Raises UsageError, with nothing deleted, where there is no such run or one that is running may still use one
+    of them.
     What other runs say of their candidates stays as it is, also where it names a trial that is no longer there.
     """
     _lock(session)
-    _require_removable(session, runs, lives)
+    _require_removable(session, runs)
     candidates = select(CandidateRow.id).where(CandidateRow.run_id.in_(runs))
     for row in OF_CANDIDATE:
         session.execute(delete(row).where(row.candidate_id.in_(candidates)))
@@ -53,12 +55,12 @@ def _lock(session: Session) -> None:
         session.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
 
 
-def _require_removable(session: Session, runs: Sequence[int], lives: Callable[[RunRow], bool]) -> None:
+def _require_removable(session: Session, runs: Sequence[int]) -> None:
     known = {row.id: row for row in session.scalars(select(RunRow))}
     if missing := sorted(set(runs) - set(known)):
         held = f"its runs are numbered {min(known)} to {max(known)}" if known else "it holds none"
         raise UsageError(f"the ledger has no run {missing[0]}: {held} (evoengine runs lists them)")
-    living = [row for row in known.values() if lives(row)]
+    living = [row for row in known.values() if row.status == RUNNING]
     for run in runs:
         # a search times the best candidates of earlier runs against its own
         target = (known[run].problem, known[run].gpu)

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Protocol
 
-from sqlalchemy import URL, Engine, Select, func, select, update
+from sqlalchemy import URL, Engine, Select, select
 from sqlalchemy.orm import Session, aliased, joinedload, undefer
 
 from evoengine import __version__
-from evoengine.errors import NothingFound, UsageError
-from evoengine.ledger.database import display_url, open_database, parse_url, translate_errors
-from evoengine.ledger.figures import read_order
-from evoengine.ledger.listing import Trial, read_ancestors, read_trials
+from evoengine.errors import MachineError, NothingFound
+from evoengine.hints import hint
+from evoengine.ledger.database import chosen_database, open_database, parse_url, translate_errors
+from evoengine.ledger.heartbeat import Heart, beat, begin_beating, mark_killed, require_fence
 from evoengine.ledger.models import (
     BaselineRow,
     BinaryRow,
@@ -29,29 +30,25 @@ from evoengine.ledger.models import (
     RunRow,
     VerdictRow,
 )
+from evoengine.ledger.reading import Reader
 from evoengine.ledger.removal import delete_runs
 from evoengine.ledger.rows import (
     baseline_values,
     device_row,
     get_or_create_binary,
     get_or_create_source,
-    load_options,
     measurement_values,
     profile_values,
     to_baseline,
     to_binary,
-    to_candidate,
-    to_measurement,
-    to_policy,
-    to_profile,
     to_run,
     verdict_values,
 )
-from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, may_live, this_host
+from evoengine.ledger.runs import RUNNING, Device, Run, this_host
 from evoengine.ledger.summaries import RunSummary, read_summaries
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
+from evoengine.ledger.watch import FileLost, Watch, empty_log
 from evoengine.objectives import DEFAULT
-from evoengine.paths import default_database
 from evoengine.records import (
     Baseline,
     Binary,
@@ -75,35 +72,33 @@ class SpaceFile(Protocol):
 
 
 def open_ledger(database: str | None, *, create: bool) -> Ledger:
-    """The ledger in an SQLite file, given as path or URL, or in PostgreSQL; None is db/evoengine.db.
+    """The ledger in an SQLite file, given as path or URL, or in PostgreSQL; None is what `chosen_database` says.
 
     Raises NothingFound where there is none and `create` is false, UsageError on a database that cannot be used,
     MachineError where PostgreSQL's driver is missing. Nothing is written then.
     """
-    url = parse_url(database or default_database())
+    url = parse_url(chosen_database(database))
     return Ledger(url, open_database(url, create=create))
 
 
-class Ledger:
+class Ledger(Reader):
     """Takes and gives the records of `evoengine.records`. Close it, or use it as a context manager.
 
     Any method raises UsageError where the database has been locked by another writer for too long.
     """
 
     def __init__(self, url: URL, engine: Engine) -> None:
-        self._url, self._engine = url, engine
-
-    @property
-    def url(self) -> str:
-        """As SQLAlchemy and Optuna take it, with the password where there is one."""
-        return self._url.render_as_string(hide_password=False)
-
-    @property
-    def place(self) -> str:
-        """For people: the file, or the URL without its password."""
-        return display_url(self._url)
+        super().__init__(url, engine)
+        self._watch = Watch(Path(url.database or "") if url.drivername == "sqlite" else None)
+        self._watch.guard(engine)
+        self._fences: dict[int, int] = {}
+        """runs of this process that have not ended → their fences"""
+        self._heart = Heart(self._beat)
+        self._finished: list[int] = []
+        """trials that ended through this object"""
 
     def close(self) -> None:
+        self._heart.stop()
         self._engine.dispose()
 
     def __enter__(self) -> Ledger:
@@ -127,11 +122,9 @@ class Ledger:
         objectives: str = DEFAULT,
         definition: str | None = None,
     ) -> int:
-        """Enters a run of this process; runs whose process is gone without a word are marked as killed."""
+        """Enters a run of this process; runs that no longer beat are marked as killed. It beats until `finish_run`."""
         with self._writing() as session:
-            for run in session.scalars(select(RunRow).where(RunRow.status == RUNNING)):
-                if not _lives(run):
-                    run.status = KILLED
+            mark_killed(session)
             row = RunRow(
                 started_at=_now(), status=RUNNING, gpu=gpu, problem=problem, device=device_row(session, device),
                 space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed,
@@ -140,12 +133,25 @@ class Ledger:
             )  # fmt: skip
             session.add(row)
             session.flush()
-            return row.id
+            fence = begin_beating(session, row.id)
+            run = row.id
+        self._fences[run] = fence
+        self._heart.start()
+        return run
 
     def finish_run(self, run: int, status: str) -> None:
         """`status` says how the search ended. Candidates it leaves unfinished are the next run's to adopt."""
         with self._writing() as session:
-            session.execute(update(RunRow).where(RunRow.id == run).values(status=status, finished_at=_now()))
+            row = session.get_one(RunRow, run)
+            row.status, row.finished_at = status, _now()
+        self._fences.pop(run, None)
+        if not self._fences:
+            self._heart.stop()
+
+    def _beat(self) -> None:
+        with self._writing() as session:
+            for run in list(self._fences):
+                beat(session, run)
 
     def runs(self) -> list[Run]:
         """Oldest first."""
@@ -165,7 +171,8 @@ class Ledger:
         one that is still going on may use it.
         """
         with self._writing() as session:
-            delete_runs(session, runs, _lives)
+            mark_killed(session)
+            delete_runs(session, runs)
 
     def last_target(self, gpu: str | None, problem: str | None) -> tuple[str, str]:
         """GPU and problem of the last run that agrees with what is given; raises NothingFound where there is none."""
@@ -178,8 +185,15 @@ class Ledger:
             found = session.execute(matching).one_or_none()
         if found is None:
             wanted = " for " + " on ".join(w for w in (problem, gpu) if w) if gpu or problem else ""
-            raise NothingFound(f"the ledger holds no run{wanted}: evoengine search fills it")
+            then = "search" if self.is_empty() else "history"
+            what = "fills it" if self.is_empty() else "lists what it has"
+            raise NothingFound(f"the ledger holds no run{wanted}: {hint(then, db=self.db)} {what}")
         return found[0], found[1]
+
+    def is_empty(self) -> bool:
+        """Whether it holds no trial."""
+        with self._reading() as session:
+            return session.scalar(select(CandidateRow.id).limit(1)) is None
 
     def last_definition(self, problem: str) -> str | None:
         """The problem.json that the last run for this problem kept; None where it kept none."""
@@ -198,19 +212,19 @@ class Ledger:
 
     def long_run_us(self, run: int, baseline: Baseline) -> float:
         """The median of that baseline's times over all runs like this one: same problem, GPU, device with its driver
-        and libraries, and policy. Its own time where no run has recorded it yet."""
+        and libraries, and policy. Its own time where no run of this ledger's own has recorded it yet."""
         this = aliased(RunRow)
-        like = select(BaselineRow.median_us, BaselineRow.policy).join(RunRow).join(this, this.id == run).where(
+        like = select(BaselineRow).join(RunRow).join(this, this.id == run).where(
             RunRow.problem == this.problem, RunRow.gpu == this.gpu, RunRow.device_id == this.device_id,
-            BaselineRow.name == baseline.name,
+            BaselineRow.name == baseline.name, RunRow.imported_from.is_(None),
         )  # fmt: skip
         with self._reading() as session:
-            rows = session.execute(like).all()
-        times: list[float] = [us for us, policy in rows if to_policy(policy) == baseline.policy]
+            known = [to_baseline(row) for row in session.scalars(like)]
+        times = [b.median_us for b in known if b.policy == baseline.policy]
         return statistics.median(times or [baseline.median_us])
 
     def whole_run(self, run: int) -> RunHistory:
-        """All that is known of a run's finished candidates, cubins included, for another ledger to take in."""
+        """All that is known of a run's finished candidates but their cubins, for another ledger to take in."""
         with self._reading() as session:
             return read_run(session, run)
 
@@ -268,6 +282,7 @@ class Ledger:
         """How the candidate ended; a later measurement may end it again."""
         end = {"outcome": str(outcome), "reason": reason, "occupancy": occupancy, "device": device}
         with self._writing() as session:
+            self._finished.append(trial)
             _update_candidate(session, trial, finished_at=_now(), **end)
 
     # ── reclaiming ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -285,103 +300,39 @@ class Ledger:
                 row.run_id = run
             return [row.id for row in rows]
 
-    # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def candidate(self, trial: int, *, with_cubin: bool = False) -> Candidate:
-        """Raises UsageError naming the range where there is no such trial. Without `with_cubin` cubins are empty."""
-        found = self._load(select(CandidateRow).where(CandidateRow.id == trial), with_cubin)
-        if found:
-            return found[0]
-        with self._reading() as session:
-            first, last = session.execute(select(func.min(CandidateRow.id), func.max(CandidateRow.id))).one()
-        if last is None:
-            raise NothingFound("the ledger holds no trial yet: evoengine search fills it")
-        raise UsageError(f"there is no trial {trial}: the ledger's are numbered {first} to {last}")
-
-    def candidates(
-        self, *, run: int | None = None, problem: str | None = None, gpu: str | None = None, with_cubin: bool = False
-    ) -> list[Candidate]:
-        """In the order they were started, narrowed by what is given. Without `with_cubin` cubins are empty."""
-        wanted = {"run_id": run, "problem": problem, "gpu": gpu}
-        return self._load(
-            select(CandidateRow).filter_by(**{k: v for k, v in wanted.items() if v is not None}), with_cubin
-        )
-
-    def trials(
-        self, *, run: int | None = None, problem: str | None = None, gpu: str | None = None, ranked: bool = False,
-        resources: bool = False,
-    ) -> Iterator[Trial]:  # fmt: skip
-        """In the order they were started, narrowed by what is given, a batch at a time: what a list shows of each.
-
-        With `ranked` only those that are, with `resources` also what a trial's binary takes up.
-        """
-        wanted = {"run_id": run, "problem": problem, "gpu": gpu}
-        narrowed = select(CandidateRow.id).filter_by(**{k: v for k, v in wanted.items() if v is not None})
-        if ranked:
-            narrowed = narrowed.where(CandidateRow.outcome.in_([str(o) for o in Outcome if o.ranked]))
-        return read_trials(self._reading, narrowed, resources=resources)
-
-    def count(self, problem: str, gpu: str) -> int:
-        """How many trials there are of a problem on a GPU."""
-        counted = select(func.count()).where(CandidateRow.problem == problem, CandidateRow.gpu == gpu)
-        with self._reading() as session:
-            return session.scalars(counted).one()
-
-    def ancestors(self, trial: int) -> dict[int, Trial]:
-        """A trial and all that it came from, of the same problem and GPU, by number."""
-        return {t.trial: t for t in read_ancestors(self._reading, trial)}
-
-    def best(self, problem: str, gpu: str, top: int, *, run: int | None = None) -> list[Candidate]:
-        """The fastest first, as `evoengine.ledger.ranking` has it.
-
-        By figures of one kind, device and policy, which `measurement` of each then is; finals before single timings. A
-        kernel that several runs found is there once.
-        """
-        with self._reading() as session:
-            best = read_order(session, problem, gpu, run)[:top]
-        loaded = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(best)))}
-        return [loaded[trial] for trial in best]
-
-    def measurements(self, trial: int) -> list[Measurement]:
-        """All of a candidate's figures, of every kind, oldest first."""
-        of_trial = select(MeasurementRow).where(MeasurementRow.candidate_id == trial).order_by(MeasurementRow.id)
-        with self._reading() as session:
-            return [to_measurement(row) for row in session.scalars(of_trial)]
-
-    def profile(self, trial: int) -> Profile | None:
-        """The last one taken."""
-        last = select(ProfileRow).where(ProfileRow.candidate_id == trial).order_by(ProfileRow.id.desc()).limit(1)
-        with self._reading() as session:
-            row = session.scalar(last)
-            return None if row is None else to_profile(row)
-
-    def span(self, trial: int) -> tuple[datetime, datetime | None]:
-        """When the candidate was started and when it was finished."""
-        with self._reading() as session:
-            times = select(CandidateRow.created_at, CandidateRow.finished_at).where(CandidateRow.id == trial)
-            created, finished = session.execute(times).one()
-            return created, finished
-
-    def _load(self, wanted: Select[CandidateRow], with_cubin: bool = False) -> list[Candidate]:
-        with self._reading() as session:
-            rows = session.scalars(wanted.options(*load_options(with_cubin)).order_by(CandidateRow.id))
-            return [to_candidate(row, with_cubin) for row in rows]
-
     # ── transactions ────────────────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
     def _writing(self) -> Iterator[Session]:
-        with translate_errors(self._url), Session(self._engine) as session, session.begin():
-            yield session
+        """One transaction. Raises MachineError where it cannot be, or may not be, part of this ledger's file."""
+        try:
+            self._watch.check()
+            with translate_errors(self._url), Session(self._engine) as session, session.begin():
+                for run, fence in list(self._fences.items()):
+                    require_fence(session, run, fence)
+                yield session
+            self._watch.check()
+        except FileLost as lost:
+            empty_log(self._engine)
+            raise MachineError(self._told_lost(lost)) from lost
 
-    @contextmanager
-    def _reading(self) -> Iterator[Session]:
-        with translate_errors(self._url), Session(self._engine.execution_options(reading=True)) as session:
-            yield session
+    def _told_lost(self, lost: FileLost) -> str:
+        told = f"the ledger {self.place} {lost} while it was in use"
+        if not self._finished:
+            return f"{told}: nothing of this search is in what is there now"
+        finished = spans(self._finished)
+        if lost.holds_all:
+            return f"{told}: it holds what ended before ({finished}), and nothing later"
+        return f"{told}: what ended in this search ({finished}) is not in what is there now"
 
 
-def _lives(run: RunRow) -> bool:
-    return run.status == RUNNING and may_live(run.host, run.pid, run.started_at)
+def spans(numbers: Iterable[int]) -> str:
+    """Numbers in their order, neighbours joined: "trials 1 to 4, 7"."""
+    known = set(numbers)
+    starts = sorted(n for n in known if n - 1 not in known)
+    ends = sorted(n for n in known if n + 1 not in known)
+    parts = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
+    return f"{'trial' if len(known) == 1 else 'trials'} {', '.join(parts)}"
 
 
 def _abandoned() -> Select[CandidateRow]:
@@ -389,7 +340,9 @@ def _abandoned() -> Select[CandidateRow]:
 
 
 def _update_candidate(session: Session, trial: int, **values: object) -> None:
-    session.execute(update(CandidateRow).where(CandidateRow.id == trial).values(**values))
+    row = session.get_one(CandidateRow, trial)
+    for name, value in values.items():
+        setattr(row, name, value)
 
 
 def _now() -> datetime:
