@@ -183,7 +183,8 @@ class Evolution:
         return {
             "id": trial, "source_sha256": source, "options": "-arch=sm_90a --std=c++17", "arch": "sm_90a",
             "compiler": "NVRTC 13.0", "cubin": cubin, "cubin_sha256": hashlib.sha256(cubin).hexdigest(),
-            "registers": 168, "spill_bytes": 0, "stack_bytes": 0, "shared_bytes": 1024, "warnings": [], "compile_ms": 812.5,
+            "registers": 168, "spill_bytes": 0, "stack_bytes": 0, "shared_bytes": 1024, "warnings": [],
+            "compile_ms": 812.5,
             "mix": {f"OPCODE_{i}": 17 * i for i in range(40)},
         }  # fmt: skip
 
