@@ -18,6 +18,12 @@ def hide_passwords(text: str) -> str:
     return _hidden(text, _IN_TEXT)
 
 
+def without_passwords(url: str) -> str:
+    """A URL to paste: its passwords are asked for elsewhere (PGPASSWORD, ~/.pgpass)."""
+    hidden = re.escape(HIDDEN)
+    return re.sub(rf"\w+={hidden}&?", "", _hidden(url, _WHOLE)).replace(f":{HIDDEN}", "").rstrip("?&")
+
+
 def command_line(arguments: Sequence[str] | None = None) -> str:
     """This process's command line, or that of `arguments`, without passwords."""
     return " ".join(_hidden(each, _WHOLE) for each in (sys.argv if arguments is None else arguments))

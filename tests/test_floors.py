@@ -24,6 +24,7 @@ FLOORS = (
         "untrusted",
         "host_compiler",
         "cuda_files",
+        "hints",
     ),
     ("space", "devices", "ledger", "sass", "workloads"),
     ("stages", "publish", "formats"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from evoengine.cli.options import (
+    OneOf,
     gpu_option,
     json_option,
     kernel_option,
@@ -26,7 +27,7 @@ from evoengine.untrusted import parse_json
 @problem_option
 @kernel_option
 @click.option(
-    "--device", type=click.Choice(["auto", "emulator", "cuda"]), default="auto", show_default=True,
+    "--device", type=OneOf(["auto", "emulator", "cuda"]), default="auto", show_default=True,
     help="Where the gate runs: cuda on a GPU, emulator on the CPU.",
 )  # fmt: skip
 @space_option

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
 from evoengine.errors import UsageError
+from evoengine.ledger.checksums import checksums_of
 from evoengine.ledger.models import (
     Base,
     BaselineRow,
@@ -76,7 +77,7 @@ def get_or_create_binary(session: Session, source: Source, binary: Binary) -> in
     key = {"source_sha256": source.sha256} | {name: values.pop(name) for name in ("options", "arch", "compiler")}
     values |= {"warnings": list(binary.warnings), "mix": dict(binary.mix)}
     values["cubin_sha256"] = hashlib.sha256(binary.cubin).hexdigest()
-    _insert_new(session, BinaryRow, **key, **values)
+    _insert_new(session, BinaryRow, **key, **values, checksums=checksums_of(BinaryRow, key | values))
     return session.scalars(select(BinaryRow.id).filter_by(**key)).one()
 
 

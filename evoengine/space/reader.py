@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import tomllib
@@ -11,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from evoengine.errors import UsageError
+from evoengine.hints import did_you_mean
 from evoengine.records import Value
 from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule, dependencies, domain_error
 from evoengine.space.expression import CALLS, Expression
@@ -122,7 +122,7 @@ class _Reader:
         return entries
 
     def _unknown(self, where: str, key: str, known: Iterable[str]) -> None:
-        raise UsageError(f"{where}: unknown key {key!r}; known are {', '.join(known)}{_nearest(key, known)}")
+        raise UsageError(f"{where}: unknown key {key!r}; known are {', '.join(known)}{did_you_mean(key, known)}")
 
     # --- knobs
 
@@ -208,7 +208,7 @@ class _Reader:
     def _known(self, expression: Expression) -> Expression:
         for name in sorted(expression.names - self.names):
             what = "GPU variable" if name.startswith("gpu.") else "knob, let or problem variable"
-            hint = _nearest(name, self.names)
+            hint = did_you_mean(name, self.names)
             raise UsageError(f"{expression.where}: `{expression.text}` names {name}, which is no {what}{hint}")
         return expression
 
@@ -238,7 +238,7 @@ class _Reader:
         if key not in self.families:
             raise UsageError(
                 f"{self._at(table, key)}: [{table}.{key}] names no family; known are {', '.join(self.families)}"
-                f"{_nearest(key, self.families)}"
+                f"{did_you_mean(key, self.families)}"
             )
         return key
 
@@ -319,7 +319,7 @@ class _Reader:
             for name, value in entry.items():
                 where = self._at("start", name, i)
                 if name not in knobs:
-                    raise UsageError(f"{where}: the start names {name}, which is no knob{_nearest(name, knobs)}")
+                    raise UsageError(f"{where}: the start names {name}, which is no knob{did_you_mean(name, knobs)}")
                 if knobs[name].index(value) is None:
                     raise UsageError(f"{where}: the start has {name} = {value!r}; {domain_error(knobs[name])}")
             if len(self.families) == 1:
@@ -332,8 +332,3 @@ def _refuse_circles(lets: Mapping[str, Expression]) -> None:
     for name, let in lets.items():
         if name in dependencies(let, lets):
             raise UsageError(f"{let.where}: let {name} is defined by way of itself: `{let.text}`")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.formats.flashinfer_solution import write_trace
+from evoengine.hints import hint
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.objectives import front, stored_objectives
 from evoengine.publish.export import export as write
@@ -74,8 +75,8 @@ def _best(ledger: Ledger, problem: str | None, gpu: str | None, top: int | None,
     found: Sequence[Candidate] = ledger.best(problem, gpu, top=top or 10)
     if not found:
         raise NothingFound(
-            f"the ledger holds no correct candidate for {problem} on {gpu}: evoengine search --gpu {gpu} "
-            f"--problem {problem} fills it"
+            f"the ledger holds no correct candidate for {problem} on {gpu}: "
+            f"{hint('history', db=ledger.db, problem=problem, gpu=gpu)} shows how each ended"
         )
     if pareto:
         found = _front(ledger, problem, gpu, found[0].ranked_by)[:top]

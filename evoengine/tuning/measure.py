@@ -10,6 +10,7 @@ from functools import partial
 from evoengine.devices.driver import GpuDevice, require_arch, resolve_gpu, supports_arch
 from evoengine.errors import NothingFound
 from evoengine.gpu import find_gpu
+from evoengine.hints import hint
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.passwords import command_line
@@ -64,8 +65,8 @@ class Measuring:
             left = left_to_measure(ledger, problem, gpu)
             if not left:
                 raise NothingFound(
-                    f"the ledger holds no correct candidate of {target} that is still to be measured: evoengine search "
-                    "--device emulator leaves some, evoengine best shows what was measured"
+                    f"the ledger holds no correct candidate of {target} that is still to be measured: "
+                    f"{hint('history', db=ledger.db, problem=problem, gpu=gpu)} shows how each ended"
                 )
             device = _device_for(target, left)
             with lock_gpu(device, self._echo):

@@ -14,6 +14,7 @@ import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, ConstantParameter, Parameter, ScalarArgument, TensorParameter
 from evoengine.errors import UsageError
+from evoengine.hints import hint, nearest_folder
 from evoengine.records import Config
 from evoengine.untrusted import parse_json, read_limited_text
 from evoengine.workloads.base import Case, Tensors, Workload
@@ -146,7 +147,9 @@ class FolderWorkload(Workload[FolderProblem]):
 def load_folder(path: Path) -> FolderWorkload:
     """Reads a kernel's folder. Raises UsageError naming the file that is missing or at fault."""
     if not path.is_dir():
-        raise UsageError(f"there is no folder {path}; `evoengine new {path.name or 'NAME'}` writes one to start from")
+        raise UsageError(
+            f"there is no folder {path}; {hint('new', path)} writes one to start from{nearest_folder(path)}"
+        )
     folder = path.resolve()
     text = _read(folder / PROBLEM)
     try:
