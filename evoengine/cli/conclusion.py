@@ -9,6 +9,7 @@ from dataclasses import asdict
 import click
 
 from evoengine.cli.display import ranking, say, status, stdout, time_spent
+from evoengine.ledger.store import spans
 from evoengine.records import Candidate, Outcome
 from evoengine.search.coordinator import Progress
 from evoengine.tuning.search import SearchResult
@@ -48,9 +49,10 @@ def print_summary(result: SearchResult, as_json: bool, db: str | None, following
     return 0 if found or unranked else 1
 
 
-def say_missed(missed: Mapping[int, str]) -> None:
-    for trial, why in missed.items():
-        say(f"trial {trial} is in the ledger, but not in optuna-dashboard's study: {why}", style="yellow")
+def say_missed(missed: Mapping[int, str], remedy: str = "the next search adds them") -> None:
+    if missed:
+        why = next(iter(missed.values()))
+        say(f"in the ledger, but not in optuna-dashboard's study: {spans(missed)} ({why}); {remedy}", style="yellow")
 
 
 def _summary(progress: Progress, run: int, found: Sequence[Candidate]) -> dict[str, object]:

@@ -39,7 +39,7 @@ def import_(file: Path, db: str | None) -> None:
         run, trials = ledger.import_run(whole)
         say(f"imported {len(trials)} trials from {file} as run {run}, trials {trials[0]} to {trials[-1]}")
         say("now their study for the dashboard; Ctrl-C leaves it unfinished, and the import whole")
-        say_missed(rebuild(storage, ledger, run, kind, domains).missed)
+        say_missed(rebuild(storage, ledger, run, kind, domains).missed, "import the file again")
 
 
 def _own(file: Path) -> Found | None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from evoengine.errors import UsageError
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.study import Projection, optuna_storage
+from evoengine.ledger.study import Projection, add_missing, optuna_storage
 from evoengine.objectives import parse_objectives
 from evoengine.records import Kind
 from evoengine.search.coordinator import Progress
@@ -59,7 +59,9 @@ class RecordedSearch:
         echo_left_out(space, echo)
         echo(f"ledger {ledger.place}, run {run}")
         domains = {knob.name: knob.values for knob in space.knobs}
-        study = Projection(optuna_storage(ledger.url), ledger, run, Kind.RECORDED, domains)
+        storage = optuna_storage(ledger.url)
+        study = Projection(storage, ledger, run, Kind.RECORDED, domains)
+        study.missed |= add_missing(storage, ledger)
         seconds = o.minutes * 60 if o.minutes else None
         replay = Replay(space, o.sampler, self._seed, o.trials, seconds, ledger, run, on_change, study.add)
         self._replay = replay
