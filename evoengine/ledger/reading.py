@@ -95,6 +95,15 @@ class Reader:
         loaded = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(best)))}
         return [loaded[trial] for trial in best]
 
+    def finished_trials(self) -> dict[int, list[int]]:
+        """Run → its trials that have ended, in their order."""
+        ended = select(CandidateRow.run_id, CandidateRow.id).where(CandidateRow.outcome.is_not(None))
+        trials: dict[int, list[int]] = {}
+        with self._reading() as session:
+            for run, trial in session.execute(ended.order_by(CandidateRow.id)):
+                trials.setdefault(run, []).append(trial)
+        return trials
+
     def measurements(self, trial: int) -> list[Measurement]:
         """All of a candidate's figures, of every kind, oldest first."""
         of_trial = select(MeasurementRow).where(MeasurementRow.candidate_id == trial).order_by(MeasurementRow.id)

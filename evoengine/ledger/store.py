@@ -97,6 +97,10 @@ class Ledger(Reader):
         self._finished: list[int] = []
         """trials that ended through this object"""
 
+    def watch(self, engine: Engine) -> None:
+        """Has another engine on the same database open no other file than this ledger's."""
+        self._watch.guard(engine)
+
     def close(self) -> None:
         self._heart.stop()
         self._engine.dispose()
