@@ -34,7 +34,8 @@ def best(
     formula. Without --problem and --gpu the last run's are meant. What is exported is executed first, by its machine
     code; a wrong one is refused.
     """
-    from evoengine.cli.display import ranking, say, stdout
+    from evoengine.cli.candidate_tables import ranking
+    from evoengine.cli.display import say, stdout
     from evoengine.records import Kind
     from evoengine.sass.validation import error_line
     from evoengine.tuning.best import best as find

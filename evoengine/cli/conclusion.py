@@ -8,7 +8,8 @@ from dataclasses import asdict
 
 import click
 
-from evoengine.cli.display import ranking, say, status, stdout, time_spent
+from evoengine.cli.candidate_tables import ranking
+from evoengine.cli.display import say, status, stdout, time_spent
 from evoengine.records import Candidate, Outcome
 from evoengine.search.coordinator import Progress
 from evoengine.tuning.search import SearchResult

@@ -14,8 +14,7 @@ from evoengine.cli.options import json_option
 from evoengine.errors import MachineError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from evoengine.cli.tables import Table
     from evoengine.devices.driver import GpuDevice
 
 
@@ -50,15 +49,15 @@ def doctor(as_json: bool) -> int:
 
 def doctor_table(found: Iterable[Finding]) -> Table:
     """The findings, each with its remedy where something is missing."""
-    from rich.table import Column, Table
-    from rich.text import Text
+    from evoengine.cli.tables import Cell, Column, Styled, Table
 
-    table = Table.grid("", "", Column(overflow="fold"), padding=(0, 2))
+    rows: list[list[Cell]] = []
     for f in found:
-        mark = Text("✓", style="green") if f.here else Text("✗", style="red" if f.needed else "yellow")
-        remedy = "" if f.here else f"\n→ {f.remedy}"
-        table.add_row(mark, f.name, f"{f.what}{remedy}")
-    return table
+        mark = Styled("✓", "green") if f.here else Styled("✗", "red" if f.needed else "yellow")
+        rows.append([mark, f.name, f.what])
+        if not f.here:
+            rows.append(["", "", f"→ {f.remedy}"])
+    return Table([Column(""), Column(""), Column("", least=20, folds=True)], rows)
 
 
 def _python() -> Finding:

@@ -18,7 +18,8 @@ from evoengine.errors import NothingFound
 @json_option
 def history(gpu: str | None, problem: str | None, run: int | None, db: str | None, as_json: bool) -> None:
     """List every trial of the ledger, with how it ended."""
-    from evoengine.cli.display import history_table, stdout
+    from evoengine.cli.candidate_tables import history_table
+    from evoengine.cli.display import stdout
     from evoengine.ledger.store import open_ledger
 
     with open_ledger(db, create=False) as ledger:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import keyword
 import os
 import sys
@@ -11,6 +12,7 @@ import click
 
 from evoengine import __version__
 from evoengine.errors import EvoengineError
+from evoengine.text import plain_lines
 
 COMMANDS = {
     "new": "Write a folder with a kernel of your own, or bring one in.",
@@ -79,9 +81,11 @@ def main() -> None:
         sys.stdout.flush()
         os._exit(INTERRUPTED)
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        click.echo(plain_lines(shown.getvalue()), err=True, nl=False)
         code = error.exit_code
     except EvoengineError as error:
-        click.echo(f"evoengine: {error}", err=True)
+        click.echo(f"evoengine: {plain_lines(error)}", err=True)
         code = error.exit_code
     sys.exit(code if isinstance(code, int) else 0)

@@ -33,8 +33,9 @@ def measure(
     The binaries are those of the ledger; no compiler is needed. Tells how the estimates had ranked what was measured.
     Without --problem and --gpu the last run's are meant.
     """
+    from evoengine.cli.candidate_tables import ranking
     from evoengine.cli.conclusion import INTERRUPTED
-    from evoengine.cli.display import ranking, say, stdout
+    from evoengine.cli.display import say, stdout
     from evoengine.cli.signals import stop_on_signal
     from evoengine.tuning.measure import Measuring
     from evoengine.tuning.setup import register_kernel
@@ -64,7 +65,7 @@ def _line(candidate: Candidate) -> str:
     from evoengine.cli.display import figure
 
     why = f", {candidate.reason}" if candidate.reason else ""
-    return f"#{candidate.trial}  {candidate.outcome}  {figure(candidate)} TFLOPS{why}"
+    return f"#{candidate.trial}  {candidate.outcome}  {figure(candidate)}{why}"
 
 
 def _baseline(baseline: Baseline) -> str:

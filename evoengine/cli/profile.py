@@ -24,7 +24,8 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
     and the instructions before which warps wait longest, with the reasons. It is kept beside the candidate, where
     evoengine show finds it.
     """
-    from evoengine.cli.display import profile_page, say, stdout
+    from evoengine.cli.candidate_page import profile_page
+    from evoengine.cli.display import say, stdout
     from evoengine.devices.driver import find_driver, supports_arch
     from evoengine.errors import NothingFound
     from evoengine.ledger.store import open_ledger

@@ -21,7 +21,8 @@ def report(gpu: str | None, problem: str | None, db: str | None, as_json: bool) 
 
     Without --problem and --gpu the last run's are meant.
     """
-    from evoengine.cli.display import effects_table, lineage, say, stdout
+    from evoengine.cli.candidate_tables import effects_table, lineage
+    from evoengine.cli.display import say, stdout
     from evoengine.ledger.store import open_ledger
     from evoengine.lineage import effects, path, step_json
 

@@ -19,7 +19,9 @@ from evoengine.cli.options import db_option, json_option
 @json_option
 def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_json: bool) -> None:
     """Show one trial: configuration, resources, verdict, figure, source."""
-    from evoengine.cli.display import candidate_panel, lineage, profile_page, stdout
+    from evoengine.cli.candidate_page import candidate_page, profile_page
+    from evoengine.cli.candidate_tables import lineage
+    from evoengine.cli.display import stdout
     from evoengine.errors import NothingFound, UsageError
     from evoengine.ledger.store import open_ledger
     from evoengine.lineage import path, step_json
@@ -42,4 +44,4 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
     elif as_json:
         click.echo(json.dumps(candidate.to_json(), indent=2))
     else:
-        stdout.print(candidate_panel(candidate), *([profile_page(profile)] if profile else []))
+        stdout.print(candidate_page(candidate), *([profile_page(profile)] if profile else []))

@@ -38,7 +38,8 @@ def verify(
     templates: Path | None, binary: bool, seed: int | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Render, compile and gate one configuration; exit 0 when it is correct, 1 when not."""
-    from evoengine.cli.display import cases, say, stdout
+    from evoengine.cli.candidate_page import cases
+    from evoengine.cli.display import say, stdout
     from evoengine.publish.export import case_list
     from evoengine.tuning.verify import verify as run
 
