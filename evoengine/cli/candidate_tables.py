@@ -48,7 +48,7 @@ def history_table(candidates: Sequence[Candidate]) -> Group:
     several = [name for name, found in places.items() if len(found) > 1]
     columns = [
         Column("trial", right=True), *(Column(name, leaves=5) for name in several), Column("outcome"),
-        *knobs.columns, *FIGURES, Column("reg", right=True, leaves=6), Column("reason", least=20),
+        *knobs.columns, *FIGURES, Column("reg", right=True, leaves=6), Column("reason", least=16),
     ]  # fmt: skip
     rows = [
         [
@@ -59,8 +59,8 @@ def history_table(candidates: Sequence[Candidate]) -> Group:
         for c in candidates
     ]  # fmt: skip
     once = " · ".join(f"{name} {found.pop()}" for name, found in places.items() if name not in several)
-    head = [plain(once)] if once else []
-    return Group(*head, Table(columns, rows), *knobs.said_once())
+    heading = [plain(once)] if once else []
+    return Group(*heading, Table(columns, rows), *knobs.said_once())
 
 
 def lineage(steps: Sequence[Step]) -> Table:

@@ -25,6 +25,7 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
     from evoengine.errors import NothingFound, UsageError
     from evoengine.ledger.store import open_ledger
     from evoengine.lineage import path, step_json
+    from evoengine.text import plain_lines
 
     if with_source and (with_lineage or as_json):
         raise UsageError(f"--source prints the source alone; leave {'--lineage' if with_lineage else '--json'} out")
@@ -34,7 +35,9 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
     if with_source:
         if candidate.source is None:
             raise NothingFound(f"trial {trial} has no source: it ended before it was rendered")
-        click.echo(candidate.source.text)
+        # a pipe may lead to a compiler, which must get what the ledger has; without `color` escape sequences are cut
+        text = candidate.source.text
+        click.echo(plain_lines(text) if stdout.is_terminal else text, color=True)
     elif with_lineage:
         steps = path(trial, {c.trial: c for c in known})
         if as_json:

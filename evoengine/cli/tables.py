@@ -19,7 +19,7 @@ from rich.text import Text
 from evoengine.text import plain
 
 GAP = "  "
-HEAD, DIM = "bold", "dim"
+HEADING, DIM = "bold", "dim"
 
 
 class Styled(NamedTuple):
@@ -50,7 +50,7 @@ class Table:
     """
 
     def __init__(self, columns: Sequence[Column], rows: Iterable[Sequence[Cell]], *, title: str = "") -> None:
-        """Each of `rows` has a cell for every column. Where no column has a name there is no head."""
+        """Each of `rows` has a cell for every column. Where no column has a name there is no heading."""
         self._title = plain(title)
         self._rows = [[_plain(cell) for cell in row] for row in rows]
         widths = [0] * len(columns)
@@ -64,9 +64,9 @@ class Table:
         layout = _Layout(console, self._columns, self._widths, options.max_width)
         kept = [self._filled[i] for i in layout.kept]
         if self._title:
-            yield Segment(f"{self._title}\n", _style(console, HEAD))
-        for names in layout.head():
-            yield from layout.row([Styled(name, HEAD) for name in names])
+            yield Segment(f"{self._title}\n", _style(console, HEADING))
+        for names in layout.heading():
+            yield from layout.row([Styled(name, HEADING) for name in names])
         for row in self._rows:
             yield from layout.row([row[i] for i in kept])
         if layout.left_out:
@@ -81,23 +81,27 @@ def rows_table(rows: Iterable[tuple[str, str]], title: str = "") -> Table:
 
 
 class _Layout:
-    """Which columns are kept at a width, how wide each is, and their heads. `widths` are those of the widest cells."""
+    """Which columns are kept at a width, how wide each is, and their headings. `widths` are those of the widest cells."""
 
     def __init__(self, console: Console, columns: Sequence[Column], widths: Sequence[int], most: int) -> None:
         self._console, self._columns = console, columns
         self._colourful = console.is_terminal
         self.kept = list(range(len(columns)))
-        self._heads = [[plain(c.name)] for c in columns]
-        self._fit_to_heads(widths)
+        self._headings = [[plain(c.name)] for c in columns]
+        self._fit_to_headings(widths)
         if self._least() > most:
-            self._heads = [_broken(head, max(width, 6)) for width, [head] in zip(widths, self._heads, strict=True)]
-            self._fit_to_heads(widths)
+            self._headings = [
+                _broken(heading, max(width, 6)) for width, [heading] in zip(widths, self._headings, strict=True)
+            ]
+            self._fit_to_headings(widths)
         while self._least() > most and (leaving := [i for i in self.kept if columns[i].leaves]):
             self.kept.remove(max(leaving, key=lambda i: (columns[i].leaves, i)))
         self._squeeze(most)
 
-    def _fit_to_heads(self, widths: Sequence[int]) -> None:
-        self._widths = [max(width, *map(_width, head)) for width, head in zip(widths, self._heads, strict=True)]
+    def _fit_to_headings(self, widths: Sequence[int]) -> None:
+        self._widths = [
+            max(width, *map(_width, heading)) for width, heading in zip(widths, self._headings, strict=True)
+        ]
 
     def _least(self) -> int:
         """How narrow the kept columns can be, with what is between them."""
@@ -105,7 +109,7 @@ class _Layout:
 
     def _narrowest(self, i: int) -> int:
         own, least = self._widths[i], self._columns[i].least
-        return min(own, max(least, *map(_width, self._heads[i]))) if least else own
+        return min(own, max(least, *map(_width, self._headings[i]))) if least else own
 
     def _squeeze(self, most: int) -> None:
         """Takes from free text what there is too much."""
@@ -118,13 +122,13 @@ class _Layout:
     def left_out(self) -> list[str]:
         return [plain(c.name) for i, c in enumerate(self._columns) if i not in self.kept]
 
-    def head(self) -> list[list[str]]:
+    def heading(self) -> list[list[str]]:
         """Lines of names, those of few lines at the bottom; none where no column has a name."""
-        heads = [self._heads[i] for i in self.kept]
-        if not any(name for head in heads for name in head):
+        headings = [self._headings[i] for i in self.kept]
+        if not any(name for heading in headings for name in heading):
             return []
-        height = max(map(len, heads))
-        return [[([""] * (height - len(head)) + head)[n] for head in heads] for n in range(height)]
+        height = max(map(len, headings))
+        return [[([""] * (height - len(heading)) + heading)[n] for heading in headings] for n in range(height)]
 
     def row(self, cells: Sequence[Cell]) -> Iterator[Segment]:
         """A row, of several lines where free text goes on below."""
