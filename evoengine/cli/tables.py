@@ -81,7 +81,7 @@ def rows_table(rows: Iterable[tuple[str, str]], title: str = "") -> Table:
 
 
 class _Layout:
-    """Which columns are kept at a width, how wide each is, and their headings. `widths` are those of the widest cells."""
+    """Which columns are kept at a width, their widths and headings. `widths` are those of the widest cells."""
 
     def __init__(self, console: Console, columns: Sequence[Column], widths: Sequence[int], most: int) -> None:
         self._console, self._columns = console, columns

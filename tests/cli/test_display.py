@@ -20,9 +20,7 @@ from evoengine.records import Candidate, Kind, Outcome
 from tests.support.ledger_examples import GPU, PROBLEM, a_binary, a_figure, a_source, a_verdict
 
 LONG = [f"{letter}_long_knob" for letter in ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta")]
-CONFIG = {"family": "wgmma", "tile_m": 128, "tile_n": 176, "stages": 2} | {
-    f"long_knob_{i}": "registers" for i in range(7)
-}
+CONFIG = {"family": "wgmma", "tile_m": 128, "tile_n": 176, "stages": 2, **dict.fromkeys(LONG, "registers")}
 RANKED = Candidate(
     1234, 1, PROBLEM, GPU, CONFIG, Outcome.ESTIMATED, source=a_source(), binary=a_binary(), verdict=a_verdict(),
     measurement=a_figure(467.5), occupancy=0.25,
