@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-import click
-
 from evoengine.cli.candidate_tables import ranking
 from evoengine.cli.display import say, status, stdout, time_spent
+from evoengine.cli.json_output import print_json
 from evoengine.records import Candidate, Outcome
 from evoengine.search.coordinator import Progress
 from evoengine.tuning.search import SearchResult
@@ -32,7 +30,7 @@ def print_summary(result: SearchResult, as_json: bool, db: str | None, following
     say_missed(result.missed)
     ledger, unranked = f" --db {db}" if db else "", progress.outcomes[Outcome.UNRANKED]
     if as_json:
-        click.echo(json.dumps(_summary(progress, run, found), indent=2))
+        print_json(**_summary(progress, run, found))
     elif found:
         stdout.print(ranking(_shown(found)))
         estimated = found[0].outcome is Outcome.ESTIMATED

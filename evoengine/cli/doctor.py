@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -34,11 +33,12 @@ class Finding:
 def doctor(as_json: bool) -> int:
     """Say what this machine has, what is missing, and the remedy; exit 3 where a search cannot run."""
     from evoengine.cli.display import say, stdout
+    from evoengine.cli.json_output import print_json
 
     found = [check() for check in CHECKS]
     able = all(f.here for f in found if f.needed)
     if as_json:
-        click.echo(json.dumps({"able": able, "findings": [asdict(f) for f in found]}, indent=2))
+        print_json(able=able, findings=[asdict(f) for f in found])
     else:
         stdout.print(doctor_table(found))
         times = all(f.here for f in found if f.name in ("GPU", "CUDA versions"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +35,7 @@ def measure(
     from evoengine.cli.candidate_tables import ranking
     from evoengine.cli.conclusion import INTERRUPTED
     from evoengine.cli.display import say, stdout
+    from evoengine.cli.json_output import print_json
     from evoengine.cli.signals import stop_on_signal
     from evoengine.tuning.measure import Measuring
     from evoengine.tuning.setup import register_kernel
@@ -48,17 +48,16 @@ def measure(
     for line in (*map(_baseline, measured.baselines), *measured.notes, *_agreed(measured.agreement)):
         say(line)
     if as_json:
-        click.echo(_as_json(measured))
+        print_json(**_as_json(measured))
     else:
         stdout.print(ranking(dict(enumerate(measured.best, 1))))
     return INTERRUPTED if measuring.stopped else 0
 
 
-def _as_json(measured: Measured) -> str:
+def _as_json(measured: Measured) -> dict[str, object]:
     m = measured
     summary = {"run": m.run, "agreement": asdict(m.agreement), "estimates": [asdict(p) for p in m.pairs]}
-    summary |= {"baselines": [asdict(b) for b in m.baselines], "best": [c.to_json() for c in m.best]}
-    return json.dumps(summary, indent=2)
+    return summary | {"baselines": [asdict(b) for b in m.baselines], "best": [c.to_json() for c in m.best]}
 
 
 def _line(candidate: Candidate) -> str:

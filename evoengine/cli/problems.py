@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -18,13 +17,14 @@ if TYPE_CHECKING:
 def problems(as_json: bool) -> None:
     """List the workloads that come with evoengine: how their problems are written, and an example of each."""
     from evoengine.cli.display import stdout
+    from evoengine.cli.json_output import print_json
     from evoengine.cli.tables import Column, Table
     from evoengine.workloads import workloads
 
     known = workloads().values()
     if as_json:
         listed = [{"workload": w.name, "grammar": w.grammar, "example": _example(w)} for w in known]
-        click.echo(json.dumps(listed, indent=2))
+        print_json(workloads=listed)
         return
     columns = [Column("workload"), Column("problem", least=20, folds=True), Column("example", least=20, folds=True)]
     stdout.print(Table(columns, [[w.name, f"{w.name}:{w.grammar}", _example(w)] for w in known]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from evoengine.cli.options import db_option, json_option
@@ -19,9 +17,11 @@ from evoengine.cli.options import db_option, json_option
 @json_option
 def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_json: bool) -> None:
     """Show one trial: configuration, resources, verdict, figure, source."""
+    from evoengine.cli.candidate_json import page_json
     from evoengine.cli.candidate_page import candidate_page, profile_page
     from evoengine.cli.candidate_tables import lineage
     from evoengine.cli.display import stdout
+    from evoengine.cli.json_output import print_json
     from evoengine.errors import NothingFound, UsageError
     from evoengine.ledger.store import open_ledger
     from evoengine.lineage import path, step_json
@@ -41,10 +41,10 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
     elif with_lineage:
         steps = path(trial, {c.trial: c for c in known})
         if as_json:
-            click.echo(json.dumps([step_json(s) for s in steps], indent=2))
+            print_json(lineage=[step_json(s) for s in steps])
         else:
             stdout.print(lineage(steps))
     elif as_json:
-        click.echo(json.dumps(candidate.to_json(), indent=2))
+        print_json(**page_json(candidate, profile))
     else:
         stdout.print(candidate_page(candidate), *([profile_page(profile)] if profile else []))

@@ -129,6 +129,7 @@ def to_verdict(row: VerdictRow) -> Verdict:
         reason=row.reason,
         cases=tuple(_to_case(case) for case in row.cases),
         wall_ms=row.wall_ms,
+        taken_at=row.taken_at,
     )
 
 
@@ -153,7 +154,7 @@ def _to_case(case: dict[str, Any]) -> CaseResult:
 
 
 def measurement_values(measurement: Measurement) -> dict[str, object]:
-    values = {name: getattr(measurement, name) for name in Measurement.__slots__}
+    values = {name: getattr(measurement, name) for name in Measurement.__slots__ if name != "taken_at"}
     return values | {
         "kind": str(measurement.kind),
         "policy": measurement.policy and asdict(measurement.policy),
@@ -174,6 +175,7 @@ def to_measurement(row: MeasurementRow) -> Measurement:
         suspect=row.suspect,
         policy=None if row.policy is None else to_policy(row.policy),
         normalised_us=row.normalised_us,
+        taken_at=row.taken_at,
     )
 
 
@@ -251,6 +253,8 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
         parents=tuple(row.parents),
         operator=row.operator,
         sustained=last_sustained(figures),
+        created_at=row.created_at,
+        finished_at=row.finished_at,
     )
 
 
