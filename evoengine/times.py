@@ -7,4 +7,4 @@ from datetime import UTC, datetime
 
 def utc(time: datetime | None) -> str | None:
     """ISO 8601 in UTC, to the millisecond."""
-    return time and time.astimezone(UTC).isoformat(timespec="milliseconds")
+    return None if time is None else time.astimezone(UTC).isoformat(timespec="milliseconds")

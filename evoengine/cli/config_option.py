@@ -66,7 +66,6 @@ def _parsed(text: str, where: str) -> Config:
         raise UsageError(f"{where} must be a JSON object of knobs and values, not {type(found).__name__}")
     for knob, value in found.items():
         if not isinstance(value, int | float | str) or (isinstance(value, float) and not math.isfinite(value)):
-            raise UsageError(
-                f"{where} gives the knob {knob} {json.dumps(value)[:40]}; a value is a number, text or true"
-            )
+            shown = json.dumps(value)[:40]
+            raise UsageError(f"{where} gives {knob} {shown}; a knob is a number, text, true or false")
     return found

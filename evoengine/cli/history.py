@@ -29,7 +29,7 @@ ENDINGS = (*map(str, Outcome), UNFINISHED)
 @click.option("--family", "families", multiple=True, metavar="NAME", help="Only this one; may be given several times.")
 @click.option(
     "--where", metavar="EXPRESSION",
-    help="Only trials of whose knobs this is true, in the language of space files: 'tile_m >= 64 and stages in [2, 3]'.",
+    help="Only trials whose knobs make this true, in the language of space files: 'tile_m >= 64 and stages in [2, 3]'.",
 )  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), help="Only the last so many of them.")
 @db_option

@@ -21,8 +21,8 @@ from evoengine.cli.options import (
 @click.command()
 @click.option(
     "--config", "text", required=True, metavar="WHAT",
-    help="One value for every active knob: as JSON, in a file of JSON, in - for standard input, or those of a trial, by "
-    "its number, with its problem and GPU where none are given.",
+    help="One value for every active knob: as JSON, in a file of JSON, in - for standard input; or a trial's number, "
+    "for its knobs, and its problem and GPU where none are given.",
 )  # fmt: skip
 @gpu_option(default="h100")
 @problem_option
@@ -54,8 +54,8 @@ def verify(
     if given.gpu and context.get_parameter_source("gpu") is ParameterSource.DEFAULT:
         gpu = given.gpu
     verified = run(
-        given.config, problem or given.problem, gpu, kernel=kernel, device=device, space=space, templates=templates, binary=binary,
-        seed=seed, echo=say,
+        given.config, problem or given.problem, gpu, kernel=kernel, device=device, space=space, templates=templates,
+        binary=binary, seed=seed, echo=say,
     )  # fmt: skip
     candidate, check = verified.candidate, verified.binary
     if as_json:
