@@ -233,8 +233,7 @@ class Measurement:
     policy: Policy | None = None
     """None where nothing ran here: an estimate, or what another tuner recorded"""
     normalised_us: float | None = None
-    """the paired ratio to the baseline of the same rounds, times that baseline's long-run median; None where no
-    baseline ran beside it"""
+    """the paired ratio to the baseline of the same rounds, times its long-run median; None where none ran beside it"""
     taken_at: datetime | None = field(default=None, compare=False)
     """as a ledger noted it"""
 
@@ -288,8 +287,7 @@ class CompiledCandidate:
 class Finals:
     """The best candidates timed against each other: trials best first, each with its new figure.
 
-    `tied` are the fastest and those shown to be the same; the first of `order` has the fewest registers of them. `open`
-    could not be distinguished from the fastest.
+    `tied` are the fastest and its equals, fewest registers first in `order`; `open` was not shown to be slower.
     """
 
     order: tuple[int, ...]
@@ -317,7 +315,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One trial of one run, as far as it came."""
+    """One trial of one run, as far as it came; `imported_from` says where the run did, None of what was found here."""
 
     trial: int
     run: int
@@ -340,6 +338,7 @@ class Candidate:
     operator: str | None = None
     sustained: Measurement | None = None
     """its last figure of back-to-back runs, as finalists have one"""
+    imported_from: str | None = None
     created_at: datetime | None = field(default=None, compare=False)
     finished_at: datetime | None = field(default=None, compare=False)
 
@@ -374,6 +373,7 @@ class Candidate:
             "trial": self.trial, "run": self.run, "problem": self.problem, "gpu": self.gpu, "config": dict(self.config),
             "outcome": str(self.outcome) if self.outcome else None, "reason": self.reason, "device": self.device,
             "created_at": utc(self.created_at), "finished_at": utc(self.finished_at),
+            "imported_from": self.imported_from,
             "source_sha256": source.sha256 if source else None,
             "registers": binary.registers if binary else None, "spill_bytes": binary.spill_bytes if binary else None,
             "shared_bytes": self.shared_bytes, "occupancy": self.occupancy,

@@ -31,10 +31,17 @@ def ranking(ranked: Mapping[int, Candidate]) -> Group:
         Column("rank", right=True), Column("trial", right=True), *knobs.columns, *FIGURES,
         Column("reg", right=True, leaves=6), Column("spill", right=True, leaves=8),
         Column("shared", right=True, leaves=7), Column("occ.", right=True, leaves=9),
-        Column("max err", right=True, leaves=30),
+        Column("max err", right=True, leaves=30), Column("imported from", least=12, leaves=4),
     ]  # fmt: skip
     rows = [
-        [str(rank), str(c.trial), *knobs.cells(c.config), *figure_cells(c.measurement), *_resources(c)]
+        [
+            str(rank),
+            str(c.trial),
+            *knobs.cells(c.config),
+            *figure_cells(c.measurement),
+            *_resources(c),
+            c.imported_from or "",
+        ]
         for rank, c in ranked.items()
     ]
     marked = any(c.measurement and c.measurement.by_formula for c in ranked.values())
@@ -48,13 +55,14 @@ def history_table(candidates: Sequence[Candidate]) -> Group:
     several = [name for name, found in places.items() if len(found) > 1]
     columns = [
         Column("trial", right=True), *(Column(name, leaves=5) for name in several), Column("outcome"),
-        *knobs.columns, *FIGURES, Column("reg", right=True, leaves=6), Column("reason", least=16),
+        *knobs.columns, *FIGURES, Column("reg", right=True, leaves=6),
+        Column("imported from", least=12, leaves=4), Column("reason", least=16),
     ]  # fmt: skip
     rows = [
         [
             str(c.trial), *(_place(c, name) for name in several), _outcome(c.outcome),
             *knobs.cells(c.config), *figure_cells(c.measurement), str(c.binary.registers) if c.binary else "",
-            c.reason or "",
+            c.imported_from or "", c.reason or "",
         ]
         for c in candidates
     ]  # fmt: skip

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from evoengine.errors import UsageError
 from evoengine.records import Config
+from evoengine.untrusted import parse_json, read_limited_text
 
 MOST_BYTES = 1 << 20
 
@@ -43,10 +44,9 @@ def _of_trial(trial: int, db: str | None) -> Given:
 
 def _file(path: Path) -> str:
     try:
-        with path.open(encoding="utf-8") as file:
-            return file.read(MOST_BYTES + 1)
+        return read_limited_text(path, MOST_BYTES)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text, or no name of a file"
+        why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
             f"--config {str(path)[:80]!r} is neither JSON nor a trial's number, and cannot be read as a file: {why}"
         ) from None
@@ -57,8 +57,8 @@ def _parsed(text: str, where: str) -> Config:
     if len(text) > MOST_BYTES:
         raise UsageError(f"{where} holds more than {MOST_BYTES} characters, which no configuration takes")
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:  # also of an integer of more digits than Python reads
+        found = parse_json(text)
+    except ValueError as error:
         raise UsageError(f"{where} is no JSON of a configuration: {str(error)[:200]}") from None
     if isinstance(found, dict) and isinstance(found.get("config"), dict):
         found = found["config"]

@@ -9,6 +9,7 @@ import click
 
 from evoengine.cli.options import db_option, gpu_option, json_option, stored_problem_option
 from evoengine.errors import NothingFound
+from evoengine.hints import hint
 from evoengine.records import Outcome
 
 if TYPE_CHECKING:
@@ -48,12 +49,13 @@ def history(
     condition = Where(where) if where else None
     with open_ledger(db, create=False) as ledger:
         known = ledger.candidates(run=run, problem=problem, gpu=gpu)
+        empty = ledger.is_empty()
     if condition and known:
         condition.require_known(name for c in known for name in c.config)
     found = [c for c in known if _ended(c, outcomes) and _is_of(c, families)]
     found = [c for c in found if condition is None or condition.picks(c.config)]
     if not found:
-        raise NothingFound(_nothing(known))
+        raise NothingFound(_nothing(known, empty, db))
     shown = found[-limit:] if limit else found
     if as_json:
         print_json(trials=[c.to_json() for c in shown])
@@ -69,10 +71,11 @@ def _is_of(c: Candidate, families: Sequence[str]) -> bool:
     return not families or c.config.get("family") in families
 
 
-def _nothing(known: Sequence[Candidate]) -> str:
+def _nothing(known: Sequence[Candidate], empty: bool, db: str | None) -> str:
     """Why there is no trial to list, with what there is."""
     if not known:
-        return "the ledger holds no such trial: evoengine search fills it"
+        then = f"{hint('search', db=db)} fills it" if empty else f"{hint('history', db=db)} lists all it has"
+        return f"the ledger holds no such trial: {then}"
     outcomes = sorted({str(c.outcome or UNFINISHED) for c in known})
     families = sorted({str(c.config["family"]) for c in known if "family" in c.config})
     there_are = f"outcomes {', '.join(outcomes)}" + (f"; families {', '.join(families)}" if families else "")

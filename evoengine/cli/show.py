@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from evoengine.cli.options import db_option, json_option
+from evoengine.cli.options import RECORDED, db_option, json_option
+
+if TYPE_CHECKING:
+    from evoengine.records import Candidate
 
 
 @click.command()
@@ -34,7 +39,7 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
         known = ledger.candidates(problem=candidate.problem, gpu=candidate.gpu) if with_lineage else []
     if with_source:
         if candidate.source is None:
-            raise NothingFound(f"trial {trial} has no source: it ended before it was rendered")
+            raise NothingFound(f"trial {trial} has no source: {_why_no_source(candidate)}")
         # a pipe may lead to a compiler, which must get what the ledger has; without `color` escape sequences are cut
         text = candidate.source.text
         click.echo(plain_lines(text) if stdout.is_terminal else text, color=True)
@@ -48,3 +53,11 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
         print_json(**page_json(candidate, profile))
     else:
         stdout.print(candidate_page(candidate), *([profile_page(profile)] if profile else []))
+
+
+def _why_no_source(candidate: Candidate) -> str:
+    if candidate.problem.startswith(RECORDED):
+        return "another tuner recorded it, with its times and without its kernel"
+    if candidate.outcome is None:
+        return "it was not rendered before its search ended, or is not yet"
+    return f"it could not be rendered{f': {candidate.reason}' if candidate.reason else ''}"

@@ -8,6 +8,7 @@ import click
 from click.core import ParameterSource
 
 from evoengine.cli.options import (
+    OneOf,
     db_option,
     gpu_option,
     json_option,
@@ -28,7 +29,7 @@ from evoengine.cli.options import (
 @problem_option
 @kernel_option
 @click.option(
-    "--device", type=click.Choice(["auto", "emulator", "cuda"]), default="auto", show_default=True,
+    "--device", type=OneOf(["auto", "emulator", "cuda"]), default="auto", show_default=True,
     help="Where the gate runs: cuda on a GPU, emulator on the CPU.",
 )  # fmt: skip
 @space_option
