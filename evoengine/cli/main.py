@@ -92,7 +92,7 @@ def main() -> int:
         click.echo(plain_lines(shown.getvalue()), err=True, nl=False)
         code = error.exit_code
     except EvoengineError as error:
-        click.echo(f"evoengine: {plain_lines(error)}", err=True)
+        click.echo(f"evoengine: {error}", err=True)
         code = error.exit_code
     return checked_output(code if isinstance(code, int) else 0)
 
