@@ -21,6 +21,8 @@ FLOORS = (
         "paths",
         "passwords",
         "terms",
+        "text",
+        "times",
         "untrusted",
         "host_compiler",
         "cuda_files",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,6 +10,8 @@ import click
 
 from evoengine.cli.options import db_option, json_option
 from evoengine.errors import NothingFound, UsageError
+from evoengine.hints import hint
+from evoengine.times import utc
 
 if TYPE_CHECKING:
     from evoengine.ledger.summaries import RunSummary
@@ -26,17 +27,19 @@ def runs(context: click.Context, db: str | None, as_json: bool) -> None:
         if db or as_json:
             raise UsageError(f"options of {context.invoked_subcommand} go behind it: evoengine runs remove N --db FILE")
         return
-    from evoengine.cli.display import runs_table, stdout
+    from evoengine.cli.candidate_tables import runs_table
+    from evoengine.cli.display import stdout
+    from evoengine.cli.json_output import print_json
     from evoengine.ledger.store import open_ledger
 
     with open_ledger(db, create=False) as ledger:
         found = list(ledger.run_summaries())
     if as_json:
-        click.echo(json.dumps({"schema": 1, "runs": [run_json(s) for s in found]}, indent=2))
+        print_json(runs=[run_json(s) for s in found])
     elif found:
         stdout.print(runs_table(found))
     else:
-        raise NothingFound("the ledger holds no run: evoengine search fills it")
+        raise NothingFound(f"the ledger holds no run: {hint('search', db=db)} fills it")
 
 
 @runs.command()
@@ -70,8 +73,8 @@ def run_json(summary: RunSummary) -> dict[str, object]:
     figure = best.measurement if best else None
     return {
         "run": run.id,
-        "started": run.started_at.isoformat(),
-        "ended": run.finished_at.isoformat() if run.finished_at else None,
+        "started": utc(run.started_at),
+        "ended": utc(run.finished_at),
         "status": run.status,
         "problem": run.problem,
         "gpu": run.gpu,

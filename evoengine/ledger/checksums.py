@@ -112,16 +112,17 @@ def row_check(row: type[Base], names: Sequence[str]) -> RowCheck:
     That text is what its checksum was made of: `json.dumps` writes both.
     """
     columns, types = checked_columns(row), _types(row)
-    kept = [(name, columns[name][0], _stored(types[name])) for name in names]
+    kept = [(name, columns[name][0], columns[name][0] + WIDTH, _stored(types[name])) for name in names]
 
     def check_row(number: object, checksums: str | None, values: Sequence[object]) -> None:
-        for (name, place, allowed), value in zip(kept, values, strict=True):
-            written = checksums[place : place + WIDTH] if checksums else ""
+        for (name, begin, end, allowed), value in zip(kept, values, strict=True):
             if not isinstance(value, allowed):
                 raise Damaged(row.__tablename__, number, name)
-            found = _text_checksum(value) if isinstance(value, str) else checksum(value)
-            if written and written != found:
-                raise Damaged(row.__tablename__, number, name)
+            if checksums:
+                written = checksums[begin:end]
+                found = _text_checksum(value) if isinstance(value, (str, type(None))) else checksum(value)
+                if written and written != found:
+                    raise Damaged(row.__tablename__, number, name)
 
     return check_row
 
@@ -131,8 +132,8 @@ def _stored(types: tuple[type, ...]) -> tuple[type, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _text_checksum(text: str) -> str:
-    """Many rows have the same device and the same policy."""
+def _text_checksum(text: str | None) -> str:
+    """Many rows have the same device and the same policy, or none."""
     return checksum(text)
 
 

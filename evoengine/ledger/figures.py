@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Select, Text, cast, func, select
 from sqlalchemy.orm import Session, aliased
 
 from evoengine.ledger.checksums import row_check
-from evoengine.ledger.listing import BATCH, read_policy
+from evoengine.ledger.listing import BATCH, read_policy, read_terms
 from evoengine.ledger.models import CandidateRow, MeasurementRow, VerdictRow
 from evoengine.ledger.ranking import Figure, ranked
 from evoengine.records import EXECUTOR, Kind, Outcome
@@ -19,7 +18,8 @@ _OF_MEASUREMENT = ("device", "median_us", "normalised_us", "suspect", "terms", "
 _check_candidate = row_check(CandidateRow, ("source_sha256", "config_key"))
 _check_measurement = row_check(MeasurementRow, _OF_MEASUREMENT)
 """what queries select by is checked when a ledger is opened"""
-_NO_TERMS: Mapping[str, float] = {}
+TERMS = ("predicted", "place", "final_of_run")
+"""those that ranking reads"""
 
 
 def read_order(session: Session, problem: str, gpu: str, run: int | None = None) -> list[int]:
@@ -76,12 +76,6 @@ def _to_figure(row: Sequence[Any]) -> Figure:
     _check_measurement(number, figure_sums, values)
     device, median_us, normalised_us, suspect, terms, policy = values
     us = median_us if normalised_us is None else normalised_us
-    return Figure(number, trial, Kind(kind), 1e6 / us, suspect, _terms(terms), device, run, read_policy(policy))
-
-
-def _terms(text: str) -> Mapping[str, float]:
-    """Those that ranking reads; few figures have one."""
-    if '"predicted"' not in text and '"place"' not in text:
-        return _NO_TERMS
-    terms: Mapping[str, Any] = json.loads(text)
-    return {name: float(value) for name, value in terms.items()}
+    return Figure(
+        number, trial, Kind(kind), 1e6 / us, suspect, read_terms(terms, TERMS), device, run, read_policy(policy)
+    )

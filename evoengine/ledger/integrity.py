@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +36,7 @@ SELECTED_BY: Mapping[type[Base], tuple[str, ...]] = {
     RunRow: ("status", "gpu", "problem", "definition"),
 }
 """columns that queries choose rows by: a row that is damaged there is not read, and nobody would see it missing"""
+NUMBER = "candidate_id"
 WORDS = {"outcome": [str(o) for o in Outcome], "kind": [str(k) for k in Kind]}
 """columns of few words → those"""
 READ_ERRORS = (AttributeError, KeyError, LookupError, OverflowError, TypeError, ValueError)
@@ -47,33 +47,45 @@ def check_selection(connection: Connection) -> None:
     """Raises Damaged where a value that rows are selected by is not what was written, or names a row that is not there.
     SQLite alone.
 
-    0.1 s for 50,000 candidates.
+    Rows that agree in these values and their checksums are looked at once; the numbers of candidates, which do not
+    agree, one by one.
     """
     raw = cast(sqlite3.Connection, connection.connection.dbapi_connection)
-    raw.create_function("evo_checksums", -1, _checksums, deterministic=True)
+    raw.create_function("evo_checksum", 1, checksum, deterministic=True)
     for row, names in SELECTED_BY.items():
-        table, columns, listed = row.__tablename__, checked_columns(row), ", ".join(names)
-        written = " || ".join(f"substr(checksums, {columns[name][0] + 1}, {WIDTH})" for name in names)
-        strange = [f"{n} NOT IN ({', '.join(map(repr, WORDS[n]))})" for n in names if n in WORDS]
-        conditions = " OR ".join([f"checksums IS NOT NULL AND {written} <> evo_checksums({listed})", *strange])
-        found = connection.execute(text(f"SELECT id, checksums, {listed} FROM {table} WHERE {conditions} LIMIT 1"))
-        for values in found.mappings():
-            check(row, values["id"], values["checksums"], values)
-            raise Damaged(table, values["id"], next(n for n in names if n in WORDS))
-    for table, row_id, _, key in connection.execute(text("PRAGMA foreign_key_check")):
-        if table in Base.metadata.tables:
+        table, columns = row.__tablename__, checked_columns(row)
+        slices = {n: f"substr(checksums, {columns[n][0] + 1}, {WIDTH})" for n in names}
+        few = [n for n in names if n != NUMBER]
+        kinds = f"SELECT DISTINCT {', '.join([*few, *(slices[n] for n in few)])} FROM {table}"
+        for values in connection.execute(text(kinds)).all():
+            for name, value, written in zip(few, values, values[len(few) :], strict=False):
+                if (written and written != checksum(value)) or (
+                    value is not None and value not in WORDS.get(name, (value,))
+                ):
+                    raise Damaged(table, _first_with(connection, table, name, value, slices[name], written), name)
+        if NUMBER in names:
+            wrong = f"checksums IS NOT NULL AND {slices[NUMBER]} <> evo_checksum({NUMBER})"
+            number = connection.scalar(text(f"SELECT id FROM {table} WHERE {wrong} LIMIT 1"))
+            if number is not None:
+                raise Damaged(table, number, NUMBER)
+    _check_references(connection)
+
+
+def _first_with(connection: Connection, table: str, name: str, value: object, written: str, stands: object) -> object:
+    """The row in which such a value and such a checksum stand."""
+    found = f"SELECT id FROM {table} WHERE {name} IS :value AND {written} IS :stands LIMIT 1"
+    return connection.scalar(text(found), {"value": value, "stands": stands})
+
+
+def _check_references(connection: Connection) -> None:
+    """Of candidates with checksums those are held against their references where they are read."""
+    tables = [table for table in Base.metadata.tables if table != CandidateRow.__tablename__]
+    if connection.scalar(text("SELECT id FROM candidates WHERE checksums IS NULL LIMIT 1")) is not None:
+        tables.append(CandidateRow.__tablename__)
+    for table in tables:
+        for _, row_id, _, key in connection.execute(text(f"PRAGMA foreign_key_check({table})")):
             keys = connection.execute(text(f"PRAGMA foreign_key_list({table})"))
             raise Damaged(table, row_id, next(k["from"] for k in keys.mappings() if k["id"] == key))
-
-
-@lru_cache(4096)
-def _of_one(value: object) -> str:
-    return checksum(value)
-
-
-def _checksums(*values: object) -> str:
-    """Of the same few values again and again: problems, GPUs, outcomes."""
-    return "".join(map(_of_one, values))
 
 
 def find_damage(path: Path) -> Damaged | None:

@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Select, Text, cast, func, literal, select,
 from sqlalchemy.orm import Session, aliased
 
 from evoengine.ledger.checksums import row_check
-from evoengine.ledger.models import BinaryRow, CandidateRow, MeasurementRow
+from evoengine.ledger.models import BinaryRow, CandidateRow, MeasurementRow, RunRow
 from evoengine.ledger.rows import most_trusted, to_policy
 from evoengine.records import Config, Kind, Measurement, Outcome, Policy
 
@@ -27,11 +27,11 @@ Reading = Callable[[], AbstractContextManager[Session]]
 """begins a transaction that reads"""
 _CANDIDATE = (
     CandidateRow.id, CandidateRow.checksums, CandidateRow.run_id, CandidateRow.problem, CandidateRow.gpu,
-    CandidateRow.outcome, cast(CandidateRow.config, Text), cast(CandidateRow.parents, Text), CandidateRow.operator,
-    CandidateRow.reason,
+    CandidateRow.outcome, RunRow.imported_from, cast(CandidateRow.config, Text), cast(CandidateRow.parents, Text),
+    CandidateRow.operator, CandidateRow.reason,
 )  # fmt: skip
 _check_candidate = row_check(CandidateRow, ("config", "parents", "operator", "reason"))
-_CONFIG, _PARENTS = 6, 7
+_CONFIG, _PARENTS = 7, 8
 """their places in a row"""
 _FIGURE = (
     MeasurementRow.candidate_id, MeasurementRow.id, MeasurementRow.checksums, MeasurementRow.kind,
@@ -50,7 +50,8 @@ _BINARY = (
 _check_binary = row_check(BinaryRow, ("registers", "spill_bytes", "shared_bytes"))
 _check_shared = row_check(CandidateRow, ("shared_bytes",))
 _NO_TERMS: Mapping[str, float] = {}
-_PREDICTED: Mapping[str, float] = {"predicted": 1.0}
+TERMS = ("predicted", "roofline_us", "peak_tflops_percent", "peak_gbs_percent")
+"""those that a row of a list shows something of: which model made an estimate, and how near the peak it is"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,9 @@ class Trial:
     operator: str | None
     outcome: Outcome | None
     reason: str | None
+    imported_from: str | None
     measurement: Measurement | None = None
-    """without samples; of its terms only what says which model an estimate was made by"""
+    """without samples, and of its terms only `TERMS`"""
     binary: Resources | None = None
     """None before it was compiled, and where resources were not asked for"""
     shared_bytes: int | None = None
@@ -87,7 +89,8 @@ def read_trials(reading: Reading, wanted: Select[Any], *, resources: bool) -> It
     memory are read too."""
     last = 0
     while True:
-        of_batch = wanted.where(CandidateRow.id > last).order_by(CandidateRow.id).limit(BATCH)
+        of_batch = wanted.join(RunRow, RunRow.id == CandidateRow.run_id).where(CandidateRow.id > last)
+        of_batch = of_batch.order_by(CandidateRow.id).limit(BATCH)
         with reading() as session:
             rows = session.execute(of_batch.with_only_columns(*_CANDIDATE)).all()
             trials = _trials(session, rows, resources)
@@ -140,10 +143,10 @@ def _trial(
     row: Sequence[Any], config: Config, parents: tuple[int, ...], figure: Measurement | None, binary: Resources | None,
     shared_bytes: int | None,
 ) -> Trial:  # fmt: skip
-    number, _, run, problem, gpu, outcome, _, _, operator, reason = row
+    number, _, run, problem, gpu, outcome, origin, _, _, operator, reason = row
     ended = Outcome(outcome) if outcome else None
     return Trial(
-        number, run, problem, gpu, config, parents, operator, ended, reason, figure, binary, shared_bytes
+        number, run, problem, gpu, config, parents, operator, ended, reason, origin, figure, binary, shared_bytes
     )  # fmt: skip
 
 
@@ -160,10 +163,9 @@ def _figure(row: Sequence[Any]) -> Measurement:
     number, sums, kind, *values = row
     _check_figure(number, sums, values)
     device, tflops, median_us, vs_baseline, suspect, normalised_us, policy, terms = values
-    predicted = '"predicted"' in terms and json.loads(terms)["predicted"]
-    made_by = _PREDICTED if predicted else _NO_TERMS
     return Measurement(
-        Kind(kind), device, tflops, median_us, (), vs_baseline, made_by, suspect, read_policy(policy), normalised_us
+        Kind(kind), device, tflops, median_us, (), vs_baseline, read_terms(terms, TERMS), suspect, read_policy(policy),
+        normalised_us,
     )  # fmt: skip
 
 
@@ -187,6 +189,14 @@ def _decoded(texts: Sequence[str]) -> list[Any]:
     """Decoded together, so that they share the names of their knobs, of which a configuration mostly consists."""
     values: list[Any] = json.loads(f"[{','.join(texts)}]")
     return values
+
+
+def read_terms(text: str, names: Sequence[str]) -> Mapping[str, float]:
+    """Those of these names; a text that has none of them is not decoded."""
+    if not any(name in text for name in names):
+        return _NO_TERMS
+    terms = json.loads(text)
+    return {name: float(terms[name]) for name in names if name in terms}
 
 
 @lru_cache(maxsize=1024)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 
@@ -17,6 +17,9 @@ from evoengine.ledger.listing import Trial, read_ancestors, read_trials
 from evoengine.ledger.models import CandidateRow, MeasurementRow, ProfileRow
 from evoengine.ledger.rows import load_options, to_candidate, to_measurement, to_profile
 from evoengine.records import Candidate, Measurement, Outcome, Profile
+
+WHOLE_BATCH = 200
+"""candidates that are read together, with their sources"""
 
 
 class Reader:
@@ -73,6 +76,12 @@ class Reader:
         if ranked:
             narrowed = narrowed.where(CandidateRow.outcome.in_([str(o) for o in Outcome if o.ranked]))
         return read_trials(self._reading, narrowed, resources=resources)
+
+    def whole(self, trials: Sequence[int]) -> Iterator[Candidate]:
+        """The candidates of these numbers, in their order and a batch at a time, without cubins."""
+        for start in range(0, len(trials), WHOLE_BATCH):
+            of_batch = CandidateRow.id.in_(trials[start : start + WHOLE_BATCH])
+            yield from self._load(select(CandidateRow).where(of_batch))
 
     def count(self, problem: str, gpu: str) -> int:
         """How many trials there are of a problem on a GPU."""
