@@ -37,6 +37,7 @@ SELECTED_BY: Mapping[type[Base], tuple[str, ...]] = {
 }
 """columns that queries choose rows by: a row that is damaged there is not read, and nobody would see it missing"""
 NUMBER = "candidate_id"
+CHECKED_WHEN_READ = (CandidateRow.__tablename__, BinaryRow.__tablename__)
 WORDS = {"outcome": [str(o) for o in Outcome], "kind": [str(k) for k in Kind]}
 """columns of few words → those"""
 READ_ERRORS = (AttributeError, KeyError, LookupError, OverflowError, TypeError, ValueError)
@@ -78,11 +79,11 @@ def _first_with(connection: Connection, table: str, name: str, value: object, wr
 
 
 def _check_references(connection: Connection) -> None:
-    """Of candidates with checksums those are held against their references where they are read."""
-    tables = [table for table in Base.metadata.tables if table != CandidateRow.__tablename__]
-    if connection.scalar(text("SELECT id FROM candidates WHERE checksums IS NULL LIMIT 1")) is not None:
-        tables.append(CandidateRow.__tablename__)
-    for table in tables:
+    """Of candidates and binaries that have checksums those are enough, and looking up their sources is slow."""
+    for table in Base.metadata.tables:
+        unchecked = f"SELECT id FROM {table} WHERE checksums IS NULL LIMIT 1"
+        if table in CHECKED_WHEN_READ and connection.scalar(text(unchecked)) is None:
+            continue
         for _, row_id, _, key in connection.execute(text(f"PRAGMA foreign_key_check({table})")):
             keys = connection.execute(text(f"PRAGMA foreign_key_list({table})"))
             raise Damaged(table, row_id, next(k["from"] for k in keys.mappings() if k["id"] == key))
