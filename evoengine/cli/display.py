@@ -21,6 +21,7 @@ if not stdout.is_terminal:
 
 MARK = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
 BY_FORMULA = "est.* the model could not read the binary (evoengine show says why): by formula, behind all predictions"
+FROM_FILES = "imp. came in by evoengine import: correct and fast by what its file says"
 PIPES = {"mufu": "MUFU", "fma": "FMA", "alu": "ALU", "l2": "L2", "dram": "DRAM"}
 """how a person writes the pipes and memories of a prediction; the others are words"""
 
@@ -54,7 +55,7 @@ def figure(candidate: Candidate) -> str:
     m = candidate.measurement
     if m is None:
         return "–"
-    mark = MARK[m.kind] + "*" * m.by_formula
+    mark = MARK[m.kind] + "*" * m.by_formula + " imp." * (candidate.imported_from is not None)
     return f"{m.tflops:,.4g}{mark}" if m.tflops is not None else f"{m.median_us:,.4g} µs{mark}"
 
 
@@ -89,6 +90,8 @@ def ranking(ranked: Mapping[int, Candidate]) -> Group:
         table.add_row(*(row[i] for i in shown))
     marked = any(c.measurement and c.measurement.by_formula for c in ranked.values())
     remark = [Text(BY_FORMULA, style="dim")] if marked else []
+    if any(c.imported_from for c in ranked.values()):
+        remark.append(Text(FROM_FILES, style="dim"))
     return Group(table, legend([c.config for c in ranked.values()]), *remark)
 
 
@@ -134,6 +137,8 @@ def candidate_panel(candidate: Candidate) -> Group:
     rows = Table.grid(padding=(0, 2))
     rows.add_row("outcome", f"{c.outcome or 'unfinished'}{f': {c.reason}' if c.reason else ''}")
     rows.add_row("problem", f"{c.problem} on {c.gpu}, run {c.run}")
+    if c.imported_from:
+        rows.add_row("imported", f"from {c.imported_from}: its verdicts and figures are what that file says")
     rows.add_row("config", f"{c.config.get('family', '')} {describe(c.config)}")
     rows.add_row("origin", f"{c.operator or 'unknown'}{f' of {list(c.parents)}' if c.parents else ''}")
     if c.source:

@@ -28,6 +28,7 @@ from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageEr
 from evoengine.hints import hint, nearest_folder
 from evoengine.ledger import optuna_schema
 from evoengine.ledger.checksums import Damaged
+from evoengine.ledger.chosen import chosen_database
 from evoengine.ledger.integrity import READ_ERRORS, check_selection, find_damage
 from evoengine.ledger.models import VERSION_TABLE
 from evoengine.passwords import hide_passwords, without_passwords
@@ -43,35 +44,6 @@ LOG_IN_USE_SECONDS = 60.0
 """a log that was written since then belongs to a search that is running"""
 _LOCK_KEY = 0x65766F
 """of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
-URL_VARIABLE, FILE_VARIABLE = "EVOENGINE_DB", "EVOENGINE_DB_FILE"
-"""environment variables that name the ledger: by its URL, and by a file that holds the URL"""
-_LARGEST_URL = 4096
-
-
-def chosen_database(named: str | None) -> str:
-    """The ledger that is meant: `named`, else what the environment names, else the default file.
-
-    Raises UsageError where the environment names two, or a file without a URL.
-    """
-    url, file = os.environ.get(URL_VARIABLE), os.environ.get(FILE_VARIABLE)
-    if named:
-        return named
-    if url and file:
-        raise UsageError(f"both {URL_VARIABLE} and {FILE_VARIABLE} are set; keep the one that names the ledger")
-    return url or (_url_in(Path(file)) if file else default_database())
-
-
-def _url_in(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(_LARGEST_URL + 1)
-    except OSError as error:
-        raise UsageError(f"{FILE_VARIABLE} names {file}, which cannot be read: {error.strerror}") from error
-    lines = content.decode(errors="replace").split("\n")
-    url = lines[0].strip()
-    if not url or any(line.strip() for line in lines[1:]) or len(content) > _LARGEST_URL or "\ufffd" in url:
-        raise UsageError(f"{FILE_VARIABLE} names {file}, which must hold one line, the ledger's URL or file")
-    return url
 
 
 def parse_url(text_or_path: str) -> URL:
