@@ -153,9 +153,7 @@ def test_what_was_changed_in_a_ledger_is_never_loaded(ledger, change, named):
 # ── names, figures, origins ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    "name", ["../../../../escaped.toml", "/{}/escaped.toml", "..", "a/../../escaped", "\\..\\x"]
-)
+@pytest.mark.parametrize("name", ["../../../../escaped.toml", "/{}/escaped.toml", "..", "a/../../escaped", "\\..\\x"])
 def test_a_spaces_name_is_no_path(ledger, tmp_path, monkeypatch, name):
     (tmp_path / "tmp" / "deep").mkdir(parents=True)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp" / "deep"))
