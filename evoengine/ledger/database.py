@@ -151,6 +151,8 @@ def translate_errors(url: URL) -> Iterator[None]:
         raise _explanation(url, error.orig or error) from error
     except sqlite3.Error as error:
         raise _explanation(url, error) from error
+    except OverflowError as error:  # SQLite's driver; PostgreSQL's gives a DBAPIError
+        raise UsageError("a number of more than 64 bits stands for nothing in a ledger") from error
 
 
 def _explanation(url: URL, error: BaseException) -> EvoengineError:

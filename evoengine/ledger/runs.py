@@ -74,12 +74,12 @@ def may_live(host: str, pid: int, started_at: datetime) -> bool:
     stat = Path(f"/proc/{pid}/stat")
     if not stat.exists():
         return True
-    state, *fields = stat.read_text().rpartition(")")[2].split()
+    state, *fields = stat.read_text("utf-8", "replace").rpartition(")")[2].split()
     return state not in "ZX" and _began(fields) <= started_at.timestamp() + 1
 
 
 def _began(fields: list[str]) -> float:
     """Seconds since the epoch. proc(5): field 22 of stat is the start in clock ticks since boot, `btime` the boot."""
     ticks = int(fields[22 - 4])
-    boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+    boot = next(line for line in Path("/proc/stat").read_text("utf-8").splitlines() if line.startswith("btime"))
     return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")

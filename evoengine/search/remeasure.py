@@ -56,7 +56,7 @@ def spaces_of(ledger: Ledger, candidates: Sequence[Candidate], target: Target) -
 def _space_from(text: str, name: str, target: Target) -> SearchSpace:
     with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
         path = Path(folder, name)
-        path.write_text(text)
+        path.write_text(text, "utf-8")
         return load_space(path, target.problem, target.gpu)
 
 
