@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import difflib
-import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
+
+from evoengine.passwords import without_passwords
 
 
 def hint(command: str, *arguments: object, **options: object) -> str:
     """`evoengine search --db 'my runs/evo.db'`: quoted for a shell; an option that is None is left out.
 
-    The password of a database URL is left out too: PGPASSWORD or ~/.pgpass hold it.
+    The password of a database URL is left out too.
     """
     words = ["evoengine", command, *map(str, arguments)]
     for name, value in options.items():
         if value is not None:
-            words += [f"--{name}", _without_password(str(value))]
+            words += [f"--{name}", without_passwords(str(value))]
     return " ".join(shlex.quote(word) for word in words)
-
-
-def _without_password(text: str) -> str:
-    return re.sub(r"^(\w+(?:\+\w+)?://[^/@:]*):.*@", r"\1@", text)
 
 
 def did_you_mean(name: str, known: Iterable[object]) -> str:

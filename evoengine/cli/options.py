@@ -87,8 +87,10 @@ kernel_option = click.option(
     "--kernel", type=click.Path(path_type=Path), metavar="FOLDER", help="A kernel of your own (evoengine new)."
 )
 db_option = click.option(
-    "--db", metavar="URL", help="Ledger: a file or an SQLAlchemy URL.  [default: db/evoengine.db in the current folder]"
-)
+    "--db", metavar="URL",
+    help="Ledger: a file or an SQLAlchemy URL; one with a password belongs into EVOENGINE_DB, or into a file that "
+    "EVOENGINE_DB_FILE names.  [default: db/evoengine.db in the current folder]",
+)  # fmt: skip
 log_json_option = click.option(
     "--log-json", is_flag=True, help="Say on stderr what happens as JSON, an object a line (docs/searching.md)."
 )

@@ -18,6 +18,7 @@ from evoengine.cli.options import (
 )  # fmt: skip
 from evoengine.errors import UsageError
 from evoengine.records import Value
+from evoengine.untrusted import parse_json
 
 
 @click.command()
@@ -70,8 +71,8 @@ def verify(
 
 def _config(text: str) -> dict[str, Value]:
     try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
+        config = parse_json(text)
+    except ValueError as error:
         raise UsageError(f"--config is no JSON: {error}") from error
     if not isinstance(config, dict):
         raise UsageError(f"--config must be a JSON object of knobs and values, not {type(config).__name__}")

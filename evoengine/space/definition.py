@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import PurePath
 
 from evoengine.errors import UsageError
 from evoengine.hints import did_you_mean
@@ -62,7 +62,7 @@ class LaunchRule:
 class Definition:
     """A space file, checked in itself but bound to no problem: `lets`, `launch` and `cost` are by family."""
 
-    path: Path
+    path: PurePath
     text: str
     kernel: str
     knobs: tuple[Knob, ...]

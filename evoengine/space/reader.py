@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from evoengine.errors import UsageError
@@ -15,6 +15,7 @@ from evoengine.hints import did_you_mean
 from evoengine.records import Value
 from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule, dependencies, domain_error
 from evoengine.space.expression import CALLS, Expression
+from evoengine.untrusted import read_limited_text
 
 _MOST_KNOBS = 256
 _MOST_VALUES = 32767
@@ -30,13 +31,20 @@ def read_definition(path: Path, variables: Mapping[str, Value]) -> Definition:
     Raises UsageError naming file, line and remedy.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_limited_text(path)
     except FileNotFoundError:
         raise UsageError(f"there is no space file {path}") from None
     except OSError as error:
         raise UsageError(f"the space file {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"the space file {path} is not UTF-8 text (byte {error.start})") from None
+    except ValueError as error:
+        raise UsageError(f"the space file {path} cannot be read: {error}") from None
+    return parse_definition(path, text, variables)
+
+
+def parse_definition(path: PurePath, text: str, variables: Mapping[str, Value]) -> Definition:
+    """As `read_definition`, of the text; `path` is what messages call it."""
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
@@ -79,7 +87,7 @@ class _Lines:
 
 
 class _Reader:
-    def __init__(self, path: Path, text: str, tables: dict[str, Any], variables: Mapping[str, Value]) -> None:
+    def __init__(self, path: PurePath, text: str, tables: dict[str, Any], variables: Mapping[str, Value]) -> None:
         self.path, self.text, self.tables, self.variables = path, text, tables, variables
         self.lines = _Lines(text)
 

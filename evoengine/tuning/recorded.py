@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +13,15 @@ from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.study import Projection, optuna_storage
 from evoengine.objectives import parse_objectives
+from evoengine.passwords import command_line
 from evoengine.records import Candidate, Kind
 from evoengine.search.coordinator import Progress
 from evoengine.search.recorded import RecordedSpace, read_recorded
+from evoengine.search.recorded_file import LARGEST_FILE
 from evoengine.search.replay import REPLAY_OBJECTIVE, Replay, device_of, problem_of
 from evoengine.tuning.search import RECORDED, SearchOptions, SearchResult, finisher
 from evoengine.tuning.setup import Echo, silent
+from evoengine.untrusted import printable, read_limited
 
 
 class RecordedSearch:
@@ -55,12 +57,12 @@ class RecordedSearch:
         self, ledger: Ledger, on_change: Callable[[Progress], None], on_trial: Callable[[Candidate], None] | None
     ) -> SearchResult:
         space, o, echo = self._space, self._options, self._echo
-        gpu, problem, text = device_of(space), problem_of(space), f"recorded in {self._file.name}"
-        digest = hashlib.sha256(self._file.read_bytes()).hexdigest()
+        gpu, problem, text = device_of(space), problem_of(space), f"recorded in {printable(self._file.name)}"
+        digest = hashlib.sha256(read_limited(self._file, LARGEST_FILE)).hexdigest()
         run = ledger.start_run(
             gpu=gpu, problem=problem, device=Device(f"recorded {gpu}"),
-            space=SimpleNamespace(name=self._file.name, text=text, sha256=digest), sampler=o.sampler, seed=self._seed,
-            command=" ".join(sys.argv), objectives=REPLAY_OBJECTIVE.name,
+            space=SimpleNamespace(name=printable(self._file.name), text=text, sha256=digest), sampler=o.sampler,
+            seed=self._seed, command=command_line(), objectives=REPLAY_OBJECTIVE.name,
         )  # fmt: skip
         echo(f"{problem} on {gpu}: {len(space):,} configurations, {text} · sampler {o.sampler} · seed {self._seed}")
         echo_left_out(space, echo)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ from evoengine.hints import did_you_mean
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.study import Projection, optuna_storage
 from evoengine.objectives import Objective, parse_objectives
+from evoengine.passwords import command_line
 from evoengine.records import Candidate, Kind
 from evoengine.search import samplers
 from evoengine.search.binaries import check_winner
@@ -141,7 +141,7 @@ class Search:
         problem, gpu = str(target.problem), target.gpu.key
         run = ledger.start_run(
             gpu=gpu, problem=problem, device=ledger_device(self._timing), space=s.space, sampler=s.sampler,
-            seed=s.seed, command=" ".join(sys.argv), objectives=",".join(o.name for o in s.objectives),
+            seed=s.seed, command=command_line(), objectives=",".join(o.name for o in s.objectives),
             definition=target.workload.definition_text,
         )  # fmt: skip
         self._on_stage("looking at what the knobs change")
