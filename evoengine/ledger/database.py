@@ -114,6 +114,7 @@ def open_database(url: URL, *, create: bool) -> Engine:
     cannot be written is opened for reading alone. Raises UsageError on a database that cannot be used, MachineError on
     a damaged one or without a PostgreSQL driver; then nothing has been written.
     """
+    _require_text(url)
     writable = url.drivername != "sqlite" or _check_file(url, create)
     contents = inspect_database(url)
     _refuse_foreign(url, contents)
@@ -293,6 +294,16 @@ def _without_log(url: URL, contents: Contents) -> str:
 def inspect_database(url: URL) -> Contents:
     """Reads what the database holds without changing a byte; an SQLite file need not be there."""
     return _look_into_file(Path(url.database or "")) if url.drivername == "sqlite" else _look_into_server(url)
+
+
+def _require_text(url: URL) -> None:
+    """SQLAlchemy writes a file's path into a URL, which holds text."""
+    try:
+        (url.database or "").encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the ledger {url.database} has a name that is no text in this locale; name a file that has one with --db"
+        ) from error
 
 
 def db_of(url: URL) -> str | None:

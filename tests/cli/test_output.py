@@ -13,6 +13,9 @@ import pytest
 from evoengine.cli import streams
 from evoengine.cli.conclusion import print_summary, result_code
 from evoengine.cli.streams import LETTERS, Stream, readable
+from evoengine.errors import UsageError
+from evoengine.ledger.store import open_ledger
+from evoengine.passwords import command_line
 from evoengine.search.coordinator import Progress
 from evoengine.tuning.search import SearchResult
 
@@ -66,35 +69,16 @@ def test_what_no_encoding_holds_is_escaped():
     assert written.getvalue() == rb"caf\xe9 \ud800"
 
 
-def test_a_name_that_is_no_utf_8_is_named(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "evoengine", "history", "--db", os.fsencode(tmp_path) + b"/caf\xe9.db"],
-        capture_output=True,
-    )
-    assert (
-        done.returncode == 1
-        and b"no ledger at" in done.stderr
-        and b"/caf\\" in done.stderr
-        and b"Traceback" not in done.stderr
-    )
+def test_a_ledger_whose_name_is_no_text_is_refused_in_a_sentence(tmp_path):
+    named = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.db")
+    for create in (True, False):
+        with pytest.raises(UsageError, match="a name that is no text in this locale; name a file that has one"):
+            open_ledger(named, create=create)
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_ledger_and_a_command_line_may_have_bytes_that_are_no_utf_8(tmp_path):
-    folder = os.fsencode(tmp_path) + b"/caf\xe9"
-    os.mkdir(folder)
-    code = (
-        "from tests.support.ledger_examples import start_run\n"
-        "from evoengine.ledger.store import open_ledger\n"
-        "from evoengine.passwords import command_line\n"
-        "with open_ledger(None, create=True) as ledger:\n"
-        "    start_run(ledger)\n"
-        "    print(ascii(command_line()), len(ledger.runs()))\n"
-    )
-    path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", code, b"\xe9"], cwd=folder, capture_output=True, env=os.environ | {"PYTHONPATH": path}
-    )
-    assert done.stdout == rb"'-c \\xe9' 1" + b"\n", done.stderr
+def test_a_run_may_be_called_with_bytes_that_are_no_text():
+    assert command_line(["search", os.fsdecode(b"caf\xe9"), "µ"]) == r"search caf\xe9 µ"
 
 
 # ── a reader that has gone ──────────────────────────────────────────────────────────────────────────────────────────
