@@ -41,7 +41,7 @@ def export(candidate: Candidate, target: Target, folder: Path) -> list[Path]:
         for name, data in contents.items():
             (folder / name).write_bytes(data)
         if not package.exists():
-            package.write_text(f'from .{kernel} import {kernel}\n\n__all__ = ["{kernel}"]\n')
+            package.write_text(f'from .{kernel} import {kernel}\n\n__all__ = ["{kernel}"]\n', "utf-8")
     except OSError as error:
         raise UsageError(
             f"cannot write to {folder}: {error.strerror}; --export takes a folder that can be written"

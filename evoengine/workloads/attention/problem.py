@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from evoengine.devices.base import DTYPE_BYTES
 from evoengine.errors import UsageError
 from evoengine.records import Value
-from evoengine.workloads.problem_text import read_size
+from evoengine.workloads.problem_text import LARGEST, read_size
 
 DTYPES = ("fp16", "bf16")
 HEAD_DIMS = (32, 64, 96, 128, 256)
@@ -104,8 +104,9 @@ def _field(part: str, text: str) -> tuple[str, int | str]:
 
 def _check(problem: AttentionProblem, text: str) -> None:
     for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"):
-        if getattr(problem, name) < 1:
-            raise UsageError(f"the problem {text!r} has {name} 0; it must be at least 1")
+        size = getattr(problem, name)
+        if not 1 <= size <= LARGEST:
+            raise UsageError(f"the problem {text!r} has {name} {size}; it must be from 1 to {LARGEST}")
     if problem.head_dim not in HEAD_DIMS:
         known = ", ".join(map(str, HEAD_DIMS))
         raise UsageError(f"the problem {text!r} has head_dim {problem.head_dim}; the templates cover {known}")
