@@ -22,7 +22,7 @@ def history(gpu: str | None, problem: str | None, run: int | None, db: str | Non
     from evoengine.ledger.store import open_ledger
 
     with open_ledger(db, create=False) as ledger:
-        found = ledger.candidates(run=run, problem=problem, gpu=gpu)
+        found = ledger.candidates(run=run, problem=problem, gpu=ledger.known_gpu(gpu))
     if not found:
         raise NothingFound("the ledger holds no such trial: evoengine search fills it")
     if as_json:

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session, aliased, joinedload, undefer
 
 from evoengine import __version__
 from evoengine.errors import NothingFound, UsageError
+from evoengine.gpu import find_gpu
 from evoengine.ledger.database import display_url, open_database, parse_url, translate_errors
 from evoengine.ledger.figures import figures_of_correct
 from evoengine.ledger.models import (
@@ -152,8 +153,16 @@ class Ledger:
             rows = session.scalars(select(RunRow).options(joinedload(RunRow.device)).order_by(RunRow.id))
             return [to_run(row) for row in rows]
 
+    def known_gpu(self, name: str | None) -> str | None:
+        """The name as it is. Raises UsageError where neither a run here nor evoengine has a GPU of that name."""
+        with self._reading() as session:
+            held = name is None or session.scalar(select(RunRow.id).where(RunRow.gpu == name).limit(1)) is not None
+        return name if held else find_gpu(str(name)).key
+
     def last_target(self, gpu: str | None, problem: str | None) -> tuple[str, str]:
-        """GPU and problem of the last run that agrees with what is given; raises NothingFound where there is none."""
+        """GPU and problem of the last run that agrees with what is given; raises NothingFound where there is none, and
+        UsageError for a GPU that nobody knows."""
+        gpu = self.known_gpu(gpu)
         matching = select(RunRow.gpu, RunRow.problem).order_by(RunRow.id.desc()).limit(1)
         if gpu is not None:
             matching = matching.where(RunRow.gpu == gpu)

@@ -22,11 +22,12 @@ from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.includes import unsupported_includes
 from evoengine.stages.render import render
 from evoengine.stages.toolchain import (
+    compiled_capabilities,
+    compiler_version,
     cuda_mismatch,
     cuda_parts,
     cuda_torch_command,
     include_folders,
-    nvrtc,
     torch_cuda,
 )  # fmt: skip
 from evoengine.workloads import default_workload, parse_problem, register
@@ -53,18 +54,18 @@ def register_kernel(folder: Path) -> AnyWorkload:
     return workload
 
 
-def make_target(problem: str | None, gpu: str, kernel: Path | None = None) -> Target:
+def make_target(problem: str | None, gpu: Gpu, kernel: Path | None = None) -> Target:
     """What is to be tuned: a problem by its text, or the example of the workload in the folder `kernel`, or of the
     default one. A folder's workload is registered under its name. Raises UsageError.
     """
     if kernel is None:
         workload, parsed = parse_problem(problem or default_workload().example)
-        return Target(workload, parsed, find_gpu(gpu))
+        return Target(workload, parsed, gpu)
     workload = register_kernel(kernel)
     name, colon, _ = (problem or "").partition(":")
     if colon and name != workload.name:
         raise UsageError(f"the problem {problem} is of {name}, and the kernel in {kernel} is {workload.name}")
-    return Target(workload, workload.parse(problem or workload.example), find_gpu(gpu))
+    return Target(workload, workload.parse(problem or workload.example), gpu)
 
 
 def prepare_space(
@@ -100,10 +101,15 @@ def first_of_each_family(space: SearchSpace) -> list[Config]:
     return list(found.values())
 
 
-def require_compilers(emulated: bool) -> None:
-    """NVRTC with its headers, and the C++ compiler where the emulator is to gate; raises MachineError naming what is
-    missing."""
-    nvrtc()
+def require_compilers(gpu: Gpu, emulated: bool) -> None:
+    """NVRTC that knows the GPU, with its headers, and the C++ compiler where the emulator is to gate; raises MachineError
+    naming what is missing."""
+    if gpu.capability not in (known := compiled_capabilities()):
+        able = ", ".join(f"sm_{each}" for each in known)
+        raise MachineError(
+            f"{compiler_version()} cannot compile for {gpu.arch}, which {gpu.key} needs; it can for {able}: "
+            "evoengine gpus marks the others"
+        )
     include_folders()
     if emulated:
         from evoengine.host_compiler import find_compiler
@@ -121,7 +127,7 @@ def prepare_model(gpu: Gpu, echo: Echo) -> str | None:
             echo("building the executor of machine code, once for this machine and compiler")
     except MachineError as error:
         return str(error)
-    return why_unpredictable(gpu.key)
+    return why_unpredictable(gpu)
 
 
 def choose_device(requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:

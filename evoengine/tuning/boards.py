@@ -1,0 +1,53 @@
+"""Which GPU is tuned for: one that is named, one that a file describes, or the one of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evoengine.devices.driver import GpuDevice, find_driver
+from evoengine.errors import UsageError
+from evoengine.gpu import AUTO, DEFAULT, Gpu, find_gpu, known_gpus
+from evoengine.gpu_file import read_gpu_file
+from evoengine.tuning.setup import Echo
+
+
+def choose_gpu(requested: str, file: Path | None, echo: Echo) -> Gpu:
+    """The GPU to tune for; says which and why where it was not named.
+
+    Raises UsageError for an unknown name, and for a file that describes no GPU, or another one than `requested`.
+    """
+    if file is None:
+        return _here(echo) if requested == AUTO else find_gpu(requested)
+    gpu = read_gpu_file(file)
+    if requested not in (AUTO, gpu.key):
+        raise UsageError(f"--gpu {requested} and --gpu-file {file}, which describes {gpu.key}, are two GPUs; give one")
+    echo(f"--gpu {gpu.key}: {gpu.name} as {file} describes it")
+    return gpu
+
+
+def _here(echo: Echo) -> Gpu:
+    """The board of this machine's first GPU that gpus.toml has, else one like it, else the default."""
+    found = find_driver()
+    if isinstance(found, str):
+        echo(f"--gpu {DEFAULT}: {found}; evoengine gpus lists what else can be tuned for")
+        return find_gpu(DEFAULT)
+    _, devices = found
+    for device in devices:
+        if known := next((gpu for gpu in known_gpus().values() if gpu.name == device.name), None):
+            echo(f"--gpu {known.key}: {device.name} is here")
+            return known
+    return _like(devices[0], echo)
+
+
+def _like(device: GpuDevice, echo: Echo) -> Gpu:
+    """Of its architecture the board with the nearest number of SMs; the default where there is none of it."""
+    here = f"{device.name} (sm_{device.capability}) is here, which evoengine has no board of"
+    remedy = "--gpu-file describes it"
+    alike = [gpu for gpu in known_gpus().values() if gpu.capability == device.capability]
+    if not alike:
+        echo(f"--gpu {DEFAULT}: {here}, nor one of its architecture; {remedy}")
+        return find_gpu(DEFAULT)
+    sms = device.limits.get("sms", 0)
+    nearest = min(alike, key=lambda gpu: abs(gpu.sms - sms))
+    echo(f"--gpu {nearest.key}: {here}; peaks are those of this one, of the same architecture; {remedy}")
+    return nearest
