@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from evoengine.devices.driver import GpuDevice, find_driver
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO, DEFAULT, Gpu, find_gpu, known_gpus
 from evoengine.gpu_file import read_gpu_file
+from evoengine.paths import asset
+from evoengine.space.reader import read_definition
 from evoengine.tuning.setup import Echo
+from evoengine.workloads import workloads
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """What of a workload can run on a GPU, by its space's rules about the GPU alone."""
+
+    workload: str
+    families: tuple[str, ...]
+    left_out: Mapping[str, str]
+    """family → reason"""
+
+
+def fitting_families(gpus: Iterable[Gpu]) -> dict[str, list[Fitting]]:
+    """By the key of the GPU, of every workload that is known and has a space of evoengine's own."""
+    gpus = list(gpus)
+    found: dict[str, list[Fitting]] = {gpu.key: [] for gpu in gpus}
+    for workload in workloads().values() if gpus else ():
+        file = workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"
+        example = workload.parse(workload.example)
+        definition = read_definition(file, {**example.variables(), **gpus[0].variables()})
+        for gpu in gpus:
+            impossible = definition.impossible(gpu.variables())
+            families = tuple(str(f) for f in definition.knobs[0].values if f not in impossible)
+            found[gpu.key].append(Fitting(workload.name, families, impossible))
+    return found
 
 
 def choose_gpu(requested: str, file: Path | None, echo: Echo) -> Gpu:
