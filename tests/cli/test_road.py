@@ -17,6 +17,7 @@ from evoengine.paths import asset
 from evoengine.records import Launch, Source
 from evoengine.stages.compile import compile_source
 from tests.cli.conftest import SMALL
+from tests.support.exported import exported_module
 from tests.support.stand_in import on_stand_in
 
 FIELDS = [

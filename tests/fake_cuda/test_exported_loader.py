@@ -21,7 +21,7 @@ from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Case
 from evoengine.workloads.dtypes import TORCH_DTYPES
 from tests.support.exhaustive import more
-from tests.support.loader import exported_module
+from tests.support.exported import exported_module
 
 pytestmark = pytest.mark.stand_in
 TUNED_FOR = "b16,h16,s2048,d64,fp16,kv4"

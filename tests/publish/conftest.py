@@ -18,8 +18,9 @@ from evoengine.host_compiler import find_compiler
 from evoengine.publish.export import export
 from evoengine.records import Binary, Candidate, Launch, Outcome, Source
 from tests.support import loader
+from tests.support.exported import exported_module
 from tests.support.kernel_gate import attention_target
-from tests.support.loader import PROBLEM, Driver, exported_module
+from tests.support.loader import PROBLEM, Driver
 
 
 @pytest.fixture(scope="session")

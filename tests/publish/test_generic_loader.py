@@ -26,7 +26,8 @@ from evoengine.records import Binary, Candidate, Launch, Outcome, Source
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Target
 from evoengine.workloads.folder import workload_from_text
-from tests.support.loader import SMS, exported_module, on_gpu
+from tests.support.exported import exported_module
+from tests.support.loader import SMS, on_gpu
 
 RMS_NORM, GEMM = "rms_norm:rows6,hidden32,fp16", "gemm:m96,n64,k128,bf16"
 WGMMA = {"family": "wgmma", "tile_m": 128, "tile_n": 64, "tile_k": 64}

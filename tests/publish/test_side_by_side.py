@@ -12,8 +12,9 @@ import pytest
 
 from evoengine.publish.export import export, module_name
 from evoengine.records import Binary, Candidate, Launch, Outcome, Source
+from tests.support.exported import exported_module
 from tests.support.kernel_gate import attention_target
-from tests.support.loader import WMMA, exported_module, tensors
+from tests.support.loader import WMMA, tensors
 
 PROBLEMS = {"plain": "b2,h4,s100,d64,bf16,kv2", "masked": "b2,h4,s100,d64,bf16,kv2,causal"}
 """two kernels of one workload: taken for one another, a causal model would run without its mask"""

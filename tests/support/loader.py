@@ -4,10 +4,8 @@ with."""
 from __future__ import annotations
 
 import ctypes
-import json
 import math
 import struct
-from pathlib import Path
 from types import SimpleNamespace
 
 import cupy
@@ -24,11 +22,6 @@ STATIC = WGMMA | {"schedule": "static"}
 LAUNCH = struct.Struct("=4QQ6i3i3iii16s512s")
 SMS, CAPABILITY, SHARED_PER_BLOCK = 16, (75, 76), 97
 """numbers of the driver's attributes"""
-
-
-def exported_module(folder: Path) -> str:
-    """The name of the loader in an exported folder."""
-    return json.loads((folder / "kernel.json").read_text())["module"]
 
 
 class Driver:
