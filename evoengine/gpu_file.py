@@ -31,7 +31,7 @@ NUMBERS: Mapping[str, tuple[float, float]] = {
 LIMITS = ("shared_per_block", "shared_per_sm", "registers_per_sm", "threads_per_sm", "blocks_per_sm")
 """what an architecture has, whatever the board"""
 _KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}\Z")
-_ARCH = re.compile(r"sm_(\d{2,3})[af]?\Z")
+_ARCH = re.compile(r"sm_(?!90\Z)\d{2,3}[af]?\Z")
 
 
 def read_gpu_file(path: Path) -> Gpu:
@@ -87,6 +87,8 @@ def stored_fields(stored: object, where: str) -> Gpu:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if path.is_fifo() or path.is_socket():
+        raise UsageError(f"{path} is no file; --gpu-file takes a TOML file")
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -114,7 +116,7 @@ def _check_name(name: object, where: str) -> None:
 
 def _check_arch(arch: object, where: str) -> None:
     if not isinstance(arch, str) or not _ARCH.match(arch):
-        raise UsageError(f"{where} has the arch {_short(arch)}; it must be like sm_86, or sm_90a for Hopper")
+        raise UsageError(f"{where} has the arch {_short(arch)}; it must be like sm_86, and for Hopper sm_90a")
 
 
 def _check_number(name: str, value: object, least: float, most: float, where: str) -> None:

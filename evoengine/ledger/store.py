@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from sqlalchemy import URL, Engine, Select, func, select, update
 from sqlalchemy.orm import Session, aliased, joinedload, undefer
@@ -126,6 +126,7 @@ class Ledger:
         command: str,
         objectives: str = DEFAULT,
         definition: str | None = None,
+        gpu_definition: dict[str, Any] | None = None,
     ) -> int:
         """Enters a run of this process; runs whose process is gone without a word are marked as killed."""
         with self._writing() as session:
@@ -136,7 +137,7 @@ class Ledger:
                 started_at=_now(), status=RUNNING, gpu=gpu, problem=problem, device=device_row(session, device),
                 space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed,
                 objectives=objectives, version=__version__, host=this_host(), pid=os.getpid(), command=command,
-                definition=definition,
+                definition=definition, gpu_definition=gpu_definition,
             )  # fmt: skip
             session.add(row)
             session.flush()
@@ -178,6 +179,12 @@ class Ledger:
     def last_definition(self, problem: str) -> str | None:
         """The problem.json that the last run for this problem kept; None where it kept none."""
         kept = select(RunRow.definition).where(RunRow.problem == problem, RunRow.definition.is_not(None))
+        with self._reading() as session:
+            return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
+
+    def gpu_definition(self, gpu: str) -> dict[str, Any] | None:
+        """The fields of the GPU that a file described to the last run on it; None where none did."""
+        kept = select(RunRow.gpu_definition).where(RunRow.gpu == gpu, RunRow.gpu_definition.is_not(None))
         with self._reading() as session:
             return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
 

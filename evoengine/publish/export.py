@@ -57,7 +57,7 @@ def export(
 
 
 def module_name(problem: str, identity: Mapping[str, object]) -> str:
-    """Workload, sizes and what tells the kernel from every other, as a name for Python: attention_b1_h8_…_0123456789ab."""
+    """Workload, sizes and what tells the kernel from every other, as a name for Python: gemm_m64_n64_k64_fp16_0123456789ab."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     words = "_".join(re.findall("[a-z0-9]+", problem.lower()))[:LONGEST_NAME].rstrip("_")
     name = f"{words}_{digest[:DIGITS]}"

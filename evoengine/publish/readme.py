@@ -20,7 +20,7 @@ LONGEST = 400
 _KINDS = {
     "measured": "measured on the GPU that is named",
     "recorded": "recorded by another tuner, not by evoengine",
-    "estimated": "an estimate: nothing ran on a GPU",
+    "estimated": "as nothing ran on a GPU",
 }
 
 
@@ -36,7 +36,7 @@ def code(value: object) -> str:
 def readme(module: str, candidate: Candidate, target: Target, source: Source, binary: Binary) -> str:
     """The page, Markdown. `module` is the loader's name, without `.py`."""
     sections = (
-        _head(module, target, candidate),
+        _title(module, target, candidate),
         _usage(module, target, candidate),
         _provenance(candidate, target, source, binary),
         _figure(candidate.measurement),
@@ -47,7 +47,7 @@ def readme(module: str, candidate: Candidate, target: Target, source: Source, bi
     return "\n\n".join("\n".join(section) for section in map(list, sections) if section) + "\n"
 
 
-def _head(module: str, target: Target, candidate: Candidate) -> Iterator[str]:
+def _title(module: str, target: Target, candidate: Candidate) -> Iterator[str]:
     yield f"# {module}"
     yield ""
     yield f"A CUDA kernel for {code(target.problem)}, found by evoengine {__version__} for the {code(target.gpu.name)}."

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from evoengine.devices.driver import GpuDevice, find_driver
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO, DEFAULT, Gpu, find_gpu, known_gpus
-from evoengine.gpu_file import read_gpu_file
+from evoengine.gpu_file import gpu_fields, read_gpu_file
+from evoengine.ledger.store import Ledger
 from evoengine.paths import asset
 from evoengine.space.reader import read_definition
 from evoengine.tuning.setup import Echo
@@ -53,6 +55,23 @@ def choose_gpu(requested: str, file: Path | None, echo: Echo) -> Gpu:
         raise UsageError(f"--gpu {requested} and --gpu-file {file}, which describes {gpu.key}, are two GPUs; give one")
     echo(f"--gpu {gpu.key}: {gpu.name} as {file} describes it")
     return gpu
+
+
+def described(gpu: Gpu) -> dict[str, Any] | None:
+    """What a run keeps of a GPU that gpus.toml does not have."""
+    return None if gpu.key in known_gpus() else gpu_fields(gpu)
+
+
+def require_same_board(ledger: Ledger, gpu: Gpu) -> None:
+    """Raises UsageError where the ledger has other limits under the GPU's name: their figures would be ranked as one's."""
+    own, kept = described(gpu), ledger.gpu_definition(gpu.key)
+    if own is None or kept is None or own == kept:
+        return
+    name = next((name for name in own if own[name] != kept.get(name)), "key")
+    raise UsageError(
+        f"the ledger's {gpu.key} has {name} {kept.get(name)!a}, and the file gives {own[name]!a}; give the changed board "
+        "another name, or name another ledger with --db"
+    )
 
 
 def _here(echo: Echo) -> Gpu:

@@ -24,7 +24,7 @@ from evoengine.search.evaluators import make_evaluator
 from evoengine.search.reference import require_reference
 from evoengine.search.setting import Setting
 from evoengine.stages.render import inert_knobs
-from evoengine.tuning.boards import choose_gpu
+from evoengine.tuning.boards import choose_gpu, described, require_same_board
 from evoengine.tuning.setup import (
     Echo,
     choose_device,
@@ -130,10 +130,11 @@ class Search:
     def _run(self, ledger: Ledger, on_change: Callable[[Progress], None]) -> SearchResult:
         s, target = self._setting, self._setting.target
         problem, gpu = str(target.problem), target.gpu.key
+        require_same_board(ledger, self._named)
         run = ledger.start_run(
             gpu=gpu, problem=problem, device=ledger_device(self._timing), space=s.space, sampler=s.sampler,
             seed=s.seed, command=" ".join(sys.argv), objectives=",".join(o.name for o in s.objectives),
-            definition=target.workload.definition_text,
+            definition=target.workload.definition_text, gpu_definition=described(self._named),
         )  # fmt: skip
         _announce(s, self._named, self._timing, prepare_model(target.gpu, self._echo), ledger.place, run, self._echo)
         kind = Kind.MEASURED if self._timing else Kind.ESTIMATED

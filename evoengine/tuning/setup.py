@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from evoengine.devices.driver import GpuDevice, find_driver, lock_device, supports_arch
 from evoengine.devices.nvml import other_processes, settings
 from evoengine.errors import MachineError, UsageError
-from evoengine.gpu import Gpu, find_gpu
+from evoengine.gpu import Gpu
 from evoengine.ledger.runs import Device
 from evoengine.paths import asset
 from evoengine.records import Config, Value
-from evoengine.search.targets import stored_target
+from evoengine.search.targets import stored_gpu, stored_target
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.includes import unsupported_includes
 from evoengine.stages.render import render
@@ -215,7 +215,7 @@ def ledger_device(timing: GpuDevice | None) -> Device:
 def last_target(ledger: Ledger, gpu: Gpu | None, problem: str | None) -> Target:
     """What is given, and where nothing is, what the last run was for."""
     key, text = ledger.last_target(gpu.key if gpu else None, problem)
-    return stored_target(ledger, text, find_gpu(key))
+    return stored_target(ledger, text, stored_gpu(ledger, key))
 
 
 RESERVED_CORES = 2
