@@ -51,7 +51,8 @@ def checked_gpu(key: object, row: object, where: str) -> Gpu:
     """
     if not isinstance(key, str) or not _KEY.match(key) or key == AUTO:
         raise UsageError(
-            f"{where} names its GPU {key!r}; a name has up to 40 of a-z, 0-9, dot, dash and underscore, and is not {AUTO}"
+            f"{where} names its GPU {_short(key)}; a name has up to 40 of a-z, 0-9, dot, dash and underscore, and "
+            f"is not {AUTO}"
         )
     if not isinstance(row, dict):
         raise UsageError(f"{where} gives {key} as {_short(row)}; it must be a table [{key}] with the fields of a GPU")
@@ -111,7 +112,9 @@ def _first_line(error: Exception) -> str:
 
 def _check_name(name: object, where: str) -> None:
     if not isinstance(name, str) or not 1 <= len(name) <= 100 or not name.isprintable() or name != name.strip():
-        raise UsageError(f"{where} has the name {_short(name)}; it must be up to 100 printable characters, as the driver has it")
+        raise UsageError(
+            f"{where} has the name {_short(name)}; it must be up to 100 printable characters, as the driver has it"
+        )
 
 
 def _check_arch(arch: object, where: str) -> None:

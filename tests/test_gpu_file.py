@@ -63,7 +63,7 @@ FAULTS = {
     "two tables": (BOARD + BOARD.replace("[board]", "[other]"), "one GPU.*it has 'board', 'other'"),
     "no table but a value": ("board = 3", r"gives board as 3; it must be a table \[board\]"),
     "a list of tables": (BOARD.replace("[board]", "[[board]]"), "it must be a table"),
-    "one of ours": (BOARD.replace("[board]", "[h100]"), "h100, which evoengine has already; give the board another name"),
+    "one of ours": (BOARD.replace("[board]", "[h100]"), "h100, which evoengine has already; give the board another"),
     "auto": (BOARD.replace("[board]", "[auto]"), "names its GPU 'auto'"),
     "a path": (BOARD.replace("[board]", '["../x"]'), "names its GPU '../x'; a name has up to 40 of a-z"),
     "an escape": (BOARD.replace("[board]", '["\\u001b[31m"]'), r"names its GPU '\\x1b\[31m'"),
@@ -90,7 +90,7 @@ FAULTS = {
     "5,000 digits": (BOARD.replace("640", "9" * 5000), "is not a TOML file: .*digits"),
     "4,000 digits": (BOARD.replace("640", "9" * 4000), "has memory_gbs a number of more than 20 digits"),
     "half a warp": (BOARD.replace("1536", "1500"), "has threads_per_sm 1500; it must be a multiple of 32"),
-    "a block larger than its SM": (BOARD.replace("102400", "101376"), "shared_per_block 101376, with the driver's 1024"),
+    "a block larger than its SM": (BOARD.replace("102400", "101376"), "block 101376, with the driver's 1024"),
     "more than its architecture has": (
         BOARD.replace("102400", "233472").replace("101376", "232448"),
         "has shared_per_block 232448; a GPU of sm_86 has at most 101376",
@@ -114,7 +114,9 @@ def test_a_fault_gets_one_sentence_that_names_it(read, fault):
 
 
 def test_what_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(UsageError, match="cannot read .*none.toml: No such file or directory; --gpu-file takes a TOML file"):
+    with pytest.raises(
+        UsageError, match="cannot read .*none.toml: No such file or directory; --gpu-file takes a TOML file"
+    ):
         read_gpu_file(tmp_path / "none.toml")
     with pytest.raises(UsageError, match="cannot read .*Is a directory"):
         read_gpu_file(tmp_path)

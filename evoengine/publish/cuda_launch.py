@@ -148,7 +148,9 @@ class Gpu:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         cubin = (FOLDER / "kernel.cubin").read_bytes()
         if hashlib.sha256(cubin).hexdigest() != KERNEL["cubin_sha256"]:
-            raise RuntimeError(f"{FOLDER / 'kernel.cubin'} is not the binary that kernel.json describes: copy both again")
+            raise RuntimeError(
+                f"{FOLDER / 'kernel.cubin'} is not the binary that kernel.json describes: copy both again"
+            )
         try:
             call("cuModuleLoadData", ctypes.byref(module), cubin)
         except RuntimeError as error:

@@ -36,11 +36,11 @@ def export(
     candidate: Candidate, target: Target, folder: Path, *, grids: Grids = MappingProxyType({}),
     beside: Mapping[str, bytes] = MappingProxyType({}),
 ) -> list[Path]:  # fmt: skip
-    """Writes kernel.cu, kernel.cubin, kernel.json, the loader MODULE.py, _cuda.py, README.md, the files `beside` them and
-    SHA256SUMS; returns their paths.
+    """Writes kernel.cu, kernel.cubin, kernel.json, the loader MODULE.py, _cuda.py, README.md, the files `beside` them
+    and SHA256SUMS; returns their paths.
 
-    `grids` are those of GPUs with other numbers of SMs, where the launch depends on it. Raises UsageError where `folder`
-    has files that no export wrote, or cannot be written.
+    `grids` are those of GPUs with other numbers of SMs, where the launch depends on it. Raises UsageError where
+    `folder` has files that no export wrote, or cannot be written.
     """
     source, binary = _compiled(candidate)
     described = describe(candidate, target, grids)
@@ -57,7 +57,7 @@ def export(
 
 
 def module_name(problem: str, identity: Mapping[str, object]) -> str:
-    """Workload, sizes and what tells the kernel from every other, as a name for Python: gemm_m64_n64_k64_fp16_0123456789ab."""
+    """The problem and a checksum of what runs, as a name for Python: gemm_m64_n64_k64_fp16_0123456789ab."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     words = "_".join(re.findall("[a-z0-9]+", problem.lower()))[:LONGEST_NAME].rstrip("_")
     name = f"{words}_{digest[:DIGITS]}"

@@ -28,12 +28,14 @@ _AT_FDCWD, _EXCHANGE = -100, 2  # renameat2(2)
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
     """Writes the files and their checksums; returns their paths, that of the checksums last.
 
-    They are written beside the folder, which then takes its name in one step: a process that is killed leaves the folder
-    as it was. Raises UsageError where `folder` has files that no export wrote, or where it cannot be written.
+    They are written beside the folder and take its name in one step: a process that is killed leaves the folder as it
+    was. Raises UsageError where `folder` has files that no export wrote, or where it cannot be written.
     """
     target = Path(os.path.realpath(folder))
     if why := _why_not(target):
-        raise UsageError(f"cannot write to {folder}: {why}; --export takes a folder that is new, empty or an earlier export")
+        raise UsageError(
+            f"cannot write to {folder}: {why}; --export takes a folder that is new, empty or an earlier export"
+        )
     files = {**contents, CHECKSUMS: checksums(contents).encode()}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +49,9 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
         finally:
             shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}; --export takes a folder that can be made") from error
+        raise UsageError(
+            f"cannot write to {folder}: {error.strerror}; --export takes a folder that can be made"
+        ) from error
     return [folder / name for name in files]
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from evoengine import __version__
-from evoengine.devices.base import ConstantParameter, Parameter, ScalarArgument, TensorParameter
+from evoengine.devices.base import ConstantParameter, Parameter, TensorParameter
 from evoengine.records import Binary, Candidate, Measurement, Source, Verdict
 from evoengine.terms import range_us
 from evoengine.workloads.base import Target
@@ -68,8 +68,8 @@ def _usage(module: str, target: Target, candidate: Candidate) -> Iterator[str]:
     yield f"{', '.join(outputs) or 'out'} = {name}({', '.join(inputs)})"
     yield "```"
     yield ""
-    yield "Under torch call it within `torch.no_grad()`. Ship the folder whole and keep the loader's name, which no other"
-    yield "export has: so each import gets its own kernel. The folder's own name may be any."
+    yield "Under torch call it within `torch.no_grad()`. Ship the folder whole and keep the loader's name, which no"
+    yield "other export has: so each import gets its own kernel. The folder's own name may be any."
 
 
 def _tensors(target: Target, candidate: Candidate) -> tuple[list[str], list[str]]:
@@ -131,7 +131,7 @@ def _gate(verdict: Verdict | None, title: str) -> Iterator[str]:
 def _licence(target: Target) -> Iterator[str]:
     own = target.workload.definition_text is not None
     kernel = (
-        "`kernel.cu` and `kernel.cubin` are made from a kernel that somebody brought: its author's licence holds for them."
+        "`kernel.cu` and `kernel.cubin` are made from a kernel that somebody brought: its author's licence holds."
         if own
         else "`kernel.cu` and `kernel.cubin` are made from evoengine's templates, under the same licence."
     )

@@ -20,7 +20,6 @@ from evoengine.stages.binary_check import BinaryCheck
 from evoengine.tuning.setup import Echo, silent
 from evoengine.workloads.base import Target
 
-
 MOST_SMS = 512
 """of a GPU that an exported kernel may meet"""
 

@@ -102,8 +102,8 @@ def first_of_each_family(space: SearchSpace) -> list[Config]:
 
 
 def require_compilers(gpu: Gpu, emulated: bool) -> None:
-    """NVRTC that knows the GPU, with its headers, and the C++ compiler where the emulator is to gate; raises MachineError
-    naming what is missing."""
+    """NVRTC that knows the GPU, with its headers, and the C++ compiler where the emulator is to gate; raises
+    MachineError naming what is missing."""
     if gpu.capability not in (known := compiled_capabilities()):
         able = ", ".join(f"sm_{each}" for each in known)
         raise MachineError(

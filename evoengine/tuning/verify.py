@@ -51,8 +51,8 @@ class Verified:
 
 def verify(
     config: Config, problem: str | None = None, gpu: str = AUTO, *, gpu_file: Path | None = None,
-    kernel: Path | None = None, device: str = "auto", space: Path | None = None, templates: Path | None = None, binary: bool = False, seed: int | None = None,
-    echo: Echo = silent,
+    kernel: Path | None = None, device: str = "auto", space: Path | None = None, templates: Path | None = None,
+    binary: bool = False, seed: int | None = None, echo: Echo = silent,
 ) -> Verified:  # fmt: skip
     """Renders, compiles and gates a configuration; with `binary` its machine code is executed too, on the CPU.
 

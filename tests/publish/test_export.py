@@ -74,7 +74,13 @@ def test_the_name_is_that_of_what_runs_and_changes_with_it_alone(candidate):
 
 def test_the_metadata_states_launch_resources_verdict_and_provenance(candidate):
     found = describe(candidate, TARGET)
-    assert found["launch"] == {"grid": [2, 4, 2], "threads": 128, "block": [16, 8, 1], "shared_bytes": 1024, "grid_by_sms": {}}
+    assert found["launch"] == {
+        "grid": [2, 4, 2],
+        "threads": 128,
+        "block": [16, 8, 1],
+        "shared_bytes": 1024,
+        "grid_by_sms": {},
+    }
     assert found["resources"]["registers"] == 64
     assert found["verdict"]["cases"][0]["seed"] == 5
     assert found["provenance"]["source_sha256"] == candidate.source.sha256

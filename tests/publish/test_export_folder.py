@@ -154,7 +154,10 @@ import os, signal, sys
 from pathlib import Path
 from evoengine.publish.folder import write_folder
 from tests.publish.test_export_folder import SECOND
-sys.addaudithook(lambda event, given: event == {event!r} and {name!r} in str(given) and os.kill(os.getpid(), signal.SIGKILL))
+def hook(event, given):
+    if event == {event!r} and {name!r} in str(given):
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(hook)
 write_folder(Path(sys.argv[1]), SECOND)
 """
 

@@ -10,7 +10,6 @@ import importlib
 import inspect
 import json
 import struct
-import subprocess
 import sys
 import threading
 

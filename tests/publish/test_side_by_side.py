@@ -100,7 +100,9 @@ def test_two_exports_in_one_folder_are_refused_not_mixed_up(folders, tmp_path, m
 def test_a_renamed_loader_is_refused_since_two_of_that_name_would_be_one(folders):
     (loader,) = folders["plain"].glob("attention_*.py")
     renamed = loader.rename(loader.with_name("attention.py"))
-    done = subprocess.run([sys.executable, "-c", "import attention"], cwd=renamed.parent, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "import attention"], cwd=renamed.parent, capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert f"attention.py is not the loader of the kernel in {renamed.parent}: keep" in done.stderr
 

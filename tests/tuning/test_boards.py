@@ -94,7 +94,9 @@ def test_another_board_under_a_name_of_the_ledger_is_refused():
     require_same_board(Kept(boards.described(board)), board)
     require_same_board(Kept(None), board)
     require_same_board(Kept(None), find_gpu("a10"))
-    with pytest.raises(UsageError, match="the ledger's board has sms 72, and the file gives 71; give the changed board"):
+    with pytest.raises(
+        UsageError, match="the ledger's board has sms 72, and the file gives 71; give the changed board"
+    ):
         require_same_board(Kept(boards.described(board)), replace(board, sms=71))
 
 
@@ -105,7 +107,9 @@ def test_the_compiler_here_knows_every_board(key):
 
 def test_a_board_that_the_compiler_does_not_know_is_said_before_any_candidate(monkeypatch):
     monkeypatch.setattr(setup, "compiled_capabilities", lambda: (75, 80, 90))
-    with pytest.raises(MachineError, match=r"nvrtc .* cannot compile for sm_120, which rtx5090 needs; it can for sm_75, sm_80"):
+    with pytest.raises(
+        MachineError, match=r"nvrtc .* cannot compile for sm_120, which rtx5090 needs; it can for sm_75, sm_80"
+    ):
         require_compilers(find_gpu("rtx5090"), emulated=False)
 
 
