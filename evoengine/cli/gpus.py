@@ -73,8 +73,8 @@ def gpus_table(known: Sequence[Gpu], fitting: Mapping[str, Sequence[Fitting]], w
     for gpu in known:
         table.add_row(
             gpu.key, *([gpu.name.removeprefix("NVIDIA ")] if named else []), gpu.arch, str(gpu.sms),
-            f"{gpu.clock_ghz:.2f}", f"{gpu.memory_gbs:g}", str(gpu.shared_per_block // KB), str(gpu.shared_per_sm // KB),
-            f"{gpu.tensor_tflops:g}", _fitting_text(fitting[gpu.key]),
+            f"{gpu.clock_ghz:.2f}", f"{gpu.memory_gbs:g}", str(gpu.shared_per_block // KB),
+            str(gpu.shared_per_sm // KB), f"{gpu.tensor_tflops:g}", _fitting_text(fitting[gpu.key]),
         )  # fmt: skip
     return table
 

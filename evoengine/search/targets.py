@@ -17,7 +17,7 @@ def target_of(ledger: Ledger, candidate: Candidate) -> Target:
 
 
 def stored_gpu(ledger: Ledger, key: str) -> Gpu:
-    """The GPU of that name: of gpus.toml, or as a file described it to a run. Raises UsageError where neither has it."""
+    """The GPU of that name: of gpus.toml, or as a file described it to a run. Raises UsageError for others."""
     if key in known_gpus() or (fields := ledger.gpu_definition(key)) is None:
         return find_gpu(key)
     return stored_fields(fields, f"the ledger's description of {key!a}")
