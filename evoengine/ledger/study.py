@@ -39,6 +39,7 @@ from evoengine.ledger.runs import Run
 from evoengine.ledger.store import Ledger
 from evoengine.lineage import Effect, Step, effects, step, transition
 from evoengine.objectives import Objective, objective_values, stored_objectives
+from evoengine.passwords import hide_passwords
 from evoengine.paths import default_database
 from evoengine.records import Candidate, Kind, Measurement, Value
 
@@ -74,7 +75,7 @@ def optuna_storage(database: str) -> RDBStorage:
     # Optuna makes its tables one by one, and another process must neither do the same nor judge them half-made
     with setup_lock(url), _explained(url):
         contents = inspect_database(url)
-        require_schema(contents.tables, contents.optuna_revision, url.render_as_string())
+        require_schema(contents.tables, contents.optuna_revision, hide_passwords(url.render_as_string()))
         storage = RDBStorage(
             url.render_as_string(hide_password=False), engine_kwargs=engine_options(url), skip_compatibility_check=True
         )
@@ -142,8 +143,9 @@ class Projection:
             parents = {parent: self._ledger.candidate(parent) for parent in candidate.parents}
             self._write_note(f"dashboard:{number}", note(candidate, figure, step(candidate, parents)))
         except PROJECTING as error:
-            self.missed[trial] = f"{type(error).__name__}: {error}"
-            logger.warning("trial %d is in the ledger, but not in the Optuna study: %s", trial, error)
+            why = hide_passwords(str(error))
+            self.missed[trial] = f"{type(error).__name__}: {why}"
+            logger.warning("trial %d is in the ledger, but not in the Optuna study: %s", trial, why)
 
     def summarise(self) -> None:
         """Writes the study's own note: which changes of knobs paid so far. What goes wrong is logged."""
@@ -151,7 +153,7 @@ class Projection:
             known = self._ledger.candidates(run=self._run)
             self._write_note("dashboard", study_note(effects(known)))
         except PROJECTING as error:
-            logger.warning("the Optuna study has no note of what paid: %s", error)
+            logger.warning("the Optuna study has no note of what paid: %s", hide_passwords(str(error)))
 
     def _figure(self, trial: int) -> Measurement | None:
         return most_trusted([m for m in self._ledger.measurements(trial) if m.kind is self._kind])

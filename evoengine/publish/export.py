@@ -94,6 +94,7 @@ def describe(candidate: Candidate, target: Target, grids: Grids = MappingProxyTy
             "evoengine": __version__,
             "trial": candidate.trial,
             "run": candidate.run,
+            "imported_from": candidate.imported_from,
             "gpu": candidate.gpu,
             "arch": binary.arch,
             "options": binary.options,

@@ -85,6 +85,8 @@ def _provenance(candidate: Candidate, target: Target, source: Source, binary: Bi
     yield "## Where it comes from"
     yield ""
     yield f"- trial {candidate.trial} of run {candidate.run}, exported by evoengine {__version__}"
+    if candidate.imported_from is not None:
+        yield f"- the run was imported from {code(candidate.imported_from)}; binary and verdict were made here"
     yield f"- problem: {code(target.problem)}"
     yield f"- GPU: {code(target.gpu.key)}, {code(target.gpu.name)}, {code(binary.arch)}, {target.gpu.sms} SMs"
     yield f"- configuration: {code(json.dumps(dict(candidate.config)))}"
