@@ -282,8 +282,7 @@ class CompiledCandidate:
 class Finals:
     """The best candidates timed against each other: trials best first, each with its new figure.
 
-    `tied` are the fastest and its equals, of which `order` has the one with the fewest registers first; `open` could
-    not be distinguished from the fastest.
+    `tied` are the fastest and its equals, fewest registers first in `order`; `open` was not shown to be slower.
     """
 
     order: tuple[int, ...]

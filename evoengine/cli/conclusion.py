@@ -13,6 +13,7 @@ from evoengine.cli.progress import status, time_spent
 from evoengine.cli.streams import read_by_nobody, unwritten
 from evoengine.errors import MachineError
 from evoengine.hints import hint
+from evoengine.ledger.store import spans
 from evoengine.records import Candidate, Outcome
 from evoengine.search.coordinator import Progress
 from evoengine.tuning.search import SearchResult
@@ -63,9 +64,12 @@ def result_code(code: int, best: str, echo: Callable[[str], None]) -> int:
     return MachineError.exit_code
 
 
-def say_missed(missed: Mapping[int, str], echo: Callable[[str], None] = say) -> None:
-    for trial, why in missed.items():
-        echo(f"trial {trial} is in the ledger, but not in optuna-dashboard's study: {why}")
+def say_missed(
+    missed: Mapping[int, str], echo: Callable[[str], None] = say, remedy: str = "the next search adds them"
+) -> None:
+    if missed:
+        why = next(iter(missed.values()))
+        echo(f"in the ledger, but not in optuna-dashboard's study: {spans(missed)} ({why}); {remedy}")
 
 
 def _summary(progress: Progress, run: int, found: Sequence[Candidate]) -> dict[str, object]:

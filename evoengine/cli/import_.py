@@ -42,7 +42,7 @@ def import_(file: Path, db: str | None) -> None:
         run, trials = ledger.import_run(_marked(whole, ledger))
         say(f"imported {len(trials)} trials from {file} as run {run}, trials {trials[0]} to {trials[-1]}")
         say("now their study for the dashboard; Ctrl-C leaves it unfinished, and the import whole")
-        say_missed(rebuild(storage, ledger, run, kind, domains).missed)
+        say_missed(rebuild(storage, ledger, run, kind, domains).missed, remedy="import the file again")
 
 
 def _marked(whole: RunHistory, ledger: Ledger) -> RunHistory:

@@ -119,6 +119,10 @@ class Ledger:
         """What --db takes to lead here, without a password; None for the default ledger."""
         return db_of(self._url)
 
+    def watch(self, engine: Engine) -> None:
+        """Has another engine on the same database open no other file than this ledger's."""
+        self._watch.guard(engine)
+
     def close(self) -> None:
         self._heart.stop()
         self._engine.dispose()
@@ -362,6 +366,15 @@ class Ledger:
         best = list(firsts.values())[:top]
         found = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(best)))}
         return [found[trial] for trial in best]
+
+    def finished_trials(self) -> dict[int, list[int]]:
+        """Run → its trials that have ended, in their order."""
+        ended = select(CandidateRow.run_id, CandidateRow.id).where(CandidateRow.outcome.is_not(None))
+        trials: dict[int, list[int]] = {}
+        with self._reading() as session:
+            for run, trial in session.execute(ended.order_by(CandidateRow.id)):
+                trials.setdefault(run, []).append(trial)
+        return trials
 
     def measurements(self, trial: int) -> list[Measurement]:
         """All of a candidate's figures, of every kind, oldest first."""

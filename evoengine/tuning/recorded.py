@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from evoengine.errors import UsageError
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.study import Projection, optuna_storage
+from evoengine.ledger.study import Projection, add_missing, optuna_storage
 from evoengine.objectives import parse_objectives
 from evoengine.passwords import command_line
 from evoengine.records import Candidate, Kind
@@ -68,7 +68,9 @@ class RecordedSearch:
         echo_left_out(space, echo)
         echo(f"ledger {ledger.place}, run {run}")
         domains = {knob.name: knob.values for knob in space.knobs}
-        study = Projection(optuna_storage(ledger.url), ledger, run, Kind.RECORDED, domains)
+        storage = optuna_storage(ledger.url)
+        study = Projection(storage, ledger, run, Kind.RECORDED, domains)
+        study.missed |= add_missing(storage, ledger)
         seconds = o.minutes * 60 if o.minutes else None
         finish = finisher(ledger, study, on_trial)
         replay = Replay(space, o.sampler, self._seed, o.trials, seconds, ledger, run, on_change, finish)

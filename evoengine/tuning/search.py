@@ -14,7 +14,7 @@ from evoengine.errors import UsageError
 from evoengine.gpu import AUTO, Gpu
 from evoengine.hints import did_you_mean
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.study import Projection, optuna_storage
+from evoengine.ledger.study import Projection, add_missing, optuna_storage
 from evoengine.objectives import Objective, parse_objectives
 from evoengine.passwords import command_line
 from evoengine.records import Candidate, Kind
@@ -154,7 +154,9 @@ class Search:
         _announce(s, self._named, self._timing, prepare_model(target.gpu, self._echo), ledger.place, run, self._echo)
         kind = Kind.MEASURED if self._timing else Kind.ESTIMATED
         domains = {knob.name: knob.values for knob in s.space.knobs}
-        study = Projection(optuna_storage(ledger.url), ledger, run, kind, domains)
+        storage = optuna_storage(ledger.url)
+        study = Projection(storage, ledger, run, kind, domains)
+        study.missed |= add_missing(storage, ledger)
         judge = make_evaluator(target, self._timing, s.seed, partial(ledger.long_run_us, run))
         self._on_stage("starting the workers")
         coordinator = Coordinator(s, ledger, run, judge, on_change, finisher(ledger, study, on_trial))
