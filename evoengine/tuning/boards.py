@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evoengine.devices.driver import GpuDevice, find_driver
-from evoengine.errors import UsageError
+from evoengine.errors import NothingFound, UsageError
 from evoengine.gpu import AUTO, DEFAULT, Gpu, find_gpu, known_gpus
 from evoengine.gpu_file import gpu_fields, read_gpu_file
-from evoengine.ledger.store import Ledger
+from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.paths import asset
+from evoengine.search.targets import stored_gpu
 from evoengine.space.reader import read_definition
 from evoengine.tuning.setup import Echo
 from evoengine.workloads import workloads
@@ -43,18 +44,31 @@ def fitting_families(gpus: Iterable[Gpu]) -> dict[str, list[Fitting]]:
     return found
 
 
-def choose_gpu(requested: str, file: Path | None, echo: Echo) -> Gpu:
-    """The GPU to tune for; says which and why where it was not named.
+def choose_gpu(
+    requested: str, file: Path | None, echo: Echo, find: Callable[[str], Gpu] = find_gpu
+) -> Gpu:  # fmt: skip
+    """The GPU to tune for; says which and why where it was not named. `find` gives one by its name.
 
     Raises UsageError for an unknown name, and for a file that describes no GPU, or another one than `requested`.
     """
     if file is None:
-        return _here(echo) if requested == AUTO else find_gpu(requested)
+        return _here(echo) if requested == AUTO else find(requested)
     gpu = read_gpu_file(file)
     if requested not in (AUTO, gpu.key):
         raise UsageError(f"--gpu {requested} and --gpu-file {file}, which describes {gpu.key}, are two GPUs; give one")
     echo(f"--gpu {gpu.key}: {gpu.name} as {file} describes it")
     return gpu
+
+
+def find_kept_gpu(db: str | None, name: str) -> Gpu:
+    """The GPU of that name, or the board of a file that the ledger keeps under it. Raises UsageError."""
+    if name.lower() not in known_gpus():
+        try:
+            with open_ledger(db, create=False) as ledger:
+                return stored_gpu(ledger, name)
+        except NothingFound:  # there is no ledger yet
+            pass
+    return find_gpu(name)
 
 
 def described(gpu: Gpu) -> dict[str, Any] | None:

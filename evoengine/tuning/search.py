@@ -25,7 +25,7 @@ from evoengine.search.evaluators import make_evaluator
 from evoengine.search.reference import require_reference
 from evoengine.search.setting import Setting
 from evoengine.stages.render import inert_knobs
-from evoengine.tuning.boards import choose_gpu, described, require_same_board
+from evoengine.tuning.boards import choose_gpu, described, find_kept_gpu, require_same_board
 from evoengine.tuning.setup import (
     Echo,
     choose_device,
@@ -109,7 +109,7 @@ class Search:
         if len(objectives) > 1:
             require_several(options.objective, options.sampler)
         on_stage("reading the problem")
-        self._named = choose_gpu(options.gpu, options.gpu_file, echo)
+        self._named = choose_gpu(options.gpu, options.gpu_file, echo, partial(find_kept_gpu, options.db))
         target = make_target(options.problem, self._named, options.kernel)
         self._timing = choose_device(options.device, target.gpu, echo)
         if self._timing:

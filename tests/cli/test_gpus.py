@@ -108,6 +108,16 @@ def test_the_ledger_keeps_the_board_as_it_was_read(searched):
         assert ledger.gpu_definition("board")["shared_per_block"] == 16384
 
 
+def test_a_later_search_in_the_ledger_takes_the_board_by_its_name(evoengine, searched):
+    folder, _ = searched
+    done = evoengine(
+        "search", "--gpu", "board", "--problem", PROBLEM, "--family", "warp", "--trials", 1, "--seed", 1, "--jobs", 1,
+        "--device", "emulator", "--db", "evo.db", cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "board (sm_86)" in done.stderr
+
+
 def test_another_board_of_that_name_is_refused_before_anything_is_written(evoengine, searched, tmp_path):
     folder, _ = searched
     (tmp_path / "board.toml").write_text(BOARD)
