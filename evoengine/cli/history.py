@@ -23,7 +23,7 @@ def history(gpu: str | None, problem: str | None, run: int | None, db: str | Non
     from evoengine.ledger.store import open_ledger
 
     with open_ledger(db, create=False) as ledger:
-        found = ledger.candidates(run=run, problem=problem, gpu=gpu)
+        found = ledger.candidates(run=run, problem=problem, gpu=ledger.known_gpu(gpu))
         empty = ledger.is_empty()
     if not found:
         then = f"{hint('search', db=db)} fills it" if empty else f"{hint('history', db=db)} lists all it has"

@@ -9,6 +9,7 @@ import click
 
 from evoengine.cli.options import (
     OneOf,
+    gpu_file_option,
     gpu_option,
     json_option,
     kernel_option,
@@ -17,13 +18,15 @@ from evoengine.cli.options import (
     templates_option,
 )  # fmt: skip
 from evoengine.errors import UsageError
+from evoengine.gpu import AUTO
 from evoengine.records import Value
 from evoengine.untrusted import parse_json
 
 
 @click.command()
 @click.option("--config", "text", required=True, metavar="JSON", help="One value for every active knob, as JSON.")
-@gpu_option(default="h100")
+@gpu_option(default=AUTO)
+@gpu_file_option
 @problem_option
 @kernel_option
 @click.option(
@@ -36,8 +39,8 @@ from evoengine.untrusted import parse_json
 @click.option("--seed", type=click.IntRange(min=0), help="Repeats a verdict.  [default: drawn, and printed]")
 @json_option
 def verify(
-    text: str, gpu: str, problem: str | None, kernel: Path | None, device: str, space: Path | None,
-    templates: Path | None, binary: bool, seed: int | None, as_json: bool,
+    text: str, gpu: str, gpu_file: Path | None, problem: str | None, kernel: Path | None, device: str,
+    space: Path | None, templates: Path | None, binary: bool, seed: int | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Render, compile and gate one configuration; exit 0 when it is correct, 1 when not."""
     from evoengine.cli.display import cases, say, stdout
@@ -45,8 +48,8 @@ def verify(
     from evoengine.tuning.verify import verify as run
 
     verified = run(
-        _config(text), problem, gpu, kernel=kernel, device=device, space=space, templates=templates, binary=binary,
-        seed=seed, echo=say,
+        _config(text), problem, gpu, gpu_file=gpu_file, kernel=kernel, device=device, space=space, templates=templates,
+        binary=binary, seed=seed, echo=say,
     )  # fmt: skip
     candidate, check = verified.candidate, verified.binary
     if as_json:
