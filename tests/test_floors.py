@@ -22,6 +22,8 @@ FLOORS = (
         "paths",
         "passwords",
         "terms",
+        "text",
+        "times",
         "untrusted",
         "host_compiler",
         "cuda_files",
