@@ -25,11 +25,13 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
+from evoengine.hints import hint, nearest_folder
 from evoengine.ledger import optuna_schema
 from evoengine.ledger.checksums import Damaged
 from evoengine.ledger.integrity import READ_ERRORS, check_selection, find_damage
 from evoengine.ledger.models import VERSION_TABLE
-from evoengine.paths import asset
+from evoengine.passwords import hide_passwords, without_passwords
+from evoengine.paths import asset, default_database
 
 BUSY_SECONDS = 30.0
 """how long a writer waits for another's transaction to end"""
@@ -41,6 +43,35 @@ LOG_IN_USE_SECONDS = 60.0
 """a log that was written since then belongs to a search that is running"""
 _LOCK_KEY = 0x65766F
 """of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
+URL_VARIABLE, FILE_VARIABLE = "EVOENGINE_DB", "EVOENGINE_DB_FILE"
+"""environment variables that name the ledger: by its URL, and by a file that holds the URL"""
+_LARGEST_URL = 4096
+
+
+def chosen_database(named: str | None) -> str:
+    """The ledger that is meant: `named`, else what the environment names, else the default file.
+
+    Raises UsageError where the environment names two, or a file without a URL.
+    """
+    url, file = os.environ.get(URL_VARIABLE), os.environ.get(FILE_VARIABLE)
+    if named:
+        return named
+    if url and file:
+        raise UsageError(f"both {URL_VARIABLE} and {FILE_VARIABLE} are set; keep the one that names the ledger")
+    return url or (_url_in(Path(file)) if file else default_database())
+
+
+def _url_in(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_LARGEST_URL + 1)
+    except OSError as error:
+        raise UsageError(f"{FILE_VARIABLE} names {file}, which cannot be read: {error.strerror}") from error
+    lines = content.decode(errors="replace").split("\n")
+    url = lines[0].strip()
+    if not url or any(line.strip() for line in lines[1:]) or len(content) > _LARGEST_URL or "\ufffd" in url:
+        raise UsageError(f"{FILE_VARIABLE} names {file}, which must hold one line, the ledger's URL or file")
+    return url
 
 
 def parse_url(text_or_path: str) -> URL:
@@ -49,14 +80,20 @@ def parse_url(text_or_path: str) -> URL:
         return URL.create("sqlite", database=str(Path(text_or_path).expanduser()))
     try:
         url = make_url(text_or_path)
-    except ArgumentError as error:
-        raise UsageError(f"{text_or_path!r} is no database URL; write a file name or {_EXAMPLES}") from error
+        if url.drivername != "sqlite" and text_or_path.partition("?")[0].count("@") > 1:
+            raise ValueError("the first of two @ would end the password")
+    except (ArgumentError, ValueError) as error:
+        remedy = f"write a file name or {_EXAMPLES}, with %40 for an @ in a password, %3A for : and %2F for /"
+        raise UsageError(f"{hide_passwords(text_or_path)!r} is no database URL; {remedy}") from error
     if url.drivername in ("postgresql", "postgresql+psycopg"):
         return url.set(drivername="postgresql+psycopg")
     if url.drivername not in ("sqlite", "sqlite+pysqlite"):
         raise UsageError(f"a ledger lives in SQLite or PostgreSQL, not in {url.drivername}; write {_EXAMPLES}")
     if url.database in (None, "", ":memory:") or url.query:
-        raise UsageError(f"{text_or_path!r} names no file, and a ledger has to outlive its process; write {_EXAMPLES}")
+        raise UsageError(
+            f"{hide_passwords(text_or_path)!r} names no file, and a ledger has to outlive its process; "
+            f"write {_EXAMPLES}"
+        )
     return url.set(drivername="sqlite")
 
 
@@ -77,13 +114,13 @@ def open_database(url: URL, *, create: bool) -> Engine:
     cannot be written is opened for reading alone. Raises UsageError on a database that cannot be used, MachineError on
     a damaged one or without a PostgreSQL driver; then nothing has been written.
     """
-    writable = url.drivername != "sqlite" or _check_file(Path(url.database or ""), create)
+    writable = url.drivername != "sqlite" or _check_file(url, create)
     contents = inspect_database(url)
     _refuse_foreign(url, contents)
     if contents.revision is None and not create:
-        raise NothingFound(f"no ledger at {display_url(url)}: evoengine search fills it{_without_log(url, contents)}")
+        raise _no_ledger(url, _without_log(url, contents))
     if contents.revision is None:
-        optuna_schema.require_schema(contents.tables, contents.optuna_revision, url.render_as_string())
+        optuna_schema.require_schema(contents.tables, contents.optuna_revision, hide_passwords(url.render_as_string()))
     outdated = contents.revision != _scripts().get_current_head()
     if not writable:
         if outdated:
@@ -180,7 +217,7 @@ def setup_lock(url: URL) -> Iterator[None]:
 
 def display_url(url: URL) -> str:
     """The file, or the URL without its password."""
-    return url.database or "" if url.drivername == "sqlite" else url.render_as_string(hide_password=True)
+    return url.database or "" if url.drivername == "sqlite" else hide_passwords(url.render_as_string())
 
 
 @contextmanager
@@ -215,7 +252,7 @@ def _damage(url: URL, damaged: Damaged) -> EvoengineError:
 
 
 def _explanation(url: URL, error: BaseException) -> EvoengineError:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    reason = hide_passwords(str(error).strip().splitlines()[0]) if str(error).strip() else type(error).__name__
     if "locked" in reason:
         return UsageError(
             f"{display_url(url)} has been locked by another writer for {BUSY_SECONDS:g} s; "
@@ -256,15 +293,41 @@ def inspect_database(url: URL) -> Contents:
     return _look_into_file(Path(url.database or "")) if url.drivername == "sqlite" else _look_into_server(url)
 
 
-def _check_file(path: Path, create: bool) -> bool:
-    """Whether a ledger can be written there; makes the folder with `create`, and then raises UsageError where not."""
+def db_of(url: URL) -> str | None:
+    """What --db takes to lead to this ledger, without a password; None for the one that is used where --db is not."""
+    if url == parse_url(chosen_database(None)):
+        return None
+    if url.drivername == "sqlite":
+        return url.database
+    return without_passwords(url.render_as_string(hide_password=False))
+
+
+def _no_ledger(url: URL, log: str) -> NothingFound:
+    rule = " (the default, db/evoengine.db in the current folder; --db names another)" if _is_default(url) else ""
+    return NothingFound(f"no ledger at {display_url(url)}{rule}: {hint('search', db=db_of(url))} makes one{log}")
+
+
+def _is_default(url: URL) -> bool:
+    return url == parse_url(default_database())
+
+
+def _check_file(url: URL, create: bool) -> bool:
+    """Whether a ledger can be written there; of folders that are missing, makes that of the default one alone.
+
+    Raises UsageError where it cannot be kept there, with `create`.
+    """
+    path = Path(url.database or "")
     if path.is_dir():
         raise UsageError(f"{path} is a folder; --db names a file in it, such as {path / 'evoengine.db'}")
+    if not path.parent.is_dir() and not _is_default(url):
+        error = UsageError if create else NothingFound
+        near = nearest_folder(path.parent)
+        raise error(f"no ledger at {path}: there is no folder {path.parent}; make it, or name another with --db{near}")
     if not path.exists():
         if not create:
-            raise NothingFound(f"no ledger at {path}: evoengine search fills it{_orphaned_log(path)}")
+            raise _no_ledger(url, _orphaned_log(path))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
         except OSError as error:
             raise UsageError(
                 f"the folder {path.parent} cannot be made ({error.strerror}); name a file in another with --db"

@@ -18,8 +18,9 @@ from sqlalchemy.orm import Session, aliased, joinedload, undefer
 
 from evoengine import __version__
 from evoengine.errors import MachineError, NothingFound, UsageError
+from evoengine.hints import hint
 from evoengine.ledger.checksums import check
-from evoengine.ledger.database import display_url, open_database, parse_url, translate_errors
+from evoengine.ledger.database import chosen_database, db_of, display_url, open_database, parse_url, translate_errors
 from evoengine.ledger.figures import OF_CANDIDATE, OF_MEASUREMENT, figures_of_correct
 from evoengine.ledger.heartbeat import Heart, beat, begin_beating, mark_killed, require_fence
 from evoengine.ledger.models import (
@@ -53,7 +54,6 @@ from evoengine.ledger.runs import RUNNING, Device, Run, this_host
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
 from evoengine.ledger.watch import FileLost, Watch, empty_log
 from evoengine.objectives import DEFAULT
-from evoengine.paths import default_database
 from evoengine.records import (
     Baseline,
     Binary,
@@ -78,12 +78,12 @@ class SpaceFile(Protocol):
 
 
 def open_ledger(database: str | None, *, create: bool) -> Ledger:
-    """The ledger in an SQLite file, given as path or URL, or in PostgreSQL; None is db/evoengine.db.
+    """The ledger in an SQLite file, given as path or URL, or in PostgreSQL; None is what `chosen_database` says.
 
     Raises NothingFound where there is none and `create` is false, UsageError on a database that cannot be used,
     MachineError where PostgreSQL's driver is missing. Nothing is written then.
     """
-    url = parse_url(database or default_database())
+    url = parse_url(chosen_database(database))
     return Ledger(url, open_database(url, create=create))
 
 
@@ -112,6 +112,11 @@ class Ledger:
     def place(self) -> str:
         """For people: the file, or the URL without its password."""
         return display_url(self._url)
+
+    @property
+    def db(self) -> str | None:
+        """What --db takes to lead here, without a password; None for the default ledger."""
+        return db_of(self._url)
 
     def watch(self, engine: Engine) -> None:
         """Has another engine on the same database open no other file than this ledger's."""
@@ -190,8 +195,15 @@ class Ledger:
             found = session.execute(matching).one_or_none()
         if found is None:
             wanted = " for " + " on ".join(w for w in (problem, gpu) if w) if gpu or problem else ""
-            raise NothingFound(f"the ledger holds no run{wanted}: evoengine search fills it")
+            then = "search" if self.is_empty() else "history"
+            what = "fills it" if self.is_empty() else "lists what it has"
+            raise NothingFound(f"the ledger holds no run{wanted}: {hint(then, db=self.db)} {what}")
         return found[0], found[1]
+
+    def is_empty(self) -> bool:
+        """Whether it holds no trial."""
+        with self._reading() as session:
+            return session.scalar(select(CandidateRow.id).limit(1)) is None
 
     def last_definition(self, problem: str) -> str | None:
         """The problem.json that the last run for this problem kept; None where it kept none."""
@@ -210,11 +222,11 @@ class Ledger:
 
     def long_run_us(self, run: int, baseline: Baseline) -> float:
         """The median of that baseline's times over all runs like this one: same problem, GPU, device with its driver
-        and libraries, and policy. Its own time where no run has recorded it yet."""
+        and libraries, and policy. Its own time where no run of this ledger's own has recorded it yet."""
         this = aliased(RunRow)
         like = select(BaselineRow).join(RunRow).join(this, this.id == run).where(
             RunRow.problem == this.problem, RunRow.gpu == this.gpu, RunRow.device_id == this.device_id,
-            BaselineRow.name == baseline.name,
+            BaselineRow.name == baseline.name, RunRow.imported_from.is_(None),
         )  # fmt: skip
         with self._reading() as session:
             known = [to_baseline(row) for row in session.scalars(like)]
@@ -222,7 +234,7 @@ class Ledger:
         return statistics.median(times or [baseline.median_us])
 
     def whole_run(self, run: int) -> RunHistory:
-        """All that is known of a run's finished candidates, cubins included, for another ledger to take in."""
+        """All that is known of a run's finished candidates but their cubins, for another ledger to take in."""
         with self._reading() as session:
             return read_run(session, run)
 
@@ -308,7 +320,7 @@ class Ledger:
         with self._reading() as session:
             first, last = session.execute(select(func.min(CandidateRow.id), func.max(CandidateRow.id))).one()
         if last is None:
-            raise NothingFound("the ledger holds no trial yet: evoengine search fills it")
+            raise NothingFound(f"the ledger holds no trial yet: {hint('search', db=self.db)} fills it")
         raise UsageError(f"there is no trial {trial}: the ledger's are numbered {first} to {last}")
 
     def candidates(

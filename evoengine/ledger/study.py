@@ -42,6 +42,7 @@ from evoengine.ledger.store import Ledger
 from evoengine.ledger.watch import FileLost
 from evoengine.lineage import Effect, Step, effects, step, transition
 from evoengine.objectives import Objective, objective_values, stored_objectives
+from evoengine.passwords import hide_passwords
 from evoengine.paths import default_database
 from evoengine.records import Candidate, Kind, Measurement, Value
 
@@ -79,7 +80,7 @@ def optuna_storage(database: str) -> RDBStorage:
     # Optuna makes its tables one by one, and another process must neither do the same nor judge them half-made
     with setup_lock(url), _explained(url):
         contents = inspect_database(url)
-        require_schema(contents.tables, contents.optuna_revision, url.render_as_string())
+        require_schema(contents.tables, contents.optuna_revision, hide_passwords(url.render_as_string()))
         storage = RDBStorage(
             url.render_as_string(hide_password=False), engine_kwargs=engine_options(url), skip_compatibility_check=True
         )
@@ -277,7 +278,8 @@ def _domains(known: Sequence[FrozenTrial], candidates: Sequence[Candidate]) -> d
 
 
 def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:CELL_LENGTH]}"
+    told = " ".join(hide_passwords(str(error)).split())
+    return f"{type(error).__name__}: {told[:CELL_LENGTH]}"
 
 
 def study_name(ledger: Ledger, run: int, kind: Kind) -> str:

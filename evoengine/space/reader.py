@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from evoengine.errors import UsageError
+from evoengine.hints import did_you_mean
 from evoengine.records import Value
 from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule, dependencies, domain_error
 from evoengine.space.expression import CALLS, Expression
+from evoengine.untrusted import read_limited_text
 
 _MOST_VALUES = 32767
 _LARGEST_VALUE = 2**53
@@ -28,16 +29,23 @@ def read_definition(path: Path, variables: Mapping[str, Value]) -> Definition:
     Raises UsageError naming file, line and remedy.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_limited_text(path)
     except FileNotFoundError:
         raise UsageError(f"there is no space file {path}") from None
     except OSError as error:
         raise UsageError(f"the space file {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"the space file {path} is not UTF-8 text (byte {error.start})") from None
+    except ValueError as error:
+        raise UsageError(f"the space file {path} cannot be read: {error}") from None
+    return parse_definition(path, text, variables)
+
+
+def parse_definition(path: PurePath, text: str, variables: Mapping[str, Value]) -> Definition:
+    """As `read_definition`, of the text; `path` is what messages call it."""
     try:
         tables = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
         raise UsageError(f"the space file {path} is not valid TOML: {error}") from None
     return _Reader(path, text, tables, variables).read()
 
@@ -64,7 +72,7 @@ class _Lines:
 
 
 class _Reader:
-    def __init__(self, path: Path, text: str, tables: dict[str, Any], variables: Mapping[str, Value]) -> None:
+    def __init__(self, path: PurePath, text: str, tables: dict[str, Any], variables: Mapping[str, Value]) -> None:
         self.path, self.text, self.tables, self.variables = path, text, tables, variables
         self.lines = _Lines(text)
 
@@ -114,7 +122,7 @@ class _Reader:
         return entries
 
     def _unknown(self, where: str, key: str, known: Iterable[str]) -> None:
-        raise UsageError(f"{where}: unknown key {key!r}; known are {', '.join(known)}{_nearest(key, known)}")
+        raise UsageError(f"{where}: unknown key {key!r}; known are {', '.join(known)}{did_you_mean(key, known)}")
 
     # --- knobs
 
@@ -200,7 +208,7 @@ class _Reader:
     def _known(self, expression: Expression) -> Expression:
         for name in sorted(expression.names - self.names):
             what = "GPU variable" if name.startswith("gpu.") else "knob, let or problem variable"
-            hint = _nearest(name, self.names)
+            hint = did_you_mean(name, self.names)
             raise UsageError(f"{expression.where}: `{expression.text}` names {name}, which is no {what}{hint}")
         return expression
 
@@ -230,7 +238,7 @@ class _Reader:
         if key not in self.families:
             raise UsageError(
                 f"{self._at(table, key)}: [{table}.{key}] names no family; known are {', '.join(self.families)}"
-                f"{_nearest(key, self.families)}"
+                f"{did_you_mean(key, self.families)}"
             )
         return key
 
@@ -311,7 +319,7 @@ class _Reader:
             for name, value in entry.items():
                 where = self._at("start", name, i)
                 if name not in knobs:
-                    raise UsageError(f"{where}: the start names {name}, which is no knob{_nearest(name, knobs)}")
+                    raise UsageError(f"{where}: the start names {name}, which is no knob{did_you_mean(name, knobs)}")
                 if knobs[name].index(value) is None:
                     raise UsageError(f"{where}: the start has {name} = {value!r}; {domain_error(knobs[name])}")
             if len(self.families) == 1:
@@ -324,8 +332,3 @@ def _refuse_circles(lets: Mapping[str, Expression]) -> None:
     for name, let in lets.items():
         if name in dependencies(let, lets):
             raise UsageError(f"{let.where}: let {name} is defined by way of itself: `{let.text}`")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""
