@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "evoengine"
 FLOORS = (
-    ("errors", "records", "objectives", "lineage", "gpu", "paths", "terms", "host_compiler", "cuda_files"),
+    ("errors", "records", "objectives", "lineage", "gpu", "paths", "terms", "host_compiler", "cuda_files", "machine"),
     ("space", "devices", "ledger", "sass", "workloads"),
     ("stages", "publish", "formats"),
     ("search",),

@@ -8,7 +8,8 @@ from concurrent.futures import Future
 from evoengine.ledger.store import Ledger
 from evoengine.records import Binary, CompiledCandidate, Outcome, Rejection, Source
 from evoengine.search.setting import Setting
-from evoengine.search.workers import Answer, WorkerLimits, WorkerPool
+from evoengine.search.worker_process import WorkerLimits
+from evoengine.search.workers import Answer, WorkerPool
 from evoengine.stages.compile import options
 from evoengine.stages.predict import Estimated
 from evoengine.stages.toolchain import compiler_version

@@ -34,7 +34,7 @@ from evoengine.search.proposer import Proposal, Proposer
 from evoengine.search.samplers import LED
 from evoengine.search.setting import Setting
 from evoengine.search.siblings import sibling_prior
-from evoengine.search.workers import COMPILER_LIMITS, WorkerLimits
+from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
 from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import Evaluation, compile_task, predict_task
 

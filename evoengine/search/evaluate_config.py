@@ -8,7 +8,8 @@ from pathlib import Path
 from evoengine.records import Binary, Candidate, Config, Outcome, Rejection
 from evoengine.search.evaluators import Evaluator
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
-from evoengine.search.workers import COMPILER_LIMITS, WorkerPool
+from evoengine.search.worker_process import COMPILER_LIMITS
+from evoengine.search.workers import WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages.tasks import Evaluation, compile_task
 from evoengine.workloads.base import Target

@@ -16,7 +16,8 @@ import pytest
 
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Outcome, Rejection
-from evoengine.search.workers import COMPILER_LIMITS, WorkerLimits, WorkerPool
+from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
+from evoengine.search.workers import WorkerPool
 from evoengine.tuning.setup import default_jobs
 from tests.support.exhaustive import more
 from tests.support.faulty_device import (

@@ -12,7 +12,7 @@ from evoengine.ledger.store import open_ledger
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import GpuEvaluator
 from evoengine.search.setting import Setting
-from evoengine.search.workers import WorkerLimits
+from evoengine.search.worker_process import WorkerLimits
 from evoengine.space.space import load_space
 from evoengine.stages.tasks import predict_task
 from evoengine.workloads import parse_problem
