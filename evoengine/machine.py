@@ -24,6 +24,17 @@ MEMORY_RESERVE = 64 << 20
 OWN_LIMITS = (errno.EFBIG,)
 """errors that a worker's limits cause; whatever a task writes is below them unless a candidate floods it"""
 
+_MACHINE_ERRNOS = (
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.EAGAIN,
+)  # fmt: skip
+_ENDED_BY_OTHERS = ("Killed signal", "SIGKILL", "Terminated signal", "SIGTERM")
+"""of a tool that none of its limits ends so: the kernel, for want of memory, or a person"""
+
+
+def names_machine_fault(message: str) -> bool:
+    """Whether a tool's message, in English, says what no input of its own can cause."""
+    return any(cause in message for cause in (*map(os.strerror, _MACHINE_ERRNOS), *_ENDED_BY_OTHERS))
+
 
 def machine_error(error: OSError) -> MachineError:
     """The error with its file, as something that every candidate would meet."""

@@ -11,7 +11,7 @@ from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
 from evoengine.search.worker_process import COMPILER_LIMITS
 from evoengine.search.workers import WorkerPool
 from evoengine.space.space import SearchSpace
-from evoengine.stages.tasks import Evaluation, compile_task
+from evoengine.stages.tasks import COMPILE_SECONDS, Evaluation, compile_task
 from evoengine.workloads.base import Target
 
 
@@ -30,8 +30,9 @@ def evaluate_config(
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
         made = workers.submit(
-            compile_task, rendered.source, target.gpu.arch, died=Outcome.UNCOMPILABLE, gives=Binary
-        ).result()
+            compile_task, rendered.source, target.gpu.arch,
+            died=Outcome.UNCOMPILABLE, gives=Binary, seconds=COMPILE_SECONDS,
+        ).result()  # fmt: skip
         if isinstance(made, Rejection):
             return _ended(target, rendered, made)
         compiled = pipeline.compiled(rendered, made)
