@@ -149,7 +149,7 @@ class Coordinator:
         self._exhausted = False
         self._stop = False
         self._judge = judge
-        self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed)
+        self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed, s.fill)
         self._compilers = Compilers(s, ledger, compiler, predictor, terms)
         self._ahead: Lookahead | None = None
         if self._prior is not None and s.sampler in LED:

@@ -17,7 +17,7 @@ from evoengine.search.agreement import Agreement, Pair, agree, measured_pairs, o
 from evoengine.search.evaluators import GpuEvaluator
 from evoengine.search.remeasure import Remeasurer, left_to_measure, spaces_of
 from evoengine.search.targets import stored_target
-from evoengine.tuning.setup import Echo, ledger_device, lock_gpu, require_gpus, silent
+from evoengine.tuning.setup import Echo, ending, ledger_device, lock_gpu, require_gpus, silent
 from evoengine.workloads.base import Target
 
 
@@ -86,7 +86,8 @@ class Measuring:
         self._remeasurer = Remeasurer(ledger, run, judge, here, seed, self._on_finish)
         if self.stopped:
             self._remeasurer.stop()
-        notes = self._remeasurer.measure(chosen, spaces)
+        with ending(ledger, run):
+            notes = self._remeasurer.measure(chosen, spaces)
         ledger.finish_run(run, "interrupted" if self.stopped else "all candidates done")
         best = ledger.best(problem, named.key, top=10)
         like = {(m.device, str(m.policy)) for m in (c.ranked_by for c in best)}

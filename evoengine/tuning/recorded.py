@@ -19,7 +19,7 @@ from evoengine.search.coordinator import Progress
 from evoengine.search.recorded import RecordedSpace, read_recorded
 from evoengine.search.replay import REPLAY_OBJECTIVE, Replay, device_of, problem_of
 from evoengine.tuning.search import RECORDED, SearchOptions, SearchResult
-from evoengine.tuning.setup import Echo, silent
+from evoengine.tuning.setup import Echo, ending, silent
 
 
 class RecordedSearch:
@@ -65,7 +65,8 @@ class RecordedSearch:
         self._replay = replay
         if self._stopped:
             replay.stop()
-        progress = replay.search()
+        with ending(ledger, run):
+            progress = replay.search()
         ledger.finish_run(run, progress.ended)
         study.summarise()
         best = tuple(ledger.best(problem, gpu, top=o.trials, run=run))

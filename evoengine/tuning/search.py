@@ -22,12 +22,14 @@ from evoengine.search.binaries import check_winner
 from evoengine.search.coordinator import Coordinator, Progress
 from evoengine.search.evaluators import make_evaluator
 from evoengine.search.reference import require_reference
+from evoengine.search.rendering import Renderer
 from evoengine.search.setting import Setting
-from evoengine.stages.render import inert_knobs
+from evoengine.stages.render import Fill, inert_knobs
 from evoengine.tuning.setup import (
     Echo,
     choose_device,
     default_jobs,
+    ending,
     first_of_each_family,
     ledger_device,
     lock_gpu,
@@ -105,8 +107,13 @@ class Search:
         self._timing = choose_device(options.device, target.gpu, echo)
         if self._timing:
             target = replace(target, gpu=resolve_gpu(self._timing, target.gpu))
-        self._setting = _setting(options, target, objectives, self._timing is not None)
-        require_reference(target, echo)
+        self._renderer = Renderer()
+        try:
+            self._setting = _setting(options, target, objectives, self._timing is not None, self._renderer)
+            require_reference(target, echo)
+        except BaseException:
+            self._renderer.close()
+            raise
         self._db, self._echo = options.db, echo
         self._stop: Callable[[], None] | None = None
         self._stopped = False
@@ -119,17 +126,25 @@ class Search:
 
     def run(self, on_change: Callable[[Progress], None] = lambda progress: None) -> SearchResult:
         """`on_change` is called after every event and some ten times a second."""
-        with lock_gpu(self._timing, self._echo), open_ledger(self._db, create=True) as ledger:
-            return self._run(ledger, on_change)
+        try:
+            with lock_gpu(self._timing, self._echo), open_ledger(self._db, create=True) as ledger:
+                run = self._start(ledger)
+                with ending(ledger, run):
+                    return self._run(ledger, run, on_change)
+        finally:
+            self._renderer.close()
 
-    def _run(self, ledger: Ledger, on_change: Callable[[Progress], None]) -> SearchResult:
+    def _start(self, ledger: Ledger) -> int:
         s, target = self._setting, self._setting.target
         problem, gpu = str(target.problem), target.gpu.key
-        run = ledger.start_run(
+        return ledger.start_run(
             gpu=gpu, problem=problem, device=ledger_device(self._timing), space=s.space, sampler=s.sampler,
             seed=s.seed, command=" ".join(sys.argv), objectives=",".join(o.name for o in s.objectives),
             definition=target.workload.definition_text,
         )  # fmt: skip
+
+    def _run(self, ledger: Ledger, run: int, on_change: Callable[[Progress], None]) -> SearchResult:
+        s, target = self._setting, self._setting.target
         _announce(s, self._timing, prepare_model(target.gpu, self._echo), ledger.place, run, self._echo)
         kind = Kind.MEASURED if self._timing else Kind.ESTIMATED
         domains = {knob.name: knob.values for knob in s.space.knobs}
@@ -137,6 +152,7 @@ class Search:
         judge = make_evaluator(target, self._timing, s.seed, partial(ledger.long_run_us, run))
         coordinator = Coordinator(s, ledger, run, judge, on_change, study.add)
         self._stop = coordinator.stop
+        self._renderer.while_waiting = lambda: on_change(coordinator.progress)
         if self._stopped:
             coordinator.stop()
         progress = coordinator.search()
@@ -144,13 +160,15 @@ class Search:
             progress.notes += check_winner(ledger, run, target, s.space, s.seed)
         ledger.finish_run(run, progress.ended)
         study.summarise()
-        best = tuple(ledger.best(problem, gpu, top=s.trials, run=run))
+        best = tuple(ledger.best(str(target.problem), target.gpu.key, top=s.trials, run=run))
         invalid, repeated = coordinator.invalid_proposals, coordinator.repeated_proposals
         return SearchResult(run, progress, best, invalid, repeated, study.missed, pareto=len(s.objectives) > 1)
 
 
-def _setting(options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool) -> Setting:
-    space, templates = prepare_space(options.space, options.templates, target, not timed, options.families)
+def _setting(
+    options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool, fill: Fill
+) -> Setting:
+    space, templates = prepare_space(options.space, options.templates, target, not timed, fill, options.families)
     require_compilers(emulated=not timed)
     return Setting(
         target,
@@ -163,6 +181,7 @@ def _setting(options: SearchOptions, target: Target, objectives: tuple[Objective
         jobs=options.jobs or default_jobs(timed),
         timed=timed,
         objectives=objectives,
+        fill=fill,
     )
 
 
@@ -197,7 +216,7 @@ def _announce(
     for family, why in space.empty_families.items():
         echo(f"left out: family {family}: {why}")
     points = space.starts or first_of_each_family(space)
-    for knob in inert_knobs(target, space, points, s.templates):
+    for knob in inert_knobs(target, space, points, s.templates, s.fill):
         echo(
             f"inert: {knob} changes no kernel around the start points; a template should read it, or the space drop it"
         )
