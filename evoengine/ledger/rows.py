@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -73,6 +74,7 @@ def get_or_create_binary(session: Session, source: Source, binary: Binary) -> in
     values = {name: getattr(binary, name) for name in _BINARY_COLUMNS}
     key = {"source_sha256": source.sha256} | {name: values.pop(name) for name in ("options", "arch", "compiler")}
     values |= {"warnings": list(binary.warnings), "mix": dict(binary.mix)}
+    values["cubin_sha256"] = hashlib.sha256(binary.cubin).hexdigest()
     _insert_new(session, BinaryRow, **key, **values)
     return session.scalars(select(BinaryRow.id).filter_by(**key)).one()
 

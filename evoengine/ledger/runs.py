@@ -50,6 +50,8 @@ class Run:
     command: str
     definition: str | None = None
     """of a kernel that somebody brought: its problem.json"""
+    imported_from: str | None = None
+    """None of a run of this ledger's own; else where it came from, as text that can be shown"""
 
 
 def this_host() -> str:

@@ -196,7 +196,7 @@ class GpuEvaluator(Evaluator):
         environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device.uuid}
         # CUDA reserves address space by the hundred gigabytes, so no memory limit
         self._runner = WorkerPool(
-            1, WorkerLimits(seconds, None, environment=environment, warm_up=tasks.load_cuda, spare=True)
+            1, WorkerLimits(seconds, None, environment=environment, warm_up=tasks.load_cuda, forked=False, spare=True)
         )
         self._baselines: Future[list[Baseline] | Rejection] | None = None
         self._best: tuple[float, CompiledCandidate] | None = None

@@ -11,8 +11,8 @@ from evoengine.search.worker_process import WorkerLimits
 from evoengine.search.workers import WorkerPool
 from evoengine.stages.template import Template, fill
 
-LIMITS = WorkerLimits(seconds=10.0, memory_bytes=1 << 30, environment={"CUDA_VISIBLE_DEVICES": ""})
-"""a template takes milliseconds, the first a tenth of a second"""
+LIMITS = WorkerLimits(seconds=10.0, memory_bytes=1 << 30, environment={"CUDA_VISIBLE_DEVICES": ""}, forked=False)
+"""a template takes milliseconds, the first a tenth of a second; it needs none of the imports that others begin with"""
 POLL_SECONDS = 0.1
 
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import resource
 import signal
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,9 @@ MOST_PROCESSES = 256
 """that a worker may have started at once: a compiler starts five"""
 PROCESSES_OF_USER = 8192
 """that a user may start beside those that ran when a worker began, in the worker (RLIMIT_NPROC; root has no limit)"""
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""libraries' own threads would only get into each other's way"""
 
 TaskArguments = tuple[object, ...]
 
@@ -42,6 +46,9 @@ class WorkerLimits:
     niceness: int = 0
     """what it adds to this process's own: a GPU's runner must not wait for compilers"""
     warm_up: Callable[[], None] = nothing
+    forked: bool = True
+    """whether it begins with what `evoengine.search.worker_imports` imports; else with nothing, as CUDA wants it, which
+    no process can use whose parent did"""
     spare: bool = False
     """whether a second process stands by, warmed up, to take over at once where the first is lost"""
 
@@ -61,11 +68,13 @@ class Failure:
     """by SIGKILL, and by none of the limits"""
 
 
-def begin(limits: WorkerLimits) -> None:
-    """Ctrl-C is the coordinator's to answer."""
+def begin(limits: WorkerLimits, environment: Mapping[str, str]) -> None:
+    """Ctrl-C is the coordinator's to answer. What it is forked from has the environment of an earlier time."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # libraries' own threads would only get into each other's way
-    os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | dict(limits.environment))
+    folder = {"TMPDIR": os.environ["TMPDIR"]}
+    tempfile.tempdir = None
+    os.environ.clear()
+    os.environ.update(dict(environment) | ONE_THREAD | dict(limits.environment) | folder)
     os.nice(limits.niceness)
     if limits.memory_bytes:
         limit_memory(limits.memory_bytes)

@@ -37,14 +37,15 @@ from tests.support.waiting import wait_for
 
 
 def children() -> set[tuple[int, str]]:
-    """Every process below this one with its command, zombies too; Python's own resource tracker aside."""
+    """Every process below this one with its command, zombies too; those aside that Python keeps as long as it runs."""
     listed = subprocess.run(["ps", "-wweo", "pid=,ppid=,args="], capture_output=True, text=True).stdout.splitlines()
     rows = [line.split(None, 2) for line in listed]
-    found, new = set(), {os.getpid()}
+    found, new, own = set(), {os.getpid()}, ("resource_tracker", "keeper.py", "ps -wweo")
     while new:
-        below = [(int(pid), args) for pid, parent, args in rows if int(parent) in new]
-        new = {pid for pid, what in below if "resource_tracker" not in what and "ps -wweo" not in what}
-        found |= {(pid, what) for pid, what in below if pid in new}
+        below = {(int(pid), args) for pid, parent, args in rows if int(parent) in new}
+        kept = {(pid, args) for pid, args in below if new == {os.getpid()} and any(name in args for name in own)}
+        found |= below - kept
+        new = {pid for pid, _ in below}
     return found
 
 

@@ -36,7 +36,7 @@ def folders() -> set[str]:
 
 @pytest.fixture
 def pool():
-    pool = WorkerPool(1, WorkerLimits(seconds=20, memory_bytes=128 * MIB))
+    pool = WorkerPool(1, WorkerLimits(seconds=20, memory_bytes=128 * MIB, forked=False))
     yield pool
     pool.close()
 
