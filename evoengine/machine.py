@@ -54,15 +54,17 @@ def oom_kills() -> int:
 def why_unfit() -> str | None:
     """What keeps this machine from running any task: files it cannot write, processes it cannot start."""
     cache = user_cache_path("evoengine")
-    try:
-        for folder in (Path(tempfile.gettempdir()), cache):
-            if folder == cache and not folder.exists():
-                continue
+    folders = [Path(tempfile.gettempdir()), *([cache] if cache.exists() else [])]
+    for folder in folders:
+        try:
             with tempfile.TemporaryFile(dir=folder) as file:
                 file.write(bytes(PROBE_BYTES))
+        except OSError as error:
+            return f"this machine failed: a file cannot be written in {folder}: {error.strerror}"
+    try:
         subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=False, capture_output=True)
     except OSError as error:
-        return str(machine_error(error))
+        return f"this machine failed: a process cannot be started: {error.strerror}"
     return None
 
 

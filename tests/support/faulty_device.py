@@ -5,8 +5,10 @@ The tasks bear the names of those in `evoengine.stages.tasks`, in whose place th
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -331,3 +333,28 @@ HOLD = "import time; held = bytearray(b'1') * {}; time.sleep(60)"
 def scratch_file():
     with tempfile.NamedTemporaryFile(delete=False) as file:
         return file.name
+
+
+# ── machines that fail ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def machine_says(number):
+    raise OSError(number, os.strerror(number), "/some/file")
+
+
+def open_everything():
+    files = []
+    while True:
+        files.append(open(os.devnull))  # noqa: SIM115
+
+
+def no_more_memory():
+    """As on a machine that has given all: the kernel refuses, whatever the worker's own limit."""
+    resource.setrlimit(resource.RLIMIT_DATA, (1 << 20, 1 << 20))
+    return bytes(1 << 30)
+
+
+def compile_on_full_disk(source, arch):
+    if number_in(source) == 3:
+        machine_says(errno.ENOSPC)
+    return compile_task(source, arch)
