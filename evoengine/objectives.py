@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from evoengine.errors import UsageError
+from evoengine.hints import did_you_mean
 from evoengine.records import Candidate
 
 
@@ -45,7 +46,8 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
     known = ", ".join(USER_OBJECTIVES)
     for name in names:
         if name not in USER_OBJECTIVES:
-            raise UsageError(f"--objective {text!r} names {name!r}; known objectives are {known}")
+            near = did_you_mean(name, USER_OBJECTIVES)
+            raise UsageError(f"--objective {text!r} names {name!r}; known objectives are {known}{near}")
     if len(set(names)) < len(names):
         raise UsageError(f"--objective {text!r} names one twice; name each of {known} once")
     if DEFAULT not in names:

@@ -230,8 +230,7 @@ class Measurement:
     policy: Policy | None = None
     """None where nothing ran here: an estimate, or what another tuner recorded"""
     normalised_us: float | None = None
-    """the paired ratio to the baseline of the same rounds, times that baseline's long-run median; None where no
-    baseline ran beside it"""
+    """the paired ratio to the baseline of the same rounds, times its long-run median; None where none ran beside it"""
 
     @property
     def compared_us(self) -> float:
@@ -283,8 +282,7 @@ class CompiledCandidate:
 class Finals:
     """The best candidates timed against each other: trials best first, each with its new figure.
 
-    `tied` are the fastest and those shown to be the same; the first of `order` has the fewest registers of them. `open`
-    could not be distinguished from the fastest.
+    `tied` are the fastest and its equals, fewest registers first in `order`; `open` was not shown to be slower.
     """
 
     order: tuple[int, ...]
@@ -312,7 +310,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One trial of one run, as far as it came."""
+    """One trial of one run, as far as it came; `imported_from` says where the run did, None of what was found here."""
 
     trial: int
     run: int
@@ -335,6 +333,7 @@ class Candidate:
     operator: str | None = None
     sustained: Measurement | None = None
     """its last figure of back-to-back runs, as finalists have one"""
+    imported_from: str | None = None
 
     @property
     def refuted(self) -> bool:
@@ -371,6 +370,7 @@ class Candidate:
             "config": dict(self.config),
             "problem": self.problem,
             "gpu": self.gpu,
+            "imported_from": self.imported_from,
             "device": self.device,
             "source_sha256": source.sha256 if source else None,
             "registers": binary.registers if binary else None,

@@ -12,7 +12,21 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "evoengine"
 FLOORS = (
-    ("errors", "records", "objectives", "lineage", "gpu", "paths", "terms", "host_compiler", "cuda_files", "machine"),
+    (
+        "errors",
+        "records",
+        "objectives",
+        "lineage",
+        "gpu",
+        "paths",
+        "passwords",
+        "terms",
+        "untrusted",
+        "host_compiler",
+        "cuda_files",
+        "hints",
+        "machine",
+    ),
     ("space", "devices", "ledger", "sass", "workloads"),
     ("stages", "publish", "formats"),
     ("search",),

@@ -8,6 +8,7 @@ import click
 
 from evoengine.cli.options import db_option, gpu_option, json_option, stored_problem_option
 from evoengine.errors import NothingFound
+from evoengine.hints import hint
 
 
 @click.command()
@@ -23,8 +24,10 @@ def history(gpu: str | None, problem: str | None, run: int | None, db: str | Non
 
     with open_ledger(db, create=False) as ledger:
         found = ledger.candidates(run=run, problem=problem, gpu=gpu)
+        empty = ledger.is_empty()
     if not found:
-        raise NothingFound("the ledger holds no such trial: evoengine search fills it")
+        then = f"{hint('search', db=db)} fills it" if empty else f"{hint('history', db=db)} lists all it has"
+        raise NothingFound(f"the ledger holds no such trial: {then}")
     if as_json:
         click.echo(json.dumps([c.to_json() for c in found], indent=2))
     else:

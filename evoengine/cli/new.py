@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from evoengine.hints import hint
+
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
@@ -32,4 +34,4 @@ def new(folder: Path, source: str | None, reference: Path | None, entry: str | N
     for remark in made.remarks:
         say(f"not taken over: {remark}")
     say(f"wrote {', '.join(path.name for path in written)} to {folder}")
-    say(f"next: evoengine search --kernel {folder}")
+    say(f"next: {hint('search', kernel=folder)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,14 +10,16 @@ import click
 from click.decorators import FC
 
 from evoengine.gpu import find_gpu
+from evoengine.hints import did_you_mean
 
 RECORDED = "recorded:"
 """begins the device and the problem of a recorded space"""
 
 if TYPE_CHECKING:
     TextType = click.ParamType[str]
+    WordType = click.Choice[str]
 else:
-    TextType = click.ParamType  # which takes type arguments only since Click 8.4
+    TextType, WordType = click.ParamType, click.Choice  # which take type arguments only since Click 8.4
 
 
 class GpuType(TextType):
@@ -27,6 +29,16 @@ class GpuType(TextType):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return find_gpu(value).key
+
+
+class OneOf(WordType):
+    """One of several words; a wrong one is told which was probably meant."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            near = did_you_mean(value, self.choices)
+            self.fail(f"{value!r} is not one of {', '.join(self.choices)}{near}", param, ctx)
+        return value
 
 
 class StoredProblemType(TextType):
@@ -40,6 +52,24 @@ class StoredProblemType(TextType):
 
         name, colon, _ = value.partition(":")
         return str(parse_problem(value)[1]) if not colon or name in workloads() else value
+
+
+def refuse_repeated(command: click.Command, name: str | None, arguments: Sequence[str]) -> None:
+    """Raises click.UsageError where an option that takes one value is given more often; click would take the last."""
+    ctx = click.Context(command, info_name=name)
+    single = [p for p in command.params if isinstance(p, click.Option) and not (p.multiple or p.is_flag or p.count)]
+    for option in single:
+        option.multiple = True
+    try:
+        given, _, _ = command.make_parser(ctx).parse_args(list(arguments))
+    finally:
+        for option in single:
+            option.multiple = False
+    for option in single:
+        values = given.get(option.name, ())
+        if len(values) > 1:
+            listed = " and ".join(map(str, values))
+            raise click.UsageError(f"{option.opts[0]} is given {len(values)} times, {listed}; it takes one value", ctx)
 
 
 def gpu_option(default: str | None) -> Callable[[FC], FC]:
@@ -56,7 +86,14 @@ stored_problem_option = click.option(
 kernel_option = click.option(
     "--kernel", type=click.Path(path_type=Path), metavar="FOLDER", help="A kernel of your own (evoengine new)."
 )
-db_option = click.option("--db", metavar="URL", help="Ledger: a file or an SQLAlchemy URL.  [default: db/evoengine.db]")
+db_option = click.option(
+    "--db", metavar="URL",
+    help="Ledger: a file or an SQLAlchemy URL; one with a password belongs into EVOENGINE_DB, or into a file that "
+    "EVOENGINE_DB_FILE names.  [default: db/evoengine.db in the current folder]",
+)  # fmt: skip
+log_json_option = click.option(
+    "--log-json", is_flag=True, help="Say on stderr what happens as JSON, an object a line (docs/searching.md)."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 space_option = click.option(
     "--space", type=click.Path(path_type=Path), help="Search-space file.  [default: the workload's own]"

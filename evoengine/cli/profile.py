@@ -28,6 +28,8 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
     from evoengine.devices.driver import find_driver, supports_arch
     from evoengine.errors import NothingFound
     from evoengine.ledger.store import open_ledger
+    from evoengine.records import Rejection
+    from evoengine.search.recompile import with_machine_code
     from evoengine.search.targets import target_of
     from evoengine.stages.profile import profile as take
     from evoengine.tuning.setup import lock_gpu, register_kernel
@@ -35,7 +37,10 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
     if kernel:
         register_kernel(kernel)
     with open_ledger(db, create=False) as ledger:
-        candidate = ledger.candidate(trial, with_cubin=True)
+        candidate = with_machine_code(ledger, trial)
+        if isinstance(candidate, Rejection):
+            why = f"it was imported, and its source does not compile here: {candidate.reason}"
+            raise NothingFound(f"trial {trial} has no binary to profile: {why}")
         if candidate.binary is None:
             ended = candidate.outcome or "unfinished"
             raise NothingFound(f"trial {trial} has no binary to profile: it ended as {ended}")

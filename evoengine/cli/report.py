@@ -9,6 +9,7 @@ import click
 
 from evoengine.cli.options import db_option, gpu_option, json_option, stored_problem_option
 from evoengine.errors import NothingFound
+from evoengine.hints import hint
 
 
 @click.command()
@@ -31,7 +32,8 @@ def report(gpu: str | None, problem: str | None, db: str | None, as_json: bool) 
         best = ledger.best(problem_text, gpu_key, top=1)
     if not best:
         raise NothingFound(
-            f"the ledger holds no correct candidate for {problem_text} on {gpu_key}: evoengine search finds one"
+            f"the ledger holds no correct candidate for {problem_text} on {gpu_key}: "
+            f"{hint('history', db=db, problem=problem_text, gpu=gpu_key)} shows how each ended"
         )
     steps, found = path(best[0].trial, known), effects(known.values())
     if as_json:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
-from evoengine.cli.options import db_option, json_option
+from evoengine.cli.options import RECORDED, db_option, json_option
+
+if TYPE_CHECKING:
+    from evoengine.records import Candidate
 
 
 @click.command()
@@ -31,7 +35,7 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
         known = ledger.candidates(problem=candidate.problem, gpu=candidate.gpu) if with_lineage else []
     if with_source:
         if candidate.source is None:
-            raise NothingFound(f"trial {trial} has no source: it ended before it was rendered")
+            raise NothingFound(f"trial {trial} has no source: {_why_no_source(candidate)}")
         click.echo(candidate.source.text)
     elif with_lineage:
         steps = path(trial, {c.trial: c for c in known})
@@ -43,3 +47,11 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
         click.echo(json.dumps(candidate.to_json(), indent=2))
     else:
         stdout.print(candidate_panel(candidate), *([profile_page(profile)] if profile else []))
+
+
+def _why_no_source(candidate: Candidate) -> str:
+    if candidate.problem.startswith(RECORDED):
+        return "another tuner recorded it, with its times and without its kernel"
+    if candidate.outcome is None:
+        return "it was not rendered before its search ended, or is not yet"
+    return f"it could not be rendered{f': {candidate.reason}' if candidate.reason else ''}"

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from evoengine.cli.options import (
+    OneOf,
     gpu_option,
     json_option,
     kernel_option,
@@ -17,6 +18,7 @@ from evoengine.cli.options import (
 )  # fmt: skip
 from evoengine.errors import UsageError
 from evoengine.records import Value
+from evoengine.untrusted import parse_json
 
 
 @click.command()
@@ -25,7 +27,7 @@ from evoengine.records import Value
 @problem_option
 @kernel_option
 @click.option(
-    "--device", type=click.Choice(["auto", "emulator", "cuda"]), default="auto", show_default=True,
+    "--device", type=OneOf(["auto", "emulator", "cuda"]), default="auto", show_default=True,
     help="Where the gate runs: cuda on a GPU, emulator on the CPU.",
 )  # fmt: skip
 @space_option
@@ -69,8 +71,8 @@ def verify(
 
 def _config(text: str) -> dict[str, Value]:
     try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
+        config = parse_json(text)
+    except ValueError as error:
         raise UsageError(f"--config is no JSON: {error}") from error
     if not isinstance(config, dict):
         raise UsageError(f"--config must be a JSON object of knobs and values, not {type(config).__name__}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -21,19 +22,56 @@ from alembic.script import ScriptDirectory
 from filelock import FileLock, Timeout
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, QueuePool
 
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
+from evoengine.hints import hint, nearest_folder
 from evoengine.ledger import optuna_schema
+from evoengine.ledger.checksums import Damaged
+from evoengine.ledger.integrity import READ_ERRORS, check_selection, find_damage
 from evoengine.ledger.models import VERSION_TABLE
-from evoengine.paths import asset
+from evoengine.passwords import hide_passwords, without_passwords
+from evoengine.paths import asset, default_database
 
 BUSY_SECONDS = 30.0
 """how long a writer waits for another's transaction to end"""
 _EXAMPLES = "sqlite:///db/evoengine.db or postgresql://user@host/database"
 SQLITE_MAGIC = b"SQLite format 3\0"
+_SIGNS_OF_DAMAGE = ("not a database", "malformed", "disk I/O error", "unsupported file format", "no such table")
+_RESTORE = "restore it from a copy, or name another with --db"
+LOG_IN_USE_SECONDS = 60.0
+"""a log that was written since then belongs to a search that is running"""
 _LOCK_KEY = 0x65766F
 """of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
+URL_VARIABLE, FILE_VARIABLE = "EVOENGINE_DB", "EVOENGINE_DB_FILE"
+"""environment variables that name the ledger: by its URL, and by a file that holds the URL"""
+_LARGEST_URL = 4096
+
+
+def chosen_database(named: str | None) -> str:
+    """The ledger that is meant: `named`, else what the environment names, else the default file.
+
+    Raises UsageError where the environment names two, or a file without a URL.
+    """
+    url, file = os.environ.get(URL_VARIABLE), os.environ.get(FILE_VARIABLE)
+    if named:
+        return named
+    if url and file:
+        raise UsageError(f"both {URL_VARIABLE} and {FILE_VARIABLE} are set; keep the one that names the ledger")
+    return url or (_url_in(Path(file)) if file else default_database())
+
+
+def _url_in(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_LARGEST_URL + 1)
+    except OSError as error:
+        raise UsageError(f"{FILE_VARIABLE} names {file}, which cannot be read: {error.strerror}") from error
+    lines = content.decode(errors="replace").split("\n")
+    url = lines[0].strip()
+    if not url or any(line.strip() for line in lines[1:]) or len(content) > _LARGEST_URL or "\ufffd" in url:
+        raise UsageError(f"{FILE_VARIABLE} names {file}, which must hold one line, the ledger's URL or file")
+    return url
 
 
 def parse_url(text_or_path: str) -> URL:
@@ -42,14 +80,20 @@ def parse_url(text_or_path: str) -> URL:
         return URL.create("sqlite", database=str(Path(text_or_path).expanduser()))
     try:
         url = make_url(text_or_path)
-    except ArgumentError as error:
-        raise UsageError(f"{text_or_path!r} is no database URL; write a file name or {_EXAMPLES}") from error
+        if url.drivername != "sqlite" and text_or_path.partition("?")[0].count("@") > 1:
+            raise ValueError("the first of two @ would end the password")
+    except (ArgumentError, ValueError) as error:
+        remedy = f"write a file name or {_EXAMPLES}, with %40 for an @ in a password, %3A for : and %2F for /"
+        raise UsageError(f"{hide_passwords(text_or_path)!r} is no database URL; {remedy}") from error
     if url.drivername in ("postgresql", "postgresql+psycopg"):
         return url.set(drivername="postgresql+psycopg")
     if url.drivername not in ("sqlite", "sqlite+pysqlite"):
         raise UsageError(f"a ledger lives in SQLite or PostgreSQL, not in {url.drivername}; write {_EXAMPLES}")
     if url.database in (None, "", ":memory:") or url.query:
-        raise UsageError(f"{text_or_path!r} names no file, and a ledger has to outlive its process; write {_EXAMPLES}")
+        raise UsageError(
+            f"{hide_passwords(text_or_path)!r} names no file, and a ledger has to outlive its process; "
+            f"write {_EXAMPLES}"
+        )
     return url.set(drivername="sqlite")
 
 
@@ -66,21 +110,32 @@ class Contents:
 def open_database(url: URL, *, create: bool) -> Engine:
     """An engine on a database whose schema is this evoengine's.
 
-    Where there is no ledger yet, makes one with `create` and raises NothingFound without. Raises UsageError on a
-    database that cannot be used, MachineError without a PostgreSQL driver; then nothing has been written.
+    Where there is no ledger yet, makes one with `create` and raises NothingFound without. Without `create`, a file that
+    cannot be written is opened for reading alone. Raises UsageError on a database that cannot be used, MachineError on
+    a damaged one or without a PostgreSQL driver; then nothing has been written.
     """
-    if url.drivername == "sqlite":
-        _check_file(Path(url.database or ""), create)
+    writable = url.drivername != "sqlite" or _check_file(url, create)
     contents = inspect_database(url)
     _refuse_foreign(url, contents)
     if contents.revision is None and not create:
-        raise NothingFound(f"no ledger at {display_url(url)}: evoengine search fills it")
+        raise _no_ledger(url, _without_log(url, contents))
     if contents.revision is None:
-        optuna_schema.require_schema(contents.tables, contents.optuna_revision, url.render_as_string())
+        optuna_schema.require_schema(contents.tables, contents.optuna_revision, hide_passwords(url.render_as_string()))
+    outdated = contents.revision != _scripts().get_current_head()
+    if not writable:
+        if outdated:
+            raise UsageError(
+                f"{display_url(url)} is of an older evoengine (schema {contents.revision}) and cannot be written here: "
+                "copy it to where it can be, and it is upgraded when it is opened"
+            )
+        return _reading_engine(url)
     engine = make_engine(url)
-    if contents.revision != _scripts().get_current_head():
+    if outdated:
         with translate_errors(url):
             _upgrade(engine)
+    if url.drivername == "sqlite":
+        with translate_errors(url), engine.execution_options(reading=True).connect() as connection:
+            check_selection(connection)
     return engine
 
 
@@ -94,7 +149,33 @@ def make_engine(url: URL) -> Engine:
     if url.drivername != "sqlite":
         return engine
     set_pragmas(engine)
+    _state_transactions(engine)
+    return engine
 
+
+def _reading_engine(url: URL) -> Engine:
+    """On an SQLite file that cannot be written, or lies in a folder where SQLite can make none of its side files."""
+    path = Path(url.database or "")
+    uri = _reading_uri(path, alone=not os.access(path.parent, os.W_OK | os.X_OK))
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool)
+    _state_transactions(engine)
+    with translate_errors(url), engine.execution_options(reading=True).connect() as connection:
+        check_selection(connection)
+    return engine
+
+
+def _reading_uri(path: Path, *, alone: bool) -> str:
+    """`alone`: whether nobody writes the file meanwhile; then it is read without the side files of its log."""
+    log = Path(f"{path}-wal")
+    immutable = alone and not (log.exists() and log.stat().st_size)
+    return f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if immutable else ''}"
+
+
+def _state_transactions(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def connect(connection: sqlite3.Connection, record: object) -> None:
         connection.isolation_level = None
@@ -104,8 +185,6 @@ def make_engine(url: URL) -> Engine:
     def begin(connection: Connection) -> None:
         reading = connection.get_execution_options().get("reading", False)
         connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
-
-    return engine
 
 
 def engine_options(url: URL) -> dict[str, Any]:
@@ -138,22 +217,42 @@ def setup_lock(url: URL) -> Iterator[None]:
 
 def display_url(url: URL) -> str:
     """The file, or the URL without its password."""
-    return url.database or "" if url.drivername == "sqlite" else url.render_as_string(hide_password=True)
+    return url.database or "" if url.drivername == "sqlite" else hide_passwords(url.render_as_string())
 
 
 @contextmanager
 def translate_errors(url: URL) -> Iterator[None]:
-    """Turns what the database driver raises into one sentence."""
+    """Turns what the database driver and damaged values raise into one sentence."""
     try:
         yield
     except DBAPIError as error:
         raise _explanation(url, error.orig or error) from error
     except sqlite3.Error as error:
         raise _explanation(url, error) from error
+    except Damaged as damaged:
+        raise _damage(url, damaged) from damaged
+    except READ_ERRORS as error:
+        if damage := _find_damage(url):
+            raise damage from error
+        raise
+
+
+def _find_damage(url: URL) -> EvoengineError | None:
+    if url.drivername != "sqlite":
+        return None
+    try:
+        damaged = find_damage(Path(url.database or ""))
+    except sqlite3.Error as error:
+        return _explanation(url, error)
+    return _damage(url, damaged) if damaged else None
+
+
+def _damage(url: URL, damaged: Damaged) -> EvoengineError:
+    return MachineError(f"{display_url(url)} is damaged: {damaged}; {_RESTORE}")
 
 
 def _explanation(url: URL, error: BaseException) -> EvoengineError:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    reason = hide_passwords(str(error).strip().splitlines()[0]) if str(error).strip() else type(error).__name__
     if "locked" in reason:
         return UsageError(
             f"{display_url(url)} has been locked by another writer for {BUSY_SECONDS:g} s; "
@@ -162,8 +261,16 @@ def _explanation(url: URL, error: BaseException) -> EvoengineError:
     if url.drivername != "sqlite":
         advice = "check the server and the URL of --db"
         return UsageError(f"the database {display_url(url)} cannot be used: {reason}; {advice}")
-    if "not a database" in reason or "malformed" in reason:
-        return UsageError(f"{display_url(url)} is damaged ({reason}); name another file with --db")
+    if "UTF-8" in reason and (damage := _find_damage(url)):
+        return damage
+    if any(word in reason for word in _SIGNS_OF_DAMAGE):
+        return MachineError(f"{display_url(url)} is damaged ({reason}); {_RESTORE}")
+    log = Path(f"{url.database}-wal")
+    if ("readonly" in reason or "unable to open" in reason) and log.exists():
+        return UsageError(
+            f"{display_url(url)} cannot be read or written ({reason}) beside its write-ahead log {log.name}, which "
+            "holds the last commits: make both and their folder writable, or copy both to a folder that is"
+        )
     if "readonly" in reason or "unable to open" in reason:
         advice = "name a file in a folder that can with --db"
         return UsageError(f"{display_url(url)} cannot be written ({reason}); {advice}")
@@ -173,50 +280,116 @@ def _explanation(url: URL, error: BaseException) -> EvoengineError:
 # ── looking before touching ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+def _without_log(url: URL, contents: Contents) -> str:
+    """A ledger whose log was left behind holds no table yet, or none any more."""
+    path = Path(url.database or "")
+    if url.drivername != "sqlite" or contents.tables or not path.stat().st_size:
+        return ""
+    return f"; if it was copied from a ledger, its write-ahead log {path.name}-wal has to be copied with it"
+
+
 def inspect_database(url: URL) -> Contents:
     """Reads what the database holds without changing a byte; an SQLite file need not be there."""
     return _look_into_file(Path(url.database or "")) if url.drivername == "sqlite" else _look_into_server(url)
 
 
-def _check_file(path: Path, create: bool) -> None:
-    """Whether a ledger can be kept there; makes the folder with `create`."""
+def db_of(url: URL) -> str | None:
+    """What --db takes to lead to this ledger, without a password; None for the one that is used where --db is not."""
+    if url == parse_url(chosen_database(None)):
+        return None
+    if url.drivername == "sqlite":
+        return url.database
+    return without_passwords(url.render_as_string(hide_password=False))
+
+
+def _no_ledger(url: URL, log: str) -> NothingFound:
+    rule = " (the default, db/evoengine.db in the current folder; --db names another)" if _is_default(url) else ""
+    return NothingFound(f"no ledger at {display_url(url)}{rule}: {hint('search', db=db_of(url))} makes one{log}")
+
+
+def _is_default(url: URL) -> bool:
+    return url == parse_url(default_database())
+
+
+def _check_file(url: URL, create: bool) -> bool:
+    """Whether a ledger can be written there; of folders that are missing, makes that of the default one alone.
+
+    Raises UsageError where it cannot be kept there, with `create`.
+    """
+    path = Path(url.database or "")
     if path.is_dir():
         raise UsageError(f"{path} is a folder; --db names a file in it, such as {path / 'evoengine.db'}")
+    if not path.parent.is_dir() and not _is_default(url):
+        error = UsageError if create else NothingFound
+        near = nearest_folder(path.parent)
+        raise error(f"no ledger at {path}: there is no folder {path.parent}; make it, or name another with --db{near}")
     if not path.exists():
         if not create:
-            raise NothingFound(f"no ledger at {path}: evoengine search fills it")
+            raise _no_ledger(url, _orphaned_log(path))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
         except OSError as error:
             raise UsageError(
                 f"the folder {path.parent} cannot be made ({error.strerror}); name a file in another with --db"
             ) from error
-    elif not os.access(path, os.R_OK | os.W_OK):
-        raise UsageError(f"{path} may not be read and written; change its permissions, or name another with --db")
+    elif not os.access(path, os.R_OK):
+        raise UsageError(f"{path} may not be read; change its permissions, or name another with --db")
+    elif not os.access(path, os.W_OK):
+        if create:
+            raise UsageError(f"{path} may not be read and written; change its permissions, or name another with --db")
+        return False
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"the folder {path.parent} is read-only; name a file in one that can be written with --db")
+        if create:
+            raise UsageError(f"the folder {path.parent} is read-only; name a file in one that can be written with --db")
+        return False
+    return True
+
+
+def _orphaned_log(path: Path) -> str:
+    log = Path(f"{path}-wal")
+    return f"; {log.name} beside it is the write-ahead log of a file that is not there" if log.exists() else ""
 
 
 def _look_into_file(path: Path) -> Contents:
-    uri = f"{path.resolve().as_uri()}?mode=ro"
+    log = Path(f"{path}-wal")
+    uri = _reading_uri(path, alone=False)
     # Where there is a log, this process may have the file open through SQLite. Closing it once more, opened in any
     # other way, would drop SQLite's locks (sqlite.org, How To Corrupt An SQLite Database File, 2.2): the next process
     # that is done reading would think itself the last and take the log away, with all that is still written into it.
-    if not path.with_name(f"{path.name}-wal").exists():
+    if not log.exists():
         with path.open("rb") if path.exists() else io.BytesIO() as file:
             head = file.read(20)
         if not head:
             return Contents()
         if not head.startswith(SQLITE_MAGIC):
             raise UsageError(f"{path} is not a database; name an SQLite file or a new one with --db")
-        if head[18] == 2:
-            # in WAL mode and open nowhere: read without the side files that opening it would make
-            uri += "&immutable=1"
+        # in WAL mode and open nowhere: read without the side files that opening it would make
+        uri = _reading_uri(path, alone=head[18] == 2)
     translated = translate_errors(URL.create("sqlite", database=str(path)))
     with translated, closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        if log.exists() and log.stat().st_size:
+            _check_log(connection, path, log)
         tables = (name for (name,) in names if not name.startswith("sqlite_"))
         return _contents(tables, lambda query: (connection.execute(query).fetchone() or [None])[0])
+
+
+def _check_log(connection: sqlite3.Connection, path: Path, log: Path) -> None:
+    """Raises MachineError where a log that nobody is writing does not fit the file.
+
+    SQLite takes whatever log it finds for the file's own, and would write it into the file when that is closed.
+    """
+    if Path(f"{path}-shm").exists() and log.stat().st_mtime > time.time() - LOG_IN_USE_SECONDS:
+        return
+    try:
+        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    except sqlite3.DatabaseError as error:
+        found = str(error)
+    if found != "ok":
+        raise MachineError(
+            f"{path} and its write-ahead log {log.name} do not fit together ({' '.join(found.split())}): the log "
+            "may be another file's; move it away to read the file without it, or restore both from the same copy"
+        )
 
 
 def _look_into_server(url: URL) -> Contents:

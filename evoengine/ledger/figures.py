@@ -10,12 +10,16 @@ from sqlalchemy.orm import aliased
 from evoengine.ledger.models import CandidateRow, MeasurementRow, VerdictRow
 from evoengine.records import EXECUTOR, Outcome
 
+OF_CANDIDATE = ("id", "checksums", "run_id", "source_sha256", "config_key")
+OF_MEASUREMENT = (
+    "id", "checksums", "kind", "device", "median_us", "normalised_us", "suspect", "terms", "policy",
+)  # fmt: skip
+"""the columns that are selected, in their order: first those of the candidate, then those of its figure"""
 
-def figures_of_correct(
-    problem: str, gpu: str
-) -> Select[str, int, int, str, float, str | None, dict[str, Any], str, int, dict[str, Any] | None]:
-    """(kernel, id, trial, kind, compared time in µs, suspect, terms, device, run, policy), oldest first; a kernel is
-    its source, and where that is unknown, as of what another tuner recorded, its configuration.
+
+def figures_of_correct(problem: str, gpu: str) -> Select[*tuple[Any, ...]]:
+    """The columns above, oldest figure first. A kernel is its source, and where that is unknown, as of what another
+    tuner recorded, its configuration.
 
     Of what ended ranked and was not refuted by a later verdict of the gate. A verdict on executed machine code decides
     nothing here: what it refutes ends as not ranked, unless a GPU measured it.
@@ -23,11 +27,10 @@ def figures_of_correct(
     any_verdict = aliased(VerdictRow)
     of_gate = (any_verdict.candidate_id == CandidateRow.id, any_verdict.device != EXECUTOR)
     last = select(func.max(any_verdict.id)).where(*of_gate).scalar_subquery()
-    figures = select(
-        func.coalesce(CandidateRow.source_sha256, CandidateRow.config_key), MeasurementRow.id, CandidateRow.id,
-        MeasurementRow.kind, func.coalesce(MeasurementRow.normalised_us, MeasurementRow.median_us),
-        MeasurementRow.suspect, MeasurementRow.terms, MeasurementRow.device, CandidateRow.run_id, MeasurementRow.policy,
-    )  # fmt: skip
+    figures: Select[*tuple[Any, ...]] = select(
+        *(getattr(CandidateRow, name) for name in OF_CANDIDATE),
+        *(getattr(MeasurementRow, name) for name in OF_MEASUREMENT),
+    )
     return (
         figures.select_from(CandidateRow)
         .join(MeasurementRow)

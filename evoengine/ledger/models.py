@@ -187,6 +187,7 @@ class CandidateRow(Checked, Base):
     """dynamic; the static part is the binary's"""
     binary_id: Mapped[int | None] = mapped_column(ForeignKey("binaries.id"))
 
+    run: Mapped[RunRow] = relationship()
     source: Mapped[SourceRow | None] = relationship()
     binary: Mapped[BinaryRow | None] = relationship()
     verdicts: Mapped[list[VerdictRow]] = relationship(order_by="VerdictRow.id")

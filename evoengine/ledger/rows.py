@@ -13,6 +13,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
+from evoengine.errors import UsageError
+from evoengine.ledger.checksums import checksums_of
 from evoengine.ledger.models import (
     Base,
     BaselineRow,
@@ -75,11 +77,13 @@ def get_or_create_binary(session: Session, source: Source, binary: Binary) -> in
     key = {"source_sha256": source.sha256} | {name: values.pop(name) for name in ("options", "arch", "compiler")}
     values |= {"warnings": list(binary.warnings), "mix": dict(binary.mix)}
     values["cubin_sha256"] = hashlib.sha256(binary.cubin).hexdigest()
-    _insert_new(session, BinaryRow, **key, **values)
+    _insert_new(session, BinaryRow, **key, **values, checksums=checksums_of(BinaryRow, key | values))
     return session.scalars(select(BinaryRow.id).filter_by(**key)).one()
 
 
 def to_binary(row: BinaryRow, with_cubin: bool) -> Binary:
+    if with_cubin:
+        _require_checksum(row.cubin, row.cubin_sha256, "the machine code", row.id)
     plain = {n: getattr(row, n) for n in _BINARY_COLUMNS if n not in ("cubin", "warnings")}
     return Binary(cubin=row.cubin if with_cubin else b"", warnings=tuple(row.warnings), **plain)
 
@@ -224,6 +228,7 @@ def load_options(with_cubin: bool) -> tuple[ORMOption, ...]:
     """Loads what `to_candidate` reads of many rows at once."""
     binary = joinedload(CandidateRow.binary)
     return (
+        joinedload(CandidateRow.run).load_only(RunRow.imported_from),
         joinedload(CandidateRow.source),
         binary.undefer(BinaryRow.cubin) if with_cubin else binary,
         selectinload(CandidateRow.verdicts),
@@ -251,6 +256,7 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
         parents=tuple(row.parents),
         operator=row.operator,
         sustained=last_sustained(figures),
+        imported_from=row.run.imported_from,
     )
 
 
@@ -261,7 +267,14 @@ def _to_source(row: CandidateRow) -> Source | None:
     grid = cast(tuple[int, int, int], (row.grid_x, row.grid_y, row.grid_z))
     block_yz = cast(tuple[int, int], (row.block_y, row.block_z))
     launch = Launch(grid, cast(int, row.threads), cast(int, row.shared_bytes), block_yz)
+    _require_checksum(row.source.text.encode(), row.source.sha256, "the source", row.source.sha256)
     return Source(row.source.text, cast(str, row.entry), launch)
+
+
+def _require_checksum(stored: bytes, sha256: str, what: str, row: object) -> None:
+    """Raises UsageError where the bytes are not those that were stored: nobody may load, run or export them."""
+    if hashlib.sha256(stored).hexdigest() != sha256:
+        raise UsageError(f"the ledger is damaged: {what} of row {row} is not what was stored; restore the file")
 
 
 def to_run(row: RunRow) -> Run:

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
-from sqlalchemy import URL, Engine, Select, func, select, update
+from sqlalchemy import URL, Engine, Row, Select, func, select
 from sqlalchemy.orm import Session, aliased, joinedload, undefer
 
 from evoengine import __version__
-from evoengine.errors import NothingFound, UsageError
-from evoengine.ledger.database import display_url, open_database, parse_url, translate_errors
-from evoengine.ledger.figures import figures_of_correct
+from evoengine.errors import MachineError, NothingFound, UsageError
+from evoengine.hints import hint
+from evoengine.ledger.checksums import check
+from evoengine.ledger.database import chosen_database, db_of, display_url, open_database, parse_url, translate_errors
+from evoengine.ledger.figures import OF_CANDIDATE, OF_MEASUREMENT, figures_of_correct
+from evoengine.ledger.heartbeat import Heart, beat, begin_beating, mark_killed, require_fence
 from evoengine.ledger.models import (
     BaselineRow,
     BinaryRow,
@@ -46,10 +50,10 @@ from evoengine.ledger.rows import (
     to_run,
     verdict_values,
 )
-from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, may_live, this_host
+from evoengine.ledger.runs import RUNNING, Device, Run, this_host
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
+from evoengine.ledger.watch import FileLost, Watch, empty_log
 from evoengine.objectives import DEFAULT
-from evoengine.paths import default_database
 from evoengine.records import (
     Baseline,
     Binary,
@@ -74,12 +78,12 @@ class SpaceFile(Protocol):
 
 
 def open_ledger(database: str | None, *, create: bool) -> Ledger:
-    """The ledger in an SQLite file, given as path or URL, or in PostgreSQL; None is db/evoengine.db.
+    """The ledger in an SQLite file, given as path or URL, or in PostgreSQL; None is what `chosen_database` says.
 
     Raises NothingFound where there is none and `create` is false, UsageError on a database that cannot be used,
     MachineError where PostgreSQL's driver is missing. Nothing is written then.
     """
-    url = parse_url(database or default_database())
+    url = parse_url(chosen_database(database))
     return Ledger(url, open_database(url, create=create))
 
 
@@ -91,6 +95,13 @@ class Ledger:
 
     def __init__(self, url: URL, engine: Engine) -> None:
         self._url, self._engine = url, engine
+        self._watch = Watch(Path(url.database or "") if url.drivername == "sqlite" else None)
+        self._watch.guard(engine)
+        self._fences: dict[int, int] = {}
+        """runs of this process that have not ended → their fences"""
+        self._heart = Heart(self._beat)
+        self._finished: list[int] = []
+        """trials that ended through this object"""
 
     @property
     def url(self) -> str:
@@ -102,7 +113,17 @@ class Ledger:
         """For people: the file, or the URL without its password."""
         return display_url(self._url)
 
+    @property
+    def db(self) -> str | None:
+        """What --db takes to lead here, without a password; None for the default ledger."""
+        return db_of(self._url)
+
+    def watch(self, engine: Engine) -> None:
+        """Has another engine on the same database open no other file than this ledger's."""
+        self._watch.guard(engine)
+
     def close(self) -> None:
+        self._heart.stop()
         self._engine.dispose()
 
     def __enter__(self) -> Ledger:
@@ -126,11 +147,9 @@ class Ledger:
         objectives: str = DEFAULT,
         definition: str | None = None,
     ) -> int:
-        """Enters a run of this process; runs whose process is gone without a word are marked as killed."""
+        """Enters a run of this process; runs that no longer beat are marked as killed. It beats until `finish_run`."""
         with self._writing() as session:
-            for run in session.scalars(select(RunRow).where(RunRow.status == RUNNING)):
-                if not may_live(run.host, run.pid, run.started_at):
-                    run.status = KILLED
+            mark_killed(session)
             row = RunRow(
                 started_at=_now(), status=RUNNING, gpu=gpu, problem=problem, device=device_row(session, device),
                 space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed,
@@ -139,12 +158,25 @@ class Ledger:
             )  # fmt: skip
             session.add(row)
             session.flush()
-            return row.id
+            fence = begin_beating(session, row.id)
+            run = row.id
+        self._fences[run] = fence
+        self._heart.start()
+        return run
 
     def finish_run(self, run: int, status: str) -> None:
         """`status` says how the search ended. Candidates it leaves unfinished are the next run's to adopt."""
         with self._writing() as session:
-            session.execute(update(RunRow).where(RunRow.id == run).values(status=status, finished_at=_now()))
+            row = session.get_one(RunRow, run)
+            row.status, row.finished_at = status, _now()
+        self._fences.pop(run, None)
+        if not self._fences:
+            self._heart.stop()
+
+    def _beat(self) -> None:
+        with self._writing() as session:
+            for run in list(self._fences):
+                beat(session, run)
 
     def runs(self) -> list[Run]:
         """Oldest first."""
@@ -163,8 +195,15 @@ class Ledger:
             found = session.execute(matching).one_or_none()
         if found is None:
             wanted = " for " + " on ".join(w for w in (problem, gpu) if w) if gpu or problem else ""
-            raise NothingFound(f"the ledger holds no run{wanted}: evoengine search fills it")
+            then = "search" if self.is_empty() else "history"
+            what = "fills it" if self.is_empty() else "lists what it has"
+            raise NothingFound(f"the ledger holds no run{wanted}: {hint(then, db=self.db)} {what}")
         return found[0], found[1]
+
+    def is_empty(self) -> bool:
+        """Whether it holds no trial."""
+        with self._reading() as session:
+            return session.scalar(select(CandidateRow.id).limit(1)) is None
 
     def last_definition(self, problem: str) -> str | None:
         """The problem.json that the last run for this problem kept; None where it kept none."""
@@ -183,19 +222,19 @@ class Ledger:
 
     def long_run_us(self, run: int, baseline: Baseline) -> float:
         """The median of that baseline's times over all runs like this one: same problem, GPU, device with its driver
-        and libraries, and policy. Its own time where no run has recorded it yet."""
+        and libraries, and policy. Its own time where no run of this ledger's own has recorded it yet."""
         this = aliased(RunRow)
-        like = select(BaselineRow.median_us, BaselineRow.policy).join(RunRow).join(this, this.id == run).where(
+        like = select(BaselineRow).join(RunRow).join(this, this.id == run).where(
             RunRow.problem == this.problem, RunRow.gpu == this.gpu, RunRow.device_id == this.device_id,
-            BaselineRow.name == baseline.name,
+            BaselineRow.name == baseline.name, RunRow.imported_from.is_(None),
         )  # fmt: skip
         with self._reading() as session:
-            rows = session.execute(like).all()
-        times: list[float] = [us for us, policy in rows if to_policy(policy) == baseline.policy]
+            known = [to_baseline(row) for row in session.scalars(like)]
+        times = [b.median_us for b in known if b.policy == baseline.policy]
         return statistics.median(times or [baseline.median_us])
 
     def whole_run(self, run: int) -> RunHistory:
-        """All that is known of a run's finished candidates, cubins included, for another ledger to take in."""
+        """All that is known of a run's finished candidates but their cubins, for another ledger to take in."""
         with self._reading() as session:
             return read_run(session, run)
 
@@ -253,6 +292,7 @@ class Ledger:
         """How the candidate ended; a later measurement may end it again."""
         end = {"outcome": str(outcome), "reason": reason, "occupancy": occupancy, "device": device}
         with self._writing() as session:
+            self._finished.append(trial)
             _update_candidate(session, trial, finished_at=_now(), **end)
 
     # ── reclaiming ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -280,7 +320,7 @@ class Ledger:
         with self._reading() as session:
             first, last = session.execute(select(func.min(CandidateRow.id), func.max(CandidateRow.id))).one()
         if last is None:
-            raise NothingFound("the ledger holds no trial yet: evoengine search fills it")
+            raise NothingFound(f"the ledger holds no trial yet: {hint('search', db=self.db)} fills it")
         raise UsageError(f"there is no trial {trial}: the ledger's are numbered {first} to {last}")
 
     def candidates(
@@ -301,19 +341,24 @@ class Ledger:
         figures = figures_of_correct(problem, gpu)
         if run is not None:
             figures = figures.where(CandidateRow.run_id == run)
+        kernels: dict[int, str] = {}
         with self._reading() as session:
-            rows = session.execute(figures).all()
-        kernels = {trial: kernel for kernel, _, trial, *_ in rows}
-        order = ranked(
-            Figure(number, trial, Kind(kind), 1e6 / us, suspect, terms, device, run_id, policy and to_policy(policy))
-            for _, number, trial, kind, us, suspect, terms, device, run_id, policy in rows
-        )
+            order = ranked(_figures(session.execute(figures), kernels))
         firsts: dict[str, int] = {}
         for trial in order:
             firsts.setdefault(kernels[trial], trial)
         best = list(firsts.values())[:top]
         found = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(best)))}
         return [found[trial] for trial in best]
+
+    def finished_trials(self) -> dict[int, list[int]]:
+        """Run → its trials that have ended, in their order."""
+        ended = select(CandidateRow.run_id, CandidateRow.id).where(CandidateRow.outcome.is_not(None))
+        trials: dict[int, list[int]] = {}
+        with self._reading() as session:
+            for run, trial in session.execute(ended.order_by(CandidateRow.id)):
+                trials.setdefault(run, []).append(trial)
+        return trials
 
     def measurements(self, trial: int) -> list[Measurement]:
         """All of a candidate's figures, of every kind, oldest first."""
@@ -344,8 +389,26 @@ class Ledger:
 
     @contextmanager
     def _writing(self) -> Iterator[Session]:
-        with translate_errors(self._url), Session(self._engine) as session, session.begin():
-            yield session
+        """One transaction. Raises MachineError where it cannot be, or may not be, part of this ledger's file."""
+        try:
+            self._watch.check()
+            with translate_errors(self._url), Session(self._engine) as session, session.begin():
+                for run, fence in list(self._fences.items()):
+                    require_fence(session, run, fence)
+                yield session
+            self._watch.check()
+        except FileLost as lost:
+            empty_log(self._engine)
+            raise MachineError(self._told_lost(lost)) from lost
+
+    def _told_lost(self, lost: FileLost) -> str:
+        told = f"the ledger {self.place} {lost} while it was in use"
+        if not self._finished:
+            return f"{told}: nothing of this search is in what is there now"
+        finished = spans(self._finished)
+        if lost.holds_all:
+            return f"{told}: it holds what ended before ({finished}), and nothing later"
+        return f"{told}: what ended in this search ({finished}) is not in what is there now"
 
     @contextmanager
     def _reading(self) -> Iterator[Session]:
@@ -353,12 +416,41 @@ class Ledger:
             yield session
 
 
+def _figures(rows: Iterable[Row[*tuple[Any, ...]]], kernels: dict[int, str]) -> Iterator[Figure]:
+    """What `figures_of_correct` selects, held against its checksums; each trial's kernel goes into `kernels`."""
+    for row in rows:
+        candidate, measurement = row[: len(OF_CANDIDATE)], row[len(OF_CANDIDATE) :]
+        trial, sums, run, source, config_key = candidate
+        check(CandidateRow, trial, sums, {"run_id": run, "source_sha256": source, "config_key": config_key})
+        values = dict(zip(OF_MEASUREMENT, measurement, strict=True))
+        number, sums = values.pop("id"), values.pop("checksums")
+        check(MeasurementRow, number, sums, values)
+        us = values["median_us"] if values["normalised_us"] is None else values["normalised_us"]
+        policy = values["policy"] and to_policy(values["policy"])
+        kernels[trial] = config_key if source is None else source
+        yield Figure(
+            number, trial, Kind(values["kind"]), 1e6 / us, values["suspect"], values["terms"], values["device"], run,
+            policy,
+        )  # fmt: skip
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Numbers in their order, neighbours joined: "trials 1 to 4, 7"."""
+    known = set(numbers)
+    starts = sorted(n for n in known if n - 1 not in known)
+    ends = sorted(n for n in known if n + 1 not in known)
+    parts = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
+    return f"{'trial' if len(known) == 1 else 'trials'} {', '.join(parts)}"
+
+
 def _abandoned() -> Select[CandidateRow]:
     return select(CandidateRow).join(RunRow).where(CandidateRow.outcome.is_(None), RunRow.status != RUNNING)
 
 
 def _update_candidate(session: Session, trial: int, **values: object) -> None:
-    session.execute(update(CandidateRow).where(CandidateRow.id == trial).values(**values))
+    row = session.get_one(CandidateRow, trial)
+    for name, value in values.items():
+        setattr(row, name, value)
 
 
 def _now() -> datetime:

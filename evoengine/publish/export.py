@@ -88,6 +88,7 @@ def describe(candidate: Candidate, target: Target) -> dict[str, object]:
             "evoengine": __version__,
             "trial": candidate.trial,
             "run": candidate.run,
+            "imported_from": candidate.imported_from,
             "gpu": candidate.gpu,
             "arch": binary.arch,
             "options": binary.options,

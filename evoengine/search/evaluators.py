@@ -15,6 +15,7 @@ import numpy as np
 
 from evoengine.devices.base import LAUNCH_SECONDS, launch_seconds
 from evoengine.devices.driver import GpuDevice
+from evoengine.devices.emulator.build import is_built
 from evoengine.errors import MachineError
 from evoengine.ledger.store import Ledger
 from evoengine.records import Baseline, CompiledCandidate, Config, Finals, Measurement, Outcome, Plan, Rejection
@@ -141,6 +142,10 @@ class Evaluator(ABC):
         """The contenders timed against each other; None where figures do not gain by being taken again."""
         return None
 
+    def opening(self) -> str:
+        """What it does with the first compiled candidates, for people."""
+        return "gating the first candidates"
+
     def usage(self, seconds: float) -> Usage | None:
         """Where the device's share of so many seconds of search went."""
         return None
@@ -155,6 +160,9 @@ class EmulatorEvaluator(Evaluator):
 
     def __init__(self, target: Target) -> None:
         self._target = target
+
+    def opening(self) -> str:
+        return super().opening() if is_built() else "compiling the emulator's core, once for this machine and compiler"
 
     def submit(self, job: Job, workers: WorkerPool | None) -> Future[Evaluation | Rejection]:
         assert workers is not None  # it has none of its own
@@ -219,6 +227,10 @@ class GpuEvaluator(Evaluator):
             died=Outcome.CRASHED, gives=list, again=without,
         )  # fmt: skip
         return self._baselines
+
+    def opening(self) -> str:
+        timed = self._baselines is None or self._baselines.done()
+        return "gating and timing the first candidates" if timed else "timing the baselines"
 
     def _fastest(self) -> Baseline:
         """The fastest baseline, its time that of the long run: one scale for all figures of the search."""

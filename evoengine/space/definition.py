@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import PurePath
 
 from evoengine.errors import UsageError
+from evoengine.hints import did_you_mean
 from evoengine.records import Value
 from evoengine.space.expression import Expression
 
@@ -61,7 +62,7 @@ class LaunchRule:
 class Definition:
     """A space file, checked in itself but bound to no problem: `lets`, `launch` and `cost` are by family."""
 
-    path: Path
+    path: PurePath
     text: str
     kernel: str
     knobs: tuple[Knob, ...]
@@ -81,7 +82,7 @@ class Definition:
         family, *others = self.knobs
         for name in families:
             if name not in family.values:
-                raise UsageError(f"{domain_error(family)}, not {name!r}")
+                raise UsageError(f"{domain_error(family)}, not {name!r}{did_you_mean(name, family.values)}")
         kept = Knob(family.name, tuple(value for value in family.values if value in families))
         starts = tuple((where, config) for where, config in self.starts if config.get("family") in kept.values)
         return replace(self, knobs=(kept, *others), starts=starts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Protocol
 
 import numpy as np
@@ -13,8 +13,9 @@ from evoengine.errors import UsageError
 from evoengine.records import Config, Launch, Value, config_key
 from evoengine.space.definition import Definition, Knob, domain_error
 from evoengine.space.family import Family
-from evoengine.space.reader import read_definition
+from evoengine.space.reader import parse_definition, read_definition
 from evoengine.space.rows import Enumeration, Enumerator, launch_columns
+from evoengine.untrusted import printable
 
 
 class HasVariables(Protocol):
@@ -29,7 +30,16 @@ def load_space(path: Path, problem: HasVariables, gpu: HasVariables, families: S
     Raises UsageError naming file, line and remedy where the file is at fault or admits nothing, and where one of the
     `families` asked for by name has nothing valid. Without names all families are meant, as far as they are possible.
     """
-    definition = read_definition(path, {**problem.variables(), **gpu.variables()})
+    return _bound(read_definition(path, {**problem.variables(), **gpu.variables()}), problem, gpu, families)
+
+
+def space_from_text(text: str, name: str, problem: HasVariables, gpu: HasVariables) -> SearchSpace:
+    """As `load_space`, of a text that a ledger kept. `name` is what messages call it, and no path to anything."""
+    label = PurePath(printable(name))
+    return _bound(parse_definition(label, text, {**problem.variables(), **gpu.variables()}), problem, gpu, ())
+
+
+def _bound(definition: Definition, problem: HasVariables, gpu: HasVariables, families: Sequence[str]) -> SearchSpace:
     space = SearchSpace(definition.only(families) if families else definition, problem, gpu)
     for name in families:
         if name in space.empty_families:

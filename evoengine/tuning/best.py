@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evoengine.errors import NothingFound, UsageError
+from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.formats.flashinfer_solution import write_trace
+from evoengine.hints import hint
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.objectives import front, stored_objectives
 from evoengine.publish.export import export as write
-from evoengine.records import Candidate, Measurement
+from evoengine.records import Candidate, Measurement, Rejection
 from evoengine.search.binaries import check_export
+from evoengine.search.recompile import with_machine_code
 from evoengine.search.targets import target_of
 from evoengine.stages.binary_check import BinaryCheck
 from evoengine.tuning.setup import Echo, silent
@@ -54,7 +56,10 @@ def export(
     """
     with open_ledger(db, create=False) as ledger:
         first = _best(ledger, problem, gpu, None if pareto else 1, pareto).candidates[0]
-        winner = ledger.candidate(first.trial, with_cubin=True)
+        winner = with_machine_code(ledger, first.trial)
+        if isinstance(winner, Rejection):
+            why = f"it was imported, and its source does not compile here: {winner.reason}"
+            raise NothingFound(f"trial {first.trial} is not exported: {why}")
         if winner.source is None or winner.binary is None:
             raise UsageError(
                 f"trial {winner.trial} was recorded by another tuner: the ledger has no kernel of it to export"
@@ -70,8 +75,8 @@ def _best(ledger: Ledger, problem: str | None, gpu: str | None, top: int | None,
     found: Sequence[Candidate] = ledger.best(problem, gpu, top=top or 10)
     if not found:
         raise NothingFound(
-            f"the ledger holds no correct candidate for {problem} on {gpu}: evoengine search --gpu {gpu} "
-            f"--problem {problem} fills it"
+            f"the ledger holds no correct candidate for {problem} on {gpu}: "
+            f"{hint('history', db=ledger.db, problem=problem, gpu=gpu)} shows how each ended"
         )
     if pareto:
         found = _front(ledger, problem, gpu, found[0].ranked_by)[:top]
@@ -82,7 +87,14 @@ def _executed(winner: Candidate, check: BinaryCheck, echo: Echo) -> Candidate:
     if check.refuted:
         raise NothingFound(f"trial {winner.trial} is not exported: {check}")
     echo(f"trial {winner.trial}: {check}")
-    return replace(winner, binary_verdict=check.verdict)
+    if winner.imported_from is None:
+        return replace(winner, binary_verdict=check.verdict)
+    if check.verdict is None:
+        raise MachineError(
+            f"trial {winner.trial} is not exported: it was imported from {winner.imported_from}, so nothing here "
+            f"vouches for it, and {check}"
+        )
+    return replace(winner, verdict=check.verdict, binary_verdict=check.verdict)  # what the file said is no verdict
 
 
 def _front(ledger: Ledger, problem: str, gpu: str, like: Measurement) -> Sequence[Candidate]:

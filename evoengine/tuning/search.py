@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,9 +12,11 @@ from evoengine import __version__
 from evoengine.devices.driver import GpuDevice, resolve_gpu
 from evoengine.errors import UsageError
 from evoengine.gpu import find_gpu
+from evoengine.hints import did_you_mean
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.study import Projection, optuna_storage
+from evoengine.ledger.study import Projection, add_missing, optuna_storage
 from evoengine.objectives import Objective, parse_objectives
+from evoengine.passwords import command_line
 from evoengine.records import Candidate, Kind
 from evoengine.search import samplers
 from evoengine.search.binaries import check_winner
@@ -69,9 +70,11 @@ class SearchOptions:
     def __post_init__(self) -> None:
         """Raises UsageError where a value cannot be meant; the command line refuses most of these before."""
         if self.sampler not in samplers.NAMES:
-            raise UsageError(f"there is no sampler {self.sampler!r}; known ones are {', '.join(samplers.NAMES)}")
+            near = did_you_mean(self.sampler, samplers.NAMES)
+            raise UsageError(f"there is no sampler {self.sampler!r}; known ones are {', '.join(samplers.NAMES)}{near}")
         if self.device not in ("auto", "emulator", "cuda") and not self.device.startswith(RECORDED):
-            raise UsageError(f"device {self.device!r} is none of auto, emulator, cuda and {RECORDED}FILE")
+            near = did_you_mean(self.device, ("auto", "emulator", "cuda", RECORDED))
+            raise UsageError(f"device {self.device!r} is none of auto, emulator, cuda and {RECORDED}FILE{near}")
         if self.minutes is not None and not self.minutes > 0:
             raise UsageError(f"--minutes is {self.minutes}; it must be a number above 0")
         for name, value in (("trials", self.trials), ("jobs", self.jobs)):
@@ -99,14 +102,16 @@ class Search:
     Raises UsageError for what cannot be meant, MachineError for what this machine does not have.
     """
 
-    def __init__(self, options: SearchOptions, echo: Echo = silent) -> None:
+    def __init__(self, options: SearchOptions, echo: Echo = silent, on_stage: Echo = silent) -> None:
         objectives = parse_objectives(options.objective)
         if len(objectives) > 1:
             require_several(options.objective, options.sampler)
+        on_stage("reading the problem")
         target = make_target(options.problem, options.gpu, options.kernel)
         self._timing = choose_device(options.device, target.gpu, echo)
         if self._timing:
             target = replace(target, gpu=resolve_gpu(self._timing, target.gpu))
+<<<<<<< HEAD
         self._renderer = Renderer()
         try:
             self._setting = _setting(options, target, objectives, self._timing is not None, self._renderer)
@@ -115,6 +120,14 @@ class Search:
             self._renderer.close()
             raise
         self._db, self._echo = options.db, echo
+=======
+        on_stage("reading the space")
+        self._setting = _setting(options, target, objectives, self._timing is not None)
+        if options.kernel:
+            on_stage("running the reference")
+        require_reference(target, echo)
+        self._db, self._echo, self._on_stage = options.db, echo, on_stage
+>>>>>>> main
         self._stop: Callable[[], None] | None = None
         self._stopped = False
 
@@ -124,6 +137,7 @@ class Search:
         if self._stop:
             self._stop()
 
+<<<<<<< HEAD
     def run(self, on_change: Callable[[Progress], None] = lambda progress: None) -> SearchResult:
         """`on_change` is called after every event and some ten times a second."""
         try:
@@ -135,28 +149,51 @@ class Search:
             self._renderer.close()
 
     def _start(self, ledger: Ledger) -> int:
+=======
+    def run(
+        self,
+        on_change: Callable[[Progress], None] = lambda progress: None,
+        on_trial: Callable[[Candidate], None] | None = None,
+    ) -> SearchResult:
+        """`on_change` is called after every event and some ten times a second, `on_trial` with each that ended."""
+        self._on_stage("opening the ledger")
+        with lock_gpu(self._timing, self._echo), open_ledger(self._db, create=True) as ledger:
+            return self._run(ledger, on_change, on_trial)
+
+    def _run(
+        self, ledger: Ledger, on_change: Callable[[Progress], None], on_trial: Callable[[Candidate], None] | None
+    ) -> SearchResult:
+>>>>>>> main
         s, target = self._setting, self._setting.target
         problem, gpu = str(target.problem), target.gpu.key
         return ledger.start_run(
             gpu=gpu, problem=problem, device=ledger_device(self._timing), space=s.space, sampler=s.sampler,
-            seed=s.seed, command=" ".join(sys.argv), objectives=",".join(o.name for o in s.objectives),
+            seed=s.seed, command=command_line(), objectives=",".join(o.name for o in s.objectives),
             definition=target.workload.definition_text,
         )  # fmt: skip
+<<<<<<< HEAD
 
     def _run(self, ledger: Ledger, run: int, on_change: Callable[[Progress], None]) -> SearchResult:
         s, target = self._setting, self._setting.target
+=======
+        self._on_stage("looking at what the knobs change")
+>>>>>>> main
         _announce(s, self._timing, prepare_model(target.gpu, self._echo), ledger.place, run, self._echo)
         kind = Kind.MEASURED if self._timing else Kind.ESTIMATED
         domains = {knob.name: knob.values for knob in s.space.knobs}
-        study = Projection(optuna_storage(ledger.url), ledger, run, kind, domains)
+        storage = optuna_storage(ledger.url)
+        study = Projection(storage, ledger, run, kind, domains)
+        study.missed |= add_missing(storage, ledger)
         judge = make_evaluator(target, self._timing, s.seed, partial(ledger.long_run_us, run))
-        coordinator = Coordinator(s, ledger, run, judge, on_change, study.add)
+        self._on_stage("starting the workers")
+        coordinator = Coordinator(s, ledger, run, judge, on_change, finisher(ledger, study, on_trial))
         self._stop = coordinator.stop
         self._renderer.while_waiting = lambda: on_change(coordinator.progress)
         if self._stopped:
             coordinator.stop()
         progress = coordinator.search()
         if self._timing is None and progress.ended != "interrupted":
+            self._on_stage("executing the machine code of the best")
             progress.notes += check_winner(ledger, run, target, s.space, s.seed)
         ledger.finish_run(run, progress.ended)
         study.summarise()
@@ -165,10 +202,26 @@ class Search:
         return SearchResult(run, progress, best, invalid, repeated, study.missed, pareto=len(s.objectives) > 1)
 
 
+<<<<<<< HEAD
 def _setting(
     options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool, fill: Fill
 ) -> Setting:
     space, templates = prepare_space(options.space, options.templates, target, not timed, fill, options.families)
+=======
+def finisher(ledger: Ledger, study: Projection, on_trial: Callable[[Candidate], None] | None) -> Callable[[int], None]:
+    """Takes a trial that ended to the study, and to who asked for it."""
+
+    def finish(trial: int) -> None:
+        study.add(trial)
+        if on_trial:
+            on_trial(ledger.candidate(trial))
+
+    return finish
+
+
+def _setting(options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool) -> Setting:
+    space, templates = prepare_space(options.space, options.templates, target, not timed, options.families)
+>>>>>>> main
     require_compilers(emulated=not timed)
     return Setting(
         target,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
+from evoengine.hints import did_you_mean
 from evoengine.tuning.recorded import RecordedSearch
 from evoengine.tuning.search import RECORDED, Search, SearchOptions, SearchResult
 from evoengine.tuning.setup import Echo, silent
@@ -21,14 +22,15 @@ def tune(
     """
     unknown = options.keys() - set(SearchOptions.__slots__)
     if unknown:
-        known = ", ".join(SearchOptions.__slots__)
-        raise UsageError(f"tune knows no {', '.join(sorted(unknown))}; it takes {known}")
+        known, near = ", ".join(SearchOptions.__slots__), did_you_mean(min(unknown), SearchOptions.__slots__)
+        raise UsageError(f"tune knows no {', '.join(sorted(unknown))}; it takes {known}{near}")
     for name in ("kernel", "space", "templates"):
         if options.get(name) is not None:
             options[name] = Path(options[name])
     return prepare(SearchOptions(problem=problem, gpu=gpu, trials=trials, **options), echo).run()
 
 
-def prepare(options: SearchOptions, echo: Echo) -> Search | RecordedSearch:
-    """A search that may begin, of kernels or of what a file recorded. Raises UsageError, MachineError."""
-    return (RecordedSearch if options.device.startswith(RECORDED) else Search)(options, echo)
+def prepare(options: SearchOptions, echo: Echo, on_stage: Echo = silent) -> Search | RecordedSearch:
+    """A search that may begin, of kernels or of what a file recorded; `on_stage` is told what is being done meanwhile.
+    Raises UsageError, MachineError."""
+    return (RecordedSearch if options.device.startswith(RECORDED) else Search)(options, echo, on_stage)

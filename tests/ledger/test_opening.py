@@ -64,8 +64,8 @@ def execute(path: Path, script: str) -> None:
 # ── opened ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_new_ledger_is_made_with_its_folder_by_path_or_url(tmp_path):
-    for name in (str(tmp_path / "a" / "b" / "one.db"), f"sqlite:///{tmp_path}/c/two.db"):
+def test_a_new_ledger_is_made_by_path_or_url(tmp_path):
+    for name in (str(tmp_path / "one.db"), f"sqlite:///{tmp_path}/two.db"):
         with open_ledger(name, create=True) as ledger:
             assert start_run(ledger) == 1
         with open_ledger(name, create=False) as ledger:
@@ -102,10 +102,29 @@ def test_the_tables_taken_for_optunas_are_exactly_those_it_makes(optuna_file):
 
 
 def test_reading_where_there_is_no_file_finds_nothing_and_makes_nothing(tmp_path):
-    said = refused(tmp_path / "none" / "x.db", tmp_path, create=False, error=NothingFound)
-    assert "no ledger at" in said
-    assert "evoengine search fills it" in said
-    assert not (tmp_path / "none").exists()
+    file = tmp_path / "my none.db"
+    said = refused(file, tmp_path, create=False, error=NothingFound)
+    assert f"no ledger at {file}: evoengine search --db '{file}' makes one" in said
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(("create", "error"), [(True, UsageError), (False, NothingFound)])
+@pytest.mark.parametrize("name", ["rnus/x.db", "sqlite:///{}/rnus/x.db"])
+def test_a_folder_that_is_missing_is_named_with_the_nearest_and_not_made(tmp_path, create, error, name):
+    (tmp_path / "runs").mkdir()
+    text = name.format(tmp_path) if "{" in name else str(tmp_path / name)
+    said = refused(text, tmp_path, create=create, error=error)
+    assert f"there is no folder {tmp_path}/rnus" in said and "did you mean runs?" in said
+
+
+def test_the_default_ledger_is_in_the_current_folder_and_alone_has_its_folder_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NothingFound) as nothing:
+        open_ledger(None, create=False)
+    assert f"no ledger at {tmp_path}/db/evoengine.db (the default, db/evoengine.db in the current" in str(nothing.value)
+    assert str(nothing.value).endswith("evoengine search makes one")
+    with open_ledger(None, create=True) as ledger:
+        assert (ledger.place, ledger.db) == (f"{tmp_path}/db/evoengine.db", None)
 
 
 def test_reading_an_empty_or_an_optuna_only_file_finds_nothing_and_leaves_it(optuna_file, tmp_path):
@@ -128,16 +147,18 @@ def test_a_damaged_database_is_refused(new_file, tmp_path):
     with path.open("r+b") as file:
         file.seek(100)
         file.write(b"\xff" * 4000)
-    assert "is damaged" in refused(path, tmp_path)
+    assert "is damaged" in refused(path, tmp_path, error=MachineError)
 
 
 def test_a_folder_is_refused(tmp_path):
     assert "is a folder" in refused(tmp_path, tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
-    (tmp_path / "file").touch()
-    assert "cannot be made" in refused(tmp_path / "file" / "below" / "x.db", tmp_path)
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "db").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="cannot be made"):
+        open_ledger(None, create=True)
 
 
 @pytest.mark.parametrize(
@@ -267,9 +288,9 @@ def test_a_read_only_folder_and_a_read_only_file_are_refused(new_file, tmp_path)
     open_ledger(str(tmp_path / "imports.db"), create=True).close()
     before = picture(tmp_path)
     assert "is read-only; name a file in one that can be written" in open_unprivileged(folder / "x.db")
-    for unusable in (file, secret):
-        assert "may not be read and written" in open_unprivileged(unusable)
-    assert "cannot be made" in open_unprivileged(folder / "below" / "x.db")
+    assert "may not be read and written" in open_unprivileged(file)
+    assert "may not be read" in open_unprivileged(secret)
+    assert "there is no folder" in open_unprivileged(folder / "below" / "x.db")
     assert picture(tmp_path) == before
 
 

@@ -161,8 +161,17 @@ def _version() -> str:
     return digest.hexdigest()
 
 
+def is_built() -> bool:
+    """Whether the emulator's own code was compiled here before, as every candidate needs it."""
+    return _runtime_file().exists()
+
+
+def _runtime_file() -> Path:
+    return cache_folder("emulator") / f"runtime-{_version()[:32]}.o"
+
+
 def _runtime() -> Path:
-    runtime = cache_folder("emulator") / f"runtime-{_version()[:32]}.o"
+    runtime = _runtime_file()
     if runtime.exists():
         return runtime
     with building(cache_folder("emulator")) as folder:

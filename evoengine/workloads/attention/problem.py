@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from evoengine.devices.base import DTYPE_BYTES
 from evoengine.errors import UsageError
 from evoengine.records import Value
+from evoengine.workloads.problem_text import read_size
 
 DTYPES = ("fp16", "bf16")
 HEAD_DIMS = (32, 64, 96, 128, 256)
@@ -98,7 +99,7 @@ def _field(part: str, text: str) -> tuple[str, int | str]:
             f"the problem {text!r} has a part {part!r} that is none of b, h, kv, s, sq, sk, d with a number, "
             f"{' or '.join(DTYPES)}, or causal; write it like {EXAMPLE}"
         )
-    return _FIELDS[match[1]], int(match[2])
+    return _FIELDS[match[1]], read_size(match[2])
 
 
 def _check(problem: AttentionProblem, text: str) -> None:
