@@ -19,12 +19,8 @@ from evoengine.search.agreement import Agreement, Pair, agree, measured_pairs, o
 from evoengine.search.evaluators import GpuEvaluator
 from evoengine.search.remeasure import Remeasurer, left_to_measure, spaces_of
 from evoengine.search.targets import stored_target
-<<<<<<< HEAD
-from evoengine.tuning.setup import Echo, ending, ledger_device, lock_gpu, require_gpus, silent
-=======
 from evoengine.stages.toolchain import compiler_version
-from evoengine.tuning.setup import Echo, ledger_device, lock_gpu, require_gpus, silent
->>>>>>> main
+from evoengine.tuning.setup import Echo, ending, ledger_device, lock_gpu, require_gpus, silent
 from evoengine.workloads.base import Target
 
 

@@ -19,14 +19,9 @@ from evoengine.search.coordinator import Progress
 from evoengine.search.recorded import RecordedSpace, read_recorded
 from evoengine.search.recorded_file import LARGEST_FILE
 from evoengine.search.replay import REPLAY_OBJECTIVE, Replay, device_of, problem_of
-<<<<<<< HEAD
-from evoengine.tuning.search import RECORDED, SearchOptions, SearchResult
-from evoengine.tuning.setup import Echo, ending, silent
-=======
 from evoengine.tuning.search import RECORDED, SearchOptions, SearchResult, finisher
-from evoengine.tuning.setup import Echo, silent
+from evoengine.tuning.setup import Echo, ending, silent
 from evoengine.untrusted import printable, read_limited
->>>>>>> main
 
 
 class RecordedSearch:

@@ -111,23 +111,17 @@ class Search:
         self._timing = choose_device(options.device, target.gpu, echo)
         if self._timing:
             target = replace(target, gpu=resolve_gpu(self._timing, target.gpu))
-<<<<<<< HEAD
+        on_stage("reading the space")
         self._renderer = Renderer()
         try:
             self._setting = _setting(options, target, objectives, self._timing is not None, self._renderer)
+            if options.kernel:
+                on_stage("running the reference")
             require_reference(target, echo)
         except BaseException:
             self._renderer.close()
             raise
-        self._db, self._echo = options.db, echo
-=======
-        on_stage("reading the space")
-        self._setting = _setting(options, target, objectives, self._timing is not None)
-        if options.kernel:
-            on_stage("running the reference")
-        require_reference(target, echo)
         self._db, self._echo, self._on_stage = options.db, echo, on_stage
->>>>>>> main
         self._stop: Callable[[], None] | None = None
         self._stopped = False
 
@@ -137,19 +131,6 @@ class Search:
         if self._stop:
             self._stop()
 
-<<<<<<< HEAD
-    def run(self, on_change: Callable[[Progress], None] = lambda progress: None) -> SearchResult:
-        """`on_change` is called after every event and some ten times a second."""
-        try:
-            with lock_gpu(self._timing, self._echo), open_ledger(self._db, create=True) as ledger:
-                run = self._start(ledger)
-                with ending(ledger, run):
-                    return self._run(ledger, run, on_change)
-        finally:
-            self._renderer.close()
-
-    def _start(self, ledger: Ledger) -> int:
-=======
     def run(
         self,
         on_change: Callable[[Progress], None] = lambda progress: None,
@@ -157,13 +138,15 @@ class Search:
     ) -> SearchResult:
         """`on_change` is called after every event and some ten times a second, `on_trial` with each that ended."""
         self._on_stage("opening the ledger")
-        with lock_gpu(self._timing, self._echo), open_ledger(self._db, create=True) as ledger:
-            return self._run(ledger, on_change, on_trial)
+        try:
+            with lock_gpu(self._timing, self._echo), open_ledger(self._db, create=True) as ledger:
+                run = self._start(ledger)
+                with ending(ledger, run):
+                    return self._run(ledger, run, on_change, on_trial)
+        finally:
+            self._renderer.close()
 
-    def _run(
-        self, ledger: Ledger, on_change: Callable[[Progress], None], on_trial: Callable[[Candidate], None] | None
-    ) -> SearchResult:
->>>>>>> main
+    def _start(self, ledger: Ledger) -> int:
         s, target = self._setting, self._setting.target
         problem, gpu = str(target.problem), target.gpu.key
         return ledger.start_run(
@@ -171,13 +154,16 @@ class Search:
             seed=s.seed, command=command_line(), objectives=",".join(o.name for o in s.objectives),
             definition=target.workload.definition_text,
         )  # fmt: skip
-<<<<<<< HEAD
 
-    def _run(self, ledger: Ledger, run: int, on_change: Callable[[Progress], None]) -> SearchResult:
+    def _run(
+        self,
+        ledger: Ledger,
+        run: int,
+        on_change: Callable[[Progress], None],
+        on_trial: Callable[[Candidate], None] | None,
+    ) -> SearchResult:
         s, target = self._setting, self._setting.target
-=======
         self._on_stage("looking at what the knobs change")
->>>>>>> main
         _announce(s, self._timing, prepare_model(target.gpu, self._echo), ledger.place, run, self._echo)
         kind = Kind.MEASURED if self._timing else Kind.ESTIMATED
         domains = {knob.name: knob.values for knob in s.space.knobs}
@@ -202,12 +188,6 @@ class Search:
         return SearchResult(run, progress, best, invalid, repeated, study.missed, pareto=len(s.objectives) > 1)
 
 
-<<<<<<< HEAD
-def _setting(
-    options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool, fill: Fill
-) -> Setting:
-    space, templates = prepare_space(options.space, options.templates, target, not timed, fill, options.families)
-=======
 def finisher(ledger: Ledger, study: Projection, on_trial: Callable[[Candidate], None] | None) -> Callable[[int], None]:
     """Takes a trial that ended to the study, and to who asked for it."""
 
@@ -219,9 +199,10 @@ def finisher(ledger: Ledger, study: Projection, on_trial: Callable[[Candidate], 
     return finish
 
 
-def _setting(options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool) -> Setting:
-    space, templates = prepare_space(options.space, options.templates, target, not timed, options.families)
->>>>>>> main
+def _setting(
+    options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool, fill: Fill
+) -> Setting:
+    space, templates = prepare_space(options.space, options.templates, target, not timed, fill, options.families)
     require_compilers(emulated=not timed)
     return Setting(
         target,
