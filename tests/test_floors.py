@@ -28,6 +28,7 @@ FLOORS = (
         "host_compiler",
         "cuda_files",
         "hints",
+        "machine",
     ),
     ("space", "devices", "ledger", "sass", "workloads"),
     ("stages", "publish", "formats"),
