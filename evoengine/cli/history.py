@@ -48,7 +48,7 @@ def history(
 
     condition = Where(where) if where else None
     with open_ledger(db, create=False) as ledger:
-        known = list(ledger.trials(run=run, problem=problem, gpu=gpu, resources=not as_json))
+        known = list(ledger.trials(run=run, problem=problem, gpu=ledger.known_gpu(gpu), resources=not as_json))
         if condition and known:
             condition.require_known(name for t in known for name in t.config)
         found = [t for t in known if _ended(t, outcomes) and _is_of(t, families)]

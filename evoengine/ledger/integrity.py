@@ -60,9 +60,8 @@ def check_selection(connection: Connection) -> None:
         kinds = f"SELECT DISTINCT {', '.join([*few, *(slices[n] for n in few)])} FROM {table}"
         for values in connection.execute(text(kinds)).all():
             for name, value, written in zip(few, values, values[len(few) :], strict=False):
-                if (written and written != checksum(value)) or (
-                    value is not None and value not in WORDS.get(name, (value,))
-                ):
+                known = value is None or name not in WORDS or value in WORDS[name]
+                if not known or (written and written != checksum(value)):
                     raise Damaged(table, _first_with(connection, table, name, value, slices[name], written), name)
         if NUMBER in names:
             wrong = f"checksums IS NOT NULL AND {slices[NUMBER]} <> evo_checksum({NUMBER})"
@@ -104,8 +103,8 @@ def find_damage(path: Path) -> Damaged | None:
                     _check_raw(row, dict(zip(names, values, strict=True)))
                 except Damaged as damaged:
                     return damaged
-        if damaged := next(_damaged_sources(connection), None):
-            return damaged
+        for source in _damaged_sources(connection):
+            return source
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if found != b"ok":
         raise sqlite3.DatabaseError(f"malformed: {found.decode(errors='replace')}")

@@ -279,7 +279,8 @@ def _domains(known: Sequence[FrozenTrial], candidates: Sequence[Candidate]) -> d
 
 
 def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(hide_passwords(str(error)).split())[:CELL_LENGTH]}"
+    told = " ".join(hide_passwords(str(error)).split())
+    return f"{type(error).__name__}: {told[:CELL_LENGTH]}"
 
 
 def study_name(ledger: Ledger, run: int, kind: Kind) -> str:
