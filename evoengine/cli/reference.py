@@ -37,6 +37,8 @@ def commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
         command = group.get_command(context, name)
         assert command is not None
         yield name, command
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {own}", under) for own, under in sorted(command.commands.items()))
 
 
 def undocumented(group: click.Group = evoengine) -> list[str]:

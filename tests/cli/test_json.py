@@ -26,6 +26,8 @@ LISTS = {
     "report": ([], {"lineage", "effects"}),
     "show": (["2", "--lineage"], {"lineage"}),
     "problems": ([], {"workloads"}),
+    "runs": ([], {"runs"}),
+    "gpus": ([], {"gpus"}),
     "doctor": ([], {"findings"}),
 }
 """of each command that lists: arguments, and its lists"""
