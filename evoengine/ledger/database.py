@@ -86,6 +86,7 @@ def open_database(url: URL, *, create: bool) -> Engine:
     cannot be written is opened for reading alone. Raises UsageError on a database that cannot be used, MachineError on
     a damaged one or without a PostgreSQL driver; then nothing has been written.
     """
+    _require_text(url)
     writable = url.drivername != "sqlite" or _check_file(url, create)
     contents = inspect_database(url)
     _refuse_foreign(url, contents)
@@ -206,6 +207,8 @@ def translate_errors(url: URL) -> Iterator[None]:
     except READ_ERRORS as error:
         if damage := _find_damage(url):
             raise damage from error
+        if isinstance(error, OverflowError):  # of SQLite's driver; PostgreSQL's gives a DBAPIError
+            raise UsageError("a number of more than 64 bits stands for nothing in a ledger") from error
         raise
 
 
@@ -263,6 +266,16 @@ def _without_log(url: URL, contents: Contents) -> str:
 def inspect_database(url: URL) -> Contents:
     """Reads what the database holds without changing a byte; an SQLite file need not be there."""
     return _look_into_file(Path(url.database or "")) if url.drivername == "sqlite" else _look_into_server(url)
+
+
+def _require_text(url: URL) -> None:
+    """SQLAlchemy writes a file's path into a URL, which holds text."""
+    try:
+        (url.database or "").encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the ledger {url.database} has a name that is no text in this locale; name a file that has one with --db"
+        ) from error
 
 
 def db_of(url: URL) -> str | None:
