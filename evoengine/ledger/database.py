@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +31,7 @@ from evoengine.ledger import optuna_schema
 from evoengine.ledger.checksums import Damaged
 from evoengine.ledger.integrity import READ_ERRORS, check_selection, find_damage
 from evoengine.ledger.models import VERSION_TABLE
+from evoengine.ledger.watch import empty_log
 from evoengine.passwords import hide_passwords, without_passwords
 from evoengine.paths import asset, default_database
 
@@ -39,6 +41,8 @@ _EXAMPLES = "sqlite:///db/evoengine.db or postgresql://user@host/database"
 SQLITE_MAGIC = b"SQLite format 3\0"
 _SIGNS_OF_DAMAGE = ("not a database", "malformed", "disk I/O error", "unsupported file format", "no such table")
 _RESTORE = "restore it from a copy, or name another with --db"
+USER_VERSION_OFFSET = 60
+"""where an SQLite file has what PRAGMA user_version says (sqlite.org/fileformat2.html, 1.3)"""
 LOG_IN_USE_SECONDS = 60.0
 """a log that was written since then belongs to a search that is running"""
 _LOCK_KEY = 0x65766F
@@ -115,7 +119,7 @@ def open_database(url: URL, *, create: bool) -> Engine:
     a damaged one or without a PostgreSQL driver; then nothing has been written.
     """
     writable = url.drivername != "sqlite" or _check_file(url, create)
-    contents = inspect_database(url)
+    contents = inspect_database(url, check=True)
     _refuse_foreign(url, contents)
     if contents.revision is None and not create:
         raise _no_ledger(url, _without_log(url, contents))
@@ -133,9 +137,7 @@ def open_database(url: URL, *, create: bool) -> Engine:
     if outdated:
         with translate_errors(url):
             _upgrade(engine)
-    if url.drivername == "sqlite":
-        with translate_errors(url), engine.execution_options(reading=True).connect() as connection:
-            check_selection(connection)
+            _mark(engine)
     return engine
 
 
@@ -163,8 +165,6 @@ def _reading_engine(url: URL) -> Engine:
 
     engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool)
     _state_transactions(engine)
-    with translate_errors(url), engine.execution_options(reading=True).connect() as connection:
-        check_selection(connection)
     return engine
 
 
@@ -208,6 +208,11 @@ def setup_lock(url: URL) -> Iterator[None]:
         except Timeout as error:
             raise UsageError(
                 f"{display_url(url)} has been held by another evoengine for {BUSY_SECONDS:g} s; let that one end"
+            ) from error
+        except OSError as error:
+            raise UsageError(
+                f"the folder of {display_url(url)} cannot be written ({error.strerror}), and the studies need that: "
+                "copy the ledger to one that can"
             ) from error
         return
     with create_engine(url, poolclass=NullPool).connect() as connection:
@@ -288,9 +293,12 @@ def _without_log(url: URL, contents: Contents) -> str:
     return f"; if it was copied from a ledger, its write-ahead log {path.name}-wal has to be copied with it"
 
 
-def inspect_database(url: URL) -> Contents:
-    """Reads what the database holds without changing a byte; an SQLite file need not be there."""
-    return _look_into_file(Path(url.database or "")) if url.drivername == "sqlite" else _look_into_server(url)
+def inspect_database(url: URL, *, check: bool = False) -> Contents:
+    """Reads what the database holds without changing a byte; an SQLite file need not be there.
+
+    With `check`, raises MachineError where an SQLite ledger is damaged in what its rows are selected by.
+    """
+    return _look_into_file(Path(url.database or ""), check) if url.drivername == "sqlite" else _look_into_server(url)
 
 
 def db_of(url: URL) -> str | None:
@@ -350,7 +358,7 @@ def _orphaned_log(path: Path) -> str:
     return f"; {log.name} beside it is the write-ahead log of a file that is not there" if log.exists() else ""
 
 
-def _look_into_file(path: Path) -> Contents:
+def _look_into_file(path: Path, check: bool) -> Contents:
     log = Path(f"{path}-wal")
     uri = _reading_uri(path, alone=False)
     # Where there is a log, this process may have the file open through SQLite. Closing it once more, opened in any
@@ -365,27 +373,42 @@ def _look_into_file(path: Path) -> Contents:
             raise UsageError(f"{path} is not a database; name an SQLite file or a new one with --db")
         # in WAL mode and open nowhere: read without the side files that opening it would make
         uri = _reading_uri(path, alone=head[18] == 2)
+    in_use = Path(f"{path}-shm").exists()
     translated = translate_errors(URL.create("sqlite", database=str(path)))
     with translated, closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         if log.exists() and log.stat().st_size:
-            _check_log(connection, path, log)
+            _check_log(connection, path, log, in_use)
         tables = (name for (name,) in names if not name.startswith("sqlite_"))
-        return _contents(tables, lambda query: (connection.execute(query).fetchone() or [None])[0])
+        contents = _contents(tables, lambda query: (connection.execute(query).fetchone() or [None])[0])
+        if check and contents.revision == _scripts().get_current_head():
+            check_selection(connection)
+        return contents
 
 
-def _check_log(connection: sqlite3.Connection, path: Path, log: Path) -> None:
-    """Raises MachineError where a log that nobody is writing does not fit the file.
+def _check_log(connection: sqlite3.Connection, path: Path, log: Path, in_use: bool) -> None:
+    """Raises MachineError where a log that nobody is writing does not fit the file; `in_use`: somebody may be.
 
     SQLite takes whatever log it finds for the file's own, and would write it into the file when that is closed.
     """
-    if Path(f"{path}-shm").exists() and log.stat().st_mtime > time.time() - LOG_IN_USE_SECONDS:
+    if in_use and log.stat().st_mtime > time.time() - LOG_IN_USE_SECONDS:
         return
     try:
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        (number,) = connection.execute("PRAGMA user_version").fetchone()
+        if found == "ok" and connection.execute("PRAGMA foreign_key_check").fetchone():
+            found = "rows name others that are not there"
     except sqlite3.DatabaseError as error:
-        found = str(error)
+        found, number = str(error), 0
+    if not in_use:  # else closing the file would drop the locks of who has it open, as above
+        with path.open("rb") as file:
+            file.seek(USER_VERSION_OFFSET)
+            own = int.from_bytes(file.read(4), "big")
+        if own and own != number:
+            found = "they are of two ledgers"
     if found != "ok":
+        if not in_use:
+            Path(f"{path}-shm").unlink(missing_ok=True)  # made by this very look
         raise MachineError(
             f"{path} and its write-ahead log {log.name} do not fit together ({' '.join(found.split())}): the log "
             "may be another file's; move it away to read the file without it, or restore both from the same copy"
@@ -437,6 +460,16 @@ def alembic_config(connection: Connection | None = None) -> AlembicConfig:
 
 def _scripts() -> ScriptDirectory:
     return ScriptDirectory.from_config(alembic_config())
+
+
+def _mark(engine: Engine) -> None:
+    """Gives an SQLite file a number of its own, by which a log of another ledger is known for one (`_check_log`)."""
+    if engine.dialect.name != "sqlite":
+        return
+    with engine.begin() as connection:
+        if not connection.exec_driver_sql("PRAGMA user_version").scalar():
+            connection.exec_driver_sql(f"PRAGMA user_version = {1 + secrets.randbelow(2**31 - 1)}")
+    empty_log(engine)  # the number has to be in the file itself
 
 
 def _upgrade(engine: Engine) -> None:
