@@ -10,7 +10,6 @@ import io
 import os
 import secrets
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from evoengine.ledger import optuna_schema
 from evoengine.ledger.checksums import Damaged
 from evoengine.ledger.integrity import READ_ERRORS, check_selection, find_damage
 from evoengine.ledger.models import VERSION_TABLE
-from evoengine.ledger.watch import empty_log
+from evoengine.ledger.write_ahead_log import check_log, empty_log, orphaned_log, reading_uri
 from evoengine.passwords import hide_passwords, without_passwords
 from evoengine.paths import asset, default_database
 
@@ -41,10 +40,6 @@ _EXAMPLES = "sqlite:///db/evoengine.db or postgresql://user@host/database"
 SQLITE_MAGIC = b"SQLite format 3\0"
 _SIGNS_OF_DAMAGE = ("not a database", "malformed", "disk I/O error", "unsupported file format", "no such table")
 _RESTORE = "restore it from a copy, or name another with --db"
-USER_VERSION_OFFSET = 60
-"""where an SQLite file has what PRAGMA user_version says (sqlite.org/fileformat2.html, 1.3)"""
-LOG_IN_USE_SECONDS = 60.0
-"""a log that was written since then belongs to a search that is running"""
 _LOCK_KEY = 0x65766F
 """of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
 URL_VARIABLE, FILE_VARIABLE = "EVOENGINE_DB", "EVOENGINE_DB_FILE"
@@ -158,7 +153,7 @@ def make_engine(url: URL) -> Engine:
 def _reading_engine(url: URL) -> Engine:
     """On an SQLite file that cannot be written, or lies in a folder where SQLite can make none of its side files."""
     path = Path(url.database or "")
-    uri = _reading_uri(path, alone=not os.access(path.parent, os.W_OK | os.X_OK))
+    uri = reading_uri(path, alone=not os.access(path.parent, os.W_OK | os.X_OK))
 
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
@@ -166,13 +161,6 @@ def _reading_engine(url: URL) -> Engine:
     engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool)
     _state_transactions(engine)
     return engine
-
-
-def _reading_uri(path: Path, *, alone: bool) -> str:
-    """`alone`: whether nobody writes the file meanwhile; then it is read without the side files of its log."""
-    log = Path(f"{path}-wal")
-    immutable = alone and not (log.exists() and log.stat().st_size)
-    return f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if immutable else ''}"
 
 
 def _state_transactions(engine: Engine) -> None:
@@ -333,7 +321,7 @@ def _check_file(url: URL, create: bool) -> bool:
         raise error(f"no ledger at {path}: there is no folder {path.parent}; make it, or name another with --db{near}")
     if not path.exists():
         if not create:
-            raise _no_ledger(url, _orphaned_log(path))
+            raise _no_ledger(url, orphaned_log(path))
         try:
             path.parent.mkdir(exist_ok=True)
         except OSError as error:
@@ -353,14 +341,9 @@ def _check_file(url: URL, create: bool) -> bool:
     return True
 
 
-def _orphaned_log(path: Path) -> str:
-    log = Path(f"{path}-wal")
-    return f"; {log.name} beside it is the write-ahead log of a file that is not there" if log.exists() else ""
-
-
 def _look_into_file(path: Path, check: bool) -> Contents:
     log = Path(f"{path}-wal")
-    uri = _reading_uri(path, alone=False)
+    uri = reading_uri(path, alone=False)
     # Where there is a log, this process may have the file open through SQLite. Closing it once more, opened in any
     # other way, would drop SQLite's locks (sqlite.org, How To Corrupt An SQLite Database File, 2.2): the next process
     # that is done reading would think itself the last and take the log away, with all that is still written into it.
@@ -372,47 +355,18 @@ def _look_into_file(path: Path, check: bool) -> Contents:
         if not head.startswith(SQLITE_MAGIC):
             raise UsageError(f"{path} is not a database; name an SQLite file or a new one with --db")
         # in WAL mode and open nowhere: read without the side files that opening it would make
-        uri = _reading_uri(path, alone=head[18] == 2)
+        uri = reading_uri(path, alone=head[18] == 2)
     in_use = Path(f"{path}-shm").exists()
     translated = translate_errors(URL.create("sqlite", database=str(path)))
     with translated, closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         if log.exists() and log.stat().st_size:
-            _check_log(connection, path, log, in_use)
+            check_log(connection, path, log, in_use)
         tables = (name for (name,) in names if not name.startswith("sqlite_"))
         contents = _contents(tables, lambda query: (connection.execute(query).fetchone() or [None])[0])
         if check and contents.revision == _scripts().get_current_head():
             check_selection(connection)
         return contents
-
-
-def _check_log(connection: sqlite3.Connection, path: Path, log: Path, in_use: bool) -> None:
-    """Raises MachineError where a log that nobody is writing does not fit the file; `in_use`: somebody may be.
-
-    SQLite takes whatever log it finds for the file's own, and would write it into the file when that is closed.
-    """
-    if in_use and log.stat().st_mtime > time.time() - LOG_IN_USE_SECONDS:
-        return
-    try:
-        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-        (number,) = connection.execute("PRAGMA user_version").fetchone()
-        if found == "ok" and connection.execute("PRAGMA foreign_key_check").fetchone():
-            found = "rows name others that are not there"
-    except sqlite3.DatabaseError as error:
-        found, number = str(error), 0
-    if not in_use:  # else closing the file would drop the locks of who has it open, as above
-        with path.open("rb") as file:
-            file.seek(USER_VERSION_OFFSET)
-            own = int.from_bytes(file.read(4), "big")
-        if own and own != number:
-            found = "they are of two ledgers"
-    if found != "ok":
-        if not in_use:
-            Path(f"{path}-shm").unlink(missing_ok=True)  # made by this very look
-        raise MachineError(
-            f"{path} and its write-ahead log {log.name} do not fit together ({' '.join(found.split())}): the log "
-            "may be another file's; move it away to read the file without it, or restore both from the same copy"
-        )
 
 
 def _look_into_server(url: URL) -> Contents:
