@@ -19,6 +19,7 @@ from evoengine.ledger.models import Base, Checked
 from evoengine.ledger.store import Ledger, open_ledger, spans
 from evoengine.records import Baseline, Kind, Outcome, Profile
 from tests.support.ledger_examples import CONFIG, GPU, POLICY, PROBLEM, a_figure, add_ranked, start_run
+from tests.support.recorded import cache
 
 COMMANDS = (("best", "--json"), ("history", "--json"), ("show", "3"), ("show", "3", "--json"), ("report",))
 CHECKED: list[type[Base]] = [m.class_ for m in Base.registry.mappers if issubclass(m.class_, Checked)]
@@ -268,6 +269,30 @@ def test_a_ledger_that_is_lost_in_mid_search_is_noticed_by_the_next_write(search
     with pytest.raises(MachineError) as caught:
         searching.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)
     assert LOST[happens] in str(caught.value)
+
+
+@pytest.mark.parametrize("happens", [delete, replace], ids=lambda happens: happens.__name__)
+def test_a_search_ends_with_exit_code_3_and_leaves_the_replacement_as_it_is(sound, tmp_path, monkeypatch, happens):
+    """A whole search, over the times of another tuner's file: its fourth trial finds the ledger gone."""
+    path, finish = tmp_path / "searched.db", Ledger.finish
+    ended = []
+
+    def finish_and_lose(ledger: Ledger, trial: int, *end: object) -> None:
+        if len(ended) == 3:
+            happens(path, sound)
+        finish(ledger, trial, *end)
+        ended.append(trial)
+
+    monkeypatch.setattr(Ledger, "finish", finish_and_lose)
+    device = f"recorded:{cache(tmp_path / 'times.json')}"
+    code, said = call(path, "search", "--device", device, "--trials", "9")
+    assert (code, "while it was in use: what ended in this search (trials 1 to 3) is not in" in said) == (3, True), said
+    assert len(ended) == 3
+    if happens is replace:
+        assert path.read_bytes() == sound.read_bytes()
+        assert call(path, "history", "--json")[0] == 0
+    else:
+        assert not path.exists()
 
 
 def test_what_replaced_a_ledger_is_not_touched(searching, sound):
