@@ -132,6 +132,7 @@ def to_verdict(row: VerdictRow) -> Verdict:
         reason=row.reason,
         cases=tuple(_to_case(case) for case in row.cases),
         wall_ms=row.wall_ms,
+        taken_at=row.taken_at,
     )
 
 
@@ -156,7 +157,7 @@ def _to_case(case: dict[str, Any]) -> CaseResult:
 
 
 def measurement_values(measurement: Measurement) -> dict[str, object]:
-    values = {name: getattr(measurement, name) for name in Measurement.__slots__}
+    values = {name: getattr(measurement, name) for name in Measurement.__slots__ if name != "taken_at"}
     return values | {
         "kind": str(measurement.kind),
         "policy": measurement.policy and asdict(measurement.policy),
@@ -177,6 +178,7 @@ def to_measurement(row: MeasurementRow) -> Measurement:
         suspect=row.suspect,
         policy=None if row.policy is None else to_policy(row.policy),
         normalised_us=row.normalised_us,
+        taken_at=row.taken_at,
     )
 
 
@@ -256,6 +258,8 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
         operator=row.operator,
         sustained=last_sustained(figures),
         imported_from=row.run.imported_from,
+        created_at=row.created_at,
+        finished_at=row.finished_at,
     )
 
 

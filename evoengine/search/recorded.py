@@ -274,8 +274,8 @@ def _samples(entries: Sequence[_Entry], path: Path) -> np.ndarray:
         samples = np.fromiter(chain.from_iterable(e.samples for e in entries), np.float64)
     except (OverflowError, TypeError, ValueError) as error:
         raise UsageError(f"{path} has a sample that is no time ({error}); each must be a number") from error
-    if not (np.isfinite(samples) & (samples >= 0)).all():
-        raise UsageError(f"{path} has a sample that is no time; each must be finite and not below 0")
+    if not ((samples >= 0) & (samples < FAILED)).all():
+        raise UsageError(f"{path} has a sample that is no time; each must be from 0 to {FAILED:g}")
     return samples
 
 

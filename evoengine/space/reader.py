@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -16,6 +17,7 @@ from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule,
 from evoengine.space.expression import CALLS, Expression
 from evoengine.untrusted import read_limited_text
 
+_MOST_KNOBS = 256
 _MOST_VALUES = 32767
 _LARGEST_VALUE = 2**53
 _TABLES = ("kernel", "knobs", "constraint", "let", "launch", "cost", "start")
@@ -47,7 +49,20 @@ def parse_definition(path: PurePath, text: str, variables: Mapping[str, Value]) 
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
         raise UsageError(f"the space file {path} is not valid TOML: {error}") from None
+    _refuse_long_integers(tables, str(path))
     return _Reader(path, text, tables, variables).read()
+
+
+def _refuse_long_integers(value: Any, where: str) -> None:
+    """TOML's integers have 64 bits; Python reads longer ones, and may fail to write them."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            _refuse_long_integers(each, f"{where}: {key}" if ": " not in where else f"{where}.{key}")
+    elif isinstance(value, list):
+        for each in value:
+            _refuse_long_integers(each, where)
+    elif isinstance(value, int) and value.bit_length() > 63:
+        raise UsageError(f"{where} holds an integer of {value.bit_length()} bits; a number has at most 63 and a sign")
 
 
 class _Lines:
@@ -131,6 +146,8 @@ class _Reader:
         table = self._table(self.tables, "knobs", "knobs")
         if "family" not in table:
             table = {"family": [self.kernel], **table}
+        if len(table) > _MOST_KNOBS:
+            raise UsageError(f"{self._at('knobs')}: the space has {len(table)} knobs; at most {_MOST_KNOBS}")
         if next(iter(table)) != "family":
             raise UsageError(f'{self._at("knobs")}: the first knob must be family, as in family = ["scalar", "wmma"]')
         knobs = tuple(self._knob(name, entry) for name, entry in table.items())
@@ -170,8 +187,9 @@ class _Reader:
                 types == {int} and abs(value) > _LARGEST_VALUE
             ):
                 raise UsageError(f"{where}: knob {name} has the value {value}; numbers must be finite and at most 2^53")
-        twice = next((v for i, v in enumerate(values) if v in values[:i]), None)
-        if twice is not None:
+        counts = Counter(values)
+        if len(counts) < len(values):
+            twice = next(value for value in values if counts[value] > 1)
             raise UsageError(f"{where}: knob {name} lists {twice!r} twice; list every value once")
 
     def _name(self, name: str, where: str, what: str) -> None:

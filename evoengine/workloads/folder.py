@@ -21,6 +21,7 @@ from evoengine.workloads.base import Case, Tensors, Workload
 from evoengine.workloads.folder_cases import gate_cases
 from evoengine.workloads.folder_definition import LARGEST_AXIS, FolderProblem, Item, shape_of
 from evoengine.workloads.folder_reader import parse_definition
+from evoengine.workloads.problem_text import read_size
 
 PROBLEM, SPACE = "problem.json", "space.toml"
 _PAIR = re.compile(r"([A-Za-z_]\w*)=(\d{1,10})\Z", re.ASCII)
@@ -75,7 +76,7 @@ class FolderWorkload(Workload[FolderProblem]):
                 raise UsageError(f"the problem {text!r} has a part {part!r} that is none of {self.grammar}; {write}")
             if pair[1] in given:
                 raise UsageError(f"the problem {text!r} gives {pair[1]} twice; {write}")
-            given[pair[1]] = int(pair[2])
+            given[pair[1]] = read_size(pair[2])
             if not 1 <= given[pair[1]] <= LARGEST_AXIS:
                 raise UsageError(f"the problem {text!r} has {part}; an axis is an integer from 1 to {LARGEST_AXIS}")
         if missing := [axis for axis in var if axis not in given]:
