@@ -78,14 +78,15 @@ def described(gpu: Gpu) -> dict[str, Any] | None:
 
 def require_same_board(ledger: Ledger, gpu: Gpu) -> None:
     """Raises UsageError where the ledger has other limits under the GPU's name: figures of both would be ranked."""
-    own, kept = described(gpu), ledger.gpu_definition(gpu.key)
-    if own is None or kept is None or own == kept:
+    if gpu.key in known_gpus() or ledger.gpu_definition(gpu.key) is None:
         return
-    name = next((name for name in own if own[name] != kept.get(name)), "key")
-    raise UsageError(
-        f"the ledger's {gpu.key} has {name} {kept.get(name)!a}, and the file gives {own[name]!a}; give the changed "
-        "board another name, or name another ledger with --db"
-    )
+    own, kept = gpu_fields(gpu), gpu_fields(stored_gpu(ledger, gpu.key))
+    for name in own:
+        if own[name] != kept[name]:
+            raise UsageError(
+                f"the ledger's {gpu.key} has {name} {kept[name]!a}, and the file gives {own[name]!a}; give the changed "
+                "board another name, or name another ledger with --db"
+            )
 
 
 def _here(echo: Echo) -> Gpu:
