@@ -61,7 +61,8 @@ def verify(
 
     Raises UsageError where the configuration is not in the space.
     """
-    target = make_target(problem, choose_gpu(gpu, gpu_file, echo), kernel)
+    choice = choose_gpu(gpu, gpu_file)
+    target = make_target(problem, choice.gpu, kernel)
     timing = choose_device(device, target.gpu, echo)
     if timing:
         target = replace(target, gpu=resolve_gpu(timing, target.gpu))
@@ -81,6 +82,8 @@ def _verify(
         raise UsageError(f"the configuration is not in the space {bound.name}: {why}")
     require_compilers(target.gpu, emulated=timing is None)
     require_reference(target, echo)
+    if choice.why:
+        echo(choice.why)
     seed = secrets.randbelow(2**31) if seed is None else seed
     with lock_gpu(timing, echo):
         judge = make_evaluator(target, timing, seed)
