@@ -66,6 +66,8 @@ def verify(
     timing = choose_device(device, target.gpu, echo)
     if timing:
         target = replace(target, gpu=resolve_gpu(timing, target.gpu))
+    if choice.why:
+        echo(choice.why)
     renderer = Renderer()
     try:
         return _verify(config, target, timing, space, templates, binary, seed, renderer, echo)
@@ -82,8 +84,6 @@ def _verify(
         raise UsageError(f"the configuration is not in the space {bound.name}: {why}")
     require_compilers(target.gpu, emulated=timing is None)
     require_reference(target, echo)
-    if choice.why:
-        echo(choice.why)
     seed = secrets.randbelow(2**31) if seed is None else seed
     with lock_gpu(timing, echo):
         judge = make_evaluator(target, timing, seed)
