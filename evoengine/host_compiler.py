@@ -41,7 +41,11 @@ def native_flags() -> tuple[str, ...]:
 def identity() -> str:
     """What the compiler says of itself and of the CPU it targets, as a digest."""
     probe = subprocess.run(
-        [find_compiler(), *native_flags(), "-E", "-v", "-xc++", os.devnull], capture_output=True, text=True, check=False
+        [find_compiler(), *native_flags(), "-E", "-v", "-xc++", os.devnull],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
     )
     return hashlib.sha256(re.sub(r"/tmp/\S+", "", probe.stderr).encode()).hexdigest()
 

@@ -18,6 +18,7 @@ FLOORS = (
         "objectives",
         "lineage",
         "gpu",
+        "gpu_file",
         "paths",
         "passwords",
         "terms",

@@ -48,7 +48,7 @@ def history(
 
     condition = Where(where) if where else None
     with open_ledger(db, create=False) as ledger:
-        known = ledger.candidates(run=run, problem=problem, gpu=gpu)
+        known = ledger.candidates(run=run, problem=problem, gpu=ledger.known_gpu(gpu))
         empty = ledger.is_empty()
     if condition and known:
         condition.require_known(name for c in known for name in c.config)

@@ -19,6 +19,7 @@ from evoengine.text import plain_lines
 COMMANDS = {
     "new": "Write a folder with a kernel of your own, or bring one in.",
     "problems": "List the workloads, how their problems are written, and an example of each.",
+    "gpus": "List the GPUs that can be tuned for, their limits and peaks, and which families fit.",
     "search": "Search for the fastest correct kernel of a problem on a GPU.",
     "best": "Show the best kernels found, or export the best one.",
     "history": "List every trial of the ledger.",

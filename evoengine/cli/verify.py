@@ -10,6 +10,7 @@ from click.core import ParameterSource
 from evoengine.cli.options import (
     OneOf,
     db_option,
+    gpu_file_option,
     gpu_option,
     json_option,
     kernel_option,
@@ -17,6 +18,7 @@ from evoengine.cli.options import (
     space_option,
     templates_option,
 )  # fmt: skip
+from evoengine.gpu import AUTO
 
 
 @click.command()
@@ -25,7 +27,8 @@ from evoengine.cli.options import (
     help="One value for every active knob: as JSON, in a file of JSON, in - for standard input; or a trial's number, "
     "for its knobs, and its problem and GPU where none are given.",
 )  # fmt: skip
-@gpu_option(default="h100")
+@gpu_option(default=AUTO)
+@gpu_file_option
 @problem_option
 @kernel_option
 @click.option(
@@ -40,8 +43,9 @@ from evoengine.cli.options import (
 @json_option
 @click.pass_context
 def verify(
-    context: click.Context, text: str, gpu: str, problem: str | None, kernel: Path | None, device: str,
-    space: Path | None, templates: Path | None, binary: bool, seed: int | None, db: str | None, as_json: bool,
+    context: click.Context, text: str, gpu: str, gpu_file: Path | None, problem: str | None, kernel: Path | None,
+    device: str, space: Path | None, templates: Path | None, binary: bool, seed: int | None, db: str | None,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Render, compile and gate one configuration; exit 0 when it is correct, 1 when not."""
     from evoengine.cli.candidate_page import cases
@@ -52,10 +56,11 @@ def verify(
     from evoengine.tuning.verify import verify as run
 
     given = read_config(text, db)
-    if given.gpu and context.get_parameter_source("gpu") is ParameterSource.DEFAULT:
+    if given.gpu and gpu_file is None and context.get_parameter_source("gpu") is ParameterSource.DEFAULT:
         gpu = given.gpu
     verified = run(
-        given.config, problem or given.problem, gpu, kernel=kernel, device=device, space=space, templates=templates,
+        given.config, problem or given.problem, gpu, gpu_file=gpu_file, kernel=kernel, device=device, space=space,
+        templates=templates,
         binary=binary, seed=seed, echo=say,
     )  # fmt: skip
     candidate, check = verified.candidate, verified.binary

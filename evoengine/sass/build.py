@@ -67,10 +67,10 @@ def _key() -> str:
 
 def _build(scratch: Path, library: Path) -> None:
     sources = sorted(CORE.glob("*.cpp"))
-    texts = [path.read_text() for path in (*sources, *CORE.glob("*.h"))]
+    texts = [path.read_text("utf-8") for path in (*sources, *CORE.glob("*.h"))]
     standard = {include for text in texts for include in _STANDARD.findall(text)}
     headers = scratch / "headers.h"  # precompiled: reading them is half of the work on a source
-    headers.write_text("\n".join(sorted(standard)))
+    headers.write_text("\n".join(sorted(standard)), "utf-8")
     _compile(["-xc++-header", str(headers), "-o", f"{headers}.gch"])
     objects = [scratch / f"{source.stem}.o" for source in sources]
 
@@ -84,7 +84,11 @@ def _build(scratch: Path, library: Path) -> None:
 
 def _compile(arguments: Sequence[str]) -> None:
     done = subprocess.run(
-        [find_compiler(), *FLAGS, *native_flags(), *arguments], capture_output=True, text=True, check=False
+        [find_compiler(), *FLAGS, *native_flags(), *arguments],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
     )
     if done.returncode == 0:
         return

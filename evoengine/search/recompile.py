@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from evoengine.gpu import find_gpu
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.records import Binary, Candidate, Outcome, Rejection
+from evoengine.search.targets import stored_gpu
 from evoengine.search.workers import COMPILER_LIMITS, WorkerPool
 from evoengine.stages.tasks import compile_task
 
@@ -21,11 +21,10 @@ def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
     candidate = ledger.candidate(trial, with_cubin=True)
     if candidate.source is None or candidate.binary is None or not is_elsewhere(candidate.binary):
         return candidate
+    arch = stored_gpu(ledger, candidate.gpu).arch
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
-        made = workers.submit(
-            compile_task, candidate.source, find_gpu(candidate.gpu).arch, died=Outcome.UNCOMPILABLE, gives=Binary
-        ).result()
+        made = workers.submit(compile_task, candidate.source, arch, died=Outcome.UNCOMPILABLE, gives=Binary).result()
     finally:
         workers.close()
     if isinstance(made, Rejection):

@@ -7,17 +7,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evoengine.errors import MachineError, NothingFound, UsageError
-from evoengine.formats.flashinfer_solution import write_trace
+from evoengine.formats.flashinfer_solution import trace_files
 from evoengine.hints import hint
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.objectives import front, stored_objectives
+from evoengine.publish.export import Grids
 from evoengine.publish.export import export as write
 from evoengine.records import Candidate, Measurement, Rejection
 from evoengine.search.binaries import check_export
 from evoengine.search.recompile import with_machine_code
+from evoengine.search.remeasure import spaces_of
 from evoengine.search.targets import target_of
 from evoengine.stages.binary_check import BinaryCheck
 from evoengine.tuning.setup import Echo, silent
+from evoengine.workloads.base import Target
+
+MOST_SMS = 512
+"""of a GPU that an exported kernel may meet"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,8 @@ def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo) -> list[Path]:
         )
     target = target_of(ledger, winner)
     winner = _executed(winner, check_export(ledger, winner), echo)
-    return [*write(winner, target, folder), *write_trace(winner, target, folder, echo)]
+    beside = trace_files(winner, target, echo)
+    return write(winner, target, folder, grids=_grids(ledger, winner, target), beside=beside)
 
 
 def _best(ledger: Ledger, problem: str | None, gpu: str | None, top: int | None, pareto: bool) -> Best:
@@ -108,6 +115,17 @@ def _executed(winner: Candidate, check: BinaryCheck, echo: Echo) -> Candidate:
             f"vouches for it, and {check}"
         )
     return replace(winner, verdict=check.verdict, binary_verdict=check.verdict)  # what the file said is no verdict
+
+
+def _grids(ledger: Ledger, winner: Candidate, target: Target) -> Grids:
+    """On GPUs with other numbers of SMs, by the rule of its run's space; a workload's own loader has its own rule."""
+    if target.workload.loader():
+        return {}
+    try:
+        space = spaces_of(ledger, [winner], target)[winner.run]
+    except UsageError:  # of a space that today's rules refuse, as the check of its machine code has said
+        return {}
+    return space.grids_by_sms(winner.config, range(1, MOST_SMS + 1))
 
 
 def _front(ledger: Ledger, problem: str, gpu: str, like: Measurement) -> Sequence[Candidate]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from evoengine import __version__
 from evoengine.devices.driver import GpuDevice, resolve_gpu
 from evoengine.errors import UsageError
-from evoengine.gpu import find_gpu
+from evoengine.gpu import AUTO, Gpu
 from evoengine.hints import did_you_mean
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.study import Projection, add_missing, optuna_storage
@@ -25,6 +25,7 @@ from evoengine.search.evaluators import make_evaluator
 from evoengine.search.reference import require_reference
 from evoengine.search.setting import Setting
 from evoengine.stages.render import inert_knobs
+from evoengine.tuning.boards import choose_gpu, described, find_kept_gpu, require_same_board
 from evoengine.tuning.setup import (
     Echo,
     choose_device,
@@ -50,7 +51,10 @@ class SearchOptions:
 
     problem: str | None = None
     """the workload's example where it is None"""
-    gpu: str = "h100"
+    gpu: str = AUTO
+    """a name of gpus.toml; auto is the GPU of this machine, h100 where it has none"""
+    gpu_file: Path | None = None
+    """a TOML file with a GPU that gpus.toml does not have"""
     kernel: Path | None = None
     """a folder with a kernel of one's own"""
     families: tuple[str, ...] = ()
@@ -105,7 +109,8 @@ class Search:
         if len(objectives) > 1:
             require_several(options.objective, options.sampler)
         on_stage("reading the problem")
-        target = make_target(options.problem, options.gpu, options.kernel)
+        self._named = choose_gpu(options.gpu, options.gpu_file, echo, partial(find_kept_gpu, options.db))
+        target = make_target(options.problem, self._named, options.kernel)
         self._timing = choose_device(options.device, target.gpu, echo)
         if self._timing:
             target = replace(target, gpu=resolve_gpu(self._timing, target.gpu))
@@ -139,13 +144,14 @@ class Search:
     ) -> SearchResult:
         s, target = self._setting, self._setting.target
         problem, gpu = str(target.problem), target.gpu.key
+        require_same_board(ledger, self._named)
         run = ledger.start_run(
             gpu=gpu, problem=problem, device=ledger_device(self._timing), space=s.space, sampler=s.sampler,
             seed=s.seed, command=command_line(), objectives=",".join(o.name for o in s.objectives),
-            definition=target.workload.definition_text,
+            definition=target.workload.definition_text, gpu_definition=described(self._named),
         )  # fmt: skip
         self._on_stage("looking at what the knobs change")
-        _announce(s, self._timing, prepare_model(target.gpu, self._echo), ledger.place, run, self._echo)
+        _announce(s, self._named, self._timing, prepare_model(target.gpu, self._echo), ledger.place, run, self._echo)
         kind = Kind.MEASURED if self._timing else Kind.ESTIMATED
         domains = {knob.name: knob.values for knob in s.space.knobs}
         storage = optuna_storage(ledger.url)
@@ -181,7 +187,7 @@ def finisher(ledger: Ledger, study: Projection, on_trial: Callable[[Candidate], 
 
 def _setting(options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool) -> Setting:
     space, templates = prepare_space(options.space, options.templates, target, not timed, options.families)
-    require_compilers(emulated=not timed)
+    require_compilers(target.gpu, emulated=not timed)
     return Setting(
         target,
         space,
@@ -204,13 +210,12 @@ def require_several(objective: str, sampler: str) -> None:
 
 
 def _announce(
-    setting: Setting, timing: GpuDevice | None, unpredictable: str | None, place: str, run: int, echo: Echo
+    setting: Setting, named: Gpu, timing: GpuDevice | None, unpredictable: str | None, place: str, run: int, echo: Echo
 ) -> None:
     s, space, target = setting, setting.space, setting.target
     gpu = target.gpu
     echo(f"evoengine {__version__} · {gpu.key} ({gpu.arch}) · {target.problem} · {target.flops / 1e9:,.4g} GFLOP")
     if timing:
-        named = find_gpu(gpu.key)
         other = f", whose limits hold; --gpu named {named.name}, of the same {named.arch}"
         echo(f"gated and timed on {timing.name}{other if timing.name != named.name else ''}")
     else:

@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING
 from evoengine.devices.driver import GpuDevice, find_driver, lock_device, supports_arch
 from evoengine.devices.nvml import other_processes, settings
 from evoengine.errors import MachineError, UsageError
-from evoengine.gpu import Gpu, find_gpu
+from evoengine.gpu import Gpu
 from evoengine.ledger.runs import Device
 from evoengine.paths import asset
 from evoengine.records import Config, Value
-from evoengine.search.targets import stored_target
+from evoengine.search.targets import stored_gpu, stored_target
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.includes import unsupported_includes
 from evoengine.stages.render import render
 from evoengine.stages.toolchain import (
+    compiled_capabilities,
+    compiler_version,
     cuda_mismatch,
     cuda_parts,
     cuda_torch_command,
     include_folders,
-    nvrtc,
     torch_cuda,
 )  # fmt: skip
 from evoengine.workloads import default_workload, parse_problem, register
@@ -53,18 +54,18 @@ def register_kernel(folder: Path) -> AnyWorkload:
     return workload
 
 
-def make_target(problem: str | None, gpu: str, kernel: Path | None = None) -> Target:
+def make_target(problem: str | None, gpu: Gpu, kernel: Path | None = None) -> Target:
     """What is to be tuned: a problem by its text, or the example of the workload in the folder `kernel`, or of the
     default one. A folder's workload is registered under its name. Raises UsageError.
     """
     if kernel is None:
         workload, parsed = parse_problem(problem or default_workload().example)
-        return Target(workload, parsed, find_gpu(gpu))
+        return Target(workload, parsed, gpu)
     workload = register_kernel(kernel)
     name, colon, _ = (problem or "").partition(":")
     if colon and name != workload.name:
         raise UsageError(f"the problem {problem} is of {name}, and the kernel in {kernel} is {workload.name}")
-    return Target(workload, workload.parse(problem or workload.example), find_gpu(gpu))
+    return Target(workload, workload.parse(problem or workload.example), gpu)
 
 
 def prepare_space(
@@ -100,10 +101,15 @@ def first_of_each_family(space: SearchSpace) -> list[Config]:
     return list(found.values())
 
 
-def require_compilers(emulated: bool) -> None:
-    """NVRTC with its headers, and the C++ compiler where the emulator is to gate; raises MachineError naming what is
-    missing."""
-    nvrtc()
+def require_compilers(gpu: Gpu, emulated: bool) -> None:
+    """NVRTC that knows the GPU, with its headers, and the C++ compiler where the emulator is to gate; raises
+    MachineError naming what is missing."""
+    if gpu.capability not in (known := compiled_capabilities()):
+        able = ", ".join(f"sm_{each}" for each in known)
+        raise MachineError(
+            f"{compiler_version()} cannot compile for {gpu.arch}, which {gpu.key} needs; it can for {able}: "
+            "evoengine gpus marks the others"
+        )
     include_folders()
     if emulated:
         from evoengine.host_compiler import find_compiler
@@ -121,7 +127,7 @@ def prepare_model(gpu: Gpu, echo: Echo) -> str | None:
             echo("building the executor of machine code, once for this machine and compiler")
     except MachineError as error:
         return str(error)
-    return why_unpredictable(gpu.key)
+    return why_unpredictable(gpu)
 
 
 def choose_device(requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
@@ -209,7 +215,7 @@ def ledger_device(timing: GpuDevice | None) -> Device:
 def last_target(ledger: Ledger, gpu: Gpu | None, problem: str | None) -> Target:
     """What is given, and where nothing is, what the last run was for."""
     key, text = ledger.last_target(gpu.key if gpu else None, problem)
-    return stored_target(ledger, text, find_gpu(key))
+    return stored_target(ledger, text, stored_gpu(ledger, key))
 
 
 RESERVED_CORES = 2

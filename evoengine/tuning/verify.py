@@ -8,12 +8,14 @@ from pathlib import Path
 
 from evoengine.devices.driver import resolve_gpu
 from evoengine.errors import UsageError
+from evoengine.gpu import AUTO
 from evoengine.records import Candidate, Config
 from evoengine.search.binaries import check_binary
 from evoengine.search.evaluate_config import evaluate_config
 from evoengine.search.evaluators import make_evaluator
 from evoengine.search.reference import require_reference
 from evoengine.stages.binary_check import BinaryCheck
+from evoengine.tuning.boards import choose_gpu
 from evoengine.tuning.setup import (
     Echo,
     choose_device,
@@ -48,22 +50,22 @@ class Verified:
 
 
 def verify(
-    config: Config, problem: str | None = None, gpu: str = "h100", *, kernel: Path | None = None, device: str = "auto",
-    space: Path | None = None, templates: Path | None = None, binary: bool = False, seed: int | None = None,
-    echo: Echo = silent,
+    config: Config, problem: str | None = None, gpu: str = AUTO, *, gpu_file: Path | None = None,
+    kernel: Path | None = None, device: str = "auto", space: Path | None = None, templates: Path | None = None,
+    binary: bool = False, seed: int | None = None, echo: Echo = silent,
 ) -> Verified:  # fmt: skip
     """Renders, compiles and gates a configuration; with `binary` its machine code is executed too, on the CPU.
 
     Raises UsageError where the configuration is not in the space.
     """
-    target = make_target(problem, gpu, kernel)
+    target = make_target(problem, choose_gpu(gpu, gpu_file, echo), kernel)
     timing = choose_device(device, target.gpu, echo)
     if timing:
         target = replace(target, gpu=resolve_gpu(timing, target.gpu))
     bound, folder = prepare_space(space, templates, target, emulated=timing is None)
     if why := bound.why_invalid(config):
         raise UsageError(f"the configuration is not in the space {bound.name}: {why}")
-    require_compilers(emulated=timing is None)
+    require_compilers(target.gpu, emulated=timing is None)
     require_reference(target, echo)
     seed = secrets.randbelow(2**31) if seed is None else seed
     with lock_gpu(timing, echo):

@@ -74,7 +74,7 @@ def build(source: Source) -> Path:
 
 def _compile(arguments: list[str], unit: str, entry: str) -> None:
     command = [find_compiler(), *_COMMON, *native_flags(), *arguments]
-    done = subprocess.run(command, input=unit, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=unit, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode == 0:
         return
     match = _ERROR.search(done.stderr)
