@@ -15,7 +15,7 @@ Change = tuple[str, Value | None, Value | None]
 
 
 class Bred(Protocol):
-    """A trial as far as lineages need it: a Candidate, or what a ledger lists of one."""
+    """A trial as far as lineages and their tables need it: a Candidate, or what a ledger lists of one."""
 
     @property
     def trial(self) -> int: ...
@@ -29,6 +29,8 @@ class Bred(Protocol):
     def parents(self) -> tuple[int, ...]: ...
     @property
     def operator(self) -> str | None: ...
+    @property
+    def imported_from(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)

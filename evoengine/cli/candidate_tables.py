@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 
-from evoengine.cli.display import BY_FORMULA, MARK, number, short
+from evoengine.cli.display import BY_FORMULA, FROM_FILES, kind_mark, number, short
 from evoengine.cli.tables import Cell, Column, Styled, Table, rows_table
-from evoengine.lineage import Effect, Step, transition
-from evoengine.records import Candidate, Config, Measurement, Outcome, Value
+from evoengine.lineage import Bred, Effect, Step, transition
+from evoengine.records import Candidate, Config, Outcome, Value
 from evoengine.terms import peak_percent
 from evoengine.text import plain
 
@@ -36,21 +36,19 @@ def ranking(ranked: Mapping[int, Candidate]) -> Group:
         Column("rank", right=True), Column("trial", right=True), *knobs.columns, *FIGURES,
         Column("reg", right=True, leaves=6), Column("spill", right=True, leaves=8),
         Column("shared", right=True, leaves=7), Column("occ.", right=True, leaves=9),
-        Column("max err", right=True, leaves=30), Column("imported from", least=12, leaves=4),
+        Column("max err", right=True, leaves=30),
     ]  # fmt: skip
     rows = [
         [
             str(rank),
             str(c.trial),
             *knobs.cells(c.config),
-            *figure_cells(c.measurement),
+            *figure_cells(c),
             *_resources(c),
-            c.imported_from or "",
         ]
         for rank, c in ranked.items()
     ]
-    marked = any(c.measurement and c.measurement.by_formula for c in ranked.values())
-    return Group(Table(columns, rows), *knobs.said_once(), *([BY_FORMULA] if marked else []))
+    return Group(Table(columns, rows), *knobs.said_once(), *_marks(ranked.values()))
 
 
 def history_table(candidates: Sequence[Candidate | Trial]) -> Group:
@@ -61,19 +59,26 @@ def history_table(candidates: Sequence[Candidate | Trial]) -> Group:
     columns = [
         Column("trial", right=True), *(Column(name, leaves=5) for name in several), Column("outcome"),
         *knobs.columns, *FIGURES, Column("reg", right=True, leaves=6),
-        Column("imported from", least=12, leaves=4), Column("reason", least=16),
+ Column("reason", least=16),
     ]  # fmt: skip
     rows = [
         [
             str(c.trial), *(_place(c, name) for name in several), _outcome(c.outcome),
-            *knobs.cells(c.config), *figure_cells(c.measurement), str(c.binary.registers) if c.binary else "",
-            c.imported_from or "", c.reason or "",
+            *knobs.cells(c.config), *figure_cells(c), str(c.binary.registers) if c.binary else "",
+            c.reason or "",
         ]
         for c in candidates
     ]  # fmt: skip
     once = " · ".join(f"{name} {found.pop()}" for name, found in places.items() if name not in several)
     heading = [plain(once)] if once else []
-    return Group(*heading, Table(columns, rows), *knobs.said_once())
+    return Group(*heading, Table(columns, rows), *knobs.said_once(), *_marks(candidates))
+
+
+def _marks(candidates: Iterable[Bred]) -> list[str]:
+    """What the marks behind figures mean, but for est. and rec., which summaries explain."""
+    kinds = {(c.measurement is not None and c.measurement.by_formula, c.imported_from is not None) for c in candidates}
+    by_formula, imported = (any(each) for each in zip(*kinds, strict=True))
+    return [*([BY_FORMULA] if by_formula else []), *([FROM_FILES] if imported else [])]
 
 
 def runs_table(found: Iterable[RunSummary]) -> Table:
@@ -90,7 +95,7 @@ def runs_table(found: Iterable[RunSummary]) -> Table:
         rows.append(
             [str(run.id), f"{run.started_at:%Y-%m-%d %H:%M}", run.status, run.problem, run.gpu, run.device.name,
              run.sampler, str(s.trials), str(s.correct), str(s.best.trial) if s.best else "",
-             *figure_cells(figure)[:2], str(figure.kind) if figure else "", run.imported_from or ""]
+             *(figure_cells(s.best)[:2] if s.best else ("", "")), str(figure.kind) if figure else "", run.imported_from or ""]
         )  # fmt: skip
     return Table(columns, rows)
 
@@ -107,7 +112,7 @@ def lineage(steps: Sequence[Step]) -> Table:
         operator = s.candidate.operator or NOTHING
         origin = f"{operator} of {s.parent.trial}" if s.parent else operator
         gain = f"{s.gain - 1:+.1%}" if s.gain is not None else NOTHING
-        rows.append([str(s.candidate.trial), origin, changed, *figure_cells(s.candidate.measurement)[:2], gain])
+        rows.append([str(s.candidate.trial), origin, changed, *figure_cells(s.candidate)[:2], gain])
     return Table(columns, rows)
 
 
@@ -187,11 +192,11 @@ def describe(config: Config) -> str:
     return " ".join(f"{name}={short(value)}" for name, value in config.items())
 
 
-def figure_cells(m: Measurement | None) -> list[Cell]:
+def figure_cells(c: Bred) -> list[Cell]:
     """Those of FIGURES: the time that is ranked by, with the rates that follow from it."""
+    m, mark = c.measurement, kind_mark(c)
     if m is None:
         return [""] * len(FIGURES)
-    mark = MARK[m.kind] + "*" * m.by_formula
     peak = peak_percent(m.terms, m.compared_us)
     return [
         number(m.compared_us) + ("" if m.tflops is not None else mark),

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from evoengine.lineage import Bred
 from evoengine.records import Candidate, Kind, Value
 from evoengine.text import plain, plain_lines
 
@@ -31,6 +32,7 @@ if not stdout.is_terminal:
 
 MARK = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
 BY_FORMULA = "est.* the model could not read the binary (evoengine show says why): by formula, behind all predictions"
+FROM_FILES = "imp. came in by evoengine import: correct and fast by what its file says"
 
 
 def say(text: str, style: str | None = None) -> None:
@@ -52,8 +54,16 @@ def figure(candidate: Candidate) -> str:
     m = candidate.measurement
     if m is None:
         return "–"
-    mark = MARK[m.kind] + "*" * m.by_formula
+    mark = kind_mark(candidate)
     return f"{number(m.tflops)} TFLOPS{mark}" if m.tflops is not None else f"{number(m.compared_us)} µs{mark}"
+
+
+def kind_mark(candidate: Bred) -> str:
+    """What stands behind its figure: of which kind it is, and whether a file says so; nothing for a measured one."""
+    m = candidate.measurement
+    if m is None:
+        return ""
+    return MARK[m.kind] + "*" * m.by_formula + " imp." * (candidate.imported_from is not None)
 
 
 def best_line(best: Candidate | None) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import JSON, Connection, Double, Integer, text
+from sqlalchemy import JSON, Double, Integer
 
 from evoengine.ledger.checksums import WIDTH, Damaged, check, checked_columns, checksum
 from evoengine.ledger.models import (
@@ -44,48 +44,47 @@ READ_ERRORS = (AttributeError, KeyError, LookupError, OverflowError, TypeError, 
 """what reading a damaged value may raise, and a fault of the program too: `find_damage` decides which it was"""
 
 
-def check_selection(connection: Connection) -> None:
+def check_selection(connection: sqlite3.Connection) -> None:
     """Raises Damaged where a value that rows are selected by is not what was written, or names a row that is not there.
-    SQLite alone.
 
     Rows that agree in these values and their checksums are looked at once; the numbers of candidates, which do not
     agree, one by one.
     """
-    raw = cast(sqlite3.Connection, connection.connection.dbapi_connection)
-    raw.create_function("evo_checksum", 1, checksum, deterministic=True)
+    connection.create_function("evo_checksum", 1, checksum, deterministic=True)
     for row, names in SELECTED_BY.items():
         table, columns = row.__tablename__, checked_columns(row)
         slices = {n: f"substr(checksums, {columns[n][0] + 1}, {WIDTH})" for n in names}
         few = [n for n in names if n != NUMBER]
         kinds = f"SELECT DISTINCT {', '.join([*few, *(slices[n] for n in few)])} FROM {table}"
-        for values in connection.execute(text(kinds)).all():
+        for values in connection.execute(kinds).fetchall():
             for name, value, written in zip(few, values, values[len(few) :], strict=False):
                 known = value is None or name not in WORDS or value in WORDS[name]
                 if not known or (written and written != checksum(value)):
                     raise Damaged(table, _first_with(connection, table, name, value, slices[name], written), name)
         if NUMBER in names:
             wrong = f"checksums IS NOT NULL AND {slices[NUMBER]} <> evo_checksum({NUMBER})"
-            number = connection.scalar(text(f"SELECT id FROM {table} WHERE {wrong} LIMIT 1"))
-            if number is not None:
+            for (number,) in connection.execute(f"SELECT id FROM {table} WHERE {wrong} LIMIT 1"):
                 raise Damaged(table, number, NUMBER)
     _check_references(connection)
 
 
-def _first_with(connection: Connection, table: str, name: str, value: object, written: str, stands: object) -> object:
+def _first_with(
+    connection: sqlite3.Connection, table: str, name: str, value: object, written: str, stands: object
+) -> object:
     """The row in which such a value and such a checksum stand."""
-    found = f"SELECT id FROM {table} WHERE {name} IS :value AND {written} IS :stands LIMIT 1"
-    return connection.scalar(text(found), {"value": value, "stands": stands})
+    found = f"SELECT id FROM {table} WHERE {name} IS ? AND {written} IS ? LIMIT 1"
+    return connection.execute(found, (value, stands)).fetchone()[0]
 
 
-def _check_references(connection: Connection) -> None:
+def _check_references(connection: sqlite3.Connection) -> None:
     """Of candidates and binaries that have checksums those are enough, and looking up their sources is slow."""
     for table in Base.metadata.tables:
         unchecked = f"SELECT id FROM {table} WHERE checksums IS NULL LIMIT 1"
-        if table in CHECKED_WHEN_READ and connection.scalar(text(unchecked)) is None:
+        if table in CHECKED_WHEN_READ and connection.execute(unchecked).fetchone() is None:
             continue
-        for _, row_id, _, key in connection.execute(text(f"PRAGMA foreign_key_check({table})")):
-            keys = connection.execute(text(f"PRAGMA foreign_key_list({table})"))
-            raise Damaged(table, row_id, next(k["from"] for k in keys.mappings() if k["id"] == key))
+        for _, row_id, _, key in connection.execute(f"PRAGMA foreign_key_check({table})"):
+            keys = connection.execute(f"PRAGMA foreign_key_list({table})").fetchall()
+            raise Damaged(table, row_id, next(column for number, _, _, column, *_ in keys if number == key))
 
 
 def find_damage(path: Path) -> Damaged | None:

@@ -49,7 +49,8 @@ from evoengine.ledger.rows import (
 from evoengine.ledger.runs import RUNNING, Device, Run, this_host
 from evoengine.ledger.summaries import RunSummary, read_summaries
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
-from evoengine.ledger.watch import FileLost, Watch, empty_log
+from evoengine.ledger.watch import FileLost, Watch
+from evoengine.ledger.write_ahead_log import empty_log
 from evoengine.objectives import DEFAULT
 from evoengine.records import (
     Baseline,

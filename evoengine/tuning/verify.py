@@ -61,10 +61,13 @@ def verify(
 
     Raises UsageError where the configuration is not in the space.
     """
-    target = make_target(problem, choose_gpu(gpu, gpu_file, echo), kernel)
+    choice = choose_gpu(gpu, gpu_file)
+    target = make_target(problem, choice.gpu, kernel)
     timing = choose_device(device, target.gpu, echo)
     if timing:
         target = replace(target, gpu=resolve_gpu(timing, target.gpu))
+    if choice.why:
+        echo(choice.why)
     renderer = Renderer()
     try:
         return _verify(config, target, timing, space, templates, binary, seed, renderer, echo)

@@ -29,6 +29,7 @@ LISTS = {
     "runs": ([], {"runs"}),
     "gpus": ([], {"gpus"}),
     "doctor": ([], {"findings"}),
+    "gpus": ([], {"gpus"}),
 }
 """of each command that lists: arguments, and its lists"""
 OTHERS = {"search", "measure", "profile", "verify"}
