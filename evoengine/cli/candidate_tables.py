@@ -92,10 +92,11 @@ def runs_table(found: Iterable[RunSummary]) -> Table:
     rows = []
     for s in found:
         run, figure = s.run, s.best.measurement if s.best else None
+        time_and_rate = figure_cells(s.best)[:2] if s.best else ["", ""]
         rows.append(
             [str(run.id), f"{run.started_at:%Y-%m-%d %H:%M}", run.status, run.problem, run.gpu, run.device.name,
              run.sampler, str(s.trials), str(s.correct), str(s.best.trial) if s.best else "",
-             *(figure_cells(s.best)[:2] if s.best else ("", "")), str(figure.kind) if figure else "", run.imported_from or ""]
+             *time_and_rate, str(figure.kind) if figure else "", run.imported_from or ""]
         )  # fmt: skip
     return Table(columns, rows)
 
