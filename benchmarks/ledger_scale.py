@@ -293,6 +293,8 @@ def main() -> None:
             maker = Process(target=make_ledger, args=(path, args.trials))
             maker.start()
             maker.join()
+            if maker.exitcode:
+                sys.exit(f"no ledger was made at {path}: see above")
         costs = {name: cost(COMMANDS[name], path, args.trials) for name in args.only or COMMANDS}
         size = path.stat().st_size
     if args.json:

@@ -139,10 +139,16 @@ class Knobs:
         counts: Counter[str] = Counter()
         self._short: dict[tuple[type, Value], str] = {}
         """a long list has few values, each in many rows"""
+        different: dict[Value, set[tuple[str, Value, type]]] = {}
         for config in configs:
-            values = families.setdefault(short(config.get(FAMILY, "")), {})
             counts.update(config.keys())
-            for name, value in config.items():
+            of_family = different.setdefault(config.get(FAMILY, ""), set())
+            # with its type: 1 and True are equal, and print differently
+            of_family.update(zip(config.keys(), config.values(), map(type, config.values()), strict=True))
+        place = {name: i for i, name in enumerate(counts)}
+        for family, found in different.items():
+            values = families.setdefault(short(family), {})
+            for name, value, _ in sorted(found, key=lambda knob: place[knob[0]]):
                 values.setdefault(name, set()).add(self._text(value))
         self._families = families
         # of several families the knobs that most rows have come first; a family's own keep the order of its space

@@ -9,10 +9,10 @@ from sqlalchemy import Select, Text, cast, func, select
 from sqlalchemy.orm import Session, aliased
 
 from evoengine.ledger.checksums import row_check
-from evoengine.ledger.listing import BATCH, read_policy, read_terms
+from evoengine.ledger.listing import BATCH, KINDS, read_policy, read_terms
 from evoengine.ledger.models import CandidateRow, MeasurementRow, VerdictRow
 from evoengine.ledger.ranking import Figure, ranked
-from evoengine.records import EXECUTOR, Kind, Outcome
+from evoengine.records import EXECUTOR, Outcome
 
 _OF_MEASUREMENT = ("device", "median_us", "normalised_us", "suspect", "terms", "policy")
 _check_candidate = row_check(CandidateRow, ("source_sha256", "config_key"))
@@ -77,5 +77,5 @@ def _to_figure(row: Sequence[Any]) -> Figure:
     device, median_us, normalised_us, suspect, terms, policy = values
     us = median_us if normalised_us is None else normalised_us
     return Figure(
-        number, trial, Kind(kind), 1e6 / us, suspect, read_terms(terms, TERMS), device, run, read_policy(policy)
+        number, trial, KINDS[kind], 1e6 / us, suspect, read_terms(terms, TERMS), device, run, read_policy(policy)
     )

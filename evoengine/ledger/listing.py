@@ -49,6 +49,8 @@ _BINARY = (
 )  # fmt: skip
 _check_binary = row_check(BinaryRow, ("registers", "spill_bytes", "shared_bytes"))
 _check_shared = row_check(CandidateRow, ("shared_bytes",))
+KINDS: Mapping[str, Kind] = {str(kind): kind for kind in Kind}
+OUTCOMES: Mapping[str | None, Outcome | None] = {None: None} | {str(outcome): outcome for outcome in Outcome}
 _NO_TERMS: Mapping[str, float] = {}
 TERMS = ("predicted", "roofline_us", "peak_tflops_percent", "peak_gbs_percent")
 """those that a row of a list shows something of: which model made an estimate, and how near the peak it is"""
@@ -144,7 +146,7 @@ def _trial(
     shared_bytes: int | None,
 ) -> Trial:  # fmt: skip
     number, _, run, problem, gpu, outcome, origin, _, _, operator, reason = row
-    ended = Outcome(outcome) if outcome else None
+    ended = OUTCOMES[outcome]
     return Trial(
         number, run, problem, gpu, config, parents, operator, ended, reason, origin, figure, binary, shared_bytes
     )  # fmt: skip
@@ -164,7 +166,7 @@ def _figure(row: Sequence[Any]) -> Measurement:
     _check_figure(number, sums, values)
     device, tflops, median_us, vs_baseline, suspect, normalised_us, policy, terms = values
     return Measurement(
-        Kind(kind), device, tflops, median_us, (), vs_baseline, read_terms(terms, TERMS), suspect, read_policy(policy),
+        KINDS[kind], device, tflops, median_us, (), vs_baseline, read_terms(terms, TERMS), suspect, read_policy(policy),
         normalised_us,
     )  # fmt: skip
 
