@@ -29,7 +29,6 @@ LISTS = {
     "runs": ([], {"runs"}),
     "gpus": ([], {"gpus"}),
     "doctor": ([], {"findings"}),
-    "gpus": ([], {"gpus"}),
 }
 """of each command that lists: arguments, and its lists"""
 OTHERS = {"search", "measure", "profile", "verify"}
