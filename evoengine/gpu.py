@@ -10,6 +10,10 @@ from pathlib import Path
 from evoengine.errors import UsageError
 from evoengine.hints import did_you_mean
 
+AUTO = "auto"
+"""asks for the GPU of this machine"""
+DEFAULT = "h100"
+"""what is tuned for where this machine has no GPU"""
 WARP = 32
 REGISTER_UNIT = 256
 """registers are handed to a warp in units of this many (CUDA occupancy calculator, sm_70 and later)"""

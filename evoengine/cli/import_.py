@@ -47,12 +47,11 @@ def import_(file: Path, db: str | None) -> None:
 
 def _marked(whole: RunHistory, ledger: Ledger) -> RunHistory:
     """With figures marked that the GPU cannot reach, where problem and GPU are known here."""
-    from evoengine.gpu import find_gpu
     from evoengine.publish.imported import mark_suspect
-    from evoengine.search.targets import stored_target
+    from evoengine.search.targets import stored_gpu, stored_target
 
     try:
-        return mark_suspect(whole, stored_target(ledger, whole.run.problem, find_gpu(whole.run.gpu)))
+        return mark_suspect(whole, stored_target(ledger, whole.run.problem, stored_gpu(ledger, whole.run.gpu)))
     except UsageError:  # of another tuner's problem nobody knows the operations
         return whole
 

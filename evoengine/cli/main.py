@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import keyword
 import os
 
@@ -13,10 +14,12 @@ from evoengine.cli.options import refuse_repeated
 from evoengine.cli.streams import prepare_streams, read_by_nobody, unwritten
 from evoengine.errors import EvoengineError, MachineError
 from evoengine.hints import did_you_mean
+from evoengine.text import plain_lines
 
 COMMANDS = {
     "new": "Write a folder with a kernel of your own, or bring one in.",
     "problems": "List the workloads, how their problems are written, and an example of each.",
+    "gpus": "List the GPUs that can be tuned for, their limits and peaks, and which families fit.",
     "search": "Search for the fastest correct kernel of a problem on a GPU.",
     "best": "Show the best kernels found, or export the best one.",
     "history": "List every trial of the ledger.",
@@ -85,7 +88,9 @@ def main() -> int:
         unwritten()
         os._exit(INTERRUPTED)
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        click.echo(plain_lines(shown.getvalue()), err=True, nl=False)
         code = error.exit_code
     except EvoengineError as error:
         click.echo(f"evoengine: {error}", err=True)

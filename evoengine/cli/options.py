@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.decorators import FC
 
-from evoengine.gpu import find_gpu
+from evoengine.gpu import known_gpus
 from evoengine.hints import did_you_mean
 
 RECORDED = "recorded:"
@@ -22,13 +22,13 @@ else:
     TextType, WordType = click.ParamType, click.Choice  # which take type arguments only since Click 8.4
 
 
-class GpuType(TextType):
-    """The name of a known GPU."""
+class StoredGpuType(TextType):
+    """A GPU that the ledger may hold: a known one, or one that a file described or another tuner recorded."""
 
     name = "name"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return find_gpu(value).key
+        return value.lower() if value.lower() in known_gpus() else value
 
 
 class OneOf(WordType):
@@ -73,10 +73,16 @@ def refuse_repeated(command: click.Command, name: str | None, arguments: Sequenc
 
 
 def gpu_option(default: str | None) -> Callable[[FC], FC]:
-    said = "GPU to tune for." if default else "Only what was tuned for this GPU."
-    return click.option("--gpu", type=GpuType(), default=default, show_default=bool(default), help=said)
+    """With a default the GPU to tune for; without one which of the ledger's is meant."""
+    if default is None:
+        return click.option("--gpu", type=StoredGpuType(), help="Only what was tuned for this GPU.")
+    said = "GPU to tune for (evoengine gpus); auto is the one of this machine, h100 where it has none."
+    return click.option("--gpu", metavar="NAME", default=default, show_default=True, help=said)
 
 
+gpu_file_option = click.option(
+    "--gpu-file", type=click.Path(path_type=Path), metavar="FILE", help="A GPU that evoengine gpus does not list."
+)
 problem_option = click.option(
     "--problem", metavar="WORKLOAD:SIZES", help="What to compute; evoengine problems lists them.  [default: an example]"
 )
@@ -84,7 +90,11 @@ stored_problem_option = click.option(
     "--problem", type=StoredProblemType(), help="Only this one of the ledger's problems."
 )
 kernel_option = click.option(
-    "--kernel", type=click.Path(path_type=Path), metavar="FOLDER", help="A kernel of your own (evoengine new)."
+    "--kernel",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="A kernel of your own (evoengine new). "
+    "Its code is run, the reference's and the template's too: take it from nobody you do not trust.",
 )
 db_option = click.option(
     "--db", metavar="URL",
@@ -99,5 +109,7 @@ space_option = click.option(
     "--space", type=click.Path(path_type=Path), help="Search-space file.  [default: the workload's own]"
 )
 templates_option = click.option(
-    "--templates", type=click.Path(path_type=Path), help="Folder of kernel templates.  [default: those of evoengine]"
+    "--templates",
+    type=click.Path(path_type=Path),
+    help="Folder of kernel templates, which run code: trust where they come from.  [default: those of evoengine]",
 )

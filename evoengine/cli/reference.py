@@ -13,8 +13,8 @@ _INTRODUCTION = """# Commands
 
 Made by `python -m evoengine.cli.reference` from the commands themselves. A test fails when the two differ.
 
-Data goes to stdout, progress to stderr. An option that takes one value is given once.
-`--json` gives the same fields everywhere; [ledger.md](ledger.md) lists them.
+Data goes to stdout, progress to stderr. An option that takes one value is given once. `--json` gives the same fields
+everywhere; [ledger.md](ledger.md) lists them.
 
 | exit code | meaning |
 |---|---|

@@ -11,6 +11,7 @@ from evoengine.cli.options import (
     OneOf,
     TextType,
     db_option,
+    gpu_file_option,
     gpu_option,
     json_option,
     kernel_option,
@@ -19,6 +20,7 @@ from evoengine.cli.options import (
     space_option,
     templates_option,
 )  # fmt: skip
+from evoengine.gpu import AUTO
 from evoengine.hints import did_you_mean, hint
 from evoengine.search import samplers
 
@@ -37,7 +39,8 @@ class DeviceType(TextType):
 
 
 @click.command()
-@gpu_option(default="h100")
+@gpu_option(default=AUTO)
+@gpu_file_option
 @problem_option
 @kernel_option
 @click.option("--family", "families", multiple=True, metavar="NAME", help="Only this one; may be given several times.")
@@ -50,8 +53,8 @@ class DeviceType(TextType):
 @click.option(
     "--device", type=DeviceType(), default="auto", show_default=True,
     help="What judges the candidates: cuda times them, emulator gates on the CPU and ranks by estimate, "
-    "recorded:FILE replays a Kernel Tuner cache or T4 file (--gpu, --problem, --kernel, --family, --space, --templates "
-    "and --jobs then say nothing).",
+    "recorded:FILE replays a Kernel Tuner cache or T4 file (--gpu, --gpu-file, --problem, --kernel, --family, --space, "
+    "--templates and --jobs then say nothing).",
 )  # fmt: skip
 @click.option(
     "--objective", default="tflops", show_default=True, metavar="NAMES",

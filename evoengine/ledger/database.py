@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import io
 import os
+import secrets
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -28,8 +28,10 @@ from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageEr
 from evoengine.hints import hint, nearest_folder
 from evoengine.ledger import optuna_schema
 from evoengine.ledger.checksums import Damaged
+from evoengine.ledger.chosen import chosen_database
 from evoengine.ledger.integrity import READ_ERRORS, check_selection, find_damage
 from evoengine.ledger.models import VERSION_TABLE
+from evoengine.ledger.write_ahead_log import check_log, empty_log, orphaned_log, reading_uri
 from evoengine.passwords import hide_passwords, without_passwords
 from evoengine.paths import asset, default_database
 
@@ -39,39 +41,8 @@ _EXAMPLES = "sqlite:///db/evoengine.db or postgresql://user@host/database"
 SQLITE_MAGIC = b"SQLite format 3\0"
 _SIGNS_OF_DAMAGE = ("not a database", "malformed", "disk I/O error", "unsupported file format", "no such table")
 _RESTORE = "restore it from a copy, or name another with --db"
-LOG_IN_USE_SECONDS = 60.0
-"""a log that was written since then belongs to a search that is running"""
 _LOCK_KEY = 0x65766F
 """of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
-URL_VARIABLE, FILE_VARIABLE = "EVOENGINE_DB", "EVOENGINE_DB_FILE"
-"""environment variables that name the ledger: by its URL, and by a file that holds the URL"""
-_LARGEST_URL = 4096
-
-
-def chosen_database(named: str | None) -> str:
-    """The ledger that is meant: `named`, else what the environment names, else the default file.
-
-    Raises UsageError where the environment names two, or a file without a URL.
-    """
-    url, file = os.environ.get(URL_VARIABLE), os.environ.get(FILE_VARIABLE)
-    if named:
-        return named
-    if url and file:
-        raise UsageError(f"both {URL_VARIABLE} and {FILE_VARIABLE} are set; keep the one that names the ledger")
-    return url or (_url_in(Path(file)) if file else default_database())
-
-
-def _url_in(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(_LARGEST_URL + 1)
-    except OSError as error:
-        raise UsageError(f"{FILE_VARIABLE} names {file}, which cannot be read: {error.strerror}") from error
-    lines = content.decode(errors="replace").split("\n")
-    url = lines[0].strip()
-    if not url or any(line.strip() for line in lines[1:]) or len(content) > _LARGEST_URL or "\ufffd" in url:
-        raise UsageError(f"{FILE_VARIABLE} names {file}, which must hold one line, the ledger's URL or file")
-    return url
 
 
 def parse_url(text_or_path: str) -> URL:
@@ -116,7 +87,7 @@ def open_database(url: URL, *, create: bool) -> Engine:
     """
     _require_text(url)
     writable = url.drivername != "sqlite" or _check_file(url, create)
-    contents = inspect_database(url)
+    contents = inspect_database(url, check=True)
     _refuse_foreign(url, contents)
     if contents.revision is None and not create:
         raise _no_ledger(url, _without_log(url, contents))
@@ -134,9 +105,7 @@ def open_database(url: URL, *, create: bool) -> Engine:
     if outdated:
         with translate_errors(url):
             _upgrade(engine)
-    if url.drivername == "sqlite":
-        with translate_errors(url), engine.execution_options(reading=True).connect() as connection:
-            check_selection(connection)
+            _mark(engine)
     return engine
 
 
@@ -157,23 +126,14 @@ def make_engine(url: URL) -> Engine:
 def _reading_engine(url: URL) -> Engine:
     """On an SQLite file that cannot be written, or lies in a folder where SQLite can make none of its side files."""
     path = Path(url.database or "")
-    uri = _reading_uri(path, alone=not os.access(path.parent, os.W_OK | os.X_OK))
+    uri = reading_uri(path, alone=not os.access(path.parent, os.W_OK | os.X_OK))
 
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
 
     engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool)
     _state_transactions(engine)
-    with translate_errors(url), engine.execution_options(reading=True).connect() as connection:
-        check_selection(connection)
     return engine
-
-
-def _reading_uri(path: Path, *, alone: bool) -> str:
-    """`alone`: whether nobody writes the file meanwhile; then it is read without the side files of its log."""
-    log = Path(f"{path}-wal")
-    immutable = alone and not (log.exists() and log.stat().st_size)
-    return f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if immutable else ''}"
 
 
 def _state_transactions(engine: Engine) -> None:
@@ -209,6 +169,11 @@ def setup_lock(url: URL) -> Iterator[None]:
         except Timeout as error:
             raise UsageError(
                 f"{display_url(url)} has been held by another evoengine for {BUSY_SECONDS:g} s; let that one end"
+            ) from error
+        except OSError as error:
+            raise UsageError(
+                f"the folder of {display_url(url)} cannot be written ({error.strerror}), and the studies need that: "
+                "copy the ledger to one that can"
             ) from error
         return
     with create_engine(url, poolclass=NullPool).connect() as connection:
@@ -291,9 +256,12 @@ def _without_log(url: URL, contents: Contents) -> str:
     return f"; if it was copied from a ledger, its write-ahead log {path.name}-wal has to be copied with it"
 
 
-def inspect_database(url: URL) -> Contents:
-    """Reads what the database holds without changing a byte; an SQLite file need not be there."""
-    return _look_into_file(Path(url.database or "")) if url.drivername == "sqlite" else _look_into_server(url)
+def inspect_database(url: URL, *, check: bool = False) -> Contents:
+    """Reads what the database holds without changing a byte; an SQLite file need not be there.
+
+    With `check`, raises MachineError where an SQLite ledger is damaged in what its rows are selected by.
+    """
+    return _look_into_file(Path(url.database or ""), check) if url.drivername == "sqlite" else _look_into_server(url)
 
 
 def _require_text(url: URL) -> None:
@@ -338,7 +306,7 @@ def _check_file(url: URL, create: bool) -> bool:
         raise error(f"no ledger at {path}: there is no folder {path.parent}; make it, or name another with --db{near}")
     if not path.exists():
         if not create:
-            raise _no_ledger(url, _orphaned_log(path))
+            raise _no_ledger(url, orphaned_log(path))
         try:
             path.parent.mkdir(exist_ok=True)
         except OSError as error:
@@ -358,14 +326,9 @@ def _check_file(url: URL, create: bool) -> bool:
     return True
 
 
-def _orphaned_log(path: Path) -> str:
+def _look_into_file(path: Path, check: bool) -> Contents:
     log = Path(f"{path}-wal")
-    return f"; {log.name} beside it is the write-ahead log of a file that is not there" if log.exists() else ""
-
-
-def _look_into_file(path: Path) -> Contents:
-    log = Path(f"{path}-wal")
-    uri = _reading_uri(path, alone=False)
+    uri = reading_uri(path, alone=False)
     # Where there is a log, this process may have the file open through SQLite. Closing it once more, opened in any
     # other way, would drop SQLite's locks (sqlite.org, How To Corrupt An SQLite Database File, 2.2): the next process
     # that is done reading would think itself the last and take the log away, with all that is still written into it.
@@ -377,32 +340,18 @@ def _look_into_file(path: Path) -> Contents:
         if not head.startswith(SQLITE_MAGIC):
             raise UsageError(f"{path} is not a database; name an SQLite file or a new one with --db")
         # in WAL mode and open nowhere: read without the side files that opening it would make
-        uri = _reading_uri(path, alone=head[18] == 2)
+        uri = reading_uri(path, alone=head[18] == 2)
+    in_use = Path(f"{path}-shm").exists()
     translated = translate_errors(URL.create("sqlite", database=str(path)))
     with translated, closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         if log.exists() and log.stat().st_size:
-            _check_log(connection, path, log)
+            check_log(connection, path, log, in_use)
         tables = (name for (name,) in names if not name.startswith("sqlite_"))
-        return _contents(tables, lambda query: (connection.execute(query).fetchone() or [None])[0])
-
-
-def _check_log(connection: sqlite3.Connection, path: Path, log: Path) -> None:
-    """Raises MachineError where a log that nobody is writing does not fit the file.
-
-    SQLite takes whatever log it finds for the file's own, and would write it into the file when that is closed.
-    """
-    if Path(f"{path}-shm").exists() and log.stat().st_mtime > time.time() - LOG_IN_USE_SECONDS:
-        return
-    try:
-        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    except sqlite3.DatabaseError as error:
-        found = str(error)
-    if found != "ok":
-        raise MachineError(
-            f"{path} and its write-ahead log {log.name} do not fit together ({' '.join(found.split())}): the log "
-            "may be another file's; move it away to read the file without it, or restore both from the same copy"
-        )
+        contents = _contents(tables, lambda query: (connection.execute(query).fetchone() or [None])[0])
+        if check and contents.revision == _scripts().get_current_head():
+            check_selection(connection)
+        return contents
 
 
 def _look_into_server(url: URL) -> Contents:
@@ -450,6 +399,16 @@ def alembic_config(connection: Connection | None = None) -> AlembicConfig:
 
 def _scripts() -> ScriptDirectory:
     return ScriptDirectory.from_config(alembic_config())
+
+
+def _mark(engine: Engine) -> None:
+    """Gives an SQLite file a number of its own, by which a log of another ledger is known for one (`_check_log`)."""
+    if engine.dialect.name != "sqlite":
+        return
+    with engine.begin() as connection:
+        if not connection.exec_driver_sql("PRAGMA user_version").scalar():
+            connection.exec_driver_sql(f"PRAGMA user_version = {1 + secrets.randbelow(2**31 - 1)}")
+    empty_log(engine)  # the number has to be in the file itself
 
 
 def _upgrade(engine: Engine) -> None:

@@ -10,9 +10,9 @@ from contextlib import closing
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import JSON, Connection, Double, Integer, text
+from sqlalchemy import JSON, Double, Integer
 
 from evoengine.ledger.checksums import WIDTH, Damaged, check, checked_columns, checksum
 from evoengine.ledger.models import (
@@ -43,27 +43,25 @@ READ_ERRORS = (AttributeError, KeyError, LookupError, OverflowError, TypeError, 
 """what reading a damaged value may raise, and a fault of the program too: `find_damage` decides which it was"""
 
 
-def check_selection(connection: Connection) -> None:
+def check_selection(connection: sqlite3.Connection) -> None:
     """Raises Damaged where a value that rows are selected by is not what was written, or names a row that is not there.
-    SQLite alone.
 
-    0.1 s for 50,000 candidates.
+    0.5 s for 50,000 candidates.
     """
-    raw = cast(sqlite3.Connection, connection.connection.dbapi_connection)
-    raw.create_function("evo_checksums", -1, _checksums, deterministic=True)
+    connection.create_function("evo_checksums", -1, _checksums, deterministic=True)
     for row, names in SELECTED_BY.items():
         table, columns, listed = row.__tablename__, checked_columns(row), ", ".join(names)
         written = " || ".join(f"substr(checksums, {columns[name][0] + 1}, {WIDTH})" for name in names)
         strange = [f"{n} NOT IN ({', '.join(map(repr, WORDS[n]))})" for n in names if n in WORDS]
         conditions = " OR ".join([f"checksums IS NOT NULL AND {written} <> evo_checksums({listed})", *strange])
-        found = connection.execute(text(f"SELECT id, checksums, {listed} FROM {table} WHERE {conditions} LIMIT 1"))
-        for values in found.mappings():
-            check(row, values["id"], values["checksums"], values)
-            raise Damaged(table, values["id"], next(n for n in names if n in WORDS))
-    for table, row_id, _, key in connection.execute(text("PRAGMA foreign_key_check")):
+        found = connection.execute(f"SELECT id, checksums, {listed} FROM {table} WHERE {conditions} LIMIT 1")
+        for number, checksums, *values in found:
+            check(row, number, checksums, dict(zip(names, values, strict=True)))
+            raise Damaged(table, number, next(n for n in names if n in WORDS))
+    for table, row_id, _, key in connection.execute("PRAGMA foreign_key_check"):
         if table in Base.metadata.tables:
-            keys = connection.execute(text(f"PRAGMA foreign_key_list({table})"))
-            raise Damaged(table, row_id, next(k["from"] for k in keys.mappings() if k["id"] == key))
+            keys = connection.execute(f"PRAGMA foreign_key_list({table})").fetchall()
+            raise Damaged(table, row_id, next(column for number, _, _, column, *_ in keys if number == key))
 
 
 @lru_cache(4096)
@@ -91,8 +89,8 @@ def find_damage(path: Path) -> Damaged | None:
                     _check_raw(row, dict(zip(names, values, strict=True)))
                 except Damaged as damaged:
                     return damaged
-        if damaged := next(_damaged_sources(connection), None):
-            return damaged
+        for source in _damaged_sources(connection):
+            return source
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if found != b"ok":
         raise sqlite3.DatabaseError(f"malformed: {found.decode(errors='replace')}")

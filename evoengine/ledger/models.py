@@ -105,6 +105,8 @@ class RunRow(Checked, Base):
     host: Mapped[str]
     pid: Mapped[int]
     command: Mapped[str]
+    gpu_definition: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """of a GPU that a file described: the fields of evoengine.gpu.Gpu; null of those in gpus.toml"""
     imported_from: Mapped[str | None]
     """null of runs of this ledger's own; else where the run came from, as text that can be shown"""
 

@@ -18,9 +18,11 @@ from sqlalchemy.orm import Session, aliased, joinedload, undefer
 
 from evoengine import __version__
 from evoengine.errors import MachineError, NothingFound, UsageError
+from evoengine.gpu import find_gpu
 from evoengine.hints import hint
 from evoengine.ledger.checksums import check
-from evoengine.ledger.database import chosen_database, db_of, display_url, open_database, parse_url, translate_errors
+from evoengine.ledger.chosen import chosen_database
+from evoengine.ledger.database import db_of, display_url, open_database, parse_url, translate_errors
 from evoengine.ledger.figures import OF_CANDIDATE, OF_MEASUREMENT, figures_of_correct
 from evoengine.ledger.heartbeat import Heart, beat, begin_beating, mark_killed, require_fence
 from evoengine.ledger.models import (
@@ -52,7 +54,8 @@ from evoengine.ledger.rows import (
 )
 from evoengine.ledger.runs import RUNNING, Device, Run, this_host
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
-from evoengine.ledger.watch import FileLost, Watch, empty_log
+from evoengine.ledger.watch import FileLost, Watch
+from evoengine.ledger.write_ahead_log import empty_log
 from evoengine.objectives import DEFAULT
 from evoengine.records import (
     Baseline,
@@ -146,6 +149,7 @@ class Ledger:
         command: str,
         objectives: str = DEFAULT,
         definition: str | None = None,
+        gpu_definition: dict[str, Any] | None = None,
     ) -> int:
         """Enters a run of this process; runs that no longer beat are marked as killed. It beats until `finish_run`."""
         with self._writing() as session:
@@ -154,7 +158,7 @@ class Ledger:
                 started_at=_now(), status=RUNNING, gpu=gpu, problem=problem, device=device_row(session, device),
                 space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed,
                 objectives=objectives, version=__version__, host=this_host(), pid=os.getpid(), command=command,
-                definition=definition,
+                definition=definition, gpu_definition=gpu_definition,
             )  # fmt: skip
             session.add(row)
             session.flush()
@@ -184,8 +188,16 @@ class Ledger:
             rows = session.scalars(select(RunRow).options(joinedload(RunRow.device)).order_by(RunRow.id))
             return [to_run(row) for row in rows]
 
+    def known_gpu(self, name: str | None) -> str | None:
+        """The name as it is. Raises UsageError where neither a run here nor evoengine has a GPU of that name."""
+        with self._reading() as session:
+            held = name is None or session.scalar(select(RunRow.id).where(RunRow.gpu == name).limit(1)) is not None
+        return name if held else find_gpu(str(name)).key
+
     def last_target(self, gpu: str | None, problem: str | None) -> tuple[str, str]:
-        """GPU and problem of the last run that agrees with what is given; raises NothingFound where there is none."""
+        """GPU and problem of the last run that agrees with what is given; raises NothingFound where there is none, and
+        UsageError for a GPU that nobody knows."""
+        gpu = self.known_gpu(gpu)
         matching = select(RunRow.gpu, RunRow.problem).order_by(RunRow.id.desc()).limit(1)
         if gpu is not None:
             matching = matching.where(RunRow.gpu == gpu)
@@ -208,6 +220,12 @@ class Ledger:
     def last_definition(self, problem: str) -> str | None:
         """The problem.json that the last run for this problem kept; None where it kept none."""
         kept = select(RunRow.definition).where(RunRow.problem == problem, RunRow.definition.is_not(None))
+        with self._reading() as session:
+            return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
+
+    def gpu_definition(self, gpu: str) -> dict[str, Any] | None:
+        """The fields of the GPU that a file described to the last run on it; None where none did."""
+        kept = select(RunRow.gpu_definition).where(RunRow.gpu == gpu, RunRow.gpu_definition.is_not(None))
         with self._reading() as session:
             return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
 

@@ -71,17 +71,3 @@ def _is_whole(path: Path) -> bool:
         answer: tuple[str] = connection.execute("PRAGMA quick_check(1)").fetchone()
         return answer == ("ok",)
     return False
-
-
-def empty_log(engine: Engine) -> None:
-    """Moves what the write-ahead log holds into the file that is open, wherever that is now.
-
-    The log keeps its path when the file goes, and would be taken for that of the file that comes in its place. A
-    connection that is open already is used; where there is none, there is nothing to move.
-    """
-    with suppress(Exception):
-        raw = engine.raw_connection()
-        try:
-            raw.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # type: ignore[union-attr]
-        finally:
-            raw.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
-from evoengine.gpu import Gpu, find_gpu
+from evoengine.gpu import Gpu, find_gpu, known_gpus
 
 FILE = Path(__file__).with_name("chips.toml")
 STATUSES = ("published", "inferred", "assumed")
@@ -146,6 +146,16 @@ class Chip:
         if name in {f.name for f in fields(Gpu)}:
             return f"{getattr(self.gpu, name)}, published: NVIDIA's data sheet of the {self.gpu.name} (gpus.toml)"
         raise UsageError(f"{self.key} has no rate named {name}; known are {', '.join(self.stated)}")
+
+
+def why_unmodelled(gpu: Gpu) -> str | None:
+    """Why no rates are known of the GPU, for whoever asks for its predictions; None where they are."""
+    if gpu.key not in known_gpus():
+        return f"the rates of {gpu.key}'s parts are not known, which is no GPU of evoengine's own"
+    modelled = _read(FILE)["arch"]
+    if f"sm_{gpu.capability}" not in modelled:
+        return f"the model of machine code knows {', '.join(modelled)}, and {gpu.key} is {gpu.arch}"
+    return None
 
 
 @cache

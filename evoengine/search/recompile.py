@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from evoengine.gpu import find_gpu
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.records import Binary, Candidate, Outcome, Rejection
-from evoengine.search.workers import COMPILER_LIMITS, WorkerPool
-from evoengine.stages.tasks import compile_task
+from evoengine.search.targets import stored_gpu
+from evoengine.search.worker_process import COMPILER_LIMITS
+from evoengine.search.workers import WorkerPool
+from evoengine.stages.tasks import COMPILE_SECONDS, compile_task
 
 
 def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
@@ -21,11 +22,13 @@ def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
     candidate = ledger.candidate(trial, with_cubin=True)
     if candidate.source is None or candidate.binary is None or not is_elsewhere(candidate.binary):
         return candidate
+    arch = stored_gpu(ledger, candidate.gpu).arch
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
         made = workers.submit(
-            compile_task, candidate.source, find_gpu(candidate.gpu).arch, died=Outcome.UNCOMPILABLE, gives=Binary
-        ).result()
+            compile_task, candidate.source, arch,
+            died=Outcome.UNCOMPILABLE, gives=Binary, seconds=COMPILE_SECONDS,
+        ).result()  # fmt: skip
     finally:
         workers.close()
     if isinstance(made, Rejection):

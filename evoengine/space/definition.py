@@ -11,7 +11,7 @@ from pathlib import PurePath
 from evoengine.errors import UsageError
 from evoengine.hints import did_you_mean
 from evoengine.records import Value
-from evoengine.space.expression import Expression
+from evoengine.space.expression import Expression, Scope
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,22 @@ class Definition:
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def impossible(self, gpu: Mapping[str, Value]) -> dict[str, str]:
+        """The families that no problem has on a GPU, of these variables (`gpu.NAME`), each with its reason.
+
+        What sizes of a problem rule out, or a knob, only a SearchSpace knows.
+        """
+        found: dict[str, str] = {}
+        for family in map(str, self.knobs[0].values):
+            scope = Scope({**gpu, "family": family}, {}, {})
+            for rule in self.constraints:
+                about_gpu = rule.expr.names and rule.expr.names <= gpu.keys()
+                about_family = rule.when is None or rule.when.names == {"family"}
+                applies = about_gpu and about_family and (rule.when is None or rule.when.evaluate(scope))
+                if applies and not rule.expr.evaluate(scope):
+                    found.setdefault(family, rule.why)
+        return found
 
     def only(self, families: Sequence[str]) -> Definition:
         """With these families alone, in the file's order. Raises UsageError where the file has no such family."""

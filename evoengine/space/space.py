@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Protocol
 
@@ -163,6 +164,21 @@ class SearchSpace:
     def launch(self, config: Config, problem: HasVariables | None = None) -> Launch:
         """The launch geometry, for the problem the space is bound to or for another one on the same GPU."""
         return self._family_of(config).launch(config, self._variables_for(problem))
+
+    def grids_by_sms(self, config: Config, sms: Iterable[int]) -> dict[int, tuple[int, int, int]]:
+        """The grid on GPUs like this one with other numbers of SMs; empty where the launch does not depend on them.
+
+        A number for which the rule gives no launch, or one that differs in more than the grid, is left out.
+        """
+        family, own, found = self._family_of(config), self.launch(config), dict[int, tuple[int, int, int]]()
+        for count in sms:
+            try:
+                launch = family.launch(config, {**self._variables, "gpu.sms": count})
+            except UsageError:
+                continue
+            if replace(launch, grid=own.grid) == own:
+                found[count] = launch.grid
+        return found if set(found.values()) - {own.grid} else {}
 
     def cost(self, config: Config, problem: HasVariables | None = None) -> dict[str, float]:
         """The family's named cost figures, per block; empty where the file states none."""

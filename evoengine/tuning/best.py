@@ -7,17 +7,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evoengine.errors import MachineError, NothingFound, UsageError
-from evoengine.formats.flashinfer_solution import write_trace
+from evoengine.formats.flashinfer_solution import trace_files
 from evoengine.hints import hint
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.objectives import front, stored_objectives
+from evoengine.publish.export import Grids
 from evoengine.publish.export import export as write
 from evoengine.records import Candidate, Measurement, Rejection
 from evoengine.search.binaries import check_export
 from evoengine.search.recompile import with_machine_code
+from evoengine.search.remeasure import spaces_of
 from evoengine.search.targets import target_of
 from evoengine.stages.binary_check import BinaryCheck
 from evoengine.tuning.setup import Echo, silent
+from evoengine.workloads.base import Target
+
+MOST_SMS = 512
+"""of a GPU that an exported kernel may meet"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +62,32 @@ def export(
     """
     with open_ledger(db, create=False) as ledger:
         first = _best(ledger, problem, gpu, None if pareto else 1, pareto).candidates[0]
-        winner = with_machine_code(ledger, first.trial)
-        if isinstance(winner, Rejection):
-            why = f"it was imported, and its source does not compile here: {winner.reason}"
-            raise NothingFound(f"trial {first.trial} is not exported: {why}")
-        if winner.source is None or winner.binary is None:
-            raise UsageError(
-                f"trial {winner.trial} was recorded by another tuner: the ledger has no kernel of it to export"
-            )
-        target = target_of(ledger, winner)
-        winner = _executed(winner, check_export(ledger, winner), echo)
-    written = write(winner, target, Path(folder))
-    return [*written, *write_trace(winner, target, Path(folder), echo)]
+        return _export(ledger, first.trial, Path(folder), echo)
+
+
+def export_trial(folder: Path | str, trial: int, *, db: str | None = None, echo: Echo = silent) -> list[Path]:
+    """As `export`, of a trial however fast it is. Raises NothingFound where it is not correct, with how it ended."""
+    with open_ledger(db, create=False) as ledger:
+        found = ledger.candidate(trial)
+        if found.outcome is None or not found.outcome.correct:
+            ended = ": ".join(filter(None, [str(found.outcome or "unfinished"), found.reason]))
+            raise NothingFound(f"trial {trial} is not exported, as it is not known to be correct: it ended as {ended}")
+        return _export(ledger, trial, Path(folder), echo)
+
+
+def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo) -> list[Path]:
+    winner = with_machine_code(ledger, trial)
+    if isinstance(winner, Rejection):
+        why = f"it was imported, and its source does not compile here: {winner.reason}"
+        raise NothingFound(f"trial {trial} is not exported: {why}")
+    if winner.source is None or winner.binary is None:
+        raise UsageError(
+            f"trial {winner.trial} was recorded by another tuner: the ledger has no kernel of it to export"
+        )
+    target = target_of(ledger, winner)
+    winner = _executed(winner, check_export(ledger, winner), echo)
+    beside = trace_files(winner, target, echo)
+    return write(winner, target, folder, grids=_grids(ledger, winner, target), beside=beside)
 
 
 def _best(ledger: Ledger, problem: str | None, gpu: str | None, top: int | None, pareto: bool) -> Best:
@@ -95,6 +115,17 @@ def _executed(winner: Candidate, check: BinaryCheck, echo: Echo) -> Candidate:
             f"vouches for it, and {check}"
         )
     return replace(winner, verdict=check.verdict, binary_verdict=check.verdict)  # what the file said is no verdict
+
+
+def _grids(ledger: Ledger, winner: Candidate, target: Target) -> Grids:
+    """On GPUs with other numbers of SMs, by the rule of its run's space; a workload's own loader has its own rule."""
+    if target.workload.loader():
+        return {}
+    try:
+        space = spaces_of(ledger, [winner], target)[winner.run]
+    except UsageError:  # of a space that today's rules refuse, as the check of its machine code has said
+        return {}
+    return space.grids_by_sms(winner.config, range(1, MOST_SMS + 1))
 
 
 def _front(ledger: Ledger, problem: str, gpu: str, like: Measurement) -> Sequence[Candidate]:

@@ -9,7 +9,6 @@ from functools import partial
 
 from evoengine.devices.driver import GpuDevice, require_arch, resolve_gpu, supports_arch
 from evoengine.errors import NothingFound
-from evoengine.gpu import find_gpu
 from evoengine.hints import hint
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
@@ -18,9 +17,10 @@ from evoengine.records import Baseline, Candidate
 from evoengine.search.agreement import Agreement, Pair, agree, measured_pairs, of_one_model
 from evoengine.search.evaluators import GpuEvaluator
 from evoengine.search.remeasure import Remeasurer, left_to_measure, spaces_of
-from evoengine.search.targets import stored_target
+from evoengine.search.targets import stored_gpu, stored_target
 from evoengine.stages.toolchain import compiler_version
-from evoengine.tuning.setup import Echo, ledger_device, lock_gpu, require_gpus, silent
+from evoengine.tuning.boards import described
+from evoengine.tuning.setup import Echo, ending, ledger_device, lock_gpu, require_gpus, silent
 from evoengine.workloads.base import Target
 
 
@@ -61,7 +61,7 @@ class Measuring:
         """Raises NothingFound where nothing is left to measure."""
         with open_ledger(self._db, create=False) as ledger:
             gpu, problem = ledger.last_target(self._gpu, self._problem)
-            target = stored_target(ledger, problem, find_gpu(gpu))
+            target = stored_target(ledger, problem, stored_gpu(ledger, gpu))
             left = left_to_measure(ledger, problem, gpu)
             if not left:
                 raise NothingFound(
@@ -84,12 +84,14 @@ class Measuring:
         run = ledger.start_run(
             gpu=named.key, problem=problem, device=ledger_device(device), space=spaces[searched.id], sampler="measure",
             seed=seed, command=command_line(), objectives=searched.objectives, definition=searched.definition,
+            gpu_definition=described(named),
         )  # fmt: skip
         judge = GpuEvaluator(here, device, seed, long_run_us=partial(ledger.long_run_us, run))
         self._remeasurer = Remeasurer(ledger, run, judge, here, seed, self._on_finish)
         if self.stopped:
             self._remeasurer.stop()
-        notes = self._remeasurer.measure(chosen, spaces)
+        with ending(ledger, run):
+            notes = self._remeasurer.measure(chosen, spaces)
         ledger.finish_run(run, "interrupted" if self.stopped else "all candidates done")
         best = ledger.best(problem, named.key, top=10)
         like = {(m.device, str(m.policy)) for m in (c.ranked_by for c in best)}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
+from evoengine.gpu import AUTO
 from evoengine.hints import did_you_mean
 from evoengine.tuning.recorded import RecordedSearch
 from evoengine.tuning.search import RECORDED, Search, SearchOptions, SearchResult
@@ -13,7 +14,7 @@ from evoengine.tuning.setup import Echo, silent
 
 
 def tune(
-    problem: str | None = None, gpu: str = "h100", *, trials: int = 60, echo: Echo = silent, **options: Any
+    problem: str | None = None, gpu: str = AUTO, *, trials: int = 60, echo: Echo = silent, **options: Any
 ) -> SearchResult:
     """Searches for the fastest correct kernel of a problem on a GPU; `options` are further fields of SearchOptions.
 
@@ -24,7 +25,7 @@ def tune(
     if unknown:
         known, near = ", ".join(SearchOptions.__slots__), did_you_mean(min(unknown), SearchOptions.__slots__)
         raise UsageError(f"tune knows no {', '.join(sorted(unknown))}; it takes {known}{near}")
-    for name in ("kernel", "space", "templates"):
+    for name in ("kernel", "gpu_file", "space", "templates"):
         if options.get(name) is not None:
             options[name] = Path(options[name])
     return prepare(SearchOptions(problem=problem, gpu=gpu, trials=trials, **options), echo).run()

@@ -17,6 +17,7 @@ from evoengine.paths import asset
 from evoengine.records import Launch, Source
 from evoengine.stages.compile import compile_source
 from tests.cli.conftest import SMALL
+from tests.support.exported import exported_module
 from tests.support.stand_in import on_stand_in
 
 FIELDS = [
@@ -140,9 +141,10 @@ def exported(evoengine, db, tmp_path_factory):
 
 def test_the_export_stands_alone(exported):
     out = exported
-    files = {"kernel.cu", "kernel.cubin", "kernel.json", "attention.py", "_cuda.py", "__init__.py"}
-    assert {p.name for p in out.iterdir()} == files
     described = json.loads((out / "kernel.json").read_text())
+    loader = f"{described['module']}.py"
+    files = {"kernel.cu", "kernel.cubin", "kernel.json", loader, "_cuda.py", "README.md", "SHA256SUMS"}
+    assert {p.name for p in out.iterdir()} == files
     assert described["verdict"]["correct"] is True
     assert (described["binary_verdict"]["correct"], described["binary_verdict"]["device"]) == (True, "executor")
     config = described["config"]
@@ -150,13 +152,16 @@ def test_the_export_stands_alone(exported):
     assert described["launch"]["threads"] == threads
     assert described["figure"]["kind"] == "estimated"
     assert (out / "kernel.cubin").read_bytes()[:4] == b"\x7fELF"
-    for name in ("attention.py", "_cuda.py"):
+    for name in (loader, "_cuda.py"):
         assert "evoengine" not in imported((out / name).read_text())
 
 
 def test_the_loader_checks_its_tensors_before_it_touches_a_gpu(exported):
     """Without a GPU the loader can still be imported and must refuse what its kernel was not made for."""
-    script = "import torch, attention\nq = torch.zeros(1, 2, 8, 64, dtype=torch.float16)\nattention.attention(q, q, q)"
+    script = (
+        f"import torch\nfrom {exported_module(exported)} import attention\n"
+        "q = torch.zeros(1, 2, 8, 64, dtype=torch.float16)\nattention(q, q, q)"
+    )
     done = subprocess.run([sys.executable, "-c", script], cwd=exported, capture_output=True, text=True)
     assert "ValueError: head_dim is 64; this kernel was compiled for 32" in done.stderr
 
@@ -251,9 +256,9 @@ def test_a_search_on_a_gpu_measures(evoengine, tmp_path):
         return
     evoengine("best", "--export", tmp_path / "out", "--db", tmp_path / "gpu.db")
     script = (
-        "import torch, attention\n"
+        f"import torch\nfrom {exported_module(tmp_path / 'out')} import attention\n"
         "q, k, v = (torch.randn(2, 8, 300, 64, device='cuda', dtype=torch.float16) for _ in range(3))\n"
-        "torch.testing.assert_close(attention.attention(q, k, v),"
+        "torch.testing.assert_close(attention(q, k, v),"
         " torch.nn.functional.scaled_dot_product_attention(q, k, v), atol=2e-3, rtol=0)\n"
     )
     run = subprocess.run([sys.executable, "-c", script], cwd=tmp_path / "out", capture_output=True, text=True)

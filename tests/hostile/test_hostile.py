@@ -32,7 +32,7 @@ from tests.support.mutations import mutations
 from tests.support.recorded import cache
 
 REFUSED, OK, NOTHING = 2, 0, 1
-TAKEN = 6
+TAKEN = 4
 """of the mutated files that are no fault, so many go all the way"""
 
 
@@ -88,7 +88,7 @@ def written(folder: Path, data: Any) -> Path:
     return file
 
 
-IMPORTED = {"own": (own, 500), "foreign": (foreign, 200), "kernel tuner": (kernel_tuner, 200)}
+IMPORTED = {"own": (own, 300), "foreign": (foreign, 150), "kernel tuner": (kernel_tuner, 150)}
 
 
 @pytest.mark.parametrize("name", IMPORTED)
@@ -109,6 +109,9 @@ def test_a_mutated_run_is_refused_whole_or_leaves_a_ledger_that_every_command_ca
     assert not list(folder.glob("*.db*"))
     for what, data in taken[:: max(1, len(taken) // TAKEN)]:
         assert call("import", written(folder, data), "--db", "evo.db")[0] == OK, what
+        if make is not own:
+            replay = ("search", "--device", "recorded:run.json", "--trials", 2, "--seed", 1, "--db", "replayed.db")
+            assert call(*replay)[0] in (OK, NOTHING), what
     _every_command_reads(folder)
     assert outside(folder) == set()
 
@@ -135,10 +138,8 @@ def _every_command_reads(folder: Path) -> None:
     assert all(run.imported_from for run in runs) and all(c.imported_from for c in known)
     for as_json in ([], ["--json"]):
         assert call("history", *as_json, "--db", "evo.db")[0] == OK
-        for target in {(run.gpu, run.problem) for run in runs if run.gpu in ("h100", "TEST GPU")}:
-            chosen = ["--problem", target[1]] if target[1].startswith("recorded:") else []
-            assert call("best", *chosen, *as_json, "--db", "evo.db")[0] in (OK, NOTHING, REFUSED)
-            assert call("report", *chosen, *as_json, "--db", "evo.db")[0] in (OK, NOTHING, REFUSED)
+        assert call("best", *as_json, "--db", "evo.db")[0] in (OK, NOTHING)
+        assert call("report", *as_json, "--db", "evo.db")[0] in (OK, NOTHING)
     for candidate in known[:: max(1, len(known) // 20)]:
         for option in ([], ["--json"], ["--lineage"], ["--source"]):
             assert call("show", candidate.trial, *option, "--db", "evo.db")[0] in (OK, NOTHING)
@@ -160,7 +161,7 @@ def bomb() -> bytes:
 
 TEXTS = {
     "a gzip bomb": (bomb, "more than 2 MiB when it is unpacked"),
-    "gzip damaged within": (lambda: gzip.compress(bytes(range(256)) * 40)[:60] + b"\xff" * 400, "damaged"),
+    "gzip damaged within": (lambda: gzip.compress(b"")[:10] + b"\xff" * 400, "damaged"),
     "brackets in thousands": (lambda: b'{"results": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "nested"),
     "brackets in hundreds": (lambda: b'{"results": ' + b"[" * 100 + b"]" * 100 + b"}", "nested more than 64 deep"),
     "a key twice": (lambda: b'{"results": [], "results": [1]}', "'results' twice"),

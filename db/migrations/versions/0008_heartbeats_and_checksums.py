@@ -20,6 +20,7 @@ def upgrade() -> None:
     for table in CHECKED:
         op.add_column(table, sa.Column("checksums", sa.Text(), nullable=True))
     op.add_column("runs", sa.Column("imported_from", sa.Text(), nullable=True))
+    op.add_column("runs", sa.Column("gpu_definition", sa.JSON(), nullable=True))
     op.create_table(
         "heartbeats",
         sa.Column("run_id", sa.Integer(), nullable=False),

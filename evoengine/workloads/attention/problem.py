@@ -13,6 +13,8 @@ from evoengine.workloads.problem_text import LARGEST, read_size
 
 DTYPES = ("fp16", "bf16")
 HEAD_DIMS = (32, 64, 96, 128, 256)
+MOST = {"batch": 65_535, "heads": 65_535, "kv_heads": 65_535, "seq_q": LARGEST, "seq_k": LARGEST}
+"""batch and heads are sizes of the grid along y and z, of which CUDA has so many; lengths travel to kernels as int32"""
 EXAMPLE = "b16,h16,s2048,d64,fp16"
 
 _NUMBER = re.compile(r"(kv|sq|sk|b|h|s|d)(\d+)\Z")
@@ -103,10 +105,10 @@ def _field(part: str, text: str) -> tuple[str, int | str]:
 
 
 def _check(problem: AttentionProblem, text: str) -> None:
-    for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"):
+    for name, most in MOST.items():
         size = getattr(problem, name)
-        if not 1 <= size <= LARGEST:
-            raise UsageError(f"the problem {text!r} has {name} {size}; it must be from 1 to {LARGEST}")
+        if not 1 <= size <= most:
+            raise UsageError(f"the problem {text!r} has {name} {size}; it must be from 1 to {most}")
     if problem.head_dim not in HEAD_DIMS:
         known = ", ".join(map(str, HEAD_DIMS))
         raise UsageError(f"the problem {text!r} has head_dim {problem.head_dim}; the templates cover {known}")
