@@ -22,6 +22,7 @@ from evoengine.errors import EvoengineError, UsageError
 from evoengine.formats.folder import write_folder
 from evoengine.formats.importers import make_folder
 from evoengine.gpu import find_gpu
+from evoengine.gpu_file import read_gpu_file
 from evoengine.ledger.store import open_ledger
 from evoengine.publish.t4 import to_t4
 from evoengine.search.remeasure import spaces_of
@@ -33,6 +34,7 @@ from tests.formats.test_tuned_kernels import ADD, T1
 from tests.publish.test_t4 import whole
 from tests.support.mutations import mutations
 from tests.support.recorded import cache
+from tests.test_gpu_file import BOARD
 
 REFUSED, OK, NOTHING = 2, 0, 1
 TAKEN = 4
@@ -264,6 +266,20 @@ TOML = (
     "1979-05-27", "9" * 5000, "[" * 2000 + "]" * 2000, f'"{"x" * 100_000}"', '"1 // 0"', '"9 ** 9 ** 9"', "[nan, 1]",
     '["a", 1]', '"' + "(" * 3000 + "1" + ")" * 3000 + '"', "",
 )  # fmt: skip
+
+
+def test_a_mutated_gpu_file_is_taken_or_refused_in_a_sentence(folder):
+    file = folder / "board.toml"
+    lines = BOARD.splitlines()
+    for number, value in itertools.product(range(1, len(lines)), TOML):
+        key = lines[number].partition(" = ")[0]
+        file.write_text("\n".join([*lines[:number], f"{key} = {value}", *lines[number + 1 :]]))
+        try:
+            read_gpu_file(file)
+        except UsageError as error:
+            assert str(error).isprintable() and len(str(error)) < 2100, key
+        except Exception as error:
+            raise AssertionError(f"{key} = {value[:40]}: {error!r}") from error
 
 
 def test_a_mutated_space_is_refused_in_a_sentence(folder, kernel):
