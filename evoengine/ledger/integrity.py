@@ -34,9 +34,9 @@ SELECTED_BY: Mapping[type[Base], tuple[str, ...]] = {
     VerdictRow: ("candidate_id", "device", "outcome"),
     MeasurementRow: ("candidate_id", "kind"),
     BaselineRow: ("run_id", "name"),
-    RunRow: ("status", "gpu", "problem", "definition"),
+    RunRow: ("status", "gpu", "problem", "definition", "imported_from"),
 }
-"""columns that queries choose rows by: a row that is damaged there is not read, and nobody would see it missing"""
+"""columns that queries choose rows by, or read without the row: who else would see what is missing or wrong there?"""
 WORDS = {"outcome": [str(o) for o in Outcome], "kind": [str(k) for k in Kind]}
 """columns of few words → those"""
 READ_ERRORS = (AttributeError, KeyError, LookupError, OverflowError, TypeError, ValueError)
