@@ -12,7 +12,7 @@ def main() -> None:
     """Runs the command line; ends the process with its exit code."""
     import signal
 
-    sys.unraisablehook = _again
+    sys.unraisablehook = _unraisable
     try:
         from evoengine.cli.main import main
 
@@ -24,14 +24,11 @@ def main() -> None:
     sys.exit(code)
 
 
-def _again(unraisable: sys.UnraisableHookArgs) -> None:
-    """A Ctrl-C that came in a finalizer, which Python reports and drops: the next line of the program gets it."""
+def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    """Ends the process by a Ctrl-C that came in a finalizer, which Python would report and forget."""
     if unraisable.exc_type is KeyboardInterrupt:
-        import _thread
-
-        _thread.interrupt_main()
-    else:
-        sys.__unraisablehook__(unraisable)
+        os._exit(INTERRUPTED)
+    sys.__unraisablehook__(unraisable)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -25,8 +26,10 @@ def without_passwords(url: str) -> str:
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:
-    """This process's command line, or that of `arguments`, without passwords."""
-    return " ".join(_hidden(each, _WHOLE) for each in (sys.argv if arguments is None else arguments))
+    """This process's command line, or that of `arguments`, without passwords. Bytes that are no UTF-8, as a file's name
+    may have them, are written `\\xff`: a database takes text."""
+    given = sys.argv if arguments is None else arguments
+    return " ".join(_hidden(os.fsencode(each).decode("utf-8", "backslashreplace"), _WHOLE) for each in given)
 
 
 def _hidden(text: str, url: re.Pattern[str]) -> str:

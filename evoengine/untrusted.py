@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from evoengine.text import plain
+
 LARGEST_TEXT = 4 << 20
 """bytes of a text that a person writes: a kernel, a space, a description"""
 DEEPEST = 64
@@ -142,16 +144,12 @@ def require_text(text: str) -> None:
 
 def printable(text: str, most: int = 200) -> str:
     """The text in a line of at most `most` characters, with those escaped that a terminal would obey."""
-    shown = _escaped(text[: most + 1])
+    shown = plain(text[: most + 1])
     return f"{shown[: most - 1]}…" if len(shown) > most else shown
 
 
 def one_line(text: str, most: int = 1000) -> str:
     """As `printable`, but of a text that is too long the beginning and the end: a message's end is its remedy."""
     half = most // 2
-    shown = _escaped(text if len(text) <= most else f"{text[:half]}…{text[-half:]}")
+    shown = plain(text if len(text) <= most else f"{text[:half]}…{text[-half:]}")
     return shown if len(shown) <= 2 * most else f"{shown[:half]}…{shown[-half:]}"
-
-
-def _escaped(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

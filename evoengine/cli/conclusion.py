@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-import click
-
-from evoengine.cli.display import ranking, say, stdout
+from evoengine.cli.candidate_tables import ranking
+from evoengine.cli.display import say, stdout
+from evoengine.cli.json_output import print_json
 from evoengine.cli.progress import status, time_spent
 from evoengine.cli.streams import read_by_nobody, unwritten
 from evoengine.errors import MachineError
@@ -38,7 +37,7 @@ def print_summary(
     say_missed(result.missed, echo)
     unranked, history = progress.outcomes[Outcome.UNRANKED], hint("history", run=run, db=db)
     if as_json:
-        click.echo(json.dumps(_summary(progress, run, found), indent=2))
+        print_json(**_summary(progress, run, found))
     elif found:
         stdout.print(ranking(_shown(found)))
         estimated = found[0].outcome is Outcome.ESTIMATED

@@ -34,7 +34,7 @@ def export(file: Path, kind: str, run: int | None, db: str | None) -> None:
             raise UsageError(f"there is no run {run}: the ledger's are numbered {min(runs)} to {max(runs)}")
         data = to_t4(ledger.whole_run(run))
     try:
-        file.write_text(json.dumps(data, allow_nan=False) + "\n")
+        file.write_text(json.dumps(data, allow_nan=False) + "\n", "utf-8")
     except OSError as error:
         raise UsageError(
             f"cannot write {file}: {error.strerror}; name a file in a folder that can be written"

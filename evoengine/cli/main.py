@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import keyword
 import os
 
@@ -13,6 +14,7 @@ from evoengine.cli.options import refuse_repeated
 from evoengine.cli.streams import prepare_streams, read_by_nobody, unwritten
 from evoengine.errors import EvoengineError, MachineError
 from evoengine.hints import did_you_mean
+from evoengine.text import plain_lines
 
 COMMANDS = {
     "new": "Write a folder with a kernel of your own, or bring one in.",
@@ -86,7 +88,9 @@ def main() -> int:
         unwritten()
         os._exit(INTERRUPTED)
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        click.echo(plain_lines(shown.getvalue()), err=True, nl=False)
         code = error.exit_code
     except EvoengineError as error:
         click.echo(f"evoengine: {error}", err=True)

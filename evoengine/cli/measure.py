@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,8 +42,10 @@ def measure(
     The binaries are those of the ledger; no compiler is needed. Tells how the estimates had ranked what was measured.
     Without --problem and --gpu the last run's are meant.
     """
+    from evoengine.cli.candidate_tables import ranking
     from evoengine.cli.conclusion import INTERRUPTED, result_code
-    from evoengine.cli.display import ranking, stdout
+    from evoengine.cli.display import stdout
+    from evoengine.cli.json_output import print_json
     from evoengine.cli.log import EventLog
     from evoengine.cli.progress import LiveProgress
     from evoengine.cli.signals import stop_on_signal
@@ -61,7 +62,7 @@ def measure(
     for line in (*map(_baseline, measured.baselines), *measured.notes, *_agreed(measured.agreement)):
         live.say(line)
     if as_json:
-        click.echo(_as_json(measured))
+        print_json(**_as_json(measured))
     else:
         stdout.print(ranking(dict(enumerate(measured.best, 1))))
     code = INTERRUPTED if measuring.stopped else result_code(0, hint("best", db=db), live.say)
@@ -69,11 +70,10 @@ def measure(
     return code
 
 
-def _as_json(measured: Measured) -> str:
+def _as_json(measured: Measured) -> dict[str, object]:
     m = measured
     summary = {"run": m.run, "agreement": asdict(m.agreement), "estimates": [asdict(p) for p in m.pairs]}
-    summary |= {"baselines": [asdict(b) for b in m.baselines], "best": [c.to_json() for c in m.best]}
-    return json.dumps(summary, indent=2)
+    return summary | {"baselines": [asdict(b) for b in m.baselines], "best": [c.to_json() for c in m.best]}
 
 
 def _baseline(baseline: Baseline) -> str:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from evoengine.cli.display import best_line, figure, say, stderr
 from evoengine.records import Outcome
+from evoengine.text import plain
 
 if TYPE_CHECKING:
     from evoengine.records import Candidate
@@ -80,7 +81,7 @@ class LiveProgress:
     def trial(self, candidate: Candidate) -> None:
         if self._trials:
             why = f", {candidate.reason}" if candidate.reason else ""
-            say(f"#{candidate.trial}  {candidate.outcome}  {figure(candidate)} TFLOPS{why}")
+            say(f"#{candidate.trial}  {candidate.outcome}  {figure(candidate)}{why}")
 
     def end(self, run: int, ended: str, code: int) -> None:
         """Nothing: the summary says it."""
@@ -95,11 +96,12 @@ class LiveProgress:
     def _picture(self) -> RenderableType:
         stage = f"{self._stage} {clock(time.monotonic() - self._since)}" if self._stage else ""
         if self._progress is None or not self._progress.done:
-            return Text(stage)
+            return Text(plain(stage))
         self._bar.update(self._task, total=self._progress.total, completed=self._progress.done)
         line = Table.grid(padding=(0, 1))
-        line.add_row(self._bar, Text(" · ".join([*([stage] if stage else []), *status(self._progress)])))
-        return Group(line, Text(best_line(self._progress.best), no_wrap=True, overflow="ellipsis"))
+        said = " · ".join([*([stage] if stage else []), *status(self._progress)])
+        line.add_row(self._bar, Text(plain(said)))
+        return Group(line, Text(plain(best_line(self._progress.best)), no_wrap=True, overflow="ellipsis"))
 
 
 def clock(seconds: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 import click
@@ -22,7 +21,9 @@ def report(gpu: str | None, problem: str | None, db: str | None, as_json: bool) 
 
     Without --problem and --gpu the last run's are meant.
     """
-    from evoengine.cli.display import effects_table, lineage, say, stdout
+    from evoengine.cli.candidate_tables import effects_table, lineage
+    from evoengine.cli.display import say, stdout
+    from evoengine.cli.json_output import print_json
     from evoengine.ledger.store import open_ledger
     from evoengine.lineage import effects, path, step_json
 
@@ -37,8 +38,8 @@ def report(gpu: str | None, problem: str | None, db: str | None, as_json: bool) 
         )
     steps, found = path(best[0].trial, known), effects(known.values())
     if as_json:
-        told = {"lineage": [step_json(s) for s in steps], "effects": [asdict(e) for e in found]}
-        click.echo(json.dumps(told, indent=2))
+        lists = {"lineage": [step_json(s) for s in steps], "effects": [asdict(e) for e in found]}
+        print_json(problem=problem_text, gpu=gpu_key, **lists)
         return
     say(f"{problem_text} on {gpu_key}: {len(known)} trials, {best[0].ranked_by.kind} figures")
     stdout.print(lineage(steps))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -23,10 +22,15 @@ if TYPE_CHECKING:
 @json_option
 def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_json: bool) -> None:
     """Show one trial: configuration, resources, verdict, figure, source."""
-    from evoengine.cli.display import candidate_panel, lineage, profile_page, stdout
+    from evoengine.cli.candidate_json import page_json
+    from evoengine.cli.candidate_page import candidate_page, profile_page
+    from evoengine.cli.candidate_tables import lineage
+    from evoengine.cli.display import stdout
+    from evoengine.cli.json_output import print_json
     from evoengine.errors import NothingFound, UsageError
     from evoengine.ledger.store import open_ledger
     from evoengine.lineage import path, step_json
+    from evoengine.text import plain_lines
 
     if with_source and (with_lineage or as_json):
         raise UsageError(f"--source prints the source alone; leave {'--lineage' if with_lineage else '--json'} out")
@@ -36,17 +40,19 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
     if with_source:
         if candidate.source is None:
             raise NothingFound(f"trial {trial} has no source: {_why_no_source(candidate)}")
-        click.echo(candidate.source.text)
+        # a pipe may lead to a compiler, which must get what the ledger has; without `color` escape sequences are cut
+        text = candidate.source.text
+        click.echo(plain_lines(text) if stdout.is_terminal else text, color=True)
     elif with_lineage:
         steps = path(trial, {c.trial: c for c in known})
         if as_json:
-            click.echo(json.dumps([step_json(s) for s in steps], indent=2))
+            print_json(lineage=[step_json(s) for s in steps])
         else:
             stdout.print(lineage(steps))
     elif as_json:
-        click.echo(json.dumps(candidate.to_json(), indent=2))
+        print_json(**page_json(candidate, profile))
     else:
-        stdout.print(candidate_panel(candidate), *([profile_page(profile)] if profile else []))
+        stdout.print(candidate_page(candidate), *([profile_page(profile)] if profile else []))
 
 
 def _why_no_source(candidate: Candidate) -> str:

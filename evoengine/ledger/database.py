@@ -28,6 +28,7 @@ from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageEr
 from evoengine.hints import hint, nearest_folder
 from evoengine.ledger import optuna_schema
 from evoengine.ledger.checksums import Damaged
+from evoengine.ledger.chosen import chosen_database
 from evoengine.ledger.integrity import READ_ERRORS, check_selection, find_damage
 from evoengine.ledger.models import VERSION_TABLE
 from evoengine.passwords import hide_passwords, without_passwords
@@ -43,35 +44,6 @@ LOG_IN_USE_SECONDS = 60.0
 """a log that was written since then belongs to a search that is running"""
 _LOCK_KEY = 0x65766F
 """of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
-URL_VARIABLE, FILE_VARIABLE = "EVOENGINE_DB", "EVOENGINE_DB_FILE"
-"""environment variables that name the ledger: by its URL, and by a file that holds the URL"""
-_LARGEST_URL = 4096
-
-
-def chosen_database(named: str | None) -> str:
-    """The ledger that is meant: `named`, else what the environment names, else the default file.
-
-    Raises UsageError where the environment names two, or a file without a URL.
-    """
-    url, file = os.environ.get(URL_VARIABLE), os.environ.get(FILE_VARIABLE)
-    if named:
-        return named
-    if url and file:
-        raise UsageError(f"both {URL_VARIABLE} and {FILE_VARIABLE} are set; keep the one that names the ledger")
-    return url or (_url_in(Path(file)) if file else default_database())
-
-
-def _url_in(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(_LARGEST_URL + 1)
-    except OSError as error:
-        raise UsageError(f"{FILE_VARIABLE} names {file}, which cannot be read: {error.strerror}") from error
-    lines = content.decode(errors="replace").split("\n")
-    url = lines[0].strip()
-    if not url or any(line.strip() for line in lines[1:]) or len(content) > _LARGEST_URL or "\ufffd" in url:
-        raise UsageError(f"{FILE_VARIABLE} names {file}, which must hold one line, the ledger's URL or file")
-    return url
 
 
 def parse_url(text_or_path: str) -> URL:
@@ -114,6 +86,7 @@ def open_database(url: URL, *, create: bool) -> Engine:
     cannot be written is opened for reading alone. Raises UsageError on a database that cannot be used, MachineError on
     a damaged one or without a PostgreSQL driver; then nothing has been written.
     """
+    _require_text(url)
     writable = url.drivername != "sqlite" or _check_file(url, create)
     contents = inspect_database(url)
     _refuse_foreign(url, contents)
@@ -234,6 +207,8 @@ def translate_errors(url: URL) -> Iterator[None]:
     except READ_ERRORS as error:
         if damage := _find_damage(url):
             raise damage from error
+        if isinstance(error, OverflowError):  # of SQLite's driver; PostgreSQL's gives a DBAPIError
+            raise UsageError("a number of more than 64 bits stands for nothing in a ledger") from error
         raise
 
 
@@ -291,6 +266,16 @@ def _without_log(url: URL, contents: Contents) -> str:
 def inspect_database(url: URL) -> Contents:
     """Reads what the database holds without changing a byte; an SQLite file need not be there."""
     return _look_into_file(Path(url.database or "")) if url.drivername == "sqlite" else _look_into_server(url)
+
+
+def _require_text(url: URL) -> None:
+    """SQLAlchemy writes a file's path into a URL, which holds text."""
+    try:
+        (url.database or "").encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the ledger {url.database} has a name that is no text in this locale; name a file that has one with --db"
+        ) from error
 
 
 def db_of(url: URL) -> str | None:

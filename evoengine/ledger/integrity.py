@@ -58,7 +58,7 @@ def check_selection(connection: Connection) -> None:
         conditions = " OR ".join([f"checksums IS NOT NULL AND {written} <> evo_checksums({listed})", *strange])
         found = connection.execute(text(f"SELECT id, checksums, {listed} FROM {table} WHERE {conditions} LIMIT 1"))
         for values in found.mappings():
-            check(row, values["id"], values["checksums"], values)
+            check(row, values["id"], values["checksums"], {name: values[name] for name in names})
             raise Damaged(table, values["id"], next(n for n in names if n in WORDS))
     for table, row_id, _, key in connection.execute(text("PRAGMA foreign_key_check")):
         if table in Base.metadata.tables:
@@ -91,8 +91,8 @@ def find_damage(path: Path) -> Damaged | None:
                     _check_raw(row, dict(zip(names, values, strict=True)))
                 except Damaged as damaged:
                     return damaged
-        if damaged := next(_damaged_sources(connection), None):
-            return damaged
+        for source in _damaged_sources(connection):
+            return source
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if found != b"ok":
         raise sqlite3.DatabaseError(f"malformed: {found.decode(errors='replace')}")

@@ -13,8 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
-from evoengine.errors import UsageError
-from evoengine.ledger.checksums import checksums_of
+from evoengine.ledger.checksums import Damaged, checksums_of
 from evoengine.ledger.models import (
     Base,
     BaselineRow,
@@ -83,7 +82,7 @@ def get_or_create_binary(session: Session, source: Source, binary: Binary) -> in
 
 def to_binary(row: BinaryRow, with_cubin: bool) -> Binary:
     if with_cubin:
-        _require_checksum(row.cubin, row.cubin_sha256, "the machine code", row.id)
+        _require_sha256(row.cubin, row.cubin_sha256, "binaries", row.id, "cubin")
     plain = {n: getattr(row, n) for n in _BINARY_COLUMNS if n not in ("cubin", "warnings")}
     return Binary(cubin=row.cubin if with_cubin else b"", warnings=tuple(row.warnings), **plain)
 
@@ -133,6 +132,7 @@ def to_verdict(row: VerdictRow) -> Verdict:
         reason=row.reason,
         cases=tuple(_to_case(case) for case in row.cases),
         wall_ms=row.wall_ms,
+        taken_at=row.taken_at,
     )
 
 
@@ -157,7 +157,7 @@ def _to_case(case: dict[str, Any]) -> CaseResult:
 
 
 def measurement_values(measurement: Measurement) -> dict[str, object]:
-    values = {name: getattr(measurement, name) for name in Measurement.__slots__}
+    values = {name: getattr(measurement, name) for name in Measurement.__slots__ if name != "taken_at"}
     return values | {
         "kind": str(measurement.kind),
         "policy": measurement.policy and asdict(measurement.policy),
@@ -178,6 +178,7 @@ def to_measurement(row: MeasurementRow) -> Measurement:
         suspect=row.suspect,
         policy=None if row.policy is None else to_policy(row.policy),
         normalised_us=row.normalised_us,
+        taken_at=row.taken_at,
     )
 
 
@@ -257,6 +258,8 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
         operator=row.operator,
         sustained=last_sustained(figures),
         imported_from=row.run.imported_from,
+        created_at=row.created_at,
+        finished_at=row.finished_at,
     )
 
 
@@ -267,14 +270,14 @@ def _to_source(row: CandidateRow) -> Source | None:
     grid = cast(tuple[int, int, int], (row.grid_x, row.grid_y, row.grid_z))
     block_yz = cast(tuple[int, int], (row.block_y, row.block_z))
     launch = Launch(grid, cast(int, row.threads), cast(int, row.shared_bytes), block_yz)
-    _require_checksum(row.source.text.encode(), row.source.sha256, "the source", row.source.sha256)
+    _require_sha256(row.source.text.encode(), row.source.sha256, "sources", row.source.sha256, "text")
     return Source(row.source.text, cast(str, row.entry), launch)
 
 
-def _require_checksum(stored: bytes, sha256: str, what: str, row: object) -> None:
-    """Raises UsageError where the bytes are not those that were stored: nobody may load, run or export them."""
+def _require_sha256(stored: bytes, sha256: str, table: str, row: object, column: str) -> None:
+    """Raises Damaged where the bytes are not those that were stored: nobody may load, run or export them."""
     if hashlib.sha256(stored).hexdigest() != sha256:
-        raise UsageError(f"the ledger is damaged: {what} of row {row} is not what was stored; restore the file")
+        raise Damaged(table, row, column)
 
 
 def to_run(row: RunRow) -> Run:

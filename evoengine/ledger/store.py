@@ -21,7 +21,8 @@ from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.gpu import find_gpu
 from evoengine.hints import hint
 from evoengine.ledger.checksums import check
-from evoengine.ledger.database import chosen_database, db_of, display_url, open_database, parse_url, translate_errors
+from evoengine.ledger.chosen import chosen_database
+from evoengine.ledger.database import db_of, display_url, open_database, parse_url, translate_errors
 from evoengine.ledger.figures import OF_CANDIDATE, OF_MEASUREMENT, figures_of_correct
 from evoengine.ledger.heartbeat import Heart, beat, begin_beating, mark_killed, require_fence
 from evoengine.ledger.models import (

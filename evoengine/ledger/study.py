@@ -45,6 +45,7 @@ from evoengine.objectives import Objective, objective_values, stored_objectives
 from evoengine.passwords import hide_passwords
 from evoengine.paths import default_database
 from evoengine.records import Candidate, Kind, Measurement, Value
+from evoengine.text import markdown, plain
 
 ATTRIBUTES = (
     "trial",
@@ -62,6 +63,7 @@ ATTRIBUTES = (
 """fields of a candidate's JSON that a trial carries as user attributes, with median_us and kind of its figure"""
 CELL_LENGTH = 200
 """of a note's cells, so that a note fits into one of the 2,045-character attributes optuna-dashboard keeps it in"""
+CHANGE_LENGTH = 60
 PAID = 20
 """changes of knobs in the study's note; so many fit into one attribute too"""
 
@@ -278,13 +280,14 @@ def _domains(known: Sequence[FrozenTrial], candidates: Sequence[Candidate]) -> d
 
 
 def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(hide_passwords(str(error)).split())[:CELL_LENGTH]}"
+    told = " ".join(hide_passwords(str(error)).split())
+    return f"{type(error).__name__}: {told[:CELL_LENGTH]}"
 
 
 def study_name(ledger: Ledger, run: int, kind: Kind) -> str:
     described = _described(ledger, run)
     aims = ", ".join(o.title for o in stored_objectives(described.objectives))
-    return f"run {run} · {described.problem} · {described.gpu} · {kind} {aims}"
+    return plain(f"run {run} · {described.problem} · {described.gpu} · {kind} {aims}")
 
 
 def _described(ledger: Ledger, run: int) -> Run:
@@ -300,7 +303,8 @@ def attributes(candidate: Candidate, figure: Measurement | None) -> dict[str, ob
     public = candidate.to_json()
     shown = {name: public[name] for name in ATTRIBUTES}
     shown["median_us"], shown["kind"] = (figure.median_us, str(figure.kind)) if figure else (None, None)
-    return {name: value for name, value in shown.items() if value not in (None, [])}
+    texts = {name: plain(value) for name, value in shown.items() if isinstance(value, str)}
+    return {name: value for name, value in (shown | texts).items() if value not in (None, [])}
 
 
 def note(candidate: Candidate, figure: Measurement | None, made: Step) -> str:
@@ -324,8 +328,7 @@ def note(candidate: Candidate, figure: Measurement | None, made: Step) -> str:
         rows["changed"] = ", ".join(map(transition, made.changes)) + gain
     lines = [f"| trial | {candidate.trial} |", "|---|---|"]
     for name, value in rows.items():
-        cell = " ".join(value.split()).replace("|", "\\|")
-        lines.append(f"| {name} | {cell[:CELL_LENGTH]} |")
+        lines.append(f"| {name} | {markdown(' '.join(value.split()), CELL_LENGTH)} |")
     return "\n".join(lines)
 
 
@@ -335,8 +338,8 @@ def study_note(found: Sequence[Effect]) -> str:
         return "No trial was made from another yet: start points have no parents, and most samplers name none."
     lines = ["| change | steps | alone | better | median gain |", "|---|---|---|---|---|"]
     for e in found[:PAID]:
-        change = transition(e.change).replace("|", "\\|")
-        lines.append(f"| {change[:60]} | {e.steps} | {e.alone} | {e.better} | {e.median_gain - 1:+.1%} |")
+        change = markdown(transition(e.change), CHANGE_LENGTH)
+        lines.append(f"| {change} | {e.steps} | {e.alone} | {e.better} | {e.median_gain - 1:+.1%} |")
     if len(found) > PAID:
         lines.append(f"\n{len(found) - PAID} more: evoengine report")
     return "\n".join(lines)

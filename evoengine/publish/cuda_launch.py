@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-KERNEL = json.loads((FOLDER / "kernel.json").read_text())
+KERNEL = json.loads((FOLDER / "kernel.json").read_text("utf-8"))
 THREADS, SHARED_BYTES = KERNEL["launch"]["threads"], KERNEL["launch"]["shared_bytes"]
 ALIGNMENT = 16  # bytes: the widest loads of all kernels, and TMA
 MAP_BYTES = MAP_ALIGNMENT = 128  # the latter since CUDA 13.0, 64 before

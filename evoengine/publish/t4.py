@@ -136,7 +136,8 @@ def _dated(found: Iterable[Dated], values: Callable[[Any], dict[str, object]]) -
 
 
 def _undated(found: Iterable[Mapping[str, Any]], record: Callable[[Any], Any]) -> list[Dated]:
-    return [(_moment(d, "taken_at"), record(SimpleNamespace(**d))) for d in found]
+    dated = [d | {"taken_at": _moment(d, "taken_at")} for d in map(dict, found)]
+    return [(d["taken_at"], record(SimpleNamespace(**d))) for d in dated]
 
 
 def _result(dossier: CandidateHistory, kind: Kind) -> dict[str, Any]:

@@ -195,7 +195,7 @@ def _value(name: str, stated: Mapping[str, Rate], gpu: Gpu, file: Path) -> float
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(file.read_text())
+        table = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -11,7 +11,8 @@ from evoengine.sass.build import build
 from evoengine.search.evaluators import gate_plan, seed_for
 from evoengine.search.remeasure import spaces_of
 from evoengine.search.targets import target_of
-from evoengine.search.workers import COMPILER_LIMITS, WorkerPool
+from evoengine.search.worker_process import COMPILER_LIMITS
+from evoengine.search.workers import WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages.binary_check import BinaryCheck
 from evoengine.stages.tasks import execute_task

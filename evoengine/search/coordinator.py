@@ -34,7 +34,7 @@ from evoengine.search.proposer import Proposal, Proposer
 from evoengine.search.samplers import LED
 from evoengine.search.setting import Setting
 from evoengine.search.siblings import sibling_prior
-from evoengine.search.workers import COMPILER_LIMITS, WorkerLimits
+from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
 from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import Evaluation, compile_task, predict_task
 
@@ -151,7 +151,7 @@ class Coordinator:
         self._exhausted = False
         self._stop = False
         self._judge = judge
-        self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed)
+        self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed, s.fill)
         self._compilers = Compilers(s, ledger, compiler, predictor, terms)
         self._ahead: Lookahead | None = None
         if self._prior is not None and s.sampler in LED:

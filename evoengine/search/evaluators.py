@@ -19,7 +19,8 @@ from evoengine.devices.emulator.build import is_built
 from evoengine.errors import MachineError
 from evoengine.ledger.store import Ledger
 from evoengine.records import Baseline, CompiledCandidate, Config, Finals, Measurement, Outcome, Plan, Rejection
-from evoengine.search.workers import Deferred, TaskArguments, WorkerLimits, WorkerPool
+from evoengine.search.worker_process import TaskArguments, WorkerLimits
+from evoengine.search.workers import Deferred, WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages import tasks
 from evoengine.stages.tasks import Evaluation

@@ -8,7 +8,8 @@ from evoengine.ledger.store import Ledger
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.records import Binary, Candidate, Outcome, Rejection
 from evoengine.search.targets import stored_gpu
-from evoengine.search.workers import COMPILER_LIMITS, WorkerPool
+from evoengine.search.worker_process import COMPILER_LIMITS
+from evoengine.search.workers import WorkerPool
 from evoengine.stages.tasks import compile_task
 
 

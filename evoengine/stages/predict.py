@@ -18,7 +18,7 @@ from evoengine.devices.base import (
     Parameter,
     TensorParameter,
 )
-from evoengine.errors import EvoengineError
+from evoengine.errors import EvoengineError, MachineError
 from evoengine.gpu import Gpu
 from evoengine.records import CompiledCandidate, Kind, Measurement
 from evoengine.sass.build import build
@@ -93,6 +93,8 @@ def predict_binary(target: Target, contender: CompiledCandidate) -> Prediction:
         arguments = [_drawn(p) for p in target.workload.parameters(target.problem, contender.config)]
         launch = prepare(read_kernel(binary.cubin, source.entry), source.launch, arguments, SEED)
         return predict(program, launch, chip, target.flops, target.min_dram_bytes)
+    except MachineError:
+        raise  # what is missing was asked for above
     except (EvoengineError, KernelFailure, subprocess.TimeoutExpired) as error:
         raise Unpredictable(str(error)) from error
 

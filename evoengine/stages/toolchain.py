@@ -51,7 +51,7 @@ def compiled_capabilities() -> tuple[int, ...]:
 def torch_cuda() -> str | None:
     """The CUDA version (13.0) that torch was built for, None for a CPU-only build. Does not import torch."""
     spec = find_spec("torch")
-    text = Path(spec.origin).with_name("version.py").read_text() if spec and spec.origin else ""
+    text = Path(spec.origin).with_name("version.py").read_text("utf-8") if spec and spec.origin else ""
     found = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", text, re.MULTILINE)
     return found[1] if found else None
 

@@ -62,19 +62,32 @@ def export(
     """
     with open_ledger(db, create=False) as ledger:
         first = _best(ledger, problem, gpu, None if pareto else 1, pareto).candidates[0]
-        winner = with_machine_code(ledger, first.trial)
-        if isinstance(winner, Rejection):
-            why = f"it was imported, and its source does not compile here: {winner.reason}"
-            raise NothingFound(f"trial {first.trial} is not exported: {why}")
-        if winner.source is None or winner.binary is None:
-            raise UsageError(
-                f"trial {winner.trial} was recorded by another tuner: the ledger has no kernel of it to export"
-            )
-        target = target_of(ledger, winner)
-        winner = _executed(winner, check_export(ledger, winner), echo)
-        grids = _grids(ledger, winner, target)
+        return _export(ledger, first.trial, Path(folder), echo)
+
+
+def export_trial(folder: Path | str, trial: int, *, db: str | None = None, echo: Echo = silent) -> list[Path]:
+    """As `export`, of a trial however fast it is. Raises NothingFound where it is not correct, with how it ended."""
+    with open_ledger(db, create=False) as ledger:
+        found = ledger.candidate(trial)
+        if found.outcome is None or not found.outcome.correct:
+            ended = ": ".join(filter(None, [str(found.outcome or "unfinished"), found.reason]))
+            raise NothingFound(f"trial {trial} is not exported, as it is not known to be correct: it ended as {ended}")
+        return _export(ledger, trial, Path(folder), echo)
+
+
+def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo) -> list[Path]:
+    winner = with_machine_code(ledger, trial)
+    if isinstance(winner, Rejection):
+        why = f"it was imported, and its source does not compile here: {winner.reason}"
+        raise NothingFound(f"trial {trial} is not exported: {why}")
+    if winner.source is None or winner.binary is None:
+        raise UsageError(
+            f"trial {winner.trial} was recorded by another tuner: the ledger has no kernel of it to export"
+        )
+    target = target_of(ledger, winner)
+    winner = _executed(winner, check_export(ledger, winner), echo)
     beside = trace_files(winner, target, echo)
-    return write(winner, target, Path(folder), grids=grids, beside=beside)
+    return write(winner, target, folder, grids=_grids(ledger, winner, target), beside=beside)
 
 
 def _best(ledger: Ledger, problem: str | None, gpu: str | None, top: int | None, pareto: bool) -> Best:

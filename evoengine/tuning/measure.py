@@ -20,7 +20,7 @@ from evoengine.search.remeasure import Remeasurer, left_to_measure, spaces_of
 from evoengine.search.targets import stored_gpu, stored_target
 from evoengine.stages.toolchain import compiler_version
 from evoengine.tuning.boards import described
-from evoengine.tuning.setup import Echo, ledger_device, lock_gpu, require_gpus, silent
+from evoengine.tuning.setup import Echo, ending, ledger_device, lock_gpu, require_gpus, silent
 from evoengine.workloads.base import Target
 
 
@@ -90,7 +90,8 @@ class Measuring:
         self._remeasurer = Remeasurer(ledger, run, judge, here, seed, self._on_finish)
         if self.stopped:
             self._remeasurer.stop()
-        notes = self._remeasurer.measure(chosen, spaces)
+        with ending(ledger, run):
+            notes = self._remeasurer.measure(chosen, spaces)
         ledger.finish_run(run, "interrupted" if self.stopped else "all candidates done")
         best = ledger.best(problem, named.key, top=10)
         like = {(m.device, str(m.policy)) for m in (c.ranked_by for c in best)}

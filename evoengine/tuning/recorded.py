@@ -20,7 +20,7 @@ from evoengine.search.recorded import RecordedSpace, read_recorded
 from evoengine.search.recorded_file import LARGEST_FILE
 from evoengine.search.replay import REPLAY_OBJECTIVE, Replay, device_of, problem_of
 from evoengine.tuning.search import RECORDED, SearchOptions, SearchResult, finisher
-from evoengine.tuning.setup import Echo, silent
+from evoengine.tuning.setup import Echo, ending, silent
 from evoengine.untrusted import printable, read_limited
 
 
@@ -77,7 +77,8 @@ class RecordedSearch:
         self._replay = replay
         if self._stopped:
             replay.stop()
-        progress = replay.search()
+        with ending(ledger, run):
+            progress = replay.search()
         ledger.finish_run(run, progress.ended)
         study.summarise()
         best = tuple(ledger.best(problem, gpu, top=o.trials, run=run))

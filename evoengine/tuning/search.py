@@ -23,13 +23,15 @@ from evoengine.search.binaries import check_winner
 from evoengine.search.coordinator import Coordinator, Progress
 from evoengine.search.evaluators import make_evaluator
 from evoengine.search.reference import require_reference
+from evoengine.search.rendering import Renderer
 from evoengine.search.setting import Setting
-from evoengine.stages.render import inert_knobs
+from evoengine.stages.render import Fill, inert_knobs
 from evoengine.tuning.boards import Choice, choose_gpu, described, find_kept_gpu, require_same_board
 from evoengine.tuning.setup import (
     Echo,
     choose_device,
     default_jobs,
+    ending,
     first_of_each_family,
     ledger_device,
     lock_gpu,
@@ -115,10 +117,15 @@ class Search:
         if self._timing:
             target = replace(target, gpu=resolve_gpu(self._timing, target.gpu))
         on_stage("reading the space")
-        self._setting = _setting(options, target, objectives, self._timing is not None)
-        if options.kernel:
-            on_stage("running the reference")
-        require_reference(target, echo)
+        self._renderer = Renderer()
+        try:
+            self._setting = _setting(options, target, objectives, self._timing is not None, self._renderer)
+            if options.kernel:
+                on_stage("running the reference")
+            require_reference(target, echo)
+        except BaseException:
+            self._renderer.close()
+            raise
         self._db, self._echo, self._on_stage = options.db, echo, on_stage
         self._stop: Callable[[], None] | None = None
         self._stopped = False
@@ -136,20 +143,32 @@ class Search:
     ) -> SearchResult:
         """`on_change` is called after every event and some ten times a second, `on_trial` with each that ended."""
         self._on_stage("opening the ledger")
-        with lock_gpu(self._timing, self._echo), open_ledger(self._db, create=True) as ledger:
-            return self._run(ledger, on_change, on_trial)
+        try:
+            with lock_gpu(self._timing, self._echo), open_ledger(self._db, create=True) as ledger:
+                run = self._start(ledger)
+                with ending(ledger, run):
+                    return self._run(ledger, run, on_change, on_trial)
+        finally:
+            self._renderer.close()
 
-    def _run(
-        self, ledger: Ledger, on_change: Callable[[Progress], None], on_trial: Callable[[Candidate], None] | None
-    ) -> SearchResult:
+    def _start(self, ledger: Ledger) -> int:
         s, target = self._setting, self._setting.target
         problem, gpu = str(target.problem), target.gpu.key
         require_same_board(ledger, self._choice.gpu)
-        run = ledger.start_run(
+        return ledger.start_run(
             gpu=gpu, problem=problem, device=ledger_device(self._timing), space=s.space, sampler=s.sampler,
             seed=s.seed, command=command_line(), objectives=",".join(o.name for o in s.objectives),
             definition=target.workload.definition_text, gpu_definition=described(self._choice.gpu),
         )  # fmt: skip
+
+    def _run(
+        self,
+        ledger: Ledger,
+        run: int,
+        on_change: Callable[[Progress], None],
+        on_trial: Callable[[Candidate], None] | None,
+    ) -> SearchResult:
+        s, target = self._setting, self._setting.target
         self._on_stage("looking at what the knobs change")
         _announce(s, self._choice, self._timing, prepare_model(target.gpu, self._echo), ledger.place, run, self._echo)
         kind = Kind.MEASURED if self._timing else Kind.ESTIMATED
@@ -161,6 +180,7 @@ class Search:
         self._on_stage("starting the workers")
         coordinator = Coordinator(s, ledger, run, judge, on_change, finisher(ledger, study, on_trial))
         self._stop = coordinator.stop
+        self._renderer.while_waiting = lambda: on_change(coordinator.progress)
         if self._stopped:
             coordinator.stop()
         progress = coordinator.search()
@@ -169,7 +189,7 @@ class Search:
             progress.notes += check_winner(ledger, run, target, s.space, s.seed)
         ledger.finish_run(run, progress.ended)
         study.summarise()
-        best = tuple(ledger.best(problem, gpu, top=s.trials, run=run))
+        best = tuple(ledger.best(str(target.problem), target.gpu.key, top=s.trials, run=run))
         invalid, repeated = coordinator.invalid_proposals, coordinator.repeated_proposals
         return SearchResult(run, progress, best, invalid, repeated, study.missed, pareto=len(s.objectives) > 1)
 
@@ -185,8 +205,10 @@ def finisher(ledger: Ledger, study: Projection, on_trial: Callable[[Candidate], 
     return finish
 
 
-def _setting(options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool) -> Setting:
-    space, templates = prepare_space(options.space, options.templates, target, not timed, options.families)
+def _setting(
+    options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool, fill: Fill
+) -> Setting:
+    space, templates = prepare_space(options.space, options.templates, target, not timed, fill, options.families)
     require_compilers(target.gpu, emulated=not timed)
     return Setting(
         target,
@@ -199,6 +221,7 @@ def _setting(options: SearchOptions, target: Target, objectives: tuple[Objective
         jobs=options.jobs or default_jobs(timed),
         timed=timed,
         objectives=objectives,
+        fill=fill,
     )
 
 
@@ -240,7 +263,7 @@ def _announce(
     for family, why in space.empty_families.items():
         echo(f"left out: family {family}: {why}")
     points = space.starts or first_of_each_family(space)
-    for knob in inert_knobs(target, space, points, s.templates):
+    for knob in inert_knobs(target, space, points, s.templates, s.fill):
         echo(
             f"inert: {knob} changes no kernel around the start points; a template should read it, or the space drop it"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 
 from evoengine.devices.driver import GpuDevice, find_driver, lock_device, supports_arch
 from evoengine.devices.nvml import other_processes, settings
-from evoengine.errors import MachineError, UsageError
+from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.gpu import Gpu
+from evoengine.host_compiler import cache_folder, find_compiler, remove_abandoned
 from evoengine.ledger.runs import Device
+from evoengine.machine import machine_error
 from evoengine.paths import asset
 from evoengine.records import Config, Value
 from evoengine.search.targets import stored_gpu, stored_target
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.includes import unsupported_includes
-from evoengine.stages.render import render
+from evoengine.stages.render import Fill, render
 from evoengine.stages.toolchain import (
     compiled_capabilities,
     compiler_version,
@@ -69,8 +71,9 @@ def make_target(problem: str | None, gpu: Gpu, kernel: Path | None = None) -> Ta
 
 
 def prepare_space(
-    space_file: Path | None, templates: Path | None, target: Target, emulated: bool, families: Sequence[str] = ()
-) -> tuple[SearchSpace, Path]:
+    space_file: Path | None, templates: Path | None, target: Target, emulated: bool, fill: Fill,
+    families: Sequence[str] = (),
+) -> tuple[SearchSpace, Path]:  # fmt: skip
     """The bound space and the folder of templates; one configuration of every family is rendered as a trial."""
     workload = target.workload
     own = workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"
@@ -83,7 +86,7 @@ def prepare_space(
             f"the templates folder {folder} is not there; --templates takes a folder of {space.kernel}/*.cu.j2"
         )
     for config in first_of_each_family(space):
-        source = render(target, space, config, folder)
+        source = render(target, space, config, folder, fill)
         if unsupported := unsupported_includes(source.text, emulated):
             raise UsageError(
                 f"the kernel of family {config['family']} cannot be compiled here: {'; '.join(unsupported)}"
@@ -112,9 +115,22 @@ def require_compilers(gpu: Gpu, emulated: bool) -> None:
         )
     include_folders()
     if emulated:
-        from evoengine.host_compiler import find_compiler
-
         find_compiler()
+        remove_abandoned(cache_folder("emulator"))
+
+
+@contextmanager
+def ending(ledger: Ledger, run: int) -> Iterator[None]:
+    """Has a run say in the ledger what ended it, where that is an error. Raises MachineError for any OSError."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (EvoengineError, OSError) as error:
+        found = machine_error(error) if isinstance(error, OSError) else error
+        with suppress(EvoengineError):  # the ledger itself may be what failed
+            ledger.finish_run(run, f"stopped: {found}")
+        raise found from error
 
 
 def prepare_model(gpu: Gpu, echo: Echo) -> str | None:

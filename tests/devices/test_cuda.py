@@ -17,7 +17,8 @@ from evoengine.gpu import known_gpus
 from evoengine.paths import asset
 from evoengine.records import Binary, CompiledCandidate, Launch, Outcome, Rejection, Source
 from evoengine.search.evaluators import GpuEvaluator, Job, gate_plan, timed_baselines
-from evoengine.search.workers import WorkerLimits, WorkerPool
+from evoengine.search.worker_process import WorkerLimits
+from evoengine.search.workers import WorkerPool
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from evoengine.stages.statistics import MIN_SAMPLES

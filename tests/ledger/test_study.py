@@ -169,7 +169,7 @@ def test_a_trials_note_says_what_was_changed_and_what_it_gained(ledger):
     child = add_ranked(ledger, run, a_figure(50.0), {**CONFIG, "tile_m": 128}, parents=(parent,))
     projection = rebuild(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS)
     study = optuna.load_study(study_name=projection.name, storage=ledger.url)
-    assert f"| changed | tile_m 64→128: +25.0% over #{parent} |" in noted(study, study.trials[child - 1]._trial_id)
+    assert f"| changed | tile\\_m 64→128: +25.0% over #{parent} |" in noted(study, study.trials[child - 1]._trial_id)
 
 
 def test_the_studys_note_says_which_changes_paid(ledger):
@@ -178,7 +178,7 @@ def test_the_studys_note_says_which_changes_paid(ledger):
     add_ranked(ledger, run, a_figure(50.0), {**CONFIG, "tile_m": 128}, parents=(parent,))
     projection = rebuild(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS)
     body = noted(optuna.load_study(study_name=projection.name, storage=ledger.url))
-    assert "| tile_m 64→128 | 1 | 1 | 1 | +25.0% |" in body
+    assert "| tile\\_m 64→128 | 1 | 1 | 1 | +25.0% |" in body
 
 
 def test_a_note_of_very_many_changes_fits_one_attribute_and_says_how_many_it_leaves_out():

@@ -16,7 +16,8 @@ import pytest
 
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Outcome, Rejection
-from evoengine.search.workers import COMPILER_LIMITS, WorkerLimits, WorkerPool
+from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
+from evoengine.search.workers import WorkerPool
 from evoengine.tuning.setup import default_jobs
 from tests.support.exhaustive import more
 from tests.support.faulty_device import (
@@ -39,7 +40,7 @@ def children() -> set[tuple[int, str]]:
     """Every process below this one with its command, zombies too; those aside that Python keeps as long as it runs."""
     listed = subprocess.run(["ps", "-wweo", "pid=,ppid=,args="], capture_output=True, text=True).stdout.splitlines()
     rows = [line.split(None, 2) for line in listed]
-    found, new, own = set(), {os.getpid()}, ("resource_tracker", "forkserver", "ps -wweo")
+    found, new, own = set(), {os.getpid()}, ("resource_tracker", "keeper.py", "ps -wweo")
     while new:
         below = {(int(pid), args) for pid, parent, args in rows if int(parent) in new}
         kept = {(pid, args) for pid, args in below if new == {os.getpid()} and any(name in args for name in own)}
