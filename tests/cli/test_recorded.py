@@ -217,7 +217,7 @@ def test_a_run_that_is_not_there_names_those_that_are(evoengine, searched, tmp_p
 def test_an_export_is_never_written_over_its_ledger(evoengine, replayed, tmp_path):
     db = shutil.copy(replayed[0], tmp_path)
     done = evoengine("export", db, "--db", tmp_path / "." / "evo.db")
-    assert (done.returncode, "is the ledger itself" in done.stderr) == (2, True)
+    assert (done.returncode, "is the ledger itself" in done.stderr) == (2, True), done.stderr
     assert len(json.loads(evoengine("history", "--json", "--db", db).stdout)["trials"]) == 24
 
 
