@@ -16,7 +16,8 @@ from evoengine.cli.main import evoengine
 from evoengine.errors import EvoengineError, MachineError
 from evoengine.ledger.checksums import checked_columns
 from evoengine.ledger.models import Base, Checked
-from evoengine.ledger.store import Ledger, open_ledger, spans
+from evoengine.ledger.store import Ledger, open_ledger
+from evoengine.ledger.transactions import spans
 from evoengine.records import Baseline, Kind, Outcome, Profile
 from tests.support.ledger_examples import CONFIG, GPU, POLICY, PROBLEM, a_figure, add_ranked, start_run
 from tests.support.recorded import cache
