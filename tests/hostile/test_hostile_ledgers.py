@@ -23,7 +23,9 @@ from tests.support.ledger_examples import CONFIG, GPU, POLICY, PROBLEM, a_figure
 from tests.support.recorded import cache
 
 COMMANDS = (("best", "--json"), ("history", "--json"), ("show", "3"), ("show", "3", "--json"), ("report",))
-CHECKED: list[type[Base]] = [m.class_ for m in Base.registry.mappers if issubclass(m.class_, Checked)]
+CHECKED: list[type[Base]] = sorted(
+    (m.class_ for m in Base.registry.mappers if issubclass(m.class_, Checked)), key=lambda row: row.__tablename__
+)
 
 
 @pytest.fixture(scope="module")
