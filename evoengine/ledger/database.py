@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -16,9 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alembic import command
-from alembic.config import Config as AlembicConfig
-from alembic.script import ScriptDirectory
 from filelock import FileLock, Timeout
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
@@ -31,9 +27,10 @@ from evoengine.ledger.checksums import Damaged
 from evoengine.ledger.chosen import chosen_database
 from evoengine.ledger.integrity import READ_ERRORS, check_selection, find_damage
 from evoengine.ledger.models import VERSION_TABLE
-from evoengine.ledger.write_ahead_log import check_log, empty_log, orphaned_log, reading_uri
+from evoengine.ledger.schema import LOCK_KEY, mark, scripts, upgrade
+from evoengine.ledger.write_ahead_log import check_log, orphaned_log, reading_uri
 from evoengine.passwords import hide_passwords, without_passwords
-from evoengine.paths import asset, default_database
+from evoengine.paths import default_database
 
 BUSY_SECONDS = 30.0
 """how long a writer waits for another's transaction to end"""
@@ -41,8 +38,6 @@ _EXAMPLES = "sqlite:///db/evoengine.db or postgresql://user@host/database"
 SQLITE_MAGIC = b"SQLite format 3\0"
 _SIGNS_OF_DAMAGE = ("not a database", "malformed", "disk I/O error", "unsupported file format", "no such table")
 _RESTORE = "restore it from a copy, or name another with --db"
-_LOCK_KEY = 0x65766F
-"""of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
 
 
 def parse_url(text_or_path: str) -> URL:
@@ -93,7 +88,7 @@ def open_database(url: URL, *, create: bool) -> Engine:
         raise _no_ledger(url, _without_log(url, contents))
     if contents.revision is None:
         optuna_schema.require_schema(contents.tables, contents.optuna_revision, hide_passwords(url.render_as_string()))
-    outdated = contents.revision != _scripts().get_current_head()
+    outdated = contents.revision != scripts().get_current_head()
     if not writable:
         if outdated:
             raise UsageError(
@@ -104,8 +99,8 @@ def open_database(url: URL, *, create: bool) -> Engine:
     engine = make_engine(url)
     if outdated:
         with translate_errors(url):
-            _upgrade(engine)
-            _mark(engine)
+            upgrade(engine)
+            mark(engine)
     return engine
 
 
@@ -177,7 +172,7 @@ def setup_lock(url: URL) -> Iterator[None]:
             ) from error
         return
     with create_engine(url, poolclass=NullPool).connect() as connection:
-        connection.execute(text(f"SELECT pg_advisory_lock({_LOCK_KEY})"))
+        connection.execute(text(f"SELECT pg_advisory_lock({LOCK_KEY})"))
         yield
 
 
@@ -349,7 +344,7 @@ def _look_into_file(path: Path, check: bool) -> Contents:
             check_log(connection, path, log, in_use)
         tables = (name for (name,) in names if not name.startswith("sqlite_"))
         contents = _contents(tables, lambda query: (connection.execute(query).fetchone() or [None])[0])
-        if check and contents.revision == _scripts().get_current_head():
+        if check and contents.revision == scripts().get_current_head():
             check_selection(connection)
         return contents
 
@@ -375,7 +370,7 @@ def _contents(names: Iterable[str], scalar: Callable[[str], str | None]) -> Cont
 def _refuse_foreign(url: URL, contents: Contents) -> None:
     tables, revision = contents.tables, contents.revision
     if revision is not None:
-        if revision not in {script.revision for script in _scripts().walk_revisions()}:
+        if revision not in {script.revision for script in scripts().walk_revisions()}:
             raise UsageError(
                 f"{display_url(url)} was made by a newer evoengine (schema {revision}); "
                 "upgrade evoengine, or name another file with --db"
@@ -385,36 +380,3 @@ def _refuse_foreign(url: URL, contents: Contents) -> None:
     if strange or (tables and not optuna_schema.holds_studies(tables)):
         named = ", ".join(sorted(strange or tables)[:3])
         raise UsageError(f"{display_url(url)} is another program's database (it holds {named}); name another with --db")
-
-
-# ── the schema ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def alembic_config(connection: Connection | None = None) -> AlembicConfig:
-    config = AlembicConfig(attributes={"connection": connection})
-    config.set_main_option("script_location", str(asset("db/migrations")).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    return config
-
-
-def _scripts() -> ScriptDirectory:
-    return ScriptDirectory.from_config(alembic_config())
-
-
-def _mark(engine: Engine) -> None:
-    """Gives an SQLite file a number of its own, by which a log of another ledger is known for one (`_check_log`)."""
-    if engine.dialect.name != "sqlite":
-        return
-    with engine.begin() as connection:
-        if not connection.exec_driver_sql("PRAGMA user_version").scalar():
-            connection.exec_driver_sql(f"PRAGMA user_version = {1 + secrets.randbelow(2**31 - 1)}")
-    empty_log(engine)  # the number has to be in the file itself
-
-
-def _upgrade(engine: Engine) -> None:
-    """To the newest revision, in one transaction; of several processes that try at once, one does it."""
-    with engine.begin() as connection:
-        if engine.dialect.name == "postgresql":
-            # SQLite's transaction has the write lock from its beginning
-            connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK_KEY})"))
-        command.upgrade(alembic_config(connection), "head")

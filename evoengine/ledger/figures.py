@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Row, Select, func, select
 from sqlalchemy.orm import aliased
 
+from evoengine.ledger.checksums import check
 from evoengine.ledger.models import CandidateRow, MeasurementRow, VerdictRow
-from evoengine.records import EXECUTOR, Outcome
+from evoengine.ledger.ranking import Figure
+from evoengine.ledger.rows import to_policy
+from evoengine.records import EXECUTOR, Kind, Outcome
 
 OF_CANDIDATE = ("id", "checksums", "run_id", "source_sha256", "config_key")
 OF_MEASUREMENT = (
@@ -43,3 +47,21 @@ def figures_of_correct(problem: str, gpu: str) -> Select[*tuple[Any, ...]]:
         )
         .order_by(MeasurementRow.id)
     )
+
+
+def checked_figures(rows: Iterable[Row[*tuple[Any, ...]]], kernels: dict[int, str]) -> Iterator[Figure]:
+    """What `figures_of_correct` selects, held against its checksums; each trial's kernel goes into `kernels`."""
+    for row in rows:
+        candidate, measurement = row[: len(OF_CANDIDATE)], row[len(OF_CANDIDATE) :]
+        trial, sums, run, source, config_key = candidate
+        check(CandidateRow, trial, sums, {"run_id": run, "source_sha256": source, "config_key": config_key})
+        values = dict(zip(OF_MEASUREMENT, measurement, strict=True))
+        number, sums = values.pop("id"), values.pop("checksums")
+        check(MeasurementRow, number, sums, values)
+        us = values["median_us"] if values["normalised_us"] is None else values["normalised_us"]
+        policy = values["policy"] and to_policy(values["policy"])
+        kernels[trial] = config_key if source is None else source
+        yield Figure(
+            number, trial, Kind(values["kind"]), 1e6 / us, values["suspect"], values["terms"], values["device"], run,
+            policy,
+        )  # fmt: skip

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Protocol
 
-from sqlalchemy import URL, Engine, Row, Select, func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session, aliased, joinedload, undefer
 
 from evoengine import __version__
-from evoengine.errors import MachineError, NothingFound, UsageError
+from evoengine.errors import NothingFound, UsageError
 from evoengine.gpu import find_gpu
 from evoengine.hints import hint
-from evoengine.ledger.checksums import check
 from evoengine.ledger.chosen import chosen_database
-from evoengine.ledger.database import db_of, display_url, open_database, parse_url, translate_errors
-from evoengine.ledger.figures import OF_CANDIDATE, OF_MEASUREMENT, figures_of_correct
-from evoengine.ledger.heartbeat import Heart, beat, begin_beating, mark_killed, require_fence
+from evoengine.ledger.database import open_database, parse_url
+from evoengine.ledger.figures import checked_figures, figures_of_correct
+from evoengine.ledger.heartbeat import begin_beating, mark_killed
 from evoengine.ledger.models import (
     BaselineRow,
     BinaryRow,
@@ -34,7 +31,7 @@ from evoengine.ledger.models import (
     RunRow,
     VerdictRow,
 )
-from evoengine.ledger.ranking import Figure, ranked
+from evoengine.ledger.ranking import ranked
 from evoengine.ledger.rows import (
     baseline_values,
     device_row,
@@ -47,22 +44,19 @@ from evoengine.ledger.rows import (
     to_binary,
     to_candidate,
     to_measurement,
-    to_policy,
     to_profile,
     to_run,
     verdict_values,
 )
 from evoengine.ledger.runs import RUNNING, Device, Run, this_host
+from evoengine.ledger.transactions import OpenDatabase
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
-from evoengine.ledger.watch import FileLost, Watch
-from evoengine.ledger.write_ahead_log import empty_log
 from evoengine.objectives import DEFAULT
 from evoengine.records import (
     Baseline,
     Binary,
     Candidate,
     Config,
-    Kind,
     Measurement,
     Outcome,
     Profile,
@@ -90,50 +84,11 @@ def open_ledger(database: str | None, *, create: bool) -> Ledger:
     return Ledger(url, open_database(url, create=create))
 
 
-class Ledger:
+class Ledger(OpenDatabase):
     """Takes and gives the records of `evoengine.records`. Close it, or use it as a context manager.
 
     Any method raises UsageError where the database has been locked by another writer for too long.
     """
-
-    def __init__(self, url: URL, engine: Engine) -> None:
-        self._url, self._engine = url, engine
-        self._watch = Watch(Path(url.database or "") if url.drivername == "sqlite" else None)
-        self._watch.guard(engine)
-        self._fences: dict[int, int] = {}
-        """runs of this process that have not ended → their fences"""
-        self._heart = Heart(self._beat)
-        self._finished: list[int] = []
-        """trials that ended through this object"""
-
-    @property
-    def url(self) -> str:
-        """As SQLAlchemy and Optuna take it, with the password where there is one."""
-        return self._url.render_as_string(hide_password=False)
-
-    @property
-    def place(self) -> str:
-        """For people: the file, or the URL without its password."""
-        return display_url(self._url)
-
-    @property
-    def db(self) -> str | None:
-        """What --db takes to lead here, without a password; None for the default ledger."""
-        return db_of(self._url)
-
-    def watch(self, engine: Engine) -> None:
-        """Has another engine on the same database open no other file than this ledger's."""
-        self._watch.guard(engine)
-
-    def close(self) -> None:
-        self._heart.stop()
-        self._engine.dispose()
-
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -176,11 +131,6 @@ class Ledger:
         self._fences.pop(run, None)
         if not self._fences:
             self._heart.stop()
-
-    def _beat(self) -> None:
-        with self._writing() as session:
-            for run in list(self._fences):
-                beat(session, run)
 
     def runs(self) -> list[Run]:
         """Oldest first."""
@@ -361,7 +311,7 @@ class Ledger:
             figures = figures.where(CandidateRow.run_id == run)
         kernels: dict[int, str] = {}
         with self._reading() as session:
-            order = ranked(_figures(session.execute(figures), kernels))
+            order = ranked(checked_figures(session.execute(figures), kernels))
         firsts: dict[str, int] = {}
         for trial in order:
             firsts.setdefault(kernels[trial], trial)
@@ -402,63 +352,6 @@ class Ledger:
         with self._reading() as session:
             rows = session.scalars(wanted.options(*load_options(with_cubin)).order_by(CandidateRow.id))
             return [to_candidate(row, with_cubin) for row in rows]
-
-    # ── transactions ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    @contextmanager
-    def _writing(self) -> Iterator[Session]:
-        """One transaction. Raises MachineError where it cannot be, or may not be, part of this ledger's file."""
-        try:
-            self._watch.check()
-            with translate_errors(self._url), Session(self._engine) as session, session.begin():
-                for run, fence in list(self._fences.items()):
-                    require_fence(session, run, fence)
-                yield session
-            self._watch.check()
-        except FileLost as lost:
-            empty_log(self._engine)
-            raise MachineError(self._told_lost(lost)) from lost
-
-    def _told_lost(self, lost: FileLost) -> str:
-        told = f"the ledger {self.place} {lost} while it was in use"
-        if not self._finished:
-            return f"{told}: nothing of this search is in what is there now"
-        finished = spans(self._finished)
-        if lost.holds_all:
-            return f"{told}: it holds what ended before ({finished}), and nothing later"
-        return f"{told}: what ended in this search ({finished}) is not in what is there now"
-
-    @contextmanager
-    def _reading(self) -> Iterator[Session]:
-        with translate_errors(self._url), Session(self._engine.execution_options(reading=True)) as session:
-            yield session
-
-
-def _figures(rows: Iterable[Row[*tuple[Any, ...]]], kernels: dict[int, str]) -> Iterator[Figure]:
-    """What `figures_of_correct` selects, held against its checksums; each trial's kernel goes into `kernels`."""
-    for row in rows:
-        candidate, measurement = row[: len(OF_CANDIDATE)], row[len(OF_CANDIDATE) :]
-        trial, sums, run, source, config_key = candidate
-        check(CandidateRow, trial, sums, {"run_id": run, "source_sha256": source, "config_key": config_key})
-        values = dict(zip(OF_MEASUREMENT, measurement, strict=True))
-        number, sums = values.pop("id"), values.pop("checksums")
-        check(MeasurementRow, number, sums, values)
-        us = values["median_us"] if values["normalised_us"] is None else values["normalised_us"]
-        policy = values["policy"] and to_policy(values["policy"])
-        kernels[trial] = config_key if source is None else source
-        yield Figure(
-            number, trial, Kind(values["kind"]), 1e6 / us, values["suspect"], values["terms"], values["device"], run,
-            policy,
-        )  # fmt: skip
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """Numbers in their order, neighbours joined: "trials 1 to 4, 7"."""
-    known = set(numbers)
-    starts = sorted(n for n in known if n - 1 not in known)
-    ends = sorted(n for n in known if n + 1 not in known)
-    parts = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
-    return f"{'trial' if len(known) == 1 else 'trials'} {', '.join(parts)}"
 
 
 def _abandoned() -> Select[CandidateRow]:

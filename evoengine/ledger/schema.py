@@ -1,0 +1,46 @@
+"""The schema of a ledger: its revisions, and how a database comes to the newest."""
+
+from __future__ import annotations
+
+import secrets
+
+from alembic import command
+from alembic.config import Config as AlembicConfig
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, text
+
+from evoengine.ledger.write_ahead_log import empty_log
+from evoengine.paths import asset
+
+LOCK_KEY = 0x65766F
+"""of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
+
+
+def alembic_config(connection: Connection | None = None) -> AlembicConfig:
+    config = AlembicConfig(attributes={"connection": connection})
+    config.set_main_option("script_location", str(asset("db/migrations")).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(alembic_config())
+
+
+def mark(engine: Engine) -> None:
+    """Gives an SQLite file a number of its own, by which a log of another ledger is known for one (`check_log`)."""
+    if engine.dialect.name != "sqlite":
+        return
+    with engine.begin() as connection:
+        if not connection.exec_driver_sql("PRAGMA user_version").scalar():
+            connection.exec_driver_sql(f"PRAGMA user_version = {1 + secrets.randbelow(2**31 - 1)}")
+    empty_log(engine)  # the number has to be in the file itself
+
+
+def upgrade(engine: Engine) -> None:
+    """To the newest revision, in one transaction; of several processes that try at once, one does it."""
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            # SQLite's transaction has the write lock from its beginning
+            connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK_KEY})"))
+        command.upgrade(alembic_config(connection), "head")
