@@ -23,7 +23,8 @@ def candidate_page(candidate: Candidate) -> Group:
     c = candidate
     ended = [str(c.outcome or "unfinished"), *([c.reason] if c.reason else [])]
     rows = [*_named("outcome", ": ".join(ended)), ("problem", f"{c.problem} on {c.gpu}, run {c.run}")]
-    rows += [("imported from", c.imported_from)] if c.imported_from else []
+    if c.imported_from:
+        rows.append(("imported", f"from {c.imported_from}: its verdicts and figures are what that file says"))
     rows += [("config", describe(c.config)), ("origin", _origin(c)), *_compiled(c)]
     if c.measurement:
         rows += [*_figure(c, c.measurement), *_prediction(c.measurement), *_terms(c.measurement)]

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group
 
-from evoengine.cli.display import BY_FORMULA, MARK, number, short
+from evoengine.cli.display import BY_FORMULA, FROM_FILES, kind_mark, number, short
 from evoengine.cli.tables import Cell, Column, Styled, Table, rows_table
 from evoengine.lineage import Effect, Step, transition
-from evoengine.records import Candidate, Config, Measurement, Outcome
+from evoengine.records import Candidate, Config, Outcome
 from evoengine.terms import peak_percent
 from evoengine.text import plain
 
@@ -31,21 +31,19 @@ def ranking(ranked: Mapping[int, Candidate]) -> Group:
         Column("rank", right=True), Column("trial", right=True), *knobs.columns, *FIGURES,
         Column("reg", right=True, leaves=6), Column("spill", right=True, leaves=8),
         Column("shared", right=True, leaves=7), Column("occ.", right=True, leaves=9),
-        Column("max err", right=True, leaves=30), Column("imported from", least=12, leaves=4),
+        Column("max err", right=True, leaves=30),
     ]  # fmt: skip
     rows = [
         [
             str(rank),
             str(c.trial),
             *knobs.cells(c.config),
-            *figure_cells(c.measurement),
+            *figure_cells(c),
             *_resources(c),
-            c.imported_from or "",
         ]
         for rank, c in ranked.items()
     ]
-    marked = any(c.measurement and c.measurement.by_formula for c in ranked.values())
-    return Group(Table(columns, rows), *knobs.said_once(), *([BY_FORMULA] if marked else []))
+    return Group(Table(columns, rows), *knobs.said_once(), *_marks(ranked.values()))
 
 
 def history_table(candidates: Sequence[Candidate]) -> Group:
@@ -56,19 +54,26 @@ def history_table(candidates: Sequence[Candidate]) -> Group:
     columns = [
         Column("trial", right=True), *(Column(name, leaves=5) for name in several), Column("outcome"),
         *knobs.columns, *FIGURES, Column("reg", right=True, leaves=6),
-        Column("imported from", least=12, leaves=4), Column("reason", least=16),
+ Column("reason", least=16),
     ]  # fmt: skip
     rows = [
         [
             str(c.trial), *(_place(c, name) for name in several), _outcome(c.outcome),
-            *knobs.cells(c.config), *figure_cells(c.measurement), str(c.binary.registers) if c.binary else "",
-            c.imported_from or "", c.reason or "",
+            *knobs.cells(c.config), *figure_cells(c), str(c.binary.registers) if c.binary else "",
+            c.reason or "",
         ]
         for c in candidates
     ]  # fmt: skip
     once = " · ".join(f"{name} {found.pop()}" for name, found in places.items() if name not in several)
     heading = [plain(once)] if once else []
-    return Group(*heading, Table(columns, rows), *knobs.said_once())
+    return Group(*heading, Table(columns, rows), *knobs.said_once(), *_marks(candidates))
+
+
+def _marks(candidates: Iterable[Candidate]) -> list[str]:
+    """What the marks behind figures mean, but for est. and rec., which summaries explain."""
+    kinds = {(c.measurement is not None and c.measurement.by_formula, c.imported_from is not None) for c in candidates}
+    by_formula, imported = (any(each) for each in zip(*kinds, strict=True))
+    return [*([BY_FORMULA] if by_formula else []), *([FROM_FILES] if imported else [])]
 
 
 def lineage(steps: Sequence[Step]) -> Table:
@@ -83,7 +88,7 @@ def lineage(steps: Sequence[Step]) -> Table:
         operator = s.candidate.operator or NOTHING
         origin = f"{operator} of {s.parent.trial}" if s.parent else operator
         gain = f"{s.gain - 1:+.1%}" if s.gain is not None else NOTHING
-        rows.append([str(s.candidate.trial), origin, changed, *figure_cells(s.candidate.measurement)[:2], gain])
+        rows.append([str(s.candidate.trial), origin, changed, *figure_cells(s.candidate)[:2], gain])
     return Table(columns, rows)
 
 
@@ -154,11 +159,11 @@ def describe(config: Config) -> str:
     return " ".join(f"{name}={short(value)}" for name, value in config.items())
 
 
-def figure_cells(m: Measurement | None) -> list[Cell]:
+def figure_cells(c: Candidate) -> list[Cell]:
     """Those of FIGURES: the time that is ranked by, with the rates that follow from it."""
+    m, mark = c.measurement, kind_mark(c)
     if m is None:
         return [""] * len(FIGURES)
-    mark = MARK[m.kind] + "*" * m.by_formula
     peak = peak_percent(m.terms, m.compared_us)
     return [
         number(m.compared_us) + ("" if m.tflops is not None else mark),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from rich.console import Console
@@ -31,6 +32,7 @@ if not stdout.is_terminal:
 
 MARK = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
 BY_FORMULA = "est.* the model could not read the binary (evoengine show says why): by formula, behind all predictions"
+FROM_FILES = "imp. came in by evoengine import: correct and fast by what its file says"
 
 
 def say(text: str, style: str | None = None) -> None:
@@ -38,6 +40,7 @@ def say(text: str, style: str | None = None) -> None:
     stderr.print(plain(text), style=style, soft_wrap=True)
 
 
+@lru_cache(maxsize=4096, typed=True)
 def short(value: Value) -> str:
     return str(value).lower()
 
@@ -52,8 +55,16 @@ def figure(candidate: Candidate) -> str:
     m = candidate.measurement
     if m is None:
         return "–"
-    mark = MARK[m.kind] + "*" * m.by_formula
+    mark = kind_mark(candidate)
     return f"{number(m.tflops)} TFLOPS{mark}" if m.tflops is not None else f"{number(m.compared_us)} µs{mark}"
+
+
+def kind_mark(candidate: Candidate) -> str:
+    """What stands behind its figure: of which kind it is, and whether a file says so; nothing for a measured one."""
+    m = candidate.measurement
+    if m is None:
+        return ""
+    return MARK[m.kind] + "*" * m.by_formula + " imp." * (candidate.imported_from is not None)
 
 
 def best_line(best: Candidate | None) -> str:

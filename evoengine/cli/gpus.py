@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +12,10 @@ from evoengine.errors import MachineError
 from evoengine.gpu import Gpu, known_gpus
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from evoengine.cli.tables import Table
     from evoengine.tuning.boards import Fitting
 
-SCHEMA = 1
 KB = 1024
-WIDTH_OF_NAMES = 80
-"""columns of a terminal"""
 
 
 @click.command()
@@ -32,6 +27,7 @@ def gpus(as_json: bool) -> None:
     takes a board that is not here: a TOML file with one table as in evoengine/gpus.toml.
     """
     from evoengine.cli.display import say, stdout
+    from evoengine.cli.json_output import print_json
     from evoengine.sass.chip import why_unmodelled
     from evoengine.tuning.boards import fitting_families
 
@@ -39,9 +35,9 @@ def gpus(as_json: bool) -> None:
     fitting, compiled = fitting_families(known), _compiled()
     if as_json:
         rows = [gpu_json(gpu, fitting[gpu.key], why_unmodelled(gpu), compiled) for gpu in known]
-        click.echo(json.dumps({"schema": SCHEMA, "gpus": rows}, indent=2))
+        print_json(gpus=rows)
         return
-    stdout.print(gpus_table(known, fitting, stdout.width))
+    stdout.print(gpus_table(known, fitting))
     for line in remarks(known, fitting, compiled):
         say(line)
 
@@ -59,24 +55,23 @@ def gpu_json(
     }
 
 
-def gpus_table(known: Sequence[Gpu], fitting: Mapping[str, Sequence[Fitting]], width: int) -> Table:
-    """A line per GPU, or several where names and families do not fit; below WIDTH_OF_NAMES columns without names."""
-    from rich.table import Column, Table
+def gpus_table(known: Sequence[Gpu], fitting: Mapping[str, Sequence[Fitting]]) -> Table:
+    """A line per GPU; a narrow terminal leaves out names first."""
+    from evoengine.cli.tables import Column, Table
 
-    numbers = ("SMs", "GHz", "GB/s", "KB/\nblock", "KB/\nSM", "TFLOPS")
-    named = width >= WIDTH_OF_NAMES
-    table = Table(
-        Column("GPU", no_wrap=True), *([Column("name", min_width=16)] if named else []), Column("arch", no_wrap=True),
-        *(Column(name, justify="right", no_wrap=True) for name in numbers), Column("fit", min_width=6),
-        box=None, pad_edge=False, padding=(0, 1, 0, 0),
-    )  # fmt: skip
-    for gpu in known:
-        table.add_row(
-            gpu.key, *([gpu.name.removeprefix("NVIDIA ")] if named else []), gpu.arch, str(gpu.sms),
-            f"{gpu.clock_ghz:.2f}", f"{gpu.memory_gbs:g}", str(gpu.shared_per_block // KB),
-            str(gpu.shared_per_sm // KB), f"{gpu.tensor_tflops:g}", _fitting_text(fitting[gpu.key]),
-        )  # fmt: skip
-    return table
+    columns = [Column("GPU"), Column("name", leaves=9), Column("arch"), Column("SMs", right=True)]
+    numbers = ("GHz", "GB/s", "KB per block", "KB per SM")
+    columns += [Column(name, right=True, leaves=n) for n, name in zip((4, 0, 3, 2), numbers, strict=True)]
+    columns += [Column("TFLOPS", right=True), Column("fit", least=6, folds=True)]
+    rows = [
+        [
+            gpu.key, gpu.name.removeprefix("NVIDIA "), gpu.arch, str(gpu.sms), f"{gpu.clock_ghz:.2f}",
+            f"{gpu.memory_gbs:g}", str(gpu.shared_per_block // KB), str(gpu.shared_per_sm // KB),
+            f"{gpu.tensor_tflops:g}", _fitting_text(fitting[gpu.key]),
+        ]
+        for gpu in known
+    ]  # fmt: skip
+    return Table(columns, rows)
 
 
 def _fitting_text(fitting: Sequence[Fitting]) -> str:

@@ -24,6 +24,9 @@ def new(folder: Path, source: str | None, reference: Path | None, entry: str | N
     """Write a folder with a kernel of your own, to edit and search: evoengine search --kernel FOLDER.
 
     Without --from it is a small kernel that works. What an imported file says and cannot be taken over is named.
+
+    Scripts are run to be imported, and the kernel, its template and its reference when it is searched: take them from
+    nobody you do not trust.
     """
     from evoengine.cli.display import say
     from evoengine.formats.folder import write_folder

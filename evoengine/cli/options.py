@@ -90,7 +90,11 @@ stored_problem_option = click.option(
     "--problem", type=StoredProblemType(), help="Only this one of the ledger's problems."
 )
 kernel_option = click.option(
-    "--kernel", type=click.Path(path_type=Path), metavar="FOLDER", help="A kernel of your own (evoengine new)."
+    "--kernel",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="A kernel of your own (evoengine new). "
+    "Its code is run, the reference's and the template's too: take it from nobody you do not trust.",
 )
 db_option = click.option(
     "--db", metavar="URL",
@@ -105,5 +109,7 @@ space_option = click.option(
     "--space", type=click.Path(path_type=Path), help="Search-space file.  [default: the workload's own]"
 )
 templates_option = click.option(
-    "--templates", type=click.Path(path_type=Path), help="Folder of kernel templates.  [default: those of evoengine]"
+    "--templates",
+    type=click.Path(path_type=Path),
+    help="Folder of kernel templates, which run code: trust where they come from.  [default: those of evoengine]",
 )

@@ -56,7 +56,7 @@ def verify(
     from evoengine.tuning.verify import verify as run
 
     given = read_config(text, db)
-    if given.gpu and context.get_parameter_source("gpu") is ParameterSource.DEFAULT:
+    if given.gpu and gpu_file is None and context.get_parameter_source("gpu") is ParameterSource.DEFAULT:
         gpu = given.gpu
     verified = run(
         given.config, problem or given.problem, gpu, gpu_file=gpu_file, kernel=kernel, device=device, space=space,

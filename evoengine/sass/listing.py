@@ -21,6 +21,7 @@ _LINE = re.compile(
     r"\s*/\* 0x(?P<low>[0-9a-f]{16}) \*/\s*/\* 0x(?P<high>[0-9a-f]{16}) \*/",
     re.MULTILINE,
 )
+_LABEL_OR_ADDRESS = re.compile(r"^(?:(?P<label>\.L_\w+):|\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+\S)", re.MULTILINE)
 _OPCODE = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P[T\d]+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)
 
 
@@ -80,10 +81,26 @@ def instruction_mix(listing: str) -> dict[str, int]:
 
 def instructions(listing: str, entry: str) -> list[ListedInstruction]:
     """Those of the kernel `entry`, in order; UsageError where the listing does not have it."""
+    return [_instruction(match) for match in _LINE.finditer(_section(listing, entry))]
+
+
+def labels(listing: str, entry: str) -> dict[str, int]:
+    """Where branches of the kernel may go: label → address of the instruction behind it. Raises as `instructions`."""
+    found, waiting = {}, []
+    for match in _LABEL_OR_ADDRESS.finditer(_section(listing, entry)):
+        if match["label"]:
+            waiting.append(match["label"])
+            continue
+        found |= dict.fromkeys(waiting, int(match["address"], 16))
+        waiting = []
+    return found
+
+
+def _section(listing: str, entry: str) -> str:
     found = re.search(rf"^\.text\.{re.escape(entry)}:$(.*?)(?=^//-+ |\Z)", listing, re.MULTILINE | re.DOTALL)
     if found is None:
         raise UsageError(f"the listing has no kernel {entry}")
-    return [_instruction(match) for match in _LINE.finditer(found[1])]
+    return found[1]
 
 
 def _instruction(match: re.Match[str]) -> ListedInstruction:

@@ -69,7 +69,7 @@ def resident_bytes(pids: Iterable[int]) -> int:
     """What these processes hold in memory together; pages they share count once for each."""
     pages = 0
     for pid in pids:
-        with suppress(OSError), open(f"/proc/{pid}/statm") as file:
+        with suppress(OSError), open(f"/proc/{pid}/statm", encoding="utf-8") as file:
             pages += int(file.read().split()[1])
     return pages * _PAGE
 
@@ -264,10 +264,13 @@ def _signal(pids: Iterable[int], number: int) -> None:
 def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
     requests.set_inheritable(False)
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it has nothing to end yet, and imports for seconds
     for module in sys.argv[2:]:
         with suppress(Exception):  # a worker that needs it says what is wrong
             import_module(module)
+    prctl(_PR_SET_PDEATHSIG, 0)
     Keeper(requests).serve()
 
 

@@ -10,7 +10,7 @@ from evoengine.records import Binary, Candidate, Outcome, Rejection
 from evoengine.search.targets import stored_gpu
 from evoengine.search.worker_process import COMPILER_LIMITS
 from evoengine.search.workers import WorkerPool
-from evoengine.stages.tasks import compile_task
+from evoengine.stages.tasks import COMPILE_SECONDS, compile_task
 
 
 def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
@@ -25,7 +25,10 @@ def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
     arch = stored_gpu(ledger, candidate.gpu).arch
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
-        made = workers.submit(compile_task, candidate.source, arch, died=Outcome.UNCOMPILABLE, gives=Binary).result()
+        made = workers.submit(
+            compile_task, candidate.source, arch,
+            died=Outcome.UNCOMPILABLE, gives=Binary, seconds=COMPILE_SECONDS,
+        ).result()  # fmt: skip
     finally:
         workers.close()
     if isinstance(made, Rejection):

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pebble import ProcessExpired, ProcessPool
@@ -42,6 +42,8 @@ START_SECONDS = 180.0
 """a worker that is not ready after this long will not be"""
 POLL_SECONDS = 0.2
 """how often a worker at work is looked after; its answer itself is not waited for in steps"""
+REASON_CHARS = 1000
+"""of a rejection: a source may put anything into a compiler's message"""
 NO_LIMIT = 1 << 62
 """bytes that no machine has"""
 
@@ -209,6 +211,8 @@ class WorkerPool:
                 elif isinstance(answer, Rejection) and answer.outcome in (Outcome.CRASHED, Outcome.HUNG):
                     # a CUDA error is sticky: whatever ran next in that process would inherit it
                     worker = self._replace(worker)
+                if isinstance(answer, Rejection) and len(answer.reason) > REASON_CHARS:
+                    answer = replace(answer, reason=f"{answer.reason[:REASON_CHARS]} …")
                 other = again(answer) if isinstance(answer, Rejection) else None
                 if other is None:
                     return answer

@@ -51,6 +51,13 @@ def compile_task(source: Source, arch: str) -> Binary | Rejection:
         return Rejection(Outcome.UNCOMPILABLE, str(error))
 
 
+def build_model_task() -> str:
+    """The path of the executor of machine code."""
+    from evoengine.sass.build import build
+
+    return str(build())
+
+
 # ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 

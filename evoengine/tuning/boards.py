@@ -15,7 +15,6 @@ from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.paths import asset
 from evoengine.search.targets import stored_gpu
 from evoengine.space.reader import read_definition
-from evoengine.tuning.setup import Echo
 from evoengine.workloads import workloads
 
 
@@ -44,20 +43,24 @@ def fitting_families(gpus: Iterable[Gpu]) -> dict[str, list[Fitting]]:
     return found
 
 
-def choose_gpu(
-    requested: str, file: Path | None, echo: Echo, find: Callable[[str], Gpu] = find_gpu
-) -> Gpu:  # fmt: skip
-    """The GPU to tune for; says which and why where it was not named. `find` gives one by its name.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    gpu: Gpu
+    why: str | None = None
+    """a line for people where the GPU was not named"""
+
+
+def choose_gpu(requested: str, file: Path | None, find: Callable[[str], Gpu] = find_gpu) -> Choice:
+    """The GPU to tune for, and why where it was not named. `find` gives one by its name.
 
     Raises UsageError for an unknown name, and for a file that describes no GPU, or another one than `requested`.
     """
     if file is None:
-        return _here(echo) if requested == AUTO else find(requested)
+        return _here() if requested == AUTO else Choice(find(requested))
     gpu = read_gpu_file(file)
     if requested not in (AUTO, gpu.key):
         raise UsageError(f"--gpu {requested} and --gpu-file {file}, which describes {gpu.key}, are two GPUs; give one")
-    echo(f"--gpu {gpu.key}: {gpu.name} as {file} describes it")
-    return gpu
+    return Choice(gpu, f"--gpu {gpu.key}: {gpu.name} as {file} describes it")
 
 
 def find_kept_gpu(db: str | None, name: str) -> Gpu:
@@ -78,39 +81,37 @@ def described(gpu: Gpu) -> dict[str, Any] | None:
 
 def require_same_board(ledger: Ledger, gpu: Gpu) -> None:
     """Raises UsageError where the ledger has other limits under the GPU's name: figures of both would be ranked."""
-    own, kept = described(gpu), ledger.gpu_definition(gpu.key)
-    if own is None or kept is None or own == kept:
+    if gpu.key in known_gpus() or ledger.gpu_definition(gpu.key) is None:
         return
-    name = next((name for name in own if own[name] != kept.get(name)), "key")
-    raise UsageError(
-        f"the ledger's {gpu.key} has {name} {kept.get(name)!a}, and the file gives {own[name]!a}; give the changed "
-        "board another name, or name another ledger with --db"
-    )
+    own, kept = gpu_fields(gpu), gpu_fields(stored_gpu(ledger, gpu.key))
+    for name in own:
+        if own[name] != kept[name]:
+            raise UsageError(
+                f"the ledger's {gpu.key} has {name} {kept[name]!a}, and the file gives {own[name]!a}; give the changed "
+                "board another name, or name another ledger with --db"
+            )
 
 
-def _here(echo: Echo) -> Gpu:
+def _here() -> Choice:
     """The board of this machine's first GPU that gpus.toml has, else one like it, else the default."""
     found = find_driver()
     if isinstance(found, str):
-        echo(f"--gpu {DEFAULT}: {found}; evoengine gpus lists what else can be tuned for")
-        return find_gpu(DEFAULT)
+        return Choice(find_gpu(DEFAULT), f"--gpu {DEFAULT}: {found}; evoengine gpus lists what else can be tuned for")
     _, devices = found
     for device in devices:
         if known := next((gpu for gpu in known_gpus().values() if gpu.name == device.name), None):
-            echo(f"--gpu {known.key}: {device.name} is here")
-            return known
-    return _like(devices[0], echo)
+            return Choice(known, f"--gpu {known.key}: {device.name} is here")
+    return _like(devices[0])
 
 
-def _like(device: GpuDevice, echo: Echo) -> Gpu:
+def _like(device: GpuDevice) -> Choice:
     """Of its architecture the board with the nearest number of SMs; the default where there is none of it."""
     here = f"{device.name} (sm_{device.capability}) is here, which evoengine has no board of"
     remedy = "--gpu-file describes it"
     alike = [gpu for gpu in known_gpus().values() if gpu.capability == device.capability]
     if not alike:
-        echo(f"--gpu {DEFAULT}: {here}, nor one of its architecture; {remedy}")
-        return find_gpu(DEFAULT)
+        return Choice(find_gpu(DEFAULT), f"--gpu {DEFAULT}: {here}, nor one of its architecture; {remedy}")
     sms = device.limits.get("sms", 0)
     nearest = min(alike, key=lambda gpu: abs(gpu.sms - sms))
-    echo(f"--gpu {nearest.key}: {here}; peaks are those of this one, of the same architecture; {remedy}")
-    return nearest
+    why = f"{here}; peaks are those of this one, of the same architecture; {remedy}"
+    return Choice(nearest, f"--gpu {nearest.key}: {why}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from evoengine import __version__
 from evoengine.devices.driver import GpuDevice, resolve_gpu
 from evoengine.errors import UsageError
-from evoengine.gpu import AUTO, Gpu
+from evoengine.gpu import AUTO
 from evoengine.hints import did_you_mean
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.study import Projection, add_missing, optuna_storage
@@ -26,7 +26,7 @@ from evoengine.search.reference import require_reference
 from evoengine.search.rendering import Renderer
 from evoengine.search.setting import Setting
 from evoengine.stages.render import Fill, inert_knobs
-from evoengine.tuning.boards import choose_gpu, described, find_kept_gpu, require_same_board
+from evoengine.tuning.boards import Choice, choose_gpu, described, find_kept_gpu, require_same_board
 from evoengine.tuning.setup import (
     Echo,
     choose_device,
@@ -111,8 +111,8 @@ class Search:
         if len(objectives) > 1:
             require_several(options.objective, options.sampler)
         on_stage("reading the problem")
-        self._named = choose_gpu(options.gpu, options.gpu_file, echo, partial(find_kept_gpu, options.db))
-        target = make_target(options.problem, self._named, options.kernel)
+        self._choice = choose_gpu(options.gpu, options.gpu_file, partial(find_kept_gpu, options.db))
+        target = make_target(options.problem, self._choice.gpu, options.kernel)
         self._timing = choose_device(options.device, target.gpu, echo)
         if self._timing:
             target = replace(target, gpu=resolve_gpu(self._timing, target.gpu))
@@ -154,11 +154,11 @@ class Search:
     def _start(self, ledger: Ledger) -> int:
         s, target = self._setting, self._setting.target
         problem, gpu = str(target.problem), target.gpu.key
-        require_same_board(ledger, self._named)
+        require_same_board(ledger, self._choice.gpu)
         return ledger.start_run(
             gpu=gpu, problem=problem, device=ledger_device(self._timing), space=s.space, sampler=s.sampler,
             seed=s.seed, command=command_line(), objectives=",".join(o.name for o in s.objectives),
-            definition=target.workload.definition_text, gpu_definition=described(self._named),
+            definition=target.workload.definition_text, gpu_definition=described(self._choice.gpu),
         )  # fmt: skip
 
     def _run(
@@ -170,7 +170,7 @@ class Search:
     ) -> SearchResult:
         s, target = self._setting, self._setting.target
         self._on_stage("looking at what the knobs change")
-        _announce(s, self._named, self._timing, prepare_model(target.gpu, self._echo), ledger.place, run, self._echo)
+        _announce(s, self._choice, self._timing, prepare_model(target.gpu, self._echo), ledger.place, run, self._echo)
         kind = Kind.MEASURED if self._timing else Kind.ESTIMATED
         domains = {knob.name: knob.values for knob in s.space.knobs}
         storage = optuna_storage(ledger.url)
@@ -233,10 +233,18 @@ def require_several(objective: str, sampler: str) -> None:
 
 
 def _announce(
-    setting: Setting, named: Gpu, timing: GpuDevice | None, unpredictable: str | None, place: str, run: int, echo: Echo
+    setting: Setting,
+    choice: Choice,
+    timing: GpuDevice | None,
+    unpredictable: str | None,
+    place: str,
+    run: int,
+    echo: Echo,
 ) -> None:
     s, space, target = setting, setting.space, setting.target
-    gpu = target.gpu
+    gpu, named = target.gpu, choice.gpu
+    if choice.why:
+        echo(choice.why)
     echo(f"evoengine {__version__} · {gpu.key} ({gpu.arch}) · {target.problem} · {target.flops / 1e9:,.4g} GFLOP")
     if timing:
         other = f", whose limits hold; --gpu named {named.name}, of the same {named.arch}"

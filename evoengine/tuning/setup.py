@@ -19,6 +19,7 @@ from evoengine.ledger.runs import Device
 from evoengine.machine import machine_error
 from evoengine.paths import asset
 from evoengine.records import Config, Value
+from evoengine.search.model_build import build_model
 from evoengine.search.targets import stored_gpu, stored_target
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.includes import unsupported_includes
@@ -141,6 +142,7 @@ def prepare_model(gpu: Gpu, echo: Echo) -> str | None:
     try:
         if not is_built():
             echo("building the executor of machine code, once for this machine and compiler")
+            build_model()
     except MachineError as error:
         return str(error)
     return why_unpredictable(gpu)

@@ -45,6 +45,7 @@ KEPT = {
 }  # fmt: skip
 COLUMN = {
     "candidates.config": {"family": HOSTILE, "tile_m": FORGED, HOSTILE: 1},
+    "runs.gpu_definition": None,  # read back by names and numbers of known fields
     "candidates.parents": [1],
     "binaries.warnings": [FORGED],
     "binaries.mix": {HOSTILE: 4},
@@ -75,6 +76,7 @@ CALLS = {
     "import": [[HOSTILE]],
     "new": [["--from", HOSTILE, "kernel"]],
     "problems": [[HOSTILE]],
+    "gpus": [[HOSTILE]],
     "doctor": [[HOSTILE]],
     "dashboard": [["--port", HOSTILE]],
 }

@@ -27,6 +27,7 @@ LISTS = {
     "show": (["2", "--lineage"], {"lineage"}),
     "problems": ([], {"workloads"}),
     "doctor": ([], {"findings"}),
+    "gpus": ([], {"gpus"}),
 }
 """of each command that lists: arguments, and its lists"""
 OTHERS = {"search", "measure", "profile", "verify"}

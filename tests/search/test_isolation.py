@@ -19,6 +19,7 @@ from evoengine.records import Outcome, Rejection
 from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
 from evoengine.search.workers import WorkerPool
 from evoengine.tuning.setup import default_jobs
+from tests.support import faulty_device
 from tests.support.exhaustive import more
 from tests.support.faulty_device import (
     FAULTS,
@@ -107,6 +108,11 @@ def test_a_fault_becomes_a_rejection_that_says_why_and_the_next_task_runs_in_a_n
     after = pool.submit(os.getpid, died=Outcome.CRASHED, gives=int).result()
     assert after != before
     assert not Path(f"/proc/{before}").exists()
+
+
+def test_a_reason_is_no_longer_than_a_person_reads(pool):
+    found = pool.submit(faulty_device.explain_at_length, died=Outcome.CRASHED, gives=int).result()
+    assert found.reason == "x" * 1000 + " …"
 
 
 def test_what_a_killed_worker_started_dies_with_it(pool, tmp_path):

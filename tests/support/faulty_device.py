@@ -358,3 +358,7 @@ def compile_on_full_disk(source, arch):
     if number_in(source) == 3:
         machine_says(errno.ENOSPC)
     return compile_task(source, arch)
+
+
+def explain_at_length():
+    return Rejection(Outcome.UNCOMPILABLE, "x" * 1_000_000)

@@ -74,6 +74,7 @@ def test_warpgroups_never_hold_more_registers_than_the_block_was_launched_with(c
 def test_nor_do_they_where_several_blocks_share_an_sm(attention_gate, tile_m, min_blocks):
     gate = attention_gate(PROBLEMS[0])
     config = {**starts(gate)[0], "tile_m": tile_m, "tile_n": 64, "overlap": False, "min_blocks": min_blocks}
+    del config["pv_wait"]
     if tile_m == 64:
         del config["ping_pong"]
     assert gate.space.contains(config), gate.space.why_invalid(config)

@@ -24,11 +24,9 @@ def chosen(monkeypatch):
     """The key that --gpu auto takes on a machine with these GPUs, and what is said of it."""
 
     def choose(found) -> tuple[str, str]:
-        said: list[str] = []
         monkeypatch.setattr(boards, "find_driver", lambda: found)
-        key = choose_gpu("auto", None, said.append).key
-        (line,) = said
-        return key, line
+        choice = choose_gpu("auto", None)
+        return choice.gpu.key, choice.why
 
     return choose
 
@@ -61,22 +59,21 @@ def test_auto_is_the_h100_where_there_is_no_gpu(chosen):
 
 
 def test_a_named_gpu_is_taken_without_a_word(monkeypatch):
-    said: list[str] = []
     monkeypatch.setattr(boards, "find_driver", lambda: pytest.fail("nobody asked for the GPU that is here"))
-    assert choose_gpu("A100", None, said.append).key == "a100" and said == []
+    choice = choose_gpu("A100", None)
+    assert (choice.gpu.key, choice.why) == ("a100", None)
     with pytest.raises(UsageError, match="unknown GPU 'h10': .*did you mean h100"):
-        choose_gpu("h10", None, said.append)
+        choose_gpu("h10", None)
 
 
 def test_a_file_s_gpu_goes_before_auto_and_not_beside_another(tmp_path):
-    said: list[str] = []
     file = tmp_path / "board.toml"
     file.write_text(BOARD)
     for requested in ("auto", "board"):
-        assert choose_gpu(requested, file, said.append).sms == 56
-    assert said == [f"--gpu board: NVIDIA A4500 as {file} describes it"] * 2
+        choice = choose_gpu(requested, file)
+        assert (choice.gpu.sms, choice.why) == (56, f"--gpu board: NVIDIA A4500 as {file} describes it")
     with pytest.raises(UsageError, match="--gpu h100 and --gpu-file .*, which describes board, are two GPUs; give one"):
-        choose_gpu("h100", file, said.append)
+        choose_gpu("h100", file)
 
 
 class Kept:

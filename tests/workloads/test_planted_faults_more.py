@@ -27,12 +27,12 @@ FAMILIES = (SCALAR, WMMA, MMA, COPIES)
 
 PACK = "__floats2bfloat162_rn(low, high)"
 EXP2 = 'float y;\n    asm volatile("ex2'
-STORED = "    async_proxy_fence();\n    warpgroup_sync();\n}"
+STORED = "    async_proxy_fence();\n    __syncwarp();\n}"
 LOADED = "__syncthreads();\n        load_k"
 
 FAULTS = [
     # name, configurations, problem, pairs of texts of the good kernel and of the broken one
-    ("product begun before all warps have left P", [SHARED_P], HALF, [(STORED, STORED.replace("    warpgroup_sync();\n", ""))]),
+    ("product begun before all lanes have left P", [SHARED_P], HALF, [(STORED, STORED.replace("    __syncwarp();\n", ""))]),
     ("Q awaited by one warpgroup", [COPIES], HALF, [("    tiles.q.wait(0);", "    if (warpgroup() == 0) tiles.q.wait(0);")]),
     ("Q awaited by one warp of each warpgroup", [COPIES], HALF, [("    tiles.q.wait(0);", "    if (warp() % 4 == 0) tiles.q.wait(0);")]),
     ("Q not awaited", [COPIES, TMA], HALF, [("    tiles.q.wait(0);", "")]),
@@ -75,7 +75,7 @@ def variant(gate, wanted):
 
 # one fault of each class; the others of a class run with `make test-all`
 FAST = (
-    "product begun before all warps have left P",
+    "product begun before all lanes have left P",
     "phases wrong from the eighth tile on",
     "weights below 2^-14 lost-mma",
     "row_sum rounded in the end-scalar",

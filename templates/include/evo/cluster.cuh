@@ -16,13 +16,14 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// As barrier_arrive (barrier.cuh), at that block's barrier.
+// As barrier_arrive (barrier.cuh), at that block's barrier. Hands on what wgmma has read, no stores: a release by the
+// whole cluster would have the warp wait for all its memory accesses (MEMBAR).
 __device__ __forceinline__ void barrier_arrive_at(unsigned block, unsigned barrier) {
     asm volatile(
         "{\n"
         ".reg .b32 there;\n"
         "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
         "}\n" ::"r"(barrier),
         "r"(block)
         : "memory");

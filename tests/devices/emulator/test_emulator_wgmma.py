@@ -136,6 +136,48 @@ def test_a_product_may_read_its_tiles_when_the_first_thread_begins_it(emulate, b
     assert caught == 0 if barrier else caught >= 4
 
 
+OWN_ROWS = """
+extern "C" __global__ void __launch_bounds__(128) f(const uint4* a, const uint4* b, float* o) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    for (int i = threadIdx.x; i < 512; i += 128) reinterpret_cast<uint4*>(shared + 8192)[i] = b[i];
+    async_proxy_fence();
+    __syncthreads();
+    int warp = threadIdx.x / 32 ROWS;
+    LATE
+    for (int i = threadIdx.x % 32; i < 128; i += 32)
+        reinterpret_cast<uint4*>(shared)[warp * 128 + i] = a[warp * 128 + i];
+    async_proxy_fence();
+    __syncwarp();
+    float d[32] = {};
+    wgmma_fence();
+    for (int k = 0; k < 4; ++k)
+        wgmma_ss<false>(d, matrix_descriptor<128>(shared_address(shared) + 32 * k, 0, 1024),
+                        matrix_descriptor<128>(shared_address(shared + 8192) + 32 * k, 0, 1024), k > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    warpgroup_fence_operand(d);
+    for (int i = 0; i < 32; ++i) o[threadIdx.x * 32 + i] = d[i];
+}
+"""
+
+
+@pytest.mark.parametrize(("rows", "own"), [("", True), ("^ 1", False)])
+def test_a_warp_needs_its_own_rows_of_a_and_no_others(emulate, rows, own):
+    """It stores its 16 rows, or its neighbour's, and waits for no other warp."""
+    (a, bits_a), (b, bits_b) = random(64, 64, seed=4), random(64, 64, seed=5)
+    text = vocabulary("fp16", 64) + OWN_ROWS.replace("ROWS", rows).replace("LATE", LATE_WARP)
+    images = laid_out(bits_a, 128), laid_out(bits_b, 128)
+    right, wrong = fragment(a @ b.T), 0
+    for seed in range(8):
+        try:
+            o = emulate(text, *images, np.zeros((128, 32), np.float32), threads=128, shared=16384, seed=seed)["o"]
+            wrong += not np.allclose(o, right, rtol=0, atol=1e-3)
+        except KernelCrashed as crash:
+            assert "wgmma's A" in str(crash)
+            wrong += 1
+    assert wrong == 0 if own else wrong >= 4
+
+
 @pytest.mark.parametrize("wait", ["", "wgmma_wait<1>();"])
 def test_accumulators_are_nan_until_the_wait_that_covers_them(emulate, wait):
     assert chain(emulate, WAIT=wait, LATE="") == np.inf

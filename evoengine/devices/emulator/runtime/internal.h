@@ -179,8 +179,8 @@ void check_stores_waited_for();
 
 // operands.cpp
 float element_value(unsigned short bits, bool bfloat16);
-void read_matrix(float* matrix, unsigned long long descriptor, unsigned extent, bool transposed, bool bfloat16,
-                 const char* what, int line);
+void read_matrix(float* matrix, unsigned long long descriptor, unsigned extent, unsigned first, unsigned count,
+                 bool transposed, bool bfloat16, const char* what, int line);
 
 // wgmma.cpp
 void reset_wgmma();

@@ -56,13 +56,14 @@ float element_value(unsigned short bits, bool bfloat16) {
     return bfloat16 ? float(__nv_bfloat16::from_bits(bits)) : float(__half::from_bits(bits));
 }
 
-// matrix[k * extent + i], k from 0 to 15.
-void read_matrix(float* matrix, unsigned long long descriptor, unsigned extent, bool transposed, bool bfloat16,
-                 const char* what, int line) {
+// matrix[k * extent + i], k from 0 to 15, i from `first` on and `count` of them, both multiples of 8.
+void read_matrix(float* matrix, unsigned long long descriptor, unsigned extent, unsigned first, unsigned count,
+                 bool transposed, bool bfloat16, const char* what, int line) {
     const Descriptor d = decode(descriptor, what, line);
-    const unsigned chunks = (transposed ? extent : 16) / 8, others = transposed ? 16 : extent;
-    for (unsigned other = 0; other < others; ++other)
-        for (unsigned chunk = 0; chunk < chunks; ++chunk) {
+    const unsigned first_chunk = transposed ? first / 8 : 0, chunks = transposed ? count / 8 : 2;
+    const unsigned first_other = transposed ? 0 : first, others = transposed ? 16 : count;
+    for (unsigned other = first_other; other < first_other + others; ++other)
+        for (unsigned chunk = first_chunk; chunk < first_chunk + chunks; ++chunk) {
             const char* found = async_read(chunk_address(d, transposed, chunk, other), 16, what, line);
             float* to = transposed ? matrix + other * extent + chunk * 8 : matrix + chunk * 8 * extent + other;
             (bfloat16 ? read_elements<__nv_bfloat16> : read_elements<__half>)(to, transposed ? 1 : extent, found);

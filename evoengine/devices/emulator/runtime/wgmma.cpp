@@ -1,8 +1,9 @@
 // wgmma. A thread that begins one only notes it. The product of the whole warpgroup is formed when threads wait for it
 // and no other thread of the block can run, those aside that are held back: so late that a place handed on too early
 // has been filled again. Its A registers are read then; its tiles in shared memory then too, or as soon as the first
-// thread begins it: so early that a tile which only other threads have waited for is not there yet. Registers are host
-// memory on a thread's stack. wgmma.fence keeps a snapshot of that stack: registers that differ from it have been
+// thread begins it: so early that a tile which only other threads have waited for is not there yet. Of A each warp
+// reads its own 16 rows, as soon as its own first thread begins the product (FlashAttention-3's kernels rely on that:
+// a warp that stores rows of P fences them and synchronises itself alone). Registers are host memory on a thread's stack. wgmma.fence keeps a snapshot of that stack: registers that differ from it have been
 // written since.
 #include "internal.h"
 
@@ -34,6 +35,7 @@ struct Operation {
     Wgmma wgmma;
     unsigned group;
     unsigned begun, ended;  // by how many threads
+    unsigned warps_begun;   // a bit each
     unsigned char accumulator[group_size];
     const unsigned* a[group_size][4];
     unsigned a_values[group_size][4];
@@ -114,23 +116,27 @@ bool same_instruction(const Wgmma& x, const Wgmma& y) {
            x.transposed_b == y.transposed_b && x.bfloat16 == y.bfloat16 && !x.registers == !y.registers;
 }
 
-void read_tiles(const Wgmma& w, Tiles& tiles) {
-    if (!w.registers) read_matrix(tiles.a, w.a, 64, w.transposed_a, w.bfloat16, "wgmma's A", w.line);
-    read_matrix(tiles.b, w.b, w.columns, w.transposed_b, w.bfloat16, "wgmma's B", w.line);
+void read_a(const Wgmma& w, Tiles& tiles, unsigned first_row, unsigned rows) {
+    if (w.registers) return;
+    read_matrix(tiles.a, w.a, 64, first_row, rows, w.transposed_a, w.bfloat16, "wgmma's A", w.line);
+}
+
+void read_b(const Wgmma& w, Tiles& tiles) {
+    read_matrix(tiles.b, w.b, w.columns, 0, w.columns, w.transposed_b, w.bfloat16, "wgmma's B", w.line);
 }
 
 // The n-th wgmma of a thread is the n-th of all 128: they need not come at the same time, but to the same instruction.
 Operation& join(Warpgroup& g, Thread& t, const Wgmma& wgmma) {
     Operation& op = g.operations[t.begun % max_under_way];
+    Tiles& tiles = g.tiles[t.begun % max_tiles];
     if (t.begun == g.begun) {
         if (g.begun >= max_under_way && op.ended != group_size)
             crash("wgmma at line %d: more than %u under way in the warpgroup", wgmma.line, max_under_way);
         op.wgmma = wgmma;
         op.group = t.committed;
-        op.begun = op.ended = 0;
-        Tiles& tiles = g.tiles[g.begun % max_tiles];
+        op.begun = op.ended = op.warps_begun = 0;
         tiles.of = nullptr;
-        if (random_below(8) < early) read_tiles(wgmma, tiles), tiles.of = &op;
+        if (random_below(8) < early) read_b(wgmma, tiles), tiles.of = &op;
         ++g.begun;
     } else if (!same_instruction(op.wgmma, wgmma)) {
         crash("wgmma at line %d: other threads of the warpgroup are at %s", wgmma.line,
@@ -139,6 +145,9 @@ Operation& join(Warpgroup& g, Thread& t, const Wgmma& wgmma) {
         crash("wgmma at line %d: other threads of the warpgroup have committed %u groups, this one %u", wgmma.line,
               op.group, t.committed);
     }
+    const unsigned warp = current % group_size / 32;
+    if (tiles.of == &op && !(op.warps_begun >> warp & 1)) read_a(wgmma, tiles, 16 * warp, 16);
+    op.warps_begun |= 1u << warp;
     ++t.begun;
     ++op.begun;
     return op;
@@ -171,7 +180,7 @@ void compute(Operation& op, Tiles& kept, unsigned first_thread) {
     static Tiles late;
     alignas(64) static float c[64 * 256];
     Tiles& tiles = kept.of == &op ? kept : late;
-    if (&tiles == &late) read_tiles(w, late);
+    if (&tiles == &late) read_a(w, late, 0, 64), read_b(w, late);
     float *a = tiles.a, *b = tiles.b;
     if (w.registers) read_a_registers(op, first_thread, a);
     const float sign = float(w.scale_a * w.scale_b);

@@ -1,0 +1,194 @@
+"""The main loop of a wgmma kernel as its listing has it: what a step holds, and where it waits for products.
+
+listing ──▶ basic blocks ──▶ loops (back edges) ──▶ the innermost ones around HGMMA ──▶ why_slow
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from evoengine.sass.listing import ListedInstruction, instructions, labels
+
+MAX_BESIDE = 0.9
+"""of a step's row maxima: so many at least stand before the wait for a product that runs beside them. The machine code
+of FlashAttention-3 has 90 to 100 %"""
+MAX_MOVED = 0.5
+"""R2UR of a step for each HGMMA: above it, addresses of operands are moved from vector registers at every step"""
+WIDE_FENCES = ("MEMBAR.ALL.GPU", "MEMBAR.SC.GPU", "MEMBAR.ALL.SYS", "MEMBAR.SC.SYS", "MEMBAR.SC.VC", "MEMBAR.ALL.VC")
+
+_TARGET = re.compile(r"`\((\.L_\w+)\)")
+_PENDING = re.compile(r"gsb0, (0x[0-9a-f]+)")
+_ENDS = ("EXIT", "RET", "BRX", "JMX", "BPT")
+
+
+@dataclass(frozen=True, slots=True)
+class MainLoop:
+    """An innermost loop around products, `step` its instructions in an order in which a warp can meet them.
+
+    Where the loop branches, both ways are among them.
+    """
+
+    step: Sequence[ListedInstruction]
+
+    def count(self, opcode: str) -> int:
+        """How many have this opcode, its modifiers aside."""
+        return sum(i.opcode.partition(".")[0] == opcode for i in self.step)
+
+    @property
+    def stall_sum(self) -> int:
+        """Clocks that a warp alone would take by the stall counts."""
+        return sum(max(1, i.stall) for i in self.step)
+
+    @property
+    def fences(self) -> Sequence[ListedInstruction]:
+        """Those that wait for all memory accesses of the thread to be seen beyond its block."""
+        return [i for i in self.step if i.opcode.startswith(WIDE_FENCES)]
+
+    @property
+    def maxima_beside(self) -> tuple[int, int] | None:
+        """How many row maxima (FMNMX) stand before the wait for a product that was left under way, of how many in all.
+
+        None where no product is left under way, or where there are no maxima: no softmax.
+        """
+        maxima = [n for n, i in enumerate(self.step) if i.opcode.startswith("FMNMX")]
+        left = next((n for n, i in enumerate(self.step) if _products_left(i)), None)
+        if left is None or not maxima:
+            return None
+        ended = next((n for n, i in enumerate(self.step) if n > left and _products_left(i) == 0), len(self.step))
+        return sum(left < n < ended for n in maxima), len(maxima)
+
+
+def _products_left(instruction: ListedInstruction) -> int | None:
+    """How many groups of products a wait leaves under way; None for what is no such wait."""
+    found = _PENDING.search(instruction.text) if instruction.opcode.startswith("WARPGROUP.DEPBAR") else None
+    return int(found[1], 16) if found else None
+
+
+def why_slow(listing: str, entry: str) -> str | None:
+    """What in a main loop of the kernel `entry` undoes what its source is written for, or None."""
+    for loop in main_loops(listing, entry):
+        if loop.fences:
+            return (
+                f"{loop.fences[0].opcode} in the main loop: each step waits until the whole GPU sees the warp's memory "
+                "accesses; an mbarrier in another block of the cluster takes a plain arrive"
+            )
+        beside = loop.maxima_beside
+        if beside is not None and beside[0] < MAX_BESIDE * beside[1]:
+            return (
+                f"the compiler waits for a product left under way before {beside[1] - beside[0]} of the {beside[1]} row "
+                "maxima that were to run beside it; a branch or a loop before the wait keeps it in its place"
+            )
+        if loop.count("R2UR") > MAX_MOVED * loop.count("HGMMA"):
+            return (
+                f"{loop.count('R2UR')} R2UR beside {loop.count('HGMMA')} HGMMA in a step of the main loop: what the "
+                "products' addresses depend on is not known to be the same in all lanes; __shfl_sync makes it so"
+            )
+    return None
+
+
+def main_loops(listing: str, entry: str) -> list[MainLoop]:
+    """The innermost loops around HGMMA of the kernel `entry`; UsageError where the listing does not have it."""
+    blocks = _blocks(instructions(listing, entry), labels(listing, entry))
+    order = _order(blocks)
+    loops = _loops(blocks, order)
+    around = [body for body in loops if any(i.opcode.startswith("HGMMA") for n in body for i in blocks[n].instructions)]
+    innermost = [body for body in around if not any(other < body for other in around)]
+    return [MainLoop([i for n in order if n in body for i in blocks[n].instructions]) for body in innermost]
+
+
+# ── control flow ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    instructions: Sequence[ListedInstruction]
+    successors: Sequence[int]
+
+
+def _blocks(code: Sequence[ListedInstruction], places: Mapping[str, int]) -> list[_Block]:
+    """Basic blocks in the order of the listing, with the numbers of those that may come next."""
+    targets = [_target(i, places) for i in code]
+    starts = {0} | {n + 1 for n, i in enumerate(code) if targets[n] is not None or _ends(i)}
+    index = {i.address: n for n, i in enumerate(code)}
+    starts |= {index[t] for t in targets if t is not None and t in index}
+    firsts = sorted(n for n in starts if n < len(code))
+    number = {code[first].address: n for n, first in enumerate(firsts)}
+    found = []
+    for n, first in enumerate(firsts):
+        end = firsts[n + 1] if n + 1 < len(firsts) else len(code)
+        last, target = code[end - 1], targets[end - 1]
+        following = [number[target]] if target in number else []
+        falls_through = not (_ends(last) or target is not None and not _conditional(last))
+        found.append(_Block(code[first:end], following + [n + 1] * (falls_through and n + 1 < len(firsts))))
+    return found
+
+
+def _target(instruction: ListedInstruction, places: Mapping[str, int]) -> int | None:
+    """The address that a branch may go to. BSSY and its like only name the place where lanes will meet."""
+    found = _TARGET.search(instruction.text) if instruction.opcode.partition(".")[0] in ("BRA", "JMP") else None
+    return places.get(found[1]) if found else None
+
+
+def _conditional(branch: ListedInstruction) -> bool:
+    """By its guard, or by a predicate among its operands (BRA.DIV UR4, `(.L_x_3))."""
+    operands = branch.text.partition(branch.opcode)[2]
+    return branch.guard not in ("", "PT", "UPT") or "," in operands
+
+
+def _ends(instruction: ListedInstruction) -> bool:
+    return instruction.opcode.startswith(_ENDS) and instruction.guard in ("", "PT", "UPT")
+
+
+def _order(blocks: Sequence[_Block]) -> list[int]:
+    """Blocks that can be reached, each before those that come after it where no back edge is taken (reverse
+    postorder)."""
+    order, seen = [], {0}
+    stack = [(0, iter(blocks[0].successors))] if blocks else []
+    while stack:
+        node, rest = stack[-1]
+        following = next((n for n in rest if n not in seen), None)
+        if following is None:
+            order.append(node)
+            stack.pop()
+        else:
+            seen.add(following)
+            stack.append((following, iter(blocks[following].successors)))
+    return order[::-1]
+
+
+def _loops(blocks: Sequence[_Block], order: Sequence[int]) -> list[set[int]]:
+    """Natural loops, those with the same first block as one (Aho, Lam, Sethi, Ullman, "Compilers", 9.6)."""
+    before: dict[int, list[int]] = {n: [] for n in order}
+    for n in order:
+        for following in blocks[n].successors:
+            before[following].append(n)
+    dominators = _dominators(before, order)
+    bodies: dict[int, set[int]] = {}
+    for n in order:
+        for head in blocks[n].successors:
+            if head not in dominators[n]:
+                continue
+            body = bodies.setdefault(head, {head})
+            waiting = [n]
+            while waiting:
+                one = waiting.pop()
+                if one not in body:
+                    body.add(one)
+                    waiting += before[one]
+    return list(bodies.values())
+
+
+def _dominators(before: Mapping[int, Sequence[int]], order: Sequence[int]) -> dict[int, set[int]]:
+    """Of each block those that every way to it goes through, itself included."""
+    found = {n: set(order) for n in order}
+    found[order[0]] = {order[0]}
+    changed = True
+    while changed:
+        changed = False
+        for n in order[1:]:
+            common = set.intersection(*(found[b] for b in before[n])) | {n}
+            if common != found[n]:
+                found[n], changed = common, True
+    return found
