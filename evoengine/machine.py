@@ -45,7 +45,7 @@ def machine_error(error: OSError) -> MachineError:
 def oom_kills() -> int:
     """How many processes the kernel has ended for want of memory, in any cgroup (/proc/vmstat, Linux 4.13)."""
     try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
+        lines = Path("/proc/vmstat").read_text("utf-8").splitlines()
     except OSError:
         return 0
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
@@ -101,5 +101,5 @@ def memory_for(more: int) -> Iterator[None]:
 
 def data_bytes() -> int:
     """What RLIMIT_DATA counts of this process (VmData in proc(5))."""
-    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    pages = int(Path("/proc/self/statm").read_text("utf-8").split()[5])
     return pages * os.sysconf("SC_PAGE_SIZE")

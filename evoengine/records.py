@@ -154,7 +154,7 @@ class Verdict:
     reason: str | None
     cases: tuple[CaseResult, ...]
     wall_ms: float
-    taken_at: datetime | None = field(default=None, compare=False)
+    taken_at: datetime | None = field(default=None, compare=False, repr=False)
 
     @property
     def correct(self) -> bool:
@@ -234,7 +234,7 @@ class Measurement:
     """None where nothing ran here: an estimate, or what another tuner recorded"""
     normalised_us: float | None = None
     """the paired ratio to the baseline of the same rounds, times its long-run median; None where none ran beside it"""
-    taken_at: datetime | None = field(default=None, compare=False)
+    taken_at: datetime | None = field(default=None, compare=False, repr=False)
     """as a ledger noted it"""
 
     @property
@@ -339,8 +339,8 @@ class Candidate:
     sustained: Measurement | None = None
     """its last figure of back-to-back runs, as finalists have one"""
     imported_from: str | None = None
-    created_at: datetime | None = field(default=None, compare=False)
-    finished_at: datetime | None = field(default=None, compare=False)
+    created_at: datetime | None = field(default=None, compare=False, repr=False)
+    finished_at: datetime | None = field(default=None, compare=False, repr=False)
 
     @property
     def refuted(self) -> bool:

@@ -12,7 +12,7 @@ from evoengine.cli.progress import status, time_spent
 from evoengine.cli.streams import read_by_nobody, unwritten
 from evoengine.errors import MachineError
 from evoengine.hints import hint
-from evoengine.ledger.store import spans
+from evoengine.ledger.transactions import spans
 from evoengine.records import Candidate, Outcome
 from evoengine.search.coordinator import Progress
 from evoengine.tuning.search import SearchResult

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from rich.console import Console
@@ -40,6 +41,7 @@ def say(text: str, style: str | None = None) -> None:
     stderr.print(plain(text), style=style, soft_wrap=True)
 
 
+@lru_cache(maxsize=4096, typed=True)
 def short(value: Value) -> str:
     return str(value).lower()
 

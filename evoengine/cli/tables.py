@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from operator import itemgetter
 from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
@@ -54,31 +52,20 @@ class Table:
     def __init__(self, columns: Sequence[Column], rows: Iterable[Sequence[Cell]], *, title: str = "") -> None:
         """Each of `rows` has a cell for every column. Where no column has a name there is no heading."""
         self._title = plain(title)
-        self._rows = [tuple(map(_plain, row)) for row in rows]
-        widths = [0] * len(columns)
-        self._even = True
-        """whether every text is as wide as it is long"""
-        for i, cells in enumerate(zip(*self._rows, strict=True)):
-            texts = set(map(_text, cells))
-            widths[i] = max(map(_width, texts))
-            self._even = self._even and all(text.isascii() or len(text) == _width(text) for text in texts)
-        self._filled = [i for i, width in enumerate(widths) if width]
-        self._columns, self._widths = [columns[i] for i in self._filled], [widths[i] for i in self._filled]
+        # by columns, and each distinct cell once: of thousands of rows most cells are alike
+        found: list[Sequence[Cell]] = [*zip(*rows, strict=True)] or [()] * len(columns)
+        texts = [{cell: _plain(cell) for cell in set(cells)} for cells in found]
+        widths = [max((_width(_text(cell)) for cell in of_column.values()), default=0) for of_column in texts]
+        filled = [i for i, _ in enumerate(zip(columns, found, strict=True)) if widths[i]]  # as many cells as columns
+        self._columns, self._widths = [columns[i] for i in filled], [widths[i] for i in filled]
+        self._cells = [[texts[i][cell] for cell in found[i]] for i in filled]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         layout = _Layout(console, self._columns, self._widths, options.max_width)
-        kept = [self._filled[i] for i in layout.kept]
         if self._title:
             yield Segment(f"{self._title}\n", _style(console, HEADING))
-        for names in layout.heading():
-            yield from layout.row([Styled(name, HEADING) for name in names])
-        if self._even and layout.whole and not console.is_terminal:
-            pattern, cells_of = layout.pattern(), itemgetter(*kept, kept[-1])
-            for row in self._rows:
-                yield Segment(f"{(pattern % tuple(map(_text, cells_of(row)[:-1]))).rstrip()}\n")
-        else:
-            for row in self._rows:
-                yield from layout.row([row[i] for i in kept])
+        yield from layout.rows([[Styled(name, HEADING) for name in heading] for heading in layout.headings()])
+        yield from layout.rows([self._cells[i] for i in layout.kept])
         if layout.left_out:
             remark = f"left out, as the terminal is narrow: {', '.join(layout.left_out)}"
             for line in _folded(console, remark, options.max_width):
@@ -96,7 +83,6 @@ class _Layout:
     def __init__(self, console: Console, columns: Sequence[Column], widths: Sequence[int], most: int) -> None:
         self._console, self._columns = console, columns
         self._colourful = console.is_terminal
-        self._needed = widths
         self.kept = list(range(len(columns)))
         self._headings = [[plain(c.name)] for c in columns]
         self._fit_to_headings(widths)
@@ -130,40 +116,35 @@ class _Layout:
                 self._widths[i] = max(self._narrowest(i), self._widths[i] - excess)
 
     @property
-    def whole(self) -> bool:
-        """Whether no text of a kept column has to be cut or folded."""
-        return all(self._widths[i] >= self._needed[i] for i in self.kept)
-
-    def pattern(self) -> str:
-        """A row in which every text is whole, for the operator %."""
-        return GAP.join(f"%{'' if self._columns[i].right else '-'}{self._widths[i]}s" for i in self.kept)
-
-    @property
     def left_out(self) -> list[str]:
         return [plain(c.name) for i, c in enumerate(self._columns) if i not in self.kept]
 
-    def heading(self) -> list[list[str]]:
-        """Lines of names, those of few lines at the bottom; none where no column has a name."""
+    def headings(self) -> list[list[str]]:
+        """Of each kept column, its name from the top down, as many lines as the longest has; none without names."""
         headings = [self._headings[i] for i in self.kept]
-        if not any(name for heading in headings for name in heading):
-            return []
-        height = max(map(len, headings))
-        return [[([""] * (height - len(heading)) + heading)[n] for heading in headings] for n in range(height)]
+        height = max(map(len, headings), default=0) if any(name for heading in headings for name in heading) else 0
+        return [[""] * (height - len(heading)) + heading if height else [] for heading in headings]
 
-    def row(self, cells: Sequence[Cell]) -> Iterator[Segment]:
-        """A row, of several lines where free text goes on below."""
-        parts = [self._lines(i, _text(cell)) for i, cell in zip(self.kept, cells, strict=True)]
-        for n in range(max(map(len, parts), default=0)):
-            texts = [part[n] if n < len(part) else "" for part in parts]
-            padded = [self._padded(i, text) for i, text in zip(self.kept, texts, strict=True)]
-            if self._colourful:
-                yield from self._coloured(cells, padded)
-            else:
-                yield Segment(f"{GAP.join(padded).rstrip()}\n")
+    def rows(self, columns: Sequence[Sequence[Cell]]) -> Iterator[Segment]:
+        """Rows of the kept columns, each of several lines where free text goes on below."""
+        shown = [self._shown(i, cells) for i, cells in zip(self.kept, columns, strict=True)]
+        blanks = [" " * self._widths[i] for i in self.kept]
+        for cells, parts in zip(zip(*columns, strict=True), zip(*shown, strict=True), strict=True):
+            for n in range(max(map(len, parts))):
+                line = [part[n] if n < len(part) else blank for part, blank in zip(parts, blanks, strict=True)]
+                if self._colourful:
+                    yield from self._coloured(cells, line)
+                else:
+                    yield Segment(f"{GAP.join(line).rstrip()}\n")
 
-    def _coloured(self, cells: Sequence[Cell], padded: Sequence[str]) -> Iterator[Segment]:
-        for n, (cell, text) in enumerate(zip(cells, padded, strict=True), start=1):
-            text = text.rstrip() if n == len(padded) else text + GAP
+    def _shown(self, i: int, cells: Sequence[Cell]) -> list[list[str]]:
+        """Of each cell its lines, as wide as the column."""
+        made = {cell: [self._padded(i, line) for line in self._lines(i, _text(cell))] for cell in set(cells)}
+        return [made[cell] for cell in cells]
+
+    def _coloured(self, cells: Sequence[Cell], line: Sequence[str]) -> Iterator[Segment]:
+        for n, (cell, text) in enumerate(zip(cells, line, strict=True), start=1):
+            text = text.rstrip() if n == len(line) else text + GAP
             yield Segment(text, _style(self._console, cell.style) if isinstance(cell, Styled) else None)
         yield Segment.line()
 
@@ -197,9 +178,7 @@ def _folded(console: Console, text: str, width: int) -> list[str]:
     return [line.plain.rstrip() for line in Text(text).wrap(console, width, overflow="fold")]
 
 
-@lru_cache(maxsize=2**16)
 def _plain(cell: Cell) -> Cell:
-    """Most cells of a long table hold what others of their column hold."""
     return Styled(plain(cell.text), cell.style) if isinstance(cell, Styled) else plain(cell)
 
 

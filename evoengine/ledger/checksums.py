@@ -7,7 +7,6 @@ those the types are checked alone.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache, lru_cache
@@ -36,19 +35,17 @@ class Damaged(Exception):
 
 def checksum(value: object) -> str:
     """Of a value as it is stored and read back: None, a number, a text, a time, or what JSON holds."""
-    return f"{crc32(_canonical(value)):08x}"
-
-
-def _canonical(value: object) -> bytes:
-    if value is None or (isinstance(value, float) and math.isnan(value)):  # SQLite keeps NaN as null
-        return b"\0"
     if isinstance(value, str):
-        return value.encode(errors="surrogatepass")
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat().encode()
-    if isinstance(value, (dict, list)):
-        return json.dumps(value).encode()
-    return repr(value).encode()
+        stored = value.encode(errors="surrogatepass")
+    elif value is None or value != value:  # SQLite keeps NaN as null
+        stored = b"\0"
+    elif isinstance(value, (dict, list)):
+        stored = json.dumps(value).encode()
+    elif isinstance(value, datetime):
+        stored = value.astimezone(UTC).isoformat().encode()
+    else:
+        stored = repr(value).encode()
+    return f"{crc32(stored):08x}"
 
 
 @cache
@@ -69,15 +66,17 @@ def _kind(column: Column[Any]) -> type:
 
 
 @cache
-def _types(row: type[Base]) -> dict[str, tuple[type, ...]]:
-    """Column → the Python types of its values."""
+def _places_and_types(row: type[Base]) -> dict[str, tuple[int, tuple[type, ...]]]:
+    """Column → where its checksum begins, and the Python types of its values."""
     types: dict[type, tuple[type, ...]] = {Double: (float, int), Integer: (int,), UtcDateTime: (datetime,), str: (str,)}
     columns: Iterable[Column[Any]] = row.__table__.columns  # type: ignore[assignment]
-    return {
-        c.name: types.get(_kind(c), (list if c.name in LISTS else dict,)) + ((type(None),) if c.nullable else ())
-        for c in columns
-        if c.name in checked_columns(row)
-    }
+    found = {}
+    for c in columns:
+        if c.name in checked_columns(row):
+            of_column = types.get(_kind(c), (list if c.name in LISTS else dict,))
+            absent = (type(None),) if c.nullable else ()
+            found[c.name] = checked_columns(row)[c.name][0], of_column + absent
+    return found
 
 
 def checksums_of(row: type[Base], values: Mapping[str, Any]) -> str:
@@ -91,14 +90,14 @@ def checksums_of(row: type[Base], values: Mapping[str, Any]) -> str:
 
 def check(row: type[Base], number: object, checksums: str | None, values: Mapping[str, Any]) -> None:
     """Raises Damaged where one of the values read is not what was written; `values` may be some of the columns."""
-    columns, types = checked_columns(row), _types(row)
-    for name, value in values.items():
-        if name not in columns:
+    written = checksums or ""
+    for name, (place, types) in _places_and_types(row).items():
+        if name not in values:
             continue
-        place, _ = columns[name]
+        value = values[name]
         # of a column that came after the row was written there is no checksum
-        written = checksums[place : place + WIDTH] if checksums else ""
-        if not isinstance(value, types[name]) or (written and written != checksum(value)):
+        expected = written[place : place + WIDTH]
+        if not isinstance(value, types) or (expected and expected != checksum(value)):
             raise Damaged(row.__tablename__, number, name)
     if checksums is not None and len(checksums) % WIDTH:
         raise Damaged(row.__tablename__, number, "checksums")
@@ -113,8 +112,8 @@ def row_check(row: type[Base], names: Sequence[str]) -> RowCheck:
 
     That text is what its checksum was made of: `json.dumps` writes both.
     """
-    columns, types = checked_columns(row), _types(row)
-    kept = [(name, columns[name][0], columns[name][0] + WIDTH, _stored(types[name])) for name in names]
+    columns = _places_and_types(row)
+    kept = [(name, place, place + WIDTH, _stored(types)) for name in names for place, types in [columns[name]]]
 
     def check_row(number: object, checksums: str | None, values: Sequence[object]) -> None:
         for (name, begin, end, allowed), value in zip(kept, values, strict=True):

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import io
 import os
-import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
@@ -28,13 +27,10 @@ from evoengine.ledger.checksums import Damaged
 from evoengine.ledger.chosen import chosen_database
 from evoengine.ledger.integrity import READ_ERRORS, check_selection, find_damage
 from evoengine.ledger.models import VERSION_TABLE
-from evoengine.ledger.write_ahead_log import check_log, empty_log, orphaned_log, reading_uri
+from evoengine.ledger.schema import LOCK_KEY, known_revisions, mark, upgrade
+from evoengine.ledger.write_ahead_log import check_log, orphaned_log, reading_uri
 from evoengine.passwords import hide_passwords, without_passwords
-from evoengine.paths import asset, default_database
-
-if TYPE_CHECKING:
-    # slow to import, and a database whose schema is this evoengine's does without
-    from alembic.config import Config as AlembicConfig
+from evoengine.paths import default_database
 
 BUSY_SECONDS = 30.0
 """how long a writer waits for another's transaction to end"""
@@ -42,8 +38,6 @@ _EXAMPLES = "sqlite:///db/evoengine.db or postgresql://user@host/database"
 SQLITE_MAGIC = b"SQLite format 3\0"
 _SIGNS_OF_DAMAGE = ("not a database", "malformed", "disk I/O error", "unsupported file format", "no such table")
 _RESTORE = "restore it from a copy, or name another with --db"
-_LOCK_KEY = 0x65766F
-"""of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
 
 
 def parse_url(text_or_path: str) -> URL:
@@ -105,8 +99,8 @@ def open_database(url: URL, *, create: bool) -> Engine:
     engine = make_engine(url)
     if outdated:
         with translate_errors(url):
-            _upgrade(engine)
-            _mark(engine)
+            upgrade(engine)
+            mark(engine)
     return engine
 
 
@@ -178,7 +172,7 @@ def setup_lock(url: URL) -> Iterator[None]:
             ) from error
         return
     with create_engine(url, poolclass=NullPool).connect() as connection:
-        connection.execute(text(f"SELECT pg_advisory_lock({_LOCK_KEY})"))
+        connection.execute(text(f"SELECT pg_advisory_lock({LOCK_KEY})"))
         yield
 
 
@@ -386,41 +380,3 @@ def _refuse_foreign(url: URL, contents: Contents) -> None:
     if strange or (tables and not optuna_schema.holds_studies(tables)):
         named = ", ".join(sorted(strange or tables)[:3])
         raise UsageError(f"{display_url(url)} is another program's database (it holds {named}); name another with --db")
-
-
-# ── the schema ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def known_revisions() -> list[str]:
-    """Oldest first, by the names of the scripts, which begin with what they lead to."""
-    return sorted(script.name.partition("_")[0] for script in asset("db/migrations").glob("versions/[0-9]*.py"))
-
-
-def alembic_config(connection: Connection | None = None) -> AlembicConfig:
-    from alembic.config import Config as AlembicConfig
-
-    config = AlembicConfig(attributes={"connection": connection})
-    config.set_main_option("script_location", str(asset("db/migrations")).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    return config
-
-
-def _mark(engine: Engine) -> None:
-    """Gives an SQLite file a number of its own, by which a log of another ledger is known for one (`_check_log`)."""
-    if engine.dialect.name != "sqlite":
-        return
-    with engine.begin() as connection:
-        if not connection.exec_driver_sql("PRAGMA user_version").scalar():
-            connection.exec_driver_sql(f"PRAGMA user_version = {1 + secrets.randbelow(2**31 - 1)}")
-    empty_log(engine)  # the number has to be in the file itself
-
-
-def _upgrade(engine: Engine) -> None:
-    """To the newest revision, in one transaction; of several processes that try at once, one does it."""
-    from alembic import command
-
-    with engine.begin() as connection:
-        if engine.dialect.name == "postgresql":
-            # SQLite's transaction has the write lock from its beginning
-            connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK_KEY})"))
-        command.upgrade(alembic_config(connection), "head")

@@ -33,9 +33,9 @@ SELECTED_BY: Mapping[type[Base], tuple[str, ...]] = {
     VerdictRow: ("candidate_id", "device", "outcome"),
     MeasurementRow: ("candidate_id", "kind"),
     BaselineRow: ("run_id", "name"),
-    RunRow: ("status", "gpu", "problem", "definition"),
+    RunRow: ("status", "gpu", "problem", "definition", "imported_from"),
 }
-"""columns that queries choose rows by: a row that is damaged there is not read, and nobody would see it missing"""
+"""columns that queries choose rows by, or read without the row: who else would see what is missing or wrong there?"""
 NUMBER = "candidate_id"
 CHECKED_WHEN_READ = (CandidateRow.__tablename__, BinaryRow.__tablename__)
 WORDS = {"outcome": [str(o) for o in Outcome], "kind": [str(k) for k in Kind]}

@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import datetime
 
-from sqlalchemy import URL, Engine, Select, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, func, select
 
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
-from evoengine.ledger.database import db_of, display_url, translate_errors
 from evoengine.ledger.figures import read_order
 from evoengine.ledger.listing import Trial, read_ancestors, read_trials
 from evoengine.ledger.models import CandidateRow, MeasurementRow, ProfileRow
 from evoengine.ledger.rows import load_options, to_candidate, to_measurement, to_profile
+from evoengine.ledger.transactions import OpenDatabase
 from evoengine.records import Candidate, Measurement, Outcome, Profile
 
 WHOLE_BATCH = 200
 """candidates that are read together, with their sources"""
 
 
-class Reader:
+class Reader(OpenDatabase):
     """The part of a Ledger that gives candidates. Raises as a Ledger does."""
-
-    def __init__(self, url: URL, engine: Engine) -> None:
-        self._url, self._engine = url, engine
-
-    @property
-    def url(self) -> str:
-        """As SQLAlchemy and Optuna take it, with the password where there is one."""
-        return self._url.render_as_string(hide_password=False)
-
-    @property
-    def place(self) -> str:
-        """For people: the file, or the URL without its password."""
-        return display_url(self._url)
-
-    @property
-    def db(self) -> str | None:
-        """What --db takes to lead here, without a password; None for the default ledger."""
-        return db_of(self._url)
 
     def candidate(self, trial: int, *, with_cubin: bool = False) -> Candidate:
         """Raises UsageError naming the range where there is no such trial. Without `with_cubin` cubins are empty."""
@@ -137,8 +117,3 @@ class Reader:
         with self._reading() as session:
             rows = session.scalars(wanted.options(*load_options(with_cubin)).order_by(CandidateRow.id))
             return [to_candidate(row, with_cubin) for row in rows]
-
-    @contextmanager
-    def _reading(self) -> Iterator[Session]:
-        with translate_errors(self._url), Session(self._engine.execution_options(reading=True)) as session:
-            yield session

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Protocol
 
-from sqlalchemy import URL, Engine, Select, select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session, aliased, joinedload, undefer
 
 from evoengine import __version__
-from evoengine.errors import MachineError, NothingFound
+from evoengine.errors import NothingFound
 from evoengine.gpu import find_gpu
 from evoengine.hints import hint
 from evoengine.ledger.chosen import chosen_database
-from evoengine.ledger.database import open_database, parse_url, translate_errors
-from evoengine.ledger.heartbeat import Heart, beat, begin_beating, mark_killed, require_fence
+from evoengine.ledger.database import open_database, parse_url
+from evoengine.ledger.heartbeat import begin_beating, mark_killed
 from evoengine.ledger.models import (
     BaselineRow,
     BinaryRow,
@@ -49,8 +47,6 @@ from evoengine.ledger.rows import (
 from evoengine.ledger.runs import RUNNING, Device, Run, this_host
 from evoengine.ledger.summaries import RunSummary, read_summaries
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
-from evoengine.ledger.watch import FileLost, Watch
-from evoengine.ledger.write_ahead_log import empty_log
 from evoengine.objectives import DEFAULT
 from evoengine.records import (
     Baseline,
@@ -89,30 +85,6 @@ class Ledger(Reader):
 
     Any method raises UsageError where the database has been locked by another writer for too long.
     """
-
-    def __init__(self, url: URL, engine: Engine) -> None:
-        super().__init__(url, engine)
-        self._watch = Watch(Path(url.database or "") if url.drivername == "sqlite" else None)
-        self._watch.guard(engine)
-        self._fences: dict[int, int] = {}
-        """runs of this process that have not ended → their fences"""
-        self._heart = Heart(self._beat)
-        self._finished: list[int] = []
-        """trials that ended through this object"""
-
-    def watch(self, engine: Engine) -> None:
-        """Has another engine on the same database open no other file than this ledger's."""
-        self._watch.guard(engine)
-
-    def close(self) -> None:
-        self._heart.stop()
-        self._engine.dispose()
-
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -155,11 +127,6 @@ class Ledger(Reader):
         self._fences.pop(run, None)
         if not self._fences:
             self._heart.stop()
-
-    def _beat(self) -> None:
-        with self._writing() as session:
-            for run in list(self._fences):
-                beat(session, run)
 
     def runs(self) -> list[Run]:
         """Oldest first."""
@@ -321,40 +288,6 @@ class Ledger(Reader):
             for row in rows:
                 row.run_id = run
             return [row.id for row in rows]
-
-    # ── transactions ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    @contextmanager
-    def _writing(self) -> Iterator[Session]:
-        """One transaction. Raises MachineError where it cannot be, or may not be, part of this ledger's file."""
-        try:
-            self._watch.check()
-            with translate_errors(self._url), Session(self._engine) as session, session.begin():
-                for run, fence in list(self._fences.items()):
-                    require_fence(session, run, fence)
-                yield session
-            self._watch.check()
-        except FileLost as lost:
-            empty_log(self._engine)
-            raise MachineError(self._told_lost(lost)) from lost
-
-    def _told_lost(self, lost: FileLost) -> str:
-        told = f"the ledger {self.place} {lost} while it was in use"
-        if not self._finished:
-            return f"{told}: nothing of this search is in what is there now"
-        finished = spans(self._finished)
-        if lost.holds_all:
-            return f"{told}: it holds what ended before ({finished}), and nothing later"
-        return f"{told}: what ended in this search ({finished}) is not in what is there now"
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """Numbers in their order, neighbours joined: "trials 1 to 4, 7"."""
-    known = set(numbers)
-    starts = sorted(n for n in known if n - 1 not in known)
-    ends = sorted(n for n in known if n + 1 not in known)
-    parts = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
-    return f"{'trial' if len(known) == 1 else 'trials'} {', '.join(parts)}"
 
 
 def _abandoned() -> Select[CandidateRow]:

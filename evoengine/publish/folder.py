@@ -93,7 +93,7 @@ def _listed(target: Path) -> dict[str, str] | None:
     """File → SHA-256 of an earlier export; None where the folder is none."""
     try:
         lines = (target / CHECKSUMS).read_text("ascii").splitlines()
-        described = json.loads((target / MARK).read_text())
+        described = json.loads((target / MARK).read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(described, dict) or not isinstance(described.get("provenance"), dict):

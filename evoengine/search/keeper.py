@@ -69,7 +69,7 @@ def resident_bytes(pids: Iterable[int]) -> int:
     """What these processes hold in memory together; pages they share count once for each."""
     pages = 0
     for pid in pids:
-        with suppress(OSError), open(f"/proc/{pid}/statm") as file:
+        with suppress(OSError), open(f"/proc/{pid}/statm", encoding="utf-8") as file:
             pages += int(file.read().split()[1])
     return pages * _PAGE
 

@@ -66,24 +66,24 @@ def verify(
     timing = choose_device(device, target.gpu, echo)
     if timing:
         target = replace(target, gpu=resolve_gpu(timing, target.gpu))
-    if choice.why:
-        echo(choice.why)
     renderer = Renderer()
     try:
-        return _verify(config, target, timing, space, templates, binary, seed, renderer, echo)
+        return _verify(config, target, choice.why, timing, space, templates, binary, seed, renderer, echo)
     finally:
         renderer.close()
 
 
 def _verify(
-    config: Config, target: Target, timing: GpuDevice | None, space: Path | None, templates: Path | None, binary: bool,
-    seed: int | None, fill: Fill, echo: Echo,
+    config: Config, target: Target, chosen: str | None, timing: GpuDevice | None, space: Path | None,
+    templates: Path | None, binary: bool, seed: int | None, fill: Fill, echo: Echo,
 ) -> Verified:  # fmt: skip
     bound, folder = prepare_space(space, templates, target, timing is None, fill)
     if why := bound.why_invalid(config):
         raise UsageError(f"the configuration is not in the space {bound.name}: {why}")
     require_compilers(target.gpu, emulated=timing is None)
     require_reference(target, echo)
+    if chosen:
+        echo(chosen)
     seed = secrets.randbelow(2**31) if seed is None else seed
     with lock_gpu(timing, echo):
         judge = make_evaluator(target, timing, seed)

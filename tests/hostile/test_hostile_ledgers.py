@@ -16,13 +16,16 @@ from evoengine.cli.main import evoengine
 from evoengine.errors import EvoengineError, MachineError
 from evoengine.ledger.checksums import checked_columns
 from evoengine.ledger.models import Base, Checked
-from evoengine.ledger.store import Ledger, open_ledger, spans
+from evoengine.ledger.store import Ledger, open_ledger
+from evoengine.ledger.transactions import spans
 from evoengine.records import Baseline, Kind, Outcome, Profile
 from tests.support.ledger_examples import CONFIG, GPU, POLICY, PROBLEM, a_figure, add_ranked, start_run
 from tests.support.recorded import cache
 
 COMMANDS = (("best", "--json"), ("history", "--json"), ("show", "3"), ("show", "3", "--json"), ("report",))
-CHECKED: list[type[Base]] = [m.class_ for m in Base.registry.mappers if issubclass(m.class_, Checked)]
+CHECKED: list[type[Base]] = sorted(
+    (m.class_ for m in Base.registry.mappers if issubclass(m.class_, Checked)), key=lambda row: row.__tablename__
+)
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 from alembic import command
 from sqlalchemy import Column, Integer, MetaData, Table, create_engine
 
-from evoengine.ledger.database import alembic_config
 from evoengine.ledger.models import Base
+from evoengine.ledger.schema import alembic_config
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import optuna_storage
 from evoengine.records import UNKNOWN_POLICY, Kind

@@ -124,7 +124,7 @@ def test_an_imported_kernel_is_exported_by_a_verdict_reached_here_alone(ledger, 
     assert not (tmp_path / "out").exists()
     own = replace(whole().dossiers[0].candidate.verdict, device="executor")
     monkeypatch.setattr(best_module, "check_export", lambda *_: BinaryCheck(own))
-    monkeypatch.setattr(best_module, "write_trace", lambda *_: [])
+    monkeypatch.setattr(best_module, "trace_files", lambda *_: {})
     best_module.export(tmp_path / "out", db=ledger.place)
     described = json.loads((tmp_path / "out" / "kernel.json").read_text())
     assert (tmp_path / "out" / "kernel.cubin").read_bytes() == b"made here"

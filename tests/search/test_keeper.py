@@ -30,10 +30,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-def folders() -> set[str]:
-    return {path.name for path in Path(tempfile.gettempdir()).glob("evoengine-*")}
-
-
 @pytest.fixture
 def pool():
     pool = WorkerPool(1, WorkerLimits(seconds=20, memory_bytes=128 * MIB, forked=False))
@@ -101,34 +97,32 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_search_that_is_killed_leaves_no_process_and_no_folder(tmp_path, number):
-    before = folders()
+def started(tmp_path):
+    """A program with workers whose temporary folders are in `tmp_path / "temporary"`."""
+    (temporary := tmp_path / "temporary").mkdir(exist_ok=True)
     script = tmp_path / "search.py"
     script.write_text(SEARCH)
-    left, started = tmp_path / "left", tmp_path / "started"
-    search = subprocess.Popen(
-        [sys.executable, script, left, started], stdin=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
-    wait_for(lambda: started.exists() and started.read_text())
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(temporary)}
+    files = tmp_path / "left", tmp_path / "started"
+    return subprocess.Popen([sys.executable, script, *files], stdin=subprocess.PIPE, env=environment)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_search_that_is_killed_leaves_no_process_and_no_folder(tmp_path, number):
+    search, pids = started(tmp_path), [tmp_path / "left", tmp_path / "started"]
+    wait_for(lambda: all(path.exists() and path.read_text() for path in pids))
+    assert any((tmp_path / "temporary").iterdir())
     search.send_signal(number)
     search.wait()
-    wait_for(lambda: not alive(int(left.read_text())) and not alive(int(started.read_text())))
-    wait_for(lambda: folders() <= before)
+    wait_for(lambda: not any(alive(int(path.read_text())) for path in pids))
+    wait_for(lambda: not any((tmp_path / "temporary").iterdir()))
 
 
 def test_a_search_that_is_killed_while_its_workers_start_leaves_nothing_either(tmp_path):
     """The folder is made by the process that will remove it."""
-    before = folders()
-    script = tmp_path / "search.py"
-    script.write_text(SEARCH)
-    for delay in (0.3, 0.45, 0.6):
-        search = subprocess.Popen(
-            [sys.executable, script, tmp_path / "left", tmp_path / "started"], stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        )  # fmt: skip
+    for delay in (0.3, 0.6):
+        search = started(tmp_path)
         time.sleep(delay)
         search.kill()
         search.wait()
-    wait_for(lambda: folders() <= before)
+    wait_for(lambda: not any((tmp_path / "temporary").iterdir()))

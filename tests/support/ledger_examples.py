@@ -9,8 +9,8 @@ from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import MetaData
 
-from evoengine.ledger.database import alembic_config
 from evoengine.ledger.runs import Device
+from evoengine.ledger.schema import alembic_config
 from evoengine.ledger.store import Ledger
 from evoengine.records import (
     L2,
