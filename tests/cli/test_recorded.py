@@ -113,7 +113,7 @@ def test_a_run_goes_out_as_t4_and_comes_back_the_same_but_for_its_origin(evoengi
     assert evoengine("import", file, "--db", other).returncode == 0
     assert evoengine("export", tmp_path / "again.json", "--db", other).returncode == 0
     assert json.loads((tmp_path / "again.json").read_text().replace(IMPORTED, "")) == json.loads(file.read_text())
-    there, back = (json.loads(evoengine("history", "--json", "--db", d).stdout) for d in (db, other))
+    there, back = (json.loads(evoengine("history", "--json", "--db", d).stdout)["trials"] for d in (db, other))
     assert {c.pop("imported_from") for c in back} == {"run.json"} != {c.pop("imported_from") for c in there} == {None}
     assert back == there
     for name in ("space_text", "sampler", "seed", "objectives"):
