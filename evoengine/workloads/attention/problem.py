@@ -11,7 +11,7 @@ from evoengine.errors import UsageError
 from evoengine.records import Value
 
 DTYPES = ("fp16", "bf16")
-HEAD_DIMS = (32, 64, 96, 128, 256)
+HEAD_DIMS = (32, 64, 96, 128, 192, 256)
 EXAMPLE = "b16,h16,s2048,d64,fp16"
 
 _NUMBER = re.compile(r"(kv|sq|sk|b|h|s|d)(\d+)\Z")
