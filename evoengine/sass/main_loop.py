@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from evoengine.sass.listing import ListedInstruction, instructions, labels
 
 MIN_BESIDE = 0.2
-"""of a step's row maxima: so many at least stand before the wait for a product that runs beside them. FlashAttention-3's
-six binaries have 26 to 100 %, and none where the compiler moves the wait"""
+"""of a step's row maxima: so many at least stand before the wait for a product that runs beside them. The six binaries
+of FlashAttention-3 have 26 to 100 %; where the compiler moves the wait there are none"""
 MAX_MOVED = 0.5
 """R2UR of a step for each HGMMA: above it, addresses of operands are moved from vector registers at every step"""
 WIDE_FENCES = ("MEMBAR.ALL.GPU", "MEMBAR.SC.GPU", "MEMBAR.ALL.SYS", "MEMBAR.SC.SYS", "MEMBAR.SC.VC", "MEMBAR.ALL.VC")

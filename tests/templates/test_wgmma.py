@@ -19,6 +19,8 @@ from evoengine.devices.emulator.run import run
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
 from evoengine.records import Binary, Launch, Source
+from evoengine.sass.listing import disassemble
+from evoengine.sass.main_loop import main_loops
 from evoengine.space.space import load_space
 from evoengine.stages import compile as stage
 from evoengine.stages.compile import compile_source
@@ -51,6 +53,19 @@ def test_starts_compile_to_wgmma_without_spills_or_serialisation(compiled, probl
     assert compiled(problem)
     for config, _, binary in compiled(problem):
         assert (binary.spill_bytes, binary.stack_bytes, binary.warnings) == (0, 0, ()), config
+
+
+@pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
+@pytest.mark.parametrize("problem", ["b16,h16,s2048,d64,bf16,causal", *more(PROBLEMS)])
+def test_products_run_beside_the_maxima_and_addresses_stay_in_uniform_registers(compiled, problem):
+    for config, source, binary in compiled(problem):
+        for loop in main_loops(disassemble(binary.cubin), source.entry):
+            assert not loop.fences, config
+            assert loop.count("R2UR") <= 1, config
+            beside = loop.maxima_beside
+            # of half of a tile's keys each thread, of both its rows; two more steps across a quad
+            maxima = config["tile_n"] // 2 + 4
+            assert (beside is not None and beside[0] == maxima) if config["overlap"] else beside is None, config
 
 
 @pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")

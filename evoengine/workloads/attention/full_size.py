@@ -191,8 +191,8 @@ def _visits(problem: AttentionProblem, config: Config, launch: Launch) -> int:
 
 
 def _dealt(problem: AttentionProblem, config: Config, blocks: int) -> list[int]:
-    """Tiles of rows that persistent blocks get under a mask, as the template's TileScheduler deals them out: those of so
-    many heads at a time as the L2 holds, in rounds of which every second one begins at the other end."""
+    """Tiles of rows that persistent blocks get under a mask, as the template's TileScheduler deals them out: those of
+    as many heads at a time as the L2 holds, in rounds of which every second one begins at the other end."""
     p = problem
     keys = _L2_KEY_BYTES // (2 * p.head_dim * DTYPE_BYTES[p.dtype])
     heads_at_once, heads = max(1, keys // p.seq_k) * (p.heads // p.kv_heads), p.heads * p.batch

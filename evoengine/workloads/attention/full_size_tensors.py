@@ -38,8 +38,8 @@ class AttentionFullSize(FullSize[FullCase]):
     def written_parts(self, case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
         """The rows that the blocks wrote with what they are to be compared with.
 
-        A block may write only whole tiles of rows, each tile once, and as many as it gets when all are dealt out. No block
-        may do another's work. Raises WrongBlock where one did not do so.
+        A block may write only whole tiles of rows, each tile once, and as many as it gets when all are dealt out. No
+        block may do another's work. Raises WrongBlock where one did not do so.
         """
         _check_queries_differ(traces)
         owners: dict[tuple[int, int], int] = {}
