@@ -1,4 +1,4 @@
-"""What a listing tells of a main loop of wgmma: right start points pass, and each check fails where its cause is put back."""
+"""What a listing tells of a main loop of wgmma: start points pass, and each check fails where its cause is put back."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def test_a_wait_before_the_softmax_is_found():
 def test_a_wait_that_the_compiler_moves_before_the_softmax_is_found():
     """In the source it stands behind it: what kept it there, the wait for the next K, is at the step's beginning."""
     elsewhere = ("        if (tile + 1 < seen) tiles.k.wait(tile + 1);\n", "")
-    first = ("        turn.sync();\n        issue_qk", "        tiles.k.wait(tile);\n        turn.sync();\n        issue_qk")
+    first = (
+        "        turn.sync();\n        issue_qk",
+        "        tiles.k.wait(tile);\n        turn.sync();\n        issue_qk",
+    )
     found = rejected(BESIDE, elsewhere, first)
     assert found is not None
     assert "waits for a product left under way" in found
