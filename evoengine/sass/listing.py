@@ -86,7 +86,8 @@ def instructions(listing: str, entry: str) -> list[ListedInstruction]:
 
 def labels(listing: str, entry: str) -> dict[str, int]:
     """Where branches of the kernel may go: label → address of the instruction behind it. Raises as `instructions`."""
-    found, waiting = {}, []
+    found: dict[str, int] = {}
+    waiting: list[str] = []
     for match in _LABEL_OR_ADDRESS.finditer(_section(listing, entry)):
         if match["label"]:
             waiting.append(match["label"])

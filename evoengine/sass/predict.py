@@ -33,8 +33,9 @@ WGMMA_TIME_LIMIT = 200_000
 half's rate"""
 UNLIKE = 0.02
 """difference in instructions between blocks of the grid's inside, from which on they are sampled one by one"""
-SAMPLED = 8
-"""blocks counted where blocks differ"""
+SAMPLED, ROWS_SAMPLED = 8, 16
+"""blocks counted where those of a row differ, and where rows do: more, as longest come first of a part of the rows at a
+time"""
 BUSY = 0.6
 """of the time: a pipe that is busy for more bounds the kernel"""
 MOST_PLACED = 20_000
@@ -77,7 +78,9 @@ class Work:
 
     counts: Mapping[str, float]
     instructions: np.ndarray
-    """of each block counted [n], in the order of the grid; of one where all are alike"""
+    """of each block counted [n], from the first column of a row to its last; of one where all are alike"""
+    by_row: bool
+    """whether they are of one column instead, from the first row to the last"""
     dram_share: float
 
 
@@ -146,6 +149,12 @@ def count(program: Program, launch: Launch, chip: Chip, resident: int) -> Work:
     if one_wave and first["instructions"] > PERSISTENT:  # the first block has as much to do as any
         return _work(program, launch, chip, resident, [first])
     inside, last = of(*grid.middle), of(grid.columns - 1, grid.rows - 1)
+    column = grid.middle[0]
+    other_row = int(0.382 * grid.rows)  # at no edge, and no simple fraction, after which an order may repeat
+    if grid.rows >= ROWS_SAMPLED and not _alike(inside, of(column, other_row)):
+        rows = ((np.arange(ROWS_SAMPLED) + 0.5) * grid.rows / ROWS_SAMPLED).astype(int)
+        found = [of(column, int(row)) for row in np.unique(rows)]
+        return _work(program, launch, chip, resident, found, by_row=True)
     if not _alike(inside, first) and grid.columns > 2:
         columns = np.unique(np.linspace(0, grid.columns - 1, SAMPLED).round().astype(int))
         return _work(program, launch, chip, resident, [of(int(column), grid.middle[1]) for column in columns])
@@ -156,11 +165,14 @@ def count(program: Program, launch: Launch, chip: Chip, resident: int) -> Work:
     return _work(program, launch, chip, resident, [mean])
 
 
-def _work(program: Program, launch: Launch, chip: Chip, resident: int, sampled: Sequence[Mapping[str, float]]) -> Work:
+def _work(
+    program: Program, launch: Launch, chip: Chip, resident: int, sampled: Sequence[Mapping[str, float]],
+    by_row: bool = False,
+) -> Work:  # fmt: skip
     """Of blocks that stand for equally many each."""
     counts = _mean(sampled, [1.0] * len(sampled))
     instructions = np.array([c["instructions"] for c in sampled])
-    return Work(counts, instructions, _dram_share(program, launch, chip, resident, counts))
+    return Work(counts, instructions, by_row, _dram_share(program, launch, chip, resident, counts))
 
 
 def _edges(grid: Grid) -> list[tuple[int, int, float]]:
@@ -236,7 +248,7 @@ def _put_together(
     def run(name: str, overlap: Overlap) -> _Run:
         timed = time_sm(program, launch, numbers, residents, overlap)
         clocks = _whole(timed, per_sm * work.counts["instructions"])
-        clocks *= _imbalance(work.instructions, grid, chip.sms // grid.width, resident)
+        clocks *= _imbalance(work, grid, chip.sms // grid.width, resident)
         ghz = chip.clock_under(name, _shares(timed, grid.width)["tensor"])
         return _Run(clocks / ghz / 1e3 + chip.launch_us, clocks, timed)
 
@@ -284,21 +296,22 @@ def _whole(timed: Timed, instructions: float) -> float:
     return values["clocks"] + rest * values["late_clocks"] / max(1.0, values["late_issued"])
 
 
-def _imbalance(instructions: np.ndarray, grid: Grid, sms: int, resident: int) -> float:
-    """Where clusters of a row are unlike: the time until the last SM is through, over that of one with as many clusters
+def _imbalance(done: Work, grid: Grid, sms: int, resident: int) -> float:
+    """Where clusters of a row are unlike, or rows: the time until the last SM is through, over that of one with as many clusters
     as any SM gets, all of mean length.
 
     Each place on an SM takes the next cluster of the grid when it is free.
     """
-    if len(instructions) == 1:
+    if len(done.instructions) == 1:
         return 1.0
-    columns = np.interp(np.arange(grid.columns), np.linspace(0, grid.columns - 1, len(instructions)), instructions)
-    rows = min(grid.rows, max(1, MOST_PLACED // grid.columns))
-    clusters = columns.size * rows
-    free = [0.0] * max(1, min(sms * resident * rows // grid.rows, clusters))
-    for work in np.tile(columns, rows):
+    along, across = (grid.rows, grid.columns) if done.by_row else (grid.columns, grid.rows)
+    unlike = np.interp(np.arange(along), np.linspace(0, along - 1, len(done.instructions)), done.instructions)
+    repeated = min(across, max(1, MOST_PLACED // along))
+    order = np.repeat(unlike, repeated) if done.by_row else np.tile(unlike, repeated)
+    free = [0.0] * max(1, min(sms * resident * repeated // across, order.size))
+    for work in order:
         heapq.heapreplace(free, free[0] + work)
-    fair: float = clusters * columns.mean() / len(free)
+    fair = float(order.sum()) / len(free)
     return max(free) / fair * (grid.clusters / sms) / math.ceil(grid.clusters / sms)
 
 

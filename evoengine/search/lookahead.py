@@ -131,7 +131,7 @@ class Lookahead:
 
     def _screened(self, look: _Look, binary: Binary) -> bool:
         s = self._setting
-        return screen_binary(binary, look.source.launch, s.target.gpu, s.space.cost(look.config), s.timed) is not None
+        return screen_binary(binary, look.source, s.target.gpu, s.space.cost(look.config), s.timed) is not None
 
     def _fail(self) -> None:
         self._failed += 1

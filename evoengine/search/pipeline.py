@@ -80,7 +80,7 @@ class Pipeline:
     def screen_binary(self, candidate: Compiled) -> Rejection | None:
         """Of a binary that is not worth running."""
         cost = self.space.cost(candidate.config)
-        why = screen_binary(candidate.binary, candidate.source.launch, self.target.gpu, cost, self.timed)
+        why = screen_binary(candidate.binary, candidate.source, self.target.gpu, cost, self.timed)
         return Rejection(Outcome.SCREENED, why) if why else None
 
     def evaluate(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from evoengine.gpu import Gpu
-from evoengine.records import Binary, Launch
+from evoengine.records import Binary, Launch, Source
+from evoengine.sass.main_loop import why_slow
 
 MAX_THREADS = 1024
 """per block, every compute capability so far"""
@@ -14,6 +16,9 @@ MAX_BLOCK_Z = 64
 TENSOR_OPCODES = ("HMMA", "HGMMA")
 SPILL_LIMIT = 0
 """bytes of spills above which a candidate is left out of a ranking by estimates, which cannot tell what they cost"""
+
+_SERIALISED = re.compile(r"\(C751\d\)")
+"""ptxas' remarks that it waits for each wgmma before the next, or spills its accumulators"""
 
 
 def screen_launch(launch: Launch, gpu: Gpu) -> str | None:
@@ -29,11 +34,13 @@ def screen_launch(launch: Launch, gpu: Gpu) -> str | None:
     return None
 
 
-def screen_binary(binary: Binary, launch: Launch, gpu: Gpu, cost: Mapping[str, float], timed: bool) -> str | None:
-    """Why the binary is not worth running, or None. With `timed` a spill is left for the clock to judge.
+def screen_binary(binary: Binary, source: Source, gpu: Gpu, cost: Mapping[str, float], timed: bool) -> str | None:
+    """Why the binary of that source is not worth running, or None. With `timed` a spill and what is slow in a main loop
+    of wgmma are left for the clock to judge.
 
     `cost` is the space's: its `tensor_instructions` says how many HMMA and HGMMA the binary must hold.
     """
+    launch = source.launch
     shared = binary.shared_bytes + launch.shared_bytes
     if shared > gpu.shared_per_block:
         return f"{shared} bytes of shared memory per block, static and dynamic; {gpu.key} has {gpu.shared_per_block}"
@@ -50,6 +57,10 @@ def screen_binary(binary: Binary, launch: Launch, gpu: Gpu, cost: Mapping[str, f
             f"{held} tensor-core instructions where one tile takes {needed}: the compiler dropped products whose "
             'result it takes for unused; an accumulator that inline PTX adds to is "+f", not "=f"'
         )
-    if binary.spill_bytes > SPILL_LIMIT and not timed:
+    if serialised := next((w for w in binary.warnings if _SERIALISED.search(w)), None):
+        return f"wgmma does not run beside other work: {serialised}"
+    if timed:
+        return None
+    if binary.spill_bytes > SPILL_LIMIT:
         return f"{binary.spill_bytes} bytes of register spills; the limit without a GPU to time on is {SPILL_LIMIT}"
-    return None
+    return why_slow(binary.listing, source.entry) if binary.listing and "HGMMA" in binary.mix else None

@@ -54,4 +54,4 @@ def test_families_that_a_search_did_not_reach_are_shown_and_make_it_fail(tmp_pat
 
 def test_a_problem_that_cannot_be_is_refused_before_any_search(capsys):
     assert benchmark.main(["--problems", SMALL, "b1,h2,s128,d77,fp16"]) == 2
-    assert "32, 64, 96, 128, 256" in capsys.readouterr().err
+    assert "32, 64, 96, 128, 192, 256" in capsys.readouterr().err

@@ -8,15 +8,19 @@ from functools import partial
 import pytest
 
 from evoengine.errors import MachineError
+from evoengine.paths import asset
 from evoengine.records import Candidate, CompiledCandidate, Kind
 from evoengine.sass import chip
 from evoengine.sass.predict import Unpredictable
 from evoengine.stages import predict
 from evoengine.stages.arguments import make_arguments
+from evoengine.stages.compile import compile_source
 from evoengine.stages.predict import predict_binary
+from evoengine.stages.render import render
 from evoengine.stages.tasks import predict_task
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Case, Target
+from tests.support.kernel_gate import attention_space, attention_target
 from tests.support.predictions import ATTENTION, COST, H100, L4, PROBLEM, figure, made
 
 
@@ -182,3 +186,16 @@ def test_estimates_by_formula_rank_behind_predictions_whatever_they_say():
     by_formula = figure(replace(made("mma"), binary=replace(made("mma").binary, cubin=b"", listing=""))).figure
     fast = replace(by_formula, median_us=slow.median_us / 100, tflops=slow.tflops * 100)
     assert min([fast, slow], key=lambda m: m.rank_key) is slow
+
+
+def test_blocks_in_the_order_of_their_length_are_counted_along_the_grid():
+    """Their length falls along y, of eight heads at a time: those in the middle are the shortest of their group."""
+    target, space = (f("b2,h16,s8192,d128,fp16,causal") for f in (attention_target, attention_space))
+    start = next(c for c in space.starts if c["family"] == "wgmma" and c["schedule"] == "none" and c["tile_m"] == 128)
+    time_us = {}
+    for schedule in ("none", "longest_first"):
+        config = {**start, "schedule": schedule}
+        source = render(target, space, config, asset("templates"))
+        contender = CompiledCandidate(0, source, compile_source(source, target.gpu.arch), config)
+        time_us[schedule] = predict_binary(target, contender).time_us
+    assert 0.8 < time_us["longest_first"] / time_us["none"] < 1.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evoengine.gpu import find_gpu
-from evoengine.records import Binary, Launch
+from evoengine.records import Binary, Launch, Source
 from evoengine.stages.screen import screen_binary, screen_launch
 
 H100, L4 = find_gpu("h100"), find_gpu("l4")
@@ -13,6 +13,10 @@ H100, L4 = find_gpu("h100"), find_gpu("l4")
 
 def launch(threads=128, shared=1024, grid=(1, 1, 1)) -> Launch:
     return Launch(grid, threads, shared)
+
+
+def source(**geometry) -> Source:
+    return Source("", "kernel", launch(**geometry))
 
 
 def binary(registers=64, spill=0, shared=0, mix=None) -> Binary:
@@ -45,9 +49,9 @@ def test_a_block_need_not_be_of_whole_warps():
 @pytest.mark.parametrize(
     ("found", "geometry", "reason"),
     [
-        (binary(registers=65), launch(threads=1024), "66560 registers per block"),
-        (binary(shared=4096), launch(shared=232448), "static and dynamic"),
-        (binary(spill=4), launch(), "4 bytes of register spills"),
+        (binary(registers=65), source(threads=1024), "66560 registers per block"),
+        (binary(shared=4096), source(shared=232448), "static and dynamic"),
+        (binary(spill=4), source(), "4 bytes of register spills"),
     ],
 )
 def test_a_binary_that_does_not_fit_says_why(found, geometry, reason):
@@ -55,18 +59,18 @@ def test_a_binary_that_does_not_fit_says_why(found, geometry, reason):
 
 
 def test_a_spill_is_left_to_the_clock_where_there_is_one():
-    assert screen_binary(binary(spill=4), launch(), H100, {}, timed=True) is None
+    assert screen_binary(binary(spill=4), source(), H100, {}, timed=True) is None
 
 
 def test_a_good_binary_passes():
-    assert screen_binary(binary(), launch(), H100, {}, timed=False) is None
+    assert screen_binary(binary(), source(), H100, {}, timed=False) is None
 
 
 def test_a_binary_that_lost_products_says_so():
-    found = screen_binary(binary(mix={"HMMA": 32}), launch(), H100, {"tensor_instructions": 128.0}, timed=True)
+    found = screen_binary(binary(mix={"HMMA": 32}), source(), H100, {"tensor_instructions": 128.0}, timed=True)
     assert found.startswith("32 tensor-core instructions where one tile takes 128")
 
 
 @pytest.mark.parametrize("mix", [{"HMMA": 128}, {"HGMMA": 130, "FADD": 4}, {}])
 def test_a_binary_with_enough_products_or_without_a_listing_passes(mix):
-    assert screen_binary(binary(mix=mix), launch(), H100, {"tensor_instructions": 128.0}, timed=False) is None
+    assert screen_binary(binary(mix=mix), source(), H100, {"tensor_instructions": 128.0}, timed=False) is None

@@ -25,8 +25,8 @@ KNOBS = {
     "wmma": "tile_m tile_n warps warps_n pad stages vector reduction lanes alias_sp o_in q_in min_blocks".split(),
     "mma": "tile_m tile_n warps stages q_in layout v_wait min_blocks".split(),
     "wgmma": (
-        "tile_m tile_n stages load p_in o_store overlap pv_wait ping_pong schedule cluster exp2_on_fma rescale_above "
-        "producer_registers min_blocks"
+        "tile_m tile_n stages load p_in o_store overlap pv_wait v_ahead ping_pong schedule cluster exp2_on_fma "
+        "rescale_above producer_registers min_blocks"
     ).split(),
 }
 

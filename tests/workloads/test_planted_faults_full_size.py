@@ -71,12 +71,13 @@ FAULTS = [
     ("tile of keys in 8 bits", (MMA, WGMMA), LONG, "(long long)tile * TILE_N * HEAD_DIM", "(long long)(unsigned char)tile * TILE_N * HEAD_DIM"),
     ("tile of keys in 8 bits", (SCALAR, WMMA, MMA, WGMMA), LONG_CAUSAL, "limit - tile * TILE_N", "limit - (unsigned char)tile * TILE_N"),
     ("tiles of K and V counted in 8 bits", [PERSISTENT_THREE], EXAMPLE, "unsigned before;       // tiles that", "unsigned char before;  // tiles that"),
-    ("blocks counted in 7 bits", [PERSISTENT], EXAMPLE, "int blocks = opaque(gridDim.x);", "int blocks = opaque(gridDim.x) % 128;"),
-    ("heads through the batch in 16 bits", [PERSISTENT], MANY_HEADS_IN_ALL, "number(turn) < all_heads *", "number(turn) < (unsigned short)all_heads *"),
-    ("number of tiles in 16 bits", [PERSISTENT, PERSISTENT_TMA], MANY_HEADS_IN_ALL, "int i = number(turn)", "int i = (unsigned short)number(turn)"),
-    ("number of tiles in 16 bits", [SORTED], "b64,h64,s4096,d64,bf16,causal", "int i = number(turn)", "int i = (unsigned short)number(turn)"),
-    ("heads beyond the L2 taken for the first", ORDERED, BEYOND_L2, "first_head + i % among", "i % among"),
-    ("tiles of the heads before not taken off", ORDERED, BEYOND_L2, "i -= first_head * row_tiles;", ""),
+    ("blocks counted in 7 bits", [PERSISTENT], EXAMPLE, "number += opaque(gridDim.x);", "number += opaque(gridDim.x) % 128;"),
+    ("heads through the batch in 16 bits", [PERSISTENT], MANY_HEADS_IN_ALL, "number < all_heads *", "number < (unsigned short)all_heads *"),
+    ("number of tiles in 16 bits", [PERSISTENT, PERSISTENT_TMA], MANY_HEADS_IN_ALL, "number % row_tiles, number / row_tiles", "(unsigned short)number % row_tiles, (unsigned short)number / row_tiles"),
+    ("number of tiles in 16 bits", [SORTED], "b64,h64,s4096,d64,bf16,causal", "int number = blockIdx.y * gridDim.x + blockIdx.x;", "int number = (unsigned short)(blockIdx.y * gridDim.x + blockIdx.x);"),
+    ("heads beyond the L2 taken for the first", ORDERED, BEYOND_L2, "first_head + place % among", "place % among"),
+    ("tiles of the heads before not taken off", [SORTED], BEYOND_L2, "number - first_head * row_tiles()", "number"),
+    ("tiles of a group begun where the last ended", [PERSISTENT, PERSISTENT_TMA], BEYOND_L2, "first_head += heads_at_once(), begun = 0;", "first_head += heads_at_once();"),
 ]  # fmt: skip
 
 

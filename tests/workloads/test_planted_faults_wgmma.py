@@ -30,6 +30,8 @@ ROUNDS = (ROUND, ROUND_SERIAL)
 PAIRED = {**TMA, "cluster": 2}
 PAIRED_SERIAL = {**SERIAL, "load": "tma", "cluster": 2}
 PAIRS = (PAIRED, PAIRED_SERIAL)
+NARROW = {**TMA, "tile_m": 192, "tile_n": 64}
+NARROW_SERIAL = {**NARROW, "overlap": False}
 SORTED = {**TMA, "schedule": "longest_first"}
 
 FAULTS = [
@@ -58,8 +60,8 @@ FAULTS = [
     ("empty barrier counts too few", BOTH, PLAIN, "v.init(4 * CONSUMERS)", "v.init(4 * CONSUMERS - 4)"),
     ("empty barrier counts too many", BOTH, PLAIN, "v.init(4 * CONSUMERS)", "v.init(4 * CONSUMERS + 1)"),
     ("K read before it arrived", [SERIAL], PLAIN, "tiles.k.wait(tile);", ""),
-    ("K read before it arrived", [BESIDE], PLAIN, "if (tile + 1 < work.tiles) tiles.k.wait(tile + 1);", ""),
-    ("second K read before it arrived", [BESIDE, TMA], PLAIN, "    if (work.tiles > 1) tiles.k.wait(1);\n", ""),
+    ("K read before it arrived", [BESIDE], PLAIN, "if (tile + 1 < seen) tiles.k.wait(tile + 1);", ""),
+    ("second K read before it arrived", [BESIDE, TMA], PLAIN, "        if (seen > 1) tiles.k.wait(1);\n", ""),
     ("V read before it arrived", [SERIAL], PLAIN, "tiles.v.wait(tile);", ""),
     ("V read before it arrived", [BESIDE], PLAIN, "tiles.v.wait(tile - 1);", ""),
     ("Q read before it arrived", [TMA], PLAIN, "    tiles.q.wait(0);\n", ""),
@@ -67,6 +69,13 @@ FAULTS = [
     ("place of K given back before it is read", [BESIDE], PLAIN, "wait_for<1>(s);\n        tiles.k.release(tile);", "tiles.k.release(tile);\n        wait_for<1>(s);"),
     ("place of V given back before it is read", [SERIAL], PLAIN, "wait_for<0>(o);\n        tiles.v.release(tile);", "tiles.v.release(tile);\n        wait_for<0>(o);"),
     ("place of V given back before it is read", [BESIDE], PLAIN, "        update_max(s, rows, rescale, scale);\n        if (tile", "        tiles.v.release(tile - 1);\n        update_max(s, rows, rescale, scale);\n        if (tile"),
+    ("V read before it arrived", [{**BESIDE, "v_ahead": True}], PLAIN, "        tiles.v.wait(tile);\n        exponentiate", "        exponentiate"),
+    ("a tile too few for a warpgroup", [NARROW, NARROW_SERIAL], CAUSAL_GROUPED, "(work.visible(first_row + 63, 0) + TILE_N - 1) / TILE_N", "work.visible(first_row + 63, 0) / TILE_N"),
+    ("tiles of the first warpgroup for all", [NARROW, NARROW_SERIAL], CAUSAL_GROUPED, "int first_row = tiles.consumer * 64;", "int first_row = 0;"),
+    ("a tile too few masked", [NARROW, NARROW_SERIAL], CAUSAL_GROUPED, "whole = work.visible(first_row, 0) / TILE_N;", "whole = work.visible(first_row, 0) / TILE_N + 1;"),
+    ("tiles that a warpgroup skips not handed on", [NARROW, NARROW_SERIAL], CAUSAL_GROUPED, "        skip_rest();\n", ""),
+    ("turns of skipped tiles not taken", [NARROW], CAUSAL_GROUPED, "            turn.sync();\n            turn.arrive();\n", ""),
+    ("skipped tiles given back before they arrived", [NARROW], CAUSAL_GROUPED, "            tiles.k.wait(tile);\n", ""),
     ("place never given back", BOTH, PLAIN, "if (lane() == 0) barrier_arrive(empty_of", "if (lane() == 0 && i > 0) barrier_arrive(empty_of"),
     ("missing wgmma.fence before Q K^T", BOTH, PLAIN, "    wgmma_fence();\n#pragma", "    if (B::TRANSPOSED) wgmma_fence();\n#pragma"),
     ("missing wgmma.fence before P V", BOTH, PLAIN, "    wgmma_fence();\n#pragma", "    if (!B::TRANSPOSED) wgmma_fence();\n#pragma"),
@@ -104,20 +113,20 @@ FAULTS = [
     ("phase of Q begun again for other rows", ROUNDS, MANY, "    tiles.q.wait(0);", "    barrier_wait(tiles.q.full, 0);\n    if (!BY_TMA) async_proxy_fence();"),
     ("Q overwritten while it is read", [ROUND_DIRECT, ROUND_SERIAL], MANY, "tiles.q.acquire(0);", "if (BY_TMA) arrive_expect_tx(tiles.q.full, TileQ::BYTES);"),
     ("Q overwrites O on its way out", [ROUND, ROUND_TMA_STORE], MANY, "tiles.q.acquire(0);", "if (BY_TMA) arrive_expect_tx(tiles.q.full, TileQ::BYTES);"),
-    ("place of Q given back before O has left it", [ROUND], MANY, "    store_o(work, tiles, o, map_o);\n", "    tiles.release_q();\n    store_o(work, tiles, o, map_o);\n    return;\n"),
-    ("place of Q given back before O has left it", [ROUND_TMA_STORE], MANY, "    store_o(work, tiles, o, map_o);\n", "    tiles.release_q();\n    store_o(work, tiles, o, map_o);\n    return;\n"),
+    ("place of Q given back before O has left it", [ROUND], MANY, "    store_o(work, tiles, consumer.o, map_o);\n", "    tiles.release_q();\n    store_o(work, tiles, consumer.o, map_o);\n    return;\n"),
+    ("place of Q given back before O has left it", [ROUND_TMA_STORE], MANY, "    store_o(work, tiles, consumer.o, map_o);\n", "    tiles.release_q();\n    store_o(work, tiles, consumer.o, map_o);\n    return;\n"),
     ("place of Q given back before it is read", [ROUND_DIRECT], MANY, "    tiles.q.wait(0);", "    tiles.q.wait(0);\n    tiles.release_q();"),
     ("place of Q never given back", ROUNDS, MANY, "        q.release(0);\n", ""),
-    ("place of the last V never given back", [ROUND], MANY, "    tiles.v.release(work.tiles - 1);", ""),
+    ("place of the last V never given back", [ROUND], MANY, "        tiles.v.release(seen - 1);", ""),
     ("missing proxy fence between O and the next Q", [ROUND], MANY, "    async_proxy_fence();  // the next Q", "    // the next Q"),
     ("empty barrier of Q counts too few", [ROUND_TMA_STORE], MANY, "q.init(4 * CONSUMERS)", "q.init(4 * CONSUMERS - 4)"),
-    ("turns begun again for other rows", ROUNDS, MANY, "            consume(work", "            const WarpSchedulerBarrier turn(tiles.consumer);\n            consume(work"),
-    ("rows of a last round not filled skipped", ROUNDS, MANY, "number(turn) < all_heads", "number(turn) + int(gridDim.x) - int(blockIdx.x) <= all_heads"),
+    ("turns begun again for other rows", ROUNDS, MANY, "            consume(work", "            const WarpSchedulerBarrier barrier(tiles.consumer);\n            consume(work"),
+    ("rows of a last round not filled skipped", ROUNDS, MANY, "number < all_heads", "number + int(gridDim.x) - int(blockIdx.x) <= all_heads"),
     ("rows of other batch entries forgotten", [ROUND], MANY, "all_heads = batch * heads;", "all_heads = heads;"),
-    ("rounds too far apart", [ROUND], MANY, "turn * blocks + ", "turn * (blocks + 1) + "),
-    ("backward rounds one off", [ROUND], MANY_CAUSAL, "blocks - 1 - blockIdx.x", "blocks - blockIdx.x"),
-    ("longest rows one off", [ROUND, SORTED], MANY_CAUSAL, "row_tiles - 1 - i / among", "row_tiles - i / among"),
-    ("rows and heads taken for one another", [ROUND, SORTED], MANY_CAUSAL, "row_tiles - 1 - i / among, first_head + i % among", "row_tiles - 1 - i / row_tiles, first_head + i % row_tiles"),
+    ("rounds too far apart", [ROUND], MANY, "number += opaque(gridDim.x);", "number += opaque(gridDim.x) + 1;"),
+    ("backward rounds one off", [ROUND], MANY_CAUSAL, "opaque(gridDim.x) - 1 - blockIdx.x", "opaque(gridDim.x) - blockIdx.x"),
+    ("longest rows one off", [ROUND, SORTED], MANY_CAUSAL, "row_tiles() - 1 - place / among", "row_tiles() - place / among"),
+    ("rows and heads taken for one another", [ROUND, SORTED], MANY_CAUSAL, "row_tiles() - 1 - place / among,\n                        first_head + place % among", "row_tiles() - 1 - place / row_tiles(),\n                        first_head + place % row_tiles()"),
     ("place given back to the own block alone", PAIRS, PLAIN, "if (lane() < CLUSTER) barrier_arrive_at(lane(), ", "if (lane() == 0) barrier_arrive_at(cluster_rank(), "),
     ("place given back twice to the own block", PAIRS, PLAIN, "barrier_arrive_at(lane(), ", "barrier_arrive_at(cluster_rank(), "),
     ("empty barrier counts one block's warps", PAIRS, PLAIN, "MULTICAST ? CLUSTER * consumer_warps", "MULTICAST ? consumer_warps"),
@@ -151,7 +160,7 @@ def variant(gate, wanted):
     config = {**gate.start({"family": "wgmma"}), **wanted}
     inactive = {"ping_pong"} if config["tile_m"] == 64 else set()
     inactive |= {"cluster"} if config["load"] != "tma" else set()
-    inactive |= set() if config["overlap"] else {"pv_wait"}
+    inactive |= set() if config["overlap"] else {"pv_wait", "v_ahead"}
     config = {knob: value for knob, value in config.items() if knob not in inactive}
     assert gate.space.why_invalid(config) is None
     return config

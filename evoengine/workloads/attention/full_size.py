@@ -41,6 +41,8 @@ _MOST_KEYS = 256
 _HEAD_BYTES = 13 << 20
 """K and V of a head, of which an L2 of 32 to 50 MB holds two or three: five heads are no multiple of either. Where
 those of the problem are larger, they are taken: the L2 may hold none"""
+_L2_KEY_BYTES = 32 << 20
+"""of K and V, in all the heads whose tiles of rows are dealt out together"""
 _SPARE_BYTES = 32 << 10
 """pages that tensors share with what lies before and behind the rows of a block"""
 
@@ -67,6 +69,13 @@ class FullCase:
     def row_tiles(self) -> int:
         """Of the whole batch."""
         return _row_tiles(self.problem, self.config)
+
+    def tiles_of(self, block: int, blocks: int) -> tuple[int, ...]:
+        """How many tiles of rows that block of so many may write; a block of a cluster stands for all of them."""
+        if self.config.get("schedule") == "static" and self.problem.causal:
+            return (_dealt(self.problem, self.config, blocks)[block],)
+        share, left = divmod(self.row_tiles * int(self.config.get("cluster", 1)), blocks)
+        return (share, share + 1) if left else (share,)
 
 
 def full_plan(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> list[tuple[FullCase, Launch]]:
@@ -145,7 +154,7 @@ def _followed(
     visits = _visits(own, config, launch)
     if visits > _MOST_VISITS:
         launch = replace(launch, grid=(-(-_row_tiles(own, config) // _FEW_VISITS), *launch.grid[1:]))
-        visits = _FEW_VISITS
+        visits = _visits(own, config, launch)
     return FullCase(name, own, whole, config, _bytes(own, config, own.seq_k), True, visits), launch
 
 
@@ -174,7 +183,29 @@ def _many_keys(problem: AttentionProblem, config: Config) -> list[FullCase]:
 
 
 def _visits(problem: AttentionProblem, config: Config, launch: Launch) -> int:
-    return -(-_row_tiles(problem, config) // prod(launch.grid))
+    """Tiles of rows of the last block, or one more."""
+    blocks = prod(launch.grid)
+    if config.get("schedule") == "static" and problem.causal:
+        return max(1, _dealt(problem, config, blocks)[-1])
+    return -(-_row_tiles(problem, config) // blocks)
+
+
+def _dealt(problem: AttentionProblem, config: Config, blocks: int) -> list[int]:
+    """Tiles of rows that persistent blocks get under a mask, as the template's TileScheduler deals them out: those of
+    as many heads at a time as the L2 holds, in rounds of which every second one begins at the other end."""
+    p = problem
+    keys = _L2_KEY_BYTES // (2 * p.head_dim * DTYPE_BYTES[p.dtype])
+    heads_at_once, heads = max(1, keys // p.seq_k) * (p.heads // p.kv_heads), p.heads * p.batch
+    row_tiles = -(-p.seq_q // int(config["tile_m"]))
+    found = [0] * blocks
+    for group, first_head in enumerate(range(0, heads, heads_at_once)):
+        tiles = row_tiles * min(heads_at_once, heads - first_head)
+        whole, rest = divmod(tiles, blocks)
+        backwards = (group + whole) % 2
+        for block in range(blocks):
+            place = blocks - 1 - block if backwards else block
+            found[block] += whole + (place < rest)
+    return found
 
 
 def _few(length: int, tile: int, tiles: int) -> int:

@@ -38,13 +38,13 @@ class AttentionFullSize(FullSize[FullCase]):
     def written_parts(self, case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
         """The rows that the blocks wrote with what they are to be compared with.
 
-        A block may write only whole tiles of rows, each tile once, and as many as every block gets when all are dealt
-        out. No block may do another's work. Raises WrongBlock where one did not do so.
+        A block may write only whole tiles of rows, each tile once, and as many as it gets when all are dealt out. No
+        block may do another's work. Raises WrongBlock where one did not do so.
         """
         _check_queries_differ(traces)
         owners: dict[tuple[int, int], int] = {}
         tiles: list[tuple[int, int, np.ndarray]] = []
-        share, left = divmod(case.row_tiles * int(case.config.get("cluster", 1)), math.prod(asked.launch.grid))
+        blocks = math.prod(asked.launch.grid)
         for chosen, one in zip(asked.blocks, traces, strict=True):
             if chosen.ends and one.given_up:
                 raise WrongBlock(
@@ -53,8 +53,9 @@ class AttentionFullSize(FullSize[FullCase]):
             if case.endless and not one.given_up:
                 raise WrongBlock(f"block {one.block} was done before it had read all of {case.problem.seq_k} keys")
             found = list(_tiles(case, one))
-            if not one.given_up and not share <= len(found) <= share + (left > 0):
-                wanted = f"{share} or {share + 1}" if left else str(share)
+            possible = case.tiles_of(one.block, blocks)
+            if not one.given_up and len(found) not in possible:
+                wanted = " or ".join(map(str, possible))
                 raise WrongBlock(f"block {one.block} wrote {len(found)} tiles of rows, which should be {wanted}")
             for head, tile, rows in found:
                 if (head, tile) in owners:

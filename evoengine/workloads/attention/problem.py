@@ -12,7 +12,7 @@ from evoengine.records import Value
 from evoengine.workloads.problem_text import LARGEST, read_size
 
 DTYPES = ("fp16", "bf16")
-HEAD_DIMS = (32, 64, 96, 128, 256)
+HEAD_DIMS = (32, 64, 96, 128, 192, 256)
 MOST = {"batch": 65_535, "heads": 65_535, "kv_heads": 65_535, "seq_q": LARGEST, "seq_k": LARGEST}
 """batch and heads are sizes of the grid along y and z, of which CUDA has so many; lengths travel to kernels as int32"""
 EXAMPLE = "b16,h16,s2048,d64,fp16"
