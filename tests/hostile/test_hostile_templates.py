@@ -85,7 +85,7 @@ def searched(tmp_path_factory, renderer):
     shown = []
     coordinator = numbered.coordinator(range(12), fill=renderer, on_change=lambda progress: shown.append(progress.done))
     renderer.while_waiting = lambda: shown.append("waiting")
-    (numbered.folder / "attention" / "numbered.cu.j2").write_text(MIXED)
+    (numbered.templates / "attention" / "numbered.cu.j2").write_text(MIXED)
     coordinator.search()
     yield numbered, shown
     numbered.ledger.close()
@@ -114,12 +114,10 @@ def test_inert_knobs_are_not_looked_for_where_a_neighbour_is_hostile(renderer, t
 
 
 def test_templates_that_are_gone_end_the_search_and_no_candidate(renderer, tmp_path):
-    (tmp_path / "search").mkdir()
-    numbered = NumberedSearch(tmp_path / "search")
+    numbered = NumberedSearch(tmp_path)
     coordinator = numbered.coordinator(range(4), fill=renderer)
-    own = numbered.folder.rename(tmp_path / "elsewhere")
+    shutil.rmtree(numbered.templates)
     with pytest.raises(MachineError, match="templates folder .* is no longer there"):
         coordinator.search()
     assert [c.outcome for c in numbered.candidates()] == [None]
     numbered.ledger.close()
-    shutil.rmtree(own)

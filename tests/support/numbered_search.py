@@ -46,7 +46,8 @@ class NumberedSearch:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / "attention").mkdir()
+        self.templates = folder / "templates"
+        (self.templates / "attention").mkdir(parents=True)
         self.ledger = open_ledger(str(folder / "evo.db"), create=True)
         self.finished: list[int] = []
 
@@ -69,10 +70,12 @@ class NumberedSearch:
         """Writes the template, in which every number's source says what goes wrong with it, and starts a run."""
         wrong = {n: fault for n in numbers if (fault := faults(n))}
         cases = "".join(f"{{% if number == {n} %}} fault {p} {f}{{% endif %}}" for n, (p, f) in wrong.items())
-        template = self.folder / "attention" / "numbered.cu.j2"
+        template = self.templates / "attention" / "numbered.cu.j2"
         template.write_text(f"// candidate {{{{ number }}}}{cases}\n")
         space = self.space(numbers)
-        setting = Setting(TARGET, space, self.folder, sampler, 1, trials or len(numbers), None, jobs, timed, fill=fill)
+        setting = Setting(
+            TARGET, space, self.templates, sampler, 1, trials or len(numbers), None, jobs, timed, fill=fill
+        )
         run = self.ledger.start_run(
             gpu=GPU.key, problem=str(PROBLEM), device=Device("faulty"), space=space, sampler=sampler, seed=1,
             command="test",

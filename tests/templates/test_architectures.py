@@ -53,7 +53,7 @@ def test_a_family_compiles_for_the_board_and_is_right(gate_of, board, workload, 
     gpu, source = known_gpus()[board], gate.source(config)
     binary = compile_source(source, gpu.arch)
     assert screen_launch(source.launch, gpu) is None
-    assert screen_binary(binary, source.launch, gpu, gate.space.cost(config), timed=False) is None
+    assert screen_binary(binary, source, gpu, gate.space.cost(config), timed=False) is None
     verdict = gate.judge(config, source)
     assert verdict.correct, verdict.reason
 

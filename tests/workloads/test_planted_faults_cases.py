@@ -203,7 +203,7 @@ def test_a_persistent_kernel_is_judged_over_several_rounds_whatever_the_space_sa
 
 def screened(gate, config, source):
     gpu = find_gpu("h100")
-    return screen_binary(compile_source(source, gpu.arch), source.launch, gpu, gate.space.cost(config), timed=True)
+    return screen_binary(compile_source(source, gpu.arch), source, gpu, gate.space.cost(config), timed=True)
 
 
 @pytest.mark.parametrize("family", ["mma", "wgmma"])
