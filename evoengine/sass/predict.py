@@ -297,8 +297,8 @@ def _whole(timed: Timed, instructions: float) -> float:
 
 
 def _imbalance(done: Work, grid: Grid, sms: int, resident: int) -> float:
-    """Where clusters of a row are unlike, or rows: the time until the last SM is through, over that of one with as many clusters
-    as any SM gets, all of mean length.
+    """Where clusters of a row are unlike, or rows: the time until the last SM is through, over that of one with as many
+    clusters as any SM gets, all of mean length.
 
     Each place on an SM takes the next cluster of the grid when it is free.
     """
