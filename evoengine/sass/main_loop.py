@@ -14,7 +14,7 @@ from evoengine.sass.listing import ListedInstruction, instructions, labels
 MIN_BESIDE = 0.2
 """of a step's row maxima: so many at least stand before the wait for a product that runs beside them. The six binaries
 of FlashAttention-3 have 26 to 100 %; where the compiler moves the wait there are none"""
-MAX_MOVED = 0.5
+MAX_MOVED = 0.75
 """R2UR of a step for each HGMMA: above it, addresses of operands are moved from vector registers at every step"""
 WIDE_FENCES = ("MEMBAR.ALL.GPU", "MEMBAR.SC.GPU", "MEMBAR.ALL.SYS", "MEMBAR.SC.SYS", "MEMBAR.SC.VC", "MEMBAR.ALL.VC")
 
@@ -27,19 +27,16 @@ _ENDS = ("EXIT", "RET", "BRX", "JMX", "BPT")
 class MainLoop:
     """An innermost loop around products, `step` its instructions in an order in which a warp can meet them.
 
-    Where the loop branches, both ways are among them.
+    Where the loop branches, both ways are among them. `path` is the shortest way round: without masks, and without what
+    is repeated until a barrier lets the warp go on.
     """
 
     step: Sequence[ListedInstruction]
+    path: Sequence[ListedInstruction]
 
     def count(self, opcode: str) -> int:
         """How many have this opcode, its modifiers aside."""
-        return sum(i.opcode.partition(".")[0] == opcode for i in self.step)
-
-    @property
-    def stall_sum(self) -> int:
-        """Clocks that a warp alone would take by the stall counts."""
-        return sum(max(1, i.stall) for i in self.step)
+        return count_opcode(self.step, opcode)
 
     @property
     def fences(self) -> Sequence[ListedInstruction]:
@@ -58,6 +55,15 @@ class MainLoop:
             return None
         ended = next((n for n, i in enumerate(self.step) if n > left and _products_left(i) == 0), len(self.step))
         return sum(left < n < ended for n in maxima), len(maxima)
+
+
+def count_opcode(instructions: Sequence[ListedInstruction], opcode: str) -> int:
+    return sum(i.opcode.partition(".")[0] == opcode for i in instructions)
+
+
+def stall_sum(instructions: Sequence[ListedInstruction]) -> int:
+    """Clocks that a warp alone would take by the stall counts."""
+    return sum(max(1, i.stall) for i in instructions)
 
 
 def _products_left(instruction: ListedInstruction) -> int | None:
@@ -92,10 +98,17 @@ def main_loops(listing: str, entry: str) -> list[MainLoop]:
     """The innermost loops around HGMMA of the kernel `entry`; UsageError where the listing does not have it."""
     blocks = _blocks(instructions(listing, entry), labels(listing, entry))
     order = _order(blocks)
-    loops = _loops(blocks, order)
-    around = [body for body in loops if any(i.opcode.startswith("HGMMA") for n in body for i in blocks[n].instructions)]
-    innermost = [body for body in around if not any(other < body for other in around)]
-    return [MainLoop([i for n in order if n in body for i in blocks[n].instructions]) for body in innermost]
+    products = {n for n, block in enumerate(blocks) if count_opcode(block.instructions, "HGMMA")}
+    around = {head: body for head, body in _loops(blocks, order).items() if body & products}
+    innermost = {head: body for head, body in around.items() if not any(other < body for other in around.values())}
+
+    def listed(numbers: Sequence[int]) -> list[ListedInstruction]:
+        return [i for n in numbers for i in blocks[n].instructions]
+
+    return [
+        MainLoop(listed([n for n in order if n in body]), listed(_shortest(blocks, order, head, body)))
+        for head, body in innermost.items()
+    ]
 
 
 # ── control flow ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -158,8 +171,23 @@ def _order(blocks: Sequence[_Block]) -> list[int]:
     return order[::-1]
 
 
-def _loops(blocks: Sequence[_Block], order: Sequence[int]) -> list[set[int]]:
-    """Natural loops, those with the same first block as one (Aho, Lam, Sethi, Ullman, "Compilers", 9.6)."""
+def _shortest(blocks: Sequence[_Block], order: Sequence[int], head: int, body: set[int]) -> list[int]:
+    """The blocks of the way from the loop's first back to it that has the fewest instructions."""
+    length, before = {head: len(blocks[head].instructions)}, {}
+    for n in order:
+        for following in blocks[n].successors if n in length else ():
+            reached = length[n] + len(blocks[following].instructions)
+            if following in body and following != head and reached < length.get(following, reached + 1):
+                length[following], before[following] = reached, n
+    way = [min((n for n in length if head in blocks[n].successors), key=lambda n: length[n])]
+    while way[-1] != head:
+        way.append(before[way[-1]])
+    return way[::-1]
+
+
+def _loops(blocks: Sequence[_Block], order: Sequence[int]) -> dict[int, set[int]]:
+    """Natural loops by their first blocks, those with the same one together (Aho, Lam, Sethi, Ullman, "Compilers",
+    9.6)."""
     before: dict[int, list[int]] = {n: [] for n in order}
     for n in order:
         for following in blocks[n].successors:
@@ -177,7 +205,7 @@ def _loops(blocks: Sequence[_Block], order: Sequence[int]) -> list[set[int]]:
                 if one not in body:
                     body.add(one)
                     waiting += before[one]
-    return list(bodies.values())
+    return bodies
 
 
 def _dominators(before: Mapping[int, Sequence[int]], order: Sequence[int]) -> dict[int, set[int]]:

@@ -8,7 +8,7 @@ from evoengine.cuda_files import disassembler
 from evoengine.paths import asset
 from evoengine.records import Source
 from evoengine.sass.listing import labels
-from evoengine.sass.main_loop import main_loops, why_slow
+from evoengine.sass.main_loop import count_opcode, main_loops, stall_sum, why_slow
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from evoengine.stages.screen import screen_binary
@@ -51,7 +51,12 @@ def test_the_main_loop_is_the_one_around_products_and_softmax():
     assert not loop.fences
     beside, maxima = loop.maxima_beside
     assert beside == maxima == 64 + 4
-    assert len(loop.step) <= loop.stall_sum
+    # both ways at a branch are in a step, and the shorter one, which masks nothing, is the path
+    assert loop.count("FSEL") == 64
+    assert count_opcode(loop.path, "FSEL") == 0
+    assert count_opcode(loop.path, "MUFU") == 64 + 2
+    assert len(loop.path) < len(loop.step)
+    assert len(loop.path) <= stall_sum(loop.path)
     addresses = {i.address for i in loop.step}
     assert addresses & set(labels(binary.listing, source.entry).values())
     assert why_slow(binary.listing, source.entry) is None
