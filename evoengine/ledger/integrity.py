@@ -116,8 +116,10 @@ def _check_raw(row: type[Base], raw: dict[str, Any]) -> None:
     for name, value in raw.items():
         try:
             values[name] = None if value is None else _reader(row, name)(value)
-        except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        except (ArithmeticError, RecursionError, *READ_ERRORS) as error:
             raise Damaged(row.__tablename__, number, name) from error
+    if not isinstance(checksums, bytes | None):
+        raise Damaged(row.__tablename__, number, "checksums")
     check(row, number, checksums.decode(errors="replace") if checksums else None, values)
 
 
@@ -135,6 +137,6 @@ def _reader(row: type[Base], name: str) -> Callable[[Any], object]:
 
 
 def _damaged_sources(connection: sqlite3.Connection) -> Iterator[Damaged]:
-    for number, source in connection.execute("SELECT sha256, text FROM sources"):
-        if hashlib.sha256(source).hexdigest().encode() != number:
-            yield Damaged("sources", number.decode(errors="replace"), "text")
+    for place, number, source in connection.execute("SELECT rowid, sha256, text FROM sources"):
+        if not isinstance(source, bytes) or hashlib.sha256(source).hexdigest().encode() != number:
+            yield Damaged("sources", number.decode(errors="replace") if isinstance(number, bytes) else place, "text")

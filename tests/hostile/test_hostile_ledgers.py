@@ -130,7 +130,7 @@ def test_a_flipped_digit_is_found(damaged, table, column, tmp_path):
 @pytest.mark.parametrize(
     ("column", "value"),
     [("config", "{\"tile_m\": "), ("config", "[1]"), ("outcome", "measurdd"), ("created_at", "2026-13-01 00:00:00"),
-     ("config", b"\xff\xfe"), ("occupancy", "x"), ("parents", "{}")],
+     ("config", b"\xff\xfe"), ("occupancy", "x"), ("parents", "{}"), ("created_at", "1"), ("created_at", 2**62)],
 )  # fmt: skip
 def test_what_no_column_may_hold_is_named_in_rows_without_checksums_too(damaged, column, value):
     """As those are that an older evoengine wrote."""
