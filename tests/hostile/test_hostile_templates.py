@@ -106,10 +106,9 @@ def test_the_display_goes_on_while_a_template_takes_its_time(searched):
 
 def test_inert_knobs_are_not_looked_for_where_a_neighbour_is_hostile(renderer, tmp_path):
     numbered = NumberedSearch(tmp_path)
-    (tmp_path / "attention" / "numbered.cu.j2").write_text(MIXED)
-    assert (
-        inert_knobs(TARGET, numbered.space(range(4)), [{"family": "numbered", "number": 0}], tmp_path, renderer) == ()
-    )
+    (numbered.templates / "attention" / "numbered.cu.j2").write_text(MIXED)
+    start = {"family": "numbered", "number": 0}
+    assert inert_knobs(TARGET, numbered.space(range(4)), [start], numbered.templates, renderer) == ()
     numbered.ledger.close()
 
 
