@@ -32,12 +32,13 @@ from evoengine.tuning.setup import make_target
 from tests.formats.test_flashinfer_trace import DECODE, GEMM, RMS_NORM
 from tests.formats.test_tuned_kernels import ADD, T1
 from tests.publish.test_t4 import whole
+from tests.support.exhaustive import more
 from tests.support.mutations import mutations
 from tests.support.recorded import cache
 from tests.test_gpu_file import BOARD
 
 REFUSED, OK, NOTHING = 2, 0, 1
-TAKEN = 4
+TAKEN = 2
 """of the mutated files that are no fault, so many go all the way"""
 
 
@@ -93,12 +94,13 @@ def written(folder: Path, data: Any) -> Path:
     return file
 
 
-IMPORTED = {"own": (own, 300), "foreign": (foreign, 150), "kernel tuner": (kernel_tuner, 150)}
+FEW = [(own, 80), (foreign, 40), (kernel_tuner, 40)]
+"""what makes a file, and how many mutations of it are tried"""
+MANY = [(own, 300), (foreign, 150), (kernel_tuner, 150)]
 
 
-@pytest.mark.parametrize("name", IMPORTED)
-def test_a_mutated_run_is_refused_whole_or_leaves_a_ledger_that_every_command_can_read(folder, monkeypatch, name):
-    make, most = IMPORTED[name]
+@pytest.mark.parametrize(("make", "most"), [*FEW, *more(MANY)])
+def test_a_mutated_run_is_refused_whole_or_leaves_a_ledger_that_every_command_can_read(folder, monkeypatch, make, most):
     read = _reads_only(monkeypatch)
     taken = []
     for what, data in mutations(make(), seed=16, most=most):
