@@ -51,6 +51,8 @@ PART = (
     "family != 'wgmma' or cluster == 1",
     "schedule == 'none'",
     "cluster == 1",
+    "pv_wait == 'after_max'",
+    "not v_ahead",
     "family not in ['scalar', 'wmma'] or reduction == 'shuffle'",
     "family != 'wmma' or pad == 8 and vector == 8 and lanes == 8 and warps <= 4",
     "family != 'scalar' or vector >= 4 and o_in == 'registers' and pad >= 4",
@@ -84,7 +86,7 @@ def estimated_us(config: Config) -> float | None:
         binary = compile_source(source, gpu.arch)
     except CompileFailed:
         return None
-    if screen_binary(binary, source.launch, gpu, space().cost(config), timed=False):
+    if screen_binary(binary, source, gpu, space().cost(config), timed=False):
         return None
     cost = space().cost(config)
     return estimate(binary, source.launch, cost, gpu, TARGET.flops, TARGET.min_dram_bytes).median_us

@@ -73,7 +73,7 @@ def search(problem: str, gpu: str, trials: int, seed: int) -> Search:
         begun = time.monotonic()
         evoengine("search", *target, "--trials", str(trials), "--seed", str(seed), *ledger)
         seconds = time.monotonic() - begun
-        candidates = json.loads(evoengine("history", *ledger))
+        candidates = json.loads(evoengine("history", *ledger))["trials"]
     return Search(problem, round(seconds, 1), len(candidates), by_family(candidates, families_for(problem, gpu)))
 
 

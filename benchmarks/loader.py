@@ -54,7 +54,8 @@ def load(config: dict[str, object], folder: Path, driver: ctypes.CDLL) -> Module
     problem = str(target.problem)
     made = Candidate(1, 1, problem, "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
     export(made, target, folder)
-    spec = importlib.util.spec_from_file_location(folder.name, folder / "attention.py")
+    (path,) = folder.glob("attention_*.py")
+    spec = importlib.util.spec_from_file_location(folder.name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     # so that this driver is found, and not one that the machine may have

@@ -1,6 +1,35 @@
-"""`python -m evoengine`"""
+"""`evoengine` and `python -m evoengine`. Little is imported before Ctrl-C is dealt with."""
 
-from evoengine.cli.main import main
+from __future__ import annotations
+
+import os
+import sys
+
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Runs the command line; ends the process with its exit code."""
+    import signal
+
+    sys.unraisablehook = _unraisable
+    try:
+        from evoengine.cli.main import main
+
+        code = main()
+        # what Python does at its end says nothing to anybody who is tired of waiting for it
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
+    except KeyboardInterrupt:
+        os._exit(INTERRUPTED)
+    sys.exit(code)
+
+
+def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    """Ends the process by a Ctrl-C that came in a finalizer, which Python would report and forget."""
+    if unraisable.exc_type is KeyboardInterrupt:
+        os._exit(INTERRUPTED)
+    sys.__unraisablehook__(unraisable)
+
 
 if __name__ == "__main__":
     main()

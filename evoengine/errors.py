@@ -9,9 +9,15 @@ The message is one sentence that names what was wrong and what would be right. A
 it is data, recorded with an `Outcome` and a reason.
 """
 
+from evoengine.untrusted import one_line
+
 
 class EvoengineError(Exception):
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        """What a message quotes may come from a file of others: it is shown in one line, in part where it is long."""
+        super().__init__(one_line(message))
 
 
 class NothingFound(EvoengineError):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
 from evoengine.errors import UsageError
+from evoengine.hints import did_you_mean
 
+AUTO = "auto"
+"""asks for the GPU of this machine"""
+DEFAULT = "h100"
+"""what is tuned for where this machine has no GPU"""
 WARP = 32
 REGISTER_UNIT = 256
 """registers are handed to a warp in units of this many (CUDA occupancy calculator, sm_70 and later)"""
@@ -74,7 +78,7 @@ class Gpu:
 
 @cache
 def known_gpus() -> dict[str, Gpu]:
-    table = tomllib.loads(Path(__file__).with_name("gpus.toml").read_text())
+    table = tomllib.loads(Path(__file__).with_name("gpus.toml").read_text("utf-8"))
     return {key: Gpu(key=key, **row) for key, row in table.items()}
 
 
@@ -83,6 +87,4 @@ def find_gpu(key: str) -> Gpu:
     gpus = known_gpus()
     if key.lower() in gpus:
         return gpus[key.lower()]
-    near = difflib.get_close_matches(key.lower(), gpus, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise UsageError(f"unknown GPU {key!r}: known are {', '.join(gpus)}{hint}")
+    raise UsageError(f"unknown GPU {key!r}: known are {', '.join(gpus)}{did_you_mean(key, gpus)}")

@@ -5,17 +5,26 @@ What is built is keyed by its text and by `identity`, so it is built once for ea
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
 from platformdirs import user_cache_dir
 
 from evoengine.errors import MachineError
+from evoengine.machine import machine_error
+
+BUILDING = "building-"
+"""begins the names of folders in the cache in which something is being built"""
 
 
 @cache
@@ -33,16 +42,46 @@ def find_compiler() -> str:
 @cache
 def native_flags() -> tuple[str, ...]:
     """-march=native where the compiler knows it."""
-    probe = [find_compiler(), "-march=native", "-E", "-xc++", os.devnull]
-    return ("-march=native",) if subprocess.run(probe, capture_output=True, check=False).returncode == 0 else ()
+    probe = run_compiler(["-march=native", "-E", "-xc++", os.devnull])
+    return ("-march=native",) if probe.returncode == 0 else ()
+
+
+def run_compiler(
+    arguments: Sequence[str], text: str = "", seconds: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What the compiler made of the arguments, with `text` on its standard input and its messages in English.
+
+    Raises subprocess.TimeoutExpired, after all of its processes were ended; MachineError where it cannot be started.
+    """
+    command = [find_compiler(), *arguments]
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+            errors="replace", env={**os.environ, "LC_ALL": "C"}, process_group=0,
+        )  # fmt: skip
+    except OSError as error:
+        raise machine_error(error) from error
+    with process:
+        try:
+            out, err = process.communicate(text, seconds)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def how_it_ended(code: int) -> str:
+    return f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with exit code {code}"
 
 
 @cache
 def identity() -> str:
     """What the compiler says of itself and of the CPU it targets, as a digest."""
-    probe = subprocess.run(
-        [find_compiler(), *native_flags(), "-E", "-v", "-xc++", os.devnull], capture_output=True, text=True, check=False
-    )
+    probe = run_compiler([*native_flags(), "-E", "-v", "-xc++", os.devnull])
+    if probe.returncode:
+        said = probe.stderr.strip().splitlines()
+        raise MachineError(f"{find_compiler()} does not run: {said[-1] if said else how_it_ended(probe.returncode)}")
     return hashlib.sha256(re.sub(r"/tmp/\S+", "", probe.stderr).encode()).hexdigest()
 
 
@@ -57,6 +96,52 @@ def cache_folder(name: str) -> Path:
     if not os.access(folder, os.W_OK):
         raise MachineError(remedy)
     return folder
+
+
+@contextmanager
+def building(folder: Path) -> Iterator[Path]:
+    """A folder in `folder` to build in, removed at the end; what builds that were killed left there goes too.
+
+    It is locked as long as its process lives: an unlocked one has no owner. Raises OSError.
+    """
+    remove_abandoned(folder)
+    scratch, lock = _locked_folder(folder)
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked_folder(folder: Path) -> tuple[Path, int]:
+    """Before it is locked, another process may take it for abandoned and remove it; then there is another."""
+    while True:
+        scratch = Path(tempfile.mkdtemp(dir=folder, prefix=BUILDING))
+        try:
+            lock = os.open(scratch, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        with suppress(OSError):  # this file system has no locks, and nobody will take it for abandoned
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if scratch.exists():
+            return scratch, lock
+        os.close(lock)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Removes the folders of builds whose process is gone."""
+    for scratch in folder.glob(f"{BUILDING}*"):
+        try:
+            lock = os.open(scratch, os.O_RDONLY)
+        except OSError:  # its owner has just removed it
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(scratch, ignore_errors=True)
+        except OSError:  # its owner lives, or this file system has no locks
+            continue
+        finally:
+            os.close(lock)
 
 
 def prune(folder: Path, pattern: str, kept: int) -> None:

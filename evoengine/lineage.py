@@ -6,19 +6,39 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from evoengine.records import Candidate, Config, Measurement, Value
+from evoengine.records import Config, Measurement, Outcome, Value
 
 Change = tuple[str, Value | None, Value | None]
 """knob, the parent's value, the child's; None where the knob was inactive"""
+
+
+class Bred(Protocol):
+    """A trial as far as lineages and their tables need it: a Candidate, or what a ledger lists of one."""
+
+    @property
+    def trial(self) -> int: ...
+    @property
+    def config(self) -> Config: ...
+    @property
+    def outcome(self) -> Outcome | None: ...
+    @property
+    def measurement(self) -> Measurement | None: ...
+    @property
+    def parents(self) -> tuple[int, ...]: ...
+    @property
+    def operator(self) -> str | None: ...
+    @property
+    def imported_from(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """A candidate beside the parent it improves on. `gain` is its speed over the parent's, where both have a figure."""
 
-    candidate: Candidate
-    parent: Candidate | None
+    candidate: Bred
+    parent: Bred | None
     changes: tuple[Change, ...]
     gain: float | None
 
@@ -35,11 +55,11 @@ class Effect:
     median_gain: float
 
 
-def path(trial: int, known: Mapping[int, Candidate]) -> list[Step]:
+def path(trial: int, known: Mapping[int, Bred]) -> list[Step]:
     """The steps from a start point to `trial`. Of two parents the faster is followed."""
     steps: list[Step] = []
     seen: set[int] = set()
-    current: Candidate | None = known[trial]
+    current: Bred | None = known[trial]
     while current is not None and current.trial not in seen:
         seen.add(current.trial)
         steps.append(step(current, known))
@@ -47,7 +67,7 @@ def path(trial: int, known: Mapping[int, Candidate]) -> list[Step]:
     return steps[::-1]
 
 
-def step(candidate: Candidate, known: Mapping[int, Candidate]) -> Step:
+def step(candidate: Bred, known: Mapping[int, Bred]) -> Step:
     """The candidate beside its faster parent."""
     parents = [known[t] for t in candidate.parents if t in known]
     parent = max(parents, key=_speed, default=None)
@@ -67,6 +87,8 @@ def step_json(made: Step) -> dict[str, object]:
 
 
 def changes(old: Config, new: Config) -> tuple[Change, ...]:
+    if old.keys() == new.keys():
+        return tuple((n, value, new[n]) for n, value in old.items() if value != new[n])
     names = dict.fromkeys((*old, *new))
     return tuple((n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n))
 
@@ -78,11 +100,14 @@ def transition(change: Change) -> str:
     return f"{knob} {old}→{new}"
 
 
-def effects(candidates: Iterable[Candidate]) -> list[Effect]:
-    """Every change of a knob that was tried from parent to child, the most rewarding first."""
-    known = {c.trial: c for c in candidates}
+def effects(trials: Iterable[Bred]) -> list[Effect]:
+    """Every change of a knob that was tried from parent to child, the most rewarding first.
+
+    Of `trials` those that are ranked are kept: the others say nothing of speed.
+    """
+    known = {t.trial: t for t in trials if _ranked_figure(t)}
     gains: dict[Change, list[tuple[float, bool]]] = defaultdict(list)
-    for made in (step(c, known) for c in known.values()):
+    for made in (step(t, known) for t in known.values()):
         if made.gain is not None:
             for change in made.changes:
                 gains[change].append((made.gain, len(made.changes) == 1))
@@ -93,18 +118,18 @@ def effects(candidates: Iterable[Candidate]) -> list[Effect]:
     return sorted(found, key=lambda e: (-e.median_gain, -e.steps))
 
 
-def _gain(parent: Candidate, child: Candidate) -> float | None:
+def _gain(parent: Bred, child: Bred) -> float | None:
     before, after = _ranked_figure(parent), _ranked_figure(child)
     if before is None or after is None or not before.comparable(after):
         return None
     return before.compared_us / after.compared_us
 
 
-def _speed(candidate: Candidate) -> float:
+def _speed(candidate: Bred) -> float:
     """Runs per microsecond; 0 of a candidate that is not ranked."""
     figure = _ranked_figure(candidate)
     return 1.0 / figure.compared_us if figure else 0.0
 
 
-def _ranked_figure(candidate: Candidate) -> Measurement | None:
+def _ranked_figure(candidate: Bred) -> Measurement | None:
     return candidate.measurement if candidate.outcome and candidate.outcome.ranked else None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 from evoengine.errors import UsageError
-from evoengine.records import Candidate
+from evoengine.hints import did_you_mean
+from evoengine.records import Measurement, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,26 @@ class Objective:
     penalty: float
     """told for a rejected candidate: worse than anything a good one can reach"""
 
+
+class Compiled(Protocol):
+    @property
+    def registers(self) -> int: ...
+
+
+class Aimed(Protocol):
+    """A trial as far as objectives need it: a Candidate, or what a ledger lists of one."""
+
+    @property
+    def outcome(self) -> Outcome | None: ...
+    @property
+    def measurement(self) -> Measurement | None: ...
+    @property
+    def binary(self) -> Compiled | None: ...
+    @property
+    def shared_bytes(self) -> int | None: ...
+
+
+A = TypeVar("A", bound=Aimed)
 
 OBJECTIVES = {
     "tflops": Objective("tflops", "TFLOPS", True, "maximize", 0.0),
@@ -45,7 +66,8 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
     known = ", ".join(USER_OBJECTIVES)
     for name in names:
         if name not in USER_OBJECTIVES:
-            raise UsageError(f"--objective {text!r} names {name!r}; known objectives are {known}")
+            near = did_you_mean(name, USER_OBJECTIVES)
+            raise UsageError(f"--objective {text!r} names {name!r}; known objectives are {known}{near}")
     if len(set(names)) < len(names):
         raise UsageError(f"--objective {text!r} names one twice; name each of {known} once")
     if DEFAULT not in names:
@@ -58,18 +80,23 @@ def stored_objectives(text: str) -> tuple[Objective, ...]:
     return tuple(OBJECTIVES[name] for name in text.split(","))
 
 
-def objective_values(candidate: Candidate, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
+def objective_values(candidate: Aimed, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
     """The candidate's value for each objective; None where it is not ranked or one of them is unknown."""
     figure = candidate.measurement
     if figure is None or not (candidate.outcome and candidate.outcome.ranked):
         return None
-    public = candidate.to_json() | {"speed": 1e6 / figure.compared_us}
-    values = [public[o.name] for o in objectives]
-    known = tuple(float(v) for v in values if isinstance(v, int | float))
+    by_name = {
+        "tflops": figure.tflops,
+        "speed": 1e6 / figure.compared_us,
+        "registers": candidate.binary.registers if candidate.binary else None,
+        "shared_bytes": candidate.shared_bytes,
+    }
+    values = [by_name[o.name] for o in objectives]
+    known = tuple(float(v) for v in values if v is not None)
     return known if len(known) == len(values) else None
 
 
-def told(candidate: Candidate, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
+def told(candidate: Aimed, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
     """What a sampler is told: as `worth`, but estimates by formula count for so little that every prediction is above
     them, while their own order stays."""
     values, figure = objective_values(candidate, objectives), candidate.measurement
@@ -78,18 +105,23 @@ def told(candidate: Candidate, objectives: Sequence[Objective]) -> tuple[float, 
     return tuple(v * BY_FORMULA if o.timed else v for v, o in zip(values, objectives, strict=True))
 
 
-def front(candidates: Iterable[Candidate], objectives: Sequence[Objective]) -> list[Candidate]:
+def front(candidates: Iterable[A], objectives: Sequence[Objective]) -> list[A]:
     """The Pareto front: those that no other beats in one objective without losing in another; fastest first.
 
     Of candidates with equal values the first is kept.
     """
-    first: dict[tuple[float, ...], Candidate] = {}
+    first: dict[tuple[float, ...], A] = {}
     for candidate in candidates:
         values = objective_values(candidate, objectives)
         if values is not None:
             signs = (1 if o.direction == "maximize" else -1 for o in objectives)
             first.setdefault(tuple(s * v for s, v in zip(signs, values, strict=True)), candidate)
-    kept = [c for v, c in first.items() if not any(_dominates(other, v) for other in first)]
+    best: list[tuple[float, ...]] = []
+    # what dominates another comes before it in descending order, so that the front alone has to be asked
+    for values in sorted(first, reverse=True):
+        if not any(_dominates(other, values) for other in best):
+            best.append(values)
+    kept = [first[values] for values in best]
     return sorted(kept, key=lambda c: c.measurement.compared_us if c.measurement else math.inf)
 
 

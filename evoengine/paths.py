@@ -15,6 +15,5 @@ def asset(name: str) -> Path:
 
 
 def default_database() -> str:
-    """SQLAlchemy URL of db/evoengine.db: in the checkout evoengine runs from, else in the current folder."""
-    home = Path.cwd() if _CARRIED.is_dir() else _PACKAGE.parent
-    return f"sqlite:///{home / 'db' / 'evoengine.db'}"
+    """SQLAlchemy URL of the ledger where none is named: db/evoengine.db in the current folder."""
+    return f"sqlite:///{Path.cwd() / 'db' / 'evoengine.db'}"

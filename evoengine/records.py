@@ -9,10 +9,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from evoengine.terms import FORMULA, estimate_json, model_of
+from evoengine.terms import FORMULA, estimate_json, model_of, peak_percent
+from evoengine.times import utc
 
 Value = int | float | str | bool
 Config = Mapping[str, Value]
@@ -152,6 +154,7 @@ class Verdict:
     reason: str | None
     cases: tuple[CaseResult, ...]
     wall_ms: float
+    taken_at: datetime | None = field(default=None, compare=False, repr=False)
 
     @property
     def correct(self) -> bool:
@@ -230,8 +233,9 @@ class Measurement:
     policy: Policy | None = None
     """None where nothing ran here: an estimate, or what another tuner recorded"""
     normalised_us: float | None = None
-    """the paired ratio to the baseline of the same rounds, times that baseline's long-run median; None where no
-    baseline ran beside it"""
+    """the paired ratio to the baseline of the same rounds, times its long-run median; None where none ran beside it"""
+    taken_at: datetime | None = field(default=None, compare=False, repr=False)
+    """as a ledger noted it"""
 
     @property
     def compared_us(self) -> float:
@@ -283,8 +287,7 @@ class CompiledCandidate:
 class Finals:
     """The best candidates timed against each other: trials best first, each with its new figure.
 
-    `tied` are the fastest and those shown to be the same; the first of `order` has the fewest registers of them. `open`
-    could not be distinguished from the fastest.
+    `tied` are the fastest and its equals, fewest registers first in `order`; `open` was not shown to be slower.
     """
 
     order: tuple[int, ...]
@@ -312,7 +315,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One trial of one run, as far as it came."""
+    """One trial of one run, as far as it came; `imported_from` says where the run did, None of what was found here."""
 
     trial: int
     run: int
@@ -335,6 +338,9 @@ class Candidate:
     operator: str | None = None
     sustained: Measurement | None = None
     """its last figure of back-to-back runs, as finalists have one"""
+    imported_from: str | None = None
+    created_at: datetime | None = field(default=None, compare=False, repr=False)
+    finished_at: datetime | None = field(default=None, compare=False, repr=False)
 
     @property
     def refuted(self) -> bool:
@@ -364,35 +370,28 @@ class Candidate:
         """The public JSON of a candidate. Field names are an interface: people script against them."""
         source, binary, verdict, figure = self.source, self.binary, self.verdict, self.measurement
         return {
-            "trial": self.trial,
-            "run": self.run,
-            "outcome": str(self.outcome) if self.outcome else None,
-            "reason": self.reason,
-            "config": dict(self.config),
-            "problem": self.problem,
-            "gpu": self.gpu,
-            "device": self.device,
+            "trial": self.trial, "run": self.run, "problem": self.problem, "gpu": self.gpu, "config": dict(self.config),
+            "outcome": str(self.outcome) if self.outcome else None, "reason": self.reason, "device": self.device,
+            "created_at": utc(self.created_at), "finished_at": utc(self.finished_at),
+            "imported_from": self.imported_from,
             "source_sha256": source.sha256 if source else None,
-            "registers": binary.registers if binary else None,
-            "spill_bytes": binary.spill_bytes if binary else None,
-            "shared_bytes": self.shared_bytes,
-            "occupancy": self.occupancy,
+            "registers": binary.registers if binary else None, "spill_bytes": binary.spill_bytes if binary else None,
+            "shared_bytes": self.shared_bytes, "occupancy": self.occupancy,
+            "compile_ms": binary.compile_ms if binary else None,
             "correct": verdict.correct and not self.refuted if verdict else None,
             "binary_correct": self.binary_verdict.correct if self.binary_verdict else None,
             "max_abs_error": verdict.max_error if verdict else None,
-            "tflops": figure.tflops if figure else None,
-            "tflops_kind": str(figure.kind) if figure else None,
+            "tflops": figure.tflops if figure else None, "tflops_kind": str(figure.kind) if figure else None,
             "median_us": figure.median_us if figure else None,
             "normalised_us": figure.normalised_us if figure else None,
-            "samples": len(figure.samples_us) if figure else None,
+            "samples": len(figure.samples_us) if figure else None, "taken_at": utc(figure.taken_at) if figure else None,
+            "peak_percent": peak_percent(figure.terms, figure.compared_us) if figure else None,
             **dict.fromkeys(("vs_baseline", "vs_sdpa"), figure.vs_baseline if figure else None),
             "policy": asdict(figure.policy) if figure and figure.policy else None,
             **estimate_json(figure.terms if figure else {}, figure is not None and figure.kind is Kind.ESTIMATED),
             "sustained": _sustained_json(self.sustained) if self.sustained else None,
-            "parents": list(self.parents),
-            "operator": self.operator,
-            "compile_ms": binary.compile_ms if binary else None,
-        }
+            "parents": list(self.parents), "operator": self.operator,
+        }  # fmt: skip
 
 
 def _sustained_json(figure: Measurement) -> Mapping[str, object]:

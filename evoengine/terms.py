@@ -30,6 +30,17 @@ def utilisation(terms: Terms) -> dict[str, float] | None:
     return {n.removesuffix("_share"): value for n, value in terms.items() if n.endswith("_share")} or None
 
 
+def peak_percent(terms: Terms, us: float) -> float | None:
+    """How much of what the chip can do a kernel of `us` µs uses, in percent; None where nobody counted.
+
+    That of arithmetic or of memory, whichever is nearer to its peak: of a prediction the roofline's time over its own.
+    """
+    if "roofline_us" in terms:
+        return 100 * terms["roofline_us"] / us
+    shares = [terms[name] for name in ("peak_tflops_percent", "peak_gbs_percent") if name in terms]
+    return max(shares, default=None)
+
+
 def hypotheses(terms: Terms) -> dict[str, float]:
     """A wgmma kernel's µs by each of HYPOTHESES; empty for another."""
     return {name: terms[f"{name}_us"] for name in HYPOTHESES if f"{name}_us" in terms}

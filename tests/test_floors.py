@@ -12,7 +12,24 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "evoengine"
 FLOORS = (
-    ("errors", "records", "objectives", "lineage", "gpu", "paths", "terms", "host_compiler", "cuda_files"),
+    (
+        "errors",
+        "records",
+        "objectives",
+        "lineage",
+        "gpu",
+        "gpu_file",
+        "paths",
+        "passwords",
+        "terms",
+        "text",
+        "times",
+        "untrusted",
+        "host_compiler",
+        "cuda_files",
+        "hints",
+        "machine",
+    ),
     ("space", "devices", "ledger", "sass", "workloads"),
     ("stages", "publish", "formats"),
     ("search",),
@@ -106,13 +123,14 @@ IN_ANOTHER_SENSE = {
     "sdpa": {"evoengine/records.py", "evoengine/publish/export.py", "evoengine/publish/t4.py"},
     "head": {
         "evoengine/cli/main.py", "evoengine/ledger/database.py", "evoengine/ledger/optuna_schema.py",
+        "evoengine/ledger/schema.py", "evoengine/sass/main_loop.py",
         "evoengine/sass/elf.py", "evoengine/sass/cubin.py", "evoengine/sass/core/decode.cpp",
         "evoengine/devices/emulator/declarations.py", "evoengine/devices/emulator/translate.py",
     },
     "V": {"evoengine/devices/emulator/runtime/fibers.cpp"},
 }  # fmt: skip
-"""vs_sdpa is an old name in files and JSON that people read; a head may be a file's, a line's, a listing's or a
-schema's; System V is an ABI"""
+"""vs_sdpa is an old name in files and JSON that people read; a head may be a file's, a line's, a listing's, a loop's
+or a schema's; System V is an ABI"""
 
 
 def words(text: str) -> set[str]:

@@ -43,4 +43,4 @@ def test_every_gpu_has_whole_limits():
     for gpu in known_gpus().values():
         assert gpu.shared_per_block + gpu.shared_reserved <= gpu.shared_per_sm
         assert gpu.blocks_resident(128, 32, 16384) > 0
-        assert gpu.variables()["gpu.capability"] in (75, 80, 86, 89, 90)
+        assert gpu.variables()["gpu.capability"] in (75, 80, 86, 89, 90, 100, 120)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from evoengine.cli.options import db_option, gpu_option, json_option, kernel_option, stored_problem_option
+from evoengine.errors import UsageError
 
 
 @click.command()
@@ -18,40 +18,58 @@ from evoengine.cli.options import db_option, gpu_option, json_option, kernel_opt
     "--export", "folder", type=click.Path(path_type=Path), help="Write the best one's kernel and loader there."
 )
 @click.option(
+    "--trial",
+    type=click.IntRange(min=1),
+    help="With --export: write this trial, if it is correct, not the best one.",
+)
+@click.option(
     "--pareto", is_flag=True, help="Show what nothing beats in all that the last run aimed at (search --objective)."
 )
 @kernel_option
 @db_option
 @json_option
 def best(
-    gpu: str | None, problem: str | None, kernel: Path | None, top: int | None, folder: Path | None, pareto: bool,
-    db: str | None, as_json: bool,
+    gpu: str | None, problem: str | None, kernel: Path | None, top: int | None, folder: Path | None,
+    trial: int | None, pareto: bool, db: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Show the best kernels found, or export the best one.
+    """Show the best kernels found, or export the best one or a trial.
 
     Measured figures go before recorded, and those before estimated; kinds are never mixed, nor are GPUs, nor the ways
     to measure (launch, L2, clocks): those of the last figure are ranked. Of estimates, predictions go before those by
     formula. Without --problem and --gpu the last run's are meant. What is exported is executed first, by its machine
     code; a wrong one is refused.
     """
-    from evoengine.cli.display import ranking, say, stdout
+    from evoengine.cli.candidate_tables import ranking
+    from evoengine.cli.display import say, stdout
+    from evoengine.cli.json_output import print_json
     from evoengine.records import Kind
     from evoengine.sass.validation import error_line
     from evoengine.tuning.best import best as find
-    from evoengine.tuning.best import export
+    from evoengine.tuning.best import export, export_trial
     from evoengine.tuning.setup import register_kernel
 
     if kernel:
         register_kernel(kernel)
+    if trial is not None:
+        if folder is None or gpu or problem or top or pareto or as_json:
+            raise UsageError(
+                f"--trial {trial} goes with --export alone, as in evoengine best --trial {trial} --export out/; "
+                f"evoengine show {trial} shows it"
+            )
+        written = export_trial(folder, trial, db=db, echo=say)
+        for path in written:
+            say(f"wrote {path}")
+        return
     found = find(problem, gpu, top=top or 10, pareto=pareto, db=db)
     if folder:
         for path in export(folder, found.problem, found.gpu, pareto=pareto, db=db, echo=say):
             say(f"wrote {path}")
     first = found.candidates[0]
     if as_json:
-        several = top or pareto
-        shown = [c.to_json() for c in found.candidates] if several else first.to_json()
-        click.echo(json.dumps(shown, indent=2))
+        if top or pareto:
+            print_json(problem=found.problem, gpu=found.gpu, trials=[c.to_json() for c in found.candidates])
+        else:
+            print_json(**first.to_json())
         return
     figure = first.ranked_by
     policy = f", {figure.policy}" if figure.policy else ""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-import click
-
-from evoengine.cli.display import ranking, say, status, stdout, time_spent
+from evoengine.cli.candidate_tables import ranking
+from evoengine.cli.display import say, stdout
+from evoengine.cli.json_output import print_json
+from evoengine.cli.progress import status, time_spent
+from evoengine.cli.streams import read_by_nobody, unwritten
+from evoengine.errors import MachineError
+from evoengine.hints import hint
+from evoengine.ledger.transactions import spans
 from evoengine.records import Candidate, Outcome
 from evoengine.search.coordinator import Progress
 from evoengine.tuning.search import SearchResult
@@ -18,39 +22,53 @@ SHOWN = 10
 """ranks in the table, besides the best of each family that is not among them"""
 
 
-def print_summary(result: SearchResult, as_json: bool, db: str | None, following: Sequence[str]) -> int:
-    """Summary on stderr, ranking on stdout; `following` are the commands to go on with."""
+def print_summary(
+    result: SearchResult, as_json: bool, db: str | None, following: Sequence[str], echo: Callable[[str], None] = say
+) -> int:
+    """Summary by `echo`, ranking on stdout; `following` are the commands to go on with. Gives the exit code."""
     progress, run, found = result.progress, result.run, result.best
     known = f"{result.invalid_proposals} invalid and {result.repeated_proposals} repeated proposals"
-    say(f"{' · '.join(status(progress)[:-1])} · {progress.elapsed:.0f} s · {progress.compiled} compiled · {known}")
-    say(progress.ended, style="dim")
+    echo(f"{' · '.join(status(progress)[:-1])} · {progress.elapsed:.0f} s · {progress.compiled} compiled · {known}")
+    echo(progress.ended)
     if progress.usage:
-        say(time_spent(progress.usage))
+        echo(time_spent(progress.usage))
     for line in progress.notes:
-        say(line)
-    say_missed(result.missed)
-    ledger, unranked = f" --db {db}" if db else "", progress.outcomes[Outcome.UNRANKED]
+        echo(line)
+    say_missed(result.missed, echo)
+    unranked, history = progress.outcomes[Outcome.UNRANKED], hint("history", run=run, db=db)
     if as_json:
-        click.echo(json.dumps(_summary(progress, run, found), indent=2))
+        print_json(**_summary(progress, run, found))
     elif found:
         stdout.print(ranking(_shown(found)))
         estimated = found[0].outcome is Outcome.ESTIMATED
         remark = ["figures marked est. are estimates, not measurements"] if estimated else []
-        say(f"next: {'   ·   '.join([*(f'evoengine {command}{ledger}' for command in following), *remark])}")
+        echo(f"next: {'   ·   '.join([*following, *remark])}")
     elif unranked:
         why = "the model cannot read their binaries, and their families state no [cost] in the space"
-        say(f"{unranked} correct candidates and no figure to rank them by: {why}")
-        say(f"next: evoengine measure{ledger} on a machine with the GPU   ·   evoengine history --run {run}{ledger}")
+        echo(f"{unranked} correct candidates and no figure to rank them by: {why}")
+        echo(f"next: {hint('measure', db=db)} on a machine with the GPU   ·   {history}")
     else:
-        say(f"no correct candidate was found: evoengine history --run {run}{ledger} shows how each ended")
+        echo(f"no correct candidate was found: {history} shows how each ended")
     if progress.ended == "interrupted":
         return INTERRUPTED
-    return 0 if found or unranked else 1
+    return result_code(0 if found or unranked else 1, hint("best", db=db), echo)
 
 
-def say_missed(missed: Mapping[int, str]) -> None:
-    for trial, why in missed.items():
-        say(f"trial {trial} is in the ledger, but not in optuna-dashboard's study: {why}", style="yellow")
+def result_code(code: int, best: str, echo: Callable[[str], None]) -> int:
+    """The exit code of a command whose work outlives it: a result that nobody read is said, and no success."""
+    lost = unwritten().get("stdout")
+    if code or lost is None or not read_by_nobody(lost):  # what else may fail is told of every command
+        return code
+    echo(f"nobody read the result, which is in the ledger: {best} shows it")
+    return MachineError.exit_code
+
+
+def say_missed(
+    missed: Mapping[int, str], echo: Callable[[str], None] = say, remedy: str = "the next search adds them"
+) -> None:
+    if missed:
+        why = next(iter(missed.values()))
+        echo(f"in the ledger, but not in optuna-dashboard's study: {spans(missed)} ({why}); {remedy}")
 
 
 def _summary(progress: Progress, run: int, found: Sequence[Candidate]) -> dict[str, object]:

@@ -23,6 +23,7 @@ def dashboard(db: str | None, port: int) -> None:
     from evoengine.cli.display import say
     from evoengine.ledger.store import open_ledger
     from evoengine.ledger.study import artifact_store, optuna_storage
+    from evoengine.passwords import hide_passwords
 
     with open_ledger(db, create=False) as ledger:
         url = ledger.url
@@ -31,5 +32,5 @@ def dashboard(db: str | None, port: int) -> None:
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else error
         raise UsageError(f"--port {port} cannot be listened on: {why}; give one that is free") from error
-    say(f"http://{HOST}:{port}/dashboard   (the same as: optuna-dashboard {url})")
+    say(f"http://{HOST}:{port}/dashboard   (the same as: optuna-dashboard {hide_passwords(url)})")
     run_server(optuna_storage(url), host=HOST, port=port, artifact_store=artifact_store(url))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -14,8 +13,7 @@ from evoengine.cli.options import json_option
 from evoengine.errors import MachineError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from evoengine.cli.tables import Table
     from evoengine.devices.driver import GpuDevice
 
 
@@ -35,11 +33,12 @@ class Finding:
 def doctor(as_json: bool) -> int:
     """Say what this machine has, what is missing, and the remedy; exit 3 where a search cannot run."""
     from evoengine.cli.display import say, stdout
+    from evoengine.cli.json_output import print_json
 
     found = [check() for check in CHECKS]
     able = all(f.here for f in found if f.needed)
     if as_json:
-        click.echo(json.dumps({"able": able, "findings": [asdict(f) for f in found]}, indent=2))
+        print_json(able=able, findings=[asdict(f) for f in found])
     else:
         stdout.print(doctor_table(found))
         times = all(f.here for f in found if f.name in ("GPU", "CUDA versions"))
@@ -50,15 +49,15 @@ def doctor(as_json: bool) -> int:
 
 def doctor_table(found: Iterable[Finding]) -> Table:
     """The findings, each with its remedy where something is missing."""
-    from rich.table import Column, Table
-    from rich.text import Text
+    from evoengine.cli.tables import Cell, Column, Styled, Table
 
-    table = Table.grid("", "", Column(overflow="fold"), padding=(0, 2))
+    rows: list[list[Cell]] = []
     for f in found:
-        mark = Text("✓", style="green") if f.here else Text("✗", style="red" if f.needed else "yellow")
-        remedy = "" if f.here else f"\n→ {f.remedy}"
-        table.add_row(mark, f.name, f"{f.what}{remedy}")
-    return table
+        mark = Styled("✓", "green") if f.here else Styled("✗", "red" if f.needed else "yellow")
+        rows.append([mark, f.name, f.what])
+        if not f.here:
+            rows.append(["", "", f"→ {f.remedy}"])
+    return Table([Column(""), Column(""), Column("", least=20, folds=True)], rows)
 
 
 def _python() -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from evoengine.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from evoengine.ledger.store import Ledger
     from evoengine.ledger.transfer import RunHistory
     from evoengine.records import Kind, Value
 
@@ -32,27 +33,44 @@ def import_(file: Path, db: str | None) -> None:
     from evoengine.cli.display import say
     from evoengine.ledger.store import open_ledger
     from evoengine.ledger.study import optuna_storage, rebuild
+    from evoengine.untrusted import printable
 
     whole, kind, domains = _own(file) or _recorded(file)
+    whole = replace(whole, run=replace(whole.run, imported_from=printable(file.name)))
     with open_ledger(db, create=True) as ledger:
         storage = optuna_storage(ledger.url)
-        run, trials = ledger.import_run(whole)
+        run, trials = ledger.import_run(_marked(whole, ledger))
         say(f"imported {len(trials)} trials from {file} as run {run}, trials {trials[0]} to {trials[-1]}")
         say("now their study for the dashboard; Ctrl-C leaves it unfinished, and the import whole")
-        say_missed(rebuild(storage, ledger, run, kind, domains).missed)
+        say_missed(rebuild(storage, ledger, run, kind, domains).missed, remedy="import the file again")
+
+
+def _marked(whole: RunHistory, ledger: Ledger) -> RunHistory:
+    """With figures marked that the GPU cannot reach, where problem and GPU are known here."""
+    from evoengine.publish.imported import mark_suspect
+    from evoengine.search.targets import stored_gpu, stored_target
+
+    try:
+        return mark_suspect(whole, stored_target(ledger, whole.run.problem, stored_gpu(ledger, whole.run.gpu)))
+    except UsageError:  # of another tuner's problem nobody knows the operations
+        return whole
 
 
 def _own(file: Path) -> Found | None:
     """A run that evoengine exported; None where it did not."""
     from evoengine.ledger.rows import most_trusted_kind
     from evoengine.publish.t4 import from_t4
-    from evoengine.search.recorded import load, occurring
+    from evoengine.search.recorded import occurring
+    from evoengine.search.recorded_file import load
+    from evoengine.untrusted import printable
 
     try:
         whole = from_t4(load(file))
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        wrong = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise UsageError(
-            f"{file} says that evoengine wrote it, but a part is missing or wrong ({error!r}); export the run again"
+            f"{file} says that evoengine wrote it, but a part is missing or wrong ({printable(wrong, 300)}); "
+            "export the run again"
         ) from error
     if whole is None:
         return None
@@ -66,10 +84,12 @@ def _recorded(file: Path) -> Found:
     from evoengine.cli.display import say
     from evoengine.ledger.runs import Device, Run, this_host
     from evoengine.ledger.transfer import CandidateHistory, RunHistory
+    from evoengine.passwords import command_line
     from evoengine.records import Kind
     from evoengine.search.recorded import read_recorded
     from evoengine.search.replay import REPLAY_OBJECTIVE, device_of, entries, problem_of
     from evoengine.tuning.recorded import echo_left_out
+    from evoengine.untrusted import printable
 
     space, now = read_recorded(file), datetime.now(UTC)
     echo_left_out(space, say)
@@ -77,11 +97,11 @@ def _recorded(file: Path) -> Found:
         id=0,
         started_at=now,
         finished_at=now,
-        status=f"imported from {file.name}",
+        status=f"imported from {printable(file.name)}",
         gpu=device_of(space),
         problem=problem_of(space),
         device=Device(device_of(space)),
-        space_name=file.name,
+        space_name=printable(file.name),
         space_sha256="",
         space_text="",
         sampler="imported",
@@ -90,7 +110,7 @@ def _recorded(file: Path) -> Found:
         version=__version__,
         host=this_host(),
         pid=os.getpid(),
-        command=" ".join(sys.argv),
+        command=command_line(),
     )
     found = (
         CandidateHistory(c, figures=[(None, c.measurement)] if c.measurement else ()) for c in entries(space, run=0)

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import importlib
+import io
 import keyword
 import os
-import sys
 
 import click
 
 from evoengine import __version__
-from evoengine.errors import EvoengineError
+from evoengine.cli.options import refuse_repeated
+from evoengine.cli.streams import prepare_streams, read_by_nobody, unwritten
+from evoengine.errors import EvoengineError, MachineError
+from evoengine.hints import did_you_mean
+from evoengine.text import plain_lines
 
 COMMANDS = {
     "new": "Write a folder with a kernel of your own, or bring one in.",
     "problems": "List the workloads, how their problems are written, and an example of each.",
+    "gpus": "List the GPUs that can be tuned for, their limits and peaks, and which families fit.",
     "search": "Search for the fastest correct kernel of a problem on a GPU.",
     "best": "Show the best kernels found, or export the best one.",
     "history": "List every trial of the ledger.",
+    "runs": "List the runs of the ledger, or remove some.",
     "show": "Show one trial: configuration, resources, verdict, figure, source.",
     "report": "Say which changes of knobs paid, and the path that led to the best.",
     "measure": "Time on a GPU what a search without one left, best estimate first.",
@@ -44,16 +50,18 @@ class Commands(click.Group):
         command: click.Command = getattr(importlib.import_module(f"evoengine.cli.{own}"), own)
         return command
 
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            # The reader of our output has gone, as in `evoengine history | head`: no failure, which click makes of it.
-            # What is left in the buffers must go somewhere when the interpreter ends.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stdout.fileno())
-            os.dup2(nowhere, sys.stderr.fileno())
-            return 0
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command and its arguments. Raises click.UsageError where there is no such command, and where an option
+        that has one value is given several."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = did_you_mean(args[0], COMMANDS)
+            raise click.UsageError(f"there is no command {args[0]!r}{near or '; evoengine --help lists them'}", ctx)
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:
+            refuse_repeated(command, name, rest)
+        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -70,18 +78,31 @@ def evoengine() -> None:
     """
 
 
-def main() -> None:
+def main() -> int:
+    """Runs the command that sys.argv names, and gives its exit code; ends the process where it is interrupted."""
+    prepare_streams()
     try:
         code = evoengine.main(standalone_mode=False)
     except click.exceptions.Abort:
         # An interpreter that ends waits for every thread, and those of workers whose closing was itself interrupted
         # wait for answers that never come. The processes die with this one.
-        sys.stdout.flush()
+        unwritten()
         os._exit(INTERRUPTED)
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        click.echo(plain_lines(shown.getvalue()), err=True, nl=False)
         code = error.exit_code
     except EvoengineError as error:
         click.echo(f"evoengine: {error}", err=True)
         code = error.exit_code
-    sys.exit(code if isinstance(code, int) else 0)
+    return checked_output(code if isinstance(code, int) else 0)
+
+
+def checked_output(code: int) -> int:
+    """The exit code, once all that was said is written; says what is not. A reader that has gone has what it wanted."""
+    lost = {name: failure for name, failure in unwritten().items() if not read_by_nobody(failure)}
+    if "stdout" in lost:
+        why = lost["stdout"].strerror
+        click.echo(f"evoengine: the output could not be written to stdout: {why}", err=True)
+    return code or (MachineError.exit_code if lost else 0)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from evoengine.cli.options import db_option, gpu_option, json_option, kernel_option, stored_problem_option
+from evoengine.cli.options import (
+    db_option,
+    gpu_option,
+    json_option,
+    kernel_option,
+    log_json_option,
+    stored_problem_option,
+)  # fmt: skip
+from evoengine.hints import hint
 
 if TYPE_CHECKING:
-    from evoengine.records import Baseline, Candidate
+    from evoengine.records import Baseline
     from evoengine.search.agreement import Agreement
     from evoengine.tuning.measure import Measured
 
@@ -24,47 +31,49 @@ if TYPE_CHECKING:
 @stored_problem_option
 @kernel_option
 @db_option
+@log_json_option
 @json_option
 def measure(
-    top: int, everything: bool, gpu: str | None, problem: str | None, kernel: Path | None, db: str | None, as_json: bool
+    top: int, everything: bool, gpu: str | None, problem: str | None, kernel: Path | None, db: str | None,
+    log_json: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Time on a GPU what a search without one left, best estimate first.
 
     The binaries are those of the ledger; no compiler is needed. Tells how the estimates had ranked what was measured.
     Without --problem and --gpu the last run's are meant.
     """
-    from evoengine.cli.conclusion import INTERRUPTED
-    from evoengine.cli.display import ranking, say, stdout
+    from evoengine.cli.candidate_tables import ranking
+    from evoengine.cli.conclusion import INTERRUPTED, result_code
+    from evoengine.cli.display import stdout
+    from evoengine.cli.json_output import print_json
+    from evoengine.cli.log import EventLog
+    from evoengine.cli.progress import LiveProgress
     from evoengine.cli.signals import stop_on_signal
     from evoengine.tuning.measure import Measuring
     from evoengine.tuning.setup import register_kernel
 
-    if kernel:
-        register_kernel(kernel)
-    measuring = Measuring(None if everything else top, gpu, problem, db, say, lambda c: say(_line(c)))
-    stop_on_signal(measuring.stop)
-    measured = measuring.run()
+    with EventLog() if log_json else LiveProgress(trials=True) as live:
+        if kernel:
+            register_kernel(kernel)
+        measuring = Measuring(None if everything else top, gpu, problem, db, live.say, live.trial)
+        stop_on_signal(measuring.stop)
+        live.stage("gating and timing")
+        measured = measuring.run()
     for line in (*map(_baseline, measured.baselines), *measured.notes, *_agreed(measured.agreement)):
-        say(line)
+        live.say(line)
     if as_json:
-        click.echo(_as_json(measured))
+        print_json(**_as_json(measured))
     else:
         stdout.print(ranking(dict(enumerate(measured.best, 1))))
-    return INTERRUPTED if measuring.stopped else 0
+    code = INTERRUPTED if measuring.stopped else result_code(0, hint("best", db=db), live.say)
+    live.end(measured.run, "interrupted" if measuring.stopped else "all candidates done", code)
+    return code
 
 
-def _as_json(measured: Measured) -> str:
+def _as_json(measured: Measured) -> dict[str, object]:
     m = measured
     summary = {"run": m.run, "agreement": asdict(m.agreement), "estimates": [asdict(p) for p in m.pairs]}
-    summary |= {"baselines": [asdict(b) for b in m.baselines], "best": [c.to_json() for c in m.best]}
-    return json.dumps(summary, indent=2)
-
-
-def _line(candidate: Candidate) -> str:
-    from evoengine.cli.display import figure
-
-    why = f", {candidate.reason}" if candidate.reason else ""
-    return f"#{candidate.trial}  {candidate.outcome}  {figure(candidate)} TFLOPS{why}"
+    return summary | {"baselines": [asdict(b) for b in m.baselines], "best": [c.to_json() for c in m.best]}
 
 
 def _baseline(baseline: Baseline) -> str:

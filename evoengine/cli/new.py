@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from evoengine.hints import hint
+
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
@@ -22,6 +24,9 @@ def new(folder: Path, source: str | None, reference: Path | None, entry: str | N
     """Write a folder with a kernel of your own, to edit and search: evoengine search --kernel FOLDER.
 
     Without --from it is a small kernel that works. What an imported file says and cannot be taken over is named.
+
+    Scripts are run to be imported, and the kernel, its template and its reference when it is searched: take them from
+    nobody you do not trust.
     """
     from evoengine.cli.display import say
     from evoengine.formats.folder import write_folder
@@ -32,4 +37,4 @@ def new(folder: Path, source: str | None, reference: Path | None, entry: str | N
     for remark in made.remarks:
         say(f"not taken over: {remark}")
     say(f"wrote {', '.join(path.name for path in written)} to {folder}")
-    say(f"next: evoengine search --kernel {folder}")
+    say(f"next: {hint('search', kernel=folder)}")

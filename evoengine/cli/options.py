@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from click.decorators import FC
 
-from evoengine.gpu import find_gpu
+from evoengine.gpu import known_gpus
+from evoengine.hints import did_you_mean
 
 RECORDED = "recorded:"
 """begins the device and the problem of a recorded space"""
 
 if TYPE_CHECKING:
     TextType = click.ParamType[str]
+    WordType = click.Choice[str]
 else:
-    TextType = click.ParamType  # which takes type arguments only since Click 8.4
+    TextType, WordType = click.ParamType, click.Choice  # which take type arguments only since Click 8.4
 
 
-class GpuType(TextType):
-    """The name of a known GPU."""
+class StoredGpuType(TextType):
+    """A GPU that the ledger may hold: a known one, or one that a file described or another tuner recorded."""
 
     name = "name"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return find_gpu(value).key
+        return value.lower() if value.lower() in known_gpus() else value
+
+
+class OneOf(WordType):
+    """One of several words; a wrong one is told which was probably meant."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            near = did_you_mean(value, self.choices)
+            self.fail(f"{value!r} is not one of {', '.join(self.choices)}{near}", param, ctx)
+        return value
 
 
 class StoredProblemType(TextType):
@@ -42,11 +54,35 @@ class StoredProblemType(TextType):
         return str(parse_problem(value)[1]) if not colon or name in workloads() else value
 
 
+def refuse_repeated(command: click.Command, name: str | None, arguments: Sequence[str]) -> None:
+    """Raises click.UsageError where an option that takes one value is given more often; click would take the last."""
+    ctx = click.Context(command, info_name=name)
+    single = [p for p in command.params if isinstance(p, click.Option) and not (p.multiple or p.is_flag or p.count)]
+    for option in single:
+        option.multiple = True
+    try:
+        given, _, _ = command.make_parser(ctx).parse_args(list(arguments))
+    finally:
+        for option in single:
+            option.multiple = False
+    for option in single:
+        values = given.get(option.name, ())
+        if len(values) > 1:
+            listed = " and ".join(map(str, values))
+            raise click.UsageError(f"{option.opts[0]} is given {len(values)} times, {listed}; it takes one value", ctx)
+
+
 def gpu_option(default: str | None) -> Callable[[FC], FC]:
-    said = "GPU to tune for." if default else "Only what was tuned for this GPU."
-    return click.option("--gpu", type=GpuType(), default=default, show_default=bool(default), help=said)
+    """With a default the GPU to tune for; without one which of the ledger's is meant."""
+    if default is None:
+        return click.option("--gpu", type=StoredGpuType(), help="Only what was tuned for this GPU.")
+    said = "GPU to tune for (evoengine gpus); auto is the one of this machine, h100 where it has none."
+    return click.option("--gpu", metavar="NAME", default=default, show_default=True, help=said)
 
 
+gpu_file_option = click.option(
+    "--gpu-file", type=click.Path(path_type=Path), metavar="FILE", help="A GPU that evoengine gpus does not list."
+)
 problem_option = click.option(
     "--problem", metavar="WORKLOAD:SIZES", help="What to compute; evoengine problems lists them.  [default: an example]"
 )
@@ -54,13 +90,26 @@ stored_problem_option = click.option(
     "--problem", type=StoredProblemType(), help="Only this one of the ledger's problems."
 )
 kernel_option = click.option(
-    "--kernel", type=click.Path(path_type=Path), metavar="FOLDER", help="A kernel of your own (evoengine new)."
+    "--kernel",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="A kernel of your own (evoengine new). "
+    "Its code is run, the reference's and the template's too: take it from nobody you do not trust.",
 )
-db_option = click.option("--db", metavar="URL", help="Ledger: a file or an SQLAlchemy URL.  [default: db/evoengine.db]")
+db_option = click.option(
+    "--db", metavar="URL",
+    help="Ledger: a file or an SQLAlchemy URL; one with a password belongs into EVOENGINE_DB, or into a file that "
+    "EVOENGINE_DB_FILE names.  [default: db/evoengine.db in the current folder]",
+)  # fmt: skip
+log_json_option = click.option(
+    "--log-json", is_flag=True, help="Say on stderr what happens as JSON, an object a line (docs/searching.md)."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 space_option = click.option(
     "--space", type=click.Path(path_type=Path), help="Search-space file.  [default: the workload's own]"
 )
 templates_option = click.option(
-    "--templates", type=click.Path(path_type=Path), help="Folder of kernel templates.  [default: those of evoengine]"
+    "--templates",
+    type=click.Path(path_type=Path),
+    help="Folder of kernel templates, which run code: trust where they come from.  [default: those of evoengine]",
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -17,20 +16,18 @@ if TYPE_CHECKING:
 @json_option
 def problems(as_json: bool) -> None:
     """List the workloads that come with evoengine: how their problems are written, and an example of each."""
-    from rich.table import Table
-
     from evoengine.cli.display import stdout
+    from evoengine.cli.json_output import print_json
+    from evoengine.cli.tables import Column, Table
     from evoengine.workloads import workloads
 
     known = workloads().values()
     if as_json:
         listed = [{"workload": w.name, "grammar": w.grammar, "example": _example(w)} for w in known]
-        click.echo(json.dumps(listed, indent=2))
+        print_json(workloads=listed)
         return
-    table = Table("workload", "problem", "example", box=None, pad_edge=False)
-    for workload in known:
-        table.add_row(workload.name, f"{workload.name}:{workload.grammar}", _example(workload))
-    stdout.print(table)
+    columns = [Column("workload"), Column("problem", least=20, folds=True), Column("example", least=20, folds=True)]
+    stdout.print(Table(columns, [[w.name, f"{w.name}:{w.grammar}", _example(w)] for w in known]))
 
 
 def _example(workload: AnyWorkload) -> str:

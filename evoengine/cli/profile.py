@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,10 +23,14 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
     and the instructions before which warps wait longest, with the reasons. It is kept beside the candidate, where
     evoengine show finds it.
     """
-    from evoengine.cli.display import profile_page, say, stdout
+    from evoengine.cli.candidate_page import profile_page
+    from evoengine.cli.display import say, stdout
+    from evoengine.cli.json_output import print_json
     from evoengine.devices.driver import find_driver, supports_arch
     from evoengine.errors import NothingFound
     from evoengine.ledger.store import open_ledger
+    from evoengine.records import Rejection
+    from evoengine.search.recompile import with_machine_code
     from evoengine.search.targets import target_of
     from evoengine.stages.profile import profile as take
     from evoengine.tuning.setup import lock_gpu, register_kernel
@@ -35,7 +38,10 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
     if kernel:
         register_kernel(kernel)
     with open_ledger(db, create=False) as ledger:
-        candidate = ledger.candidate(trial, with_cubin=True)
+        candidate = with_machine_code(ledger, trial)
+        if isinstance(candidate, Rejection):
+            why = f"it was imported, and its source does not compile here: {candidate.reason}"
+            raise NothingFound(f"trial {trial} has no binary to profile: {why}")
         if candidate.binary is None:
             ended = candidate.outcome or "unfinished"
             raise NothingFound(f"trial {trial} has no binary to profile: it ended as {ended}")
@@ -49,6 +55,6 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
             page = take(target_of(ledger, candidate), candidate.contender, name, uuid)
         ledger.record_profile(trial, page)
     if as_json:
-        click.echo(json.dumps({"trial": trial} | asdict(page), indent=2))
+        print_json(trial=trial, **asdict(page))
     else:
         stdout.print(profile_page(page))

@@ -13,14 +13,15 @@ _INTRODUCTION = """# Commands
 
 Made by `python -m evoengine.cli.reference` from the commands themselves. A test fails when the two differ.
 
-Data goes to stdout, progress to stderr. `--json` gives the same fields everywhere; [ledger.md](ledger.md) lists them.
+Data goes to stdout, progress to stderr. An option that takes one value is given once. `--json` gives the same fields
+everywhere; [ledger.md](ledger.md) lists them.
 
 | exit code | meaning |
 |---|---|
 | 0 | ok |
 | 1 | finished, and nothing valid was found; of `verify`: the configuration is not correct |
 | 2 | wrong usage or configuration |
-| 3 | something is missing on this machine |
+| 3 | something of this machine is missing or failed, or the output could not be written |
 | 130 | interrupted |
 """
 _HELP_TYPES = {"path": "PATH", "filename": "FILE", "integer": "N", "integer range": "N", "float range": "N"}
@@ -37,6 +38,8 @@ def commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
         command = group.get_command(context, name)
         assert command is not None
         yield name, command
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {own}", under) for own, under in sorted(command.commands.items()))
 
 
 def undocumented(group: click.Group = evoengine) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 import click
 
 from evoengine.cli.options import db_option, gpu_option, json_option, stored_problem_option
 from evoengine.errors import NothingFound
+from evoengine.hints import hint
 
 
 @click.command()
@@ -21,24 +21,28 @@ def report(gpu: str | None, problem: str | None, db: str | None, as_json: bool) 
 
     Without --problem and --gpu the last run's are meant.
     """
-    from evoengine.cli.display import effects_table, lineage, say, stdout
+    from evoengine.cli.candidate_tables import effects_table, lineage
+    from evoengine.cli.display import say, stdout
+    from evoengine.cli.json_output import print_json
     from evoengine.ledger.store import open_ledger
     from evoengine.lineage import effects, path, step_json
 
     with open_ledger(db, create=False) as ledger:
         gpu_key, problem_text = ledger.last_target(gpu, problem)
-        known = {c.trial: c for c in ledger.candidates(problem=problem_text, gpu=gpu_key)}
         best = ledger.best(problem_text, gpu_key, top=1)
-    if not best:
-        raise NothingFound(
-            f"the ledger holds no correct candidate for {problem_text} on {gpu_key}: evoengine search finds one"
-        )
-    steps, found = path(best[0].trial, known), effects(known.values())
+        if not best:
+            raise NothingFound(
+                f"the ledger holds no correct candidate for {problem_text} on {gpu_key}: "
+                f"{hint('history', db=db, problem=problem_text, gpu=gpu_key)} shows how each ended"
+            )
+        steps = path(best[0].trial, ledger.ancestors(best[0].trial))
+        found = effects(ledger.trials(problem=problem_text, gpu=gpu_key, ranked=True))
+        trials = ledger.count(problem_text, gpu_key)
     if as_json:
-        told = {"lineage": [step_json(s) for s in steps], "effects": [asdict(e) for e in found]}
-        click.echo(json.dumps(told, indent=2))
+        lists = {"lineage": [step_json(s) for s in steps], "effects": [asdict(e) for e in found]}
+        print_json(problem=problem_text, gpu=gpu_key, **lists)
         return
-    say(f"{problem_text} on {gpu_key}: {len(known)} trials, {best[0].ranked_by.kind} figures")
+    say(f"{problem_text} on {gpu_key}: {trials} trials, {best[0].ranked_by.kind} figures")
     stdout.print(lineage(steps))
     if found:
         stdout.print()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from typing import TYPE_CHECKING
 
 import click
 
-from evoengine.cli.options import db_option, json_option
+from evoengine.cli.options import RECORDED, db_option, json_option
+
+if TYPE_CHECKING:
+    from evoengine.records import Candidate
 
 
 @click.command()
@@ -19,27 +22,42 @@ from evoengine.cli.options import db_option, json_option
 @json_option
 def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_json: bool) -> None:
     """Show one trial: configuration, resources, verdict, figure, source."""
-    from evoengine.cli.display import candidate_panel, lineage, profile_page, stdout
+    from evoengine.cli.candidate_json import page_json
+    from evoengine.cli.candidate_page import candidate_page, profile_page
+    from evoengine.cli.candidate_tables import lineage
+    from evoengine.cli.display import stdout
+    from evoengine.cli.json_output import print_json
     from evoengine.errors import NothingFound, UsageError
     from evoengine.ledger.store import open_ledger
     from evoengine.lineage import path, step_json
+    from evoengine.text import plain_lines
 
     if with_source and (with_lineage or as_json):
         raise UsageError(f"--source prints the source alone; leave {'--lineage' if with_lineage else '--json'} out")
     with open_ledger(db, create=False) as ledger:
         candidate, profile = ledger.candidate(trial), ledger.profile(trial)
-        known = ledger.candidates(problem=candidate.problem, gpu=candidate.gpu) if with_lineage else []
+        known = ledger.ancestors(trial) if with_lineage else {}
     if with_source:
         if candidate.source is None:
-            raise NothingFound(f"trial {trial} has no source: it ended before it was rendered")
-        click.echo(candidate.source.text)
+            raise NothingFound(f"trial {trial} has no source: {_why_no_source(candidate)}")
+        # a pipe may lead to a compiler, which must get what the ledger has; without `color` escape sequences are cut
+        text = candidate.source.text
+        click.echo(plain_lines(text) if stdout.is_terminal else text, color=True)
     elif with_lineage:
-        steps = path(trial, {c.trial: c for c in known})
+        steps = path(trial, known)
         if as_json:
-            click.echo(json.dumps([step_json(s) for s in steps], indent=2))
+            print_json(lineage=[step_json(s) for s in steps])
         else:
             stdout.print(lineage(steps))
     elif as_json:
-        click.echo(json.dumps(candidate.to_json(), indent=2))
+        print_json(**page_json(candidate, profile))
     else:
-        stdout.print(candidate_panel(candidate), *([profile_page(profile)] if profile else []))
+        stdout.print(candidate_page(candidate), *([profile_page(profile)] if profile else []))
+
+
+def _why_no_source(candidate: Candidate) -> str:
+    if candidate.problem.startswith(RECORDED):
+        return "another tuner recorded it, with its times and without its kernel"
+    if candidate.outcome is None:
+        return "it was not rendered before its search ended, or is not yet"
+    return f"it could not be rendered{f': {candidate.reason}' if candidate.reason else ''}"

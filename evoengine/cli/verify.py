@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from evoengine.cli.options import (
+    OneOf,
+    db_option,
+    gpu_file_option,
     gpu_option,
     json_option,
     kernel_option,
@@ -15,36 +18,49 @@ from evoengine.cli.options import (
     space_option,
     templates_option,
 )  # fmt: skip
-from evoengine.errors import UsageError
-from evoengine.records import Value
+from evoengine.gpu import AUTO
 
 
 @click.command()
-@click.option("--config", "text", required=True, metavar="JSON", help="One value for every active knob, as JSON.")
-@gpu_option(default="h100")
+@click.option(
+    "--config", "text", required=True, metavar="WHAT",
+    help="One value for every active knob: as JSON, in a file of JSON, in - for standard input; or a trial's number, "
+    "for its knobs, and its problem and GPU where none are given.",
+)  # fmt: skip
+@gpu_option(default=AUTO)
+@gpu_file_option
 @problem_option
 @kernel_option
 @click.option(
-    "--device", type=click.Choice(["auto", "emulator", "cuda"]), default="auto", show_default=True,
+    "--device", type=OneOf(["auto", "emulator", "cuda"]), default="auto", show_default=True,
     help="Where the gate runs: cuda on a GPU, emulator on the CPU.",
 )  # fmt: skip
 @space_option
 @templates_option
 @click.option("--binary", is_flag=True, help="Execute the machine code too, on the CPU, after the gate.")
 @click.option("--seed", type=click.IntRange(min=0), help="Repeats a verdict.  [default: drawn, and printed]")
+@db_option
 @json_option
+@click.pass_context
 def verify(
-    text: str, gpu: str, problem: str | None, kernel: Path | None, device: str, space: Path | None,
-    templates: Path | None, binary: bool, seed: int | None, as_json: bool,
+    context: click.Context, text: str, gpu: str, gpu_file: Path | None, problem: str | None, kernel: Path | None,
+    device: str, space: Path | None, templates: Path | None, binary: bool, seed: int | None, db: str | None,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Render, compile and gate one configuration; exit 0 when it is correct, 1 when not."""
-    from evoengine.cli.display import cases, say, stdout
+    from evoengine.cli.candidate_page import cases
+    from evoengine.cli.config_option import read_config
+    from evoengine.cli.display import say, stdout
+    from evoengine.cli.json_output import print_json
     from evoengine.publish.export import case_list
     from evoengine.tuning.verify import verify as run
 
+    given = read_config(text, db)
+    if given.gpu and gpu_file is None and context.get_parameter_source("gpu") is ParameterSource.DEFAULT:
+        gpu = given.gpu
     verified = run(
-        _config(text), problem, gpu, kernel=kernel, device=device, space=space, templates=templates, binary=binary,
-        seed=seed, echo=say,
+        given.config, problem or given.problem, gpu, gpu_file=gpu_file, kernel=kernel, device=device, space=space,
+        templates=templates, binary=binary, seed=seed, echo=say,
     )  # fmt: skip
     candidate, check = verified.candidate, verified.binary
     if as_json:
@@ -56,7 +72,7 @@ def verify(
                 "binary_cases": case_list(candidate.binary_verdict),
                 "binary_remark": str(check) if check else None,
             }
-        click.echo(json.dumps(candidate.to_json() | extra, indent=2))
+        print_json(**candidate.to_json() | extra)
         return 0 if verified.correct else 1
     for verdict in (candidate.verdict, candidate.binary_verdict):
         if verdict:
@@ -65,13 +81,3 @@ def verify(
         say(str(check))
     say(f"{'correct' if verified.correct else verified.why_not} · seed {verified.seed}")
     return 0 if verified.correct else 1
-
-
-def _config(text: str) -> dict[str, Value]:
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"--config is no JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"--config must be a JSON object of knobs and values, not {type(config).__name__}")
-    return config

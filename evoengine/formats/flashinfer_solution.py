@@ -10,7 +10,6 @@ import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from evoengine import __version__
@@ -92,8 +91,8 @@ def trace(candidate: Candidate, target: Target, exported: datetime) -> dict[str,
     }
 
 
-def write_trace(candidate: Candidate, target: Target, folder: Path, echo: Callable[[str], None]) -> list[Path]:
-    """Writes solution.json and trace.json into an exported folder; says why where a kernel cannot be a Solution."""
+def trace_files(candidate: Candidate, target: Target, echo: Callable[[str], None]) -> dict[str, bytes]:
+    """solution.json and trace.json for an exported folder; says why where a kernel cannot be a Solution."""
     try:
         contents = {
             "solution.json": solution(candidate, target),
@@ -101,10 +100,8 @@ def write_trace(candidate: Candidate, target: Target, folder: Path, echo: Callab
         }
     except UsageError as error:
         echo(f"no solution.json: {error}")
-        return []
-    for name, content in contents.items():
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-    return [folder / name for name in contents]
+        return {}
+    return {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in contents.items()}
 
 
 def _evaluation(candidate: Candidate, exported: datetime) -> dict[str, Any] | None:

@@ -7,7 +7,6 @@ The schema is flashinfer-bench's (its package `flashinfer_bench.data`); SOL-Exec
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from evoengine.formats.literals import NotLiteral, expression_of
 from evoengine.formats.naive_kernels import naive_kernel
 from evoengine.formats.tuned_kernel import STUB
 from evoengine.space.expression import Expression
+from evoengine.untrusted import parse_json
 
 _TAKEN = ("name", "op_type", "type", "description", "tags", "axes", "constraints", "inputs", "outputs", "reference")
 MOST_WORKLOADS = 64
@@ -142,8 +142,8 @@ def _lines(file: Path | None, name: Any, remarks: list[str]) -> list[dict[str, A
     found = []
     for number, line in enumerate(filter(str.strip, read_text(file, "the workloads").splitlines()), 1):
         try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            entry = parse_json(line)
+        except ValueError as error:
             raise UsageError(f"{file}, line {number}, is not valid JSON: {error}") from None
         if isinstance(entry, dict) and entry.get("definition", name) == name:
             found.append(entry.get("workload", entry))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
+from evoengine.untrusted import parse_json, read_limited_text
 from evoengine.workloads.folder import PROBLEM, SPACE
 from evoengine.workloads.folder_reader import require_name
 
@@ -104,27 +105,28 @@ def write_folder(made: NewFolder, folder: Path) -> list[Path]:
     return written
 
 
-def read_text(path: Path, what: str, most: int = 4 << 20) -> str:
+def read_text(path: Path, what: str) -> str:
     """A text file that somebody names. Raises UsageError where it is not there, too large or no text."""
     try:
-        if path.stat().st_size > most:
-            raise UsageError(f"{what} {path} has more than {most >> 20} MiB; that is no text file of a kernel")
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        return read_limited_text(path)
+    except UnicodeDecodeError:
+        raise UsageError(f"{what} {path} cannot be read: it is not UTF-8 text") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{what} {path} cannot be read: {reason}") from None
 
 
 def read_json(path: Path, what: str) -> Any:
     try:
-        return json.loads(read_text(path, what))
-    except (ValueError, RecursionError) as error:
+        return parse_json(read_text(path, what))
+    except ValueError as error:
         raise UsageError(f"{what} {path} is not valid JSON: {error}") from None
 
 
 def inside(folder: Path, name: object, what: str) -> Path:
     """A file that another file names, which must lie in its folder. Raises UsageError where it does not."""
-    path = (folder / str(name)).resolve()
-    if not isinstance(name, str) or not name or not path.is_relative_to(folder.resolve()):
-        raise UsageError(f"{what} is {name!r}; it must be a file in {folder}")
+    named = isinstance(name, str) and name and "\0" not in name
+    path = (folder / str(name)).resolve() if named else folder.parent
+    if not path.is_relative_to(folder.resolve()):
+        raise UsageError(f"{what} is {str(name)[:100]!r}; it must be a file in {folder}")
     return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
+from evoengine.untrusted import parse_json, read_limited_text
 
 RUNNER = Path(__file__).with_name("script_runner.py")
 SCRIPT_SECONDS = 120.0
@@ -33,11 +33,10 @@ def run_script(kind: str, script: Path, seconds: float = SCRIPT_SECONDS) -> list
         if not out.exists():
             why = f"it did not end after {seconds:g} s" if late else said or "it ended without a word"
             raise UsageError(f"{script} did not come to what there is to import: {why}")
-        if out.stat().st_size > MOST_NOTES:
-            raise UsageError(
-                f"{script} gives more than {MOST_NOTES >> 20} MiB of text; that is no description of a kernel"
-            )
-        found: list[dict[str, Any]] = json.loads(out.read_text("utf-8"))
+        try:
+            found: list[dict[str, Any]] = parse_json(read_limited_text(out, MOST_NOTES))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"what {script} says of its kernel cannot be taken over: {error}") from None
         return found
 
 

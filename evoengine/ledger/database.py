@@ -15,25 +15,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alembic import command
-from alembic.config import Config as AlembicConfig
-from alembic.script import ScriptDirectory
 from filelock import FileLock, Timeout
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, QueuePool
 
 from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
+from evoengine.hints import hint, nearest_folder
 from evoengine.ledger import optuna_schema
+from evoengine.ledger.checksums import Damaged
+from evoengine.ledger.chosen import chosen_database
+from evoengine.ledger.integrity import READ_ERRORS, check_selection, find_damage
 from evoengine.ledger.models import VERSION_TABLE
-from evoengine.paths import asset
+from evoengine.ledger.schema import LOCK_KEY, known_revisions, mark, upgrade
+from evoengine.ledger.write_ahead_log import check_log, orphaned_log, reading_uri
+from evoengine.passwords import hide_passwords, without_passwords
+from evoengine.paths import default_database
 
 BUSY_SECONDS = 30.0
 """how long a writer waits for another's transaction to end"""
 _EXAMPLES = "sqlite:///db/evoengine.db or postgresql://user@host/database"
 SQLITE_MAGIC = b"SQLite format 3\0"
-_LOCK_KEY = 0x65766F
-"""of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
+_SIGNS_OF_DAMAGE = ("not a database", "malformed", "disk I/O error", "unsupported file format", "no such table")
+_RESTORE = "restore it from a copy, or name another with --db"
 
 
 def parse_url(text_or_path: str) -> URL:
@@ -42,14 +46,20 @@ def parse_url(text_or_path: str) -> URL:
         return URL.create("sqlite", database=str(Path(text_or_path).expanduser()))
     try:
         url = make_url(text_or_path)
-    except ArgumentError as error:
-        raise UsageError(f"{text_or_path!r} is no database URL; write a file name or {_EXAMPLES}") from error
+        if url.drivername != "sqlite" and text_or_path.partition("?")[0].count("@") > 1:
+            raise ValueError("the first of two @ would end the password")
+    except (ArgumentError, ValueError) as error:
+        remedy = f"write a file name or {_EXAMPLES}, with %40 for an @ in a password, %3A for : and %2F for /"
+        raise UsageError(f"{hide_passwords(text_or_path)!r} is no database URL; {remedy}") from error
     if url.drivername in ("postgresql", "postgresql+psycopg"):
         return url.set(drivername="postgresql+psycopg")
     if url.drivername not in ("sqlite", "sqlite+pysqlite"):
         raise UsageError(f"a ledger lives in SQLite or PostgreSQL, not in {url.drivername}; write {_EXAMPLES}")
     if url.database in (None, "", ":memory:") or url.query:
-        raise UsageError(f"{text_or_path!r} names no file, and a ledger has to outlive its process; write {_EXAMPLES}")
+        raise UsageError(
+            f"{hide_passwords(text_or_path)!r} names no file, and a ledger has to outlive its process; "
+            f"write {_EXAMPLES}"
+        )
     return url.set(drivername="sqlite")
 
 
@@ -66,21 +76,31 @@ class Contents:
 def open_database(url: URL, *, create: bool) -> Engine:
     """An engine on a database whose schema is this evoengine's.
 
-    Where there is no ledger yet, makes one with `create` and raises NothingFound without. Raises UsageError on a
-    database that cannot be used, MachineError without a PostgreSQL driver; then nothing has been written.
+    Where there is no ledger yet, makes one with `create` and raises NothingFound without. Without `create`, a file that
+    cannot be written is opened for reading alone. Raises UsageError on a database that cannot be used, MachineError on
+    a damaged one or without a PostgreSQL driver; then nothing has been written.
     """
-    if url.drivername == "sqlite":
-        _check_file(Path(url.database or ""), create)
-    contents = inspect_database(url)
+    _require_text(url)
+    writable = url.drivername != "sqlite" or _check_file(url, create)
+    contents = inspect_database(url, check=True)
     _refuse_foreign(url, contents)
     if contents.revision is None and not create:
-        raise NothingFound(f"no ledger at {display_url(url)}: evoengine search fills it")
+        raise _no_ledger(url, _without_log(url, contents))
     if contents.revision is None:
-        optuna_schema.require_schema(contents.tables, contents.optuna_revision, url.render_as_string())
+        optuna_schema.require_schema(contents.tables, contents.optuna_revision, hide_passwords(url.render_as_string()))
+    outdated = contents.revision != known_revisions()[-1]
+    if not writable:
+        if outdated:
+            raise UsageError(
+                f"{display_url(url)} is of an older evoengine (schema {contents.revision}) and cannot be written here: "
+                "copy it to where it can be, and it is upgraded when it is opened"
+            )
+        return _reading_engine(url)
     engine = make_engine(url)
-    if contents.revision != _scripts().get_current_head():
+    if outdated:
         with translate_errors(url):
-            _upgrade(engine)
+            upgrade(engine)
+            mark(engine)
     return engine
 
 
@@ -94,7 +114,24 @@ def make_engine(url: URL) -> Engine:
     if url.drivername != "sqlite":
         return engine
     set_pragmas(engine)
+    _state_transactions(engine)
+    return engine
 
+
+def _reading_engine(url: URL) -> Engine:
+    """On an SQLite file that cannot be written, or lies in a folder where SQLite can make none of its side files."""
+    path = Path(url.database or "")
+    uri = reading_uri(path, alone=not os.access(path.parent, os.W_OK | os.X_OK))
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool)
+    _state_transactions(engine)
+    return engine
+
+
+def _state_transactions(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def connect(connection: sqlite3.Connection, record: object) -> None:
         connection.isolation_level = None
@@ -104,8 +141,6 @@ def make_engine(url: URL) -> Engine:
     def begin(connection: Connection) -> None:
         reading = connection.get_execution_options().get("reading", False)
         connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
-
-    return engine
 
 
 def engine_options(url: URL) -> dict[str, Any]:
@@ -130,30 +165,57 @@ def setup_lock(url: URL) -> Iterator[None]:
             raise UsageError(
                 f"{display_url(url)} has been held by another evoengine for {BUSY_SECONDS:g} s; let that one end"
             ) from error
+        except OSError as error:
+            raise UsageError(
+                f"the folder of {display_url(url)} cannot be written ({error.strerror}), and the studies need that: "
+                "copy the ledger to one that can"
+            ) from error
         return
     with create_engine(url, poolclass=NullPool).connect() as connection:
-        connection.execute(text(f"SELECT pg_advisory_lock({_LOCK_KEY})"))
+        connection.execute(text(f"SELECT pg_advisory_lock({LOCK_KEY})"))
         yield
 
 
 def display_url(url: URL) -> str:
     """The file, or the URL without its password."""
-    return url.database or "" if url.drivername == "sqlite" else url.render_as_string(hide_password=True)
+    return url.database or "" if url.drivername == "sqlite" else hide_passwords(url.render_as_string())
 
 
 @contextmanager
 def translate_errors(url: URL) -> Iterator[None]:
-    """Turns what the database driver raises into one sentence."""
+    """Turns what the database driver and damaged values raise into one sentence."""
     try:
         yield
     except DBAPIError as error:
         raise _explanation(url, error.orig or error) from error
     except sqlite3.Error as error:
         raise _explanation(url, error) from error
+    except Damaged as damaged:
+        raise _damage(url, damaged) from damaged
+    except READ_ERRORS as error:
+        if damage := _find_damage(url):
+            raise damage from error
+        if isinstance(error, OverflowError):  # of SQLite's driver; PostgreSQL's gives a DBAPIError
+            raise UsageError("a number of more than 64 bits stands for nothing in a ledger") from error
+        raise
+
+
+def _find_damage(url: URL) -> EvoengineError | None:
+    if url.drivername != "sqlite":
+        return None
+    try:
+        damaged = find_damage(Path(url.database or ""))
+    except sqlite3.Error as error:
+        return _explanation(url, error)
+    return _damage(url, damaged) if damaged else None
+
+
+def _damage(url: URL, damaged: Damaged) -> EvoengineError:
+    return MachineError(f"{display_url(url)} is damaged: {damaged}; {_RESTORE}")
 
 
 def _explanation(url: URL, error: BaseException) -> EvoengineError:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    reason = hide_passwords(str(error).strip().splitlines()[0]) if str(error).strip() else type(error).__name__
     if "locked" in reason:
         return UsageError(
             f"{display_url(url)} has been locked by another writer for {BUSY_SECONDS:g} s; "
@@ -162,8 +224,16 @@ def _explanation(url: URL, error: BaseException) -> EvoengineError:
     if url.drivername != "sqlite":
         advice = "check the server and the URL of --db"
         return UsageError(f"the database {display_url(url)} cannot be used: {reason}; {advice}")
-    if "not a database" in reason or "malformed" in reason:
-        return UsageError(f"{display_url(url)} is damaged ({reason}); name another file with --db")
+    if "UTF-8" in reason and (damage := _find_damage(url)):
+        return damage
+    if any(word in reason for word in _SIGNS_OF_DAMAGE):
+        return MachineError(f"{display_url(url)} is damaged ({reason}); {_RESTORE}")
+    log = Path(f"{url.database}-wal")
+    if ("readonly" in reason or "unable to open" in reason) and log.exists():
+        return UsageError(
+            f"{display_url(url)} cannot be read or written ({reason}) beside its write-ahead log {log.name}, which "
+            "holds the last commits: make both and their folder writable, or copy both to a folder that is"
+        )
     if "readonly" in reason or "unable to open" in reason:
         advice = "name a file in a folder that can with --db"
         return UsageError(f"{display_url(url)} cannot be written ({reason}); {advice}")
@@ -173,50 +243,110 @@ def _explanation(url: URL, error: BaseException) -> EvoengineError:
 # ── looking before touching ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def inspect_database(url: URL) -> Contents:
-    """Reads what the database holds without changing a byte; an SQLite file need not be there."""
-    return _look_into_file(Path(url.database or "")) if url.drivername == "sqlite" else _look_into_server(url)
+def _without_log(url: URL, contents: Contents) -> str:
+    """A ledger whose log was left behind holds no table yet, or none any more."""
+    path = Path(url.database or "")
+    if url.drivername != "sqlite" or contents.tables or not path.stat().st_size:
+        return ""
+    return f"; if it was copied from a ledger, its write-ahead log {path.name}-wal has to be copied with it"
 
 
-def _check_file(path: Path, create: bool) -> None:
-    """Whether a ledger can be kept there; makes the folder with `create`."""
+def inspect_database(url: URL, *, check: bool = False) -> Contents:
+    """Reads what the database holds without changing a byte; an SQLite file need not be there.
+
+    With `check`, raises MachineError where an SQLite ledger is damaged in what its rows are selected by.
+    """
+    return _look_into_file(Path(url.database or ""), check) if url.drivername == "sqlite" else _look_into_server(url)
+
+
+def _require_text(url: URL) -> None:
+    """SQLAlchemy writes a file's path into a URL, which holds text."""
+    try:
+        (url.database or "").encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the ledger {url.database} has a name that is no text in this locale; name a file that has one with --db"
+        ) from error
+
+
+def db_of(url: URL) -> str | None:
+    """What --db takes to lead to this ledger, without a password; None for the one that is used where --db is not."""
+    if url == parse_url(chosen_database(None)):
+        return None
+    if url.drivername == "sqlite":
+        return url.database
+    return without_passwords(url.render_as_string(hide_password=False))
+
+
+def _no_ledger(url: URL, log: str) -> NothingFound:
+    rule = " (the default, db/evoengine.db in the current folder; --db names another)" if _is_default(url) else ""
+    return NothingFound(f"no ledger at {display_url(url)}{rule}: {hint('search', db=db_of(url))} makes one{log}")
+
+
+def _is_default(url: URL) -> bool:
+    return url == parse_url(default_database())
+
+
+def _check_file(url: URL, create: bool) -> bool:
+    """Whether a ledger can be written there; of folders that are missing, makes that of the default one alone.
+
+    Raises UsageError where it cannot be kept there, with `create`.
+    """
+    path = Path(url.database or "")
     if path.is_dir():
         raise UsageError(f"{path} is a folder; --db names a file in it, such as {path / 'evoengine.db'}")
+    if not path.parent.is_dir() and not _is_default(url):
+        error = UsageError if create else NothingFound
+        near = nearest_folder(path.parent)
+        raise error(f"no ledger at {path}: there is no folder {path.parent}; make it, or name another with --db{near}")
     if not path.exists():
         if not create:
-            raise NothingFound(f"no ledger at {path}: evoengine search fills it")
+            raise _no_ledger(url, orphaned_log(path))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
         except OSError as error:
             raise UsageError(
                 f"the folder {path.parent} cannot be made ({error.strerror}); name a file in another with --db"
             ) from error
-    elif not os.access(path, os.R_OK | os.W_OK):
-        raise UsageError(f"{path} may not be read and written; change its permissions, or name another with --db")
+    elif not os.access(path, os.R_OK):
+        raise UsageError(f"{path} may not be read; change its permissions, or name another with --db")
+    elif not os.access(path, os.W_OK):
+        if create:
+            raise UsageError(f"{path} may not be read and written; change its permissions, or name another with --db")
+        return False
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"the folder {path.parent} is read-only; name a file in one that can be written with --db")
+        if create:
+            raise UsageError(f"the folder {path.parent} is read-only; name a file in one that can be written with --db")
+        return False
+    return True
 
 
-def _look_into_file(path: Path) -> Contents:
-    uri = f"{path.resolve().as_uri()}?mode=ro"
+def _look_into_file(path: Path, check: bool) -> Contents:
+    log = Path(f"{path}-wal")
+    uri = reading_uri(path, alone=False)
     # Where there is a log, this process may have the file open through SQLite. Closing it once more, opened in any
     # other way, would drop SQLite's locks (sqlite.org, How To Corrupt An SQLite Database File, 2.2): the next process
     # that is done reading would think itself the last and take the log away, with all that is still written into it.
-    if not path.with_name(f"{path.name}-wal").exists():
+    if not log.exists():
         with path.open("rb") if path.exists() else io.BytesIO() as file:
             head = file.read(20)
         if not head:
             return Contents()
         if not head.startswith(SQLITE_MAGIC):
             raise UsageError(f"{path} is not a database; name an SQLite file or a new one with --db")
-        if head[18] == 2:
-            # in WAL mode and open nowhere: read without the side files that opening it would make
-            uri += "&immutable=1"
+        # in WAL mode and open nowhere: read without the side files that opening it would make
+        uri = reading_uri(path, alone=head[18] == 2)
+    in_use = Path(f"{path}-shm").exists()
     translated = translate_errors(URL.create("sqlite", database=str(path)))
     with translated, closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        if log.exists() and log.stat().st_size:
+            check_log(connection, path, log, in_use)
         tables = (name for (name,) in names if not name.startswith("sqlite_"))
-        return _contents(tables, lambda query: (connection.execute(query).fetchone() or [None])[0])
+        contents = _contents(tables, lambda query: (connection.execute(query).fetchone() or [None])[0])
+        if check and contents.revision == known_revisions()[-1]:
+            check_selection(connection)
+        return contents
 
 
 def _look_into_server(url: URL) -> Contents:
@@ -240,7 +370,7 @@ def _contents(names: Iterable[str], scalar: Callable[[str], str | None]) -> Cont
 def _refuse_foreign(url: URL, contents: Contents) -> None:
     tables, revision = contents.tables, contents.revision
     if revision is not None:
-        if revision not in {script.revision for script in _scripts().walk_revisions()}:
+        if revision not in known_revisions():
             raise UsageError(
                 f"{display_url(url)} was made by a newer evoengine (schema {revision}); "
                 "upgrade evoengine, or name another file with --db"
@@ -250,26 +380,3 @@ def _refuse_foreign(url: URL, contents: Contents) -> None:
     if strange or (tables and not optuna_schema.holds_studies(tables)):
         named = ", ".join(sorted(strange or tables)[:3])
         raise UsageError(f"{display_url(url)} is another program's database (it holds {named}); name another with --db")
-
-
-# ── the schema ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def alembic_config(connection: Connection | None = None) -> AlembicConfig:
-    config = AlembicConfig(attributes={"connection": connection})
-    config.set_main_option("script_location", str(asset("db/migrations")).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    return config
-
-
-def _scripts() -> ScriptDirectory:
-    return ScriptDirectory.from_config(alembic_config())
-
-
-def _upgrade(engine: Engine) -> None:
-    """To the newest revision, in one transaction; of several processes that try at once, one does it."""
-    with engine.begin() as connection:
-        if engine.dialect.name == "postgresql":
-            # SQLite's transaction has the write lock from its beginning
-            connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK_KEY})"))
-        command.upgrade(alembic_config(connection), "head")

@@ -60,7 +60,14 @@ class Base(DeclarativeBase):
     }
 
 
-class DeviceRow(Base):
+class Checked:
+    """Of rows whose values can be checked when they are read; `checksums.py` has what stands in the column."""
+
+    checksums: Mapped[str | None] = mapped_column(sort_order=100)
+    """null in rows that were written before schema 0008"""
+
+
+class DeviceRow(Checked, Base):
     """A machine part that judged candidates, with the driver and libraries it then had."""
 
     __tablename__ = "devices"
@@ -73,7 +80,7 @@ class DeviceRow(Base):
     versions: Mapped[dict[str, Any]]
 
 
-class RunRow(Base):
+class RunRow(Checked, Base):
     __tablename__ = "runs"
     __table_args__ = {"sqlite_autoincrement": True}
 
@@ -98,8 +105,23 @@ class RunRow(Base):
     host: Mapped[str]
     pid: Mapped[int]
     command: Mapped[str]
+    gpu_definition: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """of a GPU that a file described: the fields of evoengine.gpu.Gpu; null of those in gpus.toml"""
+    imported_from: Mapped[str | None]
+    """null of runs of this ledger's own; else where the run came from, as text that can be shown"""
 
     device: Mapped[DeviceRow] = relationship()
+
+
+class HeartbeatRow(Base):
+    """That the process of a run lives: it writes the time every few seconds, by the database's clock."""
+
+    __tablename__ = "heartbeats"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    fence: Mapped[int]
+    """only grows: who takes a run from its process raises it, and what that process writes later is refused"""
+    beat_at: Mapped[datetime]
 
 
 class SourceRow(Base):
@@ -109,7 +131,7 @@ class SourceRow(Base):
     text: Mapped[str]
 
 
-class BinaryRow(Base):
+class BinaryRow(Checked, Base):
     __tablename__ = "binaries"
     __table_args__ = (UniqueConstraint("source_sha256", "options", "arch", "compiler"),)
 
@@ -119,6 +141,7 @@ class BinaryRow(Base):
     arch: Mapped[str]
     compiler: Mapped[str]
     cubin: Mapped[bytes] = mapped_column(deferred=True)
+    cubin_sha256: Mapped[str] = mapped_column(String(64), server_default="")
     registers: Mapped[int]
     spill_bytes: Mapped[int]
     stack_bytes: Mapped[int]
@@ -129,7 +152,7 @@ class BinaryRow(Base):
     compile_ms: Mapped[float]
 
 
-class CandidateRow(Base):
+class CandidateRow(Checked, Base):
     __tablename__ = "candidates"
     __table_args__ = (
         Index(None, "run_id"),
@@ -166,6 +189,7 @@ class CandidateRow(Base):
     """dynamic; the static part is the binary's"""
     binary_id: Mapped[int | None] = mapped_column(ForeignKey("binaries.id"))
 
+    run: Mapped[RunRow] = relationship()
     source: Mapped[SourceRow | None] = relationship()
     binary: Mapped[BinaryRow | None] = relationship()
     verdicts: Mapped[list[VerdictRow]] = relationship(order_by="VerdictRow.id")
@@ -173,7 +197,7 @@ class CandidateRow(Base):
     profiles: Mapped[list[ProfileRow]] = relationship(order_by="ProfileRow.id")
 
 
-class VerdictRow(Base):
+class VerdictRow(Checked, Base):
     """What the gate found; the last one of a candidate holds."""
 
     __tablename__ = "verdicts"
@@ -189,7 +213,7 @@ class VerdictRow(Base):
     taken_at: Mapped[datetime]
 
 
-class MeasurementRow(Base):
+class MeasurementRow(Checked, Base):
     """A figure. Of a candidate's several, the last of the most trusted kind holds, before those of back-to-back
     runs."""
 
@@ -211,7 +235,7 @@ class MeasurementRow(Base):
     taken_at: Mapped[datetime]
 
 
-class BaselineRow(Base):
+class BaselineRow(Checked, Base):
     __tablename__ = "baselines"
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -225,7 +249,7 @@ class BaselineRow(Base):
     taken_at: Mapped[datetime]
 
 
-class ProfileRow(Base):
+class ProfileRow(Checked, Base):
     """What a profiler, or the binary's text, says of what limits a candidate; the last one holds."""
 
     __tablename__ = "profiles"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+from sqlalchemy import Connection, column, delete, inspect, select, table
+
 from evoengine.errors import UsageError
 
 TABLES = frozenset(
@@ -24,6 +26,12 @@ TABLES = frozenset(
     }
 )
 VERSION_TABLE = "alembic_version"
+_STUDIES = table("studies", column("study_id"), column("study_name"))
+_TRIALS = table("trials", column("trial_id"), column("study_id"))
+_OF_TRIAL = tuple(sorted(name for name in TABLES if name.startswith("trial_")))
+"""tables whose rows name a trial"""
+_OF_STUDY = ("trials", *sorted(name for name in TABLES if name.startswith("study_")), "studies")
+"""tables whose rows name a study, in an order in which they may be deleted"""
 
 
 def holds_studies(tables: Set[str]) -> bool:
@@ -48,3 +56,25 @@ def require_schema(tables: Set[str], revision: str | None, url: str) -> None:
     else:
         made, remedy = "a newer Optuna", "pip install --upgrade optuna"
     raise UsageError(f"the studies in {url} are of {made} than the {optuna.__version__} here: run {remedy}")
+
+
+def study_prefix(run: int) -> str:
+    """How the names of a run's studies begin."""
+    return f"run {run} · "
+
+
+def delete_studies(connection: Connection, run: int) -> None:
+    """Takes the studies of a run and their trials out of Optuna's tables, in the transaction that is under way."""
+    if "studies" not in inspect(connection).get_table_names():
+        return
+    of_run = select(_STUDIES.c.study_id).where(_STUDIES.c.study_name.startswith(study_prefix(run), autoescape=True))
+    studies = connection.scalars(of_run).all()
+    if not studies:
+        return
+    trials = select(_TRIALS.c.trial_id).where(_TRIALS.c.study_id.in_(studies))
+    for name in _OF_TRIAL:
+        of_trial = table(name, column("trial_id"))
+        connection.execute(delete(of_trial).where(of_trial.c.trial_id.in_(trials)))
+    for name in _OF_STUDY:
+        of_study = table(name, column("study_id"))
+        connection.execute(delete(of_study).where(of_study.c.study_id.in_(studies)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
+from evoengine.ledger.checksums import Damaged, checksums_of
 from evoengine.ledger.models import (
     Base,
     BaselineRow,
@@ -73,11 +75,14 @@ def get_or_create_binary(session: Session, source: Source, binary: Binary) -> in
     values = {name: getattr(binary, name) for name in _BINARY_COLUMNS}
     key = {"source_sha256": source.sha256} | {name: values.pop(name) for name in ("options", "arch", "compiler")}
     values |= {"warnings": list(binary.warnings), "mix": dict(binary.mix)}
-    _insert_new(session, BinaryRow, **key, **values)
+    values["cubin_sha256"] = hashlib.sha256(binary.cubin).hexdigest()
+    _insert_new(session, BinaryRow, **key, **values, checksums=checksums_of(BinaryRow, key | values))
     return session.scalars(select(BinaryRow.id).filter_by(**key)).one()
 
 
 def to_binary(row: BinaryRow, with_cubin: bool) -> Binary:
+    if with_cubin:
+        _require_sha256(row.cubin, row.cubin_sha256, "binaries", row.id, "cubin")
     plain = {n: getattr(row, n) for n in _BINARY_COLUMNS if n not in ("cubin", "warnings")}
     return Binary(cubin=row.cubin if with_cubin else b"", warnings=tuple(row.warnings), **plain)
 
@@ -127,6 +132,7 @@ def to_verdict(row: VerdictRow) -> Verdict:
         reason=row.reason,
         cases=tuple(_to_case(case) for case in row.cases),
         wall_ms=row.wall_ms,
+        taken_at=row.taken_at,
     )
 
 
@@ -151,7 +157,7 @@ def _to_case(case: dict[str, Any]) -> CaseResult:
 
 
 def measurement_values(measurement: Measurement) -> dict[str, object]:
-    values = {name: getattr(measurement, name) for name in Measurement.__slots__}
+    values = {name: getattr(measurement, name) for name in Measurement.__slots__ if name != "taken_at"}
     return values | {
         "kind": str(measurement.kind),
         "policy": measurement.policy and asdict(measurement.policy),
@@ -172,6 +178,7 @@ def to_measurement(row: MeasurementRow) -> Measurement:
         suspect=row.suspect,
         policy=None if row.policy is None else to_policy(row.policy),
         normalised_us=row.normalised_us,
+        taken_at=row.taken_at,
     )
 
 
@@ -222,6 +229,7 @@ def load_options(with_cubin: bool) -> tuple[ORMOption, ...]:
     """Loads what `to_candidate` reads of many rows at once."""
     binary = joinedload(CandidateRow.binary)
     return (
+        joinedload(CandidateRow.run).load_only(RunRow.imported_from),
         joinedload(CandidateRow.source),
         binary.undefer(BinaryRow.cubin) if with_cubin else binary,
         selectinload(CandidateRow.verdicts),
@@ -249,6 +257,9 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
         parents=tuple(row.parents),
         operator=row.operator,
         sustained=last_sustained(figures),
+        imported_from=row.run.imported_from,
+        created_at=row.created_at,
+        finished_at=row.finished_at,
     )
 
 
@@ -259,7 +270,14 @@ def _to_source(row: CandidateRow) -> Source | None:
     grid = cast(tuple[int, int, int], (row.grid_x, row.grid_y, row.grid_z))
     block_yz = cast(tuple[int, int], (row.block_y, row.block_z))
     launch = Launch(grid, cast(int, row.threads), cast(int, row.shared_bytes), block_yz)
+    _require_sha256(row.source.text.encode(), row.source.sha256, "sources", row.source.sha256, "text")
     return Source(row.source.text, cast(str, row.entry), launch)
+
+
+def _require_sha256(stored: bytes, sha256: str, table: str, row: object, column: str) -> None:
+    """Raises Damaged where the bytes are not those that were stored: nobody may load, run or export them."""
+    if hashlib.sha256(stored).hexdigest() != sha256:
+        raise Damaged(table, row, column)
 
 
 def to_run(row: RunRow) -> Run:

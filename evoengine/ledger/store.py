@@ -8,17 +8,19 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
-from sqlalchemy import URL, Engine, Select, func, select, update
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session, aliased, joinedload, undefer
 
 from evoengine import __version__
-from evoengine.errors import NothingFound, UsageError
-from evoengine.ledger.database import display_url, open_database, parse_url, translate_errors
-from evoengine.ledger.figures import figures_of_correct
+from evoengine.errors import NothingFound
+from evoengine.gpu import find_gpu
+from evoengine.hints import hint
+from evoengine.ledger.chosen import chosen_database
+from evoengine.ledger.database import open_database, parse_url
+from evoengine.ledger.heartbeat import begin_beating, mark_killed
 from evoengine.ledger.models import (
     BaselineRow,
     BinaryRow,
@@ -28,34 +30,29 @@ from evoengine.ledger.models import (
     RunRow,
     VerdictRow,
 )
-from evoengine.ledger.ranking import Figure, ranked
+from evoengine.ledger.reading import Reader
+from evoengine.ledger.removal import delete_runs
 from evoengine.ledger.rows import (
     baseline_values,
     device_row,
     get_or_create_binary,
     get_or_create_source,
-    load_options,
     measurement_values,
     profile_values,
     to_baseline,
     to_binary,
-    to_candidate,
-    to_measurement,
-    to_policy,
-    to_profile,
     to_run,
     verdict_values,
 )
-from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, may_live, this_host
+from evoengine.ledger.runs import RUNNING, Device, Run, this_host
+from evoengine.ledger.summaries import RunSummary, read_summaries
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
 from evoengine.objectives import DEFAULT
-from evoengine.paths import default_database
 from evoengine.records import (
     Baseline,
     Binary,
     Candidate,
     Config,
-    Kind,
     Measurement,
     Outcome,
     Profile,
@@ -74,42 +71,20 @@ class SpaceFile(Protocol):
 
 
 def open_ledger(database: str | None, *, create: bool) -> Ledger:
-    """The ledger in an SQLite file, given as path or URL, or in PostgreSQL; None is db/evoengine.db.
+    """The ledger in an SQLite file, given as path or URL, or in PostgreSQL; None is what `chosen_database` says.
 
     Raises NothingFound where there is none and `create` is false, UsageError on a database that cannot be used,
     MachineError where PostgreSQL's driver is missing. Nothing is written then.
     """
-    url = parse_url(database or default_database())
+    url = parse_url(chosen_database(database))
     return Ledger(url, open_database(url, create=create))
 
 
-class Ledger:
+class Ledger(Reader):
     """Takes and gives the records of `evoengine.records`. Close it, or use it as a context manager.
 
     Any method raises UsageError where the database has been locked by another writer for too long.
     """
-
-    def __init__(self, url: URL, engine: Engine) -> None:
-        self._url, self._engine = url, engine
-
-    @property
-    def url(self) -> str:
-        """As SQLAlchemy and Optuna take it, with the password where there is one."""
-        return self._url.render_as_string(hide_password=False)
-
-    @property
-    def place(self) -> str:
-        """For people: the file, or the URL without its password."""
-        return display_url(self._url)
-
-    def close(self) -> None:
-        self._engine.dispose()
-
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -125,26 +100,33 @@ class Ledger:
         command: str,
         objectives: str = DEFAULT,
         definition: str | None = None,
+        gpu_definition: dict[str, Any] | None = None,
     ) -> int:
-        """Enters a run of this process; runs whose process is gone without a word are marked as killed."""
+        """Enters a run of this process; runs that no longer beat are marked as killed. It beats until `finish_run`."""
         with self._writing() as session:
-            for run in session.scalars(select(RunRow).where(RunRow.status == RUNNING)):
-                if not may_live(run.host, run.pid, run.started_at):
-                    run.status = KILLED
+            mark_killed(session)
             row = RunRow(
                 started_at=_now(), status=RUNNING, gpu=gpu, problem=problem, device=device_row(session, device),
                 space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed,
                 objectives=objectives, version=__version__, host=this_host(), pid=os.getpid(), command=command,
-                definition=definition,
+                definition=definition, gpu_definition=gpu_definition,
             )  # fmt: skip
             session.add(row)
             session.flush()
-            return row.id
+            fence = begin_beating(session, row.id)
+            run = row.id
+        self._fences[run] = fence
+        self._heart.start()
+        return run
 
     def finish_run(self, run: int, status: str) -> None:
         """`status` says how the search ended. Candidates it leaves unfinished are the next run's to adopt."""
         with self._writing() as session:
-            session.execute(update(RunRow).where(RunRow.id == run).values(status=status, finished_at=_now()))
+            row = session.get_one(RunRow, run)
+            row.status, row.finished_at = status, _now()
+        self._fences.pop(run, None)
+        if not self._fences:
+            self._heart.stop()
 
     def runs(self) -> list[Run]:
         """Oldest first."""
@@ -152,8 +134,31 @@ class Ledger:
             rows = session.scalars(select(RunRow).options(joinedload(RunRow.device)).order_by(RunRow.id))
             return [to_run(row) for row in rows]
 
+    def run_summaries(self) -> Iterator[RunSummary]:
+        """What a list of runs shows, oldest first."""
+        with self._reading() as session:
+            yield from read_summaries(session)
+
+    def remove_runs(self, runs: Sequence[int]) -> None:
+        """Takes out runs with all that is theirs alone, their Optuna studies too; all of them or none.
+
+        Their numbers and their trials' numbers are never given again. Raises UsageError where there is no such run, or
+        one that is still going on may use it.
+        """
+        with self._writing() as session:
+            mark_killed(session)
+            delete_runs(session, runs)
+
+    def known_gpu(self, name: str | None) -> str | None:
+        """The name as it is. Raises UsageError where neither a run here nor evoengine has a GPU of that name."""
+        with self._reading() as session:
+            held = name is None or session.scalar(select(RunRow.id).where(RunRow.gpu == name).limit(1)) is not None
+        return name if held else find_gpu(str(name)).key
+
     def last_target(self, gpu: str | None, problem: str | None) -> tuple[str, str]:
-        """GPU and problem of the last run that agrees with what is given; raises NothingFound where there is none."""
+        """GPU and problem of the last run that agrees with what is given; raises NothingFound where there is none, and
+        UsageError for a GPU that nobody knows."""
+        gpu = self.known_gpu(gpu)
         matching = select(RunRow.gpu, RunRow.problem).order_by(RunRow.id.desc()).limit(1)
         if gpu is not None:
             matching = matching.where(RunRow.gpu == gpu)
@@ -163,12 +168,25 @@ class Ledger:
             found = session.execute(matching).one_or_none()
         if found is None:
             wanted = " for " + " on ".join(w for w in (problem, gpu) if w) if gpu or problem else ""
-            raise NothingFound(f"the ledger holds no run{wanted}: evoengine search fills it")
+            then = "search" if self.is_empty() else "history"
+            what = "fills it" if self.is_empty() else "lists what it has"
+            raise NothingFound(f"the ledger holds no run{wanted}: {hint(then, db=self.db)} {what}")
         return found[0], found[1]
+
+    def is_empty(self) -> bool:
+        """Whether it holds no trial."""
+        with self._reading() as session:
+            return session.scalar(select(CandidateRow.id).limit(1)) is None
 
     def last_definition(self, problem: str) -> str | None:
         """The problem.json that the last run for this problem kept; None where it kept none."""
         kept = select(RunRow.definition).where(RunRow.problem == problem, RunRow.definition.is_not(None))
+        with self._reading() as session:
+            return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
+
+    def gpu_definition(self, gpu: str) -> dict[str, Any] | None:
+        """The fields of the GPU that a file described to the last run on it; None where none did."""
+        kept = select(RunRow.gpu_definition).where(RunRow.gpu == gpu, RunRow.gpu_definition.is_not(None))
         with self._reading() as session:
             return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
 
@@ -183,19 +201,19 @@ class Ledger:
 
     def long_run_us(self, run: int, baseline: Baseline) -> float:
         """The median of that baseline's times over all runs like this one: same problem, GPU, device with its driver
-        and libraries, and policy. Its own time where no run has recorded it yet."""
+        and libraries, and policy. Its own time where no run of this ledger's own has recorded it yet."""
         this = aliased(RunRow)
-        like = select(BaselineRow.median_us, BaselineRow.policy).join(RunRow).join(this, this.id == run).where(
+        like = select(BaselineRow).join(RunRow).join(this, this.id == run).where(
             RunRow.problem == this.problem, RunRow.gpu == this.gpu, RunRow.device_id == this.device_id,
-            BaselineRow.name == baseline.name,
+            BaselineRow.name == baseline.name, RunRow.imported_from.is_(None),
         )  # fmt: skip
         with self._reading() as session:
-            rows = session.execute(like).all()
-        times: list[float] = [us for us, policy in rows if to_policy(policy) == baseline.policy]
+            known = [to_baseline(row) for row in session.scalars(like)]
+        times = [b.median_us for b in known if b.policy == baseline.policy]
         return statistics.median(times or [baseline.median_us])
 
     def whole_run(self, run: int) -> RunHistory:
-        """All that is known of a run's finished candidates, cubins included, for another ledger to take in."""
+        """All that is known of a run's finished candidates but their cubins, for another ledger to take in."""
         with self._reading() as session:
             return read_run(session, run)
 
@@ -253,6 +271,7 @@ class Ledger:
         """How the candidate ended; a later measurement may end it again."""
         end = {"outcome": str(outcome), "reason": reason, "occupancy": occupancy, "device": device}
         with self._writing() as session:
+            self._finished.append(trial)
             _update_candidate(session, trial, finished_at=_now(), **end)
 
     # ── reclaiming ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -270,95 +289,15 @@ class Ledger:
                 row.run_id = run
             return [row.id for row in rows]
 
-    # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def candidate(self, trial: int, *, with_cubin: bool = False) -> Candidate:
-        """Raises UsageError naming the range where there is no such trial. Without `with_cubin` cubins are empty."""
-        found = self._load(select(CandidateRow).where(CandidateRow.id == trial), with_cubin)
-        if found:
-            return found[0]
-        with self._reading() as session:
-            first, last = session.execute(select(func.min(CandidateRow.id), func.max(CandidateRow.id))).one()
-        if last is None:
-            raise NothingFound("the ledger holds no trial yet: evoengine search fills it")
-        raise UsageError(f"there is no trial {trial}: the ledger's are numbered {first} to {last}")
-
-    def candidates(
-        self, *, run: int | None = None, problem: str | None = None, gpu: str | None = None, with_cubin: bool = False
-    ) -> list[Candidate]:
-        """In the order they were started, narrowed by what is given. Without `with_cubin` cubins are empty."""
-        wanted = {"run_id": run, "problem": problem, "gpu": gpu}
-        return self._load(
-            select(CandidateRow).filter_by(**{k: v for k, v in wanted.items() if v is not None}), with_cubin
-        )
-
-    def best(self, problem: str, gpu: str, top: int, *, run: int | None = None) -> list[Candidate]:
-        """The fastest first, as `evoengine.ledger.ranking` has it.
-
-        By figures of one kind, device and policy, which `measurement` of each then is; finals before single timings. A
-        kernel that several runs found is there once.
-        """
-        figures = figures_of_correct(problem, gpu)
-        if run is not None:
-            figures = figures.where(CandidateRow.run_id == run)
-        with self._reading() as session:
-            rows = session.execute(figures).all()
-        kernels = {trial: kernel for kernel, _, trial, *_ in rows}
-        order = ranked(
-            Figure(number, trial, Kind(kind), 1e6 / us, suspect, terms, device, run_id, policy and to_policy(policy))
-            for _, number, trial, kind, us, suspect, terms, device, run_id, policy in rows
-        )
-        firsts: dict[str, int] = {}
-        for trial in order:
-            firsts.setdefault(kernels[trial], trial)
-        best = list(firsts.values())[:top]
-        found = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(best)))}
-        return [found[trial] for trial in best]
-
-    def measurements(self, trial: int) -> list[Measurement]:
-        """All of a candidate's figures, of every kind, oldest first."""
-        of_trial = select(MeasurementRow).where(MeasurementRow.candidate_id == trial).order_by(MeasurementRow.id)
-        with self._reading() as session:
-            return [to_measurement(row) for row in session.scalars(of_trial)]
-
-    def profile(self, trial: int) -> Profile | None:
-        """The last one taken."""
-        last = select(ProfileRow).where(ProfileRow.candidate_id == trial).order_by(ProfileRow.id.desc()).limit(1)
-        with self._reading() as session:
-            row = session.scalar(last)
-            return None if row is None else to_profile(row)
-
-    def span(self, trial: int) -> tuple[datetime, datetime | None]:
-        """When the candidate was started and when it was finished."""
-        with self._reading() as session:
-            times = select(CandidateRow.created_at, CandidateRow.finished_at).where(CandidateRow.id == trial)
-            created, finished = session.execute(times).one()
-            return created, finished
-
-    def _load(self, wanted: Select[CandidateRow], with_cubin: bool = False) -> list[Candidate]:
-        with self._reading() as session:
-            rows = session.scalars(wanted.options(*load_options(with_cubin)).order_by(CandidateRow.id))
-            return [to_candidate(row, with_cubin) for row in rows]
-
-    # ── transactions ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    @contextmanager
-    def _writing(self) -> Iterator[Session]:
-        with translate_errors(self._url), Session(self._engine) as session, session.begin():
-            yield session
-
-    @contextmanager
-    def _reading(self) -> Iterator[Session]:
-        with translate_errors(self._url), Session(self._engine.execution_options(reading=True)) as session:
-            yield session
-
 
 def _abandoned() -> Select[CandidateRow]:
     return select(CandidateRow).join(RunRow).where(CandidateRow.outcome.is_(None), RunRow.status != RUNNING)
 
 
 def _update_candidate(session: Session, trial: int, **values: object) -> None:
-    session.execute(update(CandidateRow).where(CandidateRow.id == trial).values(**values))
+    row = session.get_one(CandidateRow, trial)
+    for name, value in values.items():
+        setattr(row, name, value)
 
 
 def _now() -> datetime:

@@ -1,7 +1,8 @@
 """The Optuna study of a run, in the ledger's database: a projection for optuna-dashboard, written as candidates finish.
 
-The ledger's tables are the truth. A trial that cannot be projected does not stop the search: it is logged, kept in
-`Projection.missed` with the reason for the search to show, and `rebuild` makes the whole study again from the ledger.
+The ledger's tables are the truth. A trial that cannot be projected does not stop the search: it is kept in
+`Projection.missed` with the reason, for the search to show at its end, and the next search adds it (`add_missing`).
+`rebuild` makes the whole study again from the ledger.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 
 import optuna
@@ -21,7 +23,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning, OptunaError, StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import URL
+from sqlalchemy import URL, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from evoengine.errors import EvoengineError, UsageError
@@ -33,14 +35,17 @@ from evoengine.ledger.database import (
     setup_lock,
     translate_errors,
 )
-from evoengine.ledger.optuna_schema import require_schema
+from evoengine.ledger.optuna_schema import require_schema, study_prefix
 from evoengine.ledger.rows import most_trusted
-from evoengine.ledger.runs import Run
+from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger
+from evoengine.ledger.watch import FileLost
 from evoengine.lineage import Effect, Step, effects, step, transition
 from evoengine.objectives import Objective, objective_values, stored_objectives
+from evoengine.passwords import hide_passwords
 from evoengine.paths import default_database
 from evoengine.records import Candidate, Kind, Measurement, Value
+from evoengine.text import markdown, plain
 
 ATTRIBUTES = (
     "trial",
@@ -58,10 +63,13 @@ ATTRIBUTES = (
 """fields of a candidate's JSON that a trial carries as user attributes, with median_us and kind of its figure"""
 CELL_LENGTH = 200
 """of a note's cells, so that a note fits into one of the 2,045-character attributes optuna-dashboard keeps it in"""
+CHANGE_LENGTH = 60
 PAID = 20
 """changes of knobs in the study's note; so many fit into one attribute too"""
 
-PROJECTING = (OptunaError, SQLAlchemyError, EvoengineError, OSError, ValueError, LookupError)
+STORAGE_FAILS = (OptunaError, SQLAlchemyError, EvoengineError, FileLost, OSError)
+"""what the study's side of the database, or the folder of its sources, may fail with"""
+PROJECTING = (*STORAGE_FAILS, ValueError, LookupError)
 """what a projection may fail with; the ledger has it all, so none of it ends a search"""
 
 logger = logging.getLogger(__name__)
@@ -74,7 +82,7 @@ def optuna_storage(database: str) -> RDBStorage:
     # Optuna makes its tables one by one, and another process must neither do the same nor judge them half-made
     with setup_lock(url), _explained(url):
         contents = inspect_database(url)
-        require_schema(contents.tables, contents.optuna_revision, url.render_as_string())
+        require_schema(contents.tables, contents.optuna_revision, hide_passwords(url.render_as_string()))
         storage = RDBStorage(
             url.render_as_string(hide_password=False), engine_kwargs=engine_options(url), skip_compatibility_check=True
         )
@@ -125,6 +133,9 @@ class Projection:
         self._objectives = stored_objectives(_described(ledger, run).objectives)
         self.missed: dict[int, str] = {}
         """trial → why it is not in the study"""
+        self._failed: str | None = None
+        """why nothing more is written: each further trial would wait for the same failure"""
+        ledger.watch(storage.engine)
         with _explained(parse_url(ledger.url)), warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             study = optuna.create_study(
@@ -135,23 +146,28 @@ class Projection:
             self._study_id = storage.get_study_id_from_name(self.name)
 
     def add(self, trial: int) -> None:
-        """Writes a finished candidate; what goes wrong is logged and kept in `missed`."""
+        """Writes a finished candidate; what goes wrong is kept in `missed`."""
+        if self._failed is not None:
+            self.missed[trial] = self._failed
+            return
         try:
             candidate, figure = self._ledger.candidate(trial), self._figure(trial)
             number = self._storage.create_new_trial(self._study_id, self._frozen(candidate, figure))
             parents = {parent: self._ledger.candidate(parent) for parent in candidate.parents}
             self._write_note(f"dashboard:{number}", note(candidate, figure, step(candidate, parents)))
         except PROJECTING as error:
-            self.missed[trial] = f"{type(error).__name__}: {error}"
-            logger.warning("trial %d is in the ledger, but not in the Optuna study: %s", trial, error)
+            self.missed[trial] = reason = _one_line(error)
+            if isinstance(error, STORAGE_FAILS):
+                self._failed = reason
 
     def summarise(self) -> None:
         """Writes the study's own note: which changes of knobs paid so far. What goes wrong is logged."""
+        if self._failed is not None:
+            return
         try:
-            known = self._ledger.candidates(run=self._run)
-            self._write_note("dashboard", study_note(effects(known)))
+            self._write_note("dashboard", study_note(effects(self._ledger.trials(run=self._run, ranked=True))))
         except PROJECTING as error:
-            logger.warning("the Optuna study has no note of what paid: %s", error)
+            logger.warning("the Optuna study has no note of what paid: %s", _one_line(error))
 
     def _figure(self, trial: int) -> Measurement | None:
         return most_trusted([m for m in self._ledger.measurements(trial) if m.kind is self._kind])
@@ -202,16 +218,75 @@ def rebuild(
     if name in optuna.get_all_study_names(storage):
         optuna.delete_study(study_name=name, storage=storage)
     projection = Projection(storage, ledger, run, kind, domains)
-    for trial in [c.trial for c in ledger.candidates(run=run) if c.outcome]:
+    for trial in [t.trial for t in ledger.trials(run=run) if t.outcome]:
         projection.add(trial)
     projection.summarise()
     return projection
 
 
+def add_missing(storage: RDBStorage, ledger: Ledger) -> dict[int, str]:
+    """Adds to the studies of ended searches the finished trials that they miss, as a killed one leaves; trial → reason
+    of those that still cannot be added.
+
+    Studies of imported runs are the import's. Few queries where nothing is missing. What goes wrong is logged.
+    """
+    try:
+        return _add_missing(storage, ledger)
+    except PROJECTING as error:
+        logger.warning("the Optuna studies of earlier runs could not be completed: %s", _one_line(error))
+        return {}
+
+
+def _add_missing(storage: RDBStorage, ledger: Ledger) -> dict[int, str]:
+    missed: dict[int, str] = {}
+    finished = ledger.finished_trials()
+    with storage.engine.connect() as connection:
+        counts: dict[str, int] = {name: count for name, count in connection.execute(_COUNTS)}
+    ended = [r for r in ledger.runs() if r.status != RUNNING and r.imported_from is None and r.id in finished]
+    for run, kind in product(ended, Kind):
+        name = study_name(ledger, run.id, kind)
+        if name not in counts or counts[name] >= len(finished[run.id]):
+            continue
+        known = storage.get_all_trials(storage.get_study_id_from_name(name), deepcopy=False)
+        projected = {trial.user_attrs.get("trial") for trial in known}
+        projection = Projection(storage, ledger, run.id, kind, _domains(known, ledger.candidates(run=run.id)))
+        for number in finished[run.id]:
+            if number not in projected:
+                projection.add(number)
+        projection.summarise()
+        missed |= projection.missed
+    return missed
+
+
+_COUNTS = text(
+    "SELECT studies.study_name, count(trials.trial_id) FROM studies LEFT JOIN trials USING (study_id) "
+    "GROUP BY studies.study_name"
+)
+
+
+def _domains(known: Sequence[FrozenTrial], candidates: Sequence[Candidate]) -> dict[str, list[Value]]:
+    """Each knob's values as the study has them, for Optuna takes no others; else those that occur."""
+    occurring: dict[str, dict[Value, None]] = {}
+    for candidate in candidates:
+        for knob, value in candidate.config.items():
+            occurring.setdefault(knob, {})[value] = None
+    domains = {knob: list(values) for knob, values in occurring.items()}
+    for trial in known:
+        for knob, distribution in trial.distributions.items():
+            if isinstance(distribution, CategoricalDistribution):
+                domains[knob] = list(distribution.choices)  # type: ignore[arg-type]
+    return domains
+
+
+def _one_line(error: Exception) -> str:
+    told = " ".join(hide_passwords(str(error)).split())
+    return f"{type(error).__name__}: {told[:CELL_LENGTH]}"
+
+
 def study_name(ledger: Ledger, run: int, kind: Kind) -> str:
     described = _described(ledger, run)
     aims = ", ".join(o.title for o in stored_objectives(described.objectives))
-    return f"run {run} · {described.problem} · {described.gpu} · {kind} {aims}"
+    return plain(f"{study_prefix(run)}{described.problem} · {described.gpu} · {kind} {aims}")
 
 
 def _described(ledger: Ledger, run: int) -> Run:
@@ -227,7 +302,8 @@ def attributes(candidate: Candidate, figure: Measurement | None) -> dict[str, ob
     public = candidate.to_json()
     shown = {name: public[name] for name in ATTRIBUTES}
     shown["median_us"], shown["kind"] = (figure.median_us, str(figure.kind)) if figure else (None, None)
-    return {name: value for name, value in shown.items() if value not in (None, [])}
+    texts = {name: plain(value) for name, value in shown.items() if isinstance(value, str)}
+    return {name: value for name, value in (shown | texts).items() if value not in (None, [])}
 
 
 def note(candidate: Candidate, figure: Measurement | None, made: Step) -> str:
@@ -251,8 +327,7 @@ def note(candidate: Candidate, figure: Measurement | None, made: Step) -> str:
         rows["changed"] = ", ".join(map(transition, made.changes)) + gain
     lines = [f"| trial | {candidate.trial} |", "|---|---|"]
     for name, value in rows.items():
-        cell = " ".join(value.split()).replace("|", "\\|")
-        lines.append(f"| {name} | {cell[:CELL_LENGTH]} |")
+        lines.append(f"| {name} | {markdown(' '.join(value.split()), CELL_LENGTH)} |")
     return "\n".join(lines)
 
 
@@ -262,8 +337,8 @@ def study_note(found: Sequence[Effect]) -> str:
         return "No trial was made from another yet: start points have no parents, and most samplers name none."
     lines = ["| change | steps | alone | better | median gain |", "|---|---|---|---|---|"]
     for e in found[:PAID]:
-        change = transition(e.change).replace("|", "\\|")
-        lines.append(f"| {change[:60]} | {e.steps} | {e.alone} | {e.better} | {e.median_gain - 1:+.1%} |")
+        change = markdown(transition(e.change), CHANGE_LENGTH)
+        lines.append(f"| {change} | {e.steps} | {e.alone} | {e.better} | {e.median_gain - 1:+.1%} |")
     if len(found) > PAID:
         lines.append(f"\n{len(found) - PAID} more: evoengine report")
     return "\n".join(lines)

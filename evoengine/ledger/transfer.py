@@ -35,8 +35,10 @@ from evoengine.ledger.rows import (
     verdict_values,
 )
 from evoengine.ledger.runs import Run
-from evoengine.records import Baseline, Candidate, Measurement, Profile, Verdict, config_key
+from evoengine.records import Baseline, Binary, Candidate, Measurement, Profile, Verdict, config_key
 
+IMPORTED = "imported: "
+"""begins the compiler of a binary that another ledger had: what it said is kept, its machine code is not"""
 _TRIAL = re.compile(r"\btrial (\d+)\b")
 
 
@@ -65,11 +67,11 @@ class RunHistory:
 
 
 def read_run(session: Session, number: int) -> RunHistory:
-    """The run of that number, cubins included."""
+    """The run of that number; cubins, which no other ledger would take, are empty."""
     of_run = select(BaselineRow).where(BaselineRow.run_id == number).order_by(BaselineRow.id)
     finished = select(CandidateRow).where(CandidateRow.run_id == number, CandidateRow.outcome.is_not(None))
     rows = session.scalars(
-        finished.options(*load_options(with_cubin=True), selectinload(CandidateRow.profiles)).order_by(CandidateRow.id)
+        finished.options(*load_options(with_cubin=False), selectinload(CandidateRow.profiles)).order_by(CandidateRow.id)
     )
     return RunHistory(
         to_run(session.get_one(RunRow, number)),
@@ -80,7 +82,7 @@ def read_run(session: Session, number: int) -> RunHistory:
 
 def _dossier(row: CandidateRow) -> CandidateHistory:
     return CandidateHistory(
-        to_candidate(row, with_cubin=True),
+        to_candidate(row, with_cubin=False),
         row.created_at,
         row.finished_at,
         [(v.taken_at, to_verdict(v)) for v in row.verdicts],
@@ -96,6 +98,7 @@ def insert_run(session: Session, whole: RunHistory, now: datetime) -> tuple[int,
     and go. Finals get negative numbers in their order, by which `ranked` knows that they were not held here.
     """
     plain = {name: getattr(whole.run, name) for name in Run.__slots__ if name not in ("id", "device")}
+    plain["imported_from"] = whole.run.imported_from or "another ledger"
     run = RunRow(device=device_row(session, whole.run.device), **plain)
     session.add(run)
     session.flush()
@@ -134,7 +137,7 @@ def _candidate_row(session: Session, dossier: CandidateHistory, run: int, now: d
         occupancy=c.occupancy, **(get_or_create_source(session, c.source) if c.source else {}),
     )  # fmt: skip
     if c.source and c.binary:
-        row.binary_id = get_or_create_binary(session, c.source, c.binary)
+        row.binary_id = get_or_create_binary(session, c.source, _stated(c.binary))
     session.add(row)
     session.flush()
     for taken, verdict in dossier.verdicts:
@@ -142,6 +145,19 @@ def _candidate_row(session: Session, dossier: CandidateHistory, run: int, now: d
     for taken, profile in dossier.profiles:
         session.add(ProfileRow(candidate_id=row.id, taken_at=taken or now, **profile_values(profile)))
     return row
+
+
+def is_elsewhere(binary: Binary) -> bool:
+    """Whether it is what a file says of a binary that is in another ledger; its `cubin` is empty."""
+    return binary.compiler.startswith(IMPORTED)
+
+
+def _stated(binary: Binary) -> Binary:
+    """What another ledger says of its binary. Under a compiler of its own, so that nobody takes it for one made here,
+    and without machine code, which would be run."""
+    if is_elsewhere(binary):
+        return replace(binary, cubin=b"")
+    return replace(binary, cubin=b"", compiler=IMPORTED + binary.compiler)
 
 
 def _figure_row(taken: datetime, trial: int, figure: Measurement) -> MeasurementRow:

@@ -7,18 +7,27 @@ has a copy of its own, so that folders of several releases work in one process.
 
 import ctypes
 import functools
+import hashlib
 import json
 import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-KERNEL = json.loads((FOLDER / "kernel.json").read_text())
+KERNEL = json.loads((FOLDER / "kernel.json").read_text("utf-8"))
 THREADS, SHARED_BYTES = KERNEL["launch"]["threads"], KERNEL["launch"]["shared_bytes"]
 ALIGNMENT = 16  # bytes: the widest loads of all kernels, and TMA
 MAP_BYTES = MAP_ALIGNMENT = 128  # the latter since CUDA 13.0, 64 before
 MAP_DTYPES = {"fp16": 6, "fp32": 7, "bf16": 9}  # CU_TENSOR_MAP_DATA_TYPE_*
 MAP_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes: CU_TENSOR_MAP_SWIZZLE_*
 CACHED = 1024  # layouts, sets of pointers and tensor maps, of each; the least recently used is dropped first
+
+
+def check_loader(name):
+    """Raises ImportError where the loader of that name, beside this file, is another kernel's."""
+    if name != KERNEL["module"]:
+        own = KERNEL["module"]
+        remedy = f"keep each export in a folder of its own, and its loader's name, here {own}.py"
+        raise ImportError(f"{name}.py is not the loader of the kernel in {FOLDER}: {remedy}")
 
 
 class Plan:
@@ -137,8 +146,13 @@ class Gpu:
     def load(self):
         """In the GPU's context."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        cubin = (FOLDER / "kernel.cubin").read_bytes()
+        if hashlib.sha256(cubin).hexdigest() != KERNEL["cubin_sha256"]:
+            raise RuntimeError(
+                f"{FOLDER / 'kernel.cubin'} is not the binary that kernel.json describes: copy both again"
+            )
         try:
-            call("cuModuleLoadData", ctypes.byref(module), (FOLDER / "kernel.cubin").read_bytes())
+            call("cuModuleLoadData", ctypes.byref(module), cubin)
         except RuntimeError as error:
             raise RuntimeError(f"GPU {self.index} cannot run this kernel: {self._why_refused() or error}") from None
         call("cuModuleGetFunction", ctypes.byref(function), module, KERNEL["entry"].encode())
@@ -151,6 +165,7 @@ class Gpu:
             raise RuntimeError(f"GPU {self.index} cannot run this kernel: {why}")
         call("cuFuncSetAttribute", function, 8, SHARED_BYTES)  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self.function = function.value
+        self.sms = self._attribute(16)  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
     def _why_refused(self):
         """Another architecture or a driver older than the compiler, or None."""
@@ -171,7 +186,7 @@ class Gpu:
         """How many run at once on the whole GPU. In its context."""
         blocks = ctypes.c_int()
         call("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(blocks), self.function, THREADS, SHARED_BYTES)
-        return blocks.value * self._attribute(16)  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        return blocks.value * self.sms
 
     def _attribute(self, number):
         value = ctypes.c_int()

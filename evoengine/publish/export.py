@@ -1,17 +1,22 @@
 """A candidate as a folder to ship: source, binary, metadata, and a loader that needs nothing of evoengine.
 
-The folder is a Python package, so that its kernel is imported by the folder's name beside those of other folders.
+The loader's name is no other export's: Python keeps one module per name, and two kernels of one name would be one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 
 from evoengine import __version__
 from evoengine.devices.base import ConstantParameter, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
-from evoengine.errors import UsageError
+from evoengine.publish.folder import write_folder
+from evoengine.publish.readme import readme
 from evoengine.records import Binary, Candidate, Source, Verdict
 from evoengine.workloads.base import Target
 
@@ -19,34 +24,44 @@ LOADER = Path(__file__).with_name("loader.py")
 """for kernels that have none of their own"""
 CUDA_LAUNCH = Path(__file__).with_name("cuda_launch.py")
 """what every loader needs beside it, as _cuda.py"""
+LONGEST_NAME, DIGITS = 60, 12
+"""characters of a module's name: of its problem, and of the SHA-256 of what the loader reads"""
 
 
-def export(candidate: Candidate, target: Target, folder: Path) -> list[Path]:
-    """Writes kernel.cu, kernel.cubin, kernel.json, NAME.py (the loader), _cuda.py and __init__.py; returns their paths.
+Grids = Mapping[int, tuple[int, int, int]]
+"""SMs of a GPU → the grid on it"""
 
-    An __init__.py that is there already stays as it is. Raises UsageError where `folder` cannot be written.
+
+def export(
+    candidate: Candidate, target: Target, folder: Path, *, grids: Grids = MappingProxyType({}),
+    beside: Mapping[str, bytes] = MappingProxyType({}),
+) -> list[Path]:  # fmt: skip
+    """Writes kernel.cu, kernel.cubin, kernel.json, the loader MODULE.py, _cuda.py, README.md, the files `beside` them
+    and SHA256SUMS; returns their paths.
+
+    `grids` are those of GPUs with other numbers of SMs, where the launch depends on it. Raises UsageError where
+    `folder` has files that no export wrote, or cannot be written.
     """
-    kernel = target.workload.name
     source, binary = _compiled(candidate)
+    described = describe(candidate, target, grids)
+    module = str(described["module"])
     contents = {
         "kernel.cu": source.text.encode(),
         "kernel.cubin": binary.cubin,
-        "kernel.json": (json.dumps(describe(candidate, target), indent=2) + "\n").encode(),
-        f"{kernel}.py": (target.workload.loader() or LOADER).read_bytes(),
+        "kernel.json": (json.dumps(described, indent=2) + "\n").encode(),
+        f"{module}.py": (target.workload.loader() or LOADER).read_bytes(),
         "_cuda.py": CUDA_LAUNCH.read_bytes(),
+        "README.md": readme(module, candidate, target, source, binary).encode(errors="backslashreplace"),
     }
-    package = folder / "__init__.py"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, data in contents.items():
-            (folder / name).write_bytes(data)
-        if not package.exists():
-            package.write_text(f'from .{kernel} import {kernel}\n\n__all__ = ["{kernel}"]\n')
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to {folder}: {error.strerror}; --export takes a folder that can be written"
-        ) from error
-    return [*(folder / name for name in contents), package]
+    return write_folder(folder, {**contents, **beside})
+
+
+def module_name(problem: str, identity: Mapping[str, object]) -> str:
+    """The problem and a checksum of what runs, as a name for Python: gemm_m64_n64_k64_fp16_0123456789ab."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    words = "_".join(re.findall("[a-z0-9]+", problem.lower()))[:LONGEST_NAME].rstrip("_")
+    name = f"{words}_{digest[:DIGITS]}"
+    return name if name[0].isalpha() else f"k_{name}"
 
 
 def _compiled(candidate: Candidate) -> tuple[Source, Binary]:
@@ -55,23 +70,14 @@ def _compiled(candidate: Candidate) -> tuple[Source, Binary]:
     return candidate.source, candidate.binary
 
 
-def describe(candidate: Candidate, target: Target) -> dict[str, object]:
+def describe(candidate: Candidate, target: Target, grids: Grids = MappingProxyType({})) -> dict[str, object]:
     """Launch geometry, resources, verdict and provenance: all that it takes to run the kernel and to check its
     claims."""
     source, binary = _compiled(candidate)
-    launch = source.launch
+    run = _what_runs(candidate, target, grids)
     return {
-        "kernel": target.workload.name,
-        "entry": source.entry,
-        "config": dict(candidate.config),
-        "problem": target.problem.variables(),
-        "parameters": [parameter_json(p) for p in target.workload.parameters(target.problem, candidate.config)],
-        "launch": {
-            "grid": list(launch.grid),
-            "threads": launch.threads,
-            "block": list(launch.block),
-            "shared_bytes": launch.shared_bytes,
-        },
+        "module": module_name(str(target.problem), run),
+        **run,
         "resources": {
             "registers": binary.registers,
             "spill_bytes": binary.spill_bytes,
@@ -88,12 +94,34 @@ def describe(candidate: Candidate, target: Target) -> dict[str, object]:
             "evoengine": __version__,
             "trial": candidate.trial,
             "run": candidate.run,
+            "imported_from": candidate.imported_from,
             "gpu": candidate.gpu,
             "arch": binary.arch,
             "options": binary.options,
             "compiler": binary.compiler,
             "source_sha256": source.sha256,
         },
+    }
+
+
+def _what_runs(candidate: Candidate, target: Target, grids: Grids) -> dict[str, object]:
+    """All that a loader reads: two kernels that differ in none of it are one."""
+    source, binary = _compiled(candidate)
+    launch = source.launch
+    return {
+        "kernel": target.workload.name,
+        "entry": source.entry,
+        "config": dict(candidate.config),
+        "problem": target.problem.variables(),
+        "parameters": [parameter_json(p) for p in target.workload.parameters(target.problem, candidate.config)],
+        "launch": {
+            "grid": list(launch.grid),
+            "threads": launch.threads,
+            "block": list(launch.block),
+            "shared_bytes": launch.shared_bytes,
+            "grid_by_sms": {str(sms): "x".join(map(str, grid)) for sms, grid in grids.items()},
+        },
+        "cubin_sha256": hashlib.sha256(binary.cubin).hexdigest(),
     }
 
 

@@ -1,11 +1,7 @@
 """Calls the kernel beside this file (kernel.cubin, described in kernel.json). Needs torch or CuPy alone.
 
-    from rms_norm import rms_norm           # with this folder on the path; the function has this file's name
-    from rms_norm_fp16 import rms_norm      # with its parent on the path: the folder, however named, is a package
-
-    y, residual_out = rms_norm(x, residual, weight)
-
-Ship the folder whole. Import two kernels of one name in one process by their folders: Python keeps one module per name.
+README.md says how it is imported; the function has the name of the kernel, and help() of it lists its tensors. Ship the
+folder whole, and keep the name of this file, which no other export has.
 
 Inputs come in the order of the kernel's parameters, or by name; help() of the function lists them. Outputs are
 returned, one tensor or a tuple in that order. They are new tensors unless given by name, or all of them as `out=`, a
@@ -27,6 +23,7 @@ from pathlib import Path
 _spec = importlib.util.spec_from_file_location(f"{__name__}._cuda", Path(__file__).resolve().with_name("_cuda.py"))
 _cuda = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_cuda)
+_cuda.check_loader(Path(__file__).stem)
 
 NAME, LAUNCH, PARAMETERS = (_cuda.KERNEL[field] for field in ("kernel", "launch", "parameters"))
 TENSORS, CONSTANTS, SCALARS, MAPS = (
@@ -128,7 +125,13 @@ class _Plan(_cuda.Plan):
                 remedy = _cuda.contiguous_remedy(name, name in OUTPUTS, library)
                 raise ValueError(f"{name} is not contiguous, as this kernel needs it: {remedy}")
         self.gpu = _gpu(gpu_index)
-        self.launch = (self.gpu.function, *LAUNCH["grid"], *LAUNCH["block"], LAUNCH["shared_bytes"])
+        self.launch = (self.gpu.function, *_grid(self.gpu), *LAUNCH["block"], LAUNCH["shared_bytes"])
+
+
+def _grid(gpu):
+    """That of the search, or for a GPU with another number of SMs what the search's rule gives there."""
+    of_this = LAUNCH["grid_by_sms"].get(str(gpu.sms))
+    return map(int, of_this.split("x")) if of_this else LAUNCH["grid"]
 
 
 _plan = functools.lru_cache(maxsize=_cuda.CACHED)(_Plan)

@@ -3,22 +3,20 @@
 T4 says what was tried, how it ended and how long it ran (schema: AutoTuningAssociation/autotuning_methodology,
 schemas/T4.json, version 1.1.0). What it has no place for — the space and the baselines of the run; source, binary,
 every verdict, figure and profile and the lineage of each result, each with when it was found — stands beside it under
-`evoengine`, so that reading the file back loses nothing but which process searched.
+`evoengine`, so that reading the file back loses nothing but which process searched, and the machine code.
 
 What T4 calls `time` has run. An estimate goes by the name of `estimated time`, which no other tool takes for one.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from datetime import datetime
-from functools import cache
-from types import SimpleNamespace, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from types import SimpleNamespace
+from typing import Any
 
 from evoengine.ledger.rows import (
     baseline_values,
@@ -36,6 +34,8 @@ from evoengine.ledger.rows import (
 )
 from evoengine.ledger.runs import RUNNING, Device, Run, this_host
 from evoengine.ledger.transfer import CandidateHistory, RunHistory
+from evoengine.passwords import hide_passwords
+from evoengine.publish.imported import require_sound
 from evoengine.records import UNKNOWN_POLICY, Binary, Candidate, Kind, Launch, Outcome, Source
 
 SCHEMA_VERSION = "1.1.0"
@@ -53,6 +53,7 @@ INVALIDITY = {
     Outcome.HUNG: "timeout",
     Outcome.DUPLICATE: "constraints",
 }
+NOT_HERE = "exported while it ran"
 _OF_RUN = ("gpu", "problem", "sampler", "seed", "objectives", "command")
 _OF_CANDIDATE = ("trial", "run", "problem", "gpu", "reason", "device", "occupancy", "operator")
 
@@ -60,7 +61,6 @@ _OLD_BASELINE = {"policy": asdict(UNKNOWN_POLICY)}
 """what baselines had no field for before policies were recorded"""
 
 Dated = tuple[datetime | None, Any]
-_fields: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 def to_t4(whole: RunHistory) -> dict[str, Any]:
@@ -77,10 +77,11 @@ def to_t4(whole: RunHistory) -> dict[str, Any]:
             "timestamp": run.started_at.isoformat(),
             "timeunit": TIME_UNIT,
             "evoengine": {name: getattr(run, name) for name in _OF_RUN}
+            | {"command": hide_passwords(run.command)}  # of before ledgers held none
             | {
                 "finished_at": _text(run.finished_at),
                 # elsewhere it does not run, and nobody there can ask its process
-                "status": "exported while it ran" if run.status == RUNNING else run.status,
+                "status": NOT_HERE if run.status == RUNNING else run.status,
                 "device": asdict(run.device),
                 "space": {"name": run.space_name, "text": run.space_text, "sha256": run.space_sha256},
                 "baselines": _dated(whole.baselines, baseline_values),
@@ -93,7 +94,8 @@ def to_t4(whole: RunHistory) -> dict[str, Any]:
 def from_t4(data: Mapping[str, Any]) -> RunHistory | None:
     """What `to_t4` wrote, or None where another tuner wrote the file. The run gets this process's host and pid.
 
-    Raises AttributeError, KeyError, OverflowError, TypeError or ValueError where a part is missing or wrong.
+    Raises AttributeError, KeyError, OverflowError, TypeError or ValueError where a part is missing or wrong; nothing of
+    it may reach a ledger then.
     """
     metadata, results = data.get("metadata"), data.get("results")
     if not isinstance(metadata, dict) or not metadata.get("evoengine") or not results:
@@ -104,14 +106,20 @@ def from_t4(data: Mapping[str, Any]) -> RunHistory | None:
     space = described["space"]
     run = Run(
         id=0, started_at=datetime.fromisoformat(metadata["timestamp"]), finished_at=_moment(described, "finished_at"),
-        status=described.get("status", "imported"), device=Device(**described["device"]), space_name=space["name"],
+        status=_status(described), device=Device(**described["device"]), space_name=space["name"],
         space_sha256=space["sha256"], space_text=space["text"], version=metadata["autotuner_version"],
         host=this_host(), pid=os.getpid(), **{name: described[name] for name in _OF_RUN},
     )  # fmt: skip
     baselines = _undated([_OLD_BASELINE | b for b in described["baselines"]], to_baseline)
     whole = RunHistory(run, baselines, [_dossier(r["evoengine"]) for r in results])
-    _conforms(whole, RunHistory)
+    require_sound(whole)
     return whole
+
+
+def _status(described: Mapping[str, Any]) -> str:
+    """No process of this ledger is at it, whatever the file says."""
+    status: str = described.get("status", "imported")
+    return NOT_HERE if status == RUNNING else status
 
 
 def _text(moment: datetime | None) -> str | None:
@@ -128,7 +136,8 @@ def _dated(found: Iterable[Dated], values: Callable[[Any], dict[str, object]]) -
 
 
 def _undated(found: Iterable[Mapping[str, Any]], record: Callable[[Any], Any]) -> list[Dated]:
-    return [(_moment(d, "taken_at"), record(SimpleNamespace(**d))) for d in found]
+    dated = [d | {"taken_at": _moment(d, "taken_at")} for d in map(dict, found)]
+    return [(d["taken_at"], record(SimpleNamespace(**d))) for d in dated]
 
 
 def _result(dossier: CandidateHistory, kind: Kind) -> dict[str, Any]:
@@ -179,9 +188,8 @@ def _whole(dossier: CandidateHistory) -> dict[str, Any]:
 
 
 def _binary_values(binary: Binary) -> dict[str, Any]:
-    values = asdict(binary) | {"cubin": base64.b64encode(binary.cubin).decode()}
-    del values["listing"]  # nvdisasm makes it again
-    return values
+    """All but the machine code, which nobody should take from a file: it is made again from the source."""
+    return {name: value for name, value in asdict(binary).items() if name not in ("cubin", "listing")}
 
 
 def _dossier(d: Mapping[str, Any]) -> CandidateHistory:
@@ -214,29 +222,9 @@ def _figure(d: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _binary(d: Mapping[str, Any]) -> Binary:
-    return Binary(**{**d, "cubin": base64.b64decode(d["cubin"]), "warnings": tuple(d["warnings"])})
+    """Without the machine code that files of before held."""
+    return Binary(**{**d, "cubin": b"", "warnings": tuple(d["warnings"])})
 
 
 def _launch(d: Mapping[str, Any]) -> Launch:
     return Launch(tuple(d["grid"]), d["threads"], d["shared_bytes"], tuple(d.get("block_yz", (1, 1))))
-
-
-def _conforms(value: Any, declared: Any) -> bool:
-    """Whether a value is of a type as records declare it; raises TypeError naming the field of a record that is not."""
-    kind, parts = get_origin(declared) or declared, get_args(declared)
-    if kind is UnionType:
-        return any(_conforms(value, part) for part in parts)
-    if kind in (int, float):
-        number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-        return number and (isinstance(value, float) or value.bit_length() <= 64)
-    if not isinstance(value, kind):
-        return False
-    if is_dataclass(declared):
-        for name, of_field in _fields(declared).items():
-            if not _conforms(getattr(value, name), of_field):
-                raise TypeError(f"{name} must be {of_field}, not {getattr(value, name)!r}")
-    if kind is tuple and parts[-1] is not ...:
-        return len(value) == len(parts) and all(map(_conforms, value, parts))
-    if issubclass(kind, Mapping):
-        return all(_conforms(k, parts[0]) and _conforms(v, parts[1]) for k, v in value.items())
-    return not parts or all(_conforms(each, parts[0]) for each in value)

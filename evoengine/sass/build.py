@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -15,7 +13,17 @@ from pathlib import Path
 from filelock import FileLock
 
 from evoengine.errors import MachineError
-from evoengine.host_compiler import cache_folder, find_compiler, identity, native_flags, prune
+from evoengine.host_compiler import (
+    building,
+    cache_folder,
+    find_compiler,
+    how_it_ended,
+    identity,
+    native_flags,
+    prune,
+    run_compiler,
+)  # fmt: skip
+from evoengine.machine import machine_error
 
 CORE = Path(__file__).with_name("core")
 KEPT = 16
@@ -33,12 +41,14 @@ def build() -> Path:
     Raises MachineError where the compiler is missing or too old, or the cache cannot be written.
     """
     built = _place()
-    folder = built.parent
-    if not built.exists():
-        with FileLock(folder.with_suffix(".lock")):  # others wait: a build takes some ten seconds on all cores
-            if not built.exists():
-                _build_at(built)
-    os.utime(built)
+    try:
+        if not built.exists():
+            with FileLock(built.parent.with_suffix(".lock")):  # others wait: it takes some ten seconds on all cores
+                if not built.exists():
+                    _build_at(built)
+        os.utime(built)
+    except OSError as error:
+        raise machine_error(error) from error
     return built
 
 
@@ -52,9 +62,9 @@ def _place() -> Path:
 
 
 def _build_at(built: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=built.parent, prefix="building-") as scratch:
-        _build(Path(scratch), Path(scratch, "core.so"))
-        os.replace(Path(scratch, "core.so"), built)
+    with building(built.parent) as scratch:
+        _build(scratch, scratch / "core.so")
+        os.replace(scratch / "core.so", built)
     prune(built.parent, "core-*.so", KEPT)
 
 
@@ -67,10 +77,10 @@ def _key() -> str:
 
 def _build(scratch: Path, library: Path) -> None:
     sources = sorted(CORE.glob("*.cpp"))
-    texts = [path.read_text() for path in (*sources, *CORE.glob("*.h"))]
+    texts = [path.read_text("utf-8") for path in (*sources, *CORE.glob("*.h"))]
     standard = {include for text in texts for include in _STANDARD.findall(text)}
     headers = scratch / "headers.h"  # precompiled: reading them is half of the work on a source
-    headers.write_text("\n".join(sorted(standard)))
+    headers.write_text("\n".join(sorted(standard)), "utf-8")
     _compile(["-xc++-header", str(headers), "-o", f"{headers}.gch"])
     objects = [scratch / f"{source.stem}.o" for source in sources]
 
@@ -83,14 +93,12 @@ def _build(scratch: Path, library: Path) -> None:
 
 
 def _compile(arguments: Sequence[str]) -> None:
-    done = subprocess.run(
-        [find_compiler(), *FLAGS, *native_flags(), *arguments], capture_output=True, text=True, check=False
-    )
+    done = run_compiler([*FLAGS, *native_flags(), *arguments])
     if done.returncode == 0:
         return
     lines = done.stderr.strip().splitlines()
     said = [line for line in lines if "error: ld returned" not in line and _ERROR.search(line)] or lines
-    first = said[0] if said else "it gave no message"
+    first = said[0] if said else how_it_ended(done.returncode)
     raise MachineError(
         f"{find_compiler()} cannot build the executor of machine code: {first}; it needs g++ 12 or clang++ 15, "
         "chosen by $CXX"

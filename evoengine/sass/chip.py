@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evoengine.errors import UsageError
-from evoengine.gpu import Gpu, find_gpu
+from evoengine.gpu import Gpu, find_gpu, known_gpus
 
 FILE = Path(__file__).with_name("chips.toml")
 STATUSES = ("published", "inferred", "assumed")
@@ -148,6 +148,16 @@ class Chip:
         raise UsageError(f"{self.key} has no rate named {name}; known are {', '.join(self.stated)}")
 
 
+def why_unmodelled(gpu: Gpu) -> str | None:
+    """Why no rates are known of the GPU, for whoever asks for its predictions; None where they are."""
+    if gpu.key not in known_gpus():
+        return f"the rates of {gpu.key}'s parts are not known, which is no GPU of evoengine's own"
+    modelled = _read(FILE)["arch"]
+    if f"sm_{gpu.capability}" not in modelled:
+        return f"the model of machine code knows {', '.join(modelled)}, and {gpu.key} is {gpu.arch}"
+    return None
+
+
 @cache
 def find_chip(key: str, file: Path = FILE) -> Chip:
     """The GPU of that name with its rates; raises UsageError for an unknown GPU, a rate that is missing or malformed,
@@ -185,7 +195,7 @@ def _value(name: str, stated: Mapping[str, Rate], gpu: Gpu, file: Path) -> float
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(file.read_text())
+        table = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

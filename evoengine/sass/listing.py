@@ -60,7 +60,9 @@ def disassemble(cubin: bytes) -> str:
         path.write_bytes(cubin)
         # Without its analysis of the data flow, which only names the targets of indirect branches: a third of its time.
         command = [tool, "-c", "-hex", "-ndf", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS, check=False
+        )
     if done.returncode:
         said = done.stderr.strip().splitlines()
         raise UsageError(f"nvdisasm cannot read the binary: {said[0] if said else f'exit code {done.returncode}'}")

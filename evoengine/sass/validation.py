@@ -45,7 +45,7 @@ class Validation:
 @cache
 def read_validation(file: Path = FILE) -> Validation | None:
     """None where nothing has been validated. Raises UsageError naming what is missing or no number."""
-    table = tomllib.loads(file.read_text())
+    table = tomllib.loads(file.read_text("utf-8"))
     tables = {kernel: gpus for kernel, gpus in table.items() if isinstance(gpus, dict)}
     rows = [_row(file, kernel, gpu, figures) for kernel, gpus in tables.items() for gpu, figures in gpus.items()]
     if rows and "date" not in table:

@@ -7,11 +7,12 @@ import secrets
 from evoengine.errors import MachineError, UsageError
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate, CompiledCandidate, Outcome, Rejection
-from evoengine.sass.build import build
 from evoengine.search.evaluators import gate_plan, seed_for
+from evoengine.search.model_build import build_model
 from evoengine.search.remeasure import spaces_of
 from evoengine.search.targets import target_of
-from evoengine.search.workers import COMPILER_LIMITS, WorkerPool
+from evoengine.search.worker_process import COMPILER_LIMITS
+from evoengine.search.workers import WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages.binary_check import BinaryCheck
 from evoengine.stages.tasks import execute_task
@@ -23,7 +24,7 @@ def check_binary(target: Target, space: SearchSpace, contender: CompiledCandidat
 
     Raises MachineError where this machine has no disassembler or no C++ compiler.
     """
-    build()  # here, where no time limit of a worker ends it
+    build_model()  # before the time that the check may take begins
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
         plan = gate_plan(space, target, contender.config)

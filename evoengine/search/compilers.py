@@ -8,9 +8,11 @@ from concurrent.futures import Future
 from evoengine.ledger.store import Ledger
 from evoengine.records import Binary, CompiledCandidate, Outcome, Rejection, Source
 from evoengine.search.setting import Setting
-from evoengine.search.workers import Answer, WorkerLimits, WorkerPool
+from evoengine.search.worker_process import WorkerLimits
+from evoengine.search.workers import Answer, WorkerPool
 from evoengine.stages.compile import options
 from evoengine.stages.predict import Estimated
+from evoengine.stages.tasks import COMPILE_SECONDS
 from evoengine.stages.toolchain import compiler_version
 
 KEPT = 128
@@ -24,7 +26,7 @@ class Compilers:
     ) -> None:  # fmt: skip
         self.workers = WorkerPool(setting.jobs, terms)
         self._setting, self._ledger = setting, ledger
-        self._compiler, self._predictor = compiler, predictor
+        self._compiler, self._predictor, self._seconds = compiler, predictor, terms.seconds
         self._binaries: dict[str, Future[Binary | Rejection]] = {}
         """by the source's sha256, the latest last"""
         self._predictions: dict[str, Future[Estimated | Rejection]] = {}
@@ -39,8 +41,9 @@ class Compilers:
         future = self._binaries.get(source.sha256)
         if future is None or not _holds(future, Binary):
             future = self._binaries[source.sha256] = self.workers.submit(
-                self._compiler, source, self._setting.target.gpu.arch, died=Outcome.UNCOMPILABLE, gives=Binary
-            )
+                self._compiler, source, self._setting.target.gpu.arch,
+                died=Outcome.UNCOMPILABLE, gives=Binary, seconds=min(COMPILE_SECONDS, self._seconds),
+            )  # fmt: skip
             if len(self._binaries) > KEPT:
                 del self._binaries[next(iter(self._binaries))]
         return future

@@ -34,7 +34,7 @@ from evoengine.search.proposer import Proposal, Proposer
 from evoengine.search.samplers import LED
 from evoengine.search.setting import Setting
 from evoengine.search.siblings import sibling_prior
-from evoengine.search.workers import COMPILER_LIMITS, WorkerLimits
+from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
 from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import Evaluation, compile_task, predict_task
 
@@ -69,6 +69,8 @@ class Progress:
     started: float = field(default_factory=time.monotonic)
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     best: Candidate | None = None
+    stage: str = ""
+    """what is being done where no trial has ended yet, or all have"""
     compiled: int = 0
     """binaries made in this run; those that the ledger had are not among them"""
     predicted: int = 0
@@ -149,7 +151,7 @@ class Coordinator:
         self._exhausted = False
         self._stop = False
         self._judge = judge
-        self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed)
+        self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed, s.fill)
         self._compilers = Compilers(s, ledger, compiler, predictor, terms)
         self._ahead: Lookahead | None = None
         if self._prior is not None and s.sampler in LED:
@@ -178,6 +180,7 @@ class Coordinator:
                 finished, _ = wait(awaited, POLL_SECONDS, FIRST_COMPLETED)
                 for future in finished:
                     self._advance(future)
+                self.progress.stage = "" if self.progress.done else self._opening()
                 self._on_change(self.progress)
             if not self._stop:
                 self._hold_finals()
@@ -190,6 +193,9 @@ class Coordinator:
         elif self._exhausted:
             self.progress.ended = "every valid configuration was tried"
         return self.progress
+
+    def _opening(self) -> str:
+        return self._judge.opening() if self._judging or self._comparing else "compiling the first candidates"
 
     def _under_way(self) -> set[Future[Any]]:
         return {*self._comparing, *self._compiling, *self._judging, *self._predicting}
@@ -329,6 +335,7 @@ class Coordinator:
         future = hold_finals(self.ledger, self._judge, str(s.target.problem), s.target.gpu.key)
         if future is None:
             return
+        self.progress.stage = "timing the best against each other"
         while not future.done() and not self._stop:
             wait((future,), POLL_SECONDS)
             self._on_change(self.progress)

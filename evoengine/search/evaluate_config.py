@@ -8,18 +8,20 @@ from pathlib import Path
 from evoengine.records import Binary, Candidate, Config, Outcome, Rejection
 from evoengine.search.evaluators import Evaluator
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
-from evoengine.search.workers import COMPILER_LIMITS, WorkerPool
+from evoengine.search.worker_process import COMPILER_LIMITS
+from evoengine.search.workers import WorkerPool
 from evoengine.space.space import SearchSpace
-from evoengine.stages.tasks import Evaluation, compile_task
+from evoengine.stages.render import Fill
+from evoengine.stages.tasks import COMPILE_SECONDS, Evaluation, compile_task
 from evoengine.workloads.base import Target
 
 
 def evaluate_config(
-    target: Target, space: SearchSpace, config: Config, templates: Path, judge: Evaluator, seed: int
+    target: Target, space: SearchSpace, config: Config, templates: Path, judge: Evaluator, seed: int, fill: Fill
 ) -> Candidate:
     """Renders, compiles, screens and judges, in processes that may die."""
     # a spill is slow, not wrong: only a binary that cannot be launched or right at all goes without a verdict
-    pipeline = Pipeline(target, space, templates, judge, timed=True)
+    pipeline = Pipeline(target, space, templates, judge, timed=True, fill=fill)
     proposed = Proposed(0, config)
     rendered = pipeline.render(proposed)
     if isinstance(rendered, Rejection):
@@ -29,8 +31,9 @@ def evaluate_config(
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
         made = workers.submit(
-            compile_task, rendered.source, target.gpu.arch, died=Outcome.UNCOMPILABLE, gives=Binary
-        ).result()
+            compile_task, rendered.source, target.gpu.arch,
+            died=Outcome.UNCOMPILABLE, gives=Binary, seconds=COMPILE_SECONDS,
+        ).result()  # fmt: skip
         if isinstance(made, Rejection):
             return _ended(target, rendered, made)
         compiled = pipeline.compiled(rendered, made)

@@ -15,10 +15,12 @@ import numpy as np
 
 from evoengine.devices.base import LAUNCH_SECONDS, launch_seconds
 from evoengine.devices.driver import GpuDevice
+from evoengine.devices.emulator.build import is_built
 from evoengine.errors import MachineError
 from evoengine.ledger.store import Ledger
 from evoengine.records import Baseline, CompiledCandidate, Config, Finals, Measurement, Outcome, Plan, Rejection
-from evoengine.search.workers import Deferred, TaskArguments, WorkerLimits, WorkerPool
+from evoengine.search.worker_process import TaskArguments, WorkerLimits
+from evoengine.search.workers import Deferred, WorkerPool
 from evoengine.space.space import SearchSpace
 from evoengine.stages import tasks
 from evoengine.stages.tasks import Evaluation
@@ -140,6 +142,10 @@ class Evaluator(ABC):
         """The contenders timed against each other; None where figures do not gain by being taken again."""
         return None
 
+    def opening(self) -> str:
+        """What it does with the first compiled candidates, for people."""
+        return "gating the first candidates"
+
     def usage(self, seconds: float) -> Usage | None:
         """Where the device's share of so many seconds of search went."""
         return None
@@ -154,6 +160,9 @@ class EmulatorEvaluator(Evaluator):
 
     def __init__(self, target: Target) -> None:
         self._target = target
+
+    def opening(self) -> str:
+        return super().opening() if is_built() else "compiling the emulator's core, once for this machine and compiler"
 
     def submit(self, job: Job, workers: WorkerPool | None) -> Future[Evaluation | Rejection]:
         assert workers is not None  # it has none of its own
@@ -195,7 +204,7 @@ class GpuEvaluator(Evaluator):
         environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device.uuid}
         # CUDA reserves address space by the hundred gigabytes, so no memory limit
         self._runner = WorkerPool(
-            1, WorkerLimits(seconds, None, environment=environment, warm_up=tasks.load_cuda, spare=True)
+            1, WorkerLimits(seconds, None, environment=environment, warm_up=tasks.load_cuda, forked=False, spare=True)
         )
         self._baselines: Future[list[Baseline] | Rejection] | None = None
         self._best: tuple[float, CompiledCandidate] | None = None
@@ -218,6 +227,10 @@ class GpuEvaluator(Evaluator):
             died=Outcome.CRASHED, gives=list, again=without,
         )  # fmt: skip
         return self._baselines
+
+    def opening(self) -> str:
+        timed = self._baselines is None or self._baselines.done()
+        return "gating and timing the first candidates" if timed else "timing the baselines"
 
     def _fastest(self) -> Baseline:
         """The fastest baseline, its time that of the long run: one scale for all figures of the search."""

@@ -7,8 +7,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from evoengine.ledger.store import Ledger
-from evoengine.records import Finals, Kind, Outcome, Rejection
+from evoengine.records import Candidate, Finals, Kind, Outcome, Rejection
 from evoengine.search.evaluators import Evaluator
+from evoengine.search.recompile import with_machine_code
 from evoengine.stages.statistics import SAME_WITHIN
 
 FINALISTS = 8
@@ -18,7 +19,8 @@ def hold_finals(ledger: Ledger, judge: Evaluator, problem: str, gpu: str) -> Fut
     """A future of the finals among the ledger's best measured candidates; None where the judge times none."""
     best = ledger.best(problem, gpu, top=FINALISTS)
     measured = [c.trial for c in best if c.ranked_by.kind is Kind.MEASURED]
-    found = [ledger.candidate(trial, with_cubin=True).contender for trial in measured]
+    known = [with_machine_code(ledger, trial) for trial in measured]
+    found = [candidate.contender for candidate in known if isinstance(candidate, Candidate)]
     return judge.finals(found) if found else None
 
 

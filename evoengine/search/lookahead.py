@@ -114,7 +114,7 @@ class Lookahead:
     def _begin(self, config: Config) -> bool:
         s = self._setting
         try:
-            look = _Look(config, render(s.target, s.space, config, s.templates))
+            look = _Look(config, render(s.target, s.space, config, s.templates, s.fill))
         except UsageError:
             return False
         if screen_launch(look.source.launch, s.target.gpu):

@@ -10,14 +10,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from evoengine.errors import UsageError
+from evoengine.errors import MachineError, UsageError
 from evoengine.records import Binary, CompiledCandidate, Config, Outcome, Rejection, Source
 from evoengine.search.evaluators import Evaluator, make_job
 from evoengine.search.workers import WorkerPool
 from evoengine.space.space import SearchSpace
-from evoengine.stages.render import render
+from evoengine.stages.render import Fill, render
 from evoengine.stages.screen import screen_binary, screen_launch
 from evoengine.stages.tasks import Evaluation
+from evoengine.stages.template import fill
 from evoengine.workloads.base import Target
 
 
@@ -51,12 +52,16 @@ class Pipeline:
     templates: Path
     judge: Evaluator
     timed: bool
+    fill: Fill = fill
 
     def render(self, candidate: Proposed) -> Rendered | Rejection:
-        """The source. A Rejection where the template fails."""
+        """The source. A Rejection where the template fails; raises MachineError where the templates are gone."""
         try:
-            source = render(self.target, self.space, candidate.config, self.templates)
+            source = render(self.target, self.space, candidate.config, self.templates, self.fill)
         except UsageError as error:
+            folder = self.target.workload.templates() or self.templates
+            if not folder.is_dir():
+                raise MachineError(f"the templates folder {folder} is no longer there") from error
             return Rejection(Outcome.UNCOMPILABLE, str(error))
         return Rendered(candidate.trial, candidate.config, source)
 

@@ -6,11 +6,7 @@ file names no domains; they come from the values that occur.
 
 from __future__ import annotations
 
-import codecs
-import gzip
-import json
 import math
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +20,9 @@ import numpy as np
 
 from evoengine.errors import UsageError
 from evoengine.records import Config, Kind, Outcome, Value
+from evoengine.search.recorded_file import load
 from evoengine.space.definition import Knob, domain_error
+from evoengine.untrusted import printable
 
 MILLISECONDS = {
     "nanoseconds": 1e-6, "ns": 1e-6, "microseconds": 1e-3, "us": 1e-3, "µs": 1e-3, "milliseconds": 1.0,
@@ -39,10 +37,11 @@ FAILED = 1e20
 """the time that Kernel Tuner's early versions gave a configuration that failed"""
 MOST_VALUES = 2**15
 """of a knob: rows are int16"""
-NESTED = 100
-"""objects within one entry of a log, at most"""
-LONGEST_WORD = 32
-"""characters of a number, or of true, false and null, that a log may break off in"""
+MOST_KNOBS = 256
+LONGEST_NAME, LONGEST_VALUE = 200, 1000
+"""characters of a knob's name, and of a value that is a text"""
+LIMITS = f"below 2^63 or of at most {LONGEST_VALUE:,} characters"
+A_VALUE = f"it must be a finite number or a text, {LIMITS}"
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class RecordedSpace:
 
     @property
     def name(self) -> str:
-        return self.path.name.removesuffix(".gz").removesuffix(".json")
+        return printable(self.path.name.removesuffix(".gz").removesuffix(".json"), LONGEST_NAME)
 
     @property
     def optimum(self) -> float:
@@ -155,11 +154,16 @@ def read_recorded(path: Path) -> RecordedSpace:
     """
     content = load(path)
     try:
-        domains, scale, found = _entries(content, path)
-    except (AttributeError, KeyError, TypeError) as error:
+        return _read(content, path)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        wrong = printable(f"{type(error).__name__}: {error}")
         raise UsageError(
-            f"{path}: a part is missing or not as its format wants it ({error!r}); give a file as the tuner wrote it"
+            f"{path}: a part is missing or not as its format wants it ({wrong}); give a file as the tuner wrote it"
         ) from error
+
+
+def _read(content: Mapping[str, Any], path: Path) -> RecordedSpace:
+    domains, scale, found = _entries(content, path)
     entries = [e for e in found if e is not None]
     estimated = len(found) - len(entries)
     if estimated and all(math.isnan(e.time) for e in entries):
@@ -192,55 +196,6 @@ class _Entry:
     """in the file's unit of time"""
 
 
-def load(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, plain or gzipped; one cut short is closed after its last whole entry.
-
-    Raises UsageError where there is none.
-    """
-    try:
-        raw = path.read_bytes()
-        text = codecs.getincrementaldecoder("utf-8-sig")().decode(_unzipped(raw) if raw[:2] == b"\x1f\x8b" else raw)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}; give a recorded space") from error
-    except (UnicodeDecodeError, zlib.error) as error:
-        raise UsageError(f"{path} is no recorded space: it must be JSON, plain or gzipped") from error
-    content = _parsed(text)
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} is no recorded space: it must be a JSON object, or a log of one that was cut short")
-    return content
-
-
-def _unzipped(raw: bytes) -> bytes:
-    try:
-        return gzip.decompress(raw)
-    except EOFError:  # cut short: what there is
-        return zlib.decompressobj(wbits=31).decompress(raw)
-
-
-def _parsed(text: str) -> Any:
-    """JSON, or a log cut short: closed after its last whole entry. None where it is neither."""
-    text = text.rstrip().rstrip(",")
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        if not error.msg.startswith("Unterminated string") and len(text) - error.pos > LONGEST_WORD:
-            return None  # wrong before its end
-    except (ValueError, RecursionError):  # a number of thousands of digits, as many brackets
-        return None
-    end = len(text)
-    for _ in range(NESTED):
-        for closing in ("}", "}}", "]}"):
-            try:
-                return json.loads(text[:end] + closing)
-            except json.JSONDecodeError:
-                continue
-        # Before the last comma after an object. It may be one within an entry: then none of the closings fits.
-        end = text.rfind("},", 0, end) + 1
-        if not end:
-            break
-    return None
-
-
 def _entries(
     content: Mapping[str, Any], path: Path
 ) -> tuple[dict[str, list[Value]] | None, float, list[_Entry | None]]:
@@ -256,7 +211,7 @@ def _entries(
 
 def _device(content: Mapping[str, Any]) -> str | None:
     name = content.get("device_name") or content.get("metadata", {}).get("device")
-    return str(name) if name else None
+    return printable(str(name), LONGEST_NAME) if name else None
 
 
 def _cache_domains(content: Mapping[str, Any], path: Path) -> dict[str, list[Value]]:
@@ -284,10 +239,10 @@ def _t4_entry(entry: Any, scale: float, path: Path) -> _Entry | None:
     config = entry["configuration"]
     for name, value in config.items():
         if not _is_value(value):
-            raise UsageError(f"{path} gives knob {name} the value {value!r}; it must be a finite number or a text")
+            raise UsageError(f"{path} gives knob {name} the value {printable(repr(value), 60)}; {A_VALUE}")
     invalidity = entry.get("invalidity", "correct")
     if invalidity != "correct":
-        return _Entry(config, math.nan, str(invalidity))
+        return _Entry(config, math.nan, printable(str(invalidity)))
     measured = {m["name"]: m for m in entry.get("measurements", ())}
     own = entry.get("evoengine") or {}
     if ("time" not in measured and ESTIMATE in measured) or own.get("outcome") == Outcome.ESTIMATED:
@@ -310,7 +265,7 @@ def _milliseconds(unit: Any, path: Path) -> float:
 def _time(value: Any) -> tuple[float, str | None]:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < FAILED:
         return float(value), None
-    return math.nan, str(value)
+    return math.nan, printable(str(value))
 
 
 def _samples(entries: Sequence[_Entry], path: Path) -> np.ndarray:
@@ -319,8 +274,8 @@ def _samples(entries: Sequence[_Entry], path: Path) -> np.ndarray:
         samples = np.fromiter(chain.from_iterable(e.samples for e in entries), np.float64)
     except (OverflowError, TypeError, ValueError) as error:
         raise UsageError(f"{path} has a sample that is no time ({error}); each must be a number") from error
-    if not (np.isfinite(samples) & (samples >= 0)).all():
-        raise UsageError(f"{path} has a sample that is no time; each must be finite and not below 0")
+    if not ((samples >= 0) & (samples < FAILED)).all():
+        raise UsageError(f"{path} has a sample that is no time; each must be from 0 to {FAILED:g}")
     return samples
 
 
@@ -366,9 +321,17 @@ def _require_conditions(knobs: Sequence[Knob], rows: np.ndarray, path: Path) -> 
 def _knobs(domains: Mapping[str, Sequence[Value]], path: Path) -> tuple[Knob, ...]:
     if not domains:
         raise UsageError(f"{path} names no knob; its configurations must have at least one")
+    if len(domains) > MOST_KNOBS:
+        raise UsageError(f"{path} names {len(domains):,} knobs; it may have {MOST_KNOBS}")
     for name, values in domains.items():
+        if not 0 < len(name) <= LONGEST_NAME:
+            raise UsageError(
+                f"{path} has a knob called {printable(name, 60)!r}; it must have 1 to {LONGEST_NAME} characters"
+            )
         if not isinstance(values, list) or not values or not all(map(_is_value, values)):
-            raise UsageError(f"{path} gives knob {name} no domain; it must be a list of finite numbers or texts")
+            raise UsageError(
+                f"{path} gives knob {name} no domain; it must be a list of finite numbers or texts, {LIMITS}"
+            )
         if len(values) > MOST_VALUES:
             raise UsageError(f"{path} gives {name} {len(values):,} values; it may have {MOST_VALUES:,}")
     return tuple(Knob(name, tuple(values)) for name, values in domains.items())
@@ -376,12 +339,11 @@ def _knobs(domains: Mapping[str, Sequence[Value]], path: Path) -> tuple[Knob, ..
 
 def _is_value(value: object) -> bool:
     """Whether a ledger and a file can hold it and a sampler reckon with it."""
-    if not isinstance(value, int | float):
-        return isinstance(value, str)
-    try:
+    if isinstance(value, int):
+        return abs(value) < 2**63
+    if isinstance(value, float):
         return math.isfinite(value)
-    except OverflowError:  # hundreds of digits
-        return False
+    return isinstance(value, str) and len(value) <= LONGEST_VALUE
 
 
 def _index(knob: Knob, config: Mapping[str, Any], path: Path) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from math import inf
@@ -13,7 +12,8 @@ from evoengine.records import Candidate, Outcome, Rejection
 from evoengine.search.evaluators import GpuEvaluator, record_evaluation, seed_for, timed_baselines
 from evoengine.search.finals import hold_finals, record_finals
 from evoengine.search.pipeline import Pipeline
-from evoengine.space.space import SearchSpace, load_space
+from evoengine.search.recompile import with_machine_code
+from evoengine.space.space import SearchSpace, space_from_text
 from evoengine.stages.tasks import Evaluation
 from evoengine.workloads.base import Target
 
@@ -47,17 +47,10 @@ def spaces_of(ledger: Ledger, candidates: Sequence[Candidate], target: Target) -
     by_text: dict[str, SearchSpace] = {}
     for run in ledger.runs():
         if run.id in wanted:
-            if run.space_sha256 not in by_text:
-                by_text[run.space_sha256] = _space_from(run.space_text, run.space_name, target)
-            spaces[run.id] = by_text[run.space_sha256]
+            if run.space_text not in by_text:
+                by_text[run.space_text] = space_from_text(run.space_text, run.space_name, target.problem, target.gpu)
+            spaces[run.id] = by_text[run.space_text]
     return spaces
-
-
-def _space_from(text: str, name: str, target: Target) -> SearchSpace:
-    with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
-        path = Path(folder, name)
-        path.write_text(text)
-        return load_space(path, target.problem, target.gpu)
 
 
 class Remeasurer:
@@ -98,10 +91,14 @@ class Remeasurer:
             self._judge.close()
 
     def _evaluate(self, candidate: Candidate, space: SearchSpace) -> Future[Evaluation | Rejection]:
-        """From the binary on; nothing is rendered or compiled again, so no templates are needed."""
-        contender = self._ledger.candidate(candidate.trial, with_cubin=True).contender
+        """From the binary on; nothing is rendered, so no templates are needed. Only what was imported is compiled."""
+        known = with_machine_code(self._ledger, candidate.trial)
+        if isinstance(known, Rejection):
+            rejected: Future[Evaluation | Rejection] = Future()
+            rejected.set_result(known)
+            return rejected
         pipeline = Pipeline(self._target, space, Path(), self._judge, timed=True)
-        return pipeline.evaluate(contender, seed_for(self._seed, self._run, candidate.trial), None)
+        return pipeline.evaluate(known.contender, seed_for(self._seed, self._run, candidate.trial), None)
 
     def _record(self, candidate: Candidate, result: Evaluation | Rejection) -> None:
         """What the GPU says replaces the emulator's word, for better or worse."""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from evoengine.objectives import DEFAULT, OBJECTIVES, Objective
 from evoengine.space.space import SearchSpace
+from evoengine.stages.render import Fill
+from evoengine.stages.template import fill
 from evoengine.workloads.base import Target
 
 
@@ -25,3 +27,4 @@ class Setting:
     timed: bool
     """whether a device times the candidates, so that a spill is for the clock to judge"""
     objectives: tuple[Objective, ...] = (OBJECTIVES[DEFAULT],)
+    fill: Fill = fill

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from evoengine.errors import UsageError
-from evoengine.gpu import Gpu, find_gpu
+from evoengine.gpu import Gpu, find_gpu, known_gpus
+from evoengine.gpu_file import stored_fields
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate
 from evoengine.workloads import find_workload, workloads
@@ -12,7 +13,14 @@ from evoengine.workloads.base import AnyWorkload, Target
 
 def target_of(ledger: Ledger, candidate: Candidate) -> Target:
     """What a candidate was found for. Raises UsageError where its workload is not known here."""
-    return stored_target(ledger, candidate.problem, find_gpu(candidate.gpu))
+    return stored_target(ledger, candidate.problem, stored_gpu(ledger, candidate.gpu))
+
+
+def stored_gpu(ledger: Ledger, key: str) -> Gpu:
+    """The GPU of that name: of gpus.toml, or as a file described it to a run. Raises UsageError for others."""
+    if key in known_gpus() or (fields := ledger.gpu_definition(key)) is None:
+        return find_gpu(key)
+    return stored_fields(fields, f"the ledger's description of {key!a}")
 
 
 def stored_target(ledger: Ledger, problem: str, gpu: Gpu) -> Target:

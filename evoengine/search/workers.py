@@ -1,73 +1,54 @@
 """Processes in which candidates are compiled and run. One may die, hang, flood its output or answer nonsense; its task
 then ends with a reason, a new process takes its place, and nothing else is lost.
 
-Each worker is a Pebble pool of one process and a thread that feeds it, so that no worker waits for another's end.
+Each worker is a Pebble pool of one process and a thread that feeds it, so that no worker waits for another's end. The
+processes are forked from one that has imported torch and the stages and done nothing else: a new one is there in
+milliseconds, where importing takes two seconds of a core.
 """
 
 from __future__ import annotations
 
-import ctypes
-import itertools
-import multiprocessing
 import os
 import pickle
 import queue
-import resource
 import signal
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
 from evoengine.errors import EvoengineError, MachineError
+from evoengine.machine import oom_kills, why_unfit
 from evoengine.records import Outcome, Rejection
+from evoengine.search.kept import Held, KeptContext
+from evoengine.search.worker_process import (
+    DEFAULT_LIMITS,
+    MOST_PROCESSES,
+    OUTPUT_TAIL_CHARS,
+    Failure,
+    TaskArguments,
+    WorkerLimits,
+    answer,
+    begin,
+    ready,
+)  # fmt: skip
 
 START_SECONDS = 180.0
 """a worker that is not ready after this long will not be"""
 POLL_SECONDS = 0.2
 """how often a worker at work is looked after; its answer itself is not waited for in steps"""
-OUTPUT_TAIL_CHARS = 300
-"""characters of a dead worker's output that go into the reason"""
-_PR_SET_PDEATHSIG = 1
-"""prctl(2)"""
+REASON_CHARS = 1000
+"""of a rejection: a source may put anything into a compiler's message"""
+NO_LIMIT = 1 << 62
+"""bytes that no machine has"""
 
 Answer = TypeVar("Answer")
 """what a task gives"""
-TaskArguments = tuple[object, ...]
-
-
-def nothing() -> None:
-    """A warm-up for tasks that load what they need quickly."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLimits:
-    """What a worker is given: time per task, memory, environment, and what it loads before its first task."""
-
-    seconds: float = 180.0
-    memory_bytes: int | None = 4 << 30
-    """private writable memory (RLIMIT_DATA) of a worker and, each, of the processes it starts; None: no limit"""
-    file_bytes: int = 256 << 20
-    """largest file it may write: also where a flood of output ends"""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    niceness: int = 0
-    """what it adds to this process's own: a GPU's runner must not wait for compilers"""
-    warm_up: Callable[[], None] = nothing
-    spare: bool = False
-    """whether a second process stands by, warmed up, to take over at once where the first is lost"""
-
-
-COMPILER_LIMITS = WorkerLimits(environment={"CUDA_VISIBLE_DEVICES": ""}, niceness=10)
-"""of workers that compile: NVRTC would start the driver in each, and none may keep a GPU's runner waiting"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,65 +58,22 @@ class Deferred:
     ask: Callable[[], object]
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """How a task ended that gave no answer. `late` tells one that was cut off from one that broke."""
-
-    reason: str
-    late: bool = False
-
-
-# ── in the worker's process ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _begin(terms: WorkerLimits, output: str) -> None:
-    """Ctrl-C is the coordinator's to answer; a group of its own lets the worker be killed with all that it started."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.setpgid(0, 0)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # libraries' own threads would only get into each other's way
-    os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | dict(terms.environment))
-    os.nice(terms.niceness)
-    if terms.memory_bytes:
-        resource.setrlimit(resource.RLIMIT_DATA, (terms.memory_bytes, terms.memory_bytes))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (terms.file_bytes, terms.file_bytes))
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-
-
-def _ready(warm_up: Callable[[], None]) -> int:
-    warm_up()
-    return os.getpid()
-
-
-def _answer(task: Callable[..., object], args: TaskArguments) -> bytes:
-    """The answer pickled here, so that one that cannot be fails this task and not the channel to all of them."""
-    try:
-        os.ftruncate(1, 0)
-        return pickle.dumps(task(*args))
-    except EvoengineError as error:
-        return pickle.dumps(error)
-    except BaseException as error:  # SystemExit too ends the task alone
-        return pickle.dumps(Failure(f"{type(error).__name__}: {error}"[:OUTPUT_TAIL_CHARS]))
-
-
-# ── in the coordinator's ────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class _Worker:
     """One process, until it fails."""
 
-    def __init__(self, terms: WorkerLimits, output: Path) -> None:
-        self._terms, self._output = terms, output
-        self._pool = ProcessPool(
-            1, initializer=_begin, initargs=(terms, str(self._output)), context=multiprocessing.get_context("spawn")
-        )
+    def __init__(self, terms: WorkerLimits) -> None:
+        """Raises MachineError where no process can be started."""
+        self._terms = terms
+        held = Held(MOST_PROCESSES, 2 * terms.memory_bytes if terms.memory_bytes else NO_LIMIT)
+        self._processes = KeptContext(held, terms.forked)
+        self._pool = ProcessPool(1, initializer=begin, initargs=(terms, dict(os.environ)), context=self._processes)
         self._pid: int | None = None
         self._killing = threading.Lock()
         self._killed = False
-        self._started = self._pool.schedule(_ready, args=(terms.warm_up,))
+        try:
+            self._started = self._pool.schedule(ready, args=(terms.warm_up,))
+        except BrokenProcessPool as error:
+            raise MachineError(f"a worker process cannot be started: {error.__cause__ or error}") from error
 
     def await_start(self) -> None:
         """Raises BrokenProcessPool where the process does not come up."""
@@ -145,39 +83,55 @@ class _Worker:
             except Exception as error:
                 raise BrokenProcessPool(f"{type(error).__name__}: {error}{self._output_tail()}") from error
 
-    def call(self, task: Callable[..., object], args: TaskArguments) -> object:
+    def call(self, task: Callable[..., object], args: TaskArguments, seconds: float) -> object:
         """The task's answer or a Failure; raises EvoengineError where the task did, BrokenProcessPool where the process
-        was gone before it got the task."""
+        was gone before it got the task, MachineError where it was not the task that ended it."""
+        killed_before = oom_kills()
+        found = self._call(task, args, seconds)
+        if isinstance(found, EvoengineError):
+            raise found
+        if isinstance(found, Failure) and (why := self._machine_fault(found, killed_before)):
+            raise MachineError(why)
+        return found
+
+    def _machine_fault(self, failure: Failure, killed_before: int) -> str | None:
+        """Why the machine, not the task, is at fault that a worker was lost."""
+        if failure.killed and oom_kills() > killed_before:
+            return "this machine has no memory left: the kernel ended a worker process; fewer --jobs need less"
+        return None if failure.late else why_unfit()
+
+    def _call(self, task: Callable[..., object], args: TaskArguments, seconds: float) -> object:
         try:
-            future = self._pool.schedule(_answer, args=(task, args))
+            future = self._pool.schedule(answer, args=(task, args))
         except RuntimeError as error:
             raise BrokenProcessPool(str(error)) from error
-        deadline = time.monotonic() + self._terms.seconds
+        deadline, ended = time.monotonic() + seconds, False
         while True:
             try:
-                answer = pickle.loads(future.result(POLL_SECONDS))
-                break
+                return pickle.loads(future.result(POLL_SECONDS))
             except TimeoutError:
                 if time.monotonic() > deadline:
-                    return Failure(f"no end after {self._terms.seconds:g} s", late=True)
-                if not future.done() and not _alive(self._pid):
+                    return Failure(f"no end after {seconds:g} s", late=True)
+                before, ended = ended, self._processes.ended
+                if before and not future.done():  # Pebble does not report a process that ended with exit code 0
                     return Failure(f"the worker process ended without an answer{self._output_tail()}")
             except ProcessExpired as error:
-                return Failure(f"the worker process died ({_cause(error.exitcode)}){self._output_tail()}")
+                why = self._processes.why_ended()
+                said = f"the worker process died ({_cause(error.exitcode)}){self._output_tail()}"
+                killed = error.exitcode == -signal.SIGKILL and not why
+                return Failure(f"the worker process was ended: {why}" if why else said, killed=killed)
             except BrokenProcessPool:
                 raise
             except Exception as error:
                 return Failure(f"the answer cannot be read: {type(error).__name__}: {error}"[:OUTPUT_TAIL_CHARS])
-        if isinstance(answer, EvoengineError):
-            raise answer
-        return answer
 
     def _output_tail(self) -> str:
         """The end of what the process printed; a library often says there why it aborted."""
-        if not self._output.exists():
+        output = self._processes.output()
+        if output is None or not output.exists():
             return ""
-        with self._output.open("rb") as file:
-            file.seek(max(0, self._output.stat().st_size - OUTPUT_TAIL_CHARS))
+        with output.open("rb") as file:
+            file.seek(max(0, output.stat().st_size - OUTPUT_TAIL_CHARS))
             said = " ".join(file.read().decode(errors="replace").split())
         return f": {said}" if said else ""
 
@@ -189,23 +143,10 @@ class _Worker:
             self._killed = True
             self._started.cancel()
             self._pool.stop()
-            if self._pid is not None:
-                with suppress(ProcessLookupError):
-                    os.killpg(self._pid, signal.SIGKILL)
+            self._processes.end()
             # two threads in here at once would close the same file descriptors twice
             self._pool.join()
-            self._output.unlink(missing_ok=True)
-
-
-def _alive(pid: int | None) -> bool:
-    """Pebble reaps its processes, so one that ended is gone."""
-    if pid is None:
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+            self._processes.close()
 
 
 def _cause(exitcode: int) -> str:
@@ -215,10 +156,8 @@ def _cause(exitcode: int) -> str:
 class WorkerPool:
     """`jobs` workers that run tasks of `evoengine.stages.tasks`, in the order they are submitted."""
 
-    def __init__(self, jobs: int, terms: WorkerLimits = WorkerLimits()) -> None:
+    def __init__(self, jobs: int, terms: WorkerLimits = DEFAULT_LIMITS) -> None:
         self._terms = terms
-        self._folder = tempfile.TemporaryDirectory(prefix="evoengine-workers-")
-        self._numbers = itertools.count()
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._all: set[_Worker] = set()
         self._spare: _Worker | None = None
@@ -237,31 +176,32 @@ class WorkerPool:
             self._spare = self._new()
 
     def _new(self) -> _Worker:
-        worker = _Worker(self._terms, Path(self._folder.name, f"{next(self._numbers)}.out"))
+        worker = _Worker(self._terms)
         self._all.add(worker)
         return worker
 
     def submit(
         self, task: Callable[..., Answer | Rejection], *args: object, died: Outcome, gives: type[Answer],
-        again: Callable[[Rejection], TaskArguments | None] = lambda rejection: None,
+        again: Callable[[Rejection], TaskArguments | None] = lambda rejection: None, seconds: float | None = None,
     ) -> Future[Answer | Rejection]:  # fmt: skip
         """A future of the task's answer, an instance of `gives`, or of a Rejection.
 
         A task that hangs is `hung`, or `died` where that says what it means, as a process that dies does. What is wrong
         with the machine or the usage is raised: it would fail every candidate. After a Rejection `again` may give other
-        arguments to try at once.
+        arguments to try at once. `seconds` is what it may take, where that is not what the limits say.
         """
-        return self._threads.submit(self._run, task, args, died, gives, again)
+        seconds = self._terms.seconds if seconds is None else seconds
+        return self._threads.submit(self._run, task, args, died, gives, again, seconds)
 
     def _run(
         self, task: Callable[..., Answer | Rejection], args: TaskArguments, died: Outcome, gives: type[Answer],
-        again: Callable[[Rejection], TaskArguments | None],
+        again: Callable[[Rejection], TaskArguments | None], seconds: float,
     ) -> Answer | Rejection:  # fmt: skip
         worker = self._idle.get()
         try:
             args = tuple(a.ask() if isinstance(a, Deferred) else a for a in args)
             while True:
-                worker, answer = self._call(worker, task, args)
+                worker, answer = self._call(worker, task, args, seconds)
                 if not isinstance(answer, (Rejection, Failure, gives)):
                     answer = Failure(f"the answer is of type {type(answer).__name__}")
                 if isinstance(answer, Failure):
@@ -271,6 +211,8 @@ class WorkerPool:
                 elif isinstance(answer, Rejection) and answer.outcome in (Outcome.CRASHED, Outcome.HUNG):
                     # a CUDA error is sticky: whatever ran next in that process would inherit it
                     worker = self._replace(worker)
+                if isinstance(answer, Rejection) and len(answer.reason) > REASON_CHARS:
+                    answer = replace(answer, reason=f"{answer.reason[:REASON_CHARS]} …")
                 other = again(answer) if isinstance(answer, Rejection) else None
                 if other is None:
                     return answer
@@ -278,24 +220,26 @@ class WorkerPool:
         finally:
             self._idle.put(worker)
 
-    def _call(self, worker: _Worker, task: Callable[..., object], args: TaskArguments) -> tuple[_Worker, object]:
+    def _call(
+        self, worker: _Worker, task: Callable[..., object], args: TaskArguments, seconds: float
+    ) -> tuple[_Worker, object]:
         try:
-            return worker, self._timed(worker, task, args)
+            return worker, self._timed(worker, task, args, seconds)
         except BrokenProcessPool:
             # it was killed while idle or starting, so the task has not run
             worker = self._replace(worker)
         try:
-            return worker, self._timed(worker, task, args)
+            return worker, self._timed(worker, task, args, seconds)
         except BrokenProcessPool as error:
             raise MachineError(f"worker processes die as they start: {error}") from error
 
-    def _timed(self, worker: _Worker, task: Callable[..., object], args: TaskArguments) -> object:
+    def _timed(self, worker: _Worker, task: Callable[..., object], args: TaskArguments, seconds: float) -> object:
         start = time.monotonic()
         worker.await_start()
         ready = time.monotonic()
         self.seconds_starting += ready - start
         try:
-            return worker.call(task, args)
+            return worker.call(task, args, seconds)
         finally:
             self.seconds_busy += time.monotonic() - ready
 
@@ -321,4 +265,3 @@ class WorkerPool:
         for worker in list(self._all):
             worker.kill()
         self._threads.shutdown(wait=True)
-        self._folder.cleanup()

@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import PurePath
 
 from evoengine.errors import UsageError
+from evoengine.hints import did_you_mean
 from evoengine.records import Value
-from evoengine.space.expression import Expression
+from evoengine.space.expression import Expression, Scope
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class LaunchRule:
 class Definition:
     """A space file, checked in itself but bound to no problem: `lets`, `launch` and `cost` are by family."""
 
-    path: Path
+    path: PurePath
     text: str
     kernel: str
     knobs: tuple[Knob, ...]
@@ -76,12 +77,28 @@ class Definition:
     def sha256(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
+    def impossible(self, gpu: Mapping[str, Value]) -> dict[str, str]:
+        """The families that no problem has on a GPU, of these variables (`gpu.NAME`), each with its reason.
+
+        What sizes of a problem rule out, or a knob, only a SearchSpace knows.
+        """
+        found: dict[str, str] = {}
+        for family in map(str, self.knobs[0].values):
+            scope = Scope({**gpu, "family": family}, {}, {})
+            for rule in self.constraints:
+                about_gpu = rule.expr.names and rule.expr.names <= gpu.keys()
+                about_family = rule.when is None or rule.when.names == {"family"}
+                applies = about_gpu and about_family and (rule.when is None or rule.when.evaluate(scope))
+                if applies and not rule.expr.evaluate(scope):
+                    found.setdefault(family, rule.why)
+        return found
+
     def only(self, families: Sequence[str]) -> Definition:
         """With these families alone, in the file's order. Raises UsageError where the file has no such family."""
         family, *others = self.knobs
         for name in families:
             if name not in family.values:
-                raise UsageError(f"{domain_error(family)}, not {name!r}")
+                raise UsageError(f"{domain_error(family)}, not {name!r}{did_you_mean(name, family.values)}")
         kept = Knob(family.name, tuple(value for value in family.values if value in families))
         starts = tuple((where, config) for where, config in self.starts if config.get("family") in kept.values)
         return replace(self, knobs=(kept, *others), starts=starts)

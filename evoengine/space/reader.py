@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from evoengine.errors import UsageError
+from evoengine.hints import did_you_mean
 from evoengine.records import Value
 from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule, dependencies, domain_error
 from evoengine.space.expression import CALLS, Expression
+from evoengine.untrusted import read_limited_text
 
+_MOST_KNOBS = 256
 _MOST_VALUES = 32767
 _LARGEST_VALUE = 2**53
 _TABLES = ("kernel", "knobs", "constraint", "let", "launch", "cost", "start")
@@ -28,18 +31,38 @@ def read_definition(path: Path, variables: Mapping[str, Value]) -> Definition:
     Raises UsageError naming file, line and remedy.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_limited_text(path)
     except FileNotFoundError:
         raise UsageError(f"there is no space file {path}") from None
     except OSError as error:
         raise UsageError(f"the space file {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"the space file {path} is not UTF-8 text (byte {error.start})") from None
+    except ValueError as error:
+        raise UsageError(f"the space file {path} cannot be read: {error}") from None
+    return parse_definition(path, text, variables)
+
+
+def parse_definition(path: PurePath, text: str, variables: Mapping[str, Value]) -> Definition:
+    """As `read_definition`, of the text; `path` is what messages call it."""
     try:
         tables = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
         raise UsageError(f"the space file {path} is not valid TOML: {error}") from None
+    _refuse_long_integers(tables, str(path))
     return _Reader(path, text, tables, variables).read()
+
+
+def _refuse_long_integers(value: Any, where: str) -> None:
+    """TOML's integers have 64 bits; Python reads longer ones, and may fail to write them."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            _refuse_long_integers(each, f"{where}: {key}" if ": " not in where else f"{where}.{key}")
+    elif isinstance(value, list):
+        for each in value:
+            _refuse_long_integers(each, where)
+    elif isinstance(value, int) and value.bit_length() > 63:
+        raise UsageError(f"{where} holds an integer of {value.bit_length()} bits; a number has at most 63 and a sign")
 
 
 class _Lines:
@@ -64,7 +87,7 @@ class _Lines:
 
 
 class _Reader:
-    def __init__(self, path: Path, text: str, tables: dict[str, Any], variables: Mapping[str, Value]) -> None:
+    def __init__(self, path: PurePath, text: str, tables: dict[str, Any], variables: Mapping[str, Value]) -> None:
         self.path, self.text, self.tables, self.variables = path, text, tables, variables
         self.lines = _Lines(text)
 
@@ -114,7 +137,7 @@ class _Reader:
         return entries
 
     def _unknown(self, where: str, key: str, known: Iterable[str]) -> None:
-        raise UsageError(f"{where}: unknown key {key!r}; known are {', '.join(known)}{_nearest(key, known)}")
+        raise UsageError(f"{where}: unknown key {key!r}; known are {', '.join(known)}{did_you_mean(key, known)}")
 
     # --- knobs
 
@@ -123,6 +146,8 @@ class _Reader:
         table = self._table(self.tables, "knobs", "knobs")
         if "family" not in table:
             table = {"family": [self.kernel], **table}
+        if len(table) > _MOST_KNOBS:
+            raise UsageError(f"{self._at('knobs')}: the space has {len(table)} knobs; at most {_MOST_KNOBS}")
         if next(iter(table)) != "family":
             raise UsageError(f'{self._at("knobs")}: the first knob must be family, as in family = ["scalar", "wmma"]')
         knobs = tuple(self._knob(name, entry) for name, entry in table.items())
@@ -162,8 +187,9 @@ class _Reader:
                 types == {int} and abs(value) > _LARGEST_VALUE
             ):
                 raise UsageError(f"{where}: knob {name} has the value {value}; numbers must be finite and at most 2^53")
-        twice = next((v for i, v in enumerate(values) if v in values[:i]), None)
-        if twice is not None:
+        counts = Counter(values)
+        if len(counts) < len(values):
+            twice = next(value for value in values if counts[value] > 1)
             raise UsageError(f"{where}: knob {name} lists {twice!r} twice; list every value once")
 
     def _name(self, name: str, where: str, what: str) -> None:
@@ -200,7 +226,7 @@ class _Reader:
     def _known(self, expression: Expression) -> Expression:
         for name in sorted(expression.names - self.names):
             what = "GPU variable" if name.startswith("gpu.") else "knob, let or problem variable"
-            hint = _nearest(name, self.names)
+            hint = did_you_mean(name, self.names)
             raise UsageError(f"{expression.where}: `{expression.text}` names {name}, which is no {what}{hint}")
         return expression
 
@@ -230,7 +256,7 @@ class _Reader:
         if key not in self.families:
             raise UsageError(
                 f"{self._at(table, key)}: [{table}.{key}] names no family; known are {', '.join(self.families)}"
-                f"{_nearest(key, self.families)}"
+                f"{did_you_mean(key, self.families)}"
             )
         return key
 
@@ -311,7 +337,7 @@ class _Reader:
             for name, value in entry.items():
                 where = self._at("start", name, i)
                 if name not in knobs:
-                    raise UsageError(f"{where}: the start names {name}, which is no knob{_nearest(name, knobs)}")
+                    raise UsageError(f"{where}: the start names {name}, which is no knob{did_you_mean(name, knobs)}")
                 if knobs[name].index(value) is None:
                     raise UsageError(f"{where}: the start has {name} = {value!r}; {domain_error(knobs[name])}")
             if len(self.families) == 1:
@@ -324,8 +350,3 @@ def _refuse_circles(lets: Mapping[str, Expression]) -> None:
     for name, let in lets.items():
         if name in dependencies(let, lets):
             raise UsageError(f"{let.where}: let {name} is defined by way of itself: `{let.text}`")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""

@@ -69,11 +69,20 @@ class Enumerator:
         if level + 1 == len(self.knobs):
             yield rows
             return
+        self._refuse_certain_excess(len(rows["family"]), level)
         knob = self.knobs[level + 1]
         step = max(1, CHUNK // len(knob.values))
         for start in range(0, len(rows["family"]), step):
             some = {name: column[start : start + step] for name, column in rows.items()}
             yield from self._descend(self._expanded(some, knob), level + 1)
+
+    def _refuse_certain_excess(self, rows: int, level: int) -> None:
+        """At once where nothing removes any of what these rows become: looking at it all would take minutes."""
+        later = self.knobs[level + 1 :]
+        if any(knob.when for knob in later) or any(self.due[level + 1 :]):
+            return
+        if rows * math.prod(len(knob.values) for knob in later) > MOST_VALID:
+            raise self._too_large(f"more than {MOST_VALID:,} valid configurations")
 
     def _expanded(self, rows: Rows, knob: Knob) -> Rows:
         index, source = expand(self.active(knob, rows), len(knob.values))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePath
 from typing import Protocol
 
 import numpy as np
@@ -13,8 +14,9 @@ from evoengine.errors import UsageError
 from evoengine.records import Config, Launch, Value, config_key
 from evoengine.space.definition import Definition, Knob, domain_error
 from evoengine.space.family import Family
-from evoengine.space.reader import read_definition
+from evoengine.space.reader import parse_definition, read_definition
 from evoengine.space.rows import Enumeration, Enumerator, launch_columns
+from evoengine.untrusted import printable
 
 
 class HasVariables(Protocol):
@@ -29,7 +31,16 @@ def load_space(path: Path, problem: HasVariables, gpu: HasVariables, families: S
     Raises UsageError naming file, line and remedy where the file is at fault or admits nothing, and where one of the
     `families` asked for by name has nothing valid. Without names all families are meant, as far as they are possible.
     """
-    definition = read_definition(path, {**problem.variables(), **gpu.variables()})
+    return _bound(read_definition(path, {**problem.variables(), **gpu.variables()}), problem, gpu, families)
+
+
+def space_from_text(text: str, name: str, problem: HasVariables, gpu: HasVariables) -> SearchSpace:
+    """As `load_space`, of a text that a ledger kept. `name` is what messages call it, and no path to anything."""
+    label = PurePath(printable(name))
+    return _bound(parse_definition(label, text, {**problem.variables(), **gpu.variables()}), problem, gpu, ())
+
+
+def _bound(definition: Definition, problem: HasVariables, gpu: HasVariables, families: Sequence[str]) -> SearchSpace:
     space = SearchSpace(definition.only(families) if families else definition, problem, gpu)
     for name in families:
         if name in space.empty_families:
@@ -153,6 +164,21 @@ class SearchSpace:
     def launch(self, config: Config, problem: HasVariables | None = None) -> Launch:
         """The launch geometry, for the problem the space is bound to or for another one on the same GPU."""
         return self._family_of(config).launch(config, self._variables_for(problem))
+
+    def grids_by_sms(self, config: Config, sms: Iterable[int]) -> dict[int, tuple[int, int, int]]:
+        """The grid on GPUs like this one with other numbers of SMs; empty where the launch does not depend on them.
+
+        A number for which the rule gives no launch, or one that differs in more than the grid, is left out.
+        """
+        family, own, found = self._family_of(config), self.launch(config), dict[int, tuple[int, int, int]]()
+        for count in sms:
+            try:
+                launch = family.launch(config, {**self._variables, "gpu.sms": count})
+            except UsageError:
+                continue
+            if replace(launch, grid=own.grid) == own:
+                found[count] = launch.grid
+        return found if set(found.values()) - {own.grid} else {}
 
     def cost(self, config: Config, problem: HasVariables | None = None) -> dict[str, float]:
         """The family's named cost figures, per block; empty where the file states none."""

@@ -58,7 +58,7 @@ _FLOATS = """\
 #define DBL_MIN 2.2250738585072014e-308
 #define DBL_EPSILON 2.2204460492503131e-16
 """
-_MATH = (INCLUDE / "math.h").read_text()
+_MATH = (INCLUDE / "math.h").read_text("utf-8")
 _BY_C_NAME = {
     "assert": "", "float": _FLOATS, "limits": _LIMITS, "math": _MATH, "stdbool": "", "stddef": "",
     "stdint": _INTEGERS, "stdio": "", "stdlib": "", "string": "",

@@ -4,12 +4,14 @@ needed."""
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 from typing import TypedDict
 
 from evoengine.cuda_files import disassembler
-from evoengine.errors import UsageError
-from evoengine.records import Binary, Source
+from evoengine.errors import MachineError, UsageError
+from evoengine.machine import memory_for
+from evoengine.records import Binary, Launch, Source
 from evoengine.sass.cubin import kernel_names, whole_image
 from evoengine.sass.listing import disassemble, instruction_mix
 from evoengine.stages.c_headers import C_HEADERS
@@ -22,8 +24,17 @@ _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) b
 _WARNING = re.compile(r"ptxas\s+(?:warning|info)\s*:\s*(.*\(C75\d\d\).*|.*)")
 
 
+COMPILE_BYTES = 2 << 30
+"""of memory that a compilation may take, beside what its worker has"""
+_IN_TEXT = re.compile(r"^\S.*\(\d+\): error: |^ptxas error\s*:", re.MULTILINE)
+
+
 class CompileFailed(Exception):
     """The compiler refused the source; the message is its first error."""
+
+
+class _NoPlaceNamed(CompileFailed):
+    """It failed and named no error in the text: that may be the machine's fault."""
 
 
 def options(arch: str) -> str:
@@ -32,7 +43,30 @@ def options(arch: str) -> str:
 
 
 def compile_source(source: Source, arch: str) -> Binary:
-    """Compiles for `arch` (sm_90a, sm_80, …); raises CompileFailed with the first error, MachineError without NVRTC."""
+    """Compiles for `arch` (sm_90a, sm_80, …).
+
+    Raises CompileFailed with the first error; MachineError without NVRTC, and where not even an empty kernel compiles.
+    What fails beside an empty kernel that compiles is tried once more.
+    """
+    try:
+        return _compile(source, arch)
+    except _NoPlaceNamed as failure:
+        _require_working(arch)
+        if "memory" in str(failure):
+            raise CompileFailed(f"{failure} ({COMPILE_BYTES / 2**30:g} GiB is what it may take)") from None
+    return _compile(source, arch)
+
+
+def _require_working(arch: str) -> None:
+    """Raises MachineError where not even an empty kernel compiles."""
+    probe = '#include <cuda_fp16.h>\nextern "C" __global__ void probe() {}\n'
+    try:
+        _compile(Source(probe, "probe", Launch((1, 1, 1), 32, 0)), arch)
+    except CompileFailed as error:
+        raise MachineError(f"not even an empty kernel can be compiled: {error}") from error
+
+
+def _compile(source: Source, arch: str) -> Binary:
     api = nvrtc()
     start = time.perf_counter()
     headers = (tuple(each.encode() for each in column) for column in (C_HEADERS.values(), C_HEADERS))
@@ -40,9 +74,12 @@ def compile_source(source: Source, arch: str) -> Binary:
     try:
         includes = tuple(f"-I{folder}" for folder in include_folders())
         try:
-            api.compileProgram(program, (*options(arch).split(), *includes))
+            with memory_for(COMPILE_BYTES):
+                api.compileProgram(program, (*options(arch).split(), *includes))
         except api.NVRTCError as error:
-            raise CompileFailed(_first_error(api.getProgramLog(program)) or str(error)) from None
+            log = api.getProgramLog(program)
+            kind = CompileFailed if _IN_TEXT.search(log) else _NoPlaceNamed
+            raise kind(_first_error(log) or str(error)) from None
         log = api.getProgramLog(program)
         image = api.getCUBIN(program)
     finally:
@@ -51,8 +88,8 @@ def compile_source(source: Source, arch: str) -> Binary:
         cubin = whole_image(image)
         require_entry(cubin, source.entry)
         listing = disassemble(cubin) if disassembler() else ""
-    except UsageError as error:
-        raise CompileFailed(str(error)) from error
+    except (UsageError, subprocess.TimeoutExpired) as error:
+        raise _NoPlaceNamed(str(error)) from error
     elapsed = (time.perf_counter() - start) * 1e3
     return Binary(
         cubin=cubin,

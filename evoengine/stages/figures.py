@@ -69,7 +69,7 @@ def make_figure(subject: Subject, rounds: Rounds, name: str, incumbent: Compiled
             **_observed(rounds.readings),
             **(_why_dropped(rounds, samples, incumbent) if incumbent and rounds.ended == "beaten" else {}),
         },
-        suspect=_above_roofline(tflops, gbs, subject.target.gpu),
+        suspect=above_roofline(tflops, gbs, subject.target.gpu),
         policy=policy,
         normalised_us=normalised,
     )
@@ -84,7 +84,7 @@ def make_sustained(subject: Subject, found: Sustained) -> Measurement | None:
     terms = {"peak_tflops_percent": 100 * tflops / subject.target.gpu.tensor_tflops, **_observed(found.readings)}
     return Measurement(
         Kind.MEASURED, cuda_api.device_name(), tflops, median, found.samples_us, terms=terms,
-        suspect=_above_roofline(tflops, 0.0, subject.target.gpu), policy=sustained_policy(subject.baseline.policy),
+        suspect=above_roofline(tflops, 0.0, subject.target.gpu), policy=sustained_policy(subject.baseline.policy),
     )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def _observed(readings: list[Reading] | tuple[Reading, ...]) -> dict[str, float]
     }
 
 
-def _above_roofline(tflops: float, gbs: float, gpu: Gpu) -> str | None:
+def above_roofline(tflops: float, gbs: float, gpu: Gpu) -> str | None:
     if tflops > gpu.tensor_tflops:
         return f"{tflops:.0f} TFLOPS is above the {gpu.tensor_tflops:.0f} that {gpu.name} can do"
     # the L2 is flushed, so the inputs come from memory; what is written may stay in it

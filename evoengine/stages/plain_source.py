@@ -8,6 +8,7 @@ from pathlib import Path
 
 from evoengine.errors import UsageError
 from evoengine.records import Value
+from evoengine.untrusted import read_limited_text
 
 _COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 
@@ -19,8 +20,8 @@ def defined(path: Path, values: Mapping[str, Value]) -> str:
     text. Raises UsageError where the file cannot be read or a value is no single line.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_limited_text(path)
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as text: {error}") from None
     used = set(re.findall(r"[A-Za-z_]\w*", _COMMENT_OR_LITERAL.sub(" ", text)))
     values = {name: value for name, value in values.items() if name in used}

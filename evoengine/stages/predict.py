@@ -18,11 +18,11 @@ from evoengine.devices.base import (
     Parameter,
     TensorParameter,
 )
-from evoengine.errors import EvoengineError
+from evoengine.errors import EvoengineError, MachineError
 from evoengine.gpu import Gpu
 from evoengine.records import CompiledCandidate, Kind, Measurement
 from evoengine.sass.build import build
-from evoengine.sass.chip import find_chip
+from evoengine.sass.chip import find_chip, why_unmodelled
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import DrawnArgument, drawn_bytes, prepare
@@ -48,13 +48,15 @@ class Estimated(NamedTuple):
         return self.figure is not None and self.unread is None
 
 
-def why_unpredictable(gpu: str) -> str | None:
-    """What is missing for predictions on the GPU of that name, whatever the kernel; None where nothing is.
+def why_unpredictable(gpu: Gpu) -> str | None:
+    """What is missing for predictions on the GPU, whatever the kernel; None where nothing is.
 
     Builds the executor of machine code where this machine has none yet.
     """
+    if unmodelled := why_unmodelled(gpu):
+        return unmodelled
     try:
-        find_chip(gpu)
+        find_chip(gpu.key)
         build()
     except EvoengineError as error:
         return str(error)
@@ -83,7 +85,7 @@ def predict_binary(target: Target, contender: CompiledCandidate) -> Prediction:
     Raises Unpredictable where the machine code, its launch or the chip cannot be read, or a tool is missing.
     """
     gpu = target.gpu
-    if missing := why_unpredictable(gpu.key):
+    if missing := why_unpredictable(gpu):
         raise Unpredictable(missing)
     binary, source, chip = contender.binary, contender.source, find_chip(gpu.key)
     try:
@@ -91,6 +93,8 @@ def predict_binary(target: Target, contender: CompiledCandidate) -> Prediction:
         arguments = [_drawn(p) for p in target.workload.parameters(target.problem, contender.config)]
         launch = prepare(read_kernel(binary.cubin, source.entry), source.launch, arguments, SEED)
         return predict(program, launch, chip, target.flops, target.min_dram_bytes)
+    except MachineError:
+        raise  # what is missing was asked for above
     except (EvoengineError, KernelFailure, subprocess.TimeoutExpired) as error:
         raise Unpredictable(str(error)) from error
 

@@ -162,7 +162,14 @@ def _tool(tool: str, arguments: Sequence[str], uuid: str) -> subprocess.Complete
         # torch gives out parts of larger allocations, between which the sanitizer would see no bounds
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     try:
-        return subprocess.run([path, *arguments], capture_output=True, text=True, timeout=SECONDS, env=environment)
+        return subprocess.run(
+            [path, *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=SECONDS,
+            env=environment,
+        )
     except subprocess.TimeoutExpired:
         raise ToolFailed(f"{tool} did not end within {SECONDS:g} s") from None
 

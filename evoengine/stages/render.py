@@ -1,26 +1,26 @@
-"""Configuration → CUDA text: the family's Jinja2 template, filled with its knobs and the problem's constants.
+"""Configuration → CUDA text: the family's template, filled with its knobs and the problem's constants.
 
-A template is `FAMILY.cu.j2` in the workload's folder, `templates/NAME` unless it has one of its own. What it includes
-is sought there, in the templates folder and in its `include/`. A workload with a folder of its own may have `FAMILY.cu`
-instead.
+A template is in the workload's folder, `templates/NAME` unless it has one of its own. What it includes is sought there,
+in the templates folder and in its `include/`.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
-
-import jinja2
+from typing import Protocol
 
 from evoengine.errors import UsageError
 from evoengine.records import Config, Launch, Source, Value
-from evoengine.stages.plain_source import defined
+from evoengine.stages.template import Folders, Template, fill
+from evoengine.text import plain
 from evoengine.workloads.base import Problem, Target
 
-INCLUDE = "include"
+Fill = Callable[[Template], str]
+"""`fill`, or what has a worker do it"""
+INERT_SECONDS = 20.0
+"""after which inert knobs are looked for no longer: they are a hint"""
 
 
 class Space(Protocol):
@@ -31,7 +31,7 @@ class Space(Protocol):
     def neighbours(self, config: Config) -> list[dict[str, Value]]: ...
 
 
-def render(target: Target, space: Space, config: Config, templates: Path) -> Source:
+def render(target: Target, space: Space, config: Config, templates: Path, fill: Fill = fill) -> Source:
     """The kernel of a configuration as text that stands alone, with its launch for the target's problem.
 
     A template sees the knobs by name, the problem's compile-time names, and `threads` and `shared_bytes` of the launch.
@@ -40,36 +40,40 @@ def render(target: Target, space: Space, config: Config, templates: Path) -> Sou
     workload, problem = target.workload, target.problem
     launch = space.launch(config, problem)
     constants = {name: problem.variables()[name] for name in workload.compile_time}
-    context = {**constants, **config, "threads": launch.threads, "shared_bytes": launch.shared_bytes}
-    folder = workload.templates() or templates / workload.name
+    folders = Folders(workload.templates() or templates / workload.name, templates)
     header = _header(workload.name, config, constants)
-    plain = folder / f"{config['family']}.cu"
-    if plain.is_file():
-        _refuse_both(plain)
-        text = defined(plain, {n: v for n, v in (constants | dict(config)).items() if n != "family"})
-    else:
-        text = _fill(Folders(folder, templates), f"{config['family']}.cu.j2", context)
+    text = fill(Template(folders, str(config["family"]), {**constants, **config}, launch))
     if workload.templates():
         header += _launch_line(launch)
     return Source(header + text, workload.entry, launch)
 
 
-def inert_knobs(target: Target, space: Space, configs: Iterable[Config], templates: Path) -> tuple[str, ...]:
+def inert_knobs(
+    target: Target, space: Space, configs: Iterable[Config], templates: Path, fill: Fill = fill
+) -> tuple[str, ...]:
     """The knobs that never change the text: not from any of `configs` to any of its neighbours in the space.
 
-    A knob that no neighbour ever moves alone is not called inert: nothing is known of it.
+    A knob that no neighbour ever moves alone is not called inert: nothing is known of it. Nor is any where a template
+    fails or takes its time: the search will say so.
     """
     moved: set[str] = set()
     live: set[str] = set()
+    end = time.monotonic() + INERT_SECONDS
     for config in configs:
         text = None
         for other in space.neighbours(config):
             changed = [k for k in config.keys() | other.keys() if config.get(k) != other.get(k)]
             if len(changed) != 1 or changed[0] in live:
                 continue
-            text = text or render(target, space, config, templates).text
+            if time.monotonic() > end:
+                return ()
+            try:
+                text = text or render(target, space, config, templates, fill).text
+                differs = render(target, space, other, templates, fill).text != text
+            except UsageError:
+                return ()
             moved.add(changed[0])
-            if render(target, space, other, templates).text != text:
+            if differs:
                 live.add(changed[0])
     return tuple(sorted(moved - live))
 
@@ -77,7 +81,8 @@ def inert_knobs(target: Target, space: Space, configs: Iterable[Config], templat
 def _header(kernel: str, config: Config, constants: Mapping[str, Value]) -> str:
     """Names the family and the problem, not the other knobs: equal kernels must have equal text."""
     problem = ", ".join(f"{name} {value}" for name, value in constants.items())
-    return f"// {kernel}, family {config['family']}: {problem}. Generated by evoengine.\n"
+    named = plain(f"{kernel}, family {config['family']}: {problem}")
+    return f"// {named}. Generated by evoengine.\n"
 
 
 def _launch_line(launch: Launch) -> str:
@@ -85,66 +90,3 @@ def _launch_line(launch: Launch) -> str:
     alone."""
     grid, block = (" x ".join(map(str, sizes)) for sizes in (launch.grid, launch.block))
     return f"// {grid} blocks of {block} threads, {launch.shared_bytes} bytes of dynamic shared memory.\n"
-
-
-def _refuse_both(plain: Path) -> None:
-    template = plain.with_name(f"{plain.name}.j2")
-    if template.is_file():
-        raise UsageError(f"there are both {plain} and {template.name}, and either could be meant; remove one")
-
-
-class Folders(NamedTuple):
-    """Where templates are sought: a workload's own, and the one that all share."""
-
-    own: Path
-    shared: Path
-
-
-@lru_cache(maxsize=8)
-def _environment(folders: Folders) -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader([*folders, folders.shared / INCLUDE]),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-
-
-def _fill(folders: Folders, name: str, context: Mapping[str, Value]) -> str:
-    try:
-        return _environment(folders).get_template(name).render(context)
-    except jinja2.TemplateNotFound as error:
-        raise UsageError(_missing(folders, name, error)) from None
-    except jinja2.TemplateSyntaxError as error:
-        raise UsageError(f"{error.filename or error.name}:{error.lineno}: {error.message}") from None
-    except Exception as error:  # whatever an expression can raise, from an unknown name to a division by zero
-        place = _place(folders, error)
-        if place is None:
-            raise
-        known = ", ".join(sorted(context))
-        hint = f"; a template here may use {known}" if isinstance(error, jinja2.UndefinedError) else ""
-        raise UsageError(f"{place}: {error}{hint}") from None
-
-
-def _missing(folders: Folders, name: str, error: jinja2.TemplateNotFound) -> str:
-    own = folders.own
-    if error.name == name:
-        found = sorted(p.name.partition(".")[0] for p in (*own.glob("*.cu.j2"), *own.glob("*.cu")))
-        listed = f"families with one are {', '.join(found)}" if found else f"there are none in {own}"
-        return f"there is no template {own / name}; {listed}"
-    place = _place(folders, error) or own / name
-    near = difflib.get_close_matches(str(error.name), _environment(folders).list_templates(), n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"{place}: no template {error.name} in {folders.shared} or its folder {INCLUDE}{hint}"
-
-
-def _place(folders: Folders, error: Exception) -> str | None:
-    """File and line of the innermost template in the error's traceback, which Jinja2 rewrites to name them."""
-    place, trace = None, error.__traceback__
-    while trace:
-        file = Path(trace.tb_frame.f_code.co_filename)
-        if any(file.is_relative_to(folder) for folder in folders):
-            place = f"{file}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return place

@@ -43,10 +43,15 @@ def compiler_version() -> str:
     return f"nvrtc {major}.{minor}"
 
 
+def compiled_capabilities() -> tuple[int, ...]:
+    """What NVRTC compiles for, 90 for compute capability 9.0, in order."""
+    return tuple(sorted(nvrtc().getSupportedArchs()))
+
+
 def torch_cuda() -> str | None:
     """The CUDA version (13.0) that torch was built for, None for a CPU-only build. Does not import torch."""
     spec = find_spec("torch")
-    text = Path(spec.origin).with_name("version.py").read_text() if spec and spec.origin else ""
+    text = Path(spec.origin).with_name("version.py").read_text("utf-8") if spec and spec.origin else ""
     found = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", text, re.MULTILINE)
     return found[1] if found else None
 

@@ -6,16 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evoengine.errors import NothingFound, UsageError
-from evoengine.formats.flashinfer_solution import write_trace
+from evoengine.errors import MachineError, NothingFound, UsageError
+from evoengine.formats.flashinfer_solution import trace_files
+from evoengine.hints import hint
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.objectives import front, stored_objectives
+from evoengine.publish.export import Grids
 from evoengine.publish.export import export as write
-from evoengine.records import Candidate, Measurement
+from evoengine.records import Candidate, Measurement, Rejection
 from evoengine.search.binaries import check_export
+from evoengine.search.recompile import with_machine_code
+from evoengine.search.remeasure import spaces_of
 from evoengine.search.targets import target_of
 from evoengine.stages.binary_check import BinaryCheck
 from evoengine.tuning.setup import Echo, silent
+from evoengine.workloads.base import Target
+
+MOST_SMS = 512
+"""of a GPU that an exported kernel may meet"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +62,32 @@ def export(
     """
     with open_ledger(db, create=False) as ledger:
         first = _best(ledger, problem, gpu, None if pareto else 1, pareto).candidates[0]
-        winner = ledger.candidate(first.trial, with_cubin=True)
-        if winner.source is None or winner.binary is None:
-            raise UsageError(
-                f"trial {winner.trial} was recorded by another tuner: the ledger has no kernel of it to export"
-            )
-        target = target_of(ledger, winner)
-        winner = _executed(winner, check_export(ledger, winner), echo)
-    written = write(winner, target, Path(folder))
-    return [*written, *write_trace(winner, target, Path(folder), echo)]
+        return _export(ledger, first.trial, Path(folder), echo)
+
+
+def export_trial(folder: Path | str, trial: int, *, db: str | None = None, echo: Echo = silent) -> list[Path]:
+    """As `export`, of a trial however fast it is. Raises NothingFound where it is not correct, with how it ended."""
+    with open_ledger(db, create=False) as ledger:
+        found = ledger.candidate(trial)
+        if found.outcome is None or not found.outcome.correct:
+            ended = ": ".join(filter(None, [str(found.outcome or "unfinished"), found.reason]))
+            raise NothingFound(f"trial {trial} is not exported, as it is not known to be correct: it ended as {ended}")
+        return _export(ledger, trial, Path(folder), echo)
+
+
+def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo) -> list[Path]:
+    winner = with_machine_code(ledger, trial)
+    if isinstance(winner, Rejection):
+        why = f"it was imported, and its source does not compile here: {winner.reason}"
+        raise NothingFound(f"trial {trial} is not exported: {why}")
+    if winner.source is None or winner.binary is None:
+        raise UsageError(
+            f"trial {winner.trial} was recorded by another tuner: the ledger has no kernel of it to export"
+        )
+    target = target_of(ledger, winner)
+    winner = _executed(winner, check_export(ledger, winner), echo)
+    beside = trace_files(winner, target, echo)
+    return write(winner, target, folder, grids=_grids(ledger, winner, target), beside=beside)
 
 
 def _best(ledger: Ledger, problem: str | None, gpu: str | None, top: int | None, pareto: bool) -> Best:
@@ -70,11 +95,11 @@ def _best(ledger: Ledger, problem: str | None, gpu: str | None, top: int | None,
     found: Sequence[Candidate] = ledger.best(problem, gpu, top=top or 10)
     if not found:
         raise NothingFound(
-            f"the ledger holds no correct candidate for {problem} on {gpu}: evoengine search --gpu {gpu} "
-            f"--problem {problem} fills it"
+            f"the ledger holds no correct candidate for {problem} on {gpu}: "
+            f"{hint('history', db=ledger.db, problem=problem, gpu=gpu)} shows how each ended"
         )
     if pareto:
-        found = _front(ledger, problem, gpu, found[0].ranked_by)[:top]
+        found = _front(ledger, problem, gpu, found[0].ranked_by, top)
     return Best(problem, gpu, tuple(found))
 
 
@@ -82,15 +107,33 @@ def _executed(winner: Candidate, check: BinaryCheck, echo: Echo) -> Candidate:
     if check.refuted:
         raise NothingFound(f"trial {winner.trial} is not exported: {check}")
     echo(f"trial {winner.trial}: {check}")
-    return replace(winner, binary_verdict=check.verdict)
+    if winner.imported_from is None:
+        return replace(winner, binary_verdict=check.verdict)
+    if check.verdict is None:
+        raise MachineError(
+            f"trial {winner.trial} is not exported: it was imported from {winner.imported_from}, so nothing here "
+            f"vouches for it, and {check}"
+        )
+    return replace(winner, verdict=check.verdict, binary_verdict=check.verdict)  # what the file said is no verdict
 
 
-def _front(ledger: Ledger, problem: str, gpu: str, like: Measurement) -> Sequence[Candidate]:
+def _grids(ledger: Ledger, winner: Candidate, target: Target) -> Grids:
+    """On GPUs with other numbers of SMs, by the rule of its run's space; a workload's own loader has its own rule."""
+    if target.workload.loader():
+        return {}
+    try:
+        space = spaces_of(ledger, [winner], target)[winner.run]
+    except UsageError:  # of a space that today's rules refuse, as the check of its machine code has said
+        return {}
+    return space.grids_by_sms(winner.config, range(1, MOST_SMS + 1))
+
+
+def _front(ledger: Ledger, problem: str, gpu: str, like: Measurement, top: int | None) -> Sequence[Candidate]:
     """The Pareto front over the objectives of the last run, by figures that may be compared with `like`."""
     aimed = next(r.objectives for r in reversed(ledger.runs()) if (r.problem, r.gpu) == (problem, gpu))
     objectives = stored_objectives(aimed)
     if len(objectives) == 1:
         raise UsageError(f"the last run aimed at {aimed} alone; search with --objective tflops,registers for a front")
-    known = ledger.candidates(problem=problem, gpu=gpu)
-    alike = [c for c in known if c.measurement and c.measurement.comparable(like)]
-    return front(alike, objectives)
+    known = ledger.trials(problem=problem, gpu=gpu, ranked=True, resources=True)
+    alike = (t for t in known if t.measurement and t.measurement.comparable(like))
+    return [ledger.candidate(t.trial) for t in front(alike, objectives)[:top]]

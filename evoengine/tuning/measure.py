@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from evoengine.devices.driver import GpuDevice, require_arch, resolve_gpu, supports_arch
 from evoengine.errors import NothingFound
-from evoengine.gpu import find_gpu
+from evoengine.hints import hint
 from evoengine.ledger.store import Ledger, open_ledger
+from evoengine.ledger.transfer import is_elsewhere
+from evoengine.passwords import command_line
 from evoengine.records import Baseline, Candidate
 from evoengine.search.agreement import Agreement, Pair, agree, measured_pairs, of_one_model
 from evoengine.search.evaluators import GpuEvaluator
 from evoengine.search.remeasure import Remeasurer, left_to_measure, spaces_of
-from evoengine.search.targets import stored_target
-from evoengine.tuning.setup import Echo, ledger_device, lock_gpu, require_gpus, silent
+from evoengine.search.targets import stored_gpu, stored_target
+from evoengine.stages.toolchain import compiler_version
+from evoengine.tuning.boards import described
+from evoengine.tuning.setup import Echo, ending, ledger_device, lock_gpu, require_gpus, silent
 from evoengine.workloads.base import Target
 
 
@@ -58,12 +61,12 @@ class Measuring:
         """Raises NothingFound where nothing is left to measure."""
         with open_ledger(self._db, create=False) as ledger:
             gpu, problem = ledger.last_target(self._gpu, self._problem)
-            target = stored_target(ledger, problem, find_gpu(gpu))
+            target = stored_target(ledger, problem, stored_gpu(ledger, gpu))
             left = left_to_measure(ledger, problem, gpu)
             if not left:
                 raise NothingFound(
-                    f"the ledger holds no correct candidate of {target} that is still to be measured: evoengine search "
-                    "--device emulator leaves some, evoengine best shows what was measured"
+                    f"the ledger holds no correct candidate of {target} that is still to be measured: "
+                    f"{hint('history', db=ledger.db, problem=problem, gpu=gpu)} shows how each ended"
                 )
             device = _device_for(target, left)
             with lock_gpu(device, self._echo):
@@ -80,13 +83,15 @@ class Measuring:
         searched = next(r for r in ledger.runs() if r.id == chosen[0].run)
         run = ledger.start_run(
             gpu=named.key, problem=problem, device=ledger_device(device), space=spaces[searched.id], sampler="measure",
-            seed=seed, command=" ".join(sys.argv), objectives=searched.objectives, definition=searched.definition,
+            seed=seed, command=command_line(), objectives=searched.objectives, definition=searched.definition,
+            gpu_definition=described(named),
         )  # fmt: skip
         judge = GpuEvaluator(here, device, seed, long_run_us=partial(ledger.long_run_us, run))
         self._remeasurer = Remeasurer(ledger, run, judge, here, seed, self._on_finish)
         if self.stopped:
             self._remeasurer.stop()
-        notes = self._remeasurer.measure(chosen, spaces)
+        with ending(ledger, run):
+            notes = self._remeasurer.measure(chosen, spaces)
         ledger.finish_run(run, "interrupted" if self.stopped else "all candidates done")
         best = ledger.best(problem, named.key, top=10)
         like = {(m.device, str(m.policy)) for m in (c.ranked_by for c in best)}
@@ -97,8 +102,13 @@ class Measuring:
 
 def _device_for(target: Target, left: Sequence[Candidate]) -> GpuDevice:
     """Raises MachineError where no GPU here can run the candidates' binaries."""
-    devices = require_gpus({c.contender.binary.compiler for c in left})
+    compiled = [c for c in left if not is_elsewhere(c.contender.binary)]
+    imported = len(compiled) < len(left)
+    compilers = {c.contender.binary.compiler for c in compiled} | ({compiler_version()} if imported else set())
+    devices = require_gpus(compilers)
     device = next((d for d in devices if supports_arch(d, target.gpu.arch)), devices[0])
-    for candidate in left:
+    if imported:
+        require_arch(device, target.gpu.arch, str(target))
+    for candidate in compiled:
         require_arch(device, candidate.contender.binary.arch, f"trial {candidate.trial}")
     return device

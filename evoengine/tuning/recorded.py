@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,24 +11,28 @@ from types import SimpleNamespace
 from evoengine.errors import UsageError
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.study import Projection, optuna_storage
+from evoengine.ledger.study import Projection, add_missing, optuna_storage
 from evoengine.objectives import parse_objectives
-from evoengine.records import Kind
+from evoengine.passwords import command_line
+from evoengine.records import Candidate, Kind
 from evoengine.search.coordinator import Progress
 from evoengine.search.recorded import RecordedSpace, read_recorded
+from evoengine.search.recorded_file import LARGEST_FILE
 from evoengine.search.replay import REPLAY_OBJECTIVE, Replay, device_of, problem_of
-from evoengine.tuning.search import RECORDED, SearchOptions, SearchResult
-from evoengine.tuning.setup import Echo, silent
+from evoengine.tuning.search import RECORDED, SearchOptions, SearchResult, finisher
+from evoengine.tuning.setup import Echo, ending, silent
+from evoengine.untrusted import printable, read_limited
 
 
 class RecordedSearch:
     """A search of the file that `options.device` names; raises UsageError where it cannot be read."""
 
-    def __init__(self, options: SearchOptions, echo: Echo = silent) -> None:
+    def __init__(self, options: SearchOptions, echo: Echo = silent, on_stage: Echo = silent) -> None:
         if len(parse_objectives(options.objective)) > 1:
             why = "a recorded file is searched by its times alone; leave --objective out"
             raise UsageError(f"--objective {options.objective}: {why}")
         self._file = Path(options.device.removeprefix(RECORDED))
+        on_stage("reading what was recorded")
         self._space = read_recorded(self._file)
         self._options, self._echo = options, echo
         self._seed = secrets.randbelow(2**31) if options.seed is None else options.seed
@@ -42,30 +45,40 @@ class RecordedSearch:
         if self._replay:
             self._replay.stop()
 
-    def run(self, on_change: Callable[[Progress], None] = lambda progress: None) -> SearchResult:
+    def run(
+        self,
+        on_change: Callable[[Progress], None] = lambda progress: None,
+        on_trial: Callable[[Candidate], None] | None = None,
+    ) -> SearchResult:
         with open_ledger(self._options.db, create=True) as ledger:
-            return self._run(ledger, on_change)
+            return self._run(ledger, on_change, on_trial)
 
-    def _run(self, ledger: Ledger, on_change: Callable[[Progress], None]) -> SearchResult:
+    def _run(
+        self, ledger: Ledger, on_change: Callable[[Progress], None], on_trial: Callable[[Candidate], None] | None
+    ) -> SearchResult:
         space, o, echo = self._space, self._options, self._echo
-        gpu, problem, text = device_of(space), problem_of(space), f"recorded in {self._file.name}"
-        digest = hashlib.sha256(self._file.read_bytes()).hexdigest()
+        gpu, problem, text = device_of(space), problem_of(space), f"recorded in {printable(self._file.name)}"
+        digest = hashlib.sha256(read_limited(self._file, LARGEST_FILE)).hexdigest()
         run = ledger.start_run(
             gpu=gpu, problem=problem, device=Device(f"recorded {gpu}"),
-            space=SimpleNamespace(name=self._file.name, text=text, sha256=digest), sampler=o.sampler, seed=self._seed,
-            command=" ".join(sys.argv), objectives=REPLAY_OBJECTIVE.name,
+            space=SimpleNamespace(name=printable(self._file.name), text=text, sha256=digest), sampler=o.sampler,
+            seed=self._seed, command=command_line(), objectives=REPLAY_OBJECTIVE.name,
         )  # fmt: skip
         echo(f"{problem} on {gpu}: {len(space):,} configurations, {text} · sampler {o.sampler} · seed {self._seed}")
         echo_left_out(space, echo)
         echo(f"ledger {ledger.place}, run {run}")
         domains = {knob.name: knob.values for knob in space.knobs}
-        study = Projection(optuna_storage(ledger.url), ledger, run, Kind.RECORDED, domains)
+        storage = optuna_storage(ledger.url)
+        study = Projection(storage, ledger, run, Kind.RECORDED, domains)
+        study.missed |= add_missing(storage, ledger)
         seconds = o.minutes * 60 if o.minutes else None
-        replay = Replay(space, o.sampler, self._seed, o.trials, seconds, ledger, run, on_change, study.add)
+        finish = finisher(ledger, study, on_trial)
+        replay = Replay(space, o.sampler, self._seed, o.trials, seconds, ledger, run, on_change, finish)
         self._replay = replay
         if self._stopped:
             replay.stop()
-        progress = replay.search()
+        with ending(ledger, run):
+            progress = replay.search()
         ledger.finish_run(run, progress.ended)
         study.summarise()
         best = tuple(ledger.best(problem, gpu, top=o.trials, run=run))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,22 +11,27 @@ from pathlib import Path
 from evoengine import __version__
 from evoengine.devices.driver import GpuDevice, resolve_gpu
 from evoengine.errors import UsageError
-from evoengine.gpu import find_gpu
+from evoengine.gpu import AUTO
+from evoengine.hints import did_you_mean
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.study import Projection, optuna_storage
+from evoengine.ledger.study import Projection, add_missing, optuna_storage
 from evoengine.objectives import Objective, parse_objectives
+from evoengine.passwords import command_line
 from evoengine.records import Candidate, Kind
 from evoengine.search import samplers
 from evoengine.search.binaries import check_winner
 from evoengine.search.coordinator import Coordinator, Progress
 from evoengine.search.evaluators import make_evaluator
 from evoengine.search.reference import require_reference
+from evoengine.search.rendering import Renderer
 from evoengine.search.setting import Setting
-from evoengine.stages.render import inert_knobs
+from evoengine.stages.render import Fill, inert_knobs
+from evoengine.tuning.boards import Choice, choose_gpu, described, find_kept_gpu, require_same_board
 from evoengine.tuning.setup import (
     Echo,
     choose_device,
     default_jobs,
+    ending,
     first_of_each_family,
     ledger_device,
     lock_gpu,
@@ -49,7 +53,10 @@ class SearchOptions:
 
     problem: str | None = None
     """the workload's example where it is None"""
-    gpu: str = "h100"
+    gpu: str = AUTO
+    """a name of gpus.toml; auto is the GPU of this machine, h100 where it has none"""
+    gpu_file: Path | None = None
+    """a TOML file with a GPU that gpus.toml does not have"""
     kernel: Path | None = None
     """a folder with a kernel of one's own"""
     families: tuple[str, ...] = ()
@@ -67,9 +74,11 @@ class SearchOptions:
     def __post_init__(self) -> None:
         """Raises UsageError where a value cannot be meant; the command line refuses most of these before."""
         if self.sampler not in samplers.NAMES:
-            raise UsageError(f"there is no sampler {self.sampler!r}; known ones are {', '.join(samplers.NAMES)}")
+            near = did_you_mean(self.sampler, samplers.NAMES)
+            raise UsageError(f"there is no sampler {self.sampler!r}; known ones are {', '.join(samplers.NAMES)}{near}")
         if self.device not in ("auto", "emulator", "cuda") and not self.device.startswith(RECORDED):
-            raise UsageError(f"device {self.device!r} is none of auto, emulator, cuda and {RECORDED}FILE")
+            near = did_you_mean(self.device, ("auto", "emulator", "cuda", RECORDED))
+            raise UsageError(f"device {self.device!r} is none of auto, emulator, cuda and {RECORDED}FILE{near}")
         if self.minutes is not None and not self.minutes > 0:
             raise UsageError(f"--minutes is {self.minutes}; it must be a number above 0")
         for name, value in (("trials", self.trials), ("jobs", self.jobs)):
@@ -97,17 +106,27 @@ class Search:
     Raises UsageError for what cannot be meant, MachineError for what this machine does not have.
     """
 
-    def __init__(self, options: SearchOptions, echo: Echo = silent) -> None:
+    def __init__(self, options: SearchOptions, echo: Echo = silent, on_stage: Echo = silent) -> None:
         objectives = parse_objectives(options.objective)
         if len(objectives) > 1:
             require_several(options.objective, options.sampler)
-        target = make_target(options.problem, options.gpu, options.kernel)
+        on_stage("reading the problem")
+        self._choice = choose_gpu(options.gpu, options.gpu_file, partial(find_kept_gpu, options.db))
+        target = make_target(options.problem, self._choice.gpu, options.kernel)
         self._timing = choose_device(options.device, target.gpu, echo)
         if self._timing:
             target = replace(target, gpu=resolve_gpu(self._timing, target.gpu))
-        self._setting = _setting(options, target, objectives, self._timing is not None)
-        require_reference(target, echo)
-        self._db, self._echo = options.db, echo
+        on_stage("reading the space")
+        self._renderer = Renderer()
+        try:
+            self._setting = _setting(options, target, objectives, self._timing is not None, self._renderer)
+            if options.kernel:
+                on_stage("running the reference")
+            require_reference(target, echo)
+        except BaseException:
+            self._renderer.close()
+            raise
+        self._db, self._echo, self._on_stage = options.db, echo, on_stage
         self._stop: Callable[[], None] | None = None
         self._stopped = False
 
@@ -117,41 +136,80 @@ class Search:
         if self._stop:
             self._stop()
 
-    def run(self, on_change: Callable[[Progress], None] = lambda progress: None) -> SearchResult:
-        """`on_change` is called after every event and some ten times a second."""
-        with lock_gpu(self._timing, self._echo), open_ledger(self._db, create=True) as ledger:
-            return self._run(ledger, on_change)
+    def run(
+        self,
+        on_change: Callable[[Progress], None] = lambda progress: None,
+        on_trial: Callable[[Candidate], None] | None = None,
+    ) -> SearchResult:
+        """`on_change` is called after every event and some ten times a second, `on_trial` with each that ended."""
+        self._on_stage("opening the ledger")
+        try:
+            with lock_gpu(self._timing, self._echo), open_ledger(self._db, create=True) as ledger:
+                run = self._start(ledger)
+                with ending(ledger, run):
+                    return self._run(ledger, run, on_change, on_trial)
+        finally:
+            self._renderer.close()
 
-    def _run(self, ledger: Ledger, on_change: Callable[[Progress], None]) -> SearchResult:
+    def _start(self, ledger: Ledger) -> int:
         s, target = self._setting, self._setting.target
         problem, gpu = str(target.problem), target.gpu.key
-        run = ledger.start_run(
+        require_same_board(ledger, self._choice.gpu)
+        return ledger.start_run(
             gpu=gpu, problem=problem, device=ledger_device(self._timing), space=s.space, sampler=s.sampler,
-            seed=s.seed, command=" ".join(sys.argv), objectives=",".join(o.name for o in s.objectives),
-            definition=target.workload.definition_text,
+            seed=s.seed, command=command_line(), objectives=",".join(o.name for o in s.objectives),
+            definition=target.workload.definition_text, gpu_definition=described(self._choice.gpu),
         )  # fmt: skip
-        _announce(s, self._timing, prepare_model(target.gpu, self._echo), ledger.place, run, self._echo)
+
+    def _run(
+        self,
+        ledger: Ledger,
+        run: int,
+        on_change: Callable[[Progress], None],
+        on_trial: Callable[[Candidate], None] | None,
+    ) -> SearchResult:
+        s, target = self._setting, self._setting.target
+        self._on_stage("looking at what the knobs change")
+        _announce(s, self._choice, self._timing, prepare_model(target.gpu, self._echo), ledger.place, run, self._echo)
         kind = Kind.MEASURED if self._timing else Kind.ESTIMATED
         domains = {knob.name: knob.values for knob in s.space.knobs}
-        study = Projection(optuna_storage(ledger.url), ledger, run, kind, domains)
+        storage = optuna_storage(ledger.url)
+        study = Projection(storage, ledger, run, kind, domains)
+        study.missed |= add_missing(storage, ledger)
         judge = make_evaluator(target, self._timing, s.seed, partial(ledger.long_run_us, run))
-        coordinator = Coordinator(s, ledger, run, judge, on_change, study.add)
+        self._on_stage("starting the workers")
+        coordinator = Coordinator(s, ledger, run, judge, on_change, finisher(ledger, study, on_trial))
         self._stop = coordinator.stop
+        self._renderer.while_waiting = lambda: on_change(coordinator.progress)
         if self._stopped:
             coordinator.stop()
         progress = coordinator.search()
         if self._timing is None and progress.ended != "interrupted":
+            self._on_stage("executing the machine code of the best")
             progress.notes += check_winner(ledger, run, target, s.space, s.seed)
         ledger.finish_run(run, progress.ended)
         study.summarise()
-        best = tuple(ledger.best(problem, gpu, top=s.trials, run=run))
+        best = tuple(ledger.best(str(target.problem), target.gpu.key, top=s.trials, run=run))
         invalid, repeated = coordinator.invalid_proposals, coordinator.repeated_proposals
         return SearchResult(run, progress, best, invalid, repeated, study.missed, pareto=len(s.objectives) > 1)
 
 
-def _setting(options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool) -> Setting:
-    space, templates = prepare_space(options.space, options.templates, target, not timed, options.families)
-    require_compilers(emulated=not timed)
+def finisher(ledger: Ledger, study: Projection, on_trial: Callable[[Candidate], None] | None) -> Callable[[int], None]:
+    """Takes a trial that ended to the study, and to who asked for it."""
+
+    def finish(trial: int) -> None:
+        study.add(trial)
+        if on_trial:
+            on_trial(ledger.candidate(trial))
+
+    return finish
+
+
+def _setting(
+    options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool, fill: Fill
+) -> Setting:
+    space, templates = prepare_space(options.space, options.templates, target, not timed, fill, options.families)
+    require_compilers(target.gpu, emulated=not timed)
     return Setting(
         target,
         space,
@@ -163,6 +221,7 @@ def _setting(options: SearchOptions, target: Target, objectives: tuple[Objective
         jobs=options.jobs or default_jobs(timed),
         timed=timed,
         objectives=objectives,
+        fill=fill,
     )
 
 
@@ -174,13 +233,20 @@ def require_several(objective: str, sampler: str) -> None:
 
 
 def _announce(
-    setting: Setting, timing: GpuDevice | None, unpredictable: str | None, place: str, run: int, echo: Echo
+    setting: Setting,
+    choice: Choice,
+    timing: GpuDevice | None,
+    unpredictable: str | None,
+    place: str,
+    run: int,
+    echo: Echo,
 ) -> None:
     s, space, target = setting, setting.space, setting.target
-    gpu = target.gpu
+    gpu, named = target.gpu, choice.gpu
+    if choice.why:
+        echo(choice.why)
     echo(f"evoengine {__version__} · {gpu.key} ({gpu.arch}) · {target.problem} · {target.flops / 1e9:,.4g} GFLOP")
     if timing:
-        named = find_gpu(gpu.key)
         other = f", whose limits hold; --gpu named {named.name}, of the same {named.arch}"
         echo(f"gated and timed on {timing.name}{other if timing.name != named.name else ''}")
     else:
@@ -197,7 +263,7 @@ def _announce(
     for family, why in space.empty_families.items():
         echo(f"left out: family {family}: {why}")
     points = space.starts or first_of_each_family(space)
-    for knob in inert_knobs(target, space, points, s.templates):
+    for knob in inert_knobs(target, space, points, s.templates, s.fill):
         echo(
             f"inert: {knob} changes no kernel around the start points; a template should read it, or the space drop it"
         )

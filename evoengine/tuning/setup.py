@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -12,21 +12,25 @@ from typing import TYPE_CHECKING
 
 from evoengine.devices.driver import GpuDevice, find_driver, lock_device, supports_arch
 from evoengine.devices.nvml import other_processes, settings
-from evoengine.errors import MachineError, UsageError
-from evoengine.gpu import Gpu, find_gpu
+from evoengine.errors import EvoengineError, MachineError, UsageError
+from evoengine.gpu import Gpu
+from evoengine.host_compiler import cache_folder, find_compiler, remove_abandoned
 from evoengine.ledger.runs import Device
+from evoengine.machine import machine_error
 from evoengine.paths import asset
 from evoengine.records import Config, Value
-from evoengine.search.targets import stored_target
+from evoengine.search.model_build import build_model
+from evoengine.search.targets import stored_gpu, stored_target
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.includes import unsupported_includes
-from evoengine.stages.render import render
+from evoengine.stages.render import Fill, render
 from evoengine.stages.toolchain import (
+    compiled_capabilities,
+    compiler_version,
     cuda_mismatch,
     cuda_parts,
     cuda_torch_command,
     include_folders,
-    nvrtc,
     torch_cuda,
 )  # fmt: skip
 from evoengine.workloads import default_workload, parse_problem, register
@@ -53,23 +57,24 @@ def register_kernel(folder: Path) -> AnyWorkload:
     return workload
 
 
-def make_target(problem: str | None, gpu: str, kernel: Path | None = None) -> Target:
+def make_target(problem: str | None, gpu: Gpu, kernel: Path | None = None) -> Target:
     """What is to be tuned: a problem by its text, or the example of the workload in the folder `kernel`, or of the
     default one. A folder's workload is registered under its name. Raises UsageError.
     """
     if kernel is None:
         workload, parsed = parse_problem(problem or default_workload().example)
-        return Target(workload, parsed, find_gpu(gpu))
+        return Target(workload, parsed, gpu)
     workload = register_kernel(kernel)
     name, colon, _ = (problem or "").partition(":")
     if colon and name != workload.name:
         raise UsageError(f"the problem {problem} is of {name}, and the kernel in {kernel} is {workload.name}")
-    return Target(workload, workload.parse(problem or workload.example), find_gpu(gpu))
+    return Target(workload, workload.parse(problem or workload.example), gpu)
 
 
 def prepare_space(
-    space_file: Path | None, templates: Path | None, target: Target, emulated: bool, families: Sequence[str] = ()
-) -> tuple[SearchSpace, Path]:
+    space_file: Path | None, templates: Path | None, target: Target, emulated: bool, fill: Fill,
+    families: Sequence[str] = (),
+) -> tuple[SearchSpace, Path]:  # fmt: skip
     """The bound space and the folder of templates; one configuration of every family is rendered as a trial."""
     workload = target.workload
     own = workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"
@@ -82,7 +87,7 @@ def prepare_space(
             f"the templates folder {folder} is not there; --templates takes a folder of {space.kernel}/*.cu.j2"
         )
     for config in first_of_each_family(space):
-        source = render(target, space, config, folder)
+        source = render(target, space, config, folder, fill)
         if unsupported := unsupported_includes(source.text, emulated):
             raise UsageError(
                 f"the kernel of family {config['family']} cannot be compiled here: {'; '.join(unsupported)}"
@@ -100,15 +105,33 @@ def first_of_each_family(space: SearchSpace) -> list[Config]:
     return list(found.values())
 
 
-def require_compilers(emulated: bool) -> None:
-    """NVRTC with its headers, and the C++ compiler where the emulator is to gate; raises MachineError naming what is
-    missing."""
-    nvrtc()
+def require_compilers(gpu: Gpu, emulated: bool) -> None:
+    """NVRTC that knows the GPU, with its headers, and the C++ compiler where the emulator is to gate; raises
+    MachineError naming what is missing."""
+    if gpu.capability not in (known := compiled_capabilities()):
+        able = ", ".join(f"sm_{each}" for each in known)
+        raise MachineError(
+            f"{compiler_version()} cannot compile for {gpu.arch}, which {gpu.key} needs; it can for {able}: "
+            "evoengine gpus marks the others"
+        )
     include_folders()
     if emulated:
-        from evoengine.host_compiler import find_compiler
-
         find_compiler()
+        remove_abandoned(cache_folder("emulator"))
+
+
+@contextmanager
+def ending(ledger: Ledger, run: int) -> Iterator[None]:
+    """Has a run say in the ledger what ended it, where that is an error. Raises MachineError for any OSError."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (EvoengineError, OSError) as error:
+        found = machine_error(error) if isinstance(error, OSError) else error
+        with suppress(EvoengineError):  # the ledger itself may be what failed
+            ledger.finish_run(run, f"stopped: {found}")
+        raise found from error
 
 
 def prepare_model(gpu: Gpu, echo: Echo) -> str | None:
@@ -119,9 +142,10 @@ def prepare_model(gpu: Gpu, echo: Echo) -> str | None:
     try:
         if not is_built():
             echo("building the executor of machine code, once for this machine and compiler")
+            build_model()
     except MachineError as error:
         return str(error)
-    return why_unpredictable(gpu.key)
+    return why_unpredictable(gpu)
 
 
 def choose_device(requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
@@ -209,7 +233,7 @@ def ledger_device(timing: GpuDevice | None) -> Device:
 def last_target(ledger: Ledger, gpu: Gpu | None, problem: str | None) -> Target:
     """What is given, and where nothing is, what the last run was for."""
     key, text = ledger.last_target(gpu.key if gpu else None, problem)
-    return stored_target(ledger, text, find_gpu(key))
+    return stored_target(ledger, text, stored_gpu(ledger, key))
 
 
 RESERVED_CORES = 2

@@ -6,14 +6,18 @@ import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evoengine.devices.driver import resolve_gpu
+from evoengine.devices.driver import GpuDevice, resolve_gpu
 from evoengine.errors import UsageError
+from evoengine.gpu import AUTO
 from evoengine.records import Candidate, Config
 from evoengine.search.binaries import check_binary
 from evoengine.search.evaluate_config import evaluate_config
 from evoengine.search.evaluators import make_evaluator
 from evoengine.search.reference import require_reference
+from evoengine.search.rendering import Renderer
 from evoengine.stages.binary_check import BinaryCheck
+from evoengine.stages.render import Fill
+from evoengine.tuning.boards import choose_gpu
 from evoengine.tuning.setup import (
     Echo,
     choose_device,
@@ -23,6 +27,7 @@ from evoengine.tuning.setup import (
     require_compilers,
     silent,
 )  # fmt: skip
+from evoengine.workloads.base import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +53,42 @@ class Verified:
 
 
 def verify(
-    config: Config, problem: str | None = None, gpu: str = "h100", *, kernel: Path | None = None, device: str = "auto",
-    space: Path | None = None, templates: Path | None = None, binary: bool = False, seed: int | None = None,
-    echo: Echo = silent,
+    config: Config, problem: str | None = None, gpu: str = AUTO, *, gpu_file: Path | None = None,
+    kernel: Path | None = None, device: str = "auto", space: Path | None = None, templates: Path | None = None,
+    binary: bool = False, seed: int | None = None, echo: Echo = silent,
 ) -> Verified:  # fmt: skip
     """Renders, compiles and gates a configuration; with `binary` its machine code is executed too, on the CPU.
 
     Raises UsageError where the configuration is not in the space.
     """
-    target = make_target(problem, gpu, kernel)
+    choice = choose_gpu(gpu, gpu_file)
+    target = make_target(problem, choice.gpu, kernel)
     timing = choose_device(device, target.gpu, echo)
     if timing:
         target = replace(target, gpu=resolve_gpu(timing, target.gpu))
-    bound, folder = prepare_space(space, templates, target, emulated=timing is None)
+    renderer = Renderer()
+    try:
+        return _verify(config, target, choice.why, timing, space, templates, binary, seed, renderer, echo)
+    finally:
+        renderer.close()
+
+
+def _verify(
+    config: Config, target: Target, chosen: str | None, timing: GpuDevice | None, space: Path | None,
+    templates: Path | None, binary: bool, seed: int | None, fill: Fill, echo: Echo,
+) -> Verified:  # fmt: skip
+    bound, folder = prepare_space(space, templates, target, timing is None, fill)
     if why := bound.why_invalid(config):
         raise UsageError(f"the configuration is not in the space {bound.name}: {why}")
-    require_compilers(emulated=timing is None)
+    require_compilers(target.gpu, emulated=timing is None)
     require_reference(target, echo)
+    if chosen:
+        echo(chosen)
     seed = secrets.randbelow(2**31) if seed is None else seed
     with lock_gpu(timing, echo):
         judge = make_evaluator(target, timing, seed)
         try:
-            candidate = evaluate_config(target, bound, config, folder, judge, seed)
+            candidate = evaluate_config(target, bound, config, folder, judge, seed, fill)
         finally:
             judge.close()
     if not binary or not candidate.binary:

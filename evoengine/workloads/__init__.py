@@ -8,6 +8,7 @@ from functools import cache
 from importlib import import_module
 
 from evoengine.errors import UsageError
+from evoengine.hints import did_you_mean
 from evoengine.workloads.base import AnyWorkload, Problem
 
 _registered: dict[str, AnyWorkload] = {}
@@ -41,7 +42,7 @@ def default_workload() -> AnyWorkload:
 def find_workload(name: str) -> AnyWorkload:
     known = workloads()
     if name not in known:
-        raise UsageError(f"there is no workload {name!r}; known ones are {', '.join(known)}")
+        raise UsageError(f"there is no workload {name!r}; known ones are {', '.join(known)}{did_you_mean(name, known)}")
     return known[name]
 
 

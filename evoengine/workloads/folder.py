@@ -14,15 +14,16 @@ import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, ConstantParameter, Parameter, ScalarArgument, TensorParameter
 from evoengine.errors import UsageError
+from evoengine.hints import hint, nearest_folder
 from evoengine.records import Config
+from evoengine.untrusted import parse_json, read_limited_text
 from evoengine.workloads.base import Case, Tensors, Workload
 from evoengine.workloads.folder_cases import gate_cases
 from evoengine.workloads.folder_definition import LARGEST_AXIS, FolderProblem, Item, shape_of
 from evoengine.workloads.folder_reader import parse_definition
+from evoengine.workloads.problem_text import read_size
 
 PROBLEM, SPACE = "problem.json", "space.toml"
-LARGEST_FILE = 4 << 20
-"""bytes of a text file that a folder may hold"""
 _PAIR = re.compile(r"([A-Za-z_]\w*)=(\d{1,10})\Z", re.ASCII)
 _SCALARS: dict[str, Callable[[Any], Any]] = {"fp32": np.float32, "int32": np.int32, "int64": np.int64}
 
@@ -75,7 +76,7 @@ class FolderWorkload(Workload[FolderProblem]):
                 raise UsageError(f"the problem {text!r} has a part {part!r} that is none of {self.grammar}; {write}")
             if pair[1] in given:
                 raise UsageError(f"the problem {text!r} gives {pair[1]} twice; {write}")
-            given[pair[1]] = int(pair[2])
+            given[pair[1]] = read_size(pair[2])
             if not 1 <= given[pair[1]] <= LARGEST_AXIS:
                 raise UsageError(f"the problem {text!r} has {part}; an axis is an integer from 1 to {LARGEST_AXIS}")
         if missing := [axis for axis in var if axis not in given]:
@@ -147,12 +148,14 @@ class FolderWorkload(Workload[FolderProblem]):
 def load_folder(path: Path) -> FolderWorkload:
     """Reads a kernel's folder. Raises UsageError naming the file that is missing or at fault."""
     if not path.is_dir():
-        raise UsageError(f"there is no folder {path}; `evoengine new {path.name or 'NAME'}` writes one to start from")
+        raise UsageError(
+            f"there is no folder {path}; {hint('new', path)} writes one to start from{nearest_folder(path)}"
+        )
     folder = path.resolve()
     text = _read(folder / PROBLEM)
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = parse_json(text)
+    except ValueError as error:
         raise UsageError(f"{folder / PROBLEM} is not valid JSON: {error}") from None
     if not isinstance(data, dict):
         raise UsageError(f"{folder / PROBLEM} must hold a JSON object, not a {type(data).__name__}")
@@ -170,9 +173,7 @@ def workload_from_text(name: str, text: str) -> FolderWorkload:
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise UsageError(f"{path} has more than {LARGEST_FILE >> 20} MiB; it must be a text file")
-        return path.read_text("utf-8")
+        return read_limited_text(path)
     except FileNotFoundError:
         raise UsageError(
             f"there is no {path}; a kernel's folder holds {PROBLEM}, {SPACE} and NAME.cu.j2 or NAME.cu"
@@ -181,3 +182,5 @@ def _read(path: Path) -> str:
         raise UsageError(f"{path} is not UTF-8 text") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None

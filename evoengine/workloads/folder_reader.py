@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from evoengine.errors import UsageError
 from evoengine.space.expression import Expression
+from evoengine.untrusted import parse_json
 from evoengine.workloads.base import Tolerance
 from evoengine.workloads.folder_definition import (
     LARGEST_AXIS,
@@ -58,8 +59,8 @@ def parse_definition(text: str, where: str) -> Definition:
     """Reads a problem.json whose reference is in it. Raises UsageError naming the key that is wrong and what would be
     right."""
     try:
-        data = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        data = parse_json(text, parse_constant=_no_constant)
+    except ValueError as error:
         raise UsageError(f"{where} is not valid JSON: {error}") from None
     if not isinstance(data, dict):
         raise UsageError(f"{where} must hold a JSON object, not a {type(data).__name__}")

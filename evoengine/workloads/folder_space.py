@@ -73,7 +73,7 @@ def _read(text: str) -> _Space:
     """
     try:
         return _parsed(tomllib.loads(text) if text else {})
-    except (tomllib.TOMLDecodeError, AttributeError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"the search space of the folder cannot be read: {type(error).__name__}: {error}") from None
 
 

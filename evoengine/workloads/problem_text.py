@@ -48,6 +48,12 @@ def read_parts(
     return sizes, chosen
 
 
+def read_size(digits: str) -> int:
+    """A number of however many digits, as one of at most 19: longer ones are too large, whatever they are."""
+    significant = digits.lstrip("0")
+    return int(significant[:19] or "0")
+
+
 def _field(
     part: str, text: str, example: str, numbers: Mapping[str, str], words: Mapping[str, Sequence[str]]
 ) -> tuple[str, int | str]:
@@ -56,7 +62,7 @@ def _field(
             return field, part
     match = _PART.match(part)
     if match and match[1] in numbers:
-        return numbers[match[1]], int(match[2])
+        return numbers[match[1]], read_size(match[2])
     listed = " or ".join(word for known in words.values() for word in known)
     either = f", or {listed}" if listed else ""
     raise UsageError(

@@ -57,7 +57,7 @@ def test_the_table_has_quartiles_that_are_runs():
     [
         (None, "cannot read"),
         ("{}", "is no record of estimates"),
-        (json.dumps({"estimated_us": {}}), "lacks 2965 configurations"),
+        (json.dumps({"estimated_us": {}}), "lacks 2989 configurations"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_with_the_remedy(tmp_path, capsys, content, complaint):

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from io import StringIO
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
-from evoengine.cli.display import best_line, history_table, ranking, stdout
+from evoengine.cli.candidate_page import candidate_page, cases
+from evoengine.cli.candidate_tables import history_table, lineage, ranking
+from evoengine.cli.display import best_line, stdout
 from evoengine.cli.doctor import Finding, doctor_table
-from evoengine.records import Candidate, Outcome
+from evoengine.cli.tables import Column, Table
+from evoengine.lineage import step
+from evoengine.records import Candidate, Kind, Outcome
 from tests.support.ledger_examples import GPU, PROBLEM, a_binary, a_figure, a_source, a_verdict
 
-CONFIG = {"family": "wgmma"} | {f"knob_{i}": "registers" for i in range(7)}
+LONG = [f"{letter}_long_knob" for letter in ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta")]
+CONFIG = {"family": "wgmma", "tile_m": 128, "tile_n": 176, "stages": 2, **dict.fromkeys(LONG, "registers")}
 RANKED = Candidate(
     1234, 1, PROBLEM, GPU, CONFIG, Outcome.ESTIMATED, source=a_source(), binary=a_binary(), verdict=a_verdict(),
     measurement=a_figure(467.5), occupancy=0.25,
 )  # fmt: skip
-REJECTED = replace(RANKED, outcome=Outcome.UNCOMPILABLE, reason="attention.cu(399): error: " + "undefined " * 40)
+SECOND = replace(RANKED, trial=1235, config=CONFIG | {"tile_n": 96, "stages": 4, **dict.fromkeys(LONG, "shared")})
+OF_ANOTHER_FAMILY = replace(
+    RANKED, trial=7, config={"family": "mma", "tile_m": 64, "tile_n": 64, "stages": 2, "warps": 4}
+)
+REJECTED = replace(
+    RANKED, outcome=Outcome.UNCOMPILABLE, measurement=None, reason="attention.cu(399): error: " + "undefined " * 40
+)
+FAMILIES = {1: RANKED, 2: SECOND, 3: OF_ANOTHER_FAMILY}
+WIDTHS = [60, 80, 120]
 
 
 @pytest.fixture
@@ -33,21 +48,120 @@ def lines():
     return printed
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_where_a_terminal_is_narrow_configurations_go_on_below_and_all_else_stays_whole(lines, width):
-    for shown in (ranking({1: RANKED}), history_table([RANKED])):
-        head, row, *below = lines(shown, width)
-        assert "trial" in head and "family" in head and "TFLOPS" in head
-        assert "1234" in row and "wgmma" in row and "467.5 est." in row
-        assert "".join((row, *below)).count("/") >= 6 and "…" not in "".join((row, *below))
+def head_of(shown: list[str]) -> str:
+    """The names of the columns, which may stand over several lines."""
+    return " ".join(shown[: next(i for i, line in enumerate(shown) if "1234" in line)])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("make", [ranking, lambda found: history_table([*found.values(), REJECTED])])
+def test_each_trial_is_one_line_that_fits_the_terminal(lines, width, make):
+    shown = lines(make(FAMILIES), width)
+    assert max(map(cell_len, shown)) <= width
+    for number in ("1234", "1235"):
+        [row] = [line for line in shown if number in line and "467.5" in line]
+        assert "467.5 est." in row and "wgmma" in row
+    tiles = ("tile_m", "tile_n") if make is ranking or width > 60 else ()
+    assert all(name in head_of(shown) for name in ("trial", "family", *tiles, "TFLOPS"))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_a_narrow_terminal_leaves_out_is_named(lines, width):
+    everything = re.split(" {2,}", head_of(lines(ranking(FAMILIES), stdout.width)).strip())
+    shown = lines(ranking(FAMILIES), width)
+    remark = " ".join(shown).partition("narrow: ")[2].partition(" in rows")[0].split(", ")
+    for name in everything:
+        broken = name.replace("_", "_ ").split()[0]
+        assert (name in remark) != (name in head_of(shown) or broken in head_of(shown).split()), name
+
+
+def test_a_pipe_gets_every_column_by_its_whole_name_and_every_row_on_one_line(lines):
+    head, *rows = lines(ranking(FAMILIES), stdout.width)
+    assert {"µs", "TFLOPS", *LONG} <= set(head.split())
+    assert len([row for row in rows if "467.5 est." in row]) == 3 and "left out" not in " ".join(rows)
+
+
+def test_a_knob_has_a_column_where_rows_differ_and_is_said_once_where_they_do_not(lines):
+    one = ranking({1: RANKED, 2: replace(SECOND, config=CONFIG | {"tile_n": 96})})
+    head, first, second, everywhere = lines(one, stdout.width)
+    assert "tile_n" in head and "tile_m" not in head and "family" not in head
+    assert "176" in first and "96" in second
+    assert everywhere.startswith("in every row") and "family=wgmma tile_m=128 stages=2" in everywhere
+
+
+def test_what_only_one_family_has_is_said_of_its_rows(lines):
+    shown = lines(ranking({1: RANKED, 2: OF_ANOTHER_FAMILY}), stdout.width)
+    assert "warps" not in shown[0]
+    assert [line for line in shown if line.startswith("in rows of mma") and "warps=4" in line]
+    assert [line for line in shown if line.startswith("in every row") and "stages=2" in line]
+
+
+def test_values_of_unlike_types_that_print_alike_are_one_value(lines):
+    a, b = replace(RANKED, config={"pad": 1}), replace(RANKED, config={"pad": True})
+    assert "pad" in lines(ranking({1: a, 2: b}), stdout.width)[0]
+
+
+def test_run_problem_and_gpu_are_columns_where_they_differ_and_else_said_once(lines):
+    same, *_ = lines(history_table([RANKED, SECOND]), 120)
+    assert same == f"run 1 · problem {PROBLEM} · GPU {GPU}"
+    once, head, *rows = lines(history_table([RANKED, replace(SECOND, run=2, gpu="a100")]), stdout.width)
+    assert once == f"problem {PROBLEM}" and head.split()[:3] == ["trial", "run", "GPU"]
+    assert [row.split()[1:3] for row in rows[:2]] == [["1", "h100"], ["2", "a100"]]
+
+
+def test_a_measured_figure_has_its_share_of_the_peak_and_its_ratio_to_the_baseline(lines):
+    figure = replace(
+        a_figure(495.0, Kind.MEASURED), vs_baseline=1.25, terms={"peak_tflops_percent": 50.0, "peak_gbs_percent": 3.0}
+    )
+    head, row, *_ = lines(ranking({1: replace(RANKED, measurement=figure)}), stdout.width)
+    assert "% of peak" in head and "vs baseline" in head
+    assert "495.0  " in row and "50%" in row and "1.25×" in row and "est." not in row
+
+
+def test_of_a_prediction_the_share_of_the_peak_is_the_rooflines_time_over_its_own(lines):
+    figure = a_figure(467.5)
+    head, row, *_ = lines(ranking({1: RANKED}), stdout.width)
+    assert f"{100 * figure.terms['roofline_us'] / figure.compared_us:.0f}%" in row and "% of peak" in head
+
+
+def test_without_operations_the_time_bears_the_mark_of_its_kind(lines):
+    figure = replace(a_figure(467.5, Kind.RECORDED), tflops=None, median_us=12.5)
+    head, row, *_ = lines(ranking({1: replace(RANKED, measurement=figure)}), 80)
+    assert "12.50 rec." in row and "TFLOPS" not in head
 
 
 def test_the_best_so_far_shows_its_figure_before_a_terminal_ends():
-    assert "467.5 est. TFLOPS" in best_line(RANKED)[:60]
+    assert "467.5 TFLOPS est." in best_line(RANKED)[:60]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_reason_ends_where_the_terminal_does_and_is_whole_on_the_trials_page(lines, width):
+    [row] = [line for line in lines(history_table([REJECTED]), width) if "1234" in line]
+    assert "attention.cu(399)" in row and row.endswith("…")
+    page = " ".join(" ".join(lines(candidate_page(REJECTED), width)).split())
+    assert REJECTED.reason.strip() in page
 
 
 def test_a_reason_in_a_pipe_is_one_line_however_long(lines):
     assert any(REJECTED.reason.strip() in line for line in lines(history_table([REJECTED]), stdout.width))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_pages_and_lineages_fit_the_terminal_too(lines, width):
+    made = step(replace(SECOND, parents=(1234,)), {1234: RANKED})
+    for shown in (candidate_page(RANKED), lineage([made]), cases(a_verdict(Outcome.INCORRECT))):
+        assert max(map(cell_len, lines(shown, width))) <= width
+
+
+def test_wide_characters_keep_columns_in_line(lines):
+    shown = lines(Table([Column("knob"), Column("n", right=True)], [["日本語", "1"], ["ab", "22"]]), 40)
+    assert [cell_len(line) for line in shown] == [10, 10, 10]
+
+
+def test_a_column_without_anything_is_left_out_and_a_row_of_the_wrong_length_is_refused(lines):
+    assert lines(Table([Column("a"), Column("b")], [["", "x"]]), 40) == ["b", "x"]
+    with pytest.raises(ValueError, match="zip"):
+        Table([Column("a")], [["x", "y"]])
 
 
 def test_the_doctor_cuts_no_path_short(lines):

@@ -33,7 +33,7 @@ def test_every_candidate_of_a_search_is_of_the_family_asked_for(evoengine, tmp_p
     arguments = ("--problem", SMALL, "--trials", 2, "--jobs", 1, "--device", "emulator", "--db", tmp_path / "x.db")
     done = evoengine("search", "--family", "mma", *arguments)
     assert done.returncode == 0, done.stderr
-    found = json.loads(evoengine("history", "--json", "--db", tmp_path / "x.db").stdout)
+    found = json.loads(evoengine("history", "--json", "--db", tmp_path / "x.db").stdout)["trials"]
     assert [c["config"]["family"] for c in found] == ["mma"] * 2
     assert all(c["correct"] for c in found)
 

@@ -36,7 +36,7 @@ def test_best_says_which_policy_it_ranks_by_and_shows_no_other(db):
     done = call("best", "--db", db)
     assert "measured figures, NVIDIA H200, graph, cold L2, boost clocks, batches of 16" in done.stderr
     assert "50" in done.stdout and "900" not in done.stdout
-    [found] = json.loads(call("best", "--top", 5, "--json", "--db", db).stdout)
+    [found] = json.loads(call("best", "--top", 5, "--json", "--db", db).stdout)["trials"]
     assert found["policy"] == {"launch": "graph", "l2": "cold", "clocks": "boost", "batch": 16}
     assert (found["median_us"], found["normalised_us"]) == (102.5, 100.5)
 

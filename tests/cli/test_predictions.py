@@ -44,10 +44,14 @@ def test_best_ranks_what_could_not_be_read_last_and_marks_it(db):
     done = call("best", "--db", db)
     rows = [line.split()[:2] for line in done.stdout.splitlines() if line.lstrip()[:1].isdigit()]
     assert rows == [["1", "1"], ["2", "3"], ["3", "2"]]
-    assert "900 est.*" in done.stdout and "100 est." in done.stdout and "100 est.*" not in done.stdout
+    assert "900.0 est.*" in done.stdout and "100.0 est." in done.stdout and "100.0 est.*" not in done.stdout
     assert "the model could not read the binary" in done.stdout
     found = json.loads(call("best", "--top", 3, "--json", "--db", db).stdout)
-    assert [(c["trial"], c["model"]) for c in found] == [(1, "machine code"), (3, "machine code"), (2, "formula")]
+    assert [(c["trial"], c["model"]) for c in found["trials"]] == [
+        (1, "machine code"),
+        (3, "machine code"),
+        (2, "formula"),
+    ]
 
 
 def test_where_all_were_predicted_nothing_is_marked(db):
@@ -186,7 +190,7 @@ def test_of_a_binary_that_cannot_be_read_the_page_is_the_instruction_mix_with_th
 def test_a_search_without_a_gpu_ranks_by_predictions(searched, evoengine):
     folder, done = searched
     assert "ranked by times predicted from the machine code" in done.stderr
-    found = json.loads(evoengine("best", "--top", 8, "--json", "--db", folder / "evo.db").stdout)
+    found = json.loads(evoengine("best", "--top", 8, "--json", "--db", folder / "evo.db").stdout)["trials"]
     assert found and {c["model"] for c in found} == {"machine code"}
     assert all(c["range_us"][0] <= c["median_us"] <= c["range_us"][1] for c in found)
     assert all(c["utilisation"]["issue"] > 0 for c in found)

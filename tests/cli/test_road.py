@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import re
 import shutil
@@ -17,14 +18,15 @@ from evoengine.paths import asset
 from evoengine.records import Launch, Source
 from evoengine.stages.compile import compile_source
 from tests.cli.conftest import SMALL
+from tests.support.exported import exported_module
 from tests.support.stand_in import on_stand_in
 
 FIELDS = [
-    "trial", "run", "outcome", "reason", "config", "problem", "gpu", "device", "source_sha256", "registers",
-    "spill_bytes", "shared_bytes", "occupancy", "correct", "binary_correct", "max_abs_error", "tflops",
-    "tflops_kind", "median_us", "normalised_us", "samples", "vs_baseline", "vs_sdpa", "policy", "range_us", "bound",
-    "utilisation",
-    "model", "sustained", "parents", "operator", "compile_ms",
+    "trial", "run", "problem", "gpu", "config", "outcome", "reason", "device", "created_at", "finished_at",
+    "imported_from", "source_sha256", "registers", "spill_bytes", "shared_bytes", "occupancy", "compile_ms", "correct",
+    "binary_correct", "max_abs_error", "tflops", "tflops_kind", "median_us", "normalised_us", "samples", "taken_at",
+    "peak_percent", "vs_baseline", "vs_sdpa", "policy", "range_us", "bound", "utilisation", "model", "sustained",
+    "parents", "operator",
 ]  # fmt: skip
 NOTHING = 'extern "C" __global__ void attention(int* x) { *x = 1; }'
 RANKED = {"estimated", "measured"}
@@ -38,7 +40,7 @@ def db(searched):
 
 @pytest.fixture(scope="module")
 def history(evoengine, db) -> list[dict]:
-    return json.loads(evoengine("history", "--json", "--db", db).stdout)
+    return json.loads(evoengine("history", "--json", "--db", db).stdout)["trials"]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def test_a_family_that_states_no_cost_is_ranked_by_its_prediction_all_the_same(e
         "--family", "scalar", "--db", db,
     )  # fmt: skip
     assert done.returncode == 0 and "est." in done.stdout, done.stderr
-    found = json.loads(evoengine("history", "--json", "--db", db).stdout)
+    found = json.loads(evoengine("history", "--json", "--db", db).stdout)["trials"]
     assert [(c["outcome"], c["correct"], c["model"]) for c in found] == [("estimated", True, "machine code")]
     assert [c["config"]["family"] for c in found] == ["scalar"]
 
@@ -112,18 +114,18 @@ def test_history_lists_candidates_as_json_with_exactly_the_agreed_fields(history
 
 
 def test_best_is_the_fastest_of_history(history, best):
-    assert list(best) == FIELDS
+    assert list(best) == ["schema", *FIELDS]
     assert best["tflops"] == max(c["tflops"] for c in history if c["correct"])
 
 
 def test_top_gives_as_many_in_order(evoengine, db):
-    found = json.loads(evoengine("best", "--json", "--top", 3, "--db", db).stdout)
+    found = json.loads(evoengine("best", "--json", "--top", 3, "--db", db).stdout)["trials"]
     assert len(found) == 3
     assert [c["tflops"] for c in found] == sorted((c["tflops"] for c in found), reverse=True)
 
 
 def test_show_prints_the_same_candidate_and_its_source(evoengine, db, history):
-    assert json.loads(evoengine("show", 1, "--json", "--db", db).stdout) == history[0]
+    assert json.loads(evoengine("show", 1, "--json", "--db", db).stdout).items() >= history[0].items()
     assert "__global__" in evoengine("show", 1, "--source", "--db", db).stdout
     page = evoengine("show", 1, "--db", db).stdout
     assert "registers" in page and "late maximum" in page
@@ -140,9 +142,10 @@ def exported(evoengine, db, tmp_path_factory):
 
 def test_the_export_stands_alone(exported):
     out = exported
-    files = {"kernel.cu", "kernel.cubin", "kernel.json", "attention.py", "_cuda.py", "__init__.py"}
-    assert {p.name for p in out.iterdir()} == files
     described = json.loads((out / "kernel.json").read_text())
+    loader = f"{described['module']}.py"
+    files = {"kernel.cu", "kernel.cubin", "kernel.json", loader, "_cuda.py", "README.md", "SHA256SUMS"}
+    assert {p.name for p in out.iterdir()} == files
     assert described["verdict"]["correct"] is True
     assert (described["binary_verdict"]["correct"], described["binary_verdict"]["device"]) == (True, "executor")
     config = described["config"]
@@ -150,13 +153,16 @@ def test_the_export_stands_alone(exported):
     assert described["launch"]["threads"] == threads
     assert described["figure"]["kind"] == "estimated"
     assert (out / "kernel.cubin").read_bytes()[:4] == b"\x7fELF"
-    for name in ("attention.py", "_cuda.py"):
+    for name in (loader, "_cuda.py"):
         assert "evoengine" not in imported((out / name).read_text())
 
 
 def test_the_loader_checks_its_tensors_before_it_touches_a_gpu(exported):
     """Without a GPU the loader can still be imported and must refuse what its kernel was not made for."""
-    script = "import torch, attention\nq = torch.zeros(1, 2, 8, 64, dtype=torch.float16)\nattention.attention(q, q, q)"
+    script = (
+        f"import torch\nfrom {exported_module(exported)} import attention\n"
+        "q = torch.zeros(1, 2, 8, 64, dtype=torch.float16)\nattention(q, q, q)"
+    )
     done = subprocess.run([sys.executable, "-c", script], cwd=exported, capture_output=True, text=True)
     assert "ValueError: head_dim is 64; this kernel was compiled for 32" in done.stderr
 
@@ -211,7 +217,8 @@ def test_what_executing_it_refutes_is_not_exported(evoengine, db, best, tmp_path
     shutil.copy(db, copy)
     wrong = compile_source(Source(NOTHING, "attention", Launch((1, 1, 1), 32, 0)), "sm_90a")
     with sqlite3.connect(copy) as tables:
-        tables.execute("UPDATE binaries SET cubin = ?", (wrong.cubin,))
+        sha256 = hashlib.sha256(wrong.cubin).hexdigest()
+        tables.execute("UPDATE binaries SET cubin = ?, cubin_sha256 = ?, checksums = NULL", (wrong.cubin, sha256))
     done = evoengine("best", "--export", out, "--db", copy)
     assert done.returncode == 1
     assert f"trial {best['trial']} is not exported: its machine code is crashed" in done.stderr
@@ -251,9 +258,9 @@ def test_a_search_on_a_gpu_measures(evoengine, tmp_path):
         return
     evoengine("best", "--export", tmp_path / "out", "--db", tmp_path / "gpu.db")
     script = (
-        "import torch, attention\n"
+        f"import torch\nfrom {exported_module(tmp_path / 'out')} import attention\n"
         "q, k, v = (torch.randn(2, 8, 300, 64, device='cuda', dtype=torch.float16) for _ in range(3))\n"
-        "torch.testing.assert_close(attention.attention(q, k, v),"
+        "torch.testing.assert_close(attention(q, k, v),"
         " torch.nn.functional.scaled_dot_product_attention(q, k, v), atol=2e-3, rtol=0)\n"
     )
     run = subprocess.run([sys.executable, "-c", script], cwd=tmp_path / "out", capture_output=True, text=True)

@@ -21,6 +21,7 @@ from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Case
 from evoengine.workloads.dtypes import TORCH_DTYPES
 from tests.support.exhaustive import more
+from tests.support.exported import exported_module
 
 pytestmark = pytest.mark.stand_in
 TUNED_FOR = "b16,h16,s2048,d64,fp16,kv4"
@@ -39,8 +40,9 @@ def load(kernel_gate, tmp_path, monkeypatch):
         source = gate.source(config)
         binary = compiler.compile_source(source, "sm_90a")
         found = Candidate(1, 1, str(gate.problem), "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
-        export(found, gate.target, tmp_path)
-        spec = importlib.util.spec_from_file_location("exported", tmp_path / f"{gate.target.workload.name}.py")
+        export(found, gate.target, tmp_path / "out")
+        path = tmp_path / "out" / f"{exported_module(tmp_path / 'out')}.py"
+        spec = importlib.util.spec_from_file_location("exported", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         monkeypatch.setattr(module._cuda.Torch, "gpu_index", lambda device: 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from evoengine.errors import UsageError
-from evoengine.formats.flashinfer_solution import solution, trace, write_trace
+from evoengine.formats.flashinfer_solution import solution, trace, trace_files
 from evoengine.paths import asset
 from evoengine.records import Candidate, CaseResult, Kind, Measurement, Outcome, Verdict
 from evoengine.stages.render import render
@@ -94,5 +94,5 @@ def test_a_kernel_with_tensor_maps_is_left_out_with_the_reason(tmp_path):
     with pytest.raises(UsageError, match="takes tensor maps"):
         solution(replace(made, config=by_tma), other)
     said: list[str] = []
-    assert write_trace(replace(made, config=by_tma), other, tmp_path, said.append) == []
+    assert trace_files(replace(made, config=by_tma), other, said.append) == {}
     assert "no solution.json" in said[0]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from evoengine.workloads.folder import FolderWorkload
 from tests.formats.test_flashinfer_trace import DECODE, GEMM, RMS_NORM
 from tests.formats.test_tuned_kernels import ADD, T1
 from tests.support.folders import SAXPY, SAXPY_SPACE
+from tests.support.mutations import places, replaced
 
 JUNK: tuple[Any, ...] = (
     None, True, 0, -1, 3, 2**70, 10**400, 1.5, 1e308, "", "x", "n", "1+", "n//0", "n" * 5000, "a b", "../x", "é",
@@ -54,21 +54,6 @@ def import_t1(folder: Path, description: Any) -> None:
     (folder / "add.cu").write_text(ADD)
     (folder / "add.json").write_text(json.dumps(description))
     make_folder("add", f"t1:{folder / 'add.json'}")
-
-
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield at
-    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    for key in keys:
-        yield from places(value[key], (*at, key))
-
-
-def replaced(value: Any, at: tuple[Any, ...], junk: Any) -> Any:
-    if not at:
-        return junk
-    changed = copy.copy(value)
-    changed[at[0]] = replaced(changed[at[0]], at[1:], junk)
-    return changed
 
 
 @pytest.mark.parametrize(

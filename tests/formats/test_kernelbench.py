@@ -8,6 +8,7 @@ from evoengine.errors import UsageError
 from evoengine.formats.folder import write_folder
 from evoengine.formats.importers import make_folder
 from evoengine.workloads.folder import load_folder
+from tests.support.exhaustive import more
 from tests.support.folders import gate
 
 MODEL = """import torch
@@ -60,16 +61,19 @@ def test_a_model_becomes_a_reference_with_its_weights_as_inputs(tmp_path):
     assert load_folder(tmp_path / "own").tolerance.rtol == 1e-2
 
 
-@pytest.mark.parametrize(
-    "text, complaint",
-    {
-        "x = 1": "did not come to what there is to import: KeyError: 'Model'",
-        MODEL.replace("torch.randn(rows, columns)", "3"): "did not come to what there is to import",
-        MODEL.replace("return [torch.randn(rows, columns)]", "return [torch.randn(rows, columns), 3]").replace(
-            "self, x", "self, x, n"
-        ): "something that is no tensor",
-    }.items(),
+UNREADABLE = [
+    ("x = 1", "did not come to what there is to import: KeyError: 'Model'"),
+    (MODEL.replace("torch.randn(rows, columns)", "3"), "did not come to what there is to import"),
+]
+NO_TENSOR = (
+    MODEL.replace("return [torch.randn(rows, columns)]", "return [torch.randn(rows, columns), 3]").replace(
+        "self, x", "self, x, n"
+    ),
+    "something that is no tensor",
 )
+
+
+@pytest.mark.parametrize(("text", "complaint"), [NO_TENSOR, *more(UNREADABLE)])
 def test_a_file_without_a_model_says_why(tmp_path, text, complaint):
     (tmp_path / "model.py").write_text(text)
     with pytest.raises(UsageError) as error:

@@ -3,6 +3,7 @@ hold."""
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from contextlib import closing
 
@@ -10,13 +11,14 @@ import pytest
 from alembic import command
 from sqlalchemy import Column, Integer, MetaData, Table, create_engine
 
-from evoengine.ledger.database import alembic_config
 from evoengine.ledger.models import Base
+from evoengine.ledger.schema import alembic_config
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import optuna_storage
 from evoengine.records import UNKNOWN_POLICY, Kind
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_figure, add_ranked, differences, start_run
 
+SHA256 = hashlib.sha256(b"text").hexdigest()
 WRITTEN_BEFORE_POLICIES = f"""
 INSERT INTO devices VALUES (1, 'NVIDIA H200', NULL, NULL, NULL, '{{}}');
 INSERT INTO runs (id, started_at, status, gpu, problem, device_id, space_name, space_sha256, space_text, sampler, seed,
@@ -28,8 +30,8 @@ INSERT INTO candidates (id, run_id, problem, gpu, config, config_key, parents, c
 VALUES (1, 1, '{PROBLEM}', '{GPU}', '{{"tile": 1}}', '1', '[]', '2026-01-02 03:04:05', 'measured'),
        (2, 1, '{PROBLEM}', '{GPU}', '{{"tile": 2}}', '2', '[]', '2026-01-02 03:04:05', 'estimated'),
        (3, 1, '{PROBLEM}', '{GPU}', '{{"tile": 3}}', '3', '[]', '2026-01-02 03:04:05', 'recorded');
-INSERT INTO sources VALUES ('s', 'text');
-UPDATE candidates SET source_sha256 = 's', entry = 'k', grid_x = 1, grid_y = 1, grid_z = 1, threads = 128,
+INSERT INTO sources VALUES ('{SHA256}', 'text');
+UPDATE candidates SET source_sha256 = '{SHA256}', entry = 'k', grid_x = 1, grid_y = 1, grid_z = 1, threads = 128,
                       shared_bytes = 0 WHERE id = 2;
 INSERT INTO measurements VALUES
  (1, 1, 'estimated', 'estimate', 500.0, 20.0, '[]', NULL, '{{}}', NULL, '2026-01-02 03:04:05'),

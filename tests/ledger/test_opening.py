@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,7 +21,8 @@ import pytest
 from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.ledger import database, optuna_schema
 from evoengine.ledger.store import open_ledger
-from tests.support.ledger_examples import start_run
+from tests.ledger.frozen.freeze import FOLDER, thaw
+from tests.support.ledger_examples import a_figure, add_ranked, start_run
 
 NOBODY = 65534
 
@@ -64,8 +66,8 @@ def execute(path: Path, script: str) -> None:
 # ── opened ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_new_ledger_is_made_with_its_folder_by_path_or_url(tmp_path):
-    for name in (str(tmp_path / "a" / "b" / "one.db"), f"sqlite:///{tmp_path}/c/two.db"):
+def test_a_new_ledger_is_made_by_path_or_url(tmp_path):
+    for name in (str(tmp_path / "one.db"), f"sqlite:///{tmp_path}/two.db"):
         with open_ledger(name, create=True) as ledger:
             assert start_run(ledger) == 1
         with open_ledger(name, create=False) as ledger:
@@ -102,10 +104,29 @@ def test_the_tables_taken_for_optunas_are_exactly_those_it_makes(optuna_file):
 
 
 def test_reading_where_there_is_no_file_finds_nothing_and_makes_nothing(tmp_path):
-    said = refused(tmp_path / "none" / "x.db", tmp_path, create=False, error=NothingFound)
-    assert "no ledger at" in said
-    assert "evoengine search fills it" in said
-    assert not (tmp_path / "none").exists()
+    file = tmp_path / "my none.db"
+    said = refused(file, tmp_path, create=False, error=NothingFound)
+    assert f"no ledger at {file}: evoengine search --db '{file}' makes one" in said
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(("create", "error"), [(True, UsageError), (False, NothingFound)])
+@pytest.mark.parametrize("name", ["rnus/x.db", "sqlite:///{}/rnus/x.db"])
+def test_a_folder_that_is_missing_is_named_with_the_nearest_and_not_made(tmp_path, create, error, name):
+    (tmp_path / "runs").mkdir()
+    text = name.format(tmp_path) if "{" in name else str(tmp_path / name)
+    said = refused(text, tmp_path, create=create, error=error)
+    assert f"there is no folder {tmp_path}/rnus" in said and "did you mean runs?" in said
+
+
+def test_the_default_ledger_is_in_the_current_folder_and_alone_has_its_folder_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NothingFound) as nothing:
+        open_ledger(None, create=False)
+    assert f"no ledger at {tmp_path}/db/evoengine.db (the default, db/evoengine.db in the current" in str(nothing.value)
+    assert str(nothing.value).endswith("evoengine search makes one")
+    with open_ledger(None, create=True) as ledger:
+        assert (ledger.place, ledger.db) == (f"{tmp_path}/db/evoengine.db", None)
 
 
 def test_reading_an_empty_or_an_optuna_only_file_finds_nothing_and_leaves_it(optuna_file, tmp_path):
@@ -128,16 +149,18 @@ def test_a_damaged_database_is_refused(new_file, tmp_path):
     with path.open("r+b") as file:
         file.seek(100)
         file.write(b"\xff" * 4000)
-    assert "is damaged" in refused(path, tmp_path)
+    assert "is damaged" in refused(path, tmp_path, error=MachineError)
 
 
 def test_a_folder_is_refused(tmp_path):
     assert "is a folder" in refused(tmp_path, tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
-    (tmp_path / "file").touch()
-    assert "cannot be made" in refused(tmp_path / "file" / "below" / "x.db", tmp_path)
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "db").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="cannot be made"):
+        open_ledger(None, create=True)
 
 
 @pytest.mark.parametrize(
@@ -228,11 +251,15 @@ def test_a_lock_that_ends_within_the_wait_is_no_error(new_file, monkeypatch):
     assert holder.wait() == 0
 
 
-def _say_what_opening_says(path: str, pipe: Connection) -> None:
+def become_nobody() -> None:
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
+
+
+def _say_what_opening_says(path: str, pipe: Connection) -> None:
+    become_nobody()
     try:
         open_ledger(path, create=True)
         pipe.send("opened")
@@ -240,18 +267,22 @@ def _say_what_opening_says(path: str, pipe: Connection) -> None:
         pipe.send(str(error))
 
 
-def open_unprivileged(path: Path) -> str:
-    """What opening says to a user whom permissions bind: they do not bind root.
+def unprivileged(says: Callable[[str, Connection], None], path: Path, answers: int = 1) -> list[str]:
+    """What is said to a user whom permissions bind: they do not bind root.
 
     All that opening imports must be there before: that user may not be able to read where Python is installed.
     """
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_say_what_opening_says, args=(str(path), theirs))
+    process = context.Process(target=says, args=(str(path), theirs))
     process.start()
     theirs.close()
     process.join()
-    return ours.recv()
+    return [ours.recv() for _ in range(answers)]
+
+
+def open_unprivileged(path: Path) -> str:
+    return unprivileged(_say_what_opening_says, path)[0]
 
 
 def test_a_read_only_folder_and_a_read_only_file_are_refused(new_file, tmp_path):
@@ -267,10 +298,66 @@ def test_a_read_only_folder_and_a_read_only_file_are_refused(new_file, tmp_path)
     open_ledger(str(tmp_path / "imports.db"), create=True).close()
     before = picture(tmp_path)
     assert "is read-only; name a file in one that can be written" in open_unprivileged(folder / "x.db")
-    for unusable in (file, secret):
-        assert "may not be read and written" in open_unprivileged(unusable)
-    assert "cannot be made" in open_unprivileged(folder / "below" / "x.db")
+    assert "may not be read and written" in open_unprivileged(file)
+    assert "may not be read" in open_unprivileged(secret)
+    assert "there is no folder" in open_unprivileged(folder / "below" / "x.db")
     assert picture(tmp_path) == before
+
+
+def _say_what_reading_says(path: str, pipe: Connection) -> None:
+    become_nobody()
+    try:
+        with open_ledger(path, create=False) as ledger:
+            pipe.send(f"{len(ledger.candidates())} candidates")
+            start_run(ledger)
+    except UsageError as error:
+        pipe.send(str(error))
+
+
+@pytest.fixture
+def archived(new_file, tmp_path):
+    """A ledger with one candidate in a folder of its own."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path(tempfile.gettempdir()):
+            break
+        folder.chmod(0o755)
+    folder = tmp_path / "archive"
+    folder.mkdir()
+    path = new_file("ledger.db").rename(folder / "ledger.db")
+    with open_ledger(str(path), create=False) as ledger:
+        add_ranked(ledger, start_run(ledger), a_figure(1.0))
+    yield path
+    folder.chmod(0o755)
+
+
+@pytest.mark.parametrize(("file", "folder"), [(0o444, 0o755), (0o444, 0o555), (0o644, 0o555)])
+def test_a_ledger_that_cannot_be_written_is_read(archived, file, folder):
+    archived.chmod(file)
+    archived.parent.chmod(folder)
+    before = picture(archived.parent)
+    read, refused_to_write = unprivileged(_say_what_reading_says, archived, answers=2)
+    assert read == "1 candidates"
+    assert "cannot be written" in refused_to_write
+    assert picture(archived.parent) == before
+
+
+def test_a_ledger_of_an_older_schema_that_cannot_be_written_says_where_it_is_upgraded(archived):
+    thaw(FOLDER / "0007.sql.gz", archived.with_name("old.db"))
+    archived.parent.chmod(0o555)
+    [said] = unprivileged(_say_what_reading_says, archived.with_name("old.db"))
+    assert "is of an older evoengine (schema 0007) and cannot be written here: copy it to where it can be" in said
+
+
+def test_a_log_in_a_folder_that_cannot_be_written_is_read_or_explained(archived):
+    """SQLite reads a log there only where the file that indexes it was left as well."""
+    with open_ledger(str(archived), create=False) as ledger:
+        add_ranked(ledger, 1, a_figure(2.0), name="second")
+        for name in ("ledger.db", "ledger.db-wal"):
+            (archived.parent / "left").mkdir(exist_ok=True)
+            shutil.copy(archived.with_name(name), archived.parent / "left")
+    (archived.parent / "left").chmod(0o555)
+    [said] = unprivileged(_say_what_reading_says, archived.parent / "left" / "ledger.db")
+    assert "beside its write-ahead log ledger.db-wal, which holds the last commits: make both and their folder" in said
 
 
 @pytest.mark.parametrize(

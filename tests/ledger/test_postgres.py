@@ -9,14 +9,17 @@ import socket
 import subprocess
 import tempfile
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import optuna
 import pytest
 from sqlalchemy import create_engine, text
 
-from evoengine.errors import NothingFound, UsageError
-from evoengine.ledger.models import Base
+from evoengine.errors import MachineError, NothingFound, UsageError
+from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
+from evoengine.ledger.models import Base, HeartbeatRow
+from evoengine.ledger.runs import KILLED, RUNNING
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import Projection, optuna_storage
 from evoengine.records import Kind, Outcome
@@ -127,6 +130,32 @@ def test_what_an_interrupted_run_left_is_adopted(database):
         assert [c.trial for c in ledger.unfinished(GPU, PROBLEM)] == [trial]
         assert ledger.adopt([trial], second) == [trial]
         assert ledger.adopt([trial], first) == []
+
+
+def test_a_run_whose_beat_stopped_is_taken_over_and_its_late_writes_are_refused(database):
+    with open_ledger(database, create=True) as paused, open_ledger(database, create=False) as other:
+        first = start_run(paused)
+        trial = paused.add_candidate(first, PROBLEM, GPU, CONFIG, (), None)
+        start_run(other)
+        assert other.unfinished(GPU, PROBLEM) == []  # the first one beats
+        with other._writing() as session:
+            session.get_one(HeartbeatRow, first).beat_at -= timedelta(seconds=KILLED_AFTER_SECONDS + 1)
+        third = start_run(other)
+        assert [r.status for r in other.runs()] == [KILLED, RUNNING, RUNNING]
+        assert other.adopt([trial], third) == [trial]
+        with pytest.raises(MachineError, match=f"took run {first} for killed"):
+            paused.finish(trial, Outcome.CRASHED, "late", None, None)
+        assert other.candidate(trial).outcome is None
+
+
+def test_a_damaged_value_is_named(database):
+    with open_ledger(database, create=True) as ledger:
+        trial = add_ranked(ledger, start_run(ledger), a_figure(42.0))
+        with ledger._writing() as session:
+            session.execute(text("UPDATE measurements SET median_us = median_us + 1"))
+        for read in (lambda: ledger.candidate(trial), lambda: ledger.best(PROBLEM, GPU, 1)):
+            with pytest.raises(MachineError, match="median_us of row 1 of the table measurements is not what was"):
+                read()
 
 
 def test_the_study_lies_beside_the_ledger_and_migrations_equal_models(database, tmp_path, monkeypatch):

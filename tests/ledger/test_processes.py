@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import optuna
@@ -19,12 +18,15 @@ import pytest
 from filelock import FileLock
 
 from evoengine.errors import UsageError
-from evoengine.ledger import database
-from evoengine.ledger.runs import KILLED, RUNNING, may_live
+from evoengine.ledger import database, heartbeat
+from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
+from evoengine.ledger.models import RunRow
+from evoengine.ledger.runs import KILLED, RUNNING
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import optuna_storage
 from evoengine.records import Outcome
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_figure, a_source, a_verdict, add_ranked, start_run
+from tests.support.waiting import wait_for
 
 WRITER = """
 import sys
@@ -63,6 +65,27 @@ with ledger._writing() as session:
     sys.stdin.readline()
 """
 
+WRITES_AFTER_A_PAUSE = """
+from evoengine.errors import MachineError
+trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)
+print("committed", flush=True)
+sys.stdin.readline()
+try:
+    ledger.finish(trial, Outcome.CRASHED, "late", None, None)
+    print("written", flush=True)
+except MachineError as error:
+    print(error, flush=True)
+"""
+
+
+def stand_still(path: str | Path, run: int) -> None:
+    """Sets the last beat of a run back by as long as makes it look killed."""
+    with closing(sqlite3.connect(path, timeout=30)) as plain:
+        back = f"-{KILLED_AFTER_SECONDS + 1:g} seconds"
+        change = "UPDATE heartbeats SET beat_at = strftime('%Y-%m-%d %H:%M:%f', 'now', ?) WHERE run_id = ?"
+        assert plain.execute(change, (back, run)).rowcount == 1
+        plain.commit()
+
 
 @contextmanager
 def writer(path: Path, script: str) -> Iterator[subprocess.Popen]:
@@ -94,6 +117,7 @@ def killed(killed_folder, tmp_path):
     """The ledger of a killed process, opened again; the log it left is still to be taken in."""
     for name in ("killed.db", "killed.db-wal"):
         shutil.copy(killed_folder / name, tmp_path)
+    stand_still(tmp_path / "killed.db", 1)
     with open_ledger(str(tmp_path / "killed.db"), create=False) as ledger:
         yield ledger
 
@@ -212,29 +236,71 @@ def test_what_an_interrupted_run_of_this_very_process_left_is_adopted(ledger):
     assert ledger.runs()[0].status == "interrupted"
 
 
-# ── whether a process may live ──────────────────────────────────────────────────────────────────────────────────────
+# ── heartbeats ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_this_process_lives_and_one_that_ended_does_not():
-    now = datetime.now(UTC)
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    assert may_live(socket.gethostname(), os.getpid(), now)
-    assert not may_live(socket.gethostname(), ended.pid, now)
+def beats(path: str | Path) -> list[tuple[int, int, str]]:
+    with closing(sqlite3.connect(path)) as plain:
+        return plain.execute("SELECT run_id, fence, beat_at FROM heartbeats ORDER BY run_id").fetchall()
 
 
-def test_a_process_on_another_host_may_live_whatever_its_pid():
-    assert may_live("another.host", 2**22 + 1, datetime.now(UTC))
+def test_a_running_search_beats_until_it_ends(ledger, monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.02)
+    run = start_run(ledger)
+    first = beats(ledger.place)
+    wait_for(lambda: beats(ledger.place) > first)
+    ledger.finish_run(run, "all trials done")
+    last = beats(ledger.place)
+    time.sleep(0.1)
+    assert beats(ledger.place) == last
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to tell when a process began")
-def test_a_process_that_began_after_the_run_has_only_inherited_its_pid():
-    assert not may_live(socket.gethostname(), os.getpid(), datetime.now(UTC) - timedelta(days=1))
+def test_a_run_lives_by_its_beats_whatever_its_host_and_process_are_called(ledger):
+    """In containers the host has another name, or process 1 of both is a search."""
+    run = start_run(ledger)
+    with ledger._writing() as session:
+        row = session.get_one(RunRow, run)
+        row.host, row.pid = "another.host", 2**22 + 1
+    start_run(ledger)
+    assert ledger.runs()[0].status == RUNNING
+    stand_still(ledger.place, run)
+    with closing(open_ledger(ledger.place, create=False)) as other:
+        start_run(other)
+        assert [r.status for r in other.runs()] == [KILLED, RUNNING, RUNNING]
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to tell a zombie")
-def test_a_process_that_died_and_was_not_collected_does_not_live():
-    zombie = subprocess.Popen([sys.executable, "-c", "print('done')"], stdout=subprocess.PIPE)
-    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    assert not may_live(socket.gethostname(), zombie.pid, datetime.now(UTC))
-    zombie.wait()
+def test_a_run_without_any_beat_is_of_an_older_evoengine_and_killed(killed):
+    with closing(sqlite3.connect(killed.place)) as plain:
+        plain.execute("DELETE FROM heartbeats")
+        plain.commit()
+    start_run(killed)
+    assert killed.runs()[0].status == KILLED
+
+
+def test_a_process_that_stood_still_writes_no_more_once_its_run_was_taken_over(tmp_path):
+    path = tmp_path / "paused.db"
+    with writer(path, WRITES_AFTER_A_PAUSE) as process:
+        assert process.stdout.readline() == "committed\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        stand_still(path, 1)
+        with open_ledger(str(path), create=False) as ledger:
+            run = start_run(ledger)
+            assert ledger.adopt([1], run) == [1]
+            os.kill(process.pid, signal.SIGCONT)
+            process.stdin.write("go on\n")
+            process.stdin.flush()
+            assert "stood still for more than 60 s, so another search took run 1" in process.stdout.readline()
+            assert ledger.candidate(1).outcome is None
+            assert len(ledger.candidates()) == 1
+            ledger.finish(1, Outcome.SCREENED, "too large", None, None)
+            assert ledger.candidate(1).outcome is Outcome.SCREENED
+
+
+def test_a_process_that_stood_still_and_was_not_missed_goes_on(tmp_path):
+    path = tmp_path / "paused.db"
+    with writer(path, WRITES_AFTER_A_PAUSE) as process:
+        assert process.stdout.readline() == "committed\n"
+        stand_still(path, 1)
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "written\n"

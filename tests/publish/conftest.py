@@ -18,6 +18,7 @@ from evoengine.host_compiler import find_compiler
 from evoengine.publish.export import export
 from evoengine.records import Binary, Candidate, Launch, Outcome, Source
 from tests.support import loader
+from tests.support.exported import exported_module
 from tests.support.kernel_gate import attention_target
 from tests.support.loader import PROBLEM, Driver
 
@@ -58,7 +59,7 @@ def load(driver, tmp_path, monkeypatch):
         found = Candidate(3, 1, text, "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
         export(found, target, tmp_path / name)
         importlib.invalidate_caches()
-        module = importlib.import_module(f"{name}.attention")
+        module = importlib.import_module(f"{name}.{exported_module(tmp_path / name)}")
         monkeypatch.setattr(module._cuda.Torch, "gpu_index", lambda device: 0)
         monkeypatch.setattr(module._cuda.Torch, "stream", lambda gpu_index: 0)
         monkeypatch.setattr(module._cuda.Cupy, "stream", lambda gpu_index: 1000 + gpu_index)

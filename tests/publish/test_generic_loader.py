@@ -10,7 +10,6 @@ import importlib
 import inspect
 import json
 import struct
-import subprocess
 import sys
 import threading
 
@@ -26,7 +25,8 @@ from evoengine.records import Binary, Candidate, Launch, Outcome, Source
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Target
 from evoengine.workloads.folder import workload_from_text
-from tests.support.loader import on_gpu
+from tests.support.exported import exported_module
+from tests.support.loader import SMS, on_gpu
 
 RMS_NORM, GEMM = "rms_norm:rows6,hidden32,fp16", "gemm:m96,n64,k128,bf16"
 WGMMA = {"family": "wgmma", "tile_m": 128, "tile_n": 64, "tile_k": 64}
@@ -65,7 +65,7 @@ def load(driver, tmp_path, monkeypatch):
     """Exports a kernel and imports the folder; the CPU is taken for GPU 0."""
     monkeypatch.syspath_prepend(tmp_path)
 
-    def loaded(target, config=PLAIN, name="exported", cubin=b"\x7fELF"):
+    def loaded(target, config=PLAIN, name="exported", cubin=b"\x7fELF", grids=None):
         parameters = target.workload.parameters(target.problem, config)
         sizes = [size_of(p) for p in parameters if not isinstance(p, ConstantParameter)]
         (ctypes.c_int * 32).in_dll(driver.library, "sizes")[: len(sizes)] = sizes
@@ -74,9 +74,9 @@ def load(driver, tmp_path, monkeypatch):
         binary = Binary(cubin, "sm_90a", "-arch=sm_90a", "nvrtc 13.5", 168, 0, 0, 0, (), {}, 1.0)
         problem = str(target.problem)
         found = Candidate(3, 1, problem, "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
-        export(found, target, tmp_path / name)
+        export(found, target, tmp_path / name, grids=grids or {})
         importlib.invalidate_caches()
-        module = importlib.import_module(f"{name}.{target.workload.name}")
+        module = importlib.import_module(f"{name}.{exported_module(tmp_path / name)}")
         monkeypatch.setattr(module._cuda.Torch, "gpu_index", lambda device: 0)
         monkeypatch.setattr(module._cuda.Torch, "stream", lambda gpu_index: 77)
         monkeypatch.setattr(module._cuda.Cupy, "stream", lambda gpu_index: 1000 + gpu_index)
@@ -267,27 +267,19 @@ def test_a_dtype_that_cupy_does_not_have_is_one_sentence(load):
 # two kernels in one process
 
 
-def test_kernels_of_two_folders_on_the_path_share_nothing(driver, load, tmp_path):
-    """Each has its own _cuda.py, which reads its own kernel.json and kernel.cubin."""
-    load(target_of(GEMM), WGMMA, name="exported_gemm", cubin=b"product")
-    load(target_of(RMS_NORM), name="exported_norm", cubin=b"norm")
-    script = f"""
-import sys
-sys.path[:0] = [{str(tmp_path / "exported_gemm")!r}, {str(tmp_path / "exported_norm")!r}]
-import gemm, rms_norm
-print(gemm._cuda.FOLDER.name, rms_norm._cuda.FOLDER.name, gemm.gemm.__name__, rms_norm.rms_norm.__name__)
-print({{"torch", "cupy", "evoengine"}} & set(sys.modules))
-"""
-    done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "exported_gemm exported_norm gemm rms_norm\nset()\n"
-
-
-def test_a_folder_is_a_package_that_exports_the_kernel(driver, load):
-    load(target_of(RMS_NORM), name="exported_norm", cubin=b"norm")
-    module = importlib.import_module("exported_norm")
-    assert module.__all__ == ["rms_norm"]
+def test_a_gpu_with_other_sms_gets_the_grid_of_the_searchs_rule_there(driver, load):
+    """As a kernel whose launch rule names gpu.sms needs it; others have the search's grid on every GPU."""
+    module = load(target_of(RMS_NORM), grids={114: (228, 1, 1), 132: (264, 1, 1)})
+    driver.set_attribute(0, SMS, 114)
     module.rms_norm(*inputs())
-    assert driver.launches()[0].image == b"norm"
+    assert driver.launches()[0].grid == (228, 1, 1)
+
+
+@pytest.mark.parametrize("grids", [{}, {132: (264, 1, 1)}])
+def test_a_number_of_sms_without_a_rule_gets_the_grid_of_the_search(driver, load, grids):
+    driver.set_attribute(0, SMS, 114)
+    load(target_of(RMS_NORM), grids=grids).rms_norm(*inputs())
+    assert driver.launches()[0].grid == LAUNCH.grid
 
 
 # what is refused

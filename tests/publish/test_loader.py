@@ -6,10 +6,8 @@ Tensors are torch's and CuPy's real ones, in host memory that is taken for a GPU
 from __future__ import annotations
 
 import ctypes
-import importlib
 import math
 import struct
-import sys
 import threading
 
 import pytest
@@ -188,21 +186,3 @@ def test_each_gpu_loads_the_kernel_once_and_gets_its_own_grid(driver, load):
     assert found[1].pointers == tuple(array.data.ptr for array in second)
     with pytest.raises(ValueError, match="k is on GPU 1 and q on GPU 0"):
         module.attention(first[0], *second[1:])
-
-
-# two exports in one process
-
-
-def test_two_exports_are_imported_by_their_folders_and_share_nothing(driver, load):
-    load(WMMA, name="exported_d64", cubin=b"sixty-four")
-    load(WMMA, problem="b2,h4,s100,d128,bf16", name="exported_d128", cubin=b"twice that")
-    d64, d128 = (importlib.import_module(name).attention for name in ("exported_d64", "exported_d128"))
-    d64(*tensors())
-    d128(*tensors(head_dim=128, kv_heads=4))
-    d64(*tensors())
-    assert [found.image for found in driver.launches()] == [b"sixty-four", b"twice that", b"sixty-four"]
-    assert {"exported_d64.attention", "exported_d128.attention"} <= set(sys.modules)
-    assert sys.modules["exported_d64.attention"]._gpu is not sys.modules["exported_d128.attention"]._gpu
-    assert "attention" not in sys.modules
-    with pytest.raises(ValueError, match="head_dim is 128; this kernel was compiled for 64"):
-        d64(*tensors(head_dim=128, kv_heads=4))

@@ -13,7 +13,7 @@ import pytest
 
 from evoengine.ledger.runs import RUNNING, Device, Run
 from evoengine.ledger.store import open_ledger
-from evoengine.ledger.transfer import CandidateHistory, RunHistory
+from evoengine.ledger.transfer import IMPORTED, CandidateHistory, RunHistory
 from evoengine.publish.t4 import INVALIDITY, from_t4, to_t4
 from evoengine.records import UNKNOWN_POLICY, Baseline, Candidate, Kind, Outcome, Profile
 from tests.support.ledger_examples import (
@@ -157,7 +157,8 @@ def imported_again(path, data, runs_before: int = 0):
 
 
 def renumbered(data: dict) -> dict:
-    """The run as 0, its trials from 0 on, and its finals as 0, -1, …, the last first, wherever they are named."""
+    """The run as 0, its trials from 0 on, and its finals as 0, -1, …, the last first, wherever they are named; and the
+    compilers of its binaries without the mark of imported ones."""
     data = json.loads(json.dumps(data))
     of_results = [r["evoengine"] for r in data["results"]]
     numbers = {own["trial"]: new for new, own in enumerate(of_results)}
@@ -165,6 +166,8 @@ def renumbered(data: dict) -> dict:
     finals = sorted({t["final_of_run"] for t in terms if "final_of_run" in t}, reverse=True)
     for own in of_results:
         own["trial"], own["run"] = numbers[own["trial"]], 0
+        if own["binary"]:
+            own["binary"]["compiler"] = own["binary"]["compiler"].removeprefix(IMPORTED)
         own["parents"] = [numbers[parent] for parent in own["parents"]]
         own["reason"] = own["reason"] and re.sub(r"(?<=trial )\d+", lambda m: str(numbers[int(m[0])]), own["reason"])
     for found in terms:
@@ -183,9 +186,10 @@ def test_what_comes_out_of_a_ledger_is_what_went_in(exported, tmp_path):
     assert renumbered(to_t4(second)) == renumbered(to_t4(first)) == renumbered(exported)
 
 
-def test_a_round_trip_loses_nothing(exported):
+def test_a_round_trip_loses_nothing_but_the_machine_code(exported):
     back = from_t4(json.loads(json.dumps(exported, allow_nan=False)))
-    assert repr(back.dossiers) == repr(whole().dossiers)  # by repr: nan is no nan's equal
+    there = repr(whole().dossiers).replace(f"cubin={a_binary().cubin!r}", "cubin=b''")
+    assert repr(back.dossiers) == there  # by repr: nan is no nan's equal
     assert back.baselines == BASELINES
     assert back.run == replace(RUN, id=0, host=back.run.host, pid=back.run.pid)
 

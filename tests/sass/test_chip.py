@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from evoengine.errors import UsageError
-from evoengine.gpu import known_gpus
-from evoengine.sass.chip import FILE, NEEDED, STATUSES, find_chip
+from evoengine.gpu import find_gpu, known_gpus
+from evoengine.sass.chip import FILE, NEEDED, STATUSES, find_chip, why_unmodelled
 
 WHOLE = FILE.read_text()
 
@@ -31,8 +32,11 @@ def line(name: str, section: str) -> str:
     return next(text for text in part.splitlines() if text.startswith(f"{name} = "))
 
 
-@pytest.mark.parametrize("key", known_gpus())
-def test_every_gpu_has_every_rate_of_its_parts_with_a_source(key):
+MODELLED = [gpu.key for gpu in known_gpus().values() if gpu.capability <= 90]
+
+
+@pytest.mark.parametrize("key", MODELLED)
+def test_every_gpu_of_a_modelled_architecture_has_every_rate_of_its_parts_with_a_source(key):
     chip = find_chip(key)
     for name, origin in NEEDED.items():
         if chip.gpu.capability < origin.since:
@@ -47,7 +51,7 @@ def test_every_gpu_has_every_rate_of_its_parts_with_a_source(key):
 SXM, PCIE = ("h100", "h200"), ("h100-pcie",)
 
 
-@pytest.mark.parametrize("key", [key for key in known_gpus() if key not in PCIE])
+@pytest.mark.parametrize("key", [key for key in MODELLED if key not in PCIE])
 def test_tensor_clocks_give_the_peak_of_the_data_sheet(key):
     chip = find_chip(key)
     gpu = chip.gpu
@@ -58,7 +62,7 @@ def test_tensor_clocks_give_the_peak_of_the_data_sheet(key):
     assert per_clock * gpu.sms * gpu.clock_ghz / 1e3 == pytest.approx(gpu.tensor_tflops, rel=0.01)
 
 
-@pytest.mark.parametrize("key", [key for key in known_gpus() if key not in SXM])
+@pytest.mark.parametrize("key", [key for key in MODELLED if key not in SXM])
 def test_fma_clocks_give_the_peak_of_the_data_sheet(key):
     chip = find_chip(key)
     gpu = chip.gpu
@@ -86,6 +90,18 @@ def test_a_missing_rate_of_hopper_alone_is_no_fault_of_another_chip(edited):
     assert find_chip("a100", file).rates["tma_latency"] == 0
     with pytest.raises(UsageError, match="no tma_latency for h200.* a TMA load"):
         find_chip("h200", file)
+
+
+@pytest.mark.parametrize("key", sorted(known_gpus().keys() - set(MODELLED)))
+def test_a_gpu_of_another_architecture_is_said_to_have_no_model(key):
+    assert re.fullmatch(
+        rf"the model of machine code knows sm_75, sm_80, .*sm_90, and {key} is sm_1[02]0", why_unmodelled(find_gpu(key))
+    )
+
+
+def test_a_gpu_of_a_file_is_said_to_have_no_model_and_one_of_ours_is_not():
+    assert "the rates of mine's parts are not known" in why_unmodelled(replace(find_gpu("a10"), key="mine"))
+    assert why_unmodelled(find_gpu("a10")) is None
 
 
 def test_an_architecture_without_an_entry_is_named(edited):

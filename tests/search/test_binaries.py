@@ -85,7 +85,7 @@ def test_what_cannot_be_executed_stays_and_is_said(ledger, space, monkeypatch):
     def missing():
         raise MachineError("no C++ compiler found: install one")
 
-    monkeypatch.setattr(binaries, "build", missing)
+    monkeypatch.setattr(binaries, "build_model", missing)
     why = "no C++ compiler found: install one"
     assert checked(ledger, run, space) == [f"#{good}: its machine code was not executed: {why}"]
     candidate = ledger.candidate(good)

@@ -189,7 +189,7 @@ def test_a_source_that_another_trial_rendered_is_not_judged_again_and_shares_its
 
     monkeypatch.setattr(Proposer, "tell", noted)
     coordinator = numbered.coordinator(range(8))
-    (numbered.folder / "attention" / "numbered.cu.j2").write_text("// candidate {{ number // 2 }}\n")
+    (numbered.templates / "attention" / "numbered.cu.j2").write_text("// candidate {{ number // 2 }}\n")
     progress = coordinator.search()
     assert progress.compiled == 4
     assert progress.outcomes == {Outcome.MEASURED: 4, Outcome.DUPLICATE: 4}
@@ -203,7 +203,9 @@ def test_a_source_that_another_trial_rendered_is_not_judged_again_and_shares_its
 
 def test_a_source_that_another_trial_rendered_costs_no_trial(numbered):
     coordinator = numbered.coordinator(range(40), trials=6)
-    (numbered.folder / "attention" / "numbered.cu.j2").write_text("// candidate {{ number // 10 }}{{ number % 2 }}\n")
+    (numbered.templates / "attention" / "numbered.cu.j2").write_text(
+        "// candidate {{ number // 10 }}{{ number % 2 }}\n"
+    )
     progress = coordinator.search()
     assert (progress.outcomes[Outcome.MEASURED], progress.done) == (6, 6)
     assert progress.outcomes[Outcome.DUPLICATE] == len(numbered.candidates()) - 6 > 0

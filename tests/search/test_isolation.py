@@ -16,8 +16,10 @@ import pytest
 
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Outcome, Rejection
-from evoengine.search.workers import COMPILER_LIMITS, WorkerLimits, WorkerPool
+from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
+from evoengine.search.workers import WorkerPool
 from evoengine.tuning.setup import default_jobs
+from tests.support import faulty_device
 from tests.support.exhaustive import more
 from tests.support.faulty_device import (
     FAULTS,
@@ -36,14 +38,15 @@ from tests.support.waiting import wait_for
 
 
 def children() -> set[tuple[int, str]]:
-    """Every process below this one with its command, zombies too; Python's own resource tracker aside."""
+    """Every process below this one with its command, zombies too; those aside that Python keeps as long as it runs."""
     listed = subprocess.run(["ps", "-wweo", "pid=,ppid=,args="], capture_output=True, text=True).stdout.splitlines()
     rows = [line.split(None, 2) for line in listed]
-    found, new = set(), {os.getpid()}
+    found, new, own = set(), {os.getpid()}, ("resource_tracker", "keeper.py", "ps -wweo")
     while new:
-        below = [(int(pid), args) for pid, parent, args in rows if int(parent) in new]
-        new = {pid for pid, what in below if "resource_tracker" not in what and "ps -wweo" not in what}
-        found |= {(pid, what) for pid, what in below if pid in new}
+        below = {(int(pid), args) for pid, parent, args in rows if int(parent) in new}
+        kept = {(pid, args) for pid, args in below if new == {os.getpid()} and any(name in args for name in own)}
+        found |= below - kept
+        new = {pid for pid, _ in below}
     return found
 
 
@@ -105,6 +108,11 @@ def test_a_fault_becomes_a_rejection_that_says_why_and_the_next_task_runs_in_a_n
     after = pool.submit(os.getpid, died=Outcome.CRASHED, gives=int).result()
     assert after != before
     assert not Path(f"/proc/{before}").exists()
+
+
+def test_a_reason_is_no_longer_than_a_person_reads(pool):
+    found = pool.submit(faulty_device.explain_at_length, died=Outcome.CRASHED, gives=int).result()
+    assert found.reason == "x" * 1000 + " …"
 
 
 def test_what_a_killed_worker_started_dies_with_it(pool, tmp_path):

@@ -35,7 +35,7 @@ def search_without_gpu(numbered):
     for number in range(6):
         config = {"family": "numbered", "number": number}
         trial = ledger.add_candidate(run, str(PROBLEM), GPU.key, config, (), "random")
-        source = render(TARGET, space, config, numbered.folder)
+        source = render(TARGET, space, config, numbered.templates)
         ledger.record_source(trial, source)
         ledger.record_binary(trial, source, faulty_device.compile_task(source, GPU.arch))
         wrong = number == 5

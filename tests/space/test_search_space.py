@@ -395,3 +395,26 @@ def test_the_space_says_what_it_was_read_from(load: Load, small: str) -> None:
         ("pad", True),
     ]
     assert space.sha256 == load(small).sha256 != load(small + "\n").sha256
+
+
+# the launch on GPUs with other numbers of SMs
+
+TILES = '["ceil_div(seq_q, tile_m)", "heads", "batch"]'
+
+
+def test_a_launch_that_names_the_sms_is_given_for_each_number_of_them(load, small):
+    space = load(small.replace(TILES, '["min(seq_q, 2 * gpu.sms)", 1, 1]'))
+    config = next(space.enumerate())
+    grids = space.grids_by_sms(config, [1, 114, 132])
+    assert grids == {1: (2, 1, 1), 114: (228, 1, 1), 132: (264, 1, 1)}
+    assert space.launch(config).grid == grids[132]
+
+
+def test_a_launch_that_does_not_name_the_sms_is_the_same_on_every_gpu(load, small):
+    space = load(small)
+    assert space.grids_by_sms(next(space.enumerate()), range(1, 200)) == {}
+
+
+def test_a_number_of_sms_for_which_the_rule_gives_no_launch_is_left_out(load, small):
+    space = load(small.replace(TILES, '["gpu.sms - 100", 1, 1]'))
+    assert space.grids_by_sms(next(space.enumerate()), [99, 100, 114]) == {114: (14, 1, 1)}

@@ -7,8 +7,11 @@ import subprocess
 import pytest
 
 from evoengine.cuda_files import disassembler
+from evoengine.errors import MachineError
 from evoengine.records import Launch, Source
+from evoengine.sass import listing
 from evoengine.sass.cubin import kernel_names, whole_image
+from evoengine.stages import compile as compile_stage
 from evoengine.stages.compile import CompileFailed, compile_source, read_report
 
 MMA = r"""
@@ -94,8 +97,8 @@ def test_an_error_is_named_with_its_line():
         compile_source(source(MMA.replace("staged[threadIdx.x] =", "staged_[threadIdx.x] =")), "sm_90a")
 
 
-def test_an_unknown_architecture_is_refused():
-    with pytest.raises(CompileFailed, match="gpu-architecture"):
+def test_an_architecture_that_this_nvrtc_does_not_know_fails_every_candidate():
+    with pytest.raises(MachineError, match="gpu-architecture"):
         compile_source(source(MMA), "sm_12345")
 
 
@@ -145,3 +148,48 @@ def test_a_source_without_a_kernel_is_refused():
 def test_a_second_kernel_beside_the_entry_does_no_harm():
     beside = compile_source(source(MMA + 'extern "C" __global__ void second(int* x) { *x = 1; }'), "sm_90a")
     assert sorted(kernel_names(beside.cubin)) == ["product", "second"]
+
+
+# ── whose fault it is ───────────────────────────────────────────────────────────────────────────────────────────────
+
+GOOD = '#include <cuda_fp16.h>\nextern "C" __global__ void k(__half* x) {}\n'
+
+
+def compiled(text: str):
+    return compile_source(Source(text, "k", Launch((1, 1, 1), 32, 0)), "sm_90a")
+
+
+def test_headers_that_vanish_are_the_machines_fault(monkeypatch, tmp_path):
+    monkeypatch.setattr(compile_stage, "include_folders", lambda: (tmp_path,))
+    with pytest.raises(MachineError, match=r"not even an empty kernel can be compiled: .*cuda_fp16\.h"):
+        compiled(GOOD)
+
+
+def test_a_disassembler_that_fails_is_the_machines_fault(monkeypatch, tmp_path):
+    broken = tmp_path / "nvdisasm"
+    broken.write_text("#!/bin/sh\necho no space >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(listing, "disassembler", lambda: str(broken))
+    with pytest.raises(MachineError, match="not even an empty kernel can be compiled: nvdisasm cannot .* no space"):
+        compiled(GOOD)
+
+
+def test_one_that_fails_once_costs_nothing(monkeypatch, tmp_path):
+    once = tmp_path / "nvdisasm"
+    once.write_text(f"#!/bin/sh\n[ -e {tmp_path}/x ] || {{ touch {tmp_path}/x; exit 1; }}\nexec {disassembler()} $*\n")
+    once.chmod(0o755)
+    monkeypatch.setattr(listing, "disassembler", lambda: str(once))
+    assert compiled(GOOD).listing
+
+
+def test_a_header_that_is_not_there_is_the_candidates_fault():
+    with pytest.raises(CompileFailed, match="nothing_of_the_sort.h"):
+        compiled('#include "nothing_of_the_sort.h"\n' + GOOD)
+
+
+def test_a_macro_bomb_is_refused_by_the_limit_of_memory(monkeypatch):
+    monkeypatch.setattr(compile_stage, "COMPILE_BYTES", 256 << 20)
+    lines = ["#define A0 x[0]+x[1]", *(f"#define A{i} " + "+".join([f"A{i - 1}"] * 10) for i in range(1, 9))]
+    bomb = "\n".join([*lines, 'extern "C" __global__ void k(int* x) { x[7] = A8; }\n'])
+    with pytest.raises(CompileFailed, match=r"memory \(0.25 GiB is what it may take\)"):
+        compiled(bomb)

@@ -79,7 +79,7 @@ def become(request: dict) -> None:
 
 def run_and_leave() -> None:
     """Ends as a process of its own does, but for the taking apart of all modules: that takes longer than most calls."""
-    from evoengine.cli.main import main
+    from evoengine.__main__ import main
 
     code: object = 1
     try:

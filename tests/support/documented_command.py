@@ -1,5 +1,5 @@
 """`evoengine ARGUMENTS…` as a documented block calls it: with few trials, and with a ledger in the current folder where
-none is named. In a checkout the default ledger is the checkout's own."""
+none is named."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 
 import click
 
-from evoengine.cli.main import evoengine, main
+from evoengine.__main__ import main
+from evoengine.cli.main import evoengine
 
 TRIALS = 2
 

@@ -5,10 +5,14 @@ The tasks bear the names of those in `evoengine.stages.tasks`, in whose place th
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import resource
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -291,3 +295,70 @@ def noted_compile(path, source, arch):
     with open(path, "a") as file:
         file.write(f"{number_in(source)}\n")
     return compile_task(source, arch)
+
+
+# ── processes that candidates start ──────────────────────────────────────────────────────────────────────────────────
+
+
+def leave_behind(path, then="return"):
+    """A process in a session of its own, without a parent and with nothing in its environment, before what comes
+    `then`."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            Path(path).write_text(str(os.getpid()))
+            os.execve("/bin/sleep", ["sleep", "300"], {})
+        os._exit(0)
+    while not Path(path).exists():
+        time.sleep(WORK_SECONDS)
+    return 1 if then == "return" else FAULTS[then]()
+
+
+def start_many(count):
+    children = [subprocess.Popen(["sleep", "300"]) for _ in range(count)]
+    time.sleep(LATE_SECONDS)
+    return len(children)
+
+
+def hold_together(bytes_each, count):
+    """Processes of which each is within the limit."""
+    children = [subprocess.Popen([sys.executable, "-c", HOLD.format(bytes_each)]) for _ in range(count)]
+    time.sleep(LATE_SECONDS)
+    return len(children)
+
+
+HOLD = "import time; held = bytearray(b'1') * {}; time.sleep(60)"
+
+
+def scratch_file():
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        return file.name
+
+
+# ── machines that fail ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def machine_says(number):
+    raise OSError(number, os.strerror(number), "/some/file")
+
+
+def open_everything():
+    files = []
+    while True:
+        files.append(open(os.devnull))  # noqa: SIM115
+
+
+def no_more_memory():
+    """As on a machine that has given all: the kernel refuses, whatever the worker's own limit."""
+    resource.setrlimit(resource.RLIMIT_DATA, (1 << 20, 1 << 20))
+    return bytes(1 << 30)
+
+
+def compile_on_full_disk(source, arch):
+    if number_in(source) == 3:
+        machine_says(errno.ENOSPC)
+    return compile_task(source, arch)
+
+
+def explain_at_length():
+    return Rejection(Outcome.UNCOMPILABLE, "x" * 1_000_000)

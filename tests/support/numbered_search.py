@@ -12,9 +12,10 @@ from evoengine.ledger.store import open_ledger
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import GpuEvaluator
 from evoengine.search.setting import Setting
-from evoengine.search.workers import WorkerLimits
+from evoengine.search.worker_process import WorkerLimits
 from evoengine.space.space import load_space
 from evoengine.stages.tasks import predict_task
+from evoengine.stages.template import fill
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Target
 from tests.support import faulty_device
@@ -45,7 +46,8 @@ class NumberedSearch:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / "attention").mkdir()
+        self.templates = folder / "templates"
+        (self.templates / "attention").mkdir(parents=True)
         self.ledger = open_ledger(str(folder / "evo.db"), create=True)
         self.finished: list[int] = []
 
@@ -55,15 +57,25 @@ class NumberedSearch:
         return load_space(path, PROBLEM, GPU)
 
     def begin(
-        self, numbers, faults=lambda _: None, *, trials=None, jobs=2, sampler="random", timed=True
+        self,
+        numbers,
+        faults=lambda _: None,
+        *,
+        trials=None,
+        jobs=2,
+        sampler="random",
+        timed=True,
+        fill=fill,
     ) -> tuple[Setting, int]:
         """Writes the template, in which every number's source says what goes wrong with it, and starts a run."""
         wrong = {n: fault for n in numbers if (fault := faults(n))}
         cases = "".join(f"{{% if number == {n} %}} fault {p} {f}{{% endif %}}" for n, (p, f) in wrong.items())
-        template = self.folder / "attention" / "numbered.cu.j2"
+        template = self.templates / "attention" / "numbered.cu.j2"
         template.write_text(f"// candidate {{{{ number }}}}{cases}\n")
         space = self.space(numbers)
-        setting = Setting(TARGET, space, self.folder, sampler, 1, trials or len(numbers), None, jobs, timed)
+        setting = Setting(
+            TARGET, space, self.templates, sampler, 1, trials or len(numbers), None, jobs, timed, fill=fill
+        )
         run = self.ledger.start_run(
             gpu=GPU.key, problem=str(PROBLEM), device=Device("faulty"), space=space, sampler=sampler, seed=1,
             command="test",

@@ -164,7 +164,7 @@ def test_what_is_no_json_object_is_refused(text):
 
 
 def test_a_folder_that_is_not_there_or_not_whole_says_what_to_do(tmp_path):
-    with pytest.raises(UsageError, match="evoengine new nothing"):
+    with pytest.raises(UsageError, match=f"evoengine new {tmp_path}/nothing writes one"):
         load_folder(tmp_path / "nothing")
     folder = saxpy(tmp_path)
     (folder / "space.toml").unlink()

@@ -13,6 +13,7 @@ from evoengine.paths import asset
 from evoengine.records import Outcome
 from evoengine.stages.compile import CompileFailed, compile_source
 from evoengine.stages.render import inert_knobs
+from evoengine.stages.template import fill
 from evoengine.tuning.search import _announce
 from tests.support.folders import (
     SAXPY,
@@ -195,7 +196,14 @@ def test_a_search_names_it_where_the_space_has_no_start_points(tmp_path):
     target, space = load(saxpy(tmp_path, space=SAXPY_SPACE.replace("[launch]", "unused = [1, 2]\n[launch]")))
     assert space.starts == ()
     setting = SimpleNamespace(
-        target=target, space=space, templates=asset("templates"), sampler="evolution", seed=1, jobs=1, timed=False
+        target=target,
+        space=space,
+        templates=asset("templates"),
+        sampler="evolution",
+        seed=1,
+        jobs=1,
+        timed=False,
+        fill=fill,
     )
     said: list[str] = []
     _announce(setting, None, None, "ledger", 1, said.append)

@@ -123,24 +123,12 @@ def judge(gate, config, source):
 # one fault of each class; the others of a class run with `make test-all`
 FAST = (
     "offset of Q in 32 bits-scalar",
-    "offset of O in 32 bits-wmma",
-    "offset of O in 32 bits without the sign-wgmma-tma",
     "offset of K in 32 bits-mma",
     "offset of V in 32 bits-wgmma",
     "head in 8 bits-wmma",
     "batch entry in 8 bits-mma",
-    "head through the batch in 16 bits-wgmma-tma",
-    "kv head in 8 bits-scalar",
-    "tile of rows in 8 bits-scalar",
-    "tiles of rows in 8 bits-mma",
     "first row in 16 bits-wmma",
-    "tile of keys in 8 bits-mma",
-    "tiles of K and V counted in 8 bits",
-    "blocks counted in 7 bits",
-    "heads through the batch in 16 bits",
     "number of tiles in 16 bits-wgmma-tma",
-    "heads beyond the L2 taken for the first",
-    "tiles of the heads before not taken off-wgmma-cp_async-longest_first",
 )
 
 

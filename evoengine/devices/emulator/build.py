@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -19,8 +18,18 @@ from evoengine.devices.base import KernelUnbuildable
 from evoengine.devices.emulator.inline_ptx import INCLUDE
 from evoengine.devices.emulator.translate import cluster_blocks, constant_names, least_blocks, translate
 from evoengine.errors import MachineError
-from evoengine.host_compiler import cache_folder, find_compiler, identity, native_flags, prune
-from evoengine.records import Source
+from evoengine.host_compiler import (
+    building,
+    cache_folder,
+    find_compiler,
+    how_it_ended,
+    identity,
+    native_flags,
+    prune,
+    run_compiler,
+)  # fmt: skip
+from evoengine.machine import machine_error, memory_for, names_machine_fault, why_unfit
+from evoengine.records import Launch, Source
 
 RUNTIME = Path(__file__).with_name("runtime")
 KEPT = 4096
@@ -40,49 +49,105 @@ _CANDIDATE_FLAGS = (
 )
 # Named one by one: the runtime does without the C++ library, and what is not loaded takes no time to start.
 _LIBRARIES = ("-nodefaultlibs", "-lm", "-lc", "-lgcc")
+BUILD_SECONDS = 60.0
+"""for one kernel, which takes a few"""
+BUILD_BYTES = 2 << 30
+"""of memory that the compiler may take for it, beside what its worker has"""
+
+_IN_KERNEL = re.compile(r"^(?:kernel\.cu|entry):\d+:(?:\d+:)? (?:error|sorry, unimplemented):", re.MULTILINE)
+_OUT_OF_MEMORY = re.compile(r"memory exhausted|out of memory|Cannot allocate memory|bad_alloc")
 _ERROR = re.compile(
     r"^(?:kernel\.cu:(\d+):(?:\d+:)? )?.*?(?:(?:error|unimplemented): (?!ld returned)|(?=undefined reference))(.*)$",
     re.MULTILINE,
 )
 
 
+class _NoPlaceNamed(KernelUnbuildable):
+    """The compiler failed and named no line of the kernel's: that may be the machine's fault."""
+
+
 def build(source: Source) -> Path:
     """The executable for `source`, from the cache where it was built before. Safe to call from many processes at once.
 
-    Raises KernelUnbuildable with the first error and its line, MachineError where the compiler is missing or too old or
-    the cache cannot be written.
+    Raises KernelUnbuildable with the first error and its line; MachineError where the compiler is missing or too old,
+    the cache cannot be written, or not even an empty kernel can be built.
     """
-    key = hashlib.sha256("\0".join((_version(), source.entry, source.text)).encode()).hexdigest()
-    executable = cache_folder("emulator") / f"kernel-{key[:32]}"
-    if executable.exists():
+    try:
+        key = hashlib.sha256("\0".join((_version(), source.entry, source.text)).encode()).hexdigest()
+        executable = cache_folder("emulator") / f"kernel-{key[:32]}"
+        if not _used_again(executable):
+            _build_or_blame(source, executable)
+            prune(cache_folder("emulator"), "kernel-*", KEPT)
+    except OSError as error:
+        raise machine_error(error) from error
+    return executable
+
+
+def _used_again(executable: Path) -> bool:
+    try:
         os.utime(executable)
-        return executable
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _build_or_blame(source: Source, executable: Path) -> None:
+    """An empty kernel tells whether it is the machine; what fails beside one that was built is tried once more."""
+    try:
+        _build_at(source, executable)
+    except _NoPlaceNamed as failure:
+        _require_working()
+        if _OUT_OF_MEMORY.search(str(failure)):
+            raise KernelUnbuildable(f"{failure} ({BUILD_BYTES / 2**30:g} GiB is what it may take)") from None
+        try:
+            _build_at(source, executable)
+        except _NoPlaceNamed as again:
+            if names_machine_fault(str(again)):
+                raise MachineError(f"this machine failed: {again}") from None
+            raise
+
+
+def _require_working() -> None:
+    """Raises MachineError where not even an empty kernel can be built."""
+    if why := why_unfit():
+        raise MachineError(why)
+    probe = Source('extern "C" __global__ void probe() {}\n', "probe", Launch((1, 1, 1), 32, 0))
+    try:
+        with building(cache_folder("emulator")) as folder:
+            _build_at(probe, folder / "probe")
+    except KernelUnbuildable as error:
+        raise MachineError(f"{find_compiler()} cannot build even an empty kernel: {error}") from error
+
+
+def _build_at(source: Source, executable: Path) -> None:
     runtime = _runtime()
     bounds = f"{least_blocks(source.text, source.entry)}, {cluster_blocks(source.text)}"
     unit = f'#include <evo_emu/cuda.h>\n#include <evo_emu/kernel.h>\n#line 1 "kernel.cu"\n{translate(source.text)}\n'
     unit += f'#line 1 "entry"\nEVO_EMU_ENTRY({source.entry}, {bounds})\n'
     named = "".join(f"EVO_EMU_CONSTANT({name})" for name in constant_names(source.text))
     unit += f"extern const evo_emu::Constant evo_emu::constants[] = {{{named}{{nullptr, nullptr, 0}}}};\n"
-    with tempfile.TemporaryDirectory(dir=cache_folder("emulator"), prefix="building-") as folder:
-        scratch = Path(folder) / "kernel"
+    with building(cache_folder("emulator")) as folder:
+        scratch = folder / "kernel"
         _compile([*_CANDIDATE_FLAGS, "-xc++", "-c", "-", "-o", f"{scratch}.o"], unit, source.entry)
         _compile([f"{scratch}.o", str(runtime), *_LIBRARIES, "-o", str(scratch)], "", source.entry)
         os.replace(scratch, executable)
-    prune(cache_folder("emulator"), "kernel-*", KEPT)
-    return executable
 
 
 def _compile(arguments: list[str], unit: str, entry: str) -> None:
-    command = [find_compiler(), *_COMMON, *native_flags(), *arguments]
-    done = subprocess.run(command, input=unit, capture_output=True, text=True, check=False)
+    try:
+        with memory_for(BUILD_BYTES):
+            done = run_compiler([*_COMMON, *native_flags(), *arguments], unit, BUILD_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise KernelUnbuildable(f"the host compiler did not end in {BUILD_SECONDS:g} s") from None
     if done.returncode == 0:
         return
     match = _ERROR.search(done.stderr)
     if not match:
         said = done.stderr.strip().splitlines()
-        raise KernelUnbuildable(f"the host compiler failed: {said[-1] if said else 'without a word'}")
+        raise _NoPlaceNamed(f"the host compiler failed: {said[-1] if said else how_it_ended(done.returncode)}")
     where = f"line {match[1]}: " if match[1] else ""
-    raise KernelUnbuildable(f"{where}{match[2]} (entry point {entry})")
+    kind = KernelUnbuildable if _IN_KERNEL.search(done.stderr) else _NoPlaceNamed
+    raise kind(f"{where}{match[2]} (entry point {entry})")
 
 
 @cache
@@ -96,12 +161,21 @@ def _version() -> str:
     return digest.hexdigest()
 
 
+def is_built() -> bool:
+    """Whether the emulator's own code was compiled here before, as every candidate needs it."""
+    return _runtime_file().exists()
+
+
+def _runtime_file() -> Path:
+    return cache_folder("emulator") / f"runtime-{_version()[:32]}.o"
+
+
 def _runtime() -> Path:
-    runtime = cache_folder("emulator") / f"runtime-{_version()[:32]}.o"
+    runtime = _runtime_file()
     if runtime.exists():
         return runtime
-    with tempfile.TemporaryDirectory(dir=cache_folder("emulator"), prefix="building-") as folder:
-        scratch = Path(folder) / "runtime.o"
+    with building(cache_folder("emulator")) as folder:
+        scratch = folder / "runtime.o"
         try:
             parts = [str(part) for part in sorted(RUNTIME.glob("*.cpp"))]
             _compile([*_RUNTIME_FLAGS, *parts, "-o", str(scratch)], "", "main")

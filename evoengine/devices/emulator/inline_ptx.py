@@ -55,7 +55,9 @@ class _Operand(NamedTuple):
 
 @cache
 def known_instructions() -> frozenset[str]:
-    return frozenset(name for path in INCLUDE.glob("evo_emu/ptx*.h") for name in _FUNCTION.findall(path.read_text()))
+    return frozenset(
+        name for path in INCLUDE.glob("evo_emu/ptx*.h") for name in _FUNCTION.findall(path.read_text("utf-8"))
+    )
 
 
 def to_cpp(body: str, masked: str, line: int) -> str:

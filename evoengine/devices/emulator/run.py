@@ -24,6 +24,8 @@ from evoengine.devices.base import (
     TensorParameter,
 )
 from evoengine.devices.pool import BlockLaunch, BlockTrace
+from evoengine.errors import MachineError
+from evoengine.machine import oom_kills
 from evoengine.records import Launch
 
 # The layouts of LaunchHeader and ArgumentHeader in runtime/main.cpp, and of BlockHeader and PageHeader in
@@ -42,7 +44,7 @@ def run(
 
     `seed` draws the order of blocks and threads and the placement of tensors; `timeout` is in seconds.
     Raises KernelCrashed and KernelHung with the reason, naming kernel, block and thread; KernelUnbuildable for a tensor
-    map that cannot be.
+    map that cannot be; MachineError and OSError where the process cannot be started or the machine has no memory left.
     """
     header = _header(launch, arguments, seed)
     return _results(_finish(executable, header + _message(arguments), entry, launch, timeout), arguments)
@@ -70,10 +72,13 @@ def _message(arguments: Sequence[Argument | TensorParameter]) -> bytes:
 
 
 def _finish(executable: Path, message: bytes, entry: str, launch: Launch, timeout: float) -> bytes:
+    killed_before = oom_kills()
     try:
         done = subprocess.run([str(executable)], input=message, capture_output=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
         raise KernelHung(f"no end after {timeout:g} s, kernel {entry}, grid {launch.grid}") from None
+    if done.returncode == -signal.SIGKILL and oom_kills() > killed_before:
+        raise MachineError("this machine has no memory left: the kernel ended the emulator's process")
     if done.returncode != 0:
         _fail(done, entry)
     return done.stdout

@@ -1,12 +1,8 @@
 """Attention forward by the kernel beside this file (kernel.cubin, described in kernel.json). Needs torch or CuPy alone.
 
-    from attention import attention         # with this folder on the path
-    from attention_d64 import attention     # with its parent on the path: the folder, however named, is a package
-
     out = attention(q, k, v)                # softmax(q·kᵀ/√head_dim)·v
 
-Ship the folder whole. Import two kernels in one process by their folders: Python keeps one module per name, so a second
-`from attention import attention` would return the first kernel again.
+README.md says how it is imported. Ship the folder whole, and keep the name of this file, which no other export has.
 
 q and out are [batch, heads, seq_q, head_dim], k and v [batch, kv_heads, seq_k, head_dim], on one GPU, in the dtype that
 the kernel was compiled for. Any batch, heads and lengths will do; head_dim, dtype and mask are compiled in. Tensors are
@@ -28,6 +24,7 @@ from pathlib import Path
 _spec = importlib.util.spec_from_file_location(f"{__name__}._cuda", Path(__file__).resolve().with_name("_cuda.py"))
 _cuda = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_cuda)
+_cuda.check_loader(Path(__file__).stem)
 
 CONFIG, PROBLEM = _cuda.KERNEL["config"], _cuda.KERNEL["problem"]
 CLUSTER, SCHEDULE = CONFIG.get("cluster", 1), CONFIG.get("schedule", "none")

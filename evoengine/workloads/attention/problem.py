@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from evoengine.devices.base import DTYPE_BYTES
 from evoengine.errors import UsageError
 from evoengine.records import Value
+from evoengine.workloads.problem_text import LARGEST, read_size
 
 DTYPES = ("fp16", "bf16")
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)
+MOST = {"batch": 65_535, "heads": 65_535, "kv_heads": 65_535, "seq_q": LARGEST, "seq_k": LARGEST}
+"""batch and heads are sizes of the grid along y and z, of which CUDA has so many; lengths travel to kernels as int32"""
 EXAMPLE = "b16,h16,s2048,d64,fp16"
 
 _NUMBER = re.compile(r"(kv|sq|sk|b|h|s|d)(\d+)\Z")
@@ -98,13 +101,14 @@ def _field(part: str, text: str) -> tuple[str, int | str]:
             f"the problem {text!r} has a part {part!r} that is none of b, h, kv, s, sq, sk, d with a number, "
             f"{' or '.join(DTYPES)}, or causal; write it like {EXAMPLE}"
         )
-    return _FIELDS[match[1]], int(match[2])
+    return _FIELDS[match[1]], read_size(match[2])
 
 
 def _check(problem: AttentionProblem, text: str) -> None:
-    for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"):
-        if getattr(problem, name) < 1:
-            raise UsageError(f"the problem {text!r} has {name} 0; it must be at least 1")
+    for name, most in MOST.items():
+        size = getattr(problem, name)
+        if not 1 <= size <= most:
+            raise UsageError(f"the problem {text!r} has {name} {size}; it must be from 1 to {most}")
     if problem.head_dim not in HEAD_DIMS:
         known = ", ".join(map(str, HEAD_DIMS))
         raise UsageError(f"the problem {text!r} has head_dim {problem.head_dim}; the templates cover {known}")

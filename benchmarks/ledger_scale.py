@@ -1,0 +1,310 @@
+"""What the reading commands cost in a large ledger: `python benchmarks/ledger_scale.py --trials 50000`.
+
+Makes an SQLite ledger of trials as a search leaves them (sources, binaries, verdicts with cases, figures with samples,
+parents, finals), then runs each command as a process of its own, with its output into a pipe that is read and dropped.
+Seconds are wall clock, CPU seconds those of the process alone, and the memory is its largest resident set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from multiprocessing import Process
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from sqlalchemy import Connection, insert
+
+from evoengine.ledger.checksums import checksums_of
+from evoengine.ledger.database import open_database, parse_url
+from evoengine.ledger.models import (
+    Base,
+    BaselineRow,
+    BinaryRow,
+    CandidateRow,
+    Checked,
+    DeviceRow,
+    MeasurementRow,
+    RunRow,
+    SourceRow,
+    VerdictRow,
+)
+from evoengine.records import Config, Outcome, config_key
+
+GPU = "h100"
+PROBLEM = "attention:b4,h16,s4096,d128,bf16,causal"
+POLICY = {"launch": "graph", "l2": "cold", "clocks": "boost", "batch": 1}
+KNOBS: dict[str, tuple[int | str | bool, ...]] = {
+    "family": ("mma", "wgmma"),
+    "tile_m": (64, 128, 192, 256),
+    "tile_n": tuple(range(16, 272, 16)),
+    "warps": (4, 8, 12, 16),
+    "stages": (1, 2, 3, 4),
+    "q_in": ("registers", "shared"),
+    "layout": ("swizzle", "padded"),
+    "v_wait": ("after_softmax", "before_softmax"),
+    "schedule": ("single_tile", "persistent", "lpt"),
+    "registers": tuple(range(40, 256, 8)),
+    "cluster": (1, 2),
+    "overlap": (False, True),
+    "unroll": (1, 2, 4, 8),
+    "min_blocks": (1, 2),
+}
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+BATCH = 1000
+"""trials that are inserted together"""
+RUNS = 5
+FINALISTS = 8
+ELITES, RECENT = 20, 500
+"""parents are of the fastest so many among the last so many"""
+SOURCE_BYTES, CUBIN_BYTES, SAMPLES, CASES = 15_000, 22_000, 50, 12
+"""as searches of the attention workload leave them, about"""
+OUTCOMES = {
+    Outcome.MEASURED: 70,
+    Outcome.SCREENED: 12,
+    Outcome.INCORRECT: 7,
+    Outcome.DUPLICATE: 6,
+    Outcome.UNCOMPILABLE: 5,
+}
+"""of a hundred trials"""
+COMMANDS = {
+    "history": ("history",),
+    "history, its first line": ("history", "|", "head", "-1"),
+    "history --json": ("history", "--json"),
+    "best": ("best",),
+    "best --pareto": ("best", "--pareto"),
+    "report": ("report",),
+    "report --json": ("report", "--json"),
+    "show --lineage of the last trial": ("show", "LAST", "--lineage"),
+    "show of the last trial": ("show", "LAST"),
+    "runs": ("runs",),
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    seconds: float
+    cpu_seconds: float
+    peak_mb: float
+    lines: int
+    code: int
+
+
+# ── the ledger ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Evolution:
+    """Trials that come from one another, as far as their rows show it."""
+
+    def __init__(self, trials: int, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._trials = trials
+        self._recent: deque[tuple[float, int, Config]] = deque(maxlen=RECENT)
+        self._elites: list[tuple[float, int, Config]] = []
+        self._by_run: dict[int, list[tuple[float, int]]] = {}
+        self._optimum = {name: self._random.choice(values) for name, values in KNOBS.items()}
+        self._filler = "".join(f"// line {i}: shared memory, barriers, fragments\n" for i in range(SOURCE_BYTES // 45))
+        self._cubin = self._random.randbytes(2 * CUBIN_BYTES)
+
+    def rows(self, trial: int) -> Iterator[tuple[type[Base], dict[str, object]]]:
+        """The rows of a trial, each with its table."""
+        run = 1 + (trial - 1) * RUNS // self._trials
+        outcome = self._random.choices(list(OUTCOMES), list(OUTCOMES.values()))[0]
+        config, parents = self._child()
+        created = BEGAN + timedelta(seconds=trial)
+        rejected = outcome is not Outcome.MEASURED
+        row: dict[str, object] = {
+            "id": trial, "run_id": run, "problem": PROBLEM, "gpu": GPU, "config": config,
+            "config_key": config_key(config), "parents": parents, "operator": "mutation" if parents else "start",
+            "created_at": created, "finished_at": created + timedelta(seconds=3), "outcome": str(outcome),
+            "reason": f"{outcome}: " + "as the gate says of it, " * 6 if rejected else None,
+            "device": "NVIDIA H100 SXM5", "occupancy": None if rejected else 0.25,
+            "source_sha256": None, "binary_id": None, "entry": None, "grid_x": None, "grid_y": None, "grid_z": None,
+            "threads": None, "block_y": None, "block_z": None, "shared_bytes": None,
+        }  # fmt: skip
+        if outcome is not Outcome.SCREENED:
+            text = f"// trial {trial}\n{self._filler}"
+            sha256 = hashlib.sha256(text.encode()).hexdigest()
+            yield SourceRow, {"sha256": sha256, "text": text}
+            row |= {"source_sha256": sha256, "entry": "kernel", "grid_x": 132, "grid_y": 1, "grid_z": 1}
+            row |= {"threads": 384, "block_y": 1, "block_z": 1, "shared_bytes": 196_608}
+        if outcome in (Outcome.MEASURED, Outcome.INCORRECT):
+            yield BinaryRow, self._binary(trial, str(row["source_sha256"]))
+            row["binary_id"] = trial
+        yield CandidateRow, row
+        if outcome in (Outcome.MEASURED, Outcome.INCORRECT):
+            yield VerdictRow, self._verdict(trial, outcome, created)
+        if not rejected:
+            us = self._time(config)
+            self._recent.append((us, trial, config))
+            self._by_run.setdefault(run, []).append((us, trial))
+            yield MeasurementRow, self._figure(trial, us, created, {})
+
+    def finals(self) -> Iterator[tuple[type[Base], dict[str, object]]]:
+        """At the end of each run its fastest were timed against each other."""
+        for run, timed in self._by_run.items():
+            ended = BEGAN + timedelta(days=10 + run)
+            for place, (us, trial) in enumerate(sorted(timed)[:FINALISTS], 1):
+                terms = {"final_of_run": float(run), "place": float(place), "tied": float(place == 1)}
+                yield MeasurementRow, self._figure(trial, us * 1.01, ended, terms)
+
+    def _child(self) -> tuple[Config, list[int]]:
+        if len(self._recent) < ELITES:
+            return {name: self._random.choice(values) for name, values in KNOBS.items()}, []
+        if not self._elites or self._random.random() < 0.05:
+            self._elites = sorted(self._recent, key=lambda known: known[0])[:ELITES]
+        (_, first, config), (_, second, other) = self._random.sample(self._elites, 2)
+        crossed = self._random.random() < 0.3
+        child = {n: (other if crossed and self._random.random() < 0.5 else config)[n] for n in KNOBS}
+        for name in self._random.sample(list(KNOBS), self._random.choice((1, 1, 2, 3))):
+            child[name] = self._random.choice(KNOBS[name])
+        return child, [first, second] if crossed else [first]
+
+    def _time(self, config: Config) -> float:
+        away = sum(config[name] != value for name, value in self._optimum.items())
+        return 700.0 * 1.07**away * self._random.uniform(1.0, 1.05)
+
+    def _binary(self, trial: int, source: str) -> dict[str, object]:
+        start = self._random.randrange(CUBIN_BYTES)
+        cubin = self._cubin[start : start + CUBIN_BYTES]
+        return {
+            "id": trial, "source_sha256": source, "options": "-arch=sm_90a --std=c++17", "arch": "sm_90a",
+            "compiler": "NVRTC 13.0", "cubin": cubin, "cubin_sha256": hashlib.sha256(cubin).hexdigest(),
+            "registers": 168, "spill_bytes": 0, "stack_bytes": 0, "shared_bytes": 1024, "warnings": [],
+            "compile_ms": 812.5,
+            "mix": {f"OPCODE_{i}": 17 * i for i in range(40)},
+        }  # fmt: skip
+
+    def _verdict(self, trial: int, outcome: Outcome, taken: datetime) -> dict[str, object]:
+        wrong = outcome is Outcome.INCORRECT
+        cases = [
+            {
+                "name": f"case {i}", "problem": PROBLEM, "seed": self._random.getrandbits(63), "correct": not wrong,
+                "max_error": self._random.random() * 1e-3, "mean_error": 1.5e-5, "allowed": 1e-3, "reason": None,
+            }
+            for i in range(CASES)
+        ]  # fmt: skip
+        ended = str(outcome) if wrong else None
+        return {
+            "candidate_id": trial, "device": "NVIDIA H100 SXM5", "outcome": ended, "reason": ended, "cases": cases,
+            "wall_ms": 140.5, "taken_at": taken,
+        }  # fmt: skip
+
+    def _figure(self, trial: int, us: float, taken: datetime, terms: dict[str, float]) -> dict[str, object]:
+        samples = [us * self._random.uniform(0.99, 1.01) for _ in range(SAMPLES)]
+        seen = {"sm_mhz": 1755.0, "watts": 640.5, "celsius": 61.0, "lowest_mhz": 1740.0, "rounds": 50.0}
+        return {
+            "candidate_id": trial, "kind": "measured", "device": "NVIDIA H100 SXM5", "tflops": 550_000 / us,
+            "median_us": us, "samples_us": samples, "vs_baseline": 800 / us, "terms": seen | terms, "suspect": None,
+            "policy": POLICY, "normalised_us": us * 1.001, "taken_at": taken,
+        }  # fmt: skip
+
+
+def make_ledger(path: Path, trials: int, seed: int = 0) -> None:
+    """Writes a new SQLite ledger of so many trials in `RUNS` runs of one problem."""
+    engine = open_database(parse_url(str(path)), create=True)
+    evolution = Evolution(trials, seed)
+    with engine.begin() as connection:
+        connection.execute(insert(DeviceRow), [{"id": 1, "name": "NVIDIA H100 SXM5", "versions": {}}])
+        connection.execute(insert(RunRow), [_run(number) for number in range(1, RUNS + 1)])
+        connection.execute(insert(BaselineRow), [_baseline(number) for number in range(1, RUNS + 1)])
+    numbers = iter(range(1, trials + 1))
+    while batch := list(islice(numbers, BATCH)):
+        with engine.begin() as connection:
+            _insert(connection, [row for trial in batch for row in evolution.rows(trial)])
+    with engine.begin() as connection:
+        _insert(connection, list(evolution.finals()))
+    engine.dispose()
+
+
+def _insert(connection: Connection, rows: Sequence[tuple[type[Base], dict[str, object]]]) -> None:
+    """Table by table, in an order in which what a row refers to is there before it."""
+    for table in (SourceRow, BinaryRow, CandidateRow, VerdictRow, MeasurementRow):
+        of_table = [values for of, values in rows if of is table]
+        if issubclass(table, Checked):
+            for values in of_table:
+                values["checksums"] = checksums_of(table, values)
+        if of_table:
+            connection.execute(insert(table), of_table)
+
+
+def _run(number: int) -> dict[str, object]:
+    return {
+        "id": number, "started_at": BEGAN, "finished_at": BEGAN + timedelta(days=20), "status": "budget reached",
+        "gpu": GPU, "problem": PROBLEM, "device_id": 1, "space_name": "attention.toml", "space_sha256": "5" * 64,
+        "space_text": "kernel = 'attention'\n", "sampler": "evolution", "objectives": "tflops,registers",
+        "seed": number, "version": "0.1.0", "host": "benchmark", "pid": 1, "command": "evoengine search",
+    }  # fmt: skip
+
+
+def _baseline(number: int) -> dict[str, object]:
+    return {
+        "run_id": number, "name": "library", "device": "NVIDIA H100 SXM5", "median_us": 800.0, "tflops": 690.0,
+        "samples_us": [800.0] * SAMPLES, "policy": POLICY, "taken_at": BEGAN,
+    }  # fmt: skip
+
+
+# ── the commands ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cost(arguments: Sequence[str], path: Path, trials: int) -> Cost:
+    """Runs `evoengine ARGUMENTS… --db PATH`; where `| head -1` follows, its output is closed after one line."""
+    own, piped, _ = " ".join(arguments).partition(" | ")
+    words = [str(trials) if word == "LAST" else word for word in own.split()]
+    command = [sys.executable, "-m", "evoengine", *words, "--db", str(path)]
+    begun, lines = time.perf_counter(), 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        for _ in process.stdout:
+            lines += 1
+            if piped:
+                break
+        process.stdout.close()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - begun
+    return Cost(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, lines, process.returncode)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=50_000, help="how many the ledger holds (default: %(default)s)")
+    parser.add_argument("--db", type=Path, help="the ledger; made where it is not there, and then kept")
+    parser.add_argument("--only", action="append", choices=COMMANDS, help="only this command; may be repeated")
+    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = args.db or Path(folder) / "scale.db"
+        if not path.exists():
+            # in a process of its own: a child's largest resident set counts from before it became another program
+            maker = Process(target=make_ledger, args=(path, args.trials))
+            maker.start()
+            maker.join()
+            if maker.exitcode:
+                sys.exit(f"no ledger was made at {path}: see above")
+        costs = {name: cost(COMMANDS[name], path, args.trials) for name in args.only or COMMANDS}
+        size = path.stat().st_size
+    if args.json:
+        print(json.dumps({"trials": args.trials, "bytes": size, "commands": {n: vars(c) for n, c in costs.items()}}))
+        return
+    table = Table("command", "seconds", "CPU s", "peak MB", "lines", "exit code", box=None, pad_edge=False)
+    for name, c in costs.items():
+        table.add_row(name, f"{c.seconds:.2f}", f"{c.cpu_seconds:.2f}", f"{c.peak_mb:.0f}", str(c.lines), str(c.code))
+    Console().print(f"{args.trials:,} trials, {size / 1e6:,.0f} MB ({size / args.trials:,.0f} bytes per trial)", table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""All that is known of one trial, as a page; and the gate's cases and a profile, which others show too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich.console import Group
+
+from evoengine.cli.candidate_tables import describe
+from evoengine.cli.display import BY_FORMULA
+from evoengine.cli.tables import Cell, Column, Styled, Table, rows_table
+from evoengine.records import Binary, Candidate, Kind, Measurement, Profile, Verdict
+from evoengine.sass.validation import error_line
+from evoengine.terms import Terms, bound, hypotheses, peak_percent, range_us, utilisation
+from evoengine.text import plain
+
+PIPES = {"mufu": "MUFU", "fma": "FMA", "alu": "ALU", "l2": "L2", "dram": "DRAM"}
+"""how a person writes the pipes and memories of a prediction; the others are words"""
+
+
+def candidate_page(candidate: Candidate) -> Group:
+    """All that is known of one trial."""
+    c = candidate
+    ended = [str(c.outcome or "unfinished"), *([c.reason] if c.reason else [])]
+    rows = [*_named("outcome", ": ".join(ended)), ("problem", f"{c.problem} on {c.gpu}, run {c.run}")]
+    if c.imported_from:
+        rows.append(("imported", f"from {c.imported_from}: its verdicts and figures are what that file says"))
+    rows += [("config", describe(c.config)), ("origin", _origin(c)), *_compiled(c)]
+    if c.measurement:
+        rows += [*_figure(c, c.measurement), *_prediction(c.measurement), *_terms(c.measurement)]
+    verdicts = [v for v in (c.verdict, c.binary_verdict) if v]
+    return Group(rows_table(rows, title=f"trial {c.trial}"), *map(cases, verdicts))
+
+
+def _named(name: str, text: str) -> Iterator[tuple[str, str]]:
+    """A row for each line of a text; a compiler's message has several."""
+    for n, line in enumerate(text.rstrip().split("\n")):
+        yield "" if n else name, line
+
+
+def _origin(c: Candidate) -> str:
+    parents = f" of {', '.join(map(str, c.parents))}" if c.parents else ""
+    return f"{c.operator or 'unknown'}{parents}"
+
+
+def _compiled(c: Candidate) -> Iterator[tuple[str, str]]:
+    """Rows on the launch, the source and the binary, as far as the candidate came."""
+    source, binary = c.source, c.binary
+    if source:
+        launch = source.launch
+        yield "launch", f"grid {launch.grid}, block {launch.block}, {launch.shared_bytes} bytes dynamic shared"
+        yield "source", f"sha256 {source.sha256}, {len(source.text.splitlines())} lines (--source prints it)"
+    if binary:
+        yield "binary", f"{binary.arch}, {binary.compiler}, {binary.compile_ms:.0f} ms"
+        yield "resources", _resources(c, binary)
+        yield "instructions", " ".join(f"{n}×{op}" for op, n in _most(binary.mix)) or "unknown: no disassembler"
+        for warning in binary.warnings:
+            yield from _named("warning", warning)
+
+
+def _figure(c: Candidate, m: Measurement) -> Iterator[tuple[str, str]]:
+    """Rows on the figure, and how it was taken."""
+    peak = peak_percent(m.terms, m.compared_us)
+    of_peak = "" if peak is None else f", {peak:.1f}% of peak"
+    yield "figure", f"{_tflops(m)}{m.median_us:,.1f} µs{of_peak}, {m.kind} ({m.device})"
+    if m.suspect:
+        yield from _named("suspect", m.suspect)
+    if m.normalised_us:
+        yield "compared by", f"{m.normalised_us:,.1f} µs, its time relative to the baseline's of the same rounds"
+    if m.policy:
+        yield "measured by", str(m.policy)
+    if m.vs_baseline:
+        yield "vs baseline", f"{m.vs_baseline:.2f}× the fastest one, {len(m.samples_us)} samples"
+    if c.sustained:
+        yield "sustained", _sustained(c.sustained)
+
+
+def _terms(m: Measurement) -> Iterator[tuple[str, str]]:
+    if m.terms:
+        yield "terms", " · ".join(f"{name} {value:,.4g}" for name, value in m.terms.items())
+
+
+def _prediction(m: Measurement) -> Iterator[tuple[str, str]]:
+    """Rows on what was predicted, as far as it says: the range, what bounds the kernel, how busy each pipe is."""
+    if m.kind is not Kind.ESTIMATED:
+        return
+    if m.by_formula:
+        yield "model", BY_FORMULA
+        return
+    ends, pipe_that_bounds, shares = range_us(m.terms), bound(m.terms), utilisation(m.terms)
+    if ends:
+        by = ", ".join(f"hypothesis {name} {us:,.1f} µs" for name, us in hypotheses(m.terms).items())
+        yield "range", f"{ends[0]:,.1f} to {ends[1]:,.1f} µs{f' ({by})' if by else ''}"
+    if pipe_that_bounds:
+        yield "bound by", "; ".join([pipe_name(pipe_that_bounds), *_occupies(m.terms)])
+    if shares:
+        yield "busy", " · ".join(f"{pipe_name(pipe)} {share:.0%}" for pipe, share in shares.items())
+    yield "model", error_line()
+
+
+def _occupies(terms: Terms) -> Iterator[str]:
+    if {"waves", "blocks_per_sm"} <= terms.keys():
+        yield f"{terms['waves']:,.3g} waves of {terms['blocks_per_sm']:.0f} blocks per SM"
+    if "roofline_us" in terms:
+        yield f"no kernel takes less than {terms['roofline_us']:,.1f} µs"
+
+
+def pipe_name(pipe: str) -> str:
+    return PIPES.get(pipe, pipe)
+
+
+def _sustained(m: Measurement) -> str:
+    """`498.1 TFLOPS, 310.2 µs at 1,410 MHz, 690 W, run back to back`."""
+    at = [f"{m.terms[name]:,.0f} {unit}" for name, unit in (("sm_mhz", "MHz"), ("watts", "W")) if name in m.terms]
+    return f"{_tflops(m)}{m.median_us:,.1f} µs{' at ' if at else ''}{', '.join(at)}, run back to back"
+
+
+def _tflops(m: Measurement) -> str:
+    return f"{m.tflops:,.4g} TFLOPS, " if m.tflops is not None else ""
+
+
+def _resources(c: Candidate, binary: Binary) -> str:
+    occupancy = f", occupancy {c.occupancy:.0%}" if c.occupancy is not None else ""
+    spilled = f"{binary.spill_bytes} bytes spilled"
+    return f"{binary.registers} registers, {spilled}, {c.shared_bytes} bytes shared{occupancy}"
+
+
+def _most(mix: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(mix.items(), key=lambda item: -item[1])[:12]
+
+
+def cases(verdict: Verdict) -> Table:
+    """The gate's cases with their errors and seeds."""
+    columns = [
+        Column("case", least=12, folds=True), Column("problem", leaves=4), Column("max err", right=True),
+        Column("mean err", right=True, leaves=3), Column("allowed", right=True, leaves=2),
+        Column("seed", right=True, leaves=5), Column("verdict", least=12, folds=True),
+    ]  # fmt: skip
+    rows: list[list[Cell]] = []
+    for c in verdict.cases:
+        errors = [f"{e:.1e}" if e is not None else "–" for e in (c.max_error, c.mean_error, c.allowed)]
+        mark = Styled("ok", "green") if c.correct else Styled(c.reason or "wrong", "red")
+        rows.append([c.name, c.problem.partition(":")[2], *errors, str(c.seed), mark])
+    return Table(columns, rows, title=f"gate on {verdict.device}, {verdict.wall_ms:.0f} ms")
+
+
+def profile_page(profile: Profile) -> Group:
+    """What limits a kernel, a figure a row; a static page says so in its title."""
+    columns = [Column("", least=20, folds=True), Column("", right=True)]
+    rows = [(name, f"{value:,.4g}") for name, value in profile.figures.items()]
+    return Group(Table(columns, rows, title=f"profile: {profile.tool}, {profile.device}"), *map(plain, profile.remarks))

@@ -1,0 +1,234 @@
+"""Candidates as rows: rankings, histories, lineages, and which changes of knobs paid."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+
+from evoengine.cli.display import BY_FORMULA, FROM_FILES, kind_mark, number, short
+from evoengine.cli.tables import Cell, Column, Styled, Table, rows_table
+from evoengine.lineage import Bred, Effect, Step, transition
+from evoengine.records import Candidate, Config, Outcome, Value
+from evoengine.terms import peak_percent
+from evoengine.text import plain
+
+if TYPE_CHECKING:
+    from evoengine.ledger.listing import Trial
+    from evoengine.ledger.summaries import RunSummary
+
+NOTHING = "–"
+FAMILY = "family"
+KNOB_LEAVES = (2, 2, 5, 10)
+"""as Column.leaves has it, of the first knob, the second, the third and all others: a space declares its tiles first"""
+FIGURES = (
+    Column("µs", right=True, leaves=2), Column("TFLOPS", right=True), Column("% of peak", right=True, leaves=4),
+    Column("vs baseline", right=True, leaves=3),
+)  # fmt: skip
+
+
+def ranking(ranked: Mapping[int, Candidate]) -> Group:
+    """Candidates by rank, best first; what is known of none of them has no column."""
+    knobs = Knobs(c.config for c in ranked.values())
+    columns = [
+        Column("rank", right=True), Column("trial", right=True), *knobs.columns, *FIGURES,
+        Column("reg", right=True, leaves=6), Column("spill", right=True, leaves=8),
+        Column("shared", right=True, leaves=7), Column("occ.", right=True, leaves=9),
+        Column("max err", right=True, leaves=30),
+    ]  # fmt: skip
+    rows = [
+        [
+            str(rank),
+            str(c.trial),
+            *knobs.cells(c.config),
+            *figure_cells(c),
+            *_resources(c),
+        ]
+        for rank, c in ranked.items()
+    ]
+    return Group(Table(columns, rows), *knobs.said_once(), *_marks(ranked.values()))
+
+
+def history_table(candidates: Sequence[Candidate | Trial]) -> Group:
+    """Trials in their order, each with how it ended; run, problem and GPU have columns where rows differ in them."""
+    knobs = Knobs(c.config for c in candidates)
+    places = {name: {_place(c, name) for c in candidates} for name in ("run", "problem", "GPU")}
+    several = [name for name, found in places.items() if len(found) > 1]
+    columns = [
+        Column("trial", right=True), *(Column(name, leaves=5) for name in several), Column("outcome"),
+        *knobs.columns, *FIGURES, Column("reg", right=True, leaves=6),
+ Column("reason", least=16),
+    ]  # fmt: skip
+    rows = [
+        [
+            str(c.trial), *(_place(c, name) for name in several), _outcome(c.outcome),
+            *knobs.cells(c.config), *figure_cells(c), str(c.binary.registers) if c.binary else "",
+            c.reason or "",
+        ]
+        for c in candidates
+    ]  # fmt: skip
+    once = " · ".join(f"{name} {found.pop()}" for name, found in places.items() if name not in several)
+    heading = [plain(once)] if once else []
+    return Group(*heading, Table(columns, rows), *knobs.said_once(), *_marks(candidates))
+
+
+def _marks(candidates: Iterable[Bred]) -> list[str]:
+    """What the marks behind figures mean, but for est. and rec., which summaries explain."""
+    kinds = {(c.measurement is not None and c.measurement.by_formula, c.imported_from is not None) for c in candidates}
+    by_formula, imported = (any(each) for each in zip(*kinds, strict=True))
+    return [*([BY_FORMULA] if by_formula else []), *([FROM_FILES] if imported else [])]
+
+
+def runs_table(found: Iterable[RunSummary]) -> Table:
+    """Runs in the order they were started, each with its best by figures of one kind."""
+    columns = [
+        Column("run", right=True), Column("started", leaves=6), Column("status", leaves=3), Column("problem"),
+        Column("GPU"), Column("device", leaves=7), Column("sampler", leaves=8), Column("trials", right=True),
+        Column("correct", right=True, leaves=2), Column("best", right=True, leaves=4), *FIGURES[:2],
+        Column("kind", leaves=5), Column("imported from", least=12, leaves=4),
+    ]  # fmt: skip
+    rows = []
+    for s in found:
+        run, figure = s.run, s.best.measurement if s.best else None
+        time_and_rate = figure_cells(s.best)[:2] if s.best else ["", ""]
+        rows.append(
+            [str(run.id), f"{run.started_at:%Y-%m-%d %H:%M}", run.status, run.problem, run.gpu, run.device.name,
+             run.sampler, str(s.trials), str(s.correct), str(s.best.trial) if s.best else "",
+             *time_and_rate, str(figure.kind) if figure else "", run.imported_from or ""]
+        )  # fmt: skip
+    return Table(columns, rows)
+
+
+def lineage(steps: Sequence[Step]) -> Table:
+    """The path from a start point, a step a row."""
+    columns = [
+        Column("trial", right=True), Column("made by", leaves=3), Column("changed", least=24, folds=True),
+        *FIGURES[:2], Column("gain", right=True),
+    ]  # fmt: skip
+    rows = []
+    for s in steps:
+        changed = ", ".join(map(transition, s.changes)) or describe(s.candidate.config)
+        operator = s.candidate.operator or NOTHING
+        origin = f"{operator} of {s.parent.trial}" if s.parent else operator
+        gain = f"{s.gain - 1:+.1%}" if s.gain is not None else NOTHING
+        rows.append([str(s.candidate.trial), origin, changed, *figure_cells(s.candidate)[:2], gain])
+    return Table(columns, rows)
+
+
+def effects_table(effects: Iterable[Effect]) -> Table:
+    """Which changes of knobs paid, most rewarding first."""
+    columns = [Column("change", least=20, folds=True)]
+    columns += [Column(name, right=True) for name in ("steps", "alone", "better", "median gain")]
+    return Table(
+        columns,
+        [[transition(e.change), str(e.steps), str(e.alone), str(e.better), f"{e.median_gain - 1:+.1%}"]
+         for e in effects],
+    )  # fmt: skip
+
+
+class Knobs:
+    """Configurations beside each other: a column for every knob in which they differ; the others are said once.
+
+    Families have knobs of their own, so a knob is compared among those that have it.
+    """
+
+    def __init__(self, configs: Iterable[Config]) -> None:
+        families: dict[str, dict[str, set[str]]] = {}
+        counts: Counter[str] = Counter()
+        self._short: dict[tuple[type, Value], str] = {}
+        """a long list has few values, each in many rows"""
+        different: dict[Value, set[tuple[str, Value, type]]] = {}
+        for config in configs:
+            counts.update(config.keys())
+            of_family = different.setdefault(config.get(FAMILY, ""), set())
+            # with its type: 1 and True are equal, and print differently
+            of_family.update(zip(config.keys(), config.values(), map(type, config.values()), strict=True))
+        place = {name: i for i, name in enumerate(counts)}
+        for family, found in different.items():
+            values = families.setdefault(short(family), {})
+            for name, value, _ in sorted(found, key=lambda knob: place[knob[0]]):
+                values.setdefault(name, set()).add(self._text(value))
+        self._families = families
+        # of several families the knobs that most rows have come first; a family's own keep the order of its space
+        self._names = sorted((name for name in counts if self._differs(name)), key=lambda name: -counts[name])
+        if FAMILY in self._names:
+            self._names.insert(0, self._names.pop(self._names.index(FAMILY)))
+
+    def _values(self, name: str) -> set[str]:
+        return set().union(*(values.get(name, set()) for values in self._families.values()))
+
+    def _differs(self, name: str) -> bool:
+        return len(self._values(name)) > 1
+
+    @property
+    def columns(self) -> list[Column]:
+        knobs = [name for name in self._names if name != FAMILY]
+        family = [Column(FAMILY, leaves=1)] if FAMILY in self._names else []
+        return [*family, *(Column(n, self._is_number(n), KNOB_LEAVES[min(i, 3)]) for i, n in enumerate(knobs))]
+
+    def _is_number(self, name: str) -> bool:
+        return all(value.replace(".", "").isdigit() for value in self._values(name))
+
+    def cells(self, config: Config) -> list[Cell]:
+        return [self._text(config[name]) if name in config else NOTHING for name in self._names]
+
+    def _text(self, value: Value) -> str:
+        key = type(value), value  # 1 and True are equal, and print differently
+        text = self._short.get(key)
+        if text is None:
+            text = self._short[key] = short(value)
+        return text
+
+    def said_once(self) -> list[Table]:
+        """A line for what all rows have in common, and one for each family's own; none where there is nothing."""
+        names = dict.fromkeys(name for values in self._families.values() for name in values)
+        alike = {name: next(iter(self._values(name))) for name in names if not self._differs(name)}
+        everywhere = [name for name in alike if all(name in values for values in self._families.values())]
+        lines = {"in every row": {name: alike[name] for name in everywhere}}
+        for family, values in self._families.items():
+            own = {name: alike[name] for name in values if name in alike and name not in everywhere}
+            lines[f"in rows of {family}"] = own
+        rows = [(who, describe(own)) for who, own in lines.items() if own]
+        return [rows_table(rows)] if rows else []
+
+
+def describe(config: Config) -> str:
+    """Knobs with their values: `tile_m=64 tile_n=64 …`."""
+    return " ".join(f"{name}={short(value)}" for name, value in config.items())
+
+
+def figure_cells(c: Bred) -> list[Cell]:
+    """Those of FIGURES: the time that is ranked by, with the rates that follow from it."""
+    m, mark = c.measurement, kind_mark(c)
+    if m is None:
+        return [""] * len(FIGURES)
+    peak = peak_percent(m.terms, m.compared_us)
+    return [
+        number(m.compared_us) + ("" if m.tflops is not None else mark),
+        "" if m.tflops is None else number(m.tflops) + mark,
+        "" if peak is None else f"{peak:.0f}%",
+        "" if m.vs_baseline is None else f"{m.vs_baseline:.2f}×",
+    ]
+
+
+def _resources(c: Candidate) -> list[Cell]:
+    shared, error = c.shared_bytes, c.verdict.max_error if c.verdict else None
+    return [
+        str(c.binary.registers) if c.binary else "",
+        str(c.binary.spill_bytes) if c.binary else "",
+        "" if shared is None else f"{shared / 1024:.0f} KB",
+        "" if c.occupancy is None else f"{c.occupancy:.0%}",
+        "" if error is None else f"{error:.1e}",
+    ]
+
+
+def _outcome(outcome: Outcome | None) -> Cell:
+    if outcome is None:
+        return Styled("unfinished", "dim")
+    return Styled(str(outcome), "green" if outcome.ranked else "yellow")
+
+
+def _place(c: Candidate | Trial, name: str) -> str:
+    return {"run": str(c.run), "problem": c.problem, "GPU": c.gpu}[name]

@@ -1,0 +1,107 @@
+"""evoengine gpus"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from evoengine.cli.options import json_option
+from evoengine.errors import MachineError
+from evoengine.gpu import Gpu, known_gpus
+
+if TYPE_CHECKING:
+    from evoengine.cli.tables import Table
+    from evoengine.tuning.boards import Fitting
+
+KB = 1024
+
+
+@click.command()
+@json_option
+def gpus(as_json: bool) -> None:
+    """List the GPUs that can be tuned for: their limits and peaks, and the families of kernels that fit.
+
+    Peaks are those of the data sheets, of the tensor cores in fp16 with FP32 sums. `--gpu-file` of search and verify
+    takes a board that is not here: a TOML file with one table as in evoengine/gpus.toml.
+    """
+    from evoengine.cli.display import say, stdout
+    from evoengine.cli.json_output import print_json
+    from evoengine.sass.chip import why_unmodelled
+    from evoengine.tuning.boards import fitting_families
+
+    known = list(known_gpus().values())
+    fitting, compiled = fitting_families(known), _compiled()
+    if as_json:
+        rows = [gpu_json(gpu, fitting[gpu.key], why_unmodelled(gpu), compiled) for gpu in known]
+        print_json(gpus=rows)
+        return
+    stdout.print(gpus_table(known, fitting))
+    for line in remarks(known, fitting, compiled):
+        say(line)
+
+
+def gpu_json(
+    gpu: Gpu, fitting: Sequence[Fitting], unmodelled: str | None, compiled: Sequence[int] | None
+) -> dict[str, Any]:
+    """Sizes in bytes, clock in GHz, peaks in TFLOPS and GB/s; `compiles` is null where there is no compiler here."""
+    fields = {name.removeprefix("gpu."): value for name, value in gpu.variables().items()}
+    return fields | {
+        "families": {f.workload: list(f.families) for f in fitting},
+        "left_out": {f.workload: dict(f.left_out) for f in fitting if f.left_out},
+        "compiles": None if compiled is None else gpu.capability in compiled,
+        "predicted_by": "formula" if unmodelled else "model",
+    }
+
+
+def gpus_table(known: Sequence[Gpu], fitting: Mapping[str, Sequence[Fitting]]) -> Table:
+    """A line per GPU; a narrow terminal leaves out names first."""
+    from evoengine.cli.tables import Column, Table
+
+    columns = [Column("GPU"), Column("name", leaves=9), Column("arch"), Column("SMs", right=True)]
+    numbers = ("GHz", "GB/s", "KB per block", "KB per SM")
+    columns += [Column(name, right=True, leaves=n) for n, name in zip((4, 0, 3, 2), numbers, strict=True)]
+    columns += [Column("TFLOPS", right=True), Column("fit", least=6, folds=True)]
+    rows = [
+        [
+            gpu.key, gpu.name.removeprefix("NVIDIA "), gpu.arch, str(gpu.sms), f"{gpu.clock_ghz:.2f}",
+            f"{gpu.memory_gbs:g}", str(gpu.shared_per_block // KB), str(gpu.shared_per_sm // KB),
+            f"{gpu.tensor_tflops:g}", _fitting_text(fitting[gpu.key]),
+        ]
+        for gpu in known
+    ]  # fmt: skip
+    return Table(columns, rows)
+
+
+def _fitting_text(fitting: Sequence[Fitting]) -> str:
+    """All families, or not some: what sets GPUs apart."""
+    left_out = dict.fromkeys(family for f in fitting for family in f.left_out)
+    return f"not {', '.join(left_out)}" if left_out else "all"
+
+
+def remarks(
+    known: Sequence[Gpu], fitting: Mapping[str, Sequence[Fitting]], compiled: Sequence[int] | None
+) -> list[str]:
+    """Beneath the table: what the families are, why some are left out, what the compiler here cannot do."""
+    by_workload: dict[str, dict[str, None]] = {}
+    reasons: dict[str, None] = {}
+    for row in fitting.values():
+        for f in row:
+            by_workload.setdefault(f.workload, {}).update(dict.fromkeys((*f.families, *f.left_out)))
+            reasons |= {f"{family} left out: {why}": None for family, why in f.left_out.items()}
+    listed = "; ".join(f"{workload}: {', '.join(families)}" for workload, families in by_workload.items())
+    lines = [f"families of {listed}", *reasons]
+    others = [gpu.key for gpu in known if compiled is not None and gpu.capability not in compiled]
+    if others:
+        lines.append(f"the compiler here cannot compile for {', '.join(others)}")
+    return lines
+
+
+def _compiled() -> Sequence[int] | None:
+    from evoengine.stages.toolchain import compiled_capabilities
+
+    try:
+        return compiled_capabilities()
+    except MachineError:
+        return None

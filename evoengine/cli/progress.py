@@ -1,0 +1,130 @@
+"""The progress of a search on stderr: a bar in a terminal, a line every ten seconds elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from evoengine.cli.display import best_line, figure, say, stderr
+from evoengine.records import Outcome
+from evoengine.text import plain
+
+if TYPE_CHECKING:
+    from evoengine.records import Candidate
+    from evoengine.search.coordinator import Progress
+    from evoengine.search.evaluators import Usage
+
+LINE_SECONDS = 10.0
+"""between two lines where stderr is no terminal"""
+
+
+class Ticker(threading.Thread):
+    """Calls `tick` every LINE_SECONDS, however busy the main thread is, until it is stopped."""
+
+    def __init__(self, tick: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        self._tick, self._stopped = tick, threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.wait(LINE_SECONDS):
+            self._tick()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()
+
+
+class LiveProgress:
+    """What is being done and for how long; from the first trial on how many are done, and the best so far. Use as a
+    context manager."""
+
+    def __init__(self, trials: bool = False) -> None:
+        """`trials`: a line for each that ends, where no bar counts them."""
+        self._trials = trials
+        self._started = self._since = time.monotonic()
+        self._stage = "starting"
+        self._progress: Progress | None = None
+        self._bar = Bar(BarColumn(bar_width=38), console=stderr)
+        self._task = self._bar.add_task("", total=1)
+        self._live = Live(console=stderr, refresh_per_second=8, get_renderable=self._picture)
+        self._ticker = Ticker(lambda: say(self.line()))
+
+    def __enter__(self) -> LiveProgress:
+        (self._live if stderr.is_terminal else self._ticker).start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live.transient = self._progress is None  # a stage that is over says nothing to anybody
+        (self._live if stderr.is_terminal else self._ticker).stop()
+
+    def say(self, text: str) -> None:
+        say(text)
+
+    def stage(self, text: str) -> None:
+        """What is being done from now on, until trials tell; "" where they do."""
+        if text != self._stage:
+            self._stage, self._since = text, time.monotonic()
+
+    def update(self, progress: Progress) -> None:
+        self._progress = progress
+        self.stage(progress.stage)
+
+    def trial(self, candidate: Candidate) -> None:
+        if self._trials:
+            why = f", {candidate.reason}" if candidate.reason else ""
+            say(f"#{candidate.trial}  {candidate.outcome}  {figure(candidate)}{why}")
+
+    def end(self, run: int, ended: str, code: int) -> None:
+        """Nothing: the summary says it."""
+
+    def line(self) -> str:
+        """`0:20 · compiling the first candidates` or `1:10 · 12/60 · 9 correct · 4:40 left`."""
+        said = [self._stage] if self._stage else []
+        if self._progress and self._progress.done:
+            said += status(self._progress)
+        return " · ".join([clock(time.monotonic() - self._started), *said])
+
+    def _picture(self) -> RenderableType:
+        stage = f"{self._stage} {clock(time.monotonic() - self._since)}" if self._stage else ""
+        if self._progress is None or not self._progress.done:
+            return Text(plain(stage))
+        self._bar.update(self._task, total=self._progress.total, completed=self._progress.done)
+        line = Table.grid(padding=(0, 1))
+        said = " · ".join([*([stage] if stage else []), *status(self._progress)])
+        line.add_row(self._bar, Text(plain(said)))
+        return Group(line, Text(plain(best_line(self._progress.best)), no_wrap=True, overflow="ellipsis"))
+
+
+def clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def status(progress: Progress) -> list[str]:
+    """`43/60`, `31 correct`, each way of being rejected, and the time left; nobody here gated what was recorded."""
+    good = "recorded" if progress.outcomes[Outcome.RECORDED] else "correct"
+    parts = [f"{progress.done}/{progress.total}", f"{progress.correct} {good}"]
+    parts += [f"{n} {outcome}" for outcome, n in sorted(progress.outcomes.items()) if n and not outcome.ranked]
+    if progress.predicted:
+        parts.append(f"{progress.predicted} predicted ahead")
+    if progress.done:
+        left = progress.elapsed / progress.done * (progress.total - progress.done)
+        parts.append(f"{clock(left)} left")
+    return parts
+
+
+def time_spent(usage: Usage) -> str:
+    """`GPU 91 % busy verifying and timing · 6 % waiting for compilers · 3 % starting processes`."""
+    total = max(usage.busy + usage.waiting + usage.starting, 1e-9)
+    return (
+        f"GPU {usage.busy / total:.0%} busy verifying and timing · {usage.waiting / total:.0%} waiting for compilers · "
+        f"{usage.starting / total:.0%} starting processes"
+    )

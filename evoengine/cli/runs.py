@@ -1,0 +1,101 @@
+"""evoengine runs, and evoengine runs remove"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from evoengine.cli.options import db_option, json_option
+from evoengine.errors import NothingFound, UsageError
+from evoengine.hints import hint
+from evoengine.times import utc
+
+if TYPE_CHECKING:
+    from evoengine.ledger.summaries import RunSummary
+
+
+@click.group(invoke_without_command=True)
+@db_option
+@json_option
+@click.pass_context
+def runs(context: click.Context, db: str | None, as_json: bool) -> None:
+    """List the runs of the ledger: searches, sessions of measure, and what was imported."""
+    if context.invoked_subcommand:
+        if db or as_json:
+            raise UsageError(f"options of {context.invoked_subcommand} go behind it: evoengine runs remove N --db FILE")
+        return
+    from evoengine.cli.candidate_tables import runs_table
+    from evoengine.cli.display import stdout
+    from evoengine.cli.json_output import print_json
+    from evoengine.ledger.store import open_ledger
+
+    with open_ledger(db, create=False) as ledger:
+        found = list(ledger.run_summaries())
+    if as_json:
+        print_json(runs=[run_json(s) for s in found])
+    elif found:
+        stdout.print(runs_table(found))
+    else:
+        raise NothingFound(f"the ledger holds no run: {hint('search', db=db)} fills it")
+
+
+@runs.command()
+@click.argument("numbers", type=click.IntRange(min=1), nargs=-1, required=True, metavar="N...")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@db_option
+def remove(numbers: Sequence[int], yes: bool, db: str | None) -> None:
+    """Take runs out of the ledger, with their trials, figures, and the sources and binaries that no other run uses.
+
+    Their Optuna studies go with them. Numbers of runs and trials are not given again. A run that is going on is not
+    removed, nor is one while another works on the same problem and GPU.
+    """
+    from evoengine.cli.display import say
+    from evoengine.ledger.store import open_ledger
+
+    wanted = list(dict.fromkeys(numbers))
+    with open_ledger(db, create=False) as ledger:
+        known = {s.run.id: s for s in ledger.run_summaries() if s.run.id in wanted}
+        for number, summary in known.items():
+            say(f"run {number}: {summary.run.problem} on {summary.run.gpu}, {summary.trials} trials")
+        if len(known) == len(wanted) and not (yes or _agreed(ledger.place)):
+            say("nothing was removed")
+            return
+        ledger.remove_runs(wanted)
+    say(f"removed {', '.join(f'run {number}' for number in wanted)}")
+
+
+def run_json(summary: RunSummary) -> dict[str, object]:
+    """The public JSON of a run. Field names are an interface: people script against them."""
+    run, best = summary.run, summary.best
+    figure = best.measurement if best else None
+    return {
+        "run": run.id,
+        "started": utc(run.started_at),
+        "ended": utc(run.finished_at),
+        "status": run.status,
+        "problem": run.problem,
+        "gpu": run.gpu,
+        "device": run.device.name,
+        "sampler": run.sampler,
+        "objectives": run.objectives.split(","),
+        "seed": run.seed,
+        "trials": summary.trials,
+        "correct": summary.correct,
+        "best": best.trial if best else None,
+        "tflops": figure.tflops if figure else None,
+        "tflops_kind": str(figure.kind) if figure else None,
+        "median_us": figure.median_us if figure else None,
+        "imported_from": run.imported_from,
+    }
+
+
+def _agreed(place: str) -> bool:
+    try:
+        return click.confirm(f"Remove from {place}?", err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise UsageError("nobody is there to answer; --yes removes without asking") from None

@@ -1,0 +1,104 @@
+"""Standard output and error in whatever state they are: closed, full, read by nobody any more, or unable to hold a
+letter. Nothing that is written raises; what could not be written is known at the end, and decides the exit code."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import io
+import os
+import select
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+LETTERS = {
+    "µ": "u", "·": "-", "–": "-", "—": "-", "…": "...", "→": "->", "×": "x", "≥": ">=", "≤": "<=", "±": "+-",
+    "²": "^2", "ᵀ": "^T", "√": "sqrt ", "Σ": "sum ", "ρ": "rho", "✓": "ok", "✗": "no", "’": "'",
+}  # fmt: skip
+"""how evoengine's own letters are written where the encoding does not have them"""
+_ERRORS = "evoengine.readable"
+_NAMES = {1: "stdout", 2: "stderr"}
+
+
+class Stream(io.FileIO):
+    """A file descriptor that takes all that is written to it, and keeps the reason where it could not."""
+
+    failure: OSError | None = None
+
+    def write(self, data: ReadableBuffer) -> int:
+        view = memoryview(data)
+        while self.failure is None:
+            try:
+                written = super().write(view)
+            except OSError as error:
+                self.failure = error
+            else:
+                if written is not None:
+                    return written
+                select.select([], [self], [])  # somebody made it non-blocking, and its reader is slow
+        return view.nbytes
+
+
+_streams: dict[int, tuple[TextIO, Stream]] = {}
+
+
+def prepare_streams() -> None:
+    """Puts a `Stream` behind sys.stdout and sys.stderr, unless a program that calls this has its own there.
+
+    A closed one of the three is given to /dev/null, so that no file that is opened later gets its number. Who closes
+    stderr wants no messages; who closes stdout loses the result, and is told.
+    """
+    codecs.register_error(_ERRORS, readable)
+    for fd, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, mode)
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _wrapped(1, sys.stdout)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _wrapped(2, sys.stderr)
+
+
+def _wrapped(fd: int, old: TextIO | None) -> TextIO:
+    raw = Stream(fd, "w", closefd=False)
+    text = io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding=old.encoding if old else "utf-8", errors=_ERRORS,
+        line_buffering=fd == 2 or os.isatty(fd), write_through=fd == 2,
+    )  # fmt: skip
+    if old is not None:
+        old.flush()
+    _streams[fd] = text, raw
+    return text
+
+
+def readable(error: UnicodeError) -> tuple[str, int]:
+    """Takes the place of what an encoding cannot hold: evoengine's own letters as LETTERS has them, a byte of a file
+    name as `\\xff`, all else as `\\u1234`."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_readable, error.object[error.start : error.end])), error.end
+
+
+def _readable(letter: str) -> str:
+    if letter in LETTERS:
+        return LETTERS[letter]
+    code = ord(letter)
+    if 0xDC80 <= code <= 0xDCFF:  # os.fsdecode: a byte that is no text
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def unwritten() -> dict[str, OSError]:
+    """What of stdout and stderr could not be written so far, each with the reason."""
+    for text, _ in _streams.values():
+        text.flush()
+    return {_NAMES[fd]: raw.failure for fd, (_, raw) in _streams.items() if raw.failure is not None}
+
+
+def read_by_nobody(failure: OSError) -> bool:
+    """Whether the reader has gone, as in `evoengine history | less`: it has what it wanted."""
+    return failure.errno == errno.EPIPE

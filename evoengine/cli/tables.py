@@ -1,0 +1,194 @@
+"""Tables for people: text is shown as text, and a terminal too narrow for all columns is shown the ones that matter.
+
+A cell is a string, or a `Styled` one. Whatever it holds goes through `plain`, so that no table can print markup, an
+escape sequence or a row of its own making.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+
+from evoengine.text import plain
+
+GAP = "  "
+HEADING, DIM = "bold", "dim"
+
+
+class Styled(NamedTuple):
+    text: str
+    style: str
+
+
+Cell = str | Styled
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    right: bool = False
+    leaves: int = 0
+    """where a terminal is narrow the column with the highest goes first, of several the last; 0 stays"""
+    least: int = 0
+    """how narrow a column of free text may become; 0 for one that stays whole"""
+    folds: bool = False
+    """whether free text that is too long goes on below, in its own column; else it ends with …"""
+
+
+class Table:
+    """Rows under the names of their columns. A column in which no row has anything is left out.
+
+    Where the width is too small, first free text becomes narrower, then names go over several lines at their
+    underscores, and then columns leave; a last line names those.
+    """
+
+    def __init__(self, columns: Sequence[Column], rows: Iterable[Sequence[Cell]], *, title: str = "") -> None:
+        """Each of `rows` has a cell for every column. Where no column has a name there is no heading."""
+        self._title = plain(title)
+        # by columns, and each distinct cell once: of thousands of rows most cells are alike
+        found: list[Sequence[Cell]] = [*zip(*rows, strict=True)] or [()] * len(columns)
+        texts = [{cell: _plain(cell) for cell in set(cells)} for cells in found]
+        widths = [max((_width(_text(cell)) for cell in of_column.values()), default=0) for of_column in texts]
+        filled = [i for i, _ in enumerate(zip(columns, found, strict=True)) if widths[i]]  # as many cells as columns
+        self._columns, self._widths = [columns[i] for i in filled], [widths[i] for i in filled]
+        self._cells = [[texts[i][cell] for cell in found[i]] for i in filled]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        layout = _Layout(console, self._columns, self._widths, options.max_width)
+        if self._title:
+            yield Segment(f"{self._title}\n", _style(console, HEADING))
+        yield from layout.rows([[Styled(name, HEADING) for name in heading] for heading in layout.headings()])
+        yield from layout.rows([self._cells[i] for i in layout.kept])
+        if layout.left_out:
+            remark = f"left out, as the terminal is narrow: {', '.join(layout.left_out)}"
+            for line in _folded(console, remark, options.max_width):
+                yield Segment(f"{line}\n", _style(console, DIM))
+
+
+def rows_table(rows: Iterable[tuple[str, str]], title: str = "") -> Table:
+    """A page of named texts, a name a row; long ones go on below, beside their name."""
+    return Table([Column(""), Column("", least=20, folds=True)], rows, title=title)
+
+
+class _Layout:
+    """Which columns are kept at a width, their widths and headings. `widths` are those of the widest cells."""
+
+    def __init__(self, console: Console, columns: Sequence[Column], widths: Sequence[int], most: int) -> None:
+        self._console, self._columns = console, columns
+        self._colourful = console.is_terminal
+        self.kept = list(range(len(columns)))
+        self._headings = [[plain(c.name)] for c in columns]
+        self._fit_to_headings(widths)
+        if self._least() > most:
+            self._headings = [
+                _broken(heading, max(width, 6)) for width, [heading] in zip(widths, self._headings, strict=True)
+            ]
+            self._fit_to_headings(widths)
+        while self._least() > most and (leaving := [i for i in self.kept if columns[i].leaves]):
+            self.kept.remove(max(leaving, key=lambda i: (columns[i].leaves, i)))
+        self._squeeze(most)
+
+    def _fit_to_headings(self, widths: Sequence[int]) -> None:
+        self._widths = [
+            max(width, *map(_width, heading)) for width, heading in zip(widths, self._headings, strict=True)
+        ]
+
+    def _least(self) -> int:
+        """How narrow the kept columns can be, with what is between them."""
+        return sum(map(self._narrowest, self.kept)) + len(GAP) * (len(self.kept) - 1)
+
+    def _narrowest(self, i: int) -> int:
+        own, least = self._widths[i], self._columns[i].least
+        return min(own, max(least, *map(_width, self._headings[i]))) if least else own
+
+    def _squeeze(self, most: int) -> None:
+        """Takes from free text what there is too much."""
+        for i in reversed(self.kept):
+            excess = sum(self._widths[j] for j in self.kept) + len(GAP) * (len(self.kept) - 1) - most
+            if excess > 0:
+                self._widths[i] = max(self._narrowest(i), self._widths[i] - excess)
+
+    @property
+    def left_out(self) -> list[str]:
+        return [plain(c.name) for i, c in enumerate(self._columns) if i not in self.kept]
+
+    def headings(self) -> list[list[str]]:
+        """Of each kept column, its name from the top down, as many lines as the longest has; none without names."""
+        headings = [self._headings[i] for i in self.kept]
+        height = max(map(len, headings), default=0) if any(name for heading in headings for name in heading) else 0
+        return [[""] * (height - len(heading)) + heading if height else [] for heading in headings]
+
+    def rows(self, columns: Sequence[Sequence[Cell]]) -> Iterator[Segment]:
+        """Rows of the kept columns, each of several lines where free text goes on below."""
+        shown = [self._shown(i, cells) for i, cells in zip(self.kept, columns, strict=True)]
+        blanks = [" " * self._widths[i] for i in self.kept]
+        for cells, parts in zip(zip(*columns, strict=True), zip(*shown, strict=True), strict=True):
+            for n in range(max(map(len, parts))):
+                line = [part[n] if n < len(part) else blank for part, blank in zip(parts, blanks, strict=True)]
+                if self._colourful:
+                    yield from self._coloured(cells, line)
+                else:
+                    yield Segment(f"{GAP.join(line).rstrip()}\n")
+
+    def _shown(self, i: int, cells: Sequence[Cell]) -> list[list[str]]:
+        """Of each cell its lines, as wide as the column."""
+        made = {cell: [self._padded(i, line) for line in self._lines(i, _text(cell))] for cell in set(cells)}
+        return [made[cell] for cell in cells]
+
+    def _coloured(self, cells: Sequence[Cell], line: Sequence[str]) -> Iterator[Segment]:
+        for n, (cell, text) in enumerate(zip(cells, line, strict=True), start=1):
+            text = text.rstrip() if n == len(line) else text + GAP
+            yield Segment(text, _style(self._console, cell.style) if isinstance(cell, Styled) else None)
+        yield Segment.line()
+
+    def _padded(self, i: int, text: str) -> str:
+        blanks = " " * (self._widths[i] - _width(text))
+        return blanks + text if self._columns[i].right else text + blanks
+
+    def _lines(self, i: int, text: str) -> list[str]:
+        """What a cell's text becomes in its column."""
+        width, column = self._widths[i], self._columns[i]
+        if not column.least or _width(text) <= width:
+            return [text]
+        if column.folds:
+            return _folded(self._console, text, width)
+        return [set_cell_size(text, width - 1).rstrip() + "…"]
+
+
+def _broken(name: str, width: int) -> list[str]:
+    """A column's name over several lines, at its underscores and blanks."""
+    lines = [""]
+    for piece in name.replace("_", "_ ").split(" "):
+        between = " " if lines[-1] and not lines[-1].endswith("_") else ""
+        if lines[-1] and _width(lines[-1] + between + piece) > width:
+            lines.append(piece)
+        else:
+            lines[-1] += between + piece
+    return lines
+
+
+def _folded(console: Console, text: str, width: int) -> list[str]:
+    return [line.plain.rstrip() for line in Text(text).wrap(console, width, overflow="fold")]
+
+
+def _plain(cell: Cell) -> Cell:
+    return Styled(plain(cell.text), cell.style) if isinstance(cell, Styled) else plain(cell)
+
+
+def _text(cell: Cell) -> str:
+    return cell.text if isinstance(cell, Styled) else cell
+
+
+def _width(text: str) -> int:
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def _style(console: Console, name: str) -> Style:
+    return console.get_style(name)

@@ -1,0 +1,208 @@
+"""Trials as lists show them: the columns of a table's row, without sources, binaries, cases and samples.
+
+They are read in batches, each in a transaction of its own: a list that a person pages through for an hour holds up no
+search, and takes no more memory than a batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, Text, cast, func, literal, select, true
+from sqlalchemy.orm import Session, aliased
+
+from evoengine.ledger.checksums import row_check
+from evoengine.ledger.models import BinaryRow, CandidateRow, MeasurementRow, RunRow
+from evoengine.ledger.rows import most_trusted, to_policy
+from evoengine.records import Config, Kind, Measurement, Outcome, Policy
+
+BATCH = 1000
+"""trials that are read together"""
+Reading = Callable[[], AbstractContextManager[Session]]
+"""begins a transaction that reads"""
+_CANDIDATE = (
+    CandidateRow.id, CandidateRow.checksums, CandidateRow.run_id, CandidateRow.problem, CandidateRow.gpu,
+    CandidateRow.outcome, RunRow.imported_from, cast(CandidateRow.config, Text), cast(CandidateRow.parents, Text),
+    CandidateRow.operator, CandidateRow.reason,
+)  # fmt: skip
+_check_candidate = row_check(CandidateRow, ("config", "parents", "operator", "reason"))
+_CONFIG, _PARENTS = 7, 8
+"""their places in a row"""
+_FIGURE = (
+    MeasurementRow.candidate_id, MeasurementRow.id, MeasurementRow.checksums, MeasurementRow.kind,
+    MeasurementRow.device, MeasurementRow.tflops, MeasurementRow.median_us, MeasurementRow.vs_baseline,
+    MeasurementRow.suspect, MeasurementRow.normalised_us, cast(MeasurementRow.policy, Text),
+    cast(MeasurementRow.terms, Text),
+)  # fmt: skip
+_check_figure = row_check(
+    MeasurementRow,
+    ("device", "tflops", "median_us", "vs_baseline", "suspect", "normalised_us", "policy", "terms"),
+)
+"""what queries select by is checked when a ledger is opened"""
+_BINARY = (
+    BinaryRow.id, BinaryRow.checksums, BinaryRow.registers, BinaryRow.spill_bytes, BinaryRow.shared_bytes,
+)  # fmt: skip
+_check_binary = row_check(BinaryRow, ("registers", "spill_bytes", "shared_bytes"))
+_check_shared = row_check(CandidateRow, ("shared_bytes",))
+KINDS: Mapping[str, Kind] = {str(kind): kind for kind in Kind}
+OUTCOMES: Mapping[str | None, Outcome | None] = {None: None} | {str(outcome): outcome for outcome in Outcome}
+_NO_TERMS: Mapping[str, float] = {}
+TERMS = ("predicted", "roofline_us", "peak_tflops_percent", "peak_gbs_percent")
+"""those that a row of a list shows something of: which model made an estimate, and how near the peak it is"""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Of a binary, what lists show. The names are those of a Binary."""
+
+    registers: int
+    spill_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A candidate as a row of a list. Where the names are those of a Candidate, so are the values."""
+
+    trial: int
+    run: int
+    problem: str
+    gpu: str
+    config: Config
+    parents: tuple[int, ...]
+    operator: str | None
+    outcome: Outcome | None
+    reason: str | None
+    imported_from: str | None
+    measurement: Measurement | None = None
+    """without samples, and of its terms only `TERMS`"""
+    binary: Resources | None = None
+    """None before it was compiled, and where resources were not asked for"""
+    shared_bytes: int | None = None
+    """dynamic and static, per block; None before it was rendered, and where resources were not asked for"""
+
+
+def read_trials(reading: Reading, wanted: Select[Any], *, resources: bool) -> Iterator[Trial]:
+    """In the order of their numbers. `wanted` selects from the candidates; with `resources` registers and shared
+    memory are read too."""
+    last = 0
+    while True:
+        of_batch = wanted.join(RunRow, RunRow.id == CandidateRow.run_id).where(CandidateRow.id > last)
+        of_batch = of_batch.order_by(CandidateRow.id).limit(BATCH)
+        with reading() as session:
+            rows = session.execute(of_batch.with_only_columns(*_CANDIDATE)).all()
+            trials = _trials(session, rows, resources)
+        yield from trials
+        if len(rows) < BATCH:
+            return
+        last = trials[-1].trial
+
+
+def read_ancestors(reading: Reading, trial: int) -> Iterator[Trial]:
+    """A trial and all that it came from, each once, of the same problem and GPU."""
+    with reading() as session:
+        numbers = session.scalars(_ancestors(trial, session.get_bind().dialect.name)).all()
+    for start in range(0, len(numbers), BATCH):
+        of_batch = CandidateRow.id.in_(numbers[start : start + BATCH])
+        yield from read_trials(reading, select(CandidateRow.id).where(of_batch), resources=False)
+
+
+def _ancestors(trial: int, dialect: str) -> Select[int]:
+    line = select(literal(trial).label("id")).cte("line", recursive=True)
+    parent: ColumnElement[int]
+    if dialect == "sqlite":
+        named = func.json_each(CandidateRow.parents).table_valued("value")
+        parent = named.c.value
+    else:
+        named = func.json_array_elements_text(CandidateRow.parents).table_valued("value").render_derived()
+        parent = cast(named.c.value, CandidateRow.id.type)
+    of_child = line.join(CandidateRow, CandidateRow.id == line.c.id).join(named, true())
+    # UNION, not UNION ALL: a trial that a damaged ledger says to be its own ancestor comes once
+    line = line.union(select(parent).select_from(of_child))
+    this = aliased(CandidateRow)
+    alike = (CandidateRow.problem == this.problem) & (CandidateRow.gpu == this.gpu) & (this.id == trial)
+    return select(CandidateRow.id).join(line, line.c.id == CandidateRow.id).join(this, alike).order_by(CandidateRow.id)
+
+
+def _trials(session: Session, rows: Sequence[Sequence[Any]], resources: bool) -> list[Trial]:
+    numbers = [row[0] for row in rows]
+    for number, sums, *_, config, parents, operator, reason in rows:
+        _check_candidate(number, sums, (config, parents, operator, reason))
+    figures = _figures(session, numbers)
+    taken = _resources(session, numbers) if resources else {}
+    configs, parents = (_decoded([row[place] for row in rows]) for place in (_CONFIG, _PARENTS))
+    return [
+        _trial(row, config, tuple(of_trial), figures.get(row[0]), *taken.get(row[0], (None, None)))
+        for row, config, of_trial in zip(rows, configs, parents, strict=True)
+    ]
+
+
+def _trial(
+    row: Sequence[Any], config: Config, parents: tuple[int, ...], figure: Measurement | None, binary: Resources | None,
+    shared_bytes: int | None,
+) -> Trial:  # fmt: skip
+    number, _, run, problem, gpu, outcome, origin, _, _, operator, reason = row
+    ended = OUTCOMES[outcome]
+    return Trial(
+        number, run, problem, gpu, config, parents, operator, ended, reason, origin, figure, binary, shared_bytes
+    )  # fmt: skip
+
+
+def _figures(session: Session, trials: Iterable[int]) -> dict[int, Measurement | None]:
+    """Of each trial the one it is ranked by."""
+    of_batch = select(*_FIGURE).where(MeasurementRow.candidate_id.in_(trials)).order_by(MeasurementRow.id)
+    held: dict[int, list[Measurement]] = {}
+    for trial, *row in session.execute(of_batch):
+        held.setdefault(trial, []).append(_figure(row))
+    return {trial: f[0] if len(f) == 1 else most_trusted(f) for trial, f in held.items()}
+
+
+def _figure(row: Sequence[Any]) -> Measurement:
+    number, sums, kind, *values = row
+    _check_figure(number, sums, values)
+    device, tflops, median_us, vs_baseline, suspect, normalised_us, policy, terms = values
+    return Measurement(
+        KINDS[kind], device, tflops, median_us, (), vs_baseline, read_terms(terms, TERMS), suspect, read_policy(policy),
+        normalised_us,
+    )  # fmt: skip
+
+
+def _resources(session: Session, trials: Iterable[int]) -> dict[int, tuple[Resources | None, int | None]]:
+    """With the shared bytes, of those that were rendered."""
+    of_batch = select(CandidateRow.id, CandidateRow.checksums, CandidateRow.shared_bytes, *_BINARY).outerjoin(BinaryRow)
+    taken: dict[int, tuple[Resources | None, int | None]] = {}
+    rows = session.execute(of_batch.where(CandidateRow.id.in_(trials), CandidateRow.source_sha256.is_not(None)))
+    for trial, sums, dynamic, number, binary_sums, *values in rows:
+        _check_shared(trial, sums, (dynamic,))
+        if number is None:
+            taken[trial] = None, dynamic
+        else:
+            _check_binary(number, binary_sums, values)
+            registers, spill_bytes, static = values
+            taken[trial] = Resources(registers, spill_bytes), (dynamic or 0) + static
+    return taken
+
+
+def _decoded(texts: Sequence[str]) -> list[Any]:
+    """Decoded together, so that they share the names of their knobs, of which a configuration mostly consists."""
+    values: list[Any] = json.loads(f"[{','.join(texts)}]")
+    return values
+
+
+def read_terms(text: str, names: Sequence[str]) -> Mapping[str, float]:
+    """Those of these names; a text that has none of them is not decoded."""
+    if not any(name in text for name in names):
+        return _NO_TERMS
+    terms = json.loads(text)
+    return {name: float(terms[name]) for name in names if name in terms}
+
+
+@lru_cache(maxsize=1024)
+def read_policy(text: str | None) -> Policy | None:
+    """A ledger has few of them, and a figure each."""
+    values = None if text is None else json.loads(text)
+    return None if values is None else to_policy(values)

@@ -1,0 +1,54 @@
+"""The schema of a ledger: its revisions, and how a database comes to the newest."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, Engine, text
+
+from evoengine.ledger.write_ahead_log import empty_log
+from evoengine.paths import asset
+
+if TYPE_CHECKING:
+    # slow to import, and a database whose schema is this evoengine's does without
+    from alembic.config import Config as AlembicConfig
+
+LOCK_KEY = 0x65766F
+"""of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
+
+
+def alembic_config(connection: Connection | None = None) -> AlembicConfig:
+    from alembic.config import Config as AlembicConfig
+
+    config = AlembicConfig(attributes={"connection": connection})
+    config.set_main_option("script_location", str(asset("db/migrations")).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def known_revisions() -> list[str]:
+    """Oldest first, by the names of the scripts, which begin with what they lead to: reading the scripts themselves
+    takes longer than what most commands do."""
+    return sorted(script.name.partition("_")[0] for script in asset("db/migrations").glob("versions/[0-9]*.py"))
+
+
+def mark(engine: Engine) -> None:
+    """Gives an SQLite file a number of its own, by which a log of another ledger is known for one (`check_log`)."""
+    if engine.dialect.name != "sqlite":
+        return
+    with engine.begin() as connection:
+        if not connection.exec_driver_sql("PRAGMA user_version").scalar():
+            connection.exec_driver_sql(f"PRAGMA user_version = {1 + secrets.randbelow(2**31 - 1)}")
+    empty_log(engine)  # the number has to be in the file itself
+
+
+def upgrade(engine: Engine) -> None:
+    """To the newest revision, in one transaction; of several processes that try at once, one does it."""
+    from alembic import command
+
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            # SQLite's transaction has the write lock from its beginning
+            connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK_KEY})"))
+        command.upgrade(alembic_config(connection), "head")

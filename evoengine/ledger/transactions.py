@@ -1,0 +1,106 @@
+"""An open database of a ledger: its transactions, and what may forbid them.
+
+A write is refused where the file is no longer the one that was opened (`watch.py`), and where another search took a run
+of this process for killed (`heartbeat.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from sqlalchemy import URL, Engine
+from sqlalchemy.orm import Session
+
+from evoengine.errors import MachineError
+from evoengine.ledger.database import db_of, display_url, translate_errors
+from evoengine.ledger.heartbeat import Heart, beat, require_fence
+from evoengine.ledger.watch import FileLost, Watch
+from evoengine.ledger.write_ahead_log import empty_log
+
+
+class OpenDatabase:
+    """Close it, or use it as a context manager."""
+
+    def __init__(self, url: URL, engine: Engine) -> None:
+        self._url, self._engine = url, engine
+        self._watch = Watch(Path(url.database or "") if url.drivername == "sqlite" else None)
+        self._watch.guard(engine)
+        self._fences: dict[int, int] = {}
+        """runs of this process that have not ended → their fences"""
+        self._heart = Heart(self._beat)
+        self._finished: list[int] = []
+        """trials that ended through this object"""
+
+    @property
+    def url(self) -> str:
+        """As SQLAlchemy and Optuna take it, with the password where there is one."""
+        return self._url.render_as_string(hide_password=False)
+
+    @property
+    def place(self) -> str:
+        """For people: the file, or the URL without its password."""
+        return display_url(self._url)
+
+    @property
+    def db(self) -> str | None:
+        """What --db takes to lead here, without a password; None for the default ledger."""
+        return db_of(self._url)
+
+    def watch(self, engine: Engine) -> None:
+        """Has another engine on the same database open no other file than this ledger's."""
+        self._watch.guard(engine)
+
+    def close(self) -> None:
+        self._heart.stop()
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[Session]:
+        """One transaction. Raises MachineError where it cannot be, or may not be, part of this ledger's file."""
+        try:
+            self._watch.check()
+            with translate_errors(self._url), Session(self._engine) as session, session.begin():
+                for run, fence in list(self._fences.items()):
+                    require_fence(session, run, fence)
+                yield session
+            self._watch.check()
+        except FileLost as lost:
+            empty_log(self._engine)
+            raise MachineError(self._told_lost(lost)) from lost
+
+    def _told_lost(self, lost: FileLost) -> str:
+        told = f"the ledger {self.place} {lost} while it was in use"
+        if not self._finished:
+            return f"{told}: nothing of this search is in what is there now"
+        finished = spans(self._finished)
+        if lost.holds_all:
+            return f"{told}: it holds what ended before ({finished}), and nothing later"
+        return f"{told}: what ended in this search ({finished}) is not in what is there now"
+
+    @contextmanager
+    def _reading(self) -> Iterator[Session]:
+        with translate_errors(self._url), Session(self._engine.execution_options(reading=True)) as session:
+            yield session
+
+    def _beat(self) -> None:
+        with self._writing() as session:
+            for run in list(self._fences):
+                beat(session, run)
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Numbers in their order, neighbours joined: "trials 1 to 4, 7"."""
+    known = set(numbers)
+    starts = sorted(n for n in known if n - 1 not in known)
+    ends = sorted(n for n in known if n + 1 not in known)
+    parts = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
+    return f"{'trial' if len(known) == 1 else 'trials'} {', '.join(parts)}"

@@ -1,0 +1,73 @@
+"""Whether the SQLite file of an open ledger is still the one that was opened.
+
+SQLite goes on writing into a file that was deleted or replaced, and says nothing: what it writes is lost. Worse, a
+connection that is opened later writes into the replacement. So each new connection and each transaction asks here.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, event
+
+WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+
+
+class FileLost(Exception):
+    """What became of the file, as the end of the sentence "the ledger …"; whether it still holds what was written."""
+
+    def __init__(self, what: str, *, holds_all: bool = False) -> None:
+        super().__init__(what)
+        self.holds_all = holds_all
+
+
+class Watch:
+    """The file's identity (device and inode), its size, and whether it could be written, as they were at first.
+
+    Of a server's database there is no file (`path` None) and nothing to watch.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path and path.resolve()
+        self._first = os.stat(path) if path else None
+        self._size = self._first.st_size if self._first else 0
+
+    def check(self) -> None:
+        """Raises FileLost where the file is gone, another one, shorter than it was, or read-only now.
+
+        A few microseconds. The file is not opened: closing it again would drop SQLite's locks on it.
+        """
+        if self._path is None or self._first is None:
+            return
+        try:
+            now = os.stat(self._path)
+        except OSError as error:
+            where = "was deleted" if self._path.parent.is_dir() else "is gone with its folder"
+            raise FileLost(where) from error
+        if (now.st_dev, now.st_ino) != (self._first.st_dev, self._first.st_ino):
+            raise FileLost("was replaced by another file")
+        if self._first.st_mode & WRITABLE and not now.st_mode & WRITABLE:
+            raise FileLost("was made read-only", holds_all=True)
+        if now.st_size < self._size and not _is_whole(self._path):
+            raise FileLost(f"was cut from {self._size:,} to {now.st_size:,} bytes")
+        self._size = now.st_size
+
+    def guard(self, engine: Engine) -> None:
+        """Has the engine open no connection to another file than this."""
+
+        @event.listens_for(engine, "do_connect")
+        def ask(*connecting: Any) -> None:
+            self.check()
+
+
+def _is_whole(path: Path) -> bool:
+    """A file that somebody ran VACUUM on is shorter too."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        answer: tuple[str] = connection.execute("PRAGMA quick_check(1)").fetchone()
+        return answer == ("ok",)
+    return False

@@ -1,0 +1,105 @@
+"""Whether this machine has failed: what a full disk does to a candidate is not the fault of the candidate."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from evoengine.errors import MachineError
+
+PROBE_BYTES = 1 << 20
+"""written to see whether a disk still takes anything"""
+MEMORY_RESERVE = 64 << 20
+"""between the soft and the hard limit of a worker: to tell its own limit from a machine without memory"""
+OWN_LIMITS = (errno.EFBIG,)
+"""errors that a worker's limits cause; whatever a task writes is below them unless a candidate floods it"""
+
+_MACHINE_ERRNOS = (
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.EAGAIN,
+)  # fmt: skip
+_ENDED_BY_OTHERS = ("Killed signal", "SIGKILL", "Terminated signal", "SIGTERM")
+"""of a tool that none of its limits ends so: the kernel, for want of memory, or a person"""
+
+
+def names_machine_fault(message: str) -> bool:
+    """Whether a tool's message, in English, says what no input of its own can cause."""
+    return any(cause in message for cause in (*map(os.strerror, _MACHINE_ERRNOS), *_ENDED_BY_OTHERS))
+
+
+def machine_error(error: OSError) -> MachineError:
+    """The error with its file, as something that every candidate would meet."""
+    where = f": {error.filename}" if error.filename else ""
+    return MachineError(f"this machine failed: {error.strerror or error}{where}")
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has ended for want of memory, in any cgroup (/proc/vmstat, Linux 4.13)."""
+    try:
+        lines = Path("/proc/vmstat").read_text("utf-8").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+def why_unfit() -> str | None:
+    """What keeps this machine from running any task: files it cannot write, processes it cannot start."""
+    cache = user_cache_path("evoengine")
+    folders = [Path(tempfile.gettempdir()), *([cache] if cache.exists() else [])]
+    for folder in folders:
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(bytes(PROBE_BYTES))
+        except OSError as error:
+            return f"this machine failed: a file cannot be written in {folder}: {error.strerror}"
+    try:
+        subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=False, capture_output=True)
+    except OSError as error:
+        return f"this machine failed: a process cannot be started: {error.strerror}"
+    return None
+
+
+def limit_memory(limit: int) -> None:
+    """Private writable memory (RLIMIT_DATA) of this process and, each, of those it starts."""
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit + MEMORY_RESERVE))
+
+
+def has_memory() -> bool:
+    """Whether the machine would give more memory, were it not for this process's own limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    try:
+        mmap.mmap(-1, MEMORY_RESERVE // 2, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError:
+        return False
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    return True
+
+
+@contextmanager
+def memory_for(more: int) -> Iterator[None]:
+    """Lets this process, and each that it starts, take so many bytes more, where its limit is not lower."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = data_bytes() + more
+    lower = wanted if soft == resource.RLIM_INFINITY else min(soft, wanted)
+    resource.setrlimit(resource.RLIMIT_DATA, (lower, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def data_bytes() -> int:
+    """What RLIMIT_DATA counts of this process (VmData in proc(5))."""
+    pages = int(Path("/proc/self/statm").read_text("utf-8").split()[5])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,146 @@
+"""A folder that is written whole or not at all, and never over anything but what was written so before."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from evoengine.errors import UsageError
+
+CHECKSUMS = "SHA256SUMS"
+"""of every other file, as `sha256sum -c` takes them"""
+MARK = "kernel.json"
+"""the file that tells an export from a folder of other things with checksums"""
+ABANDONED_SECONDS = 3600
+"""after which what a killed export left beside its folder is removed"""
+_AT_FDCWD, _EXCHANGE = -100, 2  # renameat2(2)
+
+
+def write_folder(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
+    """Writes the files and their checksums; returns their paths, that of the checksums last.
+
+    They are written beside the folder and take its name in one step: a process that is killed leaves the folder as it
+    was. Raises UsageError where `folder` has files that no export wrote, or where it cannot be written.
+    """
+    target = Path(os.path.realpath(folder))
+    if why := _why_not(target):
+        raise UsageError(
+            f"cannot write to {folder}: {why}; --export takes a folder that is new, empty or an earlier export"
+        )
+    files = {**contents, CHECKSUMS: checksums(contents).encode()}
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(target)
+        part = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
+        try:
+            for name, data in files.items():
+                (part / name).write_bytes(data)
+            part.chmod(0o777 & ~_umask())
+            _take_place(part, target)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {folder}: {error.strerror}; --export takes a folder that can be made"
+        ) from error
+    return [folder / name for name in files]
+
+
+def checksums(contents: Mapping[str, bytes]) -> str:
+    """A line per file: SHA-256, two spaces, name."""
+    return "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in contents.items())
+
+
+def _why_not(target: Path) -> str | None:
+    """Why nothing may be written there; None for what is not there, empty, or an export that nobody has changed."""
+    if not os.path.lexists(target):
+        return None
+    if not target.is_dir():
+        return "it is a file"
+    if target == Path.cwd():
+        return "it is the current folder, which would be replaced: name a folder within it"
+    try:
+        found = {p.name for p in target.iterdir()} - {"__pycache__"}
+        return _changed(target, found) if found else None
+    except OSError as error:
+        return f"{error.strerror}"
+
+
+def _changed(target: Path, found: set[str]) -> str | None:
+    """The first file there that no export wrote, or that was changed since."""
+    listed = _listed(target)
+    if listed is None:
+        return f"it has {min(found)!a}, which no export wrote"
+    for name in sorted(found - {CHECKSUMS}):
+        path = target / name
+        if name not in listed or not stat.S_ISREG(path.lstat().st_mode):
+            return f"it has {name!a}, which no export wrote"
+        if hashlib.sha256(path.read_bytes()).hexdigest() != listed[name]:
+            return f"{name!a} was changed since it was exported"
+    return None
+
+
+def _listed(target: Path) -> dict[str, str] | None:
+    """File → SHA-256 of an earlier export; None where the folder is none."""
+    try:
+        lines = (target / CHECKSUMS).read_text("ascii").splitlines()
+        described = json.loads((target / MARK).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(described, dict) or not isinstance(described.get("provenance"), dict):
+        return None
+    is_ours = "evoengine" in described["provenance"]
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)} if is_ours else None
+
+
+def _take_place(part: Path, target: Path) -> None:
+    """`part` becomes `target`; what was there, empty or an earlier export, becomes `part`."""
+    try:
+        part.rename(target)  # over an empty folder too
+    except OSError:
+        if not target.is_dir() or target.is_symlink():
+            raise
+        _exchange(part, target)
+
+
+def _exchange(part: Path, target: Path) -> None:
+    """Both names in one step where the system can; in two where it cannot."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "renameat2"):
+        code = libc.renameat2(_AT_FDCWD, os.fsencode(part), _AT_FDCWD, os.fsencode(target), _EXCHANGE)
+        if code == 0:
+            return
+    old = part.with_name(f"{part.name}-old")
+    target.rename(old)
+    try:
+        part.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _prefix(target: Path) -> str:
+    return f".{target.name}.part-"
+
+
+def _remove_abandoned(target: Path) -> None:
+    for left in target.parent.glob(f"{_prefix(target)}*"):
+        with suppress(OSError):
+            if time.time() - left.lstat().st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

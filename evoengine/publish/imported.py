@@ -1,0 +1,267 @@
+"""What a run must satisfy before a ledger takes it in: nobody knows who wrote the file that it was read from.
+
+Types are those of the records' own annotations. Beyond them a number fits its column and its meaning, a name is a name,
+and what one part says of another is so. Figures above what the GPU can do are marked: a file may claim anything.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass, replace
+from datetime import datetime
+from functools import cache
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from evoengine.ledger.rows import last_sustained, most_trusted
+from evoengine.ledger.runs import Run
+from evoengine.ledger.transfer import CandidateHistory, RunHistory
+from evoengine.objectives import OBJECTIVES
+from evoengine.records import (
+    Baseline,
+    Binary,
+    Candidate,
+    CaseResult,
+    Kind,
+    Launch,
+    Measurement,
+    Outcome,
+    Profile,
+    Source,
+    Verdict,
+)
+from evoengine.stages.figures import above_roofline
+from evoengine.terms import FORMULA, bound, model_of, range_us, utilisation
+from evoengine.untrusted import LARGEST_TEXT, printable, require_text
+from evoengine.workloads.base import Target
+
+_Rule = tuple[Callable[[Any], bool], str]
+"""whether a value is right, and what would be"""
+INT64, INT32 = 2**63, 2**31
+LONGEST_NAME, LONGEST_KEY = 1000, 200
+"""characters of a name, and of one that other names are made of"""
+
+_NAME: _Rule = (lambda v: len(v) <= LONGEST_NAME, f"a text of at most {LONGEST_NAME:,} characters")
+_KEY: _Rule = (lambda v: 0 < len(v) <= LONGEST_KEY, f"a text of 1 to {LONGEST_KEY} characters")
+_LONG: _Rule = (lambda v: len(v) <= LARGEST_TEXT, f"a text of at most {LARGEST_TEXT >> 20} MiB")
+_COUNT: _Rule = (lambda v: 0 <= v < INT64, "an integer from 0 to 2^63 - 1")
+_COUNT32: _Rule = (lambda v: 0 <= v < INT32, "an integer from 0 to 2^31 - 1")
+_POSITIVE32: _Rule = (lambda v: 1 <= v < INT32, "an integer from 1 to 2^31 - 1")
+_AMOUNT: _Rule = (lambda v: 0 <= v < math.inf, "a finite number that is not below 0")
+_TIME: _Rule = (lambda v: 0 < v < math.inf, "a finite time above 0")
+_SAMPLE: _Rule = (lambda v: v >= 0, "a time that is not below 0")
+_ANY: _Rule = (lambda v: True, "a number")
+_MOMENT: _Rule = (lambda v: v.tzinfo is not None and 1970 <= v.year < 2200, "a time with its zone, from 1970 to 2199")
+_SHA256: _Rule = (lambda v: re.fullmatch(r"(?:[0-9a-f]{64})?", v) is not None, "64 hexadecimal digits, or empty")
+_ENTRY: _Rule = (lambda v: re.fullmatch(r"[A-Za-z_]\w{0,254}", v, re.ASCII) is not None, "the name of a function in C")
+_ARCH: _Rule = (lambda v: re.fullmatch(r"sm_\d{2,3}[af]?", v, re.ASCII) is not None, "an architecture, such as sm_90a")
+
+_RULES: dict[tuple[type, str], _Rule] = {
+    (Run, "gpu"): _KEY,
+    (Run, "problem"): _KEY,
+    (Run, "space_text"): _LONG,
+    (Run, "space_sha256"): _SHA256,
+    (Run, "command"): _LONG,
+    (Run, "objectives"): (
+        lambda v: set(v.split(",")) <= OBJECTIVES.keys() and len(set(v.split(","))) == len(v.split(",")),
+        f"a list of {', '.join(OBJECTIVES)}, each once, with commas",
+    ),
+    (Candidate, "trial"): (lambda v: 1 <= v < INT64, "an integer from 1 to 2^63 - 1"),
+    (Candidate, "reason"): _LONG,
+    (Candidate, "occupancy"): (lambda v: 0 <= v <= 1, "a share from 0 to 1"),
+    (Source, "text"): _LONG,
+    (Source, "entry"): _ENTRY,
+    (Launch, "grid"): _POSITIVE32,
+    (Launch, "threads"): _POSITIVE32,
+    (Launch, "block_yz"): _POSITIVE32,
+    (Launch, "shared_bytes"): _COUNT32,
+    (Binary, "arch"): _ARCH,
+    (Binary, "warnings"): _LONG,
+    (Verdict, "outcome"): (lambda v: not v.correct, "none, or how a candidate fails"),
+    (Verdict, "reason"): _LONG,
+    (CaseResult, "reason"): _LONG,
+    (Measurement, "median_us"): _TIME,
+    (Measurement, "normalised_us"): _TIME,
+    (Measurement, "samples_us"): _SAMPLE,
+    (Measurement, "suspect"): _LONG,
+    (Measurement, "terms"): _ANY,
+    (Baseline, "median_us"): _TIME,
+    (Baseline, "samples_us"): _SAMPLE,
+    (Profile, "figures"): _ANY,
+    (Profile, "remarks"): _LONG,
+}
+_RULES |= {(Binary, name): _COUNT32 for name in ("registers", "spill_bytes", "stack_bytes", "shared_bytes")}
+_RULES |= {(CaseResult, name): _ANY for name in ("max_error", "mean_error", "allowed")}
+_BY_TYPE: dict[type, _Rule] = {str: _NAME, int: _COUNT, float: _AMOUNT, datetime: _MOMENT}
+_fields: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
+
+
+def require_sound(whole: RunHistory) -> None:
+    """Raises TypeError or ValueError, with a sentence, where a part is of the wrong type, out of range or at odds with
+    another."""
+    _conforms(whole, RunHistory)
+    _require(whole.run, "the run")
+    for _, baseline in whole.baselines:
+        _require(baseline, f"the baseline {baseline.name!r:.60}")
+    before: set[int] = set()
+    dossiers = list(whole.dossiers)
+    numbers = {dossier.candidate.trial for dossier in dossiers}
+    for dossier in dossiers:
+        trial = dossier.candidate.trial
+        _require(dossier, f"trial {trial}")
+        _require_candidate(dossier, whole.run)
+        if trial in before:
+            raise ValueError(f"trial {trial} is there twice; each has a number of its own")
+        for parent in dossier.candidate.parents:
+            if parent in numbers and parent not in before:
+                raise ValueError(f"trial {trial} has the parent {parent}, which does not stand before it")
+        before.add(trial)
+
+
+def mark_suspect(whole: RunHistory, target: Target) -> RunHistory:
+    """With every figure marked that is above what the target's GPU can do; who is ranked by one ends as suspect."""
+    return replace(whole, dossiers=[_marked(dossier, target) for dossier in whole.dossiers])
+
+
+def _marked(dossier: CandidateHistory, target: Target) -> CandidateHistory:
+    figures = [(taken, replace(f, suspect=f.suspect or _suspicion(f, target))) for taken, f in dossier.figures]
+    ranked_by = most_trusted([figure for _, figure in figures])
+    c = replace(dossier.candidate, measurement=ranked_by, sustained=last_sustained([f for _, f in figures]))
+    if ranked_by and ranked_by.suspect and c.outcome and c.outcome.ranked:
+        c = replace(c, outcome=Outcome.SUSPECT, reason=ranked_by.suspect)
+    return replace(dossier, candidate=c, figures=figures)
+
+
+def _suspicion(figure: Measurement, target: Target) -> str | None:
+    least_us = min(figure.median_us, figure.compared_us)
+    tflops = max(target.flops / least_us / 1e6, figure.tflops or 0.0)
+    return above_roofline(tflops, target.min_dram_bytes / least_us / 1e3, target.gpu)
+
+
+# ── one value ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _conforms(value: Any, declared: Any) -> bool:
+    """Whether a value is of a type as records declare it; raises TypeError naming the field of a record that is not."""
+    kind, parts = get_origin(declared) or declared, get_args(declared)
+    if kind is UnionType:
+        return any(_conforms(value, part) for part in parts)
+    if kind in (int, float):
+        number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+        return number and (isinstance(value, float) or value.bit_length() <= 64)
+    if not isinstance(value, kind):
+        return False
+    if is_dataclass(declared):
+        for name, of_field in _fields(declared).items():
+            if not _conforms(getattr(value, name), of_field):
+                raise TypeError(f"{name} must be {of_field}, not {_shown(getattr(value, name))}")
+    if kind is tuple and parts[-1] is not ...:
+        return len(value) == len(parts) and all(map(_conforms, value, parts))
+    if issubclass(kind, Mapping):
+        return all(_conforms(k, parts[0]) and _conforms(v, parts[1]) for k, v in value.items())
+    return not parts or all(_conforms(each, parts[0]) for each in value)
+
+
+def _require(value: Any, where: str) -> None:
+    """That every number and text of a record, and of the records in it, is one that can be meant."""
+    for record in _records(value):
+        for name in _fields(type(record)):
+            found = getattr(record, name)
+            if (type(record), name) == (Candidate, "config"):
+                _require_config(found, where)
+                continue
+            for leaf in _leaves(found):
+                right, words = _RULES.get((type(record), name)) or _BY_TYPE.get(type(leaf)) or _ANY
+                if isinstance(found, Mapping) and isinstance(leaf, str):
+                    right, words = _KEY  # of terms, mixes and versions
+                if isinstance(leaf, str):
+                    require_text(leaf)
+                if not right(leaf):
+                    raise ValueError(f"{where}: {name} is {_shown(leaf)}; it must be {words}")
+
+
+def _require_config(config: Mapping[str, Any], where: str) -> None:
+    for name, value in config.items():
+        for text in (name, value):
+            if isinstance(text, str):
+                require_text(text)
+        named, valued = _KEY[0](name), is_knob_value(value)
+        if not named or not valued:
+            raise ValueError(f"{where}: the knob {name!r:.60} has the value {_shown(value)}; it must be {KNOB_VALUE}")
+
+
+KNOB_VALUE = f"a finite number, an integer below 2^63 or a text of at most {LONGEST_NAME:,} characters"
+
+
+def is_knob_value(value: object) -> bool:
+    """Whether a ledger, a file and a sampler can hold it."""
+    if isinstance(value, int):
+        return abs(value) < INT64
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, str) and len(value) <= LONGEST_NAME
+
+
+def _records(value: Any) -> Iterator[Any]:
+    if is_dataclass(value):
+        yield value
+        children: Any = [getattr(value, name) for name in _fields(type(value))]
+    else:
+        children = value
+    for child in children:
+        if is_dataclass(child) or isinstance(child, tuple | list):
+            yield from _records(child)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        yield from value
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        for each in value:
+            yield from _leaves(each)
+    elif value is not None and not is_dataclass(value):
+        yield value
+
+
+def _shown(value: object) -> str:
+    return printable(repr(value), 60)
+
+
+# ── what parts say of one another ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _require_candidate(dossier: CandidateHistory, run: Run) -> None:
+    c = dossier.candidate
+    where = f"trial {c.trial}"
+    if (c.problem, c.gpu) != (run.problem, run.gpu):
+        raise ValueError(f"{where} is of {_shown(c.problem)} on {_shown(c.gpu)}, and its run is not")
+    if c.binary and not c.source:
+        raise ValueError(f"{where} has a binary and no source that it was made of")
+    if c.source and c.source.launch.threads % math.prod(c.source.launch.block_yz):
+        raise ValueError(f"{where}: the launch has {c.source.launch.threads} threads, which its rows do not divide")
+    kinds = {str(figure.kind) for _, figure in dossier.figures}
+    if c.outcome and c.outcome.ranked and str(c.outcome) not in kinds:
+        raise ValueError(f"{where} ended as {c.outcome} and has no such figure")
+    for _, figure in dossier.figures:
+        _require_figure(figure, where)
+
+
+def _require_figure(figure: Measurement, where: str) -> None:
+    terms = figure.terms
+    if ("place" in terms) != ("final_of_run" in terms):
+        raise ValueError(f"{where}: a figure has one of place and final_of_run; finals give both")
+    for name in ("place", "final_of_run", "incumbent", "dropped_after"):
+        if name in terms and not math.isfinite(terms[name]):
+            raise ValueError(f"{where}: {name} is {terms[name]}; it must be a finite number")
+    if figure.kind is Kind.ESTIMATED and model_of(terms) != FORMULA:
+        shares = utilisation(terms)
+        stated = {"low_us", "high_us", "roofline_us", "waves", "blocks_per_sm"} <= terms.keys()
+        if not (stated and range_us(terms) and bound(terms) and shares and _all_finite(terms)):
+            raise ValueError(f"{where}: a prediction must state its range, what bounds it and how busy each pipe is")
+
+
+def _all_finite(terms: Mapping[str, float]) -> bool:
+    return all(map(math.isfinite, terms.values()))

@@ -1,0 +1,37 @@
+"""Machine code of imported candidates: it stayed where it came from, and is made again from the source, here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from evoengine.ledger.store import Ledger
+from evoengine.ledger.transfer import is_elsewhere
+from evoengine.records import Binary, Candidate, Outcome, Rejection
+from evoengine.search.targets import stored_gpu
+from evoengine.search.worker_process import COMPILER_LIMITS
+from evoengine.search.workers import WorkerPool
+from evoengine.stages.tasks import COMPILE_SECONDS, compile_task
+
+
+def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
+    """The trial with its cubin, if it was compiled. That of an imported one is compiled for its GPU, and kept.
+
+    A Rejection where its source does not compile. Raises MachineError where this machine has no compiler, UsageError
+    where it knows no such GPU or what is stored is damaged.
+    """
+    candidate = ledger.candidate(trial, with_cubin=True)
+    if candidate.source is None or candidate.binary is None or not is_elsewhere(candidate.binary):
+        return candidate
+    arch = stored_gpu(ledger, candidate.gpu).arch
+    workers = WorkerPool(1, COMPILER_LIMITS)
+    try:
+        made = workers.submit(
+            compile_task, candidate.source, arch,
+            died=Outcome.UNCOMPILABLE, gives=Binary, seconds=COMPILE_SECONDS,
+        ).result()  # fmt: skip
+    finally:
+        workers.close()
+    if isinstance(made, Rejection):
+        return made
+    ledger.record_binary(trial, candidate.source, made)
+    return replace(candidate, binary=made)

@@ -1,0 +1,14 @@
+"""What workers that compile and emulate begin with: the process they are forked from imports this, once.
+
+Nothing here may start a thread or CUDA, which a fork does not survive.
+"""
+
+import os
+from importlib import import_module
+
+from evoengine.search.worker_process import ONE_THREAD
+
+os.environ.update(ONE_THREAD)  # before the libraries read it
+for module in ("compile", "full_size", "predict", "verify", "verify_binary"):
+    import_module(f"evoengine.stages.{module}")
+import_module("evoengine.workloads.folder_check")

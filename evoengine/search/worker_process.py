@@ -1,0 +1,136 @@
+"""What runs in a worker's process: its limits, and how a task's answer or failure becomes bytes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import resource
+import signal
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evoengine.errors import EvoengineError, MachineError
+from evoengine.machine import OWN_LIMITS, has_memory, limit_memory, machine_error
+
+OUTPUT_TAIL_CHARS = 300
+"""characters of an error, or of a dead worker's output, that go into the reason"""
+MOST_PROCESSES = 256
+"""that a worker may have started at once: a compiler starts five"""
+PROCESSES_OF_USER = 8192
+"""that a user may start beside those that ran when a worker began, in the worker (RLIMIT_NPROC; root has no limit)"""
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""libraries' own threads would only get into each other's way"""
+
+TaskArguments = tuple[object, ...]
+
+
+def nothing() -> None:
+    """A warm-up for tasks that load what they need quickly."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What a worker is given: time per task, memory, environment, and what it loads before its first task."""
+
+    seconds: float = 180.0
+    memory_bytes: int | None = 4 << 30
+    """private writable memory (RLIMIT_DATA) of a worker and, each, of the processes it starts; together they may hold
+    twice as much. None: no limit"""
+    file_bytes: int = 256 << 20
+    """largest file it may write: also where a flood of output ends"""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    niceness: int = 0
+    """what it adds to this process's own: a GPU's runner must not wait for compilers"""
+    warm_up: Callable[[], None] = nothing
+    forked: bool = True
+    """whether it begins with what `evoengine.search.worker_imports` imports; else with nothing, as CUDA wants it, which
+    no process can use whose parent did"""
+    spare: bool = False
+    """whether a second process stands by, warmed up, to take over at once where the first is lost"""
+
+
+DEFAULT_LIMITS = WorkerLimits()
+COMPILER_LIMITS = WorkerLimits(environment={"CUDA_VISIBLE_DEVICES": ""}, niceness=10)
+"""of workers that compile: NVRTC would start the driver in each, and none may keep a GPU's runner waiting"""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a task ended that gave no answer. `late` tells one that was cut off from one that broke."""
+
+    reason: str
+    late: bool = False
+    killed: bool = False
+    """by SIGKILL, and by none of the limits"""
+
+
+def begin(limits: WorkerLimits, environment: Mapping[str, str]) -> None:
+    """Ctrl-C is the coordinator's to answer. What it is forked from has the environment of an earlier time."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    folder = {"TMPDIR": os.environ["TMPDIR"]}
+    tempfile.tempdir = None
+    os.environ.clear()
+    os.environ.update(dict(environment) | ONE_THREAD | dict(limits.environment) | folder)
+    os.nice(limits.niceness)
+    if limits.memory_bytes:
+        limit_memory(limits.memory_bytes)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_bytes, limits.file_bytes))
+    _limit_processes()
+
+
+def _limit_processes() -> None:
+    """RLIMIT_NPROC counts all of a user's threads, so what runs already comes on top."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    most = _threads_of_user() + PROCESSES_OF_USER
+    if hard == resource.RLIM_INFINITY or most < hard:
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+
+
+def _threads_of_user() -> int:
+    found = 0
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and folder.stat().st_uid == os.getuid():
+                # behind the name, which may hold anything, num_threads is the 18th field (proc(5): the 20th in all)
+                found += int((folder / "stat").read_bytes().rpartition(b")")[2].split()[17])
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def ready(warm_up: Callable[[], None]) -> int:
+    warm_up()
+    return os.getpid()
+
+
+def answer(task: Callable[..., object], args: TaskArguments) -> bytes:
+    """The answer pickled here, so that one that cannot be fails this task and not the channel to all of them."""
+    try:
+        os.ftruncate(1, 0)
+        return pickle.dumps(task(*args))
+    except EvoengineError as error:
+        return pickle.dumps(error)
+    except BaseException as error:  # SystemExit too ends the task alone
+        return pickle.dumps(_failure(error))
+
+
+def _failure(error: BaseException) -> Failure | MachineError:
+    if not has_memory():
+        return MachineError("this machine has no memory left")
+    if isinstance(error, OSError) and error.errno not in (*OWN_LIMITS, errno.ENOMEM):
+        return machine_error(error)
+    return Failure(f"{type(error).__name__}: {error}"[:OUTPUT_TAIL_CHARS] + _limit_hit(error))
+
+
+def _limit_hit(error: BaseException) -> str:
+    kind, what = (
+        (resource.RLIMIT_FSIZE, "in a file") if isinstance(error, OSError) else (resource.RLIMIT_DATA, "of memory")
+    )
+    limit, _ = resource.getrlimit(kind)
+    if limit == resource.RLIM_INFINITY or not isinstance(error, MemoryError | OSError):
+        return ""
+    return f" (a worker may have {limit / 2**30:.3g} GiB {what})"

@@ -1,0 +1,41 @@
+"""Text that came from outside, as a terminal, a page or a comment may show it: what it holds, and nothing it does.
+
+Reasons, devices, knobs, compilers' warnings and origins of runs may hold anything: escape sequences, a line feed that
+begins a line of its own, marks that turn the reading direction, Markdown. `Cc`, `Cf`, `Zl` … are the general
+categories of Unicode; `str.isprintable` is false for just those that show nothing or do something.
+"""
+
+from __future__ import annotations
+
+import re
+
+_MARKDOWN = re.compile(r"[\\`*_\[\]<>!|~&@$]|:(?=//)|(?<=www)\.", re.IGNORECASE)
+"""what begins emphasis, code, a link, an image, HTML, an entity, a table's cell or GitHub's bare links
+(CommonMark 2.4: a backslash before ASCII punctuation makes it that character)"""
+
+
+def plain(text: object) -> str:
+    r"""One line that prints as it reads: `\x1b`, `\n`, `\u202e` in place of each character that does not print."""
+    text = str(text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def plain_lines(text: object) -> str:
+    """As `plain`, of text that may have several lines; tabs become spaces."""
+    return "\n".join(plain(line.expandtabs()) for line in str(text).split("\n"))
+
+
+def markdown(text: object, longest: int | None = None) -> str:
+    """One line that a Markdown renderer shows as `plain` gives it, cut to `longest` characters."""
+    escaped = _MARKDOWN.sub(r"\\\g<0>", plain(text))
+    if longest is None or len(escaped) <= longest:
+        return escaped
+    cut = escaped[:longest]
+    backslashes = len(cut) - len(cut.rstrip("\\"))
+    # half an escape would take the character after the cut
+    return cut[:-1] if backslashes % 2 else cut
+
+
+def _escaped(character: str) -> str:
+    # a line feed has an escape of its own, other characters their code point
+    return character.encode("unicode_escape").decode("ascii")

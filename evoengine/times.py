@@ -1,0 +1,10 @@
+"""Times as JSON has them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def utc(time: datetime | None) -> str | None:
+    """ISO 8601 in UTC, to the millisecond."""
+    return None if time is None else time.astimezone(UTC).isoformat(timespec="milliseconds")

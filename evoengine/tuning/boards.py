@@ -1,0 +1,117 @@
+"""Which GPU is tuned for: one that is named, one that a file describes, or the one of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evoengine.devices.driver import GpuDevice, find_driver
+from evoengine.errors import NothingFound, UsageError
+from evoengine.gpu import AUTO, DEFAULT, Gpu, find_gpu, known_gpus
+from evoengine.gpu_file import gpu_fields, read_gpu_file
+from evoengine.ledger.store import Ledger, open_ledger
+from evoengine.paths import asset
+from evoengine.search.targets import stored_gpu
+from evoengine.space.reader import read_definition
+from evoengine.workloads import workloads
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """What of a workload can run on a GPU, by its space's rules about the GPU alone."""
+
+    workload: str
+    families: tuple[str, ...]
+    left_out: Mapping[str, str]
+    """family → reason"""
+
+
+def fitting_families(gpus: Iterable[Gpu]) -> dict[str, list[Fitting]]:
+    """By the key of the GPU, of every workload that is known and has a space of evoengine's own."""
+    gpus = list(gpus)
+    found: dict[str, list[Fitting]] = {gpu.key: [] for gpu in gpus}
+    for workload in workloads().values() if gpus else ():
+        file = workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"
+        example = workload.parse(workload.example)
+        definition = read_definition(file, {**example.variables(), **gpus[0].variables()})
+        for gpu in gpus:
+            impossible = definition.impossible(gpu.variables())
+            families = tuple(str(f) for f in definition.knobs[0].values if f not in impossible)
+            found[gpu.key].append(Fitting(workload.name, families, impossible))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    gpu: Gpu
+    why: str | None = None
+    """a line for people where the GPU was not named"""
+
+
+def choose_gpu(requested: str, file: Path | None, find: Callable[[str], Gpu] = find_gpu) -> Choice:
+    """The GPU to tune for, and why where it was not named. `find` gives one by its name.
+
+    Raises UsageError for an unknown name, and for a file that describes no GPU, or another one than `requested`.
+    """
+    if file is None:
+        return _here() if requested == AUTO else Choice(find(requested))
+    gpu = read_gpu_file(file)
+    if requested not in (AUTO, gpu.key):
+        raise UsageError(f"--gpu {requested} and --gpu-file {file}, which describes {gpu.key}, are two GPUs; give one")
+    return Choice(gpu, f"--gpu {gpu.key}: {gpu.name} as {file} describes it")
+
+
+def find_kept_gpu(db: str | None, name: str) -> Gpu:
+    """The GPU of that name, or the board of a file that the ledger keeps under it. Raises UsageError."""
+    if name.lower() not in known_gpus():
+        try:
+            with open_ledger(db, create=False) as ledger:
+                return stored_gpu(ledger, name)
+        except NothingFound:  # there is no ledger yet
+            pass
+    return find_gpu(name)
+
+
+def described(gpu: Gpu) -> dict[str, Any] | None:
+    """What a run keeps of a GPU that gpus.toml does not have."""
+    return None if gpu.key in known_gpus() else gpu_fields(gpu)
+
+
+def require_same_board(ledger: Ledger, gpu: Gpu) -> None:
+    """Raises UsageError where the ledger has other limits under the GPU's name: figures of both would be ranked."""
+    if gpu.key in known_gpus() or ledger.gpu_definition(gpu.key) is None:
+        return
+    own, kept = gpu_fields(gpu), gpu_fields(stored_gpu(ledger, gpu.key))
+    for name in own:
+        if own[name] != kept[name]:
+            raise UsageError(
+                f"the ledger's {gpu.key} has {name} {kept[name]!a}, and the file gives {own[name]!a}; give the changed "
+                "board another name, or name another ledger with --db"
+            )
+
+
+def _here() -> Choice:
+    """The board of this machine's first GPU that gpus.toml has, else one like it, else the default."""
+    found = find_driver()
+    if isinstance(found, str):
+        return Choice(find_gpu(DEFAULT), f"--gpu {DEFAULT}: {found}; evoengine gpus lists what else can be tuned for")
+    _, devices = found
+    for device in devices:
+        if known := next((gpu for gpu in known_gpus().values() if gpu.name == device.name), None):
+            return Choice(known, f"--gpu {known.key}: {device.name} is here")
+    return _like(devices[0])
+
+
+def _like(device: GpuDevice) -> Choice:
+    """Of its architecture the board with the nearest number of SMs; the default where there is none of it."""
+    here = f"{device.name} (sm_{device.capability}) is here, which evoengine has no board of"
+    remedy = "--gpu-file describes it"
+    alike = [gpu for gpu in known_gpus().values() if gpu.capability == device.capability]
+    if not alike:
+        return Choice(find_gpu(DEFAULT), f"--gpu {DEFAULT}: {here}, nor one of its architecture; {remedy}")
+    sms = device.limits.get("sms", 0)
+    nearest = min(alike, key=lambda gpu: abs(gpu.sms - sms))
+    why = f"{here}; peaks are those of this one, of the same architecture; {remedy}"
+    return Choice(nearest, f"--gpu {nearest.key}: {why}")

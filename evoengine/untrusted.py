@@ -1,0 +1,155 @@
+"""Reads files and JSON that others wrote: as much as a limit allows, and nothing that would fail later, deep inside.
+
+Python's own reader takes what no database, no other program or no stack can: keys that are there twice, half of a
+surrogate pair, brackets in thousands. All of that is refused here, in one sentence, before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import stat
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from evoengine.text import plain
+
+LARGEST_TEXT = 4 << 20
+"""bytes of a text that a person writes: a kernel, a space, a description"""
+DEEPEST = 64
+"""lists and objects within one another; the files that evoengine knows have 9"""
+MOST_VALUES = 20_000_000
+"""in one JSON text; a recorded space of 100,000 configurations with 32 samples each has 5,000,000"""
+_CHUNK = 1 << 20
+
+
+def read_limited(path: Path, most: int = LARGEST_TEXT) -> bytes:
+    """A regular file's bytes.
+
+    Raises OSError where it cannot be read; ValueError where it has more than `most` bytes, or is a pipe or a device.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a pipe would wait for somebody to write into it
+        raise ValueError("it is no regular file")
+    with path.open("rb") as file:
+        raw = file.read(most + 1)
+    if len(raw) > most:
+        raise ValueError(f"it has more than {most >> 20} MiB")
+    return raw
+
+
+def read_limited_text(path: Path, most: int = LARGEST_TEXT) -> str:
+    """As `read_limited`; UnicodeDecodeError, which is a ValueError too, where it is not UTF-8."""
+    return read_limited(path, most).decode()
+
+
+def unpack_limited(packed: bytes, most: int) -> bytes:
+    """What a gzip file holds, or as much of it as there is where it was cut short.
+
+    Raises ValueError where that is more than `most` bytes, or damaged.
+    """
+    for _ in _unpacked(packed, most):
+        pass  # only to count: a file made to fill the memory is refused before it does
+    return b"".join(_unpacked(packed, most))
+
+
+def _unpacked(raw: bytes, most: int) -> Iterator[bytes]:
+    size, packed = 0, io.BytesIO(raw)
+    unpacker, rest = zlib.decompressobj(wbits=31), b""
+    while rest or (rest := packed.read(_CHUNK)):
+        try:
+            part = unpacker.decompress(rest, _CHUNK)
+        except zlib.error as error:
+            raise ValueError("it is gzipped and damaged within") from error
+        size += len(part)
+        if size > most:
+            raise ValueError(f"it has more than {most >> 20} MiB when it is unpacked")
+        yield part
+        rest = unpacker.unconsumed_tail
+        if unpacker.eof:  # the next member of the file, or zeros that fill it up
+            rest, unpacker = unpacker.unused_data.lstrip(b"\0"), zlib.decompressobj(wbits=31)
+
+
+def parse_json(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """What a JSON text says. `parse_constant` is called for NaN and infinities, which are numbers without it.
+
+    Raises JSONDecodeError where it is no JSON, else ValueError with what is wrong: a key that is twice in an object,
+    half of a surrogate pair, the character U+0000, too many values, too deep a nesting, a number too long.
+    """
+    if text.count(",") >= MOST_VALUES:
+        raise ValueError(f"it has more than {MOST_VALUES:,} values")
+    try:
+        value = json.loads(text, parse_constant=parse_constant, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    except ValueError as error:
+        if "digits" in str(error):  # Python's own limit, in words for programmers
+            raise ValueError("it has a number of thousands of digits") from None
+        raise
+    _require_shallow(value)
+    lowered = text.lower() if "\\u" in text else ""
+    if "\\ud" in lowered or "\\u0000" in lowered:
+        _require_characters(value)
+    return value
+
+
+_TOO_DEEP = f"its lists and objects are nested more than {DEEPEST} deep"
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in made if names.count(name) > 1)
+        raise ValueError(f"an object has the key {twice[:60]!r} twice")
+    return made
+
+
+def _containers(value: Any) -> list[Any]:
+    children = value.values() if isinstance(value, dict) else value
+    return [child for child in children if isinstance(child, dict | list)]
+
+
+def _require_shallow(value: Any) -> None:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(DEEPEST):
+        if not level:
+            return
+        level = [child for each in level for child in _containers(each)]
+    raise ValueError(_TOO_DEEP)
+
+
+def _require_characters(value: Any) -> None:
+    level = [[value]]
+    while level:
+        for each in level:
+            children = [*each, *each.values()] if isinstance(each, dict) else each
+            for text in children:
+                if isinstance(text, str):
+                    require_text(text)
+        level = [child for each in level for child in _containers(each)]
+
+
+def require_text(text: str) -> None:
+    """Raises ValueError where a text holds characters that no database takes."""
+    if "\0" in text:
+        raise ValueError(f"{text[:60]!r} holds the character U+0000, which is no text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{text[:60]!r} holds half of a surrogate pair, U+{ord(text[error.start]):04X}") from None
+
+
+def printable(text: str, most: int = 200) -> str:
+    """The text in a line of at most `most` characters, with those escaped that a terminal would obey."""
+    shown = plain(text[: most + 1])
+    return f"{shown[: most - 1]}…" if len(shown) > most else shown
+
+
+def one_line(text: str, most: int = 1000) -> str:
+    """As `printable`, but of a text that is too long the beginning and the end: a message's end is its remedy."""
+    half = most // 2
+    shown = plain(text if len(text) <= most else f"{text[:half]}…{text[-half:]}")
+    return shown if len(shown) <= 2 * most else f"{shown[:half]}…{shown[-half:]}"

@@ -1,0 +1,159 @@
+"""What fails because of the machine ends the search with its reason; no candidate is recorded as failed for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from evoengine import machine
+from evoengine.errors import MachineError
+from evoengine.records import Outcome
+from evoengine.search import workers
+from evoengine.search.proposer import Proposer
+from evoengine.search.worker_process import WorkerLimits
+from evoengine.search.workers import WorkerPool
+from evoengine.tuning.setup import ending
+from tests.support import faulty_device
+from tests.support.faulty_device import run_fault
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def pool():
+    pool = WorkerPool(1, WorkerLimits(seconds=10, memory_bytes=512 << 20, forked=False))
+    yield pool
+    pool.close()
+
+
+def result(pool, task, *arguments):
+    return pool.submit(task, *arguments, died=Outcome.CRASHED, gives=int).result()
+
+
+NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.EAGAIN, errno.ENOENT, errno.EACCES)
+
+
+def test_an_error_of_the_system_is_the_machines_and_names_its_file(pool):
+    for number in NUMBERS:
+        with pytest.raises(MachineError, match=f"this machine failed: {os.strerror(number)}: /some/file"):
+            result(pool, faulty_device.machine_says, number)
+
+
+def test_so_are_too_many_open_files(pool):
+    with pytest.raises(MachineError, match="Too many open files"):
+        result(pool, faulty_device.open_everything)
+
+
+def test_memory_that_the_machine_does_not_have_is_its_fault(pool):
+    with pytest.raises(MachineError, match="this machine has no memory left"):
+        result(pool, faulty_device.no_more_memory)
+
+
+def test_memory_beyond_a_workers_own_limit_is_the_candidates_and_the_reason_names_it(pool):
+    assert re.search(r"MemoryError.*\(a worker may have 0\.5 GiB of memory\)", result(pool, run_fault, "memory").reason)
+
+
+def test_a_file_beyond_a_workers_own_limit_is_the_candidates():
+    pool = WorkerPool(1, WorkerLimits(file_bytes=1 << 20, forked=False))
+    assert "(a worker may have 0.000977 GiB in a file)" in result(pool, run_fault, "flood").reason
+    pool.close()
+
+
+def test_a_worker_that_the_kernel_ended_for_want_of_memory_is_the_machines(pool, monkeypatch):
+    counts = iter(range(10))
+    monkeypatch.setattr(workers, "oom_kills", lambda: next(counts))
+    with pytest.raises(MachineError, match="no memory left: the kernel ended a worker process"):
+        result(pool, run_fault, "kill")
+
+
+def test_one_that_was_killed_otherwise_is_the_candidates(pool):
+    assert "SIGKILL" in result(pool, run_fault, "kill").reason
+    assert machine.oom_kills() >= 0
+
+
+@pytest.mark.parametrize("fault", ["segv", "exit"])
+def test_a_worker_that_dies_on_a_machine_that_can_write_nothing_is_the_machines(pool, monkeypatch, tmp_path, fault):
+    result(pool, os.getpid)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(MachineError, match=r"No such file or directory.*gone|gone: No such file"):
+        result(pool, run_fault, fault)
+
+
+FULL = """
+import sys
+from evoengine.errors import MachineError
+from evoengine.records import Outcome
+from evoengine.search.worker_process import WorkerLimits
+from evoengine.search.workers import WorkerPool
+from tests.support.faulty_device import run_fault
+
+if __name__ == "__main__":
+    pool = WorkerPool(1, WorkerLimits(forked=False))
+    pool.submit(run_fault, "garbage", died=Outcome.CRASHED, gives=list).result()
+    with open(sys.argv[1] + "/fill", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+    try:
+        pool.submit(run_fault, "segv", died=Outcome.CRASHED, gives=int).result()
+    except MachineError as error:
+        print(error)
+    pool.close()
+"""
+
+
+def test_a_full_disk(tmp_path):
+    script = tmp_path / "full.py"
+    script.write_text(FULL)
+    (disk := tmp_path / "disk").mkdir()
+    mounted = f"mount -t tmpfs -o size=2m none {disk} 2> {tmp_path}/refused || exit 77"
+    command = f"{mounted}; TMPDIR={disk} exec {sys.executable} {script} {disk}"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", command], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip("mounting a file system of its own needs rights that this user does not have")
+    assert done.stdout == f"this machine failed: a file cannot be written in {disk}: No space left on device\n", done
+
+
+# ── in a search ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_was_under_way_stays_unfinished_and_untold_and_the_run_says_why(numbered, monkeypatch):
+    told, tell = [], Proposer.tell
+
+    def noted(self, proposal, values):
+        told.append(proposal)
+        tell(self, proposal, values)
+
+    monkeypatch.setattr(Proposer, "tell", noted)
+    coordinator = numbered.coordinator(range(12), compiler=faulty_device.compile_on_full_disk)
+    with (
+        pytest.raises(MachineError, match="No space left on device: /some/file"),
+        ending(numbered.ledger, coordinator.run),
+    ):
+        coordinator.search()
+    ended = [c for c in numbered.candidates() if c.outcome is not None]
+    assert {c.outcome for c in ended} <= {Outcome.MEASURED} and len(told) == len(ended)
+    assert 3 in [c.config["number"] for c in numbered.candidates() if c.outcome is None]
+    [run] = numbered.ledger.runs()
+    assert run.status == "stopped: this machine failed: No space left on device: /some/file"
+    numbered.coordinator(range(12)).search()
+    assert {c.outcome for c in numbered.candidates()} == {Outcome.MEASURED}
+
+
+def test_an_error_of_the_system_in_the_program_itself_is_no_traceback(numbered):
+    _, run = numbered.begin(range(2))
+    with pytest.raises(MachineError, match="Too many open files"), ending(numbered.ledger, run):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    assert numbered.ledger.runs()[-1].status.startswith("stopped: ")
