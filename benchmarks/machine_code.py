@@ -280,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EvoengineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    Console(width=170).print(table(rows))
+    Console(width=180).print(table(rows))
     if asked.json:
         asked.json.write_text(as_json(rows))
     return 0 if all(row.reached for row in rows) else 1
