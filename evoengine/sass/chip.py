@@ -59,6 +59,7 @@ NEEDED = {
     "memory_queue": Origin(REPEATED),  # clocks of work that may wait before memory instructions stop issuing
     # clocks until a result can be read, or until a warp goes on
     "mufu_latency": Origin(REPEATED),
+    "hmma_latency": Origin(REPEATED),  # as long, its operands' registers cannot be written
     "uniform_latency": Origin(REPEATED),
     "constant_latency": Origin(REPEATED),
     "shuffle_latency": Origin(REPEATED),
@@ -68,6 +69,7 @@ NEEDED = {
     # memory; latencies count from when the SM takes the request, that of shared memory from its last wavefront
     "lds_latency": Origin(CHASE),
     "wavefront_clocks": Origin(WHITEPAPER),
+    "matrix_wavefront_clocks": Origin(REPEATED),  # of LDSM and STSM
     "l1_kb": Origin(WHITEPAPER),  # of an SM, shared memory included
     "l1_latency": Origin(CHASE),
     "l1_bytes_per_clock": Origin(WHITEPAPER),

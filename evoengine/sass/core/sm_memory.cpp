@@ -46,7 +46,8 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
     return;
   }
   if (access.space == Access::Space::Shared) {
-    double takes = std::max(rates.sm_memory_interval, wavefronts(access) * rates.wavefront_clocks);
+    double wavefront = access.matrix ? rates.matrix_wavefront_clocks : rates.wavefront_clocks;
+    double takes = std::max(rates.sm_memory_interval, wavefronts(access) * wavefront);
     sm.lsu = start + takes;
     result.shared += takes;
     done = sm.lsu + rates.lds_latency;

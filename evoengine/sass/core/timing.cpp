@@ -162,7 +162,7 @@ void Timing::occupy(Part& part, const Instruction& i, double& done, double& read
       if (i.opcode[1] != 'G') {
         part.tensor = now + rates.hmma_interval * std::max(1, i.d);
         result.tensor += rates.hmma_interval * std::max(1, i.d);
-        done = now + 2 * rates.hmma_interval + 16;
+        done = now + rates.hmma_latency;
       }
       break;
     case Pipe::Memory:

@@ -13,7 +13,7 @@ namespace sass {
   X(constant_latency) X(shuffle_latency) X(memory_interval) X(sm_memory_interval) X(wavefront_clocks) X(lds_latency)  \
   X(l1_bytes_per_clock) X(l1_latency) X(l1_bytes) X(l2_bytes_per_clock) X(l2_latency) X(dram_bytes_per_clock)         \
   X(dram_latency) X(branch_clocks) X(barrier_latency) X(mbarrier_latency) X(hgmma_latency) X(tma_latency)             \
-  X(tma_bytes_per_clock) X(block_start) X(memory_queue)
+  X(tma_bytes_per_clock) X(block_start) X(memory_queue) X(hmma_latency) X(matrix_wavefront_clocks)
 
 struct Rates {
 #define SASS_FIELD(name) double name = 0;
