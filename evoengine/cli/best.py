@@ -42,6 +42,7 @@ def best(
     from evoengine.cli.candidate_tables import ranking
     from evoengine.cli.display import say, stdout
     from evoengine.cli.json_output import print_json
+    from evoengine.cli.progress import LiveProgress
     from evoengine.records import Kind
     from evoengine.sass.validation import error_line
     from evoengine.tuning.best import best as find
@@ -56,13 +57,16 @@ def best(
                 f"--trial {trial} goes with --export alone, as in evoengine best --trial {trial} --export out/; "
                 f"evoengine show {trial} shows it"
             )
-        written = export_trial(folder, trial, db=db, echo=say)
+        with LiveProgress() as live:
+            written = export_trial(folder, trial, db=db, echo=live.say, on_stage=live.stage)
         for path in written:
             say(f"wrote {path}")
         return
     found = find(problem, gpu, top=top or 10, pareto=pareto, db=db)
     if folder:
-        for path in export(folder, found.problem, found.gpu, pareto=pareto, db=db, echo=say):
+        with LiveProgress() as live:
+            written = export(folder, found.problem, found.gpu, pareto=pareto, db=db, echo=live.say, on_stage=live.stage)
+        for path in written:
             say(f"wrote {path}")
     first = found.candidates[0]
     if as_json:

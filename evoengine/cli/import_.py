@@ -14,7 +14,7 @@ from evoengine.cli.options import db_option
 from evoengine.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from evoengine.ledger.store import Ledger
     from evoengine.ledger.transfer import RunHistory
@@ -30,19 +30,23 @@ if TYPE_CHECKING:
 def import_(file: Path, db: str | None) -> None:
     """Read a run into the ledger: a T4 file of evoengine's, or what another tuner recorded (T4, Kernel Tuner cache)."""
     from evoengine.cli.conclusion import say_missed
-    from evoengine.cli.display import say
+    from evoengine.cli.progress import LiveProgress
     from evoengine.ledger.store import open_ledger
     from evoengine.ledger.study import optuna_storage, rebuild
     from evoengine.untrusted import printable
 
-    whole, kind, domains = _own(file) or _recorded(file)
-    whole = replace(whole, run=replace(whole.run, imported_from=printable(file.name)))
-    with open_ledger(db, create=True) as ledger:
-        storage = optuna_storage(ledger.url)
-        run, trials = ledger.import_run(_marked(whole, ledger))
-        say(f"imported {len(trials)} trials from {file} as run {run}, trials {trials[0]} to {trials[-1]}")
-        say("now their study for the dashboard; Ctrl-C leaves it unfinished, and the import whole")
-        say_missed(rebuild(storage, ledger, run, kind, domains).missed, remedy="import the file again")
+    with LiveProgress() as live:
+        live.stage("reading the file")
+        whole, kind, domains = _own(file) or _recorded(file, live.say)
+        whole = replace(whole, run=replace(whole.run, imported_from=printable(file.name)))
+        with open_ledger(db, create=True) as ledger:
+            live.stage("writing the ledger")
+            storage = optuna_storage(ledger.url)
+            run, trials = ledger.import_run(_marked(whole, ledger))
+            live.say(f"imported {len(trials)} trials from {file} as run {run}, trials {trials[0]} to {trials[-1]}")
+            live.say("now their study for the dashboard; Ctrl-C leaves it unfinished, and the import whole")
+            live.stage("writing the study")
+            say_missed(rebuild(storage, ledger, run, kind, domains).missed, live.say, remedy="import the file again")
 
 
 def _marked(whole: RunHistory, ledger: Ledger) -> RunHistory:
@@ -78,10 +82,9 @@ def _own(file: Path) -> Found | None:
     return whole, kind, occurring([dossier.candidate.config for dossier in whole.dossiers])
 
 
-def _recorded(file: Path) -> Found:
+def _recorded(file: Path, echo: Callable[[str], None]) -> Found:
     """What another tuner recorded."""
     from evoengine import __version__
-    from evoengine.cli.display import say
     from evoengine.ledger.runs import Device, Run, this_host
     from evoengine.ledger.transfer import CandidateHistory, RunHistory
     from evoengine.passwords import command_line
@@ -92,7 +95,7 @@ def _recorded(file: Path) -> Found:
     from evoengine.untrusted import printable
 
     space, now = read_recorded(file), datetime.now(UTC)
-    echo_left_out(space, say)
+    echo_left_out(space, echo)
     run = Run(
         id=0,
         started_at=now,

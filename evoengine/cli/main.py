@@ -10,11 +10,11 @@ import os
 import click
 
 from evoengine import __version__
-from evoengine.cli.options import refuse_repeated
+from evoengine.cli.options import check_given
 from evoengine.cli.streams import prepare_streams, read_by_nobody, unwritten
 from evoengine.errors import EvoengineError, MachineError
 from evoengine.hints import did_you_mean
-from evoengine.text import plain_lines
+from evoengine.untrusted import one_line
 
 COMMANDS = {
     "new": "Write a folder with a kernel of your own, or bring one in.",
@@ -53,14 +53,14 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command and its arguments. Raises click.UsageError where there is no such command, and where an option
-        that has one value is given several."""
+        """The command and its arguments. Raises click.UsageError where there is no such command, and where one is
+        given what it cannot use."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             near = did_you_mean(args[0], COMMANDS)
             raise click.UsageError(f"there is no command {args[0]!r}{near or '; evoengine --help lists them'}", ctx)
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not ctx.resilient_parsing:
-            refuse_repeated(command, name, rest)
+            check_given(command, name, rest)
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -91,7 +91,8 @@ def main() -> int:
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
-        click.echo(plain_lines(shown.getvalue()), err=True, nl=False)
+        # click quotes a value whole, however long it is
+        click.echo("\n".join(map(one_line, shown.getvalue().expandtabs().split("\n"))), err=True, nl=False)
         code = error.exit_code
     except EvoengineError as error:
         click.echo(f"evoengine: {error}", err=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,10 +56,12 @@ class StoredProblemType(TextType):
         return str(parse_problem(value)[1]) if not colon or name in workloads() else value
 
 
-def refuse_repeated(command: click.Command, name: str | None, arguments: Sequence[str]) -> None:
-    """Raises click.UsageError where an option that takes one value is given more often; click would take the last."""
+def check_given(command: click.Command, name: str | None, arguments: Sequence[str]) -> None:
+    """Raises click.UsageError where an option that takes one value is given more often, of which click would take the
+    last, and where a value is one that no command can use: empty, no text, or a name too long for a file."""
     ctx = click.Context(command, info_name=name)
-    single = [p for p in command.params if isinstance(p, click.Option) and not (p.multiple or p.is_flag or p.count)]
+    options = [p for p in command.params if isinstance(p, click.Option)]
+    single = [p for p in options if not (p.multiple or p.is_flag or p.count)]
     for option in single:
         option.multiple = True
     try:
@@ -70,6 +74,27 @@ def refuse_repeated(command: click.Command, name: str | None, arguments: Sequenc
         if len(values) > 1:
             listed = " and ".join(map(str, values))
             raise click.UsageError(f"{option.opts[0]} is given {len(values)} times, {listed}; it takes one value", ctx)
+    for param in command.params:
+        found = given.get(param.name)
+        for value in [found] if isinstance(found, str) else found if isinstance(found, Sequence) else ():
+            if isinstance(value, str) and (wrong := _why_unusable(value, param)):
+                raise click.UsageError(f"{param.get_error_hint(ctx)}: {wrong}", ctx)
+
+
+def _why_unusable(value: str, param: click.Parameter) -> str | None:
+    if not value:
+        return "the value is empty; give one, or leave it out"
+    if isinstance(param.type, click.Path):
+        try:
+            os.lstat(value)
+        except OSError as error:
+            return f"{value!r} is too long for the name of a file" if error.errno == errno.ENAMETOOLONG else None
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return f"{value!r} holds bytes that are no text in this locale"
+    return None
 
 
 def gpu_option(default: str | None) -> Callable[[FC], FC]:

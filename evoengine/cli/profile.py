@@ -24,8 +24,9 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
     evoengine show finds it.
     """
     from evoengine.cli.candidate_page import profile_page
-    from evoengine.cli.display import say, stdout
+    from evoengine.cli.display import stdout
     from evoengine.cli.json_output import print_json
+    from evoengine.cli.progress import LiveProgress
     from evoengine.devices.driver import find_driver, supports_arch
     from evoengine.errors import NothingFound
     from evoengine.ledger.store import open_ledger
@@ -37,7 +38,8 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
 
     if kernel:
         register_kernel(kernel)
-    with open_ledger(db, create=False) as ledger:
+    with LiveProgress() as live, open_ledger(db, create=False) as ledger:
+        live.stage("reading the ledger")
         candidate = with_machine_code(ledger, trial)
         if isinstance(candidate, Rejection):
             why = f"it was imported, and its source does not compile here: {candidate.reason}"
@@ -49,8 +51,9 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
         devices = [] if isinstance(found, str) else [d for d in found[1] if supports_arch(d, candidate.binary.arch)]
         device = devices[0] if devices else None
         if device is None:
-            say(f"no GPU here can run a binary for {candidate.binary.arch}: the page is by the model of the chip")
-        with lock_gpu(device, say):
+            live.say(f"no GPU here can run a binary for {candidate.binary.arch}: the page is by the model of the chip")
+        live.stage("profiling" if device else "running the model")
+        with lock_gpu(device, live.say):
             name, uuid = (device.name, device.uuid) if device else ("", None)
             page = take(target_of(ledger, candidate), candidate.contender, name, uuid)
         ledger.record_profile(trial, page)

@@ -52,16 +52,18 @@ def verify(
     from evoengine.cli.config_option import read_config
     from evoengine.cli.display import say, stdout
     from evoengine.cli.json_output import print_json
+    from evoengine.cli.progress import LiveProgress
     from evoengine.publish.export import case_list
     from evoengine.tuning.verify import verify as run
 
     given = read_config(text, db)
     if given.gpu and gpu_file is None and context.get_parameter_source("gpu") is ParameterSource.DEFAULT:
         gpu = given.gpu
-    verified = run(
-        given.config, problem or given.problem, gpu, gpu_file=gpu_file, kernel=kernel, device=device, space=space,
-        templates=templates, binary=binary, seed=seed, echo=say,
-    )  # fmt: skip
+    with LiveProgress() as live:
+        verified = run(
+            given.config, problem or given.problem, gpu, gpu_file=gpu_file, kernel=kernel, device=device, space=space,
+            templates=templates, binary=binary, seed=seed, echo=live.say, on_stage=live.stage,
+        )  # fmt: skip
     candidate, check = verified.candidate, verified.binary
     if as_json:
         # no ledger is involved, so there is no trial to name

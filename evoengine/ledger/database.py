@@ -6,6 +6,7 @@ lose the last commits, never the file. PostgreSQL is used as it is.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sqlite3
@@ -80,7 +81,7 @@ def open_database(url: URL, *, create: bool) -> Engine:
     cannot be written is opened for reading alone. Raises UsageError on a database that cannot be used, MachineError on
     a damaged one or without a PostgreSQL driver; then nothing has been written.
     """
-    _require_text(url)
+    _require_name(url)
     writable = url.drivername != "sqlite" or _check_file(url, create)
     contents = inspect_database(url, check=True)
     _refuse_foreign(url, contents)
@@ -259,14 +260,19 @@ def inspect_database(url: URL, *, check: bool = False) -> Contents:
     return _look_into_file(Path(url.database or ""), check) if url.drivername == "sqlite" else _look_into_server(url)
 
 
-def _require_text(url: URL) -> None:
-    """SQLAlchemy writes a file's path into a URL, which holds text."""
+def _require_name(url: URL) -> None:
+    """SQLAlchemy writes a file's path into a URL, which holds text; the system takes no name that is too long."""
     try:
         (url.database or "").encode("utf-8")
+        if url.drivername == "sqlite":
+            os.lstat(url.database or "")
     except UnicodeEncodeError as error:
         raise UsageError(
             f"the ledger {url.database} has a name that is no text in this locale; name a file that has one with --db"
         ) from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UsageError(f"the ledger {url.database} has a name too long for a file; give --db another") from error
 
 
 def db_of(url: URL) -> str | None:

@@ -55,27 +55,32 @@ def export(
     db: str | None = None,
     pareto: bool = False,
     echo: Echo = silent,
+    on_stage: Echo = silent,
 ) -> list[Path]:
     """Writes the best kernel with its loader into `folder`, after its machine code was executed; gives the files.
+    `on_stage` is told what is being done.
 
     Raises NothingFound where there is none, or where its machine code gave a wrong result.
     """
     with open_ledger(db, create=False) as ledger:
         first = _best(ledger, problem, gpu, None if pareto else 1, pareto).candidates[0]
-        return _export(ledger, first.trial, Path(folder), echo)
+        return _export(ledger, first.trial, Path(folder), echo, on_stage)
 
 
-def export_trial(folder: Path | str, trial: int, *, db: str | None = None, echo: Echo = silent) -> list[Path]:
+def export_trial(
+    folder: Path | str, trial: int, *, db: str | None = None, echo: Echo = silent, on_stage: Echo = silent
+) -> list[Path]:
     """As `export`, of a trial however fast it is. Raises NothingFound where it is not correct, with how it ended."""
     with open_ledger(db, create=False) as ledger:
         found = ledger.candidate(trial)
         if found.outcome is None or not found.outcome.correct:
             ended = ": ".join(filter(None, [str(found.outcome or "unfinished"), found.reason]))
             raise NothingFound(f"trial {trial} is not exported, as it is not known to be correct: it ended as {ended}")
-        return _export(ledger, trial, Path(folder), echo)
+        return _export(ledger, trial, Path(folder), echo, on_stage)
 
 
-def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo) -> list[Path]:
+def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo, on_stage: Echo) -> list[Path]:
+    on_stage("reading the ledger")
     winner = with_machine_code(ledger, trial)
     if isinstance(winner, Rejection):
         why = f"it was imported, and its source does not compile here: {winner.reason}"
@@ -85,8 +90,10 @@ def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo) -> list[Path]:
             f"trial {winner.trial} was recorded by another tuner: the ledger has no kernel of it to export"
         )
     target = target_of(ledger, winner)
+    on_stage("executing the machine code")
     winner = _executed(winner, check_export(ledger, winner), echo)
     beside = trace_files(winner, target, echo)
+    on_stage("writing the files")
     return write(winner, target, folder, grids=_grids(ledger, winner, target), beside=beside)
 
 

@@ -55,9 +55,10 @@ class Verified:
 def verify(
     config: Config, problem: str | None = None, gpu: str = AUTO, *, gpu_file: Path | None = None,
     kernel: Path | None = None, device: str = "auto", space: Path | None = None, templates: Path | None = None,
-    binary: bool = False, seed: int | None = None, echo: Echo = silent,
+    binary: bool = False, seed: int | None = None, echo: Echo = silent, on_stage: Echo = silent,
 ) -> Verified:  # fmt: skip
     """Renders, compiles and gates a configuration; with `binary` its machine code is executed too, on the CPU.
+    `on_stage` is told what is being done.
 
     Raises UsageError where the configuration is not in the space.
     """
@@ -68,7 +69,7 @@ def verify(
         target = replace(target, gpu=resolve_gpu(timing, target.gpu))
     renderer = Renderer()
     try:
-        return _verify(config, target, choice.why, timing, space, templates, binary, seed, renderer, echo)
+        return _verify(config, target, choice.why, timing, space, templates, binary, seed, renderer, echo, on_stage)
     finally:
         renderer.close()
 
@@ -76,15 +77,19 @@ def verify(
 def _verify(
     config: Config, target: Target, chosen: str | None, timing: GpuDevice | None, space: Path | None,
     templates: Path | None, binary: bool, seed: int | None, fill: Fill, echo: Echo,
+    on_stage: Echo,
 ) -> Verified:  # fmt: skip
+    on_stage("reading the space")
     bound, folder = prepare_space(space, templates, target, timing is None, fill)
     if why := bound.why_invalid(config):
         raise UsageError(f"the configuration is not in the space {bound.name}: {why}")
     require_compilers(target.gpu, emulated=timing is None)
+    on_stage("running the reference")
     require_reference(target, echo)
     if chosen:
         echo(chosen)
     seed = secrets.randbelow(2**31) if seed is None else seed
+    on_stage("compiling and gating")
     with lock_gpu(timing, echo):
         judge = make_evaluator(target, timing, seed)
         try:
@@ -93,5 +98,6 @@ def _verify(
             judge.close()
     if not binary or not candidate.binary:
         return Verified(candidate, seed)
+    on_stage("executing the machine code")
     check = check_binary(target, bound, candidate.contender, seed)
     return Verified(replace(candidate, binary_verdict=check.verdict), seed, check)

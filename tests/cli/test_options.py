@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 import pytest
 from click.testing import CliRunner
 
-from evoengine.cli.main import COMMANDS, evoengine
+from evoengine.cli.main import COMMANDS, evoengine, main
 from evoengine.cli.reference import commands
 
 SINGLE = [
@@ -68,3 +70,47 @@ def test_a_command_like_no_other_is_told_where_the_list_is():
 )
 def test_a_mistyped_value_or_option_is_told_which_was_meant(arguments, meant):
     assert meant in refused(*arguments)
+
+
+VALUES = [
+    (name, param)
+    for name, command in commands(evoengine)
+    for param in command.params
+    if isinstance(param, click.Argument) or not (param.is_flag or param.is_eager)
+]
+
+
+@pytest.mark.parametrize(("command", "param"), VALUES, ids=[f"{name}-{param.name}" for name, param in VALUES])
+@pytest.mark.parametrize("form", ["word", "equals"])
+def test_an_empty_value_is_refused_and_no_default_takes_its_place(command, param, form):
+    if isinstance(param, click.Argument):
+        said = refused(command, "--", "")
+    else:
+        said = refused(command, *([param.opts[0], ""] if form == "word" else [f"{param.opts[0]}="]))
+    assert said.endswith("the value is empty; give one, or leave it out")
+
+
+def given(param: click.Parameter, value: str) -> list[str]:
+    return ["--", value] if isinstance(param, click.Argument) else [param.opts[0], value]
+
+
+@pytest.mark.parametrize(("command", "param"), [(name, p) for name, p in VALUES if isinstance(p.type, click.Path)])
+def test_a_name_too_long_for_a_file_is_refused(command, param):
+    assert refused(command, *given(param, "9" * 5000)).endswith("is too long for the name of a file")
+
+
+@pytest.mark.parametrize(("command", "param"), [(name, p) for name, p in VALUES if not isinstance(p.type, click.Path)])
+def test_bytes_that_are_no_text_are_refused_where_no_file_is_named(command, param):
+    assert refused(command, *given(param, "a\udcff")).endswith("'a\\udcff' holds bytes that are no text in this locale")
+
+
+def test_a_file_may_have_a_name_that_is_no_text():
+    assert "cannot read a\\udcff: No such file" in str(CliRunner().invoke(evoengine, ["import", "a\udcff"]).exception)
+
+
+@pytest.mark.parametrize("arguments", [("show", "9" * 5000), ("best", "--top", "x" * 100_000), ("x" * 100_000,),
+                                       ("history", "--db", "9" * 5000)])  # fmt: skip
+def test_a_message_quotes_a_long_value_in_part(monkeypatch, capfd, arguments):
+    monkeypatch.setattr(sys, "argv", ["evoengine", *arguments])
+    assert main() == 2
+    assert len(capfd.readouterr().err) < 2500

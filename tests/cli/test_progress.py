@@ -11,9 +11,11 @@ from datetime import datetime
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from evoengine.cli import progress as module
 from evoengine.cli.log import OF_A_TRIAL, EventLog
+from evoengine.cli.main import evoengine as evoengine_command
 from evoengine.cli.progress import LiveProgress
 from evoengine.errors import MachineError
 from evoengine.records import Outcome
@@ -98,3 +100,39 @@ def test_a_search_logs_each_trial_and_its_end(evoengine, tmp_path):
     (*_, last) = events(refused.stderr)
     assert (refused.returncode, last["event"], last["exit_code"]) == (2, "error", 2)
     assert "there is no folder" in last["text"]
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory):
+    """A recorded space and the ledger that it was imported into, and the stages that were said meanwhile."""
+    folder = tmp_path_factory.mktemp("replayed")
+    file, db = cache(folder / "test.json"), folder / "evo.db"
+    return file, db, stages_of("import", str(file), "--db", str(db))
+
+
+def stages_of(*arguments: str) -> list[str]:
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(LiveProgress, "stage", lambda self, text: said.append(text))
+        CliRunner().invoke(evoengine_command, list(arguments))
+    return said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stages"),
+    [
+        (("best", "--export", "out"), ["reading the ledger"]),
+        (("best", "--export", "out", "--trial", "1"), ["reading the ledger"]),
+        (("profile", "1"), ["reading the ledger"]),
+    ],
+)
+def test_a_command_that_may_take_long_says_what_it_does(replayed, arguments, stages):
+    assert stages_of(*arguments, "--db", str(replayed[1])) == stages
+
+
+def test_an_import_says_what_it_does(replayed):
+    assert replayed[2] == ["reading the file", "writing the ledger", "writing the study"]
+
+
+def test_verify_says_what_it_does_before_a_space_of_any_size_is_read():
+    assert stages_of("verify", "--config", "{}", "--device", "emulator") == ["reading the space"]
