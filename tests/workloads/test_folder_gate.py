@@ -14,6 +14,7 @@ from evoengine.records import Outcome
 from evoengine.stages.compile import CompileFailed, compile_source
 from evoengine.stages.render import inert_knobs
 from evoengine.stages.template import fill
+from evoengine.tuning.boards import Choice
 from evoengine.tuning.search import _announce
 from tests.support.folders import (
     SAXPY,
@@ -206,7 +207,7 @@ def test_a_search_names_it_where_the_space_has_no_start_points(tmp_path):
         fill=fill,
     )
     said: list[str] = []
-    _announce(setting, None, None, "ledger", 1, said.append)
+    _announce(setting, Choice(setting.target.gpu), None, None, "ledger", 1, said.append)
     assert [line.split()[1] for line in said if line.startswith("inert: ")] == ["unused"]
 
 

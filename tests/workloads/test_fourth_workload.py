@@ -57,8 +57,9 @@ def test_a_search_finds_correct_kernels_of_it(tmp_path_factory):
 def test_the_best_one_is_exported_with_a_loader_of_its_name(tmp_path_factory, workload, tmp_path):
     db, result = searched(tmp_path_factory)
     written = evoengine.export(tmp_path / "out", db=str(db))
-    assert {"kernel.cubin", "kernel.json", "scale.py"} <= {path.name for path in written}
     described = json.loads((tmp_path / "out" / "kernel.json").read_text())
+    assert described["module"].startswith("scale_")
+    assert {"kernel.cubin", "kernel.json", f"{described['module']}.py"} <= {path.name for path in written}
     assert described["config"] == result.best[0].config
     assert [p["name"] for p in described["parameters"]] == ["x", "y", "a", "n"]
     assert described["binary_verdict"]["correct"] is True
