@@ -18,7 +18,7 @@ from evoengine.errors import MachineError
 from evoengine.ledger.database import db_of, display_url, translate_errors
 from evoengine.ledger.heartbeat import Heart, beat, require_fence
 from evoengine.ledger.watch import FileLost, Watch
-from evoengine.ledger.write_ahead_log import empty_log
+from evoengine.ledger.write_ahead_log import discard_log, empty_log
 
 
 class OpenDatabase:
@@ -28,6 +28,7 @@ class OpenDatabase:
         self._url, self._engine = url, engine
         self._watch = Watch(Path(url.database or "") if url.drivername == "sqlite" else None)
         self._watch.guard(engine)
+        self._engines = [engine]
         self._fences: dict[int, int] = {}
         """runs of this process that have not ended → their fences"""
         self._heart = Heart(self._beat)
@@ -50,12 +51,14 @@ class OpenDatabase:
         return db_of(self._url)
 
     def watch(self, engine: Engine) -> None:
-        """Has another engine on the same database open no other file than this ledger's."""
+        """Has another engine on the same database open no other file than this ledger's, and close with it."""
         self._watch.guard(engine)
+        self._engines.append(engine)
 
     def close(self) -> None:
         self._heart.stop()
-        self._engine.dispose()
+        for engine in self._engines:
+            engine.dispose()
 
     def __enter__(self) -> Self:
         return self
@@ -74,7 +77,10 @@ class OpenDatabase:
                 yield session
             self._watch.check()
         except FileLost as lost:
-            empty_log(self._engine)
+            if lost.overwritten:
+                discard_log(Path(self._url.database or ""))
+            else:
+                empty_log(self._engine)
             raise MachineError(self._told_lost(lost)) from lost
 
     def _told_lost(self, lost: FileLost) -> str:

@@ -2,6 +2,9 @@
 
 SQLite goes on writing into a file that was deleted or replaced, and says nothing: what it writes is lost. Worse, a
 connection that is opened later writes into the replacement. So each new connection and each transaction asks here.
+
+A copy over the file (`cp backup.db ledger.db`) leaves it the same file to the system. It is known by the number that
+each ledger has in its file (`schema.mark`). A copy of the ledger itself has the same number, and is not known.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 class FileLost(Exception):
     """What became of the file, as the end of the sentence "the ledger …"; whether it still holds what was written."""
 
-    def __init__(self, what: str, *, holds_all: bool = False) -> None:
+    def __init__(self, what: str, *, holds_all: bool = False, overwritten: bool = False) -> None:
         super().__init__(what)
         self.holds_all = holds_all
+        self.overwritten = overwritten
+        """whether the file that is open has another's content, which its log would be moved into"""
 
 
 class Watch:
@@ -36,11 +41,13 @@ class Watch:
         self._path = path and path.resolve()
         self._first = os.stat(path) if path else None
         self._size = self._first.st_size if self._first else 0
+        self._changed = 0
+        self._number = _own_number(self._path) if self._path else None
 
     def check(self) -> None:
-        """Raises FileLost where the file is gone, another one, shorter than it was, or read-only now.
+        """Raises FileLost where the file is gone, another one, overwritten, shorter than it was, or read-only now.
 
-        A few microseconds. The file is not opened: closing it again would drop SQLite's locks on it.
+        A few microseconds where nothing was written into the file itself.
         """
         if self._path is None or self._first is None:
             return
@@ -53,9 +60,11 @@ class Watch:
             raise FileLost("was replaced by another file")
         if self._first.st_mode & WRITABLE and not now.st_mode & WRITABLE:
             raise FileLost("was made read-only", holds_all=True)
+        if now.st_ctime_ns != self._changed and self._number and _own_number(self._path) not in (None, self._number):
+            raise FileLost("was overwritten", overwritten=True)
         if now.st_size < self._size and not _is_whole(self._path):
             raise FileLost(f"was cut from {self._size:,} to {now.st_size:,} bytes")
-        self._size = now.st_size
+        self._size, self._changed = now.st_size, now.st_ctime_ns
 
     def guard(self, engine: Engine) -> None:
         """Has the engine open no connection to another file than this."""
@@ -63,6 +72,19 @@ class Watch:
         @event.listens_for(engine, "do_connect")
         def ask(*connecting: Any) -> None:
             self.check()
+
+
+def _own_number(path: Path) -> int | None:
+    """The number in the file itself, whatever its log says; 0 where it is none of SQLite's, None where nobody can tell.
+
+    SQLite has to read it: if anything else opened the file and closed it again, that would drop SQLite's locks on it.
+    """
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+            (number,) = connection.execute("PRAGMA user_version").fetchone()
+    except sqlite3.Error as error:
+        return 0 if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB else None
+    return int(number)
 
 
 def _is_whole(path: Path) -> bool:

@@ -5,6 +5,7 @@ It can be left behind by a killed process, be copied without its file or beside 
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from contextlib import suppress
@@ -73,3 +74,15 @@ def empty_log(engine: Engine) -> None:
             raw.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # type: ignore[union-attr]
         finally:
             raw.close()
+
+
+def discard_log(path: Path) -> None:
+    """Empties and removes the log of a file that was overwritten: SQLite would move it into what is there now.
+
+    What it holds is of no use without the pages that are gone. Removed it is not taken for that of the new file,
+    emptied it gives nothing to connections that still have it open.
+    """
+    with suppress(OSError):
+        os.truncate(f"{path}-wal", 0)
+    for name in (f"{path}-wal", f"{path}-shm"):
+        Path(name).unlink(missing_ok=True)

@@ -238,6 +238,19 @@ def cut(path: Path, sound: Path) -> None:
     os.truncate(path, 4096)
 
 
+def overwrite(path: Path, sound: Path) -> None:
+    """As cp does: the file stays the same to the system."""
+    path.write_bytes(sound.read_bytes())
+
+
+def overwrite_with_text(path: Path, sound: Path) -> None:
+    path.write_text("no database\n" * 50000)
+
+
+def empty(path: Path, sound: Path) -> None:
+    os.truncate(path, 0)
+
+
 def make_read_only(path: Path, sound: Path) -> None:
     path.chmod(0o444)
 
@@ -250,6 +263,9 @@ LOST = {
     delete: "was deleted while it was in use: what ended in this search (trials 1 to 3) is not in what is there now",
     replace: "was replaced by another file while it was in use: what ended in this search (trials 1 to 3) is not in",
     cut: "bytes while it was in use: what ended in this search (trials 1 to 3) is not in what is there now",
+    overwrite: "was overwritten while it was in use: what ended in this search (trials 1 to 3) is not in what is there",
+    overwrite_with_text: "was overwritten while it was in use: what ended in this search (trials 1 to 3) is not in what",
+    empty: "was overwritten while it was in use: what ended in this search (trials 1 to 3) is not in what is there now",
     make_read_only: "was made read-only while it was in use: it holds what ended before (trials 1 to 3), and nothing",
     remove_folder: "is gone with its folder while it was in use: what ended in this search (trials 1 to 3) is not in",
 }
@@ -274,7 +290,7 @@ def test_a_ledger_that_is_lost_in_mid_search_is_noticed_by_the_next_write(search
     assert LOST[happens] in str(caught.value)
 
 
-@pytest.mark.parametrize("happens", [delete, replace], ids=lambda happens: happens.__name__)
+@pytest.mark.parametrize("happens", [delete, replace, overwrite], ids=lambda happens: happens.__name__)
 def test_a_search_ends_with_exit_code_3_and_leaves_the_replacement_as_it_is(sound, tmp_path, monkeypatch, happens):
     """A whole search, over the times of another tuner's file: its fourth trial finds the ledger gone."""
     path, finish = tmp_path / "searched.db", Ledger.finish
@@ -291,21 +307,23 @@ def test_a_search_ends_with_exit_code_3_and_leaves_the_replacement_as_it_is(soun
     code, said = call(path, "search", "--device", device, "--trials", "9")
     assert (code, "while it was in use: what ended in this search (trials 1 to 3) is not in" in said) == (3, True), said
     assert len(ended) == 3
-    if happens is replace:
+    if happens is not delete:
         assert path.read_bytes() == sound.read_bytes()
-        assert call(path, "history", "--json")[0] == 0
+        code, said = call(path, "history", "--json")
+        assert code == 0, said
     else:
         assert not path.exists()
 
 
-def test_what_replaced_a_ledger_is_not_touched(searching, sound):
+@pytest.mark.parametrize("happens", [replace, overwrite], ids=lambda happens: happens.__name__)
+def test_what_replaced_a_ledger_is_not_touched(searching, sound, happens):
     run = start_run(searching)
     path = Path(searching.place)
     add_ranked(searching, run, a_figure(1.0))
-    replace(path, sound)
+    happens(path, sound)
     before = path.read_bytes()
     for _ in range(2):
-        with pytest.raises(MachineError, match="was replaced"):
+        with pytest.raises(MachineError, match="was replaced|was overwritten"):
             add_ranked(searching, run, a_figure(1.0))
     searching.close()
     assert path.read_bytes() == before
