@@ -18,6 +18,7 @@ from evoengine.stages.compile import compile_source
 from evoengine.workloads.attention.problem import HEAD_DIMS, parse_problem
 from evoengine.workloads.base import Case
 from tests.support.exhaustive import more
+from tests.support.kernel_gate import attention_space
 
 
 def problem(head_dim, dtype="fp16", rest=""):
@@ -30,13 +31,13 @@ def starts(gate):
 
 @pytest.mark.parametrize(("dtype", "rest"), [("bf16", ",causal"), *more([("fp16", "")])])
 @pytest.mark.parametrize("head_dim", [64, *more(d for d in HEAD_DIMS if d != 64)])
-def test_no_start_spills_on_ampere_or_hopper(attention_gate, head_dim, dtype, rest):
+@pytest.mark.parametrize("arch", ["sm_80", *more(["sm_86", "sm_89", "sm_90a"])])
+def test_no_start_spills(attention_gate, arch, head_dim, dtype, rest):
     gate = attention_gate(problem(head_dim, dtype, rest))
     assert starts(gate)
     for config in starts(gate):
-        for arch in ("sm_80", "sm_90a"):
-            binary = compile_source(gate.source(config), arch)
-            assert (binary.spill_bytes, binary.stack_bytes, binary.warnings) == (0, 0, ()), (config, arch)
+        binary = compile_source(gate.source(config), arch)
+        assert (binary.spill_bytes, binary.stack_bytes, binary.warnings) == (0, 0, ()), (config, arch)
 
 
 @pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
@@ -60,6 +61,21 @@ def test_starts_are_the_tile_choices_known_to_be_good(attention_gate):
     for head_dim, tiles in known.items():
         found = {(c["tile_m"], c["tile_n"], c["warps"]) for c in starts(attention_gate(problem(head_dim)))}
         assert tiles in found
+
+
+@pytest.mark.parametrize(
+    ("gpu", "known"),
+    [
+        ("a100", {64: (128, 64, 4), 96: (128, 64, 4), 128: (128, 32, 4), 256: (128, 64, 8)}),
+        ("a10", {64: (128, 32, 4), 96: (64, 64, 4), 128: (64, 64, 4), 256: (128, 32, 8)}),
+        ("l40s", {64: (128, 32, 4), 96: (64, 64, 4), 128: (64, 64, 4), 256: (128, 32, 8)}),
+    ],
+)
+@pytest.mark.parametrize("mask", ["", ",causal"])
+def test_each_head_dim_has_a_start_that_fits_the_shared_memory(gpu, known, mask):
+    for head_dim, tiles in known.items():
+        space = attention_space(problem(head_dim, rest=mask), gpu)
+        assert tiles in {(c["tile_m"], c["tile_n"], c["warps"]) for c in space.starts if c["family"] == "mma"}
 
 
 RIGHT = [(64, n, rest) for n, rest in enumerate(["", ",kv1", ",causal", ",causal,kv2", "", ",causal"])]
