@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -171,6 +172,7 @@ class _Kept:
         if not self._lines.closed:
             self.end()
             self._lines.close()
+            shutil.rmtree(self.folder, ignore_errors=True)  # of a keeper that was killed itself
 
 
 class _KeptProcess(SpawnProcess):

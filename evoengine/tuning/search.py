@@ -13,6 +13,8 @@ from evoengine.devices.driver import GpuDevice, resolve_gpu
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
 from evoengine.hints import did_you_mean
+from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
+from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.study import Projection, add_missing, optuna_storage
 from evoengine.objectives import Objective, parse_objectives
@@ -171,6 +173,8 @@ class Search:
         s, target = self._setting, self._setting.target
         self._on_stage("looking at what the knobs change")
         _announce(s, self._choice, self._timing, prepare_model(target.gpu, self._echo), ledger.place, run, self._echo)
+        if others := others_at_work(ledger, run):
+            self._echo(others)
         kind = Kind.MEASURED if self._timing else Kind.ESTIMATED
         domains = {knob.name: knob.values for knob in s.space.knobs}
         storage = optuna_storage(ledger.url)
@@ -230,6 +234,24 @@ def require_several(objective: str, sampler: str) -> None:
     if sampler in samplers.SINGLE:
         able = ", ".join(name for name in samplers.NAMES if name not in samplers.SINGLE)
         raise UsageError(f"the sampler {sampler} aims at one objective only; for several use one of {able}")
+
+
+def others_at_work(ledger: Ledger, run: int) -> str | None:
+    """That what a search left which was killed a moment ago is not taken over yet; None where there is none such."""
+    runs = ledger.runs()
+    this = next(r for r in runs if r.id == run)
+    others = [str(r.id) for r in runs if r.status == RUNNING and r.id != run and _same_target(r, this)]
+    if not others:
+        return None
+    named = f"run {others[0]} is" if len(others) == 1 else f"runs {', '.join(others)} are"
+    return (
+        f"{named} at the same problem, or killed less than {KILLED_AFTER_SECONDS:g} s ago: the trials that a killed "
+        "run left are taken over by a search that starts later"
+    )
+
+
+def _same_target(one: Run, other: Run) -> bool:
+    return (one.problem, one.gpu) == (other.problem, other.gpu)
 
 
 def _announce(

@@ -264,7 +264,7 @@ LOST = {
     replace: "was replaced by another file while it was in use: what ended in this search (trials 1 to 3) is not in",
     cut: "bytes while it was in use: what ended in this search (trials 1 to 3) is not in what is there now",
     overwrite: "was overwritten while it was in use: what ended in this search (trials 1 to 3) is not in what is there",
-    overwrite_with_text: "was overwritten while it was in use: what ended in this search (trials 1 to 3) is not in what",
+    overwrite_with_text: "was overwritten while it was in use: what ended in this search (trials 1 to 3) is not in",
     empty: "was overwritten while it was in use: what ended in this search (trials 1 to 3) is not in what is there now",
     make_read_only: "was made read-only while it was in use: it holds what ended before (trials 1 to 3), and nothing",
     remove_folder: "is gone with its folder while it was in use: what ended in this search (trials 1 to 3) is not in",

@@ -14,6 +14,7 @@ import pytest
 
 from evoengine.errors import MachineError
 from evoengine.records import Outcome, Rejection
+from evoengine.search import kept
 from evoengine.search.worker_process import MOST_PROCESSES, WorkerLimits
 from evoengine.search.workers import WorkerPool
 from tests.support import faulty_device
@@ -71,6 +72,16 @@ def test_processes_that_take_too_much_memory_together_are_ended(pool):
 
 def test_temporary_files_of_a_worker_go_with_it(pool):
     file = pool.submit(faulty_device.scratch_file, died=Outcome.CRASHED, gives=str).result()
+    assert Path(file).exists()
+    pool.close()
+    assert not Path(file).parent.exists()
+
+
+def test_so_they_do_where_the_keeper_itself_was_killed(pool):
+    file = pool.submit(faulty_device.scratch_file, died=Outcome.CRASHED, gives=str).result()
+    keeper = kept._KEEPERS[False]._process
+    keeper.kill()
+    keeper.wait()
     assert Path(file).exists()
     pool.close()
     assert not Path(file).parent.exists()
