@@ -42,6 +42,7 @@ def best(
     from evoengine.cli.candidate_tables import ranking
     from evoengine.cli.display import say, stdout
     from evoengine.cli.json_output import print_json
+    from evoengine.cli.ledger import say_which
     from evoengine.cli.progress import LiveProgress
     from evoengine.records import Kind
     from evoengine.sass.validation import error_line
@@ -59,10 +60,12 @@ def best(
             )
         with LiveProgress() as live:
             written = export_trial(folder, trial, db=db, echo=live.say, on_stage=live.stage)
+        say_which(db)
         for path in written:
             say(f"wrote {path}")
         return
     found = find(problem, gpu, top=top or 10, pareto=pareto, db=db)
+    say_which(db)
     if folder:
         with LiveProgress() as live:
             written = export(folder, found.problem, found.gpu, pareto=pareto, db=db, echo=live.say, on_stage=live.stage)

@@ -43,11 +43,11 @@ def history(
     from evoengine.cli.candidate_tables import history_table
     from evoengine.cli.display import stdout
     from evoengine.cli.json_output import print_json
-    from evoengine.ledger.store import open_ledger
+    from evoengine.cli.ledger import reading
     from evoengine.space.where import Where
 
     condition = Where(where) if where else None
-    with open_ledger(db, create=False) as ledger:
+    with reading(db) as ledger:
         known = ledger.candidates(run=run, problem=problem, gpu=ledger.known_gpu(gpu))
         empty = ledger.is_empty()
     if condition and known:
