@@ -8,6 +8,7 @@ import click
 
 from evoengine.cli.options import db_option, gpu_option, json_option, kernel_option, stored_problem_option
 from evoengine.errors import UsageError
+from evoengine.hints import hint
 
 
 @click.command()
@@ -55,8 +56,8 @@ def best(
     if trial is not None:
         if folder is None or gpu or problem or top or pareto or as_json:
             raise UsageError(
-                f"--trial {trial} goes with --export alone, as in evoengine best --trial {trial} --export out/; "
-                f"evoengine show {trial} shows it"
+                f"--trial {trial} goes with --export alone, as in {hint('best', trial=trial, export='out/', db=db)}; "
+                f"{hint('show', trial, db=db)} shows it"
             )
         with LiveProgress() as live:
             written = export_trial(folder, trial, db=db, echo=live.say, on_stage=live.stage)

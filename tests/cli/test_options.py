@@ -143,3 +143,9 @@ def said_by(*arguments: str) -> str:
 
 def refuse(*_: object) -> None:
     raise OSError(98, "taken")
+
+
+@pytest.mark.parametrize("arguments", [["--tri", "3"], ["--trials", "3", "--trials", "4"], ["--db", ""]])
+def test_what_is_said_of_a_wrong_option_names_the_whole_command_to_paste(arguments):
+    said = CliRunner().invoke(evoengine, ["search", *arguments]).output
+    assert "Try 'evoengine search -" in said
