@@ -8,6 +8,7 @@ import click
 
 from evoengine.cli.options import db_option, gpu_option, json_option, kernel_option, stored_problem_option
 from evoengine.errors import UsageError
+from evoengine.hints import hint
 
 
 @click.command()
@@ -42,6 +43,7 @@ def best(
     from evoengine.cli.candidate_tables import ranking
     from evoengine.cli.display import say, stdout
     from evoengine.cli.json_output import print_json
+    from evoengine.cli.ledger import say_which
     from evoengine.cli.progress import LiveProgress
     from evoengine.records import Kind
     from evoengine.sass.validation import error_line
@@ -54,15 +56,17 @@ def best(
     if trial is not None:
         if folder is None or gpu or problem or top or pareto or as_json:
             raise UsageError(
-                f"--trial {trial} goes with --export alone, as in evoengine best --trial {trial} --export out/; "
-                f"evoengine show {trial} shows it"
+                f"--trial {trial} goes with --export alone, as in {hint('best', trial=trial, export='out/', db=db)}; "
+                f"{hint('show', trial, db=db)} shows it"
             )
         with LiveProgress() as live:
             written = export_trial(folder, trial, db=db, echo=live.say, on_stage=live.stage)
+        say_which(db)
         for path in written:
             say(f"wrote {path}")
         return
     found = find(problem, gpu, top=top or 10, pareto=pareto, db=db)
+    say_which(db)
     if folder:
         with LiveProgress() as live:
             written = export(folder, found.problem, found.gpu, pareto=pareto, db=db, echo=live.say, on_stage=live.stage)

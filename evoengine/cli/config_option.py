@@ -35,9 +35,9 @@ def read_config(text: str, db: str | None) -> Given:
 
 
 def _of_trial(trial: int, db: str | None) -> Given:
-    from evoengine.ledger.store import open_ledger
+    from evoengine.cli.ledger import reading
 
-    with open_ledger(db, create=False) as ledger:
+    with reading(db) as ledger:
         found = ledger.candidate(trial)
     return Given(found.config, found.problem, found.gpu)
 

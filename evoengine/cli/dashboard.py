@@ -21,11 +21,11 @@ def dashboard(db: str | None, port: int) -> None:
     from optuna_dashboard import run_server
 
     from evoengine.cli.display import say
-    from evoengine.ledger.store import open_ledger
+    from evoengine.cli.ledger import reading
     from evoengine.ledger.study import artifact_store, optuna_storage
     from evoengine.passwords import hide_passwords
 
-    with open_ledger(db, create=False) as ledger:
+    with reading(db) as ledger:
         url = ledger.url
     try:
         socket.create_server((HOST, port)).close()

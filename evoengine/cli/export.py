@@ -20,10 +20,10 @@ from evoengine.hints import hint
 def export(file: Path, kind: str, run: int | None, db: str | None) -> None:
     """Write a run in the auto-tuners' common format, for other tools or another ledger."""
     from evoengine.cli.display import say
-    from evoengine.ledger.store import open_ledger
+    from evoengine.cli.ledger import reading
     from evoengine.publish.t4 import to_t4
 
-    with open_ledger(db, create=False) as ledger:
+    with reading(db) as ledger:
         if file.resolve() == Path(ledger.place).resolve():
             raise UsageError(f"{file} is the ledger itself; name another file for the run, and the ledger with --db")
         runs = {r.id: r for r in ledger.runs()}

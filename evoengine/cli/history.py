@@ -43,11 +43,11 @@ def history(
     from evoengine.cli.candidate_tables import history_table
     from evoengine.cli.display import stdout
     from evoengine.cli.json_output import print_json_list
-    from evoengine.ledger.store import open_ledger
+    from evoengine.cli.ledger import reading
     from evoengine.space.where import Where
 
     condition = Where(where) if where else None
-    with open_ledger(db, create=False) as ledger:
+    with reading(db) as ledger:
         known = list(ledger.trials(run=run, problem=problem, gpu=ledger.known_gpu(gpu), resources=not as_json))
         if condition and known:
             condition.require_known(name for t in known for name in t.config)

@@ -43,7 +43,8 @@ def import_(file: Path, db: str | None) -> None:
             live.stage("writing the ledger")
             storage = optuna_storage(ledger.url)
             run, trials = ledger.import_run(_marked(whole, ledger))
-            live.say(f"imported {len(trials)} trials from {file} as run {run}, trials {trials[0]} to {trials[-1]}")
+            numbers = f"run {run}, trials {trials[0]} to {trials[-1]}"
+            live.say(f"imported {len(trials)} trials from {file} into {ledger.place} as {numbers}")
             live.say("now their study for the dashboard; Ctrl-C leaves it unfinished, and the import whole")
             live.stage("writing the study")
             say_missed(rebuild(storage, ledger, run, kind, domains).missed, live.say, remedy="import the file again")

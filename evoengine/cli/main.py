@@ -60,7 +60,7 @@ class Commands(click.Group):
             raise click.UsageError(f"there is no command {args[0]!r}{near or '; evoengine --help lists them'}", ctx)
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not ctx.resilient_parsing:
-            check_given(command, name, rest)
+            check_given(ctx, command, name, rest)
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

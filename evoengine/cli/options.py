@@ -56,10 +56,10 @@ class StoredProblemType(TextType):
         return str(parse_problem(value)[1]) if not colon or name in workloads() else value
 
 
-def check_given(command: click.Command, name: str | None, arguments: Sequence[str]) -> None:
+def check_given(group: click.Context, command: click.Command, name: str | None, arguments: Sequence[str]) -> None:
     """Raises click.UsageError where an option that takes one value is given more often, of which click would take the
     last, and where a value is one that no command can use: empty, no text, or a name too long for a file."""
-    ctx = click.Context(command, info_name=name)
+    ctx = click.Context(command, info_name=name, parent=group)
     options = [p for p in command.params if isinstance(p, click.Option)]
     single = [p for p in options if not (p.multiple or p.is_flag or p.count)]
     for option in single:

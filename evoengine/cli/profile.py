@@ -26,10 +26,10 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
     from evoengine.cli.candidate_page import profile_page
     from evoengine.cli.display import stdout
     from evoengine.cli.json_output import print_json
+    from evoengine.cli.ledger import reading
     from evoengine.cli.progress import LiveProgress
     from evoengine.devices.driver import find_driver, supports_arch
     from evoengine.errors import NothingFound
-    from evoengine.ledger.store import open_ledger
     from evoengine.records import Rejection
     from evoengine.search.recompile import with_machine_code
     from evoengine.search.targets import target_of
@@ -38,7 +38,7 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
 
     if kernel:
         register_kernel(kernel)
-    with LiveProgress() as live, open_ledger(db, create=False) as ledger:
+    with LiveProgress() as live, reading(db) as ledger:
         live.stage("reading the ledger")
         candidate = with_machine_code(ledger, trial)
         if isinstance(candidate, Rejection):

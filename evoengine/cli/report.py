@@ -24,10 +24,10 @@ def report(gpu: str | None, problem: str | None, db: str | None, as_json: bool) 
     from evoengine.cli.candidate_tables import effects_table, lineage
     from evoengine.cli.display import say, stdout
     from evoengine.cli.json_output import print_json
-    from evoengine.ledger.store import open_ledger
+    from evoengine.cli.ledger import reading
     from evoengine.lineage import effects, path, step_json
 
-    with open_ledger(db, create=False) as ledger:
+    with reading(db) as ledger:
         gpu_key, problem_text = ledger.last_target(gpu, problem)
         best = ledger.best(problem_text, gpu_key, top=1)
         if not best:

@@ -27,14 +27,14 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
     from evoengine.cli.candidate_tables import lineage
     from evoengine.cli.display import stdout
     from evoengine.cli.json_output import print_json
+    from evoengine.cli.ledger import reading
     from evoengine.errors import NothingFound, UsageError
-    from evoengine.ledger.store import open_ledger
     from evoengine.lineage import path, step_json
     from evoengine.text import plain_lines
 
     if with_source and (with_lineage or as_json):
         raise UsageError(f"--source prints the source alone; leave {'--lineage' if with_lineage else '--json'} out")
-    with open_ledger(db, create=False) as ledger:
+    with reading(db) as ledger:
         candidate, profile = ledger.candidate(trial), ledger.profile(trial)
         known = ledger.ancestors(trial) if with_lineage else {}
     if with_source:

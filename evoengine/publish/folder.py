@@ -25,17 +25,22 @@ ABANDONED_SECONDS = 3600
 _AT_FDCWD, _EXCHANGE = -100, 2  # renameat2(2)
 
 
+def require_place(folder: Path) -> None:
+    """Raises UsageError where `folder` has files that no export wrote, or is none."""
+    if why := _why_not(Path(os.path.realpath(folder))):
+        raise UsageError(
+            f"cannot write to {folder}: {why}; --export takes a folder that is new, empty or an earlier export"
+        )
+
+
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
     """Writes the files and their checksums; returns their paths, that of the checksums last.
 
     They are written beside the folder and take its name in one step: a process that is killed leaves the folder as it
     was. Raises UsageError where `folder` has files that no export wrote, or where it cannot be written.
     """
+    require_place(folder)
     target = Path(os.path.realpath(folder))
-    if why := _why_not(target):
-        raise UsageError(
-            f"cannot write to {folder}: {why}; --export takes a folder that is new, empty or an earlier export"
-        )
     files = {**contents, CHECKSUMS: checksums(contents).encode()}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

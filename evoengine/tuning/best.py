@@ -13,6 +13,7 @@ from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.objectives import front, stored_objectives
 from evoengine.publish.export import Grids
 from evoengine.publish.export import export as write
+from evoengine.publish.folder import require_place
 from evoengine.records import Candidate, Measurement, Rejection
 from evoengine.search.binaries import check_export
 from evoengine.search.recompile import with_machine_code
@@ -80,6 +81,7 @@ def export_trial(
 
 
 def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo, on_stage: Echo) -> list[Path]:
+    require_place(folder)  # before the machine code is executed, which takes a while
     on_stage("reading the ledger")
     winner = with_machine_code(ledger, trial)
     if isinstance(winner, Rejection):

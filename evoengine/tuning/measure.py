@@ -77,7 +77,7 @@ class Measuring:
         if device.name != named.name:
             self._echo(f"compiled for {named.name}, timed on {device.name}, of the same architecture")
         chosen = left[: self._top]
-        self._echo(f"{len(chosen)} of {len(left)} candidates of {problem}, on {device.name}")
+        self._echo(f"{len(chosen)} of {len(left)} candidates of {problem}, on {device.name} · ledger {ledger.place}")
         here = replace(target, gpu=resolve_gpu(device, named))
         spaces, seed = spaces_of(ledger, chosen, here), secrets.randbelow(2**31)
         searched = next(r for r in ledger.runs() if r.id == chosen[0].run)

@@ -71,3 +71,11 @@ def test_a_kernels_folder_that_is_missing_is_made_by_the_hint_and_leads_to_its_s
     assert (done.returncode, made.returncode) == (2, 0), made.stderr
     (search,) = hints(made.stderr)
     assert search == ["search", "--kernel", str(missing)] and Path(search[2], "problem.json").is_file()
+
+
+def test_a_trial_without_an_export_leads_to_both_in_the_same_ledger(replayed, evoengine):
+    _, db, _ = replayed
+    done = evoengine("best", "--trial", 1, "--db", db)
+    export, show = hints(done.stderr.replace("; evoengine", "   ·   evoengine"))
+    assert export == ["best", "--trial", "1", "--export", "out/", "--db", str(db)]
+    assert show == ["show", "1", "--db", str(db)] and evoengine(*show).returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 
 import click
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 
 from evoengine.cli.main import COMMANDS, evoengine, main
 from evoengine.cli.reference import commands
+from tests.support.recorded import cache
 
 SINGLE = [
     (name, option.opts[0])
@@ -114,3 +116,36 @@ def test_a_message_quotes_a_long_value_in_part(monkeypatch, capfd, arguments):
     monkeypatch.setattr(sys, "argv", ["evoengine", *arguments])
     assert main() == 2
     assert len(capfd.readouterr().err) < 2500
+
+
+def test_every_command_that_reads_the_default_ledger_says_which_one_it_is(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    file, ledger = cache(tmp_path / "test.json"), tmp_path / "db" / "evoengine.db"
+    assert f"into {ledger} as run 1" in said_by("import", str(file))
+    takers = {name for name, command in commands(evoengine) if any(p.name == "db" for p in command.params)}
+    calls = {
+        "best": [], "history": [], "show": ["1"], "report": [], "profile": ["1"], "export": ["run.json"],
+        "verify": ["--config", "1"], "dashboard": ["--port", "1"],
+    }  # fmt: skip
+    assert takers - calls.keys() == {"search", "import", "measure"}  # which say it with their run
+    monkeypatch.setattr(socket, "create_server", refuse)
+    for command, arguments in calls.items():
+        assert f"ledger {ledger}" in said_by(command, *arguments), command
+        assert f"ledger {ledger}" not in said_by(command, *arguments, "--db", str(ledger)), command
+    other = tmp_path / "other.db"
+    monkeypatch.setenv("EVOENGINE_DB", str(ledger.rename(other)))
+    assert f"ledger {other}" in said_by("history")
+
+
+def said_by(*arguments: str) -> str:
+    return CliRunner().invoke(evoengine, list(arguments)).output
+
+
+def refuse(*_: object) -> None:
+    raise OSError(98, "taken")
+
+
+@pytest.mark.parametrize("arguments", [["--tri", "3"], ["--trials", "3", "--trials", "4"], ["--db", ""]])
+def test_what_is_said_of_a_wrong_option_names_the_whole_command_to_paste(arguments):
+    said = CliRunner().invoke(evoengine, ["search", *arguments]).output
+    assert "Try 'evoengine search -" in said

@@ -130,6 +130,12 @@ def test_a_command_that_may_take_long_says_what_it_does(replayed, arguments, sta
     assert stages_of(*arguments, "--db", str(replayed[1])) == stages
 
 
+def test_a_place_that_no_export_can_take_is_refused_before_anything_is_executed(replayed):
+    file, db, _ = replayed
+    assert stages_of("best", "--export", str(file), "--db", str(db)) == []
+    assert stages_of("best", "--export", str(file.parent), "--trial", "1", "--db", str(db)) == []
+
+
 def test_an_import_says_what_it_does(replayed):
     assert replayed[2] == ["reading the file", "writing the ledger", "writing the study"]
 

@@ -1,0 +1,25 @@
+"""The ledger that a command reads, and the line that names it where --db does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from evoengine.cli.display import say
+from evoengine.ledger.chosen import chosen_database
+from evoengine.ledger.database import display_url, parse_url
+from evoengine.ledger.store import Ledger, open_ledger
+
+
+@contextmanager
+def reading(db: str | None) -> Iterator[Ledger]:
+    """The ledger that is there. Raises NothingFound where there is none."""
+    with open_ledger(db, create=False) as ledger:
+        say_which(db)
+        yield ledger
+
+
+def say_which(db: str | None) -> None:
+    """Of a command that was given no --db: which ledger it used instead."""
+    if db is None:
+        say(f"ledger {display_url(parse_url(chosen_database(None)))}")
