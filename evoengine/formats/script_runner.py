@@ -12,12 +12,15 @@ import importlib.machinery
 import inspect
 import json
 import os
+import resource
 import runpy
 import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
+MOST_BYTES = 256 << 20
+"""of a file that the script writes, and of what it prints"""
 CALLS: list[dict[str, Any]] = []
 
 
@@ -159,6 +162,7 @@ if __name__ == "__main__":
     sys.path[0] = os.path.dirname(SCRIPT)
     sys.argv = [SCRIPT]
     os.chdir(os.path.dirname(SCRIPT))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
     if KIND == "kernelbench":
         look_at_model()
     else:

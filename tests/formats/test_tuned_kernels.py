@@ -262,3 +262,13 @@ def test_a_script_that_does_not_end_is_cut_off_with_all_that_it_started(tmp_path
     (tmp_path / "tune.py").write_text("import subprocess\nsubprocess.run(['sleep', '600'])\n")
     with pytest.raises(UsageError, match="it did not end after 2 s"):
         run_script("kernel-tuner", tmp_path / "tune.py", seconds=2)
+
+
+def test_a_script_that_floods_its_output_does_not_fill_the_disk(tmp_path):
+    """A file of its own stands for the output: what it may hold is seen in it."""
+    (tmp_path / "tune.py").write_text(
+        "with open('flood', 'wb') as file:\n    for _ in range(300):\n        file.write(bytes(1 << 20))\n"
+    )
+    with pytest.raises(UsageError, match="File too large"):
+        run_script("kernel-tuner", tmp_path / "tune.py", seconds=60)
+    assert (tmp_path / "flood").stat().st_size <= 256 << 20

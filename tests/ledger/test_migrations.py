@@ -79,3 +79,18 @@ def test_a_ledger_of_before_policies_keeps_its_figures_and_says_that_their_polic
         assert differences(ledger, Base.metadata) == []
         new = add_ranked(ledger, start_run(ledger), a_figure(1.0, Kind.MEASURED), CONFIG)
         assert [c.trial for c in ledger.best(PROBLEM, GPU, top=9)] == [new]
+
+
+def test_a_password_that_a_command_of_before_holds_is_hidden_in_the_file_too(tmp_path):
+    path = tmp_path / "old.db"
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        command.upgrade(alembic_config(connection), "0004")
+    engine.dispose()
+    asked = "evoengine search --db postgresql://u:{}@host/db --trials 4"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(WRITTEN_BEFORE_POLICIES.replace("{tflops}", "NULL"))
+        connection.execute("UPDATE runs SET command = ?", [asked.format("hunter2")])
+        connection.commit()
+    with open_ledger(str(path), create=False) as ledger:
+        assert [run.command for run in ledger.runs()] == [asked.format("***")]

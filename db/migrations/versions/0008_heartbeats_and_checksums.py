@@ -1,6 +1,7 @@
 """searches show that they live, and what is stored can be checked: cubins by SHA-256, rows by CRC-32
 
-Rows of before have no checksums: nobody can tell whether they are still as they were written.
+Rows of before have no checksums: nobody can tell whether they are still as they were written. Passwords that their
+commands hold are hidden.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import hashlib
 
 import sqlalchemy as sa
 from alembic import op
+
+from evoengine.passwords import hide_passwords
 
 revision = "0008"
 down_revision = "0007"
@@ -32,6 +35,7 @@ def upgrade() -> None:
     # SQLite adds no column that must not be null without a default; the empty text is no binary's checksum
     op.add_column("binaries", sa.Column("cubin_sha256", sa.String(64), nullable=False, server_default=""))
     _fill_cubin_sha256(op.get_bind())
+    _hide_passwords(op.get_bind())
 
 
 def _fill_cubin_sha256(connection: sa.Connection) -> None:
@@ -41,3 +45,9 @@ def _fill_cubin_sha256(connection: sa.Connection) -> None:
         cubin = connection.scalar(sa.select(binaries.c.cubin).where(of_this))
         checksum = hashlib.sha256(cubin).hexdigest()
         connection.execute(binaries.update().where(of_this).values(cubin_sha256=checksum))
+
+
+def _hide_passwords(connection: sa.Connection) -> None:
+    runs = sa.table("runs", sa.column("id"), sa.column("command"))
+    for number, command in connection.execute(sa.select(runs.c.id, runs.c.command)).all():
+        connection.execute(runs.update().where(runs.c.id == number).values(command=hide_passwords(command)))
