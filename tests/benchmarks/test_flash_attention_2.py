@@ -6,6 +6,7 @@ The cubins are no part of the package; EVOENGINE_FA2 names the folder that holds
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ import pytest
 
 from benchmarks import flash_attention_2 as benchmark
 from evoengine.errors import UsageError
+from evoengine.sass.chip import find_chip
 from evoengine.sass.core import run
+from evoengine.sass.predict import predict
 from evoengine.workloads import parse_problem
 from tests.benchmarks.test_flash_attention_3 import attention
 
@@ -40,6 +43,16 @@ def test_the_binaries_compute_attention(gpu, dim, causal):
     # O is rounded to halfs, and before it the weights: 2^-11 of values up to 4
     np.testing.assert_allclose(results["o"].astype(np.float64), o, rtol=0, atol=2e-3)
     np.testing.assert_allclose(results["lse"], lse, rtol=0, atol=1e-5)
+
+
+@needs_cubins
+def test_operands_that_products_hold_longer_make_a_lone_warp_slower():
+    _, problem = parse_problem("b8,h8,s2048,d256,fp16")
+    chip, tile = find_chip("rtx4090"), benchmark.tile_of("rtx4090", 256, False)
+    program, kernel = benchmark.find_kernel(FOLDER, 256, tile, False)
+    prepared = benchmark.launch(kernel, tile, problem)
+    held_longer = replace(chip, rates={**chip.rates, "hmma_latency": 80.0})
+    assert predict(program, prepared, held_longer).time_us > 1.3 * predict(program, prepared, chip).time_us
 
 
 def test_a_folder_without_the_kernel_is_named(tmp_path):

@@ -1,4 +1,4 @@
-"""What the model makes of mma.sync kernels: matrix loads and products have rates of their own."""
+"""What the model makes of mma.sync kernels: matrix loads have a rate of their own."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from evoengine.stages.compile import compile_source
 from tests.support.kernel_gate import KernelGate
 from tests.support.machine_code import require_tools
 
-START = {"family": "mma", "stages": 1, "tile_m": 128, "tile_n": 64, "warps": 8}
+START = {"family": "mma", "stages": 1, "tile_m": 128, "tile_n": 64, "warps": 4}
 
 
 @pytest.fixture(scope="module")
 def time_with():
-    """Microseconds predicted on an A100 with some rates replaced."""
+    """Microseconds predicted on an A100 with some rates replaced: one block on each SM, one warp on each sub-core."""
     require_tools()
-    gate = KernelGate("b1,h27,s1024,d128,fp16", "a100")
+    gate = KernelGate("b1,h27,s512,d128,fp16", "a100")
     config = gate.start(START)
     source = gate.source(config)
     binary = compile_source(source, "sm_80")
@@ -36,9 +36,8 @@ def time_with():
     return lambda **rates: predict(program, launch, replace(chip, rates={**chip.rates, **rates})).time_us
 
 
-@pytest.mark.parametrize("rate", [{"matrix_wavefront_clocks": 3.0}, {"hmma_latency": 200.0}], ids=str)
-def test_a_slower_part_makes_the_kernel_slower(time_with, rate):
-    assert time_with(**rate) > 1.1 * time_with()
+def test_slower_matrix_loads_make_the_kernel_slower(time_with):
+    assert time_with(matrix_wavefront_clocks=3.0) > 1.2 * time_with()
 
 
 def test_other_loads_from_shared_memory_are_few_in_it(time_with):
