@@ -30,9 +30,9 @@ def runs(context: click.Context, db: str | None, as_json: bool) -> None:
     from evoengine.cli.candidate_tables import runs_table
     from evoengine.cli.display import stdout
     from evoengine.cli.json_output import print_json
-    from evoengine.ledger.store import open_ledger
+    from evoengine.cli.ledger import reading
 
-    with open_ledger(db, create=False) as ledger:
+    with reading(db) as ledger:
         found = list(ledger.run_summaries())
     if as_json:
         print_json(runs=[run_json(s) for s in found])
@@ -53,10 +53,10 @@ def remove(numbers: Sequence[int], yes: bool, db: str | None) -> None:
     removed, nor is one while another works on the same problem and GPU.
     """
     from evoengine.cli.display import say
-    from evoengine.ledger.store import open_ledger
+    from evoengine.cli.ledger import reading
 
     wanted = list(dict.fromkeys(numbers))
-    with open_ledger(db, create=False) as ledger:
+    with reading(db) as ledger:
         known = {s.run.id: s for s in ledger.run_summaries() if s.run.id in wanted}
         for number, summary in known.items():
             say(f"run {number}: {summary.run.problem} on {summary.run.gpu}, {summary.trials} trials")
