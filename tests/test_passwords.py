@@ -12,9 +12,10 @@ import optuna_dashboard
 import pytest
 from click.testing import CliRunner
 
+from evoengine.cli import ledger
 from evoengine.cli.main import evoengine
 from evoengine.errors import UsageError
-from evoengine.ledger import store, study
+from evoengine.ledger import study
 from evoengine.ledger.chosen import chosen_database
 from evoengine.ledger.database import display_url, parse_url
 from evoengine.passwords import command_line, hide_passwords
@@ -123,7 +124,7 @@ def test_a_ledger_keeps_the_command_without_the_password_and_so_does_an_export(c
 def test_the_dashboard_is_started_in_this_process_and_its_line_has_no_password(command, monkeypatch):
     """No child has the URL as an argument, where `ps` shows it to everybody."""
     served = []
-    monkeypatch.setattr(store, "open_ledger", lambda db, create: nullcontext(SimpleNamespace(url=db)))
+    monkeypatch.setattr(ledger, "open_ledger", lambda db, create: nullcontext(SimpleNamespace(url=db)))
     monkeypatch.setattr(study, "optuna_storage", lambda url: url)
     monkeypatch.setattr(study, "artifact_store", lambda url: None)
     monkeypatch.setattr(optuna_dashboard, "run_server", lambda storage, **options: served.append(storage))

@@ -10,10 +10,9 @@ import os
 import click
 
 from evoengine import __version__
-from evoengine.cli.options import check_given
+from evoengine.cli.options import CheckedGroup
 from evoengine.cli.streams import prepare_streams, read_by_nobody, unwritten
 from evoengine.errors import EvoengineError, MachineError
-from evoengine.hints import did_you_mean
 from evoengine.untrusted import one_line
 
 COMMANDS = {
@@ -37,7 +36,7 @@ COMMANDS = {
 INTERRUPTED = 130
 
 
-class Commands(click.Group):
+class Commands(CheckedGroup):
     """Commands by name, each in the module of `evoengine.cli` that bears it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -49,19 +48,6 @@ class Commands(click.Group):
         own = f"{name}_" if keyword.iskeyword(name) else name
         command: click.Command = getattr(importlib.import_module(f"evoengine.cli.{own}"), own)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command and its arguments. Raises click.UsageError where there is no such command, and where one is
-        given what it cannot use."""
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = did_you_mean(args[0], COMMANDS)
-            raise click.UsageError(f"there is no command {args[0]!r}{near or '; evoengine --help lists them'}", ctx)
-        name, command, rest = super().resolve_command(ctx, args)
-        if command is not None and not ctx.resilient_parsing:
-            check_given(ctx, command, name, rest)
-        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

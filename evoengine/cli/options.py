@@ -56,6 +56,26 @@ class StoredProblemType(TextType):
         return str(parse_problem(value)[1]) if not colon or name in workloads() else value
 
 
+class CheckedGroup(click.Group):
+    """A group that refuses what click would take silently."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command and its arguments. Raises click.UsageError where there is no such command, and where one is
+        given what it cannot use."""
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-"):
+            near = did_you_mean(args[0], known)
+            raise click.UsageError(
+                f"there is no command {args[0]!r}{near or f'; {ctx.command_path} --help lists them'}", ctx
+            )
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:
+            check_given(ctx, command, name, rest)
+        return name, command, rest
+
+
 def check_given(group: click.Context, command: click.Command, name: str | None, arguments: Sequence[str]) -> None:
     """Raises click.UsageError where an option that takes one value is given more often, of which click would take the
     last, and where a value is one that no command can use: empty, no text, or a name too long for a file."""

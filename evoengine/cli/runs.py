@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evoengine.cli.options import db_option, json_option
+from evoengine.cli.options import CheckedGroup, db_option, json_option
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
 from evoengine.times import utc
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from evoengine.ledger.summaries import RunSummary
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=CheckedGroup, invoke_without_command=True)
 @db_option
 @json_option
 @click.pass_context

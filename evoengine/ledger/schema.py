@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from functools import cache
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, text
@@ -27,6 +28,7 @@ def alembic_config(connection: Connection | None = None) -> AlembicConfig:
     return config
 
 
+@cache
 def known_revisions() -> list[str]:
     """Oldest first, by the names of the scripts, which begin with what they lead to: reading the scripts themselves
     takes longer than what most commands do."""

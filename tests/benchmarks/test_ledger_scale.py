@@ -26,4 +26,4 @@ def test_it_measures_real_commands_on_a_ledger_of_that_size(tmp_path, monkeypatc
     assert told["trials"] == 60 and told["bytes"] > 60 * benchmark.SOURCE_BYTES
     assert [c["code"] for c in told["commands"].values()] == [0, 0]
     assert told["commands"]["runs"]["lines"] == 1 + benchmark.RUNS
-    assert all(20 < c["peak_mb"] < 500 and c["seconds"] > 0.1 for c in told["commands"].values())
+    assert all(c["peak_mb"] > 20 and c["seconds"] > 0.1 for c in told["commands"].values())

@@ -68,6 +68,7 @@ CALLS = {
     "best": [[], ["--json"], ["--export", "out"]],
     "show": [["2"], ["2", "--json"], ["2", "--lineage"], ["2", "--source"], ["77"]],
     "report": [[], ["--json"]],
+    "runs": [[], ["--json"]],
     "profile": [["2"]],
     "measure": [[]],
     "export": [["run.json"]],
@@ -81,7 +82,7 @@ CALLS = {
     "dashboard": [["--port", HOSTILE]],
 }
 """of each command the arguments to call it with; where it reads a ledger, the hostile one"""
-READING = ("history", "best", "show", "report", "profile", "measure", "export")
+READING = ("history", "best", "show", "report", "runs", "profile", "measure", "export")
 
 
 @pytest.fixture(scope="module")

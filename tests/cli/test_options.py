@@ -37,7 +37,7 @@ def test_every_command_that_uses_a_ledger_says_where_the_default_one_is():
 
 @pytest.mark.parametrize(("command", "option"), SINGLE)
 def test_an_option_of_one_value_that_is_given_twice_is_refused_with_both(command, option):
-    said = refused(command, option, "one", f"{option}=other")
+    said = refused(*command.split(), option, "one", f"{option}=other")
     assert said == f"Error: {option} is given 2 times, one and other; it takes one value"
 
 
@@ -86,9 +86,9 @@ VALUES = [
 @pytest.mark.parametrize("form", ["word", "equals"])
 def test_an_empty_value_is_refused_and_no_default_takes_its_place(command, param, form):
     if isinstance(param, click.Argument):
-        said = refused(command, "--", "")
+        said = refused(*command.split(), "--", "")
     else:
-        said = refused(command, *([param.opts[0], ""] if form == "word" else [f"{param.opts[0]}="]))
+        said = refused(*command.split(), *([param.opts[0], ""] if form == "word" else [f"{param.opts[0]}="]))
     assert said.endswith("the value is empty; give one, or leave it out")
 
 
@@ -98,12 +98,14 @@ def given(param: click.Parameter, value: str) -> list[str]:
 
 @pytest.mark.parametrize(("command", "param"), [(name, p) for name, p in VALUES if isinstance(p.type, click.Path)])
 def test_a_name_too_long_for_a_file_is_refused(command, param):
-    assert refused(command, *given(param, "9" * 5000)).endswith("is too long for the name of a file")
+    assert refused(*command.split(), *given(param, "9" * 5000)).endswith("is too long for the name of a file")
 
 
 @pytest.mark.parametrize(("command", "param"), [(name, p) for name, p in VALUES if not isinstance(p.type, click.Path)])
 def test_bytes_that_are_no_text_are_refused_where_no_file_is_named(command, param):
-    assert refused(command, *given(param, "a\udcff")).endswith("'a\\udcff' holds bytes that are no text in this locale")
+    assert refused(*command.split(), *given(param, "a\udcff")).endswith(
+        "'a\\udcff' holds bytes that are no text in this locale"
+    )
 
 
 def test_a_file_may_have_a_name_that_is_no_text():
@@ -125,13 +127,13 @@ def test_every_command_that_reads_the_default_ledger_says_which_one_it_is(monkey
     takers = {name for name, command in commands(evoengine) if any(p.name == "db" for p in command.params)}
     calls = {
         "best": [], "history": [], "show": ["1"], "report": [], "profile": ["1"], "export": ["run.json"],
-        "verify": ["--config", "1"], "dashboard": ["--port", "1"],
+        "verify": ["--config", "1"], "dashboard": ["--port", "1"], "runs": [], "runs remove": ["99"],
     }  # fmt: skip
     assert takers - calls.keys() == {"search", "import", "measure"}  # which say it with their run
     monkeypatch.setattr(socket, "create_server", refuse)
     for command, arguments in calls.items():
-        assert f"ledger {ledger}" in said_by(command, *arguments), command
-        assert f"ledger {ledger}" not in said_by(command, *arguments, "--db", str(ledger)), command
+        assert f"ledger {ledger}" in said_by(*command.split(), *arguments), command
+        assert f"ledger {ledger}" not in said_by(*command.split(), *arguments, "--db", str(ledger)), command
     other = tmp_path / "other.db"
     monkeypatch.setenv("EVOENGINE_DB", str(ledger.rename(other)))
     assert f"ledger {other}" in said_by("history")
