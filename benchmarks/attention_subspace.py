@@ -51,6 +51,7 @@ PART = (
     "family != 'wgmma' or cluster == 1",
     "schedule == 'none'",
     "cluster == 1",
+    "max_by == 'floats'",
     "pv_wait == 'after_max'",
     "not v_ahead",
     "family not in ['scalar', 'wmma'] or reduction == 'shuffle'",

@@ -1,6 +1,7 @@
-"""Everything that needs a GPU, in eight minutes: the `gpu` tests, the headline search, SDPA; JSON and a table.
+"""Everything that needs a GPU, in eight minutes: a sweep that decides between the model's two hypotheses, then searches
+of FlashAttention-3's problems beside every backend of SDPA, JSON and tables; without --no-tests the `gpu` tests first.
 
-    python benchmarks/gpu.py                        on a machine with a GPU and NVRTC: `make gpu`
+    python benchmarks/gpu.py --no-tests             on a machine with a GPU and NVRTC: `make gpu`
     python benchmarks/gpu.py --prepare FILE         on any machine: compiles and gates candidates into a ledger
     python benchmarks/gpu.py --from FILE            on a machine with a GPU that can install nothing: times those
 
@@ -30,17 +31,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from evoengine import __version__  # noqa: E402  (the checkout need not be installed)
+from benchmarks import exp2_sweep  # noqa: E402  (the checkout need not be installed)
+from evoengine import __version__  # noqa: E402
 from evoengine.devices.driver import GpuDevice, find_driver  # noqa: E402
 from evoengine.errors import MachineError  # noqa: E402
+from evoengine.gpu import find_gpu  # noqa: E402
 from evoengine.ledger.store import open_ledger  # noqa: E402
+from evoengine.sass.predict import Unpredictable  # noqa: E402
 from evoengine.search.agreement import measured_pairs  # noqa: E402
-from evoengine.workloads.attention.problem import EXAMPLE, parse_problem  # noqa: E402
+from evoengine.workloads.attention.problem import parse_problem  # noqa: E402
 
 MINUTES = 8.0
 RESERVE_SECONDS = 75.0
 """of a problem: for starting, finals and writing, after the search has started its last candidate"""
 TEST_SECONDS = 150.0
+SWEEP_SECONDS = 90.0
+"""for three kernels that differ in one knob"""
+PROBLEMS = ("b2,h32,s8192,d64,fp16", "b1,h16,s16384,d128,fp16", "b2,h16,s8192,d128,fp16,causal")
+"""of FlashAttention-3's figures, those that benchmarks/machine_code.py has marks for; the sweep is of the first"""
 LIBRARIES = ("torch", "cupy-cuda13x", "cupy-cuda12x", "numpy")
 
 
@@ -62,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write(results, path)
     with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
         db = options.source or Path(folder, "gpu.db")
+        if not options.source:
+            run_sweep(options, db, SWEEP_SECONDS)
+            add_sweep(results, options, db, path)
         for done, problem in enumerate(options.problem):
             left = 60 * options.minutes - (time.monotonic() - start)
             code, summary = time_problem(options, problem, db, left / (len(options.problem) - done))
@@ -69,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if summary is not None:
                 results["problems"].append(gather(problem, summary, db))
                 write(results, path)  # after each: the session may be killed in the next
+        if options.source:
+            add_sweep(results, options, db, path)
     if not results["problems"]:
         return codes[0] or 1
     print(tables(results))
@@ -88,7 +101,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prepare", type=Path, metavar="FILE", help="compile into this ledger; needs no GPU")
     parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="time what --prepare left there")
     parser.add_argument("--gpu", default="h100", help="what to compile for (default: h100)")
-    parser.add_argument("--problem", nargs="+", default=[EXAMPLE], help=f"one or more (default: {EXAMPLE})")
+    parser.add_argument("--problem", nargs="+", default=list(PROBLEMS), help=f"one or more (default: {PROBLEMS})")
     parser.add_argument("--trials", type=int, default=200, help="candidates of each problem (default: 200)")
     parser.add_argument("--minutes", type=float, default=MINUTES, help=f"for all of it (default: {MINUTES:g})")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
@@ -106,7 +119,9 @@ def evoengine(*arguments: object) -> list[str]:
 
 
 def prepare(options: argparse.Namespace) -> int:
-    """A search by estimate per problem: its ledger holds the binaries, gated in the emulator."""
+    """The sweep, and a search by estimate per problem: its ledger holds the binaries, gated in the emulator."""
+    if code := run_sweep(options, options.prepare, None, "emulator"):
+        return code
     for problem in options.problem:
         target = ("--gpu", options.gpu, "--problem", problem, "--trials", options.trials)
         command = evoengine("search", "--device", "emulator", "--db", options.prepare, *target)
@@ -119,6 +134,32 @@ def searching(options: argparse.Namespace, problem: str, db: Path, seconds: floa
     minutes = max(seconds / 60, 0.5)
     target = ("--gpu", options.gpu, "--problem", problem, "--trials", options.trials, "--minutes", minutes)
     return evoengine("search", "--device", "cuda", "--db", db, *target, "--json")
+
+
+def run_sweep(options: argparse.Namespace, db: Path, seconds: float | None, device: str = "cuda") -> int:
+    """Its kernels into the ledger; nothing where the GPU or the problem has none. Without `seconds`, to its end."""
+    gpu, problem = find_gpu(options.gpu), options.problem[0]
+    start = exp2_sweep.start_of(problem, gpu) if gpu.capability == exp2_sweep.CAPABILITY else None
+    if start is None:
+        return 0
+    with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
+        space = Path(folder, "exp2_on_fma.toml")
+        space.write_text(exp2_sweep.narrowed_space(start))
+        target = ("--gpu", options.gpu, "--problem", problem, "--family", "wgmma", "--space", space)
+        command = evoengine("search", "--device", device, "--db", db, *target, "--trials", min(3, options.trials))
+        if seconds is None:
+            return subprocess.run(command, cwd=ROOT).returncode
+        return run_for([*command, "--json"], seconds)[0]
+
+
+def add_sweep(results: dict, options: argparse.Namespace, db: Path, path: Path) -> None:
+    if not db.exists():
+        return
+    try:
+        results["sweep"] = exp2_sweep.verdict(db, options.problem[0], options.gpu)
+    except Unpredictable as reason:
+        print(f"the sweep of {exp2_sweep.KNOB} cannot be set beside predictions: {reason}", file=sys.stderr)
+    write(results, path)
 
 
 def measuring(options: argparse.Namespace, problem: str, db: Path) -> list[str]:
@@ -229,7 +270,9 @@ def write(results: dict, path: Path) -> None:
 def tables(results: dict) -> str:
     """Markdown, one a problem."""
     where = f"on {results['gpu']}, {results['date']}, evoengine {results['evoengine']}"
-    return "\n\n".join(f"{of['problem']} {where}\n\n{table(of)}" for of in results["problems"])
+    sweep = results.get("sweep")
+    swept = [f"{sweep['problem']} {where}, speed by {exp2_sweep.KNOB}\n\n{exp2_sweep.table(sweep)}"] if sweep else []
+    return "\n\n".join([*swept, *(f"{of['problem']} {where}\n\n{table(of)}" for of in results["problems"])])
 
 
 def table(of: dict) -> str:

@@ -126,7 +126,7 @@ def order_of_steps(config: Config, problem: AttentionProblem) -> list[np.ndarray
     longest_first = np.minimum(columns, -(-last_rows // tile_n))[::-1]
     if config["schedule"] == "none":
         return [np.tile(longest_first, heads)]
-    keys = (32 << 20) // (4 * problem.head_dim)
+    keys = (32 << 20) // (2 * (problem.head_dim + problem.head_dim_v))
     at_once = max(1, keys // problem.seq_k) * (problem.heads // problem.kv_heads)
     return [np.repeat(longest_first, min(at_once, heads - first)) for first in range(0, heads, at_once)]
 
@@ -158,9 +158,9 @@ def dram_share(config: Config, problem: AttentionProblem) -> float:
     steps = np.concatenate(order_of_steps(config, problem))
     cluster = int(config.get("cluster", 1))
     tile_m, tile_n = int(config["tile_m"]), int(config["tile_n"])
-    moved = 2 * problem.head_dim * (2 * tile_m * len(steps) + 2 * tile_n * int(steps.sum()) / cluster)
-    heads = problem.batch * (2 * problem.heads * problem.seq_q + 2 * problem.kv_heads * problem.seq_k)
-    return 2 * problem.head_dim * heads / moved
+    rows_moved = tile_m * len(steps) + tile_n * int(steps.sum()) / cluster
+    rows = problem.batch * (problem.heads * problem.seq_q + problem.kv_heads * problem.seq_k)
+    return rows / rows_moved
 
 
 def time_start(target: Target, config: Config, source: Source, binary: Binary, chip: Chip) -> dict[str, float]:
@@ -225,6 +225,7 @@ def title(config: Config) -> str:
     words += ["2 blocks"] if config.get("cluster") == 2 else []
     words += [f"exp2 {config['exp2_on_fma']:g}"] if config["exp2_on_fma"] else []
     words += [f"rescale {config['rescale_above']}"] if config["rescale_above"] else []
+    words += ["bits"] if config["max_by"] == "bits" else []
     return " ".join(words)
 
 

@@ -45,11 +45,11 @@ class MainLoop:
 
     @property
     def maxima_beside(self) -> tuple[int, int] | None:
-        """How many row maxima (FMNMX) stand before the wait for a product that was left under way, of how many in all.
+        """How many row maxima (FMNMX, VIMNMX) stand before the wait for a product left under way, of how many in all.
 
         None where no product is left under way, or where there are no maxima: no softmax.
         """
-        maxima = [n for n, i in enumerate(self.step) if i.opcode.startswith("FMNMX")]
+        maxima = [n for n, i in enumerate(self.step) if i.opcode.startswith(("FMNMX", "VIMNMX"))]
         left = next((n for n, i in enumerate(self.step) if _products_left(i)), None)
         if left is None or not maxima:
             return None

@@ -7,7 +7,6 @@ list, `a if c else b`, and calls of ceil_div, round_up, min and max. Nothing els
 from __future__ import annotations
 
 import ast
-import copy
 import math
 from collections.abc import Mapping
 from types import CodeType
@@ -273,8 +272,17 @@ def _kind(node: ast.expr, kinds: Mapping[str, str | None]) -> str | None:
     return "number"
 
 
-class _ForScalars(ast.NodeTransformer):
-    """Guards powers, and makes and/or give a bool, so that scalars mean what columns mean."""
+class _ForScalars(ast.NodeVisitor):
+    """Guards powers, and makes and/or give a bool, so that scalars mean what columns mean. Gives a tree of its own:
+    columns are computed from the other."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        return type(node)(**{name: self._field(value) for name, value in ast.iter_fields(node)})
+
+    def _field(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._field(item) for item in value]
+        return self.visit(value) if isinstance(value, ast.AST) else value
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         left, right = self.visit(node.left), self.visit(node.right)
@@ -289,6 +297,5 @@ def _called(name: str, *arguments: ast.expr) -> ast.expr:
 
 
 def _compile(tree: ast.expr) -> CodeType:
-    # NodeTransformer writes into the nodes it visits, and `tree` stays what columns are computed from.
-    guarded = _ForScalars().visit(copy.deepcopy(tree))
+    guarded = _ForScalars().visit(tree)
     return compile(ast.fix_missing_locations(ast.Expression(guarded)), "<expression>", "eval")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePath
@@ -15,7 +14,7 @@ from evoengine.hints import did_you_mean
 from evoengine.records import Value
 from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule, dependencies, domain_error
 from evoengine.space.expression import CALLS, Expression
-from evoengine.untrusted import read_limited_text
+from evoengine.untrusted import parse_toml, read_limited_text
 
 _MOST_KNOBS = 256
 _MOST_VALUES = 32767
@@ -46,8 +45,8 @@ def read_definition(path: Path, variables: Mapping[str, Value]) -> Definition:
 def parse_definition(path: PurePath, text: str, variables: Mapping[str, Value]) -> Definition:
     """As `read_definition`, of the text; `path` is what messages call it."""
     try:
-        tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
+        tables = parse_toml(text)
+    except ValueError as error:
         raise UsageError(f"the space file {path} is not valid TOML: {error}") from None
     _refuse_long_integers(tables, str(path))
     return _Reader(path, text, tables, variables).read()

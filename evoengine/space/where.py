@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from evoengine.errors import UsageError
 from evoengine.records import Config
@@ -17,28 +18,59 @@ class Where:
     """
 
     def __init__(self, text: str) -> None:
-        """Raises UsageError naming what is not allowed."""
+        """Raises UsageError naming what is not allowed, and where the expression can be neither true nor false."""
         self._expression = Expression.parse(text, "--where")
-        self._checked: set[frozenset[tuple[str, str]]] = set()
+        self._checked: set[tuple[type | None, ...]] = set()
+        self._names = tuple(self._expression.names)
+        if _is_number(self._expression.tree):
+            raise self._no_condition()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The knobs that it reads."""
+        return self._expression.names
 
     def picks(self, config: Config) -> bool:
-        """Raises UsageError where text is calculated with or compared with a number, and on a division by zero."""
-        needed = {name: config[name] for name in self._expression.names if name in config}
-        kinds = {name: "text" if isinstance(value, str) else "number" for name, value in needed.items()}
+        """Raises UsageError where text is calculated with or compared with a number, on a division by zero, and where
+        the expression has a value that is neither true nor false."""
         # before it is evaluated: a text times a large number would take all memory
-        if (seen := frozenset(kinds.items())) not in self._checked:
-            if self._expression.kind(kinds) == "text":
-                raise UsageError(f"--where: `{self._expression.text}` is text; compare it with something")
+        if (seen := tuple(type(config.get(name)) for name in self._names)) not in self._checked:
+            self._check_kinds(config)
             self._checked.add(seen)
         try:
-            return bool(self._expression.evaluate(config))
+            value = self._expression.evaluate(config)
         except Undefined:
             return False
+        if not isinstance(value, bool):
+            raise self._no_condition()
+        return value
 
-    def require_known(self, knobs: Iterable[str]) -> None:
-        """Raises UsageError where the expression names what is none of `knobs`."""
-        known = sorted(set(knobs))
-        for name in sorted(self._expression.names - set(known)):
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    def require_known(self, missing: Sequence[str], known: Iterable[str]) -> None:
+        """Raises UsageError where the expression names `missing`, which are none of the knobs."""
+        names = sorted(known)
+        for name in missing:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
             raise UsageError(f"--where: `{self._expression.text}` names {name}, which no trial has as a knob; {hint}")
+
+    def _check_kinds(self, config: Config) -> None:
+        needed = {name: config[name] for name in self._names if name in config}
+        kinds = {name: "text" if isinstance(value, str) else "number" for name, value in needed.items()}
+        if self._expression.kind(kinds) == "text":
+            raise UsageError(f"--where: `{self._expression.text}` is text; compare it with something")
+
+    def _no_condition(self) -> UsageError:
+        text = self._expression.text
+        return UsageError(f"--where: `{text}` is a number, neither true nor false; compare it with something")
+
+
+def _is_number(node: ast.expr) -> bool:
+    """Whether its value is a number whatever the knobs are. A name's is known when it has a value."""
+    match node:
+        case ast.Constant(value=value):
+            return not isinstance(value, bool | str)
+        case ast.UnaryOp(op=op):
+            return not isinstance(op, ast.Not)
+        case ast.IfExp(body=body, orelse=orelse):
+            return _is_number(body) or _is_number(orelse)
+    return isinstance(node, ast.BinOp | ast.Call)

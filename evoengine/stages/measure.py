@@ -24,7 +24,6 @@ from evoengine.records import (
     Baseline,
     CaseResult,
     CompiledCandidate,
-    Finals,
     Measurement,
     Outcome,
     Plan,
@@ -35,6 +34,7 @@ from evoengine.records import (
 from evoengine.stages.bench import Bench
 from evoengine.stages.clock import BASELINE, Prepared
 from evoengine.stages.figures import Subject, make_baselines, make_figure, make_sustained
+from evoengine.stages.final_result import Finals
 from evoengine.stages.finals import Ranking, rank, run_finals
 from evoengine.stages.policy import TICK_US, choose_policy
 from evoengine.stages.statistics import clearly_slower, stop_reason

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from evoengine.gpu import Gpu
 from evoengine.records import Binary, Launch, Source
 from evoengine.sass.main_loop import why_slow
+from evoengine.sass.register_pool import why_stuck
 
 MAX_THREADS = 1024
 """per block, every compute capability so far"""
@@ -38,7 +39,8 @@ def screen_binary(binary: Binary, source: Source, gpu: Gpu, cost: Mapping[str, f
     """Why the binary of that source is not worth running, or None. With `timed` a spill and what is slow in a main loop
     of wgmma are left for the clock to judge.
 
-    `cost` is the space's: its `tensor_instructions` says how many HMMA and HGMMA the binary must hold.
+    `cost` is the space's: its `tensor_instructions` says how many HMMA and HGMMA the binary must hold, and its
+    `producer_warpgroups` how many warpgroups give up registers for the others.
     """
     launch = source.launch
     shared = binary.shared_bytes + launch.shared_bytes
@@ -59,6 +61,9 @@ def screen_binary(binary: Binary, source: Source, gpu: Gpu, cost: Mapping[str, f
         )
     if serialised := next((w for w in binary.warnings if _SERIALISED.search(w)), None):
         return f"wgmma does not run beside other work: {serialised}"
+    producers = int(cost.get("producer_warpgroups", 0))
+    if producers and binary.listing and (stuck := why_stuck(binary, source, producers)):
+        return stuck
     if timed:
         return None
     if binary.spill_bytes > SPILL_LIMIT:

@@ -15,7 +15,6 @@ from evoengine.records import (
     Baseline,
     Binary,
     CompiledCandidate,
-    Finals,
     Launch,
     Measurement,
     Outcome,
@@ -25,6 +24,7 @@ from evoengine.records import (
     Verdict,
 )
 from evoengine.stages.binary_check import BinaryCheck
+from evoengine.stages.final_result import Finals
 from evoengine.stages.predict import Estimated, figure_by_formula, predict_figure
 from evoengine.workloads.base import AnyWorkload, Target
 

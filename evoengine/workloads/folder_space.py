@@ -4,7 +4,6 @@ tiles."""
 from __future__ import annotations
 
 import ast
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +12,7 @@ from typing import Any
 from evoengine.errors import UsageError
 from evoengine.records import Config
 from evoengine.space.expression import Expression, Scope
+from evoengine.untrusted import parse_toml
 from evoengine.workloads.folder_definition import Definition, holds
 
 Rules = Callable[[Mapping[str, int]], bool]
@@ -72,8 +72,8 @@ def _read(text: str) -> _Space:
     Raises UsageError where the text is no space file; what exactly is wrong with one says the space's own reader.
     """
     try:
-        return _parsed(tomllib.loads(text) if text else {})
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+        return _parsed(parse_toml(text) if text else {})
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise UsageError(f"the search space of the folder cannot be read: {type(error).__name__}: {error}") from None
 
 

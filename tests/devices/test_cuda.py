@@ -27,7 +27,7 @@ from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Target
 from tests.support.exhaustive import more
 from tests.support.kernel_gate import attention_space
-from tests.support.stand_in import on_stand_in
+from tests.support.stand_in import on_stand_in, visible_devices
 
 pytestmark = pytest.mark.gpu
 TEXT = "b1,h2,s128,d64,fp16" if on_stand_in() else "b2,h8,s512,d64,fp16"
@@ -178,6 +178,7 @@ def test_a_binary_that_the_gpu_does_not_take_is_said_to_be_so(judge):
     assert "the GPU cannot run the binary: device kernel image is invalid" in result.reason
 
 
+@pytest.mark.exhaustive  # tests/fake_cuda/test_first_contact.py meets the same by the command line
 def test_a_problem_beyond_the_gpus_memory_names_the_bytes_needed_and_there():
     problem = parse_problem("b4096,h64,s16384,d128,fp16")
     huge = GpuEvaluator(replace(target(), problem=problem), device(), 1)
@@ -189,15 +190,13 @@ def test_a_problem_beyond_the_gpus_memory_names_the_bytes_needed_and_there():
 
 
 def test_the_runner_sees_only_its_gpu():
-    pool = WorkerPool(1, WorkerLimits(memory_bytes=None, environment={"CUDA_VISIBLE_DEVICES": device().uuid}))
+    pool = WorkerPool(
+        1, WorkerLimits(memory_bytes=None, environment={"CUDA_VISIBLE_DEVICES": device().uuid}, forked=False)
+    )
     try:
         assert pool.submit(visible_devices, died=Outcome.CRASHED, gives=int).result() == 1
     finally:
         pool.close()
-
-
-def visible_devices():
-    return len(find_driver()[1])
 
 
 DOUBLED = """

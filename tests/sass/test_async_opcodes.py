@@ -10,6 +10,7 @@ import pytest
 from evoengine.devices.base import KernelCrashed, KernelHung
 from tests.support.cluster_kernels import multicast, pair
 from tests.support.copy_async_kernels import COMMIT, WAIT, WAIT_ALL, copy
+from tests.support.exhaustive import more
 from tests.support.mbarrier_kernels import SOURCES, one, registers_text, ring
 from tests.support.tma_kernels import load, store_text, swizzled, tensor, tile, view
 
@@ -30,7 +31,7 @@ def test_a_copy_that_is_not_waited_for_is_late_for_some_seed(execute):
     assert any((o != expected).any() for expected, o in results)
 
 
-@pytest.mark.parametrize("kept", [0, 4, 8, 12])
+@pytest.mark.parametrize("kept", [4, *more([0, 8, 12])])
 def test_the_bytes_beyond_the_source_size_are_zero(execute, kept):
     expected, o = copy(execute, COMMIT, WAIT, bytes=kept)
     np.testing.assert_array_equal(o, np.where(np.arange(4) < kept // 4, expected, 0))
@@ -67,7 +68,7 @@ def test_arrivals_beyond_the_count_and_without_a_barrier_are_named(execute):
         one(execute, arrive.replace('"r"(b)', '"r"(b + 8)'))
 
 
-@pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
+@pytest.mark.parametrize("swizzle", [128, *more([0, 32, 64])])
 @pytest.mark.parametrize("at", [(8, 64), (-3, 0), (37, 0), (8, 100), (50, 0)])
 def test_a_box_arrives_swizzled_with_zeros_beyond_the_tensor(execute, swizzle, at):
     a, box = tensor(40, 128), (24, swizzle // 2 or 64)
@@ -95,7 +96,7 @@ def store(execute, image, shape, tensor_map, seed=0, **changes):
     return execute(store_text(**changes), *arguments, threads=64, shared=image.nbytes, seed=seed)["o"]
 
 
-@pytest.mark.parametrize("swizzle", [0, 64, 128])
+@pytest.mark.parametrize("swizzle", [64, *more([0, 128])])
 @pytest.mark.parametrize("at", [(8, 64), (30, 64), (-2, 0), (0, 100)])
 def test_a_store_writes_what_lies_inside_and_nothing_else(execute, swizzle, at):
     box, shape = (16, swizzle // 2 or 64), (40, 128)

@@ -25,7 +25,7 @@ LONG_HEX = f"0x{'f' * 6000}"
 @pytest.mark.parametrize(
     ("knobs", "more", "says"),
     [
-        (f"x = [1, {'1' * 5000}]", "", "not valid TOML"),
+        (f"x = [1, {'1' * 5000}]", "", "not valid TOML: it has a number of thousands of digits"),
         (f"x = [1, {LONG_HEX}]", "", "knobs.x holds an integer of 24000 bits"),
         ("x = [1]", f"[let]\ny = {LONG_HEX}", "let.y holds an integer of 24000 bits"),
         ("x = [1]", f"[[start]]\nx = {LONG_HEX}", "start.x holds an integer of 24000 bits"),

@@ -9,15 +9,15 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from evoengine.gpu import find_gpu
+from evoengine.errors import UsageError
 from evoengine.paths import asset
 from evoengine.records import Source, config_key
-from evoengine.space.space import load_space
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import inert_knobs
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import HEAD_DIMS, parse_problem
 from tests.support.exhaustive import more
+from tests.support.kernel_gate import attention_space
 
 HEADLINE = "b16,h16,s2048,d64,fp16"
 KNOBS = {
@@ -25,14 +25,10 @@ KNOBS = {
     "wmma": "tile_m tile_n warps warps_n pad stages vector reduction lanes alias_sp o_in q_in min_blocks".split(),
     "mma": "tile_m tile_n warps stages q_in layout v_wait min_blocks".split(),
     "wgmma": (
-        "tile_m tile_n stages load p_in o_store overlap pv_wait v_ahead ping_pong schedule cluster exp2_on_fma "
+        "tile_m tile_n stages load p_in o_store overlap pv_wait v_ahead ping_pong schedule cluster exp2_on_fma max_by "
         "rescale_above producer_registers min_blocks"
     ).split(),
 }
-
-
-def bound(problem: str, gpu: str = "h100"):
-    return load_space(asset("search_spaces") / "attention.toml", parse_problem(problem), find_gpu(gpu))
 
 
 @pytest.fixture(scope="module")
@@ -117,12 +113,35 @@ def test_the_reference_point_of_the_hand_written_kernel_is_a_start(gate):
     assert not gate.space.dropped_starts
 
 
-@pytest.mark.parametrize("gpu", ["h100", "a100", "l4"])
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+PLACES = [(gpu, head_dim) for gpu in ("h100", "a100", "l4") for head_dim in HEAD_DIMS]
+FAST_PLACES = [("h100", 32), ("h100", 256), ("a100", 128), ("l4", 64)]
+
+
+@pytest.mark.parametrize(("gpu", "head_dim"), [*FAST_PLACES, *more(p for p in PLACES if p not in FAST_PLACES)])
 def test_every_family_that_the_gpu_can_run_has_a_start_for_every_head_dim(gpu, head_dim):
-    space = bound(f"b2,h8,s512,d{head_dim},fp16", gpu)
+    space = attention_space(f"b2,h8,s512,d{head_dim},fp16", gpu)
     assert {start["family"] for start in space.starts} == set(space.families) - space.empty_families.keys()
     assert space.empty_families.keys() <= {"wgmma"}
+
+
+@pytest.mark.parametrize("mask", ["", ",causal"])
+def test_rows_of_v_unlike_those_of_k_are_for_wgmma_which_starts_with_flash_attention_3_s_tile(mask):
+    space = attention_space(f"b2,h16,s8192,d192,dv128,bf16{mask}", "h100")
+    assert {start["family"] for start in space.starts} == {"wgmma"}
+    assert (128, 128) in {(start["tile_m"], start["tile_n"]) for start in space.starts}
+    assert all("rows of V" in space.empty_families[family] for family in ("scalar", "wmma", "mma"))
+
+
+def test_o_leaves_by_way_of_the_place_of_q_only_where_its_rows_are_no_longer():
+    space = attention_space("b2,h16,s2048,d64,dv128,bf16", "h100")
+    starts = [{**start, "o_store": "direct"} for start in space.sample(np.random.default_rng(1), 20)]
+    assert starts and all(space.contains(start) for start in starts)
+    assert all("place of Q" in space.why_invalid({**start, "o_store": "shared"}) for start in starts)
+
+
+def test_a_gpu_without_wgmma_is_told_that_such_rows_are_for_it_alone():
+    with pytest.raises(UsageError, match=r"rows of V other than those of Q and K are for wgmma alone"):
+        attention_space("b2,h16,s2048,d192,dv128,bf16", "a100")
 
 
 def test_starts_are_unlike_one_another(gate):
@@ -133,7 +152,7 @@ def test_every_named_cost_is_stated_by_every_family(gate):
     names = {"tensor_flops", "fp32_flops", "mufu", "shared_bytes", "global_bytes", "barriers", "overlap"}
     names |= {"tensor_instructions"}
     for start in gate.space.starts:
-        assert set(gate.space.cost(start)) - {"exposed"} == names
+        assert set(gate.space.cost(start)) - {"exposed", "producer_warpgroups"} == names
 
 
 def test_the_blocks_of_the_wmma_family_do_the_problems_flops(gate):
@@ -147,7 +166,7 @@ def test_the_blocks_of_the_wmma_family_do_the_problems_flops(gate):
 )
 @pytest.mark.parametrize("head_dim", [64, *more([128])])
 def test_a_mask_makes_no_block_dearer_however_few_tiles_there_are(shape, head_dim):
-    full, masked = bound(f"{shape},d{head_dim},fp16"), bound(f"{shape},d{head_dim},fp16,causal")
+    full, masked = attention_space(f"{shape},d{head_dim},fp16"), attention_space(f"{shape},d{head_dim},fp16,causal")
     drawn = [c for c in masked.sample(np.random.default_rng(3), 200) if full.contains(c)]
     assert {c["family"] for c in drawn} == set(KNOBS)
     for config in [c for c in drawn if c.get("schedule") != "static"]:  # whose blocks take turns of unlike length
@@ -157,7 +176,7 @@ def test_a_mask_makes_no_block_dearer_however_few_tiles_there_are(shape, head_di
 
 def test_where_all_blocks_begin_at_once_the_longest_decides_under_a_mask():
     """A block that sees all keys takes as long as without a mask: 64 blocks on 132 SMs."""
-    full, masked = bound("b1,h4,s2048,d64,fp16"), bound("b1,h4,s2048,d64,fp16,causal")
+    full, masked = attention_space("b1,h4,s2048,d64,fp16"), attention_space("b1,h4,s2048,d64,fp16,causal")
     start = next(c for c in masked.starts if c["family"] == "wgmma" and c["tile_m"] == 128 and c["schedule"] == "none")
     assert masked.cost(start)["mufu"] == full.cost(start)["mufu"]
 
@@ -165,7 +184,7 @@ def test_where_all_blocks_begin_at_once_the_longest_decides_under_a_mask():
 @pytest.mark.parametrize("lengths", ["s2048", "sq1024,sk4096"])
 def test_under_a_mask_they_do_those_of_the_tiles_they_walk(lengths):
     problem = parse_problem(f"b2,h8,{lengths},d64,fp16,causal")
-    space = bound(str(problem))
+    space = attention_space(str(problem))
     for config in (c for c in space.sample(np.random.default_rng(2), 100) if c["family"] == "wmma"):
         m, n = config["tile_m"], config["tile_n"]
         ends = [row + m + problem.seq_k - problem.seq_q for row in range(0, problem.seq_q, m)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import product
 
 import numpy as np
 import pytest
@@ -29,19 +30,23 @@ def starts(gate):
     return [c for c in gate.space.starts if c["family"] == "mma"]
 
 
-@pytest.mark.parametrize(("dtype", "rest"), [("bf16", ",causal"), *more([("fp16", "")])])
-@pytest.mark.parametrize("head_dim", [64, *more(d for d in HEAD_DIMS if d != 64)])
-@pytest.mark.parametrize("arch", ["sm_80", *more(["sm_86", "sm_89", "sm_90a"])])
-def test_no_start_spills(attention_gate, arch, head_dim, dtype, rest):
+SPILLING = product(["sm_80", "sm_86", "sm_89", "sm_90a"], HEAD_DIMS, [("bf16", ",causal"), ("fp16", "")])
+
+
+@pytest.mark.parametrize(
+    ("arch", "head_dim", "of", "most"), [("sm_80", 64, ("bf16", ",causal"), 2), *more((*case, 99) for case in SPILLING)]
+)
+def test_no_start_spills(attention_gate, arch, head_dim, of, most):
+    dtype, rest = of
     gate = attention_gate(problem(head_dim, dtype, rest))
     assert starts(gate)
-    for config in starts(gate):
+    for config in starts(gate)[:most]:
         binary = compile_source(gate.source(config), arch)
         assert (binary.spill_bytes, binary.stack_bytes, binary.warnings) == (0, 0, ()), (config, arch)
 
 
 @pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
-@pytest.mark.parametrize("head_dim", [64, 128, *more(d for d in HEAD_DIMS if d not in (64, 128))])
+@pytest.mark.parametrize("head_dim", [64, *more(d for d in HEAD_DIMS if d != 64)])
 def test_the_instructions_are_those_of_the_family(attention_gate, monkeypatch, head_dim):
     monkeypatch.setattr(stage, "disassembler", disassembler)
     gate = attention_gate(problem(head_dim))
@@ -83,7 +88,7 @@ RIGHT += [(head_dim, n, ",causal,kv2") for head_dim in (32, 96, 128, 256) for n 
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "number", "rest"), [RIGHT[3], *RIGHT[6::2], *more([*RIGHT[:3], *RIGHT[4:6], *RIGHT[7::2]])]
+    ("head_dim", "number", "rest"), [RIGHT[3], RIGHT[8], *more([*RIGHT[:3], *RIGHT[4:8], *RIGHT[9:]])]
 )
 def test_a_start_is_right(attention_gate, head_dim, number, rest):
     gate = attention_gate(problem(head_dim, "bf16" if number % 2 else "fp16", rest))

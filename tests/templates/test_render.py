@@ -62,7 +62,7 @@ def test_the_same_text_serves_other_lengths_with_another_launch(write):
 
 def test_the_text_begins_with_the_family_and_the_problem(write):
     text = render(TARGET, Toy(), CONFIG, write("x\n")).text
-    assert text.startswith("// attention, family toy: head_dim 64, dtype fp16, causal False")
+    assert text.startswith("// attention, family toy: head_dim 64, head_dim_v 64, dtype fp16, causal False")
 
 
 def test_configurations_of_equal_kernels_have_equal_text(write):

@@ -15,6 +15,7 @@ from evoengine.workloads.attention.problem import AttentionProblem, parse_proble
         "b1,h8,s128,d128,bf16,causal",
         "b2,h12,s77,d96,fp16,kv4",
         "b1,h4,sq1,sk513,d32,fp16,causal,kv1",
+        "b1,h128,s4096,d192,dv128,bf16,causal",
     ],
 )
 def test_a_problem_reads_back_what_it_prints(text):
@@ -23,12 +24,22 @@ def test_a_problem_reads_back_what_it_prints(text):
 
 
 def test_kv_heads_default_to_heads_and_lengths_to_each_other():
-    assert parse_problem("b1,h8,s128,d64,fp16") == AttentionProblem(1, 8, 8, 128, 128, 64, "fp16", False)
+    assert parse_problem("b1,h8,s128,d64,fp16") == AttentionProblem(1, 8, 8, 128, 128, 64, 64, "fp16", False)
+
+
+def test_rows_of_v_are_as_long_as_those_of_k_unless_said_otherwise():
+    """Under one spelling, whether it is said or not."""
+    alike = parse_problem("b1,h8,s128,d64,dv64,fp16")
+    assert alike == parse_problem("b1,h8,s128,d64,fp16") and "dv" not in str(alike)
+    assert parse_problem("b1,h8,s128,d192,dv128,fp16").head_dim_v == 128
 
 
 @pytest.mark.parametrize(
     ("text", "names"),
     [
+        ("b16,h16,s2048,d192,dv100,fp16", "head_dim_v 100; the templates cover 32, 64, 96, 128"),
+        ("b16,h16,s2048,dv128,fp16", "does not give head_dim"),
+        ("b16,h16,s2048,d192,dv128,dv128,fp16", "head_dim_v twice"),
         ("b16,h16,s0,d64,fp16", "seq_q 0"),
         ("b16,h16,s2048,d77,fp16", "32, 64, 96, 128"),
         ("b16,h16,s2048,d64,fp16,kv5", "multiple of kv heads"),

@@ -47,3 +47,16 @@ def test_the_library_computes_all_outputs(text):
     for name, output in found.items():
         spacing = torch.finfo(output.dtype).eps * float(expected[name].abs().max())
         assert float((output.double() - expected[name]).abs().max()) < 8 * spacing
+
+
+@pytest.mark.parametrize("text", ["b2,h4,s40,d192,dv128,fp16,kv2", "b1,h2,sq9,sk40,d64,dv128,bf16,causal"])
+def test_sdpa_takes_rows_of_v_unlike_those_of_k(text):
+    """What torch computes in one call, and the reference by parts."""
+    workload, problem = parse_problem(text)
+    tensors = workload.tensors()
+    inputs = tensors.draw(Case("any", problem), seed=1).inputs
+    expected = tensors.reference(problem, inputs)["o"]
+    assert expected.shape == (problem.batch, problem.heads, problem.seq_q, problem.head_dim_v)
+    for found in (tensors.baseline("MATH", problem, inputs)(), tensors.library(problem, inputs)["o"]):
+        assert found.shape == expected.shape
+        assert float((found.double() - expected).abs().max()) < 8 * torch.finfo(found.dtype).eps

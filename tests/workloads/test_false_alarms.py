@@ -38,7 +38,7 @@ def test_a_valid_configuration_passes(attention_gate, family, number):
     assert "the problem itself" in [case.name for case in verdict.cases]
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("problem", [*PROBLEMS[:2], *more(PROBLEMS[2:])])
 def test_the_problems_are_possible_in_every_family_and_no_tile_divides_their_lengths(attention_gate, problem):
     gate = attention_gate(problem)
     assert set(gate.space.families) - gate.space.empty_families.keys() == set(FAMILIES)

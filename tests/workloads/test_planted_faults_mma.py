@@ -47,7 +47,7 @@ FAULTS = [
     ("the sum of half a row", SINGLE, PLAIN, "lanes_sum<LANES>(row_sum)", "lanes_sum<LANES / 2>(row_sum)"),
     ("O not rescaled when the maximum moves", SINGLE, PLAIN, "            rescale_o(out[i], rescale);\n", ""),
     ("sum not rescaled when the maximum moves", SINGLE, PLAIN, "row_sum *= factor;", ""),
-    ("maximum not scaled", SINGLE, PLAIN, "rescale(s.row_max(half) * scale)", "rescale(s.row_max(half))"),
+    ("maximum not scaled", SINGLE, PLAIN, "rescale(top[half] * scale)", "rescale(top[half])"),
     ("the second stripe's rows mistaken", TOGETHER, PLAIN, "int row = stripe_row(i) + o[i].row", "int row = stripe_row(0) + o[i].row"),
     ("outputs copied before all lanes have left theirs", APART, PLAIN, "    __syncwarp();\n#pragma unroll\n    for (int first", "#pragma unroll\n    for (int first"),
     ("last row of the tail not written", APART, PLAIN, "if (row >= work.rows) break;", "if (row >= work.rows - 1) break;"),
@@ -70,9 +70,7 @@ PLANTED = [pytest.param(*f[1:], id=f[0]) for f in FAULTS]
 FAST = (
     "K waited for too laxly",
     "Q read before all threads brought theirs",
-    "V's place taken before all are done with it",
     "chunks read where they were not put",
-    "sum not rescaled when the maximum moves",
     "a row too many written",
     "causal mask one off where lengths differ",
 )
@@ -88,7 +86,9 @@ def test_a_planted_fault_is_caught(attention_gate, config, problem, old, new):
 
 
 @pytest.mark.parametrize("problem", [CAUSAL, *more([PLAIN])])
-@pytest.mark.parametrize("config", [APART, TOGETHER, SINGLE, PADDED], ids=["apart", "together", "single", "padded"])
+@pytest.mark.parametrize(
+    "config", [APART, *more([TOGETHER, SINGLE, PADDED])], ids=["apart", "together", "single", "padded"]
+)
 def test_the_good_kernel_beside_it_passes(attention_gate, config, problem):
     gate = attention_gate(problem)
     verdict = gate.judge(gate.start(config))

@@ -10,6 +10,7 @@ from evoengine.devices.pool import PAGE, BlockTrace
 from evoengine.records import Launch
 from evoengine.workloads.base import WrongBlock
 from evoengine.workloads.rectangles import FullCase, choose_blocks, few
+from tests.support.exhaustive import representatives
 
 GEMM, DEEP = "gemm:m65600,n65600,k64,fp16", "gemm:m1000,n66048,k33000,fp16"
 TALL = "gemm:m66048,n1001,k33000,fp16"
@@ -31,7 +32,12 @@ FAULTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("wanted", "problem", "old", "new"), [pytest.param(*f[1:], id=f[0]) for f in FAULTS])
+PLANTED = [pytest.param(*f[1:], id=f[0]) for f in FAULTS]
+# one fault of each class; the others of a class run with `make test-all`
+FAST = ("offset into C", "number of a block", "offset into a row", "number of a row", "offset into the image")
+
+
+@pytest.mark.parametrize(("wanted", "problem", "old", "new"), representatives(PLANTED, *FAST))
 def test_a_fault_that_no_small_case_shows_is_caught(kernel_gate, wanted, problem, old, new):
     gate = kernel_gate(problem)
     config = gate.configuration(wanted)
@@ -40,7 +46,11 @@ def test_a_fault_that_no_small_case_shows_is_caught(kernel_gate, wanted, problem
     assert found.reason.startswith("full ")
 
 
-@pytest.mark.parametrize(("wanted", "problem"), dict.fromkeys((tuple(f[1].items()), f[2]) for f in FAULTS))
+GOOD = dict.fromkeys((tuple(wanted.items()), problem) for _, wanted, problem, *_ in FAULTS)
+GOOD = [pytest.param(*good, id=f"{good[1]}-{good[0][0][1]}") for good in GOOD]
+
+
+@pytest.mark.parametrize(("wanted", "problem"), representatives(GOOD, GEMM, RMS, CONVOLUTION))
 def test_the_good_kernel_beside_it_passes(kernel_gate, wanted, problem):
     gate = kernel_gate(problem)
     verdict = gate.judge(gate.configuration(dict(wanted)))

@@ -32,7 +32,7 @@ _ALIASES = (1 << 8, 1 << 16)
 _MOST_VISITS, _FEW_VISITS = 64, 8
 """tiles of rows through which a persistent block is followed; where it has more, its grid is made larger"""
 _MOST_WORK = 300_000_000
-"""rows times keys times head_dim of all that a block does, which takes a second or less"""
+"""rows times keys times the mean of both head_dims, of all that a block does, which takes a second or less"""
 _MOST_BATCH = 65535
 """of gridDim.z (CUDA C++ Programming Guide, technical specifications per compute capability)"""
 _RANDOM_BLOCKS = 2
@@ -102,7 +102,7 @@ def long_cases(problem: AttentionProblem, config: Config) -> tuple[Case[Attentio
     tile_m, tile_n = int(config.get("tile_m", 64)), int(config.get("tile_n", 64))
     beyond = [counted for counted in (_COUNTER * tile_n, *_KEYS) if counted < problem.seq_k]
     lengths = (_few(problem.seq_k, tile_n, counted // tile_n + 2) for counted in beyond)
-    possible = [keys for keys in lengths if tile_m * keys * problem.head_dim <= _MOST_WORK]
+    possible = [keys for keys in lengths if tile_m * keys * _widths(problem) // 2 <= _MOST_WORK]
     if not possible:
         return ()
     keys = max(possible)
@@ -143,7 +143,7 @@ def _tiles_to_count(problem: AttentionProblem, config: Config, launch_of: Launch
     visits, every = _visits(problem, config, launch_of(problem)), 2 * int(config["stages"])
     tile_n, wanted = int(config["tile_n"]), _COUNTER + every
     counted = visits * -(-problem.seq_k // tile_n) // (2 if problem.causal else 1)
-    work = wanted * tile_n * int(config["tile_m"]) * problem.head_dim
+    work = wanted * tile_n * int(config["tile_m"]) * _widths(problem) // 2
     wraps = counted > wanted and _COUNTER % every and visits <= _MOST_VISITS
     return -(-wanted // visits) if wraps and work <= _MOST_WORK else 1
 
@@ -161,7 +161,7 @@ def _followed(
 def _beyond_l2(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> tuple[FullCase, Launch]:
     """Some heads whose K and V are too large for the L2 together: every block begins, to show which rows it takes."""
     tile_m = int(config["tile_m"])
-    keys = max(problem.seq_k, _HEAD_BYTES // (2 * problem.head_dim * DTYPE_BYTES[problem.dtype]))
+    keys = max(problem.seq_k, _HEAD_BYTES // (_widths(problem) * DTYPE_BYTES[problem.dtype]))
     group = min(problem.heads // problem.kv_heads, 2)
     few = replace(problem, batch=1, heads=5 * group, kv_heads=5, seq_q=min(2 * tile_m, keys), seq_k=keys)
     launch = launch_of(few)
@@ -194,7 +194,7 @@ def _dealt(problem: AttentionProblem, config: Config, blocks: int) -> list[int]:
     """Tiles of rows that persistent blocks get under a mask, as the template's TileScheduler deals them out: those of
     as many heads at a time as the L2 holds, in rounds of which every second one begins at the other end."""
     p = problem
-    keys = _L2_KEY_BYTES // (2 * p.head_dim * DTYPE_BYTES[p.dtype])
+    keys = _L2_KEY_BYTES // (_widths(p) * DTYPE_BYTES[p.dtype])
     heads_at_once, heads = max(1, keys // p.seq_k) * (p.heads // p.kv_heads), p.heads * p.batch
     row_tiles = -(-p.seq_q // int(config["tile_m"]))
     found = [0] * blocks
@@ -237,7 +237,7 @@ def _folded(problem: AttentionProblem, config: Config, tiles: int) -> AttentionP
         _unmasked(problem), tile_n, max(tiles, min(alike, -(-_MOST_KEYS // tile_n))) if not problem.causal else tiles
     )
     keys = rows - 1 + seen if problem.causal else seen
-    most_rows = max(problem.batch * problem.seq_q, ((1 << 30) - 1) // (problem.heads * problem.head_dim))
+    most_rows = max(problem.batch * problem.seq_q, ((1 << 30) - 1) // (problem.heads * _widest(problem)))
     batch = min(problem.batch * problem.seq_k // keys, most_rows // rows, _MOST_BATCH)
     return replace(problem, batch=max(problem.batch, batch), seq_q=rows, seq_k=keys)
 
@@ -248,13 +248,22 @@ def _row_tiles(problem: AttentionProblem, config: Config) -> int:
 
 def _is_large(problem: AttentionProblem) -> bool:
     """Whether an offset into K or V, in bytes, may need more than 32 bits with the sign."""
-    return problem.batch * problem.kv_heads * problem.seq_k * problem.head_dim * DTYPE_BYTES[problem.dtype] >= 1 << 31
+    return problem.batch * problem.kv_heads * problem.seq_k * _widest(problem) * DTYPE_BYTES[problem.dtype] >= 1 << 31
 
 
 def _bytes(problem: AttentionProblem, config: Config, keys: int) -> int:
     """Of Q, K and V that a block reads, or a cluster of them, for one tile of rows that see so many keys."""
-    rows = int(config.get("cluster", 1)) * (int(config["tile_m"]) + 2 * keys)
-    return rows * problem.head_dim * DTYPE_BYTES[problem.dtype] + _SPARE_BYTES
+    elements = int(config["tile_m"]) * problem.head_dim + keys * _widths(problem)
+    return int(config.get("cluster", 1)) * elements * DTYPE_BYTES[problem.dtype] + _SPARE_BYTES
+
+
+def _widths(problem: AttentionProblem) -> int:
+    """Elements of a key and its value."""
+    return problem.head_dim + problem.head_dim_v
+
+
+def _widest(problem: AttentionProblem) -> int:
+    return max(problem.head_dim, problem.head_dim_v)
 
 
 def choose_blocks(case: FullCase, launch: Launch, seed: int) -> list[ChosenBlock]:

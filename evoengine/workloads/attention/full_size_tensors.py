@@ -84,10 +84,10 @@ def _check_queries_differ(traces: Sequence[BlockTrace]) -> None:
 
 
 def _tiles(case: FullCase, one: BlockTrace) -> Iterator[tuple[int, int, np.ndarray]]:
-    """(head through the batch, tile of rows, its rows as bits [rows, head_dim]) of each tile that the block wrote."""
+    """(head through the batch, tile of rows, its rows as bits [rows, head_dim_v]) of each tile that the block wrote."""
     p, tile_m = case.problem, int(case.config["tile_m"])
     rows: dict[int, np.ndarray] = {}
-    for first, block in _runs(one.pages[OUTPUT], p.head_dim):
+    for first, block in _runs(one.pages[OUTPUT], p.head_dim_v):
         for i in np.flatnonzero((block != _UNWRITTEN).any(axis=1)):
             rows[first + int(i)] = block[i]
     numbers = sorted({(row // p.seq_q, row % p.seq_q // tile_m) for row in rows})
@@ -101,9 +101,9 @@ def _tiles(case: FullCase, one: BlockTrace) -> Iterator[tuple[int, int, np.ndarr
             raise WrongBlock(f"block {one.block} wrote tile {tile} of the rows of head {head} in part")
 
 
-def _runs(pages: Sequence[tuple[int, np.ndarray]], head_dim: int) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row, bits [rows, head_dim]) of each run of pages that follow one another."""
-    row, at = 2 * head_dim, 0
+def _runs(pages: Sequence[tuple[int, np.ndarray]], head_dim_v: int) -> Iterator[tuple[int, np.ndarray]]:
+    """(first row, bits [rows, head_dim_v]) of each run of pages that follow one another."""
+    row, at = 2 * head_dim_v, 0
     pages = sorted(pages, key=lambda page: page[0])
     while at < len(pages):
         end = at + 1
@@ -112,7 +112,7 @@ def _runs(pages: Sequence[tuple[int, np.ndarray]], head_dim: int) -> Iterator[tu
         data = np.concatenate([page for _, page in pages[at:end]])
         start, missing = pages[at][0], -(pages[at][0] + len(data)) % row
         padded = np.concatenate([np.full(start % row, 0xFF, np.uint8), data, np.full(missing, 0xFF, np.uint8)])
-        yield start // row, padded.view(np.uint16).reshape(-1, head_dim)
+        yield start // row, padded.view(np.uint16).reshape(-1, head_dim_v)
         at = end
 
 
@@ -127,14 +127,14 @@ def _parts(case: FullCase, pool: Pool, tiles: Sequence[tuple[int, int, np.ndarra
     for (count, keys), found in alike.items():
         own = replace(p, batch=1, heads=len(found), kv_heads=len(found), seq_q=count, seq_k=keys)
 
-        def part(argument: int, first_rows: Sequence[int], seq: int) -> torch.Tensor:
-            row = 2 * p.head_dim
+        def part(argument: int, first_rows: Sequence[int], seq: int, width: int) -> torch.Tensor:
+            row = 2 * width
             parts = [pool.read(argument, first * row, (first + seq) * row) for first in first_rows]
-            return _from_bits(p, np.stack(parts).view(np.uint16).reshape(1, len(parts), seq, p.head_dim))
+            return _from_bits(p, np.stack(parts).view(np.uint16).reshape(1, len(parts), seq, width))
 
-        q = part(_Q, [head * p.seq_q + tile * tile_m for head, tile, _ in found], count)
+        q = part(_Q, [head * p.seq_q + tile * tile_m for head, tile, _ in found], count, p.head_dim)
         firsts = [head // group * p.seq_k for head, _, _ in found]
-        inputs = {"q": q, "k": part(_K, firsts, keys), "v": part(_V, firsts, keys)}
+        inputs = {"q": q, "k": part(_K, firsts, keys, p.head_dim), "v": part(_V, firsts, keys, p.head_dim_v)}
         result = _from_bits(p, np.stack([rows for _, _, rows in found])[None])
         yield WrittenPart(Case(case.name, own, config=case.config), Drawn(inputs, inputs), {OUTPUT: result})
 

@@ -4,11 +4,12 @@
 
 README.md says how it is imported. Ship the folder whole, and keep the name of this file, which no other export has.
 
-q and out are [batch, heads, seq_q, head_dim], k and v [batch, kv_heads, seq_k, head_dim], on one GPU, in the dtype that
-the kernel was compiled for. Any batch, heads and lengths will do; head_dim, dtype and mask are compiled in. Tensors are
-contiguous. Those that the kernel moves by TMA (kernel.json has "load": "tma" for q, k and v, "o_store": "tma" for out)
-may have strides too, if head_dim is innermost, rows and heads start multiples of 16 bytes apart, and one stride leads
-through all heads of the batch: padded or sliced tensors, [1, seq, heads, head_dim].transpose(1, 2).
+q is [batch, heads, seq_q, head_dim], k [batch, kv_heads, seq_k, head_dim], v [batch, kv_heads, seq_k, head_dim_v], out
+[batch, heads, seq_q, head_dim_v], on one GPU, in the dtype that the kernel was compiled for. Any batch, heads and
+lengths will do; both head_dims (mostly one and the same), dtype and mask are compiled in. Tensors are contiguous. Those
+that the kernel moves by TMA (kernel.json has "load": "tma" for q, k and v, "o_store": "tma" for out) may have strides
+too, if head_dim is innermost, rows and heads start multiples of 16 bytes apart, and one stride leads through all heads
+of the batch: padded or sliced tensors, [1, seq, heads, head_dim].transpose(1, 2).
 
 Inference only: tensors that need a gradient are refused. May be called from several threads, on several GPUs, and while
 a CUDA graph is captured if it was called on that GPU before: loading the kernel cannot be captured.
@@ -43,7 +44,7 @@ def attention(q, k, v, out=None):
     RuntimeError where a gradient is needed, and where the GPU or its driver cannot run the kernel.
     """
     library = _library(type(q))
-    out = library.empty_like(q) if out is None else out
+    out = _empty_output(library, q) if out is None else out
     tensors = (q, k, v, out)
     if not library is _library(type(k)) is _library(type(v)) is _library(type(out)):
         raise TypeError("q, k, v and out must all come from torch or all from CuPy")
@@ -52,6 +53,12 @@ def attention(q, k, v, out=None):
     if plan.launch is not None:
         plan.queue(library, tensors)
     return out
+
+
+def _empty_output(library, q):
+    if PROBLEM["head_dim_v"] == PROBLEM["head_dim"]:
+        return library.empty_like(q)
+    return library.empty(q, (*q.shape[:-1], PROBLEM["head_dim_v"]), DTYPE)
 
 
 @functools.cache
@@ -88,12 +95,13 @@ def _check_shapes(shapes):
         if len(shape) != 4:
             raise ValueError(f"{name} has shape {shape}; [batch, heads, seq, head_dim] was expected")
     (batch, heads, seq_q, head_dim), (_, kv_heads, seq_k, _) = shapes["q"], shapes["k"]
-    expected = {"k": (batch, kv_heads, seq_k, head_dim), "v": shapes["k"], "out": shapes["q"]}
+    if head_dim != PROBLEM["head_dim"]:
+        raise ValueError(f"head_dim is {head_dim}; this kernel was compiled for {PROBLEM['head_dim']}")
+    keys, head_dim_v = (batch, kv_heads, seq_k), PROBLEM["head_dim_v"]
+    expected = {"k": (*keys, head_dim), "v": (*keys, head_dim_v), "out": (batch, heads, seq_q, head_dim_v)}
     for name, shape in expected.items():
         if shapes[name] != shape:
             raise ValueError(f"{name} has shape {shapes[name]}; {shape} was expected")
-    if head_dim != PROBLEM["head_dim"]:
-        raise ValueError(f"head_dim is {head_dim}; this kernel was compiled for {PROBLEM['head_dim']}")
     if not kv_heads or heads % kv_heads:
         raise ValueError(f"{heads} heads are no multiple of {kv_heads} kv heads")
     if not seq_k:

@@ -18,8 +18,9 @@ def parameters(problem: AttentionProblem, config: Config) -> tuple[PassedParamet
     p = problem
     queries = (p.batch, p.heads, p.seq_q, p.head_dim)
     keys = (p.batch, p.kv_heads, p.seq_k, p.head_dim)
-    inputs = [TensorParameter(name, shape, p.dtype) for name, shape in (("q", queries), ("k", keys), ("v", keys))]
-    output = TensorParameter(OUTPUT, queries, p.dtype, output=True)
+    values = (p.batch, p.kv_heads, p.seq_k, p.head_dim_v)
+    inputs = [TensorParameter(name, shape, p.dtype) for name, shape in (("q", queries), ("k", keys), ("v", values))]
+    output = TensorParameter(OUTPUT, (p.batch, p.heads, p.seq_q, p.head_dim_v), p.dtype, output=True)
     return (*inputs, output, *_scalars(p, config), *_tensor_maps(p, config))
 
 
@@ -40,24 +41,24 @@ def _scalars(problem: AttentionProblem, config: Config) -> tuple[ScalarArgument,
 
 
 def _tensor_maps(problem: AttentionProblem, config: Config) -> tuple[TensorMapArgument, ...]:
-    """Q, K and V, and O where it is stored so too, as [heads of the batch, seq, head_dim] for kernels that move tiles
-    by TMA.
+    """Q, K and V, and O where it is stored so too, as [heads of the batch, seq, head_dim or head_dim_v] for kernels
+    that move tiles by TMA.
 
     A box is a tile's rows (of O: a warpgroup's; of K and V: what one of a cluster's blocks brings) by the 64 or 32
     columns that the kernel swizzles together; past a head's end it reads zeros and writes nothing.
     """
     if config.get("load") != "tma":
         return ()
-    columns = 64 if problem.head_dim % 64 == 0 else 32
-    row = 2 * problem.head_dim
 
-    def over(name: str, heads: int, seq: int, rows: int) -> TensorMapArgument:
-        dims = (problem.head_dim, seq, heads * problem.batch)
+    def over(name: str, width: int, heads: int, seq: int, rows: int) -> TensorMapArgument:
+        columns, row = 64 if width % 64 == 0 else 32, 2 * width
+        dims = (width, seq, heads * problem.batch)
         return TensorMapArgument(
             f"map_{name}", name, problem.dtype, dims, (row, row * seq), (columns, rows, 1), swizzle=2 * columns
         )
 
     tile_m, tile_n = int(config["tile_m"]), int(config["tile_n"]) // int(config.get("cluster", 1))
     queries, keys = (problem.heads, problem.seq_q), (problem.kv_heads, problem.seq_k, tile_n)
-    maps = over("q", *queries, tile_m), over("k", *keys), over("v", *keys)
-    return (*maps, over(OUTPUT, *queries, 64)) if config["o_store"] == "tma" else maps
+    width, width_v = problem.head_dim, problem.head_dim_v
+    maps = over("q", width, *queries, tile_m), over("k", width, *keys), over("v", width_v, *keys)
+    return (*maps, over(OUTPUT, width_v, *queries, 64)) if config["o_store"] == "tma" else maps

@@ -17,13 +17,23 @@ MOST = {"batch": 65_535, "heads": 65_535, "kv_heads": 65_535, "seq_q": LARGEST, 
 """batch and heads are sizes of the grid along y and z, of which CUDA has so many; lengths travel to kernels as int32"""
 EXAMPLE = "b16,h16,s2048,d64,fp16"
 
-_NUMBER = re.compile(r"(kv|sq|sk|b|h|s|d)(\d+)\Z")
-_FIELDS = {"b": "batch", "h": "heads", "kv": "kv_heads", "sq": "seq_q", "sk": "seq_k", "s": "seq", "d": "head_dim"}
+_NUMBER = re.compile(r"(kv|sq|sk|dv|b|h|s|d)(\d+)\Z")
+_FIELDS = {
+    "b": "batch",
+    "h": "heads",
+    "kv": "kv_heads",
+    "sq": "seq_q",
+    "sk": "seq_k",
+    "s": "seq",
+    "d": "head_dim",
+    "dv": "head_dim_v",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionProblem:
-    """Attention forward: Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim], O like Q.
+    """Attention forward: Q [batch, heads, seq_q, head_dim], K [batch, kv_heads, seq_k, head_dim], V [batch, kv_heads,
+    seq_k, head_dim_v], O [batch, heads, seq_q, head_dim_v].
 
     All four are contiguous. With `causal`, query i sees keys up to i + seq_k - seq_q (the mask is aligned to the lower
     right corner, as FlashAttention has it since 2.1).
@@ -35,12 +45,16 @@ class AttentionProblem:
     seq_q: int
     seq_k: int
     head_dim: int
+    head_dim_v: int
     dtype: str
     causal: bool = False
 
     def __str__(self) -> str:
         seq = f"s{self.seq_q}" if self.seq_q == self.seq_k else f"sq{self.seq_q},sk{self.seq_k}"
-        parts = [f"b{self.batch}", f"h{self.heads}", seq, f"d{self.head_dim}", self.dtype]
+        parts = [f"b{self.batch}", f"h{self.heads}", seq, f"d{self.head_dim}"]
+        if self.head_dim_v != self.head_dim:
+            parts.append(f"dv{self.head_dim_v}")
+        parts.append(self.dtype)
         if self.causal:
             parts.append("causal")
         if self.kv_heads != self.heads:
@@ -56,6 +70,7 @@ class AttentionProblem:
             "seq_q": self.seq_q,
             "seq_k": self.seq_k,
             "head_dim": self.head_dim,
+            "head_dim_v": self.head_dim_v,
             "dtype": self.dtype,
             "element_bytes": DTYPE_BYTES[self.dtype],
             "causal": self.causal,
@@ -63,7 +78,7 @@ class AttentionProblem:
 
 
 def parse_problem(text: str) -> AttentionProblem:
-    """Reads `b16,h16,s2048,d64,fp16[,causal][,kv4]`; `sq…,sk…` in place of `s…` for unlike lengths.
+    """Reads `b16,h16,s2048,d64[,dv32],fp16[,causal][,kv4]`; `sq…,sk…` in place of `s…` for unlike lengths.
 
     Raises UsageError naming the part that is wrong and what would be right.
     """
@@ -85,6 +100,7 @@ def parse_problem(text: str) -> AttentionProblem:
     missing = [n for n in ("batch", "heads", "seq_q", "seq_k", "head_dim", "dtype") if n not in {*sizes, *words}]
     if missing:
         raise UsageError(f"the problem {text!r} does not give {', '.join(missing)}; write it like {EXAMPLE}")
+    sizes.setdefault("head_dim_v", sizes["head_dim"])
     problem = AttentionProblem(**sizes, dtype=words["dtype"], causal="causal" in words)
     _check(problem, text)
     return problem
@@ -98,7 +114,7 @@ def _field(part: str, text: str) -> tuple[str, int | str]:
     match = _NUMBER.match(part)
     if not match:
         raise UsageError(
-            f"the problem {text!r} has a part {part!r} that is none of b, h, kv, s, sq, sk, d with a number, "
+            f"the problem {text!r} has a part {part!r} that is none of b, h, kv, s, sq, sk, d, dv with a number, "
             f"{' or '.join(DTYPES)}, or causal; write it like {EXAMPLE}"
         )
     return _FIELDS[match[1]], read_size(match[2])
@@ -109,9 +125,10 @@ def _check(problem: AttentionProblem, text: str) -> None:
         size = getattr(problem, name)
         if not 1 <= size <= most:
             raise UsageError(f"the problem {text!r} has {name} {size}; it must be from 1 to {most}")
-    if problem.head_dim not in HEAD_DIMS:
-        known = ", ".join(map(str, HEAD_DIMS))
-        raise UsageError(f"the problem {text!r} has head_dim {problem.head_dim}; the templates cover {known}")
+    for name in ("head_dim", "head_dim_v"):
+        if getattr(problem, name) not in HEAD_DIMS:
+            known = ", ".join(map(str, HEAD_DIMS))
+            raise UsageError(f"the problem {text!r} has {name} {getattr(problem, name)}; the templates cover {known}")
     if problem.heads % problem.kv_heads:
         raise UsageError(
             f"the problem {text!r} has {problem.heads} heads over {problem.kv_heads} kv heads; "

@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from evoengine.workloads.attention.parameters import OUTPUT
@@ -44,11 +43,12 @@ class AttentionTensors(Tensors[AttentionProblem]):
         problem = case.problem
         generator = torch.Generator(device=device).manual_seed(seed)
 
-        def normal(heads: int, seq: int) -> torch.Tensor:
-            return torch.randn(problem.batch, heads, seq, problem.head_dim, generator=generator, device=device)
+        def normal(heads: int, seq: int, width: int) -> torch.Tensor:
+            return torch.randn(problem.batch, heads, seq, width, generator=generator, device=device)
 
-        q = normal(problem.heads, problem.seq_q)
-        k, v = normal(problem.kv_heads, problem.seq_k), normal(problem.kv_heads, problem.seq_k)
+        q = normal(problem.heads, problem.seq_q, problem.head_dim)
+        k = normal(problem.kv_heads, problem.seq_k, problem.head_dim)
+        v = normal(problem.kv_heads, problem.seq_k, problem.head_dim_v)
         q, k, v = _SHAPED[case.draw](q, k, v)
         if case.draw == "one-hot rows" and problem.dtype == "bf16":
             v = v * BEYOND_HALF
@@ -65,7 +65,7 @@ class AttentionTensors(Tensors[AttentionProblem]):
         return Drawn(shuffled, inputs)
 
     def reference(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
-        """SDPA in float64 on the same (already rounded) inputs; [batch, heads, seq_q, head_dim]."""
+        """SDPA in float64 on the same (already rounded) inputs; [batch, heads, seq_q, head_dim_v]."""
         return {OUTPUT: _sdpa(problem, {name: tensor.double() for name, tensor in inputs.items()})}
 
     def own_dtype(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
@@ -87,7 +87,7 @@ class AttentionTensors(Tensors[AttentionProblem]):
         P is relative to something else in each row, between its largest and half of that: a maximum that lags leaves no
         weight that is a power of two and needs no rounding.
         """
-        out, group = torch.empty_like(inputs["q"]), problem.heads // problem.kv_heads
+        out, group = _empty_output(problem, inputs), problem.heads // problem.kv_heads
         mask = _mask(problem, out.device)
         for i in range(problem.batch):
             q, k, v = inputs["q"][i].float(), *(inputs[n][i].float().repeat_interleave(group, dim=0) for n in "kv")
@@ -121,11 +121,12 @@ class AttentionTensors(Tensors[AttentionProblem]):
         and output and three matrices of scores.
         """
         p = problem
-        out = p.batch * p.heads * p.seq_q * p.head_dim
-        inputs = out + 2 * p.batch * p.kv_heads * p.seq_k * p.head_dim
+        widths = p.head_dim + p.head_dim_v
+        out = p.batch * p.heads * p.seq_q * p.head_dim_v
+        inputs = p.batch * (p.heads * p.seq_q * p.head_dim + p.kv_heads * p.seq_k * widths)
         rows = min(p.seq_q, max(1, SAMPLE_SCORES // p.seq_k))
         drawing = (4 + 4 + 2) * inputs
-        checking = 8 * (3 * rows * p.seq_k + 2 * (rows + p.seq_k) * p.head_dim) + 8 * out // p.batch
+        checking = 8 * (3 * rows * p.seq_k + (rows + p.seq_k) * widths) + 8 * out // p.batch
         return max(drawing, checking)
 
 
@@ -222,20 +223,23 @@ def _late_maximum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
 
     In every second row they stay at 0 instead, but for one key at two thirds of the way: there the maximum rises by one
     of RISES, to six digits, by two columns of K of which the second is for what rounding to 16 bits leaves of the
-    first.
+    first. In one row of 32 they fall from -8 on, by a third column of K: a maximum that is wrong of negative logits may
+    be so for some of a warp's rows alone.
     """
     direction = normalize(q[:1, :1, :1], dim=-1)
     climb = torch.linspace(0.0, 12.0, k.shape[2], device=k.device).view(1, 1, -1, 1)
     q, k = q * 0.3 + direction * math.sqrt(q.shape[-1]), k * 0.3 + climb * direction
     fine = 2.0**-7
-    k[..., :2] = 0.0
+    k[..., :2], k[..., 2] = 0.0, -1.0
     k[:, :, 2 * k.shape[2] // 3, :2] = torch.tensor([1.0, fine], device=k.device)
     row = torch.arange(1, q.shape[2], 2, device=q.device)
     rise = torch.tensor(RISES, device=q.device)[row // 2 % len(RISES)] * math.log(2.0) * math.sqrt(q.shape[-1])
     coarse = rise.bfloat16().float()
-    q[..., :2] = 0.0
+    q[..., :3] = 0.0
     q[:, :, row] = 0.0
     q[:, :, row, 0], q[:, :, row, 1] = coarse, (rise - coarse) / fine
+    falling = -6.0 * direction[..., 3:]
+    q[:, :, 25::32, 3:], q[:, :, 25::32, 2] = falling * math.sqrt(q.shape[-1]), 8.0 * math.sqrt(q.shape[-1])
     return q, k, v
 
 
@@ -257,10 +261,14 @@ def _mask(problem: AttentionProblem, device: torch.device) -> torch.Tensor | Non
     return visible.tril(diagonal=problem.seq_k - problem.seq_q)
 
 
+def _empty_output(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
+    return inputs["q"].new_empty(problem.batch, problem.heads, problem.seq_q, problem.head_dim_v)
+
+
 def _sdpa(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
     """Torch's math backend, one batch entry at a time: the scores of a whole problem would not fit into memory."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    mask, out, grouped = _mask(problem, q.device), torch.empty_like(q), problem.kv_heads != problem.heads
+    mask, out, grouped = _mask(problem, q.device), _empty_output(problem, inputs), problem.kv_heads != problem.heads
     with sdpa_kernel(SDPBackend.MATH):
         for i in range(problem.batch):
             out[i] = scaled_dot_product_attention(q[i], k[i], v[i], attn_mask=mask, enable_gqa=grouped)
@@ -287,7 +295,7 @@ def _sample(problem: AttentionProblem, inputs: Inputs, batch: int, head: int, ro
 def _rows_of(
     problem: AttentionProblem, inputs: Inputs, batch: int, head: int, rows: range
 ) -> tuple[AttentionProblem, Inputs]:
-    """The output's `rows` of one head as a problem of their own, [1, 1, rows, head_dim], with the keys that they see.
+    """The output's `rows` of one head as a problem of their own, [1, 1, rows, head_dim_v], with the keys that they see.
 
     The causal mask is aligned to the lower right, so it ends with the last of them.
     """
@@ -302,13 +310,20 @@ def _rows_of(
     return replace(p, batch=1, heads=1, kv_heads=1, seq_q=len(rows), seq_k=keys), part
 
 
+def _lower_right(problem: AttentionProblem) -> torch.Tensor:
+    # torch's compiler comes with it: a second of a core that no worker but a GPU's need spend
+    from torch.nn.attention.bias import causal_lower_right
+
+    return causal_lower_right(problem.seq_q, problem.seq_k)
+
+
 def _library_call(
     problem: AttentionProblem, inputs: Inputs, backends: Sequence[SDPBackend]
 ) -> Callable[[], torch.Tensor]:
     """SDPA by the first of these backends that takes the problem; the call raises RuntimeError where none does."""
     # torch aligns is_causal to the upper left; only where the lengths are equal is that our mask
     square = problem.seq_q == problem.seq_k
-    mask = causal_lower_right(problem.seq_q, problem.seq_k) if problem.causal and not square else None
+    mask = _lower_right(problem) if problem.causal and not square else None
     grouped = problem.kv_heads != problem.heads
     own_mask = problem.causal and square
 
@@ -322,7 +337,7 @@ def _library_call(
 
 
 def _by_parts(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
-    out, step = torch.empty_like(inputs["q"]), max(1, SCORES_AT_ONCE // problem.seq_k)
+    out, step = _empty_output(problem, inputs), max(1, SCORES_AT_ONCE // problem.seq_k)
     for b, h in np.ndindex(problem.batch, problem.heads):
         for first in range(0, problem.seq_q, step):
             rows = range(first, min(first + step, problem.seq_q))

@@ -22,9 +22,9 @@ than 64 rows get half as many: the emulator computes whole tiles, and this case 
 
 class Attention(Workload[AttentionProblem]):
     name = "attention"
-    grammar = "b…,h…,s…,d…,fp16|bf16[,causal][,kv…]; sq…,sk… for unlike lengths"
+    grammar = "b…,h…,s…,d…[,dv…],fp16|bf16[,causal][,kv…]; sq…,sk… for unlike lengths"
     example = EXAMPLE
-    compile_time = ("head_dim", "dtype", "causal", "element_bytes")
+    compile_time = ("head_dim", "head_dim_v", "dtype", "causal", "element_bytes")
     is_default = True
     baseline_label = "SDPA"
 
@@ -32,15 +32,16 @@ class Attention(Workload[AttentionProblem]):
         return parse_problem(text)
 
     def flops(self, problem: AttentionProblem) -> float:
-        """4·B·H·Sq·Sk·D, halved for causal: the field's own count (FlashAttention's benchmarks)."""
-        full = 4.0 * problem.batch * problem.heads * problem.seq_q * problem.seq_k * problem.head_dim
+        """2·B·H·Sq·Sk·(D + Dv), halved for causal: the field's own count (FlashAttention's benchmarks)."""
+        widths = problem.head_dim + problem.head_dim_v
+        full = 2.0 * problem.batch * problem.heads * problem.seq_q * problem.seq_k * widths
         return full / 2 if problem.causal else full
 
     def min_dram_bytes(self, problem: AttentionProblem) -> float:
         """Q, K and V read once, O written once."""
         q = problem.batch * problem.heads * problem.seq_q
         kv = problem.batch * problem.kv_heads * problem.seq_k
-        return 2.0 * (2 * q + 2 * kv) * problem.head_dim
+        return 2.0 * (q + kv) * (problem.head_dim + problem.head_dim_v)
 
     def cases(self, problem: AttentionProblem, config: Config) -> tuple[Case[AttentionProblem], ...]:
         return (*small_cases(problem, config), *long_cases(problem, config))

@@ -23,6 +23,16 @@ struct Accumulator {
         return top;
     }
 
+    // The same by comparing bits as whole numbers, three at a time on Hopper: right where it is not negative. Of negative
+    // numbers alone it is the smallest.
+    __device__ __forceinline__ int row_max_bits(int half) const {
+        int top = max(__float_as_int(d[2 * half]), __float_as_int(d[2 * half + 1]));
+#pragma unroll
+        for (int i = 2 * half + 4; i < SIZE; i += 4)
+            top = max(max(top, __float_as_int(d[i])), __float_as_int(d[i + 1]));
+        return top;
+    }
+
     __device__ __forceinline__ void scale_rows(const float (&factor)[2]) {
 #pragma unroll
         for (int i = 0; i < SIZE; ++i) d[i] *= factor[half(i)];

@@ -10,12 +10,15 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-// 2^x on the FMA pipe for x up to 127, where MUFU is the bottleneck. The bits of x + 1.5 * 2^23 end in the nearest
-// whole number n (Cody and Waite); 2^(x - n) is a polynomial, minimax over [-1/2, 1/2] with a relative error of 7.5e-5
-// (a sixth of fp16's rounding), and n is added to its exponent.
-__device__ __forceinline__ float exp2_fma(float x) {
-    x = fmaxf(x, -126.0f);
-    float shifted = x + 12582912.0f, f = x - (shifted - 12582912.0f);
+// 2^(x scale + offset) on the FMA pipe, where MUFU is the bottleneck; exponents may be up to 127. Those below -126, of
+// masked scores too, count as -126: t, which is the exponent on its way from -126 to 130, is clamped for nothing by the
+// FMA that computes it (FFMA.SAT), and its rounding is as that of exponents of 2^-17. The bits of 1.5 * 2^23 plus the
+// exponent end in the nearest whole number n (Cody and Waite); 2^f of the rest is a polynomial, minimax over [-1/2, 1/2]
+// with a relative error of 7.5e-5 (a sixth of fp16's rounding), and n is added to its own exponent.
+__device__ __forceinline__ float exp2_fma(float x, float scale, float offset) {
+    constexpr float RANGE = 256.0f, LEAST = -126.0f, WHOLE = 12582912.0f + LEAST;
+    float t = __saturatef(fmaf(x, scale / RANGE, (offset - LEAST) / RANGE));
+    float shifted = fmaf(t, RANGE, WHOLE), f = fmaf(t, RANGE, WHOLE - shifted);
     float y = fmaf(fmaf(fmaf(0.05517167f, f, 0.24261113f), f, 0.69326097f), f, 0.99992806f);
     return __int_as_float(__float_as_int(y) + (__float_as_int(shifted) << 23));
 }

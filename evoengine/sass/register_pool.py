@@ -1,0 +1,33 @@
+"""What warpgroups ask of their block's registers by setmaxnreg, by the listing: more than there are never come."""
+
+from __future__ import annotations
+
+import re
+
+from evoengine.records import Binary, Source
+from evoengine.sass.listing import instructions
+
+WARPGROUP = 128
+"""threads"""
+_ASKED = re.compile(r"USETMAXREG\.(?P<way>DEALLOC|TRY_ALLOC)\.CTAPOOL (?:UP\w+, )?(?P<count>0x[0-9a-f]+)")
+
+
+def why_stuck(binary: Binary, source: Source, producers: int) -> str | None:
+    """Why a block would wait for registers for ever, or None.
+
+    So many warpgroups give registers up, all others of the block take more; setmaxnreg waits until they have been given
+    up. A block is launched with as many for each thread as the binary says, in units of 8.
+    """
+    asked = [_ASKED.search(i.text) for i in instructions(binary.listing, source.entry)]
+    counts = {way: [int(m["count"], 16) for m in asked if m and m["way"] == way] for way in ("DEALLOC", "TRY_ALLOC")}
+    warpgroups, launched = source.launch.threads // WARPGROUP, -(-binary.registers // 8) * 8
+    if not counts["TRY_ALLOC"] or not 0 < producers < warpgroups:
+        return None
+    kept, taken = max(counts["DEALLOC"], default=launched), max(counts["TRY_ALLOC"])
+    wanted, there = producers * kept + (warpgroups - producers) * taken, warpgroups * launched
+    if wanted <= there:
+        return None
+    return (
+        f"setmaxnreg asks for {wanted} registers in all, {kept} for each of {producers} and {taken} for each of "
+        f"{warpgroups - producers} warpgroups, of {there} that {warpgroups} are launched with: the block waits for ever"
+    )
