@@ -12,12 +12,15 @@ import hashlib
 import json
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -27,8 +30,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy import Connection, insert
+from sqlalchemy.orm import Session
 
-from evoengine.ledger.checksums import checksums_of
+from evoengine.ledger.checksums import WIDTH, checked_columns, checksum, checksums_of
 from evoengine.ledger.database import open_database, parse_url
 from evoengine.ledger.models import (
     Base,
@@ -37,11 +41,13 @@ from evoengine.ledger.models import (
     CandidateRow,
     Checked,
     DeviceRow,
+    MachineCodeRow,
     MeasurementRow,
     RunRow,
     SourceRow,
     VerdictRow,
 )
+from evoengine.ledger.standings import rebuild
 from evoengine.records import Config, Outcome, config_key
 
 GPU = "h100"
@@ -66,12 +72,14 @@ KNOBS: dict[str, tuple[int | str | bool, ...]] = {
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 BATCH = 1000
 """trials that are inserted together"""
+WHOLE = 50_000
+"""trials with all that they have"""
 RUNS = 5
 FINALISTS = 8
 ELITES, RECENT = 20, 500
 """parents are of the fastest so many among the last so many"""
-SOURCE_BYTES, CUBIN_BYTES, SAMPLES, CASES = 15_000, 22_000, 50, 12
-"""as searches of the attention workload leave them, about"""
+PACKED_SOURCE_BYTES, PACKED_CUBIN_BYTES, SAMPLES, CASES = 7_000, 9_500, 50, 12
+"""as searches of the attention workload leave them, about, sources and machine code compressed"""
 OUTCOMES = {
     Outcome.MEASURED: 70,
     Outcome.SCREENED: 12,
@@ -81,6 +89,7 @@ OUTCOMES = {
 }
 """of a hundred trials"""
 COMMANDS = {
+    "history --limit 20": ("history", "--limit", "20"),
     "history": ("history",),
     "history, its first line": ("history", "|", "head", "-1"),
     "history --json": ("history", "--json"),
@@ -116,8 +125,6 @@ class Evolution:
         self._elites: list[tuple[float, int, Config]] = []
         self._by_run: dict[int, list[tuple[float, int]]] = {}
         self._optimum = {name: self._random.choice(values) for name, values in KNOBS.items()}
-        self._filler = "".join(f"// line {i}: shared memory, barriers, fragments\n" for i in range(SOURCE_BYTES // 45))
-        self._cubin = self._random.randbytes(2 * CUBIN_BYTES)
 
     def rows(self, trial: int) -> Iterator[tuple[type[Base], dict[str, object]]]:
         """The rows of a trial, each with its table."""
@@ -136,13 +143,15 @@ class Evolution:
             "threads": None, "block_y": None, "block_z": None, "shared_bytes": None,
         }  # fmt: skip
         if outcome is not Outcome.SCREENED:
-            text = f"// trial {trial}\n{self._filler}"
-            sha256 = hashlib.sha256(text.encode()).hexdigest()
-            yield SourceRow, {"sha256": sha256, "text": text}
+            text = f"// trial {trial}\n{self._random.randbytes(PACKED_SOURCE_BYTES // 2).hex()}".encode()
+            sha256 = hashlib.sha256(text).hexdigest()
+            yield SourceRow, {"sha256": sha256, "packed": zlib.compress(text, 0)}
             row |= {"source_sha256": sha256, "entry": "kernel", "grid_x": 132, "grid_y": 1, "grid_z": 1}
             row |= {"threads": 384, "block_y": 1, "block_z": 1, "shared_bytes": 196_608}
         if outcome in (Outcome.MEASURED, Outcome.INCORRECT):
-            yield BinaryRow, self._binary(trial, str(row["source_sha256"]))
+            cubin_sha256, packed = self._machine_code()
+            yield MachineCodeRow, {"sha256": cubin_sha256, "packed": packed}
+            yield BinaryRow, self._binary(trial, str(row["source_sha256"]), cubin_sha256)
             row["binary_id"] = trial
         yield CandidateRow, row
         if outcome in (Outcome.MEASURED, Outcome.INCORRECT):
@@ -177,12 +186,16 @@ class Evolution:
         away = sum(config[name] != value for name, value in self._optimum.items())
         return 700.0 * 1.07**away * self._random.uniform(1.0, 1.05)
 
-    def _binary(self, trial: int, source: str) -> dict[str, object]:
-        start = self._random.randrange(CUBIN_BYTES)
-        cubin = self._cubin[start : start + CUBIN_BYTES]
+    def _machine_code(self) -> tuple[str, bytes]:
+        """Its hash, and as many bytes as that of searches is compressed to; not compressed, which would take longer
+        than all the rest."""
+        cubin = self._random.randbytes(PACKED_CUBIN_BYTES)
+        return hashlib.sha256(cubin).hexdigest(), zlib.compress(cubin, 0)
+
+    def _binary(self, trial: int, source: str, cubin_sha256: str) -> dict[str, object]:
         return {
             "id": trial, "source_sha256": source, "options": "-arch=sm_90a --std=c++17", "arch": "sm_90a",
-            "compiler": "NVRTC 13.0", "cubin": cubin, "cubin_sha256": hashlib.sha256(cubin).hexdigest(),
+            "compiler": "NVRTC 13.0", "cubin_sha256": cubin_sha256,
             "registers": 168, "spill_bytes": 0, "stack_bytes": 0, "shared_bytes": 1024, "warnings": [],
             "compile_ms": 812.5,
             "mix": {f"OPCODE_{i}": 17 * i for i in range(40)},
@@ -214,7 +227,54 @@ class Evolution:
 
 
 def make_ledger(path: Path, trials: int, seed: int = 0) -> None:
-    """Writes a new SQLite ledger of so many trials in `RUNS` runs of one problem."""
+    """Writes a new SQLite ledger of so many trials in `RUNS` runs of one problem.
+
+    Of more than `WHOLE` trials the further ones are those again, as `db prune` leaves losers (without source and
+    binary), each slower by a little.
+    """
+    whole = min(trials, WHOLE)
+    _make_whole(path, whole, seed)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.create_function("evo_checksum", 1, checksum, deterministic=True)
+        for copy in range(1, -(-trials // whole)):
+            connection.execute("BEGIN")
+            _repeat(connection, copy, copy * whole, min(whole, trials - copy * whole))
+            connection.execute("COMMIT")
+
+
+def _repeat(connection: sqlite3.Connection, copy: int, offset: int, count: int) -> None:
+    slower = 1 + copy * 1e-6
+    changes: dict[type[Base], dict[str, str]] = {
+        CandidateRow: {"config_key": f"config_key || '#{copy}'", "source_sha256": "NULL", "binary_id": "NULL"},
+        MeasurementRow: {
+            "candidate_id": f"candidate_id + {offset}", "median_us": f"median_us * {slower}",
+            "normalised_us": f"normalised_us * {slower}",
+        },
+        VerdictRow: {"candidate_id": f"candidate_id + {offset}", "cases": "'[]'"},
+    }  # fmt: skip
+    for row, changed in changes.items():
+        columns = {c.name: changed.get(c.name, c.name) for c in row.__table__.columns if c.name != "id"}
+        columns["checksums"] = " || ".join(
+            f"evo_checksum({changed[name]})" if name in changed else f"substr(checksums, {place + 1}, {WIDTH})"
+            for name, (place, _) in checked_columns(row).items()
+        )
+        trial = "candidate_id"
+        if row is CandidateRow:
+            trial, columns = "id", {"id": f"id + {offset}"} | columns
+        once = " AND terms NOT LIKE '%final_of_run%'" if row is MeasurementRow else ""
+        connection.execute(
+            f"INSERT INTO {row.__tablename__} ({', '.join(columns)}) SELECT {', '.join(columns.values())} "
+            f"FROM {row.__tablename__} WHERE {trial} <= {count}{once}"
+        )
+    connection.execute(
+        "INSERT INTO standings (candidate_id, ranking_id, run_id, figure_id, us, is_final) "
+        "SELECT m.candidate_id, s.ranking_id, s.run_id, m.id, coalesce(m.normalised_us, m.median_us), 0 "
+        f"FROM measurements m JOIN standings s ON s.candidate_id = m.candidate_id - {offset} "
+        f"WHERE m.candidate_id BETWEEN {offset + 1} AND {offset + count}"
+    )
+
+
+def _make_whole(path: Path, trials: int, seed: int) -> None:
     engine = open_database(parse_url(str(path)), create=True)
     evolution = Evolution(trials, seed)
     with engine.begin() as connection:
@@ -227,12 +287,14 @@ def make_ledger(path: Path, trials: int, seed: int = 0) -> None:
             _insert(connection, [row for trial in batch for row in evolution.rows(trial)])
     with engine.begin() as connection:
         _insert(connection, list(evolution.finals()))
+    with Session(engine) as session, session.begin():
+        rebuild(session)
     engine.dispose()
 
 
 def _insert(connection: Connection, rows: Sequence[tuple[type[Base], dict[str, object]]]) -> None:
     """Table by table, in an order in which what a row refers to is there before it."""
-    for table in (SourceRow, BinaryRow, CandidateRow, VerdictRow, MeasurementRow):
+    for table in (SourceRow, MachineCodeRow, BinaryRow, CandidateRow, VerdictRow, MeasurementRow):
         of_table = [values for of, values in rows if of is table]
         if issubclass(table, Checked):
             for values in of_table:

@@ -7,7 +7,7 @@ those the types are checked alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from typing import Any
@@ -54,10 +54,15 @@ def checked_columns(row: type[Base]) -> dict[str, tuple[int, Callable[[Any], obj
 
     In the order of the model: a new column belongs behind those that are there. A cubin has a SHA-256 of its own.
     """
-    columns: Iterable[Column[Any]] = row.__table__.columns  # type: ignore[assignment]
-    checked = [c for c in columns if not (c.primary_key or c.name == "checksums" or isinstance(c.type, LargeBinary))]
+    checked = [
+        c for c in _columns(row) if not (c.primary_key or c.name == "checksums" or isinstance(c.type, LargeBinary))
+    ]
     converters: dict[type, Callable[[Any], object]] = {Double: float, Integer: int}
     return {c.name: (place * WIDTH, converters.get(_kind(c))) for place, c in enumerate(checked)}
+
+
+def _columns(row: type[Base]) -> list[Column[Any]]:
+    return [c for c in row.__table__.columns if isinstance(c, Column)]
 
 
 def _kind(column: Column[Any]) -> type:
@@ -69,9 +74,8 @@ def _kind(column: Column[Any]) -> type:
 def _places_and_types(row: type[Base]) -> dict[str, tuple[int, tuple[type, ...]]]:
     """Column → where its checksum begins, and the Python types of its values."""
     types: dict[type, tuple[type, ...]] = {Double: (float, int), Integer: (int,), UtcDateTime: (datetime,), str: (str,)}
-    columns: Iterable[Column[Any]] = row.__table__.columns  # type: ignore[assignment]
     found = {}
-    for c in columns:
+    for c in _columns(row):
         if c.name in checked_columns(row):
             of_column = types.get(_kind(c), (list if c.name in LISTS else dict,))
             absent = (type(None),) if c.nullable else ()

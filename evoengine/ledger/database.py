@@ -17,28 +17,26 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy import URL, Connection, Engine, create_engine, event, func, inspect, make_url, select, text
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool, QueuePool
 
-from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
+from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.hints import hint, nearest_folder
 from evoengine.ledger import optuna_schema
-from evoengine.ledger.checksums import Damaged
 from evoengine.ledger.chosen import chosen_database
-from evoengine.ledger.integrity import READ_ERRORS, check_selection, find_damage
-from evoengine.ledger.models import VERSION_TABLE
+from evoengine.ledger.driver_errors import BUSY_SECONDS, display_url, translate_errors
+from evoengine.ledger.integrity import CHECKED_TRIALS, check_selection
+from evoengine.ledger.models import VERSION_TABLE, CandidateRow
 from evoengine.ledger.schema import LOCK_KEY, known_revisions, mark, upgrade
+from evoengine.ledger.standings import check_standings
 from evoengine.ledger.write_ahead_log import check_log, orphaned_log, reading_uri
 from evoengine.passwords import hide_passwords, without_passwords
 from evoengine.paths import default_database
 
-BUSY_SECONDS = 30.0
-"""how long a writer waits for another's transaction to end"""
 _EXAMPLES = "sqlite:///db/evoengine.db or postgresql://user@host/database"
 SQLITE_MAGIC = b"SQLite format 3\0"
-_SIGNS_OF_DAMAGE = ("not a database", "malformed", "disk I/O error", "unsupported file format", "no such table")
-_RESTORE = "restore it from a copy, or name another with --db"
 
 
 def parse_url(text_or_path: str) -> URL:
@@ -72,6 +70,12 @@ class Contents:
     revision: str | None = None
     """of our schema; None where there is none of ours"""
     optuna_revision: str | None = None
+    has_studies: bool = False
+
+    @property
+    def studies_half_made(self) -> bool:
+        """Whether a process of ours was killed while Optuna made its tables, which are written one by one."""
+        return self.revision is not None and self.optuna_revision is None and not self.has_studies
 
 
 def open_database(url: URL, *, create: bool) -> Engine:
@@ -90,19 +94,26 @@ def open_database(url: URL, *, create: bool) -> Engine:
     if contents.revision is None:
         optuna_schema.require_schema(contents.tables, contents.optuna_revision, hide_passwords(url.render_as_string()))
     outdated = contents.revision != known_revisions()[-1]
-    if not writable:
+    if outdated and not writable:
+        raise UsageError(
+            f"{display_url(url)} is of an older evoengine (schema {contents.revision}) and cannot be written here: "
+            "copy it to where it can be, and it is upgraded when it is opened"
+        )
+    engine = make_engine(url) if writable else _reading_engine(url)
+    with translate_errors(url):
         if outdated:
-            raise UsageError(
-                f"{display_url(url)} is of an older evoengine (schema {contents.revision}) and cannot be written here: "
-                "copy it to where it can be, and it is upgraded when it is opened"
-            )
-        return _reading_engine(url)
-    engine = make_engine(url)
-    if outdated:
-        with translate_errors(url):
             upgrade(engine)
             mark(engine)
+        else:
+            _check_small(engine)
     return engine
+
+
+def _check_small(engine: Engine) -> None:
+    """That the figures which candidates are ranked by are the right ones, where looking takes a moment."""
+    with Session(engine.execution_options(reading=True)) as session:
+        if (session.scalar(select(func.max(CandidateRow.id))) or 0) <= CHECKED_TRIALS:
+            check_standings(session)
 
 
 def make_engine(url: URL) -> Engine:
@@ -175,70 +186,6 @@ def setup_lock(url: URL) -> Iterator[None]:
     with create_engine(url, poolclass=NullPool).connect() as connection:
         connection.execute(text(f"SELECT pg_advisory_lock({LOCK_KEY})"))
         yield
-
-
-def display_url(url: URL) -> str:
-    """The file, or the URL without its password."""
-    return url.database or "" if url.drivername == "sqlite" else hide_passwords(url.render_as_string())
-
-
-@contextmanager
-def translate_errors(url: URL) -> Iterator[None]:
-    """Turns what the database driver and damaged values raise into one sentence."""
-    try:
-        yield
-    except DBAPIError as error:
-        raise _explanation(url, error.orig or error) from error
-    except sqlite3.Error as error:
-        raise _explanation(url, error) from error
-    except Damaged as damaged:
-        raise _damage(url, damaged) from damaged
-    except READ_ERRORS as error:
-        if damage := _find_damage(url):
-            raise damage from error
-        if isinstance(error, OverflowError):  # of SQLite's driver; PostgreSQL's gives a DBAPIError
-            raise UsageError("a number of more than 64 bits stands for nothing in a ledger") from error
-        raise
-
-
-def _find_damage(url: URL) -> EvoengineError | None:
-    if url.drivername != "sqlite":
-        return None
-    try:
-        damaged = find_damage(Path(url.database or ""))
-    except sqlite3.Error as error:
-        return _explanation(url, error)
-    return _damage(url, damaged) if damaged else None
-
-
-def _damage(url: URL, damaged: Damaged) -> EvoengineError:
-    return MachineError(f"{display_url(url)} is damaged: {damaged}; {_RESTORE}")
-
-
-def _explanation(url: URL, error: BaseException) -> EvoengineError:
-    reason = hide_passwords(str(error).strip().splitlines()[0]) if str(error).strip() else type(error).__name__
-    if "locked" in reason:
-        return UsageError(
-            f"{display_url(url)} has been locked by another writer for {BUSY_SECONDS:g} s; "
-            "let that program end, or name another file with --db"
-        )
-    if url.drivername != "sqlite":
-        advice = "check the server and the URL of --db"
-        return UsageError(f"the database {display_url(url)} cannot be used: {reason}; {advice}")
-    if "UTF-8" in reason and (damage := _find_damage(url)):
-        return damage
-    if any(word in reason for word in _SIGNS_OF_DAMAGE):
-        return MachineError(f"{display_url(url)} is damaged ({reason}); {_RESTORE}")
-    log = Path(f"{url.database}-wal")
-    if ("readonly" in reason or "unable to open" in reason) and log.exists():
-        return UsageError(
-            f"{display_url(url)} cannot be read or written ({reason}) beside its write-ahead log {log.name}, which "
-            "holds the last commits: make both and their folder writable, or copy both to a folder that is"
-        )
-    if "readonly" in reason or "unable to open" in reason:
-        advice = "name a file in a folder that can with --db"
-        return UsageError(f"{display_url(url)} cannot be written ({reason}); {advice}")
-    return MachineError(f"the ledger {display_url(url)} cannot be used: {reason}")
 
 
 # ── looking before touching ─────────────────────────────────────────────────────────────────────────────────────────
@@ -366,11 +313,12 @@ def _look_into_server(url: URL) -> Contents:
 
 def _contents(names: Iterable[str], scalar: Callable[[str], str | None]) -> Contents:
     tables = frozenset(names)
-    revisions = [
+    own, of_optuna = (
         scalar(f"SELECT version_num FROM {table}") if table in tables else None
         for table in (VERSION_TABLE, optuna_schema.VERSION_TABLE)
-    ]
-    return Contents(tables, *revisions)
+    )
+    has_studies = "studies" in tables and scalar("SELECT 1 FROM studies LIMIT 1") is not None
+    return Contents(tables, own, of_optuna, has_studies)
 
 
 def _refuse_foreign(url: URL, contents: Contents) -> None:

@@ -1,81 +1,199 @@
-"""The query behind every ranking: the figures of candidates that stand."""
+"""The queries behind every ranking: the figures of candidates that stand, and the fastest of those."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Select, Text, cast, func, select
+from sqlalchemy import ColumnElement, Row, Select, Text, cast, func, select, text
 from sqlalchemy.orm import Session, aliased
 
-from evoengine.ledger.checksums import row_check
+from evoengine.ledger.checksums import Damaged, row_check
 from evoengine.ledger.listing import BATCH, KINDS, read_policy, read_terms
-from evoengine.ledger.models import CandidateRow, MeasurementRow, VerdictRow
-from evoengine.ledger.ranking import Figure, ranked
-from evoengine.records import EXECUTOR, Outcome
+from evoengine.ledger.models import CandidateRow, MeasurementRow, RankingRow, StandingRow, VerdictRow
+from evoengine.ledger.ranking import Figure, in_order
+from evoengine.ledger.rows import KIND_PRECEDENCE
+from evoengine.records import EXECUTOR, Clocks, Kind, Outcome, Policy
 
-_OF_MEASUREMENT = ("device", "median_us", "normalised_us", "suspect", "terms", "policy")
-_check_candidate = row_check(CandidateRow, ("source_sha256", "config_key"))
-_check_measurement = row_check(MeasurementRow, _OF_MEASUREMENT)
-"""what queries select by is checked when a ledger is opened"""
+RANKED = tuple(str(o) for o in Outcome if o.ranked)
 TERMS = ("predicted", "place", "final_of_run")
 """those that ranking reads"""
+FIRST_FASTEST = 64
+"""figures that are looked at for the best few; more where finals, or kernels that are there twice, want it"""
+_OF_CANDIDATE = ("run_id", "problem", "gpu", "outcome", "source_sha256", "config_key")
+_OF_MEASUREMENT = ("candidate_id", "kind", "device", "median_us", "normalised_us", "suspect", "terms", "policy")
+_check_candidate = row_check(CandidateRow, _OF_CANDIDATE)
+_check_measurement = row_check(MeasurementRow, _OF_MEASUREMENT)
+_TEXTS = ("terms", "policy")
+_FIGURE = (
+    CandidateRow.id, CandidateRow.checksums, *(getattr(CandidateRow, name) for name in _OF_CANDIDATE),
+    MeasurementRow.id, MeasurementRow.checksums,
+    *(cast(getattr(MeasurementRow, n), Text) if n in _TEXTS else getattr(MeasurementRow, n) for n in _OF_MEASUREMENT),
+)  # fmt: skip
+_STANDING = (
+    select(StandingRow.us, *_FIGURE)
+    .select_from(StandingRow)
+    .join(CandidateRow, CandidateRow.id == StandingRow.candidate_id)
+    .join(MeasurementRow, MeasurementRow.id == StandingRow.figure_id)
+)
+_IS_FINAL = text("standings.is_final = 1")
+"""as the index of finals has it"""
+_MEASUREMENT = 2 + len(_OF_CANDIDATE)
+"""where its columns begin"""
 
 
-def read_order(session: Session, problem: str, gpu: str, run: int | None = None) -> list[int]:
-    """Trials best first, as `evoengine.ledger.ranking` has it; of those with one kernel the best alone."""
-    figures = _figures_of_correct(problem, gpu)
-    if run is not None:
-        figures = figures.where(CandidateRow.run_id == run)
-    kernels: dict[int, str] = {}
-    found: list[Figure] = []
-    for row in session.execute(figures, execution_options={"yield_per": BATCH}):
-        found.append(_to_figure(row))
-        _, _, source_sha256, config_key, *_ = row
-        kernels[found[-1].trial] = config_key if source_sha256 is None else source_sha256
-    firsts: dict[str, int] = {}
-    for trial in ranked(found):
-        firsts.setdefault(kernels[trial], trial)
-    return list(firsts.values())
+# ── figures that stand ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _figures_of_correct(problem: str, gpu: str) -> Select[Any]:
-    """What `_to_figure` takes, oldest first. A kernel is its source, and where that is unknown, as of what another
-    tuner recorded, its configuration.
+def read_figures(session: Session, *wanted: ColumnElement[bool]) -> Iterator[Figure]:
+    """Of candidates that ended ranked and were not refuted by a later verdict of the gate: candidate after candidate,
+    of each the oldest first. `wanted` narrows the candidates.
 
-    Of what ended ranked and was not refuted by a later verdict of the gate. A verdict on executed machine code decides
-    nothing here: what it refutes ends as not ranked, unless a GPU measured it.
+    A verdict on executed machine code decides nothing here: what it refutes ends as not ranked, unless a GPU measured
+    it.
     """
     any_verdict = aliased(VerdictRow)
     of_gate = (any_verdict.candidate_id == CandidateRow.id, any_verdict.device != EXECUTOR)
     last = select(func.max(any_verdict.id)).where(*of_gate).scalar_subquery()
-    texts = ("terms", "policy")
-    figures = select(
-        CandidateRow.id, CandidateRow.checksums, CandidateRow.source_sha256, CandidateRow.config_key,
-        CandidateRow.run_id, MeasurementRow.id, MeasurementRow.checksums, MeasurementRow.kind,
-        *(cast(getattr(MeasurementRow, name), Text) if name in texts else getattr(MeasurementRow, name)
-          for name in _OF_MEASUREMENT),
-    )  # fmt: skip
-    return (
-        figures.select_from(CandidateRow)
+    figures = (
+        select(*_FIGURE)
+        .select_from(CandidateRow)
         .join(MeasurementRow)
         .outerjoin(VerdictRow, VerdictRow.id == last)
-        .where(
-            CandidateRow.problem == problem,
-            CandidateRow.gpu == gpu,
-            CandidateRow.outcome.in_([str(o) for o in Outcome if o.ranked]),
-            VerdictRow.outcome.is_(None),
-        )
-        .order_by(MeasurementRow.id)
+        .where(*wanted, CandidateRow.outcome.in_(RANKED), VerdictRow.outcome.is_(None))
+        .order_by(CandidateRow.id, MeasurementRow.id)
     )
+    rows: Iterator[Row[Any]] = iter(session.execute(figures, execution_options={"yield_per": BATCH}))
+    return map(to_figure, rows)
 
 
-def _to_figure(row: Sequence[Any]) -> Figure:
-    trial, sums, source_sha256, config_key, run, number, figure_sums, kind, *values = row
-    _check_candidate(trial, sums, (source_sha256, config_key))
+def to_figure(row: Sequence[Any]) -> Figure:
+    trial, sums, *of_candidate = row[:_MEASUREMENT]
+    number, figure_sums, *values = row[_MEASUREMENT:]
+    _check_candidate(trial, sums, of_candidate)
     _check_measurement(number, figure_sums, values)
-    device, median_us, normalised_us, suspect, terms, policy = values
+    run = of_candidate[0]
+    _, kind, device, median_us, normalised_us, suspect, terms, policy = values
     us = median_us if normalised_us is None else normalised_us
-    return Figure(
-        number, trial, KINDS[kind], 1e6 / us, suspect, read_terms(terms, TERMS), device, run, read_policy(policy)
-    )
+    return Figure(number, trial, KINDS[kind], us, suspect, read_terms(terms, TERMS), device, run, read_policy(policy))
+
+
+def policy_key(policy: Policy | None) -> str:
+    """As rankings keep it."""
+    return "" if policy is None else json.dumps(asdict(policy), sort_keys=True)
+
+
+# ── the best of them ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_order(session: Session, problem: str, gpu: str, top: int, run: int | None = None) -> list[int]:
+    """The first `top` trials, best first, as `evoengine.ledger.ranking.ranked` has them; of those with one kernel the
+    best alone.
+
+    Of figures that may be compared only finalists and the fastest are read: nobody slower comes before them.
+    """
+    rankings = _held_rankings(session, problem, gpu, run)
+    if not rankings:
+        return []
+    last = _last(session, rankings, run)
+    first = [r for r in rankings if (r.kind, r.device, r.policy) == (last.kind, last.device, last.policy)]
+    classes = [first]
+    if last.kind == Kind.ESTIMATED and not last.by_formula:
+        classes.append([r for r in rankings if r.by_formula])
+    firsts: dict[str, int] = {}
+    for alike in classes:
+        if len(firsts) < top:
+            _add_fastest(session, [r.id for r in alike], run, top, firsts)
+    return list(firsts.values())[:top]
+
+
+def _held_rankings(session: Session, problem: str, gpu: str, run: int | None) -> list[RankingRow]:
+    """Those that have a figure; in PostgreSQL and SQLite alike a look into an index for each."""
+    held = _of_run(select(StandingRow.us).where(StandingRow.ranking_id == RankingRow.id), run).exists()
+    wanted = select(RankingRow).where(RankingRow.problem == problem, RankingRow.gpu == gpu, held)
+    return list(session.scalars(wanted.order_by(RankingRow.id)))
+
+
+def _last(session: Session, rankings: Sequence[RankingRow], run: int | None) -> RankingRow:
+    """That of the last figure of the most trusted kind."""
+    trusted = min(map(_precedence, rankings))
+    of_kind = [r for r in rankings if _precedence(r) == trusted]
+    if len(of_kind) == 1:
+        return of_kind[0]
+    newest = _of_run(select(StandingRow.figure_id), run).order_by(StandingRow.figure_id.desc()).limit(1)
+    return max(of_kind, key=lambda r: session.scalars(newest.where(StandingRow.ranking_id == r.id)).one())
+
+
+def _precedence(ranking: RankingRow) -> tuple[int, int, bool]:
+    """As that of a Figure."""
+    policy = read_policy(ranking.policy or None)
+    sustained = policy is not None and policy.clocks is Clocks.SUSTAINED
+    return KIND_PRECEDENCE.index(KINDS[ranking.kind]), ranking.by_formula, sustained
+
+
+def _add_fastest(
+    session: Session, rankings: Sequence[int], run: int | None, top: int, firsts: dict[str, int]
+) -> None:  # fmt: skip
+    """Puts kernel → trial into `firsts`, best first, until it has `top` of them or there are no more."""
+    finals: dict[int, Figure] = {}
+    for ranking in rankings:
+        of_finals = _of_run(_STANDING, run).where(StandingRow.ranking_id == ranking, _IS_FINAL)
+        finals |= {trial: figure for trial, (figure, _) in _read(session, of_finals).items()}
+    size = FIRST_FASTEST
+    while True:
+        known, slowest_read = dict(finals), 0.0
+        for ranking in rankings:
+            fastest = _fastest(session, ranking, run, size)
+            known |= {figure.trial: figure for figure in fastest if figure.trial not in finals}
+            if len(fastest) == size:
+                slowest_read = max(slowest_read, fastest[-1].speed)
+        # who was not read counts at most by the speed of the last one read
+        sure = [known[trial] for trial, speed in in_order(list(known.values())) if speed > slowest_read]
+        found = dict(firsts)
+        _add_kernels(session, sure, top, found)
+        if len(found) >= top or slowest_read == 0.0:
+            firsts.update(found)
+            return
+        size *= 8
+
+
+def _fastest(session: Session, ranking: int, run: int | None, size: int) -> list[Figure]:
+    """As far as the order needs them, without finals' places."""
+    columns = StandingRow.figure_id, StandingRow.candidate_id, StandingRow.us, StandingRow.run_id
+    light: Any = select(*columns)
+    wanted = _of_run(light, run).where(StandingRow.ranking_id == ranking).order_by(StandingRow.us)
+    rows = session.execute(wanted.limit(size))
+    return [Figure(number, trial, Kind.MEASURED, us, None, {}, run=of) for number, trial, us, of in rows]
+
+
+def _add_kernels(session: Session, order: Sequence[Figure], top: int, firsts: dict[str, int]) -> None:
+    """Until there are `top`; each is held against its row of the measurements."""
+    for begin in range(0, len(order), FIRST_FASTEST):
+        some = order[begin : begin + FIRST_FASTEST]
+        rows = _read(session, _STANDING.where(StandingRow.candidate_id.in_([figure.trial for figure in some])))
+        for figure in some:
+            if len(firsts) >= top:
+                return
+            if figure.trial not in rows:
+                raise Damaged(StandingRow.__tablename__, figure.trial, "figure_id")
+            firsts.setdefault(rows[figure.trial][1], figure.trial)
+
+
+def _of_run(standings: Select[Any], run: int | None) -> Select[Any]:
+    return standings if run is None else standings.where(StandingRow.run_id == run)
+
+
+def _read(session: Session, wanted: Select[Any]) -> dict[int, tuple[Figure, str]]:
+    """Trial → its figure and its kernel: the source, and where that is unknown, as of what another tuner recorded, the
+    configuration. Raises Damaged where a figure is not what stands for it."""
+    rows: Sequence[Sequence[Any]] = session.execute(wanted).all()
+    found: dict[int, tuple[Figure, str]] = {}
+    for us, *row in rows:
+        figure = to_figure(row)
+        if us != figure.us:
+            raise Damaged(StandingRow.__tablename__, figure.trial, "us")
+        source_sha256, config_key = row[_MEASUREMENT - 2 : _MEASUREMENT]
+        found[figure.trial] = figure, source_sha256 or config_key
+    return found

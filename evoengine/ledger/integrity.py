@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
@@ -20,12 +19,15 @@ from evoengine.ledger.models import (
     BinaryRow,
     CandidateRow,
     DeviceRow,
+    MachineCodeRow,
     MeasurementRow,
     ProfileRow,
     RunRow,
+    SourceRow,
     UtcDateTime,
     VerdictRow,
 )
+from evoengine.ledger.rows import unpacked
 from evoengine.records import Kind, Outcome
 
 SELECTED_BY: Mapping[type[Base], tuple[str, ...]] = {
@@ -36,6 +38,9 @@ SELECTED_BY: Mapping[type[Base], tuple[str, ...]] = {
     RunRow: ("status", "gpu", "problem", "definition", "imported_from"),
 }
 """columns that queries choose rows by, or read without the row: who else would see what is missing or wrong there?"""
+SELECTED_BY_OF_LARGE = {row: SELECTED_BY[row] for row in (BaselineRow, RunRow)}
+CHECKED_TRIALS = 2000
+"""a ledger of more is not looked through when it is opened: that would take longer than most commands do"""
 NUMBER = "candidate_id"
 CHECKED_WHEN_READ = (CandidateRow.__tablename__, BinaryRow.__tablename__)
 WORDS = {"outcome": [str(o) for o in Outcome], "kind": [str(k) for k in Kind]}
@@ -48,10 +53,12 @@ def check_selection(connection: sqlite3.Connection) -> None:
     """Raises Damaged where a value that rows are selected by is not what was written, or names a row that is not there.
 
     Rows that agree in these values and their checksums are looked at once; the numbers of candidates, which do not
-    agree, one by one.
+    agree, one by one. Of a large ledger the tables that grow with its trials are left to `evoengine db check`.
     """
     connection.create_function("evo_checksum", 1, checksum, deterministic=True)
-    for row, names in SELECTED_BY.items():
+    (trials,) = connection.execute("SELECT max(id) FROM candidates").fetchone()
+    small = (trials or 0) <= CHECKED_TRIALS
+    for row, names in SELECTED_BY.items() if small else SELECTED_BY_OF_LARGE.items():
         table, columns = row.__tablename__, checked_columns(row)
         slices = {n: f"substr(checksums, {columns[n][0] + 1}, {WIDTH})" for n in names}
         few = [n for n in names if n != NUMBER]
@@ -65,7 +72,8 @@ def check_selection(connection: sqlite3.Connection) -> None:
             wrong = f"checksums IS NOT NULL AND {slices[NUMBER]} <> evo_checksum({NUMBER})"
             for (number,) in connection.execute(f"SELECT id FROM {table} WHERE {wrong} LIMIT 1"):
                 raise Damaged(table, number, NUMBER)
-    _check_references(connection)
+    if small:
+        _check_references(connection)
 
 
 def _first_with(
@@ -102,8 +110,8 @@ def find_damage(path: Path) -> Damaged | None:
                     _check_raw(row, dict(zip(names, values, strict=True)))
                 except Damaged as damaged:
                     return damaged
-        for source in _damaged_sources(connection):
-            return source
+        if found_blob := next(_damaged_blobs(connection), None):
+            return found_blob
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if found != b"ok":
         raise sqlite3.DatabaseError(f"malformed: {found.decode(errors='replace')}")
@@ -136,7 +144,13 @@ def _reader(row: type[Base], name: str) -> Callable[[Any], object]:
     return lambda raw: raw.decode()
 
 
-def _damaged_sources(connection: sqlite3.Connection) -> Iterator[Damaged]:
-    for place, number, source in connection.execute("SELECT rowid, sha256, text FROM sources"):
-        if not isinstance(source, bytes) or hashlib.sha256(source).hexdigest().encode() != number:
-            yield Damaged("sources", number.decode(errors="replace") if isinstance(number, bytes) else place, "text")
+def _damaged_blobs(connection: sqlite3.Connection) -> Iterator[Damaged]:
+    for row in (SourceRow, MachineCodeRow):
+        for place, number, packed in connection.execute(f"SELECT rowid, sha256, packed FROM {row.__tablename__}"):
+            try:
+                if packed is not None:
+                    unpacked(packed, row, number.decode() if isinstance(number, bytes) else str(place))
+            except UnicodeDecodeError:
+                yield Damaged(row.__tablename__, place, "sha256")
+            except Damaged as damaged:
+                yield damaged

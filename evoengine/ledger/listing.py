@@ -16,39 +16,44 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, Text, cast, func, literal, select, true
 from sqlalchemy.orm import Session, aliased
 
-from evoengine.ledger.checksums import row_check
+from evoengine.ledger.checksums import Damaged, row_check
 from evoengine.ledger.models import BinaryRow, CandidateRow, MeasurementRow, RunRow
 from evoengine.ledger.rows import most_trusted, to_policy
 from evoengine.records import Config, Kind, Measurement, Outcome, Policy
 
 BATCH = 1000
 """trials that are read together"""
+FIRST_BATCH = 100
+"""of those that are read from the last one back: mostly a page of them is shown"""
 Reading = Callable[[], AbstractContextManager[Session]]
 """begins a transaction that reads"""
 _CANDIDATE = (
     CandidateRow.id, CandidateRow.checksums, CandidateRow.run_id, CandidateRow.problem, CandidateRow.gpu,
-    CandidateRow.outcome, RunRow.imported_from, cast(CandidateRow.config, Text), cast(CandidateRow.parents, Text),
-    CandidateRow.operator, CandidateRow.reason,
+    CandidateRow.outcome, cast(CandidateRow.config, Text), cast(CandidateRow.parents, Text),
+    CandidateRow.operator, CandidateRow.reason, RunRow.imported_from,
 )  # fmt: skip
-_check_candidate = row_check(CandidateRow, ("config", "parents", "operator", "reason"))
-_CONFIG, _PARENTS = 7, 8
+_check_candidate = row_check(
+    CandidateRow, ("run_id", "problem", "gpu", "outcome", "config", "parents", "operator", "reason")
+)
+_CONFIG, _PARENTS = 6, 7
 """their places in a row"""
 _FIGURE = (
-    MeasurementRow.candidate_id, MeasurementRow.id, MeasurementRow.checksums, MeasurementRow.kind,
+    MeasurementRow.id, MeasurementRow.checksums, MeasurementRow.candidate_id, MeasurementRow.kind,
     MeasurementRow.device, MeasurementRow.tflops, MeasurementRow.median_us, MeasurementRow.vs_baseline,
     MeasurementRow.suspect, MeasurementRow.normalised_us, cast(MeasurementRow.policy, Text),
     cast(MeasurementRow.terms, Text),
 )  # fmt: skip
 _check_figure = row_check(
     MeasurementRow,
-    ("device", "tflops", "median_us", "vs_baseline", "suspect", "normalised_us", "policy", "terms"),
-)
-"""what queries select by is checked when a ledger is opened"""
+    ("candidate_id", "kind", "device", "tflops", "median_us", "vs_baseline", "suspect", "normalised_us", "policy",
+     "terms"),
+)  # fmt: skip
 _BINARY = (
     BinaryRow.id, BinaryRow.checksums, BinaryRow.registers, BinaryRow.spill_bytes, BinaryRow.shared_bytes,
 )  # fmt: skip
 _check_binary = row_check(BinaryRow, ("registers", "spill_bytes", "shared_bytes"))
-_check_shared = row_check(CandidateRow, ("shared_bytes",))
+_COMPILED = (CandidateRow.id, CandidateRow.checksums, CandidateRow.shared_bytes, CandidateRow.binary_id)
+_check_compiled = row_check(CandidateRow, ("shared_bytes", "binary_id"))
 KINDS: Mapping[str, Kind] = {str(kind): kind for kind in Kind}
 OUTCOMES: Mapping[str | None, Outcome | None] = {None: None} | {str(outcome): outcome for outcome in Outcome}
 _NO_TERMS: Mapping[str, float] = {}
@@ -86,20 +91,23 @@ class Trial:
     """dynamic and static, per block; None before it was rendered, and where resources were not asked for"""
 
 
-def read_trials(reading: Reading, wanted: Select[Any], *, resources: bool) -> Iterator[Trial]:
+def read_trials(
+    reading: Reading, wanted: Select[Any], *, resources: bool, newest_first: bool = False, kind: Kind | None = None
+) -> Iterator[Trial]:
     """In the order of their numbers. `wanted` selects from the candidates; with `resources` registers and shared
-    memory are read too."""
-    last = 0
+    memory are read too, with `kind` only figures of that kind."""
+    listed = wanted.join(RunRow, RunRow.id == CandidateRow.run_id)
+    listed = listed.order_by(CandidateRow.id.desc() if newest_first else CandidateRow.id)
+    of_batch, size = listed, FIRST_BATCH if newest_first else BATCH
     while True:
-        of_batch = wanted.join(RunRow, RunRow.id == CandidateRow.run_id).where(CandidateRow.id > last)
-        of_batch = of_batch.order_by(CandidateRow.id).limit(BATCH)
         with reading() as session:
-            rows = session.execute(of_batch.with_only_columns(*_CANDIDATE)).all()
-            trials = _trials(session, rows, resources)
+            rows = session.execute(of_batch.limit(size).with_only_columns(*_CANDIDATE)).all()
+            trials = _trials(session, rows, resources, kind)
         yield from trials
-        if len(rows) < BATCH:
+        if len(rows) < size:
             return
         last = trials[-1].trial
+        of_batch, size = listed.where(CandidateRow.id < last if newest_first else CandidateRow.id > last), BATCH
 
 
 def read_ancestors(reading: Reading, trial: int) -> Iterator[Trial]:
@@ -128,11 +136,13 @@ def _ancestors(trial: int, dialect: str) -> Select[int]:
     return select(CandidateRow.id).join(line, line.c.id == CandidateRow.id).join(this, alike).order_by(CandidateRow.id)
 
 
-def _trials(session: Session, rows: Sequence[Sequence[Any]], resources: bool) -> list[Trial]:
+def _trials(
+    session: Session, rows: Sequence[Sequence[Any]], resources: bool, kind: Kind | None
+) -> list[Trial]:  # fmt: skip
     numbers = [row[0] for row in rows]
-    for number, sums, *_, config, parents, operator, reason in rows:
-        _check_candidate(number, sums, (config, parents, operator, reason))
-    figures = _figures(session, numbers)
+    for number, sums, *values, _ in rows:
+        _check_candidate(number, sums, values)
+    figures = _figures(session, numbers, kind)
     taken = _resources(session, numbers) if resources else {}
     configs, parents = (_decoded([row[place] for row in rows]) for place in (_CONFIG, _PARENTS))
     return [
@@ -145,26 +155,28 @@ def _trial(
     row: Sequence[Any], config: Config, parents: tuple[int, ...], figure: Measurement | None, binary: Resources | None,
     shared_bytes: int | None,
 ) -> Trial:  # fmt: skip
-    number, _, run, problem, gpu, outcome, origin, _, _, operator, reason = row
+    number, _, run, problem, gpu, outcome, _, _, operator, reason, origin = row
     ended = OUTCOMES[outcome]
     return Trial(
         number, run, problem, gpu, config, parents, operator, ended, reason, origin, figure, binary, shared_bytes
     )  # fmt: skip
 
 
-def _figures(session: Session, trials: Iterable[int]) -> dict[int, Measurement | None]:
-    """Of each trial the one it is ranked by."""
+def _figures(session: Session, trials: Iterable[int], kind: Kind | None) -> dict[int, Measurement | None]:
+    """Of each trial the one it is ranked by, of this kind alone where one is named."""
     of_batch = select(*_FIGURE).where(MeasurementRow.candidate_id.in_(trials)).order_by(MeasurementRow.id)
+    if kind is not None:
+        of_batch = of_batch.where(MeasurementRow.kind == str(kind))
     held: dict[int, list[Measurement]] = {}
-    for trial, *row in session.execute(of_batch):
-        held.setdefault(trial, []).append(_figure(row))
+    for row in session.execute(of_batch):
+        held.setdefault(row.candidate_id, []).append(_figure(row))
     return {trial: f[0] if len(f) == 1 else most_trusted(f) for trial, f in held.items()}
 
 
 def _figure(row: Sequence[Any]) -> Measurement:
-    number, sums, kind, *values = row
+    number, sums, *values = row
     _check_figure(number, sums, values)
-    device, tflops, median_us, vs_baseline, suspect, normalised_us, policy, terms = values
+    _, kind, device, tflops, median_us, vs_baseline, suspect, normalised_us, policy, terms = values
     return Measurement(
         KINDS[kind], device, tflops, median_us, (), vs_baseline, read_terms(terms, TERMS), suspect, read_policy(policy),
         normalised_us,
@@ -173,11 +185,14 @@ def _figure(row: Sequence[Any]) -> Measurement:
 
 def _resources(session: Session, trials: Iterable[int]) -> dict[int, tuple[Resources | None, int | None]]:
     """With the shared bytes, of those that were rendered."""
-    of_batch = select(CandidateRow.id, CandidateRow.checksums, CandidateRow.shared_bytes, *_BINARY).outerjoin(BinaryRow)
+    of_batch = select(*_COMPILED, *_BINARY).outerjoin(BinaryRow)
     taken: dict[int, tuple[Resources | None, int | None]] = {}
-    rows = session.execute(of_batch.where(CandidateRow.id.in_(trials), CandidateRow.source_sha256.is_not(None)))
-    for trial, sums, dynamic, number, binary_sums, *values in rows:
-        _check_shared(trial, sums, (dynamic,))
+    rendered = of_batch.where(CandidateRow.id.in_(trials), CandidateRow.source_sha256.is_not(None))
+    rows: Iterable[Sequence[Any]] = session.execute(rendered)
+    for trial, sums, dynamic, binary, number, binary_sums, *values in rows:
+        _check_compiled(trial, sums, (dynamic, binary))
+        if number != binary:
+            raise Damaged(CandidateRow.__tablename__, trial, "binary_id")
         if number is None:
             taken[trial] = None, dynamic
         else:

@@ -22,11 +22,15 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    text,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+from sqlalchemy.orm import DeclarativeBase, Mapped, foreign, mapped_column, relationship
 
 VERSION_TABLE = "evoengine_alembic_version"
 """ours beside Optuna's `alembic_version`"""
+
+
+_IS_FINAL = text("is_final = 1")
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -109,6 +113,12 @@ class RunRow(Checked, Base):
     """of a GPU that a file described: the fields of evoengine.gpu.Gpu; null of those in gpus.toml"""
     imported_from: Mapped[str | None]
     """null of runs of this ledger's own; else where the run came from, as text that can be shown"""
+    trials: Mapped[int | None]
+    """how many it was asked for; null of runs that are no search"""
+    seconds: Mapped[float | None]
+    """how long it may take, over all its processes; null where that is open"""
+    conditions: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """what has to be the same for the run to go on, beside the other columns; null of runs that cannot"""
 
     device: Mapped[DeviceRow] = relationship()
 
@@ -122,25 +132,44 @@ class HeartbeatRow(Base):
     fence: Mapped[int]
     """only grows: who takes a run from its process raises it, and what that process writes later is refused"""
     beat_at: Mapped[datetime]
+    began_at: Mapped[datetime | None]
+    """when the present process began with the run"""
+    spent: Mapped[float] = mapped_column(server_default="0")
+    """seconds that earlier processes of the run took"""
+    process: Mapped[str | None]
+    """which process that is, as far as others on its machine can tell whether it still lives"""
 
 
 class SourceRow(Base):
     __tablename__ = "sources"
 
     sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
-    text: Mapped[str]
+    packed: Mapped[bytes | None]
+    """the text, by zlib; null where it was pruned"""
+
+
+class MachineCodeRow(Base):
+    """A cubin, once, apart from what is read of its binary again and again. Where it was pruned there is none."""
+
+    __tablename__ = "machine_code"
+
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    packed: Mapped[bytes]
+    """by zlib"""
 
 
 class BinaryRow(Checked, Base):
     __tablename__ = "binaries"
-    __table_args__ = (UniqueConstraint("source_sha256", "options", "arch", "compiler"),)
+    __table_args__ = (
+        UniqueConstraint("source_sha256", "options", "arch", "compiler"),
+        Index(None, "cubin_sha256"),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     source_sha256: Mapped[str] = mapped_column(String(64), ForeignKey("sources.sha256"))
     options: Mapped[str]
     arch: Mapped[str]
     compiler: Mapped[str]
-    cubin: Mapped[bytes] = mapped_column(deferred=True)
     cubin_sha256: Mapped[str] = mapped_column(String(64), server_default="")
     registers: Mapped[int]
     spill_bytes: Mapped[int]
@@ -151,12 +180,16 @@ class BinaryRow(Checked, Base):
     mix: Mapped[dict[str, Any]]
     compile_ms: Mapped[float]
 
+    machine_code: Mapped[MachineCodeRow | None] = relationship(
+        primaryjoin=lambda: foreign(BinaryRow.cubin_sha256) == MachineCodeRow.sha256, viewonly=True, lazy="raise"
+    )
+
 
 class CandidateRow(Checked, Base):
     __tablename__ = "candidates"
     __table_args__ = (
-        Index(None, "run_id"),
-        Index(None, "gpu", "problem"),
+        Index(None, "run_id", "outcome"),
+        Index(None, "gpu", "problem", "id"),
         Index(None, "source_sha256"),
         Index(None, "binary_id"),
         {"sqlite_autoincrement": True},
@@ -188,6 +221,10 @@ class CandidateRow(Checked, Base):
     shared_bytes: Mapped[int | None]
     """dynamic; the static part is the binary's"""
     binary_id: Mapped[int | None] = mapped_column(ForeignKey("binaries.id"))
+    retry_of: Mapped[int | None]
+    """the trial with this configuration that was under way when the run was killed or ended"""
+    taken_from: Mapped[int | None]
+    """the trial that was evaluated in place of this one"""
 
     run: Mapped[RunRow] = relationship()
     source: Mapped[SourceRow | None] = relationship()
@@ -195,6 +232,21 @@ class CandidateRow(Checked, Base):
     verdicts: Mapped[list[VerdictRow]] = relationship(order_by="VerdictRow.id")
     measurements: Mapped[list[MeasurementRow]] = relationship(order_by="MeasurementRow.id")
     profiles: Mapped[list[ProfileRow]] = relationship(order_by="ProfileRow.id")
+
+
+class ClaimRow(Base):
+    """That a trial is, or was, the one to evaluate what the key stands for; others wait for it, or take over its end.
+
+    Who writes it is guarded by the fence of its run, as all that a search writes.
+    """
+
+    __tablename__ = "claims"
+
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """of source, compiler, device and all else that an evaluation depends on: `evoengine.search.identity`"""
+    candidate_id: Mapped[int] = mapped_column(ForeignKey("candidates.id"), index=True)
+    ended_at: Mapped[datetime | None]
+    """when that evaluation ended; what was written of the trial later is another one's"""
 
 
 class VerdictRow(Checked, Base):
@@ -233,6 +285,46 @@ class MeasurementRow(Checked, Base):
     """null where nothing ran here: of estimates, and of what another tuner recorded"""
     normalised_us: Mapped[float | None]
     taken_at: Mapped[datetime]
+
+
+class RankingRow(Base):
+    """What is ranked together: figures of one kind, device and policy, of a problem on a GPU."""
+
+    __tablename__ = "rankings"
+    __table_args__ = (UniqueConstraint("problem", "gpu", "kind", "by_formula", "device", "policy"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    problem: Mapped[str]
+    gpu: Mapped[str]
+    kind: Mapped[str] = mapped_column(String(16))
+    by_formula: Mapped[int]
+    """1 of estimates that were not predicted from machine code, else 0"""
+    device: Mapped[str]
+    policy: Mapped[str]
+    """as JSON with its names in their order; empty where nothing ran here"""
+
+
+class StandingRow(Base):
+    """The figure by which a candidate is ranked, where SQL finds the fastest. Follows from the other tables:
+    `standings.py`."""
+
+    __tablename__ = "standings"
+    __table_args__ = (
+        Index(None, "ranking_id", "us", "figure_id", "run_id"),
+        Index(None, "run_id", "ranking_id", "us", "figure_id"),
+        Index(None, "ranking_id", "figure_id"),
+        Index("ix_standings_finals", "ranking_id", "run_id", sqlite_where=_IS_FINAL, postgresql_where=_IS_FINAL),
+    )
+
+    candidate_id: Mapped[int] = mapped_column(ForeignKey("candidates.id"), primary_key=True, autoincrement=False)
+    ranking_id: Mapped[int] = mapped_column(ForeignKey("rankings.id"))
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    figure_id: Mapped[int]
+    """of the measurement"""
+    us: Mapped[float]
+    """the time that is compared"""
+    is_final: Mapped[int]
+    """1 where the figure is of finals, else 0"""
 
 
 class BaselineRow(Checked, Base):

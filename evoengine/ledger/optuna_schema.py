@@ -1,12 +1,24 @@
-"""Optuna's tables in a ledger's database: which they are, and whether the Optuna installed can use them."""
+"""Optuna's tables in a ledger's database: which they are, whether the Optuna installed can use them, and many trials
+written at once, for which Optuna has no call: the only place that knows its private schema."""
 
 from __future__ import annotations
 
-from collections.abc import Set
+import json
+from collections.abc import Mapping, Sequence, Set
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, column, delete, inspect, select, table
+from sqlalchemy import ColumnElement, Connection, Table, column, delete, insert, inspect, select, table
 
 from evoengine.errors import UsageError
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+    from evoengine.ledger.study_trials import StudyTrial
+
+WRITTEN_REVISION = "v3.2.0.a"
+"""of the schema that `insert_trials` writes; another one is filled by Optuna's own calls, one trial after the other"""
 
 TABLES = frozenset(
     {
@@ -65,10 +77,18 @@ def study_prefix(run: int) -> str:
 
 def delete_studies(connection: Connection, run: int) -> None:
     """Takes the studies of a run and their trials out of Optuna's tables, in the transaction that is under way."""
+    _delete(connection, _STUDIES.c.study_name.startswith(study_prefix(run), autoescape=True))
+
+
+def delete_study(connection: Connection, name: str) -> None:
+    """As `delete_studies`, of one by its whole name."""
+    _delete(connection, _STUDIES.c.study_name == name)
+
+
+def _delete(connection: Connection, named: ColumnElement[bool]) -> None:
     if "studies" not in inspect(connection).get_table_names():
         return
-    of_run = select(_STUDIES.c.study_id).where(_STUDIES.c.study_name.startswith(study_prefix(run), autoescape=True))
-    studies = connection.scalars(of_run).all()
+    studies = connection.scalars(select(_STUDIES.c.study_id).where(named)).all()
     if not studies:
         return
     trials = select(_TRIALS.c.trial_id).where(_TRIALS.c.study_id.in_(studies))
@@ -78,3 +98,64 @@ def delete_studies(connection: Connection, run: int) -> None:
     for name in _OF_STUDY:
         of_study = table(name, column("study_id"))
         connection.execute(delete(of_study).where(of_study.c.study_id.in_(studies)))
+
+
+def knows_schema(revision: str) -> bool:
+    """Whether `insert_trials` may write tables of this revision."""
+    return revision == WRITTEN_REVISION
+
+
+def insert_trials(
+    connection: Connection, study: int, first_number: int,
+    trials: Sequence[tuple[StudyTrial, Mapping[str, float], Mapping[str, str]]],
+    distributions: Mapping[str, BaseDistribution],
+) -> None:  # fmt: skip
+    """Finished trials, each with its values' places in their domains and its system attributes, into a study in which
+    no other process writes.
+
+    Numbered from `first_number` in their order. `distributions` are those of all knobs, the same for every trial of the
+    study.
+    """
+    # slow to import
+    from optuna.distributions import distribution_to_json
+    from optuna.storages._rdb import models
+    from optuna.trial import TrialState
+
+    numbers = range(first_number, first_number + len(trials))
+    whole = models.TrialModel.__table__
+    rows = [
+        {
+            "number": number, "study_id": study, "datetime_start": _naive(t.started),
+            "datetime_complete": _naive(t.finished), "state": TrialState.COMPLETE if t.values else TrialState.PRUNED,
+        }
+        for number, (t, *_) in zip(numbers, trials, strict=True)
+    ]  # fmt: skip
+    _insert(connection, whole, rows)
+    written = select(whole.c.trial_id).where(whole.c.study_id == study, whole.c.number.in_(numbers))
+    ids = connection.scalars(written.order_by(whole.c.number)).all()
+    stated = {knob: distribution_to_json(distribution) for knob, distribution in distributions.items()}
+    values, params, attributes, system = [], [], [], []
+    for trial_id, (t, places, of_system) in zip(ids, trials, strict=True):
+        for objective, value in enumerate(t.values or ()):
+            stored, value_type = models.TrialValueModel.value_to_stored_repr(value)
+            values.append({"trial_id": trial_id, "objective": objective, "value": stored, "value_type": value_type})
+        for knob, place in places.items():
+            params.append(
+                {"trial_id": trial_id, "param_name": knob, "param_value": place, "distribution_json": stated[knob]}
+            )
+        attributes += [{"trial_id": trial_id, "key": k, "value_json": json.dumps(v)} for k, v in t.attributes.items()]
+        system += [{"trial_id": trial_id, "key": k, "value_json": json.dumps(v)} for k, v in of_system.items()]
+    _insert(connection, models.TrialValueModel.__table__, values)
+    _insert(connection, models.TrialParamModel.__table__, params)
+    _insert(connection, models.TrialUserAttributeModel.__table__, attributes)
+    _insert(connection, models.TrialSystemAttributeModel.__table__, system)
+
+
+def _insert(connection: Connection, into: Table, rows: list[dict[str, Any]]) -> None:
+    if rows:
+        connection.execute(insert(into), rows)
+
+
+def _naive(moment: datetime | None) -> datetime | None:
+    """Optuna's tables have UTC without a zone."""
+    return moment and moment.astimezone(UTC).replace(tzinfo=None)

@@ -3,7 +3,7 @@ finalists."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,14 +22,19 @@ class Figure:
     id: int
     trial: int
     kind: Kind
-    speed: float
-    """runs per second"""
+    us: float
+    """the time that is compared"""
     suspect: str | None
     terms: Mapping[str, float]
     device: str = ""
     run: int = HERE
     """of the trial"""
     policy: Policy | None = None
+
+    @property
+    def speed(self) -> float:
+        """runs per second"""
+        return 1e6 / self.us
 
     @property
     def precedence(self) -> tuple[int, bool, bool]:
@@ -58,21 +63,33 @@ def ranked(figures: Iterable[Figure]) -> list[int]:
 
     Behind predictions come estimates by formula, of what the model could not read, in an order of their own.
     """
+    trusted = standing(figures)
+    if not trusted:
+        return []
+    last = min(trusted, key=lambda f: (f.precedence, -f.id))
+    order = in_order([f for f in trusted if f.comparable(last)])
+    if last.kind is Kind.ESTIMATED and not last.by_formula:
+        order += in_order([f for f in trusted if f.by_formula])
+    return [trial for trial, _ in order]
+
+
+def standing(figures: Iterable[Figure]) -> list[Figure]:
+    """Of each trial the last figure of its own most trusted kind, if that is not suspect; `figures` come oldest
+    first."""
     held: dict[int, Figure] = {}
     for figure in figures:
         if figure.trial not in held or figure.precedence <= held[figure.trial].precedence:
             held[figure.trial] = figure
-    trusted = [f for f in held.values() if not f.suspect]
-    if not trusted:
-        return []
-    last = min(trusted, key=lambda f: (f.precedence, -f.id))
-    order = _with_finals([f for f in trusted if f.comparable(last)])
-    if last.kind is Kind.ESTIMATED and not last.by_formula:
-        order += _with_finals([f for f in trusted if f.by_formula])
-    return order
+    return [f for f in held.values() if not f.suspect]
 
 
-def _with_finals(figures: list[Figure]) -> list[int]:
+def in_order(figures: Sequence[Figure]) -> list[tuple[int, float]]:
+    """Trials best first, each with the speed it counts by: that of its figure, which finals may raise for a finalist
+    and lower for others. Of equals the older trial is first.
+
+    `figures` may be compared, and are one of a trial. Those left out that are in no finals change nothing between the
+    others.
+    """
     counted = {f.trial: f.speed for f in figures}
     places: dict[int, float] = {}
     for finalists, concerned in _last_finals(figures):
@@ -85,11 +102,11 @@ def _with_finals(figures: list[Figure]) -> list[int]:
                 counted[figure.trial] = slowest
                 places.pop(figure.trial, None)
     last = float("inf")
-    order = sorted(figures, key=lambda f: (-counted[f.trial], places.get(f.trial, last), -f.speed))
-    return [f.trial for f in order]
+    order = sorted(figures, key=lambda f: (-counted[f.trial], places.get(f.trial, last), -f.speed, f.trial))
+    return [(f.trial, counted[f.trial]) for f in order]
 
 
-def _last_finals(figures: list[Figure]) -> Iterator[tuple[list[Figure], list[Figure]]]:
+def _last_finals(figures: Sequence[Figure]) -> Iterator[tuple[list[Figure], list[Figure]]]:
     """Finalists by their places, and the figures that are behind them where they were taken before.
 
     Finals held in another ledger, whose numbers are below 0, are about their own run alone. This ledger's come last.
@@ -100,7 +117,7 @@ def _last_finals(figures: list[Figure]) -> Iterator[tuple[list[Figure], list[Fig
             held.setdefault(figure.run if figure.terms["final_of_run"] < 0 else HERE, []).append(figure)
     for run, placed in sorted(held.items(), reverse=True):
         last = max(f.terms["final_of_run"] for f in placed)
-        finalists = sorted((f for f in placed if f.terms["final_of_run"] == last), key=_place)
+        finalists = sorted((f for f in placed if f.terms["final_of_run"] == last), key=lambda f: (_place(f), f.trial))
         yield finalists, [f for f in figures if run in (HERE, f.run)]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Select, func, select
 
@@ -11,18 +13,32 @@ from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
 from evoengine.ledger.figures import read_order
 from evoengine.ledger.listing import Trial, read_ancestors, read_trials
-from evoengine.ledger.models import CandidateRow, MeasurementRow, ProfileRow
-from evoengine.ledger.rows import load_options, to_candidate, to_measurement, to_profile
+from evoengine.ledger.models import CandidateRow, MeasurementRow, ProfileRow, SourceRow
+from evoengine.ledger.patience import patient
+from evoengine.ledger.rows import load_options, to_candidate, to_measurement, to_profile, unpacked
+from evoengine.ledger.study_trials import StudyTrial, read_study_trials
 from evoengine.ledger.transactions import OpenDatabase
-from evoengine.records import Candidate, Measurement, Outcome, Profile
+from evoengine.objectives import Objective
+from evoengine.records import Candidate, Kind, Measurement, Outcome, Profile
 
 WHOLE_BATCH = 200
 """candidates that are read together, with their sources"""
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whose kernel a trial has."""
+
+    source_sha256: str | None
+    """None before it was rendered"""
+    taken_from: int | None
+    """the earlier trial whose end it has; None of what was evaluated itself"""
+
+
 class Reader(OpenDatabase):
     """The part of a Ledger that gives candidates. Raises as a Ledger does."""
 
+    @patient
     def candidate(self, trial: int, *, with_cubin: bool = False) -> Candidate:
         """Raises UsageError naming the range where there is no such trial. Without `with_cubin` cubins are empty."""
         found = self._load(select(CandidateRow).where(CandidateRow.id == trial), with_cubin)
@@ -38,24 +54,25 @@ class Reader(OpenDatabase):
         self, *, run: int | None = None, problem: str | None = None, gpu: str | None = None, with_cubin: bool = False
     ) -> list[Candidate]:
         """In the order they were started, narrowed by what is given. Without `with_cubin` cubins are empty."""
-        wanted = {"run_id": run, "problem": problem, "gpu": gpu}
-        return self._load(
-            select(CandidateRow).filter_by(**{k: v for k, v in wanted.items() if v is not None}), with_cubin
-        )
+        return self._load(_narrowed(select(CandidateRow), run, problem, gpu), with_cubin)
 
     def trials(
         self, *, run: int | None = None, problem: str | None = None, gpu: str | None = None, ranked: bool = False,
-        resources: bool = False,
+        outcomes: Collection[Outcome | None] = (), resources: bool = False, newest_first: bool = False,
     ) -> Iterator[Trial]:  # fmt: skip
         """In the order they were started, narrowed by what is given, a batch at a time: what a list shows of each.
 
-        With `ranked` only those that are, with `resources` also what a trial's binary takes up.
+        With `ranked` only those that are, with `outcomes` only those that ended so (None: unfinished), with `resources`
+        also what a trial's binary takes up. `newest_first` begins with the last one: who wants the last few that agree
+        in something stops when it has them.
         """
-        wanted = {"run_id": run, "problem": problem, "gpu": gpu}
-        narrowed = select(CandidateRow.id).filter_by(**{k: v for k, v in wanted.items() if v is not None})
+        narrowed = _narrowed(select(CandidateRow.id), run, problem, gpu)
         if ranked:
             narrowed = narrowed.where(CandidateRow.outcome.in_([str(o) for o in Outcome if o.ranked]))
-        return read_trials(self._reading, narrowed, resources=resources)
+        if outcomes:
+            named = CandidateRow.outcome.in_([str(o) for o in outcomes if o])
+            narrowed = narrowed.where(named | CandidateRow.outcome.is_(None) if None in outcomes else named)
+        return read_trials(self._reading, narrowed, resources=resources, newest_first=newest_first)
 
     def whole(self, trials: Sequence[int]) -> Iterator[Candidate]:
         """The candidates of these numbers, in their order and a batch at a time, without cubins."""
@@ -63,16 +80,17 @@ class Reader(OpenDatabase):
             of_batch = CandidateRow.id.in_(trials[start : start + WHOLE_BATCH])
             yield from self._load(select(CandidateRow).where(of_batch))
 
-    def count(self, problem: str, gpu: str) -> int:
-        """How many trials there are of a problem on a GPU."""
-        counted = select(func.count()).where(CandidateRow.problem == problem, CandidateRow.gpu == gpu)
+    def count(self, problem: str | None = None, gpu: str | None = None, *, run: int | None = None) -> int:
+        """How many trials there are, narrowed by what is given."""
         with self._reading() as session:
-            return session.scalars(counted).one()
+            counted: int = session.scalars(_narrowed(select(func.count(CandidateRow.id)), run, problem, gpu)).one()
+            return counted
 
     def ancestors(self, trial: int) -> dict[int, Trial]:
         """A trial and all that it came from, of the same problem and GPU, by number."""
         return {t.trial: t for t in read_ancestors(self._reading, trial)}
 
+    @patient
     def best(self, problem: str, gpu: str, top: int, *, run: int | None = None) -> list[Candidate]:
         """The fastest first, as `evoengine.ledger.ranking` has it.
 
@@ -80,19 +98,49 @@ class Reader(OpenDatabase):
         kernel that several runs found is there once.
         """
         with self._reading() as session:
-            best = read_order(session, problem, gpu, run)[:top]
+            best = read_order(session, problem, gpu, top, run)
         loaded = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(best)))}
         return [loaded[trial] for trial in best]
 
-    def finished_trials(self) -> dict[int, list[int]]:
-        """Run → its trials that have ended, in their order."""
+    @patient
+    def origins(self, run: int) -> dict[int, Origin]:
+        """Of the trials of a run, in their order, whose kernel each has."""
+        columns = (CandidateRow.id, CandidateRow.source_sha256, CandidateRow.taken_from)
+        of_run = select(*columns).where(CandidateRow.run_id == run).order_by(CandidateRow.id)
+        with self._reading() as session:
+            return {trial: Origin(sha256, taken_from) for trial, sha256, taken_from in session.execute(of_run)}
+
+    def study_trials(
+        self, trials: Sequence[int], kind: Kind, objectives: Sequence[Objective]
+    ) -> Iterator[list[StudyTrial]]:  # fmt: skip
+        """What a study of that kind of figure shows of these finished trials, in their order and in batches."""
+        return read_study_trials(self._reading, trials, kind, objectives)
+
+    def source_text(self, sha256: str) -> str | None:
+        """None where it was pruned."""
+        with self._reading() as session:
+            packed = session.scalar(select(SourceRow.packed).where(SourceRow.sha256 == sha256))
+            return None if packed is None else unpacked(packed, SourceRow, sha256).decode()
+
+    def is_pruned(self, trial: int) -> bool:
+        """Whether it had a source, which `evoengine db prune` took out."""
+        of_trial = select(SourceRow.sha256).join(CandidateRow, CandidateRow.source_sha256 == SourceRow.sha256)
+        with self._reading() as session:
+            pruned = of_trial.where(CandidateRow.id == trial, SourceRow.packed.is_(None))
+            return session.scalar(pruned) is not None
+
+    def finished_trials(self, run: int | None = None) -> dict[int, list[int]]:
+        """Run → its trials that have ended, in their order; of one run or of all."""
         ended = select(CandidateRow.run_id, CandidateRow.id).where(CandidateRow.outcome.is_not(None))
+        if run is not None:
+            ended = ended.where(CandidateRow.run_id == run)
         trials: dict[int, list[int]] = {}
         with self._reading() as session:
             for run, trial in session.execute(ended.order_by(CandidateRow.id)):
                 trials.setdefault(run, []).append(trial)
         return trials
 
+    @patient
     def measurements(self, trial: int) -> list[Measurement]:
         """All of a candidate's figures, of every kind, oldest first."""
         of_trial = select(MeasurementRow).where(MeasurementRow.candidate_id == trial).order_by(MeasurementRow.id)
@@ -117,3 +165,8 @@ class Reader(OpenDatabase):
         with self._reading() as session:
             rows = session.scalars(wanted.options(*load_options(with_cubin)).order_by(CandidateRow.id))
             return [to_candidate(row, with_cubin) for row in rows]
+
+
+def _narrowed(wanted: Select[Any], run: int | None, problem: str | None, gpu: str | None) -> Select[Any]:
+    given = {CandidateRow.run_id: run, CandidateRow.problem: problem, CandidateRow.gpu: gpu}
+    return wanted.where(*(column == value for column, value in given.items() if value is not None))

@@ -12,18 +12,22 @@ from evoengine.ledger.models import (
     BaselineRow,
     BinaryRow,
     CandidateRow,
+    ClaimRow,
     DeviceRow,
     HeartbeatRow,
+    MachineCodeRow,
     MeasurementRow,
     ProfileRow,
+    RankingRow,
     RunRow,
     SourceRow,
+    StandingRow,
     VerdictRow,
 )
 from evoengine.ledger.optuna_schema import delete_studies
 from evoengine.ledger.runs import RUNNING
 
-OF_CANDIDATE = (VerdictRow, MeasurementRow, ProfileRow)
+OF_CANDIDATE = (ClaimRow, StandingRow, VerdictRow, MeasurementRow, ProfileRow)
 OF_RUN = (BaselineRow, HeartbeatRow, CandidateRow)
 
 
@@ -44,14 +48,16 @@ def delete_runs(session: Session, runs: Sequence[int]) -> None:
     session.execute(delete(RunRow).where(RunRow.id.in_(runs)))
     for run in runs:
         delete_studies(session.connection(), run)
-    _delete_unused(session)
+    delete_unused(session)
 
 
 def _lock(session: Session) -> None:
     """Holds off those who are about to use a source that nobody uses yet. SQLite's transaction has the only write
     lock."""
     if session.get_bind().dialect.name == "postgresql":
-        names = ", ".join(row.__tablename__ for row in (RunRow, DeviceRow, SourceRow, BinaryRow))
+        names = ", ".join(
+            row.__tablename__ for row in (RunRow, DeviceRow, SourceRow, BinaryRow, MachineCodeRow, RankingRow)
+        )
         session.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
 
 
@@ -74,12 +80,16 @@ def _require_removable(session: Session, runs: Sequence[int]) -> None:
                 )
 
 
-def _delete_unused(session: Session) -> None:
-    """Binaries, sources and devices that no run uses."""
+def delete_unused(session: Session) -> None:
+    """Binaries, sources, machine code, rankings and devices that no run uses."""
     compiled = select(CandidateRow.id).where(CandidateRow.binary_id == BinaryRow.id)
     session.execute(delete(BinaryRow).where(~compiled.exists()))
     rendered = select(CandidateRow.id).where(CandidateRow.source_sha256 == SourceRow.sha256)
     kept = select(BinaryRow.id).where(BinaryRow.source_sha256 == SourceRow.sha256)
     session.execute(delete(SourceRow).where(~rendered.exists(), ~kept.exists()))
+    shared = select(BinaryRow.id).where(BinaryRow.cubin_sha256 == MachineCodeRow.sha256)
+    session.execute(delete(MachineCodeRow).where(~shared.exists()))
+    ranked = select(StandingRow.candidate_id).where(StandingRow.ranking_id == RankingRow.id)
+    session.execute(delete(RankingRow).where(~ranked.exists()))
     used = select(RunRow.id).where(RunRow.device_id == DeviceRow.id)
     session.execute(delete(DeviceRow).where(~used.exists()))

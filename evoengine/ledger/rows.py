@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypedDict, cast
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
@@ -20,6 +21,7 @@ from evoengine.ledger.models import (
     BinaryRow,
     CandidateRow,
     DeviceRow,
+    MachineCodeRow,
     MeasurementRow,
     ProfileRow,
     RunRow,
@@ -50,6 +52,10 @@ KIND_PRECEDENCE = (Kind.MEASURED, Kind.RECORDED, Kind.ESTIMATED)
 """most trusted first"""
 _BINARY_COLUMNS = tuple(name for name in Binary.__slots__ if name != "listing")
 """a listing is made from the cubin when it is needed"""
+OF_SOURCE = (
+    "source_sha256", "entry", "grid_x", "grid_y", "grid_z", "threads", "block_y", "block_z", "shared_bytes"
+)  # fmt: skip
+"""columns of a candidate's row that its source fills"""
 _ERRORS = ("max_error", "mean_error", "allowed")
 
 
@@ -75,37 +81,46 @@ def get_or_create_binary(session: Session, source: Source, binary: Binary) -> in
     values = {name: getattr(binary, name) for name in _BINARY_COLUMNS}
     key = {"source_sha256": source.sha256} | {name: values.pop(name) for name in ("options", "arch", "compiler")}
     values |= {"warnings": list(binary.warnings), "mix": dict(binary.mix)}
-    values["cubin_sha256"] = hashlib.sha256(binary.cubin).hexdigest()
-    _insert_new(session, BinaryRow, **key, **values, checksums=checksums_of(BinaryRow, key | values))
+    cubin = values.pop("cubin")
+    values["cubin_sha256"] = hashlib.sha256(cubin).hexdigest()
+    if cubin:
+        insert_new(session, MachineCodeRow, sha256=values["cubin_sha256"], packed=zlib.compress(cubin))
+    insert_new(session, BinaryRow, **key, **values, checksums=checksums_of(BinaryRow, key | values))
     return session.scalars(select(BinaryRow.id).filter_by(**key)).one()
 
 
 def to_binary(row: BinaryRow, with_cubin: bool) -> Binary:
-    if with_cubin:
-        _require_sha256(row.cubin, row.cubin_sha256, "binaries", row.id, "cubin")
+    """The cubin is empty where it is not asked for, was pruned or stayed in another ledger."""
+    code = row.machine_code if with_cubin else None
+    cubin = unpacked(code.packed, MachineCodeRow, code.sha256) if code else b""
     plain = {n: getattr(row, n) for n in _BINARY_COLUMNS if n not in ("cubin", "warnings")}
-    return Binary(cubin=row.cubin if with_cubin else b"", warnings=tuple(row.warnings), **plain)
+    return Binary(cubin=cubin, warnings=tuple(row.warnings), **plain)
+
+
+def unpacked(packed: object, row: type[Base], sha256: str) -> bytes:
+    """Raises Damaged where the bytes are not those that were stored: nobody may load, run or export them."""
+    reader = zlib.decompressobj()
+    try:
+        stored = reader.decompress(packed) if isinstance(packed, bytes) else None
+    except zlib.error:
+        stored = None
+    if stored is None or reader.unused_data or hashlib.sha256(stored).hexdigest() != sha256:
+        raise Damaged(row.__tablename__, sha256, "packed")
+    return stored
 
 
 def get_or_create_source(session: Session, source: Source) -> dict[str, object]:
-    """Keeps the text, once; what the candidate's own row says of the source."""
-    _insert_new(session, SourceRow, sha256=source.sha256, text=source.text)
-    x, y, z = source.launch.grid
-    block_y, block_z = source.launch.block_yz
-    return {
-        "source_sha256": source.sha256,
-        "entry": source.entry,
-        "grid_x": x,
-        "grid_y": y,
-        "grid_z": z,
-        "threads": source.launch.threads,
-        "block_y": block_y,
-        "block_z": block_z,
-        "shared_bytes": source.launch.shared_bytes,
-    }
+    """Keeps the text, once, also where it had been pruned; what the candidate's own row says of the source."""
+    packed = zlib.compress(source.text.encode())
+    insert_new(session, SourceRow, sha256=source.sha256, packed=packed)
+    pruned = update(SourceRow).where(SourceRow.sha256 == source.sha256, SourceRow.packed.is_(None))
+    session.execute(pruned.values(packed=packed), execution_options={"synchronize_session": False})
+    launch = source.launch
+    values = source.sha256, source.entry, *launch.grid, launch.threads, *launch.block_yz, launch.shared_bytes
+    return dict(zip(OF_SOURCE, values, strict=True))
 
 
-def _insert_new(session: Session, row: type[Base], **values: object) -> None:
+def insert_new(session: Session, row: type[Base], **values: object) -> None:
     """Unless it is there: another process may be writing the same."""
     on_sqlite = session.get_bind().dialect.name == "sqlite"
     into: sqlite.Insert | postgresql.Insert = sqlite.insert(row) if on_sqlite else postgresql.insert(row)
@@ -231,14 +246,15 @@ def load_options(with_cubin: bool) -> tuple[ORMOption, ...]:
     return (
         joinedload(CandidateRow.run).load_only(RunRow.imported_from),
         joinedload(CandidateRow.source),
-        binary.undefer(BinaryRow.cubin) if with_cubin else binary,
+        binary.joinedload(BinaryRow.machine_code) if with_cubin else binary,
         selectinload(CandidateRow.verdicts),
         selectinload(CandidateRow.measurements),
     )
 
 
 def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
-    """The candidate with its last verdict and the last figure of its most trusted kind."""
+    """The candidate with its last verdict and the last figure of its most trusted kind; without a source where that was
+    pruned."""
     figures = [to_measurement(m) for m in row.measurements]
     return Candidate(
         trial=row.id,
@@ -258,26 +274,22 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
         operator=row.operator,
         sustained=last_sustained(figures),
         imported_from=row.run.imported_from,
+        retry_of=row.retry_of,
+        taken_from=row.taken_from,
         created_at=row.created_at,
         finished_at=row.finished_at,
     )
 
 
 def _to_source(row: CandidateRow) -> Source | None:
-    if row.source is None:
+    if row.source is None or row.source.packed is None:
         return None
     # set together with the source
     grid = cast(tuple[int, int, int], (row.grid_x, row.grid_y, row.grid_z))
     block_yz = cast(tuple[int, int], (row.block_y, row.block_z))
     launch = Launch(grid, cast(int, row.threads), cast(int, row.shared_bytes), block_yz)
-    _require_sha256(row.source.text.encode(), row.source.sha256, "sources", row.source.sha256, "text")
-    return Source(row.source.text, cast(str, row.entry), launch)
-
-
-def _require_sha256(stored: bytes, sha256: str, table: str, row: object, column: str) -> None:
-    """Raises Damaged where the bytes are not those that were stored: nobody may load, run or export them."""
-    if hashlib.sha256(stored).hexdigest() != sha256:
-        raise Damaged(table, row, column)
+    text = unpacked(row.source.packed, SourceRow, row.source.sha256).decode()
+    return Source(text, cast(str, row.entry), launch)
 
 
 def to_run(row: RunRow) -> Run:

@@ -6,10 +6,13 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 RUNNING = "running"
 KILLED = "killed"
 """no beat came from its process any more, and it never said how its search ended: `heartbeat.py`"""
+UNFINISHED = "unfinished"
+"""how a trial without an outcome is called: its search has not come to its end, or never will"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,16 @@ class Run:
     command: str
     definition: str | None = None
     """of a kernel that somebody brought: its problem.json"""
+    trials: int | None = None
+    """how many it was asked for; None of what is no search"""
+    seconds: float | None = None
+    """how long it may take; None where that is open"""
+    conditions: Mapping[str, Any] | None = None
+    """what has to be the same for it to go on, beside what stands here"""
     imported_from: str | None = None
     """None of a run of this ledger's own; else where it came from, as text that can be shown"""
+    gpu_definition: dict[str, str | int | float] | None = None
+    """of a GPU that a file described: its fields"""
 
 
 def this_host() -> str:

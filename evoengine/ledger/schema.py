@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, text
 
+from evoengine.ledger import models, service_models
 from evoengine.ledger.write_ahead_log import empty_log
 from evoengine.paths import asset
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     # slow to import, and a database whose schema is this evoengine's does without
     from alembic.config import Config as AlembicConfig
 
+TABLES = (models, service_models)
+"""the modules whose tables make up the schema"""
 LOCK_KEY = 0x65766F
 """of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
 

@@ -6,59 +6,53 @@ Each `record_…` is one transaction and is committed when it returns: a kill lo
 from __future__ import annotations
 
 import os
+import sqlite3
 import statistics
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from datetime import datetime
 from typing import Any, Protocol
 
-from sqlalchemy import Select, select
-from sqlalchemy.orm import Session, aliased, joinedload, undefer
+from sqlalchemy import func, select
+from sqlalchemy.orm import aliased, joinedload
 
 from evoengine import __version__
 from evoengine.errors import NothingFound
 from evoengine.gpu import find_gpu
 from evoengine.hints import hint
+from evoengine.ledger.checking import Fault, find_faults
 from evoengine.ledger.chosen import chosen_database
 from evoengine.ledger.database import open_database, parse_url
-from evoengine.ledger.heartbeat import begin_beating, mark_killed
+from evoengine.ledger.driver_errors import translate_errors
+from evoengine.ledger.heartbeat import POLL_SECONDS, begin_beating, seconds_until_last_beat
+from evoengine.ledger.history import TrialLists
 from evoengine.ledger.models import (
     BaselineRow,
-    BinaryRow,
     CandidateRow,
-    MeasurementRow,
-    ProfileRow,
+    HeartbeatRow,
     RunRow,
-    VerdictRow,
 )
-from evoengine.ledger.reading import Reader
+from evoengine.ledger.patience import patient
+from evoengine.ledger.pruning import Pruned, prune
+from evoengine.ledger.reclaim import end_unfinished
 from evoengine.ledger.removal import delete_runs
 from evoengine.ledger.rows import (
     baseline_values,
     device_row,
-    get_or_create_binary,
-    get_or_create_source,
-    measurement_values,
-    profile_values,
     to_baseline,
-    to_binary,
     to_run,
-    verdict_values,
 )
-from evoengine.ledger.runs import RUNNING, Device, Run, this_host
+from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, this_host
+from evoengine.ledger.standings import rebuild
 from evoengine.ledger.summaries import RunSummary, read_summaries
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
+from evoengine.ledger.trials import TrialWriter, utc_now
+from evoengine.ledger.write_ahead_log import empty_log
 from evoengine.objectives import DEFAULT
 from evoengine.records import (
     Baseline,
-    Binary,
-    Candidate,
-    Config,
-    Measurement,
     Outcome,
-    Profile,
-    Source,
-    Verdict,
-    config_key,
 )
 
 
@@ -80,7 +74,7 @@ def open_ledger(database: str | None, *, create: bool) -> Ledger:
     return Ledger(url, open_database(url, create=create))
 
 
-class Ledger(Reader):
+class Ledger(TrialWriter, TrialLists):
     """Takes and gives the records of `evoengine.records`. Close it, or use it as a context manager.
 
     Any method raises UsageError where the database has been locked by another writer for too long.
@@ -101,15 +95,21 @@ class Ledger(Reader):
         objectives: str = DEFAULT,
         definition: str | None = None,
         gpu_definition: dict[str, Any] | None = None,
+        trials: int | None = None,
+        seconds: float | None = None,
+        conditions: dict[str, Any] | None = None,
     ) -> int:
-        """Enters a run of this process; runs that no longer beat are marked as killed. It beats until `finish_run`."""
+        """Enters a run of this process; those that are known to have been killed are marked. It beats until
+        `finish_run`. One with `conditions` may go on later, in another process, until `trials` or `seconds` are
+        used up."""
+        self.look_for_killed()
         with self._writing() as session:
-            mark_killed(session)
             row = RunRow(
-                started_at=_now(), status=RUNNING, gpu=gpu, problem=problem, device=device_row(session, device),
+                started_at=utc_now(), status=RUNNING, gpu=gpu, problem=problem, device=device_row(session, device),
                 space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed,
                 objectives=objectives, version=__version__, host=this_host(), pid=os.getpid(), command=command,
-                definition=definition, gpu_definition=gpu_definition,
+                definition=definition, gpu_definition=gpu_definition, trials=trials, seconds=seconds,
+                conditions=conditions,
             )  # fmt: skip
             session.add(row)
             session.flush()
@@ -119,15 +119,58 @@ class Ledger(Reader):
         self._heart.start()
         return run
 
+    def resume_run(self, run: int, trials: int | None, seconds: float | None) -> float | None:
+        """Has a run that has ended go on in this process, with that budget; the seconds that it has taken so far.
+
+        None where it is running, as where another process was quicker.
+        """
+        with self._writing() as session:
+            row = session.get_one(RunRow, run, with_for_update=True)
+            if row.status == RUNNING:
+                return None
+            end_unfinished(session, run, killed=row.status == KILLED)
+            row.status, row.finished_at, row.host, row.pid = RUNNING, None, this_host(), os.getpid()
+            row.trials, row.seconds, row.version = trials, seconds, __version__
+            fence = begin_beating(session, run)
+            spent = session.get_one(HeartbeatRow, run).spent
+        self._fences[run] = fence
+        self._heart.start()
+        return spent
+
+    def await_killed(self, wanted: Callable[[int], bool], echo: Callable[[str], None]) -> None:
+        """Waits until it is clear of those runs that look killed whether they are; a minute at most, mostly seconds."""
+        said = False
+        while looked_at := [run for run in self.look_for_killed() if wanted(run)]:
+            if not said:
+                echo(f"run {looked_at[0]} has not been heard of for a while: looking whether it still goes on")
+                said = True
+            time.sleep(POLL_SECONDS)
+
+    @patient
     def finish_run(self, run: int, status: str) -> None:
-        """`status` says how the search ended. Candidates it leaves unfinished are the next run's to adopt."""
+        """`status` says how the search ended; what was under way in it ends too."""
         with self._writing() as session:
             row = session.get_one(RunRow, run)
-            row.status, row.finished_at = status, _now()
+            row.status, row.finished_at = status, utc_now()
+            end_unfinished(session, run, killed=False)
         self._fences.pop(run, None)
         if not self._fences:
             self._heart.stop()
 
+    def done(self, run: int) -> int:
+        """Trials of a run that count: judged, and no duplicates."""
+        counting = [str(o) for o in Outcome if o.judged and o is not Outcome.DUPLICATE]
+        of_run = select(func.count()).where(CandidateRow.run_id == run, CandidateRow.outcome.in_(counting))
+        with self._reading() as session:
+            return session.scalars(of_run).one()
+
+    def seconds_spent(self, run: int) -> float:
+        """By the processes of a run so far."""
+        with self._reading() as session:
+            row = session.get(HeartbeatRow, run)
+            return 0.0 if row is None else seconds_until_last_beat(row)
+
+    @patient
     def runs(self) -> list[Run]:
         """Oldest first."""
         with self._reading() as session:
@@ -145,8 +188,8 @@ class Ledger(Reader):
         Their numbers and their trials' numbers are never given again. Raises UsageError where there is no such run, or
         one that is still going on may use it.
         """
+        self.await_killed(lambda run: True, lambda line: None)
         with self._writing() as session:
-            mark_killed(session)
             delete_runs(session, runs)
 
     def known_gpu(self, name: str | None) -> str | None:
@@ -190,15 +233,17 @@ class Ledger(Reader):
         with self._reading() as session:
             return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
 
+    @patient
     def record_baseline(self, run: int, baseline: Baseline) -> None:
         with self._writing() as session:
-            session.add(BaselineRow(run_id=run, taken_at=_now(), **baseline_values(baseline)))
+            session.add(BaselineRow(run_id=run, taken_at=utc_now(), **baseline_values(baseline)))
 
     def baselines(self, run: int) -> list[Baseline]:
         with self._reading() as session:
             rows = session.scalars(select(BaselineRow).where(BaselineRow.run_id == run).order_by(BaselineRow.id))
             return [to_baseline(row) for row in rows]
 
+    @patient
     def long_run_us(self, run: int, baseline: Baseline) -> float:
         """The median of that baseline's times over all runs like this one: same problem, GPU, device with its driver
         and libraries, and policy. Its own time where no run of this ledger's own has recorded it yet."""
@@ -217,88 +262,44 @@ class Ledger(Reader):
         with self._reading() as session:
             return read_run(session, run)
 
-    def import_run(self, whole: RunHistory) -> tuple[int, list[int]]:
-        """Enters a run of another ledger or tuner, all or nothing; its number and the new trial numbers, in order."""
+    def import_run(
+        self, whole: RunHistory, on_done: Callable[[int], None] = lambda done: None
+    ) -> tuple[int, list[int]]:  # fmt: skip
+        """Enters a run of another ledger or tuner, all or nothing; its number and the new trial numbers, in order.
+
+        `on_done` is told how many trials are written.
+        """
         with self._writing() as session:
-            return insert_run(session, whole, _now())
+            return insert_run(session, whole, utc_now(), on_done)
 
-    # ── a candidate on its way ──────────────────────────────────────────────────────────────────────────────────────
+    # ── as a whole ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add_candidate(
-        self, run: int, problem: str, gpu: str, config: Config, parents: Sequence[int], operator: str | None
-    ) -> int:
-        """Its trial number: unique across the ledger, never given twice."""
-        with self._writing() as session:
-            row = CandidateRow(
-                run_id=run, problem=problem, gpu=gpu, config=dict(config), config_key=config_key(config),
-                parents=list(parents), operator=operator, created_at=_now(),
-            )  # fmt: skip
-            session.add(row)
-            session.flush()
-            return row.id
-
-    def record_source(self, trial: int, source: Source) -> None:
-        with self._writing() as session:
-            _update_candidate(session, trial, **get_or_create_source(session, source))
-
-    def find_binary(self, source_sha256: str, options: str, arch: str, compiler: str) -> Binary | None:
-        """What that compiler made of that source, in whatever run."""
-        key = {"source_sha256": source_sha256, "options": options, "arch": arch, "compiler": compiler}
+    def faults(self, on_stage: Callable[[str], None]) -> list[Fault]:
+        """What is damaged or does not follow from the rest; its studies are not looked at."""
         with self._reading() as session:
-            row = session.scalar(select(BinaryRow).filter_by(**key).options(undefer(BinaryRow.cubin)))
-            return to_binary(row, with_cubin=True) if row else None
+            return find_faults(session, on_stage)
 
-    def record_binary(self, trial: int, source: Source, binary: Binary) -> None:
-        """Ties the candidate to the binary; one that is there already for the same source and compiler is kept."""
+    def mend(self, echo: Callable[[str], None]) -> None:
+        """Makes again what follows from the rest of the ledger, and takes killed runs from their processes."""
+        self.await_killed(lambda run: True, echo)
         with self._writing() as session:
-            _update_candidate(session, trial, binary_id=get_or_create_binary(session, source, binary))
+            rebuild(session)
 
-    def record_verdict(self, trial: int, verdict: Verdict) -> None:
+    def prune(self, keep: int, before: datetime | None) -> Pruned:
+        """Takes out sources and machine code of all but the best, as `evoengine.ledger.pruning` says."""
         with self._writing() as session:
-            session.add(VerdictRow(candidate_id=trial, taken_at=_now(), **verdict_values(verdict)))
+            return prune(session, keep, before)
 
-    def record_measurement(self, trial: int, measurement: Measurement) -> None:
-        with self._writing() as session:
-            session.add(MeasurementRow(candidate_id=trial, taken_at=_now(), **measurement_values(measurement)))
-
-    def record_profile(self, trial: int, profile: Profile) -> None:
-        with self._writing() as session:
-            session.add(ProfileRow(candidate_id=trial, taken_at=_now(), **profile_values(profile)))
-
-    def finish(
-        self, trial: int, outcome: Outcome, reason: str | None, occupancy: float | None, device: str | None
-    ) -> None:
-        """How the candidate ended; a later measurement may end it again."""
-        end = {"outcome": str(outcome), "reason": reason, "occupancy": occupancy, "device": device}
-        with self._writing() as session:
-            self._finished.append(trial)
-            _update_candidate(session, trial, finished_at=_now(), **end)
-
-    # ── reclaiming ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def unfinished(self, gpu: str, problem: str) -> list[Candidate]:
-        """Candidates without an outcome that no run works on any more, as far as their last committed stage."""
-        return self._load(_abandoned().where(CandidateRow.gpu == gpu, CandidateRow.problem == problem))
-
-    def adopt(self, trials: Sequence[int], run: int) -> list[int]:
-        """Hands abandoned candidates to a run; the trials it got: another run may have been quicker."""
-        with self._writing() as session:
-            wanted = _abandoned().where(CandidateRow.id.in_(trials)).with_for_update(of=CandidateRow)
-            rows = session.scalars(wanted).all()
-            for row in rows:
-                row.run_id = run
-            return [row.id for row in rows]
-
-
-def _abandoned() -> Select[CandidateRow]:
-    return select(CandidateRow).join(RunRow).where(CandidateRow.outcome.is_(None), RunRow.status != RUNNING)
-
-
-def _update_candidate(session: Session, trial: int, **values: object) -> None:
-    row = session.get_one(CandidateRow, trial)
-    for name, value in values.items():
-        setattr(row, name, value)
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
+    def give_back_space(self) -> bool:
+        """Makes an SQLite file as small as it can be; whether nobody stood in the way."""
+        if self._engine.dialect.name != "sqlite":
+            return True
+        with translate_errors(self._url), closing(self._engine.raw_connection()) as connection:
+            try:
+                connection.cursor().execute("VACUUM")
+            except sqlite3.OperationalError as error:
+                if "locked" in str(error):
+                    return False
+                raise
+        empty_log(self._engine)
+        return True

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -27,45 +27,25 @@ from sqlalchemy import URL, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from evoengine.errors import EvoengineError, UsageError
-from evoengine.ledger.database import (
-    engine_options,
-    inspect_database,
-    parse_url,
-    set_pragmas,
-    setup_lock,
-    translate_errors,
-)
-from evoengine.ledger.optuna_schema import require_schema, study_prefix
-from evoengine.ledger.rows import most_trusted
+from evoengine.ledger.database import engine_options, inspect_database, parse_url, set_pragmas, setup_lock
+from evoengine.ledger.driver_errors import translate_errors
+from evoengine.ledger.optuna_schema import delete_study, insert_trials, knows_schema, require_schema, study_prefix
 from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger
+from evoengine.ledger.study_trials import StudyTrial
 from evoengine.ledger.watch import FileLost
-from evoengine.lineage import Effect, Step, effects, step, transition
-from evoengine.objectives import Objective, objective_values, stored_objectives
+from evoengine.lineage import Effect, effects, transition
+from evoengine.objectives import Objective, stored_objectives
 from evoengine.passwords import hide_passwords
 from evoengine.paths import default_database
-from evoengine.records import Candidate, Kind, Measurement, Value
+from evoengine.records import Candidate, Kind, Value
 from evoengine.text import markdown, plain
 
-ATTRIBUTES = (
-    "trial",
-    "outcome",
-    "reason",
-    "registers",
-    "spill_bytes",
-    "shared_bytes",
-    "occupancy",
-    "max_abs_error",
-    "source_sha256",
-    "parents",
-    "operator",
-)
-"""fields of a candidate's JSON that a trial carries as user attributes, with median_us and kind of its figure"""
-CELL_LENGTH = 200
-"""of a note's cells, so that a note fits into one of the 2,045-character attributes optuna-dashboard keeps it in"""
+REASON_LENGTH = 200
 CHANGE_LENGTH = 60
 PAID = 20
-"""changes of knobs in the study's note; so many fit into one attribute too"""
+"""changes of knobs in the study's note; so many fit into one of the 2,045-character attributes that optuna-dashboard
+keeps it in"""
 
 STORAGE_FAILS = (OptunaError, SQLAlchemyError, EvoengineError, FileLost, OSError)
 """what the study's side of the database, or the folder of its sources, may fail with"""
@@ -75,15 +55,16 @@ PROJECTING = (*STORAGE_FAILS, ValueError, LookupError)
 logger = logging.getLogger(__name__)
 
 
-def optuna_storage(database: str) -> RDBStorage:
+def optuna_storage(database: str, kind: type[RDBStorage] = RDBStorage) -> RDBStorage:
     """Optuna's side of a ledger's database; raises UsageError where its tables are of another Optuna's schema."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     url = parse_url(database)
     # Optuna makes its tables one by one, and another process must neither do the same nor judge them half-made
     with setup_lock(url), _explained(url):
         contents = inspect_database(url)
-        require_schema(contents.tables, contents.optuna_revision, hide_passwords(url.render_as_string()))
-        storage = RDBStorage(
+        if not contents.studies_half_made:  # then it makes the rest
+            require_schema(contents.tables, contents.optuna_revision, hide_passwords(url.render_as_string()))
+        storage = kind(
             url.render_as_string(hide_password=False), engine_kwargs=engine_options(url), skip_compatibility_check=True
         )
     if url.drivername == "sqlite":
@@ -129,6 +110,7 @@ class Projection:
         self._storage, self._ledger, self._run, self._kind = storage, ledger, run, kind
         self._artifacts = artifact_store(ledger.url)
         self._distributions = {name: CategoricalDistribution(tuple(values)) for name, values in domains.items()}
+        self._known_places: dict[tuple[str, type, Value], float] = {}
         self.name = study_name(ledger, run, kind)
         self._objectives = stored_objectives(_described(ledger, run).objectives)
         self.missed: dict[int, str] = {}
@@ -151,14 +133,59 @@ class Projection:
             self.missed[trial] = self._failed
             return
         try:
-            candidate, figure = self._ledger.candidate(trial), self._figure(trial)
-            number = self._storage.create_new_trial(self._study_id, self._frozen(candidate, figure))
-            parents = {parent: self._ledger.candidate(parent) for parent in candidate.parents}
-            self._write_note(f"dashboard:{number}", note(candidate, figure, step(candidate, parents)))
+            for [shown] in self._ledger.study_trials([trial], self._kind, self._objectives):
+                self._storage.create_new_trial(self._study_id, self._frozen(shown))
         except PROJECTING as error:
             self.missed[trial] = reason = _one_line(error)
             if isinstance(error, STORAGE_FAILS):
                 self._failed = reason
+
+    def complete(self) -> None:
+        """Adds the finished trials of the run that the study misses; what goes wrong is kept in `missed`."""
+        try:
+            known = self._storage.get_all_trials(self._study_id, deepcopy=False)
+            finished = self._ledger.finished_trials(self._run).get(self._run, [])
+        except PROJECTING as error:
+            self._failed = _one_line(error)
+            return
+        self._failed, self.missed = None, {}
+        projected = {trial.user_attrs.get("trial") for trial in known}
+        for number in finished:
+            if number not in projected:
+                self.add(number)
+
+    def fill(self, trials: Sequence[int], on_done: Callable[[int], None]) -> None:
+        """Writes finished candidates into the study, which is empty: a thousand at a time, numbered in their order.
+
+        `on_done` is told how many are written.
+        """
+        if not knows_schema(self._storage.get_current_version()):
+            for done, trial in enumerate(trials, 1):
+                self.add(trial)
+                on_done(done)
+            return
+        number = 0
+        for some in self._ledger.study_trials(trials, self._kind, self._objectives):
+            placed = [(shown, places) for shown in some if (places := self._places(shown)) is not None]
+            whole = [(shown, places, self._keep_source(shown)) for shown, places in placed]
+            with _explained(parse_url(self._ledger.url)), self._storage.engine.begin() as connection:
+                insert_trials(connection, self._study_id, number, whole, self._distributions)
+            number += len(whole)
+            on_done(number + len(self.missed))
+
+    def _places(self, shown: StudyTrial) -> dict[str, float] | None:
+        """Of the values in their knobs' domains; None where one is not there, and the trial is missed."""
+        places: dict[str, float] = {}
+        try:
+            for knob, value in shown.config.items():
+                key = knob, type(value), value
+                if key not in self._known_places:
+                    self._known_places[key] = self._distributions[knob].to_internal_repr(value)
+                places[knob] = self._known_places[key]
+        except PROJECTING as error:
+            self.missed[shown.trial] = _one_line(error)
+            return None
+        return places
 
     def summarise(self) -> None:
         """Writes the study's own note: which changes of knobs paid so far. What goes wrong is logged."""
@@ -169,39 +196,33 @@ class Projection:
         except PROJECTING as error:
             logger.warning("the Optuna study has no note of what paid: %s", _one_line(error))
 
-    def _figure(self, trial: int) -> Measurement | None:
-        return most_trusted([m for m in self._ledger.measurements(trial) if m.kind is self._kind])
-
-    def _frozen(self, candidate: Candidate, figure: Measurement | None) -> FrozenTrial:
+    def _frozen(self, shown: StudyTrial) -> FrozenTrial:
         """Ranked candidates are complete with their values; the others pruned, without any."""
-        trusted = figure is not None and not figure.suspect
-        values = objective_values(replace(candidate, measurement=figure), self._objectives) if trusted else None
-        distributions: dict[str, BaseDistribution] = {name: self._distributions[name] for name in candidate.config}
+        distributions: dict[str, BaseDistribution] = {name: self._distributions[name] for name in shown.config}
         frozen = optuna.trial.create_trial(
-            state=TrialState.COMPLETE if values else TrialState.PRUNED,
-            values=values,
-            params=dict(candidate.config),
+            state=TrialState.COMPLETE if shown.values else TrialState.PRUNED,
+            values=shown.values,
+            params=dict(shown.config),
             distributions=distributions,
-            user_attrs=attributes(candidate, figure),
-            system_attrs=self._keep_source(candidate),
+            user_attrs=dict(shown.attributes),
+            system_attrs=dict(self._keep_source(shown)),
         )
-        created, finished = self._ledger.span(candidate.trial)
         # Optuna keeps local time without a zone
-        frozen.datetime_start = created.astimezone().replace(tzinfo=None)
-        frozen.datetime_complete = finished and finished.astimezone().replace(tzinfo=None)
+        frozen.datetime_start = shown.started.astimezone().replace(tzinfo=None)
+        frozen.datetime_complete = shown.finished and shown.finished.astimezone().replace(tzinfo=None)
         return frozen
 
-    def _keep_source(self, candidate: Candidate) -> dict[str, str]:
+    def _keep_source(self, shown: StudyTrial) -> dict[str, str]:
         """The source as an artifact, named by its sha256 so that it is kept once; and the attribute that links it.
 
         Optuna's own `upload_artifact` cannot link to a trial that is written finished.
         """
-        if candidate.source is None:
+        key = shown.source_sha256
+        text = self._ledger.source_text(key) if key else None
+        if key is None or text is None:
             return {}
-        key = candidate.source.sha256
-        self._artifacts.write(key, BytesIO(candidate.source.text.encode()))
-        name = f"trial-{candidate.trial}.cu"
-        meta = ArtifactMeta(artifact_id=key, filename=name, mimetype="text/plain", encoding=None)
+        self._artifacts.write(key, BytesIO(text.encode()))
+        meta = ArtifactMeta(artifact_id=key, filename=f"trial-{shown.trial}.cu", mimetype="text/plain", encoding=None)
         return {f"artifacts:{key}": json.dumps(asdict(meta))}
 
     def _write_note(self, prefix: str, body: str) -> None:
@@ -211,15 +232,15 @@ class Projection:
 
 
 def rebuild(
-    storage: RDBStorage, ledger: Ledger, run: int, kind: Kind, domains: Mapping[str, Sequence[Value]]
-) -> Projection:
+    storage: RDBStorage, ledger: Ledger, run: int, kind: Kind, domains: Mapping[str, Sequence[Value]],
+    on_done: Callable[[int], None] = lambda done: None,
+) -> Projection:  # fmt: skip
     """The study of a run made again, from the ledger alone; an old one goes, with what was typed into its notes."""
     name = study_name(ledger, run, kind)
-    if name in optuna.get_all_study_names(storage):
-        optuna.delete_study(study_name=name, storage=storage)
+    with storage.engine.begin() as connection:
+        delete_study(connection, name)
     projection = Projection(storage, ledger, run, kind, domains)
-    for trial in [t.trial for t in ledger.trials(run=run) if t.outcome]:
-        projection.add(trial)
+    projection.fill(ledger.finished_trials(run).get(run, []), on_done)
     projection.summarise()
     return projection
 
@@ -248,11 +269,10 @@ def _add_missing(storage: RDBStorage, ledger: Ledger) -> dict[int, str]:
         if name not in counts or counts[name] >= len(finished[run.id]):
             continue
         known = storage.get_all_trials(storage.get_study_id_from_name(name), deepcopy=False)
-        projected = {trial.user_attrs.get("trial") for trial in known}
+        if not known and run.conditions is not None:
+            continue  # it may go on, and then knows every value that its knobs have
         projection = Projection(storage, ledger, run.id, kind, _domains(known, ledger.candidates(run=run.id)))
-        for number in finished[run.id]:
-            if number not in projected:
-                projection.add(number)
+        projection.complete()
         projection.summarise()
         missed |= projection.missed
     return missed
@@ -280,7 +300,7 @@ def _domains(known: Sequence[FrozenTrial], candidates: Sequence[Candidate]) -> d
 
 def _one_line(error: Exception) -> str:
     told = " ".join(hide_passwords(str(error)).split())
-    return f"{type(error).__name__}: {told[:CELL_LENGTH]}"
+    return f"{type(error).__name__}: {told[:REASON_LENGTH]}"
 
 
 def study_name(ledger: Ledger, run: int, kind: Kind) -> str:
@@ -295,40 +315,6 @@ def _described(ledger: Ledger, run: int) -> Run:
 
 def _metric(objective: Objective, kind: Kind) -> str:
     return f"{objective.title} ({kind})" if objective.timed else objective.title
-
-
-def attributes(candidate: Candidate, figure: Measurement | None) -> dict[str, object]:
-    """What a trial shows beside its parameters and value; what the candidate has not is left out."""
-    public = candidate.to_json()
-    shown = {name: public[name] for name in ATTRIBUTES}
-    shown["median_us"], shown["kind"] = (figure.median_us, str(figure.kind)) if figure else (None, None)
-    texts = {name: plain(value) for name, value in shown.items() if isinstance(value, str)}
-    return {name: value for name, value in (shown | texts).items() if value not in (None, [])}
-
-
-def note(candidate: Candidate, figure: Measurement | None, made: Step) -> str:
-    """A short table in Markdown; `made` is the step from the faster parent."""
-    public, binary = candidate.to_json(), candidate.binary
-    rows = {"outcome": f"{candidate.outcome}{f': {candidate.reason}' if candidate.reason else ''}"}
-    if figure:
-        tflops = f"{figure.tflops:,.4g}, " if figure.tflops is not None else ""
-        rows[f"TFLOPS ({figure.kind})" if tflops else str(figure.kind)] = f"{tflops}median {figure.median_us:,.1f} µs"
-    if binary:
-        rows["registers"] = f"{binary.registers}, {binary.spill_bytes} bytes spilled"
-        rows["shared memory"] = f"{public['shared_bytes']} bytes"
-    if candidate.occupancy is not None:
-        rows["occupancy"] = f"{candidate.occupancy:.0%}"
-    if candidate.verdict and candidate.verdict.max_error is not None:
-        rows["largest error"] = f"{candidate.verdict.max_error:.2e}"
-    if candidate.operator:
-        rows["origin"] = f"{candidate.operator} {' × '.join(f'#{p}' for p in candidate.parents)}".strip()
-    if made.changes:
-        gain = f": {made.gain - 1:+.1%} over #{made.parent.trial}" if made.parent and made.gain is not None else ""
-        rows["changed"] = ", ".join(map(transition, made.changes)) + gain
-    lines = [f"| trial | {candidate.trial} |", "|---|---|"]
-    for name, value in rows.items():
-        lines.append(f"| {name} | {markdown(' '.join(value.split()), CELL_LENGTH)} |")
-    return "\n".join(lines)
 
 
 def study_note(found: Sequence[Effect]) -> str:

@@ -41,6 +41,6 @@ def read_summaries(session: Session) -> Iterator[RunSummary]:
 
 
 def _best(session: Session, run: RunRow) -> Trial | None:
-    order = read_order(session, run.problem, run.gpu, run.id)[:1]
+    order = read_order(session, run.problem, run.gpu, 1, run.id)
     best = select(CandidateRow.id).where(CandidateRow.id.in_(order))
     return next(read_trials(lambda: nullcontext(session), best, resources=False), None)

@@ -6,19 +6,25 @@ of this process for killed (`heartbeat.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy import URL, Engine
+from sqlalchemy import URL, Engine, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from evoengine.errors import MachineError
-from evoengine.ledger.database import db_of, display_url, translate_errors
-from evoengine.ledger.heartbeat import Heart, beat, require_fence
+from evoengine.ledger.database import db_of
+from evoengine.ledger.driver_errors import display_url, is_away, translate_errors
+from evoengine.ledger.heartbeat import Heart, Watchman, beat, mark_killed, require_fence
+from evoengine.ledger.patience import Patience, Unavailable, patient
 from evoengine.ledger.watch import FileLost, Watch
 from evoengine.ledger.write_ahead_log import discard_log, empty_log
+
+_TRANSACTION = text("SELECT CAST(pg_current_xact_id() AS text)")
+_STATUS = text("SELECT pg_xact_status(CAST(:number AS xid8))")
 
 
 class OpenDatabase:
@@ -32,6 +38,9 @@ class OpenDatabase:
         self._fences: dict[int, int] = {}
         """runs of this process that have not ended → their fences"""
         self._heart = Heart(self._beat)
+        self._watchman = Watchman()
+        self.patience: Patience | None = None
+        """of a search, which waits for a database that is away; None of commands that are told at once"""
         self._finished: list[int] = []
         """trials that ended through this object"""
 
@@ -67,11 +76,12 @@ class OpenDatabase:
         self.close()
 
     @contextmanager
-    def _writing(self) -> Iterator[Session]:
-        """One transaction. Raises MachineError where it cannot be, or may not be, part of this ledger's file."""
+    def _writing(self, *, once: bool = True) -> Iterator[Session]:
+        """One transaction. Raises MachineError where it cannot be, or may not be, part of this ledger's file. Without
+        `once` it may be made again."""
         try:
             self._watch.check()
-            with translate_errors(self._url), Session(self._engine) as session, session.begin():
+            with translate_errors(self._url), Session(self._engine) as session, self._committing(session, once):
                 for run, fence in list(self._fences.items()):
                     require_fence(session, run, fence)
                 yield session
@@ -82,6 +92,33 @@ class OpenDatabase:
             else:
                 empty_log(self._engine)
             raise MachineError(self._told_lost(lost)) from lost
+
+    @contextmanager
+    def _committing(self, session: Session, once: bool) -> Iterator[None]:
+        """One transaction, made once: where the connection is lost while it is committed, the server is asked whether
+        it was, before who has patience makes it again."""
+        number: str | None = None
+        try:
+            with session.begin():
+                if once and self.patience is not None and self._url.drivername != "sqlite":
+                    number = session.scalars(_TRANSACTION).one()
+                yield
+        except DBAPIError as error:
+            lost = error.orig is not None and is_away(error.orig)
+            if number is None or self.patience is None or not lost or not self.patience.call(self._was_made(number)):
+                raise
+
+    def _was_made(self, number: str) -> Callable[[], bool]:
+        """Asks for the transaction of that number."""
+
+        def ask() -> bool:
+            with self._reading() as session:
+                status: str | None = session.scalars(_STATUS, {"number": number}).one()
+            if status == "in progress":  # its connection is lost, and the server has not noticed yet
+                raise Unavailable(f"the database {self.place} is still at the last transaction")
+            return status == "committed"
+
+        return ask
 
     def _told_lost(self, lost: FileLost) -> str:
         told = f"the ledger {self.place} {lost} while it was in use"
@@ -98,9 +135,20 @@ class OpenDatabase:
             yield session
 
     def _beat(self) -> None:
-        with self._writing() as session:
+        with self._writing(once=False) as session:
             for run in list(self._fences):
                 beat(session, run)
+
+    @patient
+    def look_for_killed(self) -> list[int]:
+        """Marks the runs that are known to have been killed; those that have to be looked at again in a while."""
+        with self._reading() as session:
+            killed = self._watchman.look(session)
+        if killed:
+            with self._writing() as session:
+                mark_killed(session, killed)
+            self._watchman.forget(killed)
+        return self._watchman.undecided
 
 
 def spans(numbers: Iterable[int]) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
+from typing import TypeVar
 
-from sqlalchemy import select
+from sqlalchemy import insert, select, text
 from sqlalchemy.orm import Session, selectinload
 
+from evoengine.ledger.checksums import checksums_of
 from evoengine.ledger.models import (
+    Base,
     BaselineRow,
     CandidateRow,
     MeasurementRow,
@@ -19,6 +23,7 @@ from evoengine.ledger.models import (
     VerdictRow,
 )
 from evoengine.ledger.rows import (
+    OF_SOURCE,
     baseline_values,
     device_row,
     get_or_create_binary,
@@ -35,10 +40,20 @@ from evoengine.ledger.rows import (
     verdict_values,
 )
 from evoengine.ledger.runs import Run
-from evoengine.records import Baseline, Binary, Candidate, Measurement, Profile, Verdict, config_key
+from evoengine.ledger.standings import rebuild
+from evoengine.records import Baseline, Binary, Candidate, Measurement, Outcome, Profile, Verdict, config_key
 
 IMPORTED = "imported: "
 """begins the compiler of a binary that another ledger had: what it said is kept, its machine code is not"""
+NOT_TAKEN_OVER = ("id", "device", "trials", "seconds", "conditions")
+"""of a run: no search goes on with one of another ledger"""
+BATCH = 1000
+"""trials that are written together"""
+_WRITTEN = (CandidateRow, VerdictRow, ProfileRow, MeasurementRow)
+"""tables in an order in which what a row refers to is there before it"""
+_T = TypeVar("_T")
+_Late = tuple[datetime, int, Measurement]
+"""when it was taken, the new trial number, the figure"""
 _TRIAL = re.compile(r"\btrial (\d+)\b")
 
 
@@ -69,7 +84,8 @@ class RunHistory:
 def read_run(session: Session, number: int) -> RunHistory:
     """The run of that number; cubins, which no other ledger would take, are empty."""
     of_run = select(BaselineRow).where(BaselineRow.run_id == number).order_by(BaselineRow.id)
-    finished = select(CandidateRow).where(CandidateRow.run_id == number, CandidateRow.outcome.is_not(None))
+    judged = CandidateRow.outcome.in_([str(o) for o in Outcome if o.judged])
+    finished = select(CandidateRow).where(CandidateRow.run_id == number, judged)
     rows = session.scalars(
         finished.options(*load_options(with_cubin=False), selectinload(CandidateRow.profiles)).order_by(CandidateRow.id)
     )
@@ -91,60 +107,105 @@ def _dossier(row: CandidateRow) -> CandidateHistory:
     )
 
 
-def insert_run(session: Session, whole: RunHistory, now: datetime) -> tuple[int, list[int]]:
-    """The number it gets, and its candidates' new trial numbers, in order. `now` stands for times that nobody noted.
+def insert_run(
+    session: Session, whole: RunHistory, now: datetime, on_done: Callable[[int], None]
+) -> tuple[int, list[int]]:  # fmt: skip
+    """The number it gets, and its candidates' new trial numbers, in order. `now` stands for times that nobody noted,
+    `on_done` is told how many trials are written.
 
     Whatever names another trial of the run is renumbered; parents and incumbents of other runs are not of this ledger
     and go. Finals get negative numbers in their order, by which `ranked` knows that they were not held here.
     """
-    plain = {name: getattr(whole.run, name) for name in Run.__slots__ if name not in ("id", "device")}
+    plain = {name: getattr(whole.run, name) for name in Run.__slots__ if name not in NOT_TAKEN_OVER}
     plain["imported_from"] = whole.run.imported_from or "another ledger"
     run = RunRow(device=device_row(session, whole.run.device), **plain)
     session.add(run)
     session.flush()
     for taken, baseline in whole.baselines:
         session.add(BaselineRow(run_id=run.id, taken_at=taken or now, **baseline_values(baseline)))
-    numbers: dict[int, int] = {}
-    naming: list[CandidateRow] = []
-    late: list[tuple[datetime, int, Measurement]] = []
-    for dossier in whole.dossiers:
-        row = _candidate_row(session, dossier, run.id, now)
-        numbers[dossier.candidate.trial] = row.id
-        if row.parents or row.reason:
-            naming.append(row)
-        for taken, figure in dossier.figures:
-            if taken or figure.terms:
-                late.append((taken or now, row.id, figure))
-            else:  # a foreign file's, which may be 100,000
-                session.add(_figure_row(now, row.id, figure))
-    for row in naming:
-        row.parents = [numbers[p] for p in row.parents if p in numbers]
-        row.reason = row.reason and _TRIAL.sub(lambda m: f"trial {numbers.get(int(m[1]), m[1])}", row.reason)
+    trials, late = _insert_dossiers(session, whole.dossiers, run.id, now, on_done)
     finals = _finals(figure for _, _, figure in late)
     # rows are ranked in the order of their numbers, and finals end what was timed alone
-    for taken, trial, figure in sorted(late, key=lambda f: (f[0], "place" in f[2].terms)):
-        terms = _renumbered(figure.terms, numbers, finals)
-        session.add(_figure_row(taken, trial, replace(figure, terms=terms)))
-    return run.id, list(numbers.values())
+    ordered = sorted(late, key=lambda f: (f[0], "place" in f[2].terms))
+    for some in _batches(ordered):
+        restated = [
+            (taken, trial, replace(figure, terms=_renumbered(figure.terms, trials, finals)))
+            for taken, trial, figure in some
+        ]
+        _insert(session, MeasurementRow, [_figure_values(*figure) for figure in restated])
+    rebuild(session, run.id)
+    return run.id, list(trials.values())
 
 
-def _candidate_row(session: Session, dossier: CandidateHistory, run: int, now: datetime) -> CandidateRow:
+def _insert_dossiers(
+    session: Session, dossiers: Iterable[CandidateHistory], run: int, now: datetime, on_done: Callable[[int], None]
+) -> tuple[dict[int, int], list[_Late]]:
+    """Old trial number → new; the figures to be written when all trials are."""
+    numbers: dict[int, int] = {}
+    late: list[_Late] = []
+    renaming: dict[int, str] = {}
+    for some in _batches(dossiers):
+        new = _next_trials(session, len(some))
+        numbers |= {dossier.candidate.trial: number for dossier, number in zip(some, new, strict=True)}
+        rows: dict[type[Base], list[dict[str, object]]] = {row: [] for row in _WRITTEN}
+        for dossier, trial in zip(some, new, strict=True):
+            if dossier.candidate.reason and _TRIAL.search(dossier.candidate.reason):
+                renaming[trial] = dossier.candidate.reason
+            rows[CandidateRow].append({"id": trial} | _candidate_values(session, dossier, run, now, numbers))
+            of_trial = {"candidate_id": trial}
+            for taken, verdict in dossier.verdicts:
+                rows[VerdictRow].append(of_trial | {"taken_at": taken or now} | verdict_values(verdict))
+            for taken, profile in dossier.profiles:
+                rows[ProfileRow].append(of_trial | {"taken_at": taken or now} | profile_values(profile))
+            for taken, figure in dossier.figures:
+                if taken or figure.terms:
+                    late.append((taken or now, trial, figure))
+                else:  # a foreign file's, which may be 100,000
+                    rows[MeasurementRow].append(_figure_values(now, trial, figure))
+        for row, values in rows.items():
+            _insert(session, row, values)
+        on_done(len(numbers))
+    for trial, reason in renaming.items():
+        named = session.get_one(CandidateRow, trial)
+        named.reason = _TRIAL.sub(lambda m: f"trial {numbers.get(int(m[1]), m[1])}", reason)
+    return numbers, late
+
+
+def _batches(values: Iterable[_T]) -> Iterator[list[_T]]:
+    left = iter(values)
+    while some := list(islice(left, BATCH)):
+        yield some
+
+
+def _insert(session: Session, row: type[Base], values: list[dict[str, object]]) -> None:
+    """Rows that the mapper does not see: their checksums are made here."""
+    if values:
+        session.execute(insert(row), [v | {"checksums": checksums_of(row, v)} for v in values])
+
+
+def _next_trials(session: Session, count: int) -> Sequence[int]:
+    """So many trial numbers that were never given, rising."""
+    if session.get_bind().dialect.name == "sqlite":  # whose transaction has the write lock from its beginning
+        last = session.scalar(text("SELECT seq FROM sqlite_sequence WHERE name = 'candidates'")) or 0
+        return range(last + 1, last + 1 + count)
+    drawn = text("SELECT nextval(pg_get_serial_sequence('candidates', 'id')) FROM generate_series(1, :count)")
+    return sorted(session.scalars(drawn, {"count": count}))
+
+
+def _candidate_values(
+    session: Session, dossier: CandidateHistory, run: int, now: datetime, numbers: Mapping[int, int]
+) -> dict[str, object]:
+    """`numbers` of the trials before it, and of parents that are of this run. Every row has every column."""
     c = dossier.candidate
-    row = CandidateRow(
-        run_id=run, problem=c.problem, gpu=c.gpu, config=dict(c.config), config_key=config_key(c.config),
-        parents=list(c.parents), operator=c.operator, created_at=dossier.created_at or now,
-        finished_at=dossier.finished_at or now, outcome=str(c.outcome), reason=c.reason, device=c.device,
-        occupancy=c.occupancy, **(get_or_create_source(session, c.source) if c.source else {}),
-    )  # fmt: skip
-    if c.source and c.binary:
-        row.binary_id = get_or_create_binary(session, c.source, _stated(c.binary))
-    session.add(row)
-    session.flush()
-    for taken, verdict in dossier.verdicts:
-        session.add(VerdictRow(candidate_id=row.id, taken_at=taken or now, **verdict_values(verdict)))
-    for taken, profile in dossier.profiles:
-        session.add(ProfileRow(candidate_id=row.id, taken_at=taken or now, **profile_values(profile)))
-    return row
+    source = get_or_create_source(session, c.source) if c.source else dict.fromkeys(OF_SOURCE)
+    binary = get_or_create_binary(session, c.source, _stated(c.binary)) if c.source and c.binary else None
+    return {
+        "run_id": run, "problem": c.problem, "gpu": c.gpu, "config": dict(c.config),
+        "config_key": config_key(c.config), "parents": [numbers[p] for p in c.parents if p in numbers],
+        "operator": c.operator, "created_at": dossier.created_at or now, "finished_at": dossier.finished_at or now,
+        "outcome": str(c.outcome), "reason": c.reason, "device": c.device, "occupancy": c.occupancy,
+        "binary_id": binary, **source,
+    }  # fmt: skip
 
 
 def is_elsewhere(binary: Binary) -> bool:
@@ -160,8 +221,8 @@ def _stated(binary: Binary) -> Binary:
     return replace(binary, cubin=b"", compiler=IMPORTED + binary.compiler)
 
 
-def _figure_row(taken: datetime, trial: int, figure: Measurement) -> MeasurementRow:
-    return MeasurementRow(candidate_id=trial, taken_at=taken, **measurement_values(figure))
+def _figure_values(taken: datetime, trial: int, figure: Measurement) -> dict[str, object]:
+    return {"candidate_id": trial, "taken_at": taken} | measurement_values(figure)
 
 
 def _finals(figures: Iterable[Measurement]) -> dict[float, float]:

@@ -4,7 +4,8 @@ SQLite goes on writing into a file that was deleted or replaced, and says nothin
 connection that is opened later writes into the replacement. So each new connection and each transaction asks here.
 
 A copy over the file (`cp backup.db ledger.db`) leaves it the same file to the system. It is known by the number that
-each ledger has in its file (`schema.mark`). A copy of the ledger itself has the same number, and is not known.
+each ledger has in its file (`schema.mark`), and an older copy of the ledger itself by its highest trial, which never
+falls: SQLite keeps it where the trial is gone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import sqlite3
 import stat
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ class Watch:
         self._first = os.stat(path) if path else None
         self._size = self._first.st_size if self._first else 0
         self._changed = 0
-        self._number = _own_number(self._path) if self._path else None
+        self._held = _held(self._path) if self._path else None
 
     def check(self) -> None:
         """Raises FileLost where the file is gone, another one, overwritten, shorter than it was, or read-only now.
@@ -60,11 +62,21 @@ class Watch:
             raise FileLost("was replaced by another file")
         if self._first.st_mode & WRITABLE and not now.st_mode & WRITABLE:
             raise FileLost("was made read-only", holds_all=True)
-        if now.st_ctime_ns != self._changed and self._number and _own_number(self._path) not in (None, self._number):
-            raise FileLost("was overwritten", overwritten=True)
+        if now.st_ctime_ns != self._changed:
+            self._check_held(self._path)
         if now.st_size < self._size and not _is_whole(self._path):
             raise FileLost(f"was cut from {self._size:,} to {now.st_size:,} bytes")
         self._size, self._changed = now.st_size, now.st_ctime_ns
+
+    def _check_held(self, path: Path) -> None:
+        now, before = _held(path), self._held
+        if now is None or before is None or not before.number:
+            return
+        if now.number != before.number:
+            raise FileLost("was overwritten", overwritten=True)
+        if now.last_trial < before.last_trial:
+            raise FileLost("was overwritten with an older copy of itself", overwritten=True)
+        self._held = now
 
     def guard(self, engine: Engine) -> None:
         """Has the engine open no connection to another file than this."""
@@ -74,17 +86,29 @@ class Watch:
             self.check()
 
 
-def _own_number(path: Path) -> int | None:
-    """The number in the file itself, whatever its log says; 0 where it is none of SQLite's, None where nobody can tell.
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What stands in the file itself, whatever its log says."""
+
+    number: int
+    """of the ledger; 0 where the file is none of SQLite's"""
+    last_trial: int = 0
+
+
+def _held(path: Path) -> _Held | None:
+    """None where nobody can tell.
 
     SQLite has to read it: if anything else opened the file and closed it again, that would drop SQLite's locks on it.
     """
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             (number,) = connection.execute("PRAGMA user_version").fetchone()
+            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sqlite_sequence'").fetchone():
+                return _Held(int(number))
+            (last,) = connection.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'candidates'").fetchone()
     except sqlite3.Error as error:
-        return 0 if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB else None
-    return int(number)
+        return _Held(0) if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB else None
+    return _Held(int(number), last or 0)
 
 
 def _is_whole(path: Path) -> bool:

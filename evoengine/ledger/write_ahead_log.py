@@ -71,7 +71,7 @@ def empty_log(engine: Engine) -> None:
     with suppress(Exception):
         raw = engine.raw_connection()
         try:
-            raw.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # type: ignore[union-attr]
+            raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             raw.close()
 

@@ -39,9 +39,17 @@ def export(
     """Writes kernel.cu, kernel.cubin, kernel.json, the loader MODULE.py, _cuda.py, README.md, the files `beside` them
     and SHA256SUMS; returns their paths.
 
-    `grids` are those of GPUs with other numbers of SMs, where the launch depends on it. Raises UsageError where
-    `folder` has files that no export wrote, or cannot be written.
+    Raises UsageError where `folder` has files that no export wrote, or cannot be written.
     """
+    return write_folder(folder, export_files(candidate, target, grids=grids, beside=beside))
+
+
+def export_files(
+    candidate: Candidate, target: Target, *, grids: Grids = MappingProxyType({}),
+    beside: Mapping[str, bytes] = MappingProxyType({}),
+) -> dict[str, bytes]:  # fmt: skip
+    """The files of an export, but for their checksums. `grids` are those of GPUs with other numbers of SMs, where the
+    launch depends on it."""
     source, binary = _compiled(candidate)
     described = describe(candidate, target, grids)
     module = str(described["module"])
@@ -53,7 +61,7 @@ def export(
         "_cuda.py": CUDA_LAUNCH.read_bytes(),
         "README.md": readme(module, candidate, target, source, binary).encode(errors="backslashreplace"),
     }
-    return write_folder(folder, {**contents, **beside})
+    return {**contents, **beside}
 
 
 def module_name(problem: str, identity: Mapping[str, object]) -> str:

@@ -41,7 +41,7 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
     """
     require_place(folder)
     target = Path(os.path.realpath(folder))
-    files = {**contents, CHECKSUMS: checksums(contents).encode()}
+    files = with_checksums(contents)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(target)
@@ -58,6 +58,11 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
             f"cannot write to {folder}: {error.strerror}; --export takes a folder that can be made"
         ) from error
     return [folder / name for name in files]
+
+
+def with_checksums(contents: Mapping[str, bytes]) -> dict[str, bytes]:
+    """All that an export's folder holds, the checksums last."""
+    return {**contents, CHECKSUMS: checksums(contents).encode()}
 
 
 def checksums(contents: Mapping[str, bytes]) -> str:

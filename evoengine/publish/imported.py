@@ -15,6 +15,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from evoengine.gpu_file import stored_fields
 from evoengine.ledger.rows import last_sustained, most_trusted
 from evoengine.ledger.runs import Run
 from evoengine.ledger.transfer import CandidateHistory, RunHistory
@@ -103,6 +104,7 @@ def require_sound(whole: RunHistory) -> None:
     another."""
     _conforms(whole, RunHistory)
     _require(whole.run, "the run")
+    _require_board(whole.run)
     for _, baseline in whole.baselines:
         _require(baseline, f"the baseline {baseline.name!r:.60}")
     before: set[int] = set()
@@ -231,6 +233,14 @@ def _shown(value: object) -> str:
 
 
 # ── what parts say of one another ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _require_board(run: Run) -> None:
+    """Raises UsageError where its description of a GPU is none."""
+    if run.gpu_definition is not None:
+        key = stored_fields(run.gpu_definition, "the run's description of its GPU").key
+        if key != run.gpu:
+            raise ValueError(f"the run is on {_shown(run.gpu)} and describes the GPU {_shown(key)}")
 
 
 def _require_candidate(dossier: CandidateHistory, run: Run) -> None:

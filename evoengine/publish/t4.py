@@ -18,6 +18,7 @@ from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
+from evoengine.gpu import known_gpus
 from evoengine.ledger.rows import (
     baseline_values,
     last_sustained,
@@ -83,6 +84,7 @@ def to_t4(whole: RunHistory) -> dict[str, Any]:
                 # elsewhere it does not run, and nobody there can ask its process
                 "status": NOT_HERE if run.status == RUNNING else run.status,
                 "device": asdict(run.device),
+                "gpu_definition": run.gpu_definition,
                 "space": {"name": run.space_name, "text": run.space_text, "sha256": run.space_sha256},
                 "baselines": _dated(whole.baselines, baseline_values),
             },
@@ -108,12 +110,18 @@ def from_t4(data: Mapping[str, Any]) -> RunHistory | None:
         id=0, started_at=datetime.fromisoformat(metadata["timestamp"]), finished_at=_moment(described, "finished_at"),
         status=_status(described), device=Device(**described["device"]), space_name=space["name"],
         space_sha256=space["sha256"], space_text=space["text"], version=metadata["autotuner_version"],
-        host=this_host(), pid=os.getpid(), **{name: described[name] for name in _OF_RUN},
+        host=this_host(), pid=os.getpid(), gpu_definition=_board(described),
+        **{name: described[name] for name in _OF_RUN},
     )  # fmt: skip
     baselines = _undated([_OLD_BASELINE | b for b in described["baselines"]], to_baseline)
     whole = RunHistory(run, baselines, [_dossier(r["evoengine"]) for r in results])
     require_sound(whole)
     return whole
+
+
+def _board(described: Mapping[str, Any]) -> Any:
+    """Of a GPU that a file described to the search; evoengine's own GPUs are known here."""
+    return None if described["gpu"] in known_gpus() else described.get("gpu_definition")
 
 
 def _status(described: Mapping[str, Any]) -> str:
@@ -178,7 +186,8 @@ def _whole(dossier: CandidateHistory) -> dict[str, Any]:
         "outcome": str(c.outcome),
         "parents": list(c.parents),
         "source": c.source and asdict(c.source),
-        "binary": c.binary and _binary_values(c.binary),
+        # whose source was pruned, nobody can make it again
+        "binary": _binary_values(c.binary) if c.source and c.binary else None,
         "created_at": _text(dossier.created_at),
         "finished_at": _text(dossier.finished_at),
         "verdicts": _dated(dossier.verdicts, verdict_values),

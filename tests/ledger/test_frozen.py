@@ -19,9 +19,11 @@ from evoengine.ledger.schema import alembic_config
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome
 from tests.ledger.frozen.freeze import FOLDER, GPU, INCORRECT, MEASURED, SLOWER, UNFINISHED, thaw
+from tests.support.exhaustive import more
 from tests.support.ledger_examples import differences
 
 REVISIONS = sorted(file.name.removesuffix(".sql.gz") for file in FOLDER.glob("*.sql.gz"))
+ENDS = (REVISIONS[0], REVISIONS[-1])
 Call = Callable[..., Result]
 
 
@@ -84,6 +86,7 @@ def test_the_oldest_ledgers_best_is_exported(call, tmp_path):
     assert (tmp_path / "out" / "kernel.cubin").read_bytes().startswith(b"\x7fELF")
 
 
+@pytest.mark.parametrize("frozen", [*ENDS, *more(r for r in REVISIONS if r not in ENDS)], indirect=True)
 def test_a_frozen_run_is_exported_and_replayed(call, tmp_path):
     call("export", tmp_path / "run.json", "--run", 100)
     db = tmp_path / "replayed.db"

@@ -19,7 +19,7 @@ import optuna
 import pytest
 
 from evoengine.errors import MachineError, NothingFound, UsageError
-from evoengine.ledger import database, optuna_schema
+from evoengine.ledger import database, driver_errors, optuna_schema
 from evoengine.ledger.store import open_ledger
 from tests.ledger.frozen.freeze import FOLDER, thaw
 from tests.support.ledger_examples import a_figure, add_ranked, start_run
@@ -39,7 +39,8 @@ def optuna_file(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def short_wait(monkeypatch):
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
+    for module in (database, driver_errors):
+        monkeypatch.setattr(module, "BUSY_SECONDS", 0.2)
 
 
 def picture(folder: Path) -> dict[str, str]:

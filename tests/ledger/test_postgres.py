@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import os
-import pwd
-import shutil
-import socket
 import subprocess
-import tempfile
-from contextlib import closing
+import sys
+import threading
+from collections import Counter
 from datetime import timedelta
-from pathlib import Path
+from functools import partial
 
 import optuna
+import psycopg
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
+from benchmarks.instant import microseconds, number_of
 from evoengine.errors import MachineError, NothingFound, UsageError
+from evoengine.ledger import heartbeat
 from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
+from evoengine.ledger.history import Last, Wanted
 from evoengine.ledger.models import Base, HeartbeatRow
-from evoengine.ledger.runs import KILLED, RUNNING
+from evoengine.ledger.patience import Patience
+from evoengine.ledger.runs import KILLED, RUNNING, UNFINISHED
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import Projection, optuna_storage
 from evoengine.records import Kind, Outcome
+from evoengine.space.where import Where
+from evoengine.tuning.report import write_report
 from tests.support.ledger_examples import (
     CONFIG,
     DOMAINS,
@@ -36,61 +41,32 @@ from tests.support.ledger_examples import (
     differences,
     start_run,
 )
-
-
-def find_binaries() -> Path | None:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    on_path = shutil.which("initdb")
-    return found[-1].parent if found else Path(on_path).parent if on_path else None
-
-
-def unprivileged() -> dict[str, object]:
-    """The server refuses to run as root; the package brings a user for it."""
-    if os.geteuid():
-        return {}
-    try:
-        user = pwd.getpwnam("postgres")
-    except KeyError:
-        pytest.skip("PostgreSQL does not run as root and there is no user postgres")
-    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+from tests.support.postgres import Missing, running_server
+from tests.support.views import (
+    check_documented_queries,
+    check_figures_and_cases,
+    check_list,
+    check_ranking,
+    check_runs,
+    fill,
+)
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
 def server():
-    """URL of a new server's database, without its name."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip("there is no PostgreSQL server on this machine (initdb not found)")
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
-    account = unprivileged()
-    with tempfile.TemporaryDirectory(prefix="evoengine-postgres-") as folder:
-        if account:
-            os.chown(folder, account["user"], account["group"])
-
-        def call(program: str, *arguments: str) -> None:
-            command = [binaries / program, "-D", f"{folder}/data", *arguments]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder, **account)
-
-        call("initdb", "--username=evo", "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C")
-        options = f"-h 127.0.0.1 -p {port} -k {folder} -c fsync=off"
-        call("pg_ctl", "--wait", "--log", f"{folder}/log", "-o", options, "start")
-        try:
-            yield f"postgresql://evo@127.0.0.1:{port}"
-        finally:
-            call("pg_ctl", "--wait", "--mode=immediate", "stop")
+    try:
+        with running_server() as server:
+            yield server
+    except Missing as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture
 def database(server, request):
     """URL of a new, empty database."""
-    name = f"t{abs(hash(request.node.name))}"
-    engine = create_engine(f"{server.replace('://', '+psycopg://')}/postgres", isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    engine.dispose()
-    return f"{server}/{name}"
+    return server.new_database(f"t{abs(hash(request.node.name))}")
 
 
 def test_a_ledger_in_postgresql_gives_back_what_was_written(database):
@@ -121,31 +97,30 @@ def test_errors_that_are_not_numbers_fit_into_its_json(database):
         assert ledger.candidate(trial).verdict == verdict
 
 
-def test_what_an_interrupted_run_left_is_adopted(database):
+def test_what_an_interrupted_run_left_is_tried_again(database):
     with open_ledger(database, create=True) as ledger:
-        first = start_run(ledger)
-        trial = ledger.add_candidate(first, PROBLEM, GPU, CONFIG, (), None)
-        ledger.finish_run(first, "interrupted")
-        second = start_run(ledger)
-        assert [c.trial for c in ledger.unfinished(GPU, PROBLEM)] == [trial]
-        assert ledger.adopt([trial], second) == [trial]
-        assert ledger.adopt([trial], first) == []
+        run = start_run(ledger)
+        trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)
+        ledger.finish_run(run, "interrupted")
+        assert ledger.left_over(run) == {trial: 0}
+        assert ledger.resume_run(run, 60, None) is not None
+        assert ledger.resume_run(run, 60, None) is None
 
 
-def test_a_run_whose_beat_stopped_is_taken_over_and_its_late_writes_are_refused(database):
+def test_a_run_whose_beat_stopped_is_taken_over_and_its_late_writes_are_refused(database, monkeypatch):
+    monkeypatch.setattr(heartbeat, "LOOK_AGAIN_SECONDS", 0.0)
     with open_ledger(database, create=True) as paused, open_ledger(database, create=False) as other:
         first = start_run(paused)
         trial = paused.add_candidate(first, PROBLEM, GPU, CONFIG, (), None)
         start_run(other)
-        assert other.unfinished(GPU, PROBLEM) == []  # the first one beats
+        assert other.candidate(trial).outcome is None  # the first one beats
         with other._writing() as session:
             session.get_one(HeartbeatRow, first).beat_at -= timedelta(seconds=KILLED_AFTER_SECONDS + 1)
-        third = start_run(other)
+        start_run(other)
         assert [r.status for r in other.runs()] == [KILLED, RUNNING, RUNNING]
-        assert other.adopt([trial], third) == [trial]
         with pytest.raises(MachineError, match=f"took run {first} for killed"):
             paused.finish(trial, Outcome.CRASHED, "late", None, None)
-        assert other.candidate(trial).outcome is None
+        assert other.candidate(trial).outcome is Outcome.KILLED
 
 
 def test_a_damaged_value_is_named(database):
@@ -172,6 +147,46 @@ def test_the_study_lies_beside_the_ledger_and_migrations_equal_models(database, 
         storage.engine.dispose()
 
 
+def test_views_show_what_commands_show(database):
+    with open_ledger(database, create=True) as ledger:
+        fill(ledger, 2)
+        check_ranking(ledger)
+        check_list(ledger)
+        check_runs(ledger)
+        check_figures_and_cases(ledger)
+        check_documented_queries(ledger)
+
+
+def test_the_last_trials_are_found_by_what_they_are_and_by_their_knobs(database):
+    with open_ledger(database, create=True) as ledger:
+        fill(ledger, 2)
+        trials = list(ledger.trials())
+        matching = [t.trial for t in trials if t.config["family"] == "mma" and t.outcome is None]
+        wanted = Wanted(gpu=GPU, outcomes=(UNFINISHED,), families=("mma",))
+        assert ledger.matching(wanted) == matching != []
+        last = ledger.last_matching(Wanted(condition=Where("vector >= 2")), 3)
+        assert last == Last([t.trial for t in trials if t.config["vector"] >= 2][-3:], None)
+        assert ledger.last_matching(Wanted(), 5).earlier == len(trials) - 5
+        assert ledger.missing_knobs(Wanted(), ("vector", "vectr")) == (["vectr"], ["family", "n", "vector"])
+        outcomes, families = ledger.endings(Wanted())
+        assert (sum(outcomes.values()), families) == (len(trials), ["mma", "wmma"])
+        assert [t.trial for t in ledger.listed(matching)] == matching
+
+
+def test_runs_are_compared_and_a_page_of_charts_is_written(database, tmp_path):
+    with open_ledger(database, create=True) as ledger:
+        fill(ledger, 2)
+        trials = list(ledger.trials())
+        found = ledger.comparison(1, 2)
+        assert sum(found.trials) == len(trials) and found.comparable and found.standings
+        overview = ledger.overview(PROBLEM, GPU)
+        assert overview.total == sum(overview.outcomes.values()) == len(trials) == len(overview.trials)
+        assert overview.finalists and set(overview.cases) == {"ragged"}
+        assert ledger.effects(PROBLEM, GPU).ranked == sum(bool(t.outcome and t.outcome.ranked) for t in trials)
+    write_report(tmp_path / "report.html", db=database)
+    assert "<h2>Finalists</h2>" in (tmp_path / "report.html").read_text()
+
+
 def test_another_programs_database_is_refused(database):
     engine = create_engine(database.replace("://", "+psycopg://"))
     with engine.begin() as connection:
@@ -179,3 +194,97 @@ def test_another_programs_database_is_refused(database):
     engine.dispose()
     with pytest.raises(UsageError, match="another program's database .it holds invoices"):
         open_ledger(database, create=True)
+
+
+# ── a server that goes away ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_search_waits_for_a_server_that_restarts_and_says_so_once(server, database):
+    said = []
+    with open_ledger(database, create=True) as ledger:
+        run = start_run(ledger)
+        first = add_ranked(ledger, run, a_figure(1.0), name="before")
+        ledger.patience = Patience(said.append)
+        server.stop()
+        back = threading.Timer(1.5, server.start)
+        back.start()
+        second = add_ranked(ledger, run, a_figure(2.0), name="after")
+        back.join()
+        assert [c.trial for c in ledger.best(PROBLEM, GPU, 9)] == [second, first]
+        assert len(ledger.measurements(second)) == 1
+    waits, goes_on = said
+    assert "this search waits, 10 minutes at most" in waits and goes_on.startswith("the ledger is back after")
+
+
+def test_who_has_no_patience_is_told_at_once(server, database):
+    with open_ledger(database, create=True) as ledger:
+        run = start_run(ledger)
+        server.stop()
+        try:
+            with pytest.raises(UsageError, match="cannot be used: .*check the server"):
+                ledger.finish_run(run, "ended")
+        finally:
+            server.start()
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_transaction_whose_connection_is_lost_while_it_is_committed_is_made_once(server, database, monkeypatch, made):
+    """The connection is lost before or after the server has got the word."""
+    with open_ledger(database, create=True) as ledger:
+        ledger.patience = Patience(lambda line: None)
+        trial = ledger.add_candidate(start_run(ledger), PROBLEM, GPU, CONFIG, (), None)
+        commit, lost = PGDialect_psycopg.do_commit, []
+
+        def lose(self, connection):
+            if lost:
+                return commit(self, connection)
+            lost.append(True)
+            if made:
+                connection.commit()
+            connection.dbapi_connection.close()
+            raise psycopg.OperationalError("the connection is lost")
+
+        monkeypatch.setattr(PGDialect_psycopg, "do_commit", lose)
+        ledger.record_measurement(trial, a_figure(3.0))
+        assert lost and len(ledger.measurements(trial)) == 1
+
+
+SEARCH = [sys.executable, "-m", "benchmarks.instant"]
+
+
+@pytest.mark.exhaustive
+def test_two_coordinators_of_which_one_is_killed_while_the_server_restarts_evaluate_each_kernel_once(
+    server, database, tmp_path
+):
+    """Both search the same 60 configurations. What the killed one had under way is tried again by the other."""
+    log = tmp_path / "log"
+    log.touch()
+    command = [*SEARCH, database, "--size", "60", "--trials", "60", "--milliseconds", "40", "--log", str(log)]
+
+    def evaluated():
+        return [int(line) for line in log.read_text().split()]
+
+    start = partial(subprocess.Popen, stdout=subprocess.PIPE, text=True)
+    with start([*command, "--seed", "1"]) as first, start([*command, "--seed", "2"]) as second:
+        wait_for(lambda: len(evaluated()) >= 15)
+        first.kill()
+        server.stop()
+        server.start()
+        said = second.communicate()[0]
+    assert second.returncode == 0, said
+    assert "the ledger is back after" in said and "60 trials" in said.splitlines()[-1]
+    again = subprocess.run([*command, "--seed", "1"], capture_output=True, text=True)
+    assert again.returncode == 0 and "going on with run" in again.stdout, (again.stdout, again.stderr)
+    with open_ledger(database, create=False) as ledger:
+        runs = {run.id: run.seed for run in ledger.runs()}
+        assert sorted(runs.values()) == [1, 2] and {run.status for run in ledger.runs()} == {"all trials done"}
+        for run in runs:
+            judged = [c for c in ledger.candidates(run=run) if c.outcome.judged]
+            assert {c.outcome for c in judged} == {Outcome.ESTIMATED}
+            assert sorted(number_of(c.config) for c in judged) == list(range(60))
+            assert all(c.measurement.median_us == microseconds(number_of(c.config)) for c in judged)
+        own = [c for c in ledger.candidates() if c.outcome.judged and c.taken_from is None]
+        assert sorted(number_of(c.config) for c in own) == list(range(60))
+        killed = [number_of(c.config) for c in ledger.candidates() if c.outcome is Outcome.KILLED]
+        twice = sorted(number for number, times in Counter(evaluated()).items() if times > 1)
+        assert set(twice) <= set(killed) and max(Counter(evaluated()).values()) <= 2

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import optuna
@@ -20,12 +21,13 @@ from filelock import FileLock
 from evoengine.errors import UsageError
 from evoengine.ledger import database, heartbeat
 from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
-from evoengine.ledger.models import RunRow
+from evoengine.ledger.models import HeartbeatRow, RunRow
+from evoengine.ledger.reclaim import RETRIES, WHY_CRASHED, WHY_KILLED
 from evoengine.ledger.runs import KILLED, RUNNING
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import optuna_storage
 from evoengine.records import Outcome
-from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_figure, a_source, a_verdict, add_ranked, start_run
+from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_source, start_run
 from tests.support.waiting import wait_for
 
 WRITER = """
@@ -113,7 +115,13 @@ def killed_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def killed(killed_folder, tmp_path):
+def at_once(monkeypatch):
+    """One look decides whether a run was killed."""
+    monkeypatch.setattr(heartbeat, "LOOK_AGAIN_SECONDS", 0.0)
+
+
+@pytest.fixture
+def killed(killed_folder, tmp_path, at_once):
     """The ledger of a killed process, opened again; the log it left is still to be taken in."""
     for name in ("killed.db", "killed.db-wal"):
         shutil.copy(killed_folder / name, tmp_path)
@@ -186,34 +194,68 @@ def test_a_killed_process_loses_only_the_stage_under_way(killed):
         assert plain.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_what_a_killed_run_left_is_adopted_by_the_next_and_goes_on(killed):
+def test_what_was_under_way_in_a_killed_run_ends_as_killed_and_is_left_to_try_again(killed):
     run = start_run(killed)
     assert [r.status for r in killed.runs()] == [KILLED, RUNNING]
-    [left] = killed.unfinished(GPU, PROBLEM)
-    assert killed.adopt([left.trial], run) == [left.trial]
-    assert killed.unfinished(GPU, PROBLEM) == []
-    killed.record_verdict(left.trial, a_verdict())
-    killed.record_measurement(left.trial, a_figure(7.0))
-    killed.finish(left.trial, Outcome.ESTIMATED, None, 0.25, "emulator")
-    adopted = killed.candidate(left.trial)
-    assert (adopted.run, adopted.source, adopted.verdict.correct) == (run, left.source, True)
+    ended = killed.candidate(2)
+    assert (ended.outcome, ended.reason, ended.run) == (Outcome.KILLED, WHY_KILLED, 1)
+    assert ended.finished_at is not None
+    assert (killed.left_over(1), killed.left_over(run)) == ({2: 1}, {})
+    assert killed.done(1) == 1
 
 
-def test_only_one_of_two_runs_adopts_a_candidate(killed):
-    first, second = start_run(killed), start_run(killed)
-    assert killed.adopt([2], first) == [2]
-    assert killed.adopt([2], second) == []
-    assert killed.candidate(2).run == first
-
-
-def test_what_is_finished_is_not_adopted(killed):
-    run = start_run(killed)
-    assert killed.adopt([1, 2], run) == [2]
-
-
-def test_candidates_are_reclaimed_for_their_own_gpu_and_problem_alone(killed):
+def test_what_was_tried_again_is_not_left(killed):
     start_run(killed)
-    assert killed.unfinished("a100", PROBLEM) == killed.unfinished(GPU, "attention:other") == []
+    assert killed.resume_run(1, 60, None) is not None
+    killed.add_candidate(1, PROBLEM, GPU, CONFIG, (1,), "mutation", None, 2)
+    assert killed.left_over(1) == {}
+
+
+def kill(ledger, run):
+    """As if the process had ended without a word."""
+    ledger._fences.clear()
+    stand_still(ledger.place, run)
+    ledger.look_for_killed()
+
+
+def test_a_candidate_that_was_under_way_in_three_kills_has_crashed(ledger, at_once):
+    run, trial = start_run(ledger), None
+    for kills in range(RETRIES + 1):
+        trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None, None, trial)
+        kill(ledger, run)
+        if kills < RETRIES:
+            assert ledger.left_over(run) == {trial: kills + 1}
+            assert ledger.resume_run(run, 60, None) is not None
+    assert ledger.left_over(run) == {}
+    assert [c.outcome for c in ledger.candidates()] == [Outcome.KILLED] * RETRIES + [Outcome.CRASHED]
+    assert ledger.candidate(trial).reason == WHY_CRASHED
+
+
+def test_being_interrupted_says_nothing_against_a_candidate(ledger):
+    run, trial = start_run(ledger), None
+    for _ in range(RETRIES + 2):
+        trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None, None, trial)
+        ledger.finish_run(run, "interrupted")
+        assert ledger.left_over(run) == {trial: 0}
+        assert ledger.resume_run(run, 60, None) is not None
+    assert {c.outcome for c in ledger.candidates()} == {Outcome.INTERRUPTED}
+
+
+def test_only_one_of_two_processes_goes_on_with_a_run(ledger):
+    run = start_run(ledger)
+    ledger.finish_run(run, "interrupted")
+    with closing(open_ledger(ledger.place, create=False)) as other:
+        assert ledger.resume_run(run, 60, None) is not None
+        assert other.resume_run(run, 60, None) is None
+
+
+def test_the_time_that_a_runs_processes_took_adds_up(ledger):
+    run = start_run(ledger)
+    with ledger._writing() as session:
+        session.get_one(HeartbeatRow, run).began_at -= timedelta(seconds=40)
+    ledger.finish_run(run, "interrupted")
+    assert 40 <= ledger.resume_run(run, 60, None) < 100
+    assert 40 <= ledger.seconds_spent(run) < 100
 
 
 def test_a_run_whose_process_lives_is_left_alone(tmp_path):
@@ -221,19 +263,21 @@ def test_a_run_whose_process_lives_is_left_alone(tmp_path):
     with writer(path, STOPS_MID_WAY.partition("with ledger")[0] + "sys.stdin.readline()") as process:
         assert process.stdout.readline() == "committed\n"
         with open_ledger(str(path), create=False) as ledger:
-            run = start_run(ledger)
-            assert ledger.unfinished(GPU, PROBLEM) == []
-            assert ledger.adopt([2], run) == []
+            start_run(ledger)
             assert [r.status for r in ledger.runs()] == [RUNNING, RUNNING]
+            assert ledger.candidate(2).outcome is None
 
 
-def test_what_an_interrupted_run_of_this_very_process_left_is_adopted(ledger):
-    first = start_run(ledger)
-    trial = ledger.add_candidate(first, PROBLEM, GPU, CONFIG, (), None)
-    add_ranked(ledger, first, a_figure(1.0))
-    ledger.finish_run(first, "interrupted")
-    assert ledger.adopt([c.trial for c in ledger.unfinished(GPU, PROBLEM)], start_run(ledger)) == [trial]
-    assert ledger.runs()[0].status == "interrupted"
+def test_a_run_whose_process_was_on_this_machine_and_ended_is_killed_at_once(tmp_path):
+    path = tmp_path / "gone.db"
+    with writer(path, STOPS_MID_WAY) as process:
+        assert process.stdout.readline() == "committed\n"
+        process.kill()
+        process.wait()
+        with open_ledger(str(path), create=False) as ledger:
+            start_run(ledger)
+            assert [r.status for r in ledger.runs()] == [KILLED, RUNNING]
+            assert ledger.candidate(2).outcome is Outcome.KILLED
 
 
 # ── heartbeats ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -255,7 +299,7 @@ def test_a_running_search_beats_until_it_ends(ledger, monkeypatch):
     assert beats(ledger.place) == last
 
 
-def test_a_run_lives_by_its_beats_whatever_its_host_and_process_are_called(ledger):
+def test_a_run_lives_by_its_beats_whatever_its_host_and_process_are_called(ledger, at_once):
     """In containers the host has another name, or process 1 of both is a search."""
     run = start_run(ledger)
     with ledger._writing() as session:
@@ -277,23 +321,32 @@ def test_a_run_without_any_beat_is_of_an_older_evoengine_and_killed(killed):
     assert killed.runs()[0].status == KILLED
 
 
-def test_a_process_that_stood_still_writes_no_more_once_its_run_was_taken_over(tmp_path):
+def test_a_process_that_stood_still_writes_no_more_once_its_run_was_taken_over(tmp_path, at_once):
     path = tmp_path / "paused.db"
     with writer(path, WRITES_AFTER_A_PAUSE) as process:
         assert process.stdout.readline() == "committed\n"
         os.kill(process.pid, signal.SIGSTOP)
         stand_still(path, 1)
         with open_ledger(str(path), create=False) as ledger:
-            run = start_run(ledger)
-            assert ledger.adopt([1], run) == [1]
+            start_run(ledger)
             os.kill(process.pid, signal.SIGCONT)
             process.stdin.write("go on\n")
             process.stdin.flush()
             assert "stood still for more than 60 s, so another search took run 1" in process.stdout.readline()
-            assert ledger.candidate(1).outcome is None
-            assert len(ledger.candidates()) == 1
-            ledger.finish(1, Outcome.SCREENED, "too large", None, None)
-            assert ledger.candidate(1).outcome is Outcome.SCREENED
+            assert (ledger.candidate(1).outcome, len(ledger.candidates())) == (Outcome.KILLED, 1)
+
+
+def test_a_run_that_beats_again_while_somebody_looks_is_not_killed(ledger, monkeypatch):
+    """As where the database was away for longer than a beat may be old: all beats are old when it comes back."""
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 3600.0)
+    run = start_run(ledger)
+    stand_still(ledger.place, run)
+    with closing(open_ledger(ledger.place, create=False)) as other:
+        assert other.look_for_killed() == [run]
+        ledger._beat()
+        monkeypatch.setattr(heartbeat, "LOOK_AGAIN_SECONDS", 0.0)
+        assert other.look_for_killed() == []
+        assert other.runs()[0].status == RUNNING
 
 
 def test_a_process_that_stood_still_and_was_not_missed_goes_on(tmp_path):

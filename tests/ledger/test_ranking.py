@@ -10,12 +10,12 @@ from tests.support.ledger_examples import POLICY, SUSTAINED
 
 
 def single(number, trial, tflops, kind=Kind.MEASURED, suspect=None):
-    return Figure(number, trial, kind, tflops, suspect, {})
+    return Figure(number, trial, kind, 1e6 / tflops, suspect, {})
 
 
 def final(number, trial, tflops, place, run=1, of_trial=1):
     terms = {"final_of_run": float(run), "place": float(place)}
-    return Figure(number, trial, Kind.MEASURED, tflops, None, terms, run=of_trial)
+    return Figure(number, trial, Kind.MEASURED, 1e6 / tflops, None, terms, run=of_trial)
 
 
 def test_without_finals_the_figures_decide():
@@ -67,7 +67,7 @@ def test_kinds_are_not_mixed_and_the_suspect_is_left_out():
 
 def test_figures_of_the_device_that_timed_last_are_not_ranked_with_those_of_another():
     def on(device, number, trial, tflops):
-        return Figure(number, trial, Kind.MEASURED, tflops, None, {}, device)
+        return Figure(number, trial, Kind.MEASURED, 1e6 / tflops, None, {}, device)
 
     h100, h200 = on("NVIDIA H100", 1, 1, 500.0), on("NVIDIA H200", 2, 2, 480.0)
     assert ranked([h100, h200, on("NVIDIA H200", 3, 3, 490.0)]) == [3, 2]
@@ -75,7 +75,7 @@ def test_figures_of_the_device_that_timed_last_are_not_ranked_with_those_of_anot
 
 
 def by(policy, number, trial, tflops, device=""):
-    return Figure(number, trial, Kind.MEASURED, tflops, None, {}, device, policy=policy)
+    return Figure(number, trial, Kind.MEASURED, 1e6 / tflops, None, {}, device, policy=policy)
 
 
 def test_figures_of_the_last_policy_are_not_ranked_with_those_of_another():
@@ -96,7 +96,7 @@ def test_sustained_figures_stand_beside_the_others_whenever_they_were_taken():
 
 def estimated(number, trial, tflops, predicted):
     device = "model for h100" if predicted else "estimate for h100"
-    return Figure(number, trial, Kind.ESTIMATED, tflops, None, {"predicted": float(predicted)}, device)
+    return Figure(number, trial, Kind.ESTIMATED, 1e6 / tflops, None, {"predicted": float(predicted)}, device)
 
 
 def test_estimates_by_formula_are_behind_all_predictions_in_an_order_of_their_own():

@@ -7,24 +7,29 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import event
+from sqlalchemy import event, text
 
+from benchmarks.ledger_scale import PROBLEM as BENCHMARK_PROBLEM
 from benchmarks.ledger_scale import make_ledger
 from evoengine.cli.main import evoengine
-from evoengine.ledger import listing
+from evoengine.errors import MachineError
+from evoengine.ledger import database, listing, standings
+from evoengine.ledger.effects import read_effects
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.lineage import effects, path
 from evoengine.objectives import front, objective_values, parse_objectives
+from evoengine.records import Outcome
 from tests.support.ledger_examples import GPU, PROBLEM, a_figure, add_ranked, start_run
 
-FEW, MANY = 200, 700
+FEW, MANY = 100, 300
 BYTES_PER_TRIAL = 6000
 """a source has 15,000, a binary 22,000"""
-HEAVY = ("sources.text", "cubin", "verdicts.cases", "samples_us", "mix")
+HEAVY = ("sources.packed", "machine_code", "verdicts.cases", "samples_us", "mix")
 """columns that no list shows"""
 LISTS = {
     "history": ("history",),
@@ -79,6 +84,8 @@ def test_a_list_takes_little_memory_for_each_trial(files, name):
 
 def test_trials_are_read_a_batch_at_a_time(files, monkeypatch):
     monkeypatch.setattr(listing, "BATCH", 50)
+    monkeypatch.setattr(database, "CHECKED_TRIALS", 0)  # of a small ledger all is checked when it is opened
+    monkeypatch.setattr(standings, "BATCH", 50)
 
     def read(db: Path) -> None:
         with open_ledger(str(db), create=False) as ledger:
@@ -135,6 +142,41 @@ def test_batches_follow_each_other_without_a_gap(ledger, monkeypatch):
     assert [t.trial for t in ledger.trials(ranked=True)] == [c.trial for c in ledger.candidates() if c.outcome.ranked]
 
 
+def test_the_last_trials_are_read_without_those_before(files, monkeypatch):
+    monkeypatch.setattr(listing, "FIRST_BATCH", 7)
+    monkeypatch.setattr(listing, "BATCH", 20)
+    with open_ledger(str(files[FEW]), create=False) as ledger:
+        assert [t.trial for t in ledger.trials(newest_first=True)] == list(range(FEW, 0, -1))
+        read: list[int] = []
+        event.listen(ledger._engine, "before_cursor_execute", lambda *args: read.append(1))
+        assert [t.trial for t in islice(ledger.trials(newest_first=True), 7)] == list(range(FEW, FEW - 7, -1))
+        assert len(read) < 5
+
+
+def test_trials_are_picked_by_how_they_ended(new_file):
+    with open_ledger(str(new_file("ended.db")), create=False) as ledger:
+        run = start_run(ledger)
+        ranked = add_ranked(ledger, run, a_figure(1.0))
+        screened, unfinished = (ledger.add_candidate(run, PROBLEM, GPU, {}, (), None) for _ in range(2))
+        ledger.finish(screened, Outcome.SCREENED, "too large", None, None)
+        picked = {outcomes: [t.trial for t in ledger.trials(outcomes=outcomes)] for outcomes in
+                  [(), (None,), (Outcome.SCREENED,), (Outcome.SCREENED, None), (Outcome.MEASURED,)]}  # fmt: skip
+        assert list(picked.values()) == [
+            [ranked, screened, unfinished], [unfinished], [screened], [screened, unfinished], []
+        ]  # fmt: skip
+        assert (ledger.count(), ledger.count(run=run), ledger.count(run=run + 1)) == (3, 3, 0)
+
+
+def test_a_trial_that_was_given_another_ones_binary_is_damaged(new_file):
+    with open_ledger(str(new_file("swapped.db")), create=False) as ledger:
+        run = start_run(ledger)
+        first, second = (add_ranked(ledger, run, a_figure(1.0), name=name) for name in ("one", "two"))
+        with ledger._writing() as session:
+            session.execute(text(f"UPDATE candidates SET binary_id = 1 WHERE id = {second}"))
+        with pytest.raises(MachineError, match=f"binary_id of row {second} of the table candidates"):
+            list(ledger.trials(resources=True))
+
+
 def test_a_lineage_from_the_parents_is_the_one_from_all_trials(ledger):
     known = {c.trial: c for c in ledger.candidates()}
     longest = 0
@@ -151,6 +193,18 @@ def described(step) -> tuple:
 
 def test_effects_from_listed_trials_are_those_from_candidates(ledger):
     assert effects(ledger.trials(ranked=True)) == effects(ledger.candidates()) != []
+
+
+def test_effects_of_a_part_are_those_of_its_steps_from_parents_before_it_too(ledger):
+    candidates = [c for c in ledger.candidates() if c.outcome.ranked]
+    last = candidates[-40:]
+    found = read_effects(ledger._reading, BENCHMARK_PROBLEM, GPU, most=40)
+    assert (found.trials, found.ranked, str(found)) == (
+        40, len(candidates), f"from the last 40 of {len(candidates)} ranked trials",
+    )  # fmt: skip
+    assert found.effects == effects(last, candidates) != effects(last)
+    whole = ledger.effects(BENCHMARK_PROBLEM, GPU)
+    assert whole.effects == effects(candidates) and str(whole) == f"from {len(candidates)} ranked trials"
 
 
 def test_a_front_from_listed_trials_is_the_one_of_which_nothing_is_beaten(ledger):
@@ -185,7 +239,7 @@ from click.testing import CliRunner
 from evoengine.cli.main import evoengine
 for arguments in {[list(a) for a in LISTS.values()]}:
     assert CliRunner().invoke(evoengine, [*arguments, "--db", {str(files[FEW])!r}]).exit_code == 0
-print(*{{"torch", "cupy", "optuna", "scipy", "alembic", "sqlalchemy"}} & set(sys.modules))
+print(*{{"torch", "cupy", "optuna", "scipy", "plotly", "alembic", "sqlalchemy"}} & set(sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.split() == ["sqlalchemy"], done.stderr

@@ -22,7 +22,7 @@ from evoengine.search.recompile import with_machine_code
 from evoengine.search.remeasure import spaces_of
 from evoengine.search.targets import stored_target
 from evoengine.stages.binary_check import BinaryCheck
-from evoengine.tuning import best as best_module
+from evoengine.tuning import exporting
 from tests.publish.test_t4 import BASELINES, DEVICE, whole
 from tests.support.ledger_examples import GPU, POLICY, PROBLEM, a_binary, a_figure, a_source, add_ranked, start_run
 
@@ -54,7 +54,7 @@ def test_machine_code_in_a_file_never_comes_into_a_ledger(ledger, tmp_path):
             result["evoengine"]["binary"]["cubin"] = "f0VMRiB0aGF0IHNvbWVib2R5IG1hZGU="
     ledger.import_run(from_t4(data))
     ledger.import_run(whole())  # nor out of another ledger
-    assert {cubin for (cubin,) in rows(ledger, "SELECT cubin FROM binaries")} == {b""}
+    assert rows(ledger, "SELECT * FROM machine_code") == [] != rows(ledger, "SELECT id FROM binaries")
     assert "cubin" not in json.dumps(exported())
 
 
@@ -113,30 +113,39 @@ def test_a_source_that_does_not_compile_here_ends_with_its_reason(ledger, compil
     _, trials = ledger.import_run(from_t4(exported()))
     assert with_machine_code(ledger, trials[0]).reason == "line 1: no such thing"
     with pytest.raises(NothingFound, match="does not compile here: line 1"):
-        best_module.export("out", db=ledger.place)
+        exporting.export("out", db=ledger.place)
 
 
 def test_an_imported_kernel_is_exported_by_a_verdict_reached_here_alone(ledger, compiler, monkeypatch, tmp_path):
     _, trials = ledger.import_run(from_t4(exported()))
-    monkeypatch.setattr(best_module, "check_export", lambda *_: BinaryCheck(None, "no disassembler"))
+    monkeypatch.setattr(exporting, "check_export", lambda *_: BinaryCheck(None, "no disassembler"))
     with pytest.raises(MachineError, match="nothing here vouches for it, and its machine code was not executed"):
-        best_module.export(tmp_path / "out", db=ledger.place)
+        exporting.export(tmp_path / "out", db=ledger.place)
     assert not (tmp_path / "out").exists()
     own = replace(whole().dossiers[0].candidate.verdict, device="executor")
-    monkeypatch.setattr(best_module, "check_export", lambda *_: BinaryCheck(own))
-    monkeypatch.setattr(best_module, "trace_files", lambda *_: {})
-    best_module.export(tmp_path / "out", db=ledger.place)
+    monkeypatch.setattr(exporting, "check_export", lambda *_: BinaryCheck(own))
+    monkeypatch.setattr(exporting, "trace_files", lambda *_: {})
+    exporting.export(tmp_path / "out", db=ledger.place)
     described = json.loads((tmp_path / "out" / "kernel.json").read_text())
     assert (tmp_path / "out" / "kernel.cubin").read_bytes() == b"made here"
     assert described["verdict"]["device"] == "executor"
     assert described["provenance"]["imported_from"] == "another ledger"
 
 
+def test_a_kernel_of_an_imported_space_that_cannot_be_read_is_the_files_fault(ledger, compiler, tmp_path):
+    whole_run = whole()
+    broken = replace(whole_run.run, space_text="[knobs]")
+    ledger.import_run(replace(whole_run, run=broken))
+    with pytest.raises(UsageError, match="trial 1 is not exported: attention.toml: the space must name its kernel"):
+        exporting.export(tmp_path / "out", db=ledger.place)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("UPDATE sources SET text = text || ' '", "text of row"),
-        ("UPDATE binaries SET cubin = x'7f454c46'", "cubin of row 1"),
+        ("UPDATE sources SET packed = packed || ' '", "packed of row"),
+        ("UPDATE machine_code SET packed = x'7f454c46'", "packed of row .* of the table machine_code"),
     ],
 )
 def test_what_was_changed_in_a_ledger_is_never_loaded(ledger, change, named):
@@ -145,7 +154,7 @@ def test_what_was_changed_in_a_ledger_is_never_loaded(ledger, change, named):
         connection.execute(text(change))
     with pytest.raises(MachineError, match=f"damaged: {named}"):
         ledger.candidate(trial, with_cubin=True)
-    if "cubin" in named:
+    if "machine_code" in named:
         with pytest.raises(MachineError, match=f"damaged: {named}"):
             ledger.find_binary(a_source("kernel").sha256, a_binary().options, a_binary().arch, a_binary().compiler)
 

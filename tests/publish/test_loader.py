@@ -51,6 +51,18 @@ def test_out_is_new_contiguous_memory_where_none_is_given(driver, load):
     assert driver.launches()[0].pointers[3] == out.data_ptr()
 
 
+def test_rows_of_v_and_out_may_be_others_than_those_of_q_and_k(driver, load):
+    problem = "b2,h4,s100,d192,dv128,bf16,kv2"
+    given = tensors(head_dim=192, head_dim_v=128)
+    out = load(ALL_MAPS, problem).attention(*given[:3])
+    assert out.shape == (2, 4, 100, 128) and out.dtype == torch.bfloat16
+    (found,) = driver.launches()
+    assert struct.unpack("f", struct.pack("i", found.scalars[4]))[0] == pytest.approx(1 / math.sqrt(192))
+    wanted = parameters_of(TensorMapArgument, parse_problem(problem), ALL_MAPS)
+    pointers = dict(zip("qkvo", found.pointers, strict=True))
+    assert found.maps == [tensor_map.encode(argument, pointers[argument.tensor]) for argument in wanted]
+
+
 @pytest.mark.parametrize(("sms", "resident", "grid"), [(3, 2, 6), (5, 1, 5), (132, 2, 8)])
 def test_a_persistent_kernel_fills_the_gpu_that_it_meets_and_no_more_than_the_work(driver, load, sms, resident, grid):
     driver.set_attribute(0, SMS, sms)

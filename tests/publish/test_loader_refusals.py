@@ -168,6 +168,19 @@ def test_tensors_that_the_kernel_was_not_made_for_are_refused(load, given, says)
         load(WMMA, problem=f"{PROBLEM},causal").attention(*given)
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (tensors(head_dim=128), "head_dim is 128; this kernel was compiled for 192"),
+        (tensors(head_dim=192), r"v has shape \(2, 2, 100, 192\); \(2, 2, 100, 128\) was expected"),
+        ((*tensors(head_dim=192, head_dim_v=128)[:3], tensors(head_dim=192)[3]), r"out has shape .*; .* 128\) was"),
+    ],
+)
+def test_rows_of_v_and_out_of_another_length_are_refused(load, given, says):
+    with pytest.raises(ValueError, match=says):
+        load(WGMMA, problem="b2,h4,s100,d192,dv128,bf16,kv2").attention(*given)
+
+
 def test_a_grid_beyond_the_gpus_is_refused_in_words(load):
     one = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16)
     many = one.expand(70_000, 1, 1, 64).contiguous()

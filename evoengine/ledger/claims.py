@@ -1,0 +1,126 @@
+"""Who evaluates what: one trial for each key, whatever search it is of, and what others take over from it.
+
+A claim holds as long as its trial is under way in a run that lives; its trial's end is what is known of the key from
+then on. A trial that was killed or interrupted leaves its claim to who comes next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import bindparam, select, text, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from evoengine.ledger.checksums import checked_columns
+from evoengine.ledger.models import Base, CandidateRow, ClaimRow, MeasurementRow, RunRow, UtcDateTime, VerdictRow
+from evoengine.ledger.rows import to_measurement
+from evoengine.ledger.runs import RUNNING
+from evoengine.ledger.standings import update_standing
+from evoengine.records import EXECUTOR, Kind, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a trial found when it claimed a key."""
+
+    trial: int
+    """that evaluates it: the one that asked, or the one to wait for or to take over from"""
+    known: bool
+    """whether that one has ended, and its end says something of the kernel"""
+
+
+def claim(session: Session, key: str, trial: int) -> Claim:
+    """Makes the trial the one that evaluates the key, unless another does or did."""
+    on_sqlite = session.get_bind().dialect.name == "sqlite"
+    into: sqlite.Insert | postgresql.Insert = sqlite.insert(ClaimRow) if on_sqlite else postgresql.insert(ClaimRow)
+    made = into.values(key=key, candidate_id=trial).on_conflict_do_nothing().returning(ClaimRow.key)
+    if session.scalar(made) is not None:
+        return Claim(trial, False)
+    held = (
+        select(ClaimRow.candidate_id, CandidateRow.outcome, RunRow.status)
+        .join(CandidateRow, CandidateRow.id == ClaimRow.candidate_id)
+        .join(RunRow, RunRow.id == CandidateRow.run_id)
+        .where(ClaimRow.key == key)
+    )
+    holder, outcome, status = session.execute(held).one()
+    if outcome is not None and Outcome(outcome).judged:
+        return Claim(holder, True)
+    if outcome is None and status == RUNNING:
+        return Claim(holder, False)
+    taking = update(ClaimRow).where(ClaimRow.key == key, ClaimRow.candidate_id == holder)
+    if session.scalar(taking.values(candidate_id=trial, ended_at=None).returning(ClaimRow.key)) is not None:
+        return Claim(trial, False)
+    return claim(session, key, trial)  # somebody else was quicker
+
+
+def claim_anew(session: Session, key: str, trial: int) -> None:
+    """Makes the trial the one that is known of the key from now on, whoever was before."""
+    if claim(session, key, trial).trial != trial:
+        session.execute(update(ClaimRow).where(ClaimRow.key == key).values(candidate_id=trial, ended_at=None))
+
+
+_END = text("UPDATE claims SET ended_at = :now WHERE candidate_id = :trial AND ended_at IS NULL").bindparams(
+    bindparam("now", type_=UtcDateTime)
+)
+"""of every trial; composing it each time costs more than its execution"""
+
+
+def end_claims(session: Session, trial: int, now: datetime) -> None:
+    session.execute(_END, {"trial": trial, "now": now})
+
+
+def decided(session: Session, trials: Iterable[int]) -> set[int]:
+    """Of trials that others evaluate, those that are not under way any more: ended, removed, or of a run that is."""
+    wanted = set(trials)
+    under_way = select(CandidateRow.id).join(RunRow, RunRow.id == CandidateRow.run_id).where(
+        CandidateRow.id.in_(wanted), CandidateRow.outcome.is_(None), RunRow.status == RUNNING
+    )  # fmt: skip
+    return wanted - set(session.scalars(under_way))
+
+
+def take_over(session: Session, key: str, original: int, trial: int, *, timed: bool, now: datetime) -> Outcome:
+    """Ends a trial as another one ended that had the same key; gives its outcome.
+
+    Verdicts and figures come along as they were at that end, each with the time at which it was taken: a GPU that timed
+    it later under another driver, and finals against others, are not of this evaluation. A rejection that came later
+    is: a result that was once wrong is wrong.
+    """
+    was, row = session.get_one(CandidateRow, original), session.get_one(CandidateRow, trial)
+    ended_at = session.scalars(select(ClaimRow.ended_at).where(ClaimRow.key == key)).one() or now
+    verdicts = session.scalars(
+        select(VerdictRow).where(VerdictRow.candidate_id == original).order_by(VerdictRow.id)
+    ).all()
+    figures = session.scalars(
+        select(MeasurementRow).where(MeasurementRow.candidate_id == original).order_by(MeasurementRow.id)
+    ).all()
+    rejected = not Outcome(str(was.outcome)).correct
+    kept_verdicts = [v for v in verdicts if rejected or v.taken_at <= ended_at]
+    kept_figures = [f for f in figures if _is_of_evaluation(f, ended_at, timed)]
+    session.add_all([_copy(VerdictRow, v, trial) for v in kept_verdicts])
+    session.add_all([_copy(MeasurementRow, f, trial) for f in kept_figures])
+    row.outcome, row.reason = str(was.outcome), was.reason
+    if was.outcome == Outcome.MEASURED and not timed:  # a GPU timed it later
+        row.outcome = str(Outcome.ESTIMATED if kept_figures else Outcome.UNRANKED)
+        row.reason = None
+    row.taken_from = was.taken_from or original
+    row.binary_id, row.occupancy = was.binary_id, was.occupancy
+    row.device = next((v.device for v in reversed(kept_verdicts) if v.device != EXECUTOR), None)
+    row.finished_at = now
+    session.flush()
+    update_standing(session, trial)
+    return Outcome(row.outcome)
+
+
+def _is_of_evaluation(figure: MeasurementRow, ended_at: datetime, timed: bool) -> bool:
+    read = to_measurement(figure)
+    if read.kind is Kind.ESTIMATED:  # of what was timed, a prediction may come in after the time
+        return True
+    return timed and figure.taken_at <= ended_at and "place" not in read.terms
+
+
+def _copy(table: type[Base], row: Base, trial: int) -> Base:
+    values = {name: getattr(row, name) for name in checked_columns(table) if name != "candidate_id"}
+    return table(candidate_id=trial, **values)

@@ -1,0 +1,198 @@
+"""Trials by what a person asks for: their run, problem, GPU, outcome, family, and a condition on their knobs.
+
+What SQL can select by, it does. A condition is evaluated here, over batches of configurations that are read from the
+last one back, so that the last few are found without reading the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import ColumnElement, Select, Text, cast, func, or_, select
+
+from evoengine.ledger.checksums import row_check
+from evoengine.ledger.comparison import Comparison, read_comparison
+from evoengine.ledger.effects import Effects, read_effects
+from evoengine.ledger.listing import BATCH, Trial, read_trials
+from evoengine.ledger.models import CandidateRow
+from evoengine.ledger.overview import Overview, read_overview
+from evoengine.ledger.reading import Reader
+from evoengine.ledger.runs import UNFINISHED, Run
+from evoengine.records import Config
+
+KNOBS_FROM = 1000
+"""of the last so many trials the knobs are named to a person who named one that is not there"""
+_CONFIG = (CandidateRow.id, CandidateRow.checksums, cast(CandidateRow.config, Text))
+S = TypeVar("S", bound="Select[*tuple[Any, ...]]")
+_check_config = row_check(CandidateRow, ("config",))
+
+
+class Condition(Protocol):
+    @property
+    def names(self) -> frozenset[str]:
+        """The knobs that it reads."""
+        ...
+
+    def picks(self, config: Config) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is None or empty narrows nothing. An outcome is one of `Outcome`'s, or UNFINISHED."""
+
+    run: int | None = None
+    problem: str | None = None
+    gpu: str | None = None
+    outcomes: Sequence[str] = ()
+    families: Sequence[str] = ()
+    condition: Condition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The last trials of those that are wanted, in their order."""
+
+    trials: list[int]
+    earlier: int | None
+    """how many there are before them; None where nobody counted, and there is one at least"""
+
+
+class TrialLists(Reader):
+    """The part of a Ledger that finds trials and puts them beside each other. Raises as a Ledger does, and what
+    `Condition.picks` raises."""
+
+    def matching(self, wanted: Wanted) -> list[int]:
+        """All of them, in the order of their numbers."""
+        return sorted(self._numbers(wanted))
+
+    def last_matching(self, wanted: Wanted, count: int) -> Last:
+        found = list(islice(self._numbers(wanted, count + 1), count + 1))
+        last = sorted(found[:count])
+        if len(found) <= count:
+            return Last(last, 0)
+        if wanted.condition or wanted.families:
+            return Last(last, None)
+        with self._reading() as session:
+            total = session.scalars(_narrowed(select(func.count(CandidateRow.id)), wanted)).one()
+        return Last(last, total - count)
+
+    def listed(self, trials: Sequence[int]) -> Iterator[Trial]:
+        """Those trials as lists show them, a batch at a time. The numbers ascend."""
+        for start in range(0, len(trials), BATCH):
+            of_batch = CandidateRow.id.in_(trials[start : start + BATCH])
+            yield from read_trials(self._reading, select(CandidateRow.id).where(of_batch), resources=True)
+
+    def knobs_of(self, trials: Sequence[int]) -> list[str]:
+        """The knobs that those trials have, in the order in which they are first seen."""
+        names: dict[str, None] = {}
+        for start in range(0, len(trials), BATCH):
+            of_batch = select(*_CONFIG).where(CandidateRow.id.in_(trials[start : start + BATCH]))
+            with self._reading() as session:
+                for config in _configs(session.execute(of_batch.order_by(CandidateRow.id)).all()):
+                    names.update(dict.fromkeys(config.keys()))
+        return list(names)
+
+    def missing_knobs(self, wanted: Wanted, names: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Those of `names` that no trial of the run, problem and GPU has as a knob; and knobs that some have, where
+        any is missing."""
+        of_target = Wanted(wanted.run, wanted.problem, wanted.gpu)
+        some = _narrowed(select(CandidateRow.id), of_target)
+        with self._reading() as session:
+            missing = [n for n in sorted(names) if session.scalar(some.where(_has(n)).limit(1)) is None]
+        if not missing:
+            return [], []
+        return missing, sorted(self.knobs_of(self.last_matching(of_target, KNOBS_FROM).trials))
+
+    def endings(self, wanted: Wanted) -> tuple[dict[str, int], list[str]]:
+        """How the trials of the run, problem and GPU ended, outcome → trials, and their families."""
+        of_target = Wanted(wanted.run, wanted.problem, wanted.gpu)
+        family = _family()
+        grouped = _narrowed(select(CandidateRow.outcome, family, func.count(CandidateRow.id)), of_target)
+        outcomes: dict[str, int] = {}
+        families: set[str] = set()
+        with self._reading() as session:
+            for outcome, of_family, trials in session.execute(grouped.group_by(CandidateRow.outcome, family)):
+                name = outcome or UNFINISHED
+                outcomes[name] = outcomes.get(name, 0) + trials
+                families |= {of_family} if of_family is not None else set()
+        return outcomes, sorted(families)
+
+    def comparison(self, first: int, second: int) -> Comparison:
+        """Two runs beside each other. Raises UsageError where there is no such run, or where both are the same."""
+        return read_comparison(self._reading, self._winner, first, second)
+
+    def overview(self, problem: str, gpu: str) -> Overview:
+        """What a page on a problem and a GPU shows."""
+        best = next(iter(self.best(problem, gpu, 1)), None)
+        lineage = self.ancestors(best.trial) if best else {}
+        return read_overview(self._reading, problem, gpu, best, lineage)
+
+    def effects(self, problem: str, gpu: str) -> Effects:
+        """Which changes of knobs paid."""
+        return read_effects(self._reading, problem, gpu)
+
+    def _winner(self, run: Run) -> int | None:
+        return next((c.trial for c in self.best(run.problem, run.gpu, 1, run=run.id)), None)
+
+    def _numbers(self, wanted: Wanted, at_most: int | None = None) -> Iterator[int]:
+        """The last one first. Without a condition no more than `at_most` are asked for."""
+        if wanted.condition:
+            yield from self._picked(wanted, wanted.condition)
+            return
+        with self._reading() as session:
+            numbers = _narrowed(select(CandidateRow.id), wanted).order_by(CandidateRow.id.desc()).limit(at_most)
+            yield from session.scalars(numbers).all()
+
+    def _picked(self, wanted: Wanted, condition: Condition) -> Iterator[int]:
+        last: int | None = None
+        while True:
+            of_batch = _narrowed(select(*_CONFIG), wanted)
+            if last is not None:
+                of_batch = of_batch.where(CandidateRow.id < last)
+            with self._reading() as session:
+                rows = session.execute(of_batch.order_by(CandidateRow.id.desc()).limit(BATCH)).all()
+                picked = [condition.picks(config) for config in _configs(rows)]
+            yield from (row[0] for row, is_picked in zip(rows, picked, strict=True) if is_picked)
+            if len(rows) < BATCH:
+                return
+            last = rows[-1][0]
+
+
+def _narrowed(selected: S, wanted: Wanted) -> S:
+    """By all but the condition."""
+    of_target = {"run_id": wanted.run, "problem": wanted.problem, "gpu": wanted.gpu}
+    for name, value in of_target.items():
+        if value is not None:
+            selected = selected.where(getattr(CandidateRow, name) == value)
+    if wanted.outcomes:
+        ended = CandidateRow.outcome.in_([o for o in wanted.outcomes if o != UNFINISHED])
+        unfinished = CandidateRow.outcome.is_(None)
+        selected = selected.where(or_(ended, unfinished) if UNFINISHED in wanted.outcomes else ended)
+    if wanted.families:
+        selected = selected.where(_family().in_(wanted.families))
+    return selected
+
+
+def _family() -> ColumnElement[str]:
+    return _knob("family")
+
+
+def _has(knob: str) -> ColumnElement[bool]:
+    return _knob(knob).is_not(None)
+
+
+def _knob(name: str) -> ColumnElement[str]:
+    value: ColumnElement[str] = CandidateRow.config[name].as_string()
+    return value
+
+
+def _configs(rows: Sequence[Sequence[Any]]) -> list[Config]:
+    """Of rows of _CONFIG; decoded together, so that they share the names of their knobs."""
+    for number, sums, text in rows:
+        _check_config(number, sums, (text,))
+    configs: list[Config] = json.loads(f"[{','.join(text for *_, text in rows)}]")
+    return configs

@@ -1,0 +1,261 @@
+"""Charts of what knobs do: changes that paid, pairs of knobs, and the path to the best."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from evoengine.ledger.overview import Overview
+from evoengine.ledger.times import Sort
+from evoengine.lineage import Step, path, transition
+from evoengine.publish.report.look import (
+    Section,
+    chart,
+    described,
+    kind_name,
+    knobs,
+    label,
+    labelled,
+    shown,
+    titled,
+)
+from evoengine.publish.report.speed_charts import sorted_times
+from evoengine.records import Config, Kind, Measurement, Value
+from evoengine.terms import model_of
+from evoengine.text import plain
+
+MOST_CHANGES = 15
+"""that paid, and as many that cost"""
+MOST_KNOBS, MOST_VALUES = 4, 20
+"""of the pairs: the knobs that matter most, of those with at most so many values"""
+SHORT = 16
+"""characters of a knob's name in the choice of a pair"""
+MOST_LABELS = 12
+"""steps of a lineage that have their gain beside them; of more it is shown where a mouse points"""
+GAINED, LOST = "#009E73", "#CC3311"
+
+
+def effects(overview: Overview) -> Section:
+    name, title = "effects", "What changes of knobs did"
+    found = overview.effects
+    if not found.effects:
+        why = "No trial was made from another yet: start points have no parents, and most samplers name none."
+        return Section(name, title, f"Nothing to draw. {why}")
+    best_first = found.effects
+    drawn = (
+        best_first if len(best_first) <= 2 * MOST_CHANGES else [*best_first[:MOST_CHANGES], *best_first[-MOST_CHANGES:]]
+    )
+    gains = [100 * (e.median_gain - 1) for e in drawn]
+    hover = [
+        f"{shown(transition(e.change))}<br>{gain:+.1f}% in the median of {e.steps} steps<br>{e.better} were faster, "
+        f"{e.alone} changed nothing else"
+        for e, gain in zip(drawn, gains, strict=True)
+    ]
+    data = [
+        {
+            "type": "bar", "orientation": "h", "x": gains, "y": list(range(len(drawn))),
+            "hoverinfo": "text", "hovertext": hover, "text": [f"{e.steps}" for e in drawn], "textposition": "auto",
+            "textangle": 0,
+            "marker": {"color": [GAINED if gain > 0 else LOST for gain in gains]}, "showlegend": False,
+        }
+    ]  # fmt: skip
+    left_out = len(best_first) - len(drawn)
+    text = (
+        f"The median gain in speed from parent to child where that knob changed, {found}; the number is how many steps "
+        "made the change. Only figures of one kind, device and policy are held against each other."
+        + (f" {left_out} changes between the best and the worst are left out." if left_out else "")
+    )
+    y = labelled([transition(e.change) for e in drawn], range=[len(drawn) - 0.5, -0.5])
+    return Section(name, title, text, chart(data, titled("median gain in speed, %"), y, 120 + 22 * len(drawn)))
+
+
+# ── pairs ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def pairs(overview: Overview) -> Section:
+    name, title = "pairs", "Pairs of knobs"
+    by_sort = sorted_times(overview)
+    sort = _leading(overview, by_sort)
+    if sort is None:
+        return Section(name, title, "Nothing to draw: no trial that is shown here is correct and has a figure.")
+    configs = {t.trial: t.config for t in overview.trials}
+    tried = [(configs[t.trial], t.us) for t in by_sort[sort]]
+    several = [pair for pair in combinations(_most_telling(tried), 2) if _differ_together(*pair, tried)]
+    if not several:
+        return Section(name, title, "Nothing to draw: no two knobs were tried together at several values each.")
+    maps = [_map(one, other, tried) for one, other in several]
+    for n, trace in enumerate(maps):
+        trace["visible"] = n == 0
+    axes = [[titled(label(knob)) | labelled(_values(knob, pair, tried)) for knob in pair] for pair in several]
+    buttons = [
+        {
+            "label": " and ".join(shown(knob, SHORT) for knob in pair), "method": "update",
+            "args": [{"visible": [m == n for m in range(len(maps))]}, _changes_of_axes(axes[n])],
+        }
+        for n, pair in enumerate(several)
+    ]  # fmt: skip
+    made = chart(maps, axes[0][0], axes[0][1], 460)
+    made["layout"]["updatemenus"] = [{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.16, "yanchor": "top"}]
+    made["layout"]["margin"]["t"] = 70
+    text = (
+        f"How much longer than the best the best trial with both values takes, in %, by {kind_name(sort)} figures "
+        f"({described(sort)}). White was not tried. The knobs are those whose values tell most of the time."
+    )
+    return Section(name, title, text, made)
+
+
+def _leading(overview: Overview, by_sort: Mapping[Sort, object]) -> Sort | None:
+    """Of the figures that the best is ranked by."""
+    figure = overview.best.measurement if overview.best else None
+    own = [sort for sort in by_sort if figure is not None and _is_of(figure, sort)]
+    return next(iter([*own, *by_sort]), None)
+
+
+def _is_of(figure: Measurement, sort: Sort) -> bool:
+    model = model_of(figure.terms) if figure.kind is Kind.ESTIMATED else None
+    return Sort(figure.kind, model, figure.device, figure.policy) == sort
+
+
+def _most_telling(tried: Sequence[tuple[Config, float]]) -> list[str]:
+    """The knobs by which the logarithm of the time differs most: greatest share of its variance between their values,
+    times the share of trials that have the knob."""
+    logs: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for config, us in tried:
+        for knob, value in config.items():
+            logs[knob][_value(value)].append(math.log(us))
+    shares = {
+        knob: _explained(values) * sum(map(len, values.values())) / len(tried)
+        for knob, values in logs.items()
+        if 2 <= len(values) <= MOST_VALUES
+    }
+    return sorted(shares, key=lambda knob: (-shares[knob], knob))[:MOST_KNOBS]
+
+
+def _explained(groups: Mapping[str, Sequence[float]]) -> float:
+    everything = [value for group in groups.values() for value in group]
+    mean = statistics.fmean(everything)
+    total = sum((value - mean) ** 2 for value in everything)
+    between = sum(len(group) * (statistics.fmean(group) - mean) ** 2 for group in groups.values())
+    return between / total if total else 0.0
+
+
+def _differ_together(one: str, other: str, tried: Sequence[tuple[Config, float]]) -> bool:
+    """Whether both have several values in trials that have both."""
+    cells = {(_value(c[one]), _value(c[other])) for c, _ in tried if one in c and other in c}
+    return all(len({cell[side] for cell in cells}) > 1 for side in (0, 1))
+
+
+def _values(knob: str, pair: Sequence[str], tried: Sequence[tuple[Config, float]]) -> list[str]:
+    """The knob's, in trials that have both."""
+    return sorted({_value(c[knob]) for c, _ in tried if all(name in c for name in pair)}, key=_by_number)
+
+
+def _changes_of_axes(axes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What Plotly has to set where another pair is chosen."""
+    changes: dict[str, Any] = {}
+    for name, axis in zip(("xaxis", "yaxis"), axes, strict=True):
+        changes |= {f"{name}.title.text": axis["title"]["text"]}
+        changes |= {f"{name}.{key}": axis[key] for key in ("tickvals", "ticktext", "range")}
+    return changes
+
+
+def _map(one: str, other: str, tried: Sequence[tuple[Config, float]]) -> dict[str, object]:
+    best: dict[tuple[str, str], float] = {}
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    for config, us in tried:
+        if one in config and other in config:
+            cell = _value(config[one]), _value(config[other])
+            best[cell] = min(us, best.get(cell, math.inf))
+            counts[cell] += 1
+    x, y = (_values(knob, (one, other), tried) for knob in (one, other))
+    least = min(us for _, us in tried)
+    z = [[100 * (best[a, b] / least - 1) if (a, b) in best else None for a in x] for b in y]
+    hover = [
+        [
+            f"{shown(one)}={shown(a)}, {shown(other)}={shown(b)}<br>"
+            + (f"{best[a, b]:,.4g} µs, {counts[a, b]} trials" if (a, b) in best else "not tried")
+            for a in x
+        ]
+        for b in y
+    ]
+    return {
+        "type": "heatmap", "x": list(range(len(x))), "y": list(range(len(y))), "z": z, "hoverinfo": "text",
+        "hovertext": hover, "colorscale": "Viridis", "reversescale": True, "xgap": 1, "ygap": 1,
+        "colorbar": {"title": {"text": "% slower"}, "thickness": 12},
+    }  # fmt: skip
+
+
+def _value(value: Value) -> str:
+    return str(value).lower()
+
+
+def _by_number(text: str) -> tuple[bool, float, str]:
+    try:
+        number = float(text)
+    except ValueError:
+        return True, 0.0, text
+    return (False, number, text) if math.isfinite(number) else (True, 0.0, text)
+
+
+# ── lineage ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def lineage(overview: Overview) -> Section:
+    name, title = "lineage", "Lineage of the best"
+    if overview.best is None:
+        return Section(name, title, "Nothing to show: no trial is correct and has a figure.")
+    steps = path(overview.best.trial, overview.lineage)
+    rows = [_row(step) for step in steps]
+    headings = ("trial", "made by", "changed", "kind", "µs", "gain")
+    if len(steps) == 1:
+        text = f"Trial {overview.best.trial} is a start point, or was proposed without a parent."
+        return Section(name, title, text, None, headings, rows)
+    text = f"From a start point to trial {overview.best.trial}: of two parents the faster is followed."
+    drawn = [(s, s.candidate.measurement) for s in steps]
+    known = [(s, m) for s, m in drawn if m is not None]
+    data = [
+        {
+            "type": "scatter", "mode": "lines+markers" + "+text" * (len(known) <= MOST_LABELS),
+            "x": [f"#{s.candidate.trial}" for s, _ in known],
+            "y": [m.compared_us for _, m in known], "hoverinfo": "text", "showlegend": False,
+            "text": [_gain(s).strip() for s, _ in known],
+            "textposition": "top center", "line": {"color": "#999999"},
+            "hovertext": [f"#{s.candidate.trial}, {m.kind}, {m.compared_us:,.4g} µs{_gain(s)}<br>{shown(_changed(s))}"
+                          for s, m in known],
+            "marker": {"size": 9, "color": [_colour(m) for _, m in known], "symbol": [_symbol(m) for _, m in known]},
+        }
+    ]  # fmt: skip
+    return Section(name, title, text, chart(data, {"type": "category"}, titled("µs")), headings, rows)
+
+
+def _row(step: Step) -> list[str]:
+    candidate, figure = step.candidate, step.candidate.measurement
+    origin = f"{candidate.operator or '–'} of {step.parent.trial}" if step.parent else candidate.operator or "–"
+    return [
+        str(candidate.trial), plain(origin), plain(_changed(step)), str(figure.kind) if figure else "",
+        f"{figure.compared_us:,.4g}" if figure else "", _gain(step).strip() or "–",
+    ]  # fmt: skip
+
+
+def _gain(step: Step) -> str:
+    return "" if step.gain is None else f" {step.gain - 1:+.1%}"
+
+
+def _changed(step: Step) -> str:
+    if step.parent is not None and not step.changes:
+        return "no knob"
+    return ", ".join(map(transition, step.changes)) or knobs(step.candidate.config)
+
+
+def _colour(figure: Measurement) -> str:
+    return {Kind.MEASURED: "#0072B2", Kind.RECORDED: "#009E73"}.get(
+        figure.kind, "#777777" if figure.by_formula else "#D55E00"
+    )
+
+
+def _symbol(figure: Measurement) -> str:
+    return {Kind.MEASURED: "circle", Kind.RECORDED: "square"}.get(figure.kind, "x" if figure.by_formula else "diamond")

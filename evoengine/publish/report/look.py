@@ -1,0 +1,130 @@
+"""What the charts of a page share: how each kind of figure looks, the bounds of a chart, and text that stays text."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from evoengine.ledger.times import Sort
+from evoengine.records import Config, Kind, Outcome
+from evoengine.terms import FORMULA
+from evoengine.text import plain
+
+LONGEST, LONGEST_LABEL = 160, 36
+"""characters of a text from the ledger where a mouse points, and beside an axis or in a legend"""
+# Okabe and Ito's colours, which people with colour blindness tell apart; the shapes say it in black and white too
+_LOOKS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "measured": (("#0072B2", "#56B4E9", "#00446B"), ("circle", "circle-open", "circle-dot")),
+    "recorded": (("#009E73", "#5CC9AA", "#00563F"), ("square", "square-open", "square-dot")),
+    "predicted": (("#D55E00", "#E69F00", "#803900"), ("diamond", "diamond-open", "diamond-dot")),
+    "by formula": (("#777777", "#AAAAAA", "#444444"), ("x", "cross", "star")),
+}
+OUTCOME_COLOURS: Mapping[str, str] = {
+    Outcome.MEASURED: "#0072B2", Outcome.RECORDED: "#009E73", Outcome.ESTIMATED: "#D55E00",
+    Outcome.UNRANKED: "#56B4E9", Outcome.DUPLICATE: "#BBBBBB", Outcome.SCREENED: "#999999",
+    Outcome.UNCOMPILABLE: "#CC79A7", Outcome.INCORRECT: "#CC3311", Outcome.CRASHED: "#661100",
+    Outcome.HUNG: "#AA4499", Outcome.SUSPECT: "#DDCC77",
+}  # fmt: skip
+PLAIN, PEAK_COLOUR, WRONG_COLOUR = "#777777", "#111111", "#CC3311"
+Chart = dict[str, Any]
+"""data and layout as Plotly takes them, and the height in pixels"""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page. Without a chart and a table its text says why there is nothing to show."""
+
+    name: str
+    title: str
+    text: str
+    chart: Chart | None = None
+    headings: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    name: str
+    colour: str
+    symbol: str
+
+
+def shown(text: object, longest: int = LONGEST) -> str:
+    """Text from the ledger for a chart: Plotly takes tags for formatting and links, and decodes `&lt;` and `&amp;`."""
+    line = plain(text)
+    return html.escape(line if len(line) <= longest else f"{line[: longest - 1]}…", quote=False)
+
+
+def label(text: object) -> str:
+    return shown(text, LONGEST_LABEL)
+
+
+def labelled(texts: Sequence[object], **more: Any) -> dict[str, Any]:
+    """An axis of 0, 1, 2 … with those texts there: two that are cut to the same stay two."""
+    places = {"tickmode": "array", "tickvals": list(range(len(texts))), "ticktext": list(map(label, texts))}
+    return places | {"range": [-0.5, len(texts) - 0.5], "zeroline": False} | more
+
+
+def kind_name(sort: Sort) -> str:
+    """What a person calls figures of that sort: measured, recorded, predicted, by formula."""
+    if sort.kind is Kind.ESTIMATED:
+        return "by formula" if sort.model == FORMULA else "predicted"
+    return str(sort.kind)
+
+
+def looks(sorts: Iterable[Sort]) -> dict[Sort, Look]:
+    """Of each sort a name, a colour and a shape of its own; those of a kind are near each other."""
+    of_kind: dict[str, list[Sort]] = {}
+    for sort in sorted(set(sorts), key=Sort.trust):
+        of_kind.setdefault(kind_name(sort), []).append(sort)
+    found = {}
+    for kind, alike in of_kind.items():
+        colours, symbols = _LOOKS[kind]
+        for n, sort in enumerate(alike):
+            name = f"{kind} ({described(sort)})" if len(alike) > 1 else kind
+            found[sort] = Look(label(name), colours[n % len(colours)], symbols[n % len(symbols)])
+    return found
+
+
+def described(sort: Sort) -> str:
+    """The device and the policy."""
+    return f"{sort.device}; {sort.policy}" if sort.policy else sort.device
+
+
+def knobs(config: Config) -> str:
+    return " ".join(f"{name}={str(value).lower()}" for name, value in config.items())
+
+
+def chart(data: Sequence[Mapping[str, Any]], x: Mapping[str, Any], y: Mapping[str, Any], height: int = 420) -> Chart:
+    """Traces between two axes, with the legend below them."""
+    axis = {"automargin": True, "gridcolor": "#e6e6e6", "zerolinecolor": "#cccccc"}
+    layout = {
+        "xaxis": axis | dict(x), "yaxis": axis | dict(y), "margin": {"l": 50, "r": 12, "t": 12, "b": 44},
+        "legend": {"orientation": "h", "yanchor": "top", "y": -0.22, "x": 0}, "hovermode": "closest",
+        "paper_bgcolor": "#ffffff", "plot_bgcolor": "#ffffff", "font": {"size": 12, "color": "#222222"},
+    }  # fmt: skip
+    return {"data": list(data), "layout": layout, "height": height}
+
+
+def titled(title: str, **more: Any) -> dict[str, Any]:
+    """An axis with its title."""
+    return {"title": {"text": title}, **more}
+
+
+def points(x: Sequence[Any], y: Sequence[Any], look: Look, hover: Sequence[str], size: int = 6) -> dict[str, Any]:
+    """Hover texts must be `shown`."""
+    marker = {"color": look.colour, "symbol": look.symbol, "size": size, "opacity": size / 10}
+    return {
+        "type": "scatter", "mode": "markers", "x": list(x), "y": list(y), "name": look.name, "hoverinfo": "text",
+        "hovertext": list(hover), "marker": marker,
+    }  # fmt: skip
+
+
+def line(x: Sequence[Any], y: Sequence[Any], name: str, colour: str, **style: Any) -> dict[str, Any]:
+    """`name` must be `shown`."""
+    return {
+        "type": "scatter", "mode": "lines", "x": list(x), "y": list(y), "name": name, "hoverinfo": "name+y",
+        "line": {"color": colour, **style},
+    }  # fmt: skip

@@ -1,0 +1,256 @@
+"""Charts of how fast trials are: over the search, against predictions, under the roofline, in the finals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from evoengine.ledger.overview import Overview
+from evoengine.ledger.times import Sort, Timed
+from evoengine.publish.report.look import (
+    PEAK_COLOUR,
+    PLAIN,
+    Look,
+    Section,
+    chart,
+    described,
+    kind_name,
+    knobs,
+    label,
+    labelled,
+    line,
+    looks,
+    points,
+    shown,
+    titled,
+)
+from evoengine.records import Baseline, Kind
+
+MOST_POINTS = 5_000
+"""of one sort of figures in a chart; the improvements are all among them"""
+FAR = 6
+"""times the best: beyond it the roofline would flatten the rest, and the axis is logarithmic"""
+MANY = 500
+"""points that are drawn small"""
+WITHIN = 1.25
+"""a prediction within this factor is counted as near"""
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What the GPU can do at most, and what the problem needs."""
+
+    gpu: str
+    flops: float
+    min_dram_bytes: float
+    tensor_tflops: float
+    fp32_tflops: float
+    memory_gbs: float
+
+    @property
+    def least_us(self) -> float:
+        """No kernel takes less."""
+        return max(self.flops / self.tensor_tflops / 1e6, self.min_dram_bytes / self.memory_gbs / 1e3)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What is drawn upwards: TFLOPS, or runs per second where nobody counted operations."""
+
+    flops: float | None
+
+    @property
+    def title(self) -> str:
+        return "runs per second" if self.flops is None else "TFLOPS"
+
+    def of(self, us: float) -> float:
+        return 1e6 / us if self.flops is None else self.flops / us / 1e6
+
+
+def rate_of(times: Sequence[Timed]) -> Rate:
+    """TFLOPS where all figures have them: their operations are the same, as they are of one problem."""
+    first = times[0] if times else None
+    if first is None or first.tflops is None or any(t.tflops is None for t in times):
+        return Rate(None)
+    return Rate(first.tflops * first.us * 1e6)
+
+
+def sorted_times(overview: Overview) -> dict[Sort, list[Timed]]:
+    """Of each sort the last figure of every trial, in the order of the trials; without those of back-to-back runs."""
+    last: dict[Sort, dict[int, Timed]] = {}
+    for timed in overview.times:
+        if not timed.sort.is_sustained:
+            last.setdefault(timed.sort, {})[timed.trial] = timed
+    return {sort: [last[sort][n] for n in sorted(last[sort])] for sort in sorted(last, key=Sort.trust)}
+
+
+# ── convergence ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def convergence(overview: Overview, peaks: Peaks | None) -> Section:
+    name, title = "convergence", "Convergence"
+    by_sort = sorted_times(overview)
+    if not by_sort:
+        return Section(name, title, "Nothing to draw: no trial that is shown here is correct and has a figure.")
+    rate, first = rate_of(overview.times), overview.total - len(overview.trials)
+    places = {t.trial: first + n for n, t in enumerate(overview.trials, 1)}
+    data = [
+        trace
+        for sort, look in looks(by_sort).items()
+        for trace in _converging(by_sort[sort], look, rate, places, overview)
+    ]
+    ends = [first + 1, overview.total]
+    for n, baseline in enumerate(overview.baselines):
+        dash = ("dash", "dashdot", "dot")[n % 3]
+        data.append(line(ends, [rate.of(baseline.median_us)] * 2, _baseline(baseline), PLAIN, dash=dash))
+    roof, best = None, max(rate.of(t.us) for times in by_sort.values() for t in times)
+    if peaks:
+        roof = Rate(peaks.flops if rate.flops else None).of(peaks.least_us)
+        data.append(line(ends, [roof] * 2, "roofline", PEAK_COLOUR, dash="longdash"))
+    far = roof is not None and roof > FAR * best
+    upwards = titled(rate.title, **({"type": "log"} if far else {"rangemode": "tozero"}))
+    figures = "; ".join(f"{kind_name(sort)}: {described(sort)}" for sort in by_sort)
+    text = (
+        f"Each point is a correct trial, each line the best so far of one kind of figure ({figures}). "
+        "Kinds say different things and are never ranked together."
+    )
+    return Section(name, title, text, chart(data, titled("trial, in the order they were started"),
+                                            upwards, 460))  # fmt: skip
+
+
+def _converging(
+    times: Sequence[Timed], look: Look, rate: Rate, places: dict[int, int], overview: Overview
+) -> Iterator[dict[str, object]]:
+    best = _improvements(times)
+    drawn = _thinned(times, best)
+    configs = {t.trial: t.config for t in overview.trials}
+    hover = [_hover(t, rate, look, knobs(configs[t.trial])) for t in drawn]
+    yield points(
+        [places[t.trial] for t in drawn], [rate.of(t.us) for t in drawn], look, hover, 6 if len(drawn) < MANY else 4
+    )
+    x = [*(places[t.trial] for t in best), max(places.values())]
+    y = [*(rate.of(t.us) for t in best), rate.of(best[-1].us)]
+    yield line(x, y, f"best {look.name}", look.colour, shape="hv", width=2)
+
+
+def _baseline(baseline: Baseline) -> str:
+    return label(f"baseline {baseline.name}, measured")
+
+
+def _thinned(times: Sequence[Timed], best: Sequence[Timed]) -> list[Timed]:
+    """At most MOST_POINTS, evenly, and the improvements."""
+    stride, kept = -(-len(times) // MOST_POINTS), {t.trial for t in best}
+    return [t for n, t in enumerate(times) if n % stride == 0 or t.trial in kept]
+
+
+def _improvements(times: Sequence[Timed]) -> list[Timed]:
+    found: list[Timed] = []
+    for timed in times:
+        if not found or timed.us < found[-1].us:
+            found.append(timed)
+    return found
+
+
+def _hover(timed: Timed, rate: Rate, look: Look, what: str) -> str:
+    return f"#{timed.trial} {look.name}<br>{rate.of(timed.us):,.4g} {rate.title}, {timed.us:,.4g} µs<br>{shown(what)}"
+
+
+# ── prediction and measurement ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def prediction(overview: Overview) -> Section:
+    name, title = "prediction", "Prediction against measurement"
+    by_sort = sorted_times(overview)
+    look = looks(by_sort)
+    data, told, ends = [], [], []
+    for estimate in (s for s in by_sort if s.kind is Kind.ESTIMATED):
+        predicted = {t.trial: t for t in by_sort[estimate]}
+        for real in (s for s in by_sort if s.kind is not Kind.ESTIMATED):
+            pairs = [(predicted[t.trial].us, t.us, t.trial) for t in by_sort[real] if t.trial in predicted]
+            if not pairs:
+                continue
+            pair = f"{look[estimate].name} and {look[real].name}"
+            hover = [f"#{n}<br>{look[estimate].name} {p:,.4g} µs<br>{look[real].name} {m:,.4g} µs" for p, m, n in pairs]
+            symbol = look[estimate].symbol + "-open" * (real.kind is Kind.RECORDED)
+            both = Look(pair, look[estimate].colour, symbol)
+            data.append(points([p for p, _, _ in pairs], [m for _, m, _ in pairs], both, hover, 7))
+            ends += [us for p, m, _ in pairs for us in (p, m)]
+            near = sum(1 / WITHIN <= p / m <= WITHIN for p, m, _ in pairs)
+            which = f"{kind_name(estimate)} and {kind_name(real)} ({described(real)})"
+            told.append(f"{which}: {near} of {len(pairs)} within {WITHIN}×")
+    if not data:
+        why = "Nothing to compare: no trial has both an estimate and a time that was measured or recorded."
+        return Section(name, title, f"{why} evoengine measure times on a GPU what a search without one left.")
+    least, most = min(ends) / 1.1, max(ends) * 1.1
+    data.append(line([least, most], [least, most], "equal", PLAIN))
+    for factor in (WITHIN, 1 / WITHIN):
+        data.append(line([least, most], [least * factor, most * factor], f"{factor:.3g}×", PLAIN, dash="dot", width=1))
+    text = f"{'; '.join(told)}. On the line both are equal; between the dots they are within {WITHIN}× of each other."
+    return Section(name, title, text, chart(data, titled("predicted µs", type="log"),
+                                            titled("measured or recorded µs", type="log")))  # fmt: skip
+
+
+# ── roofline ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def roofline(overview: Overview, peaks: Peaks | None, why_not: str) -> Section:
+    name, title = "roofline", "Roofline"
+    by_sort = sorted_times(overview)
+    if peaks is None:
+        return Section(name, title, f"Nothing to draw: {why_not}.")
+    if not by_sort:
+        return Section(name, title, "Nothing to draw: no trial that is shown here is correct and has a figure.")
+    intensity = peaks.flops / peaks.min_dram_bytes
+    corner = peaks.tensor_tflops * 1e3 / peaks.memory_gbs
+    x = [min(intensity, corner) / 8, corner, max(intensity, corner) * 8]
+    roof = [min(peaks.tensor_tflops, i * peaks.memory_gbs / 1e3) for i in x]
+    data = [line(x, roof, "tensor cores and memory", PEAK_COLOUR, width=2)]
+    fp32 = [min(peaks.fp32_tflops, i * peaks.memory_gbs / 1e3) for i in x]
+    data.append(line(x, fp32, "FP32 without tensor cores", PLAIN, dash="dash"))
+    for sort, look in looks(by_sort).items():
+        best, worst = min(by_sort[sort], key=lambda t: t.us), max(by_sort[sort], key=lambda t: t.us)
+        reached = [peaks.flops / t.us / 1e6 for t in (worst, best)]
+        hover = [
+            f"{which} {look.name}: #{t.trial}<br>{r:,.4g} TFLOPS, {peaks.least_us / t.us:.0%} of the roof"
+            for which, t, r in zip(("slowest", "fastest"), (worst, best), reached, strict=True)
+        ]
+        data.append(points([intensity] * 2, reached, look, hover, 10) | {"mode": "lines+markers"})
+    for n, baseline in enumerate(overview.baselines):
+        look = Look(_baseline(baseline), PLAIN, ("triangle-up", "triangle-down", "triangle-left")[n % 3])
+        rate = peaks.flops / baseline.median_us / 1e6
+        data.append(points([intensity], [rate], look, [f"{look.name}<br>{rate:,.4g} TFLOPS"], 10))
+    bound = "arithmetic" if intensity > corner else "memory"
+    text = (
+        f"The problem does {intensity:,.4g} operations for each byte that no kernel can avoid to move; on {peaks.gpu} "
+        f"that is bound by {bound}: no kernel takes less than {peaks.least_us:,.4g} µs. Of each kind of figure the "
+        "slowest and the fastest trial are joined."
+    )
+    return Section(name, title, text, chart(data, titled("operations per byte", type="log"),
+                                            titled("TFLOPS", type="log")))  # fmt: skip
+
+
+# ── finals ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def finals(overview: Overview) -> Section:
+    name, title = "finals", "Finalists"
+    held = [f for f in overview.finalists if f.samples_us]
+    if not held:
+        why = "No finals were held here: at the end of a search on a GPU the best are timed against each other."
+        return Section(name, title, why)
+    data = [
+        {
+            "type": "box", "y": list(f.samples_us), "x0": n, "name": f"{f.place}. #{f.trial}", "boxpoints": "all",
+            "jitter": 0.5,
+            "pointpos": 0, "marker": {"size": 3, "color": "#0072B2", "opacity": 0.5}, "line": {"color": "#00446B"},
+            "fillcolor": "rgba(0,114,178,0.15)", "showlegend": False,
+        }
+        for n, f in enumerate(held)
+    ]  # fmt: skip
+    text = "Measured times of the finalists, from the same rounds, by the places they won. Each point is a repetition."
+    return Section(
+        name,
+        title,
+        text,
+        chart(data, titled("place and trial") | labelled([f"{f.place}. #{f.trial}" for f in held]), titled("µs")),
+    )

@@ -1,0 +1,134 @@
+"""Each key is evaluated by one trial; others wait for it, or take over what it came to."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from evoengine.ledger import heartbeat
+from evoengine.ledger.claims import Claim
+from evoengine.ledger.store import open_ledger
+from evoengine.records import Kind, Outcome
+from tests.ledger.test_processes import stand_still
+from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_binary, a_figure, a_source, a_verdict, start_run
+
+KEY = "4" * 64
+
+
+def add(ledger, run, anew=False):
+    return ledger.add_claiming(run, PROBLEM, GPU, CONFIG, (), None, a_source(), None, KEY, anew)
+
+
+def evaluate(ledger, trial, figure=None, outcome=Outcome.ESTIMATED, reason=None):
+    ledger.record_binary(trial, a_source(), a_binary())
+    ledger.finish(trial, outcome, reason, 0.25, "emulator", a_verdict(), figure)
+
+
+@pytest.fixture
+def known(ledger):
+    """A run and a trial that has been evaluated."""
+    run = start_run(ledger)
+    trial, claim = add(ledger, run)
+    assert claim == Claim(trial, False)
+    evaluate(ledger, trial, a_figure(4.0))
+    return run, trial
+
+
+def test_what_is_known_is_taken_over_with_the_times_it_was_taken_at(ledger, known):
+    _, first = known
+    trial, claim = add(ledger, start_run(ledger))
+    assert claim == Claim(first, True)
+    assert ledger.take_over(KEY, first, trial, timed=False) is Outcome.ESTIMATED
+    one, other = ledger.candidate(first), ledger.candidate(trial)
+    assert (other.measurement, other.verdict, other.binary) == (one.measurement, one.verdict, one.binary)
+    assert (other.measurement.taken_at, other.verdict.taken_at) == (one.measurement.taken_at, one.verdict.taken_at)
+    assert (other.taken_from, other.occupancy, other.device) == (first, 0.25, "emulator")
+    assert other.to_json()["taken_from"] == first and one.to_json()["taken_from"] is None
+    assert len(ledger.best(PROBLEM, GPU, 9)) == 1  # one kernel, whoever found it
+
+
+def test_what_another_search_has_under_way_is_awaited(ledger):
+    first, _ = add(ledger, start_run(ledger))
+    with closing(open_ledger(ledger.place, create=False)) as other:
+        trial, claim = add(other, start_run(other))
+        assert claim == Claim(first, False)
+        assert other.decided([first]) == set()
+        evaluate(ledger, first, a_figure(4.0))
+        assert other.decided([first]) == {first}
+        assert other.claim(KEY, trial) == Claim(first, True)
+
+
+def test_the_claim_of_a_search_that_was_killed_is_the_next_ones_and_its_late_result_is_refused(ledger, monkeypatch):
+    monkeypatch.setattr(heartbeat, "LOOK_AGAIN_SECONDS", 0.0)
+    run = start_run(ledger)
+    first, _ = add(ledger, run)
+    with closing(open_ledger(ledger.place, create=False)) as other:
+        trial, _ = add(other, start_run(other))
+        stand_still(ledger.place, run)
+        assert other.look_for_killed() == []
+        assert other.decided([first]) == {first}
+        assert other.claim(KEY, trial) == Claim(trial, False)
+        with pytest.raises(Exception, match="took run 1 for killed"):
+            evaluate(ledger, first, a_figure(1.0))
+        evaluate(other, trial, a_figure(4.0))
+        assert add(other, start_run(other))[1] == Claim(trial, True)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.INCORRECT, Outcome.UNCOMPILABLE, Outcome.CRASHED, Outcome.HUNG])
+def test_rejections_are_known_too(ledger, outcome):
+    first, _ = add(ledger, start_run(ledger))
+    ledger.finish(first, outcome, "why", None, "emulator", a_verdict(outcome))
+    trial, claim = add(ledger, start_run(ledger))
+    assert claim.known and ledger.take_over(KEY, first, trial, timed=False) is outcome
+    assert ledger.candidate(trial).reason == "why"
+
+
+def test_what_was_interrupted_is_evaluated_by_who_comes_next(ledger):
+    run = start_run(ledger)
+    add(ledger, run)
+    ledger.finish_run(run, "interrupted")
+    trial, claim = add(ledger, start_run(ledger))
+    assert claim == Claim(trial, False)
+
+
+def test_anew_takes_the_claim_of_what_is_known(ledger, known):
+    trial, claim = add(ledger, known[0], anew=True)
+    assert claim == Claim(trial, False)
+    evaluate(ledger, trial, a_figure(5.0))
+    assert add(ledger, known[0])[1] == Claim(trial, True)
+
+
+def test_a_figure_that_a_gpu_measured_later_is_none_of_what_the_emulator_knows(ledger, known):
+    run, first = known
+    ledger.finish(first, Outcome.MEASURED, None, 0.25, "NVIDIA H200", None, a_figure(9.0, Kind.MEASURED))
+    trial, claim = add(ledger, run)
+    assert claim.known and ledger.take_over(KEY, first, trial, timed=False) is Outcome.ESTIMATED
+    assert ledger.measurements(trial) == [a_figure(4.0)]
+
+
+def test_a_figure_that_came_later_is_not_of_the_evaluation_that_was_claimed(ledger):
+    """Of another driver, or of finals."""
+    run = start_run(ledger)
+    first, _ = add(ledger, run)
+    evaluate(ledger, first, a_figure(4.0, Kind.MEASURED), Outcome.MEASURED)
+    ledger.record_measurement(first, a_figure(5.0, Kind.MEASURED))
+    trial, _ = add(ledger, run)
+    assert ledger.take_over(KEY, first, trial, timed=True) is Outcome.MEASURED
+    assert ledger.measurements(trial) == [a_figure(4.0, Kind.MEASURED)]
+
+
+def test_what_was_found_wrong_later_is_wrong(ledger, known):
+    run, first = known
+    ledger.record_verdict(first, a_verdict(Outcome.INCORRECT))
+    ledger.finish(first, Outcome.INCORRECT, "its machine code is wrong", 0.25, "emulator")
+    trial, _ = add(ledger, run)
+    assert ledger.take_over(KEY, first, trial, timed=False) is Outcome.INCORRECT
+    assert not ledger.candidate(trial).verdict.correct
+
+
+def test_nothing_is_known_of_a_run_that_was_removed(ledger, known):
+    ledger.finish_run(known[0], "all trials done")
+    ledger.remove_runs([known[0]])
+    trial, claim = add(ledger, start_run(ledger))
+    assert claim == Claim(trial, False)
