@@ -57,12 +57,17 @@ def check_winner(ledger: Ledger, run: int, target: Target, space: SearchSpace, s
 
 
 def check_export(ledger: Ledger, candidate: Candidate) -> BinaryCheck:
-    """Executes what is to be exported, with its cubin; by the space of its run."""
+    """Executes what is to be exported, with its cubin; by the space of its run.
+
+    Raises UsageError where that is a space of others that cannot be read: nothing here vouches for the candidate.
+    """
     try:
         target = target_of(ledger, candidate)
         space = spaces_of(ledger, [candidate], target)[candidate.run]
         check = check_binary(target, space, candidate.contender, secrets.randbelow(2**31))
     except (MachineError, UsageError) as error:
+        if isinstance(error, UsageError) and candidate.imported_from is not None:
+            raise UsageError(f"trial {candidate.trial} is not exported: {error}") from error
         check = BinaryCheck(None, str(error))
     record_check(ledger, candidate, check)
     return check

@@ -8,8 +8,7 @@ from concurrent.futures import Future
 from evoengine.ledger.store import Ledger
 from evoengine.records import Binary, CompiledCandidate, Outcome, Rejection, Source
 from evoengine.search.setting import Setting
-from evoengine.search.worker_process import WorkerLimits
-from evoengine.search.workers import Answer, WorkerPool
+from evoengine.search.workers import Answer, Workers
 from evoengine.stages.compile import options
 from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import COMPILE_SECONDS
@@ -22,11 +21,12 @@ KEPT = 128
 class Compilers:
     def __init__(
         self, setting: Setting, ledger: Ledger, compiler: Callable[[Source, str], Binary | Rejection],
-        predictor: Callable[..., Estimated], terms: WorkerLimits,
+        predictor: Callable[..., Estimated], workers: Workers, seconds: float,
     ) -> None:  # fmt: skip
-        self.workers = WorkerPool(setting.jobs, terms)
+        """`seconds` is what a task may take; the workers are closed with it."""
+        self.workers = workers
         self._setting, self._ledger = setting, ledger
-        self._compiler, self._predictor, self._seconds = compiler, predictor, terms.seconds
+        self._compiler, self._predictor, self._seconds = compiler, predictor, seconds
         self._binaries: dict[str, Future[Binary | Rejection]] = {}
         """by the source's sha256, the latest last"""
         self._predictions: dict[str, Future[Estimated | Rejection]] = {}

@@ -6,93 +6,37 @@ first stage that rejects it.
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from evoengine.ledger.claims import Claim
+from evoengine.ledger.reclaim import RETRIES
 from evoengine.ledger.store import Ledger
 from evoengine.objectives import told
-from evoengine.records import (
-    Baseline,
-    Binary,
-    Candidate,
-    Config,
-    Outcome,
-    Rejection,
-    Source,
-    config_key,
-)
+from evoengine.records import Baseline, Binary, Candidate, Config, Kind, Outcome, Rejection, Source
 from evoengine.search.compilers import Compilers
-from evoengine.search.evaluators import Evaluator, Usage, record_evaluation, seed_for, timed_baselines
+from evoengine.search.elsewhere import Elsewhere
+from evoengine.search.evaluators import End, Evaluator, end_of, seed_for, timed_baselines
 from evoengine.search.finals import hold_finals, record_finals
+from evoengine.search.identity import Identity
 from evoengine.search.lookahead import Lookahead
+from evoengine.search.neighbours import neighbouring_bests
+from evoengine.search.past import run_past
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
+from evoengine.search.progress import Progress
 from evoengine.search.proposer import Proposal, Proposer
 from evoengine.search.samplers import LED
 from evoengine.search.setting import Setting
 from evoengine.search.siblings import sibling_prior
 from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
+from evoengine.search.workers import WorkerPool, Workers
 from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import Evaluation, compile_task, predict_task
 
 POLL_SECONDS = 0.1
 """how often the display is refreshed and a request to stop is seen while nothing finishes"""
-
-NEIGHBOURS = 4
-"""problems and GPUs of earlier runs whose best kernels are tried"""
-RANKS = 100
-"""how far down the ranking of each the best that is valid here is looked for"""
-
-
-def neighbouring_bests(ledger: Ledger, setting: Setting) -> list[Config]:
-    """The best that is valid here of each other problem and GPU, latest first, but for start points."""
-    here = (setting.target.gpu.key, str(setting.target.problem))
-    kernel = here[1].partition(":")[0]
-    targets = dict.fromkeys((r.gpu, r.problem) for r in reversed(ledger.runs()) if r.problem.startswith(f"{kernel}:"))
-    found: dict[str, Config] = {}
-    for gpu, problem in [t for t in targets if t != here][:NEIGHBOURS]:
-        ranked = (c.config for c in ledger.best(problem, gpu, top=RANKS))
-        config = next((c for c in ranked if setting.space.contains(c)), None)
-        if config is not None and config not in setting.space.starts:
-            found[config_key(config)] = config
-    return list(found.values())
-
-
-@dataclass(slots=True)
-class Progress:
-    """What a display shows; kept up to date by the coordinator."""
-
-    total: int
-    started: float = field(default_factory=time.monotonic)
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
-    best: Candidate | None = None
-    stage: str = ""
-    """what is being done where no trial has ended yet, or all have"""
-    compiled: int = 0
-    """binaries made in this run; those that the ledger had are not among them"""
-    predicted: int = 0
-    """configurations that the model gave a time for before they were proposed"""
-    ended: str = "all trials done"
-    notes: list[str] = field(default_factory=list)
-    """what a person should know of the result"""
-    usage: Usage | None = None
-    """where the GPU's time went"""
-
-    @property
-    def done(self) -> int:
-        """Trials of the total that have ended; a duplicate costs none."""
-        return sum(self.outcomes.values()) - self.outcomes[Outcome.DUPLICATE]
-
-    @property
-    def correct(self) -> int:
-        return sum(n for outcome, n in self.outcomes.items() if outcome.correct)
-
-    @property
-    def elapsed(self) -> float:
-        return time.monotonic() - self.started
 
 
 Reached = TypeVar("Reached", bound=Proposed, covariant=True)
@@ -118,41 +62,53 @@ class Coordinator:
     """Runs one search to its end.
 
     `on_change` is called after every event and at least every POLL_SECONDS, `on_finish` with each trial that ended.
-    `compiler` and `predictor` run in a worker under `terms`. The judge is closed with the search.
+    `compiler` and `predictor` run in a worker under `terms`, in `setting.jobs` processes here unless `workers` are
+    given. Judge and workers are closed with the search.
     """
 
     def __init__(
         self, setting: Setting, ledger: Ledger, run: int, judge: Evaluator,
         on_change: Callable[[Progress], None], on_finish: Callable[[int], None],
         compiler: Callable[[Source, str], Binary | Rejection] = compile_task, terms: WorkerLimits = COMPILER_LIMITS,
-        predictor: Callable[..., Estimated] = predict_task,
+        predictor: Callable[..., Estimated] = predict_task, workers: Workers | None = None,
+        identity: Identity | None = None, spent: float = 0.0,
     ) -> None:  # fmt: skip
+        """A `run` that has trials already goes on; `spent` are the seconds that it took before. With an `identity`
+        kernels are evaluated once for all searches of the ledger that have one."""
         self.setting, self.ledger, self.run = setting, ledger, run
         self._on_finish = on_finish
-        self.progress = Progress(setting.trials)
+        past = run_past(ledger, run, setting.objectives)
+        self.progress = Progress(setting.trials, outcomes=past.outcomes, taken_over=past.taken_over, spent=spent)
         self._on_change = on_change
-        self._adopted = self._adopt()
-        left = [config for config, _ in self._adopted.values()]
+        self._retries = dict(past.retries)
+        left = [retry.config for retry in self._retries.values()]
+        self._alone = {key for key, retry in self._retries.items() if retry.kills >= RETRIES}
+        """of what was killed so often that nothing else may be under way with it: it may be what kills"""
         known_good = neighbouring_bests(ledger, setting)
         s = setting
         self._prior = sibling_prior(ledger, s.space, str(s.target.problem), s.target.gpu) if s.timed else None
-        self._proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, self._prior)
+        self._proposer = Proposer(s.space, s.sampler, s.seed, left, known_good, s.objectives, self._prior, past.trials)
         self._comparing: set[Future[list[Baseline] | Rejection]] = set()
         self._compiling: dict[Future[Binary | Rejection], InFlight[Rendered]] = {}
         self._judging: dict[Future[Evaluation | Rejection], InFlight[Compiled]] = {}
         self._predicting: dict[Future[Estimated | Rejection], InFlight[Compiled]] = {}
         """of candidates that a GPU timed"""
-        self._first_with: dict[str, int] = {}
+        self._first_with = dict(past.first_with)
         """source sha256 → the trial that rendered it first"""
-        self._values: dict[int, tuple[float, ...] | None] = {}
+        self._values = dict(past.values)
         self._duplicates: dict[int, list[Proposal]] = {}
         """proposals whose source another trial, still under way, rendered first"""
-        self._started = 0
+        self._identity = identity
+        self._elsewhere = Elsewhere(ledger)
+        self._awaiting: dict[Future[None], tuple[InFlight[Rendered], str]] = {}
+        """what another search evaluates, with the key of the evaluation"""
+        self._started = self.progress.done
         self._exhausted = False
         self._stop = False
         self._judge = judge
         self._pipeline = Pipeline(s.target, s.space, s.templates, judge, s.timed, s.fill)
-        self._compilers = Compilers(s, ledger, compiler, predictor, terms)
+        workers = workers or WorkerPool(s.jobs, terms)
+        self._compilers = Compilers(s, ledger, compiler, predictor, workers, terms.seconds)
         self._ahead: Lookahead | None = None
         if self._prior is not None and s.sampler in LED:
             self._ahead = Lookahead(s, self._prior, self._compilers)
@@ -174,8 +130,10 @@ class Coordinator:
             # while the device comes up and times these, the first candidates are compiled
             if baselines := self._judge.baselines():
                 self._comparing.add(baselines)
+            self.progress.best = self._best()
             while not self._stop and (self._fill() or self._under_way()):
                 self._look_ahead()
+                self._elsewhere.look()
                 awaited = self._under_way() | (self._ahead.under_way if self._ahead else set())
                 finished, _ = wait(awaited, POLL_SECONDS, FIRST_COMPLETED)
                 for future in finished:
@@ -198,7 +156,7 @@ class Coordinator:
         return self._judge.opening() if self._judging or self._comparing else "compiling the first candidates"
 
     def _under_way(self) -> set[Future[Any]]:
-        return {*self._comparing, *self._compiling, *self._judging, *self._predicting}
+        return {*self._comparing, *self._compiling, *self._judging, *self._predicting, *self._awaiting}
 
     def _advance(self, future: Future[Any]) -> None:
         if self._ahead and future in self._ahead.under_way:
@@ -214,21 +172,16 @@ class Coordinator:
             self._on_predicted(self._predicting.pop(future), future.result())
         elif future in self._judging:
             self._on_judged(self._judging.pop(future), future.result())
-
-    def _adopt(self) -> dict[str, tuple[Config, int]]:
-        """Takes over the trials that a killed run left unfinished; their configurations are proposed first."""
-        s = self.setting
-        left = self.ledger.unfinished(s.target.gpu.key, str(s.target.problem))
-        fit = [c for c in left if s.space.contains(c.config)]
-        got = set(self.ledger.adopt([c.trial for c in fit], self.run))
-        return {config_key(c.config): (c.config, c.trial) for c in fit if c.trial in got}
+        elif future in self._awaiting:
+            flight, key = self._awaiting.pop(future)
+            self._go_on(flight, key, self.ledger.claim(key, flight.trial))
 
     def _goes_on(self) -> bool:
         """Whether more candidates are wanted, now or later."""
         s = self.setting
         if self._exhausted or self._started >= s.trials or self._stop:
             return False
-        if s.seconds is not None and self.progress.elapsed > s.seconds:
+        if s.seconds is not None and self.progress.spent + self.progress.elapsed > s.seconds:
             self.progress.ended = "time is up"
             return False
         return True
@@ -238,7 +191,9 @@ class Coordinator:
             return False
         s = self.setting
         # one more than there are workers, so that none waits for the coordinator
-        under_way = len(self._compiling) + len(self._judging)
+        under_way = len(self._compiling) + len(self._judging) + len(self._awaiting)
+        if self._alone:
+            return not under_way
         return len(self._compiling) <= s.jobs and under_way <= s.jobs + self._judge.ahead
 
     def _fill(self) -> bool:
@@ -268,35 +223,76 @@ class Coordinator:
     # ── the pipeline ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self, proposal: Proposal) -> None:
-        s = self.setting
-        _, trial = self._adopted.pop(proposal.key, (None, None))
-        if trial is None:
-            trial = self.ledger.add_candidate(
-                self.run, str(s.target.problem), s.target.gpu.key, proposal.config, proposal.parents, proposal.operator
-            )
-        self._proposer.started(proposal, trial)
+        if retry := self._retries.get(proposal.key):
+            proposal = replace(proposal, parents=retry.parents, operator=retry.operator)
         if self._ahead:
             self._ahead.leave(proposal.config)
-        proposed = Proposed(trial, proposal.config)
-        rendered = self._pipeline.render(proposed)
+        rendered = self._pipeline.render(Proposed(0, proposal.config))
         if isinstance(rendered, Rejection):
-            self._reject(InFlight(proposal, proposed), rendered)
+            failed = Proposed(self._add(proposal, None), proposal.config)
+            self._finish(InFlight(proposal, failed), end_of(rendered))
             return
-        flight = InFlight(proposal, rendered)
-        self.ledger.record_source(trial, rendered.source)
-        first = self._first_with.setdefault(rendered.source.sha256, trial)
+        source = rendered.source
+        rejection = self._pipeline.screen_launch(rendered)
+        if rejection or source.sha256 in self._first_with or self._identity is None:
+            trial, key = self._add(proposal, source), None
+            claim = Claim(trial, False)
+        else:
+            key = self._identity.key(source, proposal.config)
+            trial, claim = self._add_claiming(proposal, source, key)
+        flight = InFlight(proposal, Rendered(trial, proposal.config, source))
+        first = self._first_with.setdefault(source.sha256, trial)
         if first != trial:
             self._duplicate(flight, first)
-        elif rejection := self._pipeline.screen_launch(rendered):
-            self._reject(flight, rejection)
-        elif recorded := self._compilers.recorded(rendered.source):
+        elif rejection:
+            self._finish(flight, end_of(rejection))
+        else:
+            self._go_on(flight, key, claim)
+
+    def _add(self, proposal: Proposal, source: Source | None) -> int:
+        trial = self.ledger.add_candidate(*self._row(proposal), source, self._retry_of(proposal))
+        self._proposer.started(proposal, trial)
+        return trial
+
+    def _add_claiming(self, proposal: Proposal, source: Source, key: str) -> tuple[int, Claim]:
+        trial, claim = self.ledger.add_claiming(
+            *self._row(proposal), source, self._retry_of(proposal), key, self.setting.remeasure
+        )
+        self._proposer.started(proposal, trial)
+        return trial, claim
+
+    def _row(self, proposal: Proposal) -> tuple[int, str, str, Config, tuple[int, ...], str | None]:
+        target = self.setting.target
+        return self.run, str(target.problem), target.gpu.key, proposal.config, proposal.parents, proposal.operator
+
+    def _retry_of(self, proposal: Proposal) -> int | None:
+        retry = self._retries.get(proposal.key)
+        return retry.trial if retry else None
+
+    def _go_on(self, flight: InFlight[Rendered], key: str | None, claim: Claim) -> None:
+        """With a candidate that was rendered: to the compiler, or to what another trial that had the claim came to."""
+        if claim.trial != flight.trial:
+            assert key is not None  # nothing else is claimed
+            if claim.known:
+                self._take_over(flight, key, claim.trial)
+            else:
+                self._awaiting[self._elsewhere.wait_for(claim.trial)] = flight, key
+        elif recorded := self._compilers.recorded(flight.candidate.source):
             self._compiled(flight, recorded)
         else:
-            self._compiling[self._compilers.compile(rendered.source)] = flight
+            self._compiling[self._compilers.compile(flight.candidate.source)] = flight
+
+    def _take_over(self, flight: InFlight[Rendered], key: str, original: int) -> None:
+        outcome = self.ledger.take_over(key, original, flight.trial, timed=self.setting.timed)
+        self.progress.taken_over += 1
+        self._ended(flight, outcome, self.ledger.candidate(flight.trial))
+        predicted = [m for m in self.ledger.measurements(flight.trial) if m.kind is Kind.ESTIMATED and not m.by_formula]
+        if self._prior is not None and predicted:
+            self._prior.predict(flight.proposal.config, predicted[-1].median_us)
 
     def _on_compiled(self, flight: InFlight[Rendered], result: Binary | Rejection) -> None:
         if isinstance(result, Rejection):
-            self._reject(flight, result)
+            self._finish(flight, end_of(result))
             return
         self.progress.compiled += 1
         self._compiled(flight, result)
@@ -306,7 +302,7 @@ class Coordinator:
         flight = InFlight(rendered.proposal, compiled)
         self.ledger.record_binary(flight.trial, compiled.source, binary)
         if rejection := self._pipeline.screen_binary(compiled):
-            self._reject(flight, rejection)
+            self._finish(flight, end_of(rejection))
             return
         seed = seed_for(self.setting.seed, self.run, flight.trial)
         judged = self._pipeline.evaluate(compiled.contender, seed, self._compilers.workers)
@@ -315,7 +311,7 @@ class Coordinator:
     def _on_judged(self, flight: InFlight[Compiled], result: Evaluation | Rejection) -> None:
         if self.setting.timed and isinstance(result, Evaluation) and result.figure:
             self._predict(flight)
-        self._finish(flight, *record_evaluation(self.ledger, flight.trial, result))
+        self._finish(flight, end_of(result))
 
     def _predict(self, flight: InFlight[Compiled]) -> None:
         """Has the model's figure put beside the measured one: how well predictions rank is known of every search."""
@@ -341,8 +337,7 @@ class Coordinator:
             self._on_change(self.progress)
         if future.done():
             self.progress.notes += record_finals(self.ledger, self.run, future.result())
-            own = self.ledger.best(str(s.target.problem), s.target.gpu.key, top=1, run=self.run)
-            self.progress.best = own[0] if own else None
+            self.progress.best = self._best()
 
     # ── the end of a candidate ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -360,14 +355,21 @@ class Coordinator:
         else:
             self._duplicates.setdefault(first, []).append(flight.proposal)
 
-    def _reject(self, flight: InFlight[Proposed], rejection: Rejection) -> None:
-        self._finish(flight, rejection.outcome, rejection.reason)
+    def _finish(self, flight: InFlight[Proposed], end: End) -> None:
+        self.ledger.finish(flight.trial, end.outcome, end.reason, flight.occupancy, end.device, end.verdict, end.figure)
+        self._ended(flight, end.outcome, self._as_ended(flight, end))
 
-    def _finish(
-        self, flight: InFlight[Proposed], outcome: Outcome, reason: str | None, device: str | None = None
-    ) -> None:
-        self.ledger.finish(flight.trial, outcome, reason, flight.occupancy, device)
-        found = self.ledger.candidate(flight.trial)
+    def _as_ended(self, flight: InFlight[Proposed], end: End) -> Candidate:
+        """What `Ledger.candidate` would read of it."""
+        on_road, proposal, target = flight.candidate, flight.proposal, self.setting.target
+        return Candidate(
+            flight.trial, self.run, str(target.problem), target.gpu.key, proposal.config, end.outcome, end.reason,
+            end.device, on_road.source if isinstance(on_road, Rendered) else None,
+            on_road.binary if isinstance(on_road, Compiled) else None, end.verdict, measurement=end.figure,
+            occupancy=flight.occupancy, parents=proposal.parents, operator=proposal.operator,
+        )  # fmt: skip
+
+    def _ended(self, flight: InFlight[Proposed], outcome: Outcome, found: Candidate) -> None:
         values = self._values[flight.trial] = told(found, self.setting.objectives)
         for proposal in (flight.proposal, *self._duplicates.pop(flight.trial, ())):
             self._proposer.tell(proposal, values)
@@ -376,7 +378,14 @@ class Coordinator:
         if outcome.ranked and (best is None or found.ranked_by.rank_key < best.ranked_by.rank_key):
             self.progress.best = found
 
+    def _best(self) -> Candidate | None:
+        """Of the run's own trials."""
+        target = self.setting.target
+        own = self.ledger.best(str(target.problem), target.gpu.key, top=1, run=self.run)
+        return own[0] if own else None
+
     def _count(self, flight: InFlight[Proposed], outcome: Outcome) -> None:
+        self._alone.discard(flight.proposal.key)
         self.progress.outcomes[outcome] += 1
         self._on_finish(flight.trial)
         self._on_change(self.progress)

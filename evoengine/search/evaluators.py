@@ -17,12 +17,21 @@ from evoengine.devices.base import LAUNCH_SECONDS, launch_seconds
 from evoengine.devices.driver import GpuDevice
 from evoengine.devices.emulator.build import is_built
 from evoengine.errors import MachineError
-from evoengine.ledger.store import Ledger
-from evoengine.records import Baseline, CompiledCandidate, Config, Finals, Measurement, Outcome, Plan, Rejection
+from evoengine.records import (
+    Baseline,
+    CompiledCandidate,
+    Config,
+    Measurement,
+    Outcome,
+    Plan,
+    Rejection,
+    Verdict,
+)
 from evoengine.search.worker_process import TaskArguments, WorkerLimits
-from evoengine.search.workers import Deferred, WorkerPool
+from evoengine.search.workers import Deferred, WorkerPool, Workers
 from evoengine.space.space import SearchSpace
 from evoengine.stages import tasks
+from evoengine.stages.final_result import Finals
 from evoengine.stages.tasks import Evaluation
 from evoengine.workloads.base import Target
 
@@ -31,6 +40,8 @@ QUEUE_DEPTH = 4
 made in the light of recent results. Were the GPU's share limited by itself, the compilers would stop whenever it is
 full, and start too late for it not to run dry"""
 NO_COST = "correct; its family states no [cost] for an estimate by formula before a GPU times it"
+RUNNER_LIMITS = WorkerLimits(memory_bytes=None, forked=False, spare=True)
+"""of the process that runs on a GPU; CUDA reserves address space by the hundred gigabytes, so no memory limit"""
 GPU_SECONDS = 180.0
 """longest that gate and timing of one candidate may take, beside its launches at full size"""
 LAUNCHES = 20
@@ -80,23 +91,31 @@ def timed_baselines(answer: Future[list[Baseline] | Rejection]) -> list[Baseline
     return found
 
 
-def record_evaluation(
-    ledger: Ledger, trial: int, result: Evaluation | Rejection
-) -> tuple[Outcome, str | None, str | None]:
-    """Writes verdict and figure, as far as there are any; how the trial ends, why, and on which device."""
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a candidate ends, and by what, as `Ledger.finish` takes it."""
+
+    outcome: Outcome
+    reason: str | None = None
+    device: str | None = None
+    verdict: Verdict | None = None
+    figure: Measurement | None = None
+
+
+def end_of(result: Evaluation | Rejection) -> End:
+    """What an evaluation, or a rejection, says of the candidate."""
     if isinstance(result, Rejection):
-        if result.verdict is None:
-            return result.outcome, result.reason, None
-        ledger.record_verdict(trial, result.verdict)
-        return result.outcome, result.reason, result.verdict.device
+        device = result.verdict.device if result.verdict else None
+        return End(result.outcome, result.reason, device, result.verdict)
     verdict, figure, unread = result
-    ledger.record_verdict(trial, verdict)
+    reason: str | None
     if figure is None:
-        return verdict.outcome or Outcome.UNRANKED, verdict.reason or _unranked(unread), verdict.device
-    ledger.record_measurement(trial, figure)
-    if figure.suspect:
-        return Outcome.SUSPECT, figure.suspect, verdict.device
-    return Outcome(str(figure.kind)), unread or why_dropped(figure), verdict.device
+        outcome, reason = verdict.outcome or Outcome.UNRANKED, verdict.reason or _unranked(unread)
+    elif figure.suspect:
+        outcome, reason = Outcome.SUSPECT, figure.suspect
+    else:
+        outcome, reason = Outcome(str(figure.kind)), unread or why_dropped(figure)
+    return End(outcome, reason, verdict.device, verdict, figure)
 
 
 def _unranked(unread: str | None) -> str:
@@ -116,7 +135,7 @@ def why_dropped(figure: Measurement) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Where a device's wall time went, in seconds."""
+    """Where a device's wall time went, in seconds; of several devices theirs together."""
 
     busy: float
     """verifying or timing"""
@@ -131,7 +150,7 @@ class Evaluator(ABC):
     """candidates under way beside one per compile worker; none where the judge shares those"""
 
     @abstractmethod
-    def submit(self, job: Job, workers: WorkerPool | None) -> Future[Evaluation | Rejection]:
+    def submit(self, job: Job, workers: Workers | None) -> Future[Evaluation | Rejection]:
         """Gate and figure; `workers` are those of the compilers, for a judge that has none of its own."""
 
     def baselines(self) -> Future[list[Baseline] | Rejection] | None:
@@ -164,7 +183,7 @@ class EmulatorEvaluator(Evaluator):
     def opening(self) -> str:
         return super().opening() if is_built() else "compiling the emulator's core, once for this machine and compiler"
 
-    def submit(self, job: Job, workers: WorkerPool | None) -> Future[Evaluation | Rejection]:
+    def submit(self, job: Job, workers: Workers | None) -> Future[Evaluation | Rejection]:
         assert workers is not None  # it has none of its own
         arguments = (self._target, job.contender, job.plan, job.full_plan, job.seed, job.cost)
         failed: list[str] = []
@@ -185,27 +204,29 @@ class EmulatorEvaluator(Evaluator):
         """Nothing: the workers are the compilers'."""
 
 
-class GpuEvaluator(Evaluator):
-    """Gates and times in the runner process of one GPU, each candidate beside the best so far and the fastest
-    baseline."""
+def one_runner(limits: WorkerLimits) -> Workers:
+    return WorkerPool(1, limits)
 
-    ahead = QUEUE_DEPTH
+
+class GpuEvaluator(Evaluator):
+    """Gates and times in the runner process of one GPU, or of several of a kind, each candidate beside the best so far
+    and the fastest baseline."""
 
     def __init__(
         self, target: Target, device: GpuDevice, seed: int, tasks: ModuleType = tasks, seconds: float | None = None,
         long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
+        runners: Callable[[WorkerLimits], Workers] = one_runner,
     ) -> None:  # fmt: skip
         """`tasks` has measure_task, baselines_task, finals_task and load_cuda; tests bring their own. `seconds` is what
         one candidate may take, by the problem's work unless given. `long_run_us` gives a baseline's time over all that
-        is known of it."""
+        is known of it. `runners` starts the processes that time, here one."""
         slowest = launch_seconds(target.flops) - LAUNCH_SECONDS
         seconds = seconds or GPU_SECONDS + LAUNCHES * slowest
         self._target, self._seed, self._tasks = target, seed, tasks
         environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device.uuid}
-        # CUDA reserves address space by the hundred gigabytes, so no memory limit
-        self._runner = WorkerPool(
-            1, WorkerLimits(seconds, None, environment=environment, warm_up=tasks.load_cuda, forked=False, spare=True)
-        )
+        limits = replace(RUNNER_LIMITS, seconds=seconds, environment=environment, warm_up=tasks.load_cuda)
+        self._runner = runners(limits)
+        self.ahead = QUEUE_DEPTH + self._runner.size - 1
         self._baselines: Future[list[Baseline] | Rejection] | None = None
         self._best: tuple[float, CompiledCandidate] | None = None
         self._long_run_us = long_run_us
@@ -240,7 +261,7 @@ class GpuEvaluator(Evaluator):
             self._scaled = replace(fastest, median_us=self._long_run_us(fastest))
         return self._scaled
 
-    def submit(self, job: Job, workers: WorkerPool | None) -> Future[Evaluation | Rejection]:
+    def submit(self, job: Job, workers: Workers | None) -> Future[Evaluation | Rejection]:
         incumbent = Deferred(lambda: self._best[1] if self._best else None)
         future: Future[Evaluation | Rejection] = self._runner.submit(
             self._tasks.measure_task,
@@ -275,7 +296,7 @@ class GpuEvaluator(Evaluator):
 
     def usage(self, seconds: float) -> Usage:
         busy, starting = self._runner.seconds_busy, self._runner.seconds_starting
-        return Usage(busy, starting, max(0.0, seconds - busy - starting))
+        return Usage(busy, starting, max(0.0, seconds * self._runner.size - busy - starting))
 
     def close(self) -> None:
         self._runner.close()
@@ -284,8 +305,9 @@ class GpuEvaluator(Evaluator):
 def make_evaluator(
     target: Target, device: GpuDevice | None, seed: int,
     long_run_us: Callable[[Baseline], float] = lambda baseline: baseline.median_us,
+    runners: Callable[[WorkerLimits], Workers] = one_runner,
 ) -> Evaluator:  # fmt: skip
     """The GPU where there is one to time on, else the emulator."""
     if device is None:
         return EmulatorEvaluator(target)
-    return GpuEvaluator(target, device, seed, long_run_us=long_run_us)
+    return GpuEvaluator(target, device, seed, long_run_us=long_run_us, runners=runners)

@@ -7,9 +7,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from evoengine.ledger.store import Ledger
-from evoengine.records import Candidate, Finals, Kind, Outcome, Rejection
+from evoengine.records import Candidate, Kind, Outcome, Rejection
 from evoengine.search.evaluators import Evaluator
 from evoengine.search.recompile import with_machine_code
+from evoengine.stages.final_result import Finals
 from evoengine.stages.statistics import SAME_WITHIN
 
 FINALISTS = 8

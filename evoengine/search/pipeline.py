@@ -13,7 +13,7 @@ from pathlib import Path
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Binary, CompiledCandidate, Config, Outcome, Rejection, Source
 from evoengine.search.evaluators import Evaluator, make_job
-from evoengine.search.workers import WorkerPool
+from evoengine.search.workers import Workers
 from evoengine.space.space import SearchSpace
 from evoengine.stages.render import Fill, render
 from evoengine.stages.screen import screen_binary, screen_launch
@@ -84,7 +84,7 @@ class Pipeline:
         return Rejection(Outcome.SCREENED, why) if why else None
 
     def evaluate(
-        self, contender: CompiledCandidate, seed: int, workers: WorkerPool | None
+        self, contender: CompiledCandidate, seed: int, workers: Workers | None
     ) -> Future[Evaluation | Rejection]:
         """Gate and figure, on the device that judges; `workers` are those of the compilers, where it has none."""
         job = make_job(self.space, self.target, contender, seed)

@@ -35,17 +35,30 @@ class Proposal:
     operator: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A trial that a run had before it was killed or ended, as the sampler is to know of it."""
+
+    trial: int
+    config: Config
+    values: Sequence[float] | None
+    """for each objective; None where it was rejected"""
+    parents: tuple[int, ...] = ()
+    operator: str | None = None
+
+
 class Proposer:
     """Valid, new configurations, one at a time."""
 
     def __init__(
         self, space: StartedSpace, sampler: str, seed: int, retry: Sequence[Config] = (),
         known_good: Sequence[Config] = (),
-        objectives: Sequence[Objective] = (OBJECTIVES[DEFAULT],), prior: Prior | None = None,
+        objectives: Sequence[Objective] = (OBJECTIVES[DEFAULT],), prior: Prior | None = None, past: Sequence[Past] = (),
     ) -> None:  # fmt: skip
-        """`retry` are configurations that an interrupted run left unfinished; they come first. `known_good` were the
-        best of neighbouring problems or GPUs; they come after the space's own start points. `prior` leads the
-        evolutionary sampler; the others make no use of it."""
+        """`past` is what the run had before, in the order of its trials: the sampler is told of it, and nothing of it
+        is proposed again. `retry` are configurations that were under way when it was killed; they come first.
+        `known_good` were the best of neighbouring problems or GPUs; they come after the space's own start points.
+        `prior` leads the evolutionary sampler; the others make no use of it."""
         optuna.logging.set_verbosity(logging.WARNING)
         self.space = space
         self.invalid = 0
@@ -54,7 +67,9 @@ class Proposer:
         # told for what was rejected: worse than all else, so the sampler leaves the region. FAIL would teach it nothing
         self._penalty = tuple(o.penalty for o in objectives)
         directions = [o.direction for o in objectives]
-        self._study = optuna.create_study(directions=directions, sampler=MAKERS[sampler](seed, space, prior))
+        self._study = optuna.create_study(
+            directions=directions, sampler=MAKERS[sampler](_seed(seed, past), space, prior)
+        )
         self._rng = np.random.default_rng(seed)
         self._known: dict[str, tuple[float, ...] | None] = {}
         """values by configuration; None while it is under way"""
@@ -62,16 +77,43 @@ class Proposer:
         """the sampler's number of a trial → the ledger's"""
         self._waiting: dict[str, list[optuna.trial.Trial]] = {}
         self._operators: dict[str, str] = {}
+        self._recall(past)
         self._enqueue(retry, "retry")
         for config, operator in space.first_points(self._rng):
             self._enqueue([config], operator)
         self._enqueue(known_good, "ledger")
         if sampler != "evolution":  # which draws its own
             self._enqueue(space.sample(self._rng, min(FIRST_GENERATION, len(space))), "random")
+        if past:  # the first points were drawn as before; what comes now is not
+            self._rng = np.random.default_rng(_seed(seed, past))
+
+    def _recall(self, past: Sequence[Past]) -> None:
+        numbers: dict[int, int] = {}
+        for number, of in enumerate(past):
+            values = self._penalty if of.values is None else tuple(of.values)
+            numbers[of.trial], self._trials[number] = number, of.trial
+            self._known[config_key(of.config)] = values
+            parents = [numbers[p] for p in of.parents if p in numbers]
+            attributes = {"operator": of.operator, "parents": parents, "recalled": True}
+            knobs = [knob for knob in self.space.knobs if knob.name in of.config]
+            self._study.add_trial(
+                optuna.trial.create_trial(
+                    params={knob.name: self._told(knob.name, of.config[knob.name]) for knob in knobs},
+                    distributions={knob.name: self._distribution(knob) for knob in knobs},
+                    values=values, user_attrs=attributes,
+                )
+            )  # fmt: skip
+
+    def _distribution(self, knob: Knob) -> optuna.distributions.BaseDistribution:
+        if self._ordinal and knob.ordinal:
+            return optuna.distributions.IntDistribution(0, len(knob.values) - 1)
+        return optuna.distributions.CategoricalDistribution(knob.values)
 
     def _enqueue(self, configs: Iterable[Config], operator: str) -> None:
         """Puts configurations ahead of the sampler's own proposals, behind those put there before."""
         for config in configs:
+            if config_key(config) in self._known:
+                continue
             self._operators.setdefault(config_key(config), operator)
             self._study.enqueue_trial({name: self._told(name, value) for name, value in config.items()})
 
@@ -150,3 +192,8 @@ class Proposer:
             if config_key(config) not in self._known:
                 return config
         return next((c for c in self.space.enumerate() if config_key(c) not in self._known), None)
+
+
+def _seed(seed: int, past: Sequence[Past]) -> int:
+    """A run that goes on does not draw again what it drew at its beginning."""
+    return int(np.random.SeedSequence([seed, len(past)]).generate_state(1)[0]) if past else seed

@@ -1,11 +1,10 @@
-"""Machine code of imported candidates: it stayed where it came from, and is made again from the source, here."""
+"""Machine code that a ledger does not have, as that of imported candidates, is made again from the source, here."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from evoengine.ledger.store import Ledger
-from evoengine.ledger.transfer import is_elsewhere
 from evoengine.records import Binary, Candidate, Outcome, Rejection
 from evoengine.search.targets import stored_gpu
 from evoengine.search.worker_process import COMPILER_LIMITS
@@ -20,7 +19,7 @@ def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
     where it knows no such GPU or what is stored is damaged.
     """
     candidate = ledger.candidate(trial, with_cubin=True)
-    if candidate.source is None or candidate.binary is None or not is_elsewhere(candidate.binary):
+    if candidate.source is None or candidate.binary is None or candidate.binary.cubin:
         return candidate
     arch = stored_gpu(ledger, candidate.gpu).arch
     workers = WorkerPool(1, COMPILER_LIMITS)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate, Outcome, Rejection
-from evoengine.search.evaluators import GpuEvaluator, record_evaluation, seed_for, timed_baselines
+from evoengine.search.evaluators import GpuEvaluator, end_of, seed_for, timed_baselines
 from evoengine.search.finals import hold_finals, record_finals
 from evoengine.search.pipeline import Pipeline
 from evoengine.search.recompile import with_machine_code
@@ -102,8 +102,10 @@ class Remeasurer:
 
     def _record(self, candidate: Candidate, result: Evaluation | Rejection) -> None:
         """What the GPU says replaces the emulator's word, for better or worse."""
-        outcome, reason, device = record_evaluation(self._ledger, candidate.trial, result)
-        self._ledger.finish(candidate.trial, outcome, reason, candidate.occupancy, device)
+        end = end_of(result)
+        self._ledger.finish(
+            candidate.trial, end.outcome, end.reason, candidate.occupancy, end.device, end.verdict, end.figure
+        )
         self._on_finish(self._ledger.candidate(candidate.trial))
 
     def _finals(self) -> list[str]:

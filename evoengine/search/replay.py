@@ -4,14 +4,18 @@ demonstrations."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from evoengine.ledger.store import Ledger
 from evoengine.objectives import OBJECTIVES, objective_values
 from evoengine.records import Candidate, Config, Kind, Measurement, Outcome
-from evoengine.search.coordinator import Progress
+from evoengine.search.past import run_past
+from evoengine.search.progress import Progress
 from evoengine.search.proposer import Proposer
 from evoengine.search.recorded import RecordedSpace
 
+RECORDED = "recorded:"
+"""begins the device and the problem of a recorded space"""
 REPLAY_OBJECTIVE = OBJECTIVES["speed"]
 """a recorded file has times, and seldom says how many operations they were for"""
 
@@ -21,12 +25,14 @@ class Replay:
 
     def __init__(
         self, space: RecordedSpace, sampler: str, seed: int, trials: int, seconds: float | None, ledger: Ledger,
-        run: int, on_change: Callable[[Progress], None], on_finish: Callable[[int], None],
+        run: int, on_change: Callable[[Progress], None], on_finish: Callable[[int], None], spent: float = 0.0,
     ) -> None:  # fmt: skip
-        self.progress = Progress(trials)
+        """A `run` that has trials already goes on; `spent` are the seconds that it took before."""
+        past = run_past(ledger, run, (REPLAY_OBJECTIVE,))
+        self.progress = Progress(trials, outcomes=past.outcomes, spent=spent)
         self._space, self._ledger, self._run = space, ledger, run
         self._seconds, self._on_change, self._on_finish = seconds, on_change, on_finish
-        self._proposer = Proposer(space, sampler, seed, objectives=(REPLAY_OBJECTIVE,))
+        self._proposer = Proposer(space, sampler, seed, objectives=(REPLAY_OBJECTIVE,), past=past.trials)
         self._stop = False
 
     @property
@@ -42,8 +48,10 @@ class Replay:
         self._stop = True
 
     def search(self) -> Progress:
+        target = problem_of(self._space), device_of(self._space)
+        self.progress.best = next(iter(self._ledger.best(*target, top=1, run=self._run)), None)
         while not self._stop and self.progress.done < self.progress.total:
-            if self._seconds is not None and self.progress.elapsed > self._seconds:
+            if self._seconds is not None and self.progress.spent + self.progress.elapsed > self._seconds:
                 self.progress.ended = "time is up"
                 return self.progress
             proposal = self._proposer.propose()
@@ -61,11 +69,8 @@ class Replay:
         return self.progress
 
     def _record(self, c: Candidate, parents: tuple[int, ...], operator: str | None) -> int:
-        trial = self._ledger.add_candidate(self._run, c.problem, c.gpu, c.config, parents, operator)
-        if c.measurement:
-            self._ledger.record_measurement(trial, c.measurement)
         assert c.outcome is not None  # the file says how each ended
-        self._ledger.finish(trial, c.outcome, c.reason, None, c.device)
+        trial = self._ledger.add_ended(replace(c, parents=parents, operator=operator))
         self.progress.outcomes[c.outcome] += 1
         best = self.progress.best
         if c.measurement and (best is None or c.measurement.median_us < best.ranked_by.median_us):
@@ -107,4 +112,4 @@ def device_of(space: RecordedSpace) -> str:
 
 
 def problem_of(space: RecordedSpace) -> str:
-    return f"recorded:{space.name}"
+    return f"{RECORDED}{space.name}"

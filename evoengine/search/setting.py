@@ -28,3 +28,5 @@ class Setting:
     """whether a device times the candidates, so that a spill is for the clock to judge"""
     objectives: tuple[Objective, ...] = (OBJECTIVES[DEFAULT],)
     fill: Fill = fill
+    remeasure: bool = False
+    """whether what the ledger knows is evaluated anew"""

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -56,6 +56,24 @@ class Deferred:
     """An argument that is asked for when its task starts, not when it is submitted."""
 
     ask: Callable[[], object]
+
+
+class Workers(Protocol):
+    """Where a search's tasks run: processes here (WorkerPool), or on the nodes of a Ray cluster (RayWorkers)."""
+
+    size: int
+    """tasks that run at once"""
+    seconds_busy: float
+    seconds_starting: float
+
+    def submit(
+        self, task: Callable[..., Answer | Rejection], *args: object, died: Outcome, gives: type[Answer],
+        again: Callable[[Rejection], TaskArguments | None] = ..., seconds: float | None = None,
+    ) -> Future[Answer | Rejection]:  # fmt: skip
+        """As WorkerPool.submit has it."""
+
+    def close(self) -> None:
+        """Ends what runs; tasks under way and waiting come to nothing."""
 
 
 class _Worker:
@@ -158,6 +176,7 @@ class WorkerPool:
 
     def __init__(self, jobs: int, terms: WorkerLimits = DEFAULT_LIMITS) -> None:
         self._terms = terms
+        self.size = jobs
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._all: set[_Worker] = set()
         self._spare: _Worker | None = None

@@ -9,17 +9,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from evoengine.errors import UsageError
+from evoengine.ledger.patience import Patience
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.study import Projection, add_missing, optuna_storage
 from evoengine.objectives import parse_objectives
-from evoengine.passwords import command_line
 from evoengine.records import Candidate, Kind
-from evoengine.search.coordinator import Progress
+from evoengine.search import samplers
+from evoengine.search.progress import Progress
 from evoengine.search.recorded import RecordedSpace, read_recorded
 from evoengine.search.recorded_file import LARGEST_FILE
-from evoengine.search.replay import REPLAY_OBJECTIVE, Replay, device_of, problem_of
-from evoengine.tuning.search import RECORDED, SearchOptions, SearchResult, finisher
+from evoengine.search.replay import RECORDED, REPLAY_OBJECTIVE, Replay, device_of, problem_of
+from evoengine.tuning.resume import Asked, begin
+from evoengine.tuning.search import DEFAULT_TRIALS, SearchOptions, SearchResult, filled_in, finisher
 from evoengine.tuning.setup import Echo, ending, silent
 from evoengine.untrusted import printable, read_limited
 
@@ -28,16 +30,20 @@ class RecordedSearch:
     """A search of the file that `options.device` names; raises UsageError where it cannot be read."""
 
     def __init__(self, options: SearchOptions, echo: Echo = silent, on_stage: Echo = silent) -> None:
-        if len(parse_objectives(options.objective)) > 1:
+        if options.objective and len(parse_objectives(options.objective)) > 1:
             why = "a recorded file is searched by its times alone; leave --objective out"
             raise UsageError(f"--objective {options.objective}: {why}")
-        self._file = Path(options.device.removeprefix(RECORDED))
         on_stage("reading what was recorded")
+        if options.resume is not None:
+            options = filled_in(options)
+        self._file = Path(options.device.removeprefix(RECORDED))
         self._space = read_recorded(self._file)
         self._options, self._echo = options, echo
         self._seed = secrets.randbelow(2**31) if options.seed is None else options.seed
         self._replay: Replay | None = None
         self._stopped = False
+        self.number: int | None = None
+        """of the run, once the ledger has it"""
 
     def stop(self) -> None:
         """Ends the search after the trial under way."""
@@ -59,33 +65,40 @@ class RecordedSearch:
         space, o, echo = self._space, self._options, self._echo
         gpu, problem, text = device_of(space), problem_of(space), f"recorded in {printable(self._file.name)}"
         digest = hashlib.sha256(read_limited(self._file, LARGEST_FILE)).hexdigest()
-        run = ledger.start_run(
-            gpu=gpu, problem=problem, device=Device(f"recorded {gpu}"),
-            space=SimpleNamespace(name=printable(self._file.name), text=text, sha256=digest), sampler=o.sampler,
-            seed=self._seed, command=command_line(), objectives=REPLAY_OBJECTIVE.name,
-        )  # fmt: skip
-        echo(f"{problem} on {gpu}: {len(space):,} configurations, {text} · sampler {o.sampler} · seed {self._seed}")
+        named = SimpleNamespace(name=printable(self._file.name), text=text, sha256=digest)
+        seconds = o.minutes * 60 if o.minutes else None
+        sampler, trials = o.sampler or samplers.DEFAULT, o.trials or DEFAULT_TRIALS
+        asked = Asked(
+            problem, gpu, named.name, digest, sampler, REPLAY_OBJECTIVE.name, trials, seconds, o.seed, conditions={}
+        )
+        ledger.patience = Patience(echo)
+        begun = begin(ledger, asked, o.resume, echo, device=Device(f"recorded {gpu}"), space=named, seed=self._seed)
+        run = self.number = begun.run
+        echo(f"{problem} on {gpu}: {len(space):,} configurations, {text} · sampler {sampler} · seed {begun.seed}")
         echo_left_out(space, echo)
         echo(f"ledger {ledger.place}, run {run}")
         domains = {knob.name: knob.values for knob in space.knobs}
         storage = optuna_storage(ledger.url)
         study = Projection(storage, ledger, run, Kind.RECORDED, domains)
-        study.missed |= add_missing(storage, ledger)
-        seconds = o.minutes * 60 if o.minutes else None
+        missed = add_missing(storage, ledger)
+        study.complete()
         finish = finisher(ledger, study, on_trial)
-        replay = Replay(space, o.sampler, self._seed, o.trials, seconds, ledger, run, on_change, finish)
+        replay = Replay(space, sampler, begun.seed, trials, seconds, ledger, run, on_change, finish, begun.spent)
         self._replay = replay
         if self._stopped:
             replay.stop()
         with ending(ledger, run):
             progress = replay.search()
         ledger.finish_run(run, progress.ended)
+        study.complete()
         study.summarise()
-        best = tuple(ledger.best(problem, gpu, top=o.trials, run=run))
+        best = tuple(ledger.best(problem, gpu, top=trials, run=run))
         if best:
             excess = best[0].ranked_by.median_us / (space.optimum * 1e3)
             progress.notes.append(f"best found over the file's optimum: {excess:.3f}")
-        return SearchResult(run, progress, best, replay.invalid_proposals, replay.repeated_proposals, study.missed)
+        return SearchResult(
+            run, progress, best, replay.invalid_proposals, replay.repeated_proposals, missed | study.missed
+        )
 
 
 def echo_left_out(space: RecordedSpace, echo: Echo) -> None:

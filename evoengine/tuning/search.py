@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,30 +14,32 @@ from evoengine.devices.driver import GpuDevice, resolve_gpu
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
 from evoengine.hints import did_you_mean
-from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
+from evoengine.ledger.patience import Patience
 from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.study import Projection, add_missing, optuna_storage
+from evoengine.objectives import DEFAULT as DEFAULT_OBJECTIVE
 from evoengine.objectives import Objective, parse_objectives
-from evoengine.passwords import command_line
 from evoengine.records import Candidate, Kind
 from evoengine.search import samplers
 from evoengine.search.binaries import check_winner
-from evoengine.search.coordinator import Coordinator, Progress
+from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import make_evaluator
+from evoengine.search.identity import Identity, environment, templates_digest
+from evoengine.search.progress import Progress
 from evoengine.search.reference import require_reference
 from evoengine.search.rendering import Renderer
+from evoengine.search.replay import RECORDED
 from evoengine.search.setting import Setting
+from evoengine.search.worker_process import COMPILER_LIMITS
 from evoengine.stages.render import Fill, inert_knobs
-from evoengine.tuning.boards import Choice, choose_gpu, described, find_kept_gpu, require_same_board
+from evoengine.tuning.boards import Choice, described, find_kept_gpu, require_same_board
+from evoengine.tuning.places import Place, ThisMachine
+from evoengine.tuning.resume import Asked, begin, named_run
 from evoengine.tuning.setup import (
     Echo,
-    choose_device,
-    default_jobs,
     ending,
     first_of_each_family,
-    ledger_device,
-    lock_gpu,
     make_target,
     prepare_model,
     prepare_space,
@@ -45,8 +48,7 @@ from evoengine.tuning.setup import (
 )  # fmt: skip
 from evoengine.workloads.base import Target
 
-RECORDED = "recorded:"
-"""begins the device and the problem of a recorded space"""
+DEFAULT_TRIALS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +64,44 @@ class SearchOptions:
     kernel: Path | None = None
     """a folder with a kernel of one's own"""
     families: tuple[str, ...] = ()
-    trials: int = 60
+    trials: int | None = None
+    """60 where it is None, as many as the run was asked for where that goes on"""
     minutes: float | None = None
-    sampler: str = samplers.DEFAULT
+    sampler: str | None = None
+    """evolution where it is None"""
     device: str = "auto"
-    objective: str = "tflops"
+    objective: str | None = None
+    """tflops where it is None"""
     space: Path | None = None
     templates: Path | None = None
     db: str | None = None
     jobs: int | None = None
     seed: int | None = None
+    resume: int | None = None
+    """the run to go on with, 0 for the last one"""
+    remeasure: bool = False
+    """whether kernels are evaluated anew whose result the ledger has"""
+    cluster: str | None = None
+    """a Ray cluster on whose nodes it runs: local, auto, ray://HOST:PORT or HOST:PORT"""
+    timeout: float | None = None
+    """seconds to wait for a GPU that the cluster does not have yet; for ever where it is None"""
 
     def __post_init__(self) -> None:
         """Raises UsageError where a value cannot be meant; the command line refuses most of these before."""
-        if self.sampler not in samplers.NAMES:
+        if self.sampler is not None and self.sampler not in samplers.NAMES:
             near = did_you_mean(self.sampler, samplers.NAMES)
             raise UsageError(f"there is no sampler {self.sampler!r}; known ones are {', '.join(samplers.NAMES)}{near}")
         if self.device not in ("auto", "emulator", "cuda") and not self.device.startswith(RECORDED):
             near = did_you_mean(self.device, ("auto", "emulator", "cuda", RECORDED))
             raise UsageError(f"device {self.device!r} is none of auto, emulator, cuda and {RECORDED}FILE{near}")
-        if self.minutes is not None and not self.minutes > 0:
-            raise UsageError(f"--minutes is {self.minutes}; it must be a number above 0")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise UsageError(
+                f"--minutes is {self.minutes}; it must be a number above 0, and without it there is no limit"
+            )
+        if self.timeout is not None and (self.cluster is None or self.timeout < 0):
+            raise UsageError(f"--timeout is {self.timeout}; it takes seconds, and --cluster with it")
+        if self.cluster is not None and self.device.startswith(RECORDED):
+            raise UsageError("--cluster and --device recorded:FILE are two places for a search; give one")
         for name, value in (("trials", self.trials), ("jobs", self.jobs)):
             if value is not None and value < 1:
                 raise UsageError(f"--{name} is {value}; it must be at least 1")
@@ -102,35 +121,74 @@ class SearchResult:
     """whether several objectives were aimed at"""
 
 
+def filled_in(options: SearchOptions) -> SearchOptions:
+    """The options of a search that is to go on with a run: what they leave open is as it was there.
+
+    Raises NothingFound where there is no ledger, UsageError where there is no such run.
+    """
+    assert options.resume is not None  # who calls this was asked for it
+    with open_ledger(options.db, create=False) as ledger:
+        run = named_run(ledger, options.resume)
+    if run.definition is not None and options.kernel is None:
+        raise UsageError(f"run {run.id} searched a kernel of your own: name its folder with --kernel")
+    if run.problem.startswith(RECORDED) and not options.device.startswith(RECORDED):
+        raise UsageError(f"run {run.id} replayed a recorded file: name it with --device {RECORDED}FILE")
+    conditions = run.conditions or {}
+    device = "emulator" if options.device == "auto" and conditions.get("device") == ["emulator", None] else None
+    return replace(
+        options,
+        resume=run.id,
+        problem=options.problem or run.problem,
+        gpu=run.gpu if options.gpu == AUTO and options.gpu_file is None else options.gpu,
+        families=options.families or tuple(conditions.get("families", ())),
+        sampler=options.sampler or run.sampler,
+        objective=options.objective or run.objectives,
+        trials=options.trials or run.trials,
+        minutes=options.minutes or (run.seconds / 60 if run.seconds else None),
+        device=device or options.device,
+    )
+
+
 class Search:
     """A search that may begin: all that was asked for is checked, and nothing is written yet.
 
     Raises UsageError for what cannot be meant, MachineError for what this machine does not have.
     """
 
-    def __init__(self, options: SearchOptions, echo: Echo = silent, on_stage: Echo = silent) -> None:
-        objectives = parse_objectives(options.objective)
-        if len(objectives) > 1:
-            require_several(options.objective, options.sampler)
+    def __init__(
+        self, options: SearchOptions, echo: Echo = silent, on_stage: Echo = silent, place: Place | None = None
+    ) -> None:
+        self._place = place = place or ThisMachine()
         on_stage("reading the problem")
-        self._choice = choose_gpu(options.gpu, options.gpu_file, partial(find_kept_gpu, options.db))
+        if options.resume is not None:
+            options = filled_in(options)
+        objective, sampler = options.objective or DEFAULT_OBJECTIVE, options.sampler or samplers.DEFAULT
+        objectives = parse_objectives(objective)
+        if len(objectives) > 1:
+            require_several(objective, sampler)
+        self._choice = place.choose_gpu(options.gpu, options.gpu_file, partial(find_kept_gpu, options.db))
         target = make_target(options.problem, self._choice.gpu, options.kernel)
-        self._timing = choose_device(options.device, target.gpu, echo)
+        self._timing = place.choose_device(options.device, target.gpu, echo)
         if self._timing:
             target = replace(target, gpu=resolve_gpu(self._timing, target.gpu))
         on_stage("reading the space")
         self._renderer = Renderer()
         try:
-            self._setting = _setting(options, target, objectives, self._timing is not None, self._renderer)
+            jobs = options.jobs or place.default_jobs(self._timing is not None)
+            self._setting = _setting(options, target, objectives, self._timing is not None, jobs, self._renderer)
             if options.kernel:
                 on_stage("running the reference")
             require_reference(target, echo)
         except BaseException:
             self._renderer.close()
             raise
-        self._db, self._echo, self._on_stage = options.db, echo, on_stage
+        self._options, self._echo, self._on_stage = options, echo, on_stage
+        self._spent = 0.0
+        """seconds that the run took before"""
         self._stop: Callable[[], None] | None = None
         self._stopped = False
+        self.number: int | None = None
+        """of the run, once the ledger has it"""
 
     def stop(self) -> None:
         """Ends the search after the event under way, with what there is."""
@@ -146,43 +204,59 @@ class Search:
         """`on_change` is called after every event and some ten times a second, `on_trial` with each that ended."""
         self._on_stage("opening the ledger")
         try:
-            with lock_gpu(self._timing, self._echo), open_ledger(self._db, create=True) as ledger:
-                run = self._start(ledger)
+            with self._place.lock_gpu(self._timing, self._echo), open_ledger(self._options.db, create=True) as ledger:
+                ledger.patience = Patience(self._echo)
+                unpredictable = prepare_model(self._setting.target.gpu, self._echo)
+                run = self.number = self._begin(ledger, unpredictable is None)
                 with ending(ledger, run):
-                    return self._run(ledger, run, on_change, on_trial)
+                    return self._run(ledger, run, unpredictable, on_change, on_trial)
         finally:
             self._renderer.close()
 
-    def _start(self, ledger: Ledger) -> int:
-        s, target = self._setting, self._setting.target
-        problem, gpu = str(target.problem), target.gpu.key
+    def _begin(self, ledger: Ledger, predicted: bool) -> int:
+        """The number of the run, a new one or one that goes on; `predicted`: whether the model knows the GPU."""
+        s, o, device = self._setting, self._options, self._place.ledger_device(self._timing)
         require_same_board(ledger, self._choice.gpu)
-        return ledger.start_run(
-            gpu=gpu, problem=problem, device=ledger_device(self._timing), space=s.space, sampler=s.sampler,
-            seed=s.seed, command=command_line(), objectives=",".join(o.name for o in s.objectives),
-            definition=target.workload.definition_text, gpu_definition=described(self._choice.gpu),
+        self._environment = environment(s, device, predicted)
+        asked = Asked(
+            str(s.target.problem), s.target.gpu.key, s.space.name, s.space.sha256, s.sampler,
+            ",".join(objective.name for objective in s.objectives), s.trials, s.seconds, o.seed,
+            self._environment | {"templates": templates_digest(s), "families": list(o.families)},
         )  # fmt: skip
+        begun = begin(
+            ledger, asked, o.resume, self._echo, device=device, space=s.space, seed=s.seed,
+            definition=s.target.workload.definition_text, gpu_definition=described(self._choice.gpu),
+        )  # fmt: skip
+        self._setting, self._spent = replace(s, seed=begun.seed), begun.spent
+        return begun.run
 
     def _run(
         self,
         ledger: Ledger,
         run: int,
+        unpredictable: str | None,
         on_change: Callable[[Progress], None],
         on_trial: Callable[[Candidate], None] | None,
     ) -> SearchResult:
         s, target = self._setting, self._setting.target
         self._on_stage("looking at what the knobs change")
-        _announce(s, self._choice, self._timing, prepare_model(target.gpu, self._echo), ledger.place, run, self._echo)
+        _announce(s, self._choice, self._timing, unpredictable, ledger.place, run, self._echo)
         if others := others_at_work(ledger, run):
             self._echo(others)
         kind = Kind.MEASURED if self._timing else Kind.ESTIMATED
         domains = {knob.name: knob.values for knob in s.space.knobs}
         storage = optuna_storage(ledger.url)
         study = Projection(storage, ledger, run, kind, domains)
-        study.missed |= add_missing(storage, ledger)
-        judge = make_evaluator(target, self._timing, s.seed, partial(ledger.long_run_us, run))
+        missed = add_missing(storage, ledger)
+        study.complete()
+        judge = make_evaluator(target, self._timing, s.seed, partial(ledger.long_run_us, run), self._place.runners)
         self._on_stage("starting the workers")
-        coordinator = Coordinator(s, ledger, run, judge, on_change, finisher(ledger, study, on_trial))
+        workers = self._place.compilers(s.jobs, COMPILER_LIMITS)
+        finish = finisher(ledger, study, on_trial)
+        coordinator = Coordinator(
+            s, ledger, run, judge, on_change, finish, workers=workers, identity=Identity(s, self._environment),
+            spent=self._spent,
+        )  # fmt: skip
         self._stop = coordinator.stop
         self._renderer.while_waiting = lambda: on_change(coordinator.progress)
         if self._stopped:
@@ -192,10 +266,11 @@ class Search:
             self._on_stage("executing the machine code of the best")
             progress.notes += check_winner(ledger, run, target, s.space, s.seed)
         ledger.finish_run(run, progress.ended)
+        study.complete()  # of what was under way, and where the database was away for a while
         study.summarise()
         best = tuple(ledger.best(str(target.problem), target.gpu.key, top=s.trials, run=run))
         invalid, repeated = coordinator.invalid_proposals, coordinator.repeated_proposals
-        return SearchResult(run, progress, best, invalid, repeated, study.missed, pareto=len(s.objectives) > 1)
+        return SearchResult(run, progress, best, invalid, repeated, missed | study.missed, pareto=len(s.objectives) > 1)
 
 
 def finisher(ledger: Ledger, study: Projection, on_trial: Callable[[Candidate], None] | None) -> Callable[[int], None]:
@@ -210,7 +285,12 @@ def finisher(ledger: Ledger, study: Projection, on_trial: Callable[[Candidate], 
 
 
 def _setting(
-    options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool, fill: Fill
+    options: SearchOptions,
+    target: Target,
+    objectives: tuple[Objective, ...],
+    timed: bool,
+    jobs: int,
+    fill: Fill,
 ) -> Setting:
     space, templates = prepare_space(options.space, options.templates, target, not timed, fill, options.families)
     require_compilers(target.gpu, emulated=not timed)
@@ -218,14 +298,15 @@ def _setting(
         target,
         space,
         templates,
-        options.sampler,
+        options.sampler or samplers.DEFAULT,
         seed=secrets.randbelow(2**31) if options.seed is None else options.seed,
-        trials=options.trials,
+        trials=options.trials or DEFAULT_TRIALS,
         seconds=options.minutes * 60 if options.minutes else None,
-        jobs=options.jobs or default_jobs(timed),
+        jobs=jobs,
         timed=timed,
         objectives=objectives,
         fill=fill,
+        remeasure=options.remeasure,
     )
 
 
@@ -237,17 +318,14 @@ def require_several(objective: str, sampler: str) -> None:
 
 
 def others_at_work(ledger: Ledger, run: int) -> str | None:
-    """That what a search left which was killed a moment ago is not taken over yet; None where there is none such."""
+    """That others search for the same; None where there is none such."""
     runs = ledger.runs()
     this = next(r for r in runs if r.id == run)
     others = [str(r.id) for r in runs if r.status == RUNNING and r.id != run and _same_target(r, this)]
     if not others:
         return None
     named = f"run {others[0]} is" if len(others) == 1 else f"runs {', '.join(others)} are"
-    return (
-        f"{named} at the same problem, or killed less than {KILLED_AFTER_SECONDS:g} s ago: the trials that a killed "
-        "run left are taken over by a search that starts later"
-    )
+    return f"{named} at the same problem: each kernel is evaluated by one of them, and the others wait for it"
 
 
 def _same_target(one: Run, other: Run) -> bool:

@@ -6,6 +6,7 @@ import pytest
 
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome
+from evoengine.sass.build import build
 from evoengine.search.agreement import agree, measured_pairs
 from tests.support.ledger_examples import GPU, PROBLEM, a_figure, add_ranked, start_run
 from tests.support.numbered_search import GPU as SEARCHED_GPU
@@ -56,6 +57,7 @@ def test_what_lacks_one_of_the_two_or_is_not_believed_makes_no_pair(ledger):
 
 
 def test_a_search_on_a_gpu_leaves_its_estimates_beside_what_it_measured_and_ranks_by_the_latter(numbered):
+    build()  # or a worker would have to, within the time of a task
     numbered.coordinator(range(12), lambda n: ("judge", "segv") if n == 3 else None).search()
     pairs = measured_pairs(numbered.ledger, str(SEARCHED), SEARCHED_GPU.key)
     assert len(pairs) == 11

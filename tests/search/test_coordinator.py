@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from evoengine.errors import MachineError
-from evoengine.records import CompiledCandidate, Kind, Outcome, Rejection
-from evoengine.search.coordinator import neighbouring_bests
+from evoengine.records import CompiledCandidate, Outcome, Rejection
 from evoengine.search.evaluators import (
     QUEUE_DEPTH,
     EmulatorEvaluator,
@@ -20,6 +19,7 @@ from evoengine.search.evaluators import (
     make_evaluator,
     timed_baselines,
 )
+from evoengine.search.neighbours import neighbouring_bests
 from evoengine.search.proposer import Proposer
 from evoengine.workloads.attention.problem import parse_problem
 from tests.support import faulty_device
@@ -211,15 +211,46 @@ def test_a_source_that_another_trial_rendered_costs_no_trial(numbered):
     assert progress.outcomes[Outcome.DUPLICATE] == len(numbered.candidates()) - 6 > 0
 
 
-def test_a_search_stopped_midway_leaves_the_rest_to_the_next_which_judges_each_once(numbered):
+def test_a_search_stopped_midway_goes_on_with_what_was_under_way_first_and_judges_each_once(numbered):
     coordinator = numbered.coordinator(range(20), on_change=lambda p: coordinator.stop() if p.done >= 5 else None)
     assert coordinator.search().ended == "interrupted"
     numbered.ledger.finish_run(coordinator.run, "interrupted")
-    left = [c.trial for c in numbered.candidates() if c.outcome is None]
-    numbered.coordinator(range(20), trials=8).search()
-    after = {c.trial: c for c in numbered.candidates()}
-    assert left and all(after[t].outcome is Outcome.MEASURED for t in left)
-    assert all(c.measurement.kind is Kind.MEASURED for c in after.values() if c.outcome is Outcome.MEASURED)
+    before = {c.trial: c for c in numbered.candidates()}
+    left = {t: c.config for t, c in before.items() if c.outcome is Outcome.INTERRUPTED}
+    progress = numbered.coordinator(range(20), run=coordinator.run).search()
+    assert (progress.done, progress.ended) == (20, "all trials done")
+    found = numbered.candidates()
+    retries = {c.retry_of: (c.config, c.parents) for c in found if c.retry_of}
+    assert left and retries == {t: (config, before[t].parents) for t, config in left.items()}
+    assert min(c.retry_of is None for c in found[len(before) : len(before) + len(left)]) is False
+    measured = [c.config["number"] for c in found if c.outcome is Outcome.MEASURED]
+    assert sorted(measured) == list(range(20)) and {c.run for c in found} == {coordinator.run}
+
+
+def test_a_second_search_takes_over_what_the_first_knows_and_evaluates_the_rest(numbered, tmp_path):
+    calls = tmp_path / "compiled"
+    compiler = functools.partial(faulty_device.noted_compile, str(calls))
+    numbered.coordinator(range(6), known=True, compiler=compiler).search()
+    before = {c.config["number"]: c for c in numbered.candidates()}
+    progress = numbered.coordinator(range(8), known=True, compiler=compiler).search()
+    assert (progress.done, progress.taken_over) == (8, 6)
+    assert sorted(map(int, calls.read_text().split())) == list(range(8))
+    after = {c.config["number"]: c for c in numbered.candidates() if c.trial not in {b.trial for b in before.values()}}
+    for number, first in before.items():
+        again = after[number]
+        assert again.taken_from == first.trial and again.binary == first.binary
+        assert (again.outcome, again.reason, again.occupancy) == (first.outcome, first.reason, first.occupancy)
+        timed, copied = (numbered.ledger.measurements(trial)[0] for trial in (first.trial, again.trial))
+        assert (copied, copied.taken_at) == (timed, timed.taken_at)
+        assert again.verdict == first.verdict and again.verdict.taken_at == first.verdict.taken_at
+
+
+def test_remeasure_evaluates_what_is_known_anew_and_later_searches_take_over_from_that(numbered):
+    numbered.coordinator(range(3), known=True).search()
+    assert numbered.coordinator(range(3), known=True, remeasure=True).search().taken_over == 0
+    numbered.coordinator(range(3), known=True).search()
+    taken = [c.taken_from for c in numbered.candidates()[6:]]
+    assert sorted(taken) == [c.trial for c in numbered.candidates()[3:6]]
 
 
 def test_the_device_is_chosen_by_uuid_before_libraries_are_loaded(monkeypatch):

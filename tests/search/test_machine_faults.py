@@ -129,7 +129,7 @@ def test_a_full_disk(tmp_path):
 # ── in a search ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_was_under_way_stays_unfinished_and_untold_and_the_run_says_why(numbered, monkeypatch):
+def test_what_was_under_way_ends_as_interrupted_and_untold_and_the_run_says_why(numbered, monkeypatch):
     told, tell = [], Proposer.tell
 
     def noted(self, proposal, values):
@@ -143,13 +143,14 @@ def test_what_was_under_way_stays_unfinished_and_untold_and_the_run_says_why(num
         ending(numbered.ledger, coordinator.run),
     ):
         coordinator.search()
-    ended = [c for c in numbered.candidates() if c.outcome is not None]
+    ended = [c for c in numbered.candidates() if c.outcome.judged]
     assert {c.outcome for c in ended} <= {Outcome.MEASURED} and len(told) == len(ended)
-    assert 3 in [c.config["number"] for c in numbered.candidates() if c.outcome is None]
+    assert 3 in [c.config["number"] for c in numbered.candidates() if c.outcome is Outcome.INTERRUPTED]
     [run] = numbered.ledger.runs()
     assert run.status == "stopped: this machine failed: No space left on device: /some/file"
-    numbered.coordinator(range(12)).search()
-    assert {c.outcome for c in numbered.candidates()} == {Outcome.MEASURED}
+    numbered.coordinator(range(12), run=run.id).search()
+    measured = [c.config["number"] for c in numbered.candidates() if c.outcome is Outcome.MEASURED]
+    assert sorted(measured) == list(range(12))
 
 
 def test_an_error_of_the_system_in_the_program_itself_is_no_traceback(numbered):

@@ -6,7 +6,7 @@ import pytest
 
 from evoengine.objectives import OBJECTIVES
 from evoengine.records import config_key
-from evoengine.search.proposer import Proposer
+from evoengine.search.proposer import Past, Proposer
 from evoengine.search.samplers import NAMES
 from tests.support.spaces import launches
 
@@ -108,3 +108,48 @@ def test_parents_are_the_ledgers_trials(space):
         proposer.started(proposal, trial)
         proposer.tell(proposal, (objective_values(proposal.config),))
     assert named and named <= set(range(100, 100 + len(space)))
+
+
+# ── a run that goes on ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def as_past(found, count) -> list[Past]:
+    return [
+        Past(100 + n, p.config, (objective_values(p.config),) if n else None, (100,) if n == 2 else (), p.operator)
+        for n, p in enumerate(found[:count])
+    ]
+
+
+@pytest.mark.parametrize("sampler", NAMES)
+def test_a_run_that_goes_on_proposes_what_is_left_and_nothing_again(space, sampler):
+    before = run(Proposer(space, sampler, seed=1), 5)
+    after = run(Proposer(space, sampler, seed=1, past=as_past(before, 5)), 99)
+    keys = [p.key for p in (*before, *after)]
+    assert len(keys) == len(set(keys)) == len(space)
+
+
+def test_the_sampler_of_a_run_that_goes_on_is_told_of_what_it_had(space):
+    before = run(Proposer(space, "tpe", seed=1), 4)
+    told = Proposer(space, "tpe", seed=1, past=as_past(before, 4))._study.get_trials()[:4]
+    assert [t.params for t in told] == [p.config for p in before]
+    assert [t.values for t in told] == [[0.0], *([objective_values(p.config)] for p in before[1:])]
+    assert told[2].user_attrs["parents"] == [0]
+
+
+def test_its_start_points_come_only_where_they_were_not_tried(space):
+    start = Proposer(space, "tpe", seed=1).propose()
+    assert Proposer(space, "tpe", seed=1, past=as_past([start], 1)).propose().config != start.config
+
+
+def test_a_later_trial_names_parents_from_before_by_their_numbers_in_the_ledger(space):
+    before = run(Proposer(space, "evolution", seed=1), 8)
+    proposer = Proposer(space, "evolution", seed=1, past=as_past(before, 8))
+    named = {parent for proposal in run(proposer, 6) for parent in proposal.parents}
+    assert named and named <= set(range(100, 108))
+
+
+def test_a_run_that_goes_on_does_not_draw_as_at_its_beginning(space):
+    """Or each process of it would propose alike."""
+    before = run(Proposer(space, "random", seed=1), 3)
+    goes_on = [Proposer(space, "random", seed=1, past=as_past(before, n))._rng.integers(2**40) for n in range(4)]
+    assert len(set(goes_on)) == 4

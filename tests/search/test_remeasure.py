@@ -12,10 +12,10 @@ from evoengine.cli.main import evoengine
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError, NothingFound
 from evoengine.records import Kind, Measurement, Outcome, Verdict
-from evoengine.search import evaluators
 from evoengine.search.evaluators import GpuEvaluator
 from evoengine.search.remeasure import left_to_measure
 from evoengine.stages.render import render
+from evoengine.tuning import measure as measuring
 from evoengine.tuning import setup
 from tests.support import faulty_device
 from tests.support.numbered_search import GPU, PROBLEM, TARGET
@@ -57,7 +57,7 @@ def measure(estimated, monkeypatch):
         device = GpuDevice(0, name, "GPU-0", capability, 2**34, {"sms": GPU.sms})
         monkeypatch.setattr(setup, "find_driver", lambda: ("13.0", [device]))
         monkeypatch.setattr(setup, "torch_cuda", lambda: "13.0")
-        monkeypatch.setattr(evaluators, "GpuEvaluator", functools.partial(GpuEvaluator, tasks=faulty_device))
+        monkeypatch.setattr(measuring, "GpuEvaluator", functools.partial(GpuEvaluator, tasks=faulty_device))
         monkeypatch.setenv("XDG_CACHE_HOME", str(estimated.folder / "cache"))
         command = ["measure", *arguments, "--db", str(estimated.folder / "evo.db")]
         return CliRunner().invoke(evoengine, command, standalone_mode=False)

@@ -47,6 +47,8 @@ EXPECTED = 256
 """rows that the prior expects to be fastest, in the pool of a larger space"""
 LOGARITHMS = 0.25
 """their part in what is learned from; the rest are ranks"""
+CHOSEN = ("mutation", "crossover", "surrogate")
+"""operators of what the surrogate chose"""
 EXPLORE_DISTANCE = 4
 """knobs, or half of them where there are few, in which elsewhere differs from the best"""
 
@@ -62,6 +64,8 @@ class EvolutionSampler(BaseSampler):
     - mutation: one or two knobs away from one of the best trials, its parent;
     - crossover: every knob as in one of two of the best trials, its parents;
     - surrogate: none of these; the surrogate saw promise further off.
+
+    A study that goes on in another process marks the trials that it was given with the attribute `recalled`.
 
     Known-good points go first by `study.enqueue_trial`. Of trials under way (parallel workers) the surrogate knows
     where they are but not what they reach, so a batch spreads out. With several objectives a trial is
@@ -144,7 +148,7 @@ class _Search:
         self._vectors: dict[int, np.ndarray] = {}
         """every objective of a finished trial, greater is better"""
         self._place: dict[bytes, int] = {}
-        self._chosen: list[int] = []
+        self._chosen: dict[int, None] = {}
         """rows that the surrogate chose"""
         self._led: set[int] = set()
         """rows that the prior chose"""
@@ -167,8 +171,11 @@ class _Search:
             if trial.state == TrialState.WAITING or not self._space.contains(config):
                 continue
             place = self._enter(self._space.encode(config), trial.number)
-            if trial.user_attrs.get("operator") == "prior":
+            operator = trial.user_attrs.get("operator")
+            if operator == "prior":
                 self._led.add(place)
+            if operator in CHOSEN and "recalled" in trial.user_attrs:
+                self._chosen[place] = None
             if trial.state.is_finished():
                 complete = trial.state == TrialState.COMPLETE and trial.values is not None
                 self._vectors[place] = signs * trial.values if complete else np.full(len(signs), -np.inf)
@@ -182,7 +189,7 @@ class _Search:
         row = self._most_promising() if self._ready() else None
         if row is not None:
             operator, parents = self._descent(row)
-            self._chosen.append(len(self._rows))
+            self._chosen[len(self._rows)] = None
         else:
             row = self._fastest_expected()
             operator, parents = "random" if row is None else "prior", []

@@ -1,0 +1,40 @@
+"""Candidates that another search on this ledger evaluates: this one waits for it, as for its own of the same source."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+
+from evoengine.ledger.store import Ledger
+
+LOOK_SECONDS = 0.5
+"""how often the ledger is asked what became of them"""
+
+
+class Elsewhere:
+    """Gives a future for each trial of another search; it comes to its end when that trial is not under way any more,
+    whether it ended or its search was killed."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._awaited: list[tuple[int, Future[None]]] = []
+        self._looked = 0.0
+
+    def wait_for(self, trial: int) -> Future[None]:
+        future: Future[None] = Future()
+        self._awaited.append((trial, future))
+        return future
+
+    def look(self) -> None:
+        """Asks the ledger, now and then, where something is waited for."""
+        if not self._awaited or time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        self._ledger.look_for_killed()
+        decided = self._ledger.decided([trial for trial, _ in self._awaited])
+        waiting, self._awaited = self._awaited, []
+        for trial, future in waiting:
+            if trial in decided:
+                future.set_result(None)
+            else:
+                self._awaited.append((trial, future))

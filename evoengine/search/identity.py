@@ -1,0 +1,116 @@
+"""What an evaluation depends on: where all of it is the same, its end is known, and not paid for again.
+
+A change of the driver, the compiler, a library, the gate or the model is another environment. The seed of the inputs
+is not part of it, nor is what a search aims at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from evoengine.ledger.runs import Device
+from evoengine.paths import package_folder
+from evoengine.records import Config, Source
+from evoengine.search.evaluators import full_plan, gate_plan
+from evoengine.search.setting import Setting
+from evoengine.stages.compile import options
+from evoengine.stages.toolchain import compiler_version
+from evoengine.workloads.base import AnyWorkload
+
+DECIDING = ("devices", "sass", "stages", "workloads")
+"""parts of evoengine that an outcome or a figure is made by"""
+LIBRARIES = ("torch", "numpy")
+TEMPLATES = (".j2", ".cu", ".cuh", ".h", ".hpp", ".json", ".py", ".toml")
+"""what the name ends with of a file that a kernel may be rendered from"""
+
+
+def digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def digest_of_files(folder: Path, files: Iterable[Path]) -> str:
+    """Of names and contents."""
+    return digest(
+        {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files if f.is_file()}
+    )
+
+
+@cache
+def code_digest() -> str:
+    """Of all that gates, times and predicts."""
+    package = package_folder()
+    own = (f for part in DECIDING for f in (package / part).rglob("*"))
+    return digest_of_files(package, (f for f in own if "__pycache__" not in f.parts and f.suffix != ".so"))
+
+
+def templates_digest(setting: Setting) -> str:
+    """Of the templates that the search renders from, with what they include."""
+    folders = [setting.templates, *filter(None, [setting.target.workload.templates()])]
+    return digest([digest_of_files(f, (p for p in f.rglob("*") if p.suffix in TEMPLATES)) for f in folders])
+
+
+def environment(setting: Setting, device: Device, predicted: bool) -> dict[str, Any]:
+    """What every evaluation of a search depends on; `predicted`: whether times come from machine code."""
+    libraries = {name: version(name) for name in LIBRARIES}
+    return {
+        "device": [device.name, device.arch],
+        "driver": device.driver,
+        "libraries": libraries | dict(device.versions),
+        "compiler": compiler_version(),
+        "code": code_digest(),
+        "predicted": predicted,
+    }
+
+
+class Identity:
+    """Gives each kernel of a search the key of its evaluation."""
+
+    def __init__(self, setting: Setting, environment: Mapping[str, Any]) -> None:
+        target = setting.target
+        self._setting = setting
+        self._base = {
+            "environment": dict(environment),
+            "timed": setting.timed,
+            "gpu": repr(target.gpu),
+            "problem": str(target.problem),
+            "workload": _workload(target.workload),
+            "options": options(target.gpu.arch),
+        }
+
+    def key(self, source: Source, config: Config) -> str:
+        """sha256, hexadecimal. Of the configuration counts what the kernel is called with: its launches, its cost and
+        the parameters of each case."""
+        space, target = self._setting.space, self._setting.target
+        cases = [*gate_plan(space, target, config), *full_plan(space, target, config)]
+        of_this = {
+            "source": source.sha256,
+            "entry": source.entry,
+            "launch": repr(source.launch),
+            "cost": space.cost(config),
+            "parameters": repr(target.workload.parameters(target.problem, config)),
+            "cases": [(repr(_without_config(case)), repr(launch)) for case, launch in cases],
+        }
+        return digest(self._base | of_this)
+
+
+def _workload(workload: AnyWorkload) -> list[object]:
+    """Of one that a folder states, what it states of the problem; of one that a program brings, its module."""
+    stated = json.loads(workload.definition_text) if workload.definition_text else {}
+    stated.pop("space", None)
+    module = Path(inspect.getsourcefile(type(workload)) or "")
+    own = module.is_relative_to(package_folder()) or not module.is_file()
+    return [workload.name, stated, "" if own else hashlib.sha256(module.read_bytes()).hexdigest()]
+
+
+def _without_config(case: Any) -> Any:
+    if is_dataclass(case) and not isinstance(case, type) and "config" in {f.name for f in fields(case)}:
+        return replace(case, config={})
+    return case

@@ -1,0 +1,51 @@
+"""How near two tuned problems are to each other: what was best for a near one is worth trying first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from evoengine.errors import UsageError
+from evoengine.gpu import Gpu, known_gpus
+from evoengine.workloads import parse_problem
+
+OTHER_WORD = 8.0
+"""for a data type or a flag that differs; sizes count by how often they double from one to the other"""
+OTHER_BOARD, OTHER_ARCHITECTURE = 1.0, 32.0
+"""for another GPU of the same architecture, and one of another"""
+
+
+def nearest_first(problem: str, gpu: Gpu, others: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Of `others`, each a problem and the key of a GPU, those of the same workload: the nearest first, equals in their
+    order. One that cannot be compared is last."""
+    kernel = problem.partition(":")[0]
+    alike = [other for other in others if other[0].partition(":")[0] == kernel]
+    return sorted(alike, key=lambda other: distance(problem, other[0]) + _between(gpu, other[1]))
+
+
+def distance(problem: str, other: str) -> float:
+    """0 for the same problem; infinite where one of them cannot be read here."""
+    if problem == other:
+        return 0.0
+    try:
+        (_, one), (_, two) = parse_problem(problem), parse_problem(other)
+    except UsageError:
+        return math.inf
+    ours, theirs = one.variables(), two.variables()
+    if ours.keys() != theirs.keys():
+        return math.inf
+    return sum(_apart(ours[name], theirs[name]) for name in ours)
+
+
+def _apart(one: object, two: object) -> float:
+    if one == two:
+        return 0.0
+    are_sizes = all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in (one, two))
+    return abs(math.log2(float(one) / float(two))) if are_sizes else OTHER_WORD  # type: ignore[arg-type]
+
+
+def _between(gpu: Gpu, other: str) -> float:
+    if other == gpu.key:
+        return 0.0
+    known = known_gpus().get(other)
+    return OTHER_BOARD if known is not None and known.arch == gpu.arch else OTHER_ARCHITECTURE

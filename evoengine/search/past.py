@@ -1,0 +1,75 @@
+"""What a run had before it was killed or ended, as a search that goes on with it needs it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from evoengine.ledger.listing import Trial
+from evoengine.ledger.store import Ledger
+from evoengine.objectives import Objective, told
+from evoengine.records import Config, Outcome, config_key
+from evoengine.search.proposer import Past
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A trial that was under way then, and is tried again."""
+
+    trial: int
+    config: Config
+    parents: tuple[int, ...]
+    operator: str | None
+    kills: int
+    """how often it was killed"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPast:
+    """Empty of a new run."""
+
+    trials: Sequence[Past] = ()
+    values: Mapping[int, tuple[float, ...] | None] = field(default_factory=dict)
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    first_with: Mapping[str, int] = field(default_factory=dict)
+    """source sha256 → the trial that had it first"""
+    taken_over: int = 0
+    retries: Mapping[str, Retry] = field(default_factory=dict)
+    """by the configuration's key; those first that were killed most often"""
+
+
+def run_past(ledger: Ledger, run: int, objectives: Sequence[Objective]) -> RunPast:
+    """Of the run's trials in their order."""
+    kills = ledger.left_over(run)
+    trials: list[Past] = []
+    values: dict[int, tuple[float, ...] | None] = {}
+    outcomes: Counter[Outcome] = Counter()
+    retries: dict[str, Retry] = {}
+    known = list(ledger.trials(run=run, resources=True))
+    origins = ledger.origins(run)
+    first_with: dict[str, int] = {}
+    for trial in known:
+        sha256 = origins[trial.trial].source_sha256
+        if trial.outcome and trial.outcome.judged and trial.outcome is not Outcome.DUPLICATE and sha256:
+            first_with.setdefault(sha256, trial.trial)
+    for trial in known:
+        if trial.trial in kills:
+            retries[config_key(trial.config)] = _retry(trial, kills[trial.trial])
+        if trial.outcome is None or not trial.outcome.judged:
+            continue
+        outcomes[trial.outcome] += 1
+        if trial.outcome is not Outcome.DUPLICATE:
+            values[trial.trial] = told(trial, objectives)
+        elif (twin := first_with.get(origins[trial.trial].source_sha256 or "")) in values:
+            values[trial.trial] = values[twin]
+        else:  # its twin was under way and is tried again
+            continue
+        trials.append(Past(trial.trial, trial.config, values[trial.trial], trial.parents, trial.operator))
+    taken_over = sum(origin.taken_from is not None for origin in origins.values())
+    ordered = dict(sorted(retries.items(), key=lambda item: -item[1].kills))
+    return RunPast(trials, values, outcomes, first_with, taken_over, ordered)
+
+
+def _retry(trial: Trial, kills: int) -> Retry:
+    return Retry(trial.trial, trial.config, trial.parents, trial.operator, kills)

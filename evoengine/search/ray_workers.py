@@ -1,0 +1,289 @@
+"""Workers on the nodes of a Ray cluster, in the place of a WorkerPool.
+
+Each is a Ray actor (ray_node.py). Ray places it, restarts it when it is lost, and where its node is gone starts it on
+another that has room. What it was at meanwhile runs again on any other.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from evoengine import __version__
+from evoengine.devices.driver import GpuDevice
+from evoengine.errors import EvoengineError, MachineError
+from evoengine.records import CompiledCandidate, Outcome, Rejection
+from evoengine.search.ray_node import NodeWorker, Ran, Ready
+from evoengine.search.worker_process import TaskArguments, WorkerLimits
+from evoengine.search.workers import Answer, Deferred
+
+RETRIES = 2
+"""of a task whose worker was lost: whoever takes three actors down is the fault"""
+PATIENCE_SECONDS = 30.0
+"""without any worker, after which a person is told"""
+END_SECONDS = 10.0
+"""for what waits for a worker to notice that there is none any more"""
+KEPT = 128
+"""binaries kept in the object store for whoever needs them again"""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorOptions:
+    """What Ray is to give each actor."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    resources: Mapping[str, float] | None = None
+    find_gpu: Callable[[], GpuDevice] | None = None
+    """run on the node: the GPU that Ray gave the actor"""
+    board: str | None = None
+    """the name that this GPU must have"""
+    name: str | None = None
+    """under which `evoengine cluster status` finds it"""
+
+
+class SentBinaries:
+    """Binaries in the cluster's object store: each travels to a node once, whoever asks for it there."""
+
+    def __init__(self) -> None:
+        self._sent: dict[tuple[int, str], Any] = {}
+        self._sending = threading.Lock()
+
+    def send(self, argument: object) -> object:
+        """The argument, or of a compiled candidate Ray's reference."""
+        if not isinstance(argument, CompiledCandidate):
+            return argument
+        key = argument.trial, argument.source.sha256
+        with self._sending:
+            if key not in self._sent:
+                self._sent[key] = ray.put(argument)
+                if len(self._sent) > KEPT:
+                    del self._sent[next(iter(self._sent))]
+            return self._sent[key]
+
+
+@dataclass(slots=True, eq=False)
+class _Remote:
+    actor: Any
+    """Ray's handle"""
+    ready: Ready | None = None
+    """None until it is up"""
+
+
+class RayWorkers:
+    """`size` actors that run tasks of `evoengine.stages.tasks`; `echo` is told of nodes that are lost or taken out.
+
+    A node whose machine fails (a full disk, no compiler) is taken out; the others go on, and the search ends with the
+    reason when none is left.
+    """
+
+    def __init__(
+        self, size: int, limits: WorkerLimits, echo: Callable[[str], None], options: ActorOptions, label: str = "",
+        binaries: SentBinaries | None = None,
+    ) -> None:  # fmt: skip
+        """`binaries` are shared with other workers of the cluster; `label` is what `evoengine cluster status` says."""
+        self.size = size
+        self.seconds_busy = 0.0
+        self.seconds_starting = 0.0
+        self._limits, self._echo, self._options = limits, echo, options
+        self._idle: queue.SimpleQueue[_Remote | None] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(size, "ray-worker")
+        self._changing = threading.Lock()
+        self._out: dict[str, str] = {}
+        """node → why nothing runs there any more"""
+        self._closed = self._said_waiting = False
+        self._waiting: list[threading.Thread] = []
+        self._binaries = binaries or SentBinaries()
+        self._all = [self._create(f"{options.name}:{n}" if options.name else None, label) for n in range(size)]
+        for worker in self._all:
+            self._welcome(worker)
+
+    def _create(self, name: str | None, label: str) -> _Remote:
+        options = self._options
+        made = ray.remote(NodeWorker).options(
+            num_cpus=options.cpus, num_gpus=options.gpus, resources=dict(options.resources or {}),
+            max_restarts=-1, max_task_retries=0, max_concurrency=2, scheduling_strategy="SPREAD",
+            name=name,
+        )  # fmt: skip
+        return _Remote(made.remote(self._limits, options.find_gpu, label))
+
+    def submit(
+        self, task: Callable[..., Answer | Rejection], *args: object, died: Outcome, gives: type[Answer],
+        again: Callable[[Rejection], TaskArguments | None] = lambda rejection: None, seconds: float | None = None,
+    ) -> Future[Answer | Rejection]:  # fmt: skip
+        """As WorkerPool.submit has it. A task whose worker was lost runs again on another, and after RETRIES is
+        rejected as `died`."""
+        seconds = self._limits.seconds if seconds is None else seconds
+        return self._threads.submit(self._run, task, args, died, gives, again, seconds)
+
+    def close(self) -> None:
+        """Kills what runs; tasks under way and waiting come to nothing."""
+        with self._changing:
+            self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._all:
+            _kill(worker)
+            self._idle.put(None)
+        self._threads.shutdown(wait=True)
+        for thread in self._waiting:
+            thread.join(END_SECONDS)
+
+    # ── a task ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(
+        self, task: Callable[..., Answer | Rejection], args: TaskArguments, died: Outcome, gives: type[Answer],
+        again: Callable[[Rejection], TaskArguments | None], seconds: float,
+    ) -> Answer | Rejection:  # fmt: skip
+        while True:
+            answer = self._anywhere(task, args, died, gives, seconds)
+            other = again(answer) if isinstance(answer, Rejection) else None
+            if other is None:
+                return answer
+            args = other
+
+    def _anywhere(
+        self, task: Callable[..., Answer | Rejection], args: TaskArguments, died: Outcome, gives: type[Answer],
+        seconds: float,
+    ) -> Answer | Rejection:  # fmt: skip
+        lost = 0
+        while True:
+            for each in args:
+                if isinstance(each, Deferred):
+                    each.ask()  # what it waits for must not wait for the worker that this task would hold
+            worker = self._take()
+            try:
+                given = (each.ask() if isinstance(each, Deferred) else each for each in args)
+                call = worker.actor.run.remote(task, died, gives, seconds, *map(self._binaries.send, given))
+                ran: Ran = ray.get(call)
+            except RayTaskError as error:
+                self._take_out(worker, f"it cannot run evoengine's tasks: {_cause(error)}")
+            except RayError as error:
+                lost += 1
+                self._lose(worker, error)
+                if lost > RETRIES:
+                    return Rejection(died, f"its worker was lost {lost} times: {_cause(error)}")
+            except ConnectionError as error:
+                raise MachineError(f"the connection to the Ray cluster is lost: {_cause(error)}") from error
+            except BaseException:
+                self._idle.put(worker)
+                raise
+            else:
+                self._count(ran)
+                if not isinstance(ran.answer, MachineError):
+                    self._idle.put(worker)
+                    if isinstance(ran.answer, EvoengineError):
+                        raise ran.answer
+                    assert isinstance(ran.answer, (Rejection, gives))  # the node's own pool sees to it
+                    return ran.answer
+                self._take_out(worker, str(ran.answer))
+
+    def _count(self, ran: Ran) -> None:
+        with self._changing:
+            self.seconds_busy += ran.seconds_busy
+            self.seconds_starting += ran.seconds_starting
+
+    # ── workers that come and go ────────────────────────────────────────────────────────────────────────────────────
+
+    def _welcome(self, worker: _Remote) -> None:
+        """Has the worker used as soon as it is up, which on a full cluster may take long."""
+        waiting = threading.Thread(target=self._await, args=(worker,), daemon=True)
+        with self._changing:
+            self._waiting = [thread for thread in self._waiting if thread.is_alive()] + [waiting]
+            waiting.start()
+
+    def _await(self, worker: _Remote) -> None:
+        try:
+            found = ray.get(worker.actor.ready.options(max_task_retries=-1).remote())
+        except (RayError, ConnectionError) as error:
+            self._drop(worker, f"a worker cannot be started: {_cause(error)}")
+            return
+        if isinstance(found, EvoengineError):
+            self._drop(worker, str(found))
+            return
+        worker.ready = found
+        board = self._options.board
+        if found.version != __version__:
+            self._take_out(worker, f"it has evoengine {found.version}, and this is {__version__}")
+        elif found.device and board and found.device.name != board:
+            self._drop(
+                worker, f"{found.host} has an {found.device.name}, and figures are of an {board}: it is left out"
+            )
+        else:
+            self._idle.put(worker)
+
+    def _take(self) -> _Remote:
+        """A worker that is free and on a node that is in use. Raises MachineError where there is and will be none."""
+        while True:
+            try:
+                worker = self._idle.get(timeout=PATIENCE_SECONDS)
+            except queue.Empty:
+                self._say_waiting()
+                continue
+            if worker is None:
+                self._idle.put(None)
+                raise MachineError(self._why_none())
+            if worker.ready is None or worker.ready.node not in self._out:
+                return worker
+            self._drop(worker, None)
+
+    def _say_waiting(self) -> None:
+        with self._changing:
+            waiting = not self._said_waiting and not any(worker.ready for worker in self._all)
+            self._said_waiting |= waiting
+        if waiting:
+            gpus = ", or another evoengine times on its GPUs" if self._options.gpus else ""
+            self._echo(
+                f"no worker of the cluster is up: its nodes have no room for one, or are starting it{gpus}; waiting"
+            )
+
+    def _why_none(self) -> str:
+        whys = list(dict.fromkeys(self._out.values()))
+        return f"no node of the cluster is left to run on: {'; '.join(whys)}" if whys else "the workers are closed"
+
+    def _lose(self, worker: _Remote, error: Exception) -> None:
+        """It comes back when Ray has started it again, on its node or on another."""
+        if not self._closed:
+            where, worker.ready = worker.ready.host if worker.ready else "a node", None
+            self._echo(f"a worker on {where} was lost ({_cause(error)}); what it was at runs again on another")
+            self._welcome(worker)
+
+    def _take_out(self, worker: _Remote, why: str) -> None:
+        node, host = (worker.ready.node, worker.ready.host) if worker.ready else ("", "a node")
+        with self._changing:
+            known = node in self._out
+            self._out.setdefault(node, f"{host}: {why}")
+        self._drop(worker, None if known else f"{host} is taken out, the others go on: {why}")
+
+    def _drop(self, worker: _Remote, why: str | None) -> None:
+        """Goes on without the worker."""
+        with self._changing:
+            if self._closed or worker not in self._all:
+                return
+            self._all.remove(worker)
+            if why:
+                self._out.setdefault(f"worker {id(worker)}", why)
+            left = bool(self._all)
+        _kill(worker)
+        if why:
+            self._echo(why)
+        if not left:
+            self._idle.put(None)
+
+
+def _kill(worker: _Remote) -> None:
+    with suppress(RayError, ConnectionError, RuntimeError):  # it or the cluster may be gone
+        ray.kill(worker.actor)
+
+
+def _cause(error: BaseException) -> str:
+    """An error of Ray in its last line, before which are tracebacks and the names of actors."""
+    lines = str(error).strip().splitlines()
+    return lines[-1].strip() if lines else type(error).__name__

@@ -1,0 +1,80 @@
+"""What a Ray cluster has and what it is at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from evoengine.tuning.detached import SEARCH_ACTOR, Underway
+from evoengine.tuning.ray_cluster import GPU_ACTOR, NAMESPACE, Node, connected, import_ray, survey
+
+ANSWER_SECONDS = 10.0
+"""for an actor to say what it is at"""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAtWork:
+    """A GPU that a search holds."""
+
+    kind: str
+    host: str
+    device: str
+    uuid: str
+    label: str
+    task: str | None
+    """None where it waits for the next"""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    nodes: Sequence[Node]
+    cpus: float
+    cpus_busy: float
+    """held by whoever uses the cluster, by Ray's count"""
+    gpus: float
+    gpus_busy: float
+    at_work: Sequence[GpuAtWork]
+    searches: Sequence[Underway]
+    """that go on without a command"""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def cluster_status(address: str) -> ClusterStatus:
+    """Raises UsageError, MachineError where there is no such cluster."""
+    with connected(address):
+        ray = import_ray()
+        total, free = ray.cluster_resources(), ray.available_resources()
+        cpus, gpus = total.get("CPU", 0.0), total.get("GPU", 0.0)
+        busy = (cpus - free.get("CPU", 0.0), gpus - free.get("GPU", 0.0))
+        searches = [answer for _, answer in _answers(SEARCH_ACTOR, "underway")]
+        return ClusterStatus(survey(), cpus, busy[0], gpus, busy[1], _at_work(), searches)
+
+
+def _at_work() -> list[GpuAtWork]:
+    found = []
+    for name, doing in _answers(GPU_ACTOR, "doing"):
+        if doing is not None and doing.ready.device is not None:
+            device, kind = doing.ready.device, name.split(":")[1]
+            found.append(
+                GpuAtWork(kind, doing.ready.host, device.name, device.uuid, doing.label, doing.task, doing.seconds)
+            )
+    return found
+
+
+def _answers(kind: str, question: str) -> list[tuple[str, Any]]:
+    """What evoengine's actors of that kind answer, by name; without those that do not in time."""
+    ray = import_ray()
+    named = ray.util.list_named_actors(all_namespaces=True)
+    own = [n["name"] for n in named if n["namespace"] == NAMESPACE and n["name"].startswith(f"{kind}:")]
+    asked = {getattr(ray.get_actor(name, namespace=NAMESPACE), question).remote(): name for name in own}
+    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS) if asked else ([], [])
+    found = []
+    for reference in answered:
+        with suppress(ray.exceptions.RayError):  # it has just ended
+            found.append((asked[reference], ray.get(reference)))
+    return found

@@ -1,0 +1,158 @@
+"""Searches whose coordinator is itself an actor of the Ray cluster: they outlive the command that began them.
+
+Ray starts the actor again, on any node, where it is lost; it then gives the same search again, which goes on from the
+ledger. No database's URL travels: every node has its own EVOENGINE_DB.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from evoengine.errors import EvoengineError, MachineError, UsageError
+from evoengine.search.progress import Progress
+from evoengine.tuning.fleet import GpuFinder
+from evoengine.tuning.fleet_search import FleetSearch
+from evoengine.tuning.ray_cluster import AUTO, LOCAL, NAMESPACE, connected, import_ray
+from evoengine.tuning.search import SearchOptions, SearchResult
+from evoengine.tuning.setup import Echo
+
+SEARCH_ACTOR = "search"
+"""begins the name of a coordinator"""
+DATABASES = ("EVOENGINE_DB", "EVOENGINE_DB_FILE")
+
+
+@dataclass(frozen=True, slots=True)
+class Underway:
+    """A search that goes on without a command."""
+
+    name: str
+    host: str
+    problem: str
+    gpus: tuple[str, ...]
+    done: int
+    total: int
+    last: str
+    """what it last had to say"""
+
+
+class DetachedSearch:
+    """The actor. It ends itself when its searches have ended."""
+
+    def __init__(
+        self, name: str, options: Sequence[SearchOptions], argv: Sequence[str], finder: GpuFinder | None
+    ) -> None:
+        self._name, self._options, self._finder = name, options, finder
+        sys.argv = list(argv)  # what the ledger keeps as the command
+        self._begun = threading.Event()
+        self._error: EvoengineError | None = None
+        self._search: FleetSearch | None = None
+        self._progress: Progress | None = None
+        self._last = ""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def begun(self) -> EvoengineError | None:
+        """Waits until the search has begun; what kept it from that."""
+        self._begun.wait()
+        return self._error
+
+    def underway(self) -> Underway:
+        done, total = (self._progress.done, self._progress.total) if self._progress else (0, 0)
+        gpus = tuple(each.gpu for each in self._options)
+        return Underway(
+            self._name, platform.node(), self._options[0].problem or "", gpus, done, total, self._last
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """After the events under way; the ledger keeps what there is."""
+        if self._search:
+            self._search.stop()
+
+    def _run(self) -> None:
+        try:
+            if not any(os.environ.get(name) for name in DATABASES):
+                raise MachineError(
+                    f"the node {platform.node()} has no EVOENGINE_DB, which names the ledger of a detached search: set "
+                    "it where Ray is started"
+                )
+            self._search = FleetSearch(self._options, self._say, finder=self._finder)
+            for result in self._search.run_all(self._change):
+                self._say(_ended(result))
+        except EvoengineError as error:
+            self._error = error
+            self._begun.set()
+        if self._error is None:
+            ray = import_ray()
+            ray.kill(ray.get_actor(self._name, namespace=NAMESPACE))
+
+    def _say(self, line: str) -> None:
+        self._last = line
+        print(line, flush=True)  # into Ray's log of the actor
+
+    def _change(self, progress: Progress) -> None:
+        self._progress = progress
+        self._begun.set()
+
+
+def _ended(result: SearchResult | EvoengineError) -> str:
+    return str(result) if isinstance(result, EvoengineError) else f"run {result.run}: {result.progress.ended}"
+
+
+def detach(options: Sequence[SearchOptions], echo: Echo, finder: GpuFinder | None = None) -> str:
+    """Begins searches that go on without this process; gives the name by which they are found and stopped.
+
+    Raises UsageError, and MachineError where they cannot begin.
+    """
+    first = options[0]
+    if first.cluster in (None, LOCAL):
+        raise UsageError("--detach needs --cluster with a cluster that outlives this command")
+    assert first.cluster is not None
+    if first.db is not None:
+        raise UsageError("--detach takes no --db: the ledger is the one that EVOENGINE_DB names on the nodes")
+    name = f"{SEARCH_ACTOR}:{secrets.token_hex(3)}"
+    own = [replace(each, cluster=AUTO, seed=_seed(each)) for each in options]
+    with connected(first.cluster):
+        ray = import_ray()
+        made = ray.remote(DetachedSearch).options(
+            name=name, namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_restarts=-1, max_task_retries=-1,
+            max_concurrency=4,
+        )  # fmt: skip
+        actor = made.remote(name, own, sys.argv, finder)
+        echo("beginning on the cluster")
+        if error := _begun(actor):
+            ray.kill(actor)
+            raise error
+    return name
+
+
+def _seed(options: SearchOptions) -> int:
+    """Drawn here, so that the search is the same one when its actor starts again."""
+    return secrets.randbelow(2**31) if options.seed is None else options.seed
+
+
+def _begun(actor: Any) -> EvoengineError | None:
+    ray = import_ray()
+    try:
+        found = ray.get(actor.begun.remote())
+    except ray.exceptions.RayError as error:
+        return MachineError(f"the search cannot begin on the cluster: {str(error).strip().splitlines()[-1]}")
+    return found if isinstance(found, EvoengineError) else None
+
+
+def stop(address: str, name: str) -> None:
+    """Ends a detached search with what there is. Raises UsageError where there is none of that name."""
+    with connected(address):
+        ray = import_ray()
+        try:
+            actor = ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError as error:
+            raise UsageError(
+                f"the cluster has no search {name!r}; evoengine cluster status lists those under way"
+            ) from error
+        ray.get(actor.stop.remote())

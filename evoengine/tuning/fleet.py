@@ -1,0 +1,165 @@
+"""The nodes of a Ray cluster as the place of a search: CPUs anywhere compile and gate, every GPU of a kind times."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evoengine.devices.driver import GpuDevice
+from evoengine.errors import EvoengineError, MachineError, UsageError
+from evoengine.gpu import AUTO, DEFAULT, Gpu, find_gpu
+from evoengine.ledger.runs import Device
+from evoengine.search.worker_process import WorkerLimits
+from evoengine.search.workers import Workers
+from evoengine.tuning.boards import Choice, choose_gpu
+from evoengine.tuning.ray_cluster import GPU, GPU_ACTOR, import_ray, living_nodes
+from evoengine.tuning.setup import Echo, choose_device, ledger_device, silent
+
+if TYPE_CHECKING:
+    from evoengine.search.ray_workers import SentBinaries
+
+POLL_SECONDS = 1.0
+SAY_SECONDS = 5.0
+"""of waiting for a GPU, after which a person is told"""
+
+
+def gpu_of_node(gpu: Gpu) -> GpuDevice:
+    """Run on a node: the GPU that Ray gave this process. Raises MachineError where it is not of that kind."""
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # by which Ray numbers GPUs
+    device = choose_device("cuda", gpu, silent)
+    assert device is not None  # it raises where there is none
+    return device
+
+
+def describe_gpu(find: Callable[[], GpuDevice]) -> tuple[GpuDevice, Device] | EvoengineError:
+    """Run on a node: its GPU, as the driver there tells of it and as the ledger keeps it."""
+    try:
+        device = find()
+        return device, ledger_device(device)
+    except EvoengineError as error:
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFinder:
+    """How a node's GPU is found and described; tests bring their own."""
+
+    find: Callable[[Gpu], GpuDevice] = gpu_of_node
+    describe: Callable[[Callable[[], GpuDevice]], tuple[GpuDevice, Device] | EvoengineError] = describe_gpu
+
+
+class Fleet:
+    """The place of one search on a cluster that this process is connected to. `share` is its part of the CPUs;
+    `timeout` is how long it waits for a GPU of a kind that no node has."""
+
+    def __init__(self, echo: Echo, timeout: float | None = None, share: float = 1.0, finder: GpuFinder | None = None):
+        self._echo, self._timeout, self._share = echo, timeout, share
+        self._finder = finder or GpuFinder()
+        self._gpu: Gpu | None = None
+        self._found: tuple[GpuDevice, Device] | None = None
+        self._sent: SentBinaries | None = None
+
+    def choose_gpu(self, requested: str, file: Path | None, find: Callable[[str], Gpu]) -> Choice:
+        if requested != AUTO or file is not None:
+            return choose_gpu(requested, file, find)
+        kinds = sorted({kind for node in living_nodes() for kind in node.gpus})
+        if len(kinds) > 1:
+            listed = " ".join(f"--gpu {kind}" for kind in kinds)
+            raise UsageError(f"the cluster has GPUs of several kinds; name those to tune for: {listed}")
+        if kinds:
+            return Choice(find_gpu(kinds[0]), f"--gpu {kinds[0]}: the cluster has it")
+        return Choice(find_gpu(DEFAULT), f"--gpu {DEFAULT}: no node of the cluster has a GPU")
+
+    def choose_device(self, requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
+        """The GPU that a node has, for its limits. With `cuda` it is waited for where no node has one of the kind.
+
+        Raises MachineError where it does not come within the timeout, or does not run.
+        """
+        if requested == "emulator" or (requested == "auto" and not _count(gpu.key)):
+            return None
+        self._gpu = gpu
+        self._found = self._await_gpu(gpu)
+        return self._found[0]
+
+    def _await_gpu(self, gpu: Gpu) -> tuple[GpuDevice, Device]:
+        ray = import_ray()
+        find = partial(self._finder.find, gpu)
+        given = dict(num_cpus=0, num_gpus=1, resources={f"{GPU}{gpu.key}": 1}, max_calls=1, max_retries=3)
+        asked = ray.remote(**given)(self._finder.describe).remote(find)
+        start, said = time.monotonic(), False
+        while not ray.wait([asked], timeout=POLL_SECONDS)[0]:
+            waited = time.monotonic() - start
+            if self._timeout is not None and waited > self._timeout:
+                ray.cancel(asked, force=True)
+                raise MachineError(f"{_why_no_gpu(gpu.key)} after {waited:.0f} s; --device emulator works without")
+            if not said and waited > SAY_SECONDS:
+                limit = "Ctrl-C gives up" if self._timeout is None else f"--timeout {self._timeout:g}"
+                self._echo(f"{_why_no_gpu(gpu.key)}; waiting ({limit})")
+                said = True
+        try:
+            found = ray.get(asked)
+        except ray.exceptions.RayError as error:
+            raise MachineError(
+                f"a GPU of the cluster cannot be asked: {str(error).strip().splitlines()[-1]}"
+            ) from error
+        if isinstance(found, EvoengineError):
+            raise found
+        device, described = found
+        return device, described
+
+    def default_jobs(self, timed: bool) -> int:
+        """One per CPU, less one for each GPU that times."""
+        cpus = sum(node.cpus for node in living_nodes())
+        gpus = _count(self._gpu.key) if timed and self._gpu else 0
+        return max(1, int((cpus - gpus) * self._share))
+
+    def lock_gpu(self, device: GpuDevice | None, echo: Echo) -> AbstractContextManager[None]:
+        """Each actor locks its own, on its node."""
+        return nullcontext()
+
+    def ledger_device(self, timing: GpuDevice | None) -> Device:
+        return self._found[1] if timing and self._found else Device("emulator")
+
+    def runners(self, limits: WorkerLimits) -> Workers:
+        from evoengine.search.ray_workers import ActorOptions, RayWorkers
+
+        assert self._gpu is not None and self._found is not None  # a GPU was chosen
+        kind = self._gpu.key
+        count = max(1, _count(kind))
+        self._echo(f"{count} {'GPU' if count == 1 else 'GPUs'} of kind {kind} on the cluster")
+        options = ActorOptions(
+            cpus=0.0, gpus=1.0, resources={f"{GPU}{kind}": 1.0}, find_gpu=partial(self._finder.find, self._gpu),
+            board=self._found[0].name, name=f"{GPU_ACTOR}:{kind}:{secrets.token_hex(4)}",
+        )  # fmt: skip
+        return RayWorkers(count, limits, self._echo, options, f"search on {kind}", self._binaries())
+
+    def compilers(self, jobs: int, limits: WorkerLimits) -> Workers | None:
+        from evoengine.search.ray_workers import ActorOptions, RayWorkers
+
+        return RayWorkers(jobs, limits, self._echo, ActorOptions(), binaries=self._binaries())
+
+    def _binaries(self) -> SentBinaries:
+        from evoengine.search.ray_workers import SentBinaries
+
+        self._sent = self._sent or SentBinaries()
+        return self._sent
+
+
+def _count(kind: str) -> int:
+    return sum(node.gpus.get(kind, 0) for node in living_nodes())
+
+
+def _why_no_gpu(kind: str) -> str:
+    nodes = living_nodes()
+    if any(node.gpus.get(kind) for node in nodes):
+        return f"all GPUs of kind {kind} of the cluster are in use"
+    others = sorted({other for node in nodes for other in node.gpus})
+    listed = f"; it has {', '.join(others)}" if others else ""
+    return f"no node of the cluster has a GPU of kind {kind} (Ray's resources GPU and {GPU}{kind}){listed}"

@@ -1,0 +1,63 @@
+"""Where a search runs: on this machine, or on a Ray cluster (fleet.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from evoengine.devices.driver import GpuDevice
+from evoengine.gpu import Gpu
+from evoengine.ledger.runs import Device
+from evoengine.search.evaluators import one_runner
+from evoengine.search.worker_process import WorkerLimits
+from evoengine.search.workers import Workers
+from evoengine.tuning.boards import Choice, choose_gpu
+from evoengine.tuning.setup import Echo, choose_device, default_jobs, ledger_device, lock_gpu
+
+
+class Place(Protocol):
+    def choose_gpu(self, requested: str, file: Path | None, find: Callable[[str], Gpu]) -> Choice:
+        """As boards.choose_gpu has it."""
+
+    def choose_device(self, requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
+        """As setup.choose_device has it."""
+
+    def default_jobs(self, timed: bool) -> int:
+        """How many tasks run at once, beside those on GPUs."""
+
+    def lock_gpu(self, device: GpuDevice | None, echo: Echo) -> AbstractContextManager[None]:
+        """As setup.lock_gpu has it."""
+
+    def ledger_device(self, timing: GpuDevice | None) -> Device:
+        """As setup.ledger_device has it."""
+
+    def runners(self, limits: WorkerLimits) -> Workers:
+        """What times on the GPUs."""
+
+    def compilers(self, jobs: int, limits: WorkerLimits) -> Workers | None:
+        """What compiles and gates; None where that is processes of this machine."""
+
+
+class ThisMachine:
+    def choose_gpu(self, requested: str, file: Path | None, find: Callable[[str], Gpu]) -> Choice:
+        return choose_gpu(requested, file, find)
+
+    def choose_device(self, requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
+        return choose_device(requested, gpu, echo)
+
+    def default_jobs(self, timed: bool) -> int:
+        return default_jobs(timed)
+
+    def lock_gpu(self, device: GpuDevice | None, echo: Echo) -> AbstractContextManager[None]:
+        return lock_gpu(device, echo)
+
+    def ledger_device(self, timing: GpuDevice | None) -> Device:
+        return ledger_device(timing)
+
+    def runners(self, limits: WorkerLimits) -> Workers:
+        return one_runner(limits)
+
+    def compilers(self, jobs: int, limits: WorkerLimits) -> Workers | None:
+        return None

@@ -1,0 +1,263 @@
+"""A Ray cluster: how it is reached, what its nodes are, and whether they can run what this evoengine sends them.
+
+All that is needed of Ray's private names is here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from typing import Any
+
+from evoengine import __version__
+from evoengine.devices.driver import find_driver
+from evoengine.errors import EvoengineError, MachineError, UsageError
+from evoengine.gpu import known_gpus
+from evoengine.passwords import command_line
+from evoengine.stages.toolchain import compiler_version
+
+LOCAL = "local"
+"""asks for a cluster of this machine alone, for the time of the command"""
+AUTO = "auto"
+"""the cluster that this machine is a node of, as `ray start` left it"""
+GPU = "gpu:"
+"""begins the name of the resource for a kind of GPU: gpu:h100"""
+NAMESPACE = "evoengine"
+"""of the actors' names"""
+GPU_ACTOR = "gpu"
+"""begins the name of one that has a GPU"""
+REACH_SECONDS = 5.0
+SURVEY_SECONDS = 120.0
+"""for all nodes to say what they have; a process comes up on each"""
+OBJECT_STORE_BYTES = 200 << 20
+"""of a cluster of this machine alone; a binary takes about 1 MB"""
+ADDRESS = re.compile(r"(?:ray://)?(?P<host>[\w.-]+|\[[\da-fA-F:]+\]):(?P<port>\d{1,5})\Z")
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is told to anybody
+    "RAY_enable_metrics_collection": "0",
+    "RAY_NUM_REDIS_GET_RETRIES": "1",  # else an address where there is no Ray is tried for minutes
+}
+"""of this process, read when Ray is imported"""
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""what Ray does on systems without clusters of several machines: all of it listens on 127.0.0.1"""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    id: str
+    """Ray's"""
+    host: str
+    address: str
+    cpus: int
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """kind → how many it is said to have"""
+    python: str = ""
+    evoengine: str | None = None
+    """its version; None where it is not installed"""
+    compiler: str | None = None
+    why_unfit: str | None = None
+    """why nothing of a search can run there"""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check_address(address: str) -> str:
+    """The address; raises UsageError where it is none."""
+    found = ADDRESS.match(address)
+    if address in (LOCAL, AUTO) or (found and 0 < int(found["port"]) < 1 << 16):
+        return address
+    raise UsageError(
+        f"--cluster {address!r} is no cluster: write {LOCAL} (this machine), {AUTO} (the cluster that this machine is "
+        "a node of), ray://HOST:10001, or on a node HOST:6379"
+    )
+
+
+def import_ray() -> Any:
+    """Raises MachineError where Ray is not installed."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        return import_module("ray")
+    except ImportError as error:
+        raise MachineError(
+            f"a cluster needs Ray, which is not installed: pip install 'evoengine[ray]' ({error})"
+        ) from None
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Connected to the cluster of that address, or to one of this machine that ends with the context.
+
+    Raises UsageError, and MachineError where it cannot be reached or has other versions.
+    """
+    check_address(address)
+    if "ray" in sys.modules and import_ray().is_initialized():  # this is an actor, on the cluster
+        yield
+        return
+    if command_line() != " ".join(sys.argv):
+        raise UsageError(
+            "Ray keeps the command lines of the programs that use a cluster, so a database's password cannot stand in "
+            "it: set EVOENGINE_DB instead of --db"
+        )
+    if found := ADDRESS.match(address):
+        _require_listener(address, found["host"].strip("[]"), int(found["port"]))
+    if address == LOCAL:
+        os.environ.update(LOOPBACK)
+    elif _has_token():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # which Ray does by itself for `auto` alone
+    ray = import_ray()
+    given: dict[str, Any] = dict(
+        namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=None
+    )
+    if address == LOCAL:
+        given |= dict(
+            include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, resources=gpu_resources(),
+            num_cpus=len(os.sched_getaffinity(0)), num_gpus=sum(gpu_resources().values()),
+        )  # fmt: skip
+    try:
+        with warnings.catch_warnings(action="ignore"):  # what fails is said below
+            ray.init(address, **given)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
+        raise MachineError(_why_not_connected(address, error)) from error
+    _be_quiet()
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _has_token() -> bool:
+    """Whether this user has a token for Ray clusters, in one of the places where Ray looks."""
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")
+    return "RAY_AUTH_TOKEN" in os.environ or os.path.exists(os.path.expanduser(path))
+
+
+def _require_listener(address: str, host: str, port: int) -> None:
+    try:
+        socket.create_connection((host, port), REACH_SECONDS).close()
+    except OSError as error:
+        why = error.strerror or str(error) or type(error).__name__
+        raise MachineError(f"the Ray cluster at {address} cannot be reached: {why}") from error
+
+
+def _why_not_connected(address: str, error: Exception) -> str:
+    said = " ".join(str(error).split())
+    if "ersion" in said and "ython" in said:
+        return f"the Ray cluster at {address} and this machine have different versions: {said}"
+    if address == AUTO:
+        return f"this machine is a node of no Ray cluster; ray start makes it one, or --cluster names another ({said})"
+    return f"the Ray cluster at {address} cannot be reached: {said}"
+
+
+def _be_quiet() -> None:
+    """Ray prints what happens to nodes and actors on stdout, where results belong; a search says it itself."""
+    worker = import_module("ray._private.worker")
+    if hasattr(worker, "print_to_stdstream"):
+        vars(worker)["print_to_stdstream"] = lambda data, ignore_prefix: None
+
+
+def gpu_resources() -> dict[str, float]:
+    """What `ray start --resources` is to be told of this machine's GPUs: how many there are of each known kind."""
+    found = find_driver()
+    if isinstance(found, str):
+        return {}
+    kinds = {gpu.name: gpu.key for gpu in known_gpus().values()}
+    return dict(Counter(f"{GPU}{kinds[d.name]}" for d in found[1] if d.name in kinds))
+
+
+def gpus_of(resources: Mapping[str, float]) -> dict[str, int]:
+    """By kind, of a node's resources. Ray itself must know of the GPUs too: it hands them out."""
+    own = {name.removeprefix(GPU): int(n) for name, n in resources.items() if name.startswith(GPU) and n >= 1}
+    return own if sum(own.values()) <= resources.get("GPU", 0) else {}
+
+
+def living_nodes() -> list[Node]:
+    """As Ray lists them."""
+    ray = import_ray()
+    return [
+        Node(
+            n["NodeID"], n["NodeManagerHostname"], n["NodeManagerAddress"], int(n["Resources"].get("CPU", 0)),
+            gpus_of(n["Resources"]),
+        )
+        for n in ray.nodes() if n["Alive"]
+    ]  # fmt: skip
+
+
+def survey() -> list[Node]:
+    """Every living node that can take work, with what it has; each is asked. Raises MachineError where one does not
+    answer in time."""
+    ray = import_ray()
+    strategy = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+    nodes = [node for node in living_nodes() if node.cpus or node.gpus]
+    look = ray.remote(num_cpus=0, max_retries=3)(_look())
+    asked = [look.options(scheduling_strategy=strategy(node.id, soft=False)).remote() for node in nodes]
+    try:
+        answers = ray.get(asked, timeout=SURVEY_SECONDS)
+    except ray.exceptions.GetTimeoutError as error:
+        raise MachineError(f"the nodes of the cluster do not answer in {SURVEY_SECONDS:g} s") from error
+    except ray.exceptions.RayError as error:
+        raise MachineError(f"a node of the cluster cannot be asked: {str(error).strip().splitlines()[-1]}") from error
+    return [_described(node, found) for node, found in zip(nodes, answers, strict=True)]
+
+
+def _look() -> Any:
+    """A function that travels as a whole, as what is defined in another does: evoengine may not be there."""
+
+    def look() -> dict[str, str | None]:
+        import platform
+
+        found: dict[str, str | None] = {"python": platform.python_version(), "evoengine": None, "compiler": None}
+        try:
+            import evoengine
+
+            found["evoengine"] = evoengine.__version__
+            from evoengine.stages.toolchain import compiler_version
+
+            found["compiler"] = compiler_version()
+        except Exception as error:
+            found["why"] = f"{type(error).__name__}: {error}"
+        return found
+
+    return look
+
+
+def _described(node: Node, found: Mapping[str, str | None]) -> Node:
+    python, own = str(found["python"]), sys.version.split()[0]
+    why = None
+    if python.split(".")[:2] != own.split(".")[:2]:
+        why = f"Python {python}, and here it is {own}"
+    elif found["evoengine"] is None:
+        why = f"no evoengine ({found.get('why')}), and here it is {__version__}"
+    elif found["evoengine"] != __version__:
+        why = f"evoengine {found['evoengine']}, and here it is {__version__}"
+    elif found["compiler"] != _own_compiler():
+        why = f"{found['compiler'] or 'no CUDA compiler'}, and here it is {_own_compiler()}"
+    return Node(
+        node.id, node.host, node.address, node.cpus, node.gpus, python, found["evoengine"], found["compiler"], why
+    )
+
+
+def _own_compiler() -> str | None:
+    try:
+        return compiler_version()
+    except EvoengineError:
+        return None
+
+
+def require_fit(nodes: list[Node]) -> None:
+    """Raises MachineError where a node has other versions than this machine, or where there is no node."""
+    for node in nodes:
+        if node.why_unfit:
+            raise MachineError(f"the node {node.host} ({node.address}) of the cluster has {node.why_unfit}")
+    if not any(node.cpus for node in nodes):
+        raise MachineError("the cluster has no node with CPUs to compile on")

@@ -1,0 +1,97 @@
+"""What a ledger knows of a problem on a GPU, as an HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from evoengine import __version__
+from evoengine.errors import NothingFound, UsageError
+from evoengine.hints import hint
+from evoengine.ledger.overview import MOST_TRIALS, Overview
+from evoengine.ledger.store import Ledger, open_ledger
+from evoengine.publish.report import gate_charts, knob_charts, speed_charts
+from evoengine.publish.report.look import Section
+from evoengine.publish.report.page import Facts, page, require_place, write_page
+from evoengine.publish.report.speed_charts import Peaks
+from evoengine.search.targets import stored_gpu, stored_target
+from evoengine.tuning.setup import Echo, silent
+
+
+def write_report(
+    file: Path | str, problem: str | None = None, gpu: str | None = None, *, db: str | None = None,
+    on_stage: Echo = silent,
+) -> Overview:  # fmt: skip
+    """Writes the page to `file`, whole or not at all; of the last run's problem and GPU where none are named.
+
+    Raises NothingFound where the ledger holds no trial of it, UsageError where `file` is something else than an earlier
+    report, or cannot be written.
+    """
+    target = Path(file)
+    require_place(target)
+    on_stage("reading the ledger")
+    with open_ledger(db, create=False) as ledger:
+        gpu, problem = ledger.last_target(gpu, problem)
+        overview = ledger.overview(problem, gpu)
+        if not overview.total:
+            raise NothingFound(
+                f"the ledger holds no trial for {problem} on {gpu}: {hint('search', db=ledger.db)} makes some"
+            )
+        peaks, why_not = _peaks(ledger, overview)
+    on_stage("drawing the charts")
+    write_page(target, page(f"{problem} on {gpu}", _facts(overview), _sections(overview, peaks, why_not), _plotly()))
+    return overview
+
+
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    text: str = get_plotlyjs()
+    return text
+
+
+def _peaks(ledger: Ledger, overview: Overview) -> tuple[Peaks | None, str]:
+    """What the GPU can do; without it why it is not known."""
+    try:
+        target = stored_target(ledger, overview.problem, stored_gpu(ledger, overview.gpu))
+        flops, least_bytes = target.flops, target.min_dram_bytes
+    except UsageError as error:
+        return None, f"the peaks are not known, as {error}"
+    if not flops or not least_bytes:
+        return None, "nobody counted the operations and bytes of this problem"
+    gpu = target.gpu
+    return Peaks(gpu.name, flops, least_bytes, gpu.tensor_tflops, gpu.fp32_tflops, gpu.memory_gbs), ""
+
+
+def _sections(overview: Overview, peaks: Peaks | None, why_not: str) -> list[Section]:
+    return [
+        speed_charts.convergence(overview, peaks),
+        speed_charts.prediction(overview),
+        speed_charts.roofline(overview, peaks, why_not),
+        knob_charts.effects(overview),
+        knob_charts.pairs(overview),
+        gate_charts.outcomes(overview),
+        knob_charts.lineage(overview),
+        gate_charts.errors(overview),
+        speed_charts.finals(overview),
+    ]
+
+
+def _facts(overview: Overview) -> Facts:
+    best, runs = overview.best, overview.runs
+    facts = [("best", "no trial is correct and has a figure" if best is None else f"trial {best.trial}")]
+    if best is not None:
+        m = best.ranked_by
+        rate = f"{m.tflops:,.4g} TFLOPS, " if m.tflops is not None else ""
+        how = f", {m.policy}" if m.policy else ""
+        facts.append((f"its {m.kind} figure", f"{rate}{m.compared_us:,.4g} µs ({m.device}{how})"))
+        if m.vs_baseline is not None:
+            facts.append(("against the fastest baseline", f"{m.vs_baseline:.2f}×"))
+    some = "" if overview.total <= MOST_TRIALS else f"; charts of trials show the last {MOST_TRIALS:,}"
+    facts.append(("trials", f"{overview.total:,} in {len(runs)} run{'s' * (len(runs) != 1)}{some}"))
+    facts.append(("judged on", ", ".join(dict.fromkeys(run.device.name for run in runs))))
+    origins = dict.fromkeys(run.imported_from for run in runs if run.imported_from)
+    if origins:
+        facts.append(("imported from", ", ".join(origins)))
+    facts.append(("made", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by evoengine {__version__}"))
+    return facts

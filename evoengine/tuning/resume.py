@@ -1,0 +1,192 @@
+"""Which run a search goes on with: the one that is named, or the last of the same command that was cut short.
+
+What makes a run the same is all that decides what it proposes and what its figures mean: problem, GPU, space,
+templates, families, sampler, objectives, device, driver, compiler, libraries, and evoengine's own gate and model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evoengine.errors import UsageError
+from evoengine.hints import hint
+from evoengine.ledger.runs import KILLED, Device, Run
+from evoengine.ledger.store import Ledger, SpaceFile
+from evoengine.passwords import command_line
+from evoengine.tuning.setup import Echo
+
+LAST = 0
+"""stands for the last search of the ledger, which are numbered from 1"""
+INTERRUPTED = "interrupted"
+STOPPED = "stopped: "
+"""begins the status of a run that an error of the machine ended"""
+ENVIRONMENT = ("device", "driver", "libraries", "compiler", "code", "predicted")
+"""conditions that a kernel's evaluation depends on"""
+CHANGED = {
+    "templates": "the templates have changed",
+    "code": "evoengine's gate or model has changed",
+    "predicted": "times can be predicted from machine code in one of the two only",
+}
+"""of conditions whose values say nothing to a person"""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A run of this process, new or one that goes on."""
+
+    run: int
+    seed: int
+    spent: float = 0.0
+    """seconds that it took before"""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a search is asked for, as far as a run that goes on must be the same."""
+
+    problem: str
+    gpu: str
+    space_name: str
+    space_sha256: str
+    sampler: str
+    objectives: str
+    trials: int
+    seconds: float | None
+    seed: int | None
+    """None where any is right"""
+    conditions: Mapping[str, Any]
+
+    def differences(self, run: Run) -> list[str]:
+        """What is not the same, each as a part of a sentence."""
+        pairs = {
+            "problem": (run.problem, self.problem),
+            "GPU": (run.gpu, self.gpu),
+            "sampler": (run.sampler, self.sampler),
+            "objective": (run.objectives, self.objectives),
+            "seed": (run.seed, run.seed if self.seed is None else self.seed),
+        }
+        found = [f"the {name} is {now}, and was {was}" for name, (was, now) in pairs.items() if was != now]
+        if run.space_sha256 != self.space_sha256:
+            named = self.space_name if self.space_name == run.space_name else f"{self.space_name}, not {run.space_name}"
+            found.append(f"the space is another one ({named} is not as it was)")
+        return found + changes(run.conditions or {}, self.conditions)
+
+
+def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Conditions that have changed, each as a part of a sentence."""
+    found = []
+    for name in sorted(was.keys() | now.keys()):
+        before, after = was.get(name), now.get(name)
+        if before == after:
+            continue
+        if isinstance(before, dict) and isinstance(after, dict):
+            found += [_change(part, before.get(part), after.get(part)) for part in sorted(before.keys() | after.keys())
+                      if before.get(part) != after.get(part)]  # fmt: skip
+        else:
+            found.append(CHANGED.get(name) or _change(name, before, after))
+    return found
+
+
+def _change(name: str, was: object, now: object) -> str:
+    return f"{name}: {_shown(now)}, and was {_shown(was)}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(str(part) for part in value if part is not None) or "none"
+    return "none" if value is None else str(value)
+
+
+def named_run(ledger: Ledger, number: int) -> Run:
+    """Raises UsageError where it is no search that can go on."""
+    runs = ledger.runs()
+    searches = [run for run in runs if run.conditions is not None and run.imported_from is None]
+    last = searches[-1] if searches else None
+    found = next((run for run in runs if run.id == number), None) if number else last
+    listed = f"{hint('runs', db=ledger.db)} lists them"
+    if found is None and number:
+        raise UsageError(f"the ledger has no run {number}: {listed}")
+    if found is None:
+        raise UsageError(f"the ledger holds no search that can go on: {listed}")
+    if found.imported_from is not None:
+        raise UsageError(f"run {found.id} was imported, and nothing can be added to it: {listed}")
+    if found.conditions is None:
+        why = "it is of an older evoengine, or no search"
+        raise UsageError(f"run {found.id} cannot go on ({why}); search without --resume begins a new one")
+    return found
+
+
+def require_same(run: Run, asked: Asked) -> None:
+    """Raises UsageError where a run that was named cannot go on as it is asked for."""
+    if found := asked.differences(run):
+        begins = "search without --resume begins a new run, which takes over what is known"
+        raise UsageError(f"run {run.id} cannot go on: {'; '.join(found)}. {begins}")
+
+
+def require_budget(ledger: Ledger, run: Run, asked: Asked) -> None:
+    """Raises UsageError where a run that came to its end has nothing left of what it may take."""
+    if is_cut_short(run):
+        return
+    done, spent = ledger.done(run.id), ledger.seconds_spent(run.id)
+    if done >= asked.trials:
+        raise UsageError(
+            f"run {run.id} has done the {done} trials that it was asked for: --trials {2 * done} has it do {done} more"
+        )
+    if asked.seconds is not None and spent >= asked.seconds:
+        more = f"--minutes {2 * spent / 60:.3g} gives it as much again"
+        raise UsageError(f"run {run.id} has taken the {spent / 60:.3g} minutes that it may: {more}")
+
+
+def begin(
+    ledger: Ledger, asked: Asked, resume: int | None, echo: Echo, *, device: Device, space: SpaceFile, seed: int,
+    definition: str | None = None, gpu_definition: dict[str, Any] | None = None,
+) -> Begun:  # fmt: skip
+    """Goes on with the run that is named by `resume`, or with the last of the same command where that was cut short;
+    else enters a new one. `seed` is a new one's. Raises UsageError where the one that is named cannot go on."""
+    here = {run.id for run in ledger.runs() if (run.problem, run.gpu) == (asked.problem, asked.gpu)}
+    ledger.await_killed(here.__contains__, echo)
+    found = _to_go_on_with(ledger, asked) if resume is None else named_run(ledger, resume)
+    if found is not None and resume is not None:
+        require_same(found, asked)
+        require_budget(ledger, found, asked)
+    spent = ledger.resume_run(found.id, asked.trials, asked.seconds) if found else None
+    if found is not None and spent is not None:
+        done = ledger.done(found.id)
+        echo(f"going on with run {found.id} ({found.status}): {done} of {asked.trials} trials are done")
+        return Begun(found.id, found.seed, spent)
+    if found is not None and resume is not None:
+        wait = "wait until it has ended, or, where it was killed on another machine, for a minute"
+        raise UsageError(f"run {found.id} is still going on: {wait}")
+    if changed := _since_then(ledger, asked):
+        echo(changed)
+    run = ledger.start_run(
+        gpu=asked.gpu, problem=asked.problem, device=device, space=space, sampler=asked.sampler, seed=seed,
+        command=command_line(), objectives=asked.objectives, definition=definition, gpu_definition=gpu_definition,
+        trials=asked.trials, seconds=asked.seconds, conditions=dict(asked.conditions),
+    )  # fmt: skip
+    return Begun(run, seed)
+
+
+def is_cut_short(run: Run) -> bool:
+    return run.status in (INTERRUPTED, KILLED) or run.status.startswith(STOPPED)
+
+
+def _to_go_on_with(ledger: Ledger, asked: Asked) -> Run | None:
+    """The last run of the same command, where that one was cut short."""
+    of_target = [r for r in ledger.runs() if (r.problem, r.gpu) == (asked.problem, asked.gpu)]
+    own = [r for r in of_target if r.conditions is not None and r.imported_from is None]
+    same = [r for r in own if (r.trials, r.seconds) == (asked.trials, asked.seconds) and not asked.differences(r)]
+    return same[-1] if same and is_cut_short(same[-1]) else None
+
+
+def _since_then(ledger: Ledger, asked: Asked) -> str | None:
+    """What has changed since the last search for the same: why nothing of it can be taken over."""
+    own = [r for r in ledger.runs() if (r.problem, r.gpu) == (asked.problem, asked.gpu) and r.conditions]
+    if not own or own[-1].imported_from is not None:
+        return None
+    last = own[-1].conditions or {}
+    was, now = ({name: of[name] for name in ENVIRONMENT if name in of} for of in (last, asked.conditions))
+    found = changes(was, now)
+    return f"since run {own[-1].id}: {'; '.join(found)}; kernels are evaluated anew" if found else None
