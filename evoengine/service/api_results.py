@@ -1,0 +1,162 @@
+"""/v1/best, /v1/kernels, /v1/problems, /v1/gpus: what is known."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any
+
+import click
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.responses import PlainTextResponse
+from sqlalchemy import select
+from starlette.concurrency import run_in_threadpool
+
+from evoengine.cli.candidate_json import page_json
+from evoengine.cli.gpus import compilable, gpu_json
+from evoengine.cli.json_output import SCHEMA, jsonable
+from evoengine.cli.options import StoredProblemType
+from evoengine.cli.problems import problems_json
+from evoengine.errors import NothingFound, UsageError
+from evoengine.gpu import known_gpus
+from evoengine.ledger.models import CandidateRow
+from evoengine.ledger.transfer import is_elsewhere
+from evoengine.records import Outcome
+from evoengine.sass.chip import why_unmodelled
+from evoengine.service.access import require
+from evoengine.service.answers import Question
+from evoengine.service.state import State, state_of
+from evoengine.service.views import executor_json
+from evoengine.tuning.boards import fitting_families
+from evoengine.tuning.exporting import bundle
+
+router = APIRouter(prefix="/v1", tags=["results"])
+Reader = Annotated[int, Depends(require("read"))]
+Name = Annotated[str | None, Query(min_length=1, max_length=500)]
+Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="Of a kernel's source, as source_sha256 has it.")]
+OF_GPU = Annotated[str | None, Query(max_length=100, description="Where one source was compiled for several.")]
+MOST_SHOWN = 100
+
+
+def _of_type(media_type: str) -> dict[int | str, dict[str, Any]]:
+    """For the OpenAPI description."""
+    return {200: {"content": {media_type: {}}}}
+
+
+@router.get("/best", responses={304: {"description": "It is still the one of If-None-Match."}})
+async def best(
+    request: Request, _: Reader, gpu: Name = None, problem: Name = None,
+    top: Annotated[int | None, Query(ge=1, le=MOST_SHOWN, description="So many, as a list.")] = None,
+    nearest: Annotated[bool, Query(description="Where there is none, that of the nearest problem.")] = False,
+) -> Response:  # fmt: skip
+    """The best kernel known for a problem on a GPU, as `evoengine best --json` gives it; of the last run's where none
+    is named."""
+    question = Question(_known_gpu(gpu), problem and _stored_problem(problem), top, nearest)
+    answers = state_of(request).answers
+    answer = answers.kept(question)
+    if answer is None:
+        answer = await run_in_threadpool(answers.find, question)
+    headers = {"ETag": answer.etag, "Cache-Control": "no-cache"}
+    if answer.etag in _tags(request.headers.get("if-none-match", "")):
+        return Response(status_code=304, headers=headers)
+    return Response(answer.body, media_type="application/json", headers=headers)
+
+
+@router.get("/kernels/{sha256}/source", response_class=PlainTextResponse)
+def source(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -> Response:
+    """The CUDA text of a correct kernel."""
+    state = state_of(request)
+    found = state.database.candidate(_trial(state, sha256, gpu)).source
+    assert found is not None  # it was found by it
+    return _file(request, found.text.encode(), "text/plain; charset=utf-8", f"{sha256[:12]}.cu")
+
+
+@router.get("/kernels/{sha256}/cubin", response_class=Response, responses=_of_type("application/octet-stream"))
+def cubin(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -> Response:
+    """Its machine code."""
+    state = state_of(request)
+    found = state.database.candidate(_trial(state, sha256, gpu), with_cubin=True)
+    if found.binary is None or is_elsewhere(found.binary):
+        raise NothingFound(f"the machine code of trial {found.trial} is not in this ledger: it was imported")
+    return _file(request, found.binary.cubin, "application/octet-stream", f"{sha256[:12]}.cubin")
+
+
+@router.get("/kernels/{sha256}/json")
+def described(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -> dict[str, Any]:
+    """All that `evoengine show --json` says of it."""
+    state = state_of(request)
+    trial = _trial(state, sha256, gpu)
+    return {"schema": SCHEMA, **jsonable(page_json(state.database.candidate(trial), state.database.profile(trial)))}
+
+
+@router.get("/kernels/{sha256}/bundle", response_class=Response, responses=_of_type("application/zip"))
+def exported(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -> Response:
+    """What `evoengine best --export` writes, as a zip file: source, machine code, loader, checksums."""
+    state = state_of(request)
+    files = bundle(state.database, _trial(state, sha256, gpu))
+    return _file(request, _zipped(files), "application/zip", f"{sha256[:12]}.zip")
+
+
+@router.get("/problems")
+def problems(_: Reader) -> dict[str, Any]:
+    """The workloads that jobs may name, how their problems are written, and an example of each."""
+    return {"schema": SCHEMA, "workloads": problems_json()}
+
+
+@router.get("/gpus")
+def gpus(request: Request, _: Reader) -> dict[str, Any]:
+    """The GPUs that can be tuned for, and the servers that run jobs with the GPUs they have."""
+    executors = [executor_json(each) for each in state_of(request).executors.known()]
+    return {"schema": SCHEMA, "gpus": _boards(), "executors": executors}
+
+
+@cache
+def _boards() -> list[dict[str, Any]]:
+    """They stay the same as long as the server runs."""
+    known, able = list(known_gpus().values()), compilable()
+    fitting = fitting_families(known)
+    return [jsonable(gpu_json(gpu, fitting[gpu.key], why_unmodelled(gpu), able)) for gpu in known]
+
+
+def _trial(state: State, sha256: str, gpu: str | None) -> int:
+    """The last correct trial with that source. Raises NothingFound."""
+    correct = [str(o) for o in Outcome if o.correct]
+    wanted = select(CandidateRow.id).where(CandidateRow.source_sha256 == sha256, CandidateRow.outcome.in_(correct))
+    if gpu is not None:
+        wanted = wanted.where(CandidateRow.gpu == gpu)
+    with state.database.reading() as session:
+        found = session.scalar(wanted.order_by(CandidateRow.id.desc()).limit(1))
+    if found is None:
+        on = f" for {gpu}" if gpu else ""
+        raise NothingFound(f"the ledger holds no correct kernel{on} whose source has the SHA-256 {sha256}")
+    return found
+
+
+def _file(request: Request, content: bytes, media_type: str, name: str) -> Response:
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', "X-Content-Type-Options": "nosniff"}
+    return Response(content, media_type=media_type, headers=headers)
+
+
+def _zipped(files: Mapping[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), content, zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
+
+
+def _tags(header: str) -> set[str]:
+    return {tag.strip().removeprefix("W/") for tag in header.split(",")}
+
+
+def _known_gpu(name: str | None) -> str | None:
+    return name.lower() if name is not None and name.lower() in known_gpus() else name
+
+
+def _stored_problem(text: str) -> str:
+    try:
+        return str(StoredProblemType().convert(text, None, None))
+    except click.BadParameter as error:
+        raise UsageError(error.message) from error

@@ -1,0 +1,172 @@
+"""The service as an application: routes, limits, headers and figures for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from evoengine import __version__
+from evoengine.errors import EvoengineError
+from evoengine.service import api_cache, api_jobs, api_results, page
+from evoengine.service.access import Authenticate, require
+from evoengine.service.answers import Answers
+from evoengine.service.database import Database
+from evoengine.service.errors import RESPONSES, answer_errors, problem
+from evoengine.service.executors import Executors
+from evoengine.service.jobs import Jobs
+from evoengine.service.settings import Settings
+from evoengine.service.state import State, state_of
+from evoengine.service.tokens import Tokens
+
+HEADERS = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+)
+
+
+def make_app(settings: Settings, database: Database, executors: Executors) -> FastAPI:
+    """Serves what the database holds. Close the database when it has ended."""
+    state = State(settings, database, Jobs(database), Tokens(database), Answers(database), executors)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        state.stopping.set()
+
+    app = FastAPI(
+        title="evoengine", version=__version__, lifespan=lifespan, responses=RESPONSES, docs_url=None, redoc_url=None,
+        description="Ask for a kernel, get the best one known; better ones follow.",
+    )  # fmt: skip
+    app.state.service = state
+    answer_errors(app)
+    for router in (api_jobs.router, api_results.router, api_cache.router, page.router):
+        app.include_router(router)
+    figures = Figures(state)
+    _add_health(app, figures)
+    app.add_middleware(BodyLimit, most=settings.max_body)
+    app.add_middleware(Authenticate, state=state)
+    app.add_middleware(Watch, figures=figures)
+    return app
+
+
+class Figures:
+    """For Prometheus, of this server; the states of jobs are those of the whole database."""
+
+    def __init__(self, state: State) -> None:
+        self._state, self.registry = state, CollectorRegistry()
+        labels = ("method", "route", "status")
+        self._requests = Counter("evoengine_requests", "requests answered", labels, registry=self.registry)
+        self._seconds = Histogram(
+            "evoengine_request_seconds", "until an answer began", ("route",), registry=self.registry
+        )
+        self._jobs = Gauge("evoengine_jobs", "jobs by state", ("state",), registry=self.registry)
+        self._executors = Gauge("evoengine_executors", "servers that run jobs and are up", registry=self.registry)
+        self._streams = Gauge("evoengine_waiting_requests", "requests that wait for jobs", registry=self.registry)
+
+    def count(self, method: str, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(method, route, status).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def text(self) -> bytes:
+        for name, number in self._state.jobs.counts().items():
+            self._jobs.labels(name).set(number)
+        self._executors.set(sum(each.alive for each in self._state.executors.known()))
+        self._streams.set(self._state.streams)
+        return generate_latest(self.registry)
+
+
+def _add_health(app: FastAPI, figures: Figures) -> None:
+    @app.get("/livez", tags=["health"])
+    async def livez() -> dict[str, str]:
+        """Whether the process answers."""
+        return {"status": "ok"}
+
+    @app.get("/readyz", tags=["health"])
+    def readyz(request: Request) -> JSONResponse:
+        """Whether it can use its database."""
+        state = state_of(request)
+        if state.stopping.is_set():
+            return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the server is being shut down")
+        try:
+            state.jobs.counts()
+        except EvoengineError:  # whoever may ask this is told no more
+            return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the database cannot be used")
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
+    def metrics(_: Annotated[int, Depends(require("read"))]) -> Response:
+        """For Prometheus."""
+        return Response(figures.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+class Watch:
+    """Counts every request, and gives every answer the headers that browsers ask for."""
+
+    def __init__(self, app: ASGIApp, figures: Figures) -> None:
+        self._app, self._figures = app, figures
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", "none")
+                self._figures.count(scope["method"], route, message["status"], time.perf_counter() - began)
+                message["headers"] = [*message["headers"], *HEADERS]
+            await send(message)
+
+        await self._app(scope, receive, watched)
+
+
+class BodyLimit:
+    """Refuses a request whose body is longer than `most` bytes; others are read whole before they are answered."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app, self._most = app, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body, is_whole = await self._read(scope, receive)
+        if not is_whole:
+            detail = f"the body has more than {self._most} bytes, which is the most that this server takes"
+            await problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)(scope, receive, send)
+            return
+        given = False
+
+        async def replay() -> Message:
+            nonlocal given
+            if given:
+                return await receive()
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, replay, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> tuple[bytes, bool]:
+        """The body, and whether it is whole."""
+        stated = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if stated.isdigit() and int(stated) > self._most:
+            return b"", False
+        body, more = b"", True
+        while more and len(body) <= self._most:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        return body, len(body) <= self._most

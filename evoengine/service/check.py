@@ -1,0 +1,45 @@
+"""`evoengine serve --check`: whether the server could start here, and what it would run jobs on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from evoengine.devices.driver import find_driver
+from evoengine.errors import MachineError
+from evoengine.service.database import open_service
+from evoengine.service.executors import slots_here
+from evoengine.service.server import address, listen, prepare
+from evoengine.service.settings import Settings
+from evoengine.service.tokens import Tokens
+from evoengine.stages.toolchain import compiler_version
+
+
+def check(settings: Settings, db: str | None) -> Iterator[str]:
+    """A line for each thing that is as it should be. Raises UsageError, MachineError at the first that is not."""
+    with open_service(db, create=True) as database:
+        yield f"ledger    {database.place}"
+        prepare(settings, database)
+        asked = "every request" if settings.tokens_required else "requests that come through a proxy"
+        yield f"tokens    {len(Tokens(database).all())}, asked for of {asked}"
+    with listen(settings) as listening:
+        yield f"address   {address(settings, listening)} is free"
+    slots = slots_here(settings.cpu_jobs)
+    for slot in slots:
+        if slot.device:
+            yield f"GPU       {slot.device.name}, for {', '.join(slot.gpus) or 'none that evoengine knows'}"
+    if not any(slot.device for slot in slots):
+        found = find_driver()
+        yield f"GPU       none: {found}" if isinstance(found, str) else "GPU       none"
+    yield f"CPU       {settings.cpu_jobs} jobs at once"
+    for name, known in (("kernels", settings.kernel_folders), ("recorded", settings.recorded_files)):
+        if known:
+            yield f"{name:<10}{', '.join(known)}"
+    if slots:
+        yield f"compiler  {_compiler()}"
+
+
+def _compiler() -> str:
+    try:
+        return compiler_version()
+    except MachineError as error:
+        return f"none: {error}"

@@ -1,0 +1,245 @@
+"""A client of the service, for programs: typed, and raising the errors that the same call raises on this machine.
+
+with Client("https://tuner.example", token="evo_…") as client:
+    job = client.submit(problems=["gemm:m4096,n4096,k4096,fp16"], gpu="h100")
+    for event in client.events(job.id): ...
+    print(client.best("h100", "gemm:m4096,n4096,k4096,fp16"))
+"""
+
+from __future__ import annotations
+
+import io
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx2
+
+from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
+from evoengine.publish.folder import CHECKSUMS, checksums
+from evoengine.untrusted import parse_json, printable
+
+TIMEOUT = 30.0
+"""seconds for an answer to begin"""
+LARGEST_ANSWER, LARGEST_BUNDLE = 64 << 20, 256 << 20
+"""bytes, a bundle's when it is unpacked"""
+MOST_FILES = 64
+RESTING = frozenset({"done", "cancelled", "failed", "waiting"})
+"""states in which nothing happens to a job now"""
+RECONNECT_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobInfo:
+    """As /v1/jobs tells it; docs/service.md has the fields."""
+
+    id: int
+    state: str
+    why: str | None
+    request: Mapping[str, Any]
+    gpu: str
+    priority: int
+    parts: list[dict[str, Any]]
+    progress: Mapping[str, Any]
+    events: int
+    created_at: str | None
+    started_at: str | None
+    finished_at: str | None
+
+    @property
+    def rests(self) -> bool:
+        return self.state in RESTING
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    number: int
+    event: str
+    data: Mapping[str, Any]
+
+
+class Client:
+    """Any method raises UsageError for what the server refuses, NothingFound where it has none, MachineError where it
+    cannot be reached or fails. Close it, or use it as a context manager."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"{printable(url)!r} is no address of a service; write http://HOST:PORT or https://HOST")
+        if parts.username or parts.password:
+            raise UsageError("the address of a service holds no login; a token goes into EVOENGINE_TOKEN")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.url = url.rstrip("/")
+        self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=TIMEOUT)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ── jobs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, *, idempotency_key: str | None = None, **request: Any) -> JobInfo:
+        """Asks for a search; `request` are the fields of a job: problems, gpu, trials, minutes, sampler, device …"""
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        return _job(self._json("POST", "/v1/jobs", json=request, headers=headers))
+
+    def retune(self, gpu: str, **request: Any) -> list[JobInfo]:
+        """Asks for searches of all that the ledger knows, for another GPU."""
+        return [_job(job) for job in self._json("POST", "/v1/retune", json={"gpu": gpu, **request})["jobs"]]
+
+    def job(self, number: int, wait: float = 0) -> JobInfo:
+        """With `wait`, once it rests or after so many seconds."""
+        answer = self._json("GET", f"/v1/jobs/{number}", params={"wait": wait}, timeout=TIMEOUT + wait)
+        return _job(answer)
+
+    def jobs(self, state: str | None = None) -> list[JobInfo]:
+        """Newest first."""
+        params = {} if state is None else {"state": state}
+        return [_job(job) for job in self._json("GET", "/v1/jobs", params=params)["jobs"]]
+
+    def cancel(self, number: int) -> JobInfo:
+        return _job(self._json("DELETE", f"/v1/jobs/{number}"))
+
+    def events(self, number: int, after: int = 0, patience: float = 60.0) -> Iterator[JobEvent]:
+        """What happens in the job until it ends, each event once, whatever becomes of connections and servers.
+
+        Raises MachineError where no server can be reached for `patience` seconds.
+        """
+        reached = time.monotonic()
+        while True:
+            try:
+                for event in self._stream(number, after):
+                    after, reached = event.number, time.monotonic()
+                    yield event
+                if self.job(number).state in ("done", "cancelled", "failed"):
+                    return
+            except MachineError:
+                if time.monotonic() - reached > patience:
+                    raise
+            time.sleep(RECONNECT_SECONDS)
+
+    def _stream(self, number: int, after: int) -> Iterator[JobEvent]:
+        headers = {"Last-Event-ID": str(after)}
+        try:
+            with self._http.sse(f"/v1/jobs/{number}/events", headers=headers) as source:
+                if source.response.status_code != 200:
+                    raise _error(source.response.status_code, source.response.read())
+                for event in source:
+                    if event.id.isdigit() and int(event.id) > after:
+                        after = int(event.id)
+                        yield JobEvent(after, event.event, _parsed(event.data))
+        except httpx2.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    # ── results ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def best(self, gpu: str | None = None, problem: str | None = None, *, nearest: bool = False) -> dict[str, Any]:
+        """The best kernel known, as `evoengine best --json` prints it."""
+        return self._json("GET", "/v1/best", params=_given(gpu=gpu, problem=problem, nearest=nearest or None))
+
+    def ranking(self, gpu: str | None = None, problem: str | None = None, top: int = 10) -> dict[str, Any]:
+        """The best ones, under `trials`."""
+        return self._json("GET", "/v1/best", params=_given(gpu=gpu, problem=problem, top=top))
+
+    def bundle(self, source_sha256: str, gpu: str | None = None) -> dict[str, bytes]:
+        """The files of an exported kernel, by name. Raises MachineError where they are not what their checksums say."""
+        return unpacked(self._send("GET", f"/v1/kernels/{source_sha256}/bundle", params=_given(gpu=gpu)))
+
+    # ── caches of other tuners ──────────────────────────────────────────────────────────────────────────────────────
+
+    def cached(self, key: str) -> str | None:
+        """The text that was stored under the key; None where there is none."""
+        try:
+            return self._send("GET", f"/v1/cache/{key}").decode()
+        except NothingFound:
+            return None
+
+    def store(self, key: str, data: str) -> None:
+        """Keeps a JSON object, as text, under the key."""
+        self._send("PUT", f"/v1/cache/{key}", content=data.encode(), headers={"Content-Type": "application/json"})
+
+    def all_cached(self, prefix: str = "", limit: int = 100) -> list[str]:
+        """Those whose keys begin so, newest first."""
+        answer = self._json("GET", "/v1/cache", params={"limit": limit, "prefix": prefix})
+        return [entry["data"] for entry in answer["entries"]]
+
+    # ── the wire ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        return _parsed(self._send(method, path, **options))
+
+    def _send(self, method: str, path: str, **options: Any) -> bytes:
+        try:
+            with self._http.stream(method, path, **options) as answer:
+                content = bytearray()
+                for part in answer.iter_bytes():
+                    content += part
+                    if len(content) > LARGEST_ANSWER:
+                        raise MachineError(f"{self.url} sends more than {LARGEST_ANSWER >> 20} MiB for {path}")
+        except httpx2.HTTPError as error:
+            raise self._unreachable(error) from error
+        if answer.status_code >= 300:
+            raise _error(answer.status_code, bytes(content))
+        return bytes(content)
+
+    def _unreachable(self, error: Exception) -> MachineError:
+        return MachineError(f"{self.url} cannot be reached: {error or type(error).__name__}; is evoengine serve up?")
+
+
+def unpacked(packed: bytes) -> dict[str, bytes]:
+    """The files of a bundle, without its checksums. Raises MachineError where it is none, or not what those say."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+            entries = archive.infolist()
+            if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > LARGEST_BUNDLE:
+                raise MachineError("the bundle holds more than an exported kernel does")
+            files = {entry.filename: archive.read(entry) for entry in entries}
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError) as error:
+        raise MachineError(f"what the server sends is no bundle: {error}") from error
+    if wrong := next((name for name in files if "/" in name or "\\" in name or name.startswith(".") or not name), None):
+        raise MachineError(f"the bundle names a file {wrong!a}, which no exported kernel has")
+    stated = files.pop(CHECKSUMS, b"").decode(errors="replace")
+    if stated != checksums(files):
+        raise MachineError("the bundle was damaged on its way: its files are not what its checksums say")
+    return files
+
+
+def _given(**values: object) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _job(answer: Mapping[str, Any]) -> JobInfo:
+    try:
+        return JobInfo(**{field.name: answer[field.name] for field in fields(JobInfo)})
+    except KeyError as error:
+        raise MachineError(f"the answer is none of an evoengine service: {error} is missing") from error
+
+
+def _parsed(text: str | bytes) -> dict[str, Any]:
+    try:
+        found = parse_json(text if isinstance(text, str) else text.decode())
+    except ValueError as error:
+        raise MachineError(f"the answer is none of an evoengine service: {error}") from error
+    if not isinstance(found, dict):
+        raise MachineError("the answer is none of an evoengine service: it is no JSON object")
+    return found
+
+
+def _error(status: int, content: bytes) -> EvoengineError:
+    try:
+        detail = str(_parsed(content)["detail"])
+    except (MachineError, KeyError):
+        return MachineError(f"the server answers {status} without a reason")
+    if status == 404:
+        return NothingFound(detail)
+    if status in (401, 403):
+        return UsageError(f"{detail}; EVOENGINE_TOKEN, or a file that EVOENGINE_TOKEN_FILE names, holds one")
+    return MachineError(detail) if status >= 500 or status == 429 else UsageError(detail)

@@ -1,0 +1,28 @@
+"""The ledger with the tables of the service, which jobs, tokens and caches are kept in."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from sqlalchemy.orm import Session
+
+from evoengine.ledger.chosen import chosen_database
+from evoengine.ledger.database import open_database, parse_url
+from evoengine.ledger.store import Ledger
+
+
+class Database(Ledger):
+    """A Ledger whose transactions the modules of the service may use; any thread may."""
+
+    def writing(self) -> AbstractContextManager[Session]:
+        """One transaction, committed at the end. Raises as a Ledger does."""
+        return self._writing()
+
+    def reading(self) -> AbstractContextManager[Session]:
+        return self._reading()
+
+
+def open_service(database: str | None, *, create: bool) -> Database:
+    """As `open_ledger`."""
+    url = parse_url(chosen_database(database))
+    return Database(url, open_database(url, create=create))

@@ -1,0 +1,210 @@
+"""Who runs jobs: servers that beat, the GPUs they can time on, and which job goes where.
+
+A server has a slot per GPU and some without one. It claims a job for a free slot; of a server whose beat is old,
+others take the jobs over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import and_, delete, or_, select
+from sqlalchemy.orm import Session
+
+from evoengine.devices.driver import GpuDevice, find_driver
+from evoengine.gpu import known_gpus
+from evoengine.ledger.heartbeat import database_time, mark_killed
+from evoengine.ledger.models import HeartbeatRow
+from evoengine.ledger.service_models import ExecutorRow, JobRow
+from evoengine.service.database import Database
+from evoengine.service.jobs import FAILED, QUEUED, RUNNING, WAITING, Job, change, end, held, locked, to_job
+
+MOST_DEATHS = 3
+"""of a job's process, after which it is not tried again"""
+FORGOTTEN_AFTER = timedelta(days=1)
+"""an executor that does not beat is no longer listed"""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place for one job of this server."""
+
+    number: int
+    device: GpuDevice | None = None
+    """None where jobs run on the CPU alone"""
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return offered(self.device) if self.device else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    owner: str
+    gpus: Sequence[Mapping[str, Any]]
+    cpu_jobs: int
+    beat_at: datetime
+    alive: bool
+
+
+def offered(device: GpuDevice) -> tuple[str, ...]:
+    """The names of evoengine's GPUs that this one can time for: its own, else those of its architecture."""
+    known = known_gpus().values()
+    own = tuple(gpu.key for gpu in known if gpu.name == device.name)
+    return own or tuple(gpu.key for gpu in known if gpu.capability == device.capability)
+
+
+def slots_here(cpu_jobs: int) -> list[Slot]:
+    """One per GPU of this machine, and `cpu_jobs` without one."""
+    found = find_driver()
+    devices = [] if isinstance(found, str) else found[1]
+    slots = [Slot(number, device) for number, device in enumerate(devices)]
+    return slots + [Slot(len(devices) + number) for number in range(cpu_jobs)]
+
+
+class Executors:
+    """`patience`: seconds after which a server that does not beat is taken for killed."""
+
+    def __init__(self, database: Database, owner: str, slots: Sequence[Slot], patience: float) -> None:
+        self._db, self._owner, self._slots = database, owner, slots
+        self._patience = timedelta(seconds=patience)
+
+    def beat(self, jobs: Iterable[tuple[int, int]]) -> set[int]:
+        """Says that this server lives, with the jobs (number, fence) that it runs; gives those that are no longer
+        its own: cancelled, or taken over."""
+        with self._db.writing() as session:
+            now = database_time(session)
+            self._enter(session, now)
+            self._sort(session, now)
+            lost = set()
+            for number, fence in jobs:
+                row = session.get(JobRow, number, with_for_update=True)
+                if row is None or row.fence != fence or row.state != RUNNING:
+                    lost.add(number)
+                else:
+                    row.beat_at = now
+            return lost
+
+    def claim(self, slot: Slot) -> Job | None:
+        """The next job that fits the slot; this server's from then on, by a fence of its own."""
+        if not self._anything_to_do():
+            return None
+        with self._db.writing() as session:
+            now = database_time(session)
+            timed = _timed(session, now - self._patience)
+            for row in locked(session, (QUEUED, RUNNING)):
+                if row.state == RUNNING and not self._is_lost(row, now):
+                    continue
+                if not _fits(_need(to_job(row), timed), slot):
+                    continue
+                take(session, row)
+                row.owner, row.beat_at, row.started_at = self._owner, now, row.started_at or now
+                if row.state == RUNNING:  # of a server that was killed
+                    change(session, row, QUEUED, "its server was lost")
+                    row.owner, row.beat_at = self._owner, now
+                change(session, row, RUNNING, None)
+                return to_job(row)
+        return None
+
+    def _anything_to_do(self) -> bool:
+        """Asked often, and without the lock that a writer takes."""
+        with self._db.reading() as session:
+            too_old = database_time(session) - self._patience
+            open_to_all = or_(JobRow.state == QUEUED, and_(JobRow.state == RUNNING, JobRow.beat_at < too_old))
+            return session.scalar(select(JobRow.id).where(open_to_all).limit(1)) is not None
+
+    def give_back(self, number: int, fence: int, why: str) -> None:
+        """Another server may go on with it at once, where it is still this one's; what was found stays."""
+        with self._db.writing() as session:
+            row = held(session, number, fence)
+            take(session, row)
+            change(session, row, QUEUED, why)
+
+    def died(self, number: int, fence: int, how: str) -> None:
+        """The machine failed the job, or its process died, as `how` says: it is tried again, some times."""
+        with self._db.writing() as session:
+            row = held(session, number, fence)
+            take(session, row)
+            row.deaths += 1
+            if row.deaths < MOST_DEATHS:
+                change(session, row, QUEUED, how)
+            else:
+                end(session, row, FAILED, f"tried {row.deaths} times, the last time: {how}")
+
+    def leave(self) -> None:
+        """This server runs no more jobs."""
+        with self._db.writing() as session:
+            session.execute(delete(ExecutorRow).where(ExecutorRow.owner == self._owner))
+
+    def known(self) -> list[Executor]:
+        with self._db.reading() as session:
+            since = database_time(session) - self._patience
+            rows = session.scalars(select(ExecutorRow).order_by(ExecutorRow.owner))
+            return [Executor(r.owner, r.gpus, r.cpu_jobs, r.beat_at, r.beat_at >= since) for r in rows]
+
+    def _enter(self, session: Session, now: datetime) -> None:
+        row = session.get(ExecutorRow, self._owner, with_for_update=True)
+        if row is None:
+            row = ExecutorRow(owner=self._owner)
+            session.add(row)
+        row.gpus = [{"name": s.device.name, "gpus": list(s.gpus)} for s in self._slots if s.device]
+        row.cpu_jobs, row.beat_at = sum(s.device is None for s in self._slots), now
+        session.execute(delete(ExecutorRow).where(ExecutorRow.beat_at < now - FORGOTTEN_AFTER))
+
+    def _sort(self, session: Session, now: datetime) -> None:
+        """Jobs that nobody can run wait, and say for what; those that somebody can, wait no longer."""
+        since = now - self._patience
+        timed = _timed(session, since)
+        has_cpu = session.scalar(
+            select(ExecutorRow.owner).where(ExecutorRow.cpu_jobs > 0, ExecutorRow.beat_at >= since).limit(1)
+        )
+        for row in locked(session, (QUEUED, WAITING)):
+            need = _need(to_job(row), timed)
+            if need in timed or (need is None and has_cpu):
+                if row.state == WAITING:
+                    change(session, row, QUEUED, None)
+            else:
+                change(session, row, WAITING, _waits_for(to_job(row), need))
+
+    def _is_lost(self, row: JobRow, now: datetime) -> bool:
+        return row.beat_at is None or row.beat_at < now - self._patience
+
+
+def take(session: Session, row: JobRow) -> None:
+    """Raises the job's fence, and those of its runs that still count as running: whoever worked on them writes no more,
+    and what was under way there ends."""
+    row.fence += 1
+    runs = {run for part in row.parts for run in part["runs"]}
+    hearts = {run: session.get(HeartbeatRow, run, with_for_update=True) for run in runs}
+    mark_killed(session, {run: heart.beat_at if heart else None for run, heart in hearts.items()})
+
+
+def _timed(session: Session, since: datetime) -> set[str]:
+    """GPUs that some live server can time for."""
+    rows = session.scalars(select(ExecutorRow).where(ExecutorRow.beat_at >= since))
+    return {key for row in rows for gpu in row.gpus for key in gpu["gpus"]}
+
+
+def _need(job: Job, timed: set[str]) -> str | None:
+    """The GPU that the job needs now, None where the CPU does."""
+    device = job.request["device"]
+    if device == "cuda":
+        return job.gpu
+    if device == "auto":
+        return job.gpu if job.gpu in timed or job.predicted else None
+    return None
+
+
+def _fits(need: str | None, slot: Slot) -> bool:
+    return slot.device is None if need is None else need in slot.gpus
+
+
+def _waits_for(job: Job, need: str | None) -> str:
+    if need is None:
+        return "no server that is up runs jobs on the CPU; one with EVOENGINE_CPU_JOBS above 0 takes it"
+    if job.predicted:
+        return f"searched and predicted; it is timed when a server has a GPU for {need}"
+    return f'no server that is up has a GPU for {need}; with "device": "auto" it is predicted meanwhile'

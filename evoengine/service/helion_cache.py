@@ -1,0 +1,42 @@
+"""Helion's remote cache, kept by the service: HELION_REMOTE_CACHE_BACKEND=evoengine.service.helion_cache.EvoengineCache
+
+EVOENGINE_SERVER names the service; EVOENGINE_TOKEN, or a file that EVOENGINE_TOKEN_FILE names, holds a token of scope
+work. Helion goes on with its local cache where a call fails.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from helion.autotuner import RemoteCacheBackend
+
+from evoengine.cli.server_option import connect
+from evoengine.errors import UsageError
+from evoengine.service.client import Client
+
+PREFIX = "helion."
+"""of the keys, so that other tuners' are not listed"""
+LISTED = 100
+
+
+class EvoengineCache(RemoteCacheBackend):
+    """Made once per kernel that Helion tunes; a call is a request."""
+
+    def __init__(self) -> None:
+        """Raises UsageError where no service is named."""
+        url = os.environ.get("EVOENGINE_SERVER")
+        if not url:
+            raise UsageError("EVOENGINE_SERVER is not set; it names the service, as in http://tuner.example:8765")
+        self._client: Client = connect(url)
+
+    def get(self, key: str) -> str | None:
+        """The JSON that was put under the key; None where there is none."""
+        return self._client.cached(PREFIX + key)
+
+    def put(self, key: str, data: str) -> None:
+        self._client.store(PREFIX + key, data)
+
+    def list(self, max_results: int | None = None) -> Iterable[str]:
+        """Newest first."""
+        return self._client.all_cached(PREFIX, max_results or LISTED)

@@ -1,0 +1,270 @@
+"""Jobs: what was asked for, how far it came, and what happened, in the database.
+
+A server claims a job by raising its fence; only who holds the present fence writes to it, and then no run of an earlier
+holder does either. Times are by the database's clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
+from evoengine.ledger.heartbeat import database_time
+from evoengine.ledger.service_models import JobEventRow, JobRow
+from evoengine.service.database import Database
+
+QUEUED, RUNNING, WAITING = "queued", "running", "waiting"
+DONE, CANCELLED, FAILED = "done", "cancelled", "failed"
+STATES = (QUEUED, RUNNING, WAITING, DONE, CANCELLED, FAILED)
+ENDED = frozenset({DONE, CANCELLED, FAILED})
+LONGEST_KEY = 255
+"""characters of an idempotency key"""
+
+
+class TooMany(EvoengineError):
+    """A submitter has as many unfinished jobs as it may."""
+
+
+class Fenced(MachineError):
+    """Another server has taken the job over, or somebody has cancelled it: this one may write no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    id: int
+    state: str
+    why: str | None
+    request: Mapping[str, Any]
+    gpu: str
+    priority: int
+    submitter: int
+    owner: str | None
+    fence: int
+    parts: list[dict[str, Any]]
+    """of each problem: problem, runs, done, seconds, ended"""
+    progress: Mapping[str, Any] | None
+    events: int
+    deaths: int
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def predicted(self) -> bool:
+        """Whether all of it was searched without a GPU, and it is left to be timed."""
+        return all(part["ended"] for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    number: int
+    event: str
+    data: Mapping[str, Any]
+    at: datetime
+
+
+class Jobs:
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    # ── asked for ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, request: Mapping[str, Any], submitter: int, key: str | None, most: int) -> Job:
+        """Enters a job; one that the submitter entered before with the same key and request is given again.
+
+        Raises UsageError where the key was used for another request, TooMany where the submitter has `most` unfinished
+        jobs.
+        """
+        body = _sha256(request)
+        with self._db.writing() as session:
+            if known := _by_key(session, submitter, key):
+                return _same(known, body, key)
+            unfinished = select(func.count()).where(JobRow.submitter == submitter, JobRow.state.not_in(ENDED))
+            if session.scalars(unfinished).one() >= most:
+                raise TooMany(f"{most} jobs of yours have not ended, which is the most; wait for one, or cancel one")
+            row = _new(request, submitter, key, body, database_time(session))
+            try:
+                with session.begin_nested():
+                    session.add(row)
+            except IntegrityError:  # the same key came in twice at once
+                known = _by_key(session, submitter, key)
+                if known is None:
+                    raise
+                return _same(known, body, key)
+            _add_event(session, row, "state", {"state": QUEUED, "why": None})
+            return to_job(row)
+
+    def unfinished_problems(self, gpu: str) -> set[str]:
+        """Problems that jobs for the GPU are still about."""
+        with self._db.reading() as session:
+            rows = session.scalars(select(JobRow).where(JobRow.gpu == gpu, JobRow.state.not_in(ENDED)))
+            return {part["problem"] for row in rows for part in row.parts}
+
+    def find(self, number: int) -> Job:
+        """Raises NothingFound."""
+        with self._db.reading() as session:
+            return to_job(_row(session, number))
+
+    def newest(self, state: str | None = None, before: int | None = None, limit: int = 100) -> list[Job]:
+        """Newest first."""
+        wanted = select(JobRow).order_by(JobRow.id.desc()).limit(limit)
+        if state is not None:
+            wanted = wanted.where(JobRow.state == state)
+        if before is not None:
+            wanted = wanted.where(JobRow.id < before)
+        with self._db.reading() as session:
+            return [to_job(row) for row in session.scalars(wanted)]
+
+    def counts(self) -> dict[str, int]:
+        """State → number of jobs."""
+        with self._db.reading() as session:
+            found = session.execute(select(JobRow.state, func.count()).group_by(JobRow.state)).all()
+        return dict.fromkeys(STATES, 0) | {state: count for state, count in found}
+
+    def cancel(self, number: int) -> Job:
+        """Ends it where it has not ended; what was found stays. Raises NothingFound."""
+        with self._db.writing() as session:
+            row = _row(session, number, lock=True)
+            if row.state not in ENDED:
+                end(session, row, CANCELLED, None)
+            return to_job(row)
+
+    def events(self, number: int, after: int = 0, limit: int = 1000) -> list[Event]:
+        """Those with higher numbers, in their order."""
+        of_job = select(JobEventRow).where(JobEventRow.job_id == number, JobEventRow.number > after)
+        with self._db.reading() as session:
+            rows = session.scalars(of_job.order_by(JobEventRow.number).limit(limit))
+            return [Event(row.number, row.event, row.data, row.at) for row in rows]
+
+    def announced(self, number: int) -> set[int]:
+        """Trials that events of the job have told."""
+        told = select(JobEventRow.data).where(JobEventRow.job_id == number, JobEventRow.event == "trial")
+        with self._db.reading() as session:
+            return {data["trial"] for data in session.scalars(told)}
+
+    # ── written by who holds the fence ──────────────────────────────────────────────────────────────────────────────
+
+    def tell(
+        self, number: int, fence: int, event: str, data: Mapping[str, Any],
+        parts: list[dict[str, Any]] | None = None, progress: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Adds an event, and notes how far the job came. Raises Fenced."""
+        with self._db.writing() as session:
+            row = held(session, number, fence)
+            _note(row, parts, progress)
+            _add_event(session, row, event, data)
+
+    def note(
+        self, number: int, fence: int, parts: list[dict[str, Any]], progress: Mapping[str, Any] | None = None
+    ) -> None:
+        """Raises Fenced."""
+        with self._db.writing() as session:
+            _note(held(session, number, fence), parts, progress)
+
+    def finish(self, number: int, fence: int, state: str, why: str | None = None) -> None:
+        """Raises Fenced."""
+        with self._db.writing() as session:
+            end(session, held(session, number, fence), state, why)
+
+    def wait(self, number: int, fence: int, why: str) -> None:
+        """Gives a job back that goes on when something is there that is not there now. Raises Fenced."""
+        with self._db.writing() as session:
+            change(session, held(session, number, fence), WAITING, why)
+
+
+def held(session: Session, number: int, fence: int) -> JobRow:
+    """The job, locked until the transaction ends. Raises Fenced."""
+    row = _row(session, number, lock=True)
+    if row.fence != fence or row.state != RUNNING:
+        raise Fenced(f"job {number} was cancelled, or another server took it over: nothing more is written to it")
+    return row
+
+
+def change(session: Session, row: JobRow, state: str, why: str | None) -> None:
+    """Another state, with its event. A job that no longer runs has no owner."""
+    if (row.state, row.why) == (state, why):
+        return
+    row.state, row.why = state, why
+    if state != RUNNING:
+        row.owner = row.beat_at = None
+    _add_event(session, row, "state", {"state": state, "why": why})
+
+
+def end(session: Session, row: JobRow, state: str, why: str | None) -> None:
+    row.finished_at = database_time(session)
+    change(session, row, state, why)
+
+
+def locked(session: Session, states: Iterable[str]) -> list[JobRow]:
+    """Jobs in these states, first those of higher priority and then the older ones; rows that another transaction holds
+    are left out."""
+    wanted = select(JobRow).where(JobRow.state.in_(states)).order_by(JobRow.priority.desc(), JobRow.id)
+    return list(session.scalars(wanted.with_for_update(skip_locked=True)))
+
+
+def to_job(row: JobRow) -> Job:
+    return Job(
+        row.id, row.state, row.why, row.request, row.gpu, row.priority, row.submitter, row.owner, row.fence,
+        [dict(part) for part in row.parts], row.progress, row.events, row.deaths, row.created_at, row.started_at,
+        row.finished_at,
+    )  # fmt: skip
+
+
+def _new(request: Mapping[str, Any], submitter: int, key: str | None, body: str, now: datetime) -> JobRow:
+    parts = [{"problem": p, "runs": [], "done": 0, "seconds": 0.0, "ended": None} for p in request["problems"]]
+    return JobRow(
+        state=QUEUED, request=dict(request), gpu=request["gpu"], priority=request["priority"], submitter=submitter,
+        idempotency_key=key, body_sha256=body, fence=0, parts=parts, events=0, deaths=0, created_at=now,
+    )  # fmt: skip
+
+
+def _by_key(session: Session, submitter: int, key: str | None) -> JobRow | None:
+    if key is None:
+        return None
+    return session.scalar(select(JobRow).where(JobRow.submitter == submitter, JobRow.idempotency_key == key))
+
+
+def _same(row: JobRow, body: str, key: str | None) -> Job:
+    if row.body_sha256 != body:
+        raise UsageError(
+            f"the Idempotency-Key {key!a} was used for another request, job {row.id}; give this one a key of its own"
+        )
+    return to_job(row)
+
+
+def _row(session: Session, number: int, lock: bool = False) -> JobRow:
+    row = session.get(JobRow, number, with_for_update=True if lock else None) if 0 < number < 2**31 else None
+    if row is None:
+        raise NothingFound(f"there is no job {number}")
+    return row
+
+
+def _note(row: JobRow, parts: list[dict[str, Any]] | None, progress: Mapping[str, Any] | None) -> None:
+    if parts is not None:
+        row.parts = [dict(part) for part in parts]
+    if progress is not None:
+        row.progress = dict(progress)
+
+
+def _add_event(session: Session, row: JobRow, event: str, data: Mapping[str, Any]) -> None:
+    """The row is locked, so that numbers appear in their order."""
+    session.flush()
+    row.events += 1
+    session.add(JobEventRow(job_id=row.id, number=row.events, event=event, data=dict(data), at=database_time(session)))
+
+
+def _sha256(request: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()

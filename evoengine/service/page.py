@@ -1,0 +1,134 @@
+"""The pages for people: what is going on, one job, and what can be asked for. Rendered here, without any script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import jinja2
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import HTMLResponse
+
+from evoengine.cli.display import number as four_digits
+from evoengine.records import Candidate
+from evoengine.service.access import require
+from evoengine.service.answers import ranked_targets
+from evoengine.service.api_jobs import Number
+from evoengine.service.executors import Executor
+from evoengine.service.jobs import ENDED, Job
+from evoengine.service.state import State, state_of
+from evoengine.text import plain
+
+FOLDER = Path(__file__).with_name("templates")
+SHOWN_JOBS, SHOWN_BESTS, SHOWN_EVENTS = 25, 25, 200
+LONGEST_TEXT = 200
+"""characters of a text of others in a table"""
+
+router = APIRouter(include_in_schema=False)
+Reader = Annotated[int, Depends(require("read"))]
+
+
+@router.get("/", response_class=HTMLResponse)
+def status(request: Request, _: Reader, before: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None) -> Response:
+    """Jobs, GPUs, and the best of what was tuned last."""
+    state = state_of(request)
+    jobs = state.jobs.newest(before=before, limit=SHOWN_JOBS)
+    executors = state.executors.known()
+    return _page(
+        "status.html", title="evoengine", refresh=None if before else 5, jobs=jobs, counts=state.jobs.counts(),
+        executors=[(each, _doing(state, each)) for each in executors], bests=_bests(state),
+        older=jobs[-1].id if len(jobs) == SHOWN_JOBS else None, dashboard=state.settings.dashboard_url,
+    )  # fmt: skip
+
+
+@router.get("/jobs/{number}", response_class=HTMLResponse)
+def job(request: Request, _: Reader, number: Number) -> Response:
+    """One job, with what happened last."""
+    state = state_of(request)
+    found = state.jobs.find(number)
+    last = state.jobs.events(number, max(0, found.events - SHOWN_EVENTS), SHOWN_EVENTS)
+    events = [event for event in last if event.event != "progress"]  # the bar says it
+    return _page(
+        "job.html", title=f"job {number} · evoengine", refresh=None if found.ended else 5, job=found,
+        events=events[::-1],
+    )  # fmt: skip
+
+
+@router.get("/docs", response_class=HTMLResponse)
+def docs(request: Request, _: Reader) -> Response:
+    """What can be asked for, from the OpenAPI description."""
+    described = request.app.openapi()
+    return _page("docs.html", title="API · evoengine", refresh=None, paths=described["paths"],
+                 schemas=described["components"]["schemas"])  # fmt: skip
+
+
+@router.get("/style.css")
+def style() -> Response:
+    return Response(FOLDER.joinpath("style.css").read_bytes(), media_type="text/css")
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    """Everything is escaped."""
+    loader = jinja2.FileSystemLoader(FOLDER)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "shown": _shown, "figure": _figure, "config": _config, "moment": _moment, "share": _share, "clock": _clock,
+    }  # fmt: skip
+    environment.globals["ended"] = ENDED
+    return environment
+
+
+def _page(template: str, **values: object) -> Response:
+    return HTMLResponse(_environment().get_template(template).render(values))
+
+
+def _bests(state: State) -> list[Candidate]:
+    """The best of each problem and GPU, what was tuned last first."""
+    found = (state.database.best(problem, gpu, top=1) for problem, gpu in ranked_targets(state.database)[:SHOWN_BESTS])
+    return [each[0] for each in found if each]
+
+
+def _doing(state: State, executor: Executor) -> list[Job]:
+    return [job for job in state.jobs.newest("running") if job.owner == executor.owner]
+
+
+def _shown(value: object) -> str:
+    """A text of others in a line: nothing that a page or a terminal would obey, and not too much."""
+    text = plain(str(value))
+    return f"{text[:LONGEST_TEXT]}…" if len(text) > LONGEST_TEXT else text
+
+
+def _figure(known: Mapping[str, Any] | None) -> str:
+    """`412.5 TFLOPS est.`, or the time where nobody counted operations."""
+    if not known or known.get("median_us") is None:
+        return "–"
+    mark = {"estimated": " est.", "recorded": " rec."}.get(str(known["tflops_kind"]), "")
+    tflops = known["tflops"]
+    if isinstance(tflops, int | float):
+        return f"{four_digits(tflops)} TFLOPS{mark}"
+    us = known["median_us"]
+    return f"{four_digits(us)} µs{mark}" if isinstance(us, int | float) else "–"
+
+
+def _config(known: Mapping[str, Any]) -> str:
+    return _shown(" ".join(str(v) if k == "family" else f"{k}={v}" for k, v in known.items()))
+
+
+def _moment(value: Any) -> str:
+    return value.strftime("%Y-%m-%d %H:%M:%S UTC") if value else ""
+
+
+def _clock(value: datetime) -> str:
+    return value.strftime("%H:%M:%S")
+
+
+def _share(job: Job) -> tuple[int, int]:
+    """Trials done, and how many it may do."""
+    total = job.request["trials"] * len(job.parts)
+    return (job.progress or {}).get("done", 0), total

@@ -1,0 +1,137 @@
+"""What may be asked of the service, checked: names of what the server has, and numbers within its limits.
+
+Raises UsageError with the sentence that the command line has for the same mistake.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import click
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from evoengine.cli.options import OneOf
+from evoengine.errors import UsageError
+from evoengine.hints import did_you_mean
+from evoengine.objectives import parse_objectives
+from evoengine.search import samplers
+from evoengine.search.replay import RECORDED
+from evoengine.service.settings import Settings
+from evoengine.tuning.boards import find_kept_gpu
+from evoengine.tuning.search import SearchOptions, require_several
+from evoengine.workloads import find_workload, parse_problem, workloads
+
+MOST_PROBLEMS = 100
+DEVICES = ("auto", "cuda", "emulator")
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=500)]
+
+
+class JobRequest(BaseModel):
+    """A search to be done."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [
+        {"problems": ["gemm:m4096,n4096,k4096,fp16"], "gpu": "h100", "trials": 60, "device": "auto"},
+    ]})  # fmt: skip
+
+    workload: Name | None = Field(default=None, description="Of the problems that name none themselves.")
+    problems: list[Name] = Field(
+        default_factory=list, max_length=MOST_PROBLEMS,
+        description="As evoengine search --problem takes them; each gets the whole budget.",
+    )  # fmt: skip
+    gpu: Name | None = Field(default=None, description="As evoengine gpus lists them.")
+    trials: int = Field(60, description="Kernels to try.")
+    minutes: float | None = Field(default=None, description="Start no candidate after this long.")
+    sampler: Name = samplers.DEFAULT
+    device: Name = Field(
+        "auto",
+        description="cuda times, and waits until a server has such a GPU; emulator gates on the CPU and ranks by "
+        "estimate; auto times where there is such a GPU, and else predicts now and times when there is one; "
+        "recorded:NAME replays a file that the server has.",
+    )
+    objective: Name = "tflops"
+    families: list[Name] = Field(default_factory=list, max_length=100)
+    seed: int | None = Field(default=None, ge=0, le=2**32 - 1)
+    priority: int = Field(0, ge=-100, le=100, description="Higher ones first.")
+
+
+class RetuneRequest(BaseModel):
+    """Everything the ledger knows, for another GPU."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"gpu": "h200"}]})
+
+    gpu: Name
+    workload: Name | None = Field(default=None, description="Only its problems.")
+    trials: int = 60
+    minutes: float | None = None
+    sampler: Name = samplers.DEFAULT
+    device: Name = "auto"
+    priority: int = Field(0, ge=-100, le=100)
+
+
+def checked(request: JobRequest, settings: Settings, db: str | None) -> dict[str, Any]:
+    """The request as a job keeps it: names and problems in the form that the ledger has, nothing that means the same
+    written in two ways."""
+    _require_budget(request.trials, request.minutes, settings)
+    sampler = _word(request.sampler, samplers.NAMES)
+    if request.device.startswith(RECORDED):
+        return _recorded(request, sampler, settings)
+    if request.device not in DEVICES:
+        near = did_you_mean(request.device, (*DEVICES, RECORDED))
+        raise UsageError(f"{request.device!r} is none of auto, emulator, cuda and {RECORDED}FILE{near}")
+    if request.gpu is None:
+        raise UsageError("a job names the GPU to tune for, such as h100; evoengine gpus lists them")
+    gpu = find_kept_gpu(db, request.gpu)
+    objectives = parse_objectives(request.objective)
+    if len(objectives) > 1:
+        require_several(request.objective, sampler)
+    problems = dict.fromkeys(_problem(text, request.workload) for text in request.problems)
+    if not problems:
+        problems = {_example(request.workload): None}
+    SearchOptions(trials=request.trials, minutes=request.minutes, sampler=sampler)
+    return request.model_dump(exclude={"workload"}) | {
+        "problems": list(problems), "gpu": gpu.key, "objective": ",".join(o.name for o in objectives),
+    }  # fmt: skip
+
+
+def _recorded(request: JobRequest, sampler: str, settings: Settings) -> dict[str, Any]:
+    name, files = request.device.removeprefix(RECORDED), settings.recorded_files
+    if name not in files:
+        near = did_you_mean(name, files) or "; the operator puts them into the folder of EVOENGINE_RECORDED"
+        raise UsageError(f"the server has no recorded space {name!a}{near}")
+    return request.model_dump(exclude={"workload"}) | {"problems": [request.device], "gpu": "recorded"}
+
+
+def _problem(text: str, workload: str | None) -> str:
+    if workload is not None:
+        find_workload(workload)
+        if ":" not in text:
+            text = f"{workload}:{text}"
+    found, problem = parse_problem(text)
+    if workload is not None and found.name != workload:
+        raise UsageError(f"the problem {text} is of {found.name}, and the workload asked for is {workload}")
+    return str(problem)
+
+
+def _example(workload: str | None) -> str:
+    if workload is None:
+        known = ", ".join(workloads())
+        raise UsageError(f"a job names problems, such as gemm:m4096,n4096,k4096,fp16; the workloads are {known}")
+    found = find_workload(workload)
+    return str(found.parse(found.example))
+
+
+def _word(value: str, known: tuple[str, ...]) -> str:
+    """Refused in the words of the command line."""
+    try:
+        return str(OneOf(known).convert(value, None, None))
+    except click.BadParameter as error:
+        raise UsageError(error.message) from error
+
+
+def _require_budget(trials: int, minutes: float | None, settings: Settings) -> None:
+    SearchOptions(trials=trials, minutes=minutes)
+    if trials > settings.max_trials:
+        raise UsageError(f"trials is {trials}; this server takes at most {settings.max_trials} of a job")
+    if minutes is not None and minutes > settings.max_minutes:
+        raise UsageError(f"minutes is {minutes:g}; this server takes at most {settings.max_minutes:g} of a job")

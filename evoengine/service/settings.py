@@ -1,0 +1,89 @@
+"""What an operator decides, from `EVOENGINE_*` in the environment. A secret may be in a file that `EVOENGINE_…_FILE`
+names."""
+
+from __future__ import annotations
+
+import ipaddress
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from evoengine.errors import UsageError
+
+LOOPBACK = "127.0.0.1"
+
+
+class Settings(BaseSettings):
+    """Each field is the variable EVOENGINE_NAME; the ledger is EVOENGINE_DB or what EVOENGINE_DB_FILE holds."""
+
+    model_config = SettingsConfigDict(env_prefix="EVOENGINE_", frozen=True, extra="ignore")
+
+    host: str = LOOPBACK
+    """address to listen on"""
+    port: int = Field(default=8765, ge=0, le=65535)
+    cpu_jobs: int = Field(default=1, ge=0, le=1024)
+    """jobs without a GPU that run at once here; each has a process per core"""
+    kernels: Path | None = None
+    """a folder of folders with kernels (evoengine new) that jobs may name; their code is run"""
+    recorded: Path | None = None
+    """a folder of recorded spaces that jobs may name"""
+    require_tokens: bool | None = None
+    """on loopback too; on any other address they always are"""
+    takeover_seconds: float = Field(default=30.0, ge=2.0, le=3600.0)
+    """after which a server that says nothing is taken for killed; more where machines sleep or the network stalls"""
+    max_body: int = Field(default=64 * 1024, ge=1024, le=1 << 30)
+    """bytes of a request"""
+    max_trials: int = Field(default=10_000, ge=1)
+    """of a job, per problem"""
+    max_minutes: float = Field(default=24 * 60.0, gt=0)
+    """of a job, per problem"""
+    max_jobs: int = Field(default=1000, ge=1)
+    """unfinished ones of a token"""
+    max_streams: int = Field(default=200, ge=1)
+    """requests that wait for events at once"""
+    dashboard_url: str | None = None
+    """where optuna-dashboard is to be found, for the status page's link"""
+
+    @property
+    def on_loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def tokens_required(self) -> bool:
+        return bool(self.require_tokens) or not self.on_loopback
+
+    @cached_property
+    def kernel_folders(self) -> dict[str, Path]:
+        """Name of a kernel's folder → the folder. Raises UsageError where there is no such folder of folders."""
+        return {p.name: p for p in _within(self.kernels, "EVOENGINE_KERNELS") if (p / "problem.json").is_file()}
+
+    @cached_property
+    def recorded_files(self) -> dict[str, Path]:
+        """Name → file. Raises UsageError where there is no such folder."""
+        return {p.name: p for p in _within(self.recorded, "EVOENGINE_RECORDED") if p.is_file()}
+
+
+def load_settings(**given: object) -> Settings:
+    """Those of the environment, but for what is `given` and not None. Raises UsageError naming the variable."""
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "_".join(map(str, first["loc"])).upper()
+        raise UsageError(f"EVOENGINE_{name} is {first['input']!r}: {first['msg']}") from error
+
+
+def _within(folder: Path | None, variable: str) -> list[Path]:
+    if folder is None:
+        return []
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"{variable} names {folder}, which cannot be read: {error.strerror}") from error

@@ -1,0 +1,33 @@
+"""What the parts of a server share."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from fastapi import Request
+
+from evoengine.service.answers import Answers
+from evoengine.service.database import Database
+from evoengine.service.executors import Executors
+from evoengine.service.jobs import Jobs
+from evoengine.service.settings import Settings
+from evoengine.service.tokens import Tokens
+
+
+@dataclass(slots=True)
+class State:
+    settings: Settings
+    database: Database
+    jobs: Jobs
+    tokens: Tokens
+    answers: Answers
+    executors: Executors
+    stopping: threading.Event = field(default_factory=threading.Event)
+    streams: int = 0
+    """requests that wait for events now"""
+
+
+def state_of(request: Request) -> State:
+    found: State = request.app.state.service
+    return found
