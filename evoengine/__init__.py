@@ -21,7 +21,7 @@ _PLACES = {
     "Ledger": "evoengine.ledger.store",
     "Workload": "evoengine.workloads.base",
     "best": "evoengine.tuning.best",
-    "export": "evoengine.tuning.best",
+    "export": "evoengine.tuning.exporting",
     "open_ledger": "evoengine.ledger.store",
     "register": "evoengine.workloads",
     "tune": "evoengine.tuning.tune",
@@ -31,7 +31,8 @@ _PLACES = {
 if TYPE_CHECKING:
     from evoengine.errors import EvoengineError
     from evoengine.ledger.store import Ledger, open_ledger
-    from evoengine.tuning.best import best, export
+    from evoengine.tuning.best import best
+    from evoengine.tuning.exporting import export
     from evoengine.tuning.tune import tune
     from evoengine.tuning.verify import verify
     from evoengine.workloads import register

@@ -100,14 +100,16 @@ def transition(change: Change) -> str:
     return f"{knob} {old}→{new}"
 
 
-def effects(trials: Iterable[Bred]) -> list[Effect]:
+def effects(trials: Iterable[Bred], parents: Iterable[Bred] = ()) -> list[Effect]:
     """Every change of a knob that was tried from parent to child, the most rewarding first.
 
-    Of `trials` those that are ranked are kept: the others say nothing of speed.
+    Of `trials` those that are ranked are kept: the others say nothing of speed. `parents` are further ones that
+    `trials` came from; how those came about is not looked at.
     """
-    known = {t.trial: t for t in trials if _ranked_figure(t)}
+    children = {t.trial: t for t in trials if _ranked_figure(t)}
+    known = {t.trial: t for t in parents if _ranked_figure(t)} | children
     gains: dict[Change, list[tuple[float, bool]]] = defaultdict(list)
-    for made in (step(t, known) for t in known.values()):
+    for made in (step(t, known) for t in children.values()):
         if made.gain is not None:
             for change in made.changes:
                 gains[change].append((made.gain, len(made.changes) == 1))

@@ -14,6 +14,11 @@ def asset(name: str) -> Path:
     return (_CARRIED if _CARRIED.is_dir() else _PACKAGE.parent) / name
 
 
+def package_folder() -> Path:
+    """The package's own modules."""
+    return _PACKAGE
+
+
 def default_database() -> str:
     """SQLAlchemy URL of the ledger where none is named: db/evoengine.db in the current folder."""
     return f"sqlite:///{Path.cwd() / 'db' / 'evoengine.db'}"

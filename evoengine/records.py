@@ -41,6 +41,15 @@ class Outcome(StrEnum):
     HUNG = "hung"
     DUPLICATE = "duplicate"
     SUSPECT = "suspect"
+    KILLED = "killed"
+    """it was under way when the process of its search was killed: no word on the kernel, it is tried again"""
+    INTERRUPTED = "interrupted"
+    """it was under way when its search was ended: no word on the kernel either"""
+
+    @property
+    def judged(self) -> bool:
+        """Whether it says something of the kernel, and not of its search alone."""
+        return self not in (Outcome.KILLED, Outcome.INTERRUPTED)
 
     @property
     def ranked(self) -> bool:
@@ -284,25 +293,6 @@ class CompiledCandidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Finals:
-    """The best candidates timed against each other: trials best first, each with its new figure.
-
-    `tied` are the fastest and its equals, fewest registers first in `order`; `open` was not shown to be slower.
-    """
-
-    order: tuple[int, ...]
-    tied: tuple[int, ...]
-    figures: Mapping[int, Measurement]
-    open: tuple[int, ...] = ()
-    lead: tuple[float, float, float] | None = None
-    """the first one's time over the second one's, from the same rounds, with the ends of its interval"""
-    sustained: Mapping[int, Measurement] = field(default_factory=dict)
-    """second figures, of kernels run back to back"""
-    wrong: Mapping[int, str] = field(default_factory=dict)
-    """trial whose output was wrong in one of the repetitions → which, and how; it has no figure and no place"""
-
-
-@dataclass(frozen=True, slots=True)
 class Profile:
     """What limits a candidate, by a profiler on a GPU or from its binary; `tool` says which."""
 
@@ -339,6 +329,10 @@ class Candidate:
     sustained: Measurement | None = None
     """its last figure of back-to-back runs, as finalists have one"""
     imported_from: str | None = None
+    retry_of: int | None = None
+    """the trial with the same configuration that was under way when its search was killed or ended"""
+    taken_from: int | None = None
+    """the earlier trial whose outcome, verdicts and figures these are; None of what was evaluated itself"""
     created_at: datetime | None = field(default=None, compare=False, repr=False)
     finished_at: datetime | None = field(default=None, compare=False, repr=False)
 
@@ -391,6 +385,7 @@ class Candidate:
             **estimate_json(figure.terms if figure else {}, figure is not None and figure.kind is Kind.ESTIMATED),
             "sustained": _sustained_json(self.sustained) if self.sustained else None,
             "parents": list(self.parents), "operator": self.operator,
+            "retry_of": self.retry_of, "taken_from": self.taken_from,
         }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Reads files and JSON that others wrote: as much as a limit allows, and nothing that would fail later, deep inside.
+"""Reads files, JSON and TOML of others: as much as a limit allows, and nothing that would fail later, deep inside.
 
 Python's own reader takes what no database, no other program or no stack can: keys that are there twice, half of a
 surrogate pair, brackets in thousands. All of that is refused here, in one sentence, before anything is made of it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import stat
+import tomllib
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,14 +86,27 @@ def parse_json(text: str, parse_constant: Callable[[str], Any] | None = None) ->
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     except ValueError as error:
-        if "digits" in str(error):  # Python's own limit, in words for programmers
-            raise ValueError("it has a number of thousands of digits") from None
-        raise
+        raise _in_plain_words(error) from None
     _require_shallow(value)
     lowered = text.lower() if "\\u" in text else ""
     if "\\ud" in lowered or "\\u0000" in lowered:
         _require_characters(value)
     return value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """What a TOML text says. Raises ValueError where it is no TOML, nests too deeply or has a number too long."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    except ValueError as error:
+        raise _in_plain_words(error) from None
+
+
+def _in_plain_words(error: ValueError) -> ValueError:
+    """Python's limit on the digits of a number is told in words for programmers."""
+    return ValueError("it has a number of thousands of digits") if "set_int_max_str_digits" in str(error) else error
 
 
 _TOO_DEEP = f"its lists and objects are nested more than {DEEPEST} deep"

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from evoengine.cli.options import db_option, gpu_option, json_option, kernel_option, stored_problem_option
+from evoengine.cli.server_option import refuse_beside, server_option
 from evoengine.errors import UsageError
 from evoengine.hints import hint
 
@@ -28,10 +29,11 @@ from evoengine.hints import hint
 )
 @kernel_option
 @db_option
+@server_option
 @json_option
 def best(
     gpu: str | None, problem: str | None, kernel: Path | None, top: int | None, folder: Path | None,
-    trial: int | None, pareto: bool, db: str | None, as_json: bool,
+    trial: int | None, pareto: bool, db: str | None, server: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show the best kernels found, or export the best one or a trial.
 
@@ -40,18 +42,23 @@ def best(
     formula. Without --problem and --gpu the last run's are meant. What is exported is executed first, by its machine
     code; a wrong one is refused.
     """
+    if server:
+        from evoengine.cli import remote
+
+        refuse_beside(server, kernel=kernel, trial=trial, pareto=pareto, db=db)
+        remote.best(server, gpu, problem, top, folder, as_json)
+        return
     from evoengine.cli.candidate_tables import ranking
     from evoengine.cli.display import say, stdout
     from evoengine.cli.json_output import print_json
     from evoengine.cli.ledger import say_which
     from evoengine.cli.progress import LiveProgress
     from evoengine.records import Kind
-    from evoengine.sass.validation import error_line
     from evoengine.tuning.best import best as find
-    from evoengine.tuning.best import export, export_trial
-    from evoengine.tuning.setup import register_kernel
 
     if kernel:
+        from evoengine.tuning.setup import register_kernel
+
         register_kernel(kernel)
     if trial is not None:
         if folder is None or gpu or problem or top or pareto or as_json:
@@ -59,15 +66,13 @@ def best(
                 f"--trial {trial} goes with --export alone, as in {hint('best', trial=trial, export='out/', db=db)}; "
                 f"{hint('show', trial, db=db)} shows it"
             )
-        with LiveProgress() as live:
-            written = export_trial(folder, trial, db=db, echo=live.say, on_stage=live.stage)
-        say_which(db)
-        for path in written:
-            say(f"wrote {path}")
+        _export_trial(trial, folder, db)
         return
     found = find(problem, gpu, top=top or 10, pareto=pareto, db=db)
     say_which(db)
     if folder:
+        from evoengine.tuning.exporting import export
+
         with LiveProgress() as live:
             written = export(folder, found.problem, found.gpu, pareto=pareto, db=db, echo=live.say, on_stage=live.stage)
         for path in written:
@@ -83,5 +88,20 @@ def best(
     policy = f", {figure.policy}" if figure.policy else ""
     say(f"{found.problem} on {found.gpu}: {figure.kind} figures, {figure.device}{policy}")
     if figure.kind is Kind.ESTIMATED and not figure.by_formula:
+        from evoengine.sass.validation import error_line
+
         say(error_line())
     stdout.print(ranking(dict(enumerate(found.candidates, 1))))
+
+
+def _export_trial(trial: int, folder: Path, db: str | None) -> None:
+    from evoengine.cli.display import say
+    from evoengine.cli.ledger import say_which
+    from evoengine.cli.progress import LiveProgress
+    from evoengine.tuning.exporting import export_trial
+
+    with LiveProgress() as live:
+        written = export_trial(folder, trial, db=db, echo=live.say, on_stage=live.stage)
+    say_which(db)
+    for path in written:
+        say(f"wrote {path}")

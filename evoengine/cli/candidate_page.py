@@ -25,6 +25,10 @@ def candidate_page(candidate: Candidate) -> Group:
     rows = [*_named("outcome", ": ".join(ended)), ("problem", f"{c.problem} on {c.gpu}, run {c.run}")]
     if c.imported_from:
         rows.append(("imported", f"from {c.imported_from}: its verdicts and figures are what that file says"))
+    if c.taken_from:
+        rows.append(("taken over", f"from trial {c.taken_from}, which was the same kernel: nothing was evaluated here"))
+    if c.retry_of:
+        rows.append(("tried again", f"after trial {c.retry_of}, which was under way when its search was cut short"))
     rows += [("config", describe(c.config)), ("origin", _origin(c)), *_compiled(c)]
     if c.measurement:
         rows += [*_figure(c, c.measurement), *_prediction(c.measurement), *_terms(c.measurement)]

@@ -14,7 +14,7 @@ from evoengine.errors import MachineError
 from evoengine.hints import hint
 from evoengine.ledger.transactions import spans
 from evoengine.records import Candidate, Outcome
-from evoengine.search.coordinator import Progress
+from evoengine.search.progress import Progress
 from evoengine.tuning.search import SearchResult
 
 INTERRUPTED = 130
@@ -26,19 +26,51 @@ def print_summary(
     result: SearchResult, as_json: bool, db: str | None, following: Sequence[str], echo: Callable[[str], None] = say
 ) -> int:
     """Summary by `echo`, ranking on stdout; `following` are the commands to go on with. Gives the exit code."""
-    progress, run, found = result.progress, result.run, result.best
+    if as_json:
+        print_json(**_summary(result.progress, result.run, result.best))
+    return _print_summary(result, as_json, db, following, echo)
+
+
+def print_summaries(
+    results: Mapping[str, tuple[SearchResult, Sequence[str]]], as_json: bool, db: str | None,
+    echo: Callable[[str], None] = say,
+) -> list[int]:  # fmt: skip
+    """As print_summary, of the search of each GPU with its commands to go on with. Gives the exit code of each."""
+    if as_json:
+        print_json(searches={gpu: _summary(r.progress, r.run, r.best) for gpu, (r, _) in results.items()})
+    codes = []
+    for gpu, (result, following) in results.items():
+        echo(f"{gpu}:")
+        codes.append(_print_summary(result, as_json, db, following, echo))
+    return codes
+
+
+def _print_summary(
+    result: SearchResult, as_json: bool, db: str | None, following: Sequence[str], echo: Callable[[str], None]
+) -> int:
+    progress, found = result.progress, result.best
     known = f"{result.invalid_proposals} invalid and {result.repeated_proposals} repeated proposals"
     echo(f"{' · '.join(status(progress)[:-1])} · {progress.elapsed:.0f} s · {progress.compiled} compiled · {known}")
+    if progress.taken_over:
+        echo(f"{progress.taken_over} of {progress.done} taken over from earlier trials, which were the same kernels")
     echo(progress.ended)
     if progress.usage:
         echo(time_spent(progress.usage))
     for line in progress.notes:
         echo(line)
     say_missed(result.missed, echo)
-    unranked, history = progress.outcomes[Outcome.UNRANKED], hint("history", run=run, db=db)
-    if as_json:
-        print_json(**_summary(progress, run, found))
-    elif found:
+    if not as_json:
+        _print_ranking(result, db, following, echo)
+    if progress.ended == "interrupted":
+        return INTERRUPTED
+    return result_code(0 if found or progress.outcomes[Outcome.UNRANKED] else 1, hint("best", db=db), echo)
+
+
+def _print_ranking(result: SearchResult, db: str | None, following: Sequence[str], echo: Callable[[str], None]) -> None:
+    """The ranking and the commands to go on with, or why there is none."""
+    found, unranked = result.best, result.progress.outcomes[Outcome.UNRANKED]
+    history = hint("history", run=result.run, db=db)
+    if found:
         stdout.print(ranking(_shown(found)))
         estimated = found[0].outcome is Outcome.ESTIMATED
         remark = ["figures marked est. are estimates, not measurements"] if estimated else []
@@ -49,9 +81,6 @@ def print_summary(
         echo(f"next: {hint('measure', db=db)} on a machine with the GPU   ·   {history}")
     else:
         echo(f"no correct candidate was found: {history} shows how each ended")
-    if progress.ended == "interrupted":
-        return INTERRUPTED
-    return result_code(0 if found or unranked else 1, hint("best", db=db), echo)
 
 
 def result_code(code: int, best: str, echo: Callable[[str], None]) -> int:
@@ -77,6 +106,7 @@ def _summary(progress: Progress, run: int, found: Sequence[Candidate]) -> dict[s
         "ended": progress.ended,
         "seconds": round(progress.elapsed, 1),
         "compiled": progress.compiled,
+        "taken_over": progress.taken_over,
     }
     if progress.usage:
         summary["gpu_seconds"] = {name: round(value, 1) for name, value in asdict(progress.usage).items()}

@@ -22,6 +22,7 @@ def dashboard(db: str | None, port: int) -> None:
 
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading
+    from evoengine.ledger.dashboard_storage import DashboardStorage
     from evoengine.ledger.study import artifact_store, optuna_storage
     from evoengine.passwords import hide_passwords
 
@@ -33,4 +34,4 @@ def dashboard(db: str | None, port: int) -> None:
         why = os.strerror(error.errno) if error.errno else error
         raise UsageError(f"--port {port} cannot be listened on: {why}; give one that is free") from error
     say(f"http://{HOST}:{port}/dashboard   (the same as: optuna-dashboard {hide_passwords(url)})")
-    run_server(optuna_storage(url), host=HOST, port=port, artifact_store=artifact_store(url))
+    run_server(optuna_storage(url, DashboardStorage), host=HOST, port=port, artifact_store=artifact_store(url))

@@ -32,7 +32,7 @@ def gpus(as_json: bool) -> None:
     from evoengine.tuning.boards import fitting_families
 
     known = list(known_gpus().values())
-    fitting, compiled = fitting_families(known), _compiled()
+    fitting, compiled = fitting_families(known), compilable()
     if as_json:
         rows = [gpu_json(gpu, fitting[gpu.key], why_unmodelled(gpu), compiled) for gpu in known]
         print_json(gpus=rows)
@@ -98,7 +98,8 @@ def remarks(
     return lines
 
 
-def _compiled() -> Sequence[int] | None:
+def compilable() -> Sequence[int] | None:
+    """The compute capabilities that the compiler here knows; None where there is none."""
     from evoengine.stages.toolchain import compiled_capabilities
 
     try:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from evoengine.cli.options import db_option, gpu_option, json_option, stored_problem_option
-from evoengine.errors import NothingFound
+from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
+from evoengine.ledger.runs import UNFINISHED
 from evoengine.records import Outcome
 
 if TYPE_CHECKING:
-    from evoengine.ledger.listing import Trial
+    from evoengine.ledger.history import Wanted
+    from evoengine.ledger.store import Ledger
 
-UNFINISHED = "unfinished"
 ENDINGS = (*map(str, Outcome), UNFINISHED)
+SHOWN = 50
+"""trials in a table where nobody says how many"""
+PAGE = 1000
+"""rows that are laid out together: the next ones have a heading, and the columns that they need"""
+STDOUT = Path("-")
 
 
 @click.command()
@@ -32,50 +39,96 @@ ENDINGS = (*map(str, Outcome), UNFINISHED)
     "--where", metavar="EXPRESSION",
     help="Only trials whose knobs make this true, in the language of space files: 'tile_m >= 64 and stages in [2, 3]'.",
 )  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=1), help="Only the last so many of them.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), help=f"Only the last so many of them.  [default: {SHOWN} in a table]"
+)
+@click.option("--all", "all_of_them", is_flag=True, help="All of them, in the table too.")
+@click.option(
+    "--csv", "csv_file", type=click.Path(path_type=Path), metavar="FILE",
+    help="Write them as CSV, with the fields of the JSON as columns; - is stdout.",
+)  # fmt: skip
 @db_option
 @json_option
 def history(
     gpu: str | None, problem: str | None, run: int | None, outcomes: Sequence[str], families: Sequence[str],
-    where: str | None, limit: int | None, db: str | None, as_json: bool,
+    where: str | None, limit: int | None, all_of_them: bool, csv_file: Path | None, db: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """List every trial of the ledger, with how it ended."""
-    from evoengine.cli.candidate_tables import history_table
-    from evoengine.cli.display import stdout
-    from evoengine.cli.json_output import print_json_list
+    """List the last trials of the ledger, or all, with how each ended."""
+    from evoengine.cli.display import say
     from evoengine.cli.ledger import reading
+    from evoengine.ledger.history import Wanted
     from evoengine.space.where import Where
 
+    if all_of_them and limit:
+        raise UsageError("--all and --limit contradict each other; leave one out")
+    if csv_file and as_json:
+        raise UsageError("--csv and --json contradict each other; leave one out")
     condition = Where(where) if where else None
     with reading(db) as ledger:
-        known = list(ledger.trials(run=run, problem=problem, gpu=ledger.known_gpu(gpu), resources=not as_json))
-        if condition and known:
-            condition.require_known(name for t in known for name in t.config)
-        found = [t for t in known if _ended(t, outcomes) and _is_of(t, families)]
-        found = [t for t in found if condition is None or condition.picks(t.config)]
-        if not found:
-            raise NothingFound(_nothing(known, ledger.is_empty(), db))
-        shown = found[-limit:] if limit else found
-        if as_json:
-            print_json_list("trials", (c.to_json() for c in ledger.whole([t.trial for t in shown])))
-    if not as_json:
-        stdout.print(history_table(shown))
+        wanted = Wanted(run, problem, ledger.known_gpu(gpu), outcomes, families, condition)
+        if condition and not ledger.is_empty():
+            condition.require_known(*ledger.missing_knobs(wanted, condition.names))
+        as_table = not (as_json or csv_file)
+        most = limit or (SHOWN if as_table and not all_of_them else None)
+        trials, earlier = _found(ledger, wanted, most)
+        if not trials:
+            raise NothingFound(_nothing(ledger, wanted, db))
+        if csv_file:
+            _write_csv(ledger, trials, csv_file)
+        elif as_json:
+            from evoengine.cli.json_output import print_json_list
+
+            print_json_list("trials", (c.to_json() for c in ledger.whole(trials)))
+        else:
+            _print_tables(ledger, trials)
+            if not limit and earlier != 0:
+                say(_not_shown(len(trials), earlier))
 
 
-def _ended(t: Trial, outcomes: Sequence[str]) -> bool:
-    return not outcomes or (t.outcome or UNFINISHED) in outcomes
+def _found(ledger: Ledger, wanted: Wanted, most: int | None) -> tuple[list[int], int | None]:
+    """The trials to show, and how many of those that are wanted are before them; None where nobody counted."""
+    if most is None:
+        return ledger.matching(wanted), 0
+    last = ledger.last_matching(wanted, most)
+    return last.trials, last.earlier
 
 
-def _is_of(t: Trial, families: Sequence[str]) -> bool:
-    return not families or t.config.get("family") in families
+def _print_tables(ledger: Ledger, trials: Sequence[int]) -> None:
+    """As they are read: the first page of a million trials is there before the second is looked for."""
+    from evoengine.cli.candidate_tables import history_table
+    from evoengine.cli.display import stdout
+
+    for start in range(0, len(trials), PAGE):
+        stdout.print(history_table(list(ledger.listed(trials[start : start + PAGE]))))
 
 
-def _nothing(known: Sequence[Trial], empty: bool, db: str | None) -> str:
+def _not_shown(shown: int, earlier: int | None) -> str:
+    before = "earlier ones that match are" if earlier is None else f"{earlier:,} earlier ones are"
+    return f"the last {shown}; {before} not shown: --all lists all, --limit N the last N"
+
+
+def _write_csv(ledger: Ledger, trials: Sequence[int], file: Path) -> None:
+    from evoengine.cli.csv_output import csv_lines
+    from evoengine.cli.display import say
+    from evoengine.publish.whole_file import write_whole
+
+    lines = csv_lines(ledger.whole(trials), ledger.knobs_of(trials))
+    if file == STDOUT:
+        for line in lines:
+            click.echo(line, nl=False, color=True)
+        return
+    if file.resolve() == Path(ledger.place).resolve():
+        raise UsageError(f"{file} is the ledger itself; name another file for the CSV")
+    write_whole(file, lines)
+    say(f"wrote {len(trials):,} trials to {file}")
+
+
+def _nothing(ledger: Ledger, wanted: Wanted, db: str | None) -> str:
     """Why there is no trial to list, with what there is."""
-    if not known:
-        then = f"{hint('search', db=db)} fills it" if empty else f"{hint('history', db=db)} lists all it has"
+    outcomes, families = ledger.endings(wanted)
+    if not outcomes:
+        empty = ledger.is_empty()
+        then = f"{hint('search', db=db)} fills it" if empty else f"{hint('history', db=db)} lists what it has"
         return f"the ledger holds no such trial: {then}"
-    outcomes = sorted({str(t.outcome or UNFINISHED) for t in known})
-    families = sorted({str(t.config["family"]) for t in known if "family" in t.config})
-    there_are = f"outcomes {', '.join(outcomes)}" + (f"; families {', '.join(families)}" if families else "")
-    return f"none of {len(known)} trials is such a one; they have {there_are}"
+    there_are = f"outcomes {', '.join(sorted(outcomes))}" + (f"; families {', '.join(families)}" if families else "")
+    return f"none of {sum(outcomes.values())} trials is such a one; they have {there_are}"

@@ -12,6 +12,7 @@ import click
 
 from evoengine.cli.options import db_option
 from evoengine.errors import UsageError
+from evoengine.hints import hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from evoengine.ledger.transfer import RunHistory
     from evoengine.records import Kind, Value
 
-    Found = tuple[RunHistory, Kind, Mapping[str, Sequence[Value]]]
-    """a run, the kind of figure to show and the knobs' domains"""
+    Found = tuple[RunHistory, Kind, Mapping[str, Sequence[Value]], int]
+    """a run, the kind of figure to show, the knobs' domains, how many trials"""
 
 
 @click.command("import")
@@ -37,26 +38,37 @@ def import_(file: Path, db: str | None) -> None:
 
     with LiveProgress() as live:
         live.stage("reading the file")
-        whole, kind, domains = _own(file) or _recorded(file, live.say)
+        whole, kind, domains, count = _own(file) or _recorded(file, live.say)
         whole = replace(whole, run=replace(whole.run, imported_from=printable(file.name)))
         with open_ledger(db, create=True) as ledger:
             live.stage("writing the ledger")
             storage = optuna_storage(ledger.url)
-            run, trials = ledger.import_run(_marked(whole, ledger))
+            run, trials = ledger.import_run(_marked(whole, ledger), lambda done: live.count(done, count))
             numbers = f"run {run}, trials {trials[0]} to {trials[-1]}"
             live.say(f"imported {len(trials)} trials from {file} into {ledger.place} as {numbers}")
             live.say("now their study for the dashboard; Ctrl-C leaves it unfinished, and the import whole")
             live.stage("writing the study")
-            say_missed(rebuild(storage, ledger, run, kind, domains).missed, live.say, remedy="import the file again")
+            study = rebuild(storage, ledger, run, kind, domains, lambda done: live.count(done, count))
+            say_missed(study.missed, live.say, remedy=hint("db", "rebuild-study", run, db=db))
 
 
 def _marked(whole: RunHistory, ledger: Ledger) -> RunHistory:
-    """With figures marked that the GPU cannot reach, where problem and GPU are known here."""
+    """With figures marked that the GPU cannot reach, where problem and GPU are known here.
+
+    Raises UsageError where the ledger has another GPU under the name of one that the file describes.
+    """
+    from evoengine.gpu_file import stored_fields
     from evoengine.publish.imported import mark_suspect
     from evoengine.search.targets import stored_gpu, stored_target
+    from evoengine.tuning.boards import require_same_board
 
+    run, board = whole.run, None
+    if run.gpu_definition:
+        board = stored_fields(run.gpu_definition, "the file's description of its GPU")
+        require_same_board(ledger, board)
     try:
-        return mark_suspect(whole, stored_target(ledger, whole.run.problem, stored_gpu(ledger, whole.run.gpu)))
+        gpu = board or stored_gpu(ledger, run.gpu)
+        return mark_suspect(whole, stored_target(ledger, run.problem, gpu))
     except UsageError:  # of another tuner's problem nobody knows the operations
         return whole
 
@@ -80,7 +92,8 @@ def _own(file: Path) -> Found | None:
     if whole is None:
         return None
     kind = most_trusted_kind(figure for dossier in whole.dossiers for _, figure in dossier.figures)
-    return whole, kind, occurring([dossier.candidate.config for dossier in whole.dossiers])
+    configs = [dossier.candidate.config for dossier in whole.dossiers]
+    return whole, kind, occurring(configs), len(configs)
 
 
 def _recorded(file: Path, echo: Callable[[str], None]) -> Found:
@@ -119,4 +132,4 @@ def _recorded(file: Path, echo: Callable[[str], None]) -> Found:
     found = (
         CandidateHistory(c, figures=[(None, c.measurement)] if c.measurement else ()) for c in entries(space, run=0)
     )
-    return RunHistory(run, (), found), Kind.RECORDED, {knob.name: knob.values for knob in space.knobs}
+    return RunHistory(run, (), found), Kind.RECORDED, {knob.name: knob.values for knob in space.knobs}, len(space)

@@ -20,7 +20,7 @@ SCHEMA = 1
 def print_json(**fields: object) -> None:
     """Prints an object of `fields`. Times are ISO 8601 in UTC. JSON knows neither NaN nor infinity: they are the
     texts "nan", "inf" and "-inf"."""
-    click.echo(json.dumps({"schema": SCHEMA, **_jsonable(fields)}, indent=2, allow_nan=False))
+    click.echo(json.dumps({"schema": SCHEMA, **jsonable(fields)}, indent=2, allow_nan=False))
 
 
 def print_json_list(plural: str, items: Iterable[object]) -> None:
@@ -28,17 +28,18 @@ def print_json_list(plural: str, items: Iterable[object]) -> None:
     click.echo(f'{{\n  "schema": {SCHEMA},\n  "{plural}": [', nl=False)
     between = ""
     for item in items:
-        text = json.dumps(_jsonable(item), indent=2, allow_nan=False)
+        text = json.dumps(jsonable(item), indent=2, allow_nan=False)
         click.echo(f"{between}\n{indent(text, '    ')}", nl=False)
         between = ","
     click.echo("\n  ]\n}" if between else "]\n}")
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
+    """What JSON can hold, of what a record may: times and numbers that it does not know become texts."""
     if isinstance(value, Mapping):
-        return {name: _jsonable(item) for name, item in value.items()}
+        return {name: jsonable(item) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_jsonable(item) for item in value]
+        return [jsonable(item) for item in value]
     if isinstance(value, datetime):
         return utc(value)
     if isinstance(value, float) and not math.isfinite(value):

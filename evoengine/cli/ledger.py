@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from evoengine.cli.display import say
 from evoengine.ledger.chosen import chosen_database
-from evoengine.ledger.database import display_url, parse_url
+from evoengine.ledger.database import parse_url
+from evoengine.ledger.driver_errors import display_url
 from evoengine.ledger.store import Ledger, open_ledger
 
 

@@ -17,7 +17,7 @@ from evoengine.errors import EvoengineError
 
 if TYPE_CHECKING:
     from evoengine.records import Candidate
-    from evoengine.search.coordinator import Progress
+    from evoengine.search.progress import Progress
 
 SCHEMA = 1
 """of the objects; it changes where a field is taken away or means something else"""

@@ -6,6 +6,7 @@ import importlib
 import io
 import keyword
 import os
+import signal
 
 import click
 
@@ -21,8 +22,9 @@ COMMANDS = {
     "gpus": "List the GPUs that can be tuned for, their limits and peaks, and which families fit.",
     "search": "Search for the fastest correct kernel of a problem on a GPU.",
     "best": "Show the best kernels found, or export the best one.",
-    "history": "List every trial of the ledger.",
+    "history": "List the last trials of the ledger, or all.",
     "runs": "List the runs of the ledger, or remove some.",
+    "compare": "Show two runs beside each other: outcomes, best figures, what both tried.",
     "show": "Show one trial: configuration, resources, verdict, figure, source.",
     "report": "Say which changes of knobs paid, and the path that led to the best.",
     "measure": "Time on a GPU what a search without one left, best estimate first.",
@@ -30,8 +32,13 @@ COMMANDS = {
     "verify": "Render, compile and gate one configuration.",
     "export": "Write a run in the auto-tuners' common format.",
     "import": "Read a run, or what another tuner recorded, into the ledger.",
+    "cluster": "Look at a Ray cluster that searches run on.",
     "doctor": "Say what this machine has, what is missing, and the remedy.",
     "dashboard": "Open the trials in optuna-dashboard.",
+    "db": "Check, upgrade, back up or prune the ledger.",
+    "serve": "Serve the ledger over HTTP, and run the searches that are asked for.",
+    "token": "Make, list and revoke the tokens that the service asks for.",
+    "retune": "Queue all that the ledger knows for another GPU.",
 }
 INTERRUPTED = 130
 
@@ -69,7 +76,8 @@ def main() -> int:
     prepare_streams()
     try:
         code = evoengine.main(standalone_mode=False)
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):  # the latter where it is pressed again while click says so
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         # An interpreter that ends waits for every thread, and those of workers whose closing was itself interrupted
         # wait for answers that never come. The processes die with this one.
         unwritten()

@@ -125,6 +125,22 @@ def gpu_option(default: str | None) -> Callable[[FC], FC]:
     return click.option("--gpu", metavar="NAME", default=default, show_default=True, help=said)
 
 
+gpus_option = click.option(
+    "--gpu", "gpus", metavar="NAME", multiple=True,
+    help="GPU to tune for (evoengine gpus); auto is the one of this machine or cluster, h100 where it has none. May be "
+    "given several times with --cluster: each kind is searched on its own GPUs.  [default: auto]",
+)  # fmt: skip
+
+
+def cluster_option(default: str | None) -> Callable[[FC], FC]:
+    """The cluster to use; without a default this machine where none is given."""
+    return click.option(
+        "--cluster", metavar="ADDRESS", default=default, show_default=default is not None,
+        help="Ray cluster: local (this machine), auto (the one this machine is a node of), ray://HOST:10001, or on a "
+        "node HOST:6379 (docs/fleet.md).",
+    )  # fmt: skip
+
+
 gpu_file_option = click.option(
     "--gpu-file", type=click.Path(path_type=Path), metavar="FILE", help="A GPU that evoengine gpus does not list."
 )

@@ -23,11 +23,16 @@ def problems(as_json: bool) -> None:
 
     known = workloads().values()
     if as_json:
-        listed = [{"workload": w.name, "grammar": w.grammar, "example": _example(w)} for w in known]
-        print_json(workloads=listed)
+        print_json(workloads=problems_json())
         return
     columns = [Column("workload"), Column("problem", least=20, folds=True), Column("example", least=20, folds=True)]
     stdout.print(Table(columns, [[w.name, f"{w.name}:{w.grammar}", _example(w)] for w in known]))
+
+
+def problems_json() -> list[dict[str, str]]:
+    from evoengine.workloads import workloads
+
+    return [{"workload": w.name, "grammar": w.grammar, "example": _example(w)} for w in workloads().values()]
 
 
 def _example(workload: AnyWorkload) -> str:

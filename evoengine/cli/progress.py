@@ -20,8 +20,8 @@ from evoengine.text import plain
 
 if TYPE_CHECKING:
     from evoengine.records import Candidate
-    from evoengine.search.coordinator import Progress
     from evoengine.search.evaluators import Usage
+    from evoengine.search.progress import Progress
 
 LINE_SECONDS = 10.0
 """between two lines where stderr is no terminal"""
@@ -53,6 +53,7 @@ class LiveProgress:
         self._started = self._since = time.monotonic()
         self._stage = "starting"
         self._progress: Progress | None = None
+        self._counted: tuple[int, int] | None = None
         self._bar = Bar(BarColumn(bar_width=38), console=stderr)
         self._task = self._bar.add_task("", total=1)
         self._live = Live(console=stderr, refresh_per_second=8, get_renderable=self._picture)
@@ -72,7 +73,11 @@ class LiveProgress:
     def stage(self, text: str) -> None:
         """What is being done from now on, until trials tell; "" where they do."""
         if text != self._stage:
-            self._stage, self._since = text, time.monotonic()
+            self._stage, self._since, self._counted = text, time.monotonic(), None
+
+    def count(self, done: int, total: int) -> None:
+        """How many trials are done in the stage under way, where no search tells."""
+        self._counted = done, total
 
     def update(self, progress: Progress) -> None:
         self._progress = progress
@@ -89,12 +94,20 @@ class LiveProgress:
     def line(self) -> str:
         """`0:20 · compiling the first candidates` or `1:10 · 12/60 · 9 correct · 4:40 left`."""
         said = [self._stage] if self._stage else []
+        if self._counted:
+            said.append(_counted(*self._counted))
         if self._progress and self._progress.done:
             said += status(self._progress)
         return " · ".join([clock(time.monotonic() - self._started), *said])
 
     def _picture(self) -> RenderableType:
         stage = f"{self._stage} {clock(time.monotonic() - self._since)}" if self._stage else ""
+        if self._counted:
+            done, total = self._counted
+            self._bar.update(self._task, total=total, completed=done)
+            line = Table.grid(padding=(0, 1))
+            line.add_row(self._bar, Text(plain(f"{stage} · {_counted(done, total)}")))
+            return line
         if self._progress is None or not self._progress.done:
             return Text(plain(stage))
         self._bar.update(self._task, total=self._progress.total, completed=self._progress.done)
@@ -102,6 +115,10 @@ class LiveProgress:
         said = " · ".join([*([stage] if stage else []), *status(self._progress)])
         line.add_row(self._bar, Text(plain(said)))
         return Group(line, Text(plain(best_line(self._progress.best)), no_wrap=True, overflow="ellipsis"))
+
+
+def _counted(done: int, total: int) -> str:
+    return f"{done:,}/{total:,} trials"
 
 
 def clock(seconds: float) -> str:
@@ -116,7 +133,7 @@ def status(progress: Progress) -> list[str]:
     if progress.predicted:
         parts.append(f"{progress.predicted} predicted ahead")
     if progress.done:
-        left = progress.elapsed / progress.done * (progress.total - progress.done)
+        left = (progress.spent + progress.elapsed) / progress.done * (progress.total - progress.done)
         parts.append(f"{clock(left)} left")
     return parts
 

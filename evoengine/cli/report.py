@@ -3,29 +3,55 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
 from evoengine.cli.options import db_option, gpu_option, json_option, stored_problem_option
-from evoengine.errors import NothingFound
+from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
 
 
 @click.command()
 @gpu_option(default=None)
 @stored_problem_option
+@click.option(
+    "--html", "page", type=click.Path(path_type=Path), metavar="FILE",
+    help="Write charts of all that is known as one HTML file, which needs no network.",
+)  # fmt: skip
 @db_option
 @json_option
-def report(gpu: str | None, problem: str | None, db: str | None, as_json: bool) -> None:
-    """Say which changes of knobs paid, and the path that led to the best.
+def report(gpu: str | None, problem: str | None, page: Path | None, db: str | None, as_json: bool) -> None:
+    """Say which changes of knobs paid, and the path that led to the best; with --html draw all that is known.
 
     Without --problem and --gpu the last run's are meant.
     """
+    if page is None:
+        _print(gpu, problem, db, as_json)
+    elif as_json:
+        raise UsageError("--html and --json contradict each other; leave one out")
+    else:
+        _write(page, gpu, problem, db)
+
+
+def _write(page: Path, gpu: str | None, problem: str | None, db: str | None) -> None:
+    from evoengine.cli.display import say
+    from evoengine.cli.ledger import say_which
+    from evoengine.cli.progress import LiveProgress
+    from evoengine.tuning.report import write_report
+
+    with LiveProgress() as live:
+        overview = write_report(page, problem, gpu, db=db, on_stage=live.stage)
+    say_which(db)
+    say(f"wrote {overview.problem} on {overview.gpu}, {overview.total:,} trials, to {page}")
+
+
+def _print(gpu: str | None, problem: str | None, db: str | None, as_json: bool) -> None:
     from evoengine.cli.candidate_tables import effects_table, lineage
     from evoengine.cli.display import say, stdout
     from evoengine.cli.json_output import print_json
     from evoengine.cli.ledger import reading
-    from evoengine.lineage import effects, path, step_json
+    from evoengine.lineage import path, step_json
 
     with reading(db) as ledger:
         gpu_key, problem_text = ledger.last_target(gpu, problem)
@@ -36,16 +62,18 @@ def report(gpu: str | None, problem: str | None, db: str | None, as_json: bool) 
                 f"{hint('history', db=db, problem=problem_text, gpu=gpu_key)} shows how each ended"
             )
         steps = path(best[0].trial, ledger.ancestors(best[0].trial))
-        found = effects(ledger.trials(problem=problem_text, gpu=gpu_key, ranked=True))
+        found = ledger.effects(problem_text, gpu_key)
         trials = ledger.count(problem_text, gpu_key)
     if as_json:
-        lists = {"lineage": [step_json(s) for s in steps], "effects": [asdict(e) for e in found]}
-        print_json(problem=problem_text, gpu=gpu_key, **lists)
+        lists = {"lineage": [step_json(s) for s in steps], "effects": [asdict(e) for e in found.effects]}
+        counts = {"effects_of": found.trials, "ranked": found.ranked}
+        print_json(problem=problem_text, gpu=gpu_key, **lists, **counts)
         return
     say(f"{problem_text} on {gpu_key}: {trials} trials, {best[0].ranked_by.kind} figures")
     stdout.print(lineage(steps))
-    if found:
+    if found.effects:
         stdout.print()
-        stdout.print(effects_table(found))
+        say(f"changes of knobs, {found}")
+        stdout.print(effects_table(found.effects))
     else:
         say("no trial was made from another yet: start points have no parents, and most samplers name none")

@@ -60,7 +60,7 @@ def remove(numbers: Sequence[int], yes: bool, db: str | None) -> None:
         known = {s.run.id: s for s in ledger.run_summaries() if s.run.id in wanted}
         for number, summary in known.items():
             say(f"run {number}: {summary.run.problem} on {summary.run.gpu}, {summary.trials} trials")
-        if len(known) == len(wanted) and not (yes or _agreed(ledger.place)):
+        if len(known) == len(wanted) and not (yes or agreed(f"Remove from {ledger.place}?")):
             say("nothing was removed")
             return
         ledger.remove_runs(wanted)
@@ -92,9 +92,10 @@ def run_json(summary: RunSummary) -> dict[str, object]:
     }
 
 
-def _agreed(place: str) -> bool:
+def agreed(question: str) -> bool:
+    """Raises UsageError where nobody is there to answer."""
     try:
-        return click.confirm(f"Remove from {place}?", err=True)
+        return click.confirm(question, err=True)
     except click.Abort:
         if sys.stdin.isatty():
             raise

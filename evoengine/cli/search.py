@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,9 +11,10 @@ from evoengine.cli.options import (
     RECORDED,
     OneOf,
     TextType,
+    cluster_option,
     db_option,
     gpu_file_option,
-    gpu_option,
+    gpus_option,
     json_option,
     kernel_option,
     log_json_option,
@@ -20,12 +22,18 @@ from evoengine.cli.options import (
     space_option,
     templates_option,
 )  # fmt: skip
+from evoengine.cli.server_option import refuse_beside, server_option
+from evoengine.errors import EvoengineError, UsageError
 from evoengine.gpu import AUTO
 from evoengine.hints import did_you_mean, hint
 from evoengine.search import samplers
 
 if TYPE_CHECKING:
+    from evoengine.cli.log import EventLog
+    from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.search import SearchOptions, SearchResult
+
+    Live = EventLog | LiveProgress
 
 
 class DeviceType(TextType):
@@ -39,16 +47,17 @@ class DeviceType(TextType):
 
 
 @click.command()
-@gpu_option(default=AUTO)
+@gpus_option
 @gpu_file_option
 @problem_option
 @kernel_option
 @click.option("--family", "families", multiple=True, metavar="NAME", help="Only this one; may be given several times.")
-@click.option("--trials", type=click.IntRange(min=1), default=60, show_default=True, help="Kernels to try.")
+@click.option("--trials", type=click.IntRange(min=1), help="Kernels to try.  [default: 60]")
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Start no candidate after this long.")
 @click.option(
-    "--sampler", type=OneOf(samplers.NAMES), default=samplers.DEFAULT, show_default=True,
-    help="What proposes configurations: evoengine's own evolution, or one of Optuna's.",
+    "--sampler", type=OneOf(samplers.NAMES),
+    help="What proposes configurations: evoengine's own evolution, or one of Optuna's.  "
+    f"[default: {samplers.DEFAULT}]",
 )  # fmt: skip
 @click.option(
     "--device", type=DeviceType(), default="auto", show_default=True,
@@ -57,8 +66,8 @@ class DeviceType(TextType):
     "--templates and --jobs then say nothing).",
 )  # fmt: skip
 @click.option(
-    "--objective", default="tflops", show_default=True, metavar="NAMES",
-    help="tflops, or a trade against registers or shared_bytes: tflops,registers.",
+    "--objective", metavar="NAMES",
+    help="tflops, or a trade against registers or shared_bytes: tflops,registers.  [default: tflops]",
 )  # fmt: skip
 @space_option
 @templates_option
@@ -67,16 +76,43 @@ class DeviceType(TextType):
     "--jobs", type=click.IntRange(min=1),
     help="Worker processes.  [default: one per core, two fewer where a GPU is timed on]",
 )  # fmt: skip
+@cluster_option(default=None)
+@click.option(
+    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS",
+    help="With --cluster: how long to wait for a GPU of a kind that no node has.  [default: for ever]",
+)  # fmt: skip
+@click.option(
+    "--detach", is_flag=True,
+    help="With --cluster: the search goes on there without this command, on the ledger that EVOENGINE_DB names there.",
+)  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Repeats a search.  [default: drawn, and recorded]")
+@click.option(
+    "--resume", type=click.IntRange(min=0), is_flag=False, flag_value=0, metavar="[RUN]",
+    help="Goes on with this run, or with the last one; what is not given is as it was there.",
+)  # fmt: skip
+@click.option("--remeasure", is_flag=True, help="Evaluates again what the ledger knows.")
+@server_option
+@click.option(
+    "--job", type=click.IntRange(min=1), help="With --server: come back to this one, in place of another search."
+)
 @log_json_option
 @json_option
-def search(as_json: bool, log_json: bool, **options: Any) -> int:
+def search(
+    as_json: bool, log_json: bool, detach: bool, gpus: tuple[str, ...], server: str | None, job: int | None,
+    **options: Any,
+) -> int:  # fmt: skip
     """Search for the fastest correct kernel of a problem on a GPU.
 
     With a GPU of that kind here, candidates are gated and timed on it, and times predicted from machine code lead the
     choice as long as what is measured bears them out. Without one they are compiled for it, gated in the CPU emulator
     and ranked by the predicted time, and the best one's machine code is executed on the CPU besides.
+
+    A search that was killed or interrupted goes on where it was when the same command is given again. What the ledger
+    knows of a kernel in the same environment is taken over, not paid for again.
     """
+    if server or job:
+        here_alone = {"log_json": log_json, "detach": detach, "resume": options.pop("resume") is not None}
+        return _elsewhere(server, job, gpus, here_alone, as_json, options)
     from evoengine.cli.progress import LiveProgress
 
     if log_json:
@@ -85,15 +121,64 @@ def search(as_json: bool, log_json: bool, **options: Any) -> int:
         from evoengine.cli.conclusion import print_summary
         from evoengine.cli.signals import stop_on_signal
         from evoengine.tuning.search import SearchOptions
-        from evoengine.tuning.tune import prepare
+        from evoengine.tuning.tune import prepare, prepare_all
 
-        asked = SearchOptions(**options)
-        prepared = prepare(asked, live.say, live.stage)
+        asked = [SearchOptions(gpu=gpu, **options) for gpu in dict.fromkeys(gpus or (AUTO,))]
+        if detach:
+            return _detach(asked, live)
+        if len(asked) > 1:
+            several = prepare_all(asked, live.say, live.stage)
+            stop_on_signal(several.stop)
+            return _conclude_all(asked, several.run_all(live.update, live.trial), live, as_json)
+        prepared = prepare(asked[0], live.say, live.stage)
         stop_on_signal(prepared.stop)
         result = prepared.run(live.update, live.trial)
-    code = print_summary(result, as_json, asked.db, _following(asked, result), live.say)
+    code = print_summary(result, as_json, asked[0].db, _following(asked[0], result), live.say)
     live.end(result.run, result.progress.ended, code)
     return code
+
+
+def _detach(asked: Sequence[SearchOptions], live: Live) -> int:
+    from evoengine.tuning.detached import detach
+
+    name, address = detach(asked, live.stage), asked[0].cluster
+    live.say(f"{name} goes on without this command")
+    live.say(
+        f"next: {hint('cluster', 'status', cluster=address)}   ·   {hint('cluster', 'stop', name, cluster=address)}"
+    )
+    return 0
+
+
+def _conclude_all(
+    asked: Sequence[SearchOptions], ended: Sequence[SearchResult | EvoengineError], live: Live, as_json: bool
+) -> int:
+    """The summary of every search that came to an end; the exit code is that of the first without a result, if any."""
+    from evoengine.cli.conclusion import print_summaries
+    from evoengine.tuning.search import SearchResult
+
+    results = {o.gpu: (r, _following(o, r)) for o, r in zip(asked, ended, strict=True) if isinstance(r, SearchResult)}
+    codes = print_summaries(results, as_json, asked[0].db, live.say)
+    for (result, _), code in zip(results.values(), codes, strict=True):
+        live.end(result.run, result.progress.ended, code)
+    codes += [each.exit_code for each in ended if isinstance(each, EvoengineError)]
+    return max(codes)
+
+
+def _elsewhere(
+    server: str | None, job: int | None, gpus: Sequence[str], here_alone: dict[str, bool], as_json: bool,
+    options: dict[str, Any],
+) -> int:  # fmt: skip
+    from evoengine.cli import remote
+
+    if server is None:
+        raise UsageError(f"--job {job} is one of a service; --server names it")
+    if len(gpus) > 1:
+        raise UsageError(f"--gpu is given {len(gpus)} times; --server takes one value")
+    own = ("gpu_file", "kernel", "space", "templates", "db", "jobs", "cluster", "timeout", "remeasure")
+    refuse_beside(server, **here_alone, **{name: options[name] for name in own})
+    if job is not None:
+        return remote.come_back(server, job, as_json)
+    return remote.search(server, options | {"gpu": gpus[0] if gpus else AUTO}, as_json)
 
 
 def _following(asked: SearchOptions, result: SearchResult) -> list[str]:

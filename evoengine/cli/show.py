@@ -36,10 +36,12 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
         raise UsageError(f"--source prints the source alone; leave {'--lineage' if with_lineage else '--json'} out")
     with reading(db) as ledger:
         candidate, profile = ledger.candidate(trial), ledger.profile(trial)
+        pruned = ledger.is_pruned(trial)
         known = ledger.ancestors(trial) if with_lineage else {}
     if with_source:
         if candidate.source is None:
-            raise NothingFound(f"trial {trial} has no source: {_why_no_source(candidate)}")
+            why = "db prune took it out" if pruned else _why_no_source(candidate)
+            raise NothingFound(f"trial {trial} has no source: {why}")
         # a pipe may lead to a compiler, which must get what the ledger has; without `color` escape sequences are cut
         text = candidate.source.text
         click.echo(plain_lines(text) if stdout.is_terminal else text, color=True)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,10 @@ from evoengine.untrusted import parse_json, read_limited_text
 
 RUNNER = Path(__file__).with_name("script_runner.py")
 SCRIPT_SECONDS = 120.0
+END_SECONDS = 10.0
+"""for ending what a script has started, which may start more"""
+MARK = "EVOENGINE_SCRIPT"
+"""a variable that whatever a script starts inherits, in whatever session it is"""
 MOST_NOTES = 16 << 20
 """bytes that a script may leave: the text of a kernel and some numbers"""
 
@@ -42,7 +49,8 @@ def run_script(kind: str, script: Path, seconds: float = SCRIPT_SECONDS) -> list
 
 def _run(command: list[str], seconds: float) -> tuple[str, bool]:
     """The last line that the process printed as an error, and whether it was cut off."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
+    mark = secrets.token_hex(16)
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg", MARK: mark}
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=environment,
@@ -54,9 +62,25 @@ def _run(command: list[str], seconds: float) -> tuple[str, bool]:
         except subprocess.TimeoutExpired:
             late = True
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # whatever it started goes too
+            _end_marked(f"{MARK}={mark}".encode())
             process.wait()
         errors.seek(max(0, errors.seek(0, os.SEEK_END) - 2000))
         lines = errors.read().decode(errors="replace").strip().splitlines()
     return (lines[-1][:300] if lines else ""), late
+
+
+def _end_marked(mark: bytes) -> None:
+    """Ends the script with whatever it has started."""
+    end = time.monotonic() + END_SECONDS
+    while (found := list(_marked(mark))) and time.monotonic() < end:
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _marked(mark: bytes) -> Iterator[int]:
+    """Processes with that variable; what has ended and waits to be taken in has none any more."""
+    for name in os.listdir("/proc"):
+        with suppress(OSError):
+            if name.isdigit() and mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                yield int(name)

@@ -1,0 +1,89 @@
+"""evoengine cluster"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from evoengine.cli.options import CheckedGroup, cluster_option, json_option
+from evoengine.gpu import AUTO
+
+if TYPE_CHECKING:
+    from evoengine.cli.tables import Table
+    from evoengine.tuning.cluster_status import ClusterStatus
+    from evoengine.tuning.ray_cluster import Node
+
+
+@click.group(cls=CheckedGroup)
+def cluster() -> None:
+    """Look at a Ray cluster that searches run on, or say what a machine brings to one."""
+
+
+@cluster.command()
+@cluster_option(default=AUTO)
+@json_option
+def status(cluster: str, as_json: bool) -> None:
+    """List the nodes of a cluster with their versions, and what its GPUs are at."""
+    from evoengine.cli.display import say, stdout
+    from evoengine.cli.json_output import print_json
+    from evoengine.tuning.cluster_status import cluster_status
+
+    found = cluster_status(cluster)
+    if as_json:
+        print_json(**found.to_json())
+        return
+    stdout.print(nodes_table(found))
+    for line in remarks(found):
+        say(line)
+
+
+@cluster.command()
+@click.argument("name")
+@cluster_option(default=AUTO)
+def stop(name: str, cluster: str) -> None:
+    """End a search that was begun with --detach, with what there is."""
+    from evoengine.tuning.detached import stop
+
+    stop(cluster, name)
+
+
+@cluster.command()
+def resources() -> None:
+    """Print what `ray start --resources` is to be told of this machine's GPUs: how many of each kind."""
+    from evoengine.tuning.ray_cluster import gpu_resources
+
+    click.echo(json.dumps(gpu_resources()))
+
+
+def nodes_table(found: ClusterStatus) -> Table:
+    from evoengine.cli.tables import Column, Table
+
+    columns = [Column("node"), Column("address", leaves=2), Column("CPUs", right=True), Column("GPUs", folds=True)]
+    columns += [Column("evoengine"), Column("Python", leaves=1), Column("compiler", leaves=3)]
+    rows = [
+        [
+            node.host, node.address, str(node.cpus), _gpus_text(node),
+            node.evoengine or "none", node.python, node.compiler or "none",
+        ]
+        for node in found.nodes
+    ]  # fmt: skip
+    return Table(columns, rows)
+
+
+def _gpus_text(node: Node) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in node.gpus.items()) or "none"
+
+
+def remarks(found: ClusterStatus) -> list[str]:
+    """What is used, what each GPU is at, and which nodes no search can use."""
+    lines = [f"{found.cpus_busy:g} of {found.cpus:g} CPUs and {found.gpus_busy:g} of {found.gpus:g} GPUs are held"]
+    for gpu in found.at_work:
+        doing = f"{gpu.task} for {gpu.seconds:.0f} s" if gpu.task else f"waits for the next, {gpu.seconds:.0f} s"
+        lines.append(f"{gpu.kind} on {gpu.host} ({gpu.device}, {gpu.uuid}): {gpu.label}: {doing}")
+    for search in found.searches:
+        gpus = ", ".join(search.gpus)
+        lines.append(f"{search.name} from {search.host}: {gpus} · {search.problem} · {search.done}/{search.total}")
+    lines += [f"no search can use {node.host}: it has {node.why_unfit}" for node in found.nodes if node.why_unfit]
+    return lines

@@ -1,0 +1,78 @@
+"""Trials as CSV: the fields of their JSON, flat, so that a spreadsheet shows them and runs nothing of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from evoengine.records import Candidate, Policy
+from evoengine.text import plain
+
+FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+"""what a spreadsheet may take for the beginning of a formula"""
+_POLICY = tuple(f.name for f in fields(Policy))
+_SUSTAINED = ("tflops", "median_us", *(f"policy.{name}" for name in _POLICY), "sm_mhz", "watts")
+NESTED: Mapping[str, Sequence[str]] = {
+    "policy": _POLICY, "sustained": _SUSTAINED, "range_us": ("low", "high"),
+}  # fmt: skip
+"""fields that hold others → those, a column each"""
+
+
+def csv_lines(candidates: Iterable[Candidate], knobs: Sequence[str]) -> Iterator[str]:
+    """A line for the names of the columns, then one for each candidate. `knobs` are all that their configs have.
+
+    A cell that is null in JSON is empty. Lists are their items with blanks between. Text is in one line, as `plain` has
+    it; where a spreadsheet would take it for a formula, with an apostrophe before it.
+    """
+    columns: list[str] | None = None
+    for candidate in candidates:
+        row = _flat(candidate.to_json(), knobs)
+        if columns is None:
+            columns = list(row)
+            yield _line(list(map(_cell, columns)))
+        yield _line([_cell(row[name]) for name in columns])
+
+
+def _flat(found: Mapping[str, Any], knobs: Sequence[str]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, value in found.items():
+        if name == "config":
+            row |= {f"config.{knob}": value.get(knob) for knob in knobs}
+        elif name in NESTED:
+            row |= dict.fromkeys(f"{name}.{inner}" for inner in NESTED[name]) | dict(_inner(name, value))
+        else:
+            row[name] = value
+    return row
+
+
+def _inner(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What a field holds, by the names of its columns."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _inner(f"{name}.{key}", item) if isinstance(item, Mapping) else [(f"{name}.{key}", item)]
+    elif value is not None:
+        yield from zip((f"{name}.{inner}" for inner in NESTED[name]), value, strict=True)
+
+
+def _cell(value: Any) -> str | int | float:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, Mapping):
+        value = [f"{name}={item}" for name, item in value.items()]
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    text = plain(" ".join(map(str, value)) if is_list else value)
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
+
+
+def _line(cells: Sequence[str | int | float]) -> str:
+    """Text is quoted: a reader that splits at another character must not find a formula behind one."""
+    written = io.StringIO()
+    csv.writer(written, quoting=csv.QUOTE_NONNUMERIC).writerow(cells)
+    return written.getvalue()

@@ -1,0 +1,150 @@
+"""evoengine db: the ledger's own affairs"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import click
+
+from evoengine.cli.options import CheckedGroup, db_option
+from evoengine.errors import MachineError, NothingFound, UsageError
+from evoengine.hints import hint
+
+
+@click.group(cls=CheckedGroup)
+def db() -> None:
+    """Check, upgrade, back up or prune the ledger, or make the study of a run again."""
+
+
+@db.command()
+@click.option("--repair", is_flag=True, help="Make again what follows from the rest: rankings, states, studies.")
+@db_option
+def check(repair: bool, db: str | None) -> None:
+    """Look through the whole ledger, and say what is not as it was written.
+
+    Every value against its checksum, sources and machine code against their SHA-256, references, the ranking against
+    the figures, the states of runs, and each finished trial against its run's Optuna study. With SQLite the file's own
+    structure, too. Commands that read a ledger check what they show alone, and the whole only of a small one.
+    """
+    from evoengine.cli.display import say, stdout
+    from evoengine.cli.ledger import say_which
+    from evoengine.cli.progress import LiveProgress
+    from evoengine.ledger.maintenance import open_unchecked
+    from evoengine.ledger.study import optuna_storage
+    from evoengine.ledger.study_repair import repair_studies, study_faults
+
+    with LiveProgress() as live, open_unchecked(db) as ledger:
+        say_which(db)
+        faults = ledger.faults(live.stage)
+        live.stage("checking studies")
+        storage = optuna_storage(ledger.url)
+        if all(fault.mended for fault in faults):
+            faults += study_faults(storage, ledger)
+        if repair and faults and all(fault.mended for fault in faults):
+            live.stage("repairing")
+            ledger.mend(live.say)
+            repair_studies(storage, ledger)
+        summary = f"{ledger.count():,} trials"
+    for fault in faults:
+        remedy = "" if not fault.mended else " (repaired)" if repair else " (--repair makes it again)"
+        stdout.print(f"{fault.what}{remedy}", markup=False, highlight=False, soft_wrap=True)
+    lost = [fault for fault in faults if not fault.mended]
+    if lost:
+        raise MachineError("nothing here can make again what is damaged; restore the ledger from a copy (db backup)")
+    if faults and not repair:
+        raise NothingFound(f"the ledger is to be repaired: {hint('db', 'check', '--repair', db=db)}")
+    say(f"sound: {summary}" if not faults else f"repaired: {summary}")
+
+
+@db.command()
+@db_option
+def upgrade(db: str | None) -> None:
+    """Bring the ledger to the schema of this evoengine, as every command does that opens it.
+
+    An evoengine of before cannot open it then: db backup keeps a copy that it can.
+    """
+    from evoengine.cli.display import say
+    from evoengine.cli.ledger import say_which
+    from evoengine.ledger.maintenance import schema_of
+    from evoengine.ledger.schema import known_revisions
+    from evoengine.ledger.store import open_ledger
+
+    before = schema_of(db)
+    with open_ledger(db, create=False) as ledger:
+        say_which(db)
+        place = ledger.place
+    newest = known_revisions()[-1]
+    say(f"{place} has schema {newest}" if before == newest else f"{place}: from schema {before} to {newest}")
+
+
+@db.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@db_option
+def backup(file: Path, db: str | None) -> None:
+    """Copy the ledger into a new file, whole, also while searches write into it. The copy is not upgraded."""
+    from evoengine.cli.display import say
+    from evoengine.cli.ledger import say_which
+    from evoengine.cli.progress import LiveProgress
+    from evoengine.ledger.maintenance import back_up
+
+    say_which(db)
+    with LiveProgress() as live:
+        live.stage("copying")
+        size = back_up(db, file)
+    say(f"wrote {file}, {size:,} bytes")
+
+
+@db.command()
+@click.option(
+    "--keep", type=click.IntRange(min=1), default=100, show_default=True, help="Best of each problem on each GPU."
+)
+@click.option("--older-than", type=click.IntRange(min=0), metavar="DAYS", help="Only of trials that ended before.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@db_option
+def prune(keep: int, older_than: int | None, yes: bool, db: str | None) -> None:
+    """Take the sources and the machine code of losers out: most of a ledger's bytes.
+
+    Their configurations, verdicts, figures and lineage stay, and all of runs that go on. An SQLite file gets smaller
+    by it, where nobody else has it open.
+    """
+    from evoengine.cli.display import say
+    from evoengine.cli.ledger import reading
+    from evoengine.cli.runs import agreed
+
+    before = datetime.now(UTC) - timedelta(days=older_than) if older_than is not None else None
+    with reading(db) as ledger:
+        if not (yes or agreed(f"Take out what is not of the best {keep} in {ledger.place}?")):
+            say("nothing was taken out")
+            return
+        pruned = ledger.prune(keep, before)
+        smaller = ledger.give_back_space()
+    say(f"took out {pruned.sources:,} sources and {pruned.binaries:,} binaries, {pruned.packed_bytes:,} bytes")
+    if not smaller:
+        say("the file keeps its size, as somebody has it open; what is written next goes where they were")
+
+
+@db.command("rebuild-study")
+@click.argument("run", type=click.IntRange(min=1))
+@db_option
+def rebuild_study(run: int, db: str | None) -> None:
+    """Make the Optuna study of a run again from the ledger. What was typed into its notes is lost."""
+    from evoengine.cli.conclusion import say_missed
+    from evoengine.cli.display import say
+    from evoengine.cli.ledger import reading
+    from evoengine.cli.progress import LiveProgress
+    from evoengine.ledger.runs import RUNNING
+    from evoengine.ledger.study import optuna_storage
+    from evoengine.ledger.study_repair import rebuild_studies
+
+    with LiveProgress() as live, reading(db) as ledger:
+        known = {described.id: described for described in ledger.runs()}
+        if run not in known:
+            raise UsageError(f"the ledger has no run {run}: {hint('runs', db=db)} lists them")
+        if known[run].status == RUNNING:
+            raise UsageError(f"run {run} is still going on and writes its study itself; wait until it has ended")
+        total = ledger.count(run=run)
+        live.stage("writing the study")
+        for study in rebuild_studies(optuna_storage(ledger.url), ledger, run, lambda done: live.count(done, total)):
+            say(f"made the study {study.name}")
+            say_missed(study.missed, say, remedy="the values are of no knob's domain")

@@ -1,0 +1,123 @@
+"""What `search`, `best` and `retune` do with `--server`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evoengine.cli.display import say, stdout
+from evoengine.cli.json_output import print_json
+from evoengine.cli.progress import LiveProgress
+from evoengine.cli.server_option import connect
+from evoengine.cli.tables import Column, Table
+from evoengine.errors import MachineError, NothingFound, UsageError
+from evoengine.gpu import AUTO
+from evoengine.hints import hint
+from evoengine.publish.folder import require_place, write_folder
+from evoengine.text import plain
+
+if TYPE_CHECKING:
+    from evoengine.service.client import Client, JobInfo
+
+INTERRUPTED = 130
+
+
+def search(server: str, options: dict[str, Any], as_json: bool) -> int:
+    """Asks for the search, tells its progress, and prints the ranking of its problem; gives the exit code."""
+    from evoengine.workloads import default_workload, parse_problem
+
+    if options["gpu"] == AUTO and not str(options["device"]).startswith("recorded:"):
+        raise UsageError("--gpu auto is the GPU of this machine, and --server searches on others; name one")
+    names = ("trials", "minutes", "sampler", "device", "objective", "seed")
+    request = {name: options[name] for name in names if options[name] is not None}
+    request |= {"families": list(options["families"])} if options["families"] else {}
+    if not str(options["device"]).startswith("recorded:"):
+        problem = options["problem"] or str(parse_problem(default_workload().example)[1])
+        request |= {"gpu": options["gpu"], "problems": [problem]}
+    with connect(server) as client:
+        job = client.submit(**request)
+        back = hint("search", server=server, job=job.id)
+        say(f"job {job.id} of {server}; Ctrl-C leaves it to go on: {back} comes back to it")
+        return _watched(client, job, back, as_json)
+
+
+def come_back(server: str, number: int, as_json: bool) -> int:
+    """As `search`, of a job that was asked for before."""
+    with connect(server) as client:
+        return _watched(client, client.job(number), hint("search", server=server, job=number), as_json)
+
+
+def _watched(client: Client, job: JobInfo, back: str, as_json: bool) -> int:
+    from evoengine.service.remote_search import best_of, watch
+
+    with LiveProgress() as live:
+        seen = watch(client, job, live.say, live.stage)
+    if seen.detached:
+        say(f"job {job.id} goes on without you: {back} comes back to it")
+        return INTERRUPTED
+    if seen.job.state == "failed":
+        raise MachineError(f"job {job.id} failed: {seen.job.why}")
+    try:
+        found = best_of(client, seen.job)
+    except NothingFound as nothing:
+        found = []
+        say(str(nothing))
+    told = " · ".join(f"{count} {outcome}" for outcome, count in sorted(seen.outcomes.items()))
+    say(f"job {job.id} is {seen.job.state}{f': {seen.job.why}' if seen.job.why else ''}{f' · {told}' if told else ''}")
+    if as_json:
+        summary = {"job": job.id, "state": seen.job.state, "outcomes": dict(seen.outcomes), "best": found}
+        print_json(**summary)
+    elif found:
+        stdout.print(_table(found))
+    return 0 if found else 1
+
+
+def best(
+    server: str, gpu: str | None, problem: str | None, top: int | None, folder: Path | None, as_json: bool
+) -> None:
+    """Prints the best ones that the server knows; with `folder` writes the best one's files there."""
+    with connect(server) as client:
+        ranking = client.ranking(gpu, problem, top or 10)
+        found = ranking["trials"]
+        if folder:
+            require_place(folder)
+            first = found[0]
+            if not first["source_sha256"]:
+                raise NothingFound(f"trial {first['trial']} was recorded by another tuner: there is no kernel of it")
+            for path in write_folder(folder, client.bundle(first["source_sha256"], first["gpu"])):
+                say(f"wrote {path}")
+    if as_json:
+        if top:
+            print_json(problem=ranking["problem"], gpu=ranking["gpu"], trials=found)
+        else:
+            print_json(**found[0])
+        return
+    say(f"{ranking['problem']} on {ranking['gpu']}, of {server}")
+    stdout.print(_table(found))
+
+
+def _table(found: list[dict[str, Any]]) -> Table:
+    """What a person compares, from the JSON of candidates that another machine sent."""
+    columns = [Column("rank", right=True), Column("trial", right=True), Column("problem", folds=True, least=16)]
+    columns += [Column("TFLOPS", right=True), Column("µs", right=True), Column("kind"), Column("registers", right=True)]
+    columns += [Column("configuration", folds=True, least=20)]
+    rows = []
+    for rank, known in enumerate(found, 1):
+        config = known.get("config") or {}
+        text = " ".join(str(v) if k == "family" else f"{k}={v}" for k, v in config.items())
+        rows.append([
+            str(rank), str(known.get("trial")), plain(str(known.get("problem"))), _number(known.get("tflops")),
+            _number(known.get("median_us")), plain(str(known.get("tflops_kind"))), _text(known.get("registers")),
+            plain(text),
+        ])  # fmt: skip
+    return Table(columns, rows)
+
+
+def _number(value: object) -> str:
+    from evoengine.cli.display import number
+
+    return number(value) if isinstance(value, int | float) else "–"
+
+
+def _text(value: object) -> str:
+    return "–" if value is None else plain(str(value))

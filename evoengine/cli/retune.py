@@ -1,0 +1,77 @@
+"""evoengine retune"""
+
+from __future__ import annotations
+
+import click
+
+from evoengine.cli.options import OneOf, db_option, json_option
+from evoengine.cli.server_option import connect, refuse_beside, server_option
+from evoengine.search import samplers
+
+
+@click.command()
+@click.option("--gpu", required=True, metavar="NAME", help="GPU to tune for (evoengine gpus).")
+@click.option("--workload", metavar="NAME", help="Only its problems.")
+@click.option("--trials", type=click.IntRange(min=1), default=60, show_default=True, help="Kernels to try per problem.")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Per problem.")
+@click.option(
+    "--sampler", type=OneOf(samplers.NAMES), default=samplers.DEFAULT, show_default=True,
+    help="What proposes configurations.",
+)  # fmt: skip
+@click.option(
+    "--device", type=OneOf(("auto", "cuda", "emulator")), default="auto", show_default=True,
+    help="cuda waits until a server has such a GPU; auto predicts meanwhile, and times then.",
+)  # fmt: skip
+@db_option
+@server_option
+@json_option
+def retune(
+    gpu: str, workload: str | None, trials: int, minutes: float | None, sampler: str, device: str, db: str | None,
+    server: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Queue all that the ledger knows for another GPU: a job per problem, for the servers that run jobs.
+
+    Problems with results on a board near to this one come first, and each search starts from what was best for the
+    nearest problems and boards. What a job is already about is left out.
+    """
+    from evoengine.cli.display import say, stdout
+    from evoengine.cli.json_output import print_json
+    from evoengine.cli.tables import Column, Table
+
+    asked: dict[str, object] = {
+        "workload": workload,
+        "trials": trials,
+        "minutes": minutes,
+        "sampler": sampler,
+        "device": device,
+    }
+    if server:
+        refuse_beside(server, db=db)
+        with connect(server) as client:
+            jobs = [(job.id, job.parts[0]["problem"], job.state) for job in client.retune(gpu, **asked)]
+    else:
+        jobs = _queued(gpu, asked, db)
+    if as_json:
+        print_json(jobs=[dict(zip(("id", "problem", "state"), job, strict=True)) for job in jobs])
+        return
+    say(f"{len(jobs)} jobs for {gpu} are queued; evoengine serve runs them" if jobs else "nothing is left to queue")
+    if jobs:
+        columns = [Column("job", right=True), Column("problem", folds=True, least=20), Column("state")]
+        stdout.print(Table(columns, [[str(number), problem, state] for number, problem, state in jobs]))
+
+
+def _queued(gpu: str, asked: dict[str, object], db: str | None) -> list[tuple[int, str, str]]:
+    from evoengine.cli.ledger import say_which
+    from evoengine.service.database import open_service
+    from evoengine.service.jobs import Jobs
+    from evoengine.service.requests import RetuneRequest
+    from evoengine.service.retune import retune_requests
+    from evoengine.service.settings import load_settings
+
+    settings = load_settings()
+    with open_service(db, create=False) as database:
+        say_which(db)
+        jobs = Jobs(database)
+        requests = retune_requests(RetuneRequest(gpu=gpu, **asked), settings, database, jobs)  # type: ignore[arg-type]
+        made = [jobs.submit(request, 0, None, settings.max_jobs) for request in requests]
+    return [(job.id, job.parts[0]["problem"], job.state) for job in made]

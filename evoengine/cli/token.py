@@ -1,0 +1,80 @@
+"""evoengine token"""
+
+from __future__ import annotations
+
+import click
+
+from evoengine.cli.options import CheckedGroup, OneOf, db_option, json_option
+
+SCOPES = ("read", "submit", "work", "admin")
+
+
+@click.group(cls=CheckedGroup)
+def token() -> None:
+    """Make, list and revoke the tokens that the service asks for.
+
+    A token may do what its scope says, and all that the ones before it may: read results; submit jobs and cancel its
+    own; work, which writes into the caches of other tuners; admin, which cancels everybody's jobs.
+    """
+
+
+@token.command()
+@click.argument("name")
+@click.option("--scope", type=OneOf(SCOPES), default="read", show_default=True, help="What it may do.")
+@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="Days until it expires.  [default: never]")
+@db_option
+def new(name: str, scope: str, days: float | None, db: str | None) -> None:
+    """Make a token and print it. It is shown this once: the ledger keeps its SHA-256."""
+    from evoengine.cli.ledger import say_which
+    from evoengine.service.database import open_service
+    from evoengine.service.tokens import Tokens
+
+    with open_service(db, create=True) as database:
+        say_which(db)
+        click.echo(Tokens(database).new(name, scope, days))
+
+
+@token.command("list")
+@db_option
+@json_option
+def list_(db: str | None, as_json: bool) -> None:
+    """List the tokens: their scope, when they expire, and when they were used last."""
+    from evoengine.cli.display import stdout
+    from evoengine.cli.json_output import print_json
+    from evoengine.cli.ledger import say_which
+    from evoengine.cli.tables import Column, Table
+    from evoengine.service.database import open_service
+    from evoengine.service.tokens import Tokens
+    from evoengine.times import utc
+
+    with open_service(db, create=False) as database:
+        say_which(db)
+        known = Tokens(database).all()
+    times = [(utc(t.created_at), utc(t.expires_at), utc(t.used_at)) for t in known]
+    if as_json:
+        names = ("created_at", "expires_at", "used_at")
+        rows = [{"name": t.name, "scope": t.scope, "expired": t.expired} for t in known]
+        print_json(tokens=[row | dict(zip(names, at, strict=True)) for row, at in zip(rows, times, strict=True)])
+        return
+    columns = [Column(name) for name in ("name", "scope", "made", "expires", "last used")]
+    lines = [
+        [t.name, t.scope, made or "", f"{expires or 'never'}{' (expired)' * t.expired}", used or "never"]
+        for t, (made, expires, used) in zip(known, times, strict=True)
+    ]
+    stdout.print(Table(columns, lines))
+
+
+@token.command()
+@click.argument("name")
+@db_option
+def revoke(name: str, db: str | None) -> None:
+    """Take a token back; servers that are up refuse it within seconds."""
+    from evoengine.cli.display import say
+    from evoengine.cli.ledger import say_which
+    from evoengine.service.database import open_service
+    from evoengine.service.tokens import Tokens
+
+    with open_service(db, create=False) as database:
+        say_which(db)
+        Tokens(database).revoke(name)
+    say(f"revoked {name}")
