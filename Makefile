@@ -8,6 +8,9 @@ BIN := .venv/bin
 search: .venv/ready
 	$(BIN)/evoengine search --gpu h100
 
+# hundreds of processes import the package; without bytecode each would compile it anew
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 test: .venv/ready
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
@@ -20,7 +23,7 @@ lint: .venv/linters
 	$(BIN)/mypy
 
 gpu: .venv/ready
-	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python benchmarks/gpu.py --no-tests
 
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"evoengine needs Python 3.11 or newer, this is {sys.version.split()[0]}: make PYTHON=python3.12")'

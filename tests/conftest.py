@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from functools import cache
@@ -22,6 +23,12 @@ from tests.support.stand_in import on_stand_in
 def pytest_configure():
     # As in the workers of a search: on tensors this small more threads only wait for one another, at full load.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_finish():
+    # What collection made stays until the end: no later pass of the garbage collector need walk through it.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):

@@ -17,14 +17,14 @@ from evoengine.devices.emulator.includes import GIVEN, STANDARD
 from evoengine.devices.emulator.inline_ptx import INCLUDE
 from evoengine.formats.importers import KINDS
 from evoengine.gpu import find_gpu
-from evoengine.ledger.models import Base
+from evoengine.ledger import schema
 from evoengine.paths import asset
 from evoengine.records import Candidate, Outcome
 from evoengine.space.expression import CALLS
 from evoengine.space.reader import read_definition
 from evoengine.space.space import load_space
 from evoengine.workloads import folder_reader, workloads
-from tests.support.documented_command import adapted
+from tests.support.documented_command import adapted, called
 from tests.support.documents import PAGES, ROOT, blocks, links, named_commands, run_page, shell_blocks
 from tests.support.exhaustive import more
 from tests.support.folders import load
@@ -33,10 +33,11 @@ from tests.test_floors import FLOORS
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 OF_README = frozenset(block.text for block in shell_blocks(README))
-IN_SHORT = ("ledger.md", "own-kernel.md", "problems.md")
+IN_SHORT = ("own-kernel.md", "problems.md")
 """pages whose blocks take seconds; those of the others call more, of what other tests call too"""
 WITH_BLOCKS = [page.name for page in PAGES if page != README and shell_blocks(page)]
-
+KEPT = schema.models.Base.metadata.tables
+"""the tables of a ledger"""
 
 # ── what runs ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -138,10 +139,11 @@ def test_the_example_of_a_space_is_one(tmp_path):
 def unknown_words(words: list[str]) -> list[str]:
     """What of a documented command line the command line does not have: the command, or options."""
     name, *rest = words
-    context = click.Context(evoengine)
-    command = evoengine if name.startswith("-") else evoengine.get_command(context, name)
+    command = evoengine if name.startswith("-") else called(words)
     if command is None:
         return [name]
+    if isinstance(command, click.Group) and command is not evoengine and rest and rest[0][0] not in "-[":
+        return [rest[0]]
     options = {option for parameter in command.params for option in parameter.opts} | {"--help", "-h", "--version"}
     return [word for word in rest if word.startswith("--") and word.partition("=")[0] not in options]
 
@@ -155,10 +157,11 @@ def test_a_command_that_does_not_exist_is_seen(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "`evoengine serach --trials 3`\n\n    evoengine best --expert out\n\n"
+        "`evoengine cluster statsu`, `evoengine cluster status --jsno`\n\n"
         "<!-- not run: takes long -->\n```sh\nevoengine new demo && evoengine search --kernal demo  # --nothing\n```\n"
     )
     assert [found for words in named_commands(page) for found in unknown_words(words)] == [
-        "--kernal", "serach", "--expert",
+        "--kernal", "serach", "statsu", "--jsno", "--expert",
     ]  # fmt: skip
 
 
@@ -242,7 +245,7 @@ NAMED = {
     "search-spaces.md": space_words,
     "problems.md": families,
     "own-kernel.md": lambda: {*folder_reader._KEYS, *folder_reader._DRAWS, *folder_reader.DTYPES, *KINDS},
-    "ledger.md": lambda: {*Base.metadata.tables, *CANDIDATE.to_json(), *Outcome},
+    "ledger.md": lambda: {*KEPT, *CANDIDATE.to_json(), *Outcome},
     "architecture.md": lambda: {*sum(FLOORS, ()), *face.__all__} - {"__main__", "__init__"},
     "the-gate.md": lambda: {"rtol", "atol"},
 }
@@ -259,10 +262,10 @@ def test_a_name_that_a_page_does_not_have_is_seen():
 
 def test_columns_that_the_ledgers_page_names_exist():
     rows = re.findall(r"^\| `(\w+)` \| .+ \| (.+) \|$", (DOCS / "ledger.md").read_text(), re.MULTILINE)
-    tables = {name: columns for name, columns in rows if name in Base.metadata.tables}
-    assert tables.keys() == Base.metadata.tables.keys()
+    tables = {name: columns for name, columns in rows if name in KEPT}
+    assert tables.keys() == KEPT.keys()
     for name, columns in tables.items():
-        assert set(re.findall(r"`(\w+)`", columns)) <= set(Base.metadata.tables[name].columns.keys()), name
+        assert set(re.findall(r"`(\w+)`", columns)) <= set(KEPT[name].columns.keys()), name
 
 
 def test_the_vocabulary_explains_some_thirty_terms_each_once():

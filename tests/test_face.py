@@ -97,6 +97,7 @@ def test_export_writes_a_folder_that_stands_alone(scale, db, tmp_path):
         ({"trials": 0}, "--trials is 0; it must be at least 1"),
         ({"jobs": 0}, "--jobs is 0; it must be at least 1"),
         ({"minutes": float("nan")}, "--minutes is nan; it must be a number above 0"),
+        ({"minutes": float("inf")}, "--minutes is inf; it must be a number above 0, and without it there is no limit"),
         ({"kernel": "nowhere"}, "nowhere"),
     ],
 )

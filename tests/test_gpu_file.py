@@ -87,7 +87,7 @@ FAULTS = {
     "a clock in MHz": (BOARD.replace("1.65", "1650"), "has clock_ghz 1650; it must be a number from 0.01 to 20"),
     "a negative peak": (BOARD.replace("23.7", "-23.7"), "has fp32_tflops -23.7"),
     "a date": (BOARD.replace("640", "2020-01-01"), "has memory_gbs datetime"),
-    "5,000 digits": (BOARD.replace("640", "9" * 5000), "is not a TOML file: .*digits"),
+    "5,000 digits": (BOARD.replace("640", "9" * 5000), "is not a TOML file: it has a number of thousands of digits$"),
     "4,000 digits": (BOARD.replace("640", "9" * 4000), "has memory_gbs a number of more than 20 digits"),
     "half a warp": (BOARD.replace("1536", "1500"), "has threads_per_sm 1500; it must be a multiple of 32"),
     "a block larger than its SM": (BOARD.replace("102400", "101376"), "block 101376, with the driver's 1024"),
@@ -100,7 +100,7 @@ FAULTS = {
     "a page": ("<html>\n" * 10, "is not a TOML file: "),
     "no text": (b"\xff\xfe\x00", "is not UTF-8 text"),
     "a null byte": (b"\x00", "is not a TOML file"),
-    "tables in tables": ("x = " + "[" * 20_000, "is not a TOML file: it nests too deeply"),
+    "tables in tables": ("x = " + "[" * 20_000, "is not a TOML file: its lists and objects are nested"),
     "a large file": ("#" * 100_000, "has more than 65536 bytes"),
 }  # fmt: skip
 

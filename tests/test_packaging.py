@@ -23,7 +23,7 @@ IN_WHEEL = {
     "db/migrations": "evoengine/_assets/db/migrations",
 }
 """folder of a checkout → where a wheel has it"""
-IN_SDIST = (*IN_WHEEL, "tests", "benchmarks", "docs", ".ci")
+IN_SDIST = (*IN_WHEEL, "tests", "benchmarks", "docs", "deploy", ".ci")
 BESIDE = {"pyproject.toml", "constraints.txt", "Makefile", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"}
 
 

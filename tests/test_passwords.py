@@ -17,7 +17,8 @@ from evoengine.cli.main import evoengine
 from evoengine.errors import UsageError
 from evoengine.ledger import study
 from evoengine.ledger.chosen import chosen_database
-from evoengine.ledger.database import display_url, parse_url
+from evoengine.ledger.database import parse_url
+from evoengine.ledger.driver_errors import display_url
 from evoengine.passwords import command_line, hide_passwords
 from tests.support.recorded import cache
 
@@ -74,7 +75,7 @@ def test_a_url_that_would_be_cut_at_the_wrong_place_is_refused_with_the_remedy(u
 
 
 def test_an_sqlite_file_may_have_an_at_sign():
-    assert parse_url("sqlite:////tmp/a@b/c@d.db").database == "/tmp/a@b/c@d.db"
+    assert parse_url("sqlite:////data/a@b/c@d.db").database == "/data/a@b/c@d.db"
 
 
 SECRET = "hunter2"
@@ -125,7 +126,7 @@ def test_the_dashboard_is_started_in_this_process_and_its_line_has_no_password(c
     """No child has the URL as an argument, where `ps` shows it to everybody."""
     served = []
     monkeypatch.setattr(ledger, "open_ledger", lambda db, create: nullcontext(SimpleNamespace(url=db)))
-    monkeypatch.setattr(study, "optuna_storage", lambda url: url)
+    monkeypatch.setattr(study, "optuna_storage", lambda url, kind: url)
     monkeypatch.setattr(study, "artifact_store", lambda url: None)
     monkeypatch.setattr(optuna_dashboard, "run_server", lambda storage, **options: served.append(storage))
     monkeypatch.setattr("subprocess.Popen", lambda *a, **k: pytest.fail("a child was started"))

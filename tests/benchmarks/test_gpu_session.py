@@ -13,6 +13,7 @@ from benchmarks import gpu as session
 from evoengine.devices.driver import GpuDevice, find_driver
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Baseline, Kind
+from tests.support.exhaustive import more
 from tests.support.ledger_examples import PROBLEM, a_figure, add_ranked, start_run
 
 SCRIPT = session.ROOT / "benchmarks" / "gpu.py"
@@ -28,15 +29,17 @@ def prepared(tmp_path_factory):
     return folder / "p.db"
 
 
-def test_prepare_leaves_binaries_for_the_gpu_that_was_named(prepared):
+def test_prepare_leaves_binaries_of_the_sweep_and_of_the_search_for_the_gpu_that_was_named(prepared):
     with open_ledger(str(prepared), create=False) as ledger:
         found = [ledger.candidate(c.trial, with_cubin=True) for c in ledger.candidates()]
-    assert len(found) == 2
+    swept = [c.config for c in found if c.run == 1]
+    assert [c.run for c in found] == [1, 1, 2, 2]
+    assert swept[0] != swept[1] and swept[0] == {**swept[1], "exp2_on_fma": swept[0]["exp2_on_fma"]}
     assert all(c.binary.arch == "sm_90a" and c.binary.cubin[:4] == b"\x7fELF" and c.verdict.correct for c in found)
 
 
 @pytest.mark.skipif(not isinstance(find_driver(), str), reason="this machine has a GPU")
-@pytest.mark.parametrize("arguments", [[], ["--from", "p.db"]])
+@pytest.mark.parametrize("arguments", [[], *more([["--from", "p.db"]])])
 def test_without_a_gpu_it_is_exit_3_with_the_reason_and_writes_nothing(tmp_path, arguments):
     out = tmp_path / "results"
     command = [sys.executable, SCRIPT, *arguments, "--out", out]
@@ -194,7 +197,9 @@ def test_when_time_is_up_the_session_ends_it_as_ctrl_c_does_and_keeps_what_there
 
 
 def test_the_session_fits_its_minutes():
-    assert session.TEST_SECONDS + session.RESERVE_SECONDS < 60 * session.MINUTES / 2
+    """With half a minute of search for each problem, the least there is."""
+    least = session.SWEEP_SECONDS + len(session.PROBLEMS) * (session.RESERVE_SECONDS + 30)
+    assert least < 60 * session.MINUTES
     options = session.parse([])
     command = session.searching(options, options.problem[0], "x.db", 200.0)
     assert float(command[command.index("--minutes") + 1]) == pytest.approx(200 / 60)

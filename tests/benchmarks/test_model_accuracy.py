@@ -96,6 +96,7 @@ def test_fewer_samples_are_among_more(make):
     assert found[0] < found[1] < found[2]
 
 
+@pytest.mark.exhaustive
 def test_what_does_not_compile_is_left_out_counted_and_told(make, tmp_path, capsys):
     text = KERNEL + "#if block == 64 && repeat > 100\n#error too many turns\n#endif\n"
     code, found = run(make(text), tmp_path)
@@ -110,6 +111,7 @@ def test_a_launch_that_cannot_run_is_ranked_last_and_told(make, tmp_path, capsys
     assert "scale on rtx3090: 2 ranked last, not predicted: " in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_rows_and_files_that_cannot_be_read_are_told_and_the_rest_is_used(make, tmp_path, capsys):
     folder = make(of_gpu={"rows": [{"config": c, "time_us": 1.0 + c["repeat"]} for c in CONFIGS] + [{"config": {}}, 7]})
     (folder / "scale" / "rx9000.json.gz").write_bytes((folder / "scale" / "rtx3090.json.gz").read_bytes())

@@ -13,6 +13,8 @@ from tests.support.command_server import SECONDS, CommandServer
 from tests.support.made_once import made_once
 
 SMALL = "b1,h2,s128,d32,fp16"
+TRIALS = 4
+"""of the search that many tests look at: a start point of each family"""
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +38,7 @@ def searched(evoengine, tmp_path_factory):
     """A folder with the ledger of one small search, and that search's finished process."""
 
     def search(folder: Path):
-        arguments = ("--problem", SMALL, "--trials", 8, "--seed", 3, "--jobs", 2, "--db", folder / "evo.db")
+        arguments = ("--problem", SMALL, "--trials", TRIALS, "--seed", 3, "--jobs", 2, "--db", folder / "evo.db")
         return evoengine("search", *arguments, "--device", "emulator")
 
     return made_once(tmp_path_factory, "searched", search)

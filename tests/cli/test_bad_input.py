@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from evoengine.paths import asset
+from tests.cli.conftest import TRIALS
 
 SPACE = (asset("search_spaces") / "attention.toml").read_text()
 
@@ -182,7 +183,7 @@ def test_verify_names_what_is_wrong_with_a_configuration(refused, config, names)
 def test_a_trial_that_is_not_there_names_those_that_are(evoengine, searched):
     done = evoengine("show", 99, "--db", searched[0] / "evo.db")
     assert done.returncode == 2
-    assert "1 to 8" in done.stderr
+    assert f"1 to {TRIALS}" in done.stderr
 
 
 def test_an_export_that_cannot_be_written_is_named(evoengine, searched, tmp_path):

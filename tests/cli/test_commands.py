@@ -14,7 +14,7 @@ import pytest
 from evoengine.cli.main import COMMANDS
 from evoengine.errors import NothingFound
 from evoengine.ledger.store import open_ledger
-from evoengine.records import Candidate
+from evoengine.records import Candidate, Outcome
 from tests.cli.conftest import SMALL
 from tests.support.waiting import wait_for
 
@@ -36,12 +36,12 @@ def test_help_names_every_command(evoengine):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself_and_its_options(evoengine, name):
+def test_every_command_explains_itself_and_its_options_or_the_commands_below_it(evoengine, name):
     done = evoengine(name, "--help")
     assert done.returncode == 0
     assert COMMANDS[name].split(",")[0].split(" of ")[0][:20] in done.stdout
-    options = [line for line in done.stdout.splitlines() if line.strip().startswith("--")]
-    assert options
+    words = {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
+    assert "Commands:" in words or any(word.startswith("--") for word in words)
 
 
 def test_no_help_imports_anything_heavy_so_that_it_is_instant():
@@ -83,7 +83,7 @@ def test_a_reader_that_goes_away_is_no_failure(arguments):
     assert done.returncode == 0 and "rror" not in done.stderr
 
 
-SEARCH = ("search", "--problem", SMALL, "--device", "emulator")
+SEARCH = ("search", "--problem", SMALL, "--device", "emulator", "--family", "scalar")
 
 
 @pytest.fixture
@@ -115,17 +115,22 @@ def under_way(tmp_path):
             process.kill()
 
 
-def test_ctrl_c_stops_a_search_with_what_there_is_and_the_next_one_goes_on(evoengine, under_way):
+def test_ctrl_c_stops_a_search_with_what_there_is_and_the_same_run_goes_on(evoengine, under_way):
     db, process = under_way
     os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to the whole group
     out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert "interrupted" in err and "Traceback" not in err
     assert "TFLOPS" in out
-    left = [trial for trial, c in candidates(db).items() if c.outcome is None]
-    evoengine(*SEARCH, "--trials", max(1, len(left)), "--seed", 5, "--jobs", 1, "--db", db)
+    before = candidates(db)
+    left = {trial for trial, c in before.items() if c.outcome is Outcome.INTERRUPTED}
+    wanted = len(before) + 1  # of which those that are left are tried again
+    evoengine(*SEARCH, "--resume", "--trials", wanted, "--jobs", 1, "--db", db)
     after = candidates(db)
-    assert all(after[trial].outcome and after[trial].run == 2 for trial in left)
+    assert left <= {c.retry_of for c in after.values()}
+    assert {c.run for c in after.values()} == {1}
+    judged = [c for c in after.values() if c.outcome.judged and c.outcome is not Outcome.DUPLICATE]
+    assert len(judged) == wanted
 
 
 PRESSED_TWICE = """

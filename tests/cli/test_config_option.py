@@ -11,7 +11,7 @@ from evoengine.cli.config_option import MOST_BYTES, Given, read_config
 from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Outcome
-from evoengine.tuning.best import export_trial
+from evoengine.tuning.exporting import export_trial
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_figure, add_ranked, start_run
 
 TEXT = json.dumps(CONFIG)

@@ -61,7 +61,7 @@ def served(ledger, port, tmp_path_factory):
     [
         ("studies/1", ["recorded runs per second", "Best Trial", "Hyperparameter Importance"]),
         ("studies/1/note", ["median gain", "steps", "→"]),
-        ("studies/1/trials?numbers=0", ["outcome", "recorded", "µs", "random", "block"]),
+        ("studies/1/trials?numbers=0", ["outcome", "recorded", "median_us", "random", "block"]),
     ],
 )
 def test_a_browser_shows_the_study_what_paid_and_each_trial(served, tmp_path, page, shown):

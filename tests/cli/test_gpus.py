@@ -94,6 +94,38 @@ def test_its_best_kernel_is_exported_with_its_limits(evoengine, searched):
     assert "`board`, `NVIDIA A4500`, `sm_86`, 56 SMs" in (folder / "out" / "README.md").read_text()
 
 
+def test_its_exported_run_takes_the_board_along(evoengine, searched, tmp_path):
+    folder, _ = searched
+    assert evoengine("export", "run.json", "--db", "evo.db", cwd=folder).returncode == 0
+    done = evoengine("import", folder / "run.json", "--db", "other.db", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = evoengine("best", "--gpu", "board", "--export", "out", "--db", "other.db", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "`board`, `NVIDIA A4500`, `sm_86`, 56 SMs" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sms": 57}, "the ledger's board has sms 56, and the file gives 57"),
+        ({"sms": 0}, "has sms 0; it must be a whole number from 1"),
+        ({"key": "other"}, "the run is on 'board' and describes the GPU 'other'"),
+        ({"note": 1}, "which is no field of a GPU"),
+        ({"name": ["A4500"]}, "gpu_definition must be"),
+    ],
+)
+def test_a_board_in_an_exported_run_is_checked_before_anything_is_written(evoengine, searched, tmp_path, change, said):
+    folder, _ = searched
+    evoengine("export", tmp_path / "run.json", "--db", "evo.db", cwd=folder)
+    told = json.loads((tmp_path / "run.json").read_text())
+    told["metadata"]["evoengine"]["gpu_definition"] |= change
+    (tmp_path / "run.json").write_text(json.dumps(told))
+    before = evoengine("runs", "--json", "--db", "evo.db", cwd=folder).stdout
+    done = evoengine("import", tmp_path / "run.json", "--db", "evo.db", cwd=folder)
+    assert done.returncode == 2 and said in done.stderr, done.stderr
+    assert evoengine("runs", "--json", "--db", "evo.db", cwd=folder).stdout == before
+
+
 def test_measuring_asks_for_a_gpu_not_for_the_file(evoengine, searched):
     folder, _ = searched
     done = evoengine("measure", "--db", "evo.db", cwd=folder)

@@ -16,7 +16,7 @@ from evoengine.cli.main import COMMANDS
 from evoengine.cli.main import evoengine as commands
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Profile
-from tests.support.ledger_examples import CONFIG, a_figure, a_verdict, add_ranked, start_run
+from tests.support.ledger_examples import a_verdict, add_step, start_run
 
 PROFILE = Profile("model", "h100", {"tensor %": 12.5}, ("a remark",))
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00")
@@ -31,7 +31,7 @@ LISTS = {
     "doctor": ([], {"findings"}),
 }
 """of each command that lists: arguments, and its lists"""
-OTHERS = {"search", "measure", "profile", "verify"}
+OTHERS = {"search", "measure", "profile", "verify", "compare", "retune"}
 """print one object, about what they did; tests of their own run them"""
 
 
@@ -41,8 +41,7 @@ def db(tmp_path_factory) -> Path:
     file = tmp_path_factory.mktemp("json") / "evo.db"
     with open_ledger(str(file), create=True) as ledger:
         run = start_run(ledger)
-        first = add_ranked(ledger, run, a_figure(40.0))
-        second = add_ranked(ledger, run, a_figure(50.0), CONFIG | {"tile_m": 128}, "other", parents=(first,))
+        _, second = add_step(ledger, run, 40.0, 50.0)
         ledger.record_profile(second, PROFILE)
     return file
 

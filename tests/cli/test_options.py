@@ -128,8 +128,12 @@ def test_every_command_that_reads_the_default_ledger_says_which_one_it_is(monkey
     calls = {
         "best": [], "history": [], "show": ["1"], "report": [], "profile": ["1"], "export": ["run.json"],
         "verify": ["--config", "1"], "dashboard": ["--port", "1"], "runs": [], "runs remove": ["99"],
+        "compare": ["1", "2"], "db check": [], "db backup": ["copy.db"], "db prune": ["--yes"], "db upgrade": [],
+        "db rebuild-study": ["1"], "token list": [], "token new": ["me"], "token revoke": ["nobody"],
+        "retune": ["--gpu", "a100"],
     }  # fmt: skip
-    assert takers - calls.keys() == {"search", "import", "measure"}  # which say it with their run
+    saying_it_themselves = {"search", "import", "measure"}  # with their run
+    assert takers - calls.keys() == saying_it_themselves | {"serve"}
     monkeypatch.setattr(socket, "create_server", refuse)
     for command, arguments in calls.items():
         assert f"ledger {ledger}" in said_by(*command.split(), *arguments), command

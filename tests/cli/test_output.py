@@ -16,7 +16,7 @@ from evoengine.cli.streams import LETTERS, Stream, readable
 from evoengine.errors import UsageError
 from evoengine.ledger.store import open_ledger
 from evoengine.passwords import command_line
-from evoengine.search.coordinator import Progress
+from evoengine.search.progress import Progress
 from evoengine.tuning.search import SearchResult
 
 
@@ -51,7 +51,7 @@ def test_letters_that_an_encoding_does_not_have_are_written_readably(env):
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
     done = call("problems", **(plain if env == "C" else env))
     assert done.returncode == 0 and done.stderr == b""
-    assert b"attention:b...,h...,s...,d...,fp16|bf16[,causal]" in done.stdout
+    assert b"attention:b...,h...,s...,d...[,dv...],fp16|bf16[,causal]" in done.stdout
 
 
 def test_every_letter_of_the_programs_own_texts_is_one_that_ascii_replaces():

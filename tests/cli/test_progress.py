@@ -19,7 +19,7 @@ from evoengine.cli.main import evoengine as evoengine_command
 from evoengine.cli.progress import LiveProgress
 from evoengine.errors import MachineError
 from evoengine.records import Outcome
-from evoengine.search.coordinator import Progress
+from evoengine.search.progress import Progress
 from tests.support.recorded import cache
 
 

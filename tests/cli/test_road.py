@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import zlib
 
 import optuna
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from evoengine.paths import asset
 from evoengine.records import Launch, Source
 from evoengine.stages.compile import compile_source
-from tests.cli.conftest import SMALL
+from tests.cli.conftest import SMALL, TRIALS
 from tests.support.exported import exported_module
 from tests.support.stand_in import on_stand_in
 
@@ -26,7 +27,7 @@ FIELDS = [
     "imported_from", "source_sha256", "registers", "spill_bytes", "shared_bytes", "occupancy", "compile_ms", "correct",
     "binary_correct", "max_abs_error", "tflops", "tflops_kind", "median_us", "normalised_us", "samples", "taken_at",
     "peak_percent", "vs_baseline", "vs_sdpa", "policy", "range_us", "bound", "utilisation", "model", "sustained",
-    "parents", "operator",
+    "parents", "operator", "retry_of", "taken_from",
 ]  # fmt: skip
 NOTHING = 'extern "C" __global__ void attention(int* x) { *x = 1; }'
 RANKED = {"estimated", "measured"}
@@ -54,7 +55,7 @@ def test_a_search_ends_with_a_ranked_table_and_what_to_do_next(searched):
     assert "wmma" in done.stdout and "scalar" in done.stdout
     assert "est." in done.stdout
     assert "estimates, not measurements" in done.stderr
-    assert "8/8" in done.stderr
+    assert f"{TRIALS}/{TRIALS}" in done.stderr
 
 
 def test_a_search_that_found_nothing_names_the_run_and_the_ledger_that_say_why(evoengine, tmp_path):
@@ -91,7 +92,7 @@ def test_every_trial_is_in_the_ledger_for_plain_sql(db):
             "LEFT JOIN verdicts v ON v.candidate_id = c.id AND v.device = 'emulator' "
             "LEFT JOIN measurements m ON m.candidate_id = c.id"
         ).fetchall()
-    assert len(rows) == 8
+    assert len(rows) == TRIALS
     for outcome, registers, verdict, tflops, kind in rows:
         assert outcome in RANKED | {"screened", "duplicate"}
         if outcome == "estimated":
@@ -101,14 +102,14 @@ def test_every_trial_is_in_the_ledger_for_plain_sql(db):
 def test_optuna_opens_the_same_file(db):
     [summary] = optuna.get_all_study_summaries(f"sqlite:///{db}")
     study = optuna.load_study(study_name=summary.study_name, storage=f"sqlite:///{db}")
-    assert len(study.trials) == 8
+    assert len(study.trials) == TRIALS
     best = study.best_trial
     assert best.params["family"] in FAMILIES
     assert {"outcome", "registers", "spill_bytes"} <= best.user_attrs.keys()
 
 
 def test_history_lists_candidates_as_json_with_exactly_the_agreed_fields(history):
-    assert [c["trial"] for c in history] == list(range(1, 9))
+    assert [c["trial"] for c in history] == list(range(1, TRIALS + 1))
     assert all(list(c) == FIELDS for c in history)
     assert {c["config"]["family"] for c in history} == FAMILIES
 
@@ -218,7 +219,8 @@ def test_what_executing_it_refutes_is_not_exported(evoengine, db, best, tmp_path
     wrong = compile_source(Source(NOTHING, "attention", Launch((1, 1, 1), 32, 0)), "sm_90a")
     with sqlite3.connect(copy) as tables:
         sha256 = hashlib.sha256(wrong.cubin).hexdigest()
-        tables.execute("UPDATE binaries SET cubin = ?, cubin_sha256 = ?, checksums = NULL", (wrong.cubin, sha256))
+        tables.execute("UPDATE binaries SET cubin_sha256 = ?, checksums = NULL", (sha256,))
+        tables.execute("INSERT INTO machine_code VALUES (?, ?)", (sha256, zlib.compress(wrong.cubin)))
     done = evoengine("best", "--export", out, "--db", copy)
     assert done.returncode == 1
     assert f"trial {best['trial']} is not exported: its machine code is crashed" in done.stderr

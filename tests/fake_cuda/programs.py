@@ -27,7 +27,7 @@ extern "C" __global__ void {entry}(const half* q, const half* k, const half* v, 
 """
 LAUNCH = Launch((1, 1, 1), 32, 0)
 Change = Callable[[torch.Tensor, int], object]
-"""what is wrong with a kernel in its n-th launch: may change its output [batch, heads, seq_q, head_dim] or give a
+"""what is wrong with a kernel in its n-th launch: may change its output [batch, heads, seq_q, head_dim_v] or give a
 CUresult"""
 
 
@@ -64,11 +64,12 @@ def tensor(address: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
 
 def _attention(problem: AttentionProblem, given: LaunchOnDevice) -> torch.Tensor:
     heads, kv_heads, seq_q, seq_k = (int.from_bytes(p, "little") for p in given.parameters[4:8])
-    dtype, width = TORCH_DTYPES[problem.dtype], problem.head_dim
+    dtype, width, width_v = TORCH_DTYPES[problem.dtype], problem.head_dim, problem.head_dim_v
     batch = device.tensor_bytes(given.pointer(0)) // (heads * seq_q * width * dtype.itemsize)
     q = tensor(given.pointer(0), (batch, heads, seq_q, width), dtype)
-    k, v = (tensor(given.pointer(i), (batch, kv_heads, seq_k, width), dtype) for i in (1, 2))
-    out = tensor(given.pointer(3), (batch, heads, seq_q, width), dtype)
+    k = tensor(given.pointer(1), (batch, kv_heads, seq_k, width), dtype)
+    v = tensor(given.pointer(2), (batch, kv_heads, seq_k, width_v), dtype)
+    out = tensor(given.pointer(3), (batch, heads, seq_q, width_v), dtype)
     mask = torch.ones(seq_q, seq_k, dtype=torch.bool).tril(seq_k - seq_q) if problem.causal else None
     exact = scaled_dot_product_attention(
         q.float(), k.float(), v.float(), attn_mask=mask, enable_gqa=heads != kv_heads

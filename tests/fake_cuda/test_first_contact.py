@@ -91,6 +91,7 @@ def test_a_search_times_candidates_and_every_figure_says_on_what(timed):
         assert (run.device.versions["power limit"], run.device.versions["MIG"]) == ("700 W", "off")
 
 
+@pytest.mark.exhaustive  # the same commands one by one are above and in tests/benchmarks/test_gpu_session.py
 def test_a_gpu_session_writes_its_results_under_the_stand_ins_name(tmp_path):
     options = ("--no-tests", "--problem", SMALL, "--trials", "1", "--out", str(tmp_path / "out"))
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), *options]
@@ -185,6 +186,7 @@ def test_memory_that_others_hold_ends_a_search_with_the_bytes(evoengine, tmp_pat
     assert "uncompilable" not in outcomes(tmp_path / "a.db")
 
 
+@pytest.mark.exhaustive  # tests/devices/test_cuda.py shows it of the runner
 def test_an_error_in_one_kernel_costs_that_candidate_alone(evoengine, tmp_path):
     done = evoengine(*search("--device", "cuda", "--db", "a.db", trials=3), break_="45:700")
     assert done.returncode == 0, done.stderr

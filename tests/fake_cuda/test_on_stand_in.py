@@ -17,10 +17,13 @@ from tests.fake_cuda.library import ROOT, environment
 from tests.support.exhaustive import more
 
 SUITES = {
-    "kernels, faults and the driver": ["tests/devices"],
-    "checking and timing": ["tests/stages/test_measure.py", "tests/stages/test_measure_figures.py"],
+    "kernels, faults, checking, timing and exported kernels": [
+        *map(str, sorted(ROOT.glob("tests/devices/test_*.py"))),
+        "tests/stages/test_measure.py",
+        "tests/stages/test_measure_figures.py",
+        "tests/fake_cuda/test_exported_loader.py",
+    ],
     "the command line": ["tests/cli/test_road.py"],
-    "exported kernels": ["tests/fake_cuda/test_exported_loader.py"],
 }
 EXHAUSTIVE = ["the command line"]
 """test_first_contact.py calls it on the stand-in too"""

@@ -264,6 +264,18 @@ def test_a_script_that_does_not_end_is_cut_off_with_all_that_it_started(tmp_path
         run_script("kernel-tuner", tmp_path / "tune.py", seconds=2)
 
 
+def test_what_a_script_has_started_does_not_outlive_it_in_whatever_session_it_is(tmp_path):
+    """It would go on with the rights of whoever only wanted to read a file."""
+    left = "subprocess.Popen(['sleep', '600'], start_new_session=True).pid"
+    (tmp_path / "tune.py").write_text(
+        f"import os, subprocess\npid = {left}\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(pid))\n"
+    )
+    with pytest.raises(UsageError, match="without a word"):
+        run_script("kernel-tuner", tmp_path / "tune.py", seconds=60)
+    command = Path("/proc", (tmp_path / "pid").read_text(), "cmdline")
+    assert not command.exists() or command.read_bytes() == b""  # a process that waits to be taken in
+
+
 def test_a_script_that_floods_its_output_does_not_fill_the_disk(tmp_path):
     """A file of its own stands for the output: what it may hold is seen in it."""
     (tmp_path / "tune.py").write_text(

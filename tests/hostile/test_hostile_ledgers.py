@@ -18,8 +18,8 @@ from evoengine.ledger.checksums import checked_columns
 from evoengine.ledger.models import Base, Checked
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transactions import spans
-from evoengine.records import Baseline, Kind, Outcome, Profile
-from tests.support.ledger_examples import CONFIG, GPU, POLICY, PROBLEM, a_figure, add_ranked, start_run
+from evoengine.records import Baseline, Candidate, Kind, Outcome, Profile
+from tests.support.ledger_examples import CONFIG, GPU, POLICY, PROBLEM, a_figure, add_ranked, add_step, start_run
 from tests.support.recorded import cache
 
 COMMANDS = (("best", "--json"), ("history", "--json"), ("show", "3"), ("show", "3", "--json"), ("report",))
@@ -34,8 +34,7 @@ def sound(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("sound") / "ledger.db"
     with open_ledger(str(path), create=True) as ledger:
         run = start_run(ledger)
-        first = add_ranked(ledger, run, a_figure(1.0))
-        add_ranked(ledger, run, a_figure(2.0), CONFIG | {"tile_m": 128}, "second", (first,))
+        first, _ = add_step(ledger, run, 1.0, 2.0)
         timed = add_ranked(ledger, run, a_figure(5.0, Kind.MEASURED), CONFIG | {"tile_m": 32}, "timed", (first,))
         rejected = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)
         ledger.finish(rejected, Outcome.SCREENED, "too large", None, None)
@@ -151,8 +150,8 @@ def test_a_loser_that_damage_made_the_winner_is_not_the_best(damaged):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("UPDATE sources SET text = replace(text, 'void', 'vojd')", "text of row"),
-        ("UPDATE binaries SET cubin = x'7f454c4600fe'", "cubin of row 1 of the table binaries"),
+        ("UPDATE sources SET packed = (SELECT packed FROM machine_code)", "packed of row"),
+        ("UPDATE machine_code SET packed = x'7f454c4600fe'", "of the table machine_code"),
     ],
 )
 def test_the_source_and_the_machine_code_are_held_against_their_sha256(damaged, change, named):
@@ -293,16 +292,16 @@ def test_a_ledger_that_is_lost_in_mid_search_is_noticed_by_the_next_write(search
 @pytest.mark.parametrize("happens", [delete, replace, overwrite], ids=lambda happens: happens.__name__)
 def test_a_search_ends_with_exit_code_3_and_leaves_the_replacement_as_it_is(sound, tmp_path, monkeypatch, happens):
     """A whole search, over the times of another tuner's file: its fourth trial finds the ledger gone."""
-    path, finish = tmp_path / "searched.db", Ledger.finish
+    path, add_ended = tmp_path / "searched.db", Ledger.add_ended
     ended = []
 
-    def finish_and_lose(ledger: Ledger, trial: int, *end: object) -> None:
+    def add_and_lose(ledger: Ledger, candidate: Candidate) -> int:
         if len(ended) == 3:
             happens(path, sound)
-        finish(ledger, trial, *end)
-        ended.append(trial)
+        ended.append(add_ended(ledger, candidate))
+        return ended[-1]
 
-    monkeypatch.setattr(Ledger, "finish", finish_and_lose)
+    monkeypatch.setattr(Ledger, "add_ended", add_and_lose)
     device = f"recorded:{cache(tmp_path / 'times.json')}"
     code, said = call(path, "search", "--device", device, "--trials", "9")
     assert (code, "while it was in use: what ended in this search (trials 1 to 3) is not in" in said) == (3, True), said
@@ -328,6 +327,22 @@ def test_what_replaced_a_ledger_is_not_touched(searching, sound, happens):
     searching.close()
     assert path.read_bytes() == before
     assert [c.trial for c in open_ledger(str(path), create=False).candidates()] == [1, 2, 3, 4]
+
+
+def test_an_older_copy_of_the_ledger_itself_is_known_too(searching, tmp_path):
+    run, path, backup = start_run(searching), Path(searching.place), tmp_path / "backup.db"
+    add_ranked(searching, run, a_figure(1.0), name="kernel")
+    empty_the_log(searching)
+    shutil.copy(path, backup)
+    for trial in range(3):
+        add_ranked(searching, run, a_figure(1.0), name=f"kernel{trial}")
+    empty_the_log(searching)
+    searching.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)  # so much is known to have been in the file
+    overwrite(path, backup)
+    with pytest.raises(MachineError, match="overwritten with an older copy of itself while it was in use: .*not in"):
+        searching.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)
+    searching.close()
+    assert path.read_bytes() == backup.read_bytes()
 
 
 def test_a_ledger_that_was_moved_away_keeps_all_that_was_written(searching, sound):

@@ -38,6 +38,14 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def renderer():
+    renderer = Renderer()
+    yield renderer
+    renderer.close()
+
+
+@pytest.fixture(scope="module")
+def hasty():
+    """Cuts off what has no end; what has one may take longer than that where this machine is busy."""
     renderer = Renderer(replace(LIMITS, seconds=SECONDS))
     yield renderer
     renderer.close()
@@ -49,18 +57,19 @@ def template(folder: Path, text: str | bytes, name: str = "hostile.cu.j2") -> Te
 
 
 @pytest.mark.parametrize("how", HOSTILE)
-def test_a_hostile_template_is_refused_with_its_reason_and_the_next_is_filled(renderer, tmp_path, how):
+def test_a_hostile_template_is_refused_with_its_reason_and_the_next_is_filled(renderer, hasty, tmp_path, how):
     text, reason = HOSTILE[how]
+    renderer = hasty if "no end" in reason else renderer
     with pytest.raises(UsageError, match=reason):
         renderer(template(tmp_path, text))
     assert renderer(template(tmp_path, "{{ a }}")) == "1"
 
 
-def test_a_plain_kernel_that_is_too_large_or_hard_to_read_is_refused(renderer, tmp_path):
+def test_a_plain_kernel_that_is_too_large_or_hard_to_read_is_refused(hasty, tmp_path):
     with pytest.raises(UsageError, match=r"hostile\.cu is larger than 1 MiB"):
-        renderer(template(tmp_path, "x" * (MOST_BYTES + 1), "hostile.cu"))
+        hasty(template(tmp_path, "x" * (MOST_BYTES + 1), "hostile.cu"))
     with pytest.raises(UsageError, match=r"hostile cannot be filled: no end after 2 s"):
-        renderer(template(tmp_path, "/* " * 300_000, "hostile.cu"))
+        hasty(template(tmp_path, "/* " * 300_000, "hostile.cu"))
 
 
 def test_a_template_that_cannot_be_read_is_the_machines_fault(renderer, tmp_path, monkeypatch):
@@ -79,12 +88,12 @@ MIXED = """// candidate {{ number }}
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory, renderer):
+def searched(tmp_path_factory, hasty):
     """A search of twelve candidates, three of which have a hostile template; what it showed while it waited."""
     numbered = NumberedSearch(tmp_path_factory.mktemp("mixed"))
     shown = []
-    coordinator = numbered.coordinator(range(12), fill=renderer, on_change=lambda progress: shown.append(progress.done))
-    renderer.while_waiting = lambda: shown.append("waiting")
+    coordinator = numbered.coordinator(range(12), fill=hasty, on_change=lambda progress: shown.append(progress.done))
+    hasty.while_waiting = lambda: shown.append("waiting")
     (numbered.templates / "attention" / "numbered.cu.j2").write_text(MIXED)
     coordinator.search()
     yield numbered, shown
@@ -104,11 +113,11 @@ def test_the_display_goes_on_while_a_template_takes_its_time(searched):
     assert searched[1].count("waiting") > 10
 
 
-def test_inert_knobs_are_not_looked_for_where_a_neighbour_is_hostile(renderer, tmp_path):
+def test_inert_knobs_are_not_looked_for_where_a_neighbour_is_hostile(hasty, tmp_path):
     numbered = NumberedSearch(tmp_path)
     (numbered.templates / "attention" / "numbered.cu.j2").write_text(MIXED)
     start = {"family": "numbered", "number": 0}
-    assert inert_knobs(TARGET, numbered.space(range(4)), [start], numbered.templates, renderer) == ()
+    assert inert_knobs(TARGET, numbered.space(range(4)), [start], numbered.templates, hasty) == ()
     numbered.ledger.close()
 
 
@@ -118,5 +127,5 @@ def test_templates_that_are_gone_end_the_search_and_no_candidate(renderer, tmp_p
     shutil.rmtree(numbered.templates)
     with pytest.raises(MachineError, match="templates folder .* is no longer there"):
         coordinator.search()
-    assert [c.outcome for c in numbered.candidates()] == [None]
+    assert numbered.candidates() == []
     numbered.ledger.close()

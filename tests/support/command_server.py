@@ -1,6 +1,9 @@
 """Runs `evoengine ARGUMENTS…` for tests in processes that need not import it: a process that has imported all of it
 forks for each call, with that call's arguments, folder, environment and streams.
 
+The call's keeper, which starts its workers, is forked too: a program's own imports for two seconds of a core, and that
+it does is shown by tests/search/test_keeper.py and by all searches that do not come through here.
+
 A request is one line of JSON on standard input; the answer is a line with the call's exit code.
 """
 
@@ -13,6 +16,7 @@ import json
 import os
 import pkgutil
 import signal
+import socket
 import subprocess
 import sys
 import traceback
@@ -24,6 +28,8 @@ SECONDS = 600
 """a call is ended after these"""
 PARTS = ("evoengine.cli", "evoengine.search", "evoengine.stages")
 """they import all that a command does"""
+STARTING = (["search"], ["verify"], ["measure"], ["best"], ["new"])
+"""commands whose keeper is forked; that of another is started as programs do"""
 
 
 class CommandServer:
@@ -58,6 +64,8 @@ def serve() -> None:
         child = os.fork()
         if child == 0:
             become(request)
+            if request["arguments"][:1] in STARTING:
+                fork_keeper()
             return
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
@@ -75,6 +83,45 @@ def become(request: dict) -> None:
         os.dup2(file, stream)
         os.close(file)
     sys.argv = ["evoengine", *request["arguments"]]
+
+
+def fork_keeper() -> None:
+    """The keeper of workers that begin with what is imported; before this process has threads, which no fork survives.
+
+    It ends with this process, as every keeper does.
+    """
+    from evoengine.search import keeper, kept
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        os.setsid()
+        silence = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(silence, stream)
+        sys.argv = [keeper.__file__, str(theirs.detach()), kept.IMPORTS]
+        try:
+            keeper.main()
+        finally:
+            os._exit(0)
+    theirs.close()
+    forked = kept._KEEPERS[True]
+    forked._requests, forked._process = ours, Forked(pid)
+
+
+class Forked:
+    """What is asked of the keeper's process: whether it lives. Where it was killed, one is started as programs do."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        try:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            return -signal.SIGKILL
+        return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def run_and_leave() -> None:

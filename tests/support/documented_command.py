@@ -13,9 +13,18 @@ from evoengine.cli.main import evoengine
 TRIALS = 2
 
 
+def called(words: list[str]) -> click.Command | None:
+    """The command, or the one below it that the second word names; None where there is none of that name."""
+    context = click.Context(evoengine)
+    command = evoengine.get_command(context, words[0]) if words else None
+    if isinstance(command, click.Group) and len(words) > 1:
+        return command.get_command(context, words[1]) or command
+    return command
+
+
 def adapted(arguments: list[str]) -> list[str]:
     """The arguments with at most TRIALS trials, and a `--db` where the command takes one."""
-    command = evoengine.get_command(click.Context(evoengine), arguments[0]) if arguments else None
+    command = called(arguments)
     options = {option for parameter in command.params for option in parameter.opts} if command else set()
     adapted = list(arguments)
     if "--trials" in adapted:

@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from evoengine.errors import UsageError
-from evoengine.records import Baseline, Binary, CaseResult, Finals, Kind, Measurement, Outcome, Rejection, Verdict
+from evoengine.records import Baseline, Binary, CaseResult, Kind, Measurement, Outcome, Rejection, Verdict
+from evoengine.stages.final_result import Finals
 from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import Evaluation
 
@@ -246,6 +247,14 @@ def note_warm():
 
 def was_warm():
     return os.environ.get("WARMED_UP") == str(os.getpid())
+
+
+def has_torch_compiler(workload):
+    """In a worker that has loaded what draws the workload's inputs and computes what is right."""
+    from evoengine.workloads import find_workload
+
+    find_workload(workload).tensors()
+    return "torch._dynamo" in sys.modules
 
 
 # ── models of the chip ───────────────────────────────────────────────────────────────────────────────────────────────

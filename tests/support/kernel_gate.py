@@ -24,8 +24,15 @@ def attention_target(problem: str = "b16,h16,s2048,d64,fp16", gpu: str = "h100")
 
 
 @cache
+def space_of(problem: str, gpu: str = "h100") -> SearchSpace:
+    """The space of a problem's workload; half a second of a core, and the same for all tests."""
+    workload, parsed = workloads.parse_problem(problem)
+    return load_space(asset("search_spaces") / f"{workload.name}.toml", parsed, find_gpu(gpu))
+
+
 def attention_space(problem: str = "b16,h16,s2048,d64,fp16", gpu: str = "h100") -> SearchSpace:
-    return load_space(asset("search_spaces") / "attention.toml", parse_problem(problem), find_gpu(gpu))
+    """That of the workload which needs no name."""
+    return space_of(problem, gpu)
 
 
 class KernelGate:
@@ -34,7 +41,7 @@ class KernelGate:
     def __init__(self, problem: str, gpu: str = "h100") -> None:
         workload, self.problem = workloads.parse_problem(problem)
         self.target = Target(workload, self.problem, find_gpu(gpu))
-        self.space = load_space(asset("search_spaces") / f"{workload.name}.toml", self.problem, self.target.gpu)
+        self.space = space_of(problem, gpu)
 
     def start(self, wanted):
         """The space's first start point that has these values."""

@@ -90,10 +90,10 @@ def start_run(ledger: Ledger, **changes: object) -> int:
 
 def add_ranked(
     ledger: Ledger, run: int, figure: Measurement, config: Config = CONFIG, name: str = "kernel",
-    parents: tuple[int, ...] = (),
+    parents: tuple[int, ...] = (), problem: str = PROBLEM, gpu: str = GPU,
 ) -> int:  # fmt: skip
     """A candidate that went down the whole road."""
-    trial = ledger.add_candidate(run, PROBLEM, GPU, config, parents, "sampler")
+    trial = ledger.add_candidate(run, problem, gpu, config, parents, "sampler")
     ledger.record_source(trial, a_source(name))
     ledger.record_binary(trial, a_source(name), a_binary())
     ledger.record_verdict(trial, a_verdict())
@@ -101,6 +101,13 @@ def add_ranked(
     outcome = Outcome.SUSPECT if figure.suspect else Outcome(str(figure.kind))
     ledger.finish(trial, outcome, figure.suspect, 0.25, "emulator")
     return trial
+
+
+def add_step(ledger: Ledger, run: int, before: float, after: float) -> tuple[int, int]:
+    """A ranked candidate, and one that was made from it by a larger tile; with their TFLOPS."""
+    parent = add_ranked(ledger, run, a_figure(before))
+    child = add_ranked(ledger, run, a_figure(after), CONFIG | {"tile_m": 128}, "child", (parent,))
+    return parent, child
 
 
 def differences(ledger, models: MetaData) -> list:

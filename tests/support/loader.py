@@ -55,10 +55,11 @@ class Driver:
         )  # fmt: skip
 
 
-def tensors(batch=2, heads=4, kv_heads=2, seq_q=100, seq_k=100, head_dim=64):
+def tensors(batch=2, heads=4, kv_heads=2, seq_q=100, seq_k=100, head_dim=64, head_dim_v=None):
     q = torch.zeros(batch, heads, seq_q, head_dim, dtype=torch.bfloat16)
     k = torch.zeros(batch, kv_heads, seq_k, head_dim, dtype=torch.bfloat16)
-    return q, k, k.clone(), q.clone()
+    width = head_dim_v or head_dim
+    return q, k, k.new_zeros(batch, kv_heads, seq_k, width), q.new_zeros(batch, heads, seq_q, width)
 
 
 def on_gpu(gpu: int, shape) -> tuple[cupy.ndarray, np.ndarray]:

@@ -18,10 +18,13 @@ from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import Kernel, read_kernel
 from evoengine.sass.launch import Geometry, prepare
 from evoengine.stages.compile import compile_source
+from tests.support.exhaustive import more
 from tests.support.kernel_arguments import SIGNATURE
 
 ARCHS = ("sm_75", "sm_80", "sm_89", "sm_90a")
 """one of each generation: sm_86 has the instructions of sm_80"""
+SOME_ARCHS = [*ARCHS[1::2], *more(ARCHS[::2])]
+"""as cases: what one test shows of every generation, `make test` shows of others in two"""
 ENTRY = "kernel"
 LIMIT = 1_000_000
 """warp instructions of a block; a test's kernel takes a few thousands"""

@@ -10,7 +10,8 @@ from evoengine.gpu import find_gpu
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
 from evoengine.search.coordinator import Coordinator
-from evoengine.search.evaluators import GpuEvaluator
+from evoengine.search.evaluators import GpuEvaluator, one_runner
+from evoengine.search.identity import Identity
 from evoengine.search.setting import Setting
 from evoengine.search.worker_process import WorkerLimits
 from evoengine.space.space import load_space
@@ -41,8 +42,14 @@ SECONDS = 30.0
 """a task's time; one that behaves takes a fiftieth of a second"""
 
 
+def limits(seconds: float = SECONDS) -> WorkerLimits:
+    """Of the workers that compile."""
+    return WorkerLimits(seconds, memory_bytes=512 << 20, file_bytes=1 << 20, warm_up=faulty_device.note_warm)
+
+
 class NumberedSearch:
-    """Runs searches over numbers; `faults` says which number does what wrong."""
+    """Runs searches over numbers; `faults` says which number does what wrong. With `known` they take over what the
+    ledger knows."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -66,16 +73,23 @@ class NumberedSearch:
         sampler="random",
         timed=True,
         fill=fill,
+        remeasure=False,
+        run=None,
     ) -> tuple[Setting, int]:
-        """Writes the template, in which every number's source says what goes wrong with it, and starts a run."""
+        """Writes the template, in which every number's source says what goes wrong with it, and starts a run, or goes
+        on with the one that is given."""
         wrong = {n: fault for n in numbers if (fault := faults(n))}
         cases = "".join(f"{{% if number == {n} %}} fault {p} {f}{{% endif %}}" for n, (p, f) in wrong.items())
         template = self.templates / "attention" / "numbered.cu.j2"
         template.write_text(f"// candidate {{{{ number }}}}{cases}\n")
         space = self.space(numbers)
         setting = Setting(
-            TARGET, space, self.templates, sampler, 1, trials or len(numbers), None, jobs, timed, fill=fill
-        )
+            TARGET, space, self.templates, sampler, 1, trials or len(numbers), None, jobs, timed, fill=fill,
+            remeasure=remeasure,
+        )  # fmt: skip
+        if run is not None:
+            assert self.ledger.resume_run(run, setting.trials, None) is not None
+            return setting, run
         run = self.ledger.start_run(
             gpu=GPU.key, problem=str(PROBLEM), device=Device("faulty"), space=space, sampler=sampler, seed=1,
             command="test",
@@ -84,13 +98,24 @@ class NumberedSearch:
 
     def coordinator(
         self, numbers, faults=lambda _: None, *, tasks=faulty_device, seconds=SECONDS, on_change=lambda _: None,
-        compiler=faulty_device.compile_task, predictor=predict_task, **options,
+        compiler=faulty_device.compile_task, predictor=predict_task, runners=one_runner, workers=None, known=False,
+        **options,
     ) -> Coordinator:  # fmt: skip
         setting, run = self.begin(numbers, faults, **options)
-        judge = GpuEvaluator(TARGET, DEVICE, 1, tasks, seconds)
-        terms = WorkerLimits(seconds, memory_bytes=512 << 20, file_bytes=1 << 20, warm_up=faulty_device.note_warm)
+        judge = GpuEvaluator(TARGET, DEVICE, 1, tasks, seconds, runners=runners)
+        identity = Identity(setting, {"device": DEVICE.name}) if known else None
         return Coordinator(
-            setting, self.ledger, run, judge, on_change, self.finished.append, compiler, terms, predictor
+            setting,
+            self.ledger,
+            run,
+            judge,
+            on_change,
+            self.finished.append,
+            compiler,
+            limits(seconds),
+            predictor,
+            workers,
+            identity,
         )
 
     def candidates(self):
