@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, Connection, Table, column, delete, insert, inspect, select, table
+from sqlalchemy import ColumnElement, Connection, Table, column, delete, func, insert, inspect, select, table, update
 
 from evoengine.errors import UsageError
 
@@ -106,23 +106,25 @@ def knows_schema(revision: str) -> bool:
 
 
 def insert_trials(
-    connection: Connection, study: int, first_number: int,
+    connection: Connection, study: int,
     trials: Sequence[tuple[StudyTrial, Mapping[str, float], Mapping[str, str]]],
     distributions: Mapping[str, BaseDistribution],
 ) -> None:  # fmt: skip
-    """Finished trials, each with its values' places in their domains and its system attributes, into a study in which
-    no other process writes.
+    """Finished trials, each with its values' places in their domains and its system attributes.
 
-    Numbered from `first_number` in their order. `distributions` are those of all knobs, the same for every trial of the
-    study.
+    Numbered in their order, after those that are there. `distributions` are those of all knobs, the same for every
+    trial of the study.
     """
     # slow to import
     from optuna.distributions import distribution_to_json
     from optuna.storages._rdb import models
     from optuna.trial import TrialState
 
-    numbers = range(first_number, first_number + len(trials))
     whole = models.TrialModel.__table__
+    # locks the study until the end of the transaction: no other process takes the same numbers
+    connection.execute(update(_STUDIES).where(_STUDIES.c.study_id == study).values(study_name=_STUDIES.c.study_name))
+    held = connection.scalar(select(func.count()).select_from(whole).where(whole.c.study_id == study)) or 0
+    numbers = range(held, held + len(trials))
     rows = [
         {
             "number": number, "study_id": study, "datetime_start": _naive(t.started),

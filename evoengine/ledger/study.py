@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from evoengine.errors import EvoengineError, UsageError
 from evoengine.ledger.database import engine_options, inspect_database, parse_url, set_pragmas, setup_lock
 from evoengine.ledger.driver_errors import translate_errors
+from evoengine.ledger.listing import BATCH
 from evoengine.ledger.optuna_schema import delete_study, insert_trials, knows_schema, require_schema, study_prefix
 from evoengine.ledger.runs import RUNNING, Run
 from evoengine.ledger.store import Ledger
@@ -41,6 +43,8 @@ from evoengine.paths import default_database
 from evoengine.records import Candidate, Kind, Value
 from evoengine.text import markdown, plain
 
+BATCH_SECONDS = 2.0
+"""so seldom a study is written to: a transaction of its own for each trial costs more than the rest of the ledger"""
 REASON_LENGTH = 200
 CHANGE_LENGTH = 60
 PAID = 20
@@ -115,6 +119,9 @@ class Projection:
         self._objectives = stored_objectives(_described(ledger, run).objectives)
         self.missed: dict[int, str] = {}
         """trial → why it is not in the study"""
+        self._waiting: list[int] = []
+        """finished trials that are still to be written"""
+        self._written_at = -BATCH_SECONDS
         self._failed: str | None = None
         """why nothing more is written: each further trial would wait for the same failure"""
         ledger.watch(storage.engine)
@@ -128,17 +135,51 @@ class Projection:
             self._study_id = storage.get_study_id_from_name(self.name)
 
     def add(self, trial: int) -> None:
-        """Writes a finished candidate; what goes wrong is kept in `missed`."""
-        if self._failed is not None:
-            self.missed[trial] = self._failed
-            return
+        """Has a finished candidate written, with others that finish within BATCH_SECONDS; what goes wrong is kept in
+        `missed`."""
+        self._waiting.append(trial)
+        self.write_due()
+
+    def write_due(self) -> None:
+        """Writes what waits, unless something was written a moment ago."""
+        if self._waiting and time.monotonic() - self._written_at >= BATCH_SECONDS:
+            self._write()
+
+    def _write(self) -> None:
+        trials, self._waiting = self._waiting, []
+        for begin in range(0, len(trials), BATCH):
+            some = trials[begin : begin + BATCH]
+            if self._failed is None:
+                self._try(some)
+            else:
+                self.missed |= dict.fromkeys(some, self._failed)
+        self._written_at = time.monotonic()
+
+    def _try(self, trials: Sequence[int]) -> None:
         try:
-            for [shown] in self._ledger.study_trials([trial], self._kind, self._objectives):
-                self._storage.create_new_trial(self._study_id, self._frozen(shown))
+            for some in self._ledger.study_trials(trials, self._kind, self._objectives):
+                self._insert(some)
         except PROJECTING as error:
-            self.missed[trial] = reason = _one_line(error)
-            if isinstance(error, STORAGE_FAILS):
+            storage_fails = isinstance(error, STORAGE_FAILS)
+            if len(trials) > 1 and not storage_fails:
+                for trial in trials:  # so that one that cannot be shown hides no other
+                    self._try([trial])
+                return
+            reason = _one_line(error)
+            self.missed |= dict.fromkeys(trials, reason)
+            if storage_fails:
                 self._failed = reason
+
+    def _insert(self, some: Sequence[StudyTrial]) -> None:
+        """In one transaction, numbered after those that are there."""
+        placed = [(shown, places) for shown in some if (places := self._places(shown)) is not None]
+        if not knows_schema(self._storage.get_current_version()):
+            for shown, _ in placed:
+                self._storage.create_new_trial(self._study_id, self._frozen(shown))
+            return
+        whole = [(shown, places, self._keep_source(shown)) for shown, places in placed]
+        with _explained(parse_url(self._ledger.url)), self._storage.engine.begin() as connection:
+            insert_trials(connection, self._study_id, whole, self._distributions)
 
     def complete(self) -> None:
         """Adds the finished trials of the run that the study misses; what goes wrong is kept in `missed`."""
@@ -150,28 +191,19 @@ class Projection:
             return
         self._failed, self.missed = None, {}
         projected = {trial.user_attrs.get("trial") for trial in known}
-        for number in finished:
-            if number not in projected:
-                self.add(number)
+        self._waiting = [number for number in finished if number not in projected]
+        self._write()
 
     def fill(self, trials: Sequence[int], on_done: Callable[[int], None]) -> None:
-        """Writes finished candidates into the study, which is empty: a thousand at a time, numbered in their order.
+        """Writes finished candidates at once, numbered in their order; what goes wrong is raised.
 
         `on_done` is told how many are written.
         """
-        if not knows_schema(self._storage.get_current_version()):
-            for done, trial in enumerate(trials, 1):
-                self.add(trial)
-                on_done(done)
-            return
-        number = 0
+        done = 0
         for some in self._ledger.study_trials(trials, self._kind, self._objectives):
-            placed = [(shown, places) for shown in some if (places := self._places(shown)) is not None]
-            whole = [(shown, places, self._keep_source(shown)) for shown, places in placed]
-            with _explained(parse_url(self._ledger.url)), self._storage.engine.begin() as connection:
-                insert_trials(connection, self._study_id, number, whole, self._distributions)
-            number += len(whole)
-            on_done(number + len(self.missed))
+            self._insert(some)
+            done += len(some)
+            on_done(done)
 
     def _places(self, shown: StudyTrial) -> dict[str, float] | None:
         """Of the values in their knobs' domains; None where one is not there, and the trial is missed."""

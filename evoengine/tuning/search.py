@@ -253,8 +253,13 @@ class Search:
         self._on_stage("starting the workers")
         workers = self._place.compilers(s.jobs, COMPILER_LIMITS)
         finish = finisher(ledger, study, on_trial)
+
+        def changed(progress: Progress) -> None:
+            study.write_due()
+            on_change(progress)
+
         coordinator = Coordinator(
-            s, ledger, run, judge, on_change, finish, workers=workers, identity=Identity(s, self._environment),
+            s, ledger, run, judge, changed, finish, workers=workers, identity=Identity(s, self._environment),
             spent=self._spent,
         )  # fmt: skip
         self._stop = coordinator.stop

@@ -51,6 +51,7 @@ def searched(ledger: Ledger) -> Iterator[Ledger]:
         ledger.finish(trial, Outcome.ESTIMATED, None, 0.25, "emulator")
         projection.add(trial)
     ledger.finish_run(run, "all trials done")
+    projection.complete()
     assert projection.missed == {}
     yield ledger
 

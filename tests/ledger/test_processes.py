@@ -44,6 +44,7 @@ WRITES = """
 from evoengine.ledger.study import Projection, optuna_storage
 study = Projection(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS)
 for i in range(15): study.add(add_ranked(ledger, run, a_figure(i), name=f"kernel_{run}_{i}"))
+study.complete()
 assert not study.missed, study.missed
 """
 WRITES_WHEN_TOLD = """

@@ -11,6 +11,7 @@ import sys
 import urllib.request
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.error import URLError
 
 import optuna
@@ -24,6 +25,7 @@ from sqlalchemy import Engine, event
 
 from evoengine.errors import UsageError
 from evoengine.ledger import database, heartbeat
+from evoengine.ledger import study as study_module
 from evoengine.ledger.dashboard_storage import DashboardStorage
 from evoengine.ledger.runs import KILLED
 from evoengine.ledger.store import open_ledger
@@ -83,6 +85,7 @@ def projected(empty_ledger_file, tmp_path_factory):
         projection = Projection(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS)
         for trial in trials:
             projection.add(trial)
+        projection.complete()
         assert projection.missed == {}
         yield ledger
 
@@ -214,6 +217,61 @@ def test_a_note_of_very_many_changes_fits_one_attribute_and_says_how_many_it_lea
     assert "80 more: evoengine report" in body
 
 
+# ── many at once ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def numbers_and_trials(projection):
+    study = optuna.load_study(study_name=projection.name, storage=projection._storage)
+    return [(t.number, t.user_attrs["trial"]) for t in study.get_trials()]
+
+
+def add_several(ledger, run, count):
+    return [add_ranked(ledger, run, a_figure(float(n + 1)), name=f"kernel{n}") for n in range(count)]
+
+
+def test_trials_that_finish_within_a_moment_are_written_together(ledger, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(study_module, "time", SimpleNamespace(monotonic=lambda: now))
+    run = start_run(ledger)
+    first, *others = add_several(ledger, run, 4)
+    projection = Projection(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS)
+    projection.add(first)
+    for trial in others:
+        projection.add(trial)
+    assert numbers_and_trials(projection) == [(0, first)]
+    now += study_module.BATCH_SECONDS
+    projection.write_due()
+    assert numbers_and_trials(projection) == list(enumerate([first, *others]))
+
+
+def test_two_writers_of_one_study_number_its_trials_once(ledger, monkeypatch):
+    monkeypatch.setattr(study_module, "BATCH_SECONDS", 0.0)
+    run = start_run(ledger)
+    trials = add_several(ledger, run, 4)
+    storage = optuna_storage(ledger.url)
+    writers = [Projection(storage, ledger, run, Kind.ESTIMATED, DOMAINS) for _ in range(2)]
+    for number, trial in enumerate(trials):
+        writers[number % 2].add(trial)
+    assert numbers_and_trials(writers[0]) == list(enumerate(trials))
+
+
+def test_one_trial_that_cannot_be_shown_hides_no_other(ledger, monkeypatch):
+    run = start_run(ledger)
+    first, second, third = add_several(ledger, run, 3)
+    projection = Projection(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS)
+    shown = ledger.study_trials
+
+    def fail(trials, *arguments):
+        if second in trials:
+            raise ValueError("it has no figure")
+        return shown(trials, *arguments)
+
+    monkeypatch.setattr(ledger, "study_trials", fail)
+    projection.complete()
+    assert projection.missed == {second: "ValueError: it has no figure"}
+    assert numbers_and_trials(projection) == [(0, first), (1, third)]
+
+
 # ── what cannot be projected ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -224,6 +282,7 @@ def test_what_cannot_be_projected_is_told_and_stops_nothing_and_a_rebuild_mends_
     projection = Projection(storage, ledger, run, Kind.ESTIMATED, DOMAINS)
     projection.add(strange)
     projection.add(good)
+    projection.complete()
     assert list(projection.missed) == [strange]
     assert "48" in projection.missed[strange]
     mended = rebuild(storage, ledger, run, Kind.ESTIMATED, DOMAINS | {"tile_m": (32, 48, 64, 128)})
@@ -253,7 +312,8 @@ def test_a_storage_that_failed_is_not_asked_again(ledger, monkeypatch):
         tried.append(arguments)
         raise StorageInternalError("the study cannot be written\nbecause")
 
-    monkeypatch.setattr(storage, "create_new_trial", fail)
+    monkeypatch.setattr(study_module, "insert_trials", fail)
+    monkeypatch.setattr(study_module, "BATCH_SECONDS", 0.0)
     for trial in trials:
         projection.add(trial)
     assert len(tried) == 1
@@ -262,7 +322,8 @@ def test_a_storage_that_failed_is_not_asked_again(ledger, monkeypatch):
 
 
 @pytest.mark.parametrize("written", [0, 2])
-def test_the_next_search_adds_what_a_killed_one_left_out_of_its_study(ledger, written):
+def test_the_next_search_adds_what_a_killed_one_left_out_of_its_study(ledger, written, monkeypatch):
+    monkeypatch.setattr(study_module, "BATCH_SECONDS", 0.0)
     run = start_run(ledger)
     figures = [a_figure(float(n), Kind.ESTIMATED) for n in range(1, 5)]
     trials = [add_ranked(ledger, run, figure, name=f"kernel{n}") for n, figure in enumerate(figures)]
