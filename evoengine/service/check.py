@@ -12,6 +12,7 @@ from evoengine.service.server import address, listen, prepare
 from evoengine.service.settings import Settings
 from evoengine.service.tokens import Tokens
 from evoengine.stages.toolchain import compiler_version
+from evoengine.tuning.ray_cluster import connected, require_fit, survey
 
 
 def check(settings: Settings, db: str | None) -> Iterator[str]:
@@ -23,19 +24,28 @@ def check(settings: Settings, db: str | None) -> Iterator[str]:
         yield f"tokens    {len(Tokens(database).all())}, asked for of {asked}"
     with listen(settings) as listening:
         yield f"address   {address(settings, listening)} is free"
-    slots = slots_here(settings.cpu_jobs)
+    slots = slots_here(settings)
+    if settings.cluster:
+        yield f"cluster   {_nodes_of(settings.cluster)}, GPUs: {', '.join(settings.cluster_gpus) or 'none'}"
     for slot in slots:
         if slot.device:
             yield f"GPU       {slot.device.name}, for {', '.join(slot.gpus) or 'none that evoengine knows'}"
-    if not any(slot.device for slot in slots):
+    if not settings.cluster and not any(slot.device for slot in slots):
         found = find_driver()
         yield f"GPU       none: {found}" if isinstance(found, str) else "GPU       none"
-    yield f"CPU       {settings.cpu_jobs} jobs at once"
+    yield f"{'jobs' if settings.cluster else 'CPU':<10}{settings.cpu_jobs} at once"
     for name, known in (("kernels", settings.kernel_folders), ("recorded", settings.recorded_files)):
         if known:
             yield f"{name:<10}{', '.join(known)}"
     if slots:
         yield f"compiler  {_compiler()}"
+
+
+def _nodes_of(cluster: str) -> str:
+    with connected(cluster):
+        nodes = survey()
+        require_fit(nodes)
+    return f"{cluster}, {len(nodes)} nodes with {sum(node.cpus for node in nodes)} CPUs"
 
 
 def _compiler() -> str:

@@ -1,7 +1,7 @@
 """Who runs jobs: servers that beat, the GPUs they can time on, and which job goes where.
 
-A server has a slot per GPU and some without one. It claims a job for a free slot; of a server whose beat is old,
-others take the jobs over.
+A server has a slot per GPU and some without one, or some whose jobs run on a Ray cluster. It claims a job for a free
+slot; of a server whose beat is old, others take the jobs over.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from evoengine.ledger.models import HeartbeatRow
 from evoengine.ledger.service_models import ExecutorRow, JobRow
 from evoengine.service.database import Database
 from evoengine.service.jobs import FAILED, QUEUED, RUNNING, WAITING, Job, change, end, held, locked, to_job
+from evoengine.service.settings import Settings
 
 MOST_DEATHS = 3
 """of a job's process, after which it is not tried again"""
@@ -34,11 +35,13 @@ class Slot:
 
     number: int
     device: GpuDevice | None = None
-    """None where jobs run on the CPU alone"""
+    """of this machine"""
+    on_cluster: tuple[str, ...] = ()
+    """evoengine's names of the GPUs that its jobs are timed on by way of Ray"""
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        return offered(self.device) if self.device else ()
+        return offered(self.device) if self.device else self.on_cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,14 @@ def offered(device: GpuDevice) -> tuple[str, ...]:
     return own or tuple(gpu.key for gpu in known if gpu.capability == device.capability)
 
 
-def slots_here(cpu_jobs: int) -> list[Slot]:
-    """One per GPU of this machine, and `cpu_jobs` without one."""
+def slots_here(settings: Settings) -> list[Slot]:
+    """One per GPU of this machine and some without one; with a cluster those alone, and its nodes have the GPUs."""
+    if settings.cluster:
+        return [Slot(number, None, settings.cluster_gpus) for number in range(settings.cpu_jobs)]
     found = find_driver()
     devices = [] if isinstance(found, str) else found[1]
     slots = [Slot(number, device) for number, device in enumerate(devices)]
-    return slots + [Slot(len(devices) + number) for number in range(cpu_jobs)]
+    return slots + [Slot(len(devices) + number) for number in range(settings.cpu_jobs)]
 
 
 class Executors:
@@ -98,7 +103,7 @@ class Executors:
             for row in locked(session, (QUEUED, RUNNING)):
                 if row.state == RUNNING and not self._is_lost(row, now):
                     continue
-                if not _fits(_need(to_job(row), timed), slot):
+                if not _fits(to_job(row), timed, slot):
                     continue
                 take(session, row)
                 row.owner, row.beat_at, row.started_at = self._owner, now, row.started_at or now
@@ -150,7 +155,7 @@ class Executors:
         if row is None:
             row = ExecutorRow(owner=self._owner)
             session.add(row)
-        row.gpus = [{"name": s.device.name, "gpus": list(s.gpus)} for s in self._slots if s.device]
+        row.gpus = [_described(slot) for slot in self._slots if slot.gpus]
         row.cpu_jobs, row.beat_at = sum(s.device is None for s in self._slots), now
         session.execute(delete(ExecutorRow).where(ExecutorRow.beat_at < now - FORGOTTEN_AFTER))
 
@@ -162,12 +167,13 @@ class Executors:
             select(ExecutorRow.owner).where(ExecutorRow.cpu_jobs > 0, ExecutorRow.beat_at >= since).limit(1)
         )
         for row in locked(session, (QUEUED, WAITING)):
-            need = _need(to_job(row), timed)
-            if need in timed or (need is None and has_cpu):
-                if row.state == WAITING:
-                    change(session, row, QUEUED, None)
-            else:
-                change(session, row, WAITING, _waits_for(to_job(row), need))
+            job = to_job(row)
+            need = _need(job, timed)
+            can_run = has_cpu if need is None else need in timed.for_job(job)
+            if not can_run:
+                change(session, row, WAITING, _waits_for(job, need))
+            elif row.state == WAITING:
+                change(session, row, QUEUED, None)
 
     def _is_lost(self, row: JobRow, now: datetime) -> bool:
         return row.beat_at is None or row.beat_at < now - self._patience
@@ -182,24 +188,47 @@ def take(session: Session, row: JobRow) -> None:
     mark_killed(session, {run: heart.beat_at if heart else None for run, heart in hearts.items()})
 
 
-def _timed(session: Session, since: datetime) -> set[str]:
-    """GPUs that some live server can time for."""
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """GPUs that live servers can time for."""
+
+    own: frozenset[str]
+    on_cluster: frozenset[str]
+
+    def for_job(self, job: Job) -> frozenset[str]:
+        """What was predicted is timed on a server's own GPU; a search on a cluster too."""
+        return self.own if job.predicted else self.own | self.on_cluster
+
+
+def _timed(session: Session, since: datetime) -> Timed:
     rows = session.scalars(select(ExecutorRow).where(ExecutorRow.beat_at >= since))
-    return {key for row in rows for gpu in row.gpus for key in gpu["gpus"]}
+    found: dict[bool, set[str]] = {False: set(), True: set()}
+    for row in rows:
+        for gpu in row.gpus:
+            found[gpu["on_cluster"]].update(gpu["gpus"])
+    return Timed(frozenset(found[False]), frozenset(found[True]))
 
 
-def _need(job: Job, timed: set[str]) -> str | None:
+def _described(slot: Slot) -> dict[str, Any]:
+    name = slot.device.name if slot.device else "Ray cluster"
+    return {"name": name, "gpus": list(slot.gpus), "on_cluster": slot.device is None}
+
+
+def _need(job: Job, timed: Timed) -> str | None:
     """The GPU that the job needs now, None where the CPU does."""
     device = job.request["device"]
     if device == "cuda":
         return job.gpu
     if device == "auto":
-        return job.gpu if job.gpu in timed or job.predicted else None
+        return job.gpu if job.predicted or job.gpu in timed.for_job(job) else None
     return None
 
 
-def _fits(need: str | None, slot: Slot) -> bool:
-    return slot.device is None if need is None else need in slot.gpus
+def _fits(job: Job, timed: Timed, slot: Slot) -> bool:
+    need = _need(job, timed)
+    if need is None or (job.predicted and slot.device is None):
+        return need is None and slot.device is None
+    return need in slot.gpus
 
 
 def _waits_for(job: Job, need: str | None) -> str:

@@ -44,7 +44,7 @@ def serve(settings: Settings, db: str | None, say: Say) -> None:
         database = ending.enter_context(open_service(db, create=True))
         listening = ending.enter_context(listen(settings))
         prepare(settings, database)
-        dispatcher = Dispatcher(database, slots_here(settings.cpu_jobs), settings.takeover_seconds, say)
+        dispatcher = Dispatcher(database, slots_here(settings), settings.takeover_seconds, say)
         app = make_app(settings, database, dispatcher.executors)
         config = uvicorn.Config(
             app, log_config=None, access_log=False, server_header=False, proxy_headers=False,

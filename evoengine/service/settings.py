@@ -6,11 +6,14 @@ from __future__ import annotations
 import ipaddress
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from evoengine.errors import UsageError
+from evoengine.gpu import find_gpu
+from evoengine.tuning.ray_cluster import check_address
 
 LOOPBACK = "127.0.0.1"
 
@@ -25,6 +28,10 @@ class Settings(BaseSettings):
     port: int = Field(default=8765, ge=0, le=65535)
     cpu_jobs: int = Field(default=1, ge=0, le=1024)
     """jobs without a GPU that run at once here; each has a process per core"""
+    cluster: str | None = None
+    """a Ray cluster on which all jobs run: auto, ray://HOST:10001 or HOST:6379; GPUs of this machine are left to it"""
+    cluster_gpus: Annotated[tuple[str, ...], NoDecode] = ()
+    """kinds of GPU that the cluster has or brings up when they are asked for, as in h100,a100"""
     kernels: Path | None = None
     """a folder of folders with kernels (evoengine new) that jobs may name; their code is run"""
     recorded: Path | None = None
@@ -45,6 +52,21 @@ class Settings(BaseSettings):
     """requests that wait for events at once"""
     dashboard_url: str | None = None
     """where optuna-dashboard is to be found, for the status page's link"""
+
+    @field_validator("cluster")
+    @classmethod
+    def _is_cluster(cls, address: str | None) -> str | None:
+        return check_address(address, "EVOENGINE_CLUSTER") if address else None
+
+    @field_validator("cluster_gpus", mode="before")
+    @classmethod
+    def _known_kinds(cls, listed: object) -> object:
+        if not isinstance(listed, str):
+            return listed
+        try:
+            return tuple(find_gpu(kind.strip()).key for kind in listed.split(",") if kind.strip())
+        except UsageError as error:
+            raise UsageError(f"EVOENGINE_CLUSTER_GPUS: {error}") from error
 
     @property
     def on_loopback(self) -> bool:

@@ -41,7 +41,9 @@ class Work:
     """Raises Fenced where the job is no longer this process's."""
 
     def __init__(self, jobs: Jobs, job: Job, device: str, settings: Settings) -> None:
-        self._jobs, self._job, self._device, self._settings = jobs, job, device, settings
+        self._jobs, self._job, self._settings = jobs, job, settings
+        on_cluster = settings.cluster is not None and job.gpu in settings.cluster_gpus
+        self._has_gpu = device != CPU or on_cluster
         self._log = JobLog(jobs, job)
         self._running: Search | RecordedSearch | FleetSearch | Measuring | None = None
         self.stopped = False
@@ -59,7 +61,7 @@ class Work:
         if self.stopped:
             return
         if self._job.request["device"] == "auto":
-            if self._device == CPU:
+            if not self._has_gpu:
                 why = f"searched and predicted; it is timed when a server has a GPU for {self._job.gpu}"
                 self._jobs.wait(self._job.id, self._job.fence, why)
                 return
@@ -98,7 +100,7 @@ class Work:
         return SearchOptions(
             problem=problem, gpu=self._job.gpu, families=tuple(request["families"]), trials=trials, minutes=minutes,
             sampler=request["sampler"], objective=request["objective"],
-            device="emulator" if self._device == CPU else "cuda",
+            device="cuda" if self._has_gpu and device != "emulator" else "emulator", cluster=self._settings.cluster,
             kernel=self._settings.kernel_folders.get(problem.partition(":")[0]), seed=request["seed"],
         )  # fmt: skip
 

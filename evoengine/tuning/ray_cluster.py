@@ -71,13 +71,13 @@ class Node:
         return asdict(self)
 
 
-def check_address(address: str) -> str:
+def check_address(address: str, given_by: str = "--cluster") -> str:
     """The address; raises UsageError where it is none."""
     found = ADDRESS.match(address)
     if address in (LOCAL, AUTO) or (found and 0 < int(found["port"]) < 1 << 16):
         return address
     raise UsageError(
-        f"--cluster {address!r} is no cluster: write {LOCAL} (this machine), {AUTO} (the cluster that this machine is "
+        f"{given_by} {address!r} is no cluster: write {LOCAL} (this machine), {AUTO} (the cluster that this machine is "
         "a node of), ray://HOST:10001, or on a node HOST:6379"
     )
 
