@@ -27,13 +27,18 @@ from evoengine.hints import hint
 @click.option(
     "--pareto", is_flag=True, help="Show what nothing beats in all that the last run aimed at (search --objective)."
 )
+@click.option(
+    "--fused-moe", type=click.Path(path_type=Path), metavar="FOLDER",
+    help="Write the best of every gemm on --gpu as files of vLLM's and SGLang's fused MoE kernel, "
+    "E=1,N=…,device_name=….json: what its tiles may be, not a figure of that kernel.",
+)  # fmt: skip
 @kernel_option
 @db_option
 @server_option
 @json_option
 def best(
     gpu: str | None, problem: str | None, kernel: Path | None, top: int | None, folder: Path | None,
-    trial: int | None, pareto: bool, db: str | None, server: str | None, as_json: bool,
+    trial: int | None, pareto: bool, fused_moe: Path | None, db: str | None, server: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show the best kernels found, or export the best one or a trial.
 
@@ -45,7 +50,7 @@ def best(
     if server:
         from evoengine.cli import remote
 
-        refuse_beside(server, kernel=kernel, trial=trial, pareto=pareto, db=db)
+        refuse_beside(server, kernel=kernel, trial=trial, pareto=pareto, fused_moe=fused_moe, db=db)
         remote.best(server, gpu, problem, top, folder, as_json)
         return
     from evoengine.cli.candidate_tables import ranking
@@ -60,6 +65,12 @@ def best(
         from evoengine.tuning.setup import register_kernel
 
         register_kernel(kernel)
+    if fused_moe is not None:
+        if gpu is None or problem or top or folder or trial or pareto or as_json:
+            example = hint("best", gpu="h100", **{"fused-moe": "configs/"}, db=db)
+            raise UsageError(f"--fused-moe goes with --gpu alone, as in {example}")
+        _write_fused_moe(fused_moe, gpu, db)
+        return
     if trial is not None:
         if folder is None or gpu or problem or top or pareto or as_json:
             raise UsageError(
@@ -103,5 +114,19 @@ def _export_trial(trial: int, folder: Path, db: str | None) -> None:
     with LiveProgress() as live:
         written = export_trial(folder, trial, db=db, echo=live.say, on_stage=live.stage)
     say_which(db)
+    for path in written:
+        say(f"wrote {path}")
+
+
+def _write_fused_moe(folder: Path, gpu: str, db: str | None) -> None:
+    from evoengine.cli.display import say
+    from evoengine.cli.ledger import say_which
+    from evoengine.gpu import find_gpu
+    from evoengine.tuning.fused_moe import write_fused_moe
+
+    written, left_out = write_fused_moe(folder, find_gpu(gpu), db)
+    say_which(db)
+    for sentence in left_out:
+        say(f"left out: {sentence}")
     for path in written:
         say(f"wrote {path}")

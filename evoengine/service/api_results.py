@@ -20,7 +20,7 @@ from evoengine.cli.json_output import SCHEMA, jsonable
 from evoengine.cli.options import StoredProblemType
 from evoengine.cli.problems import problems_json
 from evoengine.errors import NothingFound, UsageError
-from evoengine.gpu import known_gpus
+from evoengine.gpu import find_gpu, known_gpus
 from evoengine.ledger.models import CandidateRow
 from evoengine.ledger.transfer import is_elsewhere
 from evoengine.records import Outcome
@@ -31,6 +31,7 @@ from evoengine.service.state import State, state_of
 from evoengine.service.views import executor_json
 from evoengine.tuning.boards import fitting_families
 from evoengine.tuning.exporting import bundle
+from evoengine.tuning.fused_moe import find_fused_moe
 
 router = APIRouter(prefix="/v1", tags=["results"])
 Reader = Annotated[int, Depends(require("read"))]
@@ -97,6 +98,15 @@ def exported(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) ->
     state = state_of(request)
     files = bundle(state.database, _trial(state, sha256, gpu))
     return _file(request, _zipped(files), "application/zip", f"{sha256[:12]}.zip")
+
+
+@router.get("/fused_moe")
+def fused_moe(
+    request: Request, _: Reader, gpu: Annotated[str, Query(min_length=1, max_length=100)]
+) -> dict[str, Any]:  # fmt: skip
+    """The best of every gemm on a GPU as files of vLLM's and SGLang's fused MoE kernel, by their names."""
+    found = find_fused_moe(state_of(request).database, find_gpu(gpu))
+    return {"schema": SCHEMA, "files": found.files, "left_out": list(found.left_out)}
 
 
 @router.get("/problems")

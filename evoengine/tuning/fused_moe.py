@@ -1,0 +1,58 @@
+"""What a ledger knows of products on a GPU, in the layout of vLLM's and SGLang's fused MoE kernel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from evoengine.errors import NothingFound, UsageError
+from evoengine.gpu import Gpu
+from evoengine.hints import hint
+from evoengine.ledger.store import Ledger, open_ledger
+from evoengine.publish.whole_file import write_whole
+from evoengine.workloads.gemm.fused_moe import FusedMoe, fused_moe_files
+from evoengine.workloads.gemm.problem import GemmProblem, parse_problem
+
+NAME = "gemm"
+
+
+def find_fused_moe(ledger: Ledger, gpu: Gpu) -> FusedMoe:
+    """Raises NothingFound where the ledger has no product that fits the layout."""
+    named = dict.fromkeys(run.problem for run in ledger.runs() if run.gpu == gpu.key)
+    best = []
+    for problem in map(_product, named):
+        found = ledger.best(str(problem), gpu.key, top=1) if problem else []
+        if problem and found:
+            best.append((problem, found[0]))
+    made = fused_moe_files(best, gpu)
+    if not made.files:
+        why = "; ".join(made.left_out) or "it has none"
+        example = "gemm:m64,n8192,k4096,bf16"
+        raise NothingFound(
+            f"the ledger holds no product on {gpu.key} for a fused MoE kernel ({why}): "
+            f"{hint('search', gpu=gpu.key, problem=example, db=ledger.db)} finds one"
+        )
+    return made
+
+
+def write_fused_moe(folder: Path, gpu: Gpu, db: str | None = None) -> tuple[list[Path], Sequence[str]]:
+    """The files written, and a sentence for each product that none of them has. A file that is there and says
+    otherwise is left as it is, and none is written.
+
+    Raises NothingFound, and UsageError where a file is in the way or cannot be written.
+    """
+    with open_ledger(db, create=False) as ledger:
+        made = find_fused_moe(ledger, gpu)
+    texts = {folder / name: json.dumps(rows, indent=4) + "\n" for name, rows in made.files.items()}
+    for path, text in texts.items():
+        if path.exists() and not (path.is_file() and path.read_bytes() == text.encode()):
+            raise UsageError(f"{path} is there and says otherwise; name a folder without it, or take it away first")
+    for path, text in texts.items():
+        write_whole(path, [text])
+    return list(texts), made.left_out
+
+
+def _product(problem: str) -> GemmProblem | None:
+    name, _, rest = problem.partition(":")
+    return parse_problem(rest) if name == NAME else None
