@@ -112,7 +112,7 @@ def _add_health(app: FastAPI, figures: Figures) -> None:
 
 
 class Watch:
-    """Counts every request, and gives every answer the headers that browsers ask for."""
+    """Counts every request, and gives every answer the headers that browsers ask for, where it has none of its own."""
 
     def __init__(self, app: ASGIApp, figures: Figures) -> None:
         self._app, self._figures = app, figures
@@ -127,7 +127,8 @@ class Watch:
             if message["type"] == "http.response.start":
                 route = getattr(scope.get("route"), "path", "none")
                 self._figures.count(scope["method"], route, message["status"], time.perf_counter() - began)
-                message["headers"] = [*message["headers"], *HEADERS]
+                own = {name.lower() for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(h for h in HEADERS if h[0] not in own)]
             await send(message)
 
         await self._app(scope, receive, watched)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
@@ -17,15 +18,20 @@ from evoengine.records import Candidate
 from evoengine.service.access import require
 from evoengine.service.answers import ranked_targets
 from evoengine.service.api_jobs import Number
+from evoengine.service.api_results import Name
 from evoengine.service.executors import Executor
 from evoengine.service.jobs import ENDED, Job
 from evoengine.service.state import State, state_of
 from evoengine.text import plain
+from evoengine.tuning.report import draw_report
 
 FOLDER = Path(__file__).with_name("templates")
 SHOWN_JOBS, SHOWN_BESTS, SHOWN_EVENTS = 25, 25, 200
 LONGEST_TEXT = 200
 """characters of a text of others in a table"""
+
+_drawing = threading.Lock()
+"""a report of thousands of trials takes a core for seconds: one at a time"""
 
 router = APIRouter(include_in_schema=False)
 Reader = Annotated[int, Depends(require("read"))]
@@ -55,6 +61,15 @@ def job(request: Request, _: Reader, number: Number) -> Response:
         "job.html", title=f"job {number} · evoengine", refresh=None if found.ended else 5, job=found,
         events=events[::-1],
     )  # fmt: skip
+
+
+@router.get("/report", response_class=HTMLResponse)
+def report(request: Request, _: Reader, gpu: Name = None, problem: Name = None) -> Response:
+    """What `evoengine report --html` writes. Its own policy lets its two scripts run, and this one keeps them from all
+    else that is served here."""
+    with _drawing:
+        _overview, text = draw_report(state_of(request).database, problem, gpu)
+    return HTMLResponse(text, headers={"Content-Security-Policy": "sandbox allow-scripts; frame-ancestors 'none'"})
 
 
 @router.get("/docs", response_class=HTMLResponse)

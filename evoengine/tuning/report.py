@@ -29,18 +29,27 @@ def write_report(
     """
     target = Path(file)
     require_place(target)
-    on_stage("reading the ledger")
     with open_ledger(db, create=False) as ledger:
-        gpu, problem = ledger.last_target(gpu, problem)
-        overview = ledger.overview(problem, gpu)
-        if not overview.total:
-            raise NothingFound(
-                f"the ledger holds no trial for {problem} on {gpu}: {hint('search', db=ledger.db)} makes some"
-            )
-        peaks, why_not = _peaks(ledger, overview)
-    on_stage("drawing the charts")
-    write_page(target, page(f"{problem} on {gpu}", _facts(overview), _sections(overview, peaks, why_not), _plotly()))
+        overview, text = draw_report(ledger, problem, gpu, on_stage)
+    write_page(target, text)
     return overview
+
+
+def draw_report(
+    ledger: Ledger, problem: str | None, gpu: str | None, on_stage: Echo = silent
+) -> tuple[Overview, str]:  # fmt: skip
+    """What the page shows, and the page; as `write_report`, in a ledger that is open."""
+    on_stage("reading the ledger")
+    gpu, problem = ledger.last_target(gpu, problem)
+    overview = ledger.overview(problem, gpu)
+    if not overview.total:
+        raise NothingFound(
+            f"the ledger holds no trial for {problem} on {gpu}: {hint('search', db=ledger.db)} makes some"
+        )
+    peaks, why_not = _peaks(ledger, overview)
+    on_stage("drawing the charts")
+    sections = _sections(overview, peaks, why_not)
+    return overview, page(f"{problem} on {gpu}", _facts(overview), sections, _plotly())
 
 
 def _plotly() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import subprocess
@@ -12,10 +11,9 @@ from urllib.error import URLError
 
 import pytest
 
+from tests.support.browser import needs_browser, opened
 from tests.support.recorded import cache
 from tests.support.waiting import wait_for
-
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +53,7 @@ def served(ledger, port, tmp_path_factory):
     assert "Traceback" not in said.read_text()
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt-get install chromium")
+@needs_browser
 @pytest.mark.parametrize(
     ("page", "shown"),
     [
@@ -69,9 +67,7 @@ def test_a_browser_shows_the_study_what_paid_and_each_trial(served, tmp_path, pa
 
     def rendered() -> bool:
         nonlocal seen
-        command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
-        command += ["--virtual-time-budget=10000", "--dump-dom", f"{served}/dashboard/{page}"]
-        seen = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+        seen, _ = opened(f"{served}/dashboard/{page}", tmp_path, 10)
         return all(text in seen for text in shown)
 
     wait_for(rendered)

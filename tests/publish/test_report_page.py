@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
-import subprocess
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -26,10 +24,10 @@ from evoengine.publish.report.page import BEGINNING, is_unchanged, page, write_p
 from evoengine.records import Kind, Measurement, Outcome
 from evoengine.text import plain
 from evoengine.tuning.report import write_report
+from tests.support.browser import needs_browser, opened
 from tests.support.ledger_examples import GPU, POLICY, PROBLEM, SUSTAINED, a_figure, add_ranked, start_run
 from tests.support.report_examples import HOSTILE, TITLE, make_ledger
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SECTIONS = (
     "convergence", "prediction", "roofline", "effects", "pairs", "outcomes", "lineage", "errors", "finals",
 )  # fmt: skip
@@ -293,16 +291,6 @@ def test_a_place_that_cannot_be_written_is_refused(db, arguments, said):
 # ── a real browser ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def opened(file: Path, folder: Path) -> tuple[str, list[str]]:
-    """What a browser makes of the page, and what it says on its console."""
-    command = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--enable-logging=stderr",
-        "--virtual-time-budget=20000", "--window-size=390,800", "--dump-dom", file.as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-
-
 class _Doing(HTMLParser):
     """Collects what text of the ledger would have become, had it not stayed text."""
 
@@ -328,9 +316,9 @@ def test_text_that_became_more_is_seen():
     assert doing(escape(HOSTILE)) == []
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt-get install chromium")
+@needs_browser
 def test_a_browser_draws_every_chart_without_an_error_and_shows_hostile_text_as_text(report, tmp_path):
-    seen, console = opened(report, tmp_path / "profile")
+    seen, console = opened(report.as_uri(), tmp_path / "profile")
     assert console == []
     assert f'data-drawn="{len(SECTIONS)}"' in seen
     assert seen.count('class="main-svg"') >= 2 * len(SECTIONS)
@@ -339,11 +327,11 @@ def test_a_browser_draws_every_chart_without_an_error_and_shows_hostile_text_as_
         assert text in seen
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt-get install chromium")
+@needs_browser
 def test_a_script_from_elsewhere_does_not_run_and_is_seen_on_the_console(tmp_path):
     text = page("title", [], [Section("a", "A", "text", {"data": [], "layout": {}, "height": 1})], "var Plotly = {};")
     (tmp_path / "page.html").write_text(text.replace("<h1>", "<script>document.title = 'owned'</script><h1>"))
-    seen, console = opened(tmp_path / "page.html", tmp_path / "profile")
+    seen, console = opened((tmp_path / "page.html").as_uri(), tmp_path / "profile")
     assert "<title>title</title>" in seen and "data-drawn" not in seen.partition("<main>")[0]
     assert any("Content Security Policy" in line for line in console)
     assert any("newPlot is not a function" in line for line in console)

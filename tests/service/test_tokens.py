@@ -18,7 +18,7 @@ from evoengine.service.tokens import SCOPES, Tokens, digest
 
 OPEN = {"/livez", "/readyz"}
 """what says no more than that the server is up"""
-PAGES = {"/", "/jobs/{number}", "/docs", "/openapi.json", "/nowhere"}
+PAGES = {"/", "/report", "/jobs/{number}", "/docs", "/openapi.json", "/nowhere"}
 JSON = {"Content-Type": "application/json"}
 NEEDED = {"POST": "submit", "DELETE": "submit", "PUT": "work"}
 GEMM = {"problems": ["gemm:m64,n64,k64,fp16"], "gpu": "h100"}

@@ -1,0 +1,78 @@
+"""The status page and the report behind it in a real browser: nothing is refused, nothing is cut off on a phone."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+
+from evoengine.ledger.service_models import JobRow
+from evoengine.records import Kind
+from evoengine.service.page import FOLDER
+from tests.support.browser import needs_browser, opened
+from tests.support.ledger_examples import GPU, PROBLEM, a_figure, add_ranked, start_run
+
+WIDTHS = (390, 1280)
+LONG = "no_place_to_break_" * 20
+MEASURE = """
+addEventListener("load", () => {
+  const widths = [...document.querySelectorAll("iframe")].map(
+    frame => [frame.width, frame.contentDocument.documentElement.scrollWidth].join(":"));
+  document.title = widths.join(" ");
+});
+"""
+
+
+def at_work(served, database, text=LONG):
+    """A server with a kernel and a job, both of long names."""
+    parts = served()
+    add_ranked(database, start_run(database), a_figure(42.0, Kind.MEASURED))
+    parts.http.post("/v1/jobs", json={"problems": ["gemm:m64,n64,k64,fp16"], "gpu": GPU})
+    parts.executors.beat(())
+    with database.writing() as session:
+        job = session.get_one(JobRow, 1)
+        job.why, job.parts = text, [{**job.parts[0], "problem": text, "ended": text}]
+    return parts
+
+
+def in_frames(page: str) -> str:
+    """The page beside itself at each width, with its style written into it: a page there may not be framed."""
+    style = FOLDER.joinpath("style.css").read_text()
+    alone = re.sub(r'<link rel="stylesheet"[^>]*>', f"<style>{style}</style>", page).replace('http-equiv="refresh"', "")
+    frames = "".join(f'<iframe width="{w}" height="900" srcdoc="{escape(alone)}"></iframe>' for w in WIDTHS)
+    return f"<!doctype html><title>none</title><script>{MEASURE}</script>{frames}"
+
+
+def measured(page: str, folder) -> list[tuple[int, int]]:
+    """Width of each frame, and of what is in it."""
+    (folder / "frames.html").write_text(in_frames(page))
+    seen, _ = opened((folder / "frames.html").as_uri(), folder / "profile", 2)
+    [title] = re.findall("<title>([^<]*)</title>", seen.partition("<iframe")[0])
+    return [tuple(map(int, pair.split(":"))) for pair in title.split()]
+
+
+@needs_browser
+def test_the_status_page_fits_a_phone_and_a_desk(served, database, tmp_path):
+    parts = at_work(served, database)
+    for path in ("/", "/jobs/1", "/docs"):
+        page = parts.http.get(path).text
+        for width, needed in measured(page, tmp_path):
+            assert needed <= width, path
+
+
+@needs_browser
+def test_a_page_that_is_too_wide_is_seen(tmp_path):
+    wide = '<!doctype html><body><p style="width: 2000px">wide</p></body>'
+    assert all(needed > width for width, needed in measured(wide, tmp_path))
+
+
+@needs_browser
+def test_the_status_page_and_its_report_are_shown_without_a_complaint(served, database, tmp_path):
+    parts = at_work(served, database)
+    seen, console = opened(parts.url, tmp_path / "profile", 2)
+    assert console == []
+    assert "1 queued" in seen and "42.00 TFLOPS" in seen
+    [link] = re.findall(r'href="(/report[^"]*)"', seen)
+    assert link == f"/report?gpu={GPU}&amp;problem={PROBLEM.replace(':', '%3A').replace(',', '%2C')}"
+    report, console = opened(parts.url + link.replace("&amp;", "&"), tmp_path / "profile", 20)
+    assert console == []
+    assert re.search(r'data-drawn="\d+"', report) and f"{PROBLEM} on {GPU}" in report
