@@ -16,6 +16,8 @@ from evoengine.space.family import Family
 
 CHUNK = 1 << 17
 """rows in hand at once: what bounds memory beside the valid rows themselves"""
+MOST_COUNTED = 1 << 18
+"""settings of some knobs that are told apart by a table, which is quicker than sorting"""
 MOST_VALID = 50_000_000
 MOST_VISITED = 1_000_000_000
 
@@ -85,11 +87,12 @@ class Enumerator:
             raise self._too_large(f"more than {MOST_VALID:,} valid configurations")
 
     def _expanded(self, rows: Rows, knob: Knob) -> Rows:
-        index, source = expand(self.active(knob, rows), len(knob.values))
+        active, values = self.active(knob, rows), len(knob.values)
+        index, counts = expanded(active, values)
         self.visited += len(index)
         if self.visited > MOST_VISITED:
             raise self._too_large(f"more than {MOST_VISITED:,} combinations to look at")
-        return {name: column[source] for name, column in rows.items()} | {knob.name: index.astype(_dtype(knob))}
+        return {n: np.repeat(column, counts) for n, column in rows.items()} | {knob.name: index.astype(_dtype(knob))}
 
     def active(self, knob: Knob, rows: Rows) -> np.ndarray:
         length = len(rows["family"])
@@ -100,22 +103,22 @@ class Enumerator:
         return active
 
     def _constrained(self, rows: Rows, level: int) -> Rows:
+        keep = np.ones(len(rows["family"]), bool)
         for constraint in self.due[level]:
-            length = len(rows["family"])
-            applies = np.arange(length)
+            applies = np.flatnonzero(keep)
             if constraint.when:
                 applies = self._where_holds(constraint.when, rows, applies)
             applies = self._where_named(constraint.expr, rows, applies)
             if not len(applies):
                 continue
-            broken = applies[~as_bool(constraint.expr.evaluate_arrays(self._columns(rows, applies)))]
+            first, which = self._settings(constraint.expr, rows, applies)
+            held = as_bool(constraint.expr.evaluate_arrays(self._columns(rows, applies[first])))
+            broken = applies[~held[which]]
             if len(broken):
                 later = math.prod(float(len(k.values)) for k in self.knobs[level + 1 :])
                 self.removed[constraint] = self.removed.get(constraint, 0.0) + len(broken) * later
-                keep = np.ones(length, bool)
                 keep[broken] = False
-                rows = {name: column[keep] for name, column in rows.items()}
-        return rows
+        return rows if keep.all() else {name: column[keep] for name, column in rows.items()}
 
     def _where_named(self, expression: Expression, rows: Rows, among: np.ndarray) -> np.ndarray:
         """The rows on which every knob that stands in the expression is active."""
@@ -125,18 +128,39 @@ class Enumerator:
         return among
 
     def _where_holds(self, when: Expression, rows: Rows, among: np.ndarray) -> np.ndarray:
-        # A when depends on few knobs: it is decided once for each of their settings, and by the code `contains` uses.
+        # by the code that `contains` uses
         knobs = [k for k in self.knobs if k.name in self.family.knobs_reached(when) - {"family"}]
+        first, which = self._settings(when, rows, among)
+        holds = [self.family.holds(when, self._scope(knobs, rows, int(among[i]))) for i in first]
+        kept: np.ndarray = among[np.array(holds, bool)[which]]
+        return kept
+
+    def _settings(self, expression: Expression, rows: Rows, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """An expression hangs on few knobs, so it need be decided but once for each setting of them: where in `among`
+        each setting comes first, in order, and which of these settings each row has."""
+        reached = self.family.knobs_reached(expression) - {"family"}
         setting, settings = np.zeros(len(among), np.int64), 1
-        for knob in knobs:
+        for knob in self.knobs:
+            if knob.name not in reached:
+                continue
             if settings * (len(knob.values) + 1) > 2**62:
                 setting, settings = np.unique(setting, return_inverse=True)[1], len(among)
             setting = setting * (len(knob.values) + 1) + rows[knob.name][among] + 1
             settings *= len(knob.values) + 1
-        _, first, which = np.unique(setting, return_index=True, return_inverse=True)
-        holds = [self.family.holds(when, self._scope(knobs, rows, int(among[i]))) for i in first]
-        kept: np.ndarray = among[np.array(holds, bool)[which]]
-        return kept
+        if settings > MOST_COUNTED:
+            _, first, which = np.unique(setting, return_index=True, return_inverse=True)
+        else:
+            # of rows with one setting the first is written last, and stays
+            first_of = np.full(settings, -1)
+            first_of[setting[::-1]] = np.arange(len(among) - 1, -1, -1)
+            present = np.flatnonzero(first_of >= 0)
+            number = np.empty(settings, np.int64)
+            number[present] = np.arange(len(present))
+            first, which = first_of[present], number[setting]
+        in_order = np.argsort(first)
+        rank = np.empty(len(first), np.int64)
+        rank[in_order] = np.arange(len(first))
+        return first[in_order], rank[which]
 
     def _scope(self, knobs: list[Knob], rows: Rows, i: int) -> Scope:
         indices = {k.name: int(rows[k.name][i]) for k in knobs}
@@ -145,8 +169,7 @@ class Enumerator:
 
     def _columns(self, rows: Rows, among: np.ndarray) -> Columns:
         coded = {n: EncodedColumn(column, self.domains[n]) for n, column in rows.items() if n != "family"}
-        columns = self.family.columns(coded, len(rows["family"]))
-        return columns if len(among) == columns.length else columns.at(among)
+        return self.family.columns(coded, len(rows["family"])).at(among)
 
     def _too_large(self, what: str) -> UsageError:
         return UsageError(
@@ -164,9 +187,10 @@ class Enumerator:
         for knob in self.knobs[1:]:
             active = self.active(knob, rows)
             if knob.name in deciders:
-                index, source = expand(active, len(knob.values))
-                rows = {n: column[source] for n, column in rows.items()} | {knob.name: index.astype(_dtype(knob))}
-                weight = weight[source]
+                index, counts = expanded(active, len(knob.values))
+                rows = {n: np.repeat(column, counts) for n, column in rows.items()}
+                rows[knob.name] = index.astype(_dtype(knob))
+                weight = np.repeat(weight, counts)
             else:
                 weight = weight * np.where(active, len(knob.values), 1).astype(object)
         return int(weight.sum())
@@ -184,13 +208,14 @@ def launch_columns(family: Family, enumeration: Enumeration) -> Iterator[tuple[i
         yield start, family.columns(coded, min(CHUNK, len(enumeration) - start))
 
 
-def expand(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gives each active row all of a knob's values, the others -1: (position in the domain, row it came from)."""
+def expanded(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray | int]:
+    """Gives each active row all of a knob's values, the others -1: (positions in the domain, how many of each row)."""
+    if active.all():
+        return np.tile(np.arange(values), len(active)), values
     counts = np.where(active, values, 1)
-    source = np.repeat(np.arange(len(active)), counts)
-    index = np.arange(len(source)) - (np.cumsum(counts) - counts)[source]
-    index[~active[source]] = -1
-    return index, source
+    index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    index[np.repeat(~active, counts)] = -1
+    return index, counts
 
 
 def _dtype(knob: Knob) -> type[np.signedinteger]:
