@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,8 @@ CHUNK = 1 << 17
 """rows in hand at once: what bounds memory beside the valid rows themselves"""
 MOST_COUNTED = 1 << 18
 """settings of some knobs that are told apart by a table, which is quicker than sorting"""
+MOST_NUMBERED = 2**62
+"""settings that an int64 tells apart"""
 MOST_VALID = 50_000_000
 MOST_VISITED = 1_000_000_000
 
@@ -43,11 +45,15 @@ class Enumerator:
         self.domains = {k.name: np.array(k.values) for k in self.knobs}
         self.removed: dict[Constraint, float] = {}
         self.visited = 0
+        # Knobs on which no rule hangs come last: they multiply what is left then, not what is looked at.
+        rules = [rule for c in family.constraints for rule in (c.expr, c.when)] + [k.when for k in self.knobs]
+        ruled = family.knobs_reached(*rules) | {"family"}
+        self.walk = sorted(self.knobs, key=lambda knob: knob.name not in ruled)
         # A constraint is applied as soon as the last knob it depends on is bound.
-        self.due: list[list[Constraint]] = [[] for _ in self.knobs]
+        self.due: list[list[Constraint]] = [[] for _ in self.walk]
         for constraint in family.constraints:
             hangs_on = family.knobs_reached(constraint.expr, constraint.when)
-            self.due[max((i for i, k in enumerate(self.knobs) if k.name in hangs_on), default=0)].append(constraint)
+            self.due[max((i for i, k in enumerate(self.walk) if k.name in hangs_on), default=0)].append(constraint)
 
     def enumerate(self) -> Enumeration:
         """Raises UsageError where the space is too large to hold."""
@@ -62,17 +68,30 @@ class Enumerator:
         empty = {k.name: np.empty(0, _dtype(k)) for k in self.knobs}
         # Column by column, giving the parts back on the way: the rows are never held twice.
         rows = {name: np.concatenate([part.pop(name) for part in parts]) if parts else empty[name] for name in names}
+        if [k.name for k in self.walk] != names:
+            order = self._in_order(rows)
+            for name in names:
+                rows[name] = rows[name][order]
         return Enumeration(rows, self.removed)
+
+    def _in_order(self, rows: Rows) -> np.ndarray:
+        """The places of the rows when they are sorted by the knobs in their own order."""
+        if math.prod(len(k.values) + 1 for k in self.knobs) > MOST_NUMBERED:
+            return np.lexsort([rows[k.name] for k in reversed(self.knobs)])
+        position = np.zeros(len(rows["family"]), np.int64)
+        for knob in self.knobs:
+            position = position * (len(knob.values) + 1) + rows[knob.name] + 1
+        return np.argsort(position)
 
     def _descend(self, rows: Rows, level: int) -> Iterator[Rows]:
         rows = self._constrained(rows, level)
         if not len(rows["family"]):
             return
-        if level + 1 == len(self.knobs):
+        if level + 1 == len(self.walk):
             yield rows
             return
         self._refuse_certain_excess(len(rows["family"]), level)
-        knob = self.knobs[level + 1]
+        knob = self.walk[level + 1]
         step = max(1, CHUNK // len(knob.values))
         for start in range(0, len(rows["family"]), step):
             some = {name: column[start : start + step] for name, column in rows.items()}
@@ -80,7 +99,7 @@ class Enumerator:
 
     def _refuse_certain_excess(self, rows: int, level: int) -> None:
         """At once where nothing removes any of what these rows become: looking at it all would take minutes."""
-        later = self.knobs[level + 1 :]
+        later = self.walk[level + 1 :]
         if any(knob.when for knob in later) or any(self.due[level + 1 :]):
             return
         if rows * math.prod(len(knob.values) for knob in later) > MOST_VALID:
@@ -115,7 +134,7 @@ class Enumerator:
             held = as_bool(constraint.expr.evaluate_arrays(self._columns(rows, applies[first])))
             broken = applies[~held[which]]
             if len(broken):
-                later = math.prod(float(len(k.values)) for k in self.knobs[level + 1 :])
+                later = math.prod(float(len(k.values)) for k in self.walk[level + 1 :])
                 self.removed[constraint] = self.removed.get(constraint, 0.0) + len(broken) * later
                 keep[broken] = False
         return rows if keep.all() else {name: column[keep] for name, column in rows.items()}
@@ -136,31 +155,8 @@ class Enumerator:
         return kept
 
     def _settings(self, expression: Expression, rows: Rows, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """An expression hangs on few knobs, so it need be decided but once for each setting of them: where in `among`
-        each setting comes first, in order, and which of these settings each row has."""
-        reached = self.family.knobs_reached(expression) - {"family"}
-        setting, settings = np.zeros(len(among), np.int64), 1
-        for knob in self.knobs:
-            if knob.name not in reached:
-                continue
-            if settings * (len(knob.values) + 1) > 2**62:
-                setting, settings = np.unique(setting, return_inverse=True)[1], len(among)
-            setting = setting * (len(knob.values) + 1) + rows[knob.name][among] + 1
-            settings *= len(knob.values) + 1
-        if settings > MOST_COUNTED:
-            _, first, which = np.unique(setting, return_index=True, return_inverse=True)
-        else:
-            # of rows with one setting the first is written last, and stays
-            first_of = np.full(settings, -1)
-            first_of[setting[::-1]] = np.arange(len(among) - 1, -1, -1)
-            present = np.flatnonzero(first_of >= 0)
-            number = np.empty(settings, np.int64)
-            number[present] = np.arange(len(present))
-            first, which = first_of[present], number[setting]
-        in_order = np.argsort(first)
-        rank = np.empty(len(first), np.int64)
-        rank[in_order] = np.arange(len(first))
-        return first[in_order], rank[which]
+        reached = self.family.knobs_reached(expression)
+        return settings([k for k in self.knobs[1:] if k.name in reached], rows, among)
 
     def _scope(self, knobs: list[Knob], rows: Rows, i: int) -> Scope:
         indices = {k.name: int(rows[k.name][i]) for k in knobs}
@@ -196,16 +192,40 @@ class Enumerator:
         return int(weight.sum())
 
 
-def launch_columns(family: Family, enumeration: Enumeration) -> Iterator[tuple[int, Columns]]:
-    """The valid rows chunk by chunk, as columns that expressions can be evaluated on, with the first row's number."""
-    domains = {k.name: np.array(k.values) for k in family.knobs}
-    for start in range(0, len(enumeration), CHUNK):
-        coded = {
-            name: EncodedColumn(column[start : start + CHUNK], domains[name])
-            for name, column in enumeration.rows.items()
-            if name != "family"
-        }
-        yield start, family.columns(coded, min(CHUNK, len(enumeration) - start))
+def settings(knobs: Sequence[Knob], rows: Rows, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What hangs on a few knobs need be decided but once for each setting of them: where in `among` each setting comes
+    first, in order, and which of these settings each row has."""
+    setting, count = np.zeros(len(among), np.int64), 1
+    for knob in knobs:
+        if count * (len(knob.values) + 1) > MOST_NUMBERED:
+            setting, count = np.unique(setting, return_inverse=True)[1], len(among)
+        setting = setting * (len(knob.values) + 1) + rows[knob.name][among] + 1
+        count *= len(knob.values) + 1
+    if count > MOST_COUNTED:
+        _, first, which = np.unique(setting, return_index=True, return_inverse=True)
+    else:
+        # of rows with one setting the first is written last, and stays
+        first_of = np.full(count, -1)
+        first_of[setting[::-1]] = np.arange(len(among) - 1, -1, -1)
+        present = np.flatnonzero(first_of >= 0)
+        number = np.empty(count, np.int64)
+        number[present] = np.arange(len(present))
+        first, which = first_of[present], number[setting]
+    in_order = np.argsort(first)
+    rank = np.empty(len(first), np.int64)
+    rank[in_order] = np.arange(len(first))
+    return first[in_order], rank[which]
+
+
+def columns_by_setting(family: Family, enumeration: Enumeration) -> tuple[np.ndarray, Columns]:
+    """The first valid row of each setting of the knobs that launch and costs hang on: their numbers, and the rows as
+    columns that expressions can be evaluated on."""
+    rule = family.launch_rule
+    reached = family.knobs_reached(*rule.block, *rule.grid, rule.shared, *family.cost_rules.values())
+    rows, knobs = enumeration.rows, family.knobs[1:]
+    numbers, _ = settings([k for k in knobs if k.name in reached], rows, np.arange(len(enumeration)))
+    coded = {k.name: EncodedColumn(rows[k.name][numbers], np.array(k.values)) for k in knobs}
+    return numbers, family.columns(coded, len(numbers))
 
 
 def expanded(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray | int]:

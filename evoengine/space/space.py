@@ -15,7 +15,7 @@ from evoengine.records import Config, Launch, Value, config_key
 from evoengine.space.definition import Definition, Knob, domain_error
 from evoengine.space.family import Family
 from evoengine.space.reader import parse_definition, read_definition
-from evoengine.space.rows import Enumeration, Enumerator, launch_columns
+from evoengine.space.rows import Enumeration, Enumerator, columns_by_setting
 from evoengine.untrusted import printable
 
 
@@ -229,10 +229,10 @@ class SearchSpace:
 
     def _check_rules(self) -> None:
         for name, family in self._families.items():
-            for start, columns in launch_columns(family, self._enumerations[name]):
-                family.check_costs(columns)
-                for i in family.doubtful_launches(columns):
-                    family.launch(self._at(self._enumerations[name], start + int(i)), self._variables)
+            numbers, columns = columns_by_setting(family, self._enumerations[name])
+            family.check_costs(columns)
+            for i in family.doubtful_launches(columns):
+                family.launch(self._at(self._enumerations[name], int(numbers[i])), self._variables)
 
     def _sorted_starts(self) -> tuple[tuple[Config, ...], tuple[tuple[Config, str], ...]]:
         valid, dropped = [], []

@@ -13,6 +13,7 @@ from scipy.stats import chisquare
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu
 from evoengine.records import Config, Launch, config_key
+from evoengine.space import rows
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.workloads.base import Problem
 from tests.support.spaces import launches
@@ -125,7 +126,11 @@ def test_contains_agrees_with_the_enumeration_on_every_combination(load: Load) -
         assert space.contains(config) == (config_key(config) in valid), (config, space.why_invalid(config))
 
 
-def test_random_constraints_leave_what_checking_each_combination_leaves(load: Load) -> None:
+@pytest.mark.parametrize("limits", [{}, {"MOST_COUNTED": 0}, {"MOST_COUNTED": 0, "MOST_NUMBERED": 1}])
+def test_random_constraints_leave_what_checking_each_combination_leaves(load: Load, monkeypatch, limits) -> None:
+    """However settings are told apart, and in the order of knobs though those that no rule names are walked last."""
+    for name, value in limits.items():
+        monkeypatch.setattr(rows, name, value)
     rng = np.random.default_rng(3)
     clauses = ["a * {n} > b", "(a + b) % {n} != 0", "c < {n}", "d >= a - {n}", "b // a <= {n}", "total % {n} < 3"]
     for _ in range(40):
