@@ -2,20 +2,22 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# more than there are cores: tests wait for processes of their own a third of the time
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(2, 3 * os.cpu_count() // 2))')
 
 .PHONY: search test test-all lint gpu clean
 
 search: .venv/ready
 	$(BIN)/evoengine search --gpu h100
 
-# hundreds of processes import the package; without bytecode each would compile it anew
+# hundreds of processes import the package; without bytecode each would compile it again
 test test-all: export PYTHONDONTWRITEBYTECODE =
 
 test: .venv/ready
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-all: .venv/ready
-	$(BIN)/python -m pytest -n auto --dist worksteal -m ""
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m ""
 
 lint: .venv/linters
 	$(BIN)/ruff format --check

@@ -29,6 +29,7 @@ def prepared(tmp_path_factory):
     return folder / "p.db"
 
 
+@pytest.mark.exhaustive
 def test_prepare_leaves_binaries_of_the_sweep_and_of_the_search_for_the_gpu_that_was_named(prepared):
     with open_ledger(str(prepared), create=False) as ledger:
         found = [ledger.candidate(c.trial, with_cubin=True) for c in ledger.candidates()]

@@ -12,6 +12,7 @@ from urllib.error import URLError
 import pytest
 
 from tests.support.browser import needs_browser, opened
+from tests.support.exhaustive import more
 from tests.support.recorded import cache
 from tests.support.waiting import wait_for
 
@@ -58,8 +59,12 @@ def served(ledger, port, tmp_path_factory):
     ("page", "shown"),
     [
         ("studies/1", ["recorded runs per second", "Best Trial", "Hyperparameter Importance"]),
-        ("studies/1/note", ["median gain", "steps", "→"]),
-        ("studies/1/trials?numbers=0", ["outcome", "recorded", "median_us", "random", "block"]),
+        *more(
+            [
+                ("studies/1/note", ["median gain", "steps", "→"]),
+                ("studies/1/trials?numbers=0", ["outcome", "recorded", "median_us", "random", "block"]),
+            ]
+        ),
     ],
 )
 def test_a_browser_shows_the_study_what_paid_and_each_trial(served, tmp_path, page, shown):

@@ -157,11 +157,13 @@ def test_a_measurement_is_precise_logged_and_below_the_roofline(judge):
     assert figure.median_us == pytest.approx(statistics.median(figure.samples_us))
 
 
+@pytest.mark.exhaustive
 def test_the_same_kernel_twice_gives_the_same_time_within_two_percent(judge):
     medians = [judge.submit(correct(), None).result()[1].median_us for _ in range(2)]
     assert max(medians) / min(medians) < 1.02
 
 
+@pytest.mark.exhaustive
 def test_finals_rank_kernels_against_each_other(judge):
     contenders = [correct(0).contender, correct(1).contender]
     finals = judge.finals(contenders).result()

@@ -73,7 +73,7 @@ NO_TENSOR = (
 )
 
 
-@pytest.mark.parametrize(("text", "complaint"), [NO_TENSOR, *more(UNREADABLE)])
+@pytest.mark.parametrize(("text", "complaint"), more([NO_TENSOR, *UNREADABLE]))
 def test_a_file_without_a_model_says_why(tmp_path, text, complaint):
     (tmp_path / "model.py").write_text(text)
     with pytest.raises(UsageError) as error:

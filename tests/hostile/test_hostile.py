@@ -94,7 +94,7 @@ def written(folder: Path, data: Any) -> Path:
     return file
 
 
-FEW = [(own, 40), (foreign, 25), (kernel_tuner, 25)]
+FEW = [(own, 20), (foreign, 15), (kernel_tuner, 15)]
 """what makes a file, and how many mutations of it are tried"""
 MANY = [(own, 300), (foreign, 150), (kernel_tuner, 150)]
 

@@ -278,6 +278,7 @@ def test_the_memory_that_is_asked_for_covers_drawing_and_checking(stage):
     assert needed_bytes(target(long)) > 3 * 8 * (1 << 28) + 4 * 2 * 2 * 131072 * 128 + (512 << 20)
 
 
+@pytest.mark.exhaustive
 def test_modules_are_unloaded_and_graphs_keep_theirs_until_they_go(stage):
     from tests.fake_cuda.device import live
 

@@ -16,6 +16,7 @@ from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.attention.tensors import RISES, TORCH_DTYPES
 from evoengine.workloads.base import Case, Drawn
+from tests.support.exhaustive import each_nth
 
 ATTENTION = find_workload("attention")
 TENSORS = ATTENTION.tensors()
@@ -259,7 +260,8 @@ BELOW_BF16 = ("P through bf16", "P a little too large")
 
 
 @pytest.mark.parametrize(
-    ("text", "loss"), [(t, name) for t in PROBLEMS for name in LOSSES if "fp16" in t or name not in BELOW_BF16]
+    ("text", "loss"),
+    each_nth(3, [(t, name) for t in PROBLEMS for name in LOSSES if "fp16" in t or name not in BELOW_BF16]),
 )
 def test_a_loss_of_precision_in_p_is_incorrect(text, loss):
     problem = parse_problem(text)

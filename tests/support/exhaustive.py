@@ -29,7 +29,17 @@ def representatives(cases: Iterable[ParameterSet], *starts: str) -> list[Paramet
     return [case if n in kept else _marked(case) for n, case in enumerate(cases)]
 
 
+def each_nth(nth: int, cases: Iterable[Any]) -> list[ParameterSet]:
+    """The first case and each n-th after it; those between are exhaustive."""
+    cases = [case if isinstance(case, ParameterSet) else _case(case) for case in cases]
+    return [case if place % nth == 0 else _marked(case) for place, case in enumerate(cases)]
+
+
+def _case(case: Any) -> ParameterSet:
+    return pytest.param(*case) if isinstance(case, tuple) else pytest.param(case)
+
+
 def _marked(case: Any) -> ParameterSet:
     if not isinstance(case, ParameterSet):
-        case = pytest.param(*case) if isinstance(case, tuple) else pytest.param(case)
+        case = _case(case)
     return pytest.param(*case.values, marks=[*case.marks, pytest.mark.exhaustive], id=case.id)

@@ -24,15 +24,17 @@ def attention_target(problem: str = "b16,h16,s2048,d64,fp16", gpu: str = "h100")
 
 
 @cache
-def space_of(problem: str, gpu: str = "h100") -> SearchSpace:
+def space_of(problem: str, gpu: str = "h100", families: tuple[str, ...] = ()) -> SearchSpace:
     """The space of a problem's workload; half a second of a core, and the same for all tests."""
     workload, parsed = workloads.parse_problem(problem)
-    return load_space(asset("search_spaces") / f"{workload.name}.toml", parsed, find_gpu(gpu))
+    return load_space(asset("search_spaces") / f"{workload.name}.toml", parsed, find_gpu(gpu), families)
 
 
-def attention_space(problem: str = "b16,h16,s2048,d64,fp16", gpu: str = "h100") -> SearchSpace:
+def attention_space(
+    problem: str = "b16,h16,s2048,d64,fp16", gpu: str = "h100", families: tuple[str, ...] = ()
+) -> SearchSpace:
     """That of the workload which needs no name."""
-    return space_of(problem, gpu)
+    return space_of(problem, gpu, families)
 
 
 class KernelGate:

@@ -119,6 +119,7 @@ def test_a_cache_that_cannot_be_made_is_named(monkeypatch, tmp_path):
         build(source())
 
 
+@pytest.mark.exhaustive
 def test_stacks_can_be_switched_without_assembly(forgetful, tmp_path):
     forgetful.setenv("XDG_CACHE_HOME", str(tmp_path))
     forgetful.setattr(builder, "_COMMON", (*builder._COMMON, "-DEVO_EMU_UCONTEXT"))
