@@ -25,7 +25,7 @@ from evoengine.gpu import find_gpu
 from evoengine.ledger.patience import Patience
 from evoengine.ledger.runs import Device
 from evoengine.ledger.store import Ledger, open_ledger
-from evoengine.ledger.study import Projection, optuna_storage
+from evoengine.ledger.study import Projection, add_missing, optuna_storage
 from evoengine.records import Binary, CaseResult, Config, Kind, Measurement, Verdict
 from evoengine.search import coordinator
 from evoengine.search.coordinator import Coordinator
@@ -140,6 +140,16 @@ def start(ledger: Ledger, s: Setting, echo: Callable[[str], None] = print) -> Be
     return begin(ledger, asked, None, echo, device=Device(DEVICE), space=s.space, seed=s.seed)
 
 
+def make_study(ledger: Ledger, run: int, setting: Setting) -> Projection:
+    """The run's, and what earlier ones left out of theirs."""
+    storage = optuna_storage(ledger.url)
+    domains = {knob.name: knob.values for knob in setting.space.knobs}
+    made = Projection(storage, ledger, run, Kind.ESTIMATED, domains)
+    add_missing(storage, ledger)
+    made.complete()
+    return made
+
+
 def search(
     database: str, *, trials: int = 100, size: int = 400, seed: int = 1, sampler: str = "random", jobs: int = 2,
     milliseconds: float = 0.0, log: Path | None = None, study: bool = True, remeasure: bool = False,
@@ -151,21 +161,19 @@ def search(
         setting = replace(make_setting(Path(folder), size, trials, seed, sampler, jobs), remeasure=remeasure)
         begun = start(ledger, setting, echo)
         with ending(ledger, begun.run), compiling_nothing():
-            add: Callable[[int], None] = lambda trial: None  # noqa: E731 - where there is no study
-            if study:
-                storage = optuna_storage(ledger.url)
-                domains = {knob.name: knob.values for knob in setting.space.knobs}
-                projection = Projection(storage, ledger, begun.run, Kind.ESTIMATED, domains)
-                projection.complete()
-                add = projection.add
+            projection = make_study(ledger, begun.run, setting) if study else None
             judge = InstantJudge(log, milliseconds)
+            finished = projection.add if projection else lambda trial: None
             searched = Coordinator(
-                setting, ledger, begun.run, judge, on_change, add, identity=Identity(setting, {}), spent=begun.spent
-            )
+                setting, ledger, begun.run, judge, on_change, finished, identity=Identity(setting, {}),
+                spent=begun.spent,
+            )  # fmt: skip
             signal.signal(signal.SIGTERM, lambda *_: searched.stop())
             progress = searched.search()
+            if projection:
+                projection.write()
             ledger.finish_run(begun.run, progress.ended)
-            if study:
+            if projection:
                 projection.complete()
         return progress
 

@@ -143,9 +143,10 @@ class Projection:
     def write_due(self) -> None:
         """Writes what waits, unless something was written a moment ago."""
         if self._waiting and time.monotonic() - self._written_at >= BATCH_SECONDS:
-            self._write()
+            self.write()
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Writes what waits; what goes wrong is kept in `missed`."""
         trials, self._waiting = self._waiting, []
         for begin in range(0, len(trials), BATCH):
             some = trials[begin : begin + BATCH]
@@ -192,7 +193,7 @@ class Projection:
         self._failed, self.missed = None, {}
         projected = {trial.user_attrs.get("trial") for trial in known}
         self._waiting = [number for number in finished if number not in projected]
-        self._write()
+        self.write()
 
     def fill(self, trials: Sequence[int], on_done: Callable[[int], None]) -> None:
         """Writes finished candidates at once, numbered in their order; what goes wrong is raised.

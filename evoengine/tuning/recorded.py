@@ -89,6 +89,7 @@ class RecordedSearch:
             replay.stop()
         with ending(ledger, run):
             progress = replay.search()
+        study.write()
         ledger.finish_run(run, progress.ended)
         study.complete()
         study.summarise()

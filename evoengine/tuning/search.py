@@ -270,6 +270,7 @@ class Search:
         if self._timing is None and progress.ended != "interrupted":
             self._on_stage("executing the machine code of the best")
             progress.notes += check_winner(ledger, run, target, s.space, s.seed)
+        study.write()  # before the run counts as ended: who is killed then leaves a whole study
         ledger.finish_run(run, progress.ended)
         study.complete()  # of what was under way, and where the database was away for a while
         study.summarise()
