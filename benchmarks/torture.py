@@ -5,8 +5,8 @@ figure as if nothing had happened?
 
 Each search is a process (`benchmarks/instant.py`) that SIGKILL ends up to `--longest` seconds after it began, or every
 other time after it evaluated its first kernel; the same command then goes on with its run. When a run comes to its end
-the next one begins, with another seed. Every other one takes over what is known, the rest evaluate all anew. At the end
-everything is held against what it must be; the exit code is 1 where anything is wrong.
+the next one begins, with another seed. Every other one takes over what is known, the rest evaluate all again. At
+the end everything is held against what it must be; the exit code is 1 where anything is wrong.
 """
 
 from __future__ import annotations

@@ -72,6 +72,6 @@ def _queued(gpu: str, asked: dict[str, object], db: str | None) -> list[tuple[in
     with open_service(db, create=False) as database:
         say_which(db)
         jobs = Jobs(database)
-        requests = retune_requests(RetuneRequest(gpu=gpu, **asked), settings, database, jobs)  # type: ignore[arg-type]
+        requests = retune_requests(RetuneRequest.model_validate({"gpu": gpu, **asked}), settings, database, jobs)
         made = [jobs.submit(request, 0, None, settings.max_jobs) for request in requests]
     return [(job.id, job.parts[0]["problem"], job.state) for job in made]

@@ -1,7 +1,7 @@
 """Keeps, beside the figures, by which of them each candidate is ranked: `figures.read_order` finds the fastest there.
 
 What stands here follows from candidates, verdicts and measurements alone. Every write of one of these goes through
-`update_standing` or `rebuild`, in the same transaction; `evoengine db check` makes them all anew and compares.
+`update_standing` or `rebuild`, in the same transaction; `evoengine db check` makes all of them again and compares.
 """
 
 from __future__ import annotations

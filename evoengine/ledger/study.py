@@ -17,6 +17,7 @@ from dataclasses import asdict
 from io import BytesIO
 from itertools import product
 from pathlib import Path
+from typing import cast
 
 import optuna
 from optuna.artifacts import ArtifactMeta, FileSystemArtifactStore
@@ -327,7 +328,7 @@ def _domains(known: Sequence[FrozenTrial], candidates: Sequence[Candidate]) -> d
     for trial in known:
         for knob, distribution in trial.distributions.items():
             if isinstance(distribution, CategoricalDistribution):
-                domains[knob] = list(distribution.choices)  # type: ignore[arg-type]
+                domains[knob] = [cast(Value, choice) for choice in distribution.choices]
     return domains
 
 

@@ -40,8 +40,15 @@ def distance(problem: str, other: str) -> float:
 def _apart(one: object, two: object) -> float:
     if one == two:
         return 0.0
-    are_sizes = all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in (one, two))
-    return abs(math.log2(float(one) / float(two))) if are_sizes else OTHER_WORD  # type: ignore[arg-type]
+    ours, theirs = _size(one), _size(two)
+    return OTHER_WORD if ours is None or theirs is None else abs(math.log2(ours / theirs))
+
+
+def _size(value: object) -> float | None:
+    """A number above 0; None of anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if value > 0 else None
 
 
 def _between(gpu: Gpu, other: str) -> float:

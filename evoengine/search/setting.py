@@ -29,4 +29,4 @@ class Setting:
     objectives: tuple[Objective, ...] = (OBJECTIVES[DEFAULT],)
     fill: Fill = fill
     remeasure: bool = False
-    """whether what the ledger knows is evaluated anew"""
+    """whether what the ledger knows is evaluated again"""

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -20,7 +20,7 @@ from evoengine.cli.json_output import SCHEMA
 from evoengine.errors import UsageError
 from evoengine.service.access import require, require_own
 from evoengine.service.errors import RETRY_SECONDS
-from evoengine.service.jobs import LONGEST_KEY, STATES, Job
+from evoengine.service.jobs import LONGEST_KEY, Job, JobState
 from evoengine.service.requests import JobRequest, RetuneRequest, checked
 from evoengine.service.retune import retune_requests
 from evoengine.service.state import State, state_of
@@ -66,7 +66,7 @@ def retune(request: Request, body: RetuneRequest, submitter: Submitter) -> JSONR
 @router.get("/jobs")
 def jobs(
     request: Request, _: Reader,
-    state: Annotated[Literal[STATES] | None, Query(description="Only these.")] = None,  # type: ignore[valid-type]
+    state: Annotated[JobState | None, Query(description="Only these.")] = None,
     before: Annotated[int | None, Query(ge=1, le=LARGEST_NUMBER, description="Only of lower numbers.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:  # fmt: skip

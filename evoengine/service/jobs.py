@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, get_args
 
 from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
@@ -24,7 +24,8 @@ from evoengine.service.database import Database
 
 QUEUED, RUNNING, WAITING = "queued", "running", "waiting"
 DONE, CANCELLED, FAILED = "done", "cancelled", "failed"
-STATES = (QUEUED, RUNNING, WAITING, DONE, CANCELLED, FAILED)
+JobState = Literal["queued", "running", "waiting", "done", "cancelled", "failed"]
+STATES: tuple[JobState, ...] = get_args(JobState)
 ENDED = frozenset({DONE, CANCELLED, FAILED})
 LONGEST_KEY = 255
 """characters of an idempotency key"""
@@ -132,7 +133,7 @@ class Jobs:
         """State → number of jobs."""
         with self._db.reading() as session:
             found = session.execute(select(JobRow.state, func.count()).group_by(JobRow.state)).all()
-        return dict.fromkeys(STATES, 0) | {state: count for state, count in found}
+        return dict.fromkeys(map(str, STATES), 0) | {state: count for state, count in found}
 
     def cancel(self, number: int) -> Job:
         """Ends it where it has not ended; what was found stays. Raises NothingFound."""

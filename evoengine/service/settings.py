@@ -6,7 +6,7 @@ from __future__ import annotations
 import ipaddress
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -95,7 +95,8 @@ class Settings(BaseSettings):
 def load_settings(**given: object) -> Settings:
     """Those of the environment, but for what is `given` and not None. Raises UsageError naming the variable."""
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        stated: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return Settings(**stated)
     except ValidationError as error:
         first = error.errors()[0]
         name = "_".join(map(str, first["loc"])).upper()

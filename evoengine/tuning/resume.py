@@ -189,4 +189,4 @@ def _since_then(ledger: Ledger, asked: Asked) -> str | None:
     last = own[-1].conditions or {}
     was, now = ({name: of[name] for name in ENVIRONMENT if name in of} for of in (last, asked.conditions))
     found = changes(was, now)
-    return f"since run {own[-1].id}: {'; '.join(found)}; kernels are evaluated anew" if found else None
+    return f"since run {own[-1].id}: {'; '.join(found)}; kernels are evaluated again" if found else None

@@ -80,7 +80,7 @@ class SearchOptions:
     resume: int | None = None
     """the run to go on with, 0 for the last one"""
     remeasure: bool = False
-    """whether kernels are evaluated anew whose result the ledger has"""
+    """whether kernels are evaluated again whose result the ledger has"""
     cluster: str | None = None
     """a Ray cluster on whose nodes it runs: local, auto, ray://HOST:PORT or HOST:PORT"""
     timeout: float | None = None

@@ -43,7 +43,7 @@ KEPT = {
     "measurements.suspect",
     # what other columns are checked against, and what is checked so: add_ranked makes a hostile one
     "binaries.cubin_sha256", "machine_code.sha256",
-    # what follows from other columns, and is made anew here
+    # what follows from other columns, and is made again here
     "rankings.problem", "rankings.gpu", "rankings.kind", "rankings.device", "rankings.policy",
 }  # fmt: skip
 OF_SERVICE = ("tokens", "jobs", "job_events", "executors", "tuner_cache")

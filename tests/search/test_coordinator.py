@@ -245,7 +245,7 @@ def test_a_second_search_takes_over_what_the_first_knows_and_evaluates_the_rest(
         assert again.verdict == first.verdict and again.verdict.taken_at == first.verdict.taken_at
 
 
-def test_remeasure_evaluates_what_is_known_anew_and_later_searches_take_over_from_that(numbered):
+def test_remeasure_evaluates_what_is_known_again_and_later_searches_take_over_from_that(numbered):
     numbered.coordinator(range(3), known=True).search()
     assert numbered.coordinator(range(3), known=True, remeasure=True).search().taken_over == 0
     numbered.coordinator(range(3), known=True).search()

@@ -144,7 +144,7 @@ def test_a_run_of_an_older_evoengine_or_of_another_ledger_cannot_go_on(ledger):
 def test_a_change_of_the_compiler_is_said_where_a_new_run_begins(ledger):
     run, said = ended(ledger, "all trials done"), []
     go(ledger, replace(ASKED, conditions=CONDITIONS | {"compiler": "nvrtc 13.1"}), said=said)
-    assert said == [f"since run {run}: compiler: nvrtc 13.1, and was nvrtc 13.0; kernels are evaluated anew"]
+    assert said == [f"since run {run}: compiler: nvrtc 13.1, and was nvrtc 13.0; kernels are evaluated again"]
 
 
 # ── as commands ─────────────────────────────────────────────────────────────────────────────────────────────────────
