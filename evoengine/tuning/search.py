@@ -298,8 +298,8 @@ def _setting(
     jobs: int,
     fill: Fill,
 ) -> Setting:
-    space, templates = prepare_space(options.space, options.templates, target, not timed, fill, options.families)
     require_compilers(target.gpu, emulated=not timed)
+    space, templates = prepare_space(options.space, options.templates, target, not timed, fill, options.families)
     return Setting(
         target,
         space,
