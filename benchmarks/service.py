@@ -4,7 +4,8 @@
 
 Both servers run on the first core of this machine and the readers on the others, over loopback, one server after the
 other. `paced`: the readers together ask 1,000 times a second, as a fleet that looks for news does. `closed`: each asks
-again as soon as it has its answer. The peer answers best_trial of a study with the same number of trials.
+again as soon as it has its answer. The peer answers best_trial of a study with the same number of trials, from memory;
+it has fewer readers, for each first fetches every trial.
 """
 
 from __future__ import annotations
@@ -29,10 +30,19 @@ sys.path.insert(0, str(ROOT))
 PACE = 1000.0
 """requests a second, of all readers together"""
 STUDY = "service"
+PEER_READERS = 8
 PEER = """
 import sys
-from optuna.storages import RDBStorage, run_grpc_proxy_server
-run_grpc_proxy_server(RDBStorage(sys.argv[1]), host="127.0.0.1", port=int(sys.argv[2]))
+import optuna
+from optuna.distributions import IntDistribution
+from optuna.storages import InMemoryStorage, run_grpc_proxy_server
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+name, trials, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+storage, space = InMemoryStorage(), {"tile": IntDistribution(1, 1 << 20)}
+study = optuna.create_study(storage=storage, study_name=name, direction="maximize")
+for n in range(1, trials + 1):
+    study.add_trial(optuna.create_trial(params={"tile": n}, distributions=space, value=float(n % 997)))
+run_grpc_proxy_server(storage, host="127.0.0.1", port=port)
 """
 
 
@@ -46,9 +56,8 @@ def main() -> None:
     asked = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as scratch:
-        ledger, study = Path(scratch, "evo.db"), f"sqlite:///{scratch}/optuna.db"
+        ledger = Path(scratch, "evo.db")
         make_ledger(ledger, asked.candidates)
-        fill_study(study, asked.candidates)
         os.sched_setaffinity(0, cores[1:] or cores)
         print(f"{asked.readers} readers, {asked.candidates} candidates, load {os.getloadavg()[0]:.1f}", flush=True)
         print(f"{'server':24}{'load':8}{'answers/s':>10}{'p50 ms':>9}{'p99 ms':>9}{'worst ms':>10}{'errors':>8}")
@@ -60,9 +69,11 @@ def main() -> None:
                     asyncio.run(read_http(port, asked.readers, asked.seconds, pace)),
                     asked.seconds,
                 )
-        with served([sys.executable, "-c", PEER, study], cores[0], ours=False) as port:
+        with served([sys.executable, "-c", PEER, STUDY, str(asked.candidates)], cores[0], ours=False) as port:
             for name, pace in (("paced", PACE), ("closed", None)):
-                say("Optuna gRPC best_trial", name, read_grpc(port, asked.readers, asked.seconds, pace), asked.seconds)
+                own_pace = pace and pace * PEER_READERS / asked.readers  # each as often as a reader of ours
+                told = read_grpc(port, PEER_READERS, asked.seconds, own_pace)
+                say(f"Optuna gRPC, {PEER_READERS} readers", name, told, asked.seconds)
 
 
 Told = tuple[list[float], int]
@@ -77,19 +88,6 @@ def say(server: str, load: str, told: Told, seconds: float) -> None:
     p99 = times[min(len(times) - 1, int(0.99 * len(times)))]
     row = f"{len(times) / seconds:10.0f}{statistics.median(times):9.1f}{p99:9.1f}{times[-1]:10.1f}{errors:8}"
     print(f"{server:24}{load:8}{row}", flush=True)
-
-
-def fill_study(url: str, trials: int) -> None:
-    import optuna
-    from optuna.distributions import IntDistribution
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(storage=url, study_name=STUDY, direction="maximize")
-    space = {"tile": IntDistribution(1, 1 << 20)}
-    made = [
-        optuna.create_trial(params={"tile": n}, distributions=space, value=float(n % 997)) for n in range(1, trials + 1)
-    ]
-    study.add_trials(made)
 
 
 class served:
