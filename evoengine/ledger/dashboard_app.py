@@ -125,18 +125,13 @@ def _search_spaces() -> Any:
 
     class SearchSpaces(_CachedExtraStudyProperty):  # type: ignore[misc]
         def update(self, trials: list[FrozenTrial]) -> None:
-            self._settled: set[int] = set()
+            self._seen: set[int] = set()
             super().update(trials)
 
         def _update_search_space(self, trial: FrozenTrial) -> None:
             # trials share their distributions where they have the same (DashboardStorage)
-            if id(trial.distributions) in self._settled:
-                return
-            before = self._union_search_space, self._intersection_search_space
-            super()._update_search_space(trial)
-            if (self._union_search_space, self._intersection_search_space) == before:
-                self._settled.add(id(trial.distributions))
-            else:
-                self._settled.clear()
+            if id(trial.distributions) not in self._seen:
+                self._seen.add(id(trial.distributions))
+                super()._update_search_space(trial)
 
     return SearchSpaces()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import count
+from types import SimpleNamespace
 
 import optuna
 import optuna_dashboard
@@ -13,6 +15,7 @@ from optuna.trial import TrialState, create_trial
 from optuna_dashboard import wsgi
 
 from evoengine.ledger import dashboard_app as module
+from evoengine.ledger import dashboard_storage
 from evoengine.ledger.dashboard_app import KNOWN, dashboard_app
 from evoengine.ledger.dashboard_storage import DashboardStorage
 from evoengine.ledger.study import artifact_store, optuna_storage
@@ -39,7 +42,7 @@ def one_of_each(objectives):
         of(values=values, user_attrs={"outcome": "ranked", "registers": 57, "list": [1, "ä"], "long": ["x"] * 999}),
         of(values=tuple(-v for v in values), system_attrs={"fixed_params": {"tile": 64}, "constraints": [0.5]}),
         of(values=(float("inf"), *values[1:])),
-        of(values=values, params={"tile": 256, "stages": 32}, distributions={"tile": TILE, "stages": WIDE}),
+        of(values=values, params={"tile": 256, "stages": 3}, distributions={"tile": TILE, "stages": WIDE}),
         of(values=values, params={}),
         of(TrialState.PRUNED, user_attrs={"reason": "spills"}, intermediate_values={0: 1.0, 1: float("nan")}),
         of(TrialState.FAIL),
@@ -142,6 +145,17 @@ def test_the_studies_compared_have_trials_of_every_kind(quick):
 def test_anything_else_is_optuna_dashboards_own_answer(quick, own, caplog, path, query, method):
     caplog.set_level(logging.CRITICAL)
     assert fetch(quick, path, query, method) == fetch(own, path, query, method)
+
+
+def test_trials_read_a_moment_ago_are_given_again_and_later_read_anew(url, monkeypatch):
+    now = count()
+    monkeypatch.setattr(dashboard_storage, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    storage = optuna_storage(url, DashboardStorage)
+    first = storage.get_all_trials(1, deepcopy=False)
+    assert storage.get_all_trials(1, deepcopy=False) is first
+    now = count(1 + 1 + dashboard_storage.KEPT)  # it began at 0 and took 1
+    later = storage.get_all_trials(1, deepcopy=False)
+    assert later is not first and len(later) == len(first)
 
 
 def test_another_version_of_optuna_dashboard_gives_its_own_answer(url, own, monkeypatch):
