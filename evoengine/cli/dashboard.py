@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
+from socketserver import ThreadingMixIn
+from wsgiref.simple_server import WSGIServer, make_server
 
 import click
 
@@ -13,15 +16,20 @@ from evoengine.errors import UsageError
 HOST = "127.0.0.1"
 
 
+class _Server(ThreadingMixIn, WSGIServer):
+    """A page asks for several things at once, and the one that takes longest may be the first."""
+
+    daemon_threads = True
+
+
 @click.command()
 @db_option
 @click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="Port to serve on.")
 def dashboard(db: str | None, port: int) -> None:
     """Open the trials in optuna-dashboard, on this machine, until Ctrl-C."""
-    from optuna_dashboard import run_server
-
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading
+    from evoengine.ledger.dashboard_app import dashboard_app
     from evoengine.ledger.dashboard_storage import DashboardStorage
     from evoengine.ledger.study import artifact_store, optuna_storage
     from evoengine.passwords import hide_passwords
@@ -34,4 +42,6 @@ def dashboard(db: str | None, port: int) -> None:
         why = os.strerror(error.errno) if error.errno else error
         raise UsageError(f"--port {port} cannot be listened on: {why}; give one that is free") from error
     say(f"http://{HOST}:{port}/dashboard   (the same as: optuna-dashboard {hide_passwords(url)})")
-    run_server(optuna_storage(url, DashboardStorage), host=HOST, port=port, artifact_store=artifact_store(url))
+    app = dashboard_app(optuna_storage(url, DashboardStorage), artifact_store(url))
+    with make_server(HOST, port, app, server_class=_Server) as server, suppress(KeyboardInterrupt):
+        server.serve_forever()

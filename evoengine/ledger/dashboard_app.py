@@ -1,0 +1,137 @@
+"""optuna-dashboard's web application, with its answer for a study of thousands of trials written quickly."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from copy import copy
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import optuna_dashboard
+from optuna.artifacts import FileSystemArtifactStore
+from optuna.distributions import BaseDistribution
+from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial
+from optuna_dashboard import wsgi
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+KNOWN = "0.21.0"
+"""the version of optuna-dashboard whose private names are used here, and whose page was read for what it shows; any
+other gives its own answers"""
+_ASKED = re.compile(r"/api/studies/(\d{1,18})(/param_importances)?/*")
+_AFTER = re.compile(r"(?:after=(\d{1,18}))?")
+_NO_TRIALS = f"after={10**9}"
+_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def dashboard_app(storage: BaseStorage, store: FileSystemArtifactStore) -> WSGIApplication:
+    """Answers what optuna-dashboard's own answers, but for the choices of a trial's knobs, which it leaves empty.
+
+    They are most of the answer, as every trial would repeat them for each of its knobs, and the page (bundle.js of
+    optuna-dashboard 0.21.0) reads a `distribution` of the study's search space alone.
+    """
+    own = wsgi(storage, artifact_store=store)
+    return _App(own, storage) if optuna_dashboard.__version__ == KNOWN else own
+
+
+class _App:
+    def __init__(self, own: Any, storage: BaseStorage) -> None:
+        self._own = own
+        self._storage = storage
+        self._writing = Lock()
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        asked = _ASKED.fullmatch(environ["PATH_INFO"])
+        after = _AFTER.fullmatch(environ.get("QUERY_STRING", ""))
+        if environ["REQUEST_METHOD"] != "GET" or asked is None or after is None:
+            return self._own(environ, start_response)  # type: ignore[no-any-return]
+        study = int(asked[1])
+        if asked[2]:
+            # the page asks for these just before the study, of which it shows nothing until it has it whole
+            self._trials(study)
+            with self._writing:
+                pass
+            return self._own(environ, start_response)  # type: ignore[no-any-return]
+        with self._writing:
+            status, headers, body = self._study(study, int(after[1] or 0), environ)
+        start_response(status, headers)
+        return [body]
+
+    def _study(self, study: int, after: int, environ: WSGIEnvironment) -> tuple[str, list[tuple[str, str]], bytes]:
+        self._own._inmemory_cache._cached_extra_study_property_cache.setdefault(study, _search_spaces())
+        status, headers, body = _fetched(self._own, {**environ, "QUERY_STRING": _NO_TRIALS})
+        if status != "200 OK":
+            return status, headers, body
+        rest = json.loads(body)
+        del rest["trials"]
+        texts = _texts(study, self._trials(study)[after:], self._storage.get_study_system_attrs(study))
+        body = f'{_json(rest)[:-1]},"trials":[{",".join(texts)}]}}'.encode()
+        headers = [(name, value) for name, value in headers if name.lower() != "content-length"]
+        return status, [*headers, ("Content-Length", str(len(body)))], body
+
+    def _trials(self, study: int) -> list[FrozenTrial]:
+        from optuna_dashboard._storage import get_trials
+
+        return get_trials(self._own._inmemory_cache, self._storage, study)  # type: ignore[no-any-return]
+
+
+def _fetched(app: WSGIApplication, environ: WSGIEnvironment) -> tuple[str, list[tuple[str, str]], bytes]:
+    told: list[Any] = []
+
+    def start_response(status: str, headers: list[tuple[str, str]], exc_info: object = None) -> Callable[..., object]:
+        told[:] = status, headers
+        return told.append
+
+    body = b"".join(app(environ, start_response))
+    status, headers = told
+    return status, headers, body
+
+
+def _texts(study: int, trials: Iterable[FrozenTrial], system_attrs: dict[str, Any]) -> Iterable[str]:
+    """JSON of each trial: that of a knob's value is made once for all trials that have it."""
+    from optuna_dashboard._serializer import serialize_frozen_trial
+
+    known: dict[tuple[str, int, type, str], str] = {}
+
+    def text(name: str, value: Any, distribution: BaseDistribution, trial: FrozenTrial) -> str:
+        # by type and text: 1 and True are the same key, and 1 and '1' the same text
+        key = name, id(distribution), type(value), str(value)
+        if (found := known.get(key)) is None:
+            lone = copy(trial)
+            lone.params = {name: value}
+            [param] = serialize_frozen_trial(study, lone, {})["params"]
+            if "choices" in param["distribution"]:
+                param["distribution"]["choices"] = []
+            found = known[key] = _json(param)
+        return found
+
+    for trial in trials:
+        bare = copy(trial)
+        bare.params = {}
+        told = serialize_frozen_trial(study, bare, system_attrs)
+        del told["params"]
+        of = trial.distributions
+        params = ",".join([text(name, value, of[name], trial) for name, value in trial.params.items() if name in of])
+        yield f'{_json(told)[:-1]},"params":[{params}]}}'
+
+
+def _search_spaces() -> Any:
+    """What optuna-dashboard gathers of all trials at every request, without the trials that would add nothing."""
+    from optuna_dashboard._inmemory_cache import _CachedExtraStudyProperty
+
+    class SearchSpaces(_CachedExtraStudyProperty):  # type: ignore[misc]
+        def update(self, trials: list[FrozenTrial]) -> None:
+            self._seen: set[int] = set()
+            super().update(trials)
+
+        def _update_search_space(self, trial: FrozenTrial) -> None:
+            # trials share their distributions where they have the same (DashboardStorage)
+            if id(trial.distributions) not in self._seen:
+                self._seen.add(id(trial.distributions))
+                super()._update_search_space(trial)
+
+    return SearchSpaces()
