@@ -85,11 +85,13 @@ def _places_and_types(row: type[Base]) -> dict[str, tuple[int, tuple[type, ...]]
 
 def checksums_of(row: type[Base], values: Mapping[str, Any]) -> str:
     """What stands in the column `checksums` of a row with these values; a missing one is null."""
-    parts = []
-    for name, (_, converter) in checked_columns(row).items():
-        value = values.get(name)
-        parts.append(checksum(converter(value) if converter and value is not None else value))
-    return "".join(parts)
+    return "".join(checksum_of(row, name, values.get(name)) for name in checked_columns(row))
+
+
+def checksum_of(row: type[Base], name: str, value: object) -> str:
+    """Of a value that is given for a column."""
+    _, converter = checked_columns(row)[name]
+    return checksum(converter(value) if converter and value is not None else value)
 
 
 def check(row: type[Base], number: object, checksums: str | None, values: Mapping[str, Any]) -> None:

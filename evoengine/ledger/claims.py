@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import bindparam, select, text, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, bindparam, select, text, update
 from sqlalchemy.orm import Session
 
 from evoengine.ledger.checksums import checked_columns
@@ -19,6 +18,7 @@ from evoengine.ledger.models import Base, CandidateRow, ClaimRow, MeasurementRow
 from evoengine.ledger.rows import to_measurement
 from evoengine.ledger.runs import RUNNING
 from evoengine.ledger.standings import update_standing
+from evoengine.ledger.statements import insert_new
 from evoengine.records import EXECUTOR, Kind, Outcome
 
 
@@ -32,12 +32,9 @@ class Claim:
     """whether that one has ended, and its end says something of the kernel"""
 
 
-def claim(session: Session, key: str, trial: int) -> Claim:
+def claim(connection: Connection, key: str, trial: int) -> Claim:
     """Makes the trial the one that evaluates the key, unless another does or did."""
-    on_sqlite = session.get_bind().dialect.name == "sqlite"
-    into: sqlite.Insert | postgresql.Insert = sqlite.insert(ClaimRow) if on_sqlite else postgresql.insert(ClaimRow)
-    made = into.values(key=key, candidate_id=trial).on_conflict_do_nothing().returning(ClaimRow.key)
-    if session.scalar(made) is not None:
+    if insert_new(connection, ClaimRow, {"key": key, "candidate_id": trial}) is not None:
         return Claim(trial, False)
     held = (
         select(ClaimRow.candidate_id, CandidateRow.outcome, RunRow.status)
@@ -45,21 +42,21 @@ def claim(session: Session, key: str, trial: int) -> Claim:
         .join(RunRow, RunRow.id == CandidateRow.run_id)
         .where(ClaimRow.key == key)
     )
-    holder, outcome, status = session.execute(held).one()
+    holder, outcome, status = connection.execute(held).one()
     if outcome is not None and Outcome(outcome).judged:
         return Claim(holder, True)
     if outcome is None and status == RUNNING:
         return Claim(holder, False)
     taking = update(ClaimRow).where(ClaimRow.key == key, ClaimRow.candidate_id == holder)
-    if session.scalar(taking.values(candidate_id=trial, ended_at=None).returning(ClaimRow.key)) is not None:
+    if connection.scalar(taking.values(candidate_id=trial, ended_at=None).returning(ClaimRow.key)) is not None:
         return Claim(trial, False)
-    return claim(session, key, trial)  # somebody else was quicker
+    return claim(connection, key, trial)  # somebody else was quicker
 
 
-def claim_anew(session: Session, key: str, trial: int) -> None:
+def claim_anew(connection: Connection, key: str, trial: int) -> None:
     """Makes the trial the one that is known of the key from now on, whoever was before."""
-    if claim(session, key, trial).trial != trial:
-        session.execute(update(ClaimRow).where(ClaimRow.key == key).values(candidate_id=trial, ended_at=None))
+    if claim(connection, key, trial).trial != trial:
+        connection.execute(update(ClaimRow).where(ClaimRow.key == key).values(candidate_id=trial, ended_at=None))
 
 
 _END = text("UPDATE claims SET ended_at = :now WHERE candidate_id = :trial AND ended_at IS NULL").bindparams(
@@ -68,8 +65,8 @@ _END = text("UPDATE claims SET ended_at = :now WHERE candidate_id = :trial AND e
 """of every trial; composing it each time costs more than its execution"""
 
 
-def end_claims(session: Session, trial: int, now: datetime) -> None:
-    session.execute(_END, {"trial": trial, "now": now})
+def end_claims(connection: Connection, trial: int, now: datetime) -> None:
+    connection.execute(_END, {"trial": trial, "now": now})
 
 
 def decided(session: Session, trials: Iterable[int]) -> set[int]:
@@ -110,7 +107,7 @@ def take_over(session: Session, key: str, original: int, trial: int, *, timed: b
     row.device = next((v.device for v in reversed(kept_verdicts) if v.device != EXECUTOR), None)
     row.finished_at = now
     session.flush()
-    update_standing(session, trial)
+    update_standing(session.connection(), trial)
     return Outcome(row.outcome)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, Text, cast, func, select, text
+from sqlalchemy import ColumnElement, Connection, Row, Select, Text, bindparam, cast, func, select, text
 from sqlalchemy.orm import Session, aliased
 
 from evoengine.ledger.checksums import Damaged, row_check
@@ -44,6 +44,23 @@ _MEASUREMENT = 2 + len(_OF_CANDIDATE)
 """where its columns begin"""
 
 
+_any_verdict = aliased(VerdictRow)
+_last_verdict = (
+    select(func.max(_any_verdict.id))
+    .where(_any_verdict.candidate_id == CandidateRow.id, _any_verdict.device != EXECUTOR)
+    .scalar_subquery()
+)
+_STANDING_FIGURES = (
+    select(*_FIGURE)
+    .select_from(CandidateRow)
+    .join(MeasurementRow)
+    .outerjoin(VerdictRow, VerdictRow.id == _last_verdict)
+    .where(CandidateRow.outcome.in_(RANKED), VerdictRow.outcome.is_(None))
+    .order_by(CandidateRow.id, MeasurementRow.id)
+)
+_FIGURES_OF_TRIAL = _STANDING_FIGURES.where(CandidateRow.id == bindparam("trial"))
+
+
 # ── figures that stand ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -54,19 +71,14 @@ def read_figures(session: Session, *wanted: ColumnElement[bool]) -> Iterator[Fig
     A verdict on executed machine code decides nothing here: what it refutes ends as not ranked, unless a GPU measured
     it.
     """
-    any_verdict = aliased(VerdictRow)
-    of_gate = (any_verdict.candidate_id == CandidateRow.id, any_verdict.device != EXECUTOR)
-    last = select(func.max(any_verdict.id)).where(*of_gate).scalar_subquery()
-    figures = (
-        select(*_FIGURE)
-        .select_from(CandidateRow)
-        .join(MeasurementRow)
-        .outerjoin(VerdictRow, VerdictRow.id == last)
-        .where(*wanted, CandidateRow.outcome.in_(RANKED), VerdictRow.outcome.is_(None))
-        .order_by(CandidateRow.id, MeasurementRow.id)
-    )
+    figures = _STANDING_FIGURES.where(*wanted)
     rows: Iterator[Row[Any]] = iter(session.execute(figures, execution_options={"yield_per": BATCH}))
     return map(to_figure, rows)
+
+
+def figures_of(connection: Connection, trial: int) -> Iterator[Figure]:
+    """As `read_figures`, of one candidate."""
+    return map(to_figure, connection.execute(_FIGURES_OF_TRIAL, {"trial": trial}))
 
 
 def to_figure(row: Sequence[Any]) -> Figure:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import select, text
+from sqlalchemy import Connection, select, text
 from sqlalchemy.orm import Session
 
 from evoengine.errors import EvoengineError, MachineError
@@ -132,11 +132,11 @@ class Watchman:
             self._seen.pop(run, None)
 
 
-def require_fence(session: Session, run: int, fence: int) -> None:
+def require_fence(connection: Connection, run: int, fence: int) -> None:
     """Raises MachineError where the run was taken for killed. Holds, until the transaction ends, that it is not."""
     # SQLite's transaction has the write lock from its beginning
-    query = _FENCE if session.get_bind().dialect.name == "sqlite" else _FENCE_SHARED
-    if session.scalar(query, {"run": run}) != fence:
+    query = _FENCE if connection.dialect.name == "sqlite" else _FENCE_SHARED
+    if connection.scalar(query, {"run": run}) != fence:
         raise MachineError(
             f"this process stood still for more than {KILLED_AFTER_SECONDS:g} s, so another search took run {run} for "
             "killed and goes on with what it left: nothing more is written, search again"

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypedDict, cast
 
-from sqlalchemy import select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, bindparam, select, text
 from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
-from evoengine.ledger.checksums import Damaged, checksums_of
+from evoengine.ledger.checksums import Damaged
 from evoengine.ledger.models import (
     Base,
     BaselineRow,
@@ -29,6 +28,7 @@ from evoengine.ledger.models import (
     VerdictRow,
 )
 from evoengine.ledger.runs import Device, Run
+from evoengine.ledger.statements import insert_new
 from evoengine.records import (
     EXECUTOR,
     L2,
@@ -76,7 +76,18 @@ def numbers_from_json(values: Iterable[Any]) -> tuple[float, ...]:
     return tuple(float(v) for v in values)
 
 
-def get_or_create_binary(session: Session, source: Source, binary: Binary) -> int:
+_BINARY = select(BinaryRow.id).where(
+    BinaryRow.source_sha256 == bindparam("source_sha256"), BinaryRow.options == bindparam("options"),
+    BinaryRow.arch == bindparam("arch"), BinaryRow.compiler == bindparam("compiler"),
+)  # fmt: skip
+
+
+def find_binary_row(connection: Connection, key: Mapping[str, str]) -> int | None:
+    """The id of what is known by source_sha256, options, arch and compiler."""
+    return connection.scalar(_BINARY, key)
+
+
+def get_or_create_binary(connection: Connection, source: Source, binary: Binary) -> int:
     """The id of what that compiler made of that source; one that is there already is kept."""
     values = {name: getattr(binary, name) for name in _BINARY_COLUMNS}
     key = {"source_sha256": source.sha256} | {name: values.pop(name) for name in ("options", "arch", "compiler")}
@@ -84,9 +95,9 @@ def get_or_create_binary(session: Session, source: Source, binary: Binary) -> in
     cubin = values.pop("cubin")
     values["cubin_sha256"] = hashlib.sha256(cubin).hexdigest()
     if cubin:
-        insert_new(session, MachineCodeRow, sha256=values["cubin_sha256"], packed=zlib.compress(cubin))
-    insert_new(session, BinaryRow, **key, **values, checksums=checksums_of(BinaryRow, key | values))
-    return session.scalars(select(BinaryRow.id).filter_by(**key)).one()
+        insert_new(connection, MachineCodeRow, {"sha256": values["cubin_sha256"], "packed": zlib.compress(cubin)})
+    made = insert_new(connection, BinaryRow, key | values)
+    return int(made) if made is not None else connection.scalars(_BINARY, key).one()
 
 
 def to_binary(row: BinaryRow, with_cubin: bool) -> Binary:
@@ -109,22 +120,18 @@ def unpacked(packed: object, row: type[Base], sha256: str) -> bytes:
     return stored
 
 
-def get_or_create_source(session: Session, source: Source) -> dict[str, object]:
+_SOURCE = text(
+    "INSERT INTO sources (sha256, packed) VALUES (:sha256, :packed)"
+    " ON CONFLICT (sha256) DO UPDATE SET packed = excluded.packed WHERE sources.packed IS NULL"
+)
+
+
+def get_or_create_source(connection: Connection, source: Source) -> dict[str, object]:
     """Keeps the text, once, also where it had been pruned; what the candidate's own row says of the source."""
-    packed = zlib.compress(source.text.encode())
-    insert_new(session, SourceRow, sha256=source.sha256, packed=packed)
-    pruned = update(SourceRow).where(SourceRow.sha256 == source.sha256, SourceRow.packed.is_(None))
-    session.execute(pruned.values(packed=packed), execution_options={"synchronize_session": False})
+    connection.execute(_SOURCE, {"sha256": source.sha256, "packed": zlib.compress(source.text.encode())})
     launch = source.launch
     values = source.sha256, source.entry, *launch.grid, launch.threads, *launch.block_yz, launch.shared_bytes
     return dict(zip(OF_SOURCE, values, strict=True))
-
-
-def insert_new(session: Session, row: type[Base], **values: object) -> None:
-    """Unless it is there: another process may be writing the same."""
-    on_sqlite = session.get_bind().dialect.name == "sqlite"
-    into: sqlite.Insert | postgresql.Insert = sqlite.insert(row) if on_sqlite else postgresql.insert(row)
-    session.execute(into.values(**values).on_conflict_do_nothing())
 
 
 def verdict_values(verdict: Verdict) -> dict[str, object]:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import Connection, delete, insert, select, text
 from sqlalchemy.orm import Session
 
 from evoengine.ledger.checksums import Damaged
-from evoengine.ledger.figures import RANKED, policy_key, read_figures
+from evoengine.ledger.figures import figures_of, policy_key, read_figures
 from evoengine.ledger.listing import BATCH
 from evoengine.ledger.models import CandidateRow, RankingRow, StandingRow
 from evoengine.ledger.ranking import Figure, standing
-from evoengine.ledger.rows import insert_new
+from evoengine.ledger.statements import insert_new
 
 RankingKey = tuple[str, str, str, int, str, str]
 """problem, GPU, kind, whether by formula, device, policy"""
@@ -26,14 +26,31 @@ _KEY = (
 )  # fmt: skip
 
 
-def update_standing(session: Session, trial: int) -> None:
+_FALL = text("DELETE FROM standings WHERE candidate_id = :trial")
+_STAND = text(
+    "INSERT INTO standings (candidate_id, ranking_id, run_id, figure_id, us, is_final)"
+    " SELECT c.id, r.id, c.run_id, :figure_id, :us, :is_final"
+    " FROM candidates c JOIN rankings r ON r.problem = c.problem AND r.gpu = c.gpu"
+    " WHERE c.id = :trial"
+    " AND r.kind = :kind AND r.by_formula = :by_formula AND r.device = :device AND r.policy = :policy"
+    " ON CONFLICT (candidate_id) DO UPDATE SET"
+    " ranking_id = excluded.ranking_id, figure_id = excluded.figure_id, us = excluded.us, is_final = excluded.is_final"
+    " RETURNING candidate_id"
+)
+
+
+def update_standing(connection: Connection, trial: int) -> None:
     """After a trial got an outcome, a verdict or a figure. Of one that has no outcome yet nothing stands."""
-    outcome = session.scalar(select(CandidateRow.outcome).where(CandidateRow.id == trial))
-    if outcome is None:
+    figures = standing(figures_of(connection, trial))
+    if not figures:
+        connection.execute(_FALL, {"trial": trial})
         return
-    session.execute(delete(StandingRow).where(StandingRow.candidate_id == trial))
-    if outcome in RANKED:
-        _insert(session, standing(read_figures(session, CandidateRow.id == trial)))
+    (figure,) = figures
+    key = dict(zip(("kind", "by_formula", "device", "policy"), comparable_key(figure), strict=True))
+    of_figure = {"figure_id": figure.id, "us": figure.us, "is_final": _is_final(figure)}
+    if connection.scalar(_STAND, {"trial": trial, **key, **of_figure}) is None:  # the first of its ranking
+        connection.execute(_FALL, {"trial": trial})
+        _insert(connection, figures)
 
 
 def rebuild(session: Session, run: int | None = None) -> None:
@@ -44,7 +61,7 @@ def rebuild(session: Session, run: int | None = None) -> None:
     numbers = iter(session.scalars(select(CandidateRow.id).where(*of_run).order_by(CandidateRow.id)).all())
     while batch := list(islice(numbers, BATCH)):
         between = CandidateRow.id.between(batch[0], batch[-1])
-        _insert(session, standing_of_each(read_figures(session, *of_run, between)))
+        _insert(session.connection(), standing_of_each(read_figures(session, *of_run, between)))
 
 
 def check_standings(session: Session) -> None:
@@ -52,7 +69,7 @@ def check_standings(session: Session) -> None:
     numbers = iter(session.scalars(select(CandidateRow.id).order_by(CandidateRow.id)).all())
     while batch := list(islice(numbers, BATCH)):
         figures = list(standing_of_each(read_figures(session, CandidateRow.id.between(batch[0], batch[-1]))))
-        targets = _targets(session, figures)
+        targets = _targets(session.connection(), figures)
         expected = {f.trial: (f.run, f.id, f.us, _is_final(f), *targets[f.trial], *comparable_key(f)) for f in figures}
         of_batch = select(
             StandingRow.candidate_id, StandingRow.run_id, StandingRow.figure_id, StandingRow.us, StandingRow.is_final,
@@ -71,27 +88,27 @@ def standing_of_each(figures: Iterable[Figure]) -> Iterator[Figure]:
         yield from standing(of_trial)
 
 
-def _insert(session: Session, figures: Iterable[Figure]) -> None:
+def _insert(connection: Connection, figures: Iterable[Figure]) -> None:
     held = list(figures)
-    targets = _targets(session, held)
+    targets = _targets(connection, held)
     rankings: dict[RankingKey, int] = {}
     rows = []
     for figure in held:
         key = (*targets[figure.trial], *comparable_key(figure))
         if key not in rankings:
-            rankings[key] = _ranking(session, key)
+            rankings[key] = _ranking(connection, key)
         rows.append({
             "candidate_id": figure.trial, "ranking_id": rankings[key], "run_id": figure.run, "figure_id": figure.id,
             "us": figure.us, "is_final": _is_final(figure),
         })  # fmt: skip
     if rows:
-        session.execute(insert(StandingRow), rows)
+        connection.execute(insert(StandingRow), rows)
 
 
-def _targets(session: Session, figures: Sequence[Figure]) -> dict[int, tuple[str, str]]:
+def _targets(connection: Connection, figures: Sequence[Figure]) -> dict[int, tuple[str, str]]:
     """Trial → problem and GPU."""
     wanted = select(CandidateRow.id, CandidateRow.problem, CandidateRow.gpu)
-    found = session.execute(wanted.where(CandidateRow.id.in_([figure.trial for figure in figures])))
+    found = connection.execute(wanted.where(CandidateRow.id.in_([figure.trial for figure in figures])))
     return {trial: (problem, gpu) for trial, problem, gpu in found}
 
 
@@ -104,11 +121,11 @@ def _is_final(figure: Figure) -> int:
     return int("place" in figure.terms)
 
 
-def _ranking(session: Session, key: RankingKey) -> int:
+def _ranking(connection: Connection, key: RankingKey) -> int:
     named = dict(zip(("problem", "gpu", "kind", "by_formula", "device", "policy"), key, strict=True))
     same = select(RankingRow.id).filter_by(**named)
-    known = session.scalar(same)
+    known = connection.scalar(same)
     if known is not None:
         return known
-    insert_new(session, RankingRow, **named)
-    return session.scalars(same).one()
+    insert_new(connection, RankingRow, named)
+    return connection.scalars(same).one()

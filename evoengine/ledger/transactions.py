@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy import URL, Engine, text
+from sqlalchemy import URL, Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -32,6 +32,7 @@ class OpenDatabase:
 
     def __init__(self, url: URL, engine: Engine) -> None:
         self._url, self._engine = url, engine
+        self._reading_engine = engine.execution_options(reading=True)
         self._watch = Watch(Path(url.database or "") if url.drivername == "sqlite" else None)
         self._watch.guard(engine)
         self._engines = [engine]
@@ -77,14 +78,21 @@ class OpenDatabase:
 
     @contextmanager
     def _writing(self, *, once: bool = True) -> Iterator[Session]:
+        """As `_writing_plainly`, through the mapper."""
+        with self._writing_plainly(once=once) as connection, Session(connection) as session:
+            yield session
+            session.flush()
+
+    @contextmanager
+    def _writing_plainly(self, *, once: bool = True) -> Iterator[Connection]:
         """One transaction. Raises MachineError where it cannot be, or may not be, part of this ledger's file. Without
         `once` it may be made again."""
         try:
             self._watch.check()
-            with translate_errors(self._url), Session(self._engine) as session, self._committing(session, once):
+            with translate_errors(self._url), self._committing(once) as connection:
                 for run, fence in list(self._fences.items()):
-                    require_fence(session, run, fence)
-                yield session
+                    require_fence(connection, run, fence)
+                yield connection
             self._watch.check()
         except FileLost as lost:
             if lost.overwritten:
@@ -94,15 +102,15 @@ class OpenDatabase:
             raise MachineError(self._told_lost(lost)) from lost
 
     @contextmanager
-    def _committing(self, session: Session, once: bool) -> Iterator[None]:
+    def _committing(self, once: bool) -> Iterator[Connection]:
         """One transaction, made once: where the connection is lost while it is committed, the server is asked whether
         it was, before who has patience makes it again."""
         number: str | None = None
         try:
-            with session.begin():
+            with self._engine.begin() as connection:
                 if once and self.patience is not None and self._url.drivername != "sqlite":
-                    number = session.scalars(_TRANSACTION).one()
-                yield
+                    number = connection.scalars(_TRANSACTION).one()
+                yield connection
         except DBAPIError as error:
             lost = error.orig is not None and is_away(error.orig)
             if number is None or self.patience is None or not lost or not self.patience.call(self._was_made(number)):
@@ -131,8 +139,14 @@ class OpenDatabase:
 
     @contextmanager
     def _reading(self) -> Iterator[Session]:
-        with translate_errors(self._url), Session(self._engine.execution_options(reading=True)) as session:
+        with translate_errors(self._url), Session(self._reading_engine) as session:
             yield session
+
+    @contextmanager
+    def _reading_plainly(self) -> Iterator[Connection]:
+        """As `_reading`, past the mapper."""
+        with translate_errors(self._url), self._reading_engine.connect() as connection:
+            yield connection
 
     def _beat(self) -> None:
         with self._writing(once=False) as session:

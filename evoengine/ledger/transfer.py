@@ -197,8 +197,10 @@ def _candidate_values(
 ) -> dict[str, object]:
     """`numbers` of the trials before it, and of parents that are of this run. Every row has every column."""
     c = dossier.candidate
-    source = get_or_create_source(session, c.source) if c.source else dict.fromkeys(OF_SOURCE)
-    binary = get_or_create_binary(session, c.source, _stated(c.binary)) if c.source and c.binary else None
+    source = get_or_create_source(session.connection(), c.source) if c.source else dict.fromkeys(OF_SOURCE)
+    binary = None
+    if c.source and c.binary:
+        binary = get_or_create_binary(session.connection(), c.source, _stated(c.binary))
     return {
         "run_id": run, "problem": c.problem, "gpu": c.gpu, "config": dict(c.config),
         "config_key": config_key(c.config), "parents": [numbers[p] for p in c.parents if p in numbers],

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session, joinedload
+from sqlalchemy import Connection, select
+from sqlalchemy.orm import joinedload
 
 from evoengine.ledger.claims import Claim, claim, claim_anew, decided, end_claims, take_over
-from evoengine.ledger.models import BinaryRow, CandidateRow, MeasurementRow, ProfileRow, VerdictRow
+from evoengine.ledger.models import Base, BinaryRow, CandidateRow, MeasurementRow, ProfileRow, VerdictRow
 from evoengine.ledger.patience import patient
 from evoengine.ledger.reading import Reader
 from evoengine.ledger.reclaim import left_over
 from evoengine.ledger.rows import (
+    find_binary_row,
     get_or_create_binary,
     get_or_create_source,
     measurement_values,
@@ -22,6 +23,7 @@ from evoengine.ledger.rows import (
     verdict_values,
 )
 from evoengine.ledger.standings import update_standing
+from evoengine.ledger.statements import insert_row, update_row
 from evoengine.records import (
     Binary,
     Candidate,
@@ -44,17 +46,17 @@ class TrialWriter(Reader):
         source: Source | None = None, retry_of: int | None = None,
     ) -> int:  # fmt: skip
         """Its trial number: unique across the ledger, never given twice."""
-        with self._writing() as session:
-            return _insert_candidate(session, run, problem, gpu, config, parents, operator, source, retry_of)
+        with self._writing_plainly() as connection:
+            return _insert_candidate(connection, run, problem, gpu, config, parents, operator, source, retry_of)
 
     @patient
     def add_ended(self, c: Candidate) -> int:
         """A candidate with its figure and its end, in one transaction; its trial number."""
         assert c.outcome is not None  # it has ended
-        with self._writing() as session:
-            trial = _insert_candidate(session, c.run, c.problem, c.gpu, c.config, c.parents, c.operator, None, None)
+        with self._writing_plainly() as connection:
+            trial = _insert_candidate(connection, c.run, c.problem, c.gpu, c.config, c.parents, c.operator, None, None)
             end = (str(c.outcome), c.reason, c.occupancy, c.device, None, c.measurement)
-            self._end(session, trial, *end)
+            self._end(connection, trial, *end)
         return trial
 
     @patient
@@ -64,18 +66,18 @@ class TrialWriter(Reader):
     ) -> tuple[int, Claim]:  # fmt: skip
         """As `add_candidate`, of a candidate that is to be evaluated unless the key's evaluation is known or under way
         elsewhere; with `anew` in any case."""
-        with self._writing() as session:
-            trial = _insert_candidate(session, run, problem, gpu, config, parents, operator, source, retry_of)
+        with self._writing_plainly() as connection:
+            trial = _insert_candidate(connection, run, problem, gpu, config, parents, operator, source, retry_of)
             if anew:
-                claim_anew(session, key, trial)
+                claim_anew(connection, key, trial)
                 return trial, Claim(trial, False)
-            return trial, claim(session, key, trial)
+            return trial, claim(connection, key, trial)
 
     @patient
     def claim(self, key: str, trial: int) -> Claim:
         """Asks once more for a key whose holder is not under way any more."""
-        with self._writing() as session:
-            return claim(session, key, trial)
+        with self._writing_plainly() as connection:
+            return claim(connection, key, trial)
 
     @patient
     def decided(self, trials: Sequence[int]) -> set[int]:
@@ -99,13 +101,16 @@ class TrialWriter(Reader):
 
     @patient
     def record_source(self, trial: int, source: Source) -> None:
-        with self._writing() as session:
-            _update_candidate(session, trial, **get_or_create_source(session, source))
+        with self._writing_plainly() as connection:
+            update_row(connection, CandidateRow, trial, get_or_create_source(connection, source))
 
     @patient
     def find_binary(self, source_sha256: str, options: str, arch: str, compiler: str) -> Binary | None:
         """What that compiler made of that source, in whatever run; None where its machine code was pruned."""
         key = {"source_sha256": source_sha256, "options": options, "arch": arch, "compiler": compiler}
+        with self._reading_plainly() as connection:
+            if find_binary_row(connection, key) is None:
+                return None
         with self._reading() as session:
             row = session.scalar(select(BinaryRow).filter_by(**key).options(joinedload(BinaryRow.machine_code)))
             return to_binary(row, with_cubin=True) if row and row.machine_code else None
@@ -113,27 +118,26 @@ class TrialWriter(Reader):
     @patient
     def record_binary(self, trial: int, source: Source, binary: Binary) -> None:
         """Ties the candidate to the binary; one that is there already for the same source and compiler is kept."""
-        with self._writing() as session:
-            _update_candidate(session, trial, binary_id=get_or_create_binary(session, source, binary))
+        with self._writing_plainly() as connection:
+            made = get_or_create_binary(connection, source, binary)
+            update_row(connection, CandidateRow, trial, {"binary_id": made})
 
     @patient
     def record_verdict(self, trial: int, verdict: Verdict) -> None:
-        with self._writing() as session:
-            session.add(VerdictRow(candidate_id=trial, taken_at=utc_now(), **verdict_values(verdict)))
-            session.flush()
-            update_standing(session, trial)
+        with self._writing_plainly() as connection:
+            _insert_taken(connection, VerdictRow, trial, utc_now(), verdict_values(verdict))
+            update_standing(connection, trial)
 
     @patient
     def record_measurement(self, trial: int, measurement: Measurement) -> None:
-        with self._writing() as session:
-            session.add(MeasurementRow(candidate_id=trial, taken_at=utc_now(), **measurement_values(measurement)))
-            session.flush()
-            update_standing(session, trial)
+        with self._writing_plainly() as connection:
+            _insert_taken(connection, MeasurementRow, trial, utc_now(), measurement_values(measurement))
+            update_standing(connection, trial)
 
     @patient
     def record_profile(self, trial: int, profile: Profile) -> None:
-        with self._writing() as session:
-            session.add(ProfileRow(candidate_id=trial, taken_at=utc_now(), **profile_values(profile)))
+        with self._writing_plainly() as connection:
+            _insert_taken(connection, ProfileRow, trial, utc_now(), profile_values(profile))
 
     @patient
     def finish(
@@ -141,44 +145,40 @@ class TrialWriter(Reader):
         verdict: Verdict | None = None, figure: Measurement | None = None,
     ) -> None:  # fmt: skip
         """How the candidate ended, with what it was judged by; a later measurement may end it again."""
-        with self._writing() as session:
-            self._end(session, trial, str(outcome), reason, occupancy, device, verdict, figure)
+        with self._writing_plainly() as connection:
+            self._end(connection, trial, str(outcome), reason, occupancy, device, verdict, figure)
 
     def _end(
-        self, session: Session, trial: int, outcome: str, reason: str | None, occupancy: float | None,
+        self, connection: Connection, trial: int, outcome: str, reason: str | None, occupancy: float | None,
         device: str | None, verdict: Verdict | None, figure: Measurement | None,
     ) -> None:  # fmt: skip
         now = utc_now()
         if verdict:
-            session.add(VerdictRow(candidate_id=trial, taken_at=now, **verdict_values(verdict)))
+            _insert_taken(connection, VerdictRow, trial, now, verdict_values(verdict))
         if figure:
-            session.add(MeasurementRow(candidate_id=trial, taken_at=now, **measurement_values(figure)))
+            _insert_taken(connection, MeasurementRow, trial, now, measurement_values(figure))
         self._finished.append(trial)
         end = {"outcome": outcome, "reason": reason, "occupancy": occupancy, "device": device}
-        _update_candidate(session, trial, finished_at=now, **end)
-        session.flush()
-        update_standing(session, trial)
-        end_claims(session, trial, now)
+        update_row(connection, CandidateRow, trial, {"finished_at": now, **end})
+        update_standing(connection, trial)
+        end_claims(connection, trial, now)
 
 
 def _insert_candidate(
-    session: Session, run: int, problem: str, gpu: str, config: Config, parents: Sequence[int], operator: str | None,
-    source: Source | None, retry_of: int | None,
+    connection: Connection, run: int, problem: str, gpu: str, config: Config, parents: Sequence[int],
+    operator: str | None, source: Source | None, retry_of: int | None,
 ) -> int:  # fmt: skip
-    rendered = get_or_create_source(session, source) if source else {}
-    row = CandidateRow(
-        run_id=run, problem=problem, gpu=gpu, config=dict(config), config_key=config_key(config),
-        parents=list(parents), operator=operator, retry_of=retry_of, created_at=utc_now(), **rendered,
-    )  # fmt: skip
-    session.add(row)
-    session.flush()
-    return row.id
+    rendered = get_or_create_source(connection, source) if source else {}
+    return insert_row(connection, CandidateRow, {
+        "run_id": run, "problem": problem, "gpu": gpu, "config": dict(config), "config_key": config_key(config),
+        "parents": list(parents), "operator": operator, "retry_of": retry_of, "created_at": utc_now(), **rendered,
+    })  # fmt: skip
 
 
-def _update_candidate(session: Session, trial: int, **values: object) -> None:
-    row = session.get_one(CandidateRow, trial)
-    for name, value in values.items():
-        setattr(row, name, value)
+def _insert_taken(
+    connection: Connection, row: type[Base], trial: int, now: datetime, values: Mapping[str, object]
+) -> None:
+    insert_row(connection, row, {"candidate_id": trial, "taken_at": now, **values})
 
 
 def utc_now() -> datetime:

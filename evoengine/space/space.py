@@ -60,8 +60,9 @@ class SearchSpace:
     """
 
     def __init__(self, definition: Definition, problem: HasVariables, gpu: HasVariables) -> None:
-        self._definition, self._gpu = definition, gpu
-        self._variables = {**problem.variables(), **gpu.variables()}
+        self._definition = definition
+        self._of_gpu = gpu.variables()
+        self._variables = {**problem.variables(), **self._of_gpu}
         self.name, self.text, self.sha256 = definition.path.name, definition.text, definition.sha256
         self.kernel, self.knobs = definition.kernel, definition.knobs
         self.families = tuple(str(f) for f in self.knobs[0].values)
@@ -185,7 +186,7 @@ class SearchSpace:
         return self._family_of(config).cost(config, self._variables_for(problem))
 
     def _variables_for(self, problem: HasVariables | None) -> Mapping[str, Value]:
-        return self._variables if problem is None else {**problem.variables(), **self._gpu.variables()}
+        return self._variables if problem is None else {**problem.variables(), **self._of_gpu}
 
     def _family_of(self, config: Config) -> Family:
         family = self._families.get(str(config.get("family")))
