@@ -53,7 +53,7 @@ def claim(connection: Connection, key: str, trial: int) -> Claim:
     return claim(connection, key, trial)  # somebody else was quicker
 
 
-def claim_anew(connection: Connection, key: str, trial: int) -> None:
+def claim_again(connection: Connection, key: str, trial: int) -> None:
     """Makes the trial the one that is known of the key from now on, whoever was before."""
     if claim(connection, key, trial).trial != trial:
         connection.execute(update(ClaimRow).where(ClaimRow.key == key).values(candidate_id=trial, ended_at=None))

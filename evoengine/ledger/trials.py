@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from sqlalchemy import Connection, select
 from sqlalchemy.orm import joinedload
 
-from evoengine.ledger.claims import Claim, claim, claim_anew, decided, end_claims, take_over
+from evoengine.ledger.claims import Claim, claim, claim_again, decided, end_claims, take_over
 from evoengine.ledger.models import Base, BinaryRow, CandidateRow, MeasurementRow, ProfileRow, VerdictRow
 from evoengine.ledger.patience import patient
 from evoengine.ledger.reading import Reader
@@ -62,14 +62,14 @@ class TrialWriter(Reader):
     @patient
     def add_claiming(
         self, run: int, problem: str, gpu: str, config: Config, parents: Sequence[int], operator: str | None,
-        source: Source, retry_of: int | None, key: str, anew: bool,
+        source: Source, retry_of: int | None, key: str, again: bool,
     ) -> tuple[int, Claim]:  # fmt: skip
         """As `add_candidate`, of a candidate that is to be evaluated unless the key's evaluation is known or under way
-        elsewhere; with `anew` in any case."""
+        elsewhere; with `again` in any case."""
         with self._writing_plainly() as connection:
             trial = _insert_candidate(connection, run, problem, gpu, config, parents, operator, source, retry_of)
-            if anew:
-                claim_anew(connection, key, trial)
+            if again:
+                claim_again(connection, key, trial)
                 return trial, Claim(trial, False)
             return trial, claim(connection, key, trial)
 

@@ -16,8 +16,8 @@ from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_binary, a_figu
 KEY = "4" * 64
 
 
-def add(ledger, run, anew=False):
-    return ledger.add_claiming(run, PROBLEM, GPU, CONFIG, (), None, a_source(), None, KEY, anew)
+def add(ledger, run, again=False):
+    return ledger.add_claiming(run, PROBLEM, GPU, CONFIG, (), None, a_source(), None, KEY, again)
 
 
 def evaluate(ledger, trial, figure=None, outcome=Outcome.ESTIMATED, reason=None):
@@ -92,8 +92,8 @@ def test_what_was_interrupted_is_evaluated_by_who_comes_next(ledger):
     assert claim == Claim(trial, False)
 
 
-def test_anew_takes_the_claim_of_what_is_known(ledger, known):
-    trial, claim = add(ledger, known[0], anew=True)
+def test_again_takes_the_claim_of_what_is_known(ledger, known):
+    trial, claim = add(ledger, known[0], again=True)
     assert claim == Claim(trial, False)
     evaluate(ledger, trial, a_figure(5.0))
     assert add(ledger, known[0])[1] == Claim(trial, True)

@@ -147,7 +147,7 @@ def test_anything_else_is_optuna_dashboards_own_answer(quick, own, caplog, path,
     assert fetch(quick, path, query, method) == fetch(own, path, query, method)
 
 
-def test_trials_read_a_moment_ago_are_given_again_and_later_read_anew(url, monkeypatch):
+def test_trials_read_a_moment_ago_are_given_again_and_later_read_again(url, monkeypatch):
     now = count()
     monkeypatch.setattr(dashboard_storage, "time", SimpleNamespace(monotonic=lambda: next(now)))
     storage = optuna_storage(url, DashboardStorage)
