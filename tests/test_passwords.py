@@ -8,14 +8,13 @@ import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-import optuna_dashboard
 import pytest
 from click.testing import CliRunner
 
-from evoengine.cli import ledger
+from evoengine.cli import dashboard, ledger
 from evoengine.cli.main import evoengine
 from evoengine.errors import UsageError
-from evoengine.ledger import study
+from evoengine.ledger import dashboard_app, study
 from evoengine.ledger.chosen import chosen_database
 from evoengine.ledger.database import parse_url
 from evoengine.ledger.driver_errors import display_url
@@ -128,7 +127,14 @@ def test_the_dashboard_is_started_in_this_process_and_its_line_has_no_password(c
     monkeypatch.setattr(ledger, "open_ledger", lambda db, create: nullcontext(SimpleNamespace(url=db)))
     monkeypatch.setattr(study, "optuna_storage", lambda url, kind: url)
     monkeypatch.setattr(study, "artifact_store", lambda url: None)
-    monkeypatch.setattr(optuna_dashboard, "run_server", lambda storage, **options: served.append(storage))
+    monkeypatch.setattr(dashboard_app, "dashboard_app", lambda storage, store: storage)
+    serving = SimpleNamespace(serve_forever=lambda: None)
+
+    def make_server(host, port, app, server_class):
+        served.append(app)
+        return nullcontext(serving)
+
+    monkeypatch.setattr(dashboard, "make_server", make_server)
     monkeypatch.setattr("subprocess.Popen", lambda *a, **k: pytest.fail("a child was started"))
     said = command("dashboard", "--db", SERVER, "--port", 59327)
     assert served == [SERVER]
