@@ -39,6 +39,7 @@ def check(repair: bool, db: str | None) -> None:
         faults = ledger.faults(live.stage)
         live.stage("checking studies")
         storage = optuna_storage(ledger.url)
+        ledger.watch(storage.engine)
         if all(fault.mended for fault in faults):
             faults += study_faults(storage, ledger)
         if repair and faults and all(fault.mended for fault in faults):
@@ -145,6 +146,8 @@ def rebuild_study(run: int, db: str | None) -> None:
             raise UsageError(f"run {run} is still going on and writes its study itself; wait until it has ended")
         total = ledger.count(run=run)
         live.stage("writing the study")
-        for study in rebuild_studies(optuna_storage(ledger.url), ledger, run, lambda done: live.count(done, total)):
+        storage = optuna_storage(ledger.url)
+        ledger.watch(storage.engine)
+        for study in rebuild_studies(storage, ledger, run, lambda done: live.count(done, total)):
             say(f"made the study {study.name}")
             say_missed(study.missed, say, remedy="the values are of no knob's domain")

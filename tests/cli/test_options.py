@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -120,7 +122,7 @@ def test_a_message_quotes_a_long_value_in_part(monkeypatch, capfd, arguments):
     assert len(capfd.readouterr().err) < 2500
 
 
-def test_every_command_that_reads_the_default_ledger_says_which_one_it_is(monkeypatch, tmp_path):
+def test_every_command_that_reads_the_default_ledger_says_which_one_it_is(monkeypatch, tmp_path, uncollected):
     monkeypatch.chdir(tmp_path)
     file, ledger = cache(tmp_path / "test.json"), tmp_path / "db" / "evoengine.db"
     assert f"into {ledger} as run 1" in said_by("import", str(file))
@@ -138,9 +140,24 @@ def test_every_command_that_reads_the_default_ledger_says_which_one_it_is(monkey
     for command, arguments in calls.items():
         assert f"ledger {ledger}" in said_by(*command.split(), *arguments), command
         assert f"ledger {ledger}" not in said_by(*command.split(), *arguments, "--db", str(ledger)), command
+        assert not open_here(ledger), command  # a connection that is left would keep what it wrote from the file
     other = tmp_path / "other.db"
     monkeypatch.setenv("EVOENGINE_DB", str(ledger.rename(other)))
     assert f"ledger {other}" in said_by("history")
+
+
+@pytest.fixture
+def uncollected():
+    """Nothing is closed because nobody holds it any more."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def open_here(file: Path) -> list[str]:
+    """What this process has open of an SQLite file."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.exists()]
+    return [str(link.readlink()) for link in links if str(link.readlink()).startswith(str(file))]
 
 
 def said_by(*arguments: str) -> str:
