@@ -163,9 +163,9 @@ def check_evaluations(ledger: Ledger, log: Path, found: Found) -> None:
     known = ledger.candidates()
     killed = Counter(instant.number_of(c.config) for c in known if c.outcome is Outcome.KILLED)
     crashed = Counter(instant.number_of(c.config) for c in known if c.outcome is Outcome.CRASHED)
-    anew = sum(run.seed % 2 == 0 for run in ledger.runs())
+    again = sum(run.seed % 2 == 0 for run in ledger.runs())
     for number, times in Counter(map(int, log.read_text().split())).items():
-        if times > 1 + anew + killed[number] + crashed[number]:
+        if times > 1 + again + killed[number] + crashed[number]:
             found.wrong.append(f"{number} was evaluated {times} times and killed {killed[number]} times")
     ends = {c.trial: c for c in known}
     for c in known:

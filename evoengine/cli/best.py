@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +11,9 @@ from evoengine.cli.options import db_option, gpu_option, json_option, kernel_opt
 from evoengine.cli.server_option import refuse_beside, server_option
 from evoengine.errors import UsageError
 from evoengine.hints import hint
+
+if TYPE_CHECKING:
+    from evoengine.tuning.best import Best
 
 
 @click.command()
@@ -53,14 +57,6 @@ def best(
         refuse_beside(server, kernel=kernel, trial=trial, pareto=pareto, fused_moe=fused_moe, db=db)
         remote.best(server, gpu, problem, top, folder, as_json)
         return
-    from evoengine.cli.candidate_tables import ranking
-    from evoengine.cli.display import say, stdout
-    from evoengine.cli.json_output import print_json
-    from evoengine.cli.ledger import say_which
-    from evoengine.cli.progress import LiveProgress
-    from evoengine.records import Kind
-    from evoengine.tuning.best import best as find
-
     if kernel:
         from evoengine.tuning.setup import register_kernel
 
@@ -79,23 +75,45 @@ def best(
             )
         _export_trial(trial, folder, db)
         return
+    from evoengine.cli.ledger import say_which
+    from evoengine.tuning.best import best as find
+
     found = find(problem, gpu, top=top or 10, pareto=pareto, db=db)
     say_which(db)
     if folder:
-        from evoengine.tuning.exporting import export
-
-        with LiveProgress() as live:
-            written = export(folder, found.problem, found.gpu, pareto=pareto, db=db, echo=live.say, on_stage=live.stage)
-        for path in written:
-            say(f"wrote {path}")
-    first = found.candidates[0]
+        _export_best(found, folder, pareto, db)
     if as_json:
-        if top or pareto:
-            print_json(problem=found.problem, gpu=found.gpu, trials=[c.to_json() for c in found.candidates])
-        else:
-            print_json(**first.to_json())
-        return
-    figure = first.ranked_by
+        _print_json(found, as_list=bool(top or pareto))
+    else:
+        _print_table(found)
+
+
+def _export_best(found: Best, folder: Path, pareto: bool, db: str | None) -> None:
+    from evoengine.cli.display import say
+    from evoengine.cli.progress import LiveProgress
+    from evoengine.tuning.exporting import export
+
+    with LiveProgress() as live:
+        written = export(folder, found.problem, found.gpu, pareto=pareto, db=db, echo=live.say, on_stage=live.stage)
+    for path in written:
+        say(f"wrote {path}")
+
+
+def _print_json(found: Best, as_list: bool) -> None:
+    from evoengine.cli.json_output import print_json
+
+    if as_list:
+        print_json(problem=found.problem, gpu=found.gpu, trials=[c.to_json() for c in found.candidates])
+    else:
+        print_json(**found.candidates[0].to_json())
+
+
+def _print_table(found: Best) -> None:
+    from evoengine.cli.candidate_tables import ranking
+    from evoengine.cli.display import say, stdout
+    from evoengine.records import Kind
+
+    figure = found.candidates[0].ranked_by
     policy = f", {figure.policy}" if figure.policy else ""
     say(f"{found.problem} on {found.gpu}: {figure.kind} figures, {figure.device}{policy}")
     if figure.kind is Kind.ESTIMATED and not figure.by_formula:

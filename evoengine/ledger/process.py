@@ -1,4 +1,4 @@
-"""Whether a process of this machine still lives, told apart from every other process that had its number.
+"""Whether a process of this machine still lives, not another one that had its number since.
 
 A number alone means nothing in containers, where several processes are number 1. With it go the boot of the machine,
 the namespace that the number is of, and the time at which the process started (proc(5)).

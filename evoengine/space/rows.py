@@ -17,9 +17,9 @@ from evoengine.space.family import Family
 CHUNK = 1 << 17
 """rows in hand at once: what bounds memory beside the valid rows themselves"""
 MOST_COUNTED = 1 << 18
-"""settings of some knobs that are told apart by a table, which is quicker than sorting"""
+"""settings of some knobs that are numbered by a table, which is quicker than sorting"""
 MOST_NUMBERED = 2**62
-"""settings that an int64 tells apart"""
+"""settings that an int64 can number"""
 MOST_VALID = 50_000_000
 MOST_VISITED = 1_000_000_000
 
@@ -193,8 +193,8 @@ class Enumerator:
 
 
 def settings(knobs: Sequence[Knob], rows: Rows, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What hangs on a few knobs need be decided but once for each setting of them: where in `among` each setting comes
-    first, in order, and which of these settings each row has."""
+    """The distinct settings of these knobs, so that a rule is evaluated once for each: where in `among` each setting
+    comes first, in order, and which of these settings each row has."""
     setting, count = np.zeros(len(among), np.int64), 1
     for knob in knobs:
         if count * (len(knob.values) + 1) > MOST_NUMBERED:
