@@ -48,18 +48,22 @@ class _App:
         asked = _ASKED.fullmatch(environ["PATH_INFO"])
         after = _AFTER.fullmatch(environ.get("QUERY_STRING", ""))
         if environ["REQUEST_METHOD"] != "GET" or asked is None or after is None:
-            return self._own(environ, start_response)  # type: ignore[no-any-return]
+            return self._theirs(environ, start_response)
         study = int(asked[1])
         if asked[2]:
             # the page asks for these just before the study, of which it shows nothing until it has it whole
             self._trials(study)
             with self._writing:
-                pass
-            return self._own(environ, start_response)  # type: ignore[no-any-return]
+                pass  # it waits for the study's answer, which would share the interpreter with it
+            return self._theirs(environ, start_response)
         with self._writing:
             status, headers, body = self._study(study, int(after[1] or 0), environ)
         start_response(status, headers)
         return [body]
+
+    def _theirs(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        answer: Iterable[bytes] = self._own(environ, start_response)
+        return answer
 
     def _study(self, study: int, after: int, environ: WSGIEnvironment) -> tuple[str, list[tuple[str, str]], bytes]:
         self._own._inmemory_cache._cached_extra_study_property_cache.setdefault(study, _search_spaces())
@@ -76,7 +80,8 @@ class _App:
     def _trials(self, study: int) -> list[FrozenTrial]:
         from optuna_dashboard._storage import get_trials
 
-        return get_trials(self._own._inmemory_cache, self._storage, study)  # type: ignore[no-any-return]
+        trials: list[FrozenTrial] = get_trials(self._own._inmemory_cache, self._storage, study)
+        return trials
 
 
 def _fetched(app: WSGIApplication, environ: WSGIEnvironment) -> tuple[str, list[tuple[str, str]], bytes]:
