@@ -1,19 +1,22 @@
-"""How a search scales over a Ray cluster: `python benchmarks/fleet.py nodes`, `python benchmarks/fleet.py gpus`.
+"""How a search scales: `python benchmarks/fleet.py nodes`, `python benchmarks/fleet.py gpus`, `… clocks`.
 
 The cluster is one of simulated nodes on this machine, on the loopback alone. `nodes` compiles and gates kernels, and
 has tasks sleep, which needs no cores, on one node and on two. `gpus` has fake GPUs, actors that take 0.2 s for a
-candidate and nothing else, first with tasks in a queue, then under a whole coordinator with its sampler and ledger:
-how much of the time they are busy, and so how many one coordinator can feed.
+candidate and nothing else, first with tasks in a queue, then under a whole coordinator with its sampler, claims and
+ledger: how much of the time they are busy, and so how many one coordinator can feed. Those actors take cores of this
+machine too, a process each; the GPUs of `clocks` are a clock in the coordinator's process.
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,15 +27,19 @@ from rich.table import Table
 from evoengine.records import Outcome
 from evoengine.search.evaluators import gate_plan
 from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
+from evoengine.search.workers import Deferred
+from evoengine.space.space import load_space
 from evoengine.stages.render import render
 from evoengine.stages.tasks import compile_task, emulate_task
 from evoengine.tuning.ray_cluster import connected
 from evoengine.tuning.setup import make_target, prepare_space
-from tests.support import faulty_device
+from tests.support import faulty_device, numbered_search
 from tests.support.fleet import nodes
 from tests.support.numbered_search import GPU, NumberedSearch
 
 PROBLEM = "rms_norm:rows64,hidden256,bf16"
+DIGITS = ("thousands", "hundreds", "tens", "ones")
+TEN = "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
 
 
 def silent(line: str) -> None:
@@ -123,18 +130,76 @@ class SleepingGpu:
         return Ran(task(*args), self._seconds, 0.0)
 
 
-class Instant:
+class ClockGpus:
+    """GPUs that have a candidate's answer after `seconds`, one at a time each, and take no core."""
+
+    def __init__(self, size: int, seconds: float) -> None:
+        self.size, self._seconds = size, seconds
+        self.seconds_busy = self.seconds_starting = 0.0
+        self._free = [0.0] * size
+        """when each GPU has done all that it was given"""
+        self._running: list[tuple[float, int, Callable[[], None]]] = []
+        self._submitted = 0
+        self._changed = threading.Condition()
+        self._closed = False
+        self._clock = threading.Thread(target=self._run, daemon=True)
+        self._clock.start()
+
+    def submit(self, task: Callable[..., Any], *args: Any, **_: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+
+        def end() -> None:
+            answer.set_result(task(*(arg.ask() if isinstance(arg, Deferred) else arg for arg in args)))
+
+        with self._changed:
+            ends = max(time.monotonic(), heapq.heappop(self._free)) + self._seconds
+            heapq.heappush(self._free, ends)
+            self._submitted += 1
+            heapq.heappush(self._running, (ends, self._submitted, end))
+            self._changed.notify()
+        return answer
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and (not self._running or self._running[0][0] > time.monotonic()):
+                    self._changed.wait(self._running[0][0] - time.monotonic() if self._running else None)
+                if self._closed:
+                    return
+                _, _, end = heapq.heappop(self._running)
+            end()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+
+class InstantWorkers:
     """Compilers that take no time: it is the coordinator that is looked at."""
 
     def __init__(self, size: int) -> None:
         self.size, self.seconds_busy, self.seconds_starting = size, 0.0, 0.0
-        self._thread = ThreadPoolExecutor(1)
 
     def submit(self, task: Callable[..., Any], *args: Any, **_: Any) -> Future[Any]:
-        return self._thread.submit(task, *args)
+        answer: Future[Any] = Future()
+        answer.set_result(task(*args))
+        return answer
 
     def close(self) -> None:
-        self._thread.shutdown()
+        pass
+
+
+class DigitSearch(NumberedSearch):
+    """Its space has knobs of ten values, as real ones have, and 10,000 configurations."""
+
+    def space(self, numbers: Any) -> Any:
+        knobs = "\n".join(f"{digit} = [{TEN}]" for digit in DIGITS)
+        path = self.folder / "digits.toml"
+        path.write_text(numbered_search.SPACE.replace("number = [{numbers}]", knobs))
+        template = self.templates / "attention" / "numbered.cu.j2"
+        template.write_text(f"// candidate {''.join(f'{{{{ {digit} }}}}' for digit in DIGITS)}\n")
+        return load_space(path, numbered_search.PROBLEM, GPU)
 
 
 def one() -> int:
@@ -155,11 +220,11 @@ def coordinated(gpus: Any, count: int, seconds: float) -> tuple[float, float]:
     faulty_device.WORK_SECONDS = 0.0
     moments: list[tuple[float, int]] = []
     with tempfile.TemporaryDirectory() as folder:
-        search = NumberedSearch(Path(folder))
+        search = DigitSearch(Path(folder))
         trials = count * gpus.size
         own = search.coordinator(
-            range(2 * trials), trials=trials, timed=True, runners=lambda limits: Unclosed(gpus),
-            workers=Instant(gpus.size), jobs=gpus.size,
+            (), trials=trials, timed=True, runners=lambda limits: gpus, workers=InstantWorkers(gpus.size),
+            jobs=gpus.size, known=True, predictor=faulty_device.right_model,
             on_change=lambda progress: moments.append((time.monotonic(), progress.done)),
         )  # fmt: skip
         before = time.process_time()
@@ -199,16 +264,24 @@ def over_gpus(counts: list[int], each: int, seconds: float, console: Console) ->
             while not all(worker.ready for worker in gpus._all):
                 time.sleep(0.5)
             busy = queued(gpus, each)
-            share, cpu = coordinated(gpus, each, seconds)
+            share, cpu = coordinated(Unclosed(gpus), each, seconds)
             rate = share * count / seconds
             console.print(f"{count} GPUs: done, load {os.getloadavg()[0]:.1f}")
             table.add_row(str(count), f"{busy:.0%}", f"{share:.0%}", f"{rate:.0f}", f"{1000 * cpu:.1f}")
     console.print(table)
 
 
+def over_clocks(counts: list[int], each: int, seconds: float, console: Console) -> None:
+    table = Table("GPUs", "busy", "candidates /s", "CPU ms of the coordinator's process a candidate")
+    for count in counts:
+        share, cpu = coordinated(ClockGpus(count, seconds), each, seconds)
+        table.add_row(str(count), f"{share:.0%}", f"{share * count / seconds:.0f}", f"{1000 * cpu:.1f}")
+    console.print(table)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("nodes", "gpus"))
+    parser.add_argument("what", choices=("nodes", "gpus", "clocks"))
     parser.add_argument("--tasks", type=int, default=24, help="on nodes")
     parser.add_argument("--gpus", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--each", type=int, default=30, help="candidates for each GPU")
@@ -218,8 +291,10 @@ def main() -> None:
     console.print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before")
     if asked.what == "nodes":
         over_nodes(asked.tasks, console)
-    else:
+    elif asked.what == "gpus":
         over_gpus(asked.gpus, asked.each, asked.seconds, console)
+    else:
+        over_clocks(asked.gpus, asked.each, asked.seconds, console)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,10 @@
 Makes an SQLite ledger of trials as a search leaves them (sources, binaries, verdicts with cases, figures with samples,
 parents, finals), then runs each command as a process of its own, with its output into a pipe that is read and dropped.
 Seconds are wall clock, CPU seconds those of the process alone, and the memory is its largest resident set.
+
+    python tests/support/postgres.py python benchmarks/ledger_scale.py --trials 50000 --server
+
+copies the ledger into the empty database that EVOENGINE_DB names, and reads it there.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import tempfile
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -32,6 +36,7 @@ from rich.table import Table
 from sqlalchemy import Connection, insert
 from sqlalchemy.orm import Session
 
+from benchmarks.server_ledger import copy_ledger
 from evoengine.ledger.checksums import WIDTH, checked_columns, checksum, checksums_of
 from evoengine.ledger.database import open_database, parse_url
 from evoengine.ledger.models import (
@@ -322,11 +327,11 @@ def _baseline(number: int) -> dict[str, object]:
 # ── the commands ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def cost(arguments: Sequence[str], path: Path, trials: int) -> Cost:
-    """Runs `evoengine ARGUMENTS… --db PATH`; where `| head -1` follows, its output is closed after one line."""
+def cost(arguments: Sequence[str], ledger: Sequence[str], trials: int) -> Cost:
+    """Runs `evoengine ARGUMENTS… LEDGER…`; where `| head -1` follows, its output is closed after one line."""
     own, piped, _ = " ".join(arguments).partition(" | ")
     words = [str(trials) if word == "LAST" else word for word in own.split()]
-    command = [sys.executable, "-m", "evoengine", *words, "--db", str(path)]
+    command = [sys.executable, "-m", "evoengine", *words, *ledger]
     begun, lines = time.perf_counter(), 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -345,19 +350,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=50_000, help="how many the ledger holds (default: %(default)s)")
     parser.add_argument("--db", type=Path, help="the ledger; made where it is not there, and then kept")
+    parser.add_argument("--server", action="store_true", help="read it in the database of EVOENGINE_DB, which is empty")
     parser.add_argument("--only", action="append", choices=COMMANDS, help="only this command; may be repeated")
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = args.db or Path(folder) / "scale.db"
         if not path.exists():
-            # in a process of its own: a child's largest resident set counts from before it became another program
-            maker = Process(target=make_ledger, args=(path, args.trials))
-            maker.start()
-            maker.join()
-            if maker.exitcode:
-                sys.exit(f"no ledger was made at {path}: see above")
-        costs = {name: cost(COMMANDS[name], path, args.trials) for name in args.only or COMMANDS}
+            _beside(make_ledger, path, args.trials)
+        if args.server:
+            begun = time.perf_counter()
+            _beside(copy_ledger, path, os.environ["EVOENGINE_DB"])
+            print(f"copied to the server in {time.perf_counter() - begun:.0f} s", file=sys.stderr)
+        ledger = () if args.server else ("--db", str(path))
+        costs = {name: cost(COMMANDS[name], ledger, args.trials) for name in args.only or COMMANDS}
         size = path.stat().st_size
     if args.json:
         print(json.dumps({"trials": args.trials, "bytes": size, "commands": {n: vars(c) for n, c in costs.items()}}))
@@ -366,6 +372,15 @@ def main() -> None:
     for name, c in costs.items():
         table.add_row(name, f"{c.seconds:.2f}", f"{c.cpu_seconds:.2f}", f"{c.peak_mb:.0f}", str(c.lines), str(c.code))
     Console().print(f"{args.trials:,} trials, {size / 1e6:,.0f} MB ({size / args.trials:,.0f} bytes per trial)", table)
+
+
+def _beside(make: Callable[..., None], *arguments: object) -> None:
+    """In a process of its own: a child's largest resident set counts from before it became another program."""
+    maker = Process(target=make, args=arguments)
+    maker.start()
+    maker.join()
+    if maker.exitcode:
+        sys.exit("no ledger was made: see above")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The ledger: every run, candidate, verdict and figure, in one SQLite file or PostgreSQL database.
 
-Each `record_…` is one transaction and is committed when it returns: a kill loses at most the stage under way.
+Each `record_…` is one transaction and is committed when it returns, or when the block of `together` ends that it is
+called in: a kill loses at most the stage under way.
 """
 
 from __future__ import annotations

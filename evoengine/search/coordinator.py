@@ -1,15 +1,16 @@
 """The search: ask for configurations, keep the compilers and the GPU busy, tell what came out, record every stage.
 
 One process owns the ledger and the sampler; workers only compute. A candidate goes down the pipeline and stops at the
-first stage that rejects it.
+first stage that rejects it. What ends or begins at the same time is written in one transaction, and told after it: so
+one coordinator feeds many GPUs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import replace
+from typing import Any
 
 from evoengine.ledger.claims import Claim
 from evoengine.ledger.reclaim import RETRIES
@@ -21,6 +22,7 @@ from evoengine.search.elsewhere import Elsewhere
 from evoengine.search.evaluators import End, Evaluator, end_of, seed_for, timed_baselines
 from evoengine.search.finals import hold_finals, record_finals
 from evoengine.search.identity import Identity
+from evoengine.search.in_flight import InFlight
 from evoengine.search.lookahead import Lookahead
 from evoengine.search.neighbours import neighbouring_bests
 from evoengine.search.past import run_past
@@ -37,25 +39,8 @@ from evoengine.stages.tasks import Evaluation, compile_task, predict_task
 
 POLL_SECONDS = 0.1
 """how often the display is refreshed and a request to stop is seen while nothing finishes"""
-
-
-Reached = TypeVar("Reached", bound=Proposed, covariant=True)
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight(Generic[Reached]):
-    """One candidate on its way down the pipeline, as far as it came."""
-
-    proposal: Proposal
-    candidate: Reached
-
-    @property
-    def trial(self) -> int:
-        return self.candidate.trial
-
-    @property
-    def occupancy(self) -> float | None:
-        return self.candidate.occupancy if isinstance(self.candidate, Compiled) else None
+AT_ONCE = 8
+"""candidates at most that begin in one transaction: the first is not to wait long for the others"""
 
 
 class Coordinator:
@@ -102,6 +87,8 @@ class Coordinator:
         self._elsewhere = Elsewhere(ledger)
         self._awaiting: dict[Future[None], tuple[InFlight[Rendered], str]] = {}
         """what another search evaluates, with the key of the evaluation"""
+        self._ended_now: list[int] = []
+        """trials whose end is written and not told yet"""
         self._started = self.progress.done
         self._exhausted = False
         self._stop = False
@@ -136,8 +123,10 @@ class Coordinator:
                 self._elsewhere.look()
                 awaited = self._under_way() | (self._ahead.under_way if self._ahead else set())
                 finished, _ = wait(awaited, POLL_SECONDS, FIRST_COMPLETED)
-                for future in finished:
-                    self._advance(future)
+                with self.ledger.together():
+                    for future in finished:
+                        self._advance(future)
+                self._tell_ended()
                 self.progress.stage = "" if self.progress.done else self._opening()
                 self._on_change(self.progress)
             if not self._stop:
@@ -186,26 +175,42 @@ class Coordinator:
             return False
         return True
 
-    def _may_start(self) -> bool:
+    def _may_start(self, rendered: int = 0) -> bool:
+        """With so many that are about to."""
         if not self._goes_on():
             return False
         s = self.setting
         # one more than there are workers, so that none waits for the coordinator
-        under_way = len(self._compiling) + len(self._judging) + len(self._awaiting)
+        compiling = len(self._compiling) + rendered
+        under_way = compiling + len(self._judging) + len(self._awaiting)
         if self._alone:
             return not under_way
-        return len(self._compiling) <= s.jobs and under_way <= s.jobs + self._judge.ahead
+        return compiling <= s.jobs and under_way <= s.jobs + self._judge.ahead
 
     def _fill(self) -> bool:
         """Starts candidates while workers are free; whether any may still be started."""
-        while self._may_start() and not self._must_predict_first():
+        while some := self._render_some():
+            with self.ledger.together():
+                for proposal, rendered in some:
+                    self._begin(proposal, rendered)
+            self._tell_ended()
+        return self._may_start()
+
+    def _render_some(self) -> list[tuple[Proposal, Rendered | Rejection]]:
+        """The next proposals, before the ledger is written: a template may take long, and others write meanwhile."""
+        some: list[tuple[Proposal, Rendered | Rejection]] = []
+        while len(some) < AT_ONCE and self._may_start(len(some)) and not self._must_predict_first():
             proposal = self._proposer.propose()
             if proposal is None:
                 self._exhausted = True
-                return False
+                break
             self._started += 1
-            self._begin(proposal)
-        return self._may_start()
+            if retry := self._retries.get(proposal.key):
+                proposal = replace(proposal, parents=retry.parents, operator=retry.operator)
+            if self._ahead:
+                self._ahead.leave(proposal.config)
+            some.append((proposal, self._pipeline.render(Proposed(0, proposal.config))))
+        return some
 
     def _must_predict_first(self) -> bool:
         """Whether the sampler would choose blindly, while predictions are soon to be had; it waits but once."""
@@ -222,25 +227,22 @@ class Coordinator:
 
     # ── the pipeline ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _begin(self, proposal: Proposal) -> None:
-        if retry := self._retries.get(proposal.key):
-            proposal = replace(proposal, parents=retry.parents, operator=retry.operator)
-        if self._ahead:
-            self._ahead.leave(proposal.config)
-        rendered = self._pipeline.render(Proposed(0, proposal.config))
+    def _begin(self, proposal: Proposal, rendered: Rendered | Rejection) -> None:
         if isinstance(rendered, Rejection):
             failed = Proposed(self._add(proposal, None), proposal.config)
             self._finish(InFlight(proposal, failed), end_of(rendered))
             return
         source = rendered.source
         rejection = self._pipeline.screen_launch(rendered)
+        key, plans = None, None
         if rejection or source.sha256 in self._first_with or self._identity is None:
-            trial, key = self._add(proposal, source), None
+            trial = self._add(proposal, source)
             claim = Claim(trial, False)
         else:
-            key = self._identity.key(source, proposal.config)
+            plans = self._pipeline.plans(proposal.config)
+            key = self._identity.key(source, proposal.config, plans)
             trial, claim = self._add_claiming(proposal, source, key)
-        flight = InFlight(proposal, Rendered(trial, proposal.config, source))
+        flight = InFlight(proposal, Rendered(trial, proposal.config, source), plans)
         first = self._first_with.setdefault(source.sha256, trial)
         if first != trial:
             self._duplicate(flight, first)
@@ -305,7 +307,7 @@ class Coordinator:
             self._finish(flight, end_of(rejection))
             return
         seed = seed_for(self.setting.seed, self.run, flight.trial)
-        judged = self._pipeline.evaluate(compiled.contender, seed, self._compilers.workers)
+        judged = self._pipeline.evaluate(compiled.contender, seed, self._compilers.workers, rendered.plans)
         self._judging[judged] = flight
 
     def _on_judged(self, flight: InFlight[Compiled], result: Evaluation | Rejection) -> None:
@@ -357,17 +359,7 @@ class Coordinator:
 
     def _finish(self, flight: InFlight[Proposed], end: End) -> None:
         self.ledger.finish(flight.trial, end.outcome, end.reason, flight.occupancy, end.device, end.verdict, end.figure)
-        self._ended(flight, end.outcome, self._as_ended(flight, end))
-
-    def _as_ended(self, flight: InFlight[Proposed], end: End) -> Candidate:
-        """What `Ledger.candidate` would read of it."""
-        on_road, proposal, target = flight.candidate, flight.proposal, self.setting.target
-        return Candidate(
-            flight.trial, self.run, str(target.problem), target.gpu.key, proposal.config, end.outcome, end.reason,
-            end.device, on_road.source if isinstance(on_road, Rendered) else None,
-            on_road.binary if isinstance(on_road, Compiled) else None, end.verdict, measurement=end.figure,
-            occupancy=flight.occupancy, parents=proposal.parents, operator=proposal.operator,
-        )  # fmt: skip
+        self._ended(flight, end.outcome, flight.as_ended(end, self.run, self.setting.target))
 
     def _ended(self, flight: InFlight[Proposed], outcome: Outcome, found: Candidate) -> None:
         values = self._values[flight.trial] = told(found, self.setting.objectives)
@@ -387,5 +379,11 @@ class Coordinator:
     def _count(self, flight: InFlight[Proposed], outcome: Outcome) -> None:
         self._alone.discard(flight.proposal.key)
         self.progress.outcomes[outcome] += 1
-        self._on_finish(flight.trial)
-        self._on_change(self.progress)
+        self._ended_now.append(flight.trial)
+
+    def _tell_ended(self) -> None:
+        """Of trials whose end is committed."""
+        for trial in self._ended_now:
+            self._on_finish(trial)
+            self._on_change(self.progress)
+        self._ended_now.clear()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,14 +49,20 @@ LAUNCHES = 20
 """at full size, that a candidate as slow as a launch may be is given: checks, warm-up and the fewest repetitions"""
 
 
+class Plans(NamedTuple):
+    """The gate's cases of a configuration, each with its launch."""
+
+    small: Plan
+    full: Plan
+    """those at full size, for the emulator: a GPU runs the whole problem"""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A compiled candidate with its gate cases, its cost by the space's own count, and the seed of its inputs."""
 
     contender: CompiledCandidate
-    plan: Plan
-    full_plan: Plan
-    """the cases at full size, for the emulator: a GPU runs the whole problem"""
+    plans: Plans
     cost: Mapping[str, float]
     seed: int
 
@@ -72,9 +79,8 @@ def full_plan(space: SearchSpace, target: Target, config: Config) -> Plan:
     return target.workload.full_plan(target.problem, config, lambda of: space.launch(config, of))
 
 
-def make_job(space: SearchSpace, target: Target, contender: CompiledCandidate, seed: int) -> Job:
-    config = contender.config
-    return Job(contender, gate_plan(space, target, config), full_plan(space, target, config), space.cost(config), seed)
+def make_plans(space: SearchSpace, target: Target, config: Config) -> Plans:
+    return Plans(gate_plan(space, target, config), full_plan(space, target, config))
 
 
 def seed_for(seed: int, run: int, trial: int) -> int:
@@ -185,7 +191,7 @@ class EmulatorEvaluator(Evaluator):
 
     def submit(self, job: Job, workers: Workers | None) -> Future[Evaluation | Rejection]:
         assert workers is not None  # it has none of its own
-        arguments = (self._target, job.contender, job.plan, job.full_plan, job.seed, job.cost)
+        arguments = (self._target, job.contender, *job.plans, job.seed, job.cost)
         failed: list[str] = []
 
         def without_model(rejection: Rejection) -> TaskArguments | None:
@@ -267,7 +273,7 @@ class GpuEvaluator(Evaluator):
             self._tasks.measure_task,
             self._target,
             job.contender,
-            job.plan,
+            job.plans.small,
             job.seed,
             incumbent,
             Deferred(self._fastest),

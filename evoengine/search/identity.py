@@ -19,7 +19,7 @@ from typing import Any
 from evoengine.ledger.runs import Device
 from evoengine.paths import package_folder
 from evoengine.records import Config, Source
-from evoengine.search.evaluators import full_plan, gate_plan
+from evoengine.search.evaluators import Plans
 from evoengine.search.setting import Setting
 from evoengine.stages.compile import options
 from evoengine.stages.toolchain import compiler_version
@@ -76,21 +76,22 @@ class Identity:
     def __init__(self, setting: Setting, environment: Mapping[str, Any]) -> None:
         target = setting.target
         self._setting = setting
-        self._base = {
+        self._base = digest({
             "environment": dict(environment),
             "timed": setting.timed,
             "gpu": repr(target.gpu),
             "problem": str(target.problem),
             "workload": _workload(target.workload),
             "options": options(target.gpu.arch),
-        }
+        })  # fmt: skip
 
-    def key(self, source: Source, config: Config) -> str:
+    def key(self, source: Source, config: Config, plans: Plans) -> str:
         """sha256, hexadecimal. Of the configuration counts what the kernel is called with: its launches, its cost and
         the parameters of each case."""
         space, target = self._setting.space, self._setting.target
-        cases = [*gate_plan(space, target, config), *full_plan(space, target, config)]
+        cases = [*plans.small, *plans.full]
         of_this = {
+            "base": self._base,
             "source": source.sha256,
             "entry": source.entry,
             "launch": repr(source.launch),
@@ -98,7 +99,7 @@ class Identity:
             "parameters": repr(target.workload.parameters(target.problem, config)),
             "cases": [(repr(_without_config(case)), repr(launch)) for case, launch in cases],
         }
-        return digest(self._base | of_this)
+        return digest(of_this)
 
 
 def _workload(workload: AnyWorkload) -> list[object]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Binary, CompiledCandidate, Config, Outcome, Rejection, Source
-from evoengine.search.evaluators import Evaluator, make_job
+from evoengine.search.evaluators import Evaluator, Job, Plans, make_plans
 from evoengine.search.workers import Workers
 from evoengine.space.space import SearchSpace
 from evoengine.stages.render import Fill, render
@@ -83,9 +83,13 @@ class Pipeline:
         why = screen_binary(candidate.binary, candidate.source, self.target.gpu, cost, self.timed)
         return Rejection(Outcome.SCREENED, why) if why else None
 
+    def plans(self, config: Config) -> Plans:
+        return make_plans(self.space, self.target, config)
+
     def evaluate(
-        self, contender: CompiledCandidate, seed: int, workers: Workers | None
+        self, contender: CompiledCandidate, seed: int, workers: Workers | None, plans: Plans | None = None
     ) -> Future[Evaluation | Rejection]:
-        """Gate and figure, on the device that judges; `workers` are those of the compilers, where it has none."""
-        job = make_job(self.space, self.target, contender, seed)
-        return self.judge.submit(job, workers)
+        """Gate and figure, on the device that judges; `workers` are those of the compilers, where it has none. `plans`
+        are what `plans` gave, where that was asked before."""
+        plans = plans or self.plans(contender.config)
+        return self.judge.submit(Job(contender, plans, self.space.cost(contender.config), seed), workers)

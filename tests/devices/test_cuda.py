@@ -16,7 +16,7 @@ from evoengine.errors import MachineError
 from evoengine.gpu import known_gpus
 from evoengine.paths import asset
 from evoengine.records import Binary, CompiledCandidate, Launch, Outcome, Rejection, Source
-from evoengine.search.evaluators import GpuEvaluator, Job, gate_plan, timed_baselines
+from evoengine.search.evaluators import GpuEvaluator, Job, Plans, gate_plan, timed_baselines
 from evoengine.search.worker_process import WorkerLimits
 from evoengine.search.workers import WorkerPool
 from evoengine.stages.compile import compile_source
@@ -66,7 +66,8 @@ def target() -> Target:
 def faulty(body: str) -> Job:
     source = Source(SIGNATURE.format(body=body), "attention", Launch((1, 1, 1), 32, 0))
     case = find_workload("attention").cases(PROBLEM, {})[2]
-    return Job(CompiledCandidate(1, source, compile_source(source, gpu().arch)), [(case, source.launch)], [], {}, 1)
+    plans = Plans([(case, source.launch)], [])
+    return Job(CompiledCandidate(1, source, compile_source(source, gpu().arch)), plans, {}, 1)
 
 
 def correct(index=0) -> Job:
@@ -79,7 +80,7 @@ def job_of(config, trial=1) -> Job:
     source = render(target(), space, config, asset("templates"))
     plan = gate_plan(space, target(), config)
     plan = plan[:3] if on_stand_in() else plan
-    return Job(CompiledCandidate(trial, source, compile_source(source, gpu().arch), config), plan, [], {}, 7)
+    return Job(CompiledCandidate(trial, source, compile_source(source, gpu().arch), config), Plans(plan, []), {}, 7)
 
 
 def start_of(family, **changes):
@@ -174,7 +175,7 @@ def test_finals_rank_kernels_against_each_other(judge):
 def test_a_binary_that_the_gpu_does_not_take_is_said_to_be_so(judge):
     job = correct()
     binary = Binary(b"no binary", *(getattr(job.contender.binary, n) for n in Binary.__slots__[1:]))
-    broken = Job(CompiledCandidate(9, job.contender.source, binary), job.plan, [], {}, 1)
+    broken = Job(CompiledCandidate(9, job.contender.source, binary), job.plans, {}, 1)
     result = judge.submit(broken, None).result()
     assert result.outcome is Outcome.UNCOMPILABLE
     assert "the GPU cannot run the binary: device kernel image is invalid" in result.reason

@@ -16,6 +16,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from benchmarks.instant import microseconds, number_of
+from benchmarks.ledger_scale import make_ledger
+from benchmarks.server_ledger import copy_ledger
 from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.ledger import heartbeat
 from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
@@ -288,3 +290,13 @@ def test_two_coordinators_of_which_one_is_killed_while_the_server_restarts_evalu
         killed = [number_of(c.config) for c in ledger.candidates() if c.outcome is Outcome.KILLED]
         twice = sorted(number for number, times in Counter(evaluated()).items() if times > 1)
         assert set(twice) <= set(killed) and max(Counter(evaluated()).values()) <= 2
+
+
+def test_a_ledger_of_a_file_is_read_the_same_after_it_was_copied_to_a_server(database, tmp_path):
+    make_ledger(tmp_path / "made.db", 60)
+    copy_ledger(tmp_path / "made.db", database)
+    with open_ledger(str(tmp_path / "made.db"), create=False) as file, open_ledger(database, create=False) as server:
+        assert [c.to_json() for c in server.candidates()] == [c.to_json() for c in file.candidates()]
+        assert server.faults(lambda stage: None) == []
+        run = start_run(server)
+        assert server.add_candidate(run, PROBLEM, GPU, CONFIG, (), None) == 61

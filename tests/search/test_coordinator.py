@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 import threading
+from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from evoengine.errors import MachineError
+from evoengine.ledger.store import open_ledger
 from evoengine.records import CompiledCandidate, Outcome, Rejection
 from evoengine.search.evaluators import (
     QUEUE_DEPTH,
     EmulatorEvaluator,
     GpuEvaluator,
     Job,
+    Plans,
     make_evaluator,
     timed_baselines,
 )
@@ -106,7 +109,7 @@ def test_a_candidate_whose_judging_process_dies_is_judged_once_more_without_the_
         def submit(self, task, *arguments, again, **_):
             asked.append((arguments, again))
 
-    job = Job(contender := CompiledCandidate(1, None, None), [], [], {}, 7)
+    job = Job(contender := CompiledCandidate(1, None, None), Plans([], []), {}, 7)
     EmulatorEvaluator(TARGET).submit(job, Workers())
     [(arguments, again)] = asked
     assert again(Rejection(Outcome.UNCOMPILABLE, "emulator: no")) is None
@@ -272,3 +275,11 @@ def test_a_search_starts_from_the_best_of_another_problem_that_is_valid_here(num
         here = replace(other, space=numbered.space(sorted(valid)))
         assert [c["number"] for c in neighbouring_bests(numbered.ledger, here)] == [valid[0]]
     assert neighbouring_bests(numbered.ledger, coordinator.setting) == []  # its own best is no other problem's
+
+
+def test_who_is_told_of_a_trial_finds_its_end_in_the_ledger(numbered):
+    found = {}
+    with closing(open_ledger(numbered.ledger.place, create=False)) as other:
+        numbered.finished = SimpleNamespace(append=lambda trial: found.update({trial: other.candidate(trial).outcome}))
+        numbered.coordinator(range(6)).search()
+    assert found == {trial: Outcome.MEASURED for trial in range(1, 7)}

@@ -10,6 +10,7 @@ from benchmarks import instant
 from evoengine.ledger.runs import Device
 from evoengine.objectives import parse_objectives
 from evoengine.search import identity
+from evoengine.search.evaluators import make_plans
 from evoengine.search.identity import Identity, environment, templates_digest
 from evoengine.space.space import load_space
 from evoengine.stages.render import render
@@ -27,7 +28,8 @@ def setting(tmp_path):
 def key(setting, device=H200, predicted=True):
     config = next(setting.space.enumerate())
     source = render(setting.target, setting.space, config, setting.templates, fill)
-    return Identity(setting, environment(setting, device, predicted)).key(source, config)
+    plans = make_plans(setting.space, setting.target, config)
+    return Identity(setting, environment(setting, device, predicted)).key(source, config, plans)
 
 
 def of_space(setting, old, new):

@@ -15,6 +15,7 @@ from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Measurement, Outcome
 from evoengine.search import elsewhere
 from evoengine.search.coordinator import Coordinator
+from evoengine.search.evaluators import make_plans
 from evoengine.search.identity import Identity
 from evoengine.stages.render import render
 from evoengine.stages.template import fill
@@ -39,7 +40,7 @@ class Two:
         self.config = next(s.space.enumerate())
         self.number = instant.number_of(self.config)
         source = render(s.target, s.space, self.config, s.templates, fill)
-        key = self.identity.key(source, self.config)
+        key = self.identity.key(source, self.config, make_plans(s.space, s.target, self.config))
         row = (instant.PROBLEM, instant.GPU, self.config, (), None, source, None, key, False)
         self.run = instant.start(self.other, s, lambda line: None).run
         self.held, _ = self.other.add_claiming(self.run, *row)

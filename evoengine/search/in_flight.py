@@ -1,0 +1,40 @@
+"""One candidate on its way down the pipeline, as far as it came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from evoengine.records import Candidate
+from evoengine.search.evaluators import End, Plans
+from evoengine.search.pipeline import Compiled, Proposed, Rendered
+from evoengine.search.proposer import Proposal
+from evoengine.workloads.base import Target
+
+Reached = TypeVar("Reached", bound=Proposed, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight(Generic[Reached]):
+    proposal: Proposal
+    candidate: Reached
+    plans: Plans | None = None
+    """of what is to be evaluated"""
+
+    @property
+    def trial(self) -> int:
+        return self.candidate.trial
+
+    @property
+    def occupancy(self) -> float | None:
+        return self.candidate.occupancy if isinstance(self.candidate, Compiled) else None
+
+    def as_ended(self, end: End, run: int, target: Target) -> Candidate:
+        """What `Ledger.candidate` would read of it."""
+        reached, proposal = self.candidate, self.proposal
+        return Candidate(
+            self.trial, run, str(target.problem), target.gpu.key, proposal.config, end.outcome, end.reason, end.device,
+            reached.source if isinstance(reached, Rendered) else None,
+            reached.binary if isinstance(reached, Compiled) else None, end.verdict, measurement=end.figure,
+            occupancy=self.occupancy, parents=proposal.parents, operator=proposal.operator,
+        )  # fmt: skip
