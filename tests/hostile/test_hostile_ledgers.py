@@ -164,6 +164,26 @@ def test_the_source_and_the_machine_code_are_held_against_their_sha256(damaged, 
     assert (code, named in said) == (3, True)
 
 
+WHOLE = (("history", "--json"), ("history", "--csv", "-"), ("show", "1"), ("show", "1", "--json"))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("UPDATE binaries SET id = -5 WHERE id = (SELECT binary_id FROM candidates WHERE id = 1)", "binary_id"),
+        ("UPDATE sources SET sha256 = 'x' WHERE sha256 = (SELECT source_sha256 FROM candidates WHERE id = 1)",
+         "source_sha256"),
+    ],
+)  # fmt: skip
+def test_a_changed_primary_key_that_a_trial_names_is_not_taken_for_a_trial_without(damaged, change, named):
+    with closing(sqlite3.connect(damaged)) as connection:
+        connection.execute(change)
+        connection.commit()
+    for command in WHOLE:
+        code, said = call(damaged, *command)
+        assert (code, f"{named} of row 1 of the table candidates is not what was written" in said) == (3, True), said
+
+
 def test_flipped_bytes_anywhere_in_the_file_change_no_answer(sound, answers, tmp_path):
     data, draw = sound.read_bytes(), random.Random(16)
     used = [page for page in range(0, len(data), 4096) if any(data[page + 8 : page + 4096])]
