@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,11 +21,49 @@ def disassembler() -> str | None:
     return shutil.which("nvdisasm") or (str(installed) if installed.is_file() else None)
 
 
+_WHEELS = ("cu13", "cuda_nvrtc", "cuda_runtime", "cuda_nvcc", "cuda_cccl")
+"""the first of the CUDA 13 wheels, the others of those for CUDA 12"""
+
+
 def wheel_folders() -> list[Path]:
-    """cu13 of the CUDA 13 wheels; cuda_runtime, cuda_nvcc and cuda_cccl of those for CUDA 12."""
     spec = find_spec("nvidia")
     roots = [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
-    return [root / name for root in roots for name in ("cu13", "cuda_runtime", "cuda_nvcc", "cuda_cccl")]
+    return [root / name for root in roots for name in _WHEELS]
+
+
+def broken_compiler() -> str | None:
+    """Which file of NVRTC cannot be read or is not whole; None where all are, or none is here.
+
+    The system's loader maps a library that was cut short, and whatever process uses it then is ended by SIGBUS.
+    """
+    folders = [*(folder / "lib" for folder in wheel_folders()), toolkit() / "lib64"]
+    libraries = next((found for folder in folders if (found := sorted(folder.glob("libnvrtc*.so*")))), [])
+    for library in libraries:
+        try:
+            size, wanted = library.stat().st_size, _bytes_to_load(library)
+        except OSError as error:
+            return f"{library} cannot be read: {error.strerror}"
+        except (ValueError, struct.error):
+            return f"{library} is no library"
+        if size < wanted:
+            return f"{library} is damaged: it has {size:,} of {wanted:,} bytes"
+    return None
+
+
+def _bytes_to_load(library: Path) -> int:
+    """Where the last segment of a 64-bit ELF file ends; raises ValueError or struct.error where it is none."""
+    with library.open("rb") as file:
+        header = file.read(64)
+        if not header.startswith(b"\x7fELF\x02\x01"):
+            raise ValueError
+        (table,), (entry, count) = struct.unpack_from("<Q", header, 32), struct.unpack_from("<HH", header, 54)
+        file.seek(table)
+        segments = file.read(entry * count)
+    ends: list[int] = [table + entry * count]
+    for place in range(0, entry * count, entry):
+        offset, size = struct.unpack_from("<8xQ16xQ", segments, place)
+        ends.append(offset + size)
+    return max(ends)
 
 
 def toolkit() -> Path:

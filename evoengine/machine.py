@@ -15,12 +15,15 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from evoengine.cuda_files import broken_compiler
 from evoengine.errors import MachineError
 
 PROBE_BYTES = 1 << 20
 """written to see whether a disk still takes anything"""
 MEMORY_RESERVE = 64 << 20
 """between the soft and the hard limit of a worker: to tell its own limit from a machine without memory"""
+FILES_OF_A_LEDGER = 4
+"""SQLite's file, its log and the log's index; a lock"""
 OWN_LIMITS = (errno.EFBIG,)
 """errors that a worker's limits cause; whatever a task writes is below them unless a candidate floods it"""
 
@@ -36,10 +39,28 @@ def names_machine_fault(message: str) -> bool:
     return any(cause in message for cause in (*map(os.strerror, _MACHINE_ERRNOS), *_ENDED_BY_OTHERS))
 
 
+def is_machine_fault(error: OSError) -> bool:
+    """Whether no input can cause it: a full disk, too many open files."""
+    return error.errno in _MACHINE_ERRNOS
+
+
 def machine_error(error: OSError) -> MachineError:
     """The error with its file, as something that every candidate would meet."""
     where = f": {error.filename}" if error.filename else ""
     return MachineError(f"this machine failed: {error.strerror or error}{where}")
+
+
+def require_files() -> None:
+    """Raises MachineError where this process can open no more files, as many as a ledger needs."""
+    opened: list[int] = []
+    try:
+        for _ in range(FILES_OF_A_LEDGER):
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        raise MachineError(f"this machine failed: {error.strerror}") from error
+    finally:
+        for file in opened:
+            os.close(file)
 
 
 def oom_kills() -> int:
@@ -52,7 +73,10 @@ def oom_kills() -> int:
 
 
 def why_unfit() -> str | None:
-    """What keeps this machine from running any task: files it cannot write, processes it cannot start."""
+    """What keeps this machine from running any task: files it cannot write, processes it cannot start, a compiler that
+    is damaged."""
+    if why := broken_compiler():
+        return f"this machine failed: {why}"
     cache = user_cache_path("evoengine")
     folders = [Path(tempfile.gettempdir()), *([cache] if cache.exists() else [])]
     for folder in folders:

@@ -29,6 +29,8 @@ FLOORS = (
         "cuda_files",
         "hints",
         "machine",
+        "keeper",
+        "kept_process",
     ),
     ("space", "devices", "ledger", "sass", "workloads"),
     ("stages", "publish", "formats"),

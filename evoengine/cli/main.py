@@ -14,6 +14,7 @@ from evoengine import __version__
 from evoengine.cli.options import CheckedGroup
 from evoengine.cli.streams import prepare_streams, read_by_nobody, unwritten
 from evoengine.errors import EvoengineError, MachineError
+from evoengine.machine import is_machine_fault, machine_error
 from evoengine.untrusted import one_line
 
 COMMANDS = {
@@ -91,6 +92,11 @@ def main() -> int:
     except EvoengineError as error:
         click.echo(f"evoengine: {error}", err=True)
         code = error.exit_code
+    except OSError as error:
+        if not is_machine_fault(error):
+            raise
+        click.echo(f"evoengine: {machine_error(error)}", err=True)
+        code = MachineError.exit_code
     return checked_output(code if isinstance(code, int) else 0)
 
 

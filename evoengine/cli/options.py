@@ -78,7 +78,8 @@ class CheckedGroup(click.Group):
 
 def check_given(group: click.Context, command: click.Command, name: str | None, arguments: Sequence[str]) -> None:
     """Raises click.UsageError where an option that takes one value is given more often, of which click would take the
-    last, and where a value is one that no command can use: empty, no text, or a name too long for a file."""
+    last; where one is given none, so that click would take the next option for it; and where a value is one that no
+    command can use: empty, no text, or a name too long for a file."""
     ctx = click.Context(command, info_name=name, parent=group)
     options = [p for p in command.params if isinstance(p, click.Option)]
     single = [p for p in options if not (p.multiple or p.is_flag or p.count)]
@@ -92,11 +93,17 @@ def check_given(group: click.Context, command: click.Command, name: str | None, 
     for option in single:
         values = given.get(option.name, ())
         if len(values) > 1:
-            listed = " and ".join(map(str, values))
-            raise click.UsageError(f"{option.opts[0]} is given {len(values)} times, {listed}; it takes one value", ctx)
+            # an option may be one that can stand alone: then there is no text
+            listed = " and ".join(value for value in values if isinstance(value, str))
+            twice = f"{len(values)} times{f', {listed}' if listed else ''}"
+            raise click.UsageError(f"{option.opts[0]} is given {twice}; it takes one value", ctx)
+    names = {name for option in command.get_params(ctx) for name in option.opts if name.startswith("--")}
     for param in command.params:
         found = given.get(param.name)
         for value in [found] if isinstance(found, str) else found if isinstance(found, Sequence) else ():
+            if isinstance(value, str) and value.partition("=")[0] in names and isinstance(param, click.Option):
+                missing = param.metavar or "value"
+                raise click.UsageError(f"{param.opts[0]} has no {missing}: what follows it is the option {value}", ctx)
             if isinstance(value, str) and (wrong := _why_unusable(value, param)):
                 raise click.UsageError(f"{param.get_error_hint(ctx)}: {wrong}", ctx)
 

@@ -1,8 +1,8 @@
 """Runs somebody's script in a process of its own, and writes down what it says of its kernel.
 
-Run as a file, `script_runner.py KIND SCRIPT OUT`, with nothing of evoengine imported. For `kernel-tuner` a stand-in
-module of that name records the calls of `tune_kernel`; for `kernelbench` the script's Model is looked at. OUT becomes
-JSON.
+Run as a file, `script_runner.py KIND SCRIPT FD`, with nothing of evoengine imported. For `kernel-tuner` a stand-in
+module of that name records the calls of `tune_kernel`; for `kernelbench` the script's Model is looked at. JSON is
+written to the open file FD.
 """
 
 from __future__ import annotations
@@ -152,16 +152,21 @@ def look_at_model() -> None:
 
 
 def save() -> None:
-    with open(OUT, "w", encoding="utf-8") as file:
+    os.ftruncate(NOTES, 0)
+    os.lseek(NOTES, 0, os.SEEK_SET)
+    with open(NOTES, "w", encoding="utf-8", closefd=False) as file:
         json.dump(CALLS, file)
 
 
 if __name__ == "__main__":
-    KIND, SCRIPT, OUT = sys.argv[1], os.path.abspath(sys.argv[2]), os.path.abspath(sys.argv[3])
+    KIND, SCRIPT, NOTES = sys.argv[1], os.path.abspath(sys.argv[2]), int(sys.argv[3])
     # this file's own folder must not be where the script's imports are sought
     sys.path[0] = os.path.dirname(SCRIPT)
     sys.argv = [SCRIPT]
     os.chdir(os.path.dirname(SCRIPT))
+    # what is printed as an error alone is kept
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
     resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
     if KIND == "kernelbench":
         look_at_model()

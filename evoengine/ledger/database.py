@@ -32,6 +32,7 @@ from evoengine.ledger.models import VERSION_TABLE, CandidateRow
 from evoengine.ledger.schema import LOCK_KEY, known_revisions, mark, upgrade
 from evoengine.ledger.standings import check_standings
 from evoengine.ledger.write_ahead_log import check_log, orphaned_log, reading_uri
+from evoengine.machine import require_files
 from evoengine.passwords import hide_passwords, without_passwords
 from evoengine.paths import default_database
 
@@ -179,6 +180,7 @@ def setup_lock(url: URL) -> Iterator[None]:
                 f"{display_url(url)} has been held by another evoengine for {BUSY_SECONDS:g} s; let that one end"
             ) from error
         except OSError as error:
+            require_files()
             raise UsageError(
                 f"the folder of {display_url(url)} cannot be written ({error.strerror}), and the studies need that: "
                 "copy the ledger to one that can"

@@ -14,6 +14,7 @@ from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.ledger.checksums import Damaged
 from evoengine.ledger.integrity import READ_ERRORS, find_damage
 from evoengine.ledger.patience import Unavailable
+from evoengine.machine import require_files
 from evoengine.passwords import hide_passwords
 
 BUSY_SECONDS = 30.0
@@ -71,6 +72,7 @@ def _damage(url: URL, damaged: Damaged) -> EvoengineError:
 
 
 def _explanation(url: URL, error: BaseException) -> EvoengineError:
+    """What to raise; raises MachineError itself where no file can be opened any more."""
     reason = hide_passwords(str(error).strip().splitlines()[0]) if str(error).strip() else type(error).__name__
     if "locked" in reason:
         return Unavailable(
@@ -85,6 +87,8 @@ def _explanation(url: URL, error: BaseException) -> EvoengineError:
         return damage
     if any(word in reason for word in _SIGNS_OF_DAMAGE):
         return MachineError(f"{display_url(url)} is damaged ({reason}); {_RESTORE}")
+    if "unable to open" in reason:
+        require_files()
     log = Path(f"{url.database}-wal")
     if ("readonly" in reason or "unable to open" in reason) and log.exists():
         return UsageError(

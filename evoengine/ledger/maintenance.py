@@ -14,7 +14,7 @@ from evoengine.hints import hint
 from evoengine.ledger.chosen import chosen_database
 from evoengine.ledger.database import db_of, inspect_database, make_engine, parse_url
 from evoengine.ledger.driver_errors import display_url, translate_errors
-from evoengine.ledger.schema import known_revisions
+from evoengine.ledger.schema import known_revisions, number_for_a_file
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.write_ahead_log import reading_uri
 
@@ -44,7 +44,8 @@ def open_unchecked(database: str | None) -> Ledger:
 
 
 def back_up(database: str | None, file: Path) -> int:
-    """Writes a copy by SQLite's own means, which takes in what is written meanwhile; its bytes.
+    """Writes a copy by SQLite's own means, which takes in what is written meanwhile; its bytes. It has a number of its
+    own: a search that uses the ledger knows it where it is put in the ledger's place.
 
     Raises UsageError where the file is there already or cannot be written, and for PostgreSQL.
     """
@@ -66,6 +67,7 @@ def back_up(database: str | None, file: Path) -> int:
             closing(sqlite3.connect(part)) as copy,
         ):
             connection.backup(copy)
+            copy.execute(f"PRAGMA user_version = {number_for_a_file()}")
         os.replace(part, file)
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}; name a file in another folder") from error

@@ -262,6 +262,7 @@ def load_options(with_cubin: bool) -> tuple[ORMOption, ...]:
 def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
     """The candidate with its last verdict and the last figure of its most trusted kind; without a source where that was
     pruned."""
+    _require_named_rows(row)
     figures = [to_measurement(m) for m in row.measurements]
     return Candidate(
         trial=row.id,
@@ -286,6 +287,14 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
         created_at=row.created_at,
         finished_at=row.finished_at,
     )
+
+
+def _require_named_rows(row: CandidateRow) -> None:
+    """Raises Damaged where its source or its binary is not there any more: it would look like one that never had it."""
+    named = {"source_sha256": (row.source_sha256, row.source), "binary_id": (row.binary_id, row.binary)}
+    for column, (name, found) in named.items():
+        if name is not None and found is None:
+            raise Damaged(CandidateRow.__tablename__, row.id, column)
 
 
 def _to_source(row: CandidateRow) -> Source | None:

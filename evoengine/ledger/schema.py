@@ -38,13 +38,19 @@ def known_revisions() -> list[str]:
     return sorted(script.name.partition("_")[0] for script in asset("db/migrations").glob("versions/[0-9]*.py"))
 
 
+def number_for_a_file() -> int:
+    """What PRAGMA user_version says of a ledger's or a backup's file: by it a log of another file is known for one
+    (`check_log`), and so is another file that was copied over this one (`watch.py`)."""
+    return 1 + secrets.randbelow(2**31 - 1)
+
+
 def mark(engine: Engine) -> None:
-    """Gives an SQLite file a number of its own, by which a log of another ledger is known for one (`check_log`)."""
+    """Gives an SQLite file a number of its own."""
     if engine.dialect.name != "sqlite":
         return
     with engine.begin() as connection:
         if not connection.exec_driver_sql("PRAGMA user_version").scalar():
-            connection.exec_driver_sql(f"PRAGMA user_version = {1 + secrets.randbelow(2**31 - 1)}")
+            connection.exec_driver_sql(f"PRAGMA user_version = {number_for_a_file()}")
     empty_log(engine)  # the number has to be in the file itself
 
 

@@ -209,7 +209,8 @@ class OpenDatabase:
         finished = spans(self._finished)
         if lost.holds_all:
             return f"{told}: it holds what ended before ({finished}), and nothing later"
-        return f"{told}: what ended in this search ({finished}) is not in what is there now"
+        lost_trials = f"what ended in this search ({finished}) is not in what is there now"
+        return f"{told}: {lost_trials}, except what was copied before"
 
     @contextmanager
     def _reading(self) -> Iterator[Session]:

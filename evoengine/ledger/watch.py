@@ -4,8 +4,9 @@ SQLite goes on writing into a file that was deleted or replaced, and says nothin
 connection that is opened later writes into the replacement. So each new connection and each transaction asks here.
 
 A copy over the file (`cp backup.db ledger.db`) leaves it the same file to the system. It is known by the number that
-each ledger has in its file (`schema.mark`), and an older copy of the ledger itself by its highest trial, which never
-falls: SQLite keeps it where the trial is gone.
+each ledger and each backup has in its file (`schema.mark`); an older copy of the ledger itself by its highest trial and
+its count of changes to tables, which never fall. SQLite keeps the highest trial where that trial is gone, and its own
+backups begin to count again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from sqlalchemy import Engine, event
 
+_NUMBER_AND_CHANGES = "SELECT user_version, schema_version FROM pragma_user_version, pragma_schema_version"
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -74,7 +76,7 @@ class Watch:
             return
         if now.number != before.number:
             raise FileLost("was overwritten", overwritten=True)
-        if now.last_trial < before.last_trial:
+        if now.last_trial < before.last_trial or now.table_changes < before.table_changes:
             raise FileLost("was overwritten with an older copy of itself", overwritten=True)
         self._held = now
 
@@ -92,6 +94,7 @@ class _Held:
 
     number: int
     """of the ledger; 0 where the file is none of SQLite's"""
+    table_changes: int = 0
     last_trial: int = 0
 
 
@@ -102,13 +105,13 @@ def _held(path: Path) -> _Held | None:
     """
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
-            (number,) = connection.execute("PRAGMA user_version").fetchone()
+            number, changes = connection.execute(_NUMBER_AND_CHANGES).fetchone()
             if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sqlite_sequence'").fetchone():
-                return _Held(int(number))
+                return _Held(number, changes)
             (last,) = connection.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'candidates'").fetchone()
     except sqlite3.Error as error:
         return _Held(0) if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB else None
-    return _Held(int(number), last or 0)
+    return _Held(number, changes, last or 0)
 
 
 def _is_whole(path: Path) -> bool:

@@ -1,76 +1,18 @@
-"""Worker processes that leave nothing behind: a keeper (keeper.py) starts them, and ends with this process.
-
-They are `multiprocessing`'s spawned processes in all else. What a pool needs of a context is here; what the keeper says
-of a worker takes the place of waitpid(2).
-"""
+"""Worker processes that leave nothing behind (kept_process.py), and are `multiprocessing`'s spawned processes in all
+else. What a pool needs of a context is here; what the keeper says of a worker takes the place of waitpid(2)."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
-import secrets
-import select
-import shutil
-import socket
-import subprocess
-import sys
-import tempfile
-import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import reduction, resource_tracker, spawn, util
 from multiprocessing.context import SpawnContext, SpawnProcess, set_spawning_popen
 from multiprocessing.popen_spawn_posix import Popen
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
-from evoengine.search import keeper
-
-IMPORTS = "evoengine.search.worker_imports"
-"""what forked workers begin with"""
-KILLED = -9
-"""the exit code of a worker whose keeper was killed: it dies with it"""
-
-
-class _Keeper:
-    """The process that starts workers, itself started when the first is asked for and again where it was killed."""
-
-    def __init__(self, *imports: str) -> None:
-        self._imports = imports
-        self._requests: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._starting = threading.Lock()
-
-    def ask(self, request: dict[str, Any], fds: list[int]) -> None:
-        """Raises OSError where it cannot be started or reached."""
-        with self._starting:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            assert self._requests is not None
-            socket.send_fds(self._requests, [json.dumps(request).encode()], fds)
-
-    def _start(self) -> None:
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", keeper.__file__, str(theirs.fileno()), *self._imports],
-                pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
-
-
-_KEEPERS = {True: _Keeper(IMPORTS), False: _Keeper()}
-"""by whether workers are forked with what is imported"""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What a worker may hold with all that it has started."""
-
-    processes: int
-    bytes: int
+from evoengine.kept_process import Held, KeptProcess
 
 
 class KeptContext(SpawnContext):
@@ -78,14 +20,18 @@ class KeptContext(SpawnContext):
 
     def __init__(self, held: Held, forked: bool) -> None:
         self._held, self._forked = held, forked
-        self._kept: list[_Kept] = []
+        self._kept: list[KeptProcess] = []
 
     def Process(self, *args: Any, **kwargs: Any) -> BaseProcess:  # type: ignore[override] # a class there
         return _KeptProcess(self, *args, **kwargs)
 
-    def start(self, handles: dict[str, int], fds: list[int]) -> _Kept:
+    def start(self, handles: dict[str, int], fds: list[int]) -> KeptProcess:
         """Raises OSError where a process or its folder cannot be made."""
-        kept = _Kept(handles, fds, self._held, self._forked)
+        if self._forked:
+            kept = KeptProcess(self._held, handles=handles, fds=fds)
+        else:
+            command = [*map(os.fsdecode, spawn.get_command_line(**handles))]
+            kept = KeptProcess(self._held, command, environment=dict(os.environ), handles=handles, fds=fds)
         self._kept.append(kept)
         return kept
 
@@ -98,9 +44,9 @@ class KeptContext(SpawnContext):
         """Which limit the first process was ended for; empty where for none."""
         return self._kept[0].why if self._kept else ""
 
-    def output(self) -> Path | None:
-        """What the first process printed; its folder is there until `end` is called."""
-        return Path(self._kept[0].folder, keeper.OUTPUT) if self._kept else None
+    def output_tail(self, most: int) -> str:
+        """The last bytes of what the first process printed, before `end` is called."""
+        return self._kept[0].output_tail(most) if self._kept else ""
 
     def end(self) -> None:
         """Ends every process with all that it started, however they resist, and removes their folders."""
@@ -111,68 +57,6 @@ class KeptContext(SpawnContext):
         """After `end`, and when nothing asks for a process's exit code any more."""
         for kept in self._kept:
             kept.close()
-
-
-class _Kept:
-    """A worker process, as its keeper tells of it."""
-
-    def __init__(self, handles: dict[str, int], fds: list[int], held: Held, forked: bool) -> None:
-        self.folder = Path(tempfile.gettempdir(), f"evoengine-worker-{secrets.token_hex(8)}")
-        self.why = ""
-        self._code: int | None = None
-        self._reading = threading.Lock()
-        self.status, status = os.pipe()
-        life, self._life = os.pipe()
-        self._lines = open(self.status, "rb", buffering=0)  # noqa: SIM115 - closed in `close`
-        self._living = True
-        command = None if forked else [*map(os.fsdecode, spawn.get_command_line(**handles))]
-        request = {
-            "folder": str(self.folder), "processes": held.processes, "bytes": held.bytes, "handles": handles,
-            "fds": fds, "command": command,
-            "environment": None if forked else dict(os.environ),
-        }  # fmt: skip
-        said = ""
-        try:
-            _KEEPERS[forked].ask(request, [status, life, *fds])
-        except OSError as error:
-            said = str(error)
-        finally:
-            os.close(status)
-            os.close(life)
-        what, _, rest = self._line().partition(" ") if not said else ("", "", said)
-        if what != "started":
-            self.close()
-            raise OSError(rest or "the process that starts the workers has ended")
-        self.pid = int(rest)
-
-    def _line(self) -> str:
-        return self._lines.readline().decode(errors="replace").rstrip("\n")
-
-    def exit_code(self, wait: bool) -> int | None:
-        """None where the worker has not ended yet, and without `wait` is not waited for. Any thread may ask."""
-        if wait:
-            select.select([self._lines], [], [])
-        with self._reading:
-            if self._code is None and select.select([self._lines], [], [], 0)[0]:
-                what, _, rest = self._line().partition(" ")
-                code, _, self.why = rest.partition(" ")
-                self._code = int(code) if what == "ended" else KILLED
-            return self._code
-
-    def end(self) -> None:
-        """Waits until the keeper has closed its side: nothing of the worker is left then."""
-        if self._living:
-            self._living = False
-            os.close(self._life)
-        while self.exit_code(wait=True) is not None and self._lines.read(1):
-            continue
-
-    def close(self) -> None:
-        """Nobody may ask for the exit code any more."""
-        if not self._lines.closed:
-            self.end()
-            self._lines.close()
-            shutil.rmtree(self.folder, ignore_errors=True)  # of a keeper that was killed itself
 
 
 class _KeptProcess(SpawnProcess):

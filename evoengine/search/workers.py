@@ -23,9 +23,10 @@ from typing import Protocol, TypeVar
 from pebble import ProcessExpired, ProcessPool
 
 from evoengine.errors import EvoengineError, MachineError
+from evoengine.kept_process import Held
 from evoengine.machine import oom_kills, why_unfit
 from evoengine.records import Outcome, Rejection
-from evoengine.search.kept import Held, KeptContext
+from evoengine.search.kept import KeptContext
 from evoengine.search.worker_process import (
     DEFAULT_LIMITS,
     MOST_PROCESSES,
@@ -145,12 +146,7 @@ class _Worker:
 
     def _output_tail(self) -> str:
         """The end of what the process printed; a library often says there why it aborted."""
-        output = self._processes.output()
-        if output is None or not output.exists():
-            return ""
-        with output.open("rb") as file:
-            file.seek(max(0, output.stat().st_size - OUTPUT_TAIL_CHARS))
-            said = " ".join(file.read().decode(errors="replace").split())
+        said = " ".join(self._processes.output_tail(OUTPUT_TAIL_CHARS).split())
         return f": {said}" if said else ""
 
     def kill(self) -> None:

@@ -26,15 +26,15 @@ _WARNING = re.compile(r"ptxas\s+(?:warning|info)\s*:\s*(.*\(C75\d\d\).*|.*)")
 
 COMPILE_BYTES = 2 << 30
 """of memory that a compilation may take, beside what its worker has"""
-_IN_TEXT = re.compile(r"^\S.*\(\d+\): error: |^ptxas error\s*:", re.MULTILINE)
+_ERROR = re.compile(r"^(?:(\S.*)\(\d+\): error: |ptxas error\s*:)", re.MULTILINE)
 
 
 class CompileFailed(Exception):
     """The compiler refused the source; the message is its first error."""
 
 
-class _NoPlaceNamed(CompileFailed):
-    """It failed and named no error in the text: that may be the machine's fault."""
+class _NotInText(CompileFailed):
+    """It failed, and its first error is none in the text: that may be the machine's fault."""
 
 
 def options(arch: str) -> str:
@@ -50,7 +50,7 @@ def compile_source(source: Source, arch: str) -> Binary:
     """
     try:
         return _compile(source, arch)
-    except _NoPlaceNamed as failure:
+    except _NotInText as failure:
         _require_working(arch)
         if "memory" in str(failure):
             raise CompileFailed(f"{failure} ({COMPILE_BYTES / 2**30:g} GiB is what it may take)") from None
@@ -78,7 +78,9 @@ def _compile(source: Source, arch: str) -> Binary:
                 api.compileProgram(program, (*options(arch).split(), *includes))
         except api.NVRTCError as error:
             log = api.getProgramLog(program)
-            kind = CompileFailed if _IN_TEXT.search(log) else _NoPlaceNamed
+            first = _ERROR.search(log)
+            in_text = first is not None and first[1] in (None, f"{source.entry}.cu")
+            kind = CompileFailed if in_text else _NotInText
             raise kind(_first_error(log) or str(error)) from None
         log = api.getProgramLog(program)
         image = api.getCUBIN(program)
@@ -89,7 +91,7 @@ def _compile(source: Source, arch: str) -> Binary:
         require_entry(cubin, source.entry)
         listing = disassemble(cubin) if disassembler() else ""
     except (UsageError, subprocess.TimeoutExpired) as error:
-        raise _NoPlaceNamed(str(error)) from error
+        raise _NotInText(str(error)) from error
     elapsed = (time.perf_counter() - start) * 1e3
     return Binary(
         cubin=cubin,

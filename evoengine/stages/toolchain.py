@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from evoengine.cuda_files import toolkit, wheel_folders
+from evoengine.cuda_files import broken_compiler, toolkit, wheel_folders
 from evoengine.errors import MachineError
 
 REMEDY = "pip install 'evoengine[cuda13]' (or [cuda12] for a driver of CUDA 12)"
@@ -29,7 +29,9 @@ FOR_12 = f"in a new environment, without constraints.txt: pip install 'torch=={T
 @cache
 def nvrtc() -> ModuleType:
     """CuPy's low-level NVRTC module, which works without a driver; raises MachineError where it or the library is
-    missing."""
+    missing or damaged."""
+    if why := broken_compiler():
+        raise MachineError(f"NVRTC cannot be used ({why}): {REMEDY}")
     try:
         module: ModuleType = importlib.import_module("cupy.cuda").nvrtc
         module.getVersion()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import socket
 import sys
 from pathlib import Path
@@ -41,6 +42,26 @@ def test_every_command_that_uses_a_ledger_says_where_the_default_one_is():
 def test_an_option_of_one_value_that_is_given_twice_is_refused_with_both(command, option):
     said = refused(*command.split(), option, "one", f"{option}=other")
     assert said == f"Error: {option} is given 2 times, one and other; it takes one value"
+
+
+def test_an_option_that_may_stand_alone_is_refused_with_the_values_it_has():
+    assert refused("search", "--resume", "--resume") == "Error: --resume is given 2 times; it takes one value"
+    assert refused("search", "--resume", "--resume=3") == "Error: --resume is given 2 times, 3; it takes one value"
+
+
+@pytest.mark.parametrize(("command", "option"), [found for found in SINGLE if found != ("search", "--resume")])
+@pytest.mark.parametrize("behind", ["{other}", "{other}=x"])
+def test_an_option_whose_value_is_left_out_does_not_take_the_next_option_for_it(command, option, behind):
+    other = behind.format(other=option)
+    assert re.fullmatch(
+        f"Error: {option} has no [A-Za-z0-9:]+: what follows it is the option {other}",
+        refused(*command.split(), option, other),
+    )
+
+
+def test_history_says_that_the_csv_file_is_missing_and_not_that_an_argument_is_too_many():
+    assert refused("history", "--csv", "--db", "X") == "Error: --csv has no FILE: what follows it is the option --db"
+    assert "has no FILE" not in refused("history", "--csv", "-", "--db", "/nowhere/x", "--outcome", "x")
 
 
 def test_an_option_of_several_values_and_a_flag_may_be_given_twice():

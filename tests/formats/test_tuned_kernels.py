@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evoengine.errors import UsageError
+from evoengine.formats import scripts
 from evoengine.formats.folder import NewFolder, write_folder
 from evoengine.formats.importers import make_folder
 from evoengine.formats.scripts import run_script
+from evoengine.kept_process import Held
 from evoengine.workloads.folder import load_folder
 from tests.support.folders import gate, load
+from tests.support.waiting import wait_for
 
 ADD = """__global__ void vector_add(float* c, const float* a, const float* b, int n) {
     int i = (blockIdx.x * block_size_x + threadIdx.x) * per_thread;
@@ -264,16 +270,55 @@ def test_a_script_that_does_not_end_is_cut_off_with_all_that_it_started(tmp_path
         run_script("kernel-tuner", tmp_path / "tune.py", seconds=2)
 
 
-def test_what_a_script_has_started_does_not_outlive_it_in_whatever_session_it_is(tmp_path):
+DAEMON = """
+import os, subprocess, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execve("/bin/sh", ["/bin/sh", "-c", "echo $$ > {pid}.part && mv {pid}.part {pid} && exec sleep 600"],
+                  {environment})
+    os._exit(0)
+while not os.path.exists({pid!r}):
+    time.sleep(0.01)
+"""
+"""a process in a session of its own whose parent has ended"""
+
+
+def lives(pid: Path) -> bool:
+    """A process that waits to be taken in has no command."""
+    command = Path("/proc", pid.read_text().strip(), "cmdline")
+    return command.exists() and command.read_bytes() != b""
+
+
+@pytest.mark.parametrize("environment", ["dict(os.environ)", "{}"])
+def test_what_a_script_has_started_does_not_outlive_it_in_whatever_session_it_is(tmp_path, environment):
     """It would go on with the rights of whoever only wanted to read a file."""
-    left = "subprocess.Popen(['sleep', '600'], start_new_session=True).pid"
-    (tmp_path / "tune.py").write_text(
-        f"import os, subprocess\npid = {left}\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(pid))\n"
-    )
+    script, pid = tmp_path / "tune.py", tmp_path / "pid"
+    script.write_text(DAEMON.format(pid=str(pid), environment=environment))
     with pytest.raises(UsageError, match="without a word"):
+        run_script("kernel-tuner", script, seconds=60)
+    assert not lives(pid)
+
+
+def test_a_script_and_what_it_started_end_with_a_command_that_is_killed_and_leave_no_folder(tmp_path):
+    script, pid = tmp_path / "tune.py", tmp_path / "pid"
+    script.write_text(DAEMON.format(pid=str(pid), environment="{}") + "time.sleep(600)\n")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    call = f"from evoengine.formats.scripts import *; run_script('kernel-tuner', Path({str(script)!r}))"
+    command = subprocess.Popen([sys.executable, "-c", call], env={**os.environ, "TMPDIR": str(scratch)})
+    wait_for(pid.exists)
+    command.kill()
+    command.wait()
+    wait_for(lambda: not lives(pid) and not any(scratch.iterdir()))
+
+
+def test_a_script_that_holds_too_much_is_ended_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(scripts, "HELD", Held(processes=10, bytes=1 << 34))
+    forks = "import os, time\nfor _ in range(20):\n    os.fork() or time.sleep(600)\ntime.sleep(600)\n"
+    (tmp_path / "tune.py").write_text(forks)
+    with pytest.raises(UsageError, match="it had started more than 10 processes"):
         run_script("kernel-tuner", tmp_path / "tune.py", seconds=60)
-    command = Path("/proc", (tmp_path / "pid").read_text(), "cmdline")
-    assert not command.exists() or command.read_bytes() == b""  # a process that waits to be taken in
 
 
 def test_a_script_that_floods_its_output_does_not_fill_the_disk(tmp_path):

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from evoengine.cli.main import evoengine
 from evoengine.errors import EvoengineError, MachineError
 from evoengine.ledger.checksums import checked_columns
+from evoengine.ledger.maintenance import back_up
 from evoengine.ledger.models import Base, Checked
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transactions import spans
@@ -161,6 +162,26 @@ def test_the_source_and_the_machine_code_are_held_against_their_sha256(damaged, 
         connection.commit()
     code, said = call(damaged, "profile", "1")
     assert (code, named in said) == (3, True)
+
+
+WHOLE = (("history", "--json"), ("history", "--csv", "-"), ("show", "1"), ("show", "1", "--json"))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("UPDATE binaries SET id = -5 WHERE id = (SELECT binary_id FROM candidates WHERE id = 1)", "binary_id"),
+        ("UPDATE sources SET sha256 = 'x' WHERE sha256 = (SELECT source_sha256 FROM candidates WHERE id = 1)",
+         "source_sha256"),
+    ],
+)  # fmt: skip
+def test_a_changed_primary_key_that_a_trial_names_is_not_taken_for_a_trial_without(damaged, change, named):
+    with closing(sqlite3.connect(damaged)) as connection:
+        connection.execute(change)
+        connection.commit()
+    for command in WHOLE:
+        code, said = call(damaged, *command)
+        assert (code, f"{named} of row 1 of the table candidates is not what was written" in said) == (3, True), said
 
 
 def test_flipped_bytes_anywhere_in_the_file_change_no_answer(sound, answers, tmp_path):
@@ -344,6 +365,42 @@ def test_an_older_copy_of_the_ledger_itself_is_known_too(searching, tmp_path):
         searching.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)
     searching.close()
     assert path.read_bytes() == backup.read_bytes()
+
+
+def by_evoengine(path: Path, copy: Path) -> None:
+    assert back_up(str(path), copy) == copy.stat().st_size
+
+
+def by_sqlite(path: Path, copy: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, closing(sqlite3.connect(copy)) as other:
+        connection.backup(other)
+
+
+@pytest.mark.parametrize("happens", [replace, overwrite], ids=lambda happens: happens.__name__)
+@pytest.mark.parametrize("copied", [by_evoengine, by_sqlite], ids=lambda copied: copied.__name__)
+def test_a_backup_put_in_the_place_of_its_ledger_is_known_though_it_holds_every_trial(
+    searching, tmp_path, copied, happens
+):
+    run, path, backup = start_run(searching), Path(searching.place), tmp_path / "backup.db"
+    add_ranked(searching, run, a_figure(1.0), name="kernel")
+    copied(path, backup)
+    before = backup.read_bytes()
+    happens(path, backup)
+    with pytest.raises(MachineError, match="(replaced|overwritten).* in what is there now, except what was"):
+        searching.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)
+    searching.close()
+    assert path.read_bytes() == before
+
+
+def test_a_backup_of_a_ledger_that_was_itself_a_backup_is_known_too(searching, tmp_path):
+    path, backup = Path(searching.place), tmp_path / "backup.db"
+    add_ranked(searching, start_run(searching), a_figure(1.0), name="kernel")
+    by_evoengine(path, backup)
+    by_evoengine(backup, tmp_path / "second.db")
+    with open_ledger(str(backup), create=False) as restored:
+        overwrite(backup, tmp_path / "second.db")
+        with pytest.raises(MachineError, match="was overwritten while it was in use"):
+            start_run(restored)
 
 
 def test_a_ledger_that_was_moved_away_keeps_all_that_was_written(searching, sound):

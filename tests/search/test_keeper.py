@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from evoengine import kept_process
 from evoengine.errors import MachineError
 from evoengine.records import Outcome, Rejection
-from evoengine.search import kept
 from evoengine.search.worker_process import MOST_PROCESSES, WorkerLimits
 from evoengine.search.workers import WorkerPool
 from tests.support import faulty_device
@@ -79,7 +79,7 @@ def test_temporary_files_of_a_worker_go_with_it(pool):
 
 def test_so_they_do_where_the_keeper_itself_was_killed(pool):
     file = pool.submit(faulty_device.scratch_file, died=Outcome.CRASHED, gives=str).result()
-    keeper = kept._KEEPERS[False]._process
+    keeper = kept_process._KEEPERS[False]._process
     keeper.kill()
     keeper.wait()
     assert Path(file).exists()

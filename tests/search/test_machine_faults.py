@@ -14,6 +14,7 @@ import pytest
 
 from evoengine import machine
 from evoengine.errors import MachineError
+from evoengine.ledger.store import open_ledger
 from evoengine.records import Outcome
 from evoengine.search import workers
 from evoengine.search.proposer import Proposer
@@ -22,6 +23,7 @@ from evoengine.search.workers import WorkerPool
 from evoengine.tuning.setup import ending
 from tests.support import faulty_device
 from tests.support.faulty_device import run_fault
+from tests.support.ledger_examples import a_figure, add_ranked, start_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -158,3 +160,31 @@ def test_an_error_of_the_system_in_the_program_itself_is_no_traceback(numbered):
     with pytest.raises(MachineError, match="Too many open files"), ending(numbered.ledger, run):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     assert numbered.ledger.runs()[-1].status.startswith("stopped: ")
+
+
+LEFT = """
+import os, resource, sys
+from evoengine.cli.main import main
+
+left, *sys.argv[1:] = sys.argv[1:]
+{before}
+highest = max(map(int, os.listdir("/proc/self/fd")))
+resource.setrlimit(resource.RLIMIT_NOFILE, (highest + int(left), highest + int(left)))
+sys.exit(main())
+"""
+"""a command that may open so many files more than its interpreter has"""
+LOADED = "import sqlite3, evoengine.cli.history, evoengine.cli.display, evoengine.cli.ledger, evoengine.ledger.store"
+
+
+@pytest.mark.parametrize(("before", "left"), [("", 0), (LOADED, 0), (LOADED, 1), (LOADED, 3)])
+def test_a_command_that_can_open_no_file_says_so_and_blames_no_ledger(tmp_path, before, left):
+    with open_ledger(str(tmp_path / "ledger.db"), create=True) as ledger:
+        add_ranked(ledger, start_run(ledger), a_figure(1.0))
+    arguments = [str(left), "history", "--json", "--db", str(tmp_path / "ledger.db")]
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT.format(before=before), *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    said = done.stderr.splitlines()[-1] if done.stderr else ""
+    assert done.returncode == 0 or (done.returncode, said.count("Too many open files")) == (3, 1), done.stderr
+    assert done.returncode == 3 or left > 1
+    assert "Traceback" not in done.stderr

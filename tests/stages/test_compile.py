@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from evoengine.cuda_files import disassembler
+from evoengine import cuda_files
+from evoengine.cuda_files import disassembler, wheel_folders
 from evoengine.errors import MachineError
+from evoengine.machine import why_unfit
 from evoengine.records import Launch, Source
 from evoengine.sass import listing
 from evoengine.sass.cubin import kernel_names, whole_image
 from evoengine.stages import compile as compile_stage
+from evoengine.stages import toolchain
 from evoengine.stages.compile import CompileFailed, compile_source, read_report
+from evoengine.stages.toolchain import include_folders
 
 MMA = r"""
 #include <cuda_fp16.h>
@@ -163,6 +170,54 @@ def test_headers_that_vanish_are_the_machines_fault(monkeypatch, tmp_path):
     monkeypatch.setattr(compile_stage, "include_folders", lambda: (tmp_path,))
     with pytest.raises(MachineError, match=r"not even an empty kernel can be compiled: .*cuda_fp16\.h"):
         compiled(GOOD)
+
+
+def test_a_header_with_damage_within_is_the_machines_fault_though_the_error_has_a_place(monkeypatch, tmp_path):
+    (tmp_path / "cuda_fp16.h").write_text("\x01\x01\n")
+    monkeypatch.setattr(compile_stage, "include_folders", lambda: (tmp_path, *include_folders()))
+    with pytest.raises(MachineError, match=r"not even an empty kernel can be compiled: .*cuda_fp16\.h\(1\): error"):
+        compiled(GOOD)
+
+
+def test_an_error_that_the_candidate_causes_in_a_header_is_its_own():
+    with pytest.raises(CompileFailed, match=r"cuda_fp16\.\S+\(\d+\): error"):
+        compiled("#define __half 1\n" + GOOD)
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return next(each for f in wheel_folders() for each in sorted((f / "lib").glob("libnvrtc-builtins*.so*")))
+
+
+def cut(whole: bytes) -> bytes:
+    return whole[:-10_000]
+
+
+def with_no_program(whole: bytes) -> bytes:
+    return b"no library at all"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"), [(cut, r"is damaged: it has [\d,]+ of [\d,]+ bytes"), (with_no_program, "is no library")]
+)
+def test_a_compiler_that_is_not_whole_is_named_before_it_is_loaded(library, tmp_path, monkeypatch, damage, said):
+    """The system's loader would take a cut one, and SIGBUS then ends the process."""
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    shutil.copy(library, folder)
+    monkeypatch.setattr(cuda_files, "wheel_folders", lambda: [tmp_path])
+    assert cuda_files.broken_compiler() is None
+    assert why_unfit() is None
+    (folder / library.name).write_bytes(damage(library.read_bytes()))
+    with pytest.raises(MachineError, match=f"NVRTC cannot be used .*{library.name} {said}.*pip install"):
+        toolchain.nvrtc.__wrapped__()
+    assert re.fullmatch(f"this machine failed: .*{library.name} {said}", why_unfit())
+
+
+def test_nothing_is_broken_where_there_is_no_compiler(tmp_path, monkeypatch):
+    monkeypatch.setattr(cuda_files, "wheel_folders", lambda: [tmp_path])
+    monkeypatch.setattr(cuda_files, "toolkit", lambda: tmp_path)
+    assert cuda_files.broken_compiler() is None
 
 
 def test_a_disassembler_that_fails_is_the_machines_fault(monkeypatch, tmp_path):

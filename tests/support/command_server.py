@@ -90,7 +90,7 @@ def fork_keeper() -> None:
 
     It ends with this process, as every keeper does.
     """
-    from evoengine.search import keeper, kept
+    from evoengine import keeper, kept_process
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
@@ -100,13 +100,13 @@ def fork_keeper() -> None:
         silence = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(silence, stream)
-        sys.argv = [keeper.__file__, str(theirs.detach()), kept.IMPORTS]
+        sys.argv = [keeper.__file__, str(theirs.detach()), kept_process.IMPORTS]
         try:
             keeper.main()
         finally:
             os._exit(0)
     theirs.close()
-    forked = kept._KEEPERS[True]
+    forked = kept_process._KEEPERS[True]
     forked._requests, forked._process = ours, Forked(pid)
 
 
