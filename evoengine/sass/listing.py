@@ -23,7 +23,7 @@ OPTIONS = ("-c", "-hex", "-ndf")
 SECONDS = 60
 """a listing takes a third of one, however short, so those of this machine are kept"""
 KEPT = 4096
-"""listings kept, of some 20 KB each; beyond it a new one removes the eighth that was used longest ago"""
+"""listings kept, of some 30 KB each; beyond it a new one removes the eighth that was used longest ago"""
 
 _LINE = re.compile(
     r"^\s*/\*(?P<address>[0-9a-f]+)\*/\s+(?P<text>(?:@(?P<guard>!?U?P[T\d]+)\s+)?(?P<opcode>[A-Z][\w.]*)[^;]*);"
