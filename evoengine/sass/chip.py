@@ -195,6 +195,7 @@ def _value(name: str, stated: Mapping[str, Rate], gpu: Gpu, file: Path) -> float
     )
 
 
+@cache
 def _read(file: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(file.read_text("utf-8"))

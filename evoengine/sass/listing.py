@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import subprocess
 import tempfile
+import zlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from evoengine.cuda_files import disassembler
 from evoengine.errors import MachineError, UsageError
+from evoengine.host_compiler import building, cache_folder, prune
+from evoengine.machine import machine_error
 from evoengine.records import Binary
 
+# Without its analysis of the data flow, which only names the targets of indirect branches: a third of its time.
+OPTIONS = ("-c", "-hex", "-ndf")
 SECONDS = 60
-"""a listing takes a quarter of one"""
+"""a listing takes a third of one, however short, so those of this machine are kept"""
+KEPT = 4096
+"""listings kept, of some 30 KB each; beyond it a new one removes the eighth that was used longest ago"""
 
 _LINE = re.compile(
     r"^\s*/\*(?P<address>[0-9a-f]+)\*/\s+(?P<text>(?:@(?P<guard>!?U?P[T\d]+)\s+)?(?P<opcode>[A-Z][\w.]*)[^;]*);"
@@ -51,15 +60,47 @@ class ListedInstruction:
 
 
 def disassemble(cubin: bytes) -> str:
-    """What `nvdisasm -c -hex -ndf` prints. Raises MachineError where it is missing, UsageError where it refuses it."""
+    """What `nvdisasm -c -hex -ndf` prints, from the user's cache where it was asked here before.
+
+    Raises MachineError where the tool is missing or the cache cannot be written, UsageError where it refuses the bytes.
+    """
     tool = disassembler()
     if tool is None:
         raise MachineError("nvdisasm was not found, which reads machine code: pip install nvidia-cuda-nvdisasm")
+    kept = cache_folder("listings") / f"{_key(tool, cubin)[:32]}.z"
+    try:
+        return _read_kept(kept)
+    except (OSError, zlib.error):  # none is kept, or a machine that lost power kept a part
+        pass
+    listing = _printed(tool, cubin)
+    try:
+        with building(kept.parent) as scratch:
+            (scratch / "listing").write_bytes(zlib.compress(listing.encode(), 1))
+            os.replace(scratch / "listing", kept)
+    except OSError as error:
+        raise machine_error(error) from error
+    prune(kept.parent, "*.z", KEPT)
+    return listing
+
+
+def _key(tool: str, cubin: bytes) -> str:
+    file = os.stat(tool)
+    digest = hashlib.sha256("\0".join((tool, str(file.st_size), str(file.st_mtime_ns), *OPTIONS)).encode())
+    digest.update(cubin)
+    return digest.hexdigest()
+
+
+def _read_kept(kept: Path) -> str:
+    listing = zlib.decompress(kept.read_bytes()).decode()
+    os.utime(kept)
+    return listing
+
+
+def _printed(tool: str, cubin: bytes) -> str:
     with tempfile.TemporaryDirectory(prefix="evoengine-") as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)
-        # Without its analysis of the data flow, which only names the targets of indirect branches: a third of its time.
-        command = [tool, "-c", "-hex", "-ndf", str(path)]
+        command = [tool, *OPTIONS, str(path)]
         done = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS, check=False
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from types import CodeType
 from typing import Any
 
@@ -73,7 +74,7 @@ class Expression:
 
     def __init__(self, text: str, where: str, tree: ast.expr) -> None:
         self.text, self.where, self.tree = text, where, tree
-        self.names = frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - CALLS.keys()
+        self.names = _names(tree)
         self._code = _compile(tree)
 
     def __repr__(self) -> str:
@@ -86,12 +87,7 @@ class Expression:
         if len(text) > _LONGEST:
             raise UsageError(f"{where}: an expression has at most {_LONGEST} characters; split this one with [let]")
         try:
-            tree = ast.parse(f"(\n{text}\n)" if "\n" in text else text, mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            reason = error.msg if isinstance(error, SyntaxError) else "nested too deeply or not text"
-            raise UsageError(f"{where}: `{text}` is not an expression: {reason}") from None
-        try:
-            expression = cls(text, where, _checked(tree))
+            expression = cls(text, where, _parsed(text))
         except _Forbidden as forbidden:
             raise UsageError(f"{where}: `{text}` {forbidden}") from None
         except RecursionError:
@@ -155,6 +151,26 @@ def _columns(mapping: Mapping[str, Any]) -> arrays.Columns:
 
 class _Forbidden(Exception):
     """What an expression does that it may not, as the end of a sentence."""
+
+
+# A space file is read again for each problem and GPU: its texts are the same, and so are their trees.
+_MOST_KEPT = 4096
+
+
+@lru_cache(_MOST_KEPT)
+def _parsed(text: str) -> ast.expr:
+    """The checked tree, which nobody changes. Raises _Forbidden where the text is no expression of the language."""
+    try:
+        tree = ast.parse(f"(\n{text}\n)" if "\n" in text else text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else "nested too deeply or not text"
+        raise _Forbidden(f"is not an expression: {reason}") from None
+    return _checked(tree)
+
+
+@lru_cache(_MOST_KEPT)
+def _names(tree: ast.expr) -> frozenset[str]:
+    return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - CALLS.keys()
 
 
 def _checked(node: ast.AST) -> ast.expr:
@@ -296,6 +312,7 @@ def _called(name: str, *arguments: ast.expr) -> ast.expr:
     return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
 
 
+@lru_cache(_MOST_KEPT)
 def _compile(tree: ast.expr) -> CodeType:
     guarded = _ForScalars().visit(tree)
     return compile(ast.fix_missing_locations(ast.Expression(guarded)), "<expression>", "eval")

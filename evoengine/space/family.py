@@ -25,6 +25,7 @@ class Family:
         self.lets = definition.lets[name]
         self.launch_rule = definition.launch[name]
         self.cost_rules = definition.cost.get(name, {})
+        self._dependencies: dict[Expression, set[str]] = {}
         self._knob_names = {k.name for k in self.knobs}
         self._foreign = {n for group in definition.lets.values() for n in group} - self.lets.keys()
         # A rule that names a let that this family does not have is a rule of other families.
@@ -35,7 +36,12 @@ class Family:
 
     def has(self, expression: Expression) -> bool:
         """Whether every let that the expression needs is defined for this family."""
-        return not dependencies(expression, self.lets) & self._foreign
+        return not self._depends_on(expression) & self._foreign
+
+    def _depends_on(self, expression: Expression) -> set[str]:
+        if expression not in self._dependencies:
+            self._dependencies[expression] = dependencies(expression, self.lets)
+        return self._dependencies[expression]
 
     def _check_kinds(self) -> None:
         kinds: dict[str, str | None] = {k.name: k.kind for k in self.knobs}
@@ -49,7 +55,7 @@ class Family:
         needed = [*rule.block, *rule.grid, rule.shared, *self.cost_rules.values()]
         for expression in needed:
             if not self.has(expression):
-                lacking = ", ".join(sorted(dependencies(expression, self.lets) & self._foreign))
+                lacking = ", ".join(sorted(self._depends_on(expression) & self._foreign))
                 raise UsageError(
                     f"{expression.where}: `{expression.text}` needs the let {lacking}, which family {self.name} "
                     f"does not have; define it in [let.{self.name}]"
@@ -70,7 +76,7 @@ class Family:
 
     def knobs_reached(self, *expressions: Expression | None) -> set[str]:
         """The knobs the expressions depend on, themselves or by way of lets."""
-        names = set().union(*(dependencies(e, self.lets) for e in expressions if e))
+        names = set().union(*(self._depends_on(e) for e in expressions if e))
         return names & self._knob_names
 
     def knobs_named(self, expression: Expression) -> set[str]:

@@ -111,7 +111,9 @@ class Enumerator:
         self.visited += len(index)
         if self.visited > MOST_VISITED:
             raise self._too_large(f"more than {MOST_VISITED:,} combinations to look at")
-        return {n: np.repeat(column, counts) for n, column in rows.items()} | {knob.name: index.astype(_dtype(knob))}
+        if len(index) > len(active):
+            rows = {n: np.repeat(column, counts) for n, column in rows.items()}
+        return rows | {knob.name: index.astype(_dtype(knob))}
 
     def active(self, knob: Knob, rows: Rows) -> np.ndarray:
         length = len(rows["family"])
@@ -148,7 +150,8 @@ class Enumerator:
 
     def _where_holds(self, when: Expression, rows: Rows, among: np.ndarray) -> np.ndarray:
         # by the code that `contains` uses
-        knobs = [k for k in self.knobs if k.name in self.family.knobs_reached(when) - {"family"}]
+        reached = self.family.knobs_reached(when) - {"family"}
+        knobs = [k for k in self.knobs if k.name in reached]
         first, which = self._settings(when, rows, among)
         holds = [self.family.holds(when, self._scope(knobs, rows, int(among[i]))) for i in first]
         kept: np.ndarray = among[np.array(holds, bool)[which]]
@@ -232,6 +235,8 @@ def expanded(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray | 
     """Gives each active row all of a knob's values, the others -1: (positions in the domain, how many of each row)."""
     if active.all():
         return np.tile(np.arange(values), len(active)), values
+    if not active.any():
+        return np.full(len(active), -1), 1
     counts = np.where(active, values, 1)
     index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     index[np.repeat(~active, counts)] = -1

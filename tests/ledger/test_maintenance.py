@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -39,9 +40,23 @@ from tests.support.ledger_examples import (
 TRIALS = 4
 
 
-@pytest.fixture
-def searched(ledger: Ledger) -> Iterator[Ledger]:
+@pytest.fixture(scope="module")
+def searched_file(empty_ledger_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A search of four kernels, each faster than the one before, with its study."""
+    path = Path(shutil.copy(empty_ledger_file, tmp_path_factory.mktemp("searched")))
+    with open_ledger(str(path), create=False) as ledger:
+        search(ledger)
+    return path
+
+
+@pytest.fixture
+def searched(searched_file: Path, tmp_path: Path) -> Iterator[Ledger]:
+    """A copy of it, which the test may change."""
+    with open_ledger(str(shutil.copy(searched_file, tmp_path / "ledger.db")), create=False) as ledger:
+        yield ledger
+
+
+def search(ledger: Ledger) -> None:
     run = start_run(ledger)
     projection = Projection(optuna_storage(ledger.url), ledger, run, Kind.ESTIMATED, DOMAINS)
     for number in range(1, TRIALS + 1):
@@ -54,7 +69,6 @@ def searched(ledger: Ledger) -> Iterator[Ledger]:
     ledger.finish_run(run, "all trials done")
     projection.complete()
     assert projection.missed == {}
-    yield ledger
 
 
 def call(db: object, *arguments: object) -> tuple[int, str]:

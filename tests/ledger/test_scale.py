@@ -25,6 +25,7 @@ from evoengine.lineage import effects, path
 from evoengine.objectives import front, objective_values, parse_objectives
 from evoengine.records import Outcome
 from tests.support.ledger_examples import GPU, PROBLEM, a_figure, add_ranked, start_run
+from tests.support.made_once import made_once
 
 FEW, MANY = 100, 300
 BYTES_PER_TRIAL = 6000
@@ -41,11 +42,12 @@ LISTS = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    folder = tmp_path_factory.mktemp("scale")
-    made = {trials: folder / f"{trials}.db" for trials in (FEW, MANY)}
-    for trials, file in made.items():
-        make_ledger(file, trials)
-    return made
+    def make(folder: Path) -> None:
+        for trials in (FEW, MANY):
+            make_ledger(folder / f"{trials}.db", trials)
+
+    folder, _ = made_once(tmp_path_factory, "scale", make)
+    return {trials: folder / f"{trials}.db" for trials in (FEW, MANY)}
 
 
 @pytest.fixture(scope="module")

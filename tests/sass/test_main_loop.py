@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from evoengine.cuda_files import disassembler
@@ -25,8 +27,13 @@ PAIRED = {**BESIDE, "cluster": 2}
 
 def compiled(wanted, *changes):
     """The first start point that has these values, with these texts changed, and its binary."""
+    return _compiled(tuple(wanted.items()), changes)
+
+
+@cache
+def _compiled(wanted, changes):
     target, space = attention_target(), attention_space()
-    config = next(c for c in space.starts if wanted.items() <= c.items())
+    config = next(c for c in space.starts if dict(wanted).items() <= c.items())
     source = render(target, space, config, asset("templates"))
     text = source.text
     for old, new in changes:

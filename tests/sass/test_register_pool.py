@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from evoengine.cuda_files import disassembler
@@ -18,6 +20,7 @@ PROBLEMS = ["b16,h16,s2048,d64,fp16", "b2,h16,s2048,d128,bf16,causal", "b2,h16,s
 TAKEN = "warpgroup_reg_alloc<CONSUMER_REGISTERS"
 
 
+@cache
 def found(problem: str, more_registers: int = 0, drop: str = "", timed: bool = False):
     """What the screen says of the first wgmma start point with so many registers more for each that multiplies."""
     gate = KernelGate(problem)

@@ -24,8 +24,8 @@ COST = {"mufu": 16_000.0}
 @cache
 def made(family: str, gpu=H100, problem=PROBLEM) -> CompiledCandidate:
     """The family's first start point, compiled."""
-    space = load_space(asset("search_spaces") / "attention.toml", problem, gpu)
-    config: Config = next(c for c in space.starts if c["family"] == family)
+    space = load_space(asset("search_spaces") / "attention.toml", problem, gpu, (family,))
+    config: Config = space.starts[0]
     source = render(Target(ATTENTION, problem, gpu), space, config, asset("templates"))
     return CompiledCandidate(1, source, compile_source(source, gpu.arch), config)
 

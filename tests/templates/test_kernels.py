@@ -25,11 +25,16 @@ def drawn(gate, family, count, seed):
     return [c for c in gate.draw(40 * count, seed) if c["family"] == family][:count]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_starts_compile_without_spills_or_warnings(attention_gate, family):
+ALL = 99
+EACH = [(family, 1) for family in FAMILIES] + more((family, ALL) for family in FAMILIES)
+"""family, and how many of its starts are tried at most"""
+
+
+@pytest.mark.parametrize(("family", "most"), EACH)
+def test_the_starts_compile_without_spills_or_warnings(attention_gate, family, most):
     gate = attention_gate(HEADLINE)
     assert starts(gate, family)
-    for config in starts(gate, family):
+    for config in starts(gate, family)[:most]:
         binary = compile_source(gate.source(config), "sm_90a")
         assert (binary.spill_bytes, binary.stack_bytes, binary.warnings) == (0, 0, ()), config
 
@@ -43,7 +48,7 @@ def test_the_families_multiply_where_they_say_they_do(attention_gate, monkeypatc
     assert wmma["HMMA"] > 0
 
 
-@pytest.mark.parametrize("count", [2, *more([6])])
+@pytest.mark.parametrize("count", [1, *more([6])])
 @pytest.mark.parametrize("family", ["scalar", *more(["wmma"])])
 def test_configurations_drawn_at_random_compile(attention_gate, family, count):
     gate = attention_gate(HEADLINE)
@@ -69,10 +74,10 @@ def test_every_head_dim_is_right_with_grouped_heads(attention_gate, family, head
     assert verdict.correct, verdict.reason
 
 
-@pytest.mark.parametrize("family", ["scalar", *more(["wmma"])])
-def test_the_starts_are_right_under_a_mask_in_bf16(attention_gate, family):
+@pytest.mark.parametrize(("family", "most"), [("scalar", 2), *more((family, ALL) for family in FAMILIES)])
+def test_the_starts_are_right_under_a_mask_in_bf16(attention_gate, family, most):
     gate = attention_gate("b2,h6,sq256,sk512,d96,bf16,causal,kv2")
-    for config in starts(gate, family):
+    for config in starts(gate, family)[:most]:
         verdict = gate.judge(config)
         assert verdict.correct, f"{config}: {verdict.reason}"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
 from evoengine.gpu import known_gpus
@@ -20,12 +22,18 @@ PROBLEMS = [
 ]
 
 
-@pytest.mark.parametrize("arch", ["sm_80", *more(["sm_90a"])])
-@pytest.mark.parametrize("problem", [PROBLEMS[0], PROBLEMS[-1], *more(PROBLEMS[1:-1])])
-def test_the_starts_compile_without_spills_or_warnings(kernel_gate, problem, arch):
+ALL = 99
+CASES = [(problem, "sm_80", 1) for problem in (PROBLEMS[0], PROBLEMS[-1])]
+CASES += more((problem, arch, ALL) for problem in PROBLEMS for arch in ("sm_80", "sm_90a"))
+"""problem, architecture, and how many starts of each family are compiled at most"""
+
+
+@pytest.mark.parametrize(("problem", "arch", "most"), CASES)
+def test_the_starts_compile_without_spills_or_warnings(kernel_gate, problem, arch, most):
     gate = kernel_gate(problem)
-    assert {c["family"] for c in gate.space.starts} == set(gate.space.families)
-    for config in gate.space.starts:
+    by_family = {f: [c for c in gate.space.starts if c["family"] == f][:most] for f in gate.space.families}
+    assert all(by_family.values())
+    for config in chain(*by_family.values()):
         binary = compile_source(gate.source(config), arch)
         assert (binary.spill_bytes, binary.stack_bytes, binary.warnings) == (0, 0, ()), config
 

@@ -185,7 +185,7 @@ def natural_gate(tmp_path):
     file = tmp_path / "space.toml"
     file.write_text(text.replace("min(at_once, ceil_div(row_tiles, 3))", "min(at_once, row_tiles)"))
     gate = KernelGate(MANY)
-    gate.space = load_space(file, gate.problem, find_gpu("h100"))
+    gate.space = load_space(file, gate.problem, find_gpu("h100"), ("wgmma",))
     return gate
 
 
@@ -222,9 +222,13 @@ def test_an_accumulator_that_the_compiler_takes_for_overwritten_is_caught(attent
 LARGE_HEADS = ["b2,h64,s2048,d128,bf16,causal", "b2,h64,s2048,d256,fp16"]
 
 
-@pytest.mark.parametrize("problem", ["b2,h64,s2048,d32,fp16", *more(LARGE_HEADS)])
-@pytest.mark.parametrize("family", ["wgmma", *more(family for family in ALL if family != "wgmma")])
-def test_a_good_binary_holds_all_products_of_a_tile(attention_gate, family, problem):
+HEADS = ["b2,h64,s2048,d32,fp16", *LARGE_HEADS]
+COMPILED = [("wgmma", HEADS[0], 1), *more((family, problem, 2) for family in ALL for problem in HEADS)]
+"""family, problem, and how many of its starts are compiled"""
+
+
+@pytest.mark.parametrize(("family", "problem", "count"), COMPILED)
+def test_a_good_binary_holds_all_products_of_a_tile(attention_gate, family, problem, count):
     gate = attention_gate(problem)
-    for config in [c for c in gate.space.starts if c["family"] == family][:2]:
+    for config in [c for c in gate.space.starts if c["family"] == family][:count]:
         assert screened(gate, config, gate.source(config)) is None

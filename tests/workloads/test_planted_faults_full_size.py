@@ -157,7 +157,7 @@ def test_a_grid_too_small_for_the_problem_is_caught(tmp_path, attention_gate, co
     assert f'"{extent}"' in text[start:]
     path = tmp_path / "space.toml"
     path.write_text(text[:start] + text[start:].replace(f'"{extent}"', f'"{broken}"', 1))
-    space = load_space(path, gate.problem, find_gpu("h100"))
+    space = load_space(path, gate.problem, find_gpu("h100"), (family,))
     plan = full_plan(space, gate.target, config)
     found = emulate_task(gate.target.workload, gate.source(config), [], plan, seed=7)
     assert found.outcome is Outcome.INCORRECT

@@ -67,10 +67,8 @@ def variant(gate, wanted):
     """A valid configuration with the wanted values: a start point, moved, or one drawn."""
     start = gate.start({"family": wanted["family"]})
     drawn = gate.draw(400, seed=3)
-    valid = [
-        c for c in [{**start, **wanted}, *drawn] if wanted.items() <= c.items() and gate.space.why_invalid(c) is None
-    ]
-    return valid[0]
+    moved = (c for c in [{**start, **wanted}, *drawn] if wanted.items() <= c.items())
+    return next(c for c in moved if gate.space.why_invalid(c) is None)
 
 
 # one fault of each class; the others of a class run with `make test-all`

@@ -1,4 +1,5 @@
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -21,9 +22,12 @@ def source(text=KERNEL, entry="f"):
 
 @pytest.fixture(scope="module", autouse=True)
 def own_cache(tmp_path_factory):
-    """In which no other process builds."""
+    """In which no other process builds; with the runtime, which takes some seconds."""
+    build(source())
+    runtime = builder._runtime_file()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        shutil.copy(runtime, builder._runtime_file())
         yield
 
 
