@@ -17,12 +17,14 @@ from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import AttentionProblem, parse_problem
 from evoengine.workloads.base import Target
 from tests.support.kernel_gate import KernelGate
+from tests.support.remembered import remember
 from tests.support.stand_in import on_stand_in
 
 
 def pytest_configure():
     # As in the workers of a search: on tensors this small more threads only wait for one another, at full load.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    remember()
 
 
 def pytest_collection_finish():
