@@ -16,13 +16,19 @@ from evoengine.space.space import SearchSpace, load_space
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import AttentionProblem, parse_problem
 from evoengine.workloads.base import Target
-from tests.support.kernel_gate import KernelGate
 from tests.support.stand_in import on_stand_in
 
 
 def pytest_configure():
     # As in the workers of a search: on tensors this small more threads only wait for one another, at full load.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_sessionstart(session):
+    if not session.config.getoption("numprocesses", None):  # where there are others, they run the tests
+        from tests.support.remembered import remember
+
+        remember()
 
 
 def pytest_collection_finish():
@@ -70,6 +76,8 @@ def load(tmp_path: Path, problem: AttentionProblem, gpu: Gpu) -> Callable[[str],
 @pytest.fixture(scope="session")
 def kernel_gate():
     """Gates by problem, `kernel_gate("gemm:m64,n64,k64,fp16")`."""
+    from tests.support.kernel_gate import KernelGate
+
     return cache(KernelGate)
 
 

@@ -106,13 +106,13 @@ class Enumerator:
             raise self._too_large(f"more than {MOST_VALID:,} valid configurations")
 
     def _expanded(self, rows: Rows, knob: Knob) -> Rows:
-        active, values = self.active(knob, rows), len(knob.values)
-        index, counts = expanded(active, values)
+        active = self.active(knob, rows)
+        index, origin = expanded(active, len(knob.values))
         self.visited += len(index)
         if self.visited > MOST_VISITED:
             raise self._too_large(f"more than {MOST_VISITED:,} combinations to look at")
         if len(index) > len(active):
-            rows = {n: np.repeat(column, counts) for n, column in rows.items()}
+            rows = _taken(rows, origin)
         return rows | {knob.name: index.astype(_dtype(knob))}
 
     def active(self, knob: Knob, rows: Rows) -> np.ndarray:
@@ -139,7 +139,7 @@ class Enumerator:
                 later = math.prod(float(len(k.values)) for k in self.walk[level + 1 :])
                 self.removed[constraint] = self.removed.get(constraint, 0.0) + len(broken) * later
                 keep[broken] = False
-        return rows if keep.all() else {name: column[keep] for name, column in rows.items()}
+        return rows if keep.all() else _taken(rows, np.flatnonzero(keep))
 
     def _where_named(self, expression: Expression, rows: Rows, among: np.ndarray) -> np.ndarray:
         """The rows on which every knob that stands in the expression is active."""
@@ -186,10 +186,9 @@ class Enumerator:
         for knob in self.knobs[1:]:
             active = self.active(knob, rows)
             if knob.name in deciders:
-                index, counts = expanded(active, len(knob.values))
-                rows = {n: np.repeat(column, counts) for n, column in rows.items()}
-                rows[knob.name] = index.astype(_dtype(knob))
-                weight = np.repeat(weight, counts)
+                index, origin = expanded(active, len(knob.values))
+                rows = _taken(rows, origin) | {knob.name: index.astype(_dtype(knob))}
+                weight = weight[origin]
             else:
                 weight = weight * np.where(active, len(knob.values), 1).astype(object)
         return int(weight.sum())
@@ -231,16 +230,20 @@ def columns_by_setting(family: Family, enumeration: Enumeration) -> tuple[np.nda
     return numbers, family.columns(coded, len(numbers))
 
 
-def expanded(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray | int]:
-    """Gives each active row all of a knob's values, the others -1: (positions in the domain, how many of each row)."""
+def expanded(active: np.ndarray, values: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gives each active row all values of a knob, the others -1: positions in the domain, and which row each is of."""
     if active.all():
-        return np.tile(np.arange(values), len(active)), values
-    if not active.any():
-        return np.full(len(active), -1), 1
+        return np.tile(np.arange(values), len(active)), np.repeat(np.arange(len(active)), values)
     counts = np.where(active, values, 1)
-    index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    index[np.repeat(~active, counts)] = -1
-    return index, counts
+    origin = np.repeat(np.arange(len(active)), counts)
+    index = np.arange(len(origin)) - (np.cumsum(counts) - counts)[origin]
+    index[~active[origin]] = -1
+    return index, origin
+
+
+def _taken(rows: Rows, places: np.ndarray) -> Rows:
+    """These rows, in this order. Taking by place is many times quicker than repeating by counts or masking."""
+    return {name: column.take(places) for name, column in rows.items()}
 
 
 def _dtype(knob: Knob) -> type[np.signedinteger]:

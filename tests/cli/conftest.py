@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from evoengine.workloads import default_workload
 from tests.support.command_server import SECONDS, CommandServer
-from tests.support.made_once import made_once
+from tests.support.made_once import made_once, shared_folder
 
 SMALL = "b1,h2,s128,d32,fp16"
 TRIALS = 4
@@ -20,7 +21,10 @@ TRIALS = 4
 @pytest.fixture(scope="session")
 def evoengine(tmp_path_factory):
     """Calls `evoengine ARGUMENTS…` in a process of its own; gives the finished process."""
-    server = CommandServer(tmp_path_factory.mktemp("commands"))
+    shared = shared_folder(tmp_path_factory) / "command-server"
+    shared.mkdir(exist_ok=True)
+    problems = (default_workload().example, SMALL)
+    server = CommandServer(tmp_path_factory.mktemp("commands"), shared, problems)
 
     def call(*arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None):
         said, own = list(map(str, arguments)), {**os.environ, **(env or {})}

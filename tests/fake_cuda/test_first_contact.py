@@ -16,7 +16,7 @@ from evoengine.ledger.store import open_ledger
 from tests.fake_cuda.library import NAME, ROOT, environment
 from tests.support.command_server import CommandServer
 from tests.support.exhaustive import more
-from tests.support.made_once import made_once
+from tests.support.made_once import made_once, shared_folder
 
 SMALL = "b1,h2,s64,d32,fp16"
 
@@ -24,8 +24,9 @@ SMALL = "b1,h2,s64,d32,fp16"
 @pytest.fixture(scope="session")
 def stand_in(tmp_path_factory):
     """Calls `evoengine ARGUMENTS…` on the stand-in, with its settings, in a folder."""
-    scratch = tmp_path_factory.mktemp("commands")
-    server = CommandServer(scratch, environment(scratch))
+    shared = shared_folder(tmp_path_factory) / "stand-in-server"
+    shared.mkdir(exist_ok=True)
+    server = CommandServer(tmp_path_factory.mktemp("commands"), shared, [SMALL], environment(shared))
 
     def call(folder, *arguments, **settings):
         return server.call(list(map(str, arguments)), folder, environment(folder, **settings))

@@ -94,13 +94,15 @@ def written(folder: Path, data: Any) -> Path:
     return file
 
 
-FEW = [(own, 20), (foreign, 15), (kernel_tuner, 15)]
-"""what makes a file, and how many mutations of it are tried"""
-MANY = [(own, 300), (foreign, 150), (kernel_tuner, 150)]
+FEW = [(own, 20, 1), (foreign, 15, 1), (kernel_tuner, 15, 1)]
+"""what makes a file, how many mutations of it are tried, and how many ways to show a trial are tried on each"""
+MANY = [(own, 300, 4), (foreign, 150, 4), (kernel_tuner, 150, 4)]
 
 
-@pytest.mark.parametrize(("make", "most"), [*FEW, *more(MANY)])
-def test_a_mutated_run_is_refused_whole_or_leaves_a_ledger_that_every_command_can_read(folder, monkeypatch, make, most):
+@pytest.mark.parametrize(("make", "most", "ways"), [*FEW, *more(MANY)])
+def test_a_mutated_run_is_refused_whole_or_leaves_a_ledger_that_every_command_can_read(
+    folder, monkeypatch, make, most, ways
+):
     read = _reads_only(monkeypatch)
     taken = []
     for what, data in mutations(make(), seed=16, most=most):
@@ -119,7 +121,7 @@ def test_a_mutated_run_is_refused_whole_or_leaves_a_ledger_that_every_command_ca
         if make is not own:
             replay = ("search", "--device", "recorded:run.json", "--trials", 2, "--seed", 1, "--db", "replayed.db")
             assert call(*replay)[0] in (OK, NOTHING), what
-    _every_command_reads(folder)
+    _every_command_reads(folder, ways)
     assert outside(folder) == set()
 
 
@@ -133,7 +135,11 @@ def _reads_only(monkeypatch):
     return read
 
 
-def _every_command_reads(folder: Path) -> None:
+SHOWN = ([], ["--json"], ["--lineage"], ["--source"])
+
+
+def _every_command_reads(folder: Path, ways: int) -> None:
+    """Each trial is shown in so many of the ways in turn."""
     with open_ledger("evo.db", create=False) as ledger:
         runs, known = ledger.runs(), ledger.candidates()
         for run in runs:
@@ -147,8 +153,10 @@ def _every_command_reads(folder: Path) -> None:
         assert call("history", *as_json, "--db", "evo.db")[0] == OK
         assert call("best", *as_json, "--db", "evo.db")[0] in (OK, NOTHING)
         assert call("report", *as_json, "--db", "evo.db")[0] in (OK, NOTHING)
+    assert len(known) * ways >= len(SHOWN)
+    in_turn = itertools.cycle(SHOWN)
     for candidate in known[:: max(1, len(known) // 20)]:
-        for option in ([], ["--json"], ["--lineage"], ["--source"]):
+        for option in itertools.islice(in_turn, ways):
             assert call("show", candidate.trial, *option, "--db", "evo.db")[0] in (OK, NOTHING)
     for run in runs[::4]:
         assert call("export", "again.json", "--run", run.id, "--db", "evo.db")[0] == OK

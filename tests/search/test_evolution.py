@@ -326,8 +326,8 @@ def test_several_objectives_are_searched_along_their_front(monkeypatch, leeway, 
         return float(a), float(a * 0.5 + abs(b - 20))
 
     on_front = []
-    for seed in range(24):
+    for seed in range(12):
         study = optuna.create_study(directions=["maximize", "minimize"], sampler=EvolutionSampler(seed))
         study.optimize(two, n_trials=40)
         on_front.append(sum(t.params["b"] == 20 for t in study.trials))
-    assert (sum(n > 10 for n in on_front) >= 8) == found  # 16 and 3 when this was written
+    assert (sum(n > 10 for n in on_front) >= 4) == found, on_front

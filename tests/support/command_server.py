@@ -4,7 +4,7 @@ forks for each call, with that call's arguments, folder, environment and streams
 The call's keeper, which starts its workers, is forked too: a program's own imports for two seconds of a core, and that
 it does is shown by tests/search/test_keeper.py and by all searches that do not come through here.
 
-A request is one line of JSON on standard input; the answer is a line with the call's exit code.
+A request is one line of JSON on a socket; the answer is a line with the call's exit code.
 """
 
 from __future__ import annotations
@@ -19,13 +19,27 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock
+
+from evoengine.gpu import find_gpu
+from evoengine.paths import asset
+from evoengine.space.space import load_space
+from evoengine.stages.toolchain import nvrtc
+from evoengine.workloads import parse_problem
+from tests.support.remembered import remember
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 600
 """a call is ended after these"""
+LOOK_SECONDS = 0.2
+"""how often the process that forks looks whether anybody is left who calls"""
+SOCKET = "socket"
 PARTS = ("evoengine.cli", "evoengine.search", "evoengine.stages")
 """they import all that a command does"""
 STARTING = (["search"], ["verify"], ["measure"], ["best"], ["new"])
@@ -35,41 +49,93 @@ STARTING = (["search"], ["verify"], ["measure"], ["best"], ["new"])
 class CommandServer:
     """Calls of the command line, one after the other; `scratch` is a folder for what they print.
 
-    `env` is the environment in which the modules are imported; this process's unless given.
+    The process that forks is one for all pytest's processes that name the same `shared` folder. The first starts it,
+    in the environment `env` and with the spaces of `problems`, and it ends after the last. `env` is this process's
+    unless given.
     """
 
-    def __init__(self, scratch: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, scratch: Path, shared: Path, problems: Sequence[str], env: Mapping[str, str] | None = None
+    ) -> None:
         self.out, self.err = scratch / "stdout", scratch / "stderr"
-        command = [sys.executable, "-m", __name__]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen(command, cwd=ROOT, env=env, text=True, **pipes)
+        self._connection = _connected(shared, [sys.executable, "-m", __name__, str(shared), *problems], env)
+        self._lines = self._connection.makefile("r")
 
     def call(self, arguments: list[str], cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         files = {"out": str(self.out), "err": str(self.err)}
         request = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), **files}
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        code = int(self.process.stdout.readline())
+        self._connection.sendall(f"{json.dumps(request)}\n".encode())
+        code = int(self._lines.readline())
         return subprocess.CompletedProcess(arguments, code, self.out.read_text(), self.err.read_text())
 
     def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
+        self._lines.close()
+        self._connection.close()
 
 
-def serve() -> None:
+def _connected(shared: Path, command: list[str], env: Mapping[str, str] | None) -> socket.socket:
+    """To the server in that folder, which is started where none answers."""
+    connection = socket.socket(socket.AF_UNIX)
+    with FileLock(shared / "lock"), socket_in(shared) as path:
+        try:
+            connection.connect(path)
+        except OSError:
+            (shared / SOCKET).unlink(missing_ok=True)
+            server = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+            assert server.stdout.readline(), "the command server did not start"
+            server.stdout.close()
+            connection.connect(path)
+    return connection
+
+
+@contextmanager
+def socket_in(folder: Path) -> Iterator[str]:
+    """A path of the socket in it that is short: at most 107 characters are allowed."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{fd}/{SOCKET}"
+    finally:
+        os.close(fd)
+
+
+def listen(shared: Path) -> socket.socket:
+    """The connection of one of those who call, in a process of its own; the process that forks ends after the last."""
+    listener = socket.socket(socket.AF_UNIX)
+    with socket_in(shared) as path:
+        listener.bind(path)
+    listener.listen()
+    listener.settimeout(LOOK_SECONDS)
+    print("ready", flush=True)
+    sessions, end = set(), time.monotonic() + SECONDS
+    while sessions or time.monotonic() < end:
+        with suppress(TimeoutError):
+            connection, _ = listener.accept()
+            session = os.fork()
+            if session == 0:
+                listener.close()
+                connection.setblocking(True)
+                return connection
+            connection.close()
+            sessions.add(session)
+        if ended := {session for session in sessions if os.waitpid(session, os.WNOHANG)[0]}:
+            sessions, end = sessions - ended, 0.0
+    sys.exit()
+
+
+def serve(connection: socket.socket) -> None:
     """Answers requests; returns in the process of each call, to run the command there."""
-    for line in sys.stdin:
+    for line in connection.makefile("r"):
         request = json.loads(line)
         child = os.fork()
         if child == 0:
+            os.close(connection.detach())
             become(request)
             if request["arguments"][:1] in STARTING:
                 fork_keeper()
             return
         _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
-    sys.exit()
+        connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    os._exit(0)
 
 
 def become(request: dict) -> None:
@@ -83,6 +149,8 @@ def become(request: dict) -> None:
         os.dup2(file, stream)
         os.close(file)
     sys.argv = ["evoengine", *request["arguments"]]
+    # what workers that are not forked import first
+    sys.modules["__main__"] = importlib.import_module("evoengine.__main__")
 
 
 def fork_keeper() -> None:
@@ -141,12 +209,23 @@ def run_and_leave() -> None:
     os._exit(code if isinstance(code, int) else 1)
 
 
-if __name__ == "__main__":
+def prepare(problems: list[str]) -> None:
+    """Imports all that a command does; makes what most calls begin with: NVRTC, and the spaces of these problems."""
     for part in PARTS:
         folder = importlib.import_module(part).__path__
         for module in pkgutil.walk_packages(folder, f"{part}."):
             importlib.import_module(module.name)
+    remember()
+    for problem in problems:
+        workload, parsed = parse_problem(problem)
+        load_space(asset("search_spaces") / f"{workload.name}.toml", parsed, find_gpu("h100"))
+    if "FAKE_CUDA_SOURCES" not in os.environ:  # a driver that may be another one in each call
+        nvrtc()
+
+
+if __name__ == "__main__":
+    prepare(sys.argv[2:])
     gc.collect()
     gc.freeze()  # or each call would walk through, and so copy, all that was imported
-    serve()
+    serve(listen(Path(sys.argv[1])))
     run_and_leave()

@@ -13,10 +13,15 @@ import pytest
 from filelock import FileLock
 
 
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """The temporary folder of all pytest's processes."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Any]) -> tuple[Path, Any]:
     """A folder of this process that `make(folder)` has filled, here or in another process, and what it returned."""
-    base = factory.getbasetemp()
-    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"shared-{name}"
+    shared = shared_folder(factory) / f"shared-{name}"
     with FileLock(f"{shared}.lock"):
         answer = shared / "answer.pickle"
         if not answer.exists():
