@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from contextlib import suppress
@@ -29,7 +30,8 @@ def dashboard(db: str | None, port: int) -> None:
     """Open the trials in optuna-dashboard, on this machine, until Ctrl-C."""
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading
-    from evoengine.ledger.dashboard_app import dashboard_app
+    from evoengine.hints import hint
+    from evoengine.ledger.dashboard_app import Complaints, dashboard_app
     from evoengine.ledger.dashboard_storage import DashboardStorage
     from evoengine.ledger.study import artifact_store, optuna_storage
     from evoengine.passwords import hide_passwords
@@ -42,6 +44,10 @@ def dashboard(db: str | None, port: int) -> None:
         why = os.strerror(error.errno) if error.errno else error
         raise UsageError(f"--port {port} cannot be listened on: {why}; give one that is free") from error
     say(f"http://{HOST}:{port}/dashboard   (the same as: optuna-dashboard {hide_passwords(url)})")
+    remedy = f"{hint('db', 'rebuild-study', 'RUN', db=db)} makes a run's study again"
+    logger = logging.getLogger("optuna_dashboard")
+    logger.addHandler(Complaints(say, remedy))
+    logger.propagate = False
     app = dashboard_app(optuna_storage(url, DashboardStorage), artifact_store(url))
     with make_server(HOST, port, app, server_class=_Server) as server, suppress(KeyboardInterrupt):
         server.serve_forever()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from copy import copy
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ from optuna.distributions import BaseDistribution
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial
 from optuna_dashboard import wsgi
+from sqlalchemy.exc import SQLAlchemyError
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -22,9 +25,13 @@ if TYPE_CHECKING:
 KNOWN = "0.21.0"
 """the version of optuna-dashboard whose private names are used here, and whose page was read for what it shows; any
 other gives its own answers"""
+DAMAGE = LookupError, TypeError, ValueError, SQLAlchemyError
+"""what reading damaged rows of a study raises"""
 _ASKED = re.compile(r"/api/studies/(\d{1,18})(/param_importances)?/*")
 _AFTER = re.compile(r"(?:after=(\d{1,18}))?")
 _NO_TRIALS = f"after={10**9}"
+_JSON = [("Content-Type", "application/json")]
+_logger = logging.getLogger(optuna_dashboard.__name__)
 _json = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -36,6 +43,24 @@ def dashboard_app(storage: BaseStorage, store: FileSystemArtifactStore) -> WSGIA
     """
     own = wsgi(storage, artifact_store=store)
     return _App(own, storage) if optuna_dashboard.__version__ == KNOWN else own
+
+
+class Complaints(logging.Handler):
+    """Says in a line, and once, what optuna-dashboard logs with a traceback at every request of a page."""
+
+    def __init__(self, say: Callable[[str], None], remedy: str) -> None:
+        super().__init__(logging.WARNING)
+        self._say, self._remedy = say, remedy
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raised = record.exc_info[1] if record.exc_info else None
+        line = str(raised or record.getMessage()).strip().partition("\n")[0]
+        if record.levelno >= logging.ERROR:
+            line = f"a study cannot be shown: {line.removeprefix('Exception: ')}; {self._remedy}"
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
 
 
 class _App:
@@ -52,12 +77,17 @@ class _App:
         study = int(asked[1])
         if asked[2]:
             # the page asks for these just before the study, of which it shows nothing until it has it whole
-            self._trials(study)
+            with suppress(*DAMAGE):  # theirs says so
+                self._trials(study)
             with self._writing:
                 pass  # it waits for the study's answer, which would share the interpreter with it
             return self._theirs(environ, start_response)
-        with self._writing:
-            status, headers, body = self._study(study, int(after[1] or 0), environ)
+        try:
+            with self._writing:
+                status, headers, body = self._study(study, int(after[1] or 0), environ)
+        except DAMAGE:
+            _logger.exception("Unexpected error:")
+            status, headers, body = "500 Internal Server Error", _JSON, b'{"reason": "internal server error"}'
         start_response(status, headers)
         return [body]
 

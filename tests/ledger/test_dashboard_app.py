@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import sqlite3
+from contextlib import closing
 from itertools import count
 from types import SimpleNamespace
 
@@ -16,7 +18,7 @@ from optuna_dashboard import wsgi
 
 from evoengine.ledger import dashboard_app as module
 from evoengine.ledger import dashboard_storage
-from evoengine.ledger.dashboard_app import KNOWN, dashboard_app
+from evoengine.ledger.dashboard_app import KNOWN, Complaints, dashboard_app
 from evoengine.ledger.dashboard_storage import DashboardStorage
 from evoengine.ledger.study import artifact_store, optuna_storage
 
@@ -163,3 +165,32 @@ def test_another_version_of_optuna_dashboard_gives_its_own_answer(url, own, monk
     newer = dashboard_app(optuna_storage(url, DashboardStorage), artifact_store(url))
     choices = [p["distribution"] for t in json.loads(fetch(newer, "/api/studies/1")[2])["trials"] for p in t["params"]]
     assert {"type": "CategoricalDistribution", "choices": []} not in choices
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE study_directions SET direction = 'SIDEWAYS'",
+        "UPDATE trial_user_attributes SET value_json = '{broken'",
+        "UPDATE trial_params SET distribution_json = '[]'",
+        "UPDATE trials SET state = 'DONE'",
+    ],
+)
+def test_a_damaged_study_is_one_line_with_a_remedy_however_often_the_page_asks(tmp_path, damage):
+    url = f"sqlite:///{tmp_path}/evo.db"
+    study = optuna.create_study(storage=optuna_storage(url))
+    study.add_trials([of(user_attrs={"outcome": "ranked"})])
+    with closing(sqlite3.connect(tmp_path / "evo.db")) as connection, connection:
+        assert connection.execute(damage).rowcount
+    said, logger = [], logging.getLogger("optuna_dashboard")
+    complaints = Complaints(said.append, "make it again")
+    logger.addHandler(complaints)
+    try:
+        app = dashboard_app(optuna_storage(url, DashboardStorage), artifact_store(url))
+        for _ in range(2):
+            status, _, body = fetch(app, "/api/studies/1")
+            assert status.startswith("500") and json.loads(body) == {"reason": "internal server error"}
+    finally:
+        logger.removeHandler(complaints)
+    (line,) = said
+    assert line.startswith("a study cannot be shown: ") and line.endswith("; make it again") and "\n" not in line
