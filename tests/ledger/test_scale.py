@@ -46,7 +46,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         for trials in (FEW, MANY):
             make_ledger(folder / f"{trials}.db", trials)
 
-    folder, _ = made_once(tmp_path_factory, "scale", make)
+    folder, _ = made_once(tmp_path_factory, "large-ledgers", make)
     return {trials: folder / f"{trials}.db" for trials in (FEW, MANY)}
 
 

@@ -114,7 +114,9 @@ def test_health_and_figures(service):
 
 def test_gpus_and_problems_are_those_of_the_commands(service):
     http = service().http
-    assert {"h100", "rtx2080ti"} <= {gpu["key"] for gpu in http.get("/v1/gpus").json()["gpus"]}
+    told = http.get("/v1/gpus")
+    assert told.status_code == 200, told.text
+    assert {"h100", "rtx2080ti"} <= {gpu["key"] for gpu in told.json()["gpus"]}
     assert {w["workload"] for w in http.get("/v1/problems").json()["workloads"]} >= {"gemm", "attention"}
 
 

@@ -14,9 +14,12 @@ import pytest
 
 from evoengine.ledger.store import open_ledger
 from tests.service.conftest import Running, running
+from tests.support.recorded import cache
 from tests.support.waiting import wait_for
 
 TRIALS = 24
+MANY = 300
+"""of which no more than a part has ended when the first is told"""
 
 
 def children(pid: int) -> list[int]:
@@ -35,9 +38,10 @@ def is_alive(pid: int) -> bool:
 
 def test_a_server_is_killed_and_started_again_in_mid_stream_and_nothing_is_lost_or_told_twice(tmp_path, recorded):
     db = str(tmp_path / "evo.db")
+    cache(recorded / "test.json", paddings=MANY // 10)
     with running(tmp_path, db=db, recorded=recorded) as server:
         client = server.client()
-        job = client.submit(device="recorded:test.json", trials=TRIALS)
+        job = client.submit(device="recorded:test.json", trials=MANY)
         told = []
         listening = threading.Thread(target=lambda: told.extend(client.events(job.id, patience=300.0)))
         following = server.client().events(job.id)
@@ -51,14 +55,14 @@ def test_a_server_is_killed_and_started_again_in_mid_stream_and_nothing_is_lost_
         server.start()
         listening.join(timeout=300)
         ended = client.job(job.id)
-        assert (ended.state, ended.progress["done"], ended.why) == ("done", TRIALS, None)
+        assert (ended.state, ended.progress["done"], ended.why) == ("done", MANY, None)
         assert [event.number for event in told] == list(range(1, ended.events + 1))
         states = [event.data["state"] for event in told if event.event == "state"]
         assert states == ["queued", "running", "queued", "running", "done"]
         trials = [event.data["trial"] for event in told if event.event == "trial"]
         with open_ledger(db, create=False) as ledger:
             known = [c.trial for run in ended.parts[0]["runs"] for c in ledger.candidates(run=run) if c.outcome]
-        assert sorted(trials) == sorted(known) and len(trials) == TRIALS
+        assert sorted(trials) == sorted(known) and len(trials) == MANY
         began = time.monotonic()
         assert server.stop() == 0
         assert time.monotonic() - began < 60
