@@ -29,6 +29,8 @@ targets of variance 1"""
 JITTER = 1e-5
 ROOM = 64
 """rows by which the solve's memory grows"""
+MOST_POSITIONS = 512
+"""of a knob; one of more values has neighbours share a position: what is kept of all pairs would not fit into memory"""
 
 
 class Surrogate:
@@ -37,6 +39,7 @@ class Surrogate:
     def __init__(self, knobs: Sequence[Knob], rng: np.random.Generator) -> None:
         self._rng = rng
         self._columns = [k for k, knob in enumerate(knobs) if len(knob.values) > 1 or knob.when]
+        self._values = [len(knobs[k].values) for k in self._columns]
         self._distances = [_distances(knobs[k]) for k in self._columns]
         self._starts = np.cumsum([0, *map(len, self._distances)])
         lengths = [(LENGTH[0], LENGTH[1] * _prior_width(knobs[k])) for k in self._columns]
@@ -137,8 +140,11 @@ class Surrogate:
     def _one_hot(self, rows: np.ndarray) -> np.ndarray:
         """Per knob one column a position, the inactive one last, so that -1 finds it."""
         hot = np.zeros((len(rows), self._starts[-1]))
-        for column, start, distance in zip(self._columns, self._starts, self._distances, strict=False):
-            hot[np.arange(len(rows)), start + rows[:, column] % len(distance)] = 1
+        blocks = zip(self._columns, self._values, self._starts, self._distances, strict=False)
+        for column, values, start, distance in blocks:
+            positions = len(distance) - 1
+            place = rows[:, column].astype(np.int64) * positions // values
+            hot[np.arange(len(rows)), start + place % len(distance)] = 1
         return hot
 
     def _kernel(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -153,8 +159,8 @@ def _prior_width(knob: Knob) -> float:
 
 
 def _distances(knob: Knob) -> np.ndarray:
-    """Between positions in a domain [values + 1, values + 1], 1 from end to end of an ordered one; inactive is last."""
-    n = len(knob.values)
+    """Between positions [positions + 1, positions + 1], 1 from end to end of an ordered domain; inactive is last."""
+    n = min(len(knob.values), MOST_POSITIONS)
     distances = 1.0 - np.eye(n + 1)
     if knob.ordinal and n > 1:
         position = np.arange(n) / (n - 1)

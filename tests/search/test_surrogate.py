@@ -1,0 +1,47 @@
+"""The model of the evolutionary sampler keeps in memory what its knobs need, however many values they have."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from evoengine.search.samplers.surrogate import MOST_POSITIONS, Surrogate
+from evoengine.space.definition import Knob
+
+MANY = 32_000
+
+
+def fitted(knob: Knob, rows: np.ndarray, targets: np.ndarray, pool: np.ndarray) -> Surrogate:
+    model = Surrogate([knob], np.random.default_rng(0))
+    model.fit(rows, targets, pool)
+    return model
+
+
+@pytest.mark.parametrize("values", [tuple(range(MANY)), tuple(f"value {n}" for n in range(MANY))])
+def test_a_knob_of_many_values_takes_no_table_of_all_pairs(values):
+    rows = np.linspace(0, MANY - 1, 20).astype(np.int16)[:, None]
+    tracemalloc.start()
+    try:
+        fitted(Knob("wide", values), rows, np.linspace(-1, 1, 20), rows)
+        assert tracemalloc.get_traced_memory()[1] < 64 * MOST_POSITIONS**2
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("count", [8, MOST_POSITIONS, MANY])
+def test_what_is_near_is_alike_and_inactive_is_like_none(count):
+    knob = Knob("tile", tuple(range(count)))
+    rows = np.array([[0], [count // 8], [count - 1], [-1]], np.int16)
+    covariance = fitted(knob, rows, np.array([1.0, 0.5, -1.0, 0.0]), rows).covariance(rows)
+    near, far, inactive = covariance[0, 1], covariance[0, 2], covariance[0, 3]
+    assert near > far >= inactive > 0
+    assert covariance[2, 3] == pytest.approx(inactive)
+
+
+def test_up_to_so_many_values_each_has_a_position_of_its_own():
+    knob = Knob("tile", tuple(range(MOST_POSITIONS)))
+    rows = np.arange(MOST_POSITIONS, dtype=np.int16)[:, None]
+    hot = Surrogate([knob], np.random.default_rng(0))._one_hot(rows)
+    assert (hot.argmax(1) == np.arange(MOST_POSITIONS)).all() and hot.sum() == MOST_POSITIONS
