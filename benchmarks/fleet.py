@@ -24,6 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.instant import InstantWorkers
 from evoengine.records import Outcome
 from evoengine.search.evaluators import gate_plan
 from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
@@ -173,21 +174,6 @@ class ClockGpus:
         with self._changed:
             self._closed = True
             self._changed.notify()
-
-
-class InstantWorkers:
-    """Compilers that take no time: it is the coordinator that is looked at."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.seconds_busy, self.seconds_starting = size, 0.0, 0.0
-
-    def submit(self, task: Callable[..., Any], *args: Any, **_: Any) -> Future[Any]:
-        answer: Future[Any] = Future()
-        answer.set_result(task(*args))
-        return answer
-
-    def close(self) -> None:
-        pass
 
 
 class DigitSearch(NumberedSearch):

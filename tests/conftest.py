@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from evoengine import workloads
 from evoengine.devices.driver import find_driver
 from evoengine.gpu import Gpu, find_gpu
 from evoengine.space.space import SearchSpace, load_space
@@ -20,6 +21,7 @@ from tests.support.stand_in import on_stand_in
 
 
 def pytest_configure():
+    gc.disable()  # while tests are collected: hardly anything of that is garbage
     # As in the workers of a search: on tensors this small more threads only wait for one another, at full load.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -33,8 +35,10 @@ def pytest_sessionstart(session):
 
 def pytest_collection_finish():
     # What collection made stays until the end: no later pass of the garbage collector need walk through it.
+    gc.enable()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)
 
 
 def pytest_collection_modifyitems(items):
@@ -44,6 +48,16 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {found}"))
         if item.get_closest_marker("stand_in") and not on_stand_in():
             item.add_marker(pytest.mark.skip(reason="run by tests/fake_cuda/test_on_stand_in.py on its driver"))
+
+
+@pytest.fixture(autouse=True)
+def registered_workloads() -> Iterator[None]:
+    """Whoever names a folder with a kernel registers its workload, in a test for that test alone."""
+    registered = workloads._registered
+    before = dict(registered)
+    yield
+    registered.clear()
+    registered.update(before)
 
 
 @pytest.fixture
