@@ -27,6 +27,8 @@ from evoengine.ledger.write_ahead_log import discard_log, empty_log
 
 _TRANSACTION = text("SELECT CAST(pg_current_xact_id() AS text)")
 _STATUS = text("SELECT pg_xact_status(CAST(:number AS xid8))")
+_NEVER_GIVEN = "22023"
+"""SQLSTATE where the server has given no transaction that number: one that it lost in a crash is not known after it"""
 
 _UNDONE = "the ledger could not write what belongs to the same transaction"
 
@@ -195,7 +197,12 @@ class OpenDatabase:
 
         def ask() -> bool:
             with self._reading() as session:
-                status: str | None = session.scalars(_STATUS, {"number": number}).one()
+                try:
+                    status: str | None = session.scalars(_STATUS, {"number": number}).one()
+                except DBAPIError as error:
+                    if getattr(error.orig, "sqlstate", None) == _NEVER_GIVEN:
+                        return False
+                    raise
             if status == "in progress":  # its connection is lost, and the server has not noticed yet
                 raise Unavailable(f"the database {self.place} is still at the last transaction")
             return status == "committed"

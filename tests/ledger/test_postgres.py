@@ -292,6 +292,11 @@ def test_two_coordinators_of_which_one_is_killed_while_the_server_restarts_evalu
         assert set(twice) <= set(killed) and max(Counter(evaluated()).values()) <= 2
 
 
+def test_a_transaction_that_a_crash_took_from_the_server_was_not_made(database):
+    with open_ledger(database, create=True) as ledger:
+        assert ledger._was_made(str(10**9))() is False
+
+
 def test_a_ledger_of_a_file_is_read_the_same_after_it_was_copied_to_a_server(database, tmp_path):
     make_ledger(tmp_path / "made.db", 60)
     copy_ledger(tmp_path / "made.db", database)
