@@ -38,7 +38,6 @@ def pytest_collection_finish():
     gc.enable()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000)
 
 
 def pytest_collection_modifyitems(items):

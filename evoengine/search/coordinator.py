@@ -191,8 +191,11 @@ class Coordinator:
         """Starts candidates while workers are free; whether any may still be started."""
         while some := self._render_some():
             with self.ledger.together():
-                for proposal, rendered in some:
-                    self._begin(proposal, rendered)
+                begun = [self._begin(proposal, rendered) for proposal, rendered in some]
+            # who is killed must leave a row of all that was under way, so nothing is before its row is committed
+            with self.ledger.together():
+                for claimed in filter(None, begun):
+                    self._go_on(*claimed)
             self._tell_ended()
         return self._may_start()
 
@@ -227,11 +230,14 @@ class Coordinator:
 
     # ── the pipeline ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _begin(self, proposal: Proposal, rendered: Rendered | Rejection) -> None:
+    def _begin(
+        self, proposal: Proposal, rendered: Rendered | Rejection
+    ) -> tuple[InFlight[Rendered], str | None, Claim] | None:
+        """Enters it into the ledger; what `_go_on` takes, None where it has ended already."""
         if isinstance(rendered, Rejection):
             failed = Proposed(self._add(proposal, None), proposal.config)
             self._finish(InFlight(proposal, failed), end_of(rendered))
-            return
+            return None
         source = rendered.source
         rejection = self._pipeline.screen_launch(rendered)
         key, plans = None, None
@@ -249,7 +255,8 @@ class Coordinator:
         elif rejection:
             self._finish(flight, end_of(rejection))
         else:
-            self._go_on(flight, key, claim)
+            return flight, key, claim
+        return None
 
     def _add(self, proposal: Proposal, source: Source | None) -> int:
         trial = self.ledger.add_candidate(*self._row(proposal), source, self._retry_of(proposal))

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.instant import InstantWorkers
 from evoengine.errors import MachineError
 from evoengine.ledger.store import open_ledger
-from evoengine.records import CompiledCandidate, Outcome, Rejection
+from evoengine.records import CompiledCandidate, Outcome, Rejection, Source
 from evoengine.search.evaluators import (
     QUEUE_DEPTH,
     EmulatorEvaluator,
@@ -24,6 +25,7 @@ from evoengine.search.evaluators import (
 )
 from evoengine.search.neighbours import neighbouring_bests
 from evoengine.search.proposer import Proposer
+from evoengine.search.workers import Deferred
 from evoengine.workloads.attention.problem import parse_problem
 from tests.support import faulty_device
 from tests.support.numbered_search import DEVICE, GPU, PROBLEM, TARGET
@@ -283,3 +285,24 @@ def test_who_is_told_of_a_trial_finds_its_end_in_the_ledger(numbered):
         numbered.finished = SimpleNamespace(append=lambda trial: found.update({trial: other.candidate(trial).outcome}))
         numbered.coordinator(range(6)).search()
     assert found == {trial: Outcome.MEASURED for trial in range(1, 7)}
+
+
+def test_nothing_is_under_way_before_its_row_is_committed(numbered):
+    """Or who is killed leaves no trace of what may have killed it."""
+    kept = set()
+
+    class Looking(InstantWorkers):
+        def submit(self, task, *args, **named):
+            for source in [
+                a if isinstance(a, Source) else a.source for a in args if isinstance(a, Source | CompiledCandidate)
+            ]:
+                looked_for.append(source.sha256)
+                kept.update(c.source.sha256 for c in other.candidates() if c.source)
+                assert source.sha256 in kept
+            return super().submit(task, *(arg.ask() if isinstance(arg, Deferred) else arg for arg in args), **named)
+
+    looked_for = []
+    with closing(open_ledger(numbered.ledger.place, create=False)) as other:
+        own = numbered.coordinator(range(12), workers=Looking(4), runners=lambda limits: Looking(4), jobs=4, known=True)
+        progress = own.search()
+    assert progress.outcomes == {Outcome.MEASURED: 12} and len(set(looked_for)) == 12
