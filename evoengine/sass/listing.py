@@ -9,13 +9,13 @@ import subprocess
 import tempfile
 import zlib
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from evoengine.cuda_files import disassembler
 from evoengine.errors import MachineError, UsageError
 from evoengine.host_compiler import building, cache_folder, prune
-from evoengine.machine import machine_error
 from evoengine.records import Binary
 
 # Without its analysis of the data flow, which only names the targets of indirect branches: a third of its time.
@@ -62,25 +62,29 @@ class ListedInstruction:
 def disassemble(cubin: bytes) -> str:
     """What `nvdisasm -c -hex -ndf` prints, from the user's cache where it was asked here before.
 
-    Raises MachineError where the tool is missing or the cache cannot be written, UsageError where it refuses the bytes.
+    Raises MachineError where the tool is missing, UsageError where it refuses the bytes.
     """
     tool = disassembler()
     if tool is None:
         raise MachineError("nvdisasm was not found, which reads machine code: pip install nvidia-cuda-nvdisasm")
-    kept = cache_folder("listings") / f"{_key(tool, cubin)[:32]}.z"
     try:
+        folder = cache_folder("listings")
+    except MachineError:  # as of a home that is read-only: it makes listings quicker, and nothing else needs it here
+        return _printed(tool, cubin)
+    kept = folder / f"{_key(tool, cubin)[:32]}.z"
+    with suppress(OSError, zlib.error):  # none is kept, or a machine that lost power kept a part
         return _read_kept(kept)
-    except (OSError, zlib.error):  # none is kept, or a machine that lost power kept a part
-        pass
     listing = _printed(tool, cubin)
-    try:
-        with building(kept.parent) as scratch:
-            (scratch / "listing").write_bytes(zlib.compress(listing.encode(), 1))
-            os.replace(scratch / "listing", kept)
-    except OSError as error:
-        raise machine_error(error) from error
-    prune(kept.parent, "*.z", KEPT)
+    with suppress(OSError):
+        _keep(listing, kept)
     return listing
+
+
+def _keep(listing: str, kept: Path) -> None:
+    with building(kept.parent) as scratch:
+        (scratch / "listing").write_bytes(zlib.compress(listing.encode(), 1))
+        os.replace(scratch / "listing", kept)
+    prune(kept.parent, "*.z", KEPT)
 
 
 def _key(tool: str, cubin: bytes) -> str:
