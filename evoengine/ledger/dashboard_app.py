@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from threading import Lock
 from typing import TYPE_CHECKING, Any
+from wsgiref.util import setup_testing_defaults
 
 import optuna_dashboard
 from optuna.artifacts import FileSystemArtifactStore
@@ -18,6 +21,8 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial
 from optuna_dashboard import wsgi
 from sqlalchemy.exc import SQLAlchemyError
+
+from evoengine.ledger.dashboard_script import SCRIPT, with_fewer_bars
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -28,15 +33,24 @@ other gives its own answers"""
 DAMAGE = LookupError, TypeError, ValueError, SQLAlchemyError
 """what reading damaged rows of a study raises"""
 _ASKED = re.compile(r"/api/studies/(\d{1,18})(/param_importances)?/*")
+_PAGE = re.compile(r"/dashboard/studies/(\d{1,18})(?:/.*)?")
 _AFTER = re.compile(r"(?:after=(\d{1,18}))?")
+FRESH = 10.0
+"""seconds in which an answer that was begun before its page asked for it is still given: the page asks for what is new
+as often"""
+AT_START = 20_000
+"""trials: the newest study is read when the program starts if it has no more, as somebody is about to look at it"""
 _NO_TRIALS = f"after={10**9}"
 _JSON = [("Content-Type", "application/json")]
 _logger = logging.getLogger(optuna_dashboard.__name__)
 _json = json.JSONEncoder(separators=(",", ":")).encode
+_Answer = tuple[str, list[tuple[str, str]], bytes]
+"""status, headers and body"""
 
 
 def dashboard_app(storage: BaseStorage, store: FileSystemArtifactStore) -> WSGIApplication:
-    """Answers what optuna-dashboard's own answers, but for the choices of a trial's knobs, which it leaves empty.
+    """Answers what optuna-dashboard's own answers, but for the choices of a trial's knobs, which it leaves empty, and
+    for what its script draws (dashboard_script.py).
 
     They are most of the answer, as every trial would repeat them for each of its knobs, and the page (bundle.js of
     optuna-dashboard 0.21.0) reads a `distribution` of the study's search space alone.
@@ -68,11 +82,22 @@ class _App:
         self._own = own
         self._storage = storage
         self._writing = Lock()
+        self._ahead = ThreadPoolExecutor(1)
+        self._begun: tuple[int, float, Future[_Answer] | None] = -1, 0.0, None
+        """the study whose answer is under way, or made, before its page asks for it, and since when"""
+        self._ahead.submit(self._begin_newest)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        asked = _ASKED.fullmatch(environ["PATH_INFO"])
+        path = environ["PATH_INFO"]
+        asked = _ASKED.fullmatch(path)
         after = _AFTER.fullmatch(environ.get("QUERY_STRING", ""))
-        if environ["REQUEST_METHOD"] != "GET" or asked is None or after is None:
+        if environ["REQUEST_METHOD"] != "GET" or after is None:
+            return self._theirs(environ, start_response)
+        if path == SCRIPT:
+            return self._script(environ, start_response)
+        if page := _PAGE.fullmatch(path):
+            self._begin(int(page[1]), environ)
+        if asked is None:
             return self._theirs(environ, start_response)
         study = int(asked[1])
         if asked[2]:
@@ -83,8 +108,7 @@ class _App:
                 pass  # it waits for the study's answer, which would share the interpreter with it
             return self._theirs(environ, start_response)
         try:
-            with self._writing:
-                status, headers, body = self._study(study, int(after[1] or 0), environ)
+            status, headers, body = self._answer(study, int(after[1] or 0), environ)
         except DAMAGE:
             _logger.exception("Unexpected error:")
             status, headers, body = "500 Internal Server Error", _JSON, b'{"reason": "internal server error"}'
@@ -95,7 +119,43 @@ class _App:
         answer: Iterable[bytes] = self._own(environ, start_response)
         return answer
 
-    def _study(self, study: int, after: int, environ: WSGIEnvironment) -> tuple[str, list[tuple[str, str]], bytes]:
+    def _script(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        status, headers, body = _fetched(self._own, {**environ, "HTTP_ACCEPT_ENCODING": "identity"})
+        body = with_fewer_bars(body)
+        start_response(status, _of_length(headers, len(body)))
+        return [body]
+
+    def _begin_newest(self) -> None:
+        newest = max(frozen._study_id for frozen in self._storage.get_all_studies())
+        if self._storage.get_n_trials(newest) <= AT_START:
+            environ: WSGIEnvironment = {}
+            setup_testing_defaults(environ)
+            self._begin(newest, environ)
+
+    def _begin(self, study: int, environ: WSGIEnvironment) -> None:
+        """The page asks for the study as soon as it has read its script, which takes it as long as the answer here."""
+        if self._begun_for(study) is not None:
+            return
+        asked = {**environ, "PATH_INFO": f"/api/studies/{study}", "QUERY_STRING": ""}
+        self._begun = study, time.monotonic(), self._ahead.submit(self._study, study, 0, asked)
+
+    def _answer(self, study: int, after: int, environ: WSGIEnvironment) -> _Answer:
+        """What was begun is given once: whoever asks again wants what is new."""
+        future = self._begun_for(study)
+        if future is None or after:
+            return self._study(study, after, environ)
+        self._begun = -1, 0.0, None
+        return future.result()
+
+    def _begun_for(self, study: int) -> Future[_Answer] | None:
+        begun, since, future = self._begun
+        return future if begun == study and time.monotonic() - since < FRESH else None
+
+    def _study(self, study: int, after: int, environ: WSGIEnvironment) -> _Answer:
+        with self._writing:
+            return self._written(study, after, environ)
+
+    def _written(self, study: int, after: int, environ: WSGIEnvironment) -> _Answer:
         self._own._inmemory_cache._cached_extra_study_property_cache.setdefault(study, _search_spaces())
         status, headers, body = _fetched(self._own, {**environ, "QUERY_STRING": _NO_TRIALS})
         if status != "200 OK":
@@ -104,8 +164,7 @@ class _App:
         del rest["trials"]
         texts = _texts(study, self._trials(study)[after:], self._storage.get_study_system_attrs(study))
         body = f'{_json(rest)[:-1]},"trials":[{",".join(texts)}]}}'.encode()
-        headers = [(name, value) for name, value in headers if name.lower() != "content-length"]
-        return status, [*headers, ("Content-Length", str(len(body)))], body
+        return status, _of_length(headers, len(body)), body
 
     def _trials(self, study: int) -> list[FrozenTrial]:
         from optuna_dashboard._storage import get_trials
@@ -114,7 +173,7 @@ class _App:
         return trials
 
 
-def _fetched(app: WSGIApplication, environ: WSGIEnvironment) -> tuple[str, list[tuple[str, str]], bytes]:
+def _fetched(app: WSGIApplication, environ: WSGIEnvironment) -> _Answer:
     told: list[Any] = []
 
     def start_response(status: str, headers: list[tuple[str, str]], exc_info: object = None) -> Callable[..., object]:
@@ -124,6 +183,11 @@ def _fetched(app: WSGIApplication, environ: WSGIEnvironment) -> tuple[str, list[
     body = b"".join(app(environ, start_response))
     status, headers = told
     return status, headers, body
+
+
+def _of_length(headers: list[tuple[str, str]], length: int) -> list[tuple[str, str]]:
+    others = [(name, value) for name, value in headers if name.lower() != "content-length"]
+    return [*others, ("Content-Length", str(length))]
 
 
 def _texts(study: int, trials: Iterable[FrozenTrial], system_attrs: dict[str, Any]) -> Iterable[str]:

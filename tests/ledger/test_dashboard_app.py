@@ -19,6 +19,7 @@ from optuna_dashboard import wsgi
 from evoengine.ledger import dashboard_app as module
 from evoengine.ledger import dashboard_storage
 from evoengine.ledger.dashboard_app import KNOWN, Complaints, dashboard_app
+from evoengine.ledger.dashboard_script import BARS, SCRIPT, with_fewer_bars
 from evoengine.ledger.dashboard_storage import DashboardStorage
 from evoengine.ledger.study import artifact_store, optuna_storage
 
@@ -83,6 +84,7 @@ def own(url):
 def fetch(app, path, query="", method="GET"):
     told = []
     environ = {"REQUEST_METHOD": method, "PATH_INFO": path, "QUERY_STRING": query, "wsgi.url_scheme": "http"}
+    environ["HTTP_ACCEPT_ENCODING"] = "identity"
     body = b"".join(app(environ, lambda status, headers, exc_info=None: told.extend((status, dict(headers)))))
     status, headers = told
     assert headers.get("Content-Length", str(len(body))) == str(len(body))
@@ -158,6 +160,61 @@ def test_trials_read_a_moment_ago_are_given_again_and_later_read_again(url, monk
     now = count(1 + 1 + dashboard_storage.KEPT)  # it began at 0 and took 1
     later = storage.get_all_trials(1, deepcopy=False)
     assert later is not first and len(later) == len(first)
+
+
+@pytest.fixture
+def written(url, monkeypatch):
+    """An application, and the studies that it has written, one after the other."""
+    app = dashboard_app(optuna_storage(url, DashboardStorage), artifact_store(url))
+    app._ahead.submit(lambda: None).result()  # what it does at its start is done
+    studies, write = [], app._written
+    monkeypatch.setattr(app, "_written", lambda study, *rest: studies.append(study) or write(study, *rest))
+    return app, studies
+
+
+def test_a_study_is_written_before_its_page_asks_for_it_and_given_once(written):
+    app, studies = written
+    plain = fetch(app, "/api/studies/2")
+    fetch(app, "/dashboard/studies/2/note")
+    assert fetch(app, "/api/studies/2", "after=0") == plain and studies == [2, 2]
+    assert fetch(app, "/api/studies/2", "after=0") == plain and studies == [2, 2, 2]
+    fetch(app, "/dashboard/studies/1")
+    assert fetch(app, "/api/studies/2") == plain and sorted(studies) == [1, 2, 2, 2, 2]
+
+
+def test_what_was_written_for_a_page_that_did_not_ask_is_not_given_later(written, monkeypatch):
+    app, studies = written
+    fetch(app, "/dashboard/studies/2")
+    app._ahead.submit(lambda: None).result()
+    later = module.time.monotonic() + module.FRESH
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: later))
+    fetch(app, "/api/studies/2")
+    assert studies == [2, 2]
+
+
+@pytest.mark.parametrize(("most", "studies"), [(100, [4]), (-1, [])])
+def test_the_newest_study_is_written_at_the_start_unless_it_is_large(url, monkeypatch, most, studies):
+    begun = []
+    monkeypatch.setattr(module, "AT_START", most)
+    monkeypatch.setattr(module._App, "_written", lambda self, study, *rest: begun.append(study))
+    app = dashboard_app(optuna_storage(url, DashboardStorage), artifact_store(url))
+    for _ in range(2):  # the newest is looked for, and then written
+        app._ahead.submit(lambda: None).result()
+    assert begun == studies
+
+
+def test_the_timeline_draws_the_last_trials_alone_and_the_rest_of_the_script_is_as_it_was(quick, own):
+    changed, theirs = (fetch(app, SCRIPT) for app in (quick, own))
+    assert changed[:2] == theirs[:2]
+    last = f"e.slice(-{BARS}).".encode()
+    assert changed[2].count(last) == 1
+    before, after = changed[2].split(last)
+    assert before + b"e." + after == theirs[2]
+    assert b'Ib="graph-timeline"' in before[-3000:]
+
+
+def test_a_script_that_is_not_known_is_left_as_it_is():
+    assert with_fewer_bars(b"console.log(1)") == b"console.log(1)"
 
 
 def test_another_version_of_optuna_dashboard_gives_its_own_answer(url, own, monkeypatch):
