@@ -48,8 +48,7 @@ SPACE = """\
 kernel = "attention"
 [knobs]
 family = ["numbered"]
-tens = [{tens}]
-ones = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+{digits}
 [cost.numbered]
 mufu = 1000
 [launch.numbered]
@@ -59,8 +58,19 @@ shared = 0
 """
 
 
+def digits_of(size: int) -> dict[str, range]:
+    """The knobs of `size` numbers, and what each adds to the number: ones, tens, and so on, as far as all of them have
+    ten values but the last."""
+    digits: dict[str, range] = {}
+    one = 1
+    while size % (10 * one) == 0 and size > 10 * one:
+        digits[f"digit_of_{one}"] = range(0, 10 * one, one)
+        one *= 10
+    return {**digits, f"digit_of_{one}": range(0, size, one)}
+
+
 def number_of(config: Config) -> int:
-    return 10 * int(config["tens"]) + int(config["ones"])
+    return sum(int(value) for knob, value in config.items() if knob.startswith("digit_of_"))
 
 
 def microseconds(number: int) -> float:
@@ -139,9 +149,12 @@ def compiling_nothing() -> Iterator[None]:
 def make_setting(folder: Path, size: int, trials: int, seed: int, sampler: str, jobs: int) -> Setting:
     """Of a search among `size` numbers; writes its space and its template into the folder."""
     (folder / "attention").mkdir(exist_ok=True)
-    (folder / "attention" / "numbered.cu.j2").write_text("// candidate {{ tens }} {{ ones }}\n")
+    digits = digits_of(size)
+    number = " + ".join(digits)
+    (folder / "attention" / "numbered.cu.j2").write_text(f"// candidate {{{{ {number} }}}}\n")
     space_file = folder / "numbers.toml"
-    space_file.write_text(SPACE.format(tens=", ".join(map(str, range(-(-size // 10))))))
+    knobs = "\n".join(f"{name} = {list(values)}" for name, values in digits.items())
+    space_file.write_text(SPACE.format(digits=knobs))
     target = Target(*parse_problem(PROBLEM.partition(":")[2]), find_gpu(GPU))
     space = load_space(space_file, target.problem, target.gpu)
     return Setting(target, space, folder, sampler, seed, trials, None, jobs, timed=False)

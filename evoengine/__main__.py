@@ -13,6 +13,8 @@ def main() -> None:
     import signal
 
     sys.unraisablehook = _unraisable
+    # the sampler's matrices are small: more threads make it slower, and take cores from what compiles
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         from evoengine.cli.main import main
 
