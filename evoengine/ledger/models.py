@@ -140,6 +140,17 @@ class HeartbeatRow(Base):
     """which process that is, as far as others on its machine can tell whether it still lives"""
 
 
+class CommitRow(Base):
+    """The last transaction that a writer committed to a server, for when the connection is lost then; a week long."""
+
+    __tablename__ = "commits"
+
+    writer: Mapped[str] = mapped_column(String(32), primary_key=True)
+    """drawn by each thread of a process"""
+    number: Mapped[int]
+    at: Mapped[datetime]
+
+
 class SourceRow(Base):
     __tablename__ = "sources"
 

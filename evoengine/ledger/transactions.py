@@ -13,22 +13,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sqlalchemy import URL, Connection, Engine, text
+from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from evoengine.errors import MachineError
+from evoengine.ledger.commits import Commits, Mark, was_made
 from evoengine.ledger.database import db_of
 from evoengine.ledger.driver_errors import display_url, is_away, translate_errors
 from evoengine.ledger.heartbeat import Heart, Watchman, beat, mark_killed, require_fence
 from evoengine.ledger.patience import Patience, Unavailable, patient
 from evoengine.ledger.watch import FileLost, Watch
 from evoengine.ledger.write_ahead_log import discard_log, empty_log
-
-_TRANSACTION = text("SELECT CAST(pg_current_xact_id() AS text)")
-_STATUS = text("SELECT pg_xact_status(CAST(:number AS xid8))")
-_NEVER_GIVEN = "22023"
-"""SQLSTATE where the server has given no transaction that number: one that it lost in a crash is not known after it"""
 
 _UNDONE = "the ledger could not write what belongs to the same transaction"
 
@@ -83,6 +79,7 @@ class OpenDatabase:
         self._engines = [engine]
         self._fences: dict[int, int] = {}
         """runs of this process that have not ended → their fences"""
+        self._commits = Commits()
         self._heart = Heart(self._beat)
         self._watchman = Watchman()
         self.patience: Patience | None = None
@@ -181,31 +178,26 @@ class OpenDatabase:
     def _committing(self, once: bool) -> Iterator[Connection]:
         """One transaction, made once: where the connection is lost while it is committed, the server is asked whether
         it was, before who has patience makes it again."""
-        number: str | None = None
+        mark: Mark | None = None
         try:
             with self._engine.begin() as connection:
                 if once and self.patience is not None and self._url.drivername != "sqlite":
-                    number = connection.scalars(_TRANSACTION).one()
+                    mark = self._commits.note(connection)
                 yield connection
         except DBAPIError as error:
             lost = error.orig is not None and is_away(error.orig)
-            if number is None or self.patience is None or not lost or not self.patience.call(self._was_made(number)):
+            if mark is None or self.patience is None or not lost or not self.patience.call(self._was_made(mark)):
                 raise
 
-    def _was_made(self, number: str) -> Callable[[], bool]:
-        """Asks for the transaction of that number."""
+    def _was_made(self, mark: Mark) -> Callable[[], bool]:
+        """Asks for the transaction of that mark."""
 
         def ask() -> bool:
-            with self._reading() as session:
-                try:
-                    status: str | None = session.scalars(_STATUS, {"number": number}).one()
-                except DBAPIError as error:
-                    if getattr(error.orig, "sqlstate", None) == _NEVER_GIVEN:
-                        return False
-                    raise
-            if status == "in progress":  # its connection is lost, and the server has not noticed yet
+            with translate_errors(self._url), self._engine.begin() as connection:
+                made = was_made(connection, mark)
+            if made is None:  # its connection is lost, and the server has not noticed yet
                 raise Unavailable(f"the database {self.place} is still at the last transaction")
-            return status == "committed"
+            return made
 
         return ask
 

@@ -19,11 +19,12 @@ from benchmarks.instant import microseconds, number_of
 from benchmarks.ledger_scale import make_ledger
 from benchmarks.server_ledger import copy_ledger
 from evoengine.errors import MachineError, NothingFound, UsageError
-from evoengine.ledger import heartbeat
+from evoengine.ledger import commits, heartbeat
+from evoengine.ledger.commits import Commits, was_made
 from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
 from evoengine.ledger.history import Last, Wanted
 from evoengine.ledger.models import Base, HeartbeatRow
-from evoengine.ledger.patience import Patience
+from evoengine.ledger.patience import Patience, Unavailable
 from evoengine.ledger.runs import KILLED, RUNNING, UNFINISHED
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import Projection, optuna_storage
@@ -292,11 +293,6 @@ def test_two_coordinators_of_which_one_is_killed_while_the_server_restarts_evalu
         assert set(twice) <= set(killed) and max(Counter(evaluated()).values()) <= 2
 
 
-def test_a_transaction_that_a_crash_took_from_the_server_was_not_made(database):
-    with open_ledger(database, create=True) as ledger:
-        assert ledger._was_made(str(10**9))() is False
-
-
 def test_a_ledger_of_a_file_is_read_the_same_after_it_was_copied_to_a_server(database, tmp_path):
     make_ledger(tmp_path / "made.db", 60)
     copy_ledger(tmp_path / "made.db", database)
@@ -305,3 +301,69 @@ def test_a_ledger_of_a_file_is_read_the_same_after_it_was_copied_to_a_server(dat
         assert server.faults(lambda stage: None) == []
         run = start_run(server)
         assert server.add_candidate(run, PROBLEM, GPU, CONFIG, (), None) == 61
+
+
+# ── a connection that is lost while a transaction is committed ──────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def ledger(database):
+    with open_ledger(database, create=True) as ledger:
+        yield ledger
+
+
+def noted(ledger, own):
+    with ledger._engine.begin() as connection:
+        return own.note(connection)
+
+
+def asked(ledger, mark):
+    with ledger._engine.begin() as connection:
+        return was_made(connection, mark)
+
+
+def test_one_that_was_committed_was_made_and_one_that_was_taken_back_was_not(ledger):
+    own = Commits()
+    first = noted(ledger, own)
+    assert asked(ledger, first)
+    with ledger._engine.connect() as connection:
+        second = own.note(connection)
+        connection.rollback()
+    assert asked(ledger, second) is False and asked(ledger, first)
+    third = noted(ledger, own)
+    assert asked(ledger, third) and not asked(ledger, second)
+
+
+def test_one_that_was_lost_was_not_made_whatever_others_commit_after_it(ledger):
+    own, other = Commits(), Commits()
+    with ledger._engine.connect() as connection:
+        mark = own.note(connection)
+        process = connection.scalar(text("SELECT pg_backend_pid()"))
+        with ledger._engine.connect() as killer:
+            killer.execute(text("SELECT pg_terminate_backend(:process)"), {"process": process})
+        connection.invalidate()
+    for _ in range(3):
+        noted(ledger, other)
+    assert asked(ledger, mark) is False
+
+
+def test_one_that_is_still_under_way_is_neither_yet_and_a_search_waits_for_it(ledger, monkeypatch):
+    monkeypatch.setattr(commits, "_WAIT", text("SET LOCAL lock_timeout = '200ms'"))
+    own = Commits()
+    with ledger._engine.connect() as connection:
+        mark = own.note(connection)
+        assert asked(ledger, mark) is None
+        with pytest.raises(Unavailable, match="is still at the last transaction"):
+            ledger._was_made(mark)()
+        connection.commit()
+    assert ledger._was_made(mark)() is True
+
+
+def test_marks_of_a_week_ago_go_when_another_writer_comes(ledger):
+    old, new = Commits(), Commits()
+    noted(ledger, old)
+    with ledger._engine.begin() as connection:
+        connection.execute(text("UPDATE commits SET at = at - INTERVAL '8 days'"))
+    mark = noted(ledger, new)
+    with ledger._engine.connect() as connection:
+        assert connection.scalars(text("SELECT writer FROM commits")).all() == [mark[0]]

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from evoengine.ledger.store import open_ledger
+from evoengine.records import Outcome
 from tests.service.conftest import running
 from tests.service.test_server import children
 from tests.support.postgres import Missing, running_server
@@ -67,7 +68,9 @@ def test_every_job_ends_every_result_is_told_once_and_no_stream_has_a_gap(databa
                 ended = client.job(job.id)
                 assert [event.number for event in told] == list(range(1, ended.events + 1))
                 trials = [event.data["trial"] for event in told if event.event == "trial"]
-                known = [c.trial for run in ended.parts[0]["runs"] for c in ledger.candidates(run=run) if c.outcome]
+                own = [c for run in ended.parts[0]["runs"] for c in ledger.candidates(run=run)]
+                known = [c.trial for c in own if c.outcome and c.outcome is not Outcome.KILLED]
+                assert {c.trial for c in own} - set(known) == {c.retry_of for c in own if c.retry_of}
                 assert sorted(trials) == sorted(known) and len(trials) == len(set(trials)) == TRIALS
                 assert not seen & set(trials)
                 seen |= set(trials)

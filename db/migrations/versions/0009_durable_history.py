@@ -200,6 +200,13 @@ def _add_claims() -> None:
         sa.PrimaryKeyConstraint("key", name="pk_claims"),
     )
     op.create_index("ix_claims_candidate_id", "claims", ["candidate_id"])
+    op.create_table(
+        "commits",
+        sa.Column("writer", sa.String(32), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("writer", name="pk_commits"),
+    )
 
 
 def _add_service() -> None:
