@@ -60,6 +60,7 @@ def test_a_schema_that_nobody_froze_is_named():
     assert unfrozen(["0001", "0002", "0003"], ["0001"]) == ["0002"]
 
 
+@pytest.mark.parametrize("frozen", [REVISIONS[0], *more(REVISIONS[1:-1]), REVISIONS[-1]], indirect=True)
 def test_a_frozen_ledger_is_upgraded_and_keeps_what_it_holds(frozen):
     with open_ledger(str(frozen), create=False) as ledger:
         assert differences(ledger, Base.metadata) == []

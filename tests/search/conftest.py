@@ -19,3 +19,10 @@ def numbered(tmp_path, monkeypatch):
     search = NumberedSearch(tmp_path)
     yield search
     search.ledger.close()
+
+
+@pytest.fixture
+def quick(numbered):
+    """As `numbered`, for what is no matter of the workers that compile."""
+    numbered.compiles_here = True
+    return numbered

@@ -97,7 +97,7 @@ def test_where_the_devices_time_went_is_accounted_for(numbered):
     assert usage.busy + usage.starting + usage.waiting < progress.elapsed
 
 
-def test_without_a_device_there_is_no_usage_and_no_final(numbered):
+def test_without_a_device_there_is_no_usage_and_no_final(quick):
     judge = make_evaluator(TARGET, None, 1)
     assert isinstance(judge, EmulatorEvaluator)
     assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.ahead) == (None, None, None, 0)
@@ -120,58 +120,58 @@ def test_a_candidate_whose_judging_process_dies_is_judged_once_more_without_the_
     assert arguments[1] is contender
 
 
-def test_finals_decide_who_is_best(numbered):
+def test_finals_decide_who_is_best(quick):
     """The device's finals turn the order around, so what is first shows whose word counted."""
-    progress = numbered.coordinator(range(12)).search()
-    best = numbered.ledger.best(str(PROBLEM), GPU.key, top=12)
+    progress = quick.coordinator(range(12)).search()
+    best = quick.ledger.best(str(PROBLEM), GPU.key, top=12)
     numbers = [c.config["number"] for c in best]
     assert numbers == [4, 5, 6, 7, 8, 9, 10, 11, 3, 2, 1, 0]
     assert progress.best.config["number"] == 4
     assert [c.measurement.terms.get("place") for c in best] == [*range(1, 9), None, None, None, None]
 
 
-def test_a_tie_is_said(numbered):
-    progress = numbered.coordinator(range(4), tasks=tasks(finals_task=faulty_device.tied_finals)).search()
-    first, second, third = (c.trial for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=3))
+def test_a_tie_is_said(quick):
+    progress = quick.coordinator(range(4), tasks=tasks(finals_task=faulty_device.tied_finals)).search()
+    first, second, third = (c.trial for c in quick.ledger.best(str(PROBLEM), GPU.key, top=3))
     assert progress.notes == [
         f"#{first} is the same as #{second}, #{third} within 0.25 %; of these it has the fewest registers"
     ]
 
 
-def test_finals_that_crash_leave_the_single_timings_standing(numbered):
-    progress = numbered.coordinator(range(4), tasks=tasks(finals_task=faulty_device.crashing_finals)).search()
+def test_finals_that_crash_leave_the_single_timings_standing(quick):
+    progress = quick.coordinator(range(4), tasks=tasks(finals_task=faulty_device.crashing_finals)).search()
     assert "cudaErrorIllegalAddress" in progress.notes[0]
-    assert [c.config["number"] for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=4)] == [3, 2, 1, 0]
+    assert [c.config["number"] for c in quick.ledger.best(str(PROBLEM), GPU.key, top=4)] == [3, 2, 1, 0]
 
 
-def test_baselines_are_stored_with_the_run_and_the_fastest_is_the_rival(numbered):
-    coordinator = numbered.coordinator(range(2))
+def test_baselines_are_stored_with_the_run_and_the_fastest_is_the_rival(quick):
+    coordinator = quick.coordinator(range(2))
     coordinator.search()  # the device asserts that FLASH_ATTENTION is the rival
-    assert [b.name for b in numbered.ledger.baselines(coordinator.run)] == ["MATH", "FLASH_ATTENTION"]
-    assert all(c.outcome is Outcome.MEASURED for c in numbered.candidates())
+    assert [b.name for b in quick.ledger.baselines(coordinator.run)] == ["MATH", "FLASH_ATTENTION"]
+    assert all(c.outcome is Outcome.MEASURED for c in quick.candidates())
 
 
-def test_a_baseline_that_hangs_is_left_out_and_the_search_goes_on_in_another_process(numbered):
-    coordinator = numbered.coordinator(range(2), tasks=tasks(baselines_task=faulty_device.hanging_baseline))
+def test_a_baseline_that_hangs_is_left_out_and_the_search_goes_on_in_another_process(quick):
+    coordinator = quick.coordinator(range(2), tasks=tasks(baselines_task=faulty_device.hanging_baseline))
     coordinator.search()
-    assert [b.name for b in numbered.ledger.baselines(coordinator.run)] == ["MATH", "FLASH_ATTENTION"]
-    assert all(c.outcome is Outcome.MEASURED for c in numbered.candidates())
+    assert [b.name for b in quick.ledger.baselines(coordinator.run)] == ["MATH", "FLASH_ATTENTION"]
+    assert all(c.outcome is Outcome.MEASURED for c in quick.candidates())
 
 
-def test_baselines_that_fail_for_no_ones_fault_end_the_search(numbered):
+def test_baselines_that_fail_for_no_ones_fault_end_the_search(quick):
     with pytest.raises(MachineError, match="no context"):
-        numbered.coordinator(range(2), tasks=tasks(baselines_task=faulty_device.crashing_baselines)).search()
+        quick.coordinator(range(2), tasks=tasks(baselines_task=faulty_device.crashing_baselines)).search()
 
 
-def test_a_device_on_which_no_baseline_can_be_timed_ends_the_search(numbered):
+def test_a_device_on_which_no_baseline_can_be_timed_ends_the_search(quick):
     with pytest.raises(MachineError, match="none takes the problem"):
-        numbered.coordinator(range(2), tasks=tasks(baselines_task=faulty_device.no_baseline)).search()
+        quick.coordinator(range(2), tasks=tasks(baselines_task=faulty_device.no_baseline)).search()
 
 
-def test_a_candidate_is_timed_beside_the_best_so_far_and_its_row_says_when_it_was_dropped(numbered):
-    numbered.coordinator(range(12), tasks=tasks(measure_task=faulty_device.racing_task)).search()
-    reasons = [c.reason for c in numbered.candidates() if c.reason]
-    trials = {c.trial for c in numbered.candidates()}
+def test_a_candidate_is_timed_beside_the_best_so_far_and_its_row_says_when_it_was_dropped(quick):
+    quick.coordinator(range(12), tasks=tasks(measure_task=faulty_device.racing_task)).search()
+    reasons = [c.reason for c in quick.candidates() if c.reason]
+    trials = {c.trial for c in quick.candidates()}
     assert len(reasons) == 11  # all but the first, which had none to be timed beside
     for reason in reasons:
         said, _, trial = reason.rpartition(" trial ")
@@ -179,13 +179,13 @@ def test_a_candidate_is_timed_beside_the_best_so_far_and_its_row_says_when_it_wa
         assert int(trial) in trials
 
 
-def test_a_figure_that_cannot_be_believed_is_never_best(numbered):
-    progress = numbered.coordinator(range(3), tasks=tasks(measure_task=faulty_device.suspect_task)).search()
+def test_a_figure_that_cannot_be_believed_is_never_best(quick):
+    progress = quick.coordinator(range(3), tasks=tasks(measure_task=faulty_device.suspect_task)).search()
     assert progress.outcomes[Outcome.SUSPECT] == 1
-    assert 0 not in [c.config["number"] for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=3)]
+    assert 0 not in [c.config["number"] for c in quick.ledger.best(str(PROBLEM), GPU.key, top=3)]
 
 
-def test_a_source_that_another_trial_rendered_is_not_judged_again_and_shares_its_twins_value(numbered, monkeypatch):
+def test_a_source_that_another_trial_rendered_is_not_judged_again_and_shares_its_twins_value(quick, monkeypatch):
     told, tell = {}, Proposer.tell
 
     def noted(self, proposal, values):
@@ -193,12 +193,12 @@ def test_a_source_that_another_trial_rendered_is_not_judged_again_and_shares_its
         tell(self, proposal, values)
 
     monkeypatch.setattr(Proposer, "tell", noted)
-    coordinator = numbered.coordinator(range(8))
-    (numbered.templates / "attention" / "numbered.cu.j2").write_text("// candidate {{ number // 2 }}\n")
+    coordinator = quick.coordinator(range(8))
+    (quick.templates / "attention" / "numbered.cu.j2").write_text("// candidate {{ number // 2 }}\n")
     progress = coordinator.search()
     assert progress.compiled == 4
     assert progress.outcomes == {Outcome.MEASURED: 4, Outcome.DUPLICATE: 4}
-    found = numbered.candidates()
+    found = quick.candidates()
     first = {c.source.sha256: c.trial for c in reversed(found)}
     reasons = {c.trial: c.reason for c in found if c.outcome is Outcome.DUPLICATE}
     twins = {c.trial: first[c.source.sha256] for c in found if c.trial in reasons}
@@ -206,25 +206,23 @@ def test_a_source_that_another_trial_rendered_is_not_judged_again_and_shares_its
     assert all(told[n] == told[n + 1] != told[(n + 2) % 8] for n in range(0, 8, 2))
 
 
-def test_a_source_that_another_trial_rendered_costs_no_trial(numbered):
-    coordinator = numbered.coordinator(range(40), trials=6)
-    (numbered.templates / "attention" / "numbered.cu.j2").write_text(
-        "// candidate {{ number // 10 }}{{ number % 2 }}\n"
-    )
+def test_a_source_that_another_trial_rendered_costs_no_trial(quick):
+    coordinator = quick.coordinator(range(40), trials=6)
+    (quick.templates / "attention" / "numbered.cu.j2").write_text("// candidate {{ number // 10 }}{{ number % 2 }}\n")
     progress = coordinator.search()
     assert (progress.outcomes[Outcome.MEASURED], progress.done) == (6, 6)
-    assert progress.outcomes[Outcome.DUPLICATE] == len(numbered.candidates()) - 6 > 0
+    assert progress.outcomes[Outcome.DUPLICATE] == len(quick.candidates()) - 6 > 0
 
 
-def test_a_search_stopped_midway_goes_on_with_what_was_under_way_first_and_judges_each_once(numbered):
-    coordinator = numbered.coordinator(range(20), on_change=lambda p: coordinator.stop() if p.done >= 5 else None)
+def test_a_search_stopped_midway_goes_on_with_what_was_under_way_first_and_judges_each_once(quick):
+    coordinator = quick.coordinator(range(20), on_change=lambda p: coordinator.stop() if p.done >= 5 else None)
     assert coordinator.search().ended == "interrupted"
-    numbered.ledger.finish_run(coordinator.run, "interrupted")
-    before = {c.trial: c for c in numbered.candidates()}
+    quick.ledger.finish_run(coordinator.run, "interrupted")
+    before = {c.trial: c for c in quick.candidates()}
     left = {t: c.config for t, c in before.items() if c.outcome is Outcome.INTERRUPTED}
-    progress = numbered.coordinator(range(20), run=coordinator.run).search()
+    progress = quick.coordinator(range(20), run=coordinator.run).search()
     assert (progress.done, progress.ended) == (20, "all trials done")
-    found = numbered.candidates()
+    found = quick.candidates()
     retries = {c.retry_of: (c.config, c.parents) for c in found if c.retry_of}
     assert left and retries == {t: (config, before[t].parents) for t, config in left.items()}
     assert min(c.retry_of is None for c in found[len(before) : len(before) + len(left)]) is False
@@ -232,30 +230,30 @@ def test_a_search_stopped_midway_goes_on_with_what_was_under_way_first_and_judge
     assert sorted(measured) == list(range(20)) and {c.run for c in found} == {coordinator.run}
 
 
-def test_a_second_search_takes_over_what_the_first_knows_and_evaluates_the_rest(numbered, tmp_path):
+def test_a_second_search_takes_over_what_the_first_knows_and_evaluates_the_rest(quick, tmp_path):
     calls = tmp_path / "compiled"
     compiler = functools.partial(faulty_device.noted_compile, str(calls))
-    numbered.coordinator(range(6), known=True, compiler=compiler).search()
-    before = {c.config["number"]: c for c in numbered.candidates()}
-    progress = numbered.coordinator(range(8), known=True, compiler=compiler).search()
+    quick.coordinator(range(6), known=True, compiler=compiler).search()
+    before = {c.config["number"]: c for c in quick.candidates()}
+    progress = quick.coordinator(range(8), known=True, compiler=compiler).search()
     assert (progress.done, progress.taken_over) == (8, 6)
     assert sorted(map(int, calls.read_text().split())) == list(range(8))
-    after = {c.config["number"]: c for c in numbered.candidates() if c.trial not in {b.trial for b in before.values()}}
+    after = {c.config["number"]: c for c in quick.candidates() if c.trial not in {b.trial for b in before.values()}}
     for number, first in before.items():
         again = after[number]
         assert again.taken_from == first.trial and again.binary == first.binary
         assert (again.outcome, again.reason, again.occupancy) == (first.outcome, first.reason, first.occupancy)
-        timed, copied = (numbered.ledger.measurements(trial)[0] for trial in (first.trial, again.trial))
+        timed, copied = (quick.ledger.measurements(trial)[0] for trial in (first.trial, again.trial))
         assert (copied, copied.taken_at) == (timed, timed.taken_at)
         assert again.verdict == first.verdict and again.verdict.taken_at == first.verdict.taken_at
 
 
-def test_remeasure_evaluates_what_is_known_again_and_later_searches_take_over_from_that(numbered):
-    numbered.coordinator(range(3), known=True).search()
-    assert numbered.coordinator(range(3), known=True, remeasure=True).search().taken_over == 0
-    numbered.coordinator(range(3), known=True).search()
-    taken = [c.taken_from for c in numbered.candidates()[6:]]
-    assert sorted(taken) == [c.trial for c in numbered.candidates()[3:6]]
+def test_remeasure_evaluates_what_is_known_again_and_later_searches_take_over_from_that(quick):
+    quick.coordinator(range(3), known=True).search()
+    assert quick.coordinator(range(3), known=True, remeasure=True).search().taken_over == 0
+    quick.coordinator(range(3), known=True).search()
+    taken = [c.taken_from for c in quick.candidates()[6:]]
+    assert sorted(taken) == [c.trial for c in quick.candidates()[3:6]]
 
 
 def test_the_device_is_chosen_by_uuid_before_libraries_are_loaded(monkeypatch):
@@ -268,26 +266,26 @@ def test_the_device_is_chosen_by_uuid_before_libraries_are_loaded(monkeypatch):
         judge.close()
 
 
-def test_a_search_starts_from_the_best_of_another_problem_that_is_valid_here(numbered):
-    coordinator = numbered.coordinator(range(5))
+def test_a_search_starts_from_the_best_of_another_problem_that_is_valid_here(quick):
+    coordinator = quick.coordinator(range(5))
     coordinator.search()
-    numbers = [c.config["number"] for c in numbered.ledger.best(str(PROBLEM), GPU.key, top=5)]
+    numbers = [c.config["number"] for c in quick.ledger.best(str(PROBLEM), GPU.key, top=5)]
     other = replace(coordinator.setting, target=replace(TARGET, problem=parse_problem("b1,h1,s128,d32,fp16")))
     for valid in (numbers, numbers[1:], numbers[3:]):
-        here = replace(other, space=numbered.space(sorted(valid)))
-        assert [c["number"] for c in neighbouring_bests(numbered.ledger, here)] == [valid[0]]
-    assert neighbouring_bests(numbered.ledger, coordinator.setting) == []  # its own best is no other problem's
+        here = replace(other, space=quick.space(sorted(valid)))
+        assert [c["number"] for c in neighbouring_bests(quick.ledger, here)] == [valid[0]]
+    assert neighbouring_bests(quick.ledger, coordinator.setting) == []  # its own best is no other problem's
 
 
-def test_who_is_told_of_a_trial_finds_its_end_in_the_ledger(numbered):
+def test_who_is_told_of_a_trial_finds_its_end_in_the_ledger(quick):
     found = {}
-    with closing(open_ledger(numbered.ledger.place, create=False)) as other:
-        numbered.finished = SimpleNamespace(append=lambda trial: found.update({trial: other.candidate(trial).outcome}))
-        numbered.coordinator(range(6)).search()
+    with closing(open_ledger(quick.ledger.place, create=False)) as other:
+        quick.finished = SimpleNamespace(append=lambda trial: found.update({trial: other.candidate(trial).outcome}))
+        quick.coordinator(range(6)).search()
     assert found == {trial: Outcome.MEASURED for trial in range(1, 7)}
 
 
-def test_nothing_is_under_way_before_its_row_is_committed(numbered):
+def test_nothing_is_under_way_before_its_row_is_committed(quick):
     """Or who is killed leaves no trace of what may have killed it."""
     kept = set()
 
@@ -302,7 +300,7 @@ def test_nothing_is_under_way_before_its_row_is_committed(numbered):
             return super().submit(task, *(arg.ask() if isinstance(arg, Deferred) else arg for arg in args), **named)
 
     looked_for = []
-    with closing(open_ledger(numbered.ledger.place, create=False)) as other:
-        own = numbered.coordinator(range(12), workers=Looking(4), runners=lambda limits: Looking(4), jobs=4, known=True)
+    with closing(open_ledger(quick.ledger.place, create=False)) as other:
+        own = quick.coordinator(range(12), workers=Looking(4), runners=lambda limits: Looking(4), jobs=4, known=True)
         progress = own.search()
     assert progress.outcomes == {Outcome.MEASURED: 12} and len(set(looked_for)) == 12

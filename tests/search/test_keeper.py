@@ -18,6 +18,7 @@ from evoengine.records import Outcome, Rejection
 from evoengine.search.worker_process import MOST_PROCESSES, WorkerLimits
 from evoengine.search.workers import WorkerPool
 from tests.support import faulty_device
+from tests.support.exhaustive import more
 from tests.support.waiting import wait_for
 
 MIB = 1 << 20
@@ -48,7 +49,7 @@ def test_a_process_in_a_session_of_its_own_does_not_outlive_the_task_that_left_i
     wait_for(lambda: not alive(pid))
 
 
-@pytest.mark.parametrize("fault", ["segv", "kill", "exit"])
+@pytest.mark.parametrize("fault", ["kill", *more(["segv", "exit"])])
 def test_nor_a_worker_that_dies_at_once(pool, tmp_path, fault):
     pid = left_by(pool, tmp_path / "pid", fault)
     pool.close()
@@ -98,6 +99,7 @@ import sys
 from evoengine.records import Outcome
 from evoengine.search.workers import WorkerPool
 from tests.support import faulty_device
+from tests.support.exhaustive import more
 
 if __name__ == "__main__":
     pools = [WorkerPool(2), WorkerPool(1)]
@@ -118,7 +120,7 @@ def started(tmp_path):
     return subprocess.Popen([sys.executable, script, *files], stdin=subprocess.PIPE, env=environment)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, *more([signal.SIGTERM])])
 def test_a_search_that_is_killed_leaves_no_process_and_no_folder(tmp_path, number):
     search, pids = started(tmp_path), [tmp_path / "left", tmp_path / "started"]
     wait_for(lambda: all(path.exists() and path.read_text() for path in pids))

@@ -22,6 +22,7 @@ from evoengine.search.worker_process import WorkerLimits
 from evoengine.search.workers import WorkerPool
 from evoengine.tuning.setup import ending
 from tests.support import faulty_device
+from tests.support.exhaustive import more
 from tests.support.faulty_device import run_fault
 from tests.support.ledger_examples import a_figure, add_ranked, start_run
 
@@ -80,7 +81,7 @@ def test_one_that_was_killed_otherwise_is_the_candidates(pool):
     assert machine.oom_kills() >= 0
 
 
-@pytest.mark.parametrize("fault", ["segv", "exit"])
+@pytest.mark.parametrize("fault", ["segv", *more(["exit"])])
 def test_a_worker_that_dies_on_a_machine_that_can_write_nothing_is_the_machines(pool, monkeypatch, tmp_path, fault):
     result(pool, os.getpid)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
@@ -176,7 +177,7 @@ sys.exit(main())
 LOADED = "import sqlite3, evoengine.cli.history, evoengine.cli.display, evoengine.cli.ledger, evoengine.ledger.store"
 
 
-@pytest.mark.parametrize(("before", "left"), [("", 0), (LOADED, 0), (LOADED, 1), (LOADED, 3)])
+@pytest.mark.parametrize(("before", "left"), [("", 0), (LOADED, 1), *more([(LOADED, 0), (LOADED, 3)])])
 def test_a_command_that_can_open_no_file_says_so_and_blames_no_ledger(tmp_path, before, left):
     with open_ledger(str(tmp_path / "ledger.db"), create=True) as ledger:
         add_ranked(ledger, start_run(ledger), a_figure(1.0))

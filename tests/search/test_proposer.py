@@ -47,7 +47,7 @@ def run(proposer: Proposer, count: int) -> list:
     return found
 
 
-@pytest.mark.parametrize("sampler", NAMES)
+@pytest.mark.parametrize("sampler", [*(n for n in NAMES if n != "gp"), *more(["gp"])])
 def test_every_sampler_walks_the_whole_space_without_repeating_or_leaving_it(space, sampler):
     found = run(Proposer(space, sampler, seed=1), 99)
     keys = [p.key for p in found]

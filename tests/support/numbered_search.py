@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks.instant import InstantWorkers
 from evoengine.devices.driver import GpuDevice
 from evoengine.gpu import find_gpu
 from evoengine.ledger.runs import Device
@@ -49,7 +50,9 @@ def limits(seconds: float = SECONDS) -> WorkerLimits:
 
 class NumberedSearch:
     """Runs searches over numbers; `faults` says which number does what wrong. With `known` they take over what the
-    ledger knows."""
+    ledger knows. With `compiles_here` candidates are compiled in this process, which no worker is started for."""
+
+    compiles_here = False
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -103,6 +106,8 @@ class NumberedSearch:
     ) -> Coordinator:  # fmt: skip
         setting, run = self.begin(numbers, faults, **options)
         judge = GpuEvaluator(TARGET, DEVICE, 1, tasks, seconds, runners=runners)
+        if self.compiles_here:
+            workers = InstantWorkers(setting.jobs)
         identity = Identity(setting, {"device": DEVICE.name}) if known else None
         return Coordinator(
             setting,
