@@ -118,7 +118,6 @@ def judge(gate, config, source):
 # one fault of each class; the others of a class run with `make test-all`
 FAST = (
     "offset of Q in 32 bits-scalar",
-    "first row in 16 bits-wmma",
     "number of tiles in 16 bits-wgmma-tma",
 )
 

@@ -190,13 +190,8 @@ FAST = (
     "missing proxy fence after cp.async",
     "full barrier's parity off by one",
     "missing wgmma.fence before Q K^T",
-    "scores used before wgmma is done",
     "more registers asked for than there are",
-    "too few bytes announced",
     "store by TMA not waited for",
-    "only the block's own half of the bytes announced",
-    "maxima of negative scores by their bits",
-    "heads of V as far apart as those of K",
 )
 
 
@@ -211,7 +206,7 @@ def test_a_planted_fault_is_caught(attention_gate, config, problem, old, new):
 
 @pytest.mark.parametrize("problem", [CAUSAL_GROUPED, *more([PLAIN, WIDE])])
 @pytest.mark.parametrize(
-    "config", [SERIAL, TMA_STORE, *more([BY_BITS, BESIDE, SHARED_P, POLYNOMIAL, TMA_SHARED_P])], ids=title
+    "config", [SERIAL, *more([TMA_STORE, BY_BITS, BESIDE, SHARED_P, POLYNOMIAL, TMA_SHARED_P])], ids=title
 )
 def test_the_good_kernel_beside_it_passes(attention_gate, config, problem):
     gate = attention_gate(problem)

@@ -15,6 +15,7 @@ from evoengine.devices.emulator import build as building
 from evoengine.devices.emulator.build import build
 from evoengine.errors import MachineError
 from evoengine.records import Launch, Source
+from tests.support.exhaustive import representatives
 from tests.support.waiting import wait_for
 
 REAL = host_compiler.find_compiler()
@@ -70,7 +71,17 @@ def broken(tmp_path, monkeypatch):
     return install
 
 
-@pytest.mark.parametrize(("error", "script", "said"), FAULTS)
+FAST = (
+    "MachineError-disk full",
+    "MachineError-no library",
+    "MachineError-killed for",
+    "KernelUnbuildable-memory",
+    "KernelUnbuildable-text",
+)
+"""one of each class: no empty kernel, nor one that is linked; the machine at its end for a larger one; the text"""
+
+
+@pytest.mark.parametrize(("error", "script", "said"), representatives(FAULTS, *FAST))
 def test_what_fails_an_empty_kernel_too_or_is_a_full_disk_is_the_machine_and_else_the_candidate(
     broken, error, script, said
 ):
@@ -94,10 +105,10 @@ def test_a_compiler_that_hangs_is_ended_with_what_it_started(broken, tmp_path, m
 
 
 def test_a_macro_that_expands_without_end_is_refused_by_the_limit_of_memory(monkeypatch):
-    monkeypatch.setattr(building, "BUILD_BYTES", 256 << 20)
+    monkeypatch.setattr(building, "BUILD_BYTES", 128 << 20)
     lines = ["#define A0 x,x,x,x,x,x,x,x,x,x", *(f"#define A{i} " + ",".join([f"A{i - 1}"] * 10) for i in range(1, 9))]
     bomb = Source("\n".join([*lines, f"int a[] = {{A8}}; // {time.monotonic_ns()}\n"]), "a", Launch((1, 1, 1), 32, 0))
-    with pytest.raises(KernelUnbuildable, match=r"memory.*\(0.25 GiB is what it may take\)"):
+    with pytest.raises(KernelUnbuildable, match=r"memory.*\(0.125 GiB is what it may take\)"):
         build(bomb)
 
 
