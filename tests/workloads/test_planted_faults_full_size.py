@@ -106,7 +106,7 @@ GOOD = sorted(
     {(title(config), problem): (config, problem) for _, configs, problem, *_ in FAULTS for config in configs}.items()
 )
 GOOD = [pytest.param(*found, id="-".join(name)) for name, found in GOOD]
-GOOD_FAST = ("wgmma-tma-none",)
+GOOD_FAST = ("scalar",)
 
 
 def judge(gate, config, source):

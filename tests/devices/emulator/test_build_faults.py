@@ -105,10 +105,10 @@ def test_a_compiler_that_hangs_is_ended_with_what_it_started(broken, tmp_path, m
 
 
 def test_a_macro_that_expands_without_end_is_refused_by_the_limit_of_memory(monkeypatch):
-    monkeypatch.setattr(building, "BUILD_BYTES", 128 << 20)
+    monkeypatch.setattr(building, "BUILD_BYTES", 256 << 20)
     lines = ["#define A0 x,x,x,x,x,x,x,x,x,x", *(f"#define A{i} " + ",".join([f"A{i - 1}"] * 10) for i in range(1, 9))]
     bomb = Source("\n".join([*lines, f"int a[] = {{A8}}; // {time.monotonic_ns()}\n"]), "a", Launch((1, 1, 1), 32, 0))
-    with pytest.raises(KernelUnbuildable, match=r"memory.*\(0.125 GiB is what it may take\)"):
+    with pytest.raises(KernelUnbuildable, match=r"memory.*\(0.25 GiB is what it may take\)"):
         build(bomb)
 
 

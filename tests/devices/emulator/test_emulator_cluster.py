@@ -11,7 +11,7 @@ from evoengine.stages.compile import compile_source
 from tests.support.cluster_kernels import multicast, multicast_text, pair, pair_text
 from tests.support.exhaustive import more
 
-SEEDS = [0, *more(range(1, 4))]
+SEEDS = [0, 1, *more([2, 3])]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
