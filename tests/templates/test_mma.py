@@ -94,7 +94,8 @@ def test_a_start_is_right(attention_gate, head_dim, number, rest):
     assert verdict.correct, verdict.reason
 
 
-@pytest.mark.parametrize("number", [1, *more(n for n in range(10) if n != 1)])
+@pytest.mark.exhaustive  # tests/workloads/test_false_alarms.py shows that one drawn is right
+@pytest.mark.parametrize("number", range(10))
 def test_a_configuration_drawn_at_random_compiles_and_is_right(attention_gate, number):
     gate = attention_gate(problem((32, 64, 96, 128, 256)[number % 5], "bf16", ",causal,kv2" if number % 2 else ""))
     [config] = attention_space(str(gate.problem), families=("mma",)).sample(np.random.default_rng(number))
