@@ -10,12 +10,13 @@ import pytest
 from evoengine.errors import UsageError
 from evoengine.sass import elf
 from evoengine.sass.cubin import kernel_names, read_kernel, whole_image
+from tests.support.exhaustive import more
 from tests.support.sass_kernels import ALL_PARTS, COUNTS, compiled
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")
 
 
-@pytest.fixture(scope="module", params=ARCHS)
+@pytest.fixture(scope="module", params=["sm_75", "sm_90a", *more(ARCHS[1:-1])])
 def binary(request):
     return compiled(ALL_PARTS, "parts", request.param)
 

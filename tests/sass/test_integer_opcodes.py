@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.machine_code import ARCHS, SOME_ARCHS, elementwise, execute
+from tests.support.exhaustive import more
+from tests.support.machine_code import SOME_ARCHS, elementwise, execute
 
 N = 256
 EDGES_32 = np.array([0, 1, -1, 2, 7, 31, 32, 33, 255, 65535, 65536, 2**31 - 1, -(2**31), -(2**31) + 1], np.int64)
@@ -134,7 +135,7 @@ INTEGER_32 = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", ["sm_75", "sm_89", *more(["sm_80", "sm_90a"])])
 def test_integers(arch):
     arguments = {name: ("int", integers(32, seed)) for seed, name in enumerate("abc")}
     check_exact(INTEGER_32, arguments, ("int", np.int32), arch)

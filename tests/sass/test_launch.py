@@ -20,10 +20,11 @@ from evoengine.records import Launch
 from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import DrawnArgument, Geometry, StructArgument, prepare
+from tests.support.exhaustive import more
 from tests.support.machine_code import require_tools
 from tests.support.sass_kernels import ALL_PARTS, COUNTS, compiled
 
-ARCHS = ("sm_75", "sm_80", "sm_89", "sm_90a")
+ARCHS = ["sm_75", "sm_90a", *more(["sm_80", "sm_89"])]
 
 
 def loaded(text, entry, arch="sm_80"):

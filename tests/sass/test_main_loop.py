@@ -74,6 +74,7 @@ def test_a_wait_before_the_softmax_is_found():
     assert "waits for a product left under way before 66 of the 68 row maxima" in rejected(BESIDE, *moved)
 
 
+@pytest.mark.exhaustive  # the test above shows that such a wait is found, whoever puts it there
 def test_a_wait_that_the_compiler_moves_before_the_softmax_is_found():
     """In the source it stands behind it: what kept it there, the wait for the next K, is at the step's beginning."""
     elsewhere = ("        if (tile + 1 < seen) tiles.k.wait(tile + 1);\n", "")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evoengine.devices.base import KernelCrashed
-from tests.support.exhaustive import more
+from tests.support.exhaustive import each_nth, more
 from tests.support.machine_code import SOME_ARCHS, execute
 
 KERNEL = 'extern "C" __global__ void kernel'
@@ -175,7 +175,7 @@ OUTSIDE = {
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", *more(["sm_80"])])
-@pytest.mark.parametrize("statement", OUTSIDE)
+@pytest.mark.parametrize("statement", each_nth(2, OUTSIDE))
 def test_an_access_that_no_tensor_holds_is_named(statement, arch):
     text = KERNEL + "(const int* a, int* out) { extern __shared__ int s[]; " + statement + "; }"
     with pytest.raises(KernelCrashed, match=r"block \(0, 0, 0\), warp 0, at 0x") as crash:

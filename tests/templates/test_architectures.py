@@ -24,7 +24,7 @@ PROBLEMS = {
     "rms_norm": "rms_norm:rows40,hidden512,bf16",
     "convolution": "convolution:w96,h64,fw5,fh5",
 }
-FAST = {("b200", "rms_norm", "warp"), ("rtx5090", "convolution", "direct"), ("rtx5090", "gemm", "mma")}
+FAST = {("b200", "rms_norm", "warp"), ("rtx5090", "convolution", "direct")}
 
 
 def combinations():

@@ -64,7 +64,7 @@ def moves(space, family, knob):
 
 
 # `make test` compiles a move of these; that no text stays the same is seen of every knob below
-FAST_KNOBS = [("scalar", "tile_m"), ("wmma", "q_in"), ("wgmma", "min_blocks")]
+FAST_KNOBS = [("scalar", "tile_m"), ("wmma", "q_in")]
 EVERY_KNOB = [(family, knob) for family, knobs in KNOBS.items() for knob in knobs]
 OTHER_KNOBS = [case for case in EVERY_KNOB if case not in FAST_KNOBS]
 
@@ -94,7 +94,7 @@ def test_no_knob_is_inert(gate):
     assert inert_knobs(gate.target, gate.space, gate.draw(8, seed=3), asset("templates")) == ()
 
 
-@pytest.mark.parametrize("problem", [HEADLINE, "b2,h8,s512,d96,bf16,causal,kv2"])
+@pytest.mark.parametrize("problem", [HEADLINE, *more(["b2,h8,s512,d96,bf16,causal,kv2"])])
 def test_unlike_configurations_never_render_alike(attention_gate, problem):
     gate = attention_gate(problem)
     configs = {config_key(c): c for c in gate.draw(300, seed=5)}
@@ -113,7 +113,7 @@ def test_the_reference_point_of_the_hand_written_kernel_is_a_start(gate):
 
 
 PLACES = [(gpu, head_dim) for gpu in ("h100", "a100", "l4") for head_dim in HEAD_DIMS]
-FAST_PLACES = [("h100", 32), ("h100", 256), ("a100", 128), ("l4", 64)]
+FAST_PLACES = [("h100", 256), ("l4", 64)]
 
 
 @pytest.mark.parametrize(("gpu", "head_dim"), [*FAST_PLACES, *more(p for p in PLACES if p not in FAST_PLACES)])
@@ -180,7 +180,7 @@ def test_where_all_blocks_begin_at_once_the_longest_decides_under_a_mask():
     assert masked.cost(start)["mufu"] == full.cost(start)["mufu"]
 
 
-@pytest.mark.parametrize("lengths", ["s2048", "sq1024,sk4096"])
+@pytest.mark.parametrize("lengths", ["sq1024,sk4096", *more(["s2048"])])
 def test_under_a_mask_they_do_those_of_the_tiles_they_walk(lengths):
     problem = parse_problem(f"b2,h8,{lengths},d64,fp16,causal")
     space = attention_space(str(problem))

@@ -113,7 +113,7 @@ def is_right(config, problem: Gemm, text: Source | None = None) -> bool:
 
 
 COMPILED = [(f, arch, d) for f, arch in (("mma", "sm_80"), ("mma", "sm_90a"), ("wgmma", "sm_90a")) for d in DTYPES]
-FAST_COMPILED = [("mma", "sm_80", "fp16"), ("wgmma", "sm_90a", "bf16")]
+FAST_COMPILED = [("mma", "sm_80", "fp16")]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def possible(family: str, shapes):
 CASES = [
     (f, n, shape) for f, count in (("mma", 4), ("wgmma", 4)) for n in range(count) for shape in possible(f, SHAPES)
 ]
-FAST_CASES = [(f, 0, s) for f, s in (("mma", (1, 1, 1)), ("mma", (129, 65, 33)), ("wgmma", (130, 264, 200)))]
+FAST_CASES = [(f, 0, s) for f, s in (("mma", (129, 65, 33)), ("wgmma", (130, 264, 200)))]
 
 
 @pytest.mark.parametrize(("family", "number", "shape"), [*FAST_CASES, *more(c for c in CASES if c not in FAST_CASES)])
@@ -188,13 +188,13 @@ def test_a_start_is_right(family, number, shape):
 
 
 @pytest.mark.parametrize("epilogue", ["bias_gelu", *more(e for e in EPILOGUES if e != "bias_gelu")])
-@pytest.mark.parametrize("family", ["mma", "wgmma"])
+@pytest.mark.parametrize("family", ["mma", *more(["wgmma"])])
 def test_every_epilogue_is_right(family, epilogue):
     assert is_right(starts(family)[-1], Gemm(72, 88, 136, "fp16", epilogue))
 
 
 @pytest.mark.parametrize("number", [0, *more(range(1, 12))])
-@pytest.mark.parametrize("family", ["mma", "wgmma"])
+@pytest.mark.parametrize("family", ["wgmma", *more(["mma"])])
 def test_a_configuration_drawn_at_random_is_right(family, number):
     drawn = space().sample(np.random.default_rng(number), 60)
     config = next(c for c in drawn if c["family"] == family)
@@ -232,7 +232,7 @@ FAULTS = [
     ("products not waited for", WGMMA, "wait_for<0>(acc[stripe]);", "warpgroup_fence_operand(acc[stripe].d);"),
     ("the grouped order leaves tiles out", MMA, "within % rows", "within % GROUP_M"),
 ]  # fmt: skip
-FAST = ("no bias", "the last step left out", "wrong step along K in B", "buffer filled while it is read")
+FAST = ("the last step left out", "buffer filled while it is read")
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_every_head_dim_is_right_with_grouped_heads(attention_gate, family, head
     assert verdict.correct, verdict.reason
 
 
-@pytest.mark.parametrize(("family", "most"), [("scalar", 2), *more((family, ALL) for family in FAMILIES)])
+@pytest.mark.parametrize(("family", "most"), [("scalar", 1), *more((family, ALL) for family in FAMILIES)])
 def test_the_starts_are_right_under_a_mask_in_bf16(attention_gate, family, most):
     gate = attention_gate("b2,h6,sq256,sk512,d96,bf16,causal,kv2")
     for config in starts(gate, family)[:most]:

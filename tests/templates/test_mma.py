@@ -87,16 +87,15 @@ RIGHT = [(64, n, rest) for n, rest in enumerate(["", ",kv1", ",causal", ",causal
 RIGHT += [(head_dim, n, ",causal,kv2") for head_dim in (32, 96, 128, 256) for n in (0, -1)]
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "number", "rest"), [RIGHT[3], RIGHT[8], *more([*RIGHT[:3], *RIGHT[4:8], *RIGHT[9:]])]
-)
+@pytest.mark.parametrize(("head_dim", "number", "rest"), [RIGHT[8], *more([*RIGHT[:8], *RIGHT[9:]])])
 def test_a_start_is_right(attention_gate, head_dim, number, rest):
     gate = attention_gate(problem(head_dim, "bf16" if number % 2 else "fp16", rest))
     verdict = gate.judge(starts(gate)[number])
     assert verdict.correct, verdict.reason
 
 
-@pytest.mark.parametrize("number", [1, *more(n for n in range(10) if n != 1)])
+@pytest.mark.exhaustive  # tests/workloads/test_false_alarms.py shows that one drawn is right
+@pytest.mark.parametrize("number", range(10))
 def test_a_configuration_drawn_at_random_compiles_and_is_right(attention_gate, number):
     gate = attention_gate(problem((32, 64, 96, 128, 256)[number % 5], "bf16", ",causal,kv2" if number % 2 else ""))
     [config] = attention_space(str(gate.problem), families=("mma",)).sample(np.random.default_rng(number))
@@ -174,7 +173,7 @@ def conflicts(gate, config, source: Source) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("layout", ["swizzle", "pad"])
-@pytest.mark.parametrize("head_dim", [64, 96, *more(d for d in HEAD_DIMS if d not in (64, 96))])
+@pytest.mark.parametrize("head_dim", [64, *more(d for d in HEAD_DIMS if d != 64)])
 def test_no_access_to_shared_memory_meets_a_bank_twice(attention_gate, head_dim, layout):
     gate = attention_gate(problem(head_dim))
     config = {**starts(gate)[-1], "layout": layout, "q_in": "shared"}

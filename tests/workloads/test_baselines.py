@@ -7,6 +7,7 @@ import torch
 
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
+from tests.support.exhaustive import more
 
 MAIN_OUTPUT = {"gemm": "c", "rms_norm": "y", "convolution": "output"}
 PROBLEMS = [
@@ -49,7 +50,7 @@ def test_the_library_computes_all_outputs(text):
         assert float((output.double() - expected[name]).abs().max()) < 8 * spacing
 
 
-@pytest.mark.parametrize("text", ["b2,h4,s40,d192,dv128,fp16,kv2", "b1,h2,sq9,sk40,d64,dv128,bf16,causal"])
+@pytest.mark.parametrize("text", ["b2,h4,s40,d192,dv128,fp16,kv2", *more(["b1,h2,sq9,sk40,d64,dv128,bf16,causal"])])
 def test_sdpa_takes_rows_of_v_unlike_those_of_k(text):
     """What torch computes in one call, and the reference by parts."""
     workload, problem = parse_problem(text)

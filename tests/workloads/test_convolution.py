@@ -48,8 +48,6 @@ FAST = (
     "missing barrier",
     "x and y of the filter swapped",
     "an output too many",
-    "a row of the image too many",
-    "shared memory overrun",
     "sums cut off to 16 bits",
 )
 """one of synchronisation, of bounds, of what is computed and of precision"""
@@ -64,7 +62,9 @@ def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
 
 
 @pytest.mark.parametrize("number", [1, *more(n for n in range(16) if n != 1)])
-@pytest.mark.parametrize("problem", [LARGE, OBLONG, EVEN, "convolution:w1,h1,fw1,fh1", "convolution:w300,h9,fw2,fh33"])
+@pytest.mark.parametrize(
+    "problem", [EVEN, "convolution:w1,h1,fw1,fh1", *more([LARGE, OBLONG, "convolution:w300,h9,fw2,fh33"])]
+)
 def test_a_valid_configuration_passes(kernel_gate, problem, number):
     """The first start point, and others drawn from the space."""
     gate = kernel_gate(problem)

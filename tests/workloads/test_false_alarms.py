@@ -29,7 +29,7 @@ PROBLEMS = [
 
 
 @pytest.mark.parametrize("number", [*range(FAST), *more(range(FAST, EACH))])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["scalar", "mma", *more(["wmma", "wgmma"])])
 def test_a_valid_configuration_passes(attention_gate, family, number):
     gate = attention_gate(PROBLEMS[number % len(PROBLEMS)])
     config = next(c for c in gate.draw(100, seed=number) if c["family"] == family)
@@ -38,7 +38,7 @@ def test_a_valid_configuration_passes(attention_gate, family, number):
     assert "the problem itself" in [case.name for case in verdict.cases]
 
 
-@pytest.mark.parametrize("problem", [*PROBLEMS[:2], *more(PROBLEMS[2:])])
+@pytest.mark.parametrize("problem", [PROBLEMS[1], *more(p for p in PROBLEMS if p != PROBLEMS[1])])
 def test_the_problems_are_possible_in_every_family_and_no_tile_divides_their_lengths(attention_gate, problem):
     gate = attention_gate(problem)
     assert set(gate.space.families) - gate.space.empty_families.keys() == set(FAMILIES)
@@ -51,7 +51,8 @@ def test_the_problems_are_possible_in_every_family_and_no_tile_divides_their_len
 SCHEDULED = ["b8,h64,s250,d64,fp16", "b8,h64,s250,d64,bf16,causal,kv32", "b4,h128,s250,d128,fp16,causal"]
 
 
-@pytest.mark.parametrize("number", [*range(FAST), *more(range(FAST, 15))])
+@pytest.mark.exhaustive  # tests/workloads/test_planted_faults_wgmma.py shows it of one that goes round, and one sorted
+@pytest.mark.parametrize("number", range(15))
 def test_a_valid_configuration_whose_blocks_go_round_or_begin_with_the_longest_rows_passes(attention_gate, number):
     gate = attention_gate(SCHEDULED[number % len(SCHEDULED)])
     config = next(c for c in gate.draw(200, seed=number) if c.get("schedule", "none") != "none")

@@ -55,8 +55,6 @@ FAST = (
     "cp.async waited for too laxly",
     "tail of K left out",
     "an element behind an odd row",
-    "sums kept in halves",
-    "bias of the column beside",
     "a warp's release not waited for",
 )
 """one of synchronisation, of bounds, of what is computed and of precision"""
@@ -71,7 +69,7 @@ def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
 
 
 @pytest.mark.parametrize("number", [1, *more(n for n in range(16) if n != 1)])
-@pytest.mark.parametrize("problem", [GELU, ODD, "gemm:m1,n1,k1,bf16", "gemm:m100,n200,k72,fp16,bias_relu"])
+@pytest.mark.parametrize("problem", [ODD, "gemm:m1,n1,k1,bf16", *more([GELU, "gemm:m100,n200,k72,fp16,bias_relu"])])
 def test_a_valid_configuration_passes(kernel_gate, problem, number):
     """The first start point, and others drawn from the space."""
     gate = kernel_gate(problem)

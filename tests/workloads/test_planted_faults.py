@@ -63,7 +63,6 @@ FAST = (
     "missing barrier before a tile is read-wmma",
     "missing warp barrier between weights and product-scalar",
     "scores summed in fp16 overflow",
-    "wrong kv head of a group-wmma",
 )
 
 
@@ -77,7 +76,7 @@ def test_a_planted_fault_is_caught(attention_gate, config, problem, old, new):
 
 
 @pytest.mark.parametrize("problem", [CAUSAL_GROUPED, *more([PLAIN])])
-@pytest.mark.parametrize("config", BOTH, ids=["wmma", "scalar"])
+@pytest.mark.parametrize("config", [*more(BOTH[:1]), *BOTH[1:]], ids=["wmma", "scalar"])
 def test_the_good_kernel_beside_it_passes(attention_gate, config, problem):
     gate = attention_gate(problem)
     verdict = gate.judge(gate.start(config))
@@ -93,8 +92,8 @@ def test_at_least_twelve_kinds_of_fault_are_planted():
     [
         ("barrier in a divergent branch", Outcome.HUNG, "__syncthreads"),
         ("read past the end of the tensors", Outcome.CRASHED, "thread"),
-        ("write past the end of O", Outcome.CRASHED, "thread"),
-        ("shared memory overrun", Outcome.CRASHED, "thread 5"),
+        *more([("write past the end of O", Outcome.CRASHED, "thread")]),
+        *more([("shared memory overrun", Outcome.CRASHED, "thread 5")]),
     ],
 )
 def test_the_reason_names_what_happened_and_where(attention_gate, fault, outcome, names):

@@ -74,9 +74,7 @@ def variant(gate, wanted):
 # one fault of each class; the others of a class run with `make test-all`
 FAST = (
     "product begun before all lanes have left P",
-    "phases wrong from the eighth tile on",
     "weights below 2^-14 lost-mma",
-    "row_sum rounded in the end-scalar",
 )
 
 
@@ -93,7 +91,7 @@ def test_a_planted_fault_is_caught(attention_gate, config, problem, pairs):
     assert found.reason
 
 
-@pytest.mark.parametrize(("config", "problem"), representatives(GOOD, "scalar", "wgmma"))
+@pytest.mark.parametrize(("config", "problem"), representatives(GOOD, "scalar"))
 def test_the_good_kernel_beside_it_passes(attention_gate, config, problem):
     gate = attention_gate(problem)
     verdict = gate.judge(variant(gate, config))

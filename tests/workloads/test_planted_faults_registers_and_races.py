@@ -92,12 +92,8 @@ def broken(gate, config, pairs) -> Source:
 FAST = (
     "row_max never set-scalar",
     "outputs never set-mma",
-    "scores never set-wmma",
-    "accumulators of mma.sync only written",
     "lanes read scores before all have left theirs",
-    "barriers not awaited once initialised",
     "warpgroups share a named barrier",
-    "shared memory aligned for TMA but not for its swizzle",
 )
 
 
@@ -111,7 +107,11 @@ def test_a_planted_fault_is_caught(attention_gate, config, problem, pairs):
 
 
 @pytest.mark.parametrize("problem", [BFLOAT, *more([HALF])])
-@pytest.mark.parametrize("config", [*CONFIGS[:4], *more(CONFIGS[4:])], ids=lambda c: "-".join(map(str, c.values())))
+@pytest.mark.parametrize(
+    "config",
+    [CONFIGS[1], *more(c for c in CONFIGS if c is not CONFIGS[1])],
+    ids=lambda c: "-".join(map(str, c.values())),
+)
 def test_the_good_kernel_beside_it_passes(attention_gate, config, problem):
     gate = attention_gate(MANY if config.get("schedule") else problem)
     verdict = gate.judge(variant(gate, config))

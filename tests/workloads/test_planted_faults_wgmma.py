@@ -190,13 +190,8 @@ FAST = (
     "missing proxy fence after cp.async",
     "full barrier's parity off by one",
     "missing wgmma.fence before Q K^T",
-    "scores used before wgmma is done",
     "more registers asked for than there are",
-    "too few bytes announced",
     "store by TMA not waited for",
-    "only the block's own half of the bytes announced",
-    "maxima of negative scores by their bits",
-    "heads of V as far apart as those of K",
 )
 
 
@@ -209,9 +204,9 @@ def test_a_planted_fault_is_caught(attention_gate, config, problem, old, new):
     assert found.reason
 
 
-@pytest.mark.parametrize("problem", [CAUSAL_GROUPED, *more([PLAIN, WIDE])])
+@pytest.mark.parametrize("problem", [PLAIN, *more([CAUSAL_GROUPED, WIDE])])
 @pytest.mark.parametrize(
-    "config", [SERIAL, TMA_STORE, *more([BY_BITS, BESIDE, SHARED_P, POLYNOMIAL, TMA_SHARED_P])], ids=title
+    "config", [SERIAL, *more([TMA_STORE, BY_BITS, BESIDE, SHARED_P, POLYNOMIAL, TMA_SHARED_P])], ids=title
 )
 def test_the_good_kernel_beside_it_passes(attention_gate, config, problem):
     gate = attention_gate(problem)
@@ -232,7 +227,7 @@ def test_the_good_kernel_that_begins_with_the_longest_rows_passes(attention_gate
     assert verdict.outcome is None, verdict.reason
 
 
-@pytest.mark.parametrize("problem", ["b2,h8,s256,d96,bf16,kv2", *more([PLAIN, WIDE])])
+@pytest.mark.parametrize("problem", [PLAIN, *more(["b2,h8,s256,d96,bf16,kv2", WIDE])])
 @pytest.mark.parametrize("config", [PAIRED, *more([PAIRED_SERIAL, {**PAIRED, "o_store": "tma"}])], ids=title)
 def test_the_good_kernel_of_two_blocks_passes(attention_gate, config, problem):
     gate = attention_gate(problem)

@@ -50,10 +50,8 @@ FAULTS = [
 FAST = (
     "missing barrier",
     "shuffle one step short",
-    "sum kept in bfloat16",
     "eps added to the sum",
     "a row too many",
-    "residual_out is x",
 )
 """one of synchronisation, of bounds, of what is computed and of precision"""
 
@@ -68,7 +66,7 @@ def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
 
 @pytest.mark.parametrize("number", [1, *more(n for n in range(16) if n != 1)])
 @pytest.mark.parametrize(
-    "problem", [BF16, FP16, FP32, TAIL, "rms_norm:rows3,hidden1,fp32", "rms_norm:rows9,hidden37,fp16"]
+    "problem", [TAIL, "rms_norm:rows3,hidden1,fp32", *more([BF16, FP16, FP32, "rms_norm:rows9,hidden37,fp16"])]
 )
 def test_a_valid_configuration_passes(kernel_gate, problem, number):
     """The first start point, and others drawn from the space."""

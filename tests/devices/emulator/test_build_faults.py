@@ -15,6 +15,7 @@ from evoengine.devices.emulator import build as building
 from evoengine.devices.emulator.build import build
 from evoengine.errors import MachineError
 from evoengine.records import Launch, Source
+from tests.support.exhaustive import representatives
 from tests.support.waiting import wait_for
 
 REAL = host_compiler.find_compiler()
@@ -70,7 +71,17 @@ def broken(tmp_path, monkeypatch):
     return install
 
 
-@pytest.mark.parametrize(("error", "script", "said"), FAULTS)
+FAST = (
+    "MachineError-disk full",
+    "MachineError-no library",
+    "MachineError-killed for",
+    "KernelUnbuildable-memory",
+    "KernelUnbuildable-text",
+)
+"""one of each class: no empty kernel, nor one that is linked; the machine at its end for a larger one; the text"""
+
+
+@pytest.mark.parametrize(("error", "script", "said"), representatives(FAULTS, *FAST))
 def test_what_fails_an_empty_kernel_too_or_is_a_full_disk_is_the_machine_and_else_the_candidate(
     broken, error, script, said
 ):

@@ -10,10 +10,10 @@ import pytest
 from evoengine.devices.base import KernelCrashed, KernelHung
 from evoengine.records import Launch, Source
 from evoengine.stages.compile import compile_source
-from tests.support.exhaustive import each_nth
+from tests.support.exhaustive import each_nth, more
 from tests.support.mbarrier_kernels import RIGHT, SOURCES, VOCABULARY, one, one_text, registers_text, ring, ring_text
 
-SEEDS = (0, 1, 2)
+SEEDS = [0, 1, *more([2])]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -41,9 +41,12 @@ FAULTS = {
 }
 
 
+# of two neighbouring faults, one in a ring filled by TMA and one in a ring filled by cp.async
+FAULTY = [(fault, source) for n, fault in enumerate(FAULTS) for source in (*SOURCES, *SOURCES)[n % 2 : n % 2 + 2]]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "source"), each_nth(2, FAULTY))
 def test_a_fault_in_a_ring_is_caught_whatever_the_order(emulate, source, fault, seed):
     with suppress(KernelCrashed, KernelHung):
         assert not ring(emulate, source, seed, **FAULTS[fault])

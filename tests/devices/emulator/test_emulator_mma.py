@@ -88,7 +88,7 @@ def test_mma_multiplies_what_the_lanes_hold_between_them(emulate, name):
 @pytest.mark.parametrize(
     "text",
     each_nth(
-        4,
+        16,
         [
             *(
                 move_text(n, trans, space)

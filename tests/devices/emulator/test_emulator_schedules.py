@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from tests.support.exhaustive import more
+
 SEEDS = range(24)
 
 
@@ -24,7 +26,7 @@ extern "C" __global__ void f(float* o) {
 """
 
 
-@pytest.mark.parametrize(("size", "groups"), [(16, 2), (32, 8), (128, 3)])
+@pytest.mark.parametrize(("size", "groups"), [(16, 2), *more([(32, 8), (128, 3)])])
 def test_half_a_warp_or_a_warp_or_a_warpgroup_may_lag_far_behind_the_others(emulate, floats, size, groups):
     threads = size * groups
     o = seen(emulate, GROUPS.replace("SIZE", str(size)), floats, threads, threads=threads)

@@ -1,7 +1,8 @@
 """What a kernel has not set is NaN in every floating type, and so is what inline PTX is only to write."""
 
+import re
+
 import numpy as np
-import pytest
 
 HEADERS = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n#include <mma.h>\n"
 KERNEL = (
@@ -12,8 +13,7 @@ struct Nested { Sums sums[2]; half2 pair; };
 struct Built { float set, never; half also[5]; __device__ Built(float x) : set(x) {} };
 template <int N> struct Vector { unsigned word[N]; };
 extern "C" __global__ void f(float* o, int zero) {
-    DECLARED
-    o[threadIdx.x] = READ;
+    BODY
 }
 """
 )
@@ -41,41 +41,45 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("declared", "read"), CASES)
-def test_what_is_never_set_is_nan(emulate, floats, declared, read):
-    o = emulate(KERNEL.replace("DECLARED", declared).replace("READ", read), floats(32), np.int32(0))["o"]
-    assert np.isnan(o).all()
+def read_each(emulate, floats, cases):
+    """What each of them is read as, by all lanes. All variables are of one scope: none lies where another has been."""
+    body = ""
+    for i, (declared, read) in enumerate(cases):
+        line = f"{declared} o[{32 * i} + threadIdx.x] = {read};\n    "
+        body += re.sub(r"(?<![.\w])[xysnbc]\b", rf"\g<0>_{i}", line)
+    return emulate(KERNEL.replace("BODY", body), floats(len(cases), 32), np.int32(0))["o"]
+
+
+def test_what_is_never_set_is_nan(emulate, floats):
+    is_nan = np.isnan(read_each(emulate, floats, CASES)).all(axis=1)
+    assert [case for case, nan in zip(CASES, is_nan, strict=True) if not nan] == []
 
 
 def test_a_constructor_still_sets_what_it_sets(emulate, floats):
-    text = KERNEL.replace("DECLARED", "Built b(3.0f); static_assert(sizeof b == 20);").replace("READ", "b.set")
-    assert (emulate(text, floats(32), np.int32(0))["o"] == 3).all()
+    assert (read_each(emulate, floats, [("Built b(3.0f); static_assert(sizeof b == 20);", "b.set")]) == 3).all()
 
 
 def test_a_whole_number_never_set_is_far_from_any_index(emulate, floats):
-    text = KERNEL.replace("DECLARED", "int x; unsigned y;").replace("READ", "fminf(fabsf(x), y)")
-    assert (emulate(text, floats(32), np.int32(0))["o"] > 1e5).all()
+    assert (read_each(emulate, floats, [("int x; unsigned y;", "fminf(fabsf(x), y)")]) > 1e5).all()
 
 
-PTX = 'extern "C" __global__ void f(float* o) {\n    float x = 3, y = 5;\n    ASM\n    o[threadIdx.x] = RESULT;\n}\n'
+PTX = [
+    ('asm volatile("" : "=f"(y));', np.nan),
+    ('asm volatile("" : "+f"(y));', 5),
+    ('asm volatile("" : "=f"(y) : "0"(x));', 3),
+    ('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', 8),
+    ('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(y));', 32),  # read before it is written
+    ('asm("ex2.approx.ftz.f32 %0, %0;" : "=f"(y));', np.nan),
+    ('asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(y));', 32),
+    ('float* p = &y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(*p++) : "f"(x)); y += p - &y - 1;', 8),
+]
+"""inline PTX that may set y, of 5, with an x of 3; and what y is then"""
 
 
-def result(emulate, floats, asm, read):
-    return emulate(PTX.replace("ASM", asm).replace("RESULT", read), floats(32))["o"]
-
-
-@pytest.mark.parametrize(
-    ("asm", "expected"),
-    [
-        ('asm volatile("" : "=f"(y));', np.nan),
-        ('asm volatile("" : "+f"(y));', 5),
-        ('asm volatile("" : "=f"(y) : "0"(x));', 3),
-        ('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', 8),
-        ('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(y));', 32),  # read before it is written
-        ('asm("ex2.approx.ftz.f32 %0, %0;" : "=f"(y));', np.nan),
-        ('asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(y));', 32),
-        ('float* p = &y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(*p++) : "f"(x)); y += p - &y - 1;', 8),
-    ],
-)
-def test_an_output_of_ptx_that_is_no_input_holds_nothing_before(emulate, floats, asm, expected):
-    np.testing.assert_array_equal(result(emulate, floats, asm, "y"), np.full(32, expected, np.float32))
+def test_an_output_of_ptx_that_is_no_input_holds_nothing_before(emulate, floats):
+    body = "".join(
+        f"    {{ float x = 3, y = 5; {asm} o[{32 * i} + threadIdx.x] = y; }}\n" for i, (asm, _) in enumerate(PTX)
+    )
+    o = emulate(f'extern "C" __global__ void f(float* o) {{\n{body}}}\n', floats(len(PTX), 32))["o"]
+    for seen, (asm, expected) in zip(o, PTX, strict=True):
+        np.testing.assert_array_equal(seen, np.full(32, expected, np.float32), err_msg=asm)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from evoengine.devices.base import KernelCrashed
+from tests.support.exhaustive import more
 
 SHAPES = [(16, 16, 16), (32, 8, 16), (8, 32, 16)]
 
@@ -64,8 +65,13 @@ def random(seed, *shape):
     return np.random.default_rng(seed).integers(-8, 9, shape).astype(np.float16)
 
 
-@pytest.mark.parametrize("accumulator", ["float", "half"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+CASES = [(shape, accumulator) for shape in SHAPES for accumulator in ("float", "half")]
+SOME_CASES = [(SHAPES[0], "float"), (SHAPES[2], "half")]
+
+
+@pytest.mark.parametrize(
+    ("shape", "accumulator"), [*SOME_CASES, *more(c for c in CASES if c not in SOME_CASES)], ids=str
+)
 def test_half_products_of_small_integers_are_exact_in_every_layout(emulate, shape, accumulator):
     m, n, k = shape
     a, b = random(1, m, k), random(2, k, n)
@@ -77,7 +83,7 @@ def test_half_products_of_small_integers_are_exact_in_every_layout(emulate, shap
         np.testing.assert_array_equal(d, right, err_msg=str(layouts))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [SHAPES[1], *more([(s,) for s in SHAPES if s != SHAPES[1]])], ids=str)
 def test_bfloat16_products_accumulate_in_float(emulate, shape):
     m, n, k = shape
     rng = np.random.default_rng(5)
