@@ -33,7 +33,7 @@ from tests.test_floors import FLOORS
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 OF_README = frozenset(block.text for block in shell_blocks(README))
-IN_SHORT = ("own-kernel.md", "problems.md")
+IN_SHORT = ("own-kernel.md",)
 """pages whose blocks take seconds; those of the others call more, of what other tests call too"""
 WITH_BLOCKS = [page.name for page in PAGES if page != README and shell_blocks(page)]
 KEPT = schema.models.Base.metadata.tables

@@ -27,6 +27,7 @@ def test_the_part_has_all_families_and_no_start_point():
     assert benchmark.space().starts == ()
 
 
+@pytest.mark.exhaustive  # tests/stages/test_predict.py shows it of other kernels
 def test_what_a_configuration_is_worth_comes_from_its_real_binary():
     configs = list(benchmark.space().enumerate())
     first, last = ({c["family"]: c for c in order} for order in (reversed(configs), configs))

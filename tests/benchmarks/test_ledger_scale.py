@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
+
 from benchmarks import ledger_scale as benchmark
 
 
+@pytest.mark.exhaustive  # tests/ledger/test_scale.py shows what it measures
 def test_it_measures_real_commands_on_a_ledger_of_that_size(tmp_path, monkeypatch, capsys):
     arguments = [
         "--trials",

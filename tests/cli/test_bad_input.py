@@ -12,6 +12,7 @@ import pytest
 
 from evoengine.paths import asset
 from tests.cli.conftest import TRIALS
+from tests.support.exhaustive import more
 
 SPACE = (asset("search_spaces") / "attention.toml").read_text()
 
@@ -89,10 +90,14 @@ def test_an_option_out_of_range_is_refused(refused, tmp_path, option):
         ("[knobs]", "[knobs", "line"),
         ("stages = [1, 2, 3, 4]", "stages = []", "stages"),
         ('expr = "stages <= 2"', 'expr = "stagse <= 2"', "stages"),
-        ('expr = "stages <= 2"', "expr = \"open('x') is None\"", "open"),
-        ('expr = "stages <= 2"', 'expr = "stages > 9"', "leave"),
-        ('why = "rows start', 'wyh = "rows start', "wyh"),
-        ('kernel = "attention"', 'kernel = "conv"', "attention"),
+        *more(
+            [
+                ('expr = "stages <= 2"', "expr = \"open('x') is None\"", "open"),
+                ('expr = "stages <= 2"', 'expr = "stages > 9"', "leave"),
+                ('why = "rows start', 'wyh = "rows start', "wyh"),
+                ('kernel = "attention"', 'kernel = "conv"', "attention"),
+            ]
+        ),
     ],
 )
 def test_a_faulty_space_file_is_named_with_its_fault(refused, tmp_path, old, new, names):
@@ -120,7 +125,7 @@ def test_a_missing_templates_folder_is_named(refused, tmp_path):
     assert "gone" in refused("search", "--templates", tmp_path / "gone", "--db", tmp_path / "x.db")
 
 
-@pytest.mark.parametrize(("text", "names"), [("{% if %}", "wmma.cu.j2:1"), ("\n{{ tile_k }}", "wmma.cu.j2:2")])
+@pytest.mark.parametrize(("text", "names"), [("{% if %}", "wmma.cu.j2:1"), *more([("\n{{ tile_k }}", "wmma.cu.j2:2")])])
 def test_a_template_error_names_file_and_line(refused, tmp_path, text, names):
     folder = tmp_path / "own" / "attention"
     folder.mkdir(parents=True)
@@ -177,7 +182,7 @@ def test_cuda_without_a_gpu_is_exit_3(refused, tmp_path):
 
 @pytest.mark.parametrize(
     ("config", "names"),
-    [("{", "JSON"), ("[1]", "object"), ('{"family": "wmma"}', "missing"), ('{"family": "magic"}', "family")],
+    [("{", "JSON"), ('{"family": "wmma"}', "missing"), *more([("[1]", "object"), ('{"family": "magic"}', "family")])],
 )
 def test_verify_names_what_is_wrong_with_a_configuration(refused, config, names):
     assert names in refused("verify", "--config", config)

@@ -14,6 +14,7 @@ from evoengine.ledger.store import open_ledger
 from evoengine.ledger.transfer import IMPORTED
 from evoengine.records import Kind
 from tests.cli.conftest import SMALL
+from tests.support.exhaustive import more
 from tests.support.ledger_examples import a_figure, add_ranked, start_run
 from tests.support.recorded import cache
 
@@ -43,7 +44,7 @@ def test_a_time_stands_under_its_unit_and_not_under_tflops(replayed, evoengine, 
     assert " rec." in shown and "µs" in shown and "TFLOPS" not in shown
 
 
-@pytest.mark.parametrize("command", ["best", "history", "report"])
+@pytest.mark.parametrize("command", ["best", *more(["history", "report"])])
 def test_a_recorded_problem_is_named_as_the_ledger_names_it(replayed, evoengine, command):
     named = evoengine(command, "--problem", "recorded:test", "--json", "--db", replayed[0])
     assert named.returncode == 0, named.stderr
@@ -125,7 +126,7 @@ def test_a_run_goes_out_as_t4_and_comes_back_the_same_but_for_its_origin(evoengi
     assert (described["verdict"]["device"], described["provenance"]["imported_from"]) == ("executor", "run.json")
 
 
-@pytest.mark.parametrize("command", ["import", "search"])
+@pytest.mark.parametrize("command", ["import", *more(["search"])])
 def test_another_tuners_samples_go_out_again(evoengine, tmp_path, command):
     file, db = cache(tmp_path / "test.json"), tmp_path / "evo.db"
     arguments = [file] if command == "import" else ["--device", f"recorded:{file}", "--trials", 24]
