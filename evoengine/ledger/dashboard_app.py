@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 KNOWN = "0.21.0"
 """the version of optuna-dashboard whose private names are used here, and whose page was read for what it shows; any
 other gives its own answers"""
+UNREAD = "distribution", "param_external_pytyp"
+"""of each value of a knob; most of the answer where knobs have many values, half where they have few"""
 DAMAGE = LookupError, TypeError, ValueError, SQLAlchemyError
 """what reading damaged rows of a study raises"""
 _ASKED = re.compile(r"/api/studies/(\d{1,18})(/param_importances)?/*")
@@ -49,11 +51,8 @@ _Answer = tuple[str, list[tuple[str, str]], bytes]
 
 
 def dashboard_app(storage: BaseStorage, store: FileSystemArtifactStore) -> WSGIApplication:
-    """Answers what optuna-dashboard's own answers, but for the choices of a trial's knobs, which it leaves empty, and
-    for what its script draws (dashboard_script.py).
-
-    They are most of the answer, as every trial would repeat them for each of its knobs, and the page (bundle.js of
-    optuna-dashboard 0.21.0) reads a `distribution` of the study's search space alone.
+    """Answers what optuna-dashboard's own answers, but for what its page does not read of a trial's knobs (bundle.js of
+    optuna-dashboard 0.21.0): it takes domains from the study's search space alone. And but for what its script draws.
     """
     own = wsgi(storage, artifact_store=store)
     return _App(own, storage) if optuna_dashboard.__version__ == KNOWN else own
@@ -203,8 +202,8 @@ def _texts(study: int, trials: Iterable[FrozenTrial], system_attrs: dict[str, An
             lone = copy(trial)
             lone.params = {name: value}
             [param] = serialize_frozen_trial(study, lone, {})["params"]
-            if "choices" in param["distribution"]:
-                param["distribution"]["choices"] = []
+            for unread in UNREAD:
+                del param[unread]
             found = known[key] = _json(param)
         return found
 

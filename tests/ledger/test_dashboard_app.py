@@ -1,4 +1,5 @@
-"""`evoengine dashboard` answers what optuna-dashboard answers: only quicker, and without every trial's choices."""
+"""`evoengine dashboard` answers what optuna-dashboard answers: only quicker, and without what
+its page does not read."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from optuna_dashboard import wsgi
 
 from evoengine.ledger import dashboard_app as module
 from evoengine.ledger import dashboard_storage
-from evoengine.ledger.dashboard_app import KNOWN, Complaints, dashboard_app
+from evoengine.ledger.dashboard_app import KNOWN, UNREAD, Complaints, dashboard_app
 from evoengine.ledger.dashboard_script import BARS, SCRIPT, with_fewer_bars
 from evoengine.ledger.dashboard_storage import DashboardStorage
 from evoengine.ledger.study import artifact_store, optuna_storage
@@ -91,11 +92,11 @@ def fetch(app, path, query="", method="GET"):
     return status, headers["Content-Type"], body
 
 
-def without_choices(answer):
+def as_read(answer):
     for trial in answer["trials"]:
         for param in trial["params"]:
-            if "choices" in param["distribution"]:
-                param["distribution"]["choices"] = []
+            for unread in UNREAD:
+                del param[unread]
     return answer
 
 
@@ -115,17 +116,17 @@ def test_the_installed_optuna_dashboard_is_the_one_whose_answer_is_written_here(
 
 @pytest.mark.parametrize("study", [1, 2, 3, 4])
 @pytest.mark.parametrize("query", ["", "after=0", "after=3", "after=99"])
-def test_a_study_is_answered_as_optuna_dashboard_does_but_for_the_choices_of_each_trial(quick, own, study, query):
+def test_a_study_is_answered_as_optuna_dashboard_does_but_for_what_its_page_does_not_read(quick, own, study, query):
     for _ in range(2):  # from the second on the dashboard builds on what it knows
         status, kind, body = fetch(quick, f"/api/studies/{study}", query)
         own_status, own_kind, own_body = fetch(own, f"/api/studies/{study}", query)
         assert (status, kind) == (own_status, own_kind) == ("200 OK", "application/json")
-        answer, expected = json.loads(body), without_choices(json.loads(own_body))
+        answer, expected = json.loads(body), as_read(json.loads(own_body))
         assert comparable(answer) == comparable(expected)
 
 
-def test_the_studies_compared_have_trials_of_every_kind(quick):
-    answer = json.loads(fetch(quick, "/api/studies/2")[2])
+def test_the_studies_compared_have_trials_of_every_kind(own):
+    answer = json.loads(fetch(own, "/api/studies/2")[2])
     assert {t["state"] for t in answer["trials"]} == {"Complete", "Pruned", "Fail", "Running", "Waiting"}
     assert [p["param_external_pytyp"] for t in answer["trials"][:3] for p in t["params"] if p["name"] == "mixed"] == [
         "<class 'int'>", "<class 'str'>", "<class 'bool'>",
@@ -213,6 +214,11 @@ def test_the_timeline_draws_the_last_trials_alone_and_the_rest_of_the_script_is_
     assert b'Ib="graph-timeline"' in before[-3000:]
 
 
+def test_the_script_does_not_read_a_values_type(own):
+    script = fetch(own, SCRIPT)[2]
+    assert b"param_external_value" in script and b"param_external_pytyp" not in script
+
+
 def test_a_script_that_is_not_known_is_left_as_it_is():
     assert with_fewer_bars(b"console.log(1)") == b"console.log(1)"
 
@@ -220,8 +226,8 @@ def test_a_script_that_is_not_known_is_left_as_it_is():
 def test_another_version_of_optuna_dashboard_gives_its_own_answer(url, own, monkeypatch):
     monkeypatch.setattr(module.optuna_dashboard, "__version__", "0.22.0")
     newer = dashboard_app(optuna_storage(url, DashboardStorage), artifact_store(url))
-    choices = [p["distribution"] for t in json.loads(fetch(newer, "/api/studies/1")[2])["trials"] for p in t["params"]]
-    assert {"type": "CategoricalDistribution", "choices": []} not in choices
+    params = [p for t in json.loads(fetch(newer, "/api/studies/1")[2])["trials"] for p in t["params"]]
+    assert params and all(unread in param for param in params for unread in UNREAD)
 
 
 @pytest.mark.parametrize(
