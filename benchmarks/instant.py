@@ -59,14 +59,14 @@ shared = 0
 
 
 def digits_of(size: int) -> dict[str, range]:
-    """The knobs of `size` numbers, and what each adds to the number: ones, tens, and so on, as far as all of them have
-    ten values but the last."""
-    digits: dict[str, range] = {}
+    """The knobs of `size` numbers, and what each adds to the number: ten values each but the first, as far as `size`
+    can be divided. Configurations in their order are the numbers in theirs."""
     one = 1
+    digits: dict[str, range] = {}
     while size % (10 * one) == 0 and size > 10 * one:
-        digits[f"digit_of_{one}"] = range(0, 10 * one, one)
+        digits = {f"digit_of_{one}": range(0, 10 * one, one), **digits}
         one *= 10
-    return {**digits, f"digit_of_{one}": range(0, size, one)}
+    return {f"digit_of_{one}": range(0, size, one), **digits}
 
 
 def number_of(config: Config) -> int:

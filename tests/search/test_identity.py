@@ -57,7 +57,7 @@ def test_nor_does_another_board_of_the_kind(setting):
 
 
 def edit(setting):
-    (setting.templates / "attention" / "numbered.cu.j2").write_text("// edited {{ tens }} {{ ones }}\n")
+    (setting.templates / "attention" / "numbered.cu.j2").write_text("// edited {{ digit_of_10 }} {{ digit_of_1 }}\n")
     return setting
 
 
