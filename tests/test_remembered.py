@@ -5,8 +5,11 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
+from sqlalchemy import create_engine, select
+
 from evoengine.ledger import schema
 from evoengine.ledger.database import make_engine, parse_url
+from evoengine.ledger.models import CandidateRow
 from evoengine.ledger.store import open_ledger
 from evoengine.paths import asset
 from evoengine.space.space import load_space
@@ -63,3 +66,16 @@ def test_other_families_problems_and_texts_are_other_spaces(problem, gpu, tmp_pa
     (tmp_path / "own.toml").write_text(f"{file.read_text()}\n# of one's own")
     own = load_space(tmp_path / "own.toml", problem, gpu)
     assert own is not space and own is not load_space(tmp_path / "own.toml", problem, gpu)
+
+
+def test_sql_is_made_once_for_alike_databases_and_for_others_again(tmp_path):
+    statement, known = select(CandidateRow.reason.label("why_once")), []
+    for name in ("first.db", "second.db"):
+        with open_ledger(str(tmp_path / name), create=True) as ledger, ledger._reading() as session:
+            session.execute(statement).all()
+        known.append(sum("why_once" in str(sql) for sql in remembered._sql.values()))
+    assert known == [1, 1]
+    file, server = create_engine("sqlite://"), create_engine("postgresql+psycopg://evo@127.0.0.1/evo")
+    assert file._compiled_cache is server._compiled_cache is remembered._sql
+    assert file.dialect == create_engine("sqlite://").dialect != server.dialect
+    assert file.dialect != create_engine("sqlite://", json_serializer=str).dialect

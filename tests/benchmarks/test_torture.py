@@ -104,7 +104,9 @@ FAULTS = {
         ledger, CandidateRow, {"outcome": "estimated"}, outcome="crashed"
     ),
     "evaluated 2 times": lambda ledger, folder: (folder / "log").write_text((folder / "log").read_text() * 2),
-    "the study": lambda ledger, folder: ledger.add_candidate(1, instant.PROBLEM, instant.GPU, {"digit_of_1": 1}, (), None),
+    "the study": lambda ledger, folder: ledger.add_candidate(
+        1, instant.PROBLEM, instant.GPU, {"digit_of_1": 1}, (), None
+    ),
 }
 
 

@@ -1,5 +1,5 @@
 """What is the same each time and dear to make is made once in a process of the tests: the tables of a new SQLite
-ledger, the spaces of the files that evoengine comes with, SQL of statements (which SQLAlchemy keeps for each engine, and
+ledger, the spaces of the files that evoengine comes with, SQL of statements (SQLAlchemy keeps it for each engine, and
 each ledger has one), and the list of Optuna's migrations. Processes that tests start make all for themselves.
 """
 
