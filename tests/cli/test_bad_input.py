@@ -90,12 +90,12 @@ def test_an_option_out_of_range_is_refused(refused, tmp_path, option):
         ("[knobs]", "[knobs", "line"),
         ("stages = [1, 2, 3, 4]", "stages = []", "stages"),
         ('expr = "stages <= 2"', 'expr = "stagse <= 2"', "stages"),
+        ('kernel = "attention"', 'kernel = "conv"', "attention"),
         *more(
             [
                 ('expr = "stages <= 2"', "expr = \"open('x') is None\"", "open"),
                 ('expr = "stages <= 2"', 'expr = "stages > 9"', "leave"),
                 ('why = "rows start', 'wyh = "rows start', "wyh"),
-                ('kernel = "attention"', 'kernel = "conv"', "attention"),
             ]
         ),
     ],

@@ -110,10 +110,10 @@ def test_its_exported_run_takes_the_board_along(evoengine, searched, tmp_path):
     [
         ({"sms": 57}, "the ledger's board has sms 56, and the file gives 57"),
         ({"name": ["A4500"]}, "gpu_definition must be"),
+        ({"key": "other"}, "the run is on 'board' and describes the GPU 'other'"),
         *more(
             [
                 ({"sms": 0}, "has sms 0; it must be a whole number from 1"),
-                ({"key": "other"}, "the run is on 'board' and describes the GPU 'other'"),
                 ({"note": 1}, "which is no field of a GPU"),
             ]
         ),

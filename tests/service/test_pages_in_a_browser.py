@@ -40,13 +40,13 @@ def in_frames(page: str) -> str:
     """The page beside itself at each width, with its style written into it: a page there may not be framed."""
     style = FOLDER.joinpath("style.css").read_text()
     alone = re.sub(r'<link rel="stylesheet"[^>]*>', f"<style>{style}</style>", page).replace('http-equiv="refresh"', "")
-    frames = "".join(f'<iframe width="{w}" height="900" srcdoc="{escape(alone)}"></iframe>' for w in WIDTHS)
-    return f"<!doctype html><title>none</title><script>{MEASURE}</script>{frames}"
+    return "".join(f'<iframe width="{w}" height="900" srcdoc="{escape(alone)}"></iframe>' for w in WIDTHS)
 
 
-def measured(page: str, folder) -> list[tuple[int, int]]:
+def measured(pages: list[str], folder) -> list[tuple[int, int]]:
     """Width of each frame, and of what is in it."""
-    (folder / "frames.html").write_text(in_frames(page))
+    frames = "".join(map(in_frames, pages))
+    (folder / "frames.html").write_text(f"<!doctype html><title>none</title><script>{MEASURE}</script>{frames}")
     seen, _ = opened((folder / "frames.html").as_uri(), folder / "profile", 2)
     [title] = re.findall("<title>([^<]*)</title>", seen.partition("<iframe")[0])
     return [tuple(map(int, pair.split(":"))) for pair in title.split()]
@@ -55,16 +55,18 @@ def measured(page: str, folder) -> list[tuple[int, int]]:
 @needs_browser
 def test_the_status_page_fits_a_phone_and_a_desk(served, database, tmp_path):
     parts = at_work(served, database)
-    for path in ("/", "/jobs/1", "/docs"):
-        page = parts.http.get(path).text
-        for width, needed in measured(page, tmp_path):
-            assert needed <= width, path
+    paths = ("/", "/jobs/1", "/docs")
+    found = measured([parts.http.get(path).text for path in paths], tmp_path)
+    assert [width for width, _ in found] == [*WIDTHS] * len(paths)
+    of_each = [path for path in paths for _ in WIDTHS]
+    too_wide = [(path, width) for path, (width, needed) in zip(of_each, found, strict=True) if needed > width]
+    assert too_wide == []
 
 
 @needs_browser
 def test_a_page_that_is_too_wide_is_seen(tmp_path):
     wide = '<!doctype html><body><p style="width: 2000px">wide</p></body>'
-    assert all(needed > width for width, needed in measured(wide, tmp_path))
+    assert all(needed > width for width, needed in measured([wide], tmp_path))
 
 
 @needs_browser
