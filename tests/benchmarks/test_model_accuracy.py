@@ -73,7 +73,6 @@ def run(folder, tmp_path, *more: str) -> tuple[int, dict]:
     return code, json.loads(out.read_text()) if out.exists() else {}
 
 
-@pytest.mark.exhaustive  # tests/stages/test_predict.py predicts, and the next test writes
 def test_a_kernel_is_predicted_and_the_json_has_the_models_figures(make, tmp_path, capsys):
     code, found = run(make(), tmp_path)
     assert code == 0

@@ -94,7 +94,7 @@ def written(folder: Path, data: Any) -> Path:
     return file
 
 
-FEW = [(own, 10, 1), *more([(foreign, 15, 1), (kernel_tuner, 15, 1)])]
+FEW = [(own, 10, 1), (foreign, 5, 1), (kernel_tuner, 5, 1)]
 """what makes a file, how many mutations of it are tried, and how many ways to show a trial are tried on each"""
 MANY = [(own, 300, 4), (foreign, 150, 4), (kernel_tuner, 150, 4)]
 

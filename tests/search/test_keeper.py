@@ -99,7 +99,6 @@ import sys
 from evoengine.records import Outcome
 from evoengine.search.workers import WorkerPool
 from tests.support import faulty_device
-from tests.support.exhaustive import more
 
 if __name__ == "__main__":
     pools = [WorkerPool(2), WorkerPool(1)]

@@ -70,7 +70,7 @@ def test_a_page_that_is_too_wide_is_seen(tmp_path):
 
 
 @needs_browser
-@pytest.mark.exhaustive  # below and in tests/publish/test_report_page.py each by itself
+@pytest.mark.exhaustive  # test_report_page.py shows the report, and the test above how the pages look
 def test_the_status_page_and_its_report_are_shown_without_a_complaint(served, database, tmp_path):
     parts = at_work(served, database)
     seen, console = opened(parts.url, tmp_path / "profile", 2)

@@ -36,7 +36,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.exhaustive  # tests/service/test_events.py and test_takeover.py show its parts
+@pytest.mark.exhaustive  # test_events.py and test_takeover.py show its parts without processes
 def test_a_server_is_killed_and_started_again_in_mid_stream_and_nothing_is_lost_or_told_twice(tmp_path, recorded):
     db = str(tmp_path / "evo.db")
     cache(recorded / "test.json", paddings=MANY // 10)

@@ -106,7 +106,7 @@ class NumberedSearch:
     ) -> Coordinator:  # fmt: skip
         setting, run = self.begin(numbers, faults, **options)
         judge = GpuEvaluator(TARGET, DEVICE, 1, tasks, seconds, runners=runners)
-        if self.compiles_here:
+        if self.compiles_here and workers is None:
             workers = InstantWorkers(setting.jobs)
         identity = Identity(setting, {"device": DEVICE.name}) if known else None
         return Coordinator(
