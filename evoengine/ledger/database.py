@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from evoengine.paths import default_database
 
 _EXAMPLES = "sqlite:///db/evoengine.db or postgresql://user@host/database"
 SQLITE_MAGIC = b"SQLite format 3\0"
+TRY_AGAIN_SECONDS = 0.01
 
 
 def parse_url(text_or_path: str) -> URL:
@@ -164,8 +166,24 @@ def engine_options(url: URL) -> dict[str, Any]:
 def set_pragmas(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def connect(connection: sqlite3.Connection, record: object) -> None:
-        connection.execute("PRAGMA journal_mode=WAL")
+        _use_log(connection)
         connection.execute("PRAGMA synchronous=NORMAL")
+
+
+def _use_log(connection: sqlite3.Connection) -> None:
+    """SQLite refuses at once, busy timeout or not, where another connection writes or changes the journal just then.
+
+    So do two searches that make the same ledger.
+    """
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= until:
+                raise
+        time.sleep(TRY_AGAIN_SECONDS)
 
 
 @contextmanager

@@ -232,9 +232,11 @@ def test_a_file_locked_for_writing_alone_is_refused_when_it_has_to_be_written(op
         assert ledger.runs() == []
 
 
-def test_a_lock_that_ends_within_the_wait_is_no_error(new_file, monkeypatch):
+@pytest.mark.parametrize("there", [True, False])
+def test_a_lock_that_ends_within_the_wait_is_no_error(new_file, tmp_path, monkeypatch, there):
+    """Where there is no ledger yet, SQLite itself would not wait."""
     monkeypatch.setattr(database, "BUSY_SECONDS", 20.0)
-    path = new_file("busy.db")
+    path = new_file("busy.db") if there else tmp_path / "new.db"
     holder = subprocess.Popen(
         [
             sys.executable,
@@ -247,7 +249,7 @@ def test_a_lock_that_ends_within_the_wait_is_no_error(new_file, monkeypatch):
         text=True,
     )
     assert holder.stdout.readline() == "held\n"
-    with open_ledger(str(path), create=False) as ledger:
+    with open_ledger(str(path), create=not there) as ledger:
         assert start_run(ledger) == 1
     assert holder.wait() == 0
 
