@@ -78,7 +78,7 @@ FAULTS = {
     "sticky": lambda: Rejection(Outcome.CRASHED, "kernel attention: cudaErrorIllegalAddress"),
 }
 PLACES = {
-    "compile": ("segv", "abort", "loop", "memory", "garbage", "unreadable"),
+    "compile": ("segv", "abort", "late", "memory", "garbage", "unreadable"),
     "judge": ("segv", "kill", "abort", "loop", "late", "flood", "exit", "garbage", "unpicklable", "sticky"),
 }
 HANG = ("loop", "late")
