@@ -37,6 +37,8 @@ REQUEST_BYTES, REQUEST_FDS = 1 << 20, 200
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 """prctl(2)"""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_STAT_BYTES = 4096
+"""more than the kernel writes: a name and fifty numbers"""
 
 
 class Processes:
@@ -58,11 +60,16 @@ class Processes:
 
 def _parent(pid: str) -> int:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # the second field is the name, which may hold anything
-            return int(file.read().rpartition(b")")[2].split()[1])
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     except OSError:  # it has ended
         return 0
+    try:
+        # the second field is the name, which may hold anything
+        return int(os.read(file, _STAT_BYTES).rpartition(b")")[2].split(None, 2)[1])
+    except OSError:
+        return 0
+    finally:
+        os.close(file)
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
@@ -170,16 +177,20 @@ class Keeper:
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        looked = 0.0
         while os.getppid() == self._program:  # a process that it forked may keep the socket open
             lives = {worker.life: worker for worker in self._workers}
             awaited = [self._requests.fileno(), wake, *lives]
-            ready, _, _ = select.select(awaited, [], [], WATCH_SECONDS if lives else None)
+            until_look = max(0.0, looked + WATCH_SECONDS - time.monotonic())
+            ready, _, _ = select.select(awaited, [], [], until_look if lives else None)
             if wake in ready:
                 os.read(wake, 1 << 16)
             self._end([worker for life, worker in lives.items() if life in ready])
             if self._requests.fileno() in ready and not self._take_request():
                 break
-            self._look()
+            if wake in ready or time.monotonic() - looked >= WATCH_SECONDS:
+                self._look()
+                looked = time.monotonic()
         self._end(list(self._workers))
 
     def _take_request(self) -> bool:

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -221,6 +222,17 @@ def prepare(problems: list[str]) -> None:
         load_space(asset("search_spaces") / f"{workload.name}.toml", parsed, find_gpu("h100"))
     if "FAKE_CUDA_SOURCES" not in os.environ:  # a driver that may be another one in each call
         nvrtc()
+    drop_farewells()
+
+
+def drop_farewells() -> None:
+    """Of what imported modules do when a process ends, what takes longer than most calls: torch takes its operators
+    back, and Ray imports more of itself, whether it was used or not."""
+    for finalizer in tuple(weakref.finalize._registry):
+        if finalizer.peek()[1].__module__ == "torch.library":
+            finalizer.atexit = False
+    if "ray" in sys.modules:
+        atexit.unregister(sys.modules["ray"].shutdown)
 
 
 if __name__ == "__main__":
