@@ -31,6 +31,8 @@ OUTPUT = "output"
 """what a worker prints, in its folder"""
 WATCH_SECONDS = 1.0
 """how often it looks at what the workers hold"""
+DIE_SECONDS = 0.002
+"""for what was killed, before it looks whether it has ended"""
 END_SECONDS = 10.0
 """for ending what resists; a process that waits for a dead disk cannot be ended"""
 REQUEST_BYTES, REQUEST_FDS = 1 << 20, 200
@@ -250,6 +252,7 @@ class Keeper:
             stopped |= new
         while stopped and time.monotonic() < end:
             _signal(stopped, signal.SIGKILL)
+            time.sleep(DIE_SECONDS)
             ended += self._reap()
             stopped = self._left_behind(Processes())
         return ended
