@@ -140,7 +140,9 @@ class Lookahead:
     def _choose(self, best: Config | None) -> Config | None:
         self._near = not self._near
         near = self._neighbour(best) if self._near else None
-        return near or self._draw(self._setting.space.sample(self._rng, DRAWN))
+        space = self._setting.space
+        # of so few, draws would leave some out
+        return near or self._draw(space.enumerate() if space.valid <= DRAWN else space.sample(self._rng, DRAWN))
 
     def _neighbour(self, best: Config | None) -> Config | None:
         space = self._setting.space

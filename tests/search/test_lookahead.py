@@ -208,6 +208,13 @@ def test_each_configuration_is_looked_at_once_and_none_that_was_proposed(numbere
     assert not prior.knows(proposed)
 
 
+def test_of_a_small_space_none_is_left_out_because_it_was_not_drawn(numbered):
+    setting, _ = numbered.begin(MIXED)
+    answers = Answers(BINARY, faulty_device.predicted(0, 1.0))
+    looked = [looks(Lookahead(replace(setting, seed=seed), Prior(setting.space), answers)) for seed in range(20)]
+    assert looked == [40] * 20
+
+
 def test_a_binary_that_the_screen_would_reject_is_not_predicted(numbered):
     setting, _ = numbered.begin(MIXED)
     prior = Prior(setting.space)
