@@ -169,7 +169,7 @@ def test_a_compiler_that_hangs_is_uncompilable_and_does_not_hold_up_the_other_wo
     try:
         for _ in range(2):
             pool.submit(os.getpid, died=Outcome.UNCOMPILABLE, gives=int).result()  # each worker in turn: both are up
-        stuck = pool.submit(run_fault, "loop", died=Outcome.UNCOMPILABLE, gives=int)
+        stuck = pool.submit(run_fault, "late", died=Outcome.UNCOMPILABLE, gives=int)
         others = [pool.submit(os.getpid, died=Outcome.UNCOMPILABLE, gives=int) for _ in range(20)]
         assert all(isinstance(f.result(), int) for f in others)
         assert not stuck.done()
