@@ -62,16 +62,11 @@ class Processes:
 
 def _parent(pid: str) -> int:
     try:
-        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            # the second field is the name, which may hold anything
+            return int(file.read(_STAT_BYTES).rpartition(b")")[2].split(None, 2)[1])
     except OSError:  # it has ended
         return 0
-    try:
-        # the second field is the name, which may hold anything
-        return int(os.read(file, _STAT_BYTES).rpartition(b")")[2].split(None, 2)[1])
-    except OSError:
-        return 0
-    finally:
-        os.close(file)
 
 
 def resident_bytes(pids: Iterable[int]) -> int:

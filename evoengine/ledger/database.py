@@ -40,6 +40,8 @@ from evoengine.paths import default_database
 _EXAMPLES = "sqlite:///db/evoengine.db or postgresql://user@host/database"
 SQLITE_MAGIC = b"SQLite format 3\0"
 TRY_AGAIN_SECONDS = 0.01
+_PRIMARY = 0xFF
+"""of SQLite's error codes: which kind of busy it is stands above"""
 
 
 def parse_url(text_or_path: str) -> URL:
@@ -171,9 +173,9 @@ def set_pragmas(engine: Engine) -> None:
 
 
 def _use_log(connection: sqlite3.Connection) -> None:
-    """SQLite refuses at once, busy timeout or not, where another connection writes or changes the journal just then.
+    """Has SQLite write ahead; waits itself for others that use the file, as two searches do that make one ledger.
 
-    So do two searches that make the same ledger.
+    SQLite's busy timeout does not hold for a change of the journal while another connection writes or changes it too.
     """
     until = time.monotonic() + BUSY_SECONDS
     while True:
@@ -181,7 +183,7 @@ def _use_log(connection: sqlite3.Connection) -> None:
             connection.execute("PRAGMA journal_mode=WAL")
             return
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= until:
+            if error.sqlite_errorcode & _PRIMARY != sqlite3.SQLITE_BUSY or time.monotonic() >= until:
                 raise
         time.sleep(TRY_AGAIN_SECONDS)
 
