@@ -88,7 +88,8 @@ def _page(found: Comparison) -> Iterator[str | Table]:
         yield "no configuration was tried by both"
         return
     compared = sum(s.ratio is not None for s in found.shared)
-    yield f"{len(found.shared):,} configurations were tried by both; {_ratios(found, compared)}"
+    tried = "1 configuration was" if len(found.shared) == 1 else f"{len(found.shared):,} configurations were"
+    yield f"{tried} tried by both; {_ratios(found, compared)}"
     yield _shared(found)
     if len(found.shared) > SHOWN:
         yield f"the {SHOWN} with the most unlike figures; --json has all"
@@ -97,7 +98,8 @@ def _page(found: Comparison) -> Iterator[str | Table]:
 def _ratios(found: Comparison, compared: int) -> str:
     if found.median_ratio is None:
         return "no two figures of them may be compared"
-    return f"{compared:,} have figures that may be compared, median ratio {found.median_ratio:.3f}"
+    have = "1 has" if compared == 1 else f"{compared:,} have"
+    return f"{have} figures that may be compared, median ratio {found.median_ratio:.3f}"
 
 
 def _names(found: Comparison) -> list[str]:
