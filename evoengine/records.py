@@ -155,6 +155,20 @@ class CaseResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Coverage:
+    """Cells of a configuration that the gate's cases visited, by kind of cell.
+
+    A cell is one combination of what a kernel may do unlike elsewhere: a warp, a phase of its pipeline, the first or
+    last step, a remainder. The workload derives them from the configuration; devices count the visits.
+    """
+
+    cells: Mapping[str, int]
+    visited: Mapping[str, int]
+    missing: tuple[str, ...] = ()
+    """the first cells that no case visited, as text"""
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What the correctness gate found on one device. `outcome` is None where the candidate passed."""
 
@@ -164,6 +178,8 @@ class Verdict:
     cases: tuple[CaseResult, ...]
     wall_ms: float
     taken_at: datetime | None = field(default=None, compare=False, repr=False)
+    coverage: Coverage | None = None
+    """None of a device that keeps no count of visits"""
 
     @property
     def correct(self) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
-from evoengine.records import Outcome
+from evoengine.records import Launch, Outcome
 
 LAUNCH_SECONDS = 10.0
 """what a launch on a GPU may take beside its work: a gate case takes milliseconds"""
@@ -104,15 +106,92 @@ class TensorMapArgument:
     """bytes: 0, 32, 64 or 128"""
 
 
-PassedParameter = TensorParameter | ScalarArgument | TensorMapArgument
+@dataclass(frozen=True, slots=True)
+class ScratchParameter:
+    """A pointer parameter to memory that carries nothing into a problem or out of it: partial results, counters.
+
+    It is poisoned before the first launch, or zeroed where `zeroed`, and keeps its contents from launch to launch, as a
+    workspace that a host program allocates once does. A kernel that leaves a counter raised is wrong the second time.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """one of DTYPE_BYTES"""
+    zeroed: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchArgument:
+    """A pointer argument to scratch memory of `bytes` bytes, zeroed before the first launch or poisoned."""
+
+    name: str
+    bytes: int
+    zeroed: bool = False
+
+
+PassedParameter = TensorParameter | ScratchParameter | ScalarArgument | TensorMapArgument
 Parameter = PassedParameter | ConstantParameter
 """one of a kernel's parameters, in its order; tensors by their shapes"""
-PassedArgument = TensorArgument | ScalarArgument | TensorMapArgument
+PassedArgument = TensorArgument | ScratchArgument | ScalarArgument | TensorMapArgument
 Argument = PassedArgument | ConstantArgument
 Arguments = Sequence[Argument]
 """in the order of the kernel's parameters, constants behind them"""
 Tensors = Mapping[str, np.ndarray]
 """every tensor argument by name, as it stood after the launch"""
+
+
+class KernelCall(NamedTuple):
+    """One kernel of a round."""
+
+    entry: str
+    launch: Launch
+    arguments: Arguments
+
+
+Round = Sequence[KernelCall]
+"""kernels in stream order: each begins when the one before it has ended. Arguments of one name are one tensor"""
+
+
+class VisitKind(IntEnum):
+    """What a warp did at a site."""
+
+    WAIT = 0
+    """a wait for an mbarrier that succeeded; the site is the barrier's address in shared memory"""
+    COPY_WAIT = 1
+    """a wait for groups of cp.async; the site is the source line, or the instruction's address"""
+    PRODUCT = 2
+    """a matrix product (wmma, mma.sync, wgmma); the site is the source line, or the instruction's address"""
+    VOTE = 3
+    """a vote or a reduction of a warp; `true` counts those that came out true in the warp's first lane"""
+
+
+VISIT = np.dtype([("block", "u8"), ("warp", "u4"), ("kind", "u1"), ("site", "u8"), ("count", "u8"), ("true", "u8")])
+"""how often a warp of a block (by its number in the grid) was at a site in the first round"""
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What came of some rounds on a device."""
+
+    tensors: Sequence[Tensors]
+    """of each round every tensor argument by name, as it stood after the round"""
+    unwritten: Mapping[str, int] = field(default_factory=dict)
+    """output → elements that the first round did not store to; outputs that were stored to whole are left out"""
+    visits: np.ndarray = field(default_factory=lambda: np.empty(0, VISIT))
+    """[n] VISIT; empty of a device that keeps no count"""
+
+
+RunRounds = Callable[[Sequence[Round], int], Executed]
+"""Runs rounds over the same memory with a seed for the device's own choices; raises KernelFailure.
+
+Before each round inputs get the contents that its arguments give. Outputs and scratch memory are poisoned (scratch
+zeroed where it says so) before the first round alone: later rounds find what earlier ones left.
+"""
 
 
 class KernelFailure(Exception):

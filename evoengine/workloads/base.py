@@ -57,6 +57,8 @@ class Case(Generic[P]):
     problem: P
     draw: str = "normal"
     config: Config = field(default_factory=dict, hash=False)
+    long: bool = False
+    """whether it is asked only of candidates that may rank, as it takes longer than the others"""
 
 
 AnyCase = Case[Any]
