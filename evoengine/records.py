@@ -41,6 +41,9 @@ class Outcome(StrEnum):
     HUNG = "hung"
     DUPLICATE = "duplicate"
     SUSPECT = "suspect"
+    UNFINISHED = "unfinished"
+    """it passed the short cases and has a prediction, and the gate was not finished: not ranked, not exported, and its
+    result is not reused"""
     KILLED = "killed"
     """it was under way when the process of its search was killed: no word on the kernel, it is tried again"""
     INTERRUPTED = "interrupted"
@@ -48,7 +51,7 @@ class Outcome(StrEnum):
 
     @property
     def judged(self) -> bool:
-        """Whether it says something of the kernel, and not of its search alone."""
+        """Whether it says something about the kernel, and not about its search alone."""
         return self not in (Outcome.KILLED, Outcome.INTERRUPTED)
 
     @property
@@ -57,9 +60,19 @@ class Outcome(StrEnum):
         return self in (Outcome.MEASURED, Outcome.ESTIMATED, Outcome.RECORDED)
 
     @property
+    def has_figure(self) -> bool:
+        """Whether the candidate has a figure that a sampler may learn from, ranked or not."""
+        return self.ranked or self is Outcome.UNFINISHED
+
+    @property
     def correct(self) -> bool:
-        """Whether the candidate passed all that it was put through."""
+        """Whether the candidate passed the whole gate."""
         return self.ranked or self is Outcome.UNRANKED
+
+    @property
+    def reusable(self) -> bool:
+        """Whether other searches may take the result over."""
+        return self.judged and self is not Outcome.UNFINISHED
 
 
 class Kind(StrEnum):
@@ -154,6 +167,11 @@ class CaseResult:
     reason: str | None = None
 
 
+GATE_VERSION = 1
+"""of the rules and cases that verdicts are reached by: raised by hand when a verdict may change. A test over recorded
+verdicts holds it. Candidates of unlike versions are ranked apart, and their results are not reused"""
+
+
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """Cells of a configuration that the gate's cases visited, by kind of cell.
@@ -180,6 +198,10 @@ class Verdict:
     taken_at: datetime | None = field(default=None, compare=False, repr=False)
     coverage: Coverage | None = None
     """None of a device that keeps no count of visits"""
+    gate_version: int | None = None
+    """None of verdicts from before versions were kept"""
+    whole: bool = True
+    """whether all cases that the gate has for the device were run, or the short ones alone"""
 
     @property
     def correct(self) -> bool:
@@ -349,8 +371,22 @@ class Candidate:
     """the trial with the same configuration that was under way when its search was killed or ended"""
     taken_from: int | None = None
     """the earlier trial whose outcome, verdicts and figures these are; None of what was evaluated itself"""
+    gate_version: int | None = None
+    """of the gate that the outcome rests on; None of what was judged before versions were kept"""
     created_at: datetime | None = field(default=None, compare=False, repr=False)
     finished_at: datetime | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Its last verdicts: on a GPU or in the emulator, and on its machine code."""
+        return tuple(v for v in (self.verdict, self.binary_verdict) if v is not None)
+
+    @property
+    def correct(self) -> bool | None:
+        """Whether it passed the whole gate; None where no gate has judged it to the end."""
+        if not all(v.correct for v in self.verdicts):
+            return False
+        return True if any(v.whole for v in self.verdicts) else None
 
     @property
     def refuted(self) -> bool:
@@ -378,7 +414,7 @@ class Candidate:
 
     def to_json(self) -> dict[str, object]:
         """The public JSON of a candidate. Field names are an interface: people script against them."""
-        source, binary, verdict, figure = self.source, self.binary, self.verdict, self.measurement
+        source, binary, figure = self.source, self.binary, self.measurement
         return {
             "trial": self.trial, "run": self.run, "problem": self.problem, "gpu": self.gpu, "config": dict(self.config),
             "outcome": str(self.outcome) if self.outcome else None, "reason": self.reason, "device": self.device,
@@ -388,9 +424,9 @@ class Candidate:
             "registers": binary.registers if binary else None, "spill_bytes": binary.spill_bytes if binary else None,
             "shared_bytes": self.shared_bytes, "occupancy": self.occupancy,
             "compile_ms": binary.compile_ms if binary else None,
-            "correct": verdict.correct and not self.refuted if verdict else None,
+            "correct": self.correct, "gate_version": self.gate_version,
             "binary_correct": self.binary_verdict.correct if self.binary_verdict else None,
-            "max_abs_error": verdict.max_error if verdict else None,
+            "max_abs_error": max((v.max_error for v in self.verdicts if v.max_error is not None), default=None),
             "tflops": figure.tflops if figure else None, "tflops_kind": str(figure.kind) if figure else None,
             "median_us": figure.median_us if figure else None,
             "normalised_us": figure.normalised_us if figure else None,

@@ -21,7 +21,7 @@ PIPES = {"mufu": "MUFU", "fma": "FMA", "alu": "ALU", "l2": "L2", "dram": "DRAM"}
 def candidate_page(candidate: Candidate) -> Group:
     """All that is known of one trial."""
     c = candidate
-    ended = [str(c.outcome or "unfinished"), *([c.reason] if c.reason else [])]
+    ended = [str(c.outcome or "pending"), *([c.reason] if c.reason else [])]
     rows = [*_named("outcome", ": ".join(ended)), ("problem", f"{c.problem} on {c.gpu}, run {c.run}")]
     if c.imported_from:
         rows.append(("imported", f"from {c.imported_from}: its verdicts and figures are what that file says"))

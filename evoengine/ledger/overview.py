@@ -14,7 +14,7 @@ from evoengine.ledger.effects import Effects, read_effects
 from evoengine.ledger.listing import Reading, Trial, read_trials
 from evoengine.ledger.models import BaselineRow, CandidateRow, MeasurementRow, RunRow, VerdictRow
 from evoengine.ledger.rows import from_json_number, numbers_from_json, to_baseline, to_run
-from evoengine.ledger.runs import UNFINISHED, Run
+from evoengine.ledger.runs import PENDING, Run
 from evoengine.ledger.times import Timed, read_times
 from evoengine.records import EXECUTOR, Baseline, Candidate, Kind
 
@@ -101,7 +101,7 @@ def _outcomes(session: Session, own: Select[int]) -> tuple[int, dict[tuple[str, 
     grouped = own.with_only_columns(family, CandidateRow.outcome, func.count(CandidateRow.id))
     found: Counter[tuple[str, str]] = Counter()
     for of_family, outcome, trials in session.execute(grouped.group_by(family, CandidateRow.outcome)):
-        found[of_family or "", outcome or UNFINISHED] += trials
+        found[of_family or "", outcome or PENDING] += trials
     return found.total(), dict(found)
 
 

@@ -37,6 +37,7 @@ from evoengine.records import (
     Candidate,
     CaseResult,
     Clocks,
+    Coverage,
     Kind,
     Launch,
     LaunchMode,
@@ -144,6 +145,9 @@ def verdict_values(verdict: Verdict) -> dict[str, object]:
         "reason": verdict.reason,
         "cases": cases,
         "wall_ms": verdict.wall_ms,
+        "coverage": asdict(verdict.coverage) if verdict.coverage else None,
+        "gate_version": verdict.gate_version,
+        "short_only": None if verdict.whole else 1,
     }
 
 
@@ -155,7 +159,14 @@ def to_verdict(row: VerdictRow) -> Verdict:
         cases=tuple(_to_case(case) for case in row.cases),
         wall_ms=row.wall_ms,
         taken_at=row.taken_at,
+        coverage=_to_coverage(row.coverage) if row.coverage else None,
+        gate_version=row.gate_version,
+        whole=not row.short_only,
     )
+
+
+def _to_coverage(stored: Mapping[str, Any]) -> Coverage:
+    return Coverage(stored["cells"], stored["visited"], tuple(stored["missing"]))
 
 
 class LastVerdicts(TypedDict):
@@ -284,6 +295,7 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
         imported_from=row.run.imported_from,
         retry_of=row.retry_of,
         taken_from=row.taken_from,
+        gate_version=row.gate_version,
         created_at=row.created_at,
         finished_at=row.finished_at,
     )

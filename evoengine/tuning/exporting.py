@@ -54,7 +54,7 @@ def export_trial(
     with open_ledger(db, create=False) as ledger:
         found = ledger.candidate(trial)
         if found.outcome is None or not found.outcome.correct:
-            ended = ": ".join(filter(None, [str(found.outcome or "unfinished"), found.reason]))
+            ended = ": ".join(filter(None, [str(found.outcome or "pending"), found.reason]))
             raise NothingFound(f"trial {trial} is not exported, as it is not known to be correct: it ended as {ended}")
         return _export(ledger, trial, Path(folder), echo, on_stage)
 
@@ -89,7 +89,7 @@ def bundle(ledger: Ledger, trial: int) -> dict[str, bytes]:
     """
     winner = ledger.candidate(trial, with_cubin=True)
     if winner.outcome is None or not winner.outcome.correct or winner.refuted:
-        ended = ": ".join(filter(None, [str(winner.outcome or "unfinished"), winner.reason]))
+        ended = ": ".join(filter(None, [str(winner.outcome or "pending"), winner.reason]))
         raise NothingFound(f"trial {trial} is not exported, as it is not known to be correct: it ended as {ended}")
     if winner.source is None or winner.binary is None:
         raise NothingFound(f"trial {trial} was recorded by another tuner: the ledger has no kernel of it to export")

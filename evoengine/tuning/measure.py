@@ -84,7 +84,7 @@ class Measuring:
         run = ledger.start_run(
             gpu=named.key, problem=problem, device=ledger_device(device), space=spaces[searched.id], sampler="measure",
             seed=seed, command=command_line(), objectives=searched.objectives, definition=searched.definition,
-            gpu_definition=described(named),
+            gpu_definition=described(named), kernel=searched.kernel,
         )  # fmt: skip
         judge = GpuEvaluator(here, device, seed, long_run_us=partial(ledger.long_run_us, run))
         self._remeasurer = Remeasurer(ledger, run, judge, here, seed, self._on_finish)

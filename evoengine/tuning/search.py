@@ -25,7 +25,7 @@ from evoengine.search import samplers
 from evoengine.search.binaries import check_winner
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import make_evaluator
-from evoengine.search.identity import Identity, environment, templates_digest
+from evoengine.search.identity import Identity, environment, kernel_identity, templates_digest
 from evoengine.search.progress import Progress
 from evoengine.search.reference import require_reference
 from evoengine.search.rendering import Renderer
@@ -226,6 +226,7 @@ class Search:
         begun = begin(
             ledger, asked, o.resume, self._echo, device=device, space=s.space, seed=s.seed,
             definition=s.target.workload.definition_text, gpu_definition=described(self._choice.gpu),
+            kernel=kernel_identity(s.target.workload),
         )  # fmt: skip
         self._setting, self._spent = replace(s, seed=begun.seed), begun.spent
         return begun.run
