@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from evoengine.terms import FORMULA, estimate_json, model_of, peak_percent
 from evoengine.times import utc
@@ -102,6 +102,17 @@ class Launch:
 
 Plan = Sequence[tuple[Any, Launch]]
 """a workload's gate cases, of types of its own, each with the launch for its problem"""
+
+
+class Plans(NamedTuple):
+    """The gate's cases of a configuration."""
+
+    short: Plan
+    """asked of every candidate"""
+    long: Plan = ()
+    """asked of candidates that may rank"""
+    full: Plan = ()
+    """the same, at full size: blocks of the problem itself. A GPU runs the whole problem instead"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +219,58 @@ class Verdict:
         return self.outcome is None
 
     @property
+    def abstained(self) -> bool:
+        """Whether the device could not judge the candidate; `reason` says why."""
+        return self.correct and not self.cases and self.reason is not None
+
+    @property
     def max_error(self) -> float | None:
         return max((c.max_error for c in self.cases if c.max_error is not None), default=None)
 
 
-EXECUTOR = "executor"
-"""the device of a verdict that was reached by executing machine code"""
+EXECUTOR, EMULATOR = "executor", "emulator"
+"""devices of verdicts that were reached without a GPU: by executing machine code, and by executing source text"""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The verdicts of the judges without a GPU on a candidate, one of each that was asked."""
+
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def correct(self) -> bool:
+        return self.wrong is None
+
+    @property
+    def wrong(self) -> Verdict | None:
+        return next((v for v in self.verdicts if not v.correct), None)
+
+    @property
+    def whole(self) -> bool:
+        """Whether both judges have judged the candidate to the end, as far as they can."""
+        return len(self.verdicts) == 2 and all(v.whole for v in self.verdicts)
+
+    @property
+    def alone(self) -> str | None:
+        """Why one judge had to do; None where none abstained."""
+        return next((v.reason for v in self.verdicts if v.abstained), None)
+
+    @property
+    def why_wrong(self) -> str | None:
+        """What the refuting verdict says; None where there is none."""
+        wrong = self.wrong
+        if wrong is None:
+            return None
+        return f"machine code: {wrong.reason}" if wrong.device == EXECUTOR else wrong.reason
+
+    def __str__(self) -> str:
+        what = {EXECUTOR: "machine code", EMULATOR: "text"}
+        if wrong := self.wrong:
+            return f"its {what[wrong.device]} is {wrong.outcome}, {wrong.reason}"
+        judging = [v for v in self.verdicts if not v.abstained]
+        done = " and ".join(f"its {what[v.device]} on {len(v.cases)} cases" for v in judging)
+        return f"correct: the gate ran {done}{f'; {self.alone}' if self.alone else ''}"
 
 
 class LaunchMode(StrEnum):
@@ -386,7 +443,7 @@ class Candidate:
         """Whether it passed the whole gate; None where no gate has judged it to the end."""
         if not all(v.correct for v in self.verdicts):
             return False
-        return True if any(v.whole for v in self.verdicts) else None
+        return True if any(v.whole and not v.abstained for v in self.verdicts) else None
 
     @property
     def refuted(self) -> bool:

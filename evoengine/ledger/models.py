@@ -310,7 +310,7 @@ class MeasurementRow(Checked, Base):
 
 
 class RankingRow(Base):
-    """What is ranked together: figures of one kind, device and policy, of one kernel and gate, of a problem on a GPU."""
+    """Figures that are ranked together: of one kind, device, policy, kernel and gate, of a problem on a GPU."""
 
     __tablename__ = "rankings"
     __table_args__ = (

@@ -13,13 +13,13 @@ from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
 from evoengine.ledger.figures import RankedApart, read_order, read_ranked_apart
 from evoengine.ledger.listing import Trial, read_ancestors, read_trials
-from evoengine.ledger.models import CandidateRow, MeasurementRow, ProfileRow, SourceRow
+from evoengine.ledger.models import CandidateRow, MeasurementRow, ProfileRow, SourceRow, VerdictRow
 from evoengine.ledger.patience import patient
-from evoengine.ledger.rows import load_options, to_candidate, to_measurement, to_profile, unpacked
+from evoengine.ledger.rows import load_options, to_candidate, to_measurement, to_profile, to_verdict, unpacked
 from evoengine.ledger.study_trials import StudyTrial, read_study_trials
 from evoengine.ledger.transactions import OpenDatabase
 from evoengine.objectives import Objective
-from evoengine.records import Candidate, Kind, Measurement, Outcome, Profile
+from evoengine.records import Candidate, Kind, Measurement, Outcome, Profile, Verdict
 
 WHOLE_BATCH = 200
 """candidates that are read together, with their sources"""
@@ -156,6 +156,13 @@ class Reader(OpenDatabase):
         of_trial = select(MeasurementRow).where(MeasurementRow.candidate_id == trial).order_by(MeasurementRow.id)
         with self._reading() as session:
             return [to_measurement(row) for row in session.scalars(of_trial)]
+
+    @patient
+    def verdicts(self, trial: int) -> list[Verdict]:
+        """Return all verdicts on a candidate, oldest first."""
+        of_trial = select(VerdictRow).where(VerdictRow.candidate_id == trial).order_by(VerdictRow.id)
+        with self._reading() as session:
+            return [to_verdict(row) for row in session.scalars(of_trial)]
 
     def profile(self, trial: int) -> Profile | None:
         """The last one taken."""

@@ -30,6 +30,7 @@ from evoengine.ledger.models import (
 from evoengine.ledger.runs import Device, Run
 from evoengine.ledger.statements import insert_new
 from evoengine.records import (
+    EMULATOR,
     EXECUTOR,
     L2,
     Baseline,
@@ -177,9 +178,11 @@ class LastVerdicts(TypedDict):
 
 
 def last_verdicts(verdicts: Sequence[Verdict]) -> LastVerdicts:
-    """Those of a candidate; they come oldest first."""
+    """Return a candidate's last verdicts of `verdicts`, which come oldest first: a GPU's before the emulator's, and the
+    executor's."""
     by_binary = [v for v in verdicts if v.device == EXECUTOR]
-    others = [v for v in verdicts if v.device != EXECUTOR]
+    by_text = [v for v in verdicts if v.device == EMULATOR]
+    others = [v for v in verdicts if v.device not in (EXECUTOR, EMULATOR)] or by_text
     return {"verdict": others[-1] if others else None, "binary_verdict": by_binary[-1] if by_binary else None}
 
 

@@ -84,7 +84,7 @@ class RunHistory:
 def read_run(session: Session, number: int) -> RunHistory:
     """The run of that number; cubins, which no other ledger would take, are empty."""
     of_run = select(BaselineRow).where(BaselineRow.run_id == number).order_by(BaselineRow.id)
-    judged = CandidateRow.outcome.in_([str(o) for o in Outcome if o.judged])
+    judged = CandidateRow.outcome.in_([str(o) for o in Outcome if o.reusable])
     finished = select(CandidateRow).where(CandidateRow.run_id == number, judged)
     rows = session.scalars(
         finished.options(*load_options(with_cubin=False), selectinload(CandidateRow.profiles)).order_by(CandidateRow.id)

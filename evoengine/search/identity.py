@@ -18,8 +18,7 @@ from typing import Any
 
 from evoengine.ledger.runs import Device
 from evoengine.paths import package_folder
-from evoengine.records import GATE_VERSION, Config, Source
-from evoengine.search.evaluators import Plans
+from evoengine.records import GATE_VERSION, Config, Plans, Source
 from evoengine.sass.predict import MODEL_VERSION
 from evoengine.search.setting import Setting
 from evoengine.stages.compile import options
@@ -104,7 +103,7 @@ class Identity:
         """sha256, hexadecimal. Of the configuration counts what the kernel is called with: its launches, its cost and
         the parameters of each case."""
         space, target = self._setting.space, self._setting.target
-        cases = [*plans.small, *plans.full]
+        cases = [*plans.short, *plans.long, *plans.full]
         of_this = {
             "base": self._base,
             "source": source.sha256,

@@ -104,7 +104,7 @@ class Remeasurer:
         """What the GPU says replaces the emulator's word, for better or worse."""
         end = end_of(result)
         self._ledger.finish(
-            candidate.trial, end.outcome, end.reason, candidate.occupancy, end.device, end.verdict, end.figure
+            candidate.trial, end.outcome, end.reason, candidate.occupancy, end.device, end.verdicts, end.figure
         )
         self._on_finish(self._ledger.candidate(candidate.trial))
 

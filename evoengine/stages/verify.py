@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from evoengine.devices.base import Arguments, KernelFailure, TensorArgument, Tensors
-from evoengine.records import CaseResult, Launch, Outcome, Plan, Verdict
+from evoengine.records import GATE_VERSION, CaseResult, Launch, Outcome, Plan, Verdict
 from evoengine.stages.arguments import make_arguments, read_outputs
 from evoengine.workloads.base import AnyCase, AnyWorkload, Drawn, Outputs, Problem, Tolerance
 
@@ -69,7 +69,8 @@ def run_plan(plan: Plan, seed: int, device: str, judge: Callable[[Any, Launch, i
     if wrong and outcome is None:
         outcome = Outcome.INCORRECT
     reason = f"{wrong.name}: {wrong.reason}" if wrong else None
-    return Verdict(device, outcome, reason, tuple(results), (time.perf_counter() - start) * 1e3)
+    wall_ms = (time.perf_counter() - start) * 1e3
+    return Verdict(device, outcome, reason, tuple(results), wall_ms, gate_version=GATE_VERSION)
 
 
 def case_seeds(seed: int, count: int) -> list[int]:

@@ -22,7 +22,6 @@ from evoengine.objectives import DEFAULT as DEFAULT_OBJECTIVE
 from evoengine.objectives import Objective, parse_objectives
 from evoengine.records import Candidate, Kind
 from evoengine.search import samplers
-from evoengine.search.binaries import check_winner
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import make_evaluator
 from evoengine.search.identity import Identity, environment, kernel_identity, templates_digest
@@ -268,9 +267,6 @@ class Search:
         if self._stopped:
             coordinator.stop()
         progress = coordinator.search()
-        if self._timing is None and progress.ended != "interrupted":
-            self._on_stage("executing the machine code of the best")
-            progress.notes += check_winner(ledger, run, target, s.space, s.seed)
         study.write()  # before the run counts as ended: who is killed then leaves a whole study
         ledger.finish_run(run, progress.ended)
         study.complete()  # of what was under way, and where the database was away for a while

@@ -101,9 +101,7 @@ def test_an_expression_that_is_wrong_or_hostile_is_refused_with_a_sentence(db, w
 
 
 def test_where_nothing_is_picked_it_says_what_there_is(db):
-    with pytest.raises(
-        NothingFound, match="none of 5 trials .* outcomes estimated, incorrect, pending; families mma"
-    ):
+    with pytest.raises(NothingFound, match="none of 5 trials .* outcomes estimated, incorrect, pending; families mma"):
         listed(db, "--outcome", "hung")
 
 

@@ -13,7 +13,8 @@ from evoengine.records import Config, Rejection, Source, Verdict
 from evoengine.search.evaluators import gate_plan
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.render import render
-from evoengine.stages.tasks import emulate_task
+from evoengine.records import Plans
+from tests.support.kernel_gate import emulate
 from evoengine.workloads.base import Target
 from evoengine.workloads.folder import load_folder
 
@@ -83,4 +84,4 @@ def gate(folder: Path, config: Config, problem: str | None = None, seed: int = 7
     target, space = load(folder, problem)
     assert space.why_invalid(config) is None
     source = render(target, space, config, asset("templates"))
-    return emulate_task(target.workload, source, gate_plan(space, target, config), (), seed)
+    return emulate(target.workload, source, Plans(gate_plan(space, target, config)), seed)

@@ -127,7 +127,8 @@ def check_runs(ledger: Ledger) -> None:
     for row, run in zip(seen, (s.run.id for s in summaries), strict=True):
         trials = list(ledger.trials(run=run))
         assert (row["pending"], row["unfinished"]) == (
-            sum(t.outcome is None for t in trials), sum(t.outcome is Outcome.UNFINISHED for t in trials)
+            sum(t.outcome is None for t in trials),
+            sum(t.outcome is Outcome.UNFINISHED for t in trials),
         )
         for kind, column in (("measured", "measured_us"), ("recorded", "recorded_us")):
             times = [
