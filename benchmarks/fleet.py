@@ -30,8 +30,8 @@ from evoengine.search.evaluators import gate_plan
 from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
 from evoengine.search.workers import Deferred
 from evoengine.space.space import load_space
-from evoengine.stages.render import render
 from evoengine.stages.gate import Judges
+from evoengine.stages.render import render
 from evoengine.stages.tasks import compile_task
 from evoengine.tuning.ray_cluster import connected
 from evoengine.tuning.setup import make_target, prepare_space

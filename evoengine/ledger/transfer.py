@@ -206,7 +206,7 @@ def _candidate_values(
         "config_key": config_key(c.config), "parents": [numbers[p] for p in c.parents if p in numbers],
         "operator": c.operator, "created_at": dossier.created_at or now, "finished_at": dossier.finished_at or now,
         "outcome": str(c.outcome), "reason": c.reason, "device": c.device, "occupancy": c.occupancy,
-        "binary_id": binary, **source,
+        "binary_id": binary, "gate_version": c.gate_version, **source,
     }  # fmt: skip
 
 

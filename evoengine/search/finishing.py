@@ -178,14 +178,12 @@ def _passed(found: Judged | Rejection) -> bool:
     return isinstance(found, Judged) and found.correct
 
 
-def judge_once(
-    target: Target, space: SearchSpace, contender: CompiledCandidate, seed: int, known: Sequence[Verdict] = ()
-) -> Judged | Rejection:
+def judge_once(target: Target, space: SearchSpace, contender: CompiledCandidate, seed: int) -> Judged | Rejection:
     """Judge one candidate to the end, in a process that may die."""
     build_model()  # before the time that the judges may take begins
     workers = WorkerPool(1, COMPILER_LIMITS)
     try:
-        return judge_to_end(CpuEvaluator(target), workers, target, space, contender, known, seed).result()
+        return judge_to_end(CpuEvaluator(target), workers, target, space, contender, (), seed).result()
     finally:
         workers.close()
 
@@ -196,15 +194,12 @@ def judge_once(
 def judge_export(ledger: Ledger, candidate: Candidate) -> Judged:
     """Judge to the end what is to be exported, by the space of its run; `candidate` has its cubin.
 
-    Verdicts of an imported candidate do not count. Raises UsageError where its space cannot be read, MachineError where
-    neither judge can judge it here.
+    Earlier verdicts do not count: what is shipped is the binary that is in the ledger now. Raises UsageError where its
+    space cannot be read, MachineError where neither judge can judge it here.
     """
     target = target_of(ledger, candidate)
     space = spaces_of(ledger, [candidate], target)[candidate.run]
-    known = [] if candidate.imported_from else ledger.verdicts(candidate.trial)
-    if is_whole(known):
-        return Judged(tuple(_of_this_gate(known).values()))
-    result = judge_once(target, space, candidate.contender, secrets.randbelow(2**31), known)
+    result = judge_once(target, space, candidate.contender, secrets.randbelow(2**31))
     if isinstance(result, Rejection):
         raise MachineError(f"trial {candidate.trial} cannot be judged here: {result.reason}")
     if candidate.imported_from is None or not result.correct:

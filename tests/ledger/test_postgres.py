@@ -25,7 +25,7 @@ from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
 from evoengine.ledger.history import Last, Wanted
 from evoengine.ledger.models import Base, HeartbeatRow
 from evoengine.ledger.patience import Patience, Unavailable
-from evoengine.ledger.runs import KILLED, RUNNING, PENDING
+from evoengine.ledger.runs import KILLED, PENDING, RUNNING
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import Projection, optuna_storage
 from evoengine.records import Kind, Outcome

@@ -9,14 +9,13 @@ from typing import Any
 
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
-from evoengine.records import Config, Rejection, Source, Verdict
+from evoengine.records import Config, Plans, Rejection, Source, Verdict
 from evoengine.search.evaluators import gate_plan
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.render import render
-from evoengine.records import Plans
-from tests.support.kernel_gate import emulate
 from evoengine.workloads.base import Target
 from evoengine.workloads.folder import load_folder
+from tests.support.kernel_gate import emulate
 
 SAXPY: dict[str, Any] = {
     "name": "saxpy",

@@ -12,8 +12,8 @@ from evoengine.paths import asset
 from evoengine.records import CompiledCandidate, Outcome, Plans, Rejection, Source
 from evoengine.search.evaluators import full_plan, gate_plan
 from evoengine.space.space import SearchSpace, load_space
-from evoengine.stages.render import render
 from evoengine.stages.gate import CannotJudge, emulator, executor, judge_whole
+from evoengine.stages.render import render
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Target

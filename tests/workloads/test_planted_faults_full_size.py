@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from evoengine.gpu import find_gpu
-from evoengine.records import Outcome
+from evoengine.records import Outcome, Plans
 from evoengine.search.evaluators import full_plan
 from evoengine.space.space import load_space
-from evoengine.records import Plans
-from tests.support.kernel_gate import emulate
 from evoengine.workloads.attention.full_size import long_cases
 from tests.support.exhaustive import representatives
+from tests.support.kernel_gate import emulate
 
 # 2^32 elements in each tensor: 8.6 GB
 HUGE = "b16,h128,s32768,d64,fp16"
