@@ -147,19 +147,25 @@ class Usage:
     """for a compiled candidate"""
 
 
+Bar = Callable[[], tuple[bool, float] | None]
+"""gives the rank key that a figure must be below for its candidate to be judged to the end at once"""
+
+
+def no_bar() -> None:
+    """Have every candidate judged to the end."""
+
+
 class Evaluator(ABC):
     _tasks: ModuleType = tasks
     ahead: int = 0
     """candidates under way beside one per compile worker; none where the judge shares those"""
 
     @abstractmethod
-    def submit(
-        self, job: Job, workers: Workers | None, bar: Callable[[], tuple[bool, float] | None]
-    ) -> Future[Evaluation | Rejection]:
+    def submit(self, job: Job, workers: Workers | None, bar: Bar = no_bar) -> Future[Evaluation | Rejection]:
         """Gate the candidate and give its figure.
 
-        `workers` are those of the compilers, for a judge that has none of its own. `bar` gives the rank key that a
-        figure must be below for the candidate to be judged to the end at once; a judge that times judges all so.
+        `workers` are those of the compilers, for a judge that has none of its own. A judge that times takes no notice
+        of `bar`: it judges all candidates to the end.
         """
 
     def finish(
@@ -201,9 +207,7 @@ class CpuEvaluator(Evaluator):
     def opening(self) -> str:
         return super().opening() if is_built() else "compiling the emulator's core, once for this machine and compiler"
 
-    def submit(
-        self, job: Job, workers: Workers | None, bar: Callable[[], tuple[bool, float] | None]
-    ) -> Future[Evaluation | Rejection]:
+    def submit(self, job: Job, workers: Workers | None, bar: Bar = no_bar) -> Future[Evaluation | Rejection]:
         assert workers is not None  # it has none of its own
         arguments = (self._target, job.contender, job.plans, job.seed, job.cost, Deferred(bar))
         return workers.submit(
@@ -288,9 +292,7 @@ class GpuEvaluator(Evaluator):
             self._scaled = replace(fastest, median_us=self._long_run_us(fastest))
         return self._scaled
 
-    def submit(
-        self, job: Job, workers: Workers | None, bar: Callable[[], tuple[bool, float] | None]
-    ) -> Future[Evaluation | Rejection]:
+    def submit(self, job: Job, workers: Workers | None, bar: Bar = no_bar) -> Future[Evaluation | Rejection]:
         incumbent = Deferred(lambda: self._best[1] if self._best else None)
         future: Future[Evaluation | Rejection] = self._runner.submit(
             self._tasks.measure_task,

@@ -6,14 +6,13 @@ says how far it came; what rejects it is a Rejection, wherever that happens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import Binary, CompiledCandidate, Config, Outcome, Plans, Rejection, Source
-from evoengine.search.evaluators import Evaluator, Job, make_plans
+from evoengine.search.evaluators import Bar, Evaluator, Job, make_plans, no_bar
 from evoengine.search.workers import Workers
 from evoengine.space.space import SearchSpace
 from evoengine.stages.render import Fill, render
@@ -89,12 +88,12 @@ class Pipeline:
 
     def evaluate(
         self, contender: CompiledCandidate, seed: int, workers: Workers | None, plans: Plans | None = None,
-        bar: Callable[[], tuple[bool, float] | None] = lambda: None,
+        bar: Bar = no_bar,
     ) -> Future[Evaluation | Rejection]:  # fmt: skip
         """Gate a candidate and give its figure, on the device that judges.
 
         `workers` are those of the compilers, where the device has none. `plans` are what `plans` gave, where that was
-        asked before. `bar` is that of `Evaluator.submit`; without it the candidate is judged to the end.
+        asked before. `bar` is that of `Evaluator.submit`.
         """
         plans = plans or self.plans(contender.config)
         return self.judge.submit(Job(contender, plans, self.space.cost(contender.config), seed), workers, bar)

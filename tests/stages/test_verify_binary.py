@@ -179,6 +179,6 @@ def test_a_launch_that_the_binary_was_not_made_for_crashes(right):
     space, target, config, source, _ = right
     bound = replace(source, text=source.text.replace("__launch_bounds__(THREADS", "__launch_bounds__(32"))
     assert bound != source
-    check = executed(target, space, config, bound, "sm_90a")
-    assert check.verdict.outcome is Outcome.CRASHED
-    assert "the binary was made for 32 at most" in check.verdict.reason
+    verdict = executed(target, space, config, bound, "sm_90a")
+    assert verdict.outcome is Outcome.CRASHED
+    assert "the binary was made for 32 at most" in verdict.reason
