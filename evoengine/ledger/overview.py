@@ -56,7 +56,7 @@ class Overview:
     """the last of them, in their order"""
     total: int
     times: list[Timed]
-    """every figure of `trials` that ended ranked and can be trusted"""
+    """every figure of `trials` that can be trusted, whether the gate was finished or not"""
     outcomes: Mapping[tuple[str, str], int]
     """family and outcome → trials, of all"""
     baselines: list[Baseline]
@@ -84,9 +84,9 @@ def read_overview(
         cases = _cases(session, own)
     drawn = own if last is None else own.where(CandidateRow.id >= last)
     trials = list(read_trials(reading, drawn, resources=False))
-    ranked = [t.trial for t in trials if t.outcome and t.outcome.ranked]
+    figured = [t.trial for t in trials if t.outcome and t.outcome.has_figure]
     return Overview(
-        problem, gpu, runs, trials, total, list(read_times(reading, ranked)), outcomes, baselines, best, lineage,
+        problem, gpu, runs, trials, total, list(read_times(reading, figured)), outcomes, baselines, best, lineage,
         read_effects(reading, problem, gpu), cases, finalists,
     )  # fmt: skip
 

@@ -218,6 +218,17 @@ class Ledger(TrialWriter, TrialLists):
             raise NothingFound(f"the ledger holds no run{wanted}: {hint(then, db=self.db)} {what}")
         return found[0], found[1]
 
+    def last_target_of(self, workload: str, gpu: str | None) -> tuple[str, str]:
+        """Return GPU and problem of a workload's last run, by its name; raises NothingFound where there is none."""
+        found = select(RunRow.gpu, RunRow.problem).where(RunRow.problem.startswith(f"{workload}:", autoescape=True))
+        if gpu is not None:
+            found = found.where(RunRow.gpu == self.known_gpu(gpu))
+        with self._reading() as session:
+            last = session.execute(found.order_by(RunRow.id.desc()).limit(1)).one_or_none()
+        if last is None:
+            raise NothingFound(f"the ledger holds no run of {workload}{f' on {gpu}' if gpu else ''}")
+        return last[0], last[1]
+
     def is_empty(self) -> bool:
         """Whether it holds no trial."""
         with self._reading() as session:

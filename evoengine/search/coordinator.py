@@ -382,8 +382,8 @@ class Coordinator:
                 self.progress.outcomes[outcome] += 1
 
         finisher = Finisher(
-            self.ledger, self.run, s.target, s.space, s.seed, self._judge, self._compilers.workers,
-            lambda: not self._stop and self._has_time(), changed, judged,
+            self.ledger, self.run, s.target, s.seed, self._judge, self._compilers.workers,
+            lambda: not self._stop and self._has_time(), changed, judged, {self.run: s.space},
         )  # fmt: skip
         self.progress.notes += finisher.finish_finalists(FINALISTS) if s.timed else finisher.finish_ranking()
         self.progress.best = self._best()

@@ -28,8 +28,7 @@ from evoengine.records import (
 from evoengine.search.evaluators import CpuEvaluator, Evaluator, Job, make_plans, seed_for
 from evoengine.search.model_build import build_model
 from evoengine.search.recompile import with_machine_code
-from evoengine.search.remeasure import spaces_of
-from evoengine.search.targets import target_of
+from evoengine.search.targets import spaces_of, target_of
 from evoengine.search.worker_process import COMPILER_LIMITS
 from evoengine.search.workers import WorkerPool, Workers
 from evoengine.space.space import SearchSpace
@@ -100,7 +99,6 @@ class Finisher:
     ledger: Ledger
     run: int
     target: Target
-    space: SearchSpace
     seed: int
     judge: Evaluator
     workers: Workers
@@ -110,6 +108,8 @@ class Finisher:
     """told what is being done, every POLL_SECONDS and whenever something ends"""
     on_judged: Callable[[Candidate, Outcome], None]
     """told of each candidate as it was before, and of the outcome that it has now"""
+    spaces: dict[int, SearchSpace]
+    """of each run whose candidates are judged; those of other runs are read from the ledger"""
 
     def finish_ranking(self) -> list[str]:
         """Judge the ranking of predictions that is shown until all of it has passed; what a person should know."""
@@ -157,7 +157,11 @@ class Finisher:
     def _submit(self, candidate: Candidate) -> Future[Judged | Rejection]:
         seed = seed_for(self.seed, self.run, candidate.trial)
         known = self.ledger.verdicts(candidate.trial)
-        return judge_to_end(self.judge, self.workers, self.target, self.space, candidate.contender, known, seed)
+        space = self.spaces.get(candidate.run)
+        if space is None:
+            self.spaces |= spaces_of(self.ledger, [candidate], self.target)
+            space = self.spaces[candidate.run]
+        return judge_to_end(self.judge, self.workers, self.target, space, candidate.contender, known, seed)
 
     def _shown(self) -> list[int]:
         """Return the trials that a ranking would show if nothing more failed, best first."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu, find_gpu, known_gpus
 from evoengine.gpu_file import stored_fields
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate
+from evoengine.space.space import SearchSpace, space_from_text
 from evoengine.workloads import find_workload, workloads
 from evoengine.workloads.base import AnyWorkload, Target
 
@@ -46,3 +49,17 @@ def _workload(problem: str, definition: str | None) -> AnyWorkload:
     if name not in workloads():
         raise UsageError(f"the workload {name} of {problem} is not known here; name its folder with --kernel")
     return find_workload(name)
+
+
+def spaces_of(ledger: Ledger, candidates: Sequence[Candidate], target: Target) -> dict[int, SearchSpace]:
+    """The space of each candidate's run, from the text that the ledger keeps: a binary goes with the launch rules that
+    it was made under, whatever the file says today."""
+    wanted = {c.run for c in candidates}
+    spaces: dict[int, SearchSpace] = {}
+    by_text: dict[str, SearchSpace] = {}
+    for run in ledger.runs():
+        if run.id in wanted:
+            if run.space_text not in by_text:
+                by_text[run.space_text] = space_from_text(run.space_text, run.space_name, target.problem, target.gpu)
+            spaces[run.id] = by_text[run.space_text]
+    return spaces

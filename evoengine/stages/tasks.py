@@ -25,8 +25,11 @@ from evoengine.records import (
 )
 from evoengine.stages.final_result import Finals
 from evoengine.stages.predict import Estimated, figure_by_formula, predict_figure
+from evoengine.terms import peak_percent
 from evoengine.workloads.base import AnyWorkload, Target
 
+NEAR_CEILING = 90.0
+"""percent of what the chip can do, from which on a figure is no figure before the gate is finished"""
 COMPILE_SECONDS = 90.0
 """a kernel takes a few"""
 
@@ -66,8 +69,9 @@ def estimate_task(
 ) -> Evaluation | Rejection:  # fmt: skip
     """Judge the short cases, predict the time, and judge to the end what is faster than `bar`, a figure's rank key.
 
-    Without a bar everything is judged to the end, as is what has no figure. Where executor or model `failed` before,
-    the emulator judges alone and the formula gives the figure.
+    Without a bar everything is judged to the end, as is what has no figure, and what is so near the ceiling of the chip
+    that work may have been skipped. Where executor or model `failed` before, the emulator judges alone and the formula
+    gives the figure.
     """
     from evoengine.stages.gate import CannotJudge, Judges
 
@@ -78,11 +82,16 @@ def estimate_task(
             return Evaluation(judged.verdicts, None)
         estimated = predict_task(target, contender, cost, failed)
         figure = estimated.figure
-        if figure is None or bar is None or figure.rank_key < bar:
+        if figure is None or bar is None or figure.rank_key < bar or _near_ceiling(figure):
             judged = judges.judge_rest(judged.verdicts)
     except CannotJudge as error:
         return Rejection(Outcome.UNCOMPILABLE, str(error))
     return Evaluation(judged.verdicts, figure if judged.correct else None, estimated.unread, judged.whole)
+
+
+def _near_ceiling(figure: Measurement) -> bool:
+    percent = peak_percent(figure.terms, figure.compared_us)
+    return percent is not None and percent >= NEAR_CEILING
 
 
 def finish_task(

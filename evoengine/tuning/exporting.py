@@ -16,8 +16,7 @@ from evoengine.publish.folder import require_place, with_checksums
 from evoengine.records import EMULATOR, EXECUTOR, Candidate, Judged, Outcome, Rejection
 from evoengine.search.finishing import is_judged, judge_export
 from evoengine.search.recompile import with_machine_code
-from evoengine.search.remeasure import spaces_of
-from evoengine.search.targets import target_of
+from evoengine.search.targets import spaces_of, target_of
 from evoengine.tuning.best import find_best
 from evoengine.tuning.setup import Echo, silent
 from evoengine.workloads.base import Target
@@ -31,18 +30,20 @@ def export(
     problem: str | None = None,
     gpu: str | None = None,
     *,
+    kernel: Path | str | None = None,
     db: str | None = None,
     pareto: bool = False,
     echo: Echo = silent,
     on_stage: Echo = silent,
 ) -> list[Path]:
-    """Writes the best kernel with its loader into `folder`, after its machine code was executed; gives the files.
-    `on_stage` is told what is being done.
+    """Write the best kernel with its loader into `folder`, after both judges passed it; return the files.
 
-    Raises NothingFound where there is none, or where its machine code gave a wrong result.
+    `kernel` is that of `best`. `on_stage` is told what is being done. Raises NothingFound where there is none, or where
+    a judge refutes it.
     """
+    require_place(Path(folder))
     with open_ledger(db, create=False) as ledger:
-        first = find_best(ledger, problem, gpu, None if pareto else 1, pareto).candidates[0]
+        first = find_best(ledger, problem, gpu, None if pareto else 1, pareto, kernel).candidates[0]
         return _export(ledger, first.trial, Path(folder), echo, on_stage)
 
 
@@ -50,6 +51,7 @@ def export_trial(
     folder: Path | str, trial: int, *, db: str | None = None, echo: Echo = silent, on_stage: Echo = silent
 ) -> list[Path]:
     """As `export`, of a trial however fast it is. Raises NothingFound where it is not correct, with how it ended."""
+    require_place(Path(folder))
     with open_ledger(db, create=False) as ledger:
         found = ledger.candidate(trial)
         if found.outcome is None or not (found.outcome.correct or found.outcome is Outcome.UNFINISHED):
@@ -59,7 +61,6 @@ def export_trial(
 
 
 def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo, on_stage: Echo) -> list[Path]:
-    require_place(folder)  # before the machine code is executed, which takes a while
     on_stage("reading the ledger")
     winner = with_machine_code(ledger, trial)
     if isinstance(winner, Rejection):

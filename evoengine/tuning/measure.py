@@ -16,8 +16,8 @@ from evoengine.passwords import command_line
 from evoengine.records import Baseline, Candidate
 from evoengine.search.agreement import Agreement, Pair, agree, measured_pairs, of_one_model
 from evoengine.search.evaluators import GpuEvaluator
-from evoengine.search.remeasure import Remeasurer, left_to_measure, spaces_of
-from evoengine.search.targets import stored_gpu, stored_target
+from evoengine.search.remeasure import Remeasurer, left_to_measure
+from evoengine.search.targets import spaces_of, stored_gpu, stored_target
 from evoengine.stages.toolchain import compiler_version
 from evoengine.tuning.boards import described
 from evoengine.tuning.setup import Echo, ending, ledger_device, lock_gpu, require_gpus, silent

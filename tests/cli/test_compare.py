@@ -136,7 +136,7 @@ def test_a_person_sees_tables(db):
     ):
         assert text in done.output
     done = CliRunner().invoke(evoengine, ["compare", "1", "3", "--db", str(db)], catch_exceptions=False)
-    assert "unlike problems or GPUs" in done.stderr
+    assert "unlike problems, GPUs or kernels" in done.stderr
     done = CliRunner().invoke(evoengine, ["compare", "4", "2", "--db", str(db)], catch_exceptions=False)
     assert "no configuration was tried by both" in done.stderr
 

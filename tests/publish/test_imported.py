@@ -19,8 +19,7 @@ from evoengine.publish.t4 import from_t4, to_t4
 from evoengine.records import EMULATOR, EXECUTOR, Baseline, Binary, Judged, Kind, Outcome, Rejection
 from evoengine.search import recompile
 from evoengine.search.recompile import with_machine_code
-from evoengine.search.remeasure import spaces_of
-from evoengine.search.targets import stored_target
+from evoengine.search.targets import spaces_of, stored_target
 from evoengine.tuning import exporting
 from tests.publish.test_t4 import BASELINES, DEVICE, whole
 from tests.support.ledger_examples import GPU, POLICY, PROBLEM, a_binary, a_figure, a_source, add_ranked, start_run

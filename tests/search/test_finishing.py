@@ -71,7 +71,9 @@ def started(ledger, space):
 
 def finisher(ledger, run, space, workers, may_go_on=lambda: True, judged=lambda before, outcome: None):
     judge = CpuEvaluator(TARGET)
-    return Finisher(ledger, run, TARGET, space, 5, judge, workers, may_go_on, lambda stage: None, judged)
+    return Finisher(
+        ledger, run, TARGET, 5, judge, workers, may_go_on, lambda stage: None, judged, {run: space}
+    )  # fmt: skip
 
 
 def test_an_unfinished_candidate_is_not_ranked(ledger, space):
