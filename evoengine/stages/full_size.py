@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from evoengine.devices.pool import BlockLaunch, BlockTrace
 from evoengine.records import CaseResult, Launch, Plan, Verdict
-from evoengine.stages.verify import Judged, compare, failed, run_plan
+from evoengine.stages.verify import Judged, compare, failed, run_plan, share_of_allowed
 from evoengine.workloads.base import AnyWorkload, WrongBlock
 
 RunBlocks = Callable[[BlockLaunch, int], list[BlockTrace]]
@@ -38,11 +38,5 @@ def check_blocks(
     results = [compare(workload, p.case, p.drawn, p.outputs, seed) for p in parts]
     if not results:
         return CaseResult(case.name, str(case.problem), seed, True, None, None, None)
-    worst = next((r for r in results if not r.correct), None) or max(results, key=_share_of_allowed)
+    worst = next((r for r in results if not r.correct), None) or max(results, key=share_of_allowed)
     return replace(worst, problem=str(case.problem))
-
-
-def _share_of_allowed(result: CaseResult) -> float:
-    """Of a result that was compared and found correct."""
-    assert result.max_error is not None and result.allowed is not None
-    return result.max_error / result.allowed

@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import NamedTuple
 
-from evoengine.devices.base import Arguments, KernelFailure, Tensors
+from evoengine.devices.base import KernelCall, KernelFailure, Tensors
 from evoengine.devices.pool import BlockLaunch, BlockTrace
 from evoengine.records import (
     Baseline,
     Binary,
     CompiledCandidate,
-    Launch,
     Measurement,
     Outcome,
     Plan,
@@ -65,6 +64,7 @@ def emulate_task(workload: AnyWorkload, source: Source, plan: Plan, full_plan: P
     """Builds the source for the CPU and puts it through the gate there: small cases, then those at full size."""
     from evoengine.devices.emulator.build import build
     from evoengine.devices.emulator.run import run, run_blocks
+    from evoengine.devices.single_launches import rounds_by_launches
     from evoengine.stages.full_size import verify_blocks
     from evoengine.stages.verify import verify
 
@@ -73,13 +73,13 @@ def emulate_task(workload: AnyWorkload, source: Source, plan: Plan, full_plan: P
     except KernelFailure as failure:
         return Rejection(failure.outcome, f"emulator: {failure}")
 
-    def launch(geometry: Launch, arguments: Arguments, schedule: int) -> Tensors:
-        return run(executable, source.entry, geometry, arguments, schedule, LAUNCH_SECONDS)
+    def launch(call: KernelCall, schedule: int) -> Tensors:
+        return run(executable, call.entry, call.launch, call.arguments, schedule, LAUNCH_SECONDS)
 
     def launch_blocks(asked: BlockLaunch, schedule: int) -> list[BlockTrace]:
         return run_blocks(executable, source.entry, asked, schedule, LAUNCH_SECONDS)
 
-    verdict = verify(workload, plan, launch, "emulator", seed)
+    verdict = verify(workload, plan, rounds_by_launches(launch), "emulator", seed)
     return verify_blocks(verdict, workload, full_plan, launch_blocks, seed)
 
 

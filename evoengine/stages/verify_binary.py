@@ -7,9 +7,10 @@ dropped, a wait that was moved, a launch that the binary was not made for.
 
 from __future__ import annotations
 
-from evoengine.devices.base import Arguments, KernelCrashed, Tensors
+from evoengine.devices.base import KernelCall, KernelCrashed, Tensors
+from evoengine.devices.single_launches import rounds_by_launches
 from evoengine.errors import UsageError
-from evoengine.records import EXECUTOR, Binary, Launch, Plan, Source
+from evoengine.records import EXECUTOR, Binary, Plan, Source
 from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import prepare, require_arch
@@ -33,12 +34,12 @@ def verify_binary(workload: AnyWorkload, plan: Plan, source: Source, binary: Bin
         named = ", ".join(f"{opcode} ({count}×)" for opcode, count in program.unknown.items())
         return BinaryCheck(None, f"the executor does not know {named}")
 
-    def launch(geometry: Launch, arguments: Arguments, own_seed: int) -> Tensors:
+    def launch(call: KernelCall, own_seed: int) -> Tensors:
         try:
-            prepared = prepare(kernel, geometry, arguments, own_seed)
+            prepared = prepare(kernel, call.launch, call.arguments, own_seed)
         except UsageError as error:
             raise KernelCrashed(str(error)) from error
         run(program, prepared)
         return prepared.results()
 
-    return BinaryCheck(verify(workload, plan, launch, EXECUTOR, seed))
+    return BinaryCheck(verify(workload, plan, rounds_by_launches(launch), EXECUTOR, seed))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from evoengine.devices.base import KernelCrashed, KernelHung
+from evoengine.devices.single_launches import rounds_by_launches
 from evoengine.records import Launch, Outcome
 from evoengine.stages.arguments import make_arguments
 from evoengine.stages.verify import case_seeds, compare, verify
@@ -44,13 +45,14 @@ def honest(q, k, v, scale, causal):
 def device(problem, compute=honest, after=lambda found: found):
     """A stand-in for a device: runs `compute` on the arguments of a launch, then lets `after` meddle with memory."""
 
-    def run(launch, arguments, seed):
-        case = dict(zip(("q", "k", "v", "o", "heads", "kv_heads", "seq_q", "seq_k", "scale"), arguments, strict=True))
+    def launch(call, seed):
+        names = ("q", "k", "v", "o", "heads", "kv_heads", "seq_q", "seq_k", "scale")
+        case = dict(zip(names, call.arguments, strict=True))
         q, k, v = (torch.from_numpy(case[n].data.copy()).view(TORCH_DTYPES[problem.dtype]) for n in "qkv")
         out = compute(q, k, v, float(case["scale"].value), problem.causal)
         return after({n: case[n].data.copy() for n in "qkv"} | {"o": out.view(torch.uint16).numpy()})
 
-    return run
+    return rounds_by_launches(launch)
 
 
 def judge(problem, run, seed=1):
@@ -335,13 +337,53 @@ def test_a_changed_input_is_incorrect():
 
 @pytest.mark.parametrize("failure", [KernelCrashed, KernelHung])
 def test_a_crash_or_hang_ends_the_gate_with_its_reason(failure):
-    def run(launch, arguments, seed):
+    def run(rounds, seed):
         raise failure("block (0, 0, 0), thread 7")
 
     verdict = judge(parse_problem(PROBLEMS[0]), run)
     assert verdict.outcome is failure.outcome
     assert "thread 7" in verdict.reason
     assert len(verdict.cases) == 1
+
+
+def test_stores_that_do_not_cover_an_output_are_wrong_whatever_the_device_returns():
+    problem = parse_problem(PROBLEMS[0])
+    right = device(problem)
+
+    def run(rounds, seed):
+        return replace(right(rounds, seed), unwritten={"o": 3})
+
+    verdict = judge(problem, run)
+    assert verdict.outcome is Outcome.INCORRECT
+    assert "3 of 4224 outputs were never written" in verdict.reason
+
+
+def test_one_case_with_several_blocks_is_launched_twice_on_new_inputs_over_the_old_outputs():
+    problem = parse_problem(PROBLEMS[0])
+    seen = []
+
+    def run(rounds, seed):
+        seen.append([calls[0].arguments for calls in rounds])
+        return device(problem)(rounds, seed)
+
+    plan = [(case, Launch((1 + n // 2, 1, 1), 32, 0)) for n, case in enumerate(ATTENTION.cases(problem, CONFIG))]
+    assert verify(ATTENTION, plan, run, "stand-in", 1).correct
+    twice = [n for n, rounds in enumerate(seen) if len(rounds) == 2]
+    assert len(twice) == 1 and twice[0] >= 2
+    first, second = seen[twice[0]]
+    assert not np.array_equal(first[0].data, second[0].data)
+
+
+def test_a_kernel_that_is_right_once_and_returns_early_later_is_incorrect():
+    problem = parse_problem(PROBLEMS[0])
+
+    def run(rounds, seed):
+        done = device(problem)(rounds, seed)
+        return replace(done, tensors=[tensors | {"o": done.tensors[0]["o"]} for tensors in done.tensors])
+
+    verdict = judge(problem, run)
+    assert verdict.outcome is Outcome.INCORRECT
+    assert "in the second launch" in verdict.reason
 
 
 def test_inputs_are_fresh_for_every_candidate_and_case_and_repeat_from_their_seed():
