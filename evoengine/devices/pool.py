@@ -25,11 +25,17 @@ class Pool:
     pages: np.ndarray
 
     def read(self, argument: int, start: int, stop: int) -> np.ndarray:
-        """Bytes `start` to `stop` of the pooled tensor that is the launch's argument number `argument`; uint8."""
-        first, last = start // PAGE, -(-stop // PAGE)
-        numbers = np.arange(first, last, dtype=np.uint64) ^ np.uint64((argument + 1) << 48)
-        chosen = _mixed(numbers) % np.uint64(len(self.pages))
-        return self.pages[chosen.astype(np.intp)].reshape(-1)[start - first * PAGE : stop - first * PAGE]
+        """Return bytes `start` to `stop` of a pooled tensor, uint8; `argument` is its number among the launch's."""
+        row: np.ndarray = self.read_rows(argument, np.array([start]), stop - start)[0]
+        return row
+
+    def read_rows(self, argument: int, starts: np.ndarray, length: int) -> np.ndarray:
+        """Return `length` bytes from each of `starts` on, uint8 [len(starts), length]; as `read` does."""
+        pages = (length + PAGE - 2) // PAGE + 1
+        numbers = ((starts // PAGE)[:, None] + np.arange(pages)).astype(np.uint64)
+        chosen = _mixed(numbers ^ np.uint64((argument + 1) << 48)) % np.uint64(len(self.pages))
+        within = (starts % PAGE)[:, None] + np.arange(length)
+        return np.take_along_axis(self.pages[chosen.astype(np.intp)].reshape(len(starts), -1), within, axis=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""The gate at full size: a few blocks of the problem itself, over tensors of which only touched pages exist."""
+"""The gate at full size: blocks of the problem itself, over tensors of which only touched pages exist."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 
 from evoengine.devices.pool import BlockLaunch, BlockTrace
 from evoengine.records import CaseResult, Launch, Plan, Verdict
@@ -15,7 +16,7 @@ RunBlocks = Callable[[BlockLaunch, int], list[BlockTrace]]
 
 
 def verify_blocks(verdict: Verdict, workload: AnyWorkload, plan: Plan, run: RunBlocks, seed: int) -> Verdict:
-    """A good verdict on small cases with that on the plan's at full size added; any other as it is."""
+    """Return a good verdict on small cases with that on the plan's at full size added; any other as it is."""
     if not verdict.correct or not plan:
         return verdict
 
@@ -30,13 +31,22 @@ def verify_blocks(verdict: Verdict, workload: AnyWorkload, plan: Plan, run: RunB
 def check_blocks(
     workload: AnyWorkload, case: Judged, asked: BlockLaunch, traces: list[BlockTrace], seed: int
 ) -> CaseResult:
-    """Whether the blocks wrote what they should and nothing else; the figures are of the part that is furthest off."""
+    """Return whether the blocks wrote what they should and nothing else, with the figures of the part that is furthest
+    off."""
+    judged = _judged_part(case, asked)
     try:
         parts = workload.full_size().written_parts(case, asked, traces)
     except WrongBlock as wrong:
-        return failed(case, seed, str(wrong))
+        return replace(failed(case, seed, str(wrong)), part=judged)
     results = [compare(workload, p.case, p.drawn, p.outputs, seed) for p in parts]
     if not results:
-        return CaseResult(case.name, str(case.problem), seed, True, None, None, None)
+        return CaseResult(case.name, str(case.problem), seed, True, None, None, None, part=judged)
     worst = next((r for r in results if not r.correct), None) or max(results, key=share_of_allowed)
-    return replace(worst, problem=str(case.problem))
+    return replace(worst, problem=str(case.problem), part=judged)
+
+
+def _judged_part(case: Judged, asked: BlockLaunch) -> str | None:
+    """Return how many of the launch's blocks are run, and how much of the problem they have, where that is not all."""
+    blocks, total = len(asked.blocks), prod(asked.launch.grid)
+    some = f"{blocks:,} of {total:,} blocks" if blocks < total else None
+    return ", ".join(part for part in (some, case.part) if part) or None

@@ -54,6 +54,9 @@ class Judged(Protocol):
     @property
     def problem(self) -> Problem: ...
 
+    @property
+    def part(self) -> str | None: ...
+
 
 def verify(workload: AnyWorkload, plan: Plan, run: RunRounds, device: str, seed: int) -> Verdict:
     """Run the plan's cases with seeds drawn from `seed` and return the verdict on all of them.
@@ -76,7 +79,8 @@ def run_plan(plan: Plan, seed: int, device: str, judge: Callable[[Any, Launch, i
     outcome: Outcome | None = None
     for (case, launch), case_seed in zip(plan, case_seeds(seed, len(plan)), strict=True):
         try:
-            results.append(judge(case, launch, case_seed))
+            result = judge(case, launch, case_seed)
+            results.append(replace(result, part=result.part or case.part))
         except KernelFailure as failure:
             results.append(failed(case, case_seed, str(failure)))
             outcome = failure.outcome
@@ -287,5 +291,5 @@ def _bias(name: str, error: torch.Tensor, expected: torch.Tensor, eps: float) ->
 
 
 def failed(case: Judged, seed: int, reason: str) -> CaseResult:
-    """A case without a result to compare."""
-    return CaseResult(case.name, str(case.problem), seed, False, None, None, None, reason)
+    """Return the result of a case that has no outputs to compare."""
+    return CaseResult(case.name, str(case.problem), seed, False, None, None, None, reason, case.part)

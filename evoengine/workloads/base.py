@@ -59,6 +59,8 @@ class Case(Generic[P]):
     config: Config = field(default_factory=dict, hash=False)
     long: bool = False
     """whether it is asked only of candidates that may rank, as it takes longer than the others"""
+    part: str | None = None
+    """how much of the problem's own extent it has, where that is too large for the time there is"""
 
 
 AnyCase = Case[Any]

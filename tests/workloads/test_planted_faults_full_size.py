@@ -6,10 +6,9 @@ import pytest
 
 from evoengine.gpu import find_gpu
 from evoengine.records import Outcome
-from evoengine.search.evaluators import full_plan
+from evoengine.search.evaluators import full_plan, gate_plan
 from evoengine.space.space import load_space
 from evoengine.stages.tasks import emulate_task
-from evoengine.workloads.attention.full_size import long_cases
 from tests.support.exhaustive import representatives
 
 # 2^32 elements in each tensor: 8.6 GB
@@ -110,8 +109,8 @@ GOOD_FAST = ("scalar",)
 
 
 def judge(gate, config, source):
-    """On the cases at full size alone: the small ones miss all of these faults."""
-    plan = [(case, gate.space.launch(config, case.problem)) for case in long_cases(gate.problem, config)]
+    """On the cases of the problem's own extents and at full size alone: the small ones miss all of these faults."""
+    plan = [(case, launch) for case, launch in gate_plan(gate.space, gate.target, config) if case.long]
     return emulate_task(gate.target.workload, source, plan, full_plan(gate.space, gate.target, config), seed=7)
 
 
