@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evoengine.devices.base import PassedParameter
+from evoengine.devices.base import ConstantArgument, PassedParameter, TensorArgument
 from evoengine.records import Launch
 
 PAGE = 4096
 """bytes"""
+BlockArgument = PassedParameter | TensorArgument | ConstantArgument
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,14 @@ class Pool:
         within = (starts % PAGE)[:, None] + np.arange(length)
         return np.take_along_axis(self.pages[chosen.astype(np.intp)].reshape(len(starts), -1), within, axis=1)
 
+    def take(self, argument: int, places: np.ndarray, size: int) -> np.ndarray:
+        """Return the elements of `size` bytes at `places`, counted in elements: uint8 [*places.shape, size]."""
+        each = PAGE // size
+        numbers = (places // each).astype(np.uint64)
+        chosen = _mixed(numbers ^ np.uint64((argument + 1) << 48)) % np.uint64(len(self.pages))
+        found: np.ndarray = self.pages.reshape(-1, size)[chosen.astype(np.intp) * each + places % each]
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class ChosenBlock:
@@ -50,11 +59,12 @@ class ChosenBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockLaunch:
-    """Some blocks of a launch, each run for itself. An input's contents are the pool's, an output's NaN until it is
-    written."""
+    """Some blocks of a launch, each run by itself. An input without contents has the pool's, and an output is NaN until
+    it is written."""
 
     launch: Launch
-    arguments: Sequence[PassedParameter]
+    arguments: Sequence[BlockArgument]
+    """tensors by shape, or inputs with their contents; constants behind the kernel's parameters"""
     pool: Pool
     blocks: Sequence[ChosenBlock]
 

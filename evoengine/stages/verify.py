@@ -69,10 +69,10 @@ def verify(workload: AnyWorkload, plan: Plan, run: RunRounds, device: str, seed:
     )
 
 
-def run_plan(plan: Plan, seed: int, device: str, judge: Callable[[Any, Launch, int], CaseResult]) -> Verdict:
+def run_plan(plan: Plan, seed: int, device: str, judge: Callable[[Any, Launch, int], CaseResult | None]) -> Verdict:
     """Return the verdict on a plan from `judge` of each case, its launch and a seed of its own.
 
-    `judge` may raise KernelFailure, which ends the plan.
+    `judge` may raise KernelFailure, which ends the plan, and returns None where a case asks nothing.
     """
     start = time.perf_counter()
     results: list[CaseResult] = []
@@ -80,7 +80,8 @@ def run_plan(plan: Plan, seed: int, device: str, judge: Callable[[Any, Launch, i
     for (case, launch), case_seed in zip(plan, case_seeds(seed, len(plan)), strict=True):
         try:
             result = judge(case, launch, case_seed)
-            results.append(replace(result, part=result.part or case.part))
+            if result is not None:
+                results.append(replace(result, part=result.part or case.part))
         except KernelFailure as failure:
             results.append(failed(case, case_seed, str(failure)))
             outcome = failure.outcome
@@ -183,15 +184,17 @@ class Bound:
     allowed: float
 
 
-def compare(workload: AnyWorkload, case: AnyCase, drawn: Drawn, results: Outputs, seed: int) -> CaseResult:
-    """The rules themselves, for results on any device."""
+def compare(
+    workload: AnyWorkload, case: AnyCase, drawn: Drawn, results: Outputs, seed: int, expected: Outputs | None = None
+) -> CaseResult:
+    """Apply the rules to results of any device; `expected` is the reference's where it is known."""
     for name, result in results.items():
         unwritten = int(result.isnan().sum())
         if unwritten:
             of = f" of {name}" if len(results) > 1 else ""
             return failed(case, seed, f"{unwritten} of {result.numel()} outputs{of} are NaN or were never written")
     tensors = workload.tensors()
-    expected = tensors.reference(case.problem, drawn.expected)
+    expected = expected or tensors.reference(case.problem, drawn.expected)
     errors = {name: result.double() - expected[name].double() for name, result in results.items()}
     found = bounds(workload, case, drawn, results, errors, expected)
     broken = next((bound for own in found.values() for bound in own if not bound.error <= bound.allowed), None)

@@ -10,7 +10,7 @@ from typing import Any
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
 from evoengine.records import Config, Rejection, Source, Verdict
-from evoengine.search.evaluators import gate_plan
+from evoengine.search.evaluators import full_plan, gate_plan
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.render import render
 from evoengine.stages.tasks import emulate_task
@@ -83,4 +83,5 @@ def gate(folder: Path, config: Config, problem: str | None = None, seed: int = 7
     target, space = load(folder, problem)
     assert space.why_invalid(config) is None
     source = render(target, space, config, asset("templates"))
-    return emulate_task(target.workload, source, gate_plan(space, target, config), (), seed)
+    plans = gate_plan(space, target, config), full_plan(space, target, config)
+    return emulate_task(target.workload, source, *plans, seed)

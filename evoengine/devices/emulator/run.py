@@ -18,7 +18,10 @@ from evoengine.devices.base import (
     ConstantArgument,
     KernelCrashed,
     KernelHung,
+    PassedParameter,
     ScalarArgument,
+    ScratchArgument,
+    ScratchParameter,
     TensorArgument,
     TensorMapArgument,
     TensorParameter,
@@ -59,14 +62,14 @@ def run_blocks(executable: Path, entry: str, asked: BlockLaunch, seed: int, time
     return _block_traces(_finish(executable, message, entry, launch, timeout), arguments)
 
 
-def _header(launch: Launch, arguments: Sequence[Argument | TensorParameter], seed: int, *chosen: int) -> bytes:
+def _header(launch: Launch, arguments: Sequence[Argument | PassedParameter], seed: int, *chosen: int) -> bytes:
     constants = sum(isinstance(a, ConstantArgument) for a in arguments)
     geometry = (*launch.grid, *launch.block, launch.shared_bytes, len(arguments) - constants)
     blocks, pool_bytes = chosen or (0, 0)
     return _LAUNCH.pack(seed % 2**64, os.getpid(), *geometry, blocks, constants, pool_bytes)
 
 
-def _message(arguments: Sequence[Argument | TensorParameter]) -> bytes:
+def _message(arguments: Sequence[Argument | PassedParameter]) -> bytes:
     values = [_value(a, arguments) for a in arguments]
     return b"".join([*map(_argument_header, arguments, values), *values])
 
@@ -84,24 +87,25 @@ def _finish(executable: Path, message: bytes, entry: str, launch: Launch, timeou
     return done.stdout
 
 
-def _value(argument: Argument | TensorParameter, arguments: Sequence[Argument | TensorParameter]) -> bytes:
+def _value(argument: Argument | PassedParameter, arguments: Sequence[Argument | PassedParameter]) -> bytes:
     if isinstance(argument, TensorMapArgument):
         return _tensor_map(argument, arguments)
     if isinstance(argument, TensorParameter):
         return b""
     if isinstance(argument, ScalarArgument):
         return argument.value.tobytes()
+    assert not isinstance(argument, ScratchArgument | ScratchParameter)  # rounds_by_launches passes tensors
     return np.ascontiguousarray(argument.data).tobytes()
 
 
-def _tensor_map(argument: TensorMapArgument, arguments: Sequence[Argument | TensorParameter]) -> bytes:
+def _tensor_map(argument: TensorMapArgument, arguments: Sequence[Argument | PassedParameter]) -> bytes:
     tensors = {a.name: (i, a) for i, a in enumerate(arguments) if isinstance(a, TensorArgument | TensorParameter)}
     index, tensor = tensors[argument.tensor]
     tensor_map.check(argument, tensor.bytes if isinstance(tensor, TensorParameter) else tensor.data.nbytes)
     return tensor_map.describe(argument, 0, index)
 
 
-def _argument_header(argument: Argument | TensorParameter, value: bytes) -> bytes:
+def _argument_header(argument: Argument | PassedParameter, value: bytes) -> bytes:
     size = len(value)
     if isinstance(argument, TensorArgument):
         kind = b"o" if argument.output else b"t"
@@ -112,6 +116,7 @@ def _argument_header(argument: Argument | TensorParameter, value: bytes) -> byte
     elif isinstance(argument, TensorMapArgument):
         kind = b"m"
     else:
+        assert isinstance(argument, ScalarArgument)
         kind = b"f" if argument.value.dtype.kind == "f" else b"i"
     return _ARGUMENT.pack(size, kind, argument.name.encode()[:54])
 
@@ -140,7 +145,7 @@ def _results(output: bytes, arguments: Arguments) -> dict[str, np.ndarray]:
     return results
 
 
-def _block_traces(output: bytes, arguments: Sequence[Argument | TensorParameter]) -> list[BlockTrace]:
+def _block_traces(output: bytes, arguments: Sequence[Argument | PassedParameter]) -> list[BlockTrace]:
     found, position = [], 0
     while position < len(output):
         block, given_up, pages = _BLOCK.unpack_from(output, position)
