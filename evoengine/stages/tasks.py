@@ -61,15 +61,18 @@ def build_model_task() -> str:
 # ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def emulate_task(workload: AnyWorkload, source: Source, plan: Plan, full_plan: Plan, seed: int) -> Verdict | Rejection:
-    """Builds the source for the CPU and puts it through the gate there: small cases, then those at full size."""
+def emulate_task(
+    workload: AnyWorkload, source: Source, plan: Plan, full_plan: Plan, seed: int, arch: str
+) -> Verdict | Rejection:
+    """Build the source for the CPU, as NVRTC compiles it for `arch`, and put it through the gate there: small cases,
+    then those at full size."""
     from evoengine.devices.emulator.build import build
     from evoengine.devices.emulator.run import run, run_blocks
     from evoengine.stages.full_size import verify_blocks
     from evoengine.stages.verify import verify
 
     try:
-        executable = build(source)
+        executable = build(source, arch)
     except KernelFailure as failure:
         return Rejection(failure.outcome, f"emulator: {failure}")
 
@@ -88,7 +91,7 @@ def estimate_task(
     failed: str | None = None,
 ) -> Evaluation | Rejection:  # fmt: skip
     """The gate in the emulator, and the prediction for what passes it; by formula where the model `failed` before."""
-    verdict = emulate_task(target.workload, contender.source, plan, full_plan, seed)
+    verdict = emulate_task(target.workload, contender.source, plan, full_plan, seed, target.gpu.arch)
     if isinstance(verdict, Rejection) or not verdict.correct:
         return verdict if isinstance(verdict, Rejection) else Evaluation(verdict, None)
     estimated = predict_task(target, contender, cost, failed)

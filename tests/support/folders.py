@@ -83,4 +83,4 @@ def gate(folder: Path, config: Config, problem: str | None = None, seed: int = 7
     target, space = load(folder, problem)
     assert space.why_invalid(config) is None
     source = render(target, space, config, asset("templates"))
-    return emulate_task(target.workload, source, gate_plan(space, target, config), (), seed)
+    return emulate_task(target.workload, source, gate_plan(space, target, config), (), seed, target.gpu.arch)

@@ -424,6 +424,8 @@ void fence(Scope scope, int) {
     fence_clocks(current, scope);
 }
 
+bool fails_now_and_then() { return !random_below(8); }
+
 void read_only_load(const void* address, unsigned long bytes, int line) {
     if (!is_tracked(address)) return;
     settle();

@@ -251,7 +251,9 @@ void report_hang() {
         say_example(i);
     }
     if (ended) say(", %u have ended (", ended), say_example(last_ended);
-    finish(exit_hung, text, false);
+    const bool one_block = resident == kernel.cluster;
+    if (!one_block) current = max_fibers;  // no block is to be named as the one that hangs
+    finish(exit_hung, text, !one_block);
 }
 
 }  // namespace evo_emu

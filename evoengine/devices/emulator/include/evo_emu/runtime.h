@@ -160,6 +160,8 @@ struct Strong {
 // between this and the access that the caller then makes.
 void strong_access(const volatile void* address, unsigned long bytes, Strong strong);
 void fence(Scope scope, int line);
+// A weak compare-and-exchange may fail for no reason.
+bool fails_now_and_then();
 // A load by the path of data that no thread writes as long as the kernel runs.
 void read_only_load(const void* address, unsigned long bytes, int line);
 
