@@ -53,7 +53,7 @@ def silent(line: str) -> None:
 def compile_and_gate(target: Any, source: Any, plan: Any) -> str:
     """What a candidate costs without a GPU, but for the prediction."""
     binary = compile_task(source, target.gpu.arch)
-    return str(emulate_task(target.workload, source, plan, [], 1).correct and binary.registers)
+    return str(emulate_task(target.workload, source, plan, [], 1, target.gpu.arch).correct and binary.registers)
 
 
 def sleep(seconds: float) -> str:

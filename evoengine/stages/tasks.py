@@ -5,11 +5,11 @@ What a task needs is imported inside it, so that the process that only hands tas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from evoengine.devices.base import KernelCall, KernelFailure, Tensors
+from evoengine.devices.base import Executed, KernelFailure, Round
 from evoengine.devices.pool import BlockLaunch, BlockTrace
 from evoengine.records import (
     Baseline,
@@ -60,26 +60,28 @@ def build_model_task() -> str:
 # ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def emulate_task(workload: AnyWorkload, source: Source, plan: Plan, full_plan: Plan, seed: int) -> Verdict | Rejection:
-    """Builds the source for the CPU and puts it through the gate there: small cases, then those at full size."""
+def emulate_task(
+    workload: AnyWorkload, source: Source, plan: Plan, full_plan: Plan, seed: int, arch: str
+) -> Verdict | Rejection:
+    """Build the source for the CPU, as NVRTC compiles it for `arch`, and put it through the gate there: small cases,
+    then those at full size."""
     from evoengine.devices.emulator.build import build
-    from evoengine.devices.emulator.run import run, run_blocks
-    from evoengine.devices.single_launches import rounds_by_launches
+    from evoengine.devices.emulator.run import run_blocks, run_rounds
     from evoengine.stages.full_size import verify_blocks
     from evoengine.stages.verify import verify
 
     try:
-        executable = build(source)
+        executable = build(source, arch)
     except KernelFailure as failure:
         return Rejection(failure.outcome, f"emulator: {failure}")
 
-    def launch(call: KernelCall, schedule: int) -> Tensors:
-        return run(executable, call.entry, call.launch, call.arguments, schedule, LAUNCH_SECONDS)
+    def launch(rounds: Sequence[Round], schedule: int) -> Executed:
+        return run_rounds(executable, rounds, schedule, LAUNCH_SECONDS)
 
     def launch_blocks(asked: BlockLaunch, schedule: int) -> list[BlockTrace]:
         return run_blocks(executable, source.entry, asked, schedule, LAUNCH_SECONDS)
 
-    verdict = verify(workload, plan, rounds_by_launches(launch), "emulator", seed)
+    verdict = verify(workload, plan, launch, "emulator", seed)
     return verify_blocks(verdict, workload, full_plan, launch_blocks, seed)
 
 
@@ -88,7 +90,7 @@ def estimate_task(
     failed: str | None = None,
 ) -> Evaluation | Rejection:  # fmt: skip
     """The gate in the emulator, and the prediction for what passes it; by formula where the model `failed` before."""
-    verdict = emulate_task(target.workload, contender.source, plan, full_plan, seed)
+    verdict = emulate_task(target.workload, contender.source, plan, full_plan, seed, target.gpu.arch)
     if isinstance(verdict, Rejection) or not verdict.correct:
         return verdict if isinstance(verdict, Rejection) else Evaluation(verdict, None)
     estimated = predict_task(target, contender, cost, failed)

@@ -84,4 +84,4 @@ def gate(folder: Path, config: Config, problem: str | None = None, seed: int = 7
     assert space.why_invalid(config) is None
     source = render(target, space, config, asset("templates"))
     plans = gate_plan(space, target, config), full_plan(space, target, config)
-    return emulate_task(target.workload, source, *plans, seed)
+    return emulate_task(target.workload, source, *plans, seed, target.gpu.arch)

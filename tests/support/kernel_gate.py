@@ -61,7 +61,7 @@ class KernelGate:
         plan = gate_plan(self.space, self.target, config)
         plan += [(case, self.space.launch(config, case.problem)) for case in beside]
         full = full_plan(self.space, self.target, config)
-        return emulate_task(self.target.workload, source or self.source(config), plan, full, seed)
+        return emulate_task(self.target.workload, source or self.source(config), plan, full, seed, self.target.gpu.arch)
 
     def doctored(self, config, old: str, new: str) -> Source:
         source = self.source(config)

@@ -111,7 +111,7 @@ GOOD_FAST = ("scalar",)
 def judge(gate, config, source):
     """On the cases of the problem's own extents and at full size alone: the small ones miss all of these faults."""
     plan = [(case, launch) for case, launch in gate_plan(gate.space, gate.target, config) if case.long]
-    return emulate_task(gate.target.workload, source, plan, full_plan(gate.space, gate.target, config), seed=7)
+    return emulate_task(gate.target.workload, source, plan, full_plan(gate.space, gate.target, config), 7, "sm_90a")
 
 
 # one fault of each class; the others of a class run with `make test-all`
@@ -157,6 +157,6 @@ def test_a_grid_too_small_for_the_problem_is_caught(tmp_path, attention_gate, co
     path.write_text(text[:start] + text[start:].replace(f'"{extent}"', f'"{broken}"', 1))
     space = load_space(path, gate.problem, find_gpu("h100"), (family,))
     plan = full_plan(space, gate.target, config)
-    found = emulate_task(gate.target.workload, gate.source(config), [], plan, seed=7)
+    found = emulate_task(gate.target.workload, gate.source(config), [], plan, 7, "sm_90a")
     assert found.outcome is Outcome.INCORRECT
     assert "tiles of rows, which should be" in found.reason
