@@ -176,6 +176,8 @@ class CaseResult:
     mean_error: float | None
     allowed: float | None
     reason: str | None = None
+    part: str | None = None
+    """what was judged of a problem that is too large to be judged whole, as "36 of 2,048 blocks"; None where all was"""
 
 
 GATE_VERSION = 1

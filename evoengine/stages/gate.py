@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from evoengine.devices.base import Arguments, KernelCrashed, KernelFailure, Tensors
+from evoengine.devices.base import Executed, KernelCall, KernelCrashed, KernelFailure, Round, RunRounds, Tensors
 from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run, run_blocks
+from evoengine.devices.emulator.run import run_blocks, run_rounds
 from evoengine.devices.pool import BlockLaunch, BlockTrace
+from evoengine.devices.single_launches import rounds_by_launches
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import (
     EMULATOR,
@@ -23,7 +24,6 @@ from evoengine.records import (
     GATE_VERSION,
     CompiledCandidate,
     Judged,
-    Launch,
     Plans,
     Source,
     Verdict,
@@ -33,7 +33,7 @@ from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import prepare, require_arch
 from evoengine.sass.listing import listing_of
 from evoengine.stages.full_size import RunBlocks, verify_blocks
-from evoengine.stages.verify import Run, verify
+from evoengine.stages.verify import verify
 from evoengine.workloads.base import AnyWorkload
 
 LAUNCH_SECONDS = 20.0
@@ -49,7 +49,7 @@ class Judge:
     """A device without a GPU that runs a candidate's launches."""
 
     device: str
-    run: Run
+    run: RunRounds
     run_blocks: RunBlocks | None
     """None where it cannot run blocks at full size"""
 
@@ -71,26 +71,29 @@ def executor(contender: CompiledCandidate) -> Judge:
         named = ", ".join(f"{opcode} ({count}×)" for opcode, count in program.unknown.items())
         raise CannotJudge(f"its machine code was not executed: the executor does not know {named}")
 
-    def launch(geometry: Launch, arguments: Arguments, seed: int) -> Tensors:
+    def launch(call: KernelCall, seed: int) -> Tensors:
         try:
-            prepared = prepare(kernel, geometry, arguments, seed)
+            prepared = prepare(kernel, call.launch, call.arguments, seed)
         except UsageError as error:
             raise KernelCrashed(str(error)) from error
         core.run(program, prepared)
         return prepared.results()
 
-    return Judge(EXECUTOR, launch, None)
+    return Judge(EXECUTOR, rounds_by_launches(launch), None)
 
 
-def emulator(source: Source) -> Judge:
-    """Return the judge of a candidate's text. Raises CannotJudge where the emulator cannot build it."""
+def emulator(source: Source, arch: str) -> Judge:
+    """Return the judge of a candidate's text, as it is compiled for `arch` (sm_90a).
+
+    Raises CannotJudge where the emulator cannot build it.
+    """
     try:
-        executable = build(source)
+        executable = build(source, arch)
     except KernelFailure as failure:
         raise CannotJudge(f"its text was not executed: the emulator cannot build it: {failure}") from failure
 
-    def launch(geometry: Launch, arguments: Arguments, seed: int) -> Tensors:
-        return run(executable, source.entry, geometry, arguments, seed, LAUNCH_SECONDS)
+    def launch(rounds: Sequence[Round], seed: int) -> Executed:
+        return run_rounds(executable, rounds, seed, LAUNCH_SECONDS)
 
     def launch_blocks(asked: BlockLaunch, seed: int) -> list[BlockTrace]:
         return run_blocks(executable, source.entry, asked, seed, LAUNCH_SECONDS)
@@ -168,7 +171,7 @@ class Judges:
 
     def _prepare(self, device: str) -> Judge:
         if device == EMULATOR:
-            return emulator(self._contender.source)
+            return emulator(self._contender.source, self._contender.binary.arch)
         if self._failed:
             raise CannotJudge(f"its machine code was not executed: {self._failed}")
         return executor(self._contender)

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from evoengine.devices.base import ConstantArgument, KernelCrashed, TensorArgument
+from evoengine.devices.base import ConstantArgument, KernelCall, KernelCrashed, TensorArgument
 from evoengine.devices.cuda import CudaKernel
 from evoengine.devices.driver import find_driver, resolve_gpu
 from evoengine.errors import MachineError
@@ -214,7 +214,9 @@ def test_a_kernel_reads_its_constant_variables_as_they_were_filled_last():
     kernel = CudaKernel(compile_source(source, gpu().arch), "doubled", source.launch)
     out = TensorArgument("out", np.zeros(4, np.float32), output=True)
     for factors in ([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]):
-        found = kernel.run(source.launch, [out, ConstantArgument("factors", np.array(factors, np.float32))], 1)
+        found = kernel.run(
+            KernelCall("doubled", source.launch, [out, ConstantArgument("factors", np.array(factors, np.float32))]), 1
+        )
         assert found["out"].tolist() == [2 * f + 9 for f in factors]
 
 
@@ -223,4 +225,4 @@ def test_a_constant_variable_that_the_kernel_has_not_is_no_crash_of_the_process(
     kernel = CudaKernel(compile_source(source, gpu().arch), "doubled", source.launch)
     out = TensorArgument("out", np.zeros(4, np.float32), output=True)
     with pytest.raises(KernelCrashed, match="NOT_FOUND"):
-        kernel.run(source.launch, [out, ConstantArgument("absent", np.ones(1, np.float32))], 1)
+        kernel.run(KernelCall("doubled", source.launch, [out, ConstantArgument("absent", np.ones(1, np.float32))]), 1)

@@ -37,10 +37,10 @@ def attention_space(
     return space_of(problem, gpu, families)
 
 
-def emulate(workload, source, plans, seed):
+def emulate(workload, source, plans, seed, arch="sm_90a"):
     """The emulator's verdict on a text, or a Rejection where it cannot be built."""
     try:
-        return judge_whole(emulator(source), workload, plans, seed)
+        return judge_whole(emulator(source, arch), workload, plans, seed)
     except CannotJudge as error:
         return Rejection(Outcome.UNCOMPILABLE, str(error))
 
@@ -74,7 +74,8 @@ class KernelGate:
         plan = gate_plan(self.space, self.target, config)
         plan += [(case, self.space.launch(config, case.problem)) for case in beside]
         full = full_plan(self.space, self.target, config)
-        return emulate(self.target.workload, source or self.source(config), Plans(plan, (), full), seed)
+        plans = Plans(plan, (), full)
+        return emulate(self.target.workload, source or self.source(config), plans, seed, self.target.gpu.arch)
 
     def doctored(self, config, old: str, new: str) -> Source:
         source = self.source(config)

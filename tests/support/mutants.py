@@ -111,7 +111,7 @@ def skip_at_a_place(text: str, code: str, rng: random.Random) -> Iterator[Site]:
     for pattern in (_STATEMENT, _CALL):
         for found in pattern.finditer(code):
             own = text[found.start(2) : found.end(2)]
-            if _DECLARES.match(own) or "=" in own.split("(")[0] and re.match(r"^\w+\s+\w+", own):
+            if _DECLARES.match(own) or ("=" in own.split("(")[0] and re.match(r"^\w+\s+\w+", own)):
                 continue
             yield Site(found.start(2), found.end(2), f"if (!({_place(code, found.start(2), rng)})) {{ {own} }}")
 

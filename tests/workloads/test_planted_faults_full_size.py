@@ -6,9 +6,8 @@ import pytest
 
 from evoengine.gpu import find_gpu
 from evoengine.records import Outcome, Plans
-from evoengine.search.evaluators import full_plan
+from evoengine.search.evaluators import full_plan, gate_plan
 from evoengine.space.space import load_space
-from evoengine.workloads.attention.full_size import long_cases
 from tests.support.exhaustive import representatives
 from tests.support.kernel_gate import emulate
 
@@ -110,8 +109,8 @@ GOOD_FAST = ("scalar",)
 
 
 def judge(gate, config, source):
-    """On the cases at full size alone: the small ones miss all of these faults."""
-    plan = [(case, gate.space.launch(config, case.problem)) for case in long_cases(gate.problem, config)]
+    """On the cases of the problem's own extents and at full size alone: the small ones miss all of these faults."""
+    plan = [(case, launch) for case, launch in gate_plan(gate.space, gate.target, config) if case.long]
     plans = Plans(plan, (), full_plan(gate.space, gate.target, config))
     return emulate(gate.target.workload, source, plans, seed=7)
 
