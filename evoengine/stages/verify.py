@@ -20,7 +20,6 @@ import torch
 
 from evoengine.devices.base import (
     Arguments,
-    KernelCall,
     KernelFailure,
     RunRounds,
     TensorArgument,
@@ -28,7 +27,7 @@ from evoengine.devices.base import (
     Tensors,
 )  # fmt: skip
 from evoengine.records import GATE_VERSION, CaseResult, Launch, Outcome, Plan, Verdict
-from evoengine.stages.arguments import make_arguments, read_outputs
+from evoengine.stages.arguments import make_arguments, make_round, read_outputs
 from evoengine.workloads.base import AnyCase, AnyWorkload, Drawn, Outputs, Problem, Tolerance
 
 MANY_ROWS = 32
@@ -126,7 +125,7 @@ def check(
     drawn = [workload.tensors().draw(case, own) for own in seeds]
     parameters = workload.parameters(case.problem, case.config)
     arguments = [make_arguments(parameters, one.inputs) for one in drawn]
-    done = run([[KernelCall(workload.entry, launch, given)] for given in arguments], seed)
+    done = run([make_round(workload, launch, given) for given in arguments], seed)
     if reason := unwritten_reason(workload, case, done.unwritten):
         return failed(case, seed, reason)
     results = []

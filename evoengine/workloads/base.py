@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from evoengine.devices.base import Parameter
+from evoengine.devices.base import ConstantArgument, ConstantParameter, Parameter
 from evoengine.gpu import Gpu
 from evoengine.records import Config, Launch, Plan, Value
 
@@ -238,6 +238,10 @@ class Workload(ABC, Generic[P]):
         """All of the kernel's parameters, in order: tensors by shape, scalars by value, tensor maps. The tensors are
         the same for every config, an empty one too."""
 
+    def kernel_parameters(self, entry: str) -> tuple[str, ...] | None:
+        """Return the names of the parameters of one of several kernels, in order; None where it takes all."""
+        return None
+
     @abstractmethod
     def tensors(self) -> Tensors[P]:
         """The tensor half; imports torch."""
@@ -275,6 +279,26 @@ class Workload(ABC, Generic[P]):
 
 AnyWorkload = Workload[Any]
 """one whose type of problem the engine does not know: it takes from a workload what it gives back to the same one"""
+
+
+class Named(Protocol):
+    """A parameter or an argument of any kind."""
+
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+def taken(workload: AnyWorkload, entry: str, given: Sequence[N]) -> Sequence[N]:
+    """Return those of a candidate's parameters, or arguments, that one of its kernels takes, constants behind them."""
+    names = workload.kernel_parameters(entry)
+    if names is None:
+        return given
+    by_name = {one.name: one for one in given}
+    constants = [one for one in given if isinstance(one, (ConstantArgument, ConstantParameter))]
+    return [*(by_name[name] for name in names), *constants]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from evoengine.workloads.folder_definition import LARGEST_AXIS, FolderProblem, I
 from evoengine.workloads.folder_extents import Problems
 from evoengine.workloads.folder_full_size import FolderFullCase, full_plan
 from evoengine.workloads.folder_reader import parse_definition
-from evoengine.workloads.folder_space import scratch_parameter
+from evoengine.workloads.folder_space import require_launches, scratch_parameter
 from evoengine.workloads.problem_text import read_size
 
 PROBLEM, SPACE = "problem.json", "space.toml"
@@ -49,6 +49,7 @@ class FolderWorkload(Workload[FolderProblem]):
         )
         if self.definition.name != name:
             raise UsageError(f"the problem of {name} has the name {self.definition.name}; the two must be the same")
+        require_launches(self.definition)
         self.name = name
         self.tolerance = self.definition.tolerance
         self.compile_time = self.definition.compile_time
@@ -133,7 +134,7 @@ class FolderWorkload(Workload[FolderProblem]):
         inputs, outputs = ({i.name: i for i in items} for items in (definition.inputs, definition.outputs))
         scratch = {s.name: s for s in definition.scratch}
         found: list[Parameter] = []
-        for name in definition.parameters:
+        for name in definition.all_parameters:
             item = inputs.get(name) or outputs.get(name)
             if name in scratch:
                 found.append(scratch_parameter(definition, scratch[name], problem, config))
@@ -146,6 +147,9 @@ class FolderWorkload(Workload[FolderProblem]):
         for symbol, name in definition.constants.items():
             found.append(ConstantParameter(symbol, shape_of(inputs[name], problem), inputs[name].dtype, name))
         return tuple(found)
+
+    def kernel_parameters(self, entry: str) -> tuple[str, ...] | None:
+        return self.definition.then.get(entry, self.definition.parameters)
 
     def tensors(self) -> Tensors[FolderProblem]:
         from evoengine.workloads.folder_tensors import FolderTensors
