@@ -95,7 +95,7 @@ def check_blocks(
     if not results:
         return CaseResult(case.name, str(case.problem), seed, True, None, None, None, part=judged)
     worst = next((r for r in results if not r.correct), None) or max(results, key=share_of_allowed)
-    return replace(worst, problem=str(case.problem), part=judged)
+    return replace(worst, problem=str(case.problem), part=parts[0].case.part or judged)
 
 
 def _judged_part(case: Judged, asked: BlockLaunch) -> str | None:

@@ -96,6 +96,8 @@ def _own_lengths(
     for extent in own_extents(definition, problem, config, rules, problem_of):
         is_long = cost(definition, extent.problem, config) > MOST_WORK
         yield Case(f"own {extent.axis}", extent.problem, "normal", config, is_long, extent.part)
+        if "large" in _patterns(definition, problem):
+            yield Case(f"own {extent.axis}, large", extent.problem, "large", config, is_long, extent.part)
 
 
 def _free_of(definition: Definition, axes: Mapping[str, int]) -> dict[str, int]:
