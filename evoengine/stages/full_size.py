@@ -42,7 +42,8 @@ def verify_blocks(verdict: Verdict, workload: AnyWorkload, plan: Plan, run: RunB
             return _not_alone(case, own_seed)
 
     more = run_plan(plan, seed + 1, verdict.device, judge)
-    return replace(more, cases=verdict.cases + more.cases, wall_ms=verdict.wall_ms + more.wall_ms)
+    cases, wall_ms = verdict.cases + more.cases, verdict.wall_ms + more.wall_ms
+    return replace(more, cases=cases, wall_ms=wall_ms, coverage=verdict.coverage)
 
 
 def _run(asked: BlockLaunch, run: RunBlocks, seed: int, unknown_cost: bool) -> tuple[BlockLaunch, list[BlockTrace]]:
