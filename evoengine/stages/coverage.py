@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 
+from evoengine.devices.base import VisitKind
 from evoengine.records import Coverage, Launch
 from evoengine.workloads.base import AnyCase, AnyWorkload, Drawn
 from evoengine.workloads.coverage import COUNTED, Cell
@@ -18,6 +20,7 @@ class CoverageLog:
         self._workload, self._tensors = workload, workload.tensors()
         self._cells: frozenset[Cell] = frozenset()
         self._visited: set[Cell] = set()
+        self._votes: frozenset[Cell] = frozenset()
         self._counted = False
 
     def add(self, case: AnyCase, launch: Launch, visits: np.ndarray, drawn: Drawn) -> None:
@@ -26,13 +29,32 @@ class CoverageLog:
             return
         self._cells = self._cells or self._workload.cells(case.whole, case.config)
         self._counted |= bool(len(visits)) or not any(cell.kind in COUNTED for cell in self._cells)
+        if not any(cell.kind == "votes" for cell in self._cells - self._votes):
+            self._see_votes(visits)
         self._visited |= self._workload.visited(case, launch, visits)
         self._visited |= self._tensors.shown(case, drawn)
+
+    def _see_votes(self, visits: np.ndarray) -> None:
+        """Take every vote that some warp made for two cells, true and false, where the workload knows of none."""
+        sites = dict(_votes_by_site(visits))
+        self._votes |= {Cell("votes", f"at {site}, {sign}") for site in sites for sign in ("true", "false")}
+        self._cells |= self._votes
+        for site, at in sites.items():
+            if at["true"].any():
+                self._visited.add(Cell("votes", f"at {site}, true"))
+            if (at["count"] > at["true"]).any():
+                self._visited.add(Cell("votes", f"at {site}, false"))
 
     def result(self) -> Coverage | None:
         """Return the coverage; None of a workload without cells, and where some need a count that the device does not
         keep."""
         return coverage_of(self._cells, self._visited) if self._counted and self._cells else None
+
+
+def _votes_by_site(visits: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    votes = visits[visits["kind"] == VisitKind.VOTE]
+    for site in np.unique(votes["site"]):
+        yield int(site), votes[votes["site"] == site]
 
 
 def coverage_of(cells: frozenset[Cell], visited: set[Cell]) -> Coverage:

@@ -22,6 +22,7 @@ FAULTS = [
 def test_a_right_kernel_passes(tmp_path, kernel):
     verdict = gate(kernel.write(tmp_path), kernel.config)
     assert isinstance(verdict, Verdict) and verdict.correct, verdict.reason
+    assert verdict.coverage is not None and verdict.coverage.missing == ()
 
 
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (21, 22)])

@@ -81,10 +81,10 @@ def _small_cases(problem: AttentionProblem, config: Config) -> Iterator[Case[Att
     if problem.causal:
         yield Case("two rows behind a tile", at(tile_m + 2, tile_n + 2))
         square = max(tile_m, tile_n) + 3
-        yield Case("as many queries as keys", at(square, square))
+        yield Case("as many queries as keys", at(square, square), "diagonal")
         for short in range(4):
             rows = min(tile_m, tile_n) - short
-            yield Case(f"first row {short} short of a tile", at(rows, rows + tile_n - 1 - short))
+            yield Case(f"first row {short} short of a tile", at(rows, rows + tile_n - 1 - short), "diagonal")
 
 
 def _long_cases(problem: AttentionProblem, config: Config) -> Iterator[Case[AttentionProblem]]:

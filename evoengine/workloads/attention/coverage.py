@@ -32,6 +32,10 @@ BLOCKS = (
     "several tiles of rows of several heads and batch entries",
 )
 """what persistent blocks go through"""
+DIAGONAL = (
+    "the last key that a row sees takes all weight",
+    "the first key that a row does not see would take all weight",
+)
 ALIKE = 2000
 """weights that are alike in a row, over which errors of 16 bits add up"""
 
@@ -53,6 +57,7 @@ def cells(problem: AttentionProblem, config: Config) -> frozenset[Cell]:
     if problem.causal:
         found |= {Cell("diagonal", f"the first row ends {short} short of a tile") for short in range(NEAR + 1)}
         found.add(Cell("diagonal", "as many queries as keys, over several tiles"))
+        found |= {Cell("values", what) for what in DIAGONAL}
     else:
         found.add(Cell("values", "keys in another order"))
     if _votes(config):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from evoengine.workloads.attention.coverage import ALIKE, RISES, rise_name
+from evoengine.workloads.attention.coverage import ALIKE, DIAGONAL, RISES, rise_name
 from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.workloads.base import Drawn
 
@@ -28,6 +28,7 @@ def shown_values(problem: AttentionProblem, drawn: Drawn) -> Iterator[str]:
         yield "columns of V that are constant"
     logits = q @ k.T * (math.log2(math.e) / math.sqrt(problem.head_dim))
     if problem.causal:
+        yield from _at_diagonal(logits, problem.seq_k - problem.seq_q)
         seen = torch.ones_like(logits, dtype=torch.bool).tril(problem.seq_k - problem.seq_q)
         logits = logits.masked_fill(~seen, -math.inf)
     yield from _of_rows(logits)
@@ -50,6 +51,17 @@ def _of_rows(logits: torch.Tensor) -> Iterator[str]:
         if bool(falling[torch.arange(len(falling)) // 8 % 2 == half].any()):
             yield f"a row that falls, in the {name} half of a stripe"
     yield from _weights(logits, top, at)
+
+
+def _at_diagonal(logits: torch.Tensor, diagonal: int) -> Iterator[str]:
+    """Yield what a mask that is off by one would change, of logits without a mask."""
+    row, last = torch.arange(len(logits)), logits.shape[1] - 1
+    at = logits.argmax(dim=1)
+    alone = (logits - logits.amax(dim=1, keepdim=True)).exp2().sum(dim=1) < 1 / _ALMOST_ALL
+    if bool((alone & (at == row + diagonal) & (row < last)).any()):
+        yield DIAGONAL[0]
+    if bool((alone & (at == row + diagonal + 1)).any()):
+        yield DIAGONAL[1]
 
 
 def _rises(logits: torch.Tensor, top: torch.Tensor, at: torch.Tensor) -> Iterator[str]:

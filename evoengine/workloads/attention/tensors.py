@@ -214,6 +214,14 @@ def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch
     return _pointing(q, k, _targets(q, k, generator)), normalize(k, dim=-1), v
 
 
+def _diagonal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
+    """Point every query at the last key that it sees under a mask, and every second at the one behind: a row that sees
+    one key too few or too many is another row of V."""
+    row = torch.arange(q.shape[2], device=q.device)
+    last = row + k.shape[2] - q.shape[2]
+    return _pointing(q, k, (last + row % 2).clamp(max=k.shape[2] - 1)), normalize(k, dim=-1), v
+
+
 def _pointing(q: torch.Tensor, k: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return queries for keys of unit length, whose weights are next to nothing but for that of their target."""
     group, peak = q.shape[1] // k.shape[1], 24.0 * math.sqrt(q.shape[-1])
@@ -290,6 +298,7 @@ _SHAPED: dict[str, Shape] = {
     "extreme logits": _extreme_logits,
     "constant columns": _constant_columns,
     "one-hot rows": _one_hot,
+    "diagonal": _diagonal,
     "late maximum": _late_maximum,
     "long": _long,
 }
