@@ -183,7 +183,7 @@ void begin_kernels_memory();
 extern unsigned dynamic_start;  // shared address of the first byte of dynamic shared memory
 SharedPlace locate(unsigned shared);
 void check_near_canaries();
-void check_all_canaries();
+void check_all_canaries(unsigned first_block);
 void report_fault(const char* address, const char* access);
 
 // pooled.cpp

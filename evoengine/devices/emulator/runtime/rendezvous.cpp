@@ -222,7 +222,7 @@ void report_hang() {
         say("e.g. thread %s", thread_name(rank_of(fiber)).text);
         const Dim at = index_of_block(block_of(fiber));
         if (resident > kernel.cluster) say(" of block (%u,%u,%u)", at.x, at.y, at.z);
-        say(")");
+        say("%s", ")");
     };
     name_stuck_barriers();
     name_stuck_registers();

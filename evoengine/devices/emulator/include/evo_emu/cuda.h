@@ -48,5 +48,8 @@ namespace std = ::std;  // its headers are mapped to the host's by includes.py
 #include <evo_emu/math.h>
 #include <evo_emu/integer.h>
 #include <evo_emu/memory.h>
+#if EVO_EMU_CHECKED  // no other kernel has atomics, and each parses this
+#include <evo_emu/atomics.h>
+#endif
 #include <evo_emu/collectives.h>
 #include <evo_emu/ptx.h>
