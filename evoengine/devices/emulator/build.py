@@ -135,8 +135,7 @@ def _require_working(arch: str) -> None:
 
 
 def _build_at(source: Source, arch: str, executable: Path) -> None:
-    masked = mask(source.text)
-    checked = shares_memory(source.text, masked, len(find_kernels(masked)))
+    checked = shares_memory(source.text, mask(source.text))
     try:
         _compile_and_link(source, arch, checked, executable)
     except KernelUnbuildable as failure:

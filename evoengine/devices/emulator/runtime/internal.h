@@ -193,6 +193,7 @@ void set_pool(const char* pages, uint64_t count);
 char* map_pooled(const char* name, unsigned argument, size_t bytes, PooledKind kind, bool end_flush);
 void begin_chosen_block(uint64_t block, uint64_t limit);
 void write_touched(bool given_up);
+bool is_pooled(const char* address);
 bool provide_page(const char* address, const char* access);
 
 // copies.cpp

@@ -16,7 +16,6 @@ const size_t page = size_t(sysconf(_SC_PAGESIZE));
 uint64_t seed;
 Launch launch;
 Kernel kernel;
-const Entry* all_entries;
 unsigned round_of_launches;
 char* dynamic_shared;
 unsigned long shared_shift;
