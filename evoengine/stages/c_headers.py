@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from evoengine.devices.emulator.inline_ptx import INCLUDE
 
-_INTEGERS = (INCLUDE / "evo_emu/c_stdint.h").read_text("utf-8") + """\
+_INTEGERS = (
+    (INCLUDE / "evo_emu/c_stdint.h").read_text("utf-8")
+    + """\
 typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;
@@ -20,6 +22,7 @@ typedef unsigned long long uint64_t;
 typedef long long intptr_t;
 typedef unsigned long long uintptr_t;
 """
+)
 _LIMITS = (INCLUDE / "evo_emu/c_limits.h").read_text("utf-8")
 _FLOATS = (INCLUDE / "evo_emu/c_float.h").read_text("utf-8")
 _MATH = (INCLUDE / "math.h").read_text("utf-8")

@@ -84,8 +84,8 @@ class _NoPlaceNamed(KernelUnbuildable):
 def build(source: Source, arch: str) -> Path:
     """Return the executable that runs any kernel of `source` as compiled for `arch` (sm_90a), built or from the cache.
 
-    Safe to call from many processes at once. Raises KernelUnbuildable with the first error and its line; MachineError where the compiler is missing or too old,
-    the cache cannot be written, or not even an empty kernel can be built.
+    Safe to call from many processes at once. Raises KernelUnbuildable with the first error and its line; MachineError
+    where the compiler is missing or too old, the cache cannot be written, or not even an empty kernel can be built.
     """
     try:
         key = hashlib.sha256("\0".join((_version(), arch, source.entry, source.text)).encode()).hexdigest()

@@ -1,5 +1,5 @@
-"""The branch that is judged is the branch that is compiled: a kernel finds the macros that NVRTC defines for its target,
-with their values, and none of the host's."""
+"""The branch that is judged is the branch that is compiled: a kernel finds the macros that NVRTC defines for its
+target, with their values, and none of the host's."""
 
 import re
 

@@ -84,7 +84,7 @@ RACES = [
     pytest.param([(ALL_FENCE, ""), ("        last =", "        __threadfence();\n        last =")], "partial",
                  id="a fence behind the count"),
     pytest.param(
-        [(ALL_FENCE, "    if (threadIdx.x == 0) __threadfence();\n")], "partial", id="the fence of one thread too early"),
+        [(ALL_FENCE, "    if (threadIdx.x == 0) __threadfence();\n")], "partial", id="one thread's fence too early"),
     pytest.param([("atomicAdd(", "atomicAdd_block(")], "counter", id="a counter of the block"),
     pytest.param([(COUNT, "counter[row]++")], "counter", id="a counter that is not atomic"),
     pytest.param([("        last =", "        if (before == parts - 2) counter[row] = 0;\n        last =")], "counter",
@@ -97,7 +97,7 @@ RACES = [
     pytest.param(by_ref("acq_rel", "block"), "counter", id="an atomic_ref of the block"),
     pytest.param(by_ptx("atom.relaxed.gpu.global.add.u32"), "partial", id="atom.relaxed"),
     pytest.param(by_ptx("atom.acq_rel.cta.global.add.u32"), "counter", id="atom of the block"),
-    pytest.param([("o[row * 4 + threadIdx.x] = total", "o[row * 4] = total")], "o", id="threads that store to one place"),
+    pytest.param([("o[row * 4 + threadIdx.x] = total", "o[row * 4] = total")], "o", id="all store to one place"),
     pytest.param([("extern", "__device__ float part_of[256];\nextern"), (ALL_FENCE, ""), ("partial[", "part_of[")],
                  "part_of", id="no fence for a variable of the device"),
 ]  # fmt: skip

@@ -6,6 +6,7 @@ import numpy as np
 
 from evoengine.devices.base import VisitKind
 
+
 def line_of(part, text):
     return 1 + text[: text.index(part)].count("\n")
 
@@ -98,7 +99,8 @@ extern "C" __global__ void f(const __half* a, float* o) {
         wmma::mma_sync(sum, x, y, sum);
     unsigned r[6] = {};
     float d[4] = {};
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]), "r"(r[4]), "r"(r[5]));
     wmma::store_matrix_sync(o, sum, 16, wmma::mem_row_major);
