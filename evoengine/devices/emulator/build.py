@@ -16,10 +16,11 @@ from pathlib import Path
 
 from evoengine.devices.base import KernelUnbuildable
 from evoengine.devices.emulator import includes
+from evoengine.devices.emulator.declarations import mask
 from evoengine.devices.emulator.inline_ptx import INCLUDE
 from evoengine.devices.emulator.kernels import find_kernels, shares_memory
 from evoengine.devices.emulator.macros import host_macros, into_kernel, out_of_kernel
-from evoengine.devices.emulator.translate import constant_names, mask, translate
+from evoengine.devices.emulator.translate import constant_names, translate
 from evoengine.errors import MachineError
 from evoengine.host_compiler import (
     building,
@@ -135,7 +136,7 @@ def _require_working(arch: str) -> None:
 
 
 def _build_at(source: Source, arch: str, executable: Path) -> None:
-    checked = shares_memory(source.text, mask(source.text))
+    checked = shares_memory(source.text)
     try:
         _compile_and_link(source, arch, checked, executable)
     except KernelUnbuildable as failure:

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from evoengine.devices.base import KernelUnbuildable
-from evoengine.devices.emulator.declarations import ALIGNMENT, PREPROCESSOR, read_declarators, split_declarators
+from evoengine.devices.emulator.declarations import (
+    ALIGNMENT,
+    PREPROCESSOR,
+    blank_comments,
+    mask,
+    read_declarators,
+    split_declarators,
+)
 
 _WORD_AND_BRACKET = re.compile(r"(\w+)\s*\(")
 _ATTRIBUTES = frozenset(
@@ -71,7 +78,7 @@ def find_device_variables(masked: str) -> list[DeviceVariables]:
     found = []
     for match in _DEVICE_VARIABLE.finditer(plain):
         start = max((m.end() for m in _BOUNDARY.finditer(plain, 0, match.start())), default=0)
-        declared = read_declarators(match[1])
+        declared = read_declarators(",".join(part.split("=")[0] for part in split_declarators(match[1])))
         if not declared or _CONSTANT.search(plain, start, match.end(1)):
             continue
         end = match.end()
@@ -85,15 +92,16 @@ def _without_directives(masked: str) -> str:
     return PREPROCESSOR.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), masked)
 
 
-def shares_memory(text: str, masked: str) -> bool:
+def shares_memory(text: str) -> bool:
     """Whether blocks of the text's kernels may talk to one another: by atomics, fences, volatile or strong accesses,
     variables of the device, or from kernel to kernel.
     """
+    masked = mask(text)
     if len(find_kernels(masked)) > 1 or find_device_variables(masked):
         return True
     if _SHARES_MEMORY.search(_ASM_QUALIFIER.sub("asm", masked)):
         return True
-    return any(_SHARES_MEMORY_IN_PTX.search(literal[0]) for literal in _LITERAL.finditer(text))
+    return any(_SHARES_MEMORY_IN_PTX.search(literal[0]) for literal in _LITERAL.finditer(blank_comments(text)))
 
 
 def _definition(code: str, at: int) -> KernelDefinition | None:

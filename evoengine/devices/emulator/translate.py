@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from evoengine.devices.base import KernelUnbuildable
 from evoengine.devices.emulator import declarations, inline_ptx
-from evoengine.devices.emulator.declarations import ALIGNMENT, is_namespace_head, read_declarators
+from evoengine.devices.emulator.declarations import ALIGNMENT, is_namespace_head, mask, read_declarators
 from evoengine.devices.emulator.includes import for_host
 from evoengine.devices.emulator.kernels import (
     DeviceVariables,
@@ -22,7 +22,6 @@ from evoengine.devices.emulator.kernels import (
     find_kernels,
 )
 
-_COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\b\s*)?\(")
 _SHARED = re.compile(
     r"(?:\b(?:__align__|alignas)\s*\([^;{}]*?\)\s*|\b(?:extern|static|volatile)\s+)*\b__shared__\b[^;{}]*;"
@@ -70,15 +69,6 @@ def translate(text: str) -> str:
     return for_host(text)
 
 
-def blank_comments(text: str) -> str:
-    """The text with comments blanked, every character in its place."""
-
-    def blank(match: re.Match[str]) -> str:
-        return match[0] if match[0][0] in "\"'" else re.sub(r"[^\n]", " ", match[0])
-
-    return _COMMENT_OR_LITERAL.sub(blank, text)
-
-
 def constant_names(text: str) -> list[str]:
     """The `__constant__` variables at the outermost scope: those that a host finds by their plain names."""
     masked = mask(text)
@@ -88,17 +78,6 @@ def constant_names(text: str) -> list[str]:
         if declared and all(_LINKAGE.search(opening) for opening in _scope_openings(text, masked, match.start())):
             found += [name for name, _ in declared[1]]
     return found
-
-
-def mask(text: str) -> str:
-    """The text with what stands in comments and literals blanked, every character in its place."""
-
-    def blank(match: re.Match[str]) -> str:
-        found = match[0]
-        inside = re.sub(r"[^\n]", " ", found)
-        return found[0] + inside[1:-1] + found[-1] if found[0] in "\"'" else inside
-
-    return _COMMENT_OR_LITERAL.sub(blank, text)
 
 
 def _line(text: str, position: int) -> int:
