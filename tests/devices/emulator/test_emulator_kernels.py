@@ -64,8 +64,8 @@ def test_variables_of_the_device_are_those_that_kernels_may_write():
 @pytest.mark.parametrize(
     "statement",
     [
-        "atomicAdd(a, 1);", "__threadfence();", "volatile int* p = a;", "while (!*(volatile int*)a);", "__nanosleep(9);",
-        "cuda::atomic_ref<int> r(*a);", "cuda::std::atomic<int>* r;",
+        "atomicAdd(a, 1);", "__threadfence();", "volatile int* p = a;", "while (!*(volatile int*)a);",
+        "__nanosleep(9);", "cuda::atomic_ref<int> r(*a);", "cuda::std::atomic<int>* r;",
         *more(['asm volatile("red.global.add.u32 [%0], 1;" :: "l"(a));', 'asm("atom.global.inc.u32 %0, [%1], 2;" : …);',
                'asm volatile("ld.acquire.gpu.u32 %0, [%1];" : …);', 'asm volatile("st.release.gpu.u32 [%0], 1;" : …);',
                'asm("ld.global.relaxed.sys.v2.u32 …");', 'asm volatile("fence.acq_rel.gpu;");', 'asm("membar.gl;");']),
