@@ -177,6 +177,22 @@ void arrive(unsigned fiber, Passed*& at) {
     ++a.clock;
 }
 
+// All threads of the block meet: each knows then what any knew. Nobody knows of a thread's later clock than its own.
+void meet(unsigned block) {
+    const unsigned first = first_fiber(block), end = end_of_block(block);
+    Passed all{agents[first].block, {Ref<BlockClocks>(BlockClocks::make()), {}}, {}, {}};
+    for (unsigned i = first; i < end; ++i) {
+        const Passed& self = agents[i].self;
+        all.known.own->of[i - first] = agents[i].clock++;
+        join(all.known.others, self.known.others);
+        for (unsigned scope = 0; scope < 3; ++scope) {
+            join(all.fenced[scope], 0, self.fenced[scope], 0);
+            join(all.read[scope], 0, self.read[scope], 0);
+        }
+    }
+    for (unsigned i = first; i < end; ++i) agents[i].self = all;
+}
+
 void depart(unsigned fiber, const Passed* from) {
     if (from && from->owner) join(agents[fiber].self, agents[fiber].block, *from, from->owner);
 }

@@ -11,7 +11,7 @@ namespace evo_emu {
 namespace {
 
 constexpr uint64_t max_blocks = 1 << 24;
-constexpr unsigned threads_to_begin_with = 4096;  // side by side, unless more are needed
+constexpr unsigned threads_to_begin_with = 1536;  // side by side, unless more are needed
 
 uint64_t clusters, begun;
 unsigned running, most_running;

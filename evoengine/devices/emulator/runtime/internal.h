@@ -243,6 +243,7 @@ void write_visits();
 void begin_clocks(unsigned first_block);
 void arrive(unsigned fiber, Passed*& at);
 void depart(unsigned fiber, const Passed* from);
+void meet(unsigned block);
 void copy(Passed*& to, const Passed* from);
 void clear(Passed* passed);
 

@@ -93,8 +93,9 @@ int block_barrier(const char* name, int line, int predicate, Vote vote) {
     // The last one queues with all the others: it must not run on ahead of them every time.
     fibers[current].gate = gate;
     fibers[current].payload = &ballot;
-    if (checked) settle_accesses(), arrive(current, gate->passed);
+    if (checked) settle_accesses();
     if (++gate->arrived == launch.threads) {
+        if (checked) meet(own_block());
         if (vote != Vote::none) {
             int result = count_votes(gate, vote);
             for (unsigned i = first_fiber(own_block()); i < end_of_block(own_block()); ++i)
