@@ -233,7 +233,7 @@ class Coverage:
     cells: Mapping[str, int]
     visited: Mapping[str, int]
     missing: tuple[str, ...] = ()
-    """the first cells that no case visited, as text"""
+    """the cells that no case visited, as text, "KIND: WHAT"; a reader may keep the first of them"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,12 @@ import numpy as np
 from evoengine.devices.base import DTYPE_BYTES, ConstantParameter, Parameter, ScalarArgument, TensorParameter
 from evoengine.errors import UsageError
 from evoengine.hints import hint, nearest_folder
-from evoengine.records import Config, Plan
+from evoengine.records import Config, Launch, Plan
 from evoengine.untrusted import parse_json, read_limited_text
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
+from evoengine.workloads.coverage import Cell
 from evoengine.workloads.folder_cases import gate_cases
+from evoengine.workloads.folder_coverage import cells, visited
 from evoengine.workloads.folder_definition import LARGEST_AXIS, FolderProblem, Item, shape_of
 from evoengine.workloads.folder_extents import Problems
 from evoengine.workloads.folder_full_size import FolderFullCase, full_plan
@@ -155,6 +157,12 @@ class FolderWorkload(Workload[FolderProblem]):
         from evoengine.workloads.folder_tensors import FolderTensors
 
         return FolderTensors(self.definition)
+
+    def cells(self, problem: FolderProblem, config: Config) -> frozenset[Cell]:
+        return cells(self.definition, problem, config, self.problem_like(problem))
+
+    def visited(self, case: Case[FolderProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
+        return visited(self.definition, case)
 
     def full_plan(self, problem: FolderProblem, config: Config, launch_of: LaunchOf) -> Plan:
         return full_plan(self.definition, problem, config, launch_of, self.problem_like(problem))
