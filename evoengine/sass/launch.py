@@ -144,7 +144,7 @@ def prepare(
     constants: Mapping[str, bytes] | None = None,
 ) -> Launch:  # fmt: skip
     """Everything that the kernel needs to run: `arguments` in the order of its parameters, `__constant__` variables by
-    name, outputs filled with 0xFF (NaN).
+    name; outputs begin with the contents of their arguments.
 
     `seed` draws where tensors lie. Raises UsageError where arguments do not fit the binary's parameters, KernelCrashed
     where a GPU would refuse the launch, KernelUnbuildable for a tensor map that cannot be.
@@ -216,7 +216,8 @@ def _allocate(kernel: Kernel, arguments: Sequence[AnyArgument], seed: int) -> li
 def _tensors(arguments: Sequence[AnyArgument]) -> Iterator[tuple[str, tuple[int, np.ndarray, bool]]]:
     for argument in _parts(arguments):
         if isinstance(argument, TensorArgument) and argument.output:
-            yield argument.name, (argument.data.nbytes, np.full(argument.data.nbytes, 0xFF, np.uint8), True)
+            data = np.ascontiguousarray(argument.data).reshape(-1).view(np.uint8)
+            yield argument.name, (data.nbytes, data.copy(), True)
         elif isinstance(argument, TensorArgument):
             data = np.ascontiguousarray(argument.data).reshape(-1).view(np.uint8)
             yield argument.name, (data.nbytes, data, False)

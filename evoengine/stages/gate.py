@@ -63,21 +63,23 @@ def executor(contender: CompiledCandidate) -> Judge:
     """
     source = contender.source
     try:
-        kernel = read_kernel(contender.binary.cubin, source.entry)
-        require_arch(kernel)
-        program = core.Program(listing_of(contender.binary), source.entry)
+        entries = [entry for entry, _ in source.launch.kernels(source.entry)]
+        kernels = {entry: read_kernel(contender.binary.cubin, entry) for entry in entries}
+        require_arch(kernels[source.entry])
+        programs = {entry: core.Program(listing_of(contender.binary), entry) for entry in entries}
     except (UsageError, MachineError) as error:
         raise CannotJudge(f"its machine code was not executed: {error}") from error
-    if program.unknown:
-        named = ", ".join(f"{opcode} ({count}×)" for opcode, count in program.unknown.items())
+    unknown = {opcode: count for program in programs.values() for opcode, count in program.unknown.items()}
+    if unknown:
+        named = ", ".join(f"{opcode} ({count}×)" for opcode, count in unknown.items())
         raise CannotJudge(f"its machine code was not executed: the executor does not know {named}")
 
     def launch(call: KernelCall, seed: int) -> Tensors:
         try:
-            prepared = prepare(kernel, call.launch, call.arguments, seed)
+            prepared = prepare(kernels[call.entry], call.launch, call.arguments, seed)
         except UsageError as error:
             raise KernelCrashed(str(error)) from error
-        core.run(program, prepared)
+        core.run(programs[call.entry], prepared)
         return prepared.results()
 
     return Judge(EXECUTOR, rounds_by_launches(launch), None)

@@ -93,7 +93,7 @@ def test_a_wait_for_other_bytes_than_come_hangs(execute):
 
 
 def store(execute, image, shape, tensor_map, seed=0, **changes):
-    arguments = (image, np.zeros(shape, np.uint16), tensor_map, np.int32(image.size))
+    arguments = (image, np.full(shape, UNWRITTEN, np.uint16), tensor_map, np.int32(image.size))
     return execute(store_text(**changes), *arguments, threads=64, shared=image.nbytes, seed=seed)["o"]
 
 

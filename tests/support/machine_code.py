@@ -17,6 +17,7 @@ from evoengine.records import Source
 from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import Kernel, read_kernel
 from evoengine.sass.launch import Geometry, prepare
+from evoengine.stages.arguments import POISON
 from evoengine.stages.compile import compile_source
 from tests.support.exhaustive import more
 from tests.support.kernel_arguments import SIGNATURE
@@ -73,7 +74,9 @@ def execute(
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """The outputs of `kernel(inputs…, outputs…)`, all of them pointers."""
     arguments = [TensorArgument(name, data) for name, data in inputs.items()]
-    arguments += [TensorArgument(name, np.empty(shape, dtype), output=True) for name, (dtype, shape) in outputs.items()]
+    for name, (dtype, shape) in outputs.items():
+        unwritten = np.full(np.empty(shape, dtype).nbytes, POISON, np.uint8).view(dtype).reshape(shape)
+        arguments.append(TensorArgument(name, unwritten, output=True))
     results = ran(text, arch, arguments, grid, threads, shared_bytes, seed=0)
     return {name: array for name, array in results.items() if name in outputs}
 
