@@ -268,9 +268,9 @@ def _line_of(executable: Path, address: str) -> str:
     tool = shutil.which("addr2line")
     if not tool:
         return "a line that only addr2line could tell (install binutils)"
-    found = subprocess.run([tool, "-i", "-e", executable, address], capture_output=True, text=True, check=False)
-    lines = re.findall(r"(?:kernel\.cu|<stdin>|/-):(\d+)", found.stdout)  # as the compilers name standard input
-    return f"line {lines[0]}" if lines else "a line that the debug information does not tell"
+    found = subprocess.run([tool, "-i", "-e", executable, address], capture_output=True, check=False).stdout
+    lines = re.findall(rb"(?:kernel\.cu|<stdin>|/-):(\d+)", found)  # as the compilers name standard input
+    return f"line {int(lines[0])}" if lines else "a line that the debug information does not tell"
 
 
 def _executed(output: bytes, rounds: Sequence[Round], tensors: Mapping[str, _Tensor]) -> Executed:
