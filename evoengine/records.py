@@ -101,6 +101,8 @@ class Rejection:
     """the library's kernel that failed, where it was one and no candidate"""
     verdict: Verdict | None = None
     """what the gate had found when the candidate crashed or hung"""
+    evidence: Mapping[str, Any] | None = field(default=None, compare=False)
+    """of a process that died or reached a limit: `deaths`, or the `limit`, as JSON takes it"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from multiprocessing.popen_spawn_posix import Popen
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from evoengine.kept_process import Held, KeptProcess
+from evoengine.kept_process import Held, KeptProcess, how_ended
 
 
 class KeptContext(SpawnContext):
@@ -39,6 +39,17 @@ class KeptContext(SpawnContext):
     def ended(self) -> bool:
         """Whether the first process has."""
         return bool(self._kept) and self._kept[0].exit_code(wait=False) is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the first process stands still, as by SIGSTOP."""
+        return bool(self._kept) and self._kept[0].stopped
+
+    def how_ended(self) -> str:
+        """The signal or exit code of the first process, which has ended."""
+        code = self._kept[0].exit_code(wait=False)
+        assert code is not None  # `ended` was asked before
+        return how_ended(code)
 
     def why_ended(self) -> str:
         """Which limit the first process was ended for; empty where for none."""

@@ -82,6 +82,8 @@ PLACES = {
     "judge": ("segv", "kill", "abort", "loop", "late", "flood", "exit", "garbage", "unpicklable", "sticky"),
 }
 HANG = ("loop", "late")
+DIE = ("segv", "kill", "abort", "exit")
+"""faults that end the process, by no limit"""
 KINDS = [(place, fault) for place, faults in PLACES.items() for fault in faults]
 QUICK = [(place, fault) for place, fault in KINDS if fault not in HANG]
 
@@ -99,8 +101,8 @@ def expected(number: int) -> Outcome:
     match fault_of(number):
         case None:
             return Outcome.MEASURED
-        case "compile", _:
-            return Outcome.UNCOMPILABLE
+        case "compile", fault:
+            return Outcome.CRASHED if fault in DIE else Outcome.UNCOMPILABLE
         case _, fault:
             return Outcome.HUNG if fault in HANG else Outcome.CRASHED
 

@@ -25,7 +25,7 @@ from evoengine.devices.base import (
 )
 from evoengine.devices.pool import BlockLaunch, BlockTrace
 from evoengine.errors import MachineError
-from evoengine.machine import oom_kills
+from evoengine.machine import oom_kills, require_own_end
 from evoengine.records import Launch
 
 # The layouts of LaunchHeader and ArgumentHeader in runtime/main.cpp, and of BlockHeader and PageHeader in
@@ -44,7 +44,8 @@ def run(
 
     `seed` draws the order of blocks and threads and the placement of tensors; `timeout` is in seconds.
     Raises KernelCrashed and KernelHung with the reason, naming kernel, block and thread; KernelUnbuildable for a tensor
-    map that cannot be; MachineError and OSError where the process cannot be started or the machine has no memory left.
+    map that cannot be; MachineError and OSError where the process cannot be started or the machine has no memory left,
+    ToolDied where a signal ended it.
     """
     header = _header(launch, arguments, seed)
     return _results(_finish(executable, header + _message(arguments), entry, launch, timeout), arguments)
@@ -122,8 +123,9 @@ def _fail(done: subprocess.CompletedProcess[bytes], entry: str) -> None:
         raise KernelHung(reason)
     if done.returncode == _CRASHED and reason:
         raise KernelCrashed(reason)
-    how = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
-    raise KernelCrashed(f"the emulator's process ended by {how} without a report, kernel {entry} {reason}".rstrip())
+    require_own_end(f"the emulator's process, kernel {entry},", done.returncode)  # of a kernel's fault it reports
+    ended = f"the emulator's process ended by exit code {done.returncode} without a report, kernel {entry} {reason}"
+    raise KernelCrashed(ended.rstrip())
 
 
 def _results(output: bytes, arguments: Arguments) -> dict[str, np.ndarray]:
