@@ -91,6 +91,10 @@ Plan = Sequence[tuple[Any, Launch]]
 """a workload's gate cases, of types of its own, each with the launch for its problem"""
 
 
+DEATHS = "deaths"
+"""of the evidence of an outcome: the processes that died before it was given. Another search does not take it over"""
+
+
 @dataclass(frozen=True, slots=True)
 class Rejection:
     """A stage's rejection: how the candidate ends, and why."""
@@ -351,6 +355,8 @@ class Candidate:
     """the trial with the same configuration that was under way when its search was killed or ended"""
     taken_from: int | None = None
     """the earlier trial whose outcome, verdicts and figures these are; None of what was evaluated itself"""
+    evidence: Mapping[str, Any] | None = None
+    """of an outcome that a dead process or a limit led to, as a Rejection has it"""
     created_at: datetime | None = field(default=None, compare=False, repr=False)
     finished_at: datetime | None = field(default=None, compare=False, repr=False)
 

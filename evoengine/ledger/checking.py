@@ -31,8 +31,10 @@ from evoengine.ledger.models import (
     SourceRow,
     VerdictRow,
 )
+from evoengine.ledger.reclaim import of_one_death
 from evoengine.ledger.rows import unpacked
 from evoengine.ledger.standings import check_standings
+from evoengine.text import spans
 
 CHECKED: tuple[type[Base], ...] = (
     DeviceRow,
@@ -74,6 +76,8 @@ def find_faults(session: Session, on_stage: Callable[[str], None]) -> list[Fault
         check_standings(session)
     except Damaged as damaged:
         faults.append(Fault(f"the ranking does not follow from the figures: {damaged}", mended=True))
+    if condemned := [row.id for row in of_one_death(session)]:
+        faults.append(Fault(f"{spans(condemned)}: rejected because one process died, whoever had ended it", True))
     for run in find_suspects(session):
         faults.append(Fault(f"run {run} is said to be running, and its process no longer shows that it lives", True))
     return faults

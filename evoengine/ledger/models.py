@@ -236,6 +236,8 @@ class CandidateRow(Checked, Base):
     """the trial with this configuration that was under way when the run was killed or ended"""
     taken_from: Mapped[int | None]
     """the trial that was evaluated in place of this one"""
+    evidence: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """of an outcome that a dead process or a limit led to: the `deaths`, or the `limit`"""
 
     run: Mapped[RunRow] = relationship()
     source: Mapped[SourceRow | None] = relationship()

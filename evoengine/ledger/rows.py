@@ -284,6 +284,7 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
         imported_from=row.run.imported_from,
         retry_of=row.retry_of,
         taken_from=row.taken_from,
+        evidence=row.evidence,
         created_at=row.created_at,
         finished_at=row.finished_at,
     )

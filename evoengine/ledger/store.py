@@ -36,7 +36,7 @@ from evoengine.ledger.models import (
 )
 from evoengine.ledger.patience import patient
 from evoengine.ledger.pruning import Pruned, prune
-from evoengine.ledger.reclaim import end_unfinished
+from evoengine.ledger.reclaim import end_unfinished, of_one_death, take_back
 from evoengine.ledger.removal import delete_runs
 from evoengine.ledger.rows import (
     baseline_values,
@@ -284,6 +284,8 @@ class Ledger(TrialWriter, TrialLists):
         """Makes again what follows from the rest of the ledger, and takes killed runs from their processes."""
         self.await_killed(lambda run: True, echo)
         with self._writing() as session:
+            for row in of_one_death(session):
+                take_back(row)
             rebuild(session)
 
     def prune(self, keep: int, before: datetime | None) -> Pruned:

@@ -7,7 +7,7 @@ of this process for killed (`heartbeat.py`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from evoengine.ledger.heartbeat import Heart, Watchman, beat, mark_killed, requi
 from evoengine.ledger.patience import Patience, Unavailable, patient
 from evoengine.ledger.watch import FileLost, Watch
 from evoengine.ledger.write_ahead_log import discard_log, empty_log
+from evoengine.text import spans
 
 _UNDONE = "the ledger could not write what belongs to the same transaction"
 
@@ -244,12 +245,3 @@ class OpenDatabase:
                 mark_killed(session, killed)
             self._watchman.forget(killed)
         return self._watchman.undecided
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """Numbers in their order, neighbours joined: "trials 1 to 4, 7"."""
-    known = set(numbers)
-    starts = sorted(n for n in known if n - 1 not in known)
-    ends = sorted(n for n in known if n + 1 not in known)
-    parts = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
-    return f"{'trial' if len(known) == 1 else 'trials'} {', '.join(parts)}"

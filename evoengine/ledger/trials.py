@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import Connection, select
 from sqlalchemy.orm import joinedload
 
-from evoengine.ledger.claims import Claim, claim, claim_again, decided, end_claims, take_over
+from evoengine.ledger.claims import Claim, claim, claim_again, decided, end_claims, revoke, take_over
 from evoengine.ledger.models import Base, BinaryRow, CandidateRow, MeasurementRow, ProfileRow, VerdictRow
 from evoengine.ledger.patience import patient
 from evoengine.ledger.reading import Reader
@@ -79,6 +80,12 @@ class TrialWriter(Reader):
         with self._writing_plainly() as connection:
             return claim(connection, key, trial)
 
+    def revoke_claim(self, trial: int) -> bool:
+        """Has the next search that comes to the trial's kernel evaluate it; whether any would have taken its end over.
+        Raises UsageError where there is no such trial, or it is under way."""
+        with self._writing() as session:
+            return revoke(session, trial)
+
     @patient
     def decided(self, trials: Sequence[int]) -> set[int]:
         """Of trials that other searches evaluate, those that are not under way any more."""
@@ -142,15 +149,16 @@ class TrialWriter(Reader):
     @patient
     def finish(
         self, trial: int, outcome: Outcome, reason: str | None, occupancy: float | None, device: str | None,
-        verdict: Verdict | None = None, figure: Measurement | None = None,
+        verdict: Verdict | None = None, figure: Measurement | None = None, evidence: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """How the candidate ended, with what it was judged by; a later measurement may end it again."""
         with self._writing_plainly() as connection:
-            self._end(connection, trial, str(outcome), reason, occupancy, device, verdict, figure)
+            self._end(connection, trial, str(outcome), reason, occupancy, device, verdict, figure, evidence)
 
     def _end(
         self, connection: Connection, trial: int, outcome: str, reason: str | None, occupancy: float | None,
         device: str | None, verdict: Verdict | None, figure: Measurement | None,
+        evidence: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         now = utc_now()
         if verdict:
@@ -158,7 +166,7 @@ class TrialWriter(Reader):
         if figure:
             _insert_taken(connection, MeasurementRow, trial, now, measurement_values(figure))
         self._finished.append(trial)
-        end = {"outcome": outcome, "reason": reason, "occupancy": occupancy, "device": device}
+        end = {"outcome": outcome, "reason": reason, "occupancy": occupancy, "device": device, "evidence": evidence}
         update_row(connection, CandidateRow, trial, {"finished_at": now, **end})
         update_standing(connection, trial)
         end_claims(connection, trial, now)

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from evoengine.records import Outcome, Rejection
+from evoengine.records import DEATHS, Outcome, Rejection
 
 ALONE = 2
 """deaths with nothing beside them that make a verdict"""
@@ -105,4 +105,4 @@ def _verdict(deaths: list[tuple[Death, bool]]) -> Rejection:
     ]
     last, _ = deaths[-1]
     reason = f"{last.reason}; the task's worker died {len(deaths)} times, {ALONE} of them with nothing beside it"
-    return Rejection(Outcome.CRASHED, reason, evidence={"deaths": evidence})
+    return Rejection(Outcome.CRASHED, reason, evidence={DEATHS: evidence})

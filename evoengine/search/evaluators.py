@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -106,13 +106,14 @@ class End:
     device: str | None = None
     verdict: Verdict | None = None
     figure: Measurement | None = None
+    evidence: Mapping[str, Any] | None = None
 
 
 def end_of(result: Evaluation | Rejection) -> End:
     """What an evaluation, or a rejection, says of the candidate."""
     if isinstance(result, Rejection):
         device = result.verdict.device if result.verdict else None
-        return End(result.outcome, result.reason, device, result.verdict)
+        return End(result.outcome, result.reason, device, result.verdict, evidence=result.evidence)
     verdict, figure, unread = result
     reason: str | None
     if figure is None:

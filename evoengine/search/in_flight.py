@@ -36,5 +36,5 @@ class InFlight(Generic[Reached]):
             self.trial, run, str(target.problem), target.gpu.key, proposal.config, end.outcome, end.reason, end.device,
             reached.source if isinstance(reached, Rendered) else None,
             reached.binary if isinstance(reached, Compiled) else None, end.verdict, measurement=end.figure,
-            occupancy=self.occupancy, parents=proposal.parents, operator=proposal.operator,
+            occupancy=self.occupancy, parents=proposal.parents, operator=proposal.operator, evidence=end.evidence,
         )  # fmt: skip
