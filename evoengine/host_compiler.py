@@ -21,7 +21,7 @@ from pathlib import Path
 from platformdirs import user_cache_dir
 
 from evoengine.errors import MachineError
-from evoengine.machine import machine_error, require_own_end
+from evoengine.machine import how_ended, machine_error, require_own_end
 
 BUILDING = "building-"
 """begins the names of folders in the cache in which something is being built"""
@@ -74,7 +74,7 @@ def run_compiler(
 
 
 def how_it_ended(code: int) -> str:
-    return f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with exit code {code}"
+    return f"it was ended by {how_ended(code)}" if code < 0 else f"it ended with {how_ended(code)}"
 
 
 @cache

@@ -95,11 +95,6 @@ _KEEPERS = {True: _Keeper(IMPORTS), False: _Keeper()}
 """by whether a process is forked with what is imported"""
 
 
-def how_ended(code: int) -> str:
-    """The name of the signal, or the exit code, by a process's exit code as Python has it."""
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-
 @dataclass(frozen=True, slots=True)
 class Held:
     """What a process may hold with all that it has started."""

@@ -42,10 +42,20 @@ def names_machine_fault(message: str) -> bool:
     return any(cause in message for cause in map(os.strerror, _MACHINE_ERRNOS))
 
 
+def how_ended(code: int) -> str:
+    """The name of the signal, or the exit code, by a process's exit code as Python has it."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # one of the real-time signals, which have no names
+        return f"signal {-code}"
+
+
 def require_own_end(tool: str, code: int, said: str = "") -> None:
     """Raises ToolDied where the tool, or a part of it by what it `said`, was ended by a signal and no limit of ours."""
     if code < 0 and -code not in _SIGNALS_OF_LIMITS:
-        how = signal.Signals(-code).name
+        how = how_ended(code)
         raise ToolDied(f"{tool} was ended by {how}", how)
     if part := _PART_KILLED.search(said):
         raise ToolDied(f"{tool}: {part[0]}", "SIGKILL" if part[1] == "Killed" else "SIGTERM")

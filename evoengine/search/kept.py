@@ -12,7 +12,8 @@ from multiprocessing.popen_spawn_posix import Popen
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from evoengine.kept_process import Held, KeptProcess, how_ended
+from evoengine.kept_process import Held, KeptProcess
+from evoengine.machine import how_ended
 
 
 class KeptContext(SpawnContext):

@@ -24,8 +24,8 @@ from typing import Protocol, TypeVar
 from pebble import ProcessExpired, ProcessPool
 
 from evoengine.errors import EvoengineError, MachineError
-from evoengine.kept_process import Held, how_ended
-from evoengine.machine import oom_kills, why_unfit
+from evoengine.kept_process import Held
+from evoengine.machine import how_ended, oom_kills, why_unfit
 from evoengine.records import Outcome, Rejection
 from evoengine.search.deaths import Death, judged
 from evoengine.search.kept import KeptContext

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Annotated
@@ -36,9 +36,11 @@ HEADERS = (
 )
 
 
-def make_app(settings: Settings, database: Database, executors: Executors) -> FastAPI:
-    """Serves what the database holds. Close the database when it has ended."""
-    state = State(settings, database, Jobs(database), Tokens(database), Answers(database), executors)
+def make_app(
+    settings: Settings, database: Database, executors: Executors, dispatches: Callable[[], bool] = lambda: True
+) -> FastAPI:
+    """Serves what the database holds; ready as long as it `dispatches`. Close the database when it has ended."""
+    state = State(settings, database, Jobs(database), Tokens(database), Answers(database), executors, dispatches)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -95,7 +97,7 @@ def _add_health(app: FastAPI, figures: Figures) -> None:
 
     @app.get("/readyz", tags=["health"])
     def readyz(request: Request) -> JSONResponse:
-        """Whether it can use its database."""
+        """Whether it can use its database, and runs the jobs that it claims."""
         state = state_of(request)
         if state.stopping.is_set():
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the server is being shut down")
@@ -103,6 +105,8 @@ def _add_health(app: FastAPI, figures: Figures) -> None:
             state.jobs.counts()
         except EvoengineError:  # whoever may ask this is told no more
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the database cannot be used")
+        if not state.dispatches():
+            return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the dispatcher, which runs jobs, has stopped or is stuck")
         return JSONResponse({"status": "ok"})
 
     @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)

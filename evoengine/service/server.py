@@ -45,7 +45,7 @@ def serve(settings: Settings, db: str | None, say: Say) -> None:
         listening = ending.enter_context(listen(settings))
         prepare(settings, database)
         dispatcher = Dispatcher(database, slots_here(settings), settings.takeover_seconds, say)
-        app = make_app(settings, database, dispatcher.executors)
+        app = make_app(settings, database, dispatcher.executors, lambda: dispatcher.works)
         config = uvicorn.Config(
             app, log_config=None, access_log=False, server_header=False, proxy_headers=False,
             timeout_graceful_shutdown=LAST_ANSWERS_SECONDS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fastapi import Request
@@ -23,6 +24,8 @@ class State:
     tokens: Tokens
     answers: Answers
     executors: Executors
+    dispatches: Callable[[], bool]
+    """whether this server's dispatcher works"""
     stopping: threading.Event = field(default_factory=threading.Event)
     streams: int = 0
     """requests that wait for events now"""
