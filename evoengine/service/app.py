@@ -48,7 +48,7 @@ def make_app(
     apart, quick = database.twin(), Threads(QUICK)
     state = State(
         settings, database, Jobs(database), Tokens(apart), Answers(apart), executors, dispatches,
-        Reports(apart, quick), quick,
+        Reports(apart), quick,
     )  # fmt: skip
 
     @asynccontextmanager

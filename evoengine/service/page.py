@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
@@ -64,9 +65,13 @@ def job(request: Request, _: Reader, number: Number) -> Response:
 async def report(request: Request, _: Reader, gpu: Name = None, problem: Name = None) -> Response:
     """What `evoengine report --html` writes. Its own policy lets its two scripts run, and this one keeps them from all
     else that is served here."""
-    found = await state_of(request).reports.find(problem, gpu)
-    policy = {"Content-Security-Policy": "sandbox allow-scripts; frame-ancestors 'none'"}
-    return tagged(request, found.page, found.etag, "text/html", policy)
+    state = state_of(request)
+    found = await state.reports.find(problem, gpu)
+    headers = {"Content-Security-Policy": "sandbox allow-scripts; frame-ancestors 'none'", "Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return tagged(request, found.packed, found.etag, "text/html", headers | {"Content-Encoding": "gzip"})
+    page = await state.polls.run(gzip.decompress, found.packed)
+    return tagged(request, page, f'"plain-{found.etag.strip(chr(34))}"', "text/html", headers)
 
 
 @router.get("/docs", response_class=HTMLResponse, dependencies=TURN)

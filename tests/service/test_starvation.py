@@ -4,6 +4,7 @@ kernel have threads of their own, and who is slow or opens many connections is c
 from __future__ import annotations
 
 import asyncio
+import gzip
 import http.client
 import socket
 import threading
@@ -59,15 +60,18 @@ def drawing(monkeypatch):
         drawn.append((problem, gpu))
         while not release.is_set():
             await asyncio.sleep(0.01)
-        return f"page {len(drawn)} of {problem} on {gpu}".encode()
+        return gzip.compress(f"page {len(drawn)} of {problem} on {gpu}".encode())
 
     monkeypatch.setattr(reports, "_drawn", draw)
     return drawn, release
 
 
 def test_a_report_is_drawn_by_a_process_of_its_own_as_the_command_draws_it(known):
-    status, headers, page = known().ask("/report")
+    server = known()
+    status, headers, page = server.ask("/report")
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    _, packed, sent = server.ask("/report", accept_encoding="gzip")
+    assert packed["content-encoding"] == "gzip" and gzip.decompress(sent) == page
     assert b"attention:b1,h2,s64,d32,fp16 on h100" in page and b"plotly" in page
     assert headers["content-security-policy"].startswith("sandbox allow-scripts")
 
