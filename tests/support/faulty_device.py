@@ -236,7 +236,9 @@ def run_fault(name):
 
 def start_and_wait(path):
     started = subprocess.Popen(["sleep", "300"])
-    Path(path).write_text(str(started.pid))
+    written = Path(f"{path}.part")
+    written.write_text(str(started.pid))
+    written.rename(path)
     return started.wait()
 
 
@@ -322,7 +324,9 @@ def leave_behind(path, then="return"):
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            Path(path).write_text(str(os.getpid()))
+            written = Path(f"{path}.part")
+            written.write_text(str(os.getpid()))
+            written.rename(path)
             os.execve("/bin/sleep", ["sleep", "300"], {})
         os._exit(0)
     while not Path(path).exists():
