@@ -43,6 +43,8 @@ WATCH_SECONDS = 1.0
 """how often it looks at what the workers hold"""
 DIE_SECONDS = 0.002
 """for what was killed, before it looks whether it has ended"""
+TRIES = 100
+"""of what a machine may refuse for a moment"""
 END_SECONDS = 10.0
 """for ending what resists; a process that waits for a dead disk cannot be ended"""
 REQUEST_BYTES, REQUEST_FDS = 1 << 20, 200
@@ -58,7 +60,7 @@ class Processes:
 
     def __init__(self) -> None:
         self._children: dict[int, list[int]] = {}
-        for name in os.listdir("/proc"):
+        for name in _listed("/proc"):
             if name.isdigit() and (parent := _parent(name)):
                 self._children.setdefault(parent, []).append(int(name))
 
@@ -68,6 +70,15 @@ class Processes:
         for parent in found:
             found += self._children.get(parent, ())
         return found[1:]
+
+
+def _listed(folder: str) -> list[str]:
+    """As os.listdir, which a machine without memory or files may refuse for a moment."""
+    for _ in range(TRIES):
+        with suppress(OSError):
+            return os.listdir(folder)
+        time.sleep(DIE_SECONDS)
+    return os.listdir(folder)
 
 
 def _parent(pid: str) -> int:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -166,7 +167,7 @@ class KeptProcess:
         if wait:
             self.wait(None)
         with self._reading:
-            if self._code is None and select.select([self._lines], [], [], 0)[0]:
+            if self._code is None and self._is_readable(0):
                 what, _, rest = self._line().partition(" ")
                 code, _, self.why = rest.partition(" ")
                 self._code = int(code) if what == "ended" else KILLED
@@ -174,7 +175,15 @@ class KeptProcess:
 
     def wait(self, seconds: float | None) -> None:
         """Until it has ended, with whatever it has left behind; None is however long it takes."""
-        select.select([self._lines], [], [], seconds)
+        self._is_readable(seconds)
+
+    def _is_readable(self, seconds: float | None) -> bool:
+        """Whether the keeper has something to tell; asks again where the machine cannot say for a moment."""
+        for _ in range(keeper.TRIES):
+            with suppress(OSError):
+                return bool(select.select([self._lines], [], [], seconds)[0])
+            time.sleep(keeper.DIE_SECONDS)
+        return False
 
     @property
     def stopped(self) -> bool:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, bindparam, delete, select, text, update
 from sqlalchemy.orm import Session
 
 from evoengine.errors import UsageError
+from evoengine.ledger import chains
 from evoengine.ledger.checksums import checked_columns
 from evoengine.ledger.models import Base, CandidateRow, ClaimRow, MeasurementRow, RunRow, UtcDateTime, VerdictRow
 from evoengine.ledger.rows import to_measurement
@@ -80,7 +81,11 @@ def revoke(session: Session, trial: int) -> bool:
     if row.outcome is None:
         raise UsageError(f"trial {trial} is under way: its claim says who evaluates its kernel")
     of_either = ClaimRow.candidate_id.in_([trial, row.taken_from or trial])
-    return bool(session.scalars(delete(ClaimRow).where(of_either).returning(ClaimRow.key)).all())
+    revoked = session.execute(delete(ClaimRow).where(of_either).returning(ClaimRow.candidate_id)).scalars().all()
+    if revoked:
+        rows = chains.spelt({CandidateRow.__tablename__: set(revoked)})
+        chains.sign(session.connection(), row.run_id, chains.REVOKED, rows)
+    return bool(revoked)
 
 
 def decided(session: Session, trials: Iterable[int]) -> set[int]:

@@ -67,8 +67,35 @@ class Base(DeclarativeBase):
 class Checked:
     """Of rows whose values can be checked when they are read; `checksums.py` has what stands in the column."""
 
-    checksums: Mapped[str | None] = mapped_column(sort_order=100)
-    """null in rows that were written before schema 0008"""
+    checksum: Mapped[str | None] = mapped_column(sort_order=100)
+    """null where a row was damaged before schema 0012"""
+
+
+class ChainRow(Base):
+    """How far the chain of a run's rows has come: `chains.py`."""
+
+    __tablename__ = "chains"
+
+    run_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """0 of the ledger's own"""
+    links: Mapped[int]
+    sum: Mapped[str] = mapped_column(String(8))
+    """of the last link"""
+
+
+class LinkRow(Base):
+    """What a transaction wrote of a run, or did to it."""
+
+    __tablename__ = "links"
+
+    run_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    what: Mapped[str] = mapped_column(String(16))
+    rows: Mapped[str]
+    """as in `candidates 1-3,7; verdicts 2`"""
+    at: Mapped[datetime]
+    sum: Mapped[str] = mapped_column(String(8))
+    """over this link and the sum of the one before"""
 
 
 class DeviceRow(Checked, Base):

@@ -251,7 +251,7 @@ def load_options(with_cubin: bool) -> tuple[ORMOption, ...]:
     """Loads what `to_candidate` reads of many rows at once."""
     binary = joinedload(CandidateRow.binary)
     return (
-        joinedload(CandidateRow.run).load_only(RunRow.imported_from),
+        selectinload(CandidateRow.run),
         joinedload(CandidateRow.source),
         binary.joinedload(BinaryRow.machine_code) if with_cubin else binary,
         selectinload(CandidateRow.verdicts),

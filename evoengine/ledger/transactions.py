@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from evoengine.errors import MachineError
+from evoengine.ledger import chains
 from evoengine.ledger.commits import Commits, Mark, was_made
 from evoengine.ledger.database import db_of
 from evoengine.ledger.driver_errors import display_url, is_away, translate_errors
@@ -182,9 +183,11 @@ class OpenDatabase:
         mark: Mark | None = None
         try:
             with self._engine.begin() as connection:
+                chains.begin(connection)
                 if once and self.patience is not None and self._url.drivername != "sqlite":
                     mark = self._commits.note(connection)
                 yield connection
+                chains.write(connection)
         except DBAPIError as error:
             lost = error.orig is not None and is_away(error.orig)
             if mark is None or self.patience is None or not lost or not self.patience.call(self._was_made(mark)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from contextlib import suppress
 from multiprocessing import reduction, resource_tracker, spawn, util
 from multiprocessing.context import SpawnContext, SpawnProcess, set_spawning_popen
@@ -14,6 +15,19 @@ from typing import Any
 
 from evoengine.kept_process import Held, KeptProcess
 from evoengine.machine import how_ended
+
+QUIET = "ignore:resource_tracker"
+"""as `python -W` takes it"""
+
+
+def start_tracker() -> None:
+    """Starts multiprocessing's process that removes the semaphores of a program which was killed, where it does not run
+    yet, so that it does so without a word on the program's standard error."""
+    sys.warnoptions.append(QUIET)
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.remove(QUIET)
 
 
 class KeptContext(SpawnContext):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -28,7 +28,7 @@ from evoengine.kept_process import Held
 from evoengine.machine import how_ended, oom_kills, why_unfit
 from evoengine.records import Outcome, Rejection
 from evoengine.search.deaths import Death, judged
-from evoengine.search.kept import KeptContext
+from evoengine.search.kept import KeptContext, start_tracker
 from evoengine.search.worker_process import (
     DEFAULT_LIMITS,
     MOST_PROCESSES,
@@ -91,16 +91,28 @@ class _Worker:
         self._terms = terms
         held = Held(MOST_PROCESSES, 2 * terms.memory_bytes if terms.memory_bytes else NO_LIMIT)
         self._processes = KeptContext(held, terms.forked)
-        self._pool = ProcessPool(1, initializer=begin, initargs=(terms, dict(os.environ)), context=self._processes)
         self._pid: int | None = None
         self._killing = threading.Lock()
         self._killed = False
+        pool: ProcessPool | None = None
         try:
+            start_tracker()
+            initial = (terms, dict(os.environ))
+            self._pool = pool = ProcessPool(1, initializer=begin, initargs=initial, context=self._processes)
             self._started = self._pool.schedule(ready, args=(terms.warm_up,))
-        except BrokenProcessPool as error:
-            cause = error.__cause__
-            why = f"{cause.strerror or cause}: {cause.filename or ''}" if isinstance(cause, OSError) else str(error)
+        except (BrokenProcessPool, OSError, RuntimeError) as error:  # the last of threads that cannot be started
+            if pool:
+                self._give_up(pool)
+            cause = error.__cause__ or error
+            why = f"{cause.strerror or cause}: {cause.filename or ''}" if isinstance(cause, OSError) else str(cause)
             raise MachineError(f"a worker process cannot be started: {why.rstrip(': ')}") from error
+
+    def _give_up(self, pool: ProcessPool) -> None:
+        """Ends what was started of a pool that did not come up."""
+        with suppress(Exception):  # it knows less of its own state than that it failed
+            pool.stop()
+        self._processes.end()
+        self._processes.close()
 
     def await_start(self) -> None:
         """Raises BrokenProcessPool where the process was killed, MachineError where it cannot come up."""
@@ -237,7 +249,10 @@ class WorkerPool:
         give other arguments to try at once. `seconds` is what it may take, where that is not what the limits say.
         """
         seconds = self._terms.seconds if seconds is None else seconds
-        return self._threads.submit(self._run, task, args, died, gives, again, seconds)
+        try:
+            return self._threads.submit(self._run, task, args, died, gives, again, seconds)
+        except RuntimeError as error:  # a thread that cannot be started
+            raise MachineError(f"a task cannot be started: {error}") from error
 
     def _run(
         self, task: Callable[..., Answer | Rejection], args: TaskArguments, died: Outcome, gives: type[Answer],
