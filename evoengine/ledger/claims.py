@@ -46,7 +46,7 @@ def claim(connection: Connection, key: str, trial: int) -> Claim:
         .where(ClaimRow.key == key)
     )
     holder, outcome, evidence, status = connection.execute(held).one()
-    if outcome is not None and Outcome(outcome).judged and DEATHS not in (evidence or {}):
+    if outcome is not None and Outcome(outcome).reusable and DEATHS not in (evidence or {}):
         return Claim(holder, True)
     if outcome is None and status == RUNNING:
         return Claim(holder, False)
@@ -121,7 +121,7 @@ def take_over(session: Session, key: str, original: int, trial: int, *, timed: b
     if was.outcome == Outcome.MEASURED and not timed:  # a GPU timed it later
         row.outcome = str(Outcome.ESTIMATED if kept_figures else Outcome.UNRANKED)
         row.reason = None
-    row.taken_from = was.taken_from or original
+    row.taken_from, row.gate_version = was.taken_from or original, was.gate_version
     row.binary_id, row.occupancy = was.binary_id, was.occupancy
     row.device = next((v.device for v in reversed(kept_verdicts) if v.device != EXECUTOR), None)
     row.finished_at = now

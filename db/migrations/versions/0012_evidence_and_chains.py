@@ -20,7 +20,7 @@ from evoengine.ledger import chains
 from evoengine.ledger.standings import rebuild
 
 revision = "0012"
-down_revision = "0009"
+down_revision = "0010"
 
 BATCH = 1000
 WIDTH = 8
