@@ -130,12 +130,15 @@ class Evolution:
         self._recent: deque[tuple[float, int, Config]] = deque(maxlen=RECENT)
         self._elites: list[tuple[float, int, Config]] = []
         self._by_run: dict[int, list[tuple[float, int]]] = {}
+        self._last_source: dict[int, str] = {}
         self._optimum = {name: self._random.choice(values) for name, values in KNOBS.items()}
 
     def rows(self, trial: int) -> Iterator[tuple[type[Base], dict[str, object]]]:
         """The rows of a trial, each with its table."""
         run = 1 + (trial - 1) * RUNS // self._trials
         outcome = self._random.choices(list(OUTCOMES), list(OUTCOMES.values()))[0]
+        if outcome is Outcome.DUPLICATE and run not in self._last_source:
+            outcome = Outcome.UNCOMPILABLE
         config, parents = self._child()
         created = BEGAN + timedelta(seconds=trial)
         rejected = outcome is not Outcome.MEASURED
@@ -151,7 +154,11 @@ class Evolution:
         if outcome is not Outcome.SCREENED:
             text = f"// trial {trial}\n{self._random.randbytes(PACKED_SOURCE_BYTES // 2).hex()}".encode()
             sha256 = hashlib.sha256(text).hexdigest()
-            yield SourceRow, {"sha256": sha256, "packed": zlib.compress(text, 0)}
+            if outcome is Outcome.DUPLICATE:
+                sha256 = self._last_source[run]
+            else:
+                yield SourceRow, {"sha256": sha256, "packed": zlib.compress(text, 0)}
+                self._last_source[run] = sha256
             row |= {"source_sha256": sha256, "entry": "kernel", "grid_x": 132, "grid_y": 1, "grid_z": 1}
             row |= {"threads": 384, "block_y": 1, "block_z": 1, "shared_bytes": 196_608}
         if outcome in (Outcome.MEASURED, Outcome.INCORRECT):

@@ -54,6 +54,7 @@ COLUMN = {
     "runs.conditions": {"libraries": {HOSTILE: FORGED}, "templates": FORGED},
     "runs.gpu_definition": None,  # read back by names and numbers of known fields
     "candidates.parents": [1],
+    "candidates.evidence": {"deaths": [{"how": HOSTILE, "alone": True}, {"how": FORGED, "alone": False}]},
     "binaries.warnings": [FORGED],
     "binaries.mix": {HOSTILE: 4},
     "measurements.terms": {HOSTILE: 1.0},
@@ -93,6 +94,7 @@ CALLS = {
     "db": [["backup", f"{HOSTILE}/x"], ["rebuild-study", HOSTILE]],
     "serve": [["--host", HOSTILE]],
     "token": [["revoke", HOSTILE]],
+    "claims": [["revoke", HOSTILE]],
     "retune": [["--gpu", HOSTILE]],
 }
 """of each command the arguments to call it with; where it reads a ledger, the hostile one"""

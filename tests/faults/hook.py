@@ -52,42 +52,53 @@ def read(text: str) -> Fault:
 
 
 class _Hook:
+    """Arms the library at the site. While no call of the site is made, an event costs two comparisons."""
+
     def __init__(self, fault: Fault) -> None:
-        self._fault = fault
+        self._fault, self._file = fault, fault.file
         self._library = ctypes.CDLL(None)
-        self._of_thread = threading.local()
+        self._made: dict[int, tuple[FrameType, str]] = {}
+        """thread → the call of the site that it makes: its frame, and the event that began it"""
         self._is_over = False
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        fault, thread = self._fault, self._of_thread
-        if self._is_over:
+        if event == "call":
+            site = frame.f_back
+        elif event == "c_call":
+            site = frame
+        else:
+            if self._made:
+                self._end(frame, event)
             return
-        if event in ("call", "c_call"):
-            site = frame if event == "c_call" else frame.f_back
-            if getattr(thread, "depth", None) is None and site is not None and self._is_here(site, frame, argument):
-                if fault.is_met:  # in another process
-                    self._is_over = True
-                    return
-                thread.depth = frame, event
-                self._note()
-                if fault.function == "clock":
-                    self._library.fault_clock(fault.error)
-                    self._is_over = True
-                    return
-                if not fault.function:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                self._library.fault_arm(fault.function.encode(), fault.error, int(fault.always))
-        elif getattr(thread, "depth", None) is not None:
-            began, of = thread.depth
-            ends = ("return",) if of == "call" else ("c_return", "c_exception")
-            if frame is began and event in ends:
-                thread.depth = None
-                met = self._library.fault_disarm()
-                self._is_over = bool(met) and not fault.always
+        if site is not None and site.f_code.co_filename == self._file and not self._is_over:
+            self._begin(site, frame, event, argument)
+
+    def _begin(self, site: FrameType, frame: FrameType, event: str, called: Any) -> None:
+        fault, thread = self._fault, threading.get_ident()
+        if thread in self._made or not self._is_here(site, frame, called):
+            return
+        if fault.is_met:  # in another process
+            self._is_over = True
+            return
+        self._note()
+        if fault.function == "clock":
+            self._library.fault_clock(fault.error)
+            self._is_over = True
+            return
+        if not fault.function:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._made[thread] = frame, event
+        self._library.fault_arm(fault.function.encode(), fault.error, int(fault.always))
+
+    def _end(self, frame: FrameType, event: str) -> None:
+        thread = threading.get_ident()
+        began, how = self._made.get(thread, (None, ""))
+        if frame is began and event in (("return",) if how == "call" else ("c_return", "c_exception")):
+            del self._made[thread]
+            met = self._library.fault_disarm()
+            self._is_over = bool(met) and not self._fault.always
 
     def _is_here(self, site: FrameType, frame: FrameType, called: Any) -> bool:
-        if site.f_code.co_filename != self._fault.file:
-            return False
         if not any(first <= site.f_lineno <= last for first, last in self._fault.lines):
             return False
         if frame is site:

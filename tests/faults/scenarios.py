@@ -57,7 +57,7 @@ Said = list[str]
 
 def run_workers(folder: Path) -> Said:
     """Beside what keepers left that were killed, and before a process that is no worker."""
-    (left := folder / "tmp" / "evoengine-worker-0123456789abcdef").mkdir()
+    (left := folder / "tmp" / tasks.ORPHANED).mkdir()
     (left / "output").touch()
     kept_process._KEEPERS[True] = kept_process._Keeper(tasks.__name__)
     said: Said = []

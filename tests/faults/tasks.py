@@ -9,6 +9,9 @@ from pathlib import Path
 
 from evoengine.search import worker_process  # so that a keeper which imports this has it ready  # noqa: F401
 
+ORPHANED = "evoengine-worker-0123456789abcdef"
+"""a folder that a killed keeper left"""
+
 
 def double(number: int) -> int:
     Path(os.environ["TMPDIR"], "scratch").write_text("a worker's file")

@@ -169,9 +169,9 @@ WHOLE = (("history", "--json"), ("history", "--csv", "-"), ("show", "1"), ("show
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("UPDATE binaries SET id = -5 WHERE id = (SELECT binary_id FROM candidates WHERE id = 1)", "binary_id"),
+        ("UPDATE binaries SET id = -5 WHERE id = (SELECT binary_id FROM candidates WHERE id = 1)", "binaries"),
         ("UPDATE sources SET sha256 = 'x' WHERE sha256 = (SELECT source_sha256 FROM candidates WHERE id = 1)",
-         "source_sha256"),
+         "sources"),
     ],
 )  # fmt: skip
 def test_a_changed_primary_key_that_a_trial_names_is_not_taken_for_a_trial_without(damaged, change, named):
@@ -180,7 +180,7 @@ def test_a_changed_primary_key_that_a_trial_names_is_not_taken_for_a_trial_witho
         connection.commit()
     for command in WHOLE:
         code, said = call(damaged, *command)
-        assert (code, f"{named} of row 1 of the table candidates is not what was written" in said) == (3, True), said
+        assert (code, f"names a row of {named} that is not there" in said) == (3, True), said
 
 
 def test_flipped_bytes_anywhere_in_the_file_change_no_answer(sound, answers, tmp_path):

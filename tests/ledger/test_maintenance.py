@@ -17,7 +17,7 @@ from sqlalchemy import text
 from evoengine.cli.main import evoengine
 from evoengine.errors import EvoengineError
 from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
-from evoengine.ledger.models import HeartbeatRow
+from evoengine.ledger.models import CandidateRow, HeartbeatRow
 from evoengine.ledger.runs import KILLED
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.study import Projection, optuna_storage
@@ -36,6 +36,7 @@ from tests.support.ledger_examples import (
     add_ranked,
     start_run,
 )
+from tests.support.vouch import vouch
 
 TRIALS = 4
 
@@ -231,6 +232,7 @@ def test_what_was_pruned_is_kept_again_where_a_search_comes_to_it_again(searched
 def test_runs_that_go_on_and_recent_trials_keep_theirs(searched):
     with searched._writing() as session:
         session.execute(text("UPDATE candidates SET finished_at = datetime(finished_at, '-9 days') WHERE id = 1"))
+        vouch(session.connection(), CandidateRow)
     assert "took out 1 sources" in call(searched.place, "prune", "--keep", "1", "--older-than", "7", "--yes")[1]
     running = start_run(searched)
     add_ranked(searched, running, a_figure(0.5), name="slow")

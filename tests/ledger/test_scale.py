@@ -176,7 +176,7 @@ def test_a_trial_that_was_given_another_ones_binary_is_damaged(new_file):
         first, second = (add_ranked(ledger, run, a_figure(1.0), name=name) for name in ("one", "two"))
         with ledger._writing() as session:
             session.execute(text(f"UPDATE candidates SET binary_id = 1 WHERE id = {second}"))
-        with pytest.raises(MachineError, match=f"binary_id of row {second} of the table candidates"):
+        with pytest.raises(MachineError, match=f"row {second} of the table candidates"):
             list(ledger.trials(resources=True))
 
 

@@ -2,7 +2,7 @@
 
 Of what older ledgers hold nothing is claimed: what their trials were evaluated with is not known well enough.
 
-What stands follows from the figures and is made by 0012, which gives rows the checksum that their readers ask for.
+What stands follows from the figures and is made after the upgrade.
 """
 
 from __future__ import annotations

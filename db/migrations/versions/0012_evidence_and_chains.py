@@ -14,10 +14,8 @@ from zlib import crc32
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.orm import Session
 
 from evoengine.ledger import chains
-from evoengine.ledger.standings import rebuild
 
 revision = "0012"
 down_revision = "0010"
@@ -68,10 +66,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("run_id", "number", name="pk_links"),
     )
     chains.begin_all(connection, chains.UPGRADED)
-    if connection.scalar(sa.text("SELECT 1 FROM standings LIMIT 1")) is None:  # of a ledger of before schema 0009
-        with Session(connection) as session:
-            rebuild(session)
-            session.flush()
 
 
 def _restate(connection: sa.Connection, name: str, before: list[str]) -> None:
