@@ -17,7 +17,7 @@ from sqlalchemy.orm import Mapper
 
 from evoengine.ledger.models import Base, Checked, UtcDateTime
 
-LISTS = ("parents", "cases", "samples_us", "warnings", "remarks")
+LISTS = ("parents", "cases", "samples_us", "warnings", "remarks", "next_kernels", "other_kernels")
 """columns whose JSON is an array; that of the others is an object"""
 TIME = "%Y-%m-%d %H:%M:%S.%f"
 """as SQLite keeps a time, in UTC"""
