@@ -128,7 +128,7 @@ def _runs_of(connection: Connection, trials: set[int]) -> dict[int, int]:
 
 
 _RUN_OF = text("SELECT id, run_id FROM candidates WHERE id = :trial")
-_HEAD = "SELECT links, sum FROM chains WHERE run_id = :run"
+_END = "SELECT links, sum FROM chains WHERE run_id = :run"
 _BEGIN = text("INSERT INTO chains (run_id, links, sum) VALUES (:run, 0, '') ON CONFLICT DO NOTHING")
 _LINK = text(
     "INSERT INTO links (run_id, number, what, rows, at, sum) VALUES (:run, :number, :what, :rows, :at, :sum)"
@@ -137,18 +137,18 @@ _MOVE = text("UPDATE chains SET links = :number, sum = :sum WHERE run_id = :run"
 
 
 @cache
-def _head(dialect: str) -> TextClause:
+def _end(dialect: str) -> TextClause:
     # SQLite's transaction has the write lock from its beginning
-    return text(_HEAD if dialect == "sqlite" else f"{_HEAD} FOR UPDATE")
+    return text(_END if dialect == "sqlite" else f"{_END} FOR UPDATE")
 
 
 def append(connection: Connection, run: int, what: str, rows: str) -> None:
-    head = connection.execute(_head(connection.dialect.name), {"run": run}).one_or_none()
-    if head is None:
+    end = connection.execute(_end(connection.dialect.name), {"run": run}).one_or_none()
+    if end is None:
         connection.execute(_BEGIN, {"run": run})
-        head = connection.execute(_head(connection.dialect.name), {"run": run}).one()
-    number, at = head[0] + 1, datetime.now(UTC)
-    total = link_sum(head[1], run, number, what, rows, at)
+        end = connection.execute(_end(connection.dialect.name), {"run": run}).one()
+    number, at = end[0] + 1, datetime.now(UTC)
+    total = link_sum(end[1], run, number, what, rows, at)
     connection.execute(_LINK, {"run": run, "number": number, "what": what, "rows": rows, "at": at, "sum": total})
     connection.execute(_MOVE, {"run": run, "number": number, "sum": total})
 
@@ -180,6 +180,8 @@ def begin_all(connection: Connection, what: str) -> None:
     for row in (LinkRow, ChainRow):
         connection.execute(delete(row))
     runs = list(connection.scalars(select(RunRow.id).order_by(RunRow.id)))
+    if not runs:
+        return
     append(connection, LEDGER, what, spelt({RunRow.__tablename__: set(runs)}))
     for run in runs:
         append(
@@ -251,9 +253,11 @@ def _links(connection: Connection, run: int) -> list[Any]:
 
 
 def _broken_links(connection: Connection, run: int) -> Iterator[str]:
-    head = connection.execute(select(ChainRow.links, ChainRow.sum).where(ChainRow.run_id == run)).one_or_none()
-    if head is None:
-        yield f"the chain of {_name(run)} is not there"
+    end = connection.execute(select(ChainRow.links, ChainRow.sum).where(ChainRow.run_id == run)).one_or_none()
+    if end is None:
+        is_new = run == LEDGER and connection.scalar(select(RunRow.id).limit(1)) is None
+        if not is_new or _links(connection, run):
+            yield f"the chain of {_name(run)} is not there"
         return
     before, expected = "", 1
     for number, what, rows, at, total in _links(connection, run):
@@ -264,8 +268,8 @@ def _broken_links(connection: Connection, run: int) -> Iterator[str]:
             yield f"link {number} of {_name(run)} is not what was written"
             return
         before, expected = total, number + 1
-    if (expected - 1, before) != tuple(head):
-        yield f"{_name(run)} has {expected - 1} links, and {head[0]} were written"
+    if (expected - 1, before) != tuple(end):
+        yield f"{_name(run)} has {expected - 1} links, and {end[0]} were written"
 
 
 def _differing(connection: Connection, run: int, held: Numbers) -> Iterator[str]:

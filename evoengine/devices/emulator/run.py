@@ -269,7 +269,7 @@ def _line_of(executable: Path, address: str) -> str:
     tool = shutil.which("addr2line")
     if not tool:
         return "a line that only addr2line could tell (install binutils)"
-    found = subprocess.run([tool, "-i", "-e", executable, address], capture_output=True, text=True, check=False)
+    found = subprocess.run([tool, "-i", "-e", executable, address], capture_output=True, encoding="utf-8", check=False)
     lines = re.findall(r"(?:kernel\.cu|<stdin>|/-):(\d+)", found.stdout)  # as the compilers name standard input
     return f"line {lines[0]}" if lines else "a line that the debug information does not tell"
 
