@@ -12,11 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
 from typing import Any
 from zlib import crc32
 
-from sqlalchemy import Connection, TextClause, bindparam, delete, select, text
+from sqlalchemy import Connection, CursorResult, delete, select, text
 from sqlalchemy import event as events
 from sqlalchemy.orm import Mapper, Session
 
@@ -31,7 +30,6 @@ from evoengine.ledger.models import (
     MeasurementRow,
     ProfileRow,
     RunRow,
-    UtcDateTime,
     VerdictRow,
 )
 
@@ -106,7 +104,8 @@ def write(connection: Connection) -> None:
     if pending is None:
         return
     of_run: dict[int, Numbers] = defaultdict(lambda: defaultdict(set))
-    runs = _runs_of(connection, {trial for *_, trial in pending.rows if trial is not None})
+    runs = {n: run for table, n, run, _ in pending.rows if table == CandidateRow.__tablename__ and run is not None}
+    runs |= _runs_of(connection, {trial for *_, trial in pending.rows if trial is not None} - runs.keys())
     for table, number, run, trial in pending.rows:
         of_run[runs[trial] if trial is not None else run or LEDGER][table].add(number)
     for run in sorted(of_run):  # in one order, as two transactions that write to both wait for each other
@@ -128,29 +127,28 @@ def _runs_of(connection: Connection, trials: set[int]) -> dict[int, int]:
 
 
 _RUN_OF = text("SELECT id, run_id FROM candidates WHERE id = :trial")
-_END = "SELECT links, sum FROM chains WHERE run_id = :run"
-_BEGIN = text("INSERT INTO chains (run_id, links, sum) VALUES (:run, 0, '') ON CONFLICT DO NOTHING")
-_LINK = text(
-    "INSERT INTO links (run_id, number, what, rows, at, sum) VALUES (:run, :number, :what, :rows, :at, :sum)"
-).bindparams(bindparam("at", type_=UtcDateTime))
-_MOVE = text("UPDATE chains SET links = :number, sum = :sum WHERE run_id = :run")
-
-
-@cache
-def _end(dialect: str) -> TextClause:
-    # SQLite's transaction has the write lock from its beginning
-    return text(_END if dialect == "sqlite" else f"{_END} FOR UPDATE")
+_END = "SELECT links, sum FROM chains WHERE run_id = ?"
+_BEGIN = "INSERT INTO chains (run_id, links, sum) VALUES (?, 0, '') ON CONFLICT DO NOTHING"
+_LINK = "INSERT INTO links (run_id, number, what, rows, at, sum) VALUES (?, ?, ?, ?, ?, ?)"
+_MOVE = "UPDATE chains SET links = ?, sum = ? WHERE run_id = ?"
 
 
 def append(connection: Connection, run: int, what: str, rows: str) -> None:
-    end = connection.execute(_end(connection.dialect.name), {"run": run}).one_or_none()
+    """Add a link to the chain of a run. Every transaction does, so the driver is given the statements as they are."""
+    is_sqlite = connection.dialect.name == "sqlite"
+
+    def execute(statement: str, *values: object) -> CursorResult[Any]:
+        return connection.exec_driver_sql(statement if is_sqlite else statement.replace("?", "%s"), values)
+
+    locked = _END if is_sqlite else f"{_END} FOR UPDATE"  # SQLite's transaction has the write lock from its beginning
+    end: Any = execute(locked, run).one_or_none()
     if end is None:
-        connection.execute(_BEGIN, {"run": run})
-        end = connection.execute(_end(connection.dialect.name), {"run": run}).one()
+        execute(_BEGIN, run)
+        end = execute(locked, run).one()
     number, at = end[0] + 1, datetime.now(UTC)
     total = link_sum(end[1], run, number, what, rows, at)
-    connection.execute(_LINK, {"run": run, "number": number, "what": what, "rows": rows, "at": at, "sum": total})
-    connection.execute(_MOVE, {"run": run, "number": number, "sum": total})
+    execute(_LINK, run, number, what, rows, at.strftime(TIME) if is_sqlite else at, total)
+    execute(_MOVE, number, total, run)
 
 
 def link_sum(before: str, run: int, number: int, what: str, rows: str, at: datetime) -> str:
