@@ -118,6 +118,10 @@ Plan = Sequence[tuple[Any, Launch]]
 """a workload's gate cases, of types of its own, each with the launch for its problem"""
 
 
+DEATHS = "deaths"
+"""of the evidence of an outcome: the processes that died before it was given. Another search does not take it over"""
+
+
 class Plans(NamedTuple):
     """The gate's cases of a configuration."""
 
@@ -139,6 +143,8 @@ class Rejection:
     """the library's kernel that failed, where it was one and no candidate"""
     verdict: Verdict | None = None
     """what the gate had found when the candidate crashed or hung"""
+    evidence: Mapping[str, Any] | None = field(default=None, compare=False)
+    """of a process that died or reached a limit: `deaths`, or the `limit`, as JSON takes it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,6 +473,8 @@ class Candidate:
     """the trial with the same configuration that was under way when its search was killed or ended"""
     taken_from: int | None = None
     """the earlier trial whose outcome, verdicts and figures these are; None of what was evaluated itself"""
+    evidence: Mapping[str, Any] | None = None
+    """of an outcome that a dead process or a limit led to, as a Rejection has it"""
     gate_version: int | None = None
     """of the gate that the outcome rests on; None of what was judged before versions were kept"""
     created_at: datetime | None = field(default=None, compare=False, repr=False)

@@ -23,7 +23,7 @@ def page_json(candidate: Candidate, profile: Profile | None) -> dict[str, object
         "verdict": _verdict(candidate.verdict), "cases": case_list(candidate.verdict),
         "binary_verdict": _verdict(candidate.binary_verdict), "binary_cases": case_list(candidate.binary_verdict),
         "figure": figure and {**(figure_json(candidate) or {}), "suspect": figure.suspect},
-        "profile": profile and asdict(profile),
+        "profile": profile and asdict(profile), "evidence": candidate.evidence,
     }  # fmt: skip
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rich.console import Group
 
 from evoengine.cli.candidate_tables import describe
 from evoengine.cli.display import BY_FORMULA
 from evoengine.cli.tables import Cell, Column, Styled, Table, rows_table
-from evoengine.records import Binary, Candidate, Kind, Measurement, Profile, Verdict
+from evoengine.records import DEATHS, Binary, Candidate, Kind, Measurement, Profile, Verdict
 from evoengine.sass.validation import error_line
 from evoengine.terms import Terms, bound, hypotheses, peak_percent, range_us, utilisation
 from evoengine.text import plain
@@ -22,7 +23,7 @@ def candidate_page(candidate: Candidate) -> Group:
     """All that is known of one trial."""
     c = candidate
     ended = [str(c.outcome or "pending"), *([c.reason] if c.reason else [])]
-    rows = [*_named("outcome", ": ".join(ended)), ("problem", f"{c.problem} on {c.gpu}, run {c.run}")]
+    rows = [*_named("outcome", ": ".join(ended)), *_evidence(c), ("problem", f"{c.problem} on {c.gpu}, run {c.run}")]
     if c.imported_from:
         rows.append(("imported", f"from {c.imported_from}: its verdicts and figures are what that file says"))
     if c.taken_from:
@@ -40,6 +41,20 @@ def _named(name: str, text: str) -> Iterator[tuple[str, str]]:
     """A row for each line of a text; a compiler's message has several."""
     for n, line in enumerate(text.rstrip().split("\n")):
         yield "" if n else name, line
+
+
+def _evidence(c: Candidate) -> Iterator[tuple[str, str]]:
+    """`SIGKILL after 3.1 s, SIGKILL alone after 3 s …` of processes that died; a limit is in the reason."""
+    deaths = (c.evidence or {}).get(DEATHS, ())
+    if deaths:
+        yield "evidence", ", ".join(map(_death, deaths))
+
+
+def _death(death: Mapping[str, Any]) -> str:
+    alone = " with nothing beside it" if death["alone"] else ""
+    after = f" after {death['seconds']:g} s" if "seconds" in death else ""
+    kills = death.get("oom_kills")
+    return f"{death['how']}{alone}{after}" + (f" ({kills} kills for want of memory)" if kills else "")
 
 
 def _origin(c: Candidate) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from contextlib import suppress
 from multiprocessing import reduction, resource_tracker, spawn, util
 from multiprocessing.context import SpawnContext, SpawnProcess, set_spawning_popen
@@ -13,6 +14,20 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from evoengine.kept_process import Held, KeptProcess
+from evoengine.machine import how_ended
+
+QUIET = "ignore:resource_tracker"
+"""as `python -W` takes it"""
+
+
+def start_tracker() -> None:
+    """Starts multiprocessing's process that removes the semaphores of a program which was killed, where it does not run
+    yet, so that it does so without a word on the program's standard error."""
+    sys.warnoptions.append(QUIET)
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.remove(QUIET)
 
 
 class KeptContext(SpawnContext):
@@ -39,6 +54,17 @@ class KeptContext(SpawnContext):
     def ended(self) -> bool:
         """Whether the first process has."""
         return bool(self._kept) and self._kept[0].exit_code(wait=False) is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the first process stands still, as by SIGSTOP."""
+        return bool(self._kept) and self._kept[0].stopped
+
+    def how_ended(self) -> str:
+        """The signal or exit code of the first process, which has ended."""
+        code = self._kept[0].exit_code(wait=False)
+        assert code is not None  # `ended` was asked before
+        return how_ended(code)
 
     def why_ended(self) -> str:
         """Which limit the first process was ended for; empty where for none."""

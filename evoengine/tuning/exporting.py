@@ -62,6 +62,7 @@ def export_trial(
 
 def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo, on_stage: Echo) -> list[Path]:
     on_stage("reading the ledger")
+    ledger.require_proven(trial)
     winner = with_machine_code(ledger, trial)
     if isinstance(winner, Rejection):
         why = f"it was imported, and its source does not compile here: {winner.reason}"
@@ -87,6 +88,7 @@ def bundle(ledger: Ledger, trial: int) -> dict[str, bytes]:
     Raises NothingFound where the trial is not known to be correct, where its machine code was refuted, or where it was
     imported, so that nothing here vouches for it.
     """
+    ledger.require_proven(trial)
     winner = ledger.candidate(trial, with_cubin=True)
     if winner.outcome is None or not winner.outcome.correct or winner.refuted:
         ended = ": ".join(filter(None, [str(winner.outcome or "pending"), winner.reason]))

@@ -52,8 +52,8 @@ def parent_of(pid):
 
 
 def actor_of(worker):
-    """The process of the actor that asked for a worker: the parent of its keeper."""
-    return parent_of(parent_of(worker))
+    """Return the process of the actor that asked for a worker: the parent of its keeper's guard."""
+    return parent_of(parent_of(parent_of(worker)))
 
 
 def test_an_actor_that_is_killed_costs_no_task_and_a_machine_that_fails_ends_the_search_with_its_reason(tmp_path):
