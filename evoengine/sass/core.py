@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_uint64, c_void_p
 from functools import cache
 
@@ -17,6 +17,8 @@ from evoengine.sass.structures import SassLaunch
 LIMIT = 200_000_000
 """warp instructions that one block may execute; a block of a gate case takes a few millions"""
 _MESSAGE_BYTES = 4096
+_TEXT_BYTES = 1 << 18
+_UNSEEN = "unseen: "
 _CRASHED, _HUNG = 1, 2
 
 
@@ -34,10 +36,23 @@ class Program:
         self.entry = entry
         self.unknown = self._unknown()
 
+    def hazards(self, arch: int, registers: int) -> tuple[list[str], list[str]]:
+        """Return what reads or overwrites registers too early on some path, and pairs of units whose latency is unknown.
+
+        `registers` are those of a thread at launch.
+        """
+        text = _filled(lambda buffer, size: library().sass_hazards(self.handle, arch, registers, buffer, size))
+        lines = text.splitlines()
+        found = [line for line in lines if not line.startswith(_UNSEEN)]
+        return found, [line.removeprefix(_UNSEEN) for line in lines if line.startswith(_UNSEEN)]
+
+    def latencies(self, arch: int) -> str:
+        """Return how far apart ptxas put instructions, as `measure_latencies` in core/hazards.h describes."""
+        return _filled(lambda buffer, size: library().sass_latencies(self.handle, arch, buffer, size))
+
     def _unknown(self) -> dict[str, int]:
-        text = ctypes.create_string_buffer(1 << 16)
-        library().sass_unknown(self.handle, text, len(text))
-        pairs = (line.rpartition(" ") for line in _text(text).splitlines())
+        text = _filled(lambda buffer, size: library().sass_unknown(self.handle, buffer, size))
+        pairs = (line.rpartition(" ") for line in text.splitlines())
         return {name: int(count) for name, _, count in pairs}
 
 
@@ -62,6 +77,13 @@ def check(status: int, message: ctypes.Array[ctypes.c_char]) -> None:
         raise KernelHung(_text(message))
 
 
+def _filled(fill: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:
+    """Return the text that a function of the core puts into a buffer."""
+    buffer = ctypes.create_string_buffer(_TEXT_BYTES)
+    fill(buffer, len(buffer))
+    return _text(buffer)
+
+
 def _text(buffer: ctypes.Array[ctypes.c_char]) -> str:
     return buffer.value.decode(errors="replace")
 
@@ -75,6 +97,8 @@ def library() -> ctypes.CDLL:
     core.sass_free.argtypes = (c_void_p,)
     core.sass_free.restype = None
     core.sass_unknown.argtypes = (c_void_p, c_char_p, c_int)
+    core.sass_hazards.argtypes = (c_void_p, c_int, c_int, c_char_p, c_int)
+    core.sass_latencies.argtypes = (c_void_p, c_int, c_char_p, c_int)
     core.sass_run.argtypes = (
         c_void_p, POINTER(SassLaunch), POINTER(c_uint64), c_int, c_uint64, c_char_p, c_int,
     )  # fmt: skip

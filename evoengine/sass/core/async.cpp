@@ -46,17 +46,6 @@ u8* own_bytes(Block& block, u32 address, u32 bytes, u32 alignment, const Instruc
   return shared_bytes(own, (address & 0xffffff) | block.rank << 24, bytes, alignment, by);
 }
 
-void land_in_group(std::deque<int>& groups) {
-  while (groups.size() > 1 && groups.front() == 0) groups.pop_front();
-  groups.front()--;
-}
-
-int open_groups(const std::deque<int>& groups) {
-  int landed = 0;
-  while (landed + 1 < int(groups.size()) && groups[landed] == 0) landed++;
-  return int(groups.size()) - 1 - landed;
-}
-
 namespace {
 
 // ── LDGSTS ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -110,9 +99,9 @@ Step copy(Context& c, const Instruction& i) {
     Block& block = *warp->block;
     for (int lane = 0; lane < LANES; lane++)
       if (work.lanes >> lane & 1) std::memcpy(block.shared.data() + (work.to[lane] & 0xffffff), work.data[lane], bytes);
-    land_in_group(warp->copies);
+    warp->copies.land();
   };
-  add_to_group(c.warp.copies);
+  c.warp.copies.add();
   c.machine.begin(std::move(landing));
   return Step::Done;
 }
@@ -132,28 +121,27 @@ Execute prepare_copy(Instruction& i) {
 
 // ── groups ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-Step close_copies(Context& c, const Instruction&) {
-  close_group(c.warp.copies);
+Step close_copies(Context& c, const Instruction& i) {
+  c.warp.copies.close(i.write_barrier);
   return Step::Done;
 }
 Execute prepare_close_copies(Instruction& i) { return i.modifiers.empty() ? close_copies : nullptr; }
 
-Step close_stores(Context& c, const Instruction&) {
-  close_group(c.warp.tensor_stores);
+Step close_stores(Context& c, const Instruction& i) {
+  c.warp.tensor_stores.close(i.read_barrier);
   return Step::Done;
 }
 Execute prepare_close_stores(Instruction& i) { return i.modifiers.empty() ? close_stores : nullptr; }
 
-// DEPBAR.LE SB0, 2: scoreboard 0 counts the groups of LDGDEPBAR and of UTMACMDFLUSH; others only order what here
-// happens at once.
+// DEPBAR.LE SB0, 2: until no more than two of the groups are left that LDGDEPBAR and UTMACMDFLUSH closed with that
+// scoreboard. Other scoreboards only order what here happens at once.
 Step wait_for_groups(Context& c, const Instruction& i) {
-  if (i.operands[0].index != 0) return Step::Done;
-  int left = int(i.operands[1].immediate);
+  const u32 scoreboard = u32(i.operands[0].index), left = i.operands[1].immediate;
   Warp& w = c.warp;
-  if (open_groups(w.copies) > left)
-    w.wait = {Wait::Kind::Copies, 0, u32(left)};
-  else if (open_groups(w.tensor_stores) > left)
-    w.wait = {Wait::Kind::TensorStores, 0, u32(left)};
+  if (w.copies.open(scoreboard) > int(left))
+    w.wait = {Wait::Kind::Copies, scoreboard, left};
+  else if (w.tensor_stores.open(scoreboard) > int(left))
+    w.wait = {Wait::Kind::TensorStores, scoreboard, left};
   else
     return Step::Done;
   return Step::Waiting;
@@ -171,7 +159,7 @@ Step nothing(Context&, const Instruction&) { return Step::Done; }
 // WARPGROUP.DEPBAR.LE gsb0, 0x1
 Step wait_for_products(Context& c, const Instruction& i) {
   u32 left = i.operands[1].immediate;
-  if (open_groups(c.warp.products) <= int(left)) return Step::Done;
+  if (c.warp.products.open(0) <= int(left)) return Step::Done;
   c.warp.wait = {Wait::Kind::Products, 0, left};
   return Step::Waiting;
 }

@@ -100,15 +100,6 @@ std::unique_ptr<Cluster> make_cluster(Machine& machine, u64 first) {
 
 // ── warps ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-namespace {
-
-int groups_left(std::deque<int>& groups) {
-  while (groups.size() > 1 && groups.front() == 0) groups.pop_front();
-  return int(groups.size()) - 1;
-}
-
-}  // namespace
-
 bool is_waiting(Machine& machine, Warp& w) {
   bool waits = false;
   switch (w.wait.kind) {
@@ -117,9 +108,9 @@ bool is_waiting(Machine& machine, Warp& w) {
     case Wait::Kind::TransactionBarrier:
       waits = !transaction_phase_done(machine, *w.block, w.wait.index, w.wait.phase);
       break;
-    case Wait::Kind::Copies: waits = groups_left(w.copies) > int(w.wait.phase); break;
-    case Wait::Kind::Products: waits = groups_left(w.products) > int(w.wait.phase); break;
-    case Wait::Kind::TensorStores: waits = groups_left(w.tensor_stores) > int(w.wait.phase); break;
+    case Wait::Kind::Copies: waits = w.copies.open(w.wait.index) > int(w.wait.phase); break;
+    case Wait::Kind::Products: waits = w.products.open(0) > int(w.wait.phase); break;
+    case Wait::Kind::TensorStores: waits = w.tensor_stores.open(w.wait.index) > int(w.wait.phase); break;
     case Wait::Kind::ClusterBarrier: waits = w.block->cluster->generation == w.wait.phase; break;
     case Wait::Kind::Registers: waits = w.block->free_registers < int(w.wait.index); break;
   }

@@ -92,6 +92,8 @@ struct Program {
   std::vector<Instruction> code;
   std::map<std::string, int> labels;
   std::map<std::string, int> unknown;  // opcode with modifiers → how often it stands there
+  // architecture and registers of a thread → the first hazard, as a message; empty where there is none
+  mutable std::map<std::pair<u32, u32>, std::string> hazards;
 };
 
 // Opcodes by name. `prepare` checks every modifier and sets `a`…`d`; it returns null for a modifier it does not know.
@@ -188,11 +190,56 @@ struct Wait {  // why a warp cannot go on
   enum class Kind : u8 { None, Barrier, TransactionBarrier, Copies, Products, TensorStores, ClusterBarrier, Registers };
   Kind kind = Kind::None;
   u32 index = 0;   // Barrier: its number; TransactionBarrier: shared address in the cluster
+                   // Copies, TensorStores: the scoreboard
   u32 phase = 0;   // Barrier: generation that must have passed; TransactionBarrier: parity; Copies, Products: groups
                    // that may be left
 };
 
 constexpr u32 NEVER_ARRIVED = 0xffffffff;
+
+class Order;
+
+// Groups of asynchronous work of one kind, oldest first: how many pieces of each have not landed, and the scoreboard that
+// tells of it. The last is still open.
+struct Groups {
+  struct Group {
+    int left = 0;
+    u32 scoreboard = 0;
+  };
+  std::deque<Group> all{Group{}};
+  u32 closed = 0;            // ever
+  std::deque<u8> recent;     // scoreboards of the last to be closed
+
+  void add() { all.back().left++; }
+  void close(u32 scoreboard) {
+    all.back().scoreboard = scoreboard;
+    all.emplace_back();
+    closed++;
+    recent.push_back(u8(scoreboard));
+    if (recent.size() > 256) recent.pop_front();
+  }
+  // The oldest piece has landed.
+  void land() {
+    while (all.size() > 1 && !all.front().left) all.pop_front();
+    all.front().left--;
+  }
+  // Closed groups of the scoreboard that have not landed whole.
+  int open(u32 scoreboard) const {
+    int count = 0;
+    bool landed = true;
+    for (size_t n = 0; n + 1 < all.size(); n++) {
+      landed &= !all[n].left;
+      count += !landed && all[n].scoreboard == scoreboard;
+    }
+    return count;
+  }
+  // How many groups have landed once no more than `left` of the scoreboard's have not.
+  u32 landed(u32 scoreboard, u32 left) const {
+    for (size_t n = recent.size(); n-- > 0;)
+      if (recent[n] == scoreboard && left-- == 0) return closed - u32(recent.size() - 1 - n);
+    return 0;
+  }
+};
 
 struct Warp {
   Lanes r[256];
@@ -215,8 +262,16 @@ struct Warp {
   Wait wait;
   std::vector<u8> local;   // [lane][bytes]
 
-  // groups of asynchronous work, oldest first: how many of each have not landed; the last is still open
-  std::deque<int> copies{0}, products{0}, tensor_stores{0};
+  Groups copies, products, tensor_stores;
+
+  // Where lanes that were apart run together again only where the program says so (`strict`): the first lane of each
+  // lane's group, the group that runs, the lanes at BAR, and what groups are drawn by.
+  bool strict = false;
+  u8 leader[LANES] = {};
+  int group = 0;
+  u32 meeting = 0;
+  u64 draw = 0;
+  u32 sync_mask[LANES] = {};   // WARPSYNC: the lanes that each lane meets
 
   int registers = 0;           // per thread after setmaxnreg; 0 before it
   u32 cluster_arrived = 0;     // lanes that have arrived at barrier.cluster, in this generation of it
@@ -249,6 +304,8 @@ struct Block {
 struct Cluster {
   std::vector<std::unique_ptr<Block>> blocks;
   u32 generation = 0;  // of barrier.cluster
+  u64 first = 0;       // number of its first block in the grid
+  Order* order = nullptr;  // what accesses are ordered; null where nobody asks
 };
 
 struct Launch {

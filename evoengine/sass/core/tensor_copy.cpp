@@ -187,9 +187,9 @@ Step store_tile(Context& c, const Instruction& i) {
         std::memcpy(row + chunk, shared + swizzled((tile.shared & 0xffffff) + offset + chunk, m.swizzle), 16);
       machine->memory.store(to + first, row + first, bytes);
     });
-    land_in_group(warp->tensor_stores);
+    warp->tensor_stores.land();
   };
-  add_to_group(c.warp.tensor_stores);
+  c.warp.tensor_stores.add();
   c.machine.begin(std::move(work));
   return Step::Done;
 }
@@ -242,9 +242,9 @@ Step store_bytes(Context& c, const Instruction& i) {
   work.land = [to, from, bytes, warp = &c.warp, machine = &c.machine, by = &i] {
     check_alive(*warp->block, *by);
     machine->memory.store(to, warp->block->shared.data() + (from & 0xffffff), bytes);
-    land_in_group(warp->tensor_stores);
+    warp->tensor_stores.land();
   };
-  add_to_group(c.warp.tensor_stores);
+  c.warp.tensor_stores.add();
   c.machine.begin(std::move(work));
   return Step::Done;
 }

@@ -203,10 +203,10 @@ Step begin_product(Context& c, const Instruction& i) {
   work.bytes = 32 * (p.n + (work.a_in_registers ? 0 : 16));
   work.land = [p] {
     form(p);
-    land_in_group(p.warp->products);
+    p.warp->products.land();
   };
-  add_to_group(w.products);
-  if (i.b & CLOSES) close_group(w.products);
+  w.products.add();
+  if (i.b & CLOSES) w.products.close(0);
   c.machine.begin(std::move(work));
   return Step::Done;
 }
