@@ -21,6 +21,8 @@ from evoengine.sass.core import Program
 from evoengine.sass.launch import Launch
 from evoengine.sass.model import Overlap, Residents, Timed, count_block, footprint, rates, time_sm
 
+MODEL_VERSION = 1
+"""raised by hand when a prediction may change; a test over recorded predictions holds it"""
 WHOLE_LIMIT = 20_000_000
 """warp instructions of a block that are counted"""
 PERSISTENT = 300_000
