@@ -78,6 +78,10 @@ struct Instruction {
   int guard = PT;               // predicate before it
   bool guard_negated = false, guard_uniform = false;
 
+  u8 strength = 0;              // of an access to memory: BLOCK_STRONG, GPU_STRONG
+  bool acts = false;            // changes what other warps see, or ends lanes
+  int site = -1;                // of visits that are counted
+
   // control word (second 64-bit word, bits 41…61)
   u8 stall = 0, write_barrier = 7, read_barrier = 7, wait_mask = 0, reuse = 0;
 
@@ -86,6 +90,9 @@ struct Instruction {
   // what an opcode's `prepare` reads out of modifiers for its `execute`; each opcode says what they mean
   int a = 0, b = 0, c = 0, d = 0;
 };
+
+// Whether an access is atomic or .STRONG, at the scope of its block or beyond.
+constexpr u8 BLOCK_STRONG = 1, GPU_STRONG = 2;
 
 struct Program {
   std::string entry;
@@ -127,6 +134,8 @@ struct Fault {  // what ends a run; `hung` where nothing could go on
   bool hung = false;
 };
 
+struct Shadow;
+
 // A piece of global memory. Contents repeat every `period` bytes where less is held than it is long, as for a model,
 // which reads drawn inputs of any size; writes to such a piece are dropped.
 struct Allocation {
@@ -135,6 +144,7 @@ struct Allocation {
   u64 period = 0;  // = bytes where all of it is held
   bool writable = false;
   std::string name;
+  Shadow* shadow = nullptr;  // who stored to it; null where nobody asks
 };
 
 // Where a thread's addresses of the generic space point to, beside global memory: windows no allocation lies in.
