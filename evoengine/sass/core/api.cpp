@@ -49,7 +49,7 @@ std::vector<Allocation> allocations_of(const SassLaunch& from) {
   std::vector<Allocation> found;
   for (u32 n = 0; n < from.allocation_count; n++) {
     const SassAllocation& a = from.allocations[n];
-    found.push_back({a.address, a.bytes, a.data, a.period, a.writable != 0, a.name});
+    found.push_back({a.address, a.bytes, a.data, a.period, a.writable != 0, a.name, a.written});
   }
   std::sort(found.begin(), found.end(), [](const Allocation& a, const Allocation& b) { return a.address < b.address; });
   return found;
@@ -113,16 +113,24 @@ int sass_latencies(void* program, int arch, char* text, int size) {
   return int(lines.size());
 }
 
+static thread_local std::vector<Visited> last_visits;
+
 int sass_run(void* program, const SassLaunch* from, const uint64_t* blocks, int count, uint64_t limit, char* message, int size) {
   return guarded(
       [&] {
         Launch launch = launch_of(*from);
         require_no_hazard(*static_cast<Program*>(program), launch.arch, launch.registers);
         auto banks = banks_of(*from);
-        run(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
-            cluster_starts(launch, blocks, count), limit);
+        last_visits.clear();
+        last_visits = run(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
+                          cluster_starts(launch, blocks, count), limit);
       },
       message, size);
+}
+
+const void* sass_visits(uint64_t* count) {
+  *count = last_visits.size();
+  return last_visits.data();
 }
 
 // ── the model ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,13 +14,16 @@ u32 Order::record(u32 id, const Warp& w, const Instruction& i) {
   a.record = u32(world.records.size());
   a.recorded_at = a.time;
   a.recorded_index = index;
-  world.records.push_back({cluster.first, id, a.time, index, a.rank, w.number, __builtin_ctz(w.active), i.strength});
+  // A strong access behind a fence is known to whoever knows the fence: both make one release.
+  const std::vector<u32>& published = a.view.published;
+  const bool releases = i.strength == GPU_STRONG && id < published.size() && published[id];
+  const u32 time = releases ? published[id] : a.time;
+  world.records.push_back({cluster.first, id, time, index, a.rank, w.number, __builtin_ctz(w.active), i.strength});
   return a.record;
 }
 
 // Whether what the record is of came before all that an agent with this view does now.
 bool Order::knows(const View& view, u32 number) const {
-  if (number < world.first) return true;
   const GlobalAccess& r = world.records[number];
   if (r.cluster == cluster.first) return r.agent < view.seen.size() && view.seen[r.agent] >= r.time;
   if (!view.others) return false;
@@ -60,7 +63,7 @@ void Order::touch_global(const GlobalTouch& t, u32 lane, u64 offset, u32 bytes, 
   const bool writes = t.kind != Touch::Read;
   auto conflicts = [&](u32 entry) {
     const u32 number = entry >> 4;
-    if (number == t.record || number < world.first || !(entry & mask) || knows(*t.view, number)) return false;
+    if (!number || number == t.record || !(entry & mask) || knows(*t.view, number)) return false;
     const GlobalAccess& r = world.records[number];
     const u8 needed = r.cluster == cluster.first ? BLOCK_STRONG : GPU_STRONG;
     return t.strength < needed || r.strength < needed;
@@ -91,14 +94,24 @@ void Order::touch_global(const GlobalTouch& t, u32 lane, u64 offset, u32 bytes, 
       continue;
     }
     // what this one does not stand for is kept beside it
-    const bool kept = writes ? last & 15 & ~mask : last >> 4 >= world.first && (last & 15 & ~mask || !knows(*t.view, last >> 4));
+    const bool kept = writes ? last & 15 & ~mask : last >> 4 && (last & 15 & ~mask || !knows(*t.view, last >> 4));
     if (kept) more[word].push_back(writes ? last & ~mask : last);
     else if (writes && mask == 15 && !more.empty()) more.erase(word);
     last = t.record << 4 | mask;
   }
 }
 
-// ── what atomics tell ───────────────────────────────────────────────────────────────────────────────────────────────
+void Order::touch_global_range(const GlobalTouch& t, u32 lane, u64 offset, u64 bytes) {
+  while (bytes) {
+    u32 size = 16;
+    while (size > bytes || offset % size) size /= 2;
+    touch_global(t, lane, offset, size, nullptr, nullptr);
+    offset += size;
+    bytes -= size;
+  }
+}
+
+// ── release and acquire by atomics ───────────────────────────────────────────────────────────────────────────────────────────────
 
 void Order::publish(const Warp& w) {
   if (!world.fences) return;

@@ -14,8 +14,6 @@ bool is_wide_fence(const Instruction& i) {
   return i.opcode.starts_with("MEMBAR") && (has(i, "GPU") || has(i, "SYS"));
 }
 
-u32 first_lane(u32 lanes) { return u32(__builtin_ctz(lanes)); }
-
 }  // namespace
 
 void raise(std::shared_ptr<const Foreign>& to, const std::shared_ptr<const Foreign>& from) {
@@ -29,17 +27,19 @@ void raise(std::shared_ptr<const Foreign>& to, const std::shared_ptr<const Forei
   to = both;
 }
 
-World::World(const Program& program, const Launch& launch, std::vector<GlobalAccess>& records)
-    : program(program), launch(launch), records(records) {
-  if (records.empty()) records.emplace_back();  // 0 is no record
-  first = u32(records.size());
+World::World(const Program& program, const Launch& launch) : program(program), launch(launch) {
+  records.emplace_back();  // 0 is no record
   for (const Instruction& i : program.code) {
     fences |= is_wide_fence(i);
+    talks |= i.strength == GPU_STRONG;
     proxies |= is_proxy_work(i);
   }
 }
 
 // ── agents ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+// Shadows of blocks that have ended: fresh memory costs more than memory that is cleared.
+static thread_local std::vector<SharedShadow> spare_shadows;
 
 Order::Order(World& world, Cluster& cluster) : world(world), cluster(cluster) {
   u32 warps = 0;
@@ -53,17 +53,19 @@ Order::Order(World& world, Cluster& cluster) : world(world), cluster(cluster) {
   beside.assign(warps, {-1, -1, -1});
   stride = (warps + 15) / 8 * 8;
   agents.reserve(stride);
-  shadows.resize(cluster.blocks.size());
   barriers.resize(cluster.blocks.size() * 16);
   for (auto& block : cluster.blocks)
     for (Warp& w : block->warps) of_lanes[first_warp[block->rank] + w.number][0] = int(new_agent(AgentKind::Lanes, block->rank, w.number));
   for (auto& block : cluster.blocks) {
-    SharedShadow& s = shadows[block->rank];
-    const size_t lines = (block->shared.size() + 15) / 16;
-    s.writer.assign(lines * 4, 0);
-    s.readers.assign(lines, 0);
-    s.reads.resize(lines * stride);
+    if (spare_shadows.empty()) spare_shadows.emplace_back();
+    shadows.push_back(std::move(spare_shadows.back()));
+    spare_shadows.pop_back();
+    shadows.back().clear(block->shared.size());
   }
+}
+
+Order::~Order() {
+  for (SharedShadow& s : shadows) spare_shadows.push_back(std::move(s));
 }
 
 u32 Order::new_agent(AgentKind kind, u32 rank, int warp) {
@@ -82,26 +84,17 @@ u32 Order::new_agent(AgentKind kind, u32 rank, int warp) {
 // Room for twice as many agents.
 void Order::widen() {
   const u32 wide = 2 * stride;
-  for (SharedShadow& s : shadows) {
-    std::vector<u64> reads(s.readers.size() * wide);
-    for (size_t line = 0; line < s.readers.size(); line++)
-      std::copy_n(&s.reads[line * stride], stride, &reads[line * wide]);
-    s.reads = std::move(reads);
-  }
   for (Agent& a : agents) a.view.seen.resize(wide);
   stride = wide;
 }
 
-u32 Order::agent_of(const Warp& w) {
-  const u32 slot = first_warp[w.block->rank] + u32(w.number), lane = w.together ? first_lane(w.alive) : u32(w.group);
-  int& id = of_lanes[slot][lane];
-  if (id < 0) {
-    const int made = int(new_agent(AgentKind::Lanes, w.block->rank, w.number));
-    of_lanes[slot][lane] = made;
-    return u32(made);
-  }
+u32 Order::group_of(const Warp& w, u8 leader) {
+  int& id = of_lanes[first_warp[w.block->rank] + u32(w.number)][leader];
+  if (id < 0) id = int(new_agent(AgentKind::Lanes, w.block->rank, w.number));
   return u32(id);
 }
+
+u32 Order::agent_of(const Warp& w) { return group_of(w, w.leader[__builtin_ctz(w.active)]); }
 
 u32 Order::agent_of(const Warp& w, AgentKind kind) {
   const int number = kind == AgentKind::Products ? w.number / 4 * 4 : w.number;
@@ -127,15 +120,7 @@ void Order::join(View& to, const View& from) const {
 }
 
 void Order::regroup(const Warp& w, const u8 (&before)[LANES]) {
-  const u32 slot = first_warp[w.block->rank] + u32(w.number);
-  auto& ids = of_lanes[slot];
-  auto id_of = [&](u8 leader) {
-    if (ids[leader] < 0) {
-      const int made = int(new_agent(AgentKind::Lanes, w.block->rank, w.number));
-      ids[leader] = made;
-    }
-    return u32(ids[leader]);
-  };
+  auto id_of = [&](u8 leader) { return group_of(w, leader); };
   u32 involved = 0, changed = 0;  // leaders, as masks
   for (u32 rest = w.alive; rest; rest &= rest - 1) {
     const int lane = __builtin_ctz(rest);
@@ -222,10 +207,10 @@ void Order::wait_for_products(Warp& w, u32 landed) {
 void Order::copies_arrive(const Warp& w, u32 address) {
   const u32 id = agent_of(w, AgentKind::Copies);
   Meeting& m = mbarrier(address);
-  join(m.coming, agents[agent_of(w)].view);
+  arrive(w, m);
   if (m.coming.seen.size() < stride) m.coming.seen.resize(stride);
   m.coming.seen[id] = agents[id].time;
-  advance(agent_of(w));
+  advance(id);
 }
 
 }  // namespace sass

@@ -1,10 +1,11 @@
-// Which accesses to memory are ordered, and a Fault where two that conflict are not: a race, whatever the schedule was.
+// Happens-before over shared and global memory by vector clocks (Flanagan and Freund, "FastTrack", PLDI 2009): throws a
+// Fault for two accesses that conflict and are not ordered, whatever the schedule of this run was.
 //
-// An agent is a group of lanes that runs together, or what works beside the warps: copies by LDGSTS, bytes on their way
-// to an mbarrier, the products of a warpgroup, stores by TMA. Each agent counts its own time, which passes when it tells
-// others of what it did, and knows how far it has seen each other one (vector clocks; Flanagan and Freund, "FastTrack",
-// PLDI 2009). Barriers, mbarriers, waits for groups, and lanes that meet, pass that knowledge on. The asynchronous proxy
-// sees what an agent had seen before a proxy fence, other clusters what it had seen before a fence of the GPU's scope.
+// An agent is a group of lanes that runs together, or work beside the warps: copies by LDGSTS, bytes on their way to an
+// mbarrier, products of a warpgroup, stores by TMA. Each agent has a clock, which advances when it releases what it did,
+// and knows the clock of each other agent up to which it has acquired. Barriers, mbarriers, waits for groups and the
+// convergence of lanes release and acquire. The asynchronous proxy sees what an agent knew before a proxy fence; other
+// clusters see what it knew before a fence of GPU scope.
 #pragma once
 
 #include <unordered_map>
@@ -14,11 +15,11 @@
 
 namespace sass {
 
-// How far an agent, or what passed through a barrier, has seen the agents of the cluster, and of others.
+// The clocks up to which an agent, or what passed through a barrier, knows the agents of its cluster and of others.
 struct View {
-  std::vector<u32> seen;       // by agent: its time
-  std::vector<u32> fenced;     // what the asynchronous proxy sees of that
-  std::vector<u32> published;  // what other clusters may see of it
+  std::vector<u32> seen;       // [agent]
+  std::vector<u32> fenced;     // [agent]: visible to the asynchronous proxy
+  std::vector<u32> published;  // [agent]: visible to other clusters
   std::shared_ptr<const Foreign> others, published_others;
 };
 
@@ -43,11 +44,27 @@ struct Meeting {
   int transfer = -1;  // of an mbarrier: the agent whose bytes come, whose time is the phase
 };
 
-// Shared memory of one block, by words of four bytes and lines of sixteen.
+// Last accesses to the shared memory of one block, by words of four bytes and lines of sixteen.
 struct SharedShadow {
   std::vector<u64> writer;   // [word]
   std::vector<u64> readers;  // [line]: a bit for each agent, modulo 64
-  std::vector<u64> reads;    // [line][stride]
+  std::vector<std::vector<u64>> reads;  // [agent][line]; valid of agents in `has_read`
+  std::vector<bool> has_read;
+
+  void clear(size_t bytes) {
+    const size_t lines = (bytes + 15) / 16;
+    writer.assign(lines * 4, 0);
+    readers.assign(lines, 0);
+    has_read.clear();
+    more.clear();
+  }
+  std::vector<u64>& reads_of(u32 agent) {
+    if (agent >= has_read.size()) has_read.resize(agent + 1);
+    if (agent >= reads.size()) reads.resize(agent + 1);
+    if (!has_read[agent]) reads[agent].assign(readers.size(), 0);
+    has_read[agent] = true;
+    return reads[agent];
+  }
   std::unordered_map<u32, std::vector<u64>> more;  // word → writers of its other bytes
 };
 
@@ -65,29 +82,31 @@ struct GlobalTouch {
 class Order {
  public:
   Order(World&, Cluster&);
+  Order(const Order&) = delete;
+  ~Order();
 
-  // The groups of a warp's lanes were these, by the first lane of each, and are now those that the warp has.
+  // Lanes have joined or left groups: `before` are the leaders they had.
   void regroup(const Warp&, const u8 (&before)[LANES]);
 
   // ── shared memory ──
-  // Each lane touches `bytes` at its address, which has the block's rank in bits 24…; `data` are the words it stores.
+  // Each lane accesses `bytes` at its address, which has the block's rank in bits 24…; `data` are the words it stores.
   void touch(const Warp&, const Instruction&, Touch, u32 lanes, const u32* addresses, u32 bytes, const Lanes* data);
-  // LDGSTS: what the warp's open group of copies will write.
+  // LDGSTS: writes of the warp's open group of copies.
   void copy(Warp&, const Instruction&, u32 lanes, const u32* addresses, u32 bytes);
-  // TMA to lines of sixteen bytes of shared memory, told to the mbarrier of the address in the same block.
+  // TMA writes lines of sixteen bytes of shared memory and completes on the mbarrier at an address of the same block.
   void transfer(const Warp&, const Instruction&, const u32* lines, size_t count, u32 barrier);
-  // Lines that TMA stores from, or a product reads; `records`: later writes must wait for it.
-  void read_lines(Warp&, const Instruction&, AgentKind, const u32* lines, size_t count, bool records);
+  // A product or a store by TMA reads lines: writes to them must wait for its group.
+  void read_lines(Warp&, const Instruction&, AgentKind, const u32* lines, size_t count);
 
-  // ── what passes knowledge on ──
-  void arrive(const Warp&, Meeting&);            // at a barrier, with all that the lanes have seen
-  void acquire(const Warp&, const Meeting&);     // what passed
+  // ── release and acquire ──
+  void arrive(const Warp&, Meeting&);
+  void acquire(const Warp&, const Meeting&);
   static void pass(Meeting&);                    // the phase is complete
   Meeting& barrier(u32 rank, u32 index) { return barriers[rank * 16 + index]; }
   Meeting& of_cluster() { return cluster_barrier; }
   Meeting& mbarrier(u32 address);
   void complete_phase(u32 address);              // of the mbarrier there
-  void copies_arrive(const Warp&, u32 address);  // when they have landed
+  void copies_arrive(const Warp&, u32 address);  // the lanes' copies so far arrive when they land
   void fence_proxy(const Warp&);
   void close_group(Warp&, AgentKind);
   void wait_for(Warp&, AgentKind, u32 groups_landed);
@@ -96,10 +115,11 @@ class Order {
   // ── global memory ──
   GlobalTouch begin_global(const Warp&, const Instruction&, const Allocation&, Touch);
   GlobalTouch begin_global_store(Warp&, const Instruction&, const Allocation&);  // by TMA
-  // A lane's bytes, in no more than sixteen that are aligned; of stores what is there, and what shall be.
+  // At most sixteen bytes within an aligned sixteen; of stores what is there and what will be, or null.
   void touch_global(const GlobalTouch&, u32 lane, u64 offset, u32 bytes, const u8* before, const u8* after);
-  void publish(const Warp&);  // MEMBAR of the GPU's scope
-  void refresh(const Warp&);  // CCTL.IVALL: takes in what strong loads read
+  void touch_global_range(const GlobalTouch&, u32 lane, u64 offset, u64 bytes);  // any bytes
+  void publish(const Warp&);  // MEMBAR of GPU scope
+  void refresh(const Warp&);  // CCTL.IVALL: acquires what strong loads observed
   void synchronise(const Warp&, const Instruction&, u64 address, Touch);  // by an atomic, a strong load or store
 
  private:
@@ -114,6 +134,8 @@ class Order {
   u32 index_of(const Instruction& i) const { return u32(&i - world.program.code.data()); }
 
   struct Toucher;
+  u32 group_of(const Warp& w, u8 leader);
+  void read(Toucher&, u32 lanes, const u32* addresses, u32 bytes);
   void read_word(const Toucher&, SharedShadow&, u32 word, u32 mask, u32 lane);
   void check_before_write(const Toucher&, SharedShadow&, u32 offset, u32 bytes, u32 lane);
   void place_write(const Toucher&, SharedShadow&, u32 offset, u32 bytes, u32 lane);
@@ -135,5 +157,8 @@ class Order {
   std::unordered_map<u32, Meeting> mbarriers;
   u32 stride;
 };
+
+// Of the warp's cluster; null where nobody asks.
+inline Order* order_of(const Context& c) { return c.warp.block->cluster->order; }
 
 }  // namespace sass

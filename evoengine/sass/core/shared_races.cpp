@@ -10,7 +10,7 @@ namespace {
 u64 write_entry(u32 agent, u32 time, u32 index, u32 lane, bool atomic, u32 bytes) {
   return u64(time) << 40 | u64(agent) << 30 | u64(atomic) << 28 | u64(index & 0x7ffff) << 9 | lane << 4 | bytes;
 }
-constexpr u64 OTHERS = 1ull << 29, ATOMIC = 1ull << 28;
+constexpr u64 OTHERS = 1ull << 29, BY_ATOMIC = 1ull << 28;
 u32 writer_agent(u64 entry) { return u32(entry >> 30) & 1023; }
 u32 writer_time(u64 entry) { return u32(entry >> 40); }
 
@@ -60,8 +60,8 @@ void Order::race(const Toucher& t, u32 rank, u32 offset, u32 lane, u64 entry, bo
   if (wrote) agent = writer_agent(entry);
   else {
     const SharedShadow& s = shadows[rank];
-    for (u32 id = 0; id < agents.size(); id++)
-      if (s.reads[size_t(offset / 16) * stride + id] == entry) agent = id;
+    for (u32 id = 0; id < s.has_read.size(); id++)
+      if (s.has_read[id] && s.reads[id][offset / 16] == entry) agent = id;
   }
   const Agent& a = agents[agent];
   const Instruction& other = world.program.code[index];
@@ -103,7 +103,7 @@ void Order::check_before_write(const Toucher& t, SharedShadow& s, u32 offset, u3
   const u32 mask = bytes >= 4 ? 15 : ((1u << bytes) - 1) << (offset & 3);
   auto conflicts = [&](u64 entry) {
     if (!(entry & mask) || t.knows(entry)) return false;
-    if (t.kind == Touch::Atomic && entry & ATOMIC) return false;
+    if (t.kind == Touch::Atomic && entry & BY_ATOMIC) return false;
     return t.proxy || !t.stores_the_same(offset, bytes, lane);
   };
   for (u32 word = offset / 4; word * 4 < offset + bytes; word++) {
@@ -115,8 +115,9 @@ void Order::check_before_write(const Toucher& t, SharedShadow& s, u32 offset, u3
   }
   const u32 line = offset / 16, touched = ((1u << bytes) - 1) << (offset & 15);
   for (u64 rest = s.readers[line]; rest; rest &= rest - 1)
-    for (u32 id = u32(__builtin_ctzll(rest)); id < agents.size(); id += 64) {
-      const u64 entry = s.reads[size_t(line) * stride + id];
+    for (u32 id = u32(__builtin_ctzll(rest)); id < s.has_read.size(); id += 64) {
+      if (!s.has_read[id]) continue;
+      const u64 entry = s.reads[id][line];
       if (id != t.agent && read_time(entry) > t.seen[id] && (entry & touched)) race(t, t.rank, offset, lane, entry, false);
     }
 }
@@ -146,29 +147,46 @@ void Order::touch(const Warp& w, const Instruction& i, Touch kind, u32 lanes, co
   const u32 id = agent_of(w), index = index_of(i);
   Toucher t{*this, index, 0, id, agents[id].time, agents[id].view.seen.data(), kind};
   t.data = data;
-  const u64 bit = 1ull << id % 64;
+  if (kind == Touch::Read) return read(t, lanes, addresses, bytes);
+  for (u32 rest = lanes; rest; rest &= rest - 1) {
+    const u32 lane = u32(__builtin_ctz(rest)), offset = addresses[lane] & OFFSET;
+    t.rank = addresses[lane] >> RANK_BIT;
+    t.memory = cluster.blocks[t.rank]->shared.data();
+    check_before_write(t, shadows[t.rank], offset, bytes, lane);
+    place_write(t, shadows[t.rank], offset, bytes, lane);
+  }
+}
+
+void Order::read(Toucher& t, u32 lanes, const u32* addresses, u32 bytes) {
+  const u64 bit = 1ull << t.agent % 64;
+  const u32 all = (1u << bytes) - 1;
+  u64 known = ~0ull;  // agent and time of a write that was found known
   u32 before = ~0u;
+  SharedShadow* s = nullptr;
+  u64* reads = nullptr;
   for (u32 rest = lanes; rest; rest &= rest - 1) {
     const u32 lane = u32(__builtin_ctz(rest)), address = addresses[lane], offset = address & OFFSET;
-    t.rank = address >> RANK_BIT;
-    SharedShadow& s = shadows[t.rank];
-    if (kind != Touch::Read) {
-      t.memory = cluster.blocks[t.rank]->shared.data();
-      check_before_write(t, s, offset, bytes, lane);
-      place_write(t, s, offset, bytes, lane);
-      continue;
-    }
     if (address == before) continue;
     before = address;
-    const u32 mask = bytes >= 4 ? 15 : ((1u << bytes) - 1) << (offset & 3);
-    for (u32 word = offset / 4; word * 4 < offset + bytes; word++) read_word(t, s, word, mask, lane);
-    const u32 line = offset / 16, touched = ((1u << bytes) - 1) << (offset & 15);
-    u64& entry = s.reads[size_t(line) * stride + id];
-    if (s.readers[line] & bit && read_time(entry) == t.time) {
+    if (!s || t.rank != address >> RANK_BIT) {
+      t.rank = address >> RANK_BIT;
+      s = &shadows[t.rank];
+      reads = s->reads_of(t.agent).data();
+    }
+    const u32 mask = bytes >= 4 ? 15 : all << (offset & 3);
+    for (u32 word = offset / 4; word * 4 < offset + bytes; word++) {
+      const u64 writer = s->writer[word];
+      if (writer >> 30 == known && !(writer & OTHERS)) continue;
+      read_word(t, *s, word, mask, lane);
+      if (writer & mask) known = writer >> 30;
+    }
+    const u32 line = offset / 16, touched = all << (offset & 15);
+    u64& entry = reads[line];
+    if (s->readers[line] & bit && read_time(entry) == t.time) {
       entry |= touched;
     } else {
-      entry = read_entry(t.time, index, lane, touched);
-      s.readers[line] |= bit;
+      entry = read_entry(t.time, t.index, lane, touched);
+      s->readers[line] |= bit;
     }
   }
 }
@@ -203,24 +221,25 @@ void Order::transfer(const Warp& w, const Instruction& i, const u32* lines, size
   }
 }
 
-void Order::read_lines(Warp& w, const Instruction& i, AgentKind kind, const u32* lines, size_t count, bool records) {
+void Order::read_lines(Warp& w, const Instruction& i, AgentKind kind, const u32* lines, size_t count) {
   const u32 id = agent_of(w, kind), index = index_of(i), lane = u32(__builtin_ctz(w.active));
   const u32 time = kind == AgentKind::Products ? w.products.closed + 1 : agents[id].time;
   const View& view = agents[agent_of(w)].view;
   const Toucher t{*this, index, w.block->rank, id, time, view.seen.data(), Touch::Read, &view};
   SharedShadow& s = shadows[t.rank];
   const u64 entry = read_entry(time, index, lane, 0xffff), bit = 1ull << id % 64;
+  u64* const reads = s.reads_of(id).data();
   u64 known = ~0ull;
   for (size_t n = 0; n < count; n++) {
     const u32 word = lines[n] / 4, line = lines[n] / 16;
     const u64* writer = &s.writer[word];
-    const bool same = !(((writer[0] ^ known) | (writer[1] ^ known) | (writer[2] ^ known) | (writer[3] ^ known)) >> 30) && !(writer[0] & OTHERS);
+    const u64 differing = (writer[0] ^ known) | (writer[1] ^ known) | (writer[2] ^ known) | (writer[3] ^ known);
+    const bool same = !(differing >> 30) && !((writer[0] | writer[1] | writer[2] | writer[3]) & OTHERS);
     if (!same) {
       for (u32 k = 0; k < 4; k++) read_word(t, s, word + k, 15, lane);
       known = writer[0];
     }
-    if (!records) continue;
-    s.reads[size_t(line) * stride + id] = entry;
+    reads[line] = entry;
     s.readers[line] |= bit;
   }
 }

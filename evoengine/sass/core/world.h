@@ -1,4 +1,4 @@
-// What the clusters of a launch share: the record of accesses to global memory, and what atomics there have told.
+// What the clusters of a launch share: records of accesses to global memory, and what atomics there have released.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace sass {
 
-// How far the agents of other clusters are known, by the number of the cluster's first block.
+// Clocks up to which the agents of other clusters are known, by the number of the cluster's first block.
 using Foreign = std::map<u64, std::vector<u32>>;
 
 // One instruction's access to global memory, at one time of its agent.
@@ -28,15 +28,15 @@ inline void raise(std::vector<u32>& to, const std::vector<u32>& from) {
 }
 void raise(std::shared_ptr<const Foreign>& to, const std::shared_ptr<const Foreign>& from);
 
-// Of an allocation that a kernel may write, by words of four bytes: the number of the last record in bits 4…, and in bits
-// 0–3 which bytes it is of.
+// Last accesses to an allocation that a kernel may write, by words of four bytes: the number of the record in bits 4…, in
+// bits 0–3 which bytes it covers.
 struct Shadow {
   std::vector<u32> writer;
   std::vector<u32> reader;  // empty until something reads
   std::unordered_map<u64, std::vector<u32>> more_writers, more_readers;
 };
 
-// What agents of one cluster have told by atomics.
+// What agents of one cluster have released by atomics.
 struct Told {
   std::vector<u32> seen;
   std::shared_ptr<const Foreign> others;
@@ -45,13 +45,13 @@ struct Told {
 struct World {
   const Program& program;
   const Launch& launch;
-  std::vector<GlobalAccess>& records;  // of all launches over the same memory
-  u32 first = 0;            // the first record of this one: what was done before it is over
-  bool fences = false;      // whether the program has a fence that other blocks could see
-  bool proxies = false;     // whether it has work of the asynchronous proxy
-  std::unordered_map<u64, std::map<u64, Told>> locations;  // address of an atomic → cluster → what it told there
+  std::vector<GlobalAccess> records;
+  bool fences = false;   // whether the program has a fence that other clusters could see
+  bool talks = false;    // whether blocks may tell each other something: atomics, strong accesses
+  bool proxies = false;  // whether it has work of the asynchronous proxy
+  std::unordered_map<u64, std::map<u64, Told>> locations;  // address of an atomic → cluster → what it released there
 
-  World(const Program&, const Launch&, std::vector<GlobalAccess>& records);
+  World(const Program&, const Launch&);
 };
 
 }  // namespace sass
