@@ -17,6 +17,7 @@ from evoengine.devices.base import (
     KernelCrashed,
     PassedArgument,
     ScalarArgument,
+    ScratchArgument,
     TensorArgument,
     TensorMapArgument,
     Tensors,
@@ -69,6 +70,7 @@ class StructArgument:
 
 Part = PassedArgument | DrawnArgument
 AnyArgument = Part | StructArgument
+InMemory = TensorArgument | DrawnArgument | ScratchArgument
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,9 @@ def _tensors(arguments: Sequence[AnyArgument]) -> Iterator[tuple[str, tuple[int,
         elif isinstance(argument, TensorArgument):
             data = np.ascontiguousarray(argument.data).reshape(-1).view(np.uint8)
             yield argument.name, (data.nbytes, data, False)
+        elif isinstance(argument, ScratchArgument):
+            held = np.full(argument.bytes, 0 if argument.zeroed else 0xFF, np.uint8)
+            yield argument.name, (argument.bytes, held, True)
         elif isinstance(argument, DrawnArgument):
             values = _drawn(argument.dtype) if argument.contents is None else argument.contents.view(np.uint8)
             held = values[: argument.bytes]
@@ -297,7 +302,7 @@ def _put_parameters(
 ) -> None:
     if len(arguments) != len(kernel.parameters):
         raise UsageError(f"kernel {kernel.entry} has {len(kernel.parameters)} parameters; {len(arguments)} were given")
-    sizes = {a.name: _bytes_of(a) for a in _parts(arguments) if isinstance(a, TensorArgument | DrawnArgument)}
+    sizes = {a.name: _bytes_of(a) for a in _parts(arguments) if isinstance(a, InMemory)}
     for argument, (offset, size) in zip(arguments, kernel.parameters, strict=True):
         value = _value(argument, addresses, sizes)
         if len(value) != size:
@@ -307,13 +312,13 @@ def _put_parameters(
         bank[offset : offset + size] = value
 
 
-def _bytes_of(argument: TensorArgument | DrawnArgument) -> int:
-    return argument.bytes if isinstance(argument, DrawnArgument) else argument.data.nbytes
+def _bytes_of(argument: InMemory) -> int:
+    return argument.data.nbytes if isinstance(argument, TensorArgument) else argument.bytes
 
 
 def _value(argument: AnyArgument, addresses: Mapping[str, int], sizes: Mapping[str, int]) -> bytes:
     """A parameter's bytes."""
-    if isinstance(argument, TensorArgument | DrawnArgument):
+    if isinstance(argument, InMemory):
         return struct.pack("<Q", addresses[argument.name])
     if isinstance(argument, ScalarArgument):
         return argument.value.tobytes()
