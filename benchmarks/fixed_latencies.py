@@ -2,8 +2,8 @@
 
     python benchmarks/fixed_latencies.py [--binaries 500] [--seed 1] [--cubins DIR …] [--write]
 
-Draws configurations of all shipped spaces for sm_75 to sm_90a and compiles them here; DIRs hold cubins of others, such as
-FlashAttention-3's and Triton's. Where an instruction has a fixed latency, only the stall counts behind it keep the next
+Draws configurations of all shipped spaces for sm_75 to sm_90a and compiles them here; DIRs hold cubins of others, such
+as FlashAttention-3's and Triton's. Where an instruction has a fixed latency, only the stall counts behind it keep the next
 from reading too early, so that the least sum of stalls over many binaries is the latency, or above it. A figure is kept
 where ptxas left as few clocks at least OFTEN times: otherwise none may be the least. --write puts them into
 evoengine/sass/core/fixed_latencies.inc.
@@ -47,7 +47,8 @@ def measure(binaries: Iterable[tuple[Program, int]]) -> tuple[Distances, int]:
     """Return how often each distance in clocks was left, and how many binaries there were."""
     found: Distances = defaultdict(Counter)
     count = 0
-    for count, (program, arch) in enumerate(binaries, 1):
+    for program, arch in binaries:
+        count += 1
         for line in program.latencies(arch).splitlines():
             need, producer, file, consumer, clocks, times = line.split()
             found[arch, need, producer, file, consumer][int(clocks)] += int(times)
@@ -71,7 +72,7 @@ def lines(found: Distances, binaries: int) -> list[str]:
     """Return the file's lines, each with the distance, how often it was left, and of how many pairs."""
     out = [
         "// Inferred, by benchmarks/fixed_latencies.py: the least clocks that ptxas left in its binaries, of which",
-        f"// there were {binaries}. arch, need, producer, registers, consumer (Other: any that has no line of its own),",
+        f"// there were {binaries}. arch, need, producer, registers, consumer (Other: any without a line of its own),",
         "// clocks, pairs seen; behind // the pairs that are as close.",
     ]
     for key in [key for key in found if key[1] == "RAW"]:

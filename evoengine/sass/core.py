@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_uint64, c_void_p
 from functools import cache
 
-from evoengine.devices.base import KernelCrashed, KernelHung
+import numpy as np
+
+from evoengine.devices.base import VISIT, KernelCrashed, KernelHung
 from evoengine.errors import UsageError
 from evoengine.sass.build import build
 from evoengine.sass.launch import Launch
@@ -37,7 +39,7 @@ class Program:
         self.unknown = self._unknown()
 
     def hazards(self, arch: int, registers: int) -> tuple[list[str], list[str]]:
-        """Return what reads or overwrites registers too early on some path, and pairs of units whose latency is unknown.
+        """Return what reads or overwrites registers too early on some path, and pairs of units of unknown latency.
 
         `registers` are those of a thread at launch.
         """
@@ -56,10 +58,11 @@ class Program:
         return {name: int(count) for name, _, count in pairs}
 
 
-def run(program: Program, launch: Launch, blocks: Sequence[int] = (), limit: int = LIMIT) -> None:
-    """Executes the numbered blocks of the grid, whole clusters at a time; all of them where none is named.
+def run(program: Program, launch: Launch, blocks: Sequence[int] = (), limit: int = LIMIT) -> np.ndarray:
+    """Execute the numbered blocks of the grid, whole clusters at a time, or all where none is named.
 
-    `limit` is in warp instructions per block. Raises KernelCrashed and KernelHung with the reason and the place.
+    `limit` is in warp instructions per block. Returns what warps visited, [n] VISIT. Raises KernelCrashed and
+    KernelHung with the reason and the place, KernelCrashed for a register hazard or a race too.
     """
     chosen = (c_uint64 * len(blocks))(*blocks)
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
@@ -67,6 +70,9 @@ def run(program: Program, launch: Launch, blocks: Sequence[int] = (), limit: int
         program.handle, launch.reference(), chosen, len(blocks), limit, message, len(message)
     )  # fmt: skip
     check(status, message)
+    count = c_uint64()
+    visits = library().sass_visits(ctypes.byref(count))
+    return np.frombuffer(ctypes.string_at(visits, count.value * VISIT.itemsize), VISIT)
 
 
 def check(status: int, message: ctypes.Array[ctypes.c_char]) -> None:
@@ -102,4 +108,6 @@ def library() -> ctypes.CDLL:
     core.sass_run.argtypes = (
         c_void_p, POINTER(SassLaunch), POINTER(c_uint64), c_int, c_uint64, c_char_p, c_int,
     )  # fmt: skip
+    core.sass_visits.argtypes = (POINTER(c_uint64),)
+    core.sass_visits.restype = c_void_p
     return core

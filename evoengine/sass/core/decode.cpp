@@ -275,7 +275,7 @@ void classify(Instruction& i, string_view base) {
   i.acts = is_one_of({"ST", "STG", "STS", "STSM", "LDGSTS", "LDGDEPBAR", "ARRIVES", "UTMALDG", "UTMASTG", "UBLKCP",
                       "UTMACMDFLUSH", "HGMMA", "BAR", "UCGABAR_ARV", "USETMAXREG", "EXIT"}) ||
            (base == "SYNCS" && !has(i, "PHASECHK"));
-  if (is_one_of({"HMMA", "HGMMA", "IMMA", "DMMA"})) i.visit = Visit::Product;
+  if (base == "HGMMA") i.visit = Visit::Product;
   if (is_one_of({"VOTE", "VOTEU", "REDUX"})) i.visit = Visit::Vote;
 }
 

@@ -29,8 +29,8 @@ struct Random {  // SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorando
 constexpr u32 LONGEST_TURN = 64;     // instructions of one warp
 constexpr u32 MOST_RESIDENT = 8;     // clusters that run at once from the start
 constexpr u64 IDLE_ROUNDS = 16;      // without an act, after which work lands that nothing asked for
-constexpr u64 IDLE_TURNS = 4096;     // of each warp without an act, after which one more cluster begins
-constexpr u64 IDLE_LIMIT = 40'000'000;  // instructions without an act by anybody, after which all wait in vain
+constexpr u64 IDLE_TURNS = 64;       // of each warp without an act, after which one more cluster begins
+constexpr u64 IDLE_LIMIT = 20'000'000;  // instructions without an act by anybody, after which all wait in vain
 
 // A cluster that runs.
 struct Resident {
@@ -112,8 +112,8 @@ std::string place(const Functional& machine, const Warp& w) {
   const Block& b = *w.block;
   const Instruction& i = machine.program->code[w.pc];
   char text[160];
-  snprintf(text, sizeof text, "block (%u, %u, %u), warp %d, at 0x%x: ", b.index[0], b.index[1], b.index[2], w.number, i.address);
-  return text + i.text;
+  snprintf(text, sizeof text, ", block (%u, %u, %u), warp %d, at 0x%x: ", b.index[0], b.index[1], b.index[2], w.number, i.address);
+  return "kernel " + machine.program->entry + text + i.text;
 }
 
 struct LimitReached {};

@@ -84,6 +84,7 @@ std::unique_ptr<Cluster> make_cluster(Machine& machine, u64 first) {
   u32 at[3] = {u32(first % l.grid[0]), u32(first / l.grid[0] % l.grid[1]), u32(first / l.grid[0] / l.grid[1])};
   u32 threads = l.threads[0] * l.threads[1] * l.threads[2];
   auto cluster = std::make_unique<Cluster>();
+  cluster->first = first;
   u32 ranks = l.cluster[0] * l.cluster[1] * l.cluster[2];
   for (u32 rank = 0; rank < ranks; rank++) {
     auto block = std::make_unique<Block>();
