@@ -1,4 +1,4 @@
-"""Draw valid configurations of the shipped spaces by seed and compile them for architectures that the executor reads."""
+"""Draw valid configurations of the shipped spaces by seed and compile them for architectures that the executor has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ GPUS = ("rtx2080ti", "a100", "rtx3090", "l4", "h100")
 """one GPU for each of sm_75, sm_80, sm_86, sm_89 and sm_90a"""
 PROBLEMS = (
     "attention:b2,h4,s1024,d64,fp16", "attention:b1,h4,s2048,d128,bf16,causal",
-    "attention:b2,h8,s512,d64,bf16,causal,kv2", "attention:b1,h4,s1024,d128,fp16", "attention:b1,h2,s512,d256,fp16", "attention:b1,h4,sq77,sk203,d96,bf16,kv1",
+    "attention:b2,h8,s512,d64,bf16,causal,kv2", "attention:b1,h4,s1024,d128,fp16",
+    "attention:b1,h2,s512,d256,fp16", "attention:b1,h4,sq77,sk203,d96,bf16,kv1",
     "gemm:m512,n1024,k512,fp16", "gemm:m1000,n520,k264,bf16,bias_relu", "gemm:m256,n512,k4096,fp16,bias_gelu",
     "convolution:w256,h256,fw17,fh17", "convolution:w100,h77,fw5,fh9",
     "rms_norm:rows64,hidden4096,bf16", "rms_norm:rows33,hidden1000,fp16", "rms_norm:rows16,hidden777,fp32",
