@@ -222,6 +222,11 @@ class CaseResult:
     part: str | None = None
     """what was judged of a problem that is too large to be judged whole, as "36 of 2,048 blocks"; None where all was"""
 
+    @property
+    def error_ratio(self) -> float | None:
+        """Return the largest error over what is allowed, at most 1 where it is correct; None where one is unknown."""
+        return self.max_error / self.allowed if self.max_error is not None and self.allowed else None
+
 
 GATE_VERSION = 1
 """of the rules and cases that verdicts are reached by: raised by hand when a verdict may change. A test over recorded
@@ -271,6 +276,11 @@ class Verdict:
     @property
     def max_error(self) -> float | None:
         return max((c.max_error for c in self.cases if c.max_error is not None), default=None)
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Return the largest of its cases' errors over what each allows."""
+        return max((c.error_ratio for c in self.cases if c.error_ratio is not None), default=None)
 
 
 EXECUTOR, EMULATOR = "executor", "emulator"

@@ -101,6 +101,9 @@ def _verify(
 ) -> Verified:  # fmt: skip
     on_stage("reading the space")
     bound, folder = prepare_space(space, templates, target, timing is None, fill)
+    families = bound.knobs[0].values
+    if "family" not in config and len(families) == 1:
+        config = {"family": families[0], **config}
     if why := bound.why_invalid(config):
         raise UsageError(f"the configuration is not in the space {bound.name}: {why}")
     require_compilers(target.gpu, emulated=timing is None)

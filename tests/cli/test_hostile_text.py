@@ -57,6 +57,12 @@ COLUMN = {
     "candidates.evidence": {"deaths": [{"how": HOSTILE, "alone": True}, {"how": FORGED, "alone": False}]},
     "binaries.warnings": [FORGED],
     "binaries.mix": {HOSTILE: 4},
+    "binaries.other_kernels": [
+        {"entry": HOSTILE, "registers": 1, "spill_bytes": 0, "stack_bytes": 0, "shared_bytes": 0}
+    ],
+    "candidates.next_kernels": [
+        {"entry": HOSTILE, "grid": [1, 1, 1], "threads": 32, "shared_bytes": 0, "block_yz": [1, 1]}
+    ],
     "measurements.terms": {HOSTILE: 1.0},
     "measurements.samples_us": [1.0],
     "measurements.policy": {"launch": "graph", "l2": "cold", "clocks": "boost", "batch": 16},
