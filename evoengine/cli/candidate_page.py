@@ -33,6 +33,7 @@ def candidate_page(candidate: Candidate) -> Group:
     rows += [("config", describe(c.config)), ("origin", _origin(c)), *_compiled(c)]
     if c.measurement:
         rows += [*_figure(c, c.measurement), *_prediction(c.measurement), *_terms(c.measurement)]
+    rows += [row for verdict in c.verdicts for row in _coverage(verdict)]
     return Group(rows_table(rows, title=f"trial {c.trial}"), *map(cases, c.verdicts))
 
 
@@ -66,11 +67,16 @@ def _compiled(c: Candidate) -> Iterator[tuple[str, str]]:
     source, binary = c.source, c.binary
     if source:
         launch = source.launch
-        yield "launch", f"grid {launch.grid}, block {launch.block}, {launch.shared_bytes} bytes dynamic shared"
+        for n, (entry, own) in enumerate(launch.kernels(source.entry)):
+            of = f"{entry}: " if launch.then else ""
+            geometry = f"{of}grid {own.grid}, block {own.block}, {own.shared_bytes} bytes dynamic shared"
+            yield "" if n else "launch", geometry
         yield "source", f"sha256 {source.sha256}, {len(source.text.splitlines())} lines (--source prints it)"
     if binary:
         yield "binary", f"{binary.arch}, {binary.compiler}, {binary.compile_ms:.0f} ms"
         yield "resources", _resources(c, binary)
+        for other in binary.others:
+            yield "", f"{other.entry}: {other.registers} registers, {other.spill_bytes} bytes spilled"
         yield "instructions", " ".join(f"{n}×{op}" for op, n in _most(binary.mix)) or "unknown: no disassembler"
         for warning in binary.warnings:
             yield from _named("warning", warning)
@@ -135,6 +141,18 @@ def _sustained(m: Measurement) -> str:
 
 def _tflops(m: Measurement) -> str:
     return f"{m.tflops:,.4g} TFLOPS, " if m.tflops is not None else ""
+
+
+def _coverage(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """Rows on the cells of the configuration that the gate's cases visited on a device, and those they did not."""
+    if verdict.coverage is None:
+        return
+    found = verdict.coverage
+    counts = " · ".join(f"{kind} {found.visited[kind]} of {count}" for kind, count in found.cells.items())
+    yield "coverage", f"on {verdict.device}: {counts}"
+    if found.missing:
+        more = f" and {len(found.missing) - 8} more" if len(found.missing) > 8 else ""
+        yield "", f"not visited: {'; '.join(found.missing[:8])}{more}"
 
 
 def _resources(c: Candidate, binary: Binary) -> str:
