@@ -206,6 +206,10 @@ void Order::copy(Warp& w, const Instruction& i, u32 lanes, const u32* addresses,
 
 void Order::transfer(const Warp& w, const Instruction& i, const u32* lines, size_t count, u32 barrier) {
   const u32 rank = barrier >> RANK_BIT, issuer = agent_of(w);
+  Lanes of_barrier;
+  const u32 leader = u32(__builtin_ctz(w.active));
+  of_barrier[leader] = barrier;
+  touch(w, i, Touch::Read, 1u << leader, of_barrier.v, 8, nullptr);  // that it was initialised must be known
   Meeting& m = mbarrier(barrier);
   if (m.transfer < 0) {
     const int made = int(new_agent(AgentKind::Transfer, rank, w.number));
