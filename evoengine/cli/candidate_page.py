@@ -168,13 +168,14 @@ def _most(mix: Mapping[str, int]) -> list[tuple[str, int]]:
 def cases(verdict: Verdict) -> Table:
     """The gate's cases with their errors and seeds."""
     columns = [
-        Column("case", least=12, folds=True), Column("problem", leaves=4), Column("max err", right=True),
+        Column("case", least=12, folds=True), Column("problem", leaves=4), Column("err ÷ allowed", right=True),
         Column("mean err", right=True, leaves=3), Column("allowed", right=True, leaves=2),
         Column("seed", right=True, leaves=5), Column("verdict", least=12, folds=True),
     ]  # fmt: skip
     rows: list[list[Cell]] = []
     for c in verdict.cases:
-        errors = [f"{e:.1e}" if e is not None else "–" for e in (c.max_error, c.mean_error, c.allowed)]
+        ratio = f"{c.error_ratio:.2g}" if c.error_ratio is not None else "–"
+        errors = [ratio, *(f"{e:.1e}" if e is not None else "–" for e in (c.mean_error, c.allowed))]
         mark = Styled("ok", "green") if c.correct else Styled(c.reason or "wrong", "red")
         rows.append([c.name, c.problem.partition(":")[2], *errors, str(c.seed), mark])
     part = "" if verdict.whole else ", the short cases alone"

@@ -69,13 +69,13 @@ class SpaceFile(Protocol):
     text: str
 
 
-def open_ledger(database: str | None, *, create: bool) -> Ledger:
-    """The ledger in an SQLite file, given as path or URL, or in PostgreSQL; None is what `chosen_database` says.
+def open_ledger(database: str | os.PathLike[str] | None, *, create: bool) -> Ledger:
+    """Open the ledger in an SQLite file, given as path or URL, or in PostgreSQL; None is what `chosen_database` says.
 
     Raises NothingFound where there is none and `create` is false, UsageError on a database that cannot be used,
     MachineError where PostgreSQL's driver is missing. Nothing is written then.
     """
-    url = parse_url(chosen_database(database))
+    url = parse_url(chosen_database(None if database is None else os.fspath(database)))
     return Ledger(url, open_database(url, create=create))
 
 

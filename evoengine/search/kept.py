@@ -114,7 +114,7 @@ class _KeptPopen(Popen):
         assert tracker is not None  # it starts the tracker where there is none
         set_spawning_popen(self)
         try:
-            reduction.dump(spawn.get_preparation_data(process.name), given)
+            reduction.dump(_preparation(process.name), given)
             reduction.dump(process, given)
         finally:
             set_spawning_popen(None)
@@ -133,3 +133,12 @@ class _KeptPopen(Popen):
         if self.returncode is None:
             self.returncode = self._kept.exit_code(wait=flag != os.WNOHANG)
         return self.returncode
+
+
+def _preparation(name: str) -> dict[str, object]:
+    """Return what the process imports first; a program on standard input has no file that it could import."""
+    data = dict(spawn.get_preparation_data(name))
+    main = data.get("init_main_from_path")
+    if main is not None and not os.path.exists(str(main)):
+        del data["init_main_from_path"]
+    return data

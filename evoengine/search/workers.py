@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
-from evoengine.errors import EvoengineError, MachineError
+from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.kept_process import Held
 from evoengine.machine import how_ended, oom_kills, why_unfit
 from evoengine.records import Outcome, Rejection
@@ -49,6 +49,8 @@ REASON_CHARS = 1000
 """of a rejection: a source may put anything into a compiler's message"""
 STARTS = 10
 """processes in a row that may fail to start, or be killed before they take a task"""
+UNGUARDED = "freeze_support"
+"""of multiprocessing's advice where a main module starts processes while one of them imports it"""
 PAUSE_SECONDS = 0.1
 """after the first such process; after each later one the pause is longer by as much"""
 NO_LIMIT = 1 << 62
@@ -303,6 +305,11 @@ class WorkerPool:
                 why = str(error)
                 if self._closed:
                     raise MachineError("the workers are closed") from error
+                if UNGUARDED in why:
+                    raise UsageError(
+                        "the main module of this program calls evoengine as it is imported, and each worker imports "
+                        'it: put the call below `if __name__ == "__main__":`'
+                    ) from error
             time.sleep((1 + starts) * PAUSE_SECONDS if starts else 0.0)
             worker = self._replace(worker)
         unfit = why_unfit() or f"something on this machine kills them ({STARTS} in a row)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,12 +37,13 @@ TURN = [Depends(turn("pages"), scope="function")]
 
 @router.get("/", response_class=HTMLResponse, dependencies=TURN)
 def status(request: Request, _: Reader, before: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None) -> Response:
-    """Jobs, GPUs, and the best of what was tuned last."""
+    """The best of what was tuned last, jobs with who asked for them and when, and GPUs."""
     state = state_of(request)
     jobs = state.jobs.newest(before=before, limit=SHOWN_JOBS)
     executors = state.executors.known()
     return _page(
         "status.html", title="evoengine", refresh=None if before else 5, jobs=jobs, counts=state.jobs.counts(),
+        names={token.id: token.name for token in state.tokens.all()},
         executors=[(each, _doing(state, each)) for each in executors], bests=_bests(state),
         older=jobs[-1].id if len(jobs) == SHOWN_JOBS else None, dashboard=state.settings.dashboard_url,
     )  # fmt: skip
@@ -96,6 +97,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "shown": _shown, "figure": _figure, "config": _config, "moment": _moment, "share": _share, "clock": _clock,
+        "took": _took,
     }  # fmt: skip
     environment.globals["ended"] = ENDED
     return environment
@@ -139,6 +141,13 @@ def _config(known: Mapping[str, Any]) -> str:
 
 def _moment(value: Any) -> str:
     return value.strftime("%Y-%m-%d %H:%M:%S UTC") if value else ""
+
+
+def _took(value: timedelta) -> str:
+    """`3 min 12 s`, `1 h 4 min`"""
+    minutes, seconds = divmod(round(value.total_seconds()), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 def _clock(value: datetime) -> str:

@@ -94,10 +94,12 @@ NO_ERRORS = frozenset(
 
 NOT_REACHED = frozenset({
     # a search on a GPU, and one beside another
+    "coordinator.Coordinator: self.ledger.add_candidate",
     "coordinator.Coordinator: self.ledger.claim",
     "coordinator.Coordinator: self.ledger.measurements",
     "coordinator.Coordinator: self.ledger.record_baseline",
     "coordinator.Coordinator: self.ledger.record_measurement",
+    "kept.KeptContext.start: spawn.get_command_line",
     # the ends of processes that resist
     "dispatcher.Dispatcher._give_back_all: running.process.kill",
     "dispatcher.Dispatcher._give_back_all: running.process.poll",

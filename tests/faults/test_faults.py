@@ -27,6 +27,9 @@ JUMPS = {"workers": ("workers", "self._pool.schedule"), "keeper": ("keeper", "se
     "coordinator": ("coordinator", "self.ledger.finish"), "dispatcher": ("dispatcher", "self.executors.claim"),
 }  # fmt: skip
 """where the clock jumps, by a day either way"""
+NEVER_LASTS = {"kept_process.KeptProcess._is_readable: select.select"}
+"""sites whose fault is tried once, as are those of opendir: who can never wait for a process waits for ever, and who
+cannot read /proc knows of no process to end"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ def cases() -> Iterator[Case]:
         for function, errors in site.effects:
             for error in errors:
                 yield Case(site, function, error)
-                if function != "opendir":  # of /proc; who cannot read it knows of no process that it should end
+                if site.id not in NEVER_LASTS and function != "opendir":
                     yield Case(site, function, error, always=True)
         for module, call in JUMPS.values():
             if (site.module, site.call) == (module, call):
@@ -116,7 +119,8 @@ def test_a_fault_at_any_call_leaves_nothing_wrong_lost_or_behind(ask, tmp_path, 
     assert (found["left"], found["wrong"]) == ([], [])
     folders = [folder.name for folder in (tmp_path / "tmp").glob("evoengine-worker-*")]
     started = found["code"] == 0 and not any(said.startswith("ended: ") for said in found["said"])
-    if case.function != "unlink":
+    never_sweeps = case.function == "unlink" or (case.always and "sweep" in case.site.id)
+    if not never_sweeps:
         assert set(folders) <= (set() if started else {ORPHANED}), (
             "the next keeper sweeps that one, and no other is left"
         )
