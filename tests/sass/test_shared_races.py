@@ -83,16 +83,18 @@ extern "C" __global__ void f(float* o) {
     __syncthreads();
     atomicAdd(&sum, 1.0f);
     atomicAdd(&count, 1);
-    __syncthreads();
+    SYNC
     if (threadIdx.x == 0) o[0] = sum + count;
 }
 """
 
 
-def test_atomics_do_not_race_with_one_another(execute):
+def test_atomics_do_not_race_with_one_another_but_with_a_read_that_nothing_orders(execute):
     for seed in SEEDS:
-        o = execute(ATOMIC, np.zeros(1, np.float32), threads=96, seed=seed)["o"]
+        o = execute(ATOMIC.replace("SYNC", BARRIER), np.zeros(1, np.float32), threads=96, seed=seed)["o"]
         assert o[0] == 192
+        with pytest.raises(KernelCrashed, match=RACE):
+            execute(ATOMIC.replace("SYNC", ""), np.zeros(1, np.float32), threads=96, seed=seed)
 
 
 def test_an_mbarrier_that_a_thread_cannot_know_to_be_initialised_is_a_race(execute):
