@@ -32,7 +32,7 @@ OTHER = "Other"
 """any consumer that has no line of its own: one clock less than the least distance of all, however rare"""
 SLOW = 8
 """clocks from which on a result may come after that of a later instruction, which then must wait to overwrite it"""
-ENOUGH = 100
+ENOUGH = 1000
 """pairs of a producer with any consumer, for its least distance to be told"""
 
 NEEDS = {"RAW": "Read", "WAW": "Write", "WAR": "AfterRead"}
@@ -80,7 +80,7 @@ def lines(found: Distances, binaries: int) -> list[str]:
     often = {
         key: distances
         for key, distances in found.items()
-        if (distances.total() >= ENOUGH if key[4] == OTHER else distances[min(distances)] >= OFTEN)
+        if (distances.total() >= ENOUGH and (key[4] == OTHER or distances[min(distances)] >= OFTEN))
     }
     for (arch, need, producer, file, consumer), distances in sorted(often.items()):
         least = min(distances)

@@ -208,7 +208,9 @@ void group(Warp& w, u32 lanes) {
 void go_on(Warp& w, u32 lanes) {
   for (u32 rest = lanes; rest; rest &= rest - 1) w.lane_pc[__builtin_ctz(rest)]++;
   w.parked &= ~lanes;
-  if (w.strict && lanes) group(w, lanes);
+  if (!w.strict || !lanes) return;
+  if (Order* order = w.block->cluster->order) order->meet(w, lanes);
+  group(w, lanes);
 }
 
 void after_exit(Warp& w) {

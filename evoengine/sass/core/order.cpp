@@ -142,6 +142,19 @@ void Order::regroup(const Warp& w, const u8 (&before)[LANES]) {
   for (u32 rest = involved; rest; rest &= rest - 1) advance(id_of(u8(__builtin_ctz(rest))));
 }
 
+void Order::meet(const Warp& w, u32 lanes) {
+  u32 leaders = 0;
+  for (; lanes; lanes &= lanes - 1) leaders |= 1u << w.leader[__builtin_ctz(lanes)];
+  if (!(leaders & (leaders - 1))) return;
+  View all;
+  for (u32 rest = leaders; rest; rest &= rest - 1) {
+    const u32 id = group_of(w, u8(__builtin_ctz(rest)));
+    join(all, agents[id].view);
+    advance(id);
+  }
+  for (u32 rest = leaders; rest; rest &= rest - 1) join(agents[group_of(w, u8(__builtin_ctz(rest)))].view, all);
+}
+
 // ── barriers ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 void Order::arrive(const Warp& w, Meeting& at) {

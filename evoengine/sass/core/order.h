@@ -87,6 +87,8 @@ class Order {
 
   // Lanes have joined or left groups: `before` are the leaders they had.
   void regroup(const Warp&, const u8 (&before)[LANES]);
+  // Lanes have met, perhaps at different places, so that they do not become one group.
+  void meet(const Warp&, u32 lanes);
 
   // ── shared memory ──
   // Each lane accesses `bytes` at its address, which has the block's rank in bits 24…; `data` are the words it stores.

@@ -127,6 +127,16 @@ void Order::place_write(const Toucher& t, SharedShadow& s, u32 offset, u32 bytes
   u64 entry = write_entry(t.agent, t.time, t.index, lane, t.kind == Touch::Atomic, mask);
   for (u32 word = offset / 4; word * 4 < offset + bytes; word++) {
     u64& at = s.writer[word];
+    if (t.kind == Touch::Atomic && at & BY_ATOMIC && (at & OTHERS || !t.knows(at))) {
+      // atomics of other agents that this one does not know are kept: they race with what reads behind it
+      std::vector<u64>& others = s.more[word];
+      others.push_back(at & ~OTHERS);
+      std::erase_if(others, [&](u64 other) { return writer_agent(other) == t.agent || t.knows(other); });
+      for (size_t n = others.size(); n-- > 1;)
+        if (writer_agent(others[n - 1]) == writer_agent(others.back())) others.erase(others.begin() + long(n - 1));
+      at = others.empty() ? entry : entry | OTHERS;
+      continue;
+    }
     if (mask == 15 || !(at & 15 & ~mask)) {
       if (at & OTHERS) s.more.erase(word);
       at = entry;
@@ -206,6 +216,10 @@ void Order::copy(Warp& w, const Instruction& i, u32 lanes, const u32* addresses,
 
 void Order::transfer(const Warp& w, const Instruction& i, const u32* lines, size_t count, u32 barrier) {
   const u32 rank = barrier >> RANK_BIT, issuer = agent_of(w);
+  Lanes of_barrier;
+  const u32 leader = u32(__builtin_ctz(w.active));
+  of_barrier[leader] = barrier;
+  touch(w, i, Touch::Read, 1u << leader, of_barrier.v, 8, nullptr);  // that it was initialised must be known
   Meeting& m = mbarrier(barrier);
   if (m.transfer < 0) {
     const int made = int(new_agent(AgentKind::Transfer, rank, w.number));

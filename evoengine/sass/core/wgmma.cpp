@@ -208,8 +208,8 @@ Step begin_product(Context& c, const Instruction& i) {
     if (i.operands[n].kind == Operand::Kind::UniformPredicate && !(predicate(c, i.operands[n]) & 1)) p.c = RZ;
   p.a_register = at == 2 ? i.operands[1].index : -1;
   int descriptors = i.operands[at].index;
-  p.a = at == 2 ? Descriptor{} : descriptor_of(pair(w, descriptors), "A", i);
-  p.b = descriptor_of(pair(w, descriptors + 2), "B", i);
+  p.a = at == 2 || descriptors == URZ ? Descriptor{} : descriptor_of(pair(w, descriptors), "A", i);
+  p.b = descriptors == URZ ? Descriptor{} : descriptor_of(pair(w, descriptors + 2), "B", i);
   p.transposed_a = i.b & TRANSPOSED_A;
   p.transposed_b = i.b & TRANSPOSED_B;
   p.half_sums = i.b & HALF_SUMS;
@@ -225,7 +225,10 @@ Step begin_product(Context& c, const Instruction& i) {
     form(p);
     p.warp->products.land();
   };
-  if (Order* order = order_of(c)) order_reads(*order, p);
+  // ptxas closes a group by a product without operands: HGMMA.64x8x16.F16 RZ, gdesc[URZ], RZ, !UPT, gsb0
+  const bool empty = descriptors == URZ;
+  if (empty) work.land = [warp = &w] { warp->products.land(); };
+  else if (Order* order = order_of(c)) order_reads(*order, p);
   w.products.add();
   if (i.b & CLOSES) w.products.close(0);
   c.machine.begin(std::move(work));

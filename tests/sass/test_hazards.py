@@ -1,0 +1,88 @@
+"""Register hazards: what ptxas writes has none, and a wait that is taken out of a control word is missed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evoengine.devices.base import KernelCrashed, TensorArgument
+from evoengine.errors import UsageError
+from evoengine.paths import asset
+from evoengine.records import Launch, Source
+from evoengine.sass.core import Program, run
+from evoengine.sass.cubin import Kernel, read_kernel
+from evoengine.sass.launch import Geometry, prepare
+from evoengine.stages.compile import compile_source
+from evoengine.stages.render import render
+from tests.support.control_words import Edit, edited, edits
+from tests.support.exhaustive import more
+from tests.support.kernel_gate import attention_space, attention_target
+from tests.support.machine_code import compiled, require_tools
+
+GPUS = {"sm_75": "rtx2080ti", "sm_80": "a100", "sm_90a": "h100"}
+PROBLEM = "b2,h4,s256,d64,fp16"
+FAST = ["mma-sm_80", "wgmma-sm_90a"]
+ALL = ["wmma-sm_75", "scalar-sm_80", "mma-sm_90a"]
+EDITS = 40
+"""of each binary, drawn by seed"""
+
+
+def compiled_start(family: str, arch: str) -> tuple[Kernel, str]:
+    """The kernel and the listing of a family's first start point."""
+    require_tools()
+    space, target = attention_space(PROBLEM, GPUS[arch], (family,)), attention_target(PROBLEM, GPUS[arch])
+    binary = compile_source(render(target, space, space.starts[0], asset("templates")), arch)
+    return read_kernel(binary.cubin, "attention"), binary.listing
+
+
+@pytest.mark.parametrize("binary", [*FAST, *more(ALL)])
+def test_a_wait_that_is_taken_away_is_reported_and_nothing_else(binary):
+    kernel, listing = compiled_start(*binary.split("-"))
+    assert hazards(kernel, listing) == []
+    possible = list(edits(listing, kernel.entry))
+    drawn = [possible[i] for i in np.random.default_rng(5).permutation(len(possible))[:EDITS]]
+    assert {edit.kind for edit in drawn} >= {"mask", "stall"}
+    missed = [edit for edit in drawn if not hazards(kernel, edited(listing, kernel.entry, edit))]
+    assert len(missed) <= len(drawn) // 20, missed
+
+
+def hazards(kernel: Kernel, listing: str) -> list[str]:
+    return Program(listing, kernel.entry).hazards(kernel.arch, kernel.registers)[0]
+
+
+SUM = """
+extern "C" __global__ void kernel(const float* x, float* o) { o[threadIdx.x] = x[threadIdx.x] + x[threadIdx.x + 32]; }
+"""
+
+
+def test_a_hazard_names_both_instructions_and_the_register_and_nothing_is_executed():
+    kernel, _ = compiled(SUM, "sm_80")
+    listing = compiled_listing(SUM)
+    edit = next(e for e in edits(listing, "kernel") if e.kind == "mask")
+    program = Program(edited(listing, "kernel", edit), "kernel")
+    x = TensorArgument("x", np.zeros(64, np.float32))
+    o = TensorArgument("o", np.zeros(32, np.float32), output=True)
+    launch = prepare(kernel, Geometry((1, 1, 1), (32, 1, 1)), [x, o], seed=1)
+    with pytest.raises(
+        KernelCrashed, match=r"reads R\d+, which `.*` at 0x.* may not have written: nothing .* waits for"
+    ):
+        run(program, launch)
+    assert np.isnan(launch.results()["o"]).all()
+
+
+def compiled_listing(text: str) -> str:
+    return compile_source(Source(text, "kernel", Launch((1, 1, 1), 32, 0)), "sm_80").listing
+
+
+def test_registers_beyond_those_that_the_binary_declares_are_reported():
+    kernel, program = compiled(SUM, "sm_80")
+    found, _ = program.hazards(kernel.arch, 4)
+    assert any("a thread has 4 registers there" in line for line in found)
+    assert program.hazards(kernel.arch, kernel.registers)[0] == []
+
+
+def test_an_edit_of_an_instruction_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="has no instruction at 0xffff0"):
+        edited(compiled_listing(SUM), "kernel", Edit("mask", 0xFFFF0, -1, 0))
+    with pytest.raises(UsageError, match="has no kernel"):
+        list(edits(compiled_listing(SUM), "other"))
