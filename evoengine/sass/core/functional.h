@@ -17,8 +17,8 @@ struct Observer {
 };
 
 // Runs the blocks as `run` does, asynchronous work landing at once, until the observer has seen `limit` instructions of
-// a block; what is beyond is left out. Returns whether all came to their end.
+// a block; what is beyond is left out. Returns whether all came to their end. `alike` is as in Machine.
 bool observe(const Program&, const Launch&, std::vector<Allocation>, const std::vector<u8>* banks, u64 seed, u64 block,
-             u64 limit, Observer&);
+             u64 limit, u32 alike, Observer&);
 
 }  // namespace sass
