@@ -85,7 +85,6 @@ NEEDED = {
     # Hopper
     "hgmma_clocks_per_column": Origin(WHITEPAPER, HOPPER),
     "hgmma_latency": Origin(REPEATED, HOPPER),  # from a wgmma's last clock to its end
-    "hgmma_switch": Origin(PUBLISHED_TIMES, HOPPER),  # before the first of another chain of sums
     "hgmma_mufu_loss": Origin(PUBLISHED_TIMES, HOPPER),  # of MUFU's rate, while wgmmas compute
     "hgmma_queue": Origin(REPEATED, HOPPER),  # wgmmas that wait for the tensor cores
     "hgmma_issue": Origin(REPEATED, HOPPER),  # of the first seven; behind them with A in shared memory, in registers

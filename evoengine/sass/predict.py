@@ -138,12 +138,12 @@ class Run:
 
 
 def time_busiest(c: Context, ghz: float, limit: int = TIME_LIMIT) -> Run:
-    """Time the SM that ends last at a clock; `limit` in warp instructions of each SM, 0 for a run to its end."""
+    """Time the SM that ends last at a clock; `limit` in warp instructions, 0 for a run to its end."""
     numbers = rates(c.chip, c.resident * c.launch.shared_bytes, ghz)
     # SMs that have less to do leave their share of the memory to the others
     numbers |= {name: numbers[name] * c.share.excess for name in MEMORY_RATES}
     first_of_each = 1.1 * c.resident * c.work.mean
-    stop = int(max(limit, min(LONGEST_TIMED, first_of_each / c.grid.together))) * c.grid.together if limit else 0
+    stop = int(max(limit, min(LONGEST_TIMED, first_of_each))) if limit else 0
     chosen = _chosen(c, stop)
     blocks = [c.grid.block(cluster) for cluster in chosen]
     timed = time_sm(c.program, c.launch, numbers, Residents(c.resident, blocks, stop, c.traffic))

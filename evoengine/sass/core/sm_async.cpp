@@ -2,8 +2,8 @@
 //
 // A wgmma starts when its warpgroup's four warps have issued it and the tensor cores are free; of those that wait, one
 // that adds to the same sums goes first, then one of the same warpgroup. It takes N/2 clocks for k = 16, or as long as
-// shared memory takes to give its operands. Another chain of sums begins `hgmma_switch` clocks later. While it computes,
-// its sums move through the register file, which costs MUFU a part of its rate (timing.cpp).
+// shared memory takes to give its operands. While it computes, its sums move through the register file, which costs MUFU
+// a part of its rate (timing.cpp).
 #include "sm.h"
 
 #include <algorithm>
@@ -121,7 +121,7 @@ void Timing::start_product(Sm& sm) {
   double steps = work.k / 16.0, columns = work.n * rates.hgmma_clocks_per_column * steps;
   // B, and A where it lies in shared memory, are read once for the four warps together
   double operands = (work.n * 32.0 + (work.a_in_registers ? 0 : 2048)) / PORT_BYTES * steps;
-  double start = std::max(now, sm.tensor) + (next->chain == sm.chain ? 0 : rates.hgmma_switch);
+  double start = std::max(now, sm.tensor);
   sm.port = std::max(sm.port, start) + operands;
   // what TMA has under way need not have been written yet
   sm.tensor = std::max(start + columns, sm.port - rates.tma_in_flight_bytes / PORT_BYTES);

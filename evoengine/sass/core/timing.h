@@ -14,7 +14,7 @@ namespace sass {
   X(l1_bytes_per_clock) X(l1_latency) X(l1_bytes) X(l2_bytes_per_clock) X(l2_private_bytes_per_clock)                 \
   X(l2_private_tma_bytes_per_clock) X(l2_latency) X(dram_bytes_per_clock) X(dram_latency) X(branch_clocks)            \
   X(barrier_latency) X(block_start) X(memory_queue) X(hmma_latency) X(hgmma_clocks_per_column) X(hgmma_latency)       \
-  X(hgmma_switch) X(hgmma_mufu_loss) X(hgmma_queue) X(hgmma_issue) X(hgmma_issue_shared) X(hgmma_issue_registers)     \
+  X(hgmma_mufu_loss) X(hgmma_queue) X(hgmma_issue) X(hgmma_issue_shared) X(hgmma_issue_registers)     \
   X(mbarrier_latency) X(mbarrier_wake) X(tma_latency) X(tma_issue) X(tma_bytes_per_clock) X(tma_in_flight_bytes)      \
   X(multicast_latency)
 
