@@ -25,13 +25,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.instant import InstantWorkers
-from evoengine.records import Outcome
+from evoengine.records import CompiledCandidate, Outcome, Plans
 from evoengine.search.evaluators import gate_plan
 from evoengine.search.worker_process import COMPILER_LIMITS, WorkerLimits
 from evoengine.search.workers import Deferred
 from evoengine.space.space import load_space
+from evoengine.stages.gate import Judges
 from evoengine.stages.render import render
-from evoengine.stages.tasks import compile_task, emulate_task
+from evoengine.stages.tasks import compile_task
 from evoengine.tuning.ray_cluster import connected
 from evoengine.tuning.setup import make_target, prepare_space
 from tests.support import faulty_device, numbered_search
@@ -53,7 +54,8 @@ def silent(line: str) -> None:
 def compile_and_gate(target: Any, source: Any, plan: Any) -> str:
     """What a candidate costs without a GPU, but for the prediction."""
     binary = compile_task(source, target.gpu.arch)
-    return str(emulate_task(target.workload, source, plan, [], 1).correct and binary.registers)
+    judged = Judges(target.workload, CompiledCandidate(0, source, binary), Plans(plan), 1).judge_short()
+    return str(judged.correct and binary.registers)
 
 
 def sleep(seconds: float) -> str:

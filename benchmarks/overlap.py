@@ -62,7 +62,7 @@ def measure_task(target, contender, *_) -> Evaluation:
     time.sleep(float(os.environ[GPU]))
     with open(os.environ[LOG], "a") as log:
         log.write(f"{begun} {time.monotonic()}\n")
-    return Evaluation(Verdict(SIMULATED.name, None, None, (), 0.0), figure(contender.trial))
+    return Evaluation((Verdict(SIMULATED.name, None, None, (), 0.0),), figure(contender.trial))
 
 
 def die_sometimes(number: int) -> None:

@@ -40,6 +40,12 @@ def find_compiler() -> str:
 
 
 @cache
+def compiler_kind() -> str:
+    """Return "clang" or "gcc", which some options are named for."""
+    return "clang" if "__clang__" in run_compiler(["-dM", "-E", "-xc++", os.devnull]).stdout else "gcc"
+
+
+@cache
 def native_flags() -> tuple[str, ...]:
     """-march=native where the compiler knows it."""
     probe = run_compiler(["-march=native", "-E", "-xc++", os.devnull])

@@ -103,11 +103,11 @@ def transition(change: Change) -> str:
 def effects(trials: Iterable[Bred], parents: Iterable[Bred] = ()) -> list[Effect]:
     """Every change of a knob that was tried from parent to child, the most rewarding first.
 
-    Of `trials` those that are ranked are kept: the others say nothing of speed. `parents` are further ones that
+    Of `trials` those with a figure are kept: the others say nothing about speed. `parents` are further ones that
     `trials` came from; how those came about is not looked at.
     """
-    children = {t.trial: t for t in trials if _ranked_figure(t)}
-    known = {t.trial: t for t in parents if _ranked_figure(t)} | children
+    children = {t.trial: t for t in trials if _figure_of(t)}
+    known = {t.trial: t for t in parents if _figure_of(t)} | children
     gains: dict[Change, list[tuple[float, bool]]] = defaultdict(list)
     for made in (step(t, known) for t in children.values()):
         if made.gain is not None:
@@ -121,17 +121,17 @@ def effects(trials: Iterable[Bred], parents: Iterable[Bred] = ()) -> list[Effect
 
 
 def _gain(parent: Bred, child: Bred) -> float | None:
-    before, after = _ranked_figure(parent), _ranked_figure(child)
+    before, after = _figure_of(parent), _figure_of(child)
     if before is None or after is None or not before.comparable(after):
         return None
     return before.compared_us / after.compared_us
 
 
 def _speed(candidate: Bred) -> float:
-    """Runs per microsecond; 0 of a candidate that is not ranked."""
-    figure = _ranked_figure(candidate)
+    """Runs per microsecond; 0 of a candidate without a figure."""
+    figure = _figure_of(candidate)
     return 1.0 / figure.compared_us if figure else 0.0
 
 
-def _ranked_figure(candidate: Bred) -> Measurement | None:
-    return candidate.measurement if candidate.outcome and candidate.outcome.ranked else None
+def _figure_of(candidate: Bred) -> Measurement | None:
+    return candidate.measurement if candidate.outcome and candidate.outcome.has_figure else None

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from evoengine.terms import FORMULA, estimate_json, model_of, peak_percent
 from evoengine.times import utc
@@ -41,6 +41,9 @@ class Outcome(StrEnum):
     HUNG = "hung"
     DUPLICATE = "duplicate"
     SUSPECT = "suspect"
+    UNFINISHED = "unfinished"
+    """it passed the short cases and has a prediction, and the gate was not finished: not ranked, not exported, and its
+    result is not reused"""
     KILLED = "killed"
     """it was under way when the process of its search was killed: no word on the kernel, it is tried again"""
     INTERRUPTED = "interrupted"
@@ -48,7 +51,7 @@ class Outcome(StrEnum):
 
     @property
     def judged(self) -> bool:
-        """Whether it says something of the kernel, and not of its search alone."""
+        """Whether it says something about the kernel, and not about its search alone."""
         return self not in (Outcome.KILLED, Outcome.INTERRUPTED)
 
     @property
@@ -57,9 +60,19 @@ class Outcome(StrEnum):
         return self in (Outcome.MEASURED, Outcome.ESTIMATED, Outcome.RECORDED)
 
     @property
+    def has_figure(self) -> bool:
+        """Whether the candidate has a figure that a sampler may learn from, ranked or not."""
+        return self.ranked or self is Outcome.UNFINISHED
+
+    @property
     def correct(self) -> bool:
-        """Whether the candidate passed all that it was put through."""
+        """Whether the candidate passed the whole gate."""
         return self.ranked or self is Outcome.UNRANKED
+
+    @property
+    def reusable(self) -> bool:
+        """Whether other searches may take the result over."""
+        return self.judged and self is not Outcome.UNFINISHED
 
 
 class Kind(StrEnum):
@@ -89,6 +102,17 @@ class Launch:
 
 Plan = Sequence[tuple[Any, Launch]]
 """a workload's gate cases, of types of its own, each with the launch for its problem"""
+
+
+class Plans(NamedTuple):
+    """The gate's cases of a configuration."""
+
+    short: Plan
+    """asked of every candidate"""
+    long: Plan = ()
+    """asked of candidates that may rank"""
+    full: Plan = ()
+    """the same, at full size: blocks of the problem itself. A GPU runs the whole problem instead"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +176,13 @@ class CaseResult:
     mean_error: float | None
     allowed: float | None
     reason: str | None = None
+    part: str | None = None
+    """what was judged of a problem that is too large to be judged whole, as "36 of 2,048 blocks"; None where all was"""
+
+
+GATE_VERSION = 1
+"""of the rules and cases that verdicts are reached by: raised by hand when a verdict may change. A test over recorded
+verdicts holds it. Candidates of unlike versions are ranked apart, and their results are not reused"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,18 +211,68 @@ class Verdict:
     taken_at: datetime | None = field(default=None, compare=False, repr=False)
     coverage: Coverage | None = None
     """None of a device that keeps no count of visits"""
+    gate_version: int | None = None
+    """None of verdicts from before versions were kept"""
+    whole: bool = True
+    """whether all cases that the gate has for the device were run, or the short ones alone"""
 
     @property
     def correct(self) -> bool:
         return self.outcome is None
 
     @property
+    def abstained(self) -> bool:
+        """Whether the device could not judge the candidate; `reason` says why."""
+        return self.correct and not self.cases and self.reason is not None
+
+    @property
     def max_error(self) -> float | None:
         return max((c.max_error for c in self.cases if c.max_error is not None), default=None)
 
 
-EXECUTOR = "executor"
-"""the device of a verdict that was reached by executing machine code"""
+EXECUTOR, EMULATOR = "executor", "emulator"
+"""devices of verdicts that were reached without a GPU: by executing machine code, and by executing source text"""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The verdicts of the judges without a GPU on a candidate, one of each that was asked."""
+
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def correct(self) -> bool:
+        return self.wrong is None
+
+    @property
+    def wrong(self) -> Verdict | None:
+        return next((v for v in self.verdicts if not v.correct), None)
+
+    @property
+    def whole(self) -> bool:
+        """Whether both judges have judged the candidate to the end, as far as they can."""
+        return len(self.verdicts) == 2 and all(v.whole for v in self.verdicts)
+
+    @property
+    def alone(self) -> str | None:
+        """Why one judge had to do; None where none abstained."""
+        return next((v.reason for v in self.verdicts if v.abstained), None)
+
+    @property
+    def why_wrong(self) -> str | None:
+        """What the refuting verdict says; None where there is none."""
+        wrong = self.wrong
+        if wrong is None:
+            return None
+        return f"machine code: {wrong.reason}" if wrong.device == EXECUTOR else wrong.reason
+
+    def __str__(self) -> str:
+        what = {EXECUTOR: "machine code", EMULATOR: "text"}
+        if wrong := self.wrong:
+            return f"its {what[wrong.device]} is {wrong.outcome}, {wrong.reason}"
+        judging = [v for v in self.verdicts if not v.abstained]
+        done = " and ".join(f"its {what[v.device]} on {len(v.cases)} cases" for v in judging)
+        return f"correct: the gate ran {done}{f'; {self.alone}' if self.alone else ''}"
 
 
 class LaunchMode(StrEnum):
@@ -349,8 +430,22 @@ class Candidate:
     """the trial with the same configuration that was under way when its search was killed or ended"""
     taken_from: int | None = None
     """the earlier trial whose outcome, verdicts and figures these are; None of what was evaluated itself"""
+    gate_version: int | None = None
+    """of the gate that the outcome rests on; None of what was judged before versions were kept"""
     created_at: datetime | None = field(default=None, compare=False, repr=False)
     finished_at: datetime | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Its last verdicts: on a GPU or in the emulator, and on its machine code."""
+        return tuple(v for v in (self.verdict, self.binary_verdict) if v is not None)
+
+    @property
+    def correct(self) -> bool | None:
+        """Whether it passed the whole gate; None where no gate has judged it to the end."""
+        if not all(v.correct for v in self.verdicts):
+            return False
+        return True if any(v.whole and not v.abstained for v in self.verdicts) else None
 
     @property
     def refuted(self) -> bool:
@@ -378,7 +473,7 @@ class Candidate:
 
     def to_json(self) -> dict[str, object]:
         """The public JSON of a candidate. Field names are an interface: people script against them."""
-        source, binary, verdict, figure = self.source, self.binary, self.verdict, self.measurement
+        source, binary, figure = self.source, self.binary, self.measurement
         return {
             "trial": self.trial, "run": self.run, "problem": self.problem, "gpu": self.gpu, "config": dict(self.config),
             "outcome": str(self.outcome) if self.outcome else None, "reason": self.reason, "device": self.device,
@@ -388,9 +483,9 @@ class Candidate:
             "registers": binary.registers if binary else None, "spill_bytes": binary.spill_bytes if binary else None,
             "shared_bytes": self.shared_bytes, "occupancy": self.occupancy,
             "compile_ms": binary.compile_ms if binary else None,
-            "correct": verdict.correct and not self.refuted if verdict else None,
+            "correct": self.correct, "gate_version": self.gate_version,
             "binary_correct": self.binary_verdict.correct if self.binary_verdict else None,
-            "max_abs_error": verdict.max_error if verdict else None,
+            "max_abs_error": max((v.max_error for v in self.verdicts if v.max_error is not None), default=None),
             "tflops": figure.tflops if figure else None, "tflops_kind": str(figure.kind) if figure else None,
             "median_us": figure.median_us if figure else None,
             "normalised_us": figure.normalised_us if figure else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,8 +49,10 @@ def best(
 
     Measured figures go before recorded, and those before estimated; kinds are never mixed, nor are GPUs, nor the ways
     to measure (launch, L2, clocks): those of the last figure are ranked. Of estimates, predictions go before those by
-    formula. Without --problem and --gpu the last run's are meant. What is exported is executed first, by its machine
-    code; a wrong one is refused.
+    formula. Candidates of another text, definition or reference of a kernel of your own, and those that another version
+    of the gate judged, are ranked apart. With --kernel those of the kernel as the folder has it now are meant; without
+    --problem and --gpu those of the last run. What is exported passes both judges first, the executor of machine code
+    and the emulator; what one of them refutes is not exported.
     """
     if server:
         from evoengine.cli import remote
@@ -57,10 +60,6 @@ def best(
         refuse_beside(server, kernel=kernel, trial=trial, pareto=pareto, fused_moe=fused_moe, db=db)
         remote.best(server, gpu, problem, top, folder, as_json)
         return
-    if kernel:
-        from evoengine.tuning.setup import register_kernel
-
-        register_kernel(kernel)
     if fused_moe is not None:
         if gpu is None or problem or top or folder or trial or pareto or as_json:
             example = hint("best", gpu="h100", **{"fused-moe": "configs/"}, db=db)
@@ -73,28 +72,38 @@ def best(
                 f"--trial {trial} goes with --export alone, as in {hint('best', trial=trial, export='out/', db=db)}; "
                 f"{hint('show', trial, db=db)} shows it"
             )
+        if kernel:
+            from evoengine.tuning.setup import register_kernel
+
+            register_kernel(kernel)  # of a trial that was imported, whose run kept no definition
         _export_trial(trial, folder, db)
         return
     from evoengine.cli.ledger import say_which
     from evoengine.tuning.best import best as find
 
-    found = find(problem, gpu, top=top or 10, pareto=pareto, db=db)
+    if folder:
+        from evoengine.publish.folder import require_place
+
+        require_place(folder)
+    found = find(problem, gpu, kernel=kernel, top=top or 10, pareto=pareto, db=db)
     say_which(db)
     if folder:
-        _export_best(found, folder, pareto, db)
+        _export_best(found, folder, pareto, kernel, db)
     if as_json:
         _print_json(found, as_list=bool(top or pareto))
     else:
         _print_table(found)
 
 
-def _export_best(found: Best, folder: Path, pareto: bool, db: str | None) -> None:
+def _export_best(found: Best, folder: Path, pareto: bool, kernel: Path | None, db: str | None) -> None:
     from evoengine.cli.display import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.exporting import export
 
     with LiveProgress() as live:
-        written = export(folder, found.problem, found.gpu, pareto=pareto, db=db, echo=live.say, on_stage=live.stage)
+        written = export(
+            folder, found.problem, found.gpu, kernel=kernel, pareto=pareto, db=db, echo=live.say, on_stage=live.stage
+        )
     for path in written:
         say(f"wrote {path}")
 
@@ -103,7 +112,10 @@ def _print_json(found: Best, as_list: bool) -> None:
     from evoengine.cli.json_output import print_json
 
     if as_list:
-        print_json(problem=found.problem, gpu=found.gpu, trials=[c.to_json() for c in found.candidates])
+        apart = [asdict(a) for a in found.apart]
+        print_json(
+            problem=found.problem, gpu=found.gpu, trials=[c.to_json() for c in found.candidates], ranked_apart=apart
+        )
     else:
         print_json(**found.candidates[0].to_json())
 
@@ -121,6 +133,8 @@ def _print_table(found: Best) -> None:
 
         say(error_line())
     stdout.print(ranking(dict(enumerate(found.candidates, 1))))
+    for apart in found.apart:
+        say(str(apart))
 
 
 def _export_trial(trial: int, folder: Path, db: str | None) -> None:

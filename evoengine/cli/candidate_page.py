@@ -21,7 +21,7 @@ PIPES = {"mufu": "MUFU", "fma": "FMA", "alu": "ALU", "l2": "L2", "dram": "DRAM"}
 def candidate_page(candidate: Candidate) -> Group:
     """All that is known of one trial."""
     c = candidate
-    ended = [str(c.outcome or "unfinished"), *([c.reason] if c.reason else [])]
+    ended = [str(c.outcome or "pending"), *([c.reason] if c.reason else [])]
     rows = [*_named("outcome", ": ".join(ended)), ("problem", f"{c.problem} on {c.gpu}, run {c.run}")]
     if c.imported_from:
         rows.append(("imported", f"from {c.imported_from}: its verdicts and figures are what that file says"))
@@ -32,8 +32,7 @@ def candidate_page(candidate: Candidate) -> Group:
     rows += [("config", describe(c.config)), ("origin", _origin(c)), *_compiled(c)]
     if c.measurement:
         rows += [*_figure(c, c.measurement), *_prediction(c.measurement), *_terms(c.measurement)]
-    verdicts = [v for v in (c.verdict, c.binary_verdict) if v]
-    return Group(rows_table(rows, title=f"trial {c.trial}"), *map(cases, verdicts))
+    return Group(rows_table(rows, title=f"trial {c.trial}"), *map(cases, c.verdicts))
 
 
 def _named(name: str, text: str) -> Iterator[tuple[str, str]]:
@@ -145,7 +144,11 @@ def cases(verdict: Verdict) -> Table:
         errors = [f"{e:.1e}" if e is not None else "–" for e in (c.max_error, c.mean_error, c.allowed)]
         mark = Styled("ok", "green") if c.correct else Styled(c.reason or "wrong", "red")
         rows.append([c.name, c.problem.partition(":")[2], *errors, str(c.seed), mark])
-    return Table(columns, rows, title=f"gate on {verdict.device}, {verdict.wall_ms:.0f} ms")
+    part = "" if verdict.whole else ", the short cases alone"
+    title = f"gate on {verdict.device}{part}, {verdict.wall_ms:.0f} ms"
+    if verdict.abstained:
+        title = f"gate on {verdict.device}: {verdict.reason}"
+    return Table(columns, rows, title=title)
 
 
 def profile_page(profile: Profile) -> Group:

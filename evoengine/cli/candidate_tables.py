@@ -226,7 +226,7 @@ def _resources(c: Candidate) -> list[Cell]:
 
 def _outcome(outcome: Outcome | None) -> Cell:
     if outcome is None:
-        return Styled("unfinished", "dim")
+        return Styled("pending", "dim")
     return Styled(str(outcome), "green" if outcome.ranked else "yellow")
 
 

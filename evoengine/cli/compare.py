@@ -83,7 +83,7 @@ def _page(found: Comparison) -> Iterator[str | Table]:
     yield _outcomes(found)
     yield _figures(found) if found.standings else "neither has a figure"
     if not found.comparable:
-        yield "they are of unlike problems or GPUs: the figures of one say nothing of the other's"
+        yield "they are of unlike problems, GPUs or kernels: the figures of one say nothing of the other's"
     if not found.shared:
         yield "no configuration was tried by both"
         return

@@ -11,14 +11,14 @@ import click
 from evoengine.cli.options import db_option, gpu_option, json_option, stored_problem_option
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
-from evoengine.ledger.runs import UNFINISHED
+from evoengine.ledger.runs import PENDING
 from evoengine.records import Outcome
 
 if TYPE_CHECKING:
     from evoengine.ledger.history import Wanted
     from evoengine.ledger.store import Ledger
 
-ENDINGS = (*map(str, Outcome), UNFINISHED)
+ENDINGS = (*map(str, Outcome), PENDING)
 SHOWN = 50
 """trials in a table where nobody says how many"""
 PAGE = 1000

@@ -45,7 +45,7 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
             why = f"it was imported, and its source does not compile here: {candidate.reason}"
             raise NothingFound(f"trial {trial} has no binary to profile: {why}")
         if candidate.binary is None:
-            ended = candidate.outcome or "unfinished"
+            ended = candidate.outcome or "pending"
             raise NothingFound(f"trial {trial} has no binary to profile: it ended as {ended}")
         found = find_driver()
         devices = [] if isinstance(found, str) else [d for d in found[1] if supports_arch(d, candidate.binary.arch)]

@@ -64,12 +64,15 @@ def _print(gpu: str | None, problem: str | None, db: str | None, as_json: bool) 
         steps = path(best[0].trial, ledger.ancestors(best[0].trial))
         found = ledger.effects(problem_text, gpu_key)
         trials = ledger.count(problem_text, gpu_key)
+        apart = ledger.ranked_apart(best[0])
     if as_json:
         lists = {"lineage": [step_json(s) for s in steps], "effects": [asdict(e) for e in found.effects]}
         counts = {"effects_of": found.trials, "ranked": found.ranked}
-        print_json(problem=problem_text, gpu=gpu_key, **lists, **counts)
+        print_json(problem=problem_text, gpu=gpu_key, **lists, **counts, ranked_apart=[asdict(a) for a in apart])
         return
     say(f"{problem_text} on {gpu_key}: {trials} trials, {best[0].ranked_by.kind} figures")
+    for other in apart:
+        say(str(other))
     stdout.print(lineage(steps))
     if found.effects:
         stdout.print()

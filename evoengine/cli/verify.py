@@ -37,7 +37,9 @@ from evoengine.gpu import AUTO
 )  # fmt: skip
 @space_option
 @templates_option
-@click.option("--binary", is_flag=True, help="Execute the machine code too, on the CPU, after the gate.")
+@click.option(
+    "--binary", is_flag=True, help="On a GPU: execute the machine code and the text on the CPU too, after the gate."
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Repeats a verdict.  [default: drawn, and printed]")
 @db_option
 @json_option
@@ -47,7 +49,10 @@ def verify(
     device: str, space: Path | None, templates: Path | None, binary: bool, seed: int | None, db: str | None,
     as_json: bool,
 ) -> int:  # fmt: skip
-    """Render, compile and gate one configuration; exit 0 when it is correct, 1 when not."""
+    """Render, compile and gate one configuration; exit 0 when it is correct, 1 when not.
+
+    On the CPU both judges run all of their cases: the executor of machine code, and the emulator of the text.
+    """
     from evoengine.cli.candidate_page import cases
     from evoengine.cli.config_option import read_config
     from evoengine.cli.display import say, stdout
@@ -64,22 +69,17 @@ def verify(
             given.config, problem or given.problem, gpu, gpu_file=gpu_file, kernel=kernel, device=device, space=space,
             templates=templates, binary=binary, seed=seed, echo=live.say, on_stage=live.stage,
         )  # fmt: skip
-    candidate, check = verified.candidate, verified.binary
+    candidate = verified.candidate
     if as_json:
         # no ledger is involved, so there is no trial to name
         extra: dict[str, object] = {"trial": None, "run": None, "correct": verified.correct, "seed": verified.seed}
-        extra |= {"cases": case_list(candidate.verdict)}
-        if binary:
-            extra |= {
-                "binary_cases": case_list(candidate.binary_verdict),
-                "binary_remark": str(check) if check else None,
-            }
+        extra |= {"cases": case_list(candidate.verdict), "binary_cases": case_list(candidate.binary_verdict)}
+        extra |= {"binary_remark": str(verified.on_cpu) if verified.on_cpu else None}
         print_json(**candidate.to_json() | extra)
         return 0 if verified.correct else 1
-    for verdict in (candidate.verdict, candidate.binary_verdict):
-        if verdict:
-            stdout.print(cases(verdict))
-    if check:
-        say(str(check))
+    for verdict in candidate.verdicts:
+        stdout.print(cases(verdict))
+    if verified.on_cpu:
+        say(str(verified.on_cpu))
     say(f"{'correct' if verified.correct else verified.why_not} · seed {verified.seed}")
     return 0 if verified.correct else 1

@@ -1,4 +1,4 @@
-"""A real GPU: cuda_api loads and launches the binary, torch holds the tensors. Runs in a process that may die.
+"""Run kernels on a real GPU: cuda_api loads and launches the binary, torch holds the tensors. The process may die.
 
 A CUDA error is sticky and a kernel that never ends holds the GPU: after KernelCrashed or KernelHung the process must be
 replaced.
@@ -7,7 +7,7 @@ replaced.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -16,12 +16,14 @@ import torch
 from evoengine.devices import cuda_api, torch_gpu
 from evoengine.devices.base import (
     LAUNCH_SECONDS,
-    Arguments,
     ConstantArgument,
+    KernelCall,
     KernelCrashed,
     KernelHung,
     KernelUnbuildable,
     PassedArgument,
+    ScratchArgument,
+    ScratchParameter,
     TensorArgument,
     TensorMapArgument,
     Tensors,
@@ -59,6 +61,14 @@ class CudaKernel:
                 raise KernelUnbuildable(f"the GPU cannot run the binary: {error}") from error
             raise MachineError(f"the GPU cannot load a kernel: {error}") from error
         self.entry = entry
+        self.scratch: dict[str, torch.Tensor] = {}
+        """scratch memory by name, uint8; it keeps its contents from launch to launch, and ends with this object"""
+
+    def provide_scratch(self, stated: Sequence[ScratchParameter]) -> None:
+        """Allocate the scratch memory that is not there yet, zeroed or poisoned."""
+        for p in stated:
+            if p.name not in self.scratch:
+                self.scratch[p.name] = gpu().empty((p.bytes,), torch.uint8).fill_(0 if p.zeroed else 0xFF)
 
     def set_constants(self, contents: Mapping[str, bytes]) -> None:
         """Fills `__constant__` variables, by name, once all that was queued is done. Raises CudaError."""
@@ -75,13 +85,18 @@ class CudaKernel:
             lambda: self._function.launch(launch.grid, launch.block, launch.shared_bytes, parameters, stream),
         )
 
-    def run(self, launch: Launch, arguments: Arguments, seed: int) -> Tensors:
-        """One launch from host memory with guard bands; all tensors as they stood afterwards."""
+    def run(self, call: KernelCall, seed: int) -> Tensors:
+        """Launch once from host memory with guard bands and return every tensor as it stands afterwards.
+
+        Raises KernelCrashed where the GPU reports an error or a guard band changed, KernelHung where the kernel does
+        not end.
+        """
+        arguments = call.arguments
         try:
             buffers = {a.name: _guarded(a.data) for a in arguments if isinstance(a, TensorArgument)}
             self.set_constants({a.name: a.data.tobytes() for a in arguments if isinstance(a, ConstantArgument)})
             passed = [a for a in arguments if not isinstance(a, ConstantArgument)]
-            self.launch(launch, cuda_api.Parameters([_parameter(a, buffers) for a in passed]))
+            self.launch(call.launch, cuda_api.Parameters([_parameter(a, buffers) for a in passed]))
             await_gpu(self.entry)
             found = {name: buffer.cpu().numpy() for name, buffer in buffers.items()}
         except CUDA_ERRORS as error:
@@ -132,6 +147,7 @@ def _parameter(argument: PassedArgument, buffers: dict[str, torch.Tensor]) -> np
         return np.uint64(buffers[argument.name].data_ptr() + GUARD_BYTES)
     if isinstance(argument, TensorMapArgument):
         return encode(argument, buffers[argument.tensor].data_ptr() + GUARD_BYTES)
+    assert not isinstance(argument, ScratchArgument)  # rounds_by_launches passes scratch memory as a tensor
     return argument.value
 
 

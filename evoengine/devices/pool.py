@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evoengine.devices.base import PassedParameter
+from evoengine.devices.base import ConstantArgument, PassedParameter, TensorArgument
 from evoengine.records import Launch
 
 PAGE = 4096
 """bytes"""
+BlockArgument = PassedParameter | TensorArgument | ConstantArgument
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,25 @@ class Pool:
     pages: np.ndarray
 
     def read(self, argument: int, start: int, stop: int) -> np.ndarray:
-        """Bytes `start` to `stop` of the pooled tensor that is the launch's argument number `argument`; uint8."""
-        first, last = start // PAGE, -(-stop // PAGE)
-        numbers = np.arange(first, last, dtype=np.uint64) ^ np.uint64((argument + 1) << 48)
-        chosen = _mixed(numbers) % np.uint64(len(self.pages))
-        return self.pages[chosen.astype(np.intp)].reshape(-1)[start - first * PAGE : stop - first * PAGE]
+        """Return bytes `start` to `stop` of a pooled tensor, uint8; `argument` is its number among the launch's."""
+        row: np.ndarray = self.read_rows(argument, np.array([start]), stop - start)[0]
+        return row
+
+    def read_rows(self, argument: int, starts: np.ndarray, length: int) -> np.ndarray:
+        """Return `length` bytes from each of `starts` on, uint8 [len(starts), length]; as `read` does."""
+        pages = (length + PAGE - 2) // PAGE + 1
+        numbers = ((starts // PAGE)[:, None] + np.arange(pages)).astype(np.uint64)
+        chosen = _mixed(numbers ^ np.uint64((argument + 1) << 48)) % np.uint64(len(self.pages))
+        within = (starts % PAGE)[:, None] + np.arange(length)
+        return np.take_along_axis(self.pages[chosen.astype(np.intp)].reshape(len(starts), -1), within, axis=1)
+
+    def take(self, argument: int, places: np.ndarray, size: int) -> np.ndarray:
+        """Return the elements of `size` bytes at `places`, counted in elements: uint8 [*places.shape, size]."""
+        each = PAGE // size
+        numbers = (places // each).astype(np.uint64)
+        chosen = _mixed(numbers ^ np.uint64((argument + 1) << 48)) % np.uint64(len(self.pages))
+        found: np.ndarray = self.pages.reshape(-1, size)[chosen.astype(np.intp) * each + places % each]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +59,12 @@ class ChosenBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockLaunch:
-    """Some blocks of a launch, each run for itself. An input's contents are the pool's, an output's NaN until it is
-    written."""
+    """Some blocks of a launch, each run by itself. An input without contents has the pool's, and an output is NaN until
+    it is written."""
 
     launch: Launch
-    arguments: Sequence[PassedParameter]
+    arguments: Sequence[BlockArgument]
+    """tensors by shape, or inputs with their contents; constants behind the kernel's parameters"""
     pool: Pool
     blocks: Sequence[ChosenBlock]
 

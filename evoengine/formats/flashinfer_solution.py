@@ -145,7 +145,7 @@ def _inputs(target: Target) -> dict[str, dict[str, Any]]:
         if isinstance(parameter, TensorParameter) and not parameter.output:
             found[parameter.name] = {"type": "random"}
     if isinstance(workload, FolderWorkload) and isinstance(problem, FolderProblem):
-        draws = workload.definition.draws_for(problem.axes)
+        draws = workload.definition.draws_for(problem)
         scalars = {
             i.name: {"type": "scalar", "value": draws[i.name].value}
             for i in workload.definition.inputs

@@ -43,7 +43,7 @@ def claim(connection: Connection, key: str, trial: int) -> Claim:
         .where(ClaimRow.key == key)
     )
     holder, outcome, status = connection.execute(held).one()
-    if outcome is not None and Outcome(outcome).judged:
+    if outcome is not None and Outcome(outcome).reusable:
         return Claim(holder, True)
     if outcome is None and status == RUNNING:
         return Claim(holder, False)

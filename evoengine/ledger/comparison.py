@@ -19,7 +19,7 @@ from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.listing import BATCH, Reading, Trial, read_trials
 from evoengine.ledger.models import CandidateRow, RunRow
 from evoengine.ledger.rows import to_run
-from evoengine.ledger.runs import UNFINISHED, Run
+from evoengine.ledger.runs import PENDING, Run
 from evoengine.ledger.times import Sort, read_times
 from evoengine.records import Config, config_key
 
@@ -66,7 +66,7 @@ class Shared:
 class Comparison:
     runs: tuple[Run, Run]
     comparable: bool
-    """whether both are of one problem on one GPU"""
+    """whether both are of one kernel and problem on one GPU"""
     differences: dict[str, tuple[str | None, str | None]]
     """what of the settings differs, by name"""
     trials: tuple[int, int]
@@ -105,7 +105,7 @@ def read_comparison(reading: Reading, winner: Callable[[Run], int | None], first
     if first == second:
         raise UsageError(f"run {first} is compared with itself; name two runs")
     tried = _tried(reading, runs[0], winner), _tried(reading, runs[1], winner)
-    comparable = (runs[0].problem, runs[0].gpu) == (runs[1].problem, runs[1].gpu)
+    comparable = _compared_by(runs[0]) == _compared_by(runs[1])
     names = sorted(tried[0].outcomes | tried[1].outcomes)
     return Comparison(
         runs,
@@ -116,6 +116,10 @@ def read_comparison(reading: Reading, winner: Callable[[Run], int | None], first
         _standings(tried, comparable),
         _shared(reading, tried, comparable),
     )
+
+
+def _compared_by(run: Run) -> tuple[str, str, str | None]:
+    return run.problem, run.gpu, run.kernel
 
 
 def _run(session: Session, number: int) -> Run:
@@ -142,9 +146,14 @@ def _settings(run: Run) -> dict[str, str | None]:
     return {
         "problem": run.problem, "GPU": run.gpu, "device": device.name, "device UUID": device.uuid,
         "driver": device.driver, "sampler": run.sampler, "objectives": run.objectives, "seed": str(run.seed),
-        "space": run.space_name, "space SHA-256": run.space_sha256, "evoengine": run.version,
+        "space": run.space_name, "space SHA-256": run.space_sha256, "kernel SHA-256": run.kernel,
+        "gate version": _text((run.conditions or {}).get("gate")), "evoengine": run.version,
         "imported from": run.imported_from, **{name: str(version) for name, version in device.versions.items()},
     }  # fmt: skip
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
 # ── trials ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -156,7 +165,7 @@ def _tried(reading: Reading, run: Run, winner: Callable[[Run], int | None]) -> _
     ranked: dict[int, int] = {}
     for trial in read_trials(reading, of_run, resources=False):
         found.trials += 1
-        outcome = str(trial.outcome or UNFINISHED)
+        outcome = str(trial.outcome or PENDING)
         found.outcomes[outcome] += 1
         found.configs[_key(trial)] = trial.trial, outcome
         if trial.outcome and trial.outcome.ranked:

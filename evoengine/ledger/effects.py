@@ -29,10 +29,10 @@ class Effects:
 
 
 def read_effects(reading: Reading, problem: str, gpu: str, most: int = MOST_TRIALS) -> Effects:
-    """Of the last `most` ranked trials; their parents may be earlier ones."""
+    """Return the effects of the last `most` trials with a figure; their parents may be earlier ones."""
     ranked = select(CandidateRow.id).where(
         CandidateRow.problem == problem, CandidateRow.gpu == gpu,
-        CandidateRow.outcome.in_([str(o) for o in Outcome if o.ranked]),
+        CandidateRow.outcome.in_([str(o) for o in Outcome if o.has_figure]),
     )  # fmt: skip
     with reading() as session:
         total = session.scalars(select(func.count()).select_from(ranked.subquery())).one()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, Text, bindparam, cast, func, select, text
@@ -22,7 +22,7 @@ TERMS = ("predicted", "place", "final_of_run")
 """those that ranking reads"""
 FIRST_FASTEST = 64
 """figures that are looked at for the best few; more where finals, or kernels that are there twice, want it"""
-_OF_CANDIDATE = ("run_id", "problem", "gpu", "outcome", "source_sha256", "config_key")
+_OF_CANDIDATE = ("run_id", "problem", "gpu", "outcome", "gate_version", "source_sha256", "config_key")
 _OF_MEASUREMENT = ("candidate_id", "kind", "device", "median_us", "normalised_us", "suspect", "terms", "policy")
 _check_candidate = row_check(CandidateRow, _OF_CANDIDATE)
 _check_measurement = row_check(MeasurementRow, _OF_MEASUREMENT)
@@ -86,10 +86,11 @@ def to_figure(row: Sequence[Any]) -> Figure:
     number, figure_sums, *values = row[_MEASUREMENT:]
     _check_candidate(trial, sums, of_candidate)
     _check_measurement(number, figure_sums, values)
-    run = of_candidate[0]
+    run, gate_version = of_candidate[0], of_candidate[4] or 0
     _, kind, device, median_us, normalised_us, suspect, terms, policy = values
     us = median_us if normalised_us is None else normalised_us
-    return Figure(number, trial, KINDS[kind], us, suspect, read_terms(terms, TERMS), device, run, read_policy(policy))
+    read = read_terms(terms, TERMS), device, run, read_policy(policy)
+    return Figure(number, trial, KINDS[kind], us, suspect, *read, gate_version)
 
 
 def policy_key(policy: Policy | None) -> str:
@@ -100,25 +101,62 @@ def policy_key(policy: Policy | None) -> str:
 # ── the best of them ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_order(session: Session, problem: str, gpu: str, top: int, run: int | None = None) -> list[int]:
-    """The first `top` trials, best first, as `evoengine.ledger.ranking.ranked` has them; of those with one kernel the
-    best alone.
+def read_order(
+    session: Session, problem: str, gpu: str, top: int, run: int | None = None, kernel: str | None = None
+) -> list[int]:
+    """Return the first `top` trials, best first, as `evoengine.ledger.ranking.ranked` orders them; of those with one
+    source the best alone. `run` and `kernel` narrow them.
 
     Of figures that may be compared only finalists and the fastest are read: nobody slower comes before them.
     """
-    rankings = _held_rankings(session, problem, gpu, run)
+    rankings = [r for r in _held_rankings(session, problem, gpu, run) if kernel is None or r.kernel == kernel]
     if not rankings:
         return []
     last = _last(session, rankings, run)
-    first = [r for r in rankings if (r.kind, r.device, r.policy) == (last.kind, last.device, last.policy)]
-    classes = [first]
+    alike = [r for r in rankings if (r.kernel, r.gate_version) == (last.kernel, last.gate_version)]
+    classes = [[r for r in alike if (r.kind, r.device, r.policy) == (last.kind, last.device, last.policy)]]
     if last.kind == Kind.ESTIMATED and not last.by_formula:
-        classes.append([r for r in rankings if r.by_formula])
+        classes.append([r for r in alike if r.by_formula])
     firsts: dict[str, int] = {}
-    for alike in classes:
+    for comparable in classes:
         if len(firsts) < top:
-            _add_fastest(session, [r.id for r in alike], run, top, firsts)
+            _add_fastest(session, [r.id for r in comparable], run, top, firsts)
     return list(firsts.values())[:top]
+
+
+@dataclass(frozen=True, slots=True)
+class RankedApart:
+    """Ranked candidates of one kernel and one version of the gate: their number and the last of their runs."""
+
+    candidates: int
+    last_run: int
+    same_kernel: bool
+    gate_version: int
+
+    def __str__(self) -> str:
+        who = f"{self.candidates} candidate{'s' * (self.candidates != 1)} up to run {self.last_run}"
+        gate = f"gate version {self.gate_version}" if self.gate_version else "a gate from before versions were kept"
+        why = f"judged by {gate}" if self.same_kernel else "of another text, definition or reference of the kernel"
+        return f"{who} {'is' if self.candidates == 1 else 'are'} ranked apart: {why}"
+
+
+def read_ranked_apart(session: Session, problem: str, gpu: str, like: int) -> list[RankedApart]:
+    """Return the candidates that the trial `like` is not ranked with, by kernel and gate, newest first."""
+    key = RankingRow.kernel, RankingRow.gate_version
+    joined = select(*key).join(StandingRow, StandingRow.ranking_id == RankingRow.id)
+    own = session.execute(joined.where(StandingRow.candidate_id == like)).one_or_none()
+    if own is None:
+        return []
+    counted = select(*key, func.count(), func.max(StandingRow.run_id)).join(
+        StandingRow, StandingRow.ranking_id == RankingRow.id
+    )
+    groups = session.execute(counted.where(RankingRow.problem == problem, RankingRow.gpu == gpu).group_by(*key))
+    found = [
+        RankedApart(count, run, kernel == own.kernel, gate)
+        for kernel, gate, count, run in groups
+        if (kernel, gate) != tuple(own)
+    ]
+    return sorted(found, key=lambda apart: -apart.last_run)
 
 
 def _held_rankings(session: Session, problem: str, gpu: str, run: int | None) -> list[RankingRow]:

@@ -21,7 +21,7 @@ from evoengine.ledger.listing import BATCH, Trial, read_trials
 from evoengine.ledger.models import CandidateRow
 from evoengine.ledger.overview import Overview, read_overview
 from evoengine.ledger.reading import Reader
-from evoengine.ledger.runs import UNFINISHED, Run
+from evoengine.ledger.runs import PENDING, Run
 from evoengine.records import Config
 
 KNOBS_FROM = 1000
@@ -42,7 +42,7 @@ class Condition(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is None or empty narrows nothing. An outcome is one of `Outcome`'s, or UNFINISHED."""
+    """What is None or empty narrows nothing. An outcome is one of `Outcome`'s, or PENDING."""
 
     run: int | None = None
     problem: str | None = None
@@ -116,7 +116,7 @@ class TrialLists(Reader):
         families: set[str] = set()
         with self._reading() as session:
             for outcome, of_family, trials in session.execute(grouped.group_by(CandidateRow.outcome, family)):
-                name = outcome or UNFINISHED
+                name = outcome or PENDING
                 outcomes[name] = outcomes.get(name, 0) + trials
                 families |= {of_family} if of_family is not None else set()
         return outcomes, sorted(families)
@@ -169,9 +169,9 @@ def _narrowed(selected: S, wanted: Wanted) -> S:
         if value is not None:
             selected = selected.where(getattr(CandidateRow, name) == value)
     if wanted.outcomes:
-        ended = CandidateRow.outcome.in_([o for o in wanted.outcomes if o != UNFINISHED])
+        ended = CandidateRow.outcome.in_([o for o in wanted.outcomes if o != PENDING])
         unfinished = CandidateRow.outcome.is_(None)
-        selected = selected.where(or_(ended, unfinished) if UNFINISHED in wanted.outcomes else ended)
+        selected = selected.where(or_(ended, unfinished) if PENDING in wanted.outcomes else ended)
     if wanted.families:
         selected = selected.where(_family().in_(wanted.families))
     return selected

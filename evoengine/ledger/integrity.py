@@ -31,11 +31,11 @@ from evoengine.ledger.rows import unpacked
 from evoengine.records import Kind, Outcome
 
 SELECTED_BY: Mapping[type[Base], tuple[str, ...]] = {
-    CandidateRow: ("run_id", "problem", "gpu", "outcome"),
+    CandidateRow: ("run_id", "problem", "gpu", "outcome", "gate_version"),
     VerdictRow: ("candidate_id", "device", "outcome"),
     MeasurementRow: ("candidate_id", "kind"),
     BaselineRow: ("run_id", "name"),
-    RunRow: ("status", "gpu", "problem", "definition", "imported_from"),
+    RunRow: ("status", "gpu", "problem", "definition", "imported_from", "kernel"),
 }
 """columns that queries choose rows by, or read without the row: who else would see what is missing or wrong there?"""
 SELECTED_BY_OF_LARGE = {row: SELECTED_BY[row] for row in (BaselineRow, RunRow)}

@@ -119,6 +119,9 @@ class RunRow(Checked, Base):
     """how long it may take, over all its processes; null where that is open"""
     conditions: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """what has to be the same for the run to go on, beside the other columns; null of runs that cannot"""
+    kernel: Mapped[str | None] = mapped_column(String(64))
+    """sha256 of the reference, definition and text of a kernel that somebody brought; null of workloads that come with
+    evoengine"""
 
     device: Mapped[DeviceRow] = relationship()
 
@@ -236,6 +239,8 @@ class CandidateRow(Checked, Base):
     """the trial with this configuration that was under way when the run was killed or ended"""
     taken_from: Mapped[int | None]
     """the trial that was evaluated in place of this one"""
+    gate_version: Mapped[int | None]
+    """of the gate that the outcome rests on; null of what was judged before schema 0010"""
 
     run: Mapped[RunRow] = relationship()
     source: Mapped[SourceRow | None] = relationship()
@@ -274,6 +279,12 @@ class VerdictRow(Checked, Base):
     cases: Mapped[list[Any]]
     wall_ms: Mapped[float]
     taken_at: Mapped[datetime]
+    coverage: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """null of a device that keeps no count of visits"""
+    gate_version: Mapped[int | None]
+    """null of verdicts from before schema 0010"""
+    short_only: Mapped[int | None]
+    """1 where only the short cases were run; null where all were that the gate has for the device"""
 
 
 class MeasurementRow(Checked, Base):
@@ -299,10 +310,14 @@ class MeasurementRow(Checked, Base):
 
 
 class RankingRow(Base):
-    """What is ranked together: figures of one kind, device and policy, of a problem on a GPU."""
+    """Figures that are ranked together: of one kind, device, policy, kernel and gate, of a problem on a GPU."""
 
     __tablename__ = "rankings"
-    __table_args__ = (UniqueConstraint("problem", "gpu", "kind", "by_formula", "device", "policy"),)
+    __table_args__ = (
+        UniqueConstraint(
+            "problem", "gpu", "kind", "by_formula", "device", "policy", "kernel", "gate_version", name="uq_rankings"
+        ),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     problem: Mapped[str]
@@ -313,6 +328,10 @@ class RankingRow(Base):
     device: Mapped[str]
     policy: Mapped[str]
     """as JSON with its names in their order; empty where nothing ran here"""
+    kernel: Mapped[str] = mapped_column(String(64), server_default="")
+    """of the runs; empty of workloads that come with evoengine"""
+    gate_version: Mapped[int] = mapped_column(server_default="0")
+    """that the candidates were judged by; 0 of those from before versions were kept"""
 
 
 class StandingRow(Base):

@@ -14,7 +14,7 @@ from evoengine.ledger.effects import Effects, read_effects
 from evoengine.ledger.listing import Reading, Trial, read_trials
 from evoengine.ledger.models import BaselineRow, CandidateRow, MeasurementRow, RunRow, VerdictRow
 from evoengine.ledger.rows import from_json_number, numbers_from_json, to_baseline, to_run
-from evoengine.ledger.runs import UNFINISHED, Run
+from evoengine.ledger.runs import PENDING, Run
 from evoengine.ledger.times import Timed, read_times
 from evoengine.records import EXECUTOR, Baseline, Candidate, Kind
 
@@ -56,7 +56,7 @@ class Overview:
     """the last of them, in their order"""
     total: int
     times: list[Timed]
-    """every figure of `trials` that ended ranked and can be trusted"""
+    """every figure of `trials` that can be trusted, whether the gate was finished or not"""
     outcomes: Mapping[tuple[str, str], int]
     """family and outcome → trials, of all"""
     baselines: list[Baseline]
@@ -84,9 +84,9 @@ def read_overview(
         cases = _cases(session, own)
     drawn = own if last is None else own.where(CandidateRow.id >= last)
     trials = list(read_trials(reading, drawn, resources=False))
-    ranked = [t.trial for t in trials if t.outcome and t.outcome.ranked]
+    figured = [t.trial for t in trials if t.outcome and t.outcome.has_figure]
     return Overview(
-        problem, gpu, runs, trials, total, list(read_times(reading, ranked)), outcomes, baselines, best, lineage,
+        problem, gpu, runs, trials, total, list(read_times(reading, figured)), outcomes, baselines, best, lineage,
         read_effects(reading, problem, gpu), cases, finalists,
     )  # fmt: skip
 
@@ -101,7 +101,7 @@ def _outcomes(session: Session, own: Select[int]) -> tuple[int, dict[tuple[str, 
     grouped = own.with_only_columns(family, CandidateRow.outcome, func.count(CandidateRow.id))
     found: Counter[tuple[str, str]] = Counter()
     for of_family, outcome, trials in session.execute(grouped.group_by(family, CandidateRow.outcome)):
-        found[of_family or "", outcome or UNFINISHED] += trials
+        found[of_family or "", outcome or PENDING] += trials
     return found.total(), dict(found)
 
 

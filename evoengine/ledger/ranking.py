@@ -30,6 +30,10 @@ class Figure:
     run: int = HERE
     """of the trial"""
     policy: Policy | None = None
+    gate_version: int = 0
+    """that the trial was judged by; 0 of one from before versions were kept"""
+    kernel: str = ""
+    """of the trial's run, where that is a kernel that somebody brought"""
 
     @property
     def speed(self) -> float:
@@ -48,7 +52,11 @@ class Figure:
         return self.kind is Kind.ESTIMATED and model_of(self.terms) == FORMULA
 
     def comparable(self, other: Figure) -> bool:
-        return (self.kind, self.device, self.policy) == (other.kind, other.device, other.policy)
+        return self._key == other._key
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        return self.kind, self.device, self.policy, self.gate_version, self.kernel
 
 
 def ranked(figures: Iterable[Figure]) -> list[int]:
@@ -69,7 +77,8 @@ def ranked(figures: Iterable[Figure]) -> list[int]:
     last = min(trusted, key=lambda f: (f.precedence, -f.id))
     order = in_order([f for f in trusted if f.comparable(last)])
     if last.kind is Kind.ESTIMATED and not last.by_formula:
-        order += in_order([f for f in trusted if f.by_formula])
+        same = (last.gate_version, last.kernel)
+        order += in_order([f for f in trusted if f.by_formula and (f.gate_version, f.kernel) == same])
     return [trial for trial, _ in order]
 
 

@@ -11,15 +11,15 @@ from sqlalchemy import Select, func, select
 
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
-from evoengine.ledger.figures import read_order
+from evoengine.ledger.figures import RankedApart, read_order, read_ranked_apart
 from evoengine.ledger.listing import Trial, read_ancestors, read_trials
-from evoengine.ledger.models import CandidateRow, MeasurementRow, ProfileRow, SourceRow
+from evoengine.ledger.models import CandidateRow, MeasurementRow, ProfileRow, SourceRow, VerdictRow
 from evoengine.ledger.patience import patient
-from evoengine.ledger.rows import load_options, to_candidate, to_measurement, to_profile, unpacked
+from evoengine.ledger.rows import load_options, to_candidate, to_measurement, to_profile, to_verdict, unpacked
 from evoengine.ledger.study_trials import StudyTrial, read_study_trials
 from evoengine.ledger.transactions import OpenDatabase
 from evoengine.objectives import Objective
-from evoengine.records import Candidate, Kind, Measurement, Outcome, Profile
+from evoengine.records import Candidate, Kind, Measurement, Outcome, Profile, Verdict
 
 WHOLE_BATCH = 200
 """candidates that are read together, with their sources"""
@@ -91,16 +91,26 @@ class Reader(OpenDatabase):
         return {t.trial: t for t in read_ancestors(self._reading, trial)}
 
     @patient
-    def best(self, problem: str, gpu: str, top: int, *, run: int | None = None) -> list[Candidate]:
-        """The fastest first, as `evoengine.ledger.ranking` has it.
+    def best(
+        self, problem: str, gpu: str, top: int, *, run: int | None = None, kernel: str | None = None
+    ) -> list[Candidate]:
+        """Return the fastest first, as `evoengine.ledger.ranking` orders them.
 
-        By figures of one kind, device and policy, which `measurement` of each then is; finals before single timings. A
-        kernel that several runs found is there once.
+        All have figures of one kind, device and policy, are of one kernel and were judged by one version of the gate:
+        those of the last figure, or of `kernel`. Finals come before single timings. A source that several runs found is
+        there once.
         """
         with self._reading() as session:
-            best = read_order(session, problem, gpu, top, run)
+            best = read_order(session, problem, gpu, top, run, kernel)
         loaded = {c.trial: c for c in self._load(select(CandidateRow).where(CandidateRow.id.in_(best)))}
         return [loaded[trial] for trial in best]
+
+    @patient
+    def ranked_apart(self, like: Candidate) -> list[RankedApart]:
+        """Return how many candidates of the same problem and GPU are not ranked with `like`, as they are of another
+        kernel or were judged by another version of the gate; newest first."""
+        with self._reading() as session:
+            return read_ranked_apart(session, like.problem, like.gpu, like.trial)
 
     @patient
     def origins(self, run: int) -> dict[int, Origin]:
@@ -146,6 +156,13 @@ class Reader(OpenDatabase):
         of_trial = select(MeasurementRow).where(MeasurementRow.candidate_id == trial).order_by(MeasurementRow.id)
         with self._reading() as session:
             return [to_measurement(row) for row in session.scalars(of_trial)]
+
+    @patient
+    def verdicts(self, trial: int) -> list[Verdict]:
+        """Return all verdicts on a candidate, oldest first."""
+        of_trial = select(VerdictRow).where(VerdictRow.candidate_id == trial).order_by(VerdictRow.id)
+        with self._reading() as session:
+            return [to_verdict(row) for row in session.scalars(of_trial)]
 
     def profile(self, trial: int) -> Profile | None:
         """The last one taken."""

@@ -30,6 +30,7 @@ from evoengine.ledger.models import (
 from evoengine.ledger.runs import Device, Run
 from evoengine.ledger.statements import insert_new
 from evoengine.records import (
+    EMULATOR,
     EXECUTOR,
     L2,
     Baseline,
@@ -37,6 +38,7 @@ from evoengine.records import (
     Candidate,
     CaseResult,
     Clocks,
+    Coverage,
     Kind,
     Launch,
     LaunchMode,
@@ -144,6 +146,9 @@ def verdict_values(verdict: Verdict) -> dict[str, object]:
         "reason": verdict.reason,
         "cases": cases,
         "wall_ms": verdict.wall_ms,
+        "coverage": asdict(verdict.coverage) if verdict.coverage else None,
+        "gate_version": verdict.gate_version,
+        "short_only": None if verdict.whole else 1,
     }
 
 
@@ -155,7 +160,14 @@ def to_verdict(row: VerdictRow) -> Verdict:
         cases=tuple(_to_case(case) for case in row.cases),
         wall_ms=row.wall_ms,
         taken_at=row.taken_at,
+        coverage=_to_coverage(row.coverage) if row.coverage else None,
+        gate_version=row.gate_version,
+        whole=not row.short_only,
     )
+
+
+def _to_coverage(stored: Mapping[str, Any]) -> Coverage:
+    return Coverage(stored["cells"], stored["visited"], tuple(stored["missing"]))
 
 
 class LastVerdicts(TypedDict):
@@ -166,9 +178,11 @@ class LastVerdicts(TypedDict):
 
 
 def last_verdicts(verdicts: Sequence[Verdict]) -> LastVerdicts:
-    """Those of a candidate; they come oldest first."""
+    """Return a candidate's last verdicts of `verdicts`, which come oldest first: a GPU's before the emulator's, and the
+    executor's."""
     by_binary = [v for v in verdicts if v.device == EXECUTOR]
-    others = [v for v in verdicts if v.device != EXECUTOR]
+    by_text = [v for v in verdicts if v.device == EMULATOR]
+    others = [v for v in verdicts if v.device not in (EXECUTOR, EMULATOR)] or by_text
     return {"verdict": others[-1] if others else None, "binary_verdict": by_binary[-1] if by_binary else None}
 
 
@@ -284,6 +298,7 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
         imported_from=row.run.imported_from,
         retry_of=row.retry_of,
         taken_from=row.taken_from,
+        gate_version=row.gate_version,
         created_at=row.created_at,
         finished_at=row.finished_at,
     )

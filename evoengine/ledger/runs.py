@@ -11,8 +11,8 @@ from typing import Any
 RUNNING = "running"
 KILLED = "killed"
 """no beat came from its process any more, and it never said how its search ended: `heartbeat.py`"""
-UNFINISHED = "unfinished"
-"""how a trial without an outcome is called: its search has not come to its end, or never will"""
+PENDING = "pending"
+"""what a trial without an outcome is called: its search is still running, or was lost"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,9 @@ class Run:
     """None of a run of this ledger's own; else where it came from, as text that can be shown"""
     gpu_definition: dict[str, str | int | float] | None = None
     """of a GPU that a file described: its fields"""
+    kernel: str | None = None
+    """sha256 of the reference, definition and text of a kernel that somebody brought; None of workloads that come with
+    evoengine. Runs with unlike ones are ranked apart"""
 
 
 def this_host() -> str:

@@ -7,8 +7,10 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, text
+from sqlalchemy.orm import Session
 
 from evoengine.ledger import models, service_models
+from evoengine.ledger.standings import rebuild
 from evoengine.ledger.write_ahead_log import empty_log
 from evoengine.paths import asset
 
@@ -55,7 +57,10 @@ def mark(engine: Engine) -> None:
 
 
 def upgrade(engine: Engine) -> None:
-    """To the newest revision, in one transaction; of several processes that try at once, one does it."""
+    """Bring the schema to the newest revision and make again what follows from the rows, in one transaction.
+
+    Of several processes that try at once, one does it.
+    """
     from alembic import command
 
     with engine.begin() as connection:
@@ -63,3 +68,6 @@ def upgrade(engine: Engine) -> None:
             # SQLite's transaction has the write lock from its beginning
             connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK_KEY})"))
         command.upgrade(alembic_config(connection), "head")
+        with Session(connection) as session:
+            rebuild(session)
+            session.flush()

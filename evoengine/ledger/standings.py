@@ -9,30 +9,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 
-from sqlalchemy import Connection, delete, insert, select, text
+from sqlalchemy import Connection, delete, func, insert, select, text
 from sqlalchemy.orm import Session
 
 from evoengine.ledger.checksums import Damaged
 from evoengine.ledger.figures import figures_of, policy_key, read_figures
 from evoengine.ledger.listing import BATCH
-from evoengine.ledger.models import CandidateRow, RankingRow, StandingRow
+from evoengine.ledger.models import CandidateRow, RankingRow, RunRow, StandingRow
 from evoengine.ledger.ranking import Figure, standing
 from evoengine.ledger.statements import insert_new
 
-RankingKey = tuple[str, str, str, int, str, str]
-"""problem, GPU, kind, whether by formula, device, policy"""
-_KEY = (
-    RankingRow.problem, RankingRow.gpu, RankingRow.kind, RankingRow.by_formula, RankingRow.device, RankingRow.policy
-)  # fmt: skip
+RankingKey = tuple[str, str, str, str, int, str, str, int]
+"""problem, GPU, kernel, kind, whether by formula, device, policy, gate version"""
+_KEY_NAMES = ("problem", "gpu", "kernel", "kind", "by_formula", "device", "policy", "gate_version")
+_KEY = tuple(getattr(RankingRow, name) for name in _KEY_NAMES)
+_OF_FIGURE = _KEY_NAMES[3:]
 
 
 _FALL = text("DELETE FROM standings WHERE candidate_id = :trial")
 _STAND = text(
     "INSERT INTO standings (candidate_id, ranking_id, run_id, figure_id, us, is_final)"
     " SELECT c.id, r.id, c.run_id, :figure_id, :us, :is_final"
-    " FROM candidates c JOIN rankings r ON r.problem = c.problem AND r.gpu = c.gpu"
-    " WHERE c.id = :trial"
-    " AND r.kind = :kind AND r.by_formula = :by_formula AND r.device = :device AND r.policy = :policy"
+    " FROM candidates c JOIN runs n ON n.id = c.run_id"
+    " JOIN rankings r ON r.problem = c.problem AND r.gpu = c.gpu AND r.kernel = coalesce(n.kernel, '')"
+    " WHERE c.id = :trial AND r.kind = :kind AND r.by_formula = :by_formula AND r.device = :device"
+    " AND r.policy = :policy AND r.gate_version = :gate_version"
     " ON CONFLICT (candidate_id) DO UPDATE SET"
     " ranking_id = excluded.ranking_id, figure_id = excluded.figure_id, us = excluded.us, is_final = excluded.is_final"
     " RETURNING candidate_id"
@@ -46,7 +47,7 @@ def update_standing(connection: Connection, trial: int) -> None:
         connection.execute(_FALL, {"trial": trial})
         return
     (figure,) = figures
-    key = dict(zip(("kind", "by_formula", "device", "policy"), comparable_key(figure), strict=True))
+    key = dict(zip(_OF_FIGURE, comparable_key(figure), strict=True))
     of_figure = {"figure_id": figure.id, "us": figure.us, "is_final": _is_final(figure)}
     if connection.scalar(_STAND, {"trial": trial, **key, **of_figure}) is None:  # the first of its ranking
         connection.execute(_FALL, {"trial": trial})
@@ -105,16 +106,17 @@ def _insert(connection: Connection, figures: Iterable[Figure]) -> None:
         connection.execute(insert(StandingRow), rows)
 
 
-def _targets(connection: Connection, figures: Sequence[Figure]) -> dict[int, tuple[str, str]]:
-    """Trial → problem and GPU."""
-    wanted = select(CandidateRow.id, CandidateRow.problem, CandidateRow.gpu)
+def _targets(connection: Connection, figures: Sequence[Figure]) -> dict[int, tuple[str, str, str]]:
+    """Map each trial to its problem, GPU and kernel."""
+    kernel = func.coalesce(RunRow.kernel, "")
+    wanted = select(CandidateRow.id, CandidateRow.problem, CandidateRow.gpu, kernel).join(CandidateRow.run)
     found = connection.execute(wanted.where(CandidateRow.id.in_([figure.trial for figure in figures])))
-    return {trial: (problem, gpu) for trial, problem, gpu in found}
+    return {trial: (problem, gpu, kernel) for trial, problem, gpu, kernel in found}
 
 
-def comparable_key(figure: Figure) -> tuple[str, int, str, str]:
-    """Kind, whether by formula, device and policy."""
-    return str(figure.kind), int(figure.by_formula), figure.device, policy_key(figure.policy)
+def comparable_key(figure: Figure) -> tuple[str, int, str, str, int]:
+    """Return kind, whether by formula, device, policy and gate version."""
+    return str(figure.kind), int(figure.by_formula), figure.device, policy_key(figure.policy), figure.gate_version
 
 
 def _is_final(figure: Figure) -> int:
@@ -122,7 +124,7 @@ def _is_final(figure: Figure) -> int:
 
 
 def _ranking(connection: Connection, key: RankingKey) -> int:
-    named = dict(zip(("problem", "gpu", "kind", "by_formula", "device", "policy"), key, strict=True))
+    named = dict(zip(_KEY_NAMES, key, strict=True))
     same = select(RankingRow.id).filter_by(**named)
     known = connection.scalar(same)
     if known is not None:

@@ -99,10 +99,11 @@ class Ledger(TrialWriter, TrialLists):
         trials: int | None = None,
         seconds: float | None = None,
         conditions: dict[str, Any] | None = None,
+        kernel: str | None = None,
     ) -> int:
-        """Enters a run of this process; those that are known to have been killed are marked. It beats until
+        """Enter a run of this process; those that are known to have been killed are marked. It beats until
         `finish_run`. One with `conditions` may go on later, in another process, until `trials` or `seconds` are
-        used up."""
+        used up. `kernel` is the identity of a kernel that somebody brought."""
         self.look_for_killed()
         with self._writing() as session:
             row = RunRow(
@@ -110,7 +111,7 @@ class Ledger(TrialWriter, TrialLists):
                 space_name=space.name, space_sha256=space.sha256, space_text=space.text, sampler=sampler, seed=seed,
                 objectives=objectives, version=__version__, host=this_host(), pid=os.getpid(), command=command,
                 definition=definition, gpu_definition=gpu_definition, trials=trials, seconds=seconds,
-                conditions=conditions,
+                conditions=conditions, kernel=kernel,
             )  # fmt: skip
             session.add(row)
             session.flush()
@@ -217,13 +218,29 @@ class Ledger(TrialWriter, TrialLists):
             raise NothingFound(f"the ledger holds no run{wanted}: {hint(then, db=self.db)} {what}")
         return found[0], found[1]
 
+    def last_target_of(self, workload: str, gpu: str | None) -> tuple[str, str]:
+        """Return GPU and problem of a workload's last run, by its name; raises NothingFound where there is none."""
+        found = select(RunRow.gpu, RunRow.problem).where(RunRow.problem.startswith(f"{workload}:", autoescape=True))
+        if gpu is not None:
+            found = found.where(RunRow.gpu == self.known_gpu(gpu))
+        with self._reading() as session:
+            last = session.execute(found.order_by(RunRow.id.desc()).limit(1)).one_or_none()
+        if last is None:
+            raise NothingFound(f"the ledger holds no run of {workload}{f' on {gpu}' if gpu else ''}")
+        return last[0], last[1]
+
     def is_empty(self) -> bool:
         """Whether it holds no trial."""
         with self._reading() as session:
             return session.scalar(select(CandidateRow.id).limit(1)) is None
 
+    def definition(self, run: int) -> str | None:
+        """Return the problem.json that a run kept; None where it kept none."""
+        with self._reading() as session:
+            return session.scalar(select(RunRow.definition).where(RunRow.id == run))
+
     def last_definition(self, problem: str) -> str | None:
-        """The problem.json that the last run for this problem kept; None where it kept none."""
+        """Return the problem.json that the last run for this problem kept; None where none kept one."""
         kept = select(RunRow.definition).where(RunRow.problem == problem, RunRow.definition.is_not(None))
         with self._reading() as session:
             return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))

@@ -123,6 +123,7 @@ class Projection:
         self._waiting: list[int] = []
         """finished trials that are still to be written"""
         self._written_at = -BATCH_SECONDS
+        self._run_ended = False
         self._failed: str | None = None
         """why nothing more is written: each further trial would wait for the same failure"""
         ledger.watch(storage.engine)
@@ -174,7 +175,8 @@ class Projection:
 
     def _insert(self, some: Sequence[StudyTrial]) -> None:
         """In one transaction, numbered after those that are there."""
-        placed = [(shown, places) for shown in some if (places := self._places(shown)) is not None]
+        due = [shown for shown in some if self._run_ended or not shown.unfinished]
+        placed = [(shown, places) for shown in due if (places := self._places(shown)) is not None]
         if not knows_schema(self._storage.get_current_version()):
             for shown, _ in placed:
                 self._storage.create_new_trial(self._study_id, self._frozen(shown))
@@ -184,8 +186,12 @@ class Projection:
             insert_trials(connection, self._study_id, whole, self._distributions)
 
     def complete(self) -> None:
-        """Adds the finished trials of the run that the study misses; what goes wrong is kept in `missed`."""
+        """Add the finished trials of the run that the study misses; what goes wrong is kept in `missed`.
+
+        Trials whose gate was not finished are added once the run has ended: until then they may still be ranked.
+        """
         try:
+            self._run_ended = _described(self._ledger, self._run).status != RUNNING
             known = self._storage.get_all_trials(self._study_id, deepcopy=False)
             finished = self._ledger.finished_trials(self._run).get(self._run, [])
         except PROJECTING as error:
@@ -202,6 +208,7 @@ class Projection:
         `on_done` is told how many are written.
         """
         done = 0
+        self._run_ended = True
         for some in self._ledger.study_trials(trials, self._kind, self._objectives):
             self._insert(some)
             done += len(some)

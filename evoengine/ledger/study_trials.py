@@ -16,7 +16,7 @@ from evoengine.ledger.models import CandidateRow, VerdictRow
 from evoengine.ledger.rows import last_verdicts, to_verdict
 from evoengine.lineage import Step, step, transition
 from evoengine.objectives import Objective, objective_values
-from evoengine.records import Config, Kind
+from evoengine.records import Config, Kind, Outcome
 from evoengine.text import plain
 
 CHANGED_LENGTH = 500
@@ -33,6 +33,8 @@ class StudyTrial:
     config: Config
     values: tuple[float, ...] | None
     """for each objective; None of one that is not ranked by a figure of the study's kind, which is pruned"""
+    unfinished: bool
+    """whether its search may still finish the gate for it"""
     attributes: Mapping[str, object]
     source_sha256: str | None
     started: datetime
@@ -91,9 +93,10 @@ def _shown(
     }  # fmt: skip
     texts = {name: plain(value) for name, value in shown.items() if isinstance(value, str)}
     attributes = {name: value for name, value in (shown | texts).items() if value not in (None, [])}
-    trusted = figure is not None and not figure.suspect
+    trusted = figure is not None and not figure.suspect and t.outcome is not None and t.outcome.ranked
     values = objective_values(t, objectives) if trusted else None
-    return StudyTrial(t.trial, t.config, values, attributes, source_sha256, started, finished)
+    unfinished = t.outcome is Outcome.UNFINISHED
+    return StudyTrial(t.trial, t.config, values, unfinished, attributes, source_sha256, started, finished)
 
 
 def _changed(made: Step) -> str | None:

@@ -84,7 +84,7 @@ class RunHistory:
 def read_run(session: Session, number: int) -> RunHistory:
     """The run of that number; cubins, which no other ledger would take, are empty."""
     of_run = select(BaselineRow).where(BaselineRow.run_id == number).order_by(BaselineRow.id)
-    judged = CandidateRow.outcome.in_([str(o) for o in Outcome if o.judged])
+    judged = CandidateRow.outcome.in_([str(o) for o in Outcome if o.reusable])
     finished = select(CandidateRow).where(CandidateRow.run_id == number, judged)
     rows = session.scalars(
         finished.options(*load_options(with_cubin=False), selectinload(CandidateRow.profiles)).order_by(CandidateRow.id)
@@ -206,7 +206,7 @@ def _candidate_values(
         "config_key": config_key(c.config), "parents": [numbers[p] for p in c.parents if p in numbers],
         "operator": c.operator, "created_at": dossier.created_at or now, "finished_at": dossier.finished_at or now,
         "outcome": str(c.outcome), "reason": c.reason, "device": c.device, "occupancy": c.occupancy,
-        "binary_id": binary, **source,
+        "binary_id": binary, "gate_version": c.gate_version, **source,
     }  # fmt: skip
 
 

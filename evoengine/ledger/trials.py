@@ -55,7 +55,7 @@ class TrialWriter(Reader):
         assert c.outcome is not None  # it has ended
         with self._writing_plainly() as connection:
             trial = _insert_candidate(connection, c.run, c.problem, c.gpu, c.config, c.parents, c.operator, None, None)
-            end = (str(c.outcome), c.reason, c.occupancy, c.device, None, c.measurement)
+            end = (str(c.outcome), c.reason, c.occupancy, c.device, (), c.measurement)
             self._end(connection, trial, *end)
         return trial
 
@@ -142,23 +142,25 @@ class TrialWriter(Reader):
     @patient
     def finish(
         self, trial: int, outcome: Outcome, reason: str | None, occupancy: float | None, device: str | None,
-        verdict: Verdict | None = None, figure: Measurement | None = None,
+        verdicts: Sequence[Verdict] = (), figure: Measurement | None = None,
     ) -> None:  # fmt: skip
-        """How the candidate ended, with what it was judged by; a later measurement may end it again."""
+        """Record how the candidate ended and the verdicts that it ended by; a later measurement may end it again."""
         with self._writing_plainly() as connection:
-            self._end(connection, trial, str(outcome), reason, occupancy, device, verdict, figure)
+            self._end(connection, trial, str(outcome), reason, occupancy, device, verdicts, figure)
 
     def _end(
         self, connection: Connection, trial: int, outcome: str, reason: str | None, occupancy: float | None,
-        device: str | None, verdict: Verdict | None, figure: Measurement | None,
+        device: str | None, verdicts: Sequence[Verdict], figure: Measurement | None,
     ) -> None:  # fmt: skip
         now = utc_now()
-        if verdict:
+        for verdict in verdicts:
             _insert_taken(connection, VerdictRow, trial, now, verdict_values(verdict))
         if figure:
             _insert_taken(connection, MeasurementRow, trial, now, measurement_values(figure))
         self._finished.append(trial)
-        end = {"outcome": outcome, "reason": reason, "occupancy": occupancy, "device": device}
+        end: dict[str, object] = {"outcome": outcome, "reason": reason, "occupancy": occupancy, "device": device}
+        if versions := [v.gate_version for v in verdicts if v.gate_version is not None]:
+            end["gate_version"] = min(versions)
         update_row(connection, CandidateRow, trial, {"finished_at": now, **end})
         update_standing(connection, trial)
         end_claims(connection, trial, now)

@@ -155,7 +155,10 @@ def verdict_json(verdict: Verdict | None) -> dict[str, object] | None:
     if verdict is None:
         return None
     return {
-        "correct": verdict.correct,
+        "correct": None if verdict.abstained else verdict.correct,
+        "gate_version": verdict.gate_version,
+        "whole": verdict.whole,
+        "coverage": asdict(verdict.coverage) if verdict.coverage else None,
         "device": verdict.device,
         "outcome": str(verdict.outcome) if verdict.outcome else None,
         "reason": verdict.reason,

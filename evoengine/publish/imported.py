@@ -64,6 +64,7 @@ _RULES: dict[tuple[type, str], _Rule] = {
     (Run, "problem"): _KEY,
     (Run, "space_text"): _LONG,
     (Run, "space_sha256"): _SHA256,
+    (Run, "kernel"): _SHA256,
     (Run, "command"): _LONG,
     (Run, "objectives"): (
         lambda v: set(v.split(",")) <= OBJECTIVES.keys() and len(set(v.split(","))) == len(v.split(",")),

@@ -119,8 +119,11 @@ def _figure(figure: Measurement | None) -> Iterator[str]:
 def _gate(verdict: Verdict | None, title: str) -> Iterator[str]:
     if verdict is None:
         return
-    yield f"## {title} {code(verdict.device)}: {'correct' if verdict.correct else 'not correct'}"
+    found = "not judged" if verdict.abstained else "correct" if verdict.correct else "not correct"
+    yield f"## {title} {code(verdict.device)}: {found}"
     yield ""
+    if verdict.abstained:
+        yield f"- {code(verdict.reason)}"
     for case in verdict.cases:
         error = "no result" if case.max_error is None else f"largest error {case.max_error:.3g}"
         allowed = "" if case.allowed is None else f", allowed {case.allowed:.3g}"

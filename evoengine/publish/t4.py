@@ -60,6 +60,8 @@ _OF_CANDIDATE = ("trial", "run", "problem", "gpu", "reason", "device", "occupanc
 
 _OLD_BASELINE = {"policy": asdict(UNKNOWN_POLICY)}
 """what baselines had no field for before policies were recorded"""
+_OLD_VERDICT = {"coverage": None, "gate_version": None, "short_only": None}
+"""what verdicts had no field for before versions of the gate were kept"""
 
 Dated = tuple[datetime | None, Any]
 
@@ -85,6 +87,7 @@ def to_t4(whole: RunHistory) -> dict[str, Any]:
                 "status": NOT_HERE if run.status == RUNNING else run.status,
                 "device": asdict(run.device),
                 "gpu_definition": run.gpu_definition,
+                "kernel": run.kernel,
                 "space": {"name": run.space_name, "text": run.space_text, "sha256": run.space_sha256},
                 "baselines": _dated(whole.baselines, baseline_values),
             },
@@ -110,7 +113,7 @@ def from_t4(data: Mapping[str, Any]) -> RunHistory | None:
         id=0, started_at=datetime.fromisoformat(metadata["timestamp"]), finished_at=_moment(described, "finished_at"),
         status=_status(described), device=Device(**described["device"]), space_name=space["name"],
         space_sha256=space["sha256"], space_text=space["text"], version=metadata["autotuner_version"],
-        host=this_host(), pid=os.getpid(), gpu_definition=_board(described),
+        host=this_host(), pid=os.getpid(), gpu_definition=_board(described), kernel=described.get("kernel"),
         **{name: described[name] for name in _OF_RUN},
     )  # fmt: skip
     baselines = _undated([_OLD_BASELINE | b for b in described["baselines"]], to_baseline)
@@ -204,7 +207,8 @@ def _binary_values(binary: Binary) -> dict[str, Any]:
 def _dossier(d: Mapping[str, Any]) -> CandidateHistory:
     # before all verdicts were kept, there was the last one as `verdict`
     verdicts = d["verdicts"] if "verdicts" in d else [v for v in [d["verdict"]] if v]
-    verdicts = _undated(verdicts, to_verdict)
+    verdicts = _undated([_OLD_VERDICT | v for v in verdicts], to_verdict)
+    versions = [verdict.gate_version for _, verdict in verdicts if verdict.gate_version is not None]
     figures = _undated([_figure(m) for m in d["measurements"]], to_measurement)
     source, binary = d["source"], d["binary"]
     candidate = Candidate(
@@ -216,6 +220,7 @@ def _dossier(d: Mapping[str, Any]) -> CandidateHistory:
         **last_verdicts([verdict for _, verdict in verdicts]),
         measurement=most_trusted([figure for _, figure in figures]),
         sustained=last_sustained([figure for _, figure in figures]),
+        gate_version=min(versions, default=None),
     )  # fmt: skip
     created, finished = _moment(d, "created_at"), _moment(d, "finished_at")
     return CandidateHistory(

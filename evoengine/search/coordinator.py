@@ -7,6 +7,7 @@ one coordinator feeds many GPUs.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
@@ -20,7 +21,9 @@ from evoengine.records import Baseline, Binary, Candidate, Config, Kind, Outcome
 from evoengine.search.compilers import Compilers
 from evoengine.search.elsewhere import Elsewhere
 from evoengine.search.evaluators import End, Evaluator, end_of, seed_for, timed_baselines
-from evoengine.search.finals import hold_finals, record_finals
+from evoengine.search.failures import Failures
+from evoengine.search.finals import FINALISTS, hold_finals, record_finals
+from evoengine.search.finishing import SHOWN, Finisher
 from evoengine.search.identity import Identity
 from evoengine.search.in_flight import InFlight
 from evoengine.search.lookahead import Lookahead
@@ -39,6 +42,8 @@ from evoengine.stages.tasks import Evaluation, compile_task, predict_task
 
 POLL_SECONDS = 0.1
 """how often the display is refreshed and a request to stop is seen while nothing finishes"""
+BUILD_SECONDS = 2.0
+"""that the emulator's build of a candidate takes, which is in no verdict's time"""
 AT_ONCE = 8
 """candidates at most that begin in one transaction: the first is not to wait long for the others"""
 
@@ -90,6 +95,9 @@ class Coordinator:
         self._ended_now: list[int] = []
         """trials whose end is written and not told yet"""
         self._started = self.progress.done
+        self._failures = Failures()
+        self._seconds_whole: list[float] = []
+        """that candidates took whose gate was finished"""
         self._exhausted = False
         self._stop = False
         self._judge = judge
@@ -130,11 +138,15 @@ class Coordinator:
                 self.progress.stage = "" if self.progress.done else self._opening()
                 self._on_change(self.progress)
             if not self._stop:
+                self._finish_gate()
+            if not self._stop:
                 self._hold_finals()
         finally:
             self.progress.usage = self._judge.usage(self.progress.elapsed)
             self._compilers.close()
             self._judge.close()
+        if not self.progress.correct:
+            self.progress.notes += self._failures.commonest()
         if self._stop:
             self.progress.ended = "interrupted"
         elif self._exhausted:
@@ -170,10 +182,22 @@ class Coordinator:
         s = self.setting
         if self._exhausted or self._started >= s.trials or self._stop:
             return False
-        if s.seconds is not None and self.progress.spent + self.progress.elapsed > s.seconds:
+        if self._failures.alike():
+            self.progress.ended = f"stopped: {self._failures.alike()}"
+            return False
+        if not self._has_time(self._seconds_to_finish()):
             self.progress.ended = "time is up"
             return False
         return True
+
+    def _has_time(self, reserved: float = 0.0) -> bool:
+        s, progress = self.setting, self.progress
+        return s.seconds is None or progress.spent + progress.elapsed + reserved <= s.seconds
+
+    def _seconds_to_finish(self) -> float:
+        """Return the seconds that finishing the gate for what is shown may take, by those that were judged whole."""
+        each = statistics.mean(self._seconds_whole) if self._seconds_whole else 0.0
+        return each * min(SHOWN, self.progress.outcomes[Outcome.UNFINISHED]) / self.setting.jobs
 
     def _may_start(self, rendered: int = 0) -> bool:
         """With so many that are about to."""
@@ -314,10 +338,20 @@ class Coordinator:
             self._finish(flight, end_of(rejection))
             return
         seed = seed_for(self.setting.seed, self.run, flight.trial)
-        judged = self._pipeline.evaluate(compiled.contender, seed, self._compilers.workers, rendered.plans)
+        judged = self._pipeline.evaluate(compiled.contender, seed, self._compilers.workers, rendered.plans, self._bar)
         self._judging[judged] = flight
 
+    def _bar(self) -> tuple[bool, float] | None:
+        """Return the rank key below which a candidate is judged to the end at once: that of the best.
+
+        None with several objectives: what leads in one of them only is judged too.
+        """
+        best = self.progress.best
+        return best.ranked_by.rank_key if best and len(self.setting.objectives) == 1 else None
+
     def _on_judged(self, flight: InFlight[Compiled], result: Evaluation | Rejection) -> None:
+        if isinstance(result, Evaluation) and result.whole:
+            self._seconds_whole.append(BUILD_SECONDS + sum(v.wall_ms for v in result.verdicts) / 1e3)
         if self.setting.timed and isinstance(result, Evaluation) and result.figure:
             self._predict(flight)
         self._finish(flight, end_of(result))
@@ -333,6 +367,26 @@ class Coordinator:
         if result.by_model:
             assert self._prior is not None  # a search that times has one
             self._prior.predict(flight.proposal.config, result.figure.median_us)
+
+    def _finish_gate(self) -> None:
+        """Judge to the end what the ranking shows, or what goes to the finals, while there is time."""
+        s = self.setting
+
+        def changed(stage: str) -> None:
+            self.progress.stage = stage
+            self._on_change(self.progress)
+
+        def judged(before: Candidate, outcome: Outcome) -> None:
+            if before.run == self.run and before.outcome is not None:
+                self.progress.outcomes[before.outcome] -= 1
+                self.progress.outcomes[outcome] += 1
+
+        finisher = Finisher(
+            self.ledger, self.run, s.target, s.seed, self._judge, self._compilers.workers,
+            lambda: not self._stop and self._has_time(), changed, judged, {self.run: s.space},
+        )  # fmt: skip
+        self.progress.notes += finisher.finish_finalists(FINALISTS) if s.timed else finisher.finish_ranking()
+        self.progress.best = self._best()
 
     def _hold_finals(self) -> None:
         """Times the best of the ledger against each other, where the judge's figures gain by it."""
@@ -365,7 +419,9 @@ class Coordinator:
             self._duplicates.setdefault(first, []).append(flight.proposal)
 
     def _finish(self, flight: InFlight[Proposed], end: End) -> None:
-        self.ledger.finish(flight.trial, end.outcome, end.reason, flight.occupancy, end.device, end.verdict, end.figure)
+        self.ledger.finish(
+            flight.trial, end.outcome, end.reason, flight.occupancy, end.device, end.verdicts, end.figure
+        )
         self._ended(flight, end.outcome, flight.as_ended(end, self.run, self.setting.target))
 
     def _ended(self, flight: InFlight[Proposed], outcome: Outcome, found: Candidate) -> None:
@@ -373,6 +429,7 @@ class Coordinator:
         for proposal in (flight.proposal, *self._duplicates.pop(flight.trial, ())):
             self._proposer.tell(proposal, values)
         self._count(flight, outcome)
+        self._failures.add(flight.trial, outcome, found.reason)
         best = self.progress.best
         if outcome.ranked and (best is None or found.ranked_by.rank_key < best.ranked_by.rank_key):
             self.progress.best = found

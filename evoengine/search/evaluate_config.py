@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from evoengine.records import Binary, Candidate, Config, Outcome, Rejection
-from evoengine.search.evaluators import Evaluator
+from evoengine.ledger.rows import last_verdicts
+from evoengine.records import Binary, Candidate, Config, Judged, Outcome, Rejection
+from evoengine.search.evaluators import Evaluator, end_of
 from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
 from evoengine.search.worker_process import COMPILER_LIMITS
 from evoengine.search.workers import WorkerPool
@@ -54,11 +55,15 @@ def _ended(target: Target, reached: Proposed, result: Evaluation | Rejection) ->
     if isinstance(reached, Compiled):
         candidate = replace(candidate, binary=reached.binary, occupancy=reached.occupancy)
     if isinstance(result, Rejection):
-        candidate = replace(candidate, outcome=result.outcome, reason=result.reason, verdict=result.verdict)
-    else:
-        verdict, figure, unread = result
-        reason = verdict.reason or unread
+        device = result.verdict.device if result.verdict else None
         candidate = replace(
-            candidate, outcome=verdict.outcome, reason=reason, verdict=verdict, measurement=figure
+            candidate, outcome=result.outcome, reason=result.reason, verdict=result.verdict, device=device
+        )
+    else:
+        end = end_of(result)
+        wrong = Judged(result.verdicts).wrong
+        candidate = replace(
+            candidate, outcome=wrong.outcome if wrong else None, reason=end.reason, measurement=end.figure,
+            device=end.device, **last_verdicts(result.verdicts),
         )  # fmt: skip
-    return replace(candidate, device=candidate.verdict.device) if candidate.verdict else candidate
+    return candidate

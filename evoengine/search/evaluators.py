@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,9 +21,11 @@ from evoengine.records import (
     Baseline,
     CompiledCandidate,
     Config,
+    Judged,
     Measurement,
     Outcome,
     Plan,
+    Plans,
     Rejection,
     Verdict,
 )
@@ -41,20 +42,13 @@ QUEUE_DEPTH = 4
 made in the light of recent results. Were the GPU's share limited by itself, the compilers would stop whenever it is
 full, and start too late for it not to run dry"""
 NO_COST = "correct; its family states no [cost] for an estimate by formula before a GPU times it"
+NOT_FINISHED = "not ranked: gate not finished"
 RUNNER_LIMITS = WorkerLimits(memory_bytes=None, forked=False, spare=True)
 """of the process that runs on a GPU; CUDA reserves address space by the hundred gigabytes, so no memory limit"""
 GPU_SECONDS = 180.0
 """longest that gate and timing of one candidate may take, beside its launches at full size"""
 LAUNCHES = 20
 """at full size, that a candidate as slow as a launch may be is given: checks, warm-up and the fewest repetitions"""
-
-
-class Plans(NamedTuple):
-    """The gate's cases of a configuration, each with its launch."""
-
-    small: Plan
-    full: Plan
-    """those at full size, for the emulator: a GPU runs the whole problem"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +74,9 @@ def full_plan(space: SearchSpace, target: Target, config: Config) -> Plan:
 
 
 def make_plans(space: SearchSpace, target: Target, config: Config) -> Plans:
-    return Plans(gate_plan(space, target, config), full_plan(space, target, config))
+    cases = gate_plan(space, target, config)
+    short, long = ([part for part in cases if part[0].long is of] for of in (False, True))
+    return Plans(short, long, full_plan(space, target, config))
 
 
 def seed_for(seed: int, run: int, trial: int) -> int:
@@ -104,28 +100,28 @@ class End:
     outcome: Outcome
     reason: str | None = None
     device: str | None = None
-    verdict: Verdict | None = None
+    verdicts: tuple[Verdict, ...] = ()
     figure: Measurement | None = None
 
 
 def end_of(result: Evaluation | Rejection) -> End:
-    """What an evaluation, or a rejection, says of the candidate."""
+    """Return how an evaluation, or a rejection, ends the candidate."""
     if isinstance(result, Rejection):
-        device = result.verdict.device if result.verdict else None
-        return End(result.outcome, result.reason, device, result.verdict)
-    verdict, figure, unread = result
-    reason: str | None
+        verdicts = (result.verdict,) if result.verdict else ()
+        return End(result.outcome, result.reason, result.verdict.device if result.verdict else None, verdicts)
+    figure, device, judged = result.figure, result.verdicts[-1].device, Judged(result.verdicts)
+    if wrong := judged.wrong:
+        assert wrong.outcome is not None  # it refutes
+        return End(wrong.outcome, judged.why_wrong, wrong.device, result.verdicts)
     if figure is None:
-        outcome, reason = verdict.outcome or Outcome.UNRANKED, verdict.reason or _unranked(unread)
+        outcome, said = Outcome.UNRANKED, [NO_COST, result.unread, judged.alone]
     elif figure.suspect:
-        outcome, reason = Outcome.SUSPECT, figure.suspect
+        outcome, said = Outcome.SUSPECT, [figure.suspect]
+    elif not result.whole:
+        outcome, said = Outcome.UNFINISHED, [NOT_FINISHED]
     else:
-        outcome, reason = Outcome(str(figure.kind)), unread or why_dropped(figure)
-    return End(outcome, reason, verdict.device, verdict, figure)
-
-
-def _unranked(unread: str | None) -> str:
-    return f"{NO_COST}; {unread}" if unread else NO_COST
+        outcome, said = Outcome(str(figure.kind)), [result.unread, judged.alone, why_dropped(figure)]
+    return End(outcome, "; ".join(filter(None, said)) or None, device, result.verdicts, figure)
 
 
 def why_dropped(figure: Measurement) -> str | None:
@@ -151,13 +147,35 @@ class Usage:
     """for a compiled candidate"""
 
 
+Bar = Callable[[], tuple[bool, float] | None]
+"""gives the rank key that a figure must be below for its candidate to be judged to the end at once"""
+
+
+def no_bar() -> None:
+    """Have every candidate judged to the end."""
+
+
 class Evaluator(ABC):
+    _tasks: ModuleType = tasks
     ahead: int = 0
     """candidates under way beside one per compile worker; none where the judge shares those"""
 
     @abstractmethod
-    def submit(self, job: Job, workers: Workers | None) -> Future[Evaluation | Rejection]:
-        """Gate and figure; `workers` are those of the compilers, for a judge that has none of its own."""
+    def submit(self, job: Job, workers: Workers | None, bar: Bar = no_bar) -> Future[Evaluation | Rejection]:
+        """Gate the candidate and give its figure.
+
+        `workers` are those of the compilers, for a judge that has none of its own. A judge that times takes no notice
+        of `bar`: it judges all candidates to the end.
+        """
+
+    def finish(
+        self, target: Target, job: Job, known: tuple[Verdict, ...], workers: Workers
+    ) -> Future[Judged | Rejection]:
+        """Judge to the end, without a GPU, what the verdicts `known` of a candidate leave open."""
+        arguments = (target.workload, job.contender, job.plans, job.seed, known)
+        return workers.submit(
+            self._tasks.finish_task, *arguments, died=Outcome.CRASHED, gives=Judged, again=without_executor(arguments)
+        )
 
     def baselines(self) -> Future[list[Baseline] | Rejection] | None:
         """Has what the figures are to be compared with timed, before the first candidate; for `timed_baselines`."""
@@ -180,8 +198,8 @@ class Evaluator(ABC):
         """Ends what the evaluator started."""
 
 
-class EmulatorEvaluator(Evaluator):
-    """Gates in the CPU emulator, on the compile workers, and ranks by the prediction."""
+class CpuEvaluator(Evaluator):
+    """Gates by executor and emulator, on the compile workers, and ranks by the prediction."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -189,25 +207,32 @@ class EmulatorEvaluator(Evaluator):
     def opening(self) -> str:
         return super().opening() if is_built() else "compiling the emulator's core, once for this machine and compiler"
 
-    def submit(self, job: Job, workers: Workers | None) -> Future[Evaluation | Rejection]:
+    def submit(self, job: Job, workers: Workers | None, bar: Bar = no_bar) -> Future[Evaluation | Rejection]:
         assert workers is not None  # it has none of its own
-        arguments = (self._target, job.contender, *job.plans, job.seed, job.cost)
-        failed: list[str] = []
-
-        def without_model(rejection: Rejection) -> TaskArguments | None:
-            """The gate reports what a kernel does wrong; a process that ends in the middle is no fault of the
-            kernel's."""
-            if failed or rejection.outcome not in (Outcome.CRASHED, Outcome.HUNG):
-                return None
-            failed.append(rejection.reason)
-            return *arguments, rejection.reason
-
+        arguments = (self._target, job.contender, job.plans, job.seed, job.cost, Deferred(bar))
         return workers.submit(
-            tasks.estimate_task, *arguments, died=Outcome.CRASHED, gives=Evaluation, again=without_model
+            tasks.estimate_task, *arguments, died=Outcome.CRASHED, gives=Evaluation, again=without_executor(arguments)
         )  # fmt: skip
 
     def close(self) -> None:
         """Nothing: the workers are the compilers'."""
+
+
+def without_executor(arguments: TaskArguments) -> Callable[[Rejection], TaskArguments | None]:
+    """Return how a task is tried again whose process ended: with the reason as its last argument, once.
+
+    The gate reports what a kernel does wrong. A process that ends in the middle is no fault of the kernel's, but of the
+    executor or the model, which run in it.
+    """
+    failed: list[str] = []
+
+    def again(rejection: Rejection) -> TaskArguments | None:
+        if failed or rejection.outcome not in (Outcome.CRASHED, Outcome.HUNG):
+            return None
+        failed.append(rejection.reason)
+        return *(a.ask() if isinstance(a, Deferred) else a for a in arguments), rejection.reason
+
+    return again
 
 
 def one_runner(limits: WorkerLimits) -> Workers:
@@ -267,13 +292,13 @@ class GpuEvaluator(Evaluator):
             self._scaled = replace(fastest, median_us=self._long_run_us(fastest))
         return self._scaled
 
-    def submit(self, job: Job, workers: Workers | None) -> Future[Evaluation | Rejection]:
+    def submit(self, job: Job, workers: Workers | None, bar: Bar = no_bar) -> Future[Evaluation | Rejection]:
         incumbent = Deferred(lambda: self._best[1] if self._best else None)
         future: Future[Evaluation | Rejection] = self._runner.submit(
             self._tasks.measure_task,
             self._target,
             job.contender,
-            job.plans.small,
+            [*job.plans.short, *job.plans.long],
             job.seed,
             incumbent,
             Deferred(self._fastest),
@@ -315,5 +340,5 @@ def make_evaluator(
 ) -> Evaluator:  # fmt: skip
     """The GPU where there is one to time on, else the emulator."""
     if device is None:
-        return EmulatorEvaluator(target)
+        return CpuEvaluator(target)
     return GpuEvaluator(target, device, seed, long_run_us=long_run_us, runners=runners)

@@ -1,7 +1,8 @@
-"""What an evaluation depends on: where all of it is the same, its end is known, and not paid for again.
+"""What an evaluation depends on. Where all of it is the same, the result is known and not computed again.
 
-A change of the driver, the compiler, a library, the gate or the model is another environment. The seed of the inputs
-is not part of it, nor is what a search aims at.
+A change of the driver, the compiler, a library, the gate's version or the model's is another environment. The seed of
+the inputs is not part of it, nor are a search's objectives. What a verdict and a ranking belong to is the kernel: its
+reference, its definition and its text.
 """
 
 from __future__ import annotations
@@ -11,25 +12,27 @@ import inspect
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from evoengine.ledger.runs import Device
 from evoengine.paths import package_folder
-from evoengine.records import Config, Source
-from evoengine.search.evaluators import Plans
+from evoengine.records import GATE_VERSION, Config, Plans, Source
+from evoengine.sass.predict import MODEL_VERSION
 from evoengine.search.setting import Setting
 from evoengine.stages.compile import options
 from evoengine.stages.toolchain import compiler_version
 from evoengine.workloads.base import AnyWorkload
 
-DECIDING = ("devices", "sass", "stages", "workloads")
-"""parts of evoengine that an outcome or a figure is made by"""
 LIBRARIES = ("torch", "numpy")
 TEMPLATES = (".j2", ".cu", ".cuh", ".h", ".hpp", ".json", ".py", ".toml")
 """what the name ends with of a file that a kernel may be rendered from"""
+KERNEL_TEXTS = (".j2", ".cu", ".cuh", ".h", ".hpp")
+INCLUDED_TEXTS = (".j2", ".cuh", ".h", ".hpp")
+"""in folders below a kernel's own, where a `.cu` may be an export"""
+NOT_IDENTIFYING = ("space", "description", "op_type", "tags")
+"""keys of a definition that change neither what is computed nor how it is judged"""
 
 
 def digest(value: object) -> str:
@@ -43,12 +46,22 @@ def digest_of_files(folder: Path, files: Iterable[Path]) -> str:
     )
 
 
-@cache
-def code_digest() -> str:
-    """Of all that gates, times and predicts."""
-    package = package_folder()
-    own = (f for part in DECIDING for f in (package / part).rglob("*"))
-    return digest_of_files(package, (f for f in own if "__pycache__" not in f.parts and f.suffix != ".so"))
+def kernel_identity(workload: AnyWorkload) -> str | None:
+    """Return the sha256 of a kernel that somebody brought: reference, definition and text; None of other workloads.
+
+    Verdicts and figures of one identity are ranked together. The search space is no part of it.
+    """
+    if workload.definition_text is None:
+        return None
+    stated = json.loads(workload.definition_text)
+    for name in NOT_IDENTIFYING:
+        stated.pop(name, None)
+    folder = workload.templates()
+    if folder is None:
+        return digest(stated)
+    texts = [f for f in folder.glob("*") if f.suffix in KERNEL_TEXTS]
+    included = [f for f in folder.rglob("*") if f.parent != folder and f.suffix in INCLUDED_TEXTS]
+    return digest([stated, digest_of_files(folder, (*texts, *included))])
 
 
 def templates_digest(setting: Setting) -> str:
@@ -65,7 +78,8 @@ def environment(setting: Setting, device: Device, predicted: bool) -> dict[str, 
         "driver": device.driver,
         "libraries": libraries | dict(device.versions),
         "compiler": compiler_version(),
-        "code": code_digest(),
+        "gate": GATE_VERSION,
+        "model": MODEL_VERSION,
         "predicted": predicted,
     }
 
@@ -89,7 +103,7 @@ class Identity:
         """sha256, hexadecimal. Of the configuration counts what the kernel is called with: its launches, its cost and
         the parameters of each case."""
         space, target = self._setting.space, self._setting.target
-        cases = [*plans.small, *plans.full]
+        cases = [*plans.short, *plans.long, *plans.full]
         of_this = {
             "base": self._base,
             "source": source.sha256,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from evoengine.records import Candidate
-from evoengine.search.evaluators import End, Plans
+from evoengine.ledger.rows import last_verdicts
+from evoengine.records import Candidate, Plans
+from evoengine.search.evaluators import End
 from evoengine.search.pipeline import Compiled, Proposed, Rendered
 from evoengine.search.proposer import Proposal
 from evoengine.workloads.base import Target
@@ -35,6 +36,6 @@ class InFlight(Generic[Reached]):
         return Candidate(
             self.trial, run, str(target.problem), target.gpu.key, proposal.config, end.outcome, end.reason, end.device,
             reached.source if isinstance(reached, Rendered) else None,
-            reached.binary if isinstance(reached, Compiled) else None, end.verdict, measurement=end.figure,
-            occupancy=self.occupancy, parents=proposal.parents, operator=proposal.operator,
+            reached.binary if isinstance(reached, Compiled) else None, **last_verdicts(end.verdicts),
+            measurement=end.figure, occupancy=self.occupancy, parents=proposal.parents, operator=proposal.operator,
         )  # fmt: skip

@@ -10,10 +10,13 @@ from pathlib import Path
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate, Outcome, Rejection
 from evoengine.search.evaluators import GpuEvaluator, end_of, seed_for, timed_baselines
-from evoengine.search.finals import hold_finals, record_finals
+from evoengine.search.finals import FINALISTS, hold_finals, record_finals
+from evoengine.search.finishing import Finisher
 from evoengine.search.pipeline import Pipeline
 from evoengine.search.recompile import with_machine_code
-from evoengine.space.space import SearchSpace, space_from_text
+from evoengine.search.worker_process import COMPILER_LIMITS
+from evoengine.search.workers import WorkerPool
+from evoengine.space.space import SearchSpace
 from evoengine.stages.tasks import Evaluation
 from evoengine.workloads.base import Target
 
@@ -21,11 +24,16 @@ POLL_SECONDS = 0.1
 
 
 def left_to_measure(ledger: Ledger, problem: str, gpu: str) -> list[Candidate]:
-    """Correct candidates that no GPU has timed, each source once: the best prediction first, then estimates by formula,
-    those without either last."""
-    known = ledger.candidates(problem=problem, gpu=gpu)
+    """Return the candidates of the last run's kernel that no GPU has timed and nothing refuted, each source once.
+
+    The best prediction comes first, then estimates by formula, those without either last.
+    """
+    runs = {r.id: r.kernel for r in ledger.runs() if (r.problem, r.gpu) == (problem, gpu)}
+    last = runs[max(runs)] if runs else None
+    known = [c for c in ledger.candidates(problem=problem, gpu=gpu) if runs.get(c.run) == last]
     measured = {c.source.sha256 for c in known if c.source and c.outcome is Outcome.MEASURED}
-    found = [c for c in known if c.outcome in (Outcome.ESTIMATED, Outcome.UNRANKED) and c.binary]
+    timeable = (Outcome.ESTIMATED, Outcome.UNFINISHED, Outcome.UNRANKED)
+    found = [c for c in known if c.outcome in timeable and c.binary]
     by_source: dict[str, Candidate] = {}
     for candidate in sorted(found, key=_estimate_key):
         sha256 = candidate.contender.source.sha256
@@ -37,20 +45,6 @@ def left_to_measure(ledger: Ledger, problem: str, gpu: str) -> list[Candidate]:
 def _estimate_key(candidate: Candidate) -> tuple[bool, float]:
     m = candidate.measurement
     return (m.by_formula, -m.tflops) if m and m.tflops is not None else (True, inf)
-
-
-def spaces_of(ledger: Ledger, candidates: Sequence[Candidate], target: Target) -> dict[int, SearchSpace]:
-    """The space of each candidate's run, from the text that the ledger keeps: a binary goes with the launch rules that
-    it was made under, whatever the file says today."""
-    wanted = {c.run for c in candidates}
-    spaces: dict[int, SearchSpace] = {}
-    by_text: dict[str, SearchSpace] = {}
-    for run in ledger.runs():
-        if run.id in wanted:
-            if run.space_text not in by_text:
-                by_text[run.space_text] = space_from_text(run.space_text, run.space_name, target.problem, target.gpu)
-            spaces[run.id] = by_text[run.space_text]
-    return spaces
 
 
 class Remeasurer:
@@ -86,7 +80,7 @@ class Remeasurer:
                     under_way[self._evaluate(candidate, spaces[candidate.run])] = candidate
                 for future in wait(under_way, POLL_SECONDS, FIRST_COMPLETED).done:
                     self._record(under_way.pop(future), future.result())
-            return [] if self._stop else self._finals()
+            return [] if self._stop else [*self._finish_gate(spaces), *self._finals()]
         finally:
             self._judge.close()
 
@@ -104,9 +98,20 @@ class Remeasurer:
         """What the GPU says replaces the emulator's word, for better or worse."""
         end = end_of(result)
         self._ledger.finish(
-            candidate.trial, end.outcome, end.reason, candidate.occupancy, end.device, end.verdict, end.figure
+            candidate.trial, end.outcome, end.reason, candidate.occupancy, end.device, end.verdicts, end.figure
         )
         self._on_finish(self._ledger.candidate(candidate.trial))
+
+    def _finish_gate(self, spaces: dict[int, SearchSpace]) -> list[str]:
+        """Have both judges without a GPU pass what goes to the finals."""
+        workers = WorkerPool(1, COMPILER_LIMITS)
+        try:
+            return Finisher(
+                self._ledger, self._run, self._target, self._seed, self._judge, workers, lambda: not self._stop,
+                lambda stage: None, lambda before, outcome: None, dict(spaces),
+            ).finish_finalists(FINALISTS)  # fmt: skip
+        finally:
+            workers.close()
 
     def _finals(self) -> list[str]:
         future = hold_finals(self._ledger, self._judge, str(self._target.problem), self._target.gpu.key)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu, find_gpu, known_gpus
 from evoengine.gpu_file import stored_fields
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate
+from evoengine.space.space import SearchSpace, space_from_text
 from evoengine.workloads import find_workload, workloads
 from evoengine.workloads.base import AnyWorkload, Target
 
 
 def target_of(ledger: Ledger, candidate: Candidate) -> Target:
-    """What a candidate was found for. Raises UsageError where its workload is not known here."""
-    return stored_target(ledger, candidate.problem, stored_gpu(ledger, candidate.gpu))
+    """Return what a candidate was found for, by the definition that its own run kept.
+
+    Raises UsageError where its workload is not known here.
+    """
+    workload = _workload(candidate.problem, ledger.definition(candidate.run))
+    return Target(workload, workload.parse(candidate.problem), stored_gpu(ledger, candidate.gpu))
 
 
 def stored_gpu(ledger: Ledger, key: str) -> Gpu:
@@ -24,19 +31,35 @@ def stored_gpu(ledger: Ledger, key: str) -> Gpu:
 
 
 def stored_target(ledger: Ledger, problem: str, gpu: Gpu) -> Target:
-    """A problem of the ledger, by its text. Raises UsageError where its workload is not known here."""
-    workload = _workload(ledger, problem)
+    """Return a problem of the ledger by its text, by the definition that the last run for it kept.
+
+    Raises UsageError where its workload is not known here.
+    """
+    workload = _workload(problem, ledger.last_definition(problem))
     return Target(workload, workload.parse(problem), gpu)
 
 
-def _workload(ledger: Ledger, problem: str) -> AnyWorkload:
-    """By its name, or from the definition that the last run for this problem kept."""
+def _workload(problem: str, definition: str | None) -> AnyWorkload:
+    """Return the workload that a run's definition states, else the one that is known by the name."""
     name = problem.partition(":")[0]
-    if name in workloads():
-        return find_workload(name)
-    definition = ledger.last_definition(problem)
-    if definition is None:
-        raise UsageError(f"the workload {name} of {problem} is not known here; name its folder with --kernel")
-    from evoengine.workloads.folder import workload_from_text
+    if definition is not None:
+        from evoengine.workloads.folder import workload_from_text
 
-    return workload_from_text(name, definition)
+        return workload_from_text(name, definition)
+    if name not in workloads():
+        raise UsageError(f"the workload {name} of {problem} is not known here; name its folder with --kernel")
+    return find_workload(name)
+
+
+def spaces_of(ledger: Ledger, candidates: Sequence[Candidate], target: Target) -> dict[int, SearchSpace]:
+    """The space of each candidate's run, from the text that the ledger keeps: a binary goes with the launch rules that
+    it was made under, whatever the file says today."""
+    wanted = {c.run for c in candidates}
+    spaces: dict[int, SearchSpace] = {}
+    by_text: dict[str, SearchSpace] = {}
+    for run in ledger.runs():
+        if run.id in wanted:
+            if run.space_text not in by_text:
+                by_text[run.space_text] = space_from_text(run.space_text, run.space_name, target.problem, target.gpu)
+            spaces[run.id] = by_text[run.space_text]
+    return spaces

@@ -9,6 +9,6 @@ from importlib import import_module
 from evoengine.search.worker_process import ONE_THREAD
 
 os.environ.update(ONE_THREAD)  # before the libraries read it
-for module in ("compile", "full_size", "predict", "verify", "verify_binary"):
+for module in ("compile", "gate", "predict"):
     import_module(f"evoengine.stages.{module}")
 import_module("evoengine.workloads.folder_check")

@@ -13,6 +13,14 @@ from evoengine.space.arrays import Columns
 from evoengine.space.definition import Constraint, Definition, Knob, dependencies, domain_error
 from evoengine.space.expression import Expression, Scope, Undefined
 
+MAX_THREADS = 1024
+"""per block, of every compute capability so far, as are the next two (CUDA C++ Programming Guide, Compute
+Capabilities)"""
+MAX_BLOCK_Z = 64
+"""threads along z"""
+MAX_GRID_YZ = 65535
+"""blocks along y and along z"""
+
 
 class Family:
     """The rules that hold where the knob `family` has this value.
@@ -33,6 +41,7 @@ class Family:
             c for c in definition.constraints if self.has(c.expr) and (c.when is None or self.has(c.when))
         ]
         self._check_kinds()
+        self.constraints += self._device_limits()
 
     def has(self, expression: Expression) -> bool:
         """Whether every let that the expression needs is defined for this family."""
@@ -65,6 +74,25 @@ class Family:
         for expression in [*needed, *whens, *(c.expr for c in self.constraints)]:
             if expression.kind(kinds) == "text":
                 raise UsageError(f"{expression.where}: `{expression.text}` is text; it must be a number or a condition")
+
+    def _device_limits(self) -> list[Constraint]:
+        """Return the limits of a launch on the GPU as constraints: what breaks one is no configuration of the space."""
+        rule, shared = self.launch_rule, self.variables.get("gpu.shared_per_block")
+        threads = " * ".join(f"({e.text})" for e in rule.block)
+        limits: list[tuple[str, Value, Expression, str]] = [
+            (threads, MAX_THREADS, rule.block[0], f"a block has {MAX_THREADS} threads at most"),
+            (rule.block[2].text, MAX_BLOCK_Z, rule.block[2], f"a block has {MAX_BLOCK_Z} threads along z at most"),
+            *(
+                (e.text, MAX_GRID_YZ, e, f"a grid has {MAX_GRID_YZ} blocks along y and z at most")
+                for e in rule.grid[1:]
+            ),
+        ]
+        if shared is not None:
+            limits.append(
+                (rule.shared.text, shared, rule.shared, f"a block has {shared} bytes of shared memory at most")
+            )
+        parsed = [(Expression.parse(f"{text} <= {limit}", e.where), why) for text, limit, e, why in limits]
+        return [Constraint(expr, None, why) for expr, why in parsed if expr.names]
 
     def scope(self, config: Config, variables: Mapping[str, Value] | None = None) -> Scope:
         return Scope({**(self.variables if variables is None else variables), **config}, self.lets, config)

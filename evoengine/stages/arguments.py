@@ -1,4 +1,4 @@
-"""A kernel's arguments for a launch from host memory: tensors as bit patterns, outputs poisoned, and the way back."""
+"""Make a kernel's arguments from host memory, tensors as bit patterns and outputs poisoned, and read outputs back."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from evoengine.devices.base import (
     ConstantArgument,
     ConstantParameter,
     Parameter,
+    ScratchArgument,
+    ScratchParameter,
     TensorArgument,
     TensorParameter,
     Tensors,
@@ -24,13 +26,15 @@ POISON = 0xFF
 
 
 def make_arguments(parameters: Sequence[Parameter], inputs: Inputs) -> tuple[Argument, ...]:
-    """All parameters with contents: inputs by name, outputs filled with POISON."""
+    """Return all parameters with contents: inputs by name, outputs filled with POISON, scratch memory by its size."""
     return tuple(_argument(p, inputs) for p in parameters)
 
 
 def _argument(parameter: Parameter, inputs: Inputs) -> Argument:
     if isinstance(parameter, ConstantParameter):
         return ConstantArgument(parameter.name, as_bytes(inputs[parameter.name]))
+    if isinstance(parameter, ScratchParameter):
+        return ScratchArgument(parameter.name, parameter.bytes, parameter.zeroed)
     if not isinstance(parameter, TensorParameter):
         return parameter
     data = np.full(parameter.bytes, POISON, np.uint8) if parameter.output else as_bytes(inputs[parameter.name])
@@ -44,12 +48,12 @@ _NUMPY = {
 
 
 def as_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor's contents, uint8 [bytes], wherever it lies."""
+    """Return a tensor's contents, uint8 [bytes], wherever it lies."""
     return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def read_outputs(parameters: Sequence[Parameter], after: Tensors) -> Outputs:
-    """The outputs as they stand after a launch, as torch's tensors."""
+    """Return the outputs after a launch as torch tensors."""
     outputs = [p for p in parameters if isinstance(p, TensorParameter) and p.output]
     return {p.name: _tensor(p, after[p.name]) for p in outputs}
 

@@ -14,6 +14,7 @@ from evoengine.devices.base import (
     ConstantParameter,
     Parameter,
     ScalarArgument,
+    ScratchParameter,
     TensorMapArgument,
     TensorParameter,
     launch_seconds,
@@ -23,7 +24,7 @@ from evoengine.devices.tensor_map import encode
 from evoengine.devices.torch_gpu import gpu
 from evoengine.errors import MachineError
 from evoengine.records import CaseResult, CompiledCandidate, Policy
-from evoengine.stages.arguments import as_bytes
+from evoengine.stages.arguments import POISON, as_bytes
 from evoengine.stages.clock import Clock, KernelWork, LibraryWork, Prepared, flush_bytes
 from evoengine.stages.timing import INPUT_SETS
 from evoengine.stages.verify import case_seeds, compare
@@ -35,6 +36,8 @@ WHOLE_FACTOR = 2.0
 """rows that are not sampled err by less than this times the largest error of those that are"""
 ROWS_ELEMENTS = 1 << 24
 """of an output that are compared at once"""
+OTHER_POISON = 0xA5
+"""an integer that keeps both poisons was not stored to"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ class Bench:
         """Fresh inputs at full size: every output written, samples compared in float64, all of it with the
         library's."""
         self.launch_once(kernel, contender, seed, self.seconds)
-        if reason := self._unwritten():
+        if reason := self._unwritten() or self._unwritten_integers(kernel, contender, seed):
             return Checked((CaseResult(name, str(self._problem), seed, False, None, None, None, reason),))
         samples = list(self._tensors.samples(self._problem, self._sets[0][0], seed))
         results = tuple(self._compare(name, seed, sample) for sample in samples)
@@ -119,11 +122,13 @@ class Bench:
         allowed = self._row_error(samples)
         return Checked((*results, self._compare_whole(name, seed, allowed)), allowed)
 
-    def launch_once(self, kernel: CudaKernel, contender: CompiledCandidate, seed: int, seconds: float) -> None:
-        """On fresh inputs; raises KernelHung where it has not ended after so long."""
+    def launch_once(
+        self, kernel: CudaKernel, contender: CompiledCandidate, seed: int, seconds: float, poison: int = POISON
+    ) -> None:
+        """Launch on fresh inputs over outputs whose bytes are all `poison`; raises KernelHung after `seconds`."""
         self.refresh(seed)
         for output in self._outputs.values():
-            output.view(torch.uint8).fill_(0xFF)
+            output.view(torch.uint8).fill_(poison)
         self._work(kernel, contender, self._sets[0][:1], kernel.entry)()
         await_gpu(kernel.entry, seconds=seconds)
 
@@ -143,6 +148,26 @@ class Bench:
             if count := int(output.isnan().sum()):
                 return f"{count} of {output.numel()} outputs are NaN or were never written"
         return None
+
+    def _unwritten_integers(self, kernel: CudaKernel, contender: CompiledCandidate, seed: int) -> str | None:
+        """Return a sentence where elements of integer outputs keep their poison, whichever poison it is."""
+        kept = {name: mask for name in self._outputs if (mask := self._poisoned(name, POISON)) is not None}
+        if not any(bool(mask.any()) for mask in kept.values()):
+            return None
+        self.launch_once(kernel, contender, seed, self.seconds, OTHER_POISON)
+        for name, mask in kept.items():
+            other = self._poisoned(name, OTHER_POISON)
+            assert other is not None
+            if count := int((mask & other).sum()):
+                return f"{count} of {mask.numel()} outputs of {name} were never written"
+        return None
+
+    def _poisoned(self, name: str, poison: int) -> torch.Tensor | None:
+        """Return which elements hold nothing but poison; None of floating-point outputs, where poison is NaN."""
+        output = self._outputs[name]
+        if output.dtype.is_floating_point:
+            return None
+        return (output.view(torch.uint8).reshape(output.numel(), -1) == poison).all(dim=-1)
 
     def _compare(self, name: str, seed: int, sample: Sample[Any]) -> CaseResult:
         drawn = Drawn(sample.inputs, sample.inputs)
@@ -195,12 +220,14 @@ class Bench:
         self, kernel: CudaKernel, contender: CompiledCandidate, copies: Sequence[Inputs], name: str
     ) -> KernelWork:
         kernel.set_constants({p.name: as_bytes(copies[0][p.name]).tobytes() for p in self._constants})
-        parameters = [self._parameters(contender, inputs) for inputs in copies]
+        parameters = [self._parameters(kernel, contender, inputs) for inputs in copies]
         return KernelWork(kernel, contender.source.launch, parameters, name)
 
-    def _parameters(self, contender: CompiledCandidate, inputs: Inputs) -> cuda_api.Parameters:
-        pointers = {name: tensor.data_ptr() for name, tensor in {**inputs, **self._outputs}.items()}
+    def _parameters(self, kernel: CudaKernel, contender: CompiledCandidate, inputs: Inputs) -> cuda_api.Parameters:
         stated = self._target.workload.parameters(self._problem, contender.config)
+        kernel.provide_scratch([p for p in stated if isinstance(p, ScratchParameter)])
+        tensors = {**inputs, **self._outputs, **kernel.scratch}
+        pointers = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         return cuda_api.Parameters([_value(p, pointers) for p in stated if not isinstance(p, ConstantParameter)])
 
     def baseline(self, name: str, policy: Policy) -> Prepared | None:
@@ -266,7 +293,7 @@ def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _value(parameter: Parameter, pointers: dict[str, int]) -> np.generic | bytes:
-    if isinstance(parameter, TensorParameter):
+    if isinstance(parameter, TensorParameter | ScratchParameter):
         return np.uint64(pointers[parameter.name])
     if isinstance(parameter, TensorMapArgument):
         return encode(parameter, pointers[parameter.tensor])

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from evoengine.devices.emulator.inline_ptx import INCLUDE
 
-_INTEGERS = """\
-#pragma once
+_INTEGERS = (
+    (INCLUDE / "evo_emu/c_stdint.h").read_text("utf-8")
+    + """\
 typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;
@@ -20,44 +21,10 @@ typedef unsigned int uint32_t;
 typedef unsigned long long uint64_t;
 typedef long long intptr_t;
 typedef unsigned long long uintptr_t;
-#define INT8_MAX 127
-#define INT8_MIN (-128)
-#define INT16_MAX 32767
-#define INT16_MIN (-32768)
-#define INT32_MAX 2147483647
-#define INT32_MIN (-2147483647 - 1)
-#define INT64_MAX 9223372036854775807ll
-#define INT64_MIN (-9223372036854775807ll - 1)
-#define UINT8_MAX 255
-#define UINT16_MAX 65535
-#define UINT32_MAX 4294967295u
-#define UINT64_MAX 18446744073709551615ull
 """
-_LIMITS = """\
-#pragma once
-#define CHAR_BIT 8
-#define SHRT_MAX 32767
-#define SHRT_MIN (-32768)
-#define USHRT_MAX 65535
-#define INT_MAX 2147483647
-#define INT_MIN (-2147483647 - 1)
-#define UINT_MAX 4294967295u
-#define LONG_MAX 9223372036854775807l
-#define LONG_MIN (-9223372036854775807l - 1)
-#define ULONG_MAX 18446744073709551615ul
-#define LLONG_MAX 9223372036854775807ll
-#define LLONG_MIN (-9223372036854775807ll - 1)
-#define ULLONG_MAX 18446744073709551615ull
-"""
-_FLOATS = """\
-#pragma once
-#define FLT_MAX 3.402823466e+38f
-#define FLT_MIN 1.175494351e-38f
-#define FLT_EPSILON 1.192092896e-07f
-#define DBL_MAX 1.7976931348623158e+308
-#define DBL_MIN 2.2250738585072014e-308
-#define DBL_EPSILON 2.2204460492503131e-16
-"""
+)
+_LIMITS = (INCLUDE / "evo_emu/c_limits.h").read_text("utf-8")
+_FLOATS = (INCLUDE / "evo_emu/c_float.h").read_text("utf-8")
 _MATH = (INCLUDE / "math.h").read_text("utf-8")
 _BY_C_NAME = {
     "assert": "", "float": _FLOATS, "limits": _LIMITS, "math": _MATH, "stdbool": "", "stddef": "",

@@ -18,6 +18,7 @@ import torch
 from evoengine.devices import cuda_api
 from evoengine.devices.base import KernelCrashed, KernelFailure
 from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, first_line
+from evoengine.devices.single_launches import rounds_by_launches
 from evoengine.devices.torch_gpu import gpu as torch_gpu
 from evoengine.errors import MachineError
 from evoengine.records import (
@@ -71,7 +72,7 @@ def measure(
     verdict = Verdict(cuda_api.device_name(), None, None, (), 0.0)
     try:
         loaded = _load(contender)
-        verdict = verify(target.workload, plan, loaded.run, verdict.device, seed)
+        verdict = verify(target.workload, plan, rounds_by_launches(loaded.run), verdict.device, seed)
         if verdict.outcome in (Outcome.CRASHED, Outcome.HUNG):
             return Rejection(verdict.outcome, verdict.reason or str(verdict.outcome), verdict=verdict)
         if not verdict.correct:

@@ -9,11 +9,8 @@ from evoengine.gpu import Gpu
 from evoengine.records import Binary, Launch, Source
 from evoengine.sass.main_loop import why_slow
 from evoengine.sass.register_pool import why_stuck
+from evoengine.space.family import MAX_BLOCK_Z, MAX_GRID_YZ, MAX_THREADS
 
-MAX_THREADS = 1024
-"""per block, every compute capability so far"""
-MAX_BLOCK_Z = 64
-"""threads along z, likewise (CUDA C++ Programming Guide, Compute Capabilities)"""
 TENSOR_OPCODES = ("HMMA", "HGMMA")
 SPILL_LIMIT = 0
 """bytes of spills above which a candidate is left out of a ranking by estimates, which cannot tell what they cost"""
@@ -30,8 +27,8 @@ def screen_launch(launch: Launch, gpu: Gpu) -> str | None:
         return f"a block of {launch.block[2]} threads along z; {MAX_BLOCK_Z} are possible"
     if launch.shared_bytes > gpu.shared_per_block:
         return f"{launch.shared_bytes} bytes of shared memory per block; {gpu.key} has {gpu.shared_per_block}"
-    if launch.grid[1] > 65535 or launch.grid[2] > 65535:
-        return f"grid {launch.grid}; y and z may be 65535 at most"
+    if max(launch.grid[1:]) > MAX_GRID_YZ:
+        return f"grid {launch.grid}; y and z may be {MAX_GRID_YZ} at most"
     return None
 
 

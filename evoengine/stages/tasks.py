@@ -9,37 +9,39 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import NamedTuple
 
-from evoengine.devices.base import Arguments, KernelFailure, Tensors
-from evoengine.devices.pool import BlockLaunch, BlockTrace
+from evoengine.devices.base import KernelFailure
 from evoengine.records import (
     Baseline,
     Binary,
     CompiledCandidate,
-    Launch,
+    Judged,
     Measurement,
     Outcome,
     Plan,
+    Plans,
     Rejection,
     Source,
     Verdict,
 )
-from evoengine.stages.binary_check import BinaryCheck
 from evoengine.stages.final_result import Finals
 from evoengine.stages.predict import Estimated, figure_by_formula, predict_figure
+from evoengine.terms import peak_percent
 from evoengine.workloads.base import AnyWorkload, Target
 
+NEAR_CEILING = 90.0
+"""percent of what the chip can do, from which on a figure is no figure before the gate is finished"""
 COMPILE_SECONDS = 90.0
 """a kernel takes a few"""
-LAUNCH_SECONDS = 20.0
-"""one emulated launch of a gate case takes milliseconds; past this it will not end"""
 
 
 class Evaluation(NamedTuple):
-    verdict: Verdict
+    verdicts: tuple[Verdict, ...]
     figure: Measurement | None
-    """only where the verdict is good, and something tells how fast the candidate is"""
+    """None where a verdict refutes the candidate, or nothing tells how fast it is"""
     unread: str | None = None
     """why its figure is the formula's and no prediction"""
+    whole: bool = True
+    """whether the gate was finished"""
 
 
 def compile_task(source: Source, arch: str) -> Binary | Rejection:
@@ -61,38 +63,48 @@ def build_model_task() -> str:
 # ── without a GPU ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def emulate_task(workload: AnyWorkload, source: Source, plan: Plan, full_plan: Plan, seed: int) -> Verdict | Rejection:
-    """Builds the source for the CPU and puts it through the gate there: small cases, then those at full size."""
-    from evoengine.devices.emulator.build import build
-    from evoengine.devices.emulator.run import run, run_blocks
-    from evoengine.stages.full_size import verify_blocks
-    from evoengine.stages.verify import verify
+def estimate_task(
+    target: Target, contender: CompiledCandidate, plans: Plans, seed: int, cost: Mapping[str, float],
+    bar: tuple[bool, float] | None, failed: str | None = None,
+) -> Evaluation | Rejection:  # fmt: skip
+    """Judge the short cases, predict the time, and judge to the end what is faster than `bar`, a figure's rank key.
+
+    Without a bar everything is judged to the end, as is what has no figure, and what is so near the ceiling of the chip
+    that work may have been skipped. Where executor or model `failed` before, the emulator judges alone and the formula
+    gives the figure.
+    """
+    from evoengine.stages.gate import CannotJudge, Judges
+
+    judges = Judges(target.workload, contender, plans, seed, failed)
+    try:
+        judged = judges.judge_short()
+        if not judged.correct:
+            return Evaluation(judged.verdicts, None)
+        estimated = predict_task(target, contender, cost, failed)
+        figure = estimated.figure
+        if figure is None or bar is None or figure.rank_key < bar or _near_ceiling(figure):
+            judged = judges.judge_rest(judged.verdicts)
+    except CannotJudge as error:
+        return Rejection(Outcome.UNCOMPILABLE, str(error))
+    return Evaluation(judged.verdicts, figure if judged.correct else None, estimated.unread, judged.whole)
+
+
+def _near_ceiling(figure: Measurement) -> bool:
+    percent = peak_percent(figure.terms, figure.compared_us)
+    return percent is not None and percent >= NEAR_CEILING
+
+
+def finish_task(
+    workload: AnyWorkload, contender: CompiledCandidate, plans: Plans, seed: int, known: tuple[Verdict, ...],
+    failed: str | None = None,
+) -> Judged | Rejection:  # fmt: skip
+    """Judge to the end what the verdicts `known` of a candidate leave open."""
+    from evoengine.stages.gate import CannotJudge, Judges
 
     try:
-        executable = build(source)
-    except KernelFailure as failure:
-        return Rejection(failure.outcome, f"emulator: {failure}")
-
-    def launch(geometry: Launch, arguments: Arguments, schedule: int) -> Tensors:
-        return run(executable, source.entry, geometry, arguments, schedule, LAUNCH_SECONDS)
-
-    def launch_blocks(asked: BlockLaunch, schedule: int) -> list[BlockTrace]:
-        return run_blocks(executable, source.entry, asked, schedule, LAUNCH_SECONDS)
-
-    verdict = verify(workload, plan, launch, "emulator", seed)
-    return verify_blocks(verdict, workload, full_plan, launch_blocks, seed)
-
-
-def estimate_task(
-    target: Target, contender: CompiledCandidate, plan: Plan, full_plan: Plan, seed: int, cost: Mapping[str, float],
-    failed: str | None = None,
-) -> Evaluation | Rejection:  # fmt: skip
-    """The gate in the emulator, and the prediction for what passes it; by formula where the model `failed` before."""
-    verdict = emulate_task(target.workload, contender.source, plan, full_plan, seed)
-    if isinstance(verdict, Rejection) or not verdict.correct:
-        return verdict if isinstance(verdict, Rejection) else Evaluation(verdict, None)
-    estimated = predict_task(target, contender, cost, failed)
-    return Evaluation(verdict, estimated.figure, estimated.unread)
+        return Judges(workload, contender, plans, seed, failed).judge_rest(known)
+    except CannotJudge as error:
+        return Rejection(Outcome.UNCOMPILABLE, str(error))
 
 
 def predict_task(
@@ -102,13 +114,6 @@ def predict_task(
     if failed:
         return Estimated(figure_by_formula(target, contender, cost), f"the model failed: {failed}")
     return predict_figure(target, contender, cost)
-
-
-def execute_task(workload: AnyWorkload, source: Source, binary: Binary, plan: Plan, seed: int) -> BinaryCheck:
-    """The small cases again, by the machine code itself."""
-    from evoengine.stages.verify_binary import verify_binary
-
-    return verify_binary(workload, plan, source, binary, seed)
 
 
 # ── on a GPU, in its runner ─────────────────────────────────────────────────────────────────────────────────────────
@@ -134,7 +139,10 @@ def measure_task(
     from evoengine.stages.measure import measure
 
     found = measure(target, contender, plan, seed, incumbent, baseline)
-    return found if isinstance(found, Rejection) else Evaluation(*found)
+    if isinstance(found, Rejection):
+        return found
+    verdict, figure = found
+    return Evaluation((verdict,), figure)
 
 
 def baselines_task(target: Target, seed: int, without: tuple[str, ...]) -> list[Baseline] | Rejection:

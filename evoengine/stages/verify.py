@@ -10,20 +10,27 @@ such sums scatter by 1 / √n only and show what each error alone leaves open.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from evoengine.devices.base import Arguments, KernelFailure, TensorArgument, Tensors
-from evoengine.records import CaseResult, Launch, Outcome, Plan, Verdict
+from evoengine.devices.base import (
+    Arguments,
+    KernelCall,
+    KernelFailure,
+    RunRounds,
+    TensorArgument,
+    TensorParameter,
+    Tensors,
+)  # fmt: skip
+from evoengine.records import GATE_VERSION, CaseResult, Launch, Outcome, Plan, Verdict
 from evoengine.stages.arguments import make_arguments, read_outputs
 from evoengine.workloads.base import AnyCase, AnyWorkload, Drawn, Outputs, Problem, Tolerance
 
-Run = Callable[[Launch, Arguments, int], Tensors]
-"""runs one launch with a seed for the device's own choices; raises KernelFailure"""
 MANY_ROWS = 32
 """rows from which on sums over all outputs are judged: with 32 columns each their root mean square scatters by 2 %"""
 RMS_ALLOWED = 1.15
@@ -47,20 +54,34 @@ class Judged(Protocol):
     @property
     def problem(self) -> Problem: ...
 
-
-def verify(workload: AnyWorkload, plan: Plan, run: Run, device: str, seed: int) -> Verdict:
-    """Runs the plan's cases with seeds drawn from `seed`; a crash or a hang ends it, a wrong result does not."""
-    return run_plan(plan, seed, device, lambda case, launch, own_seed: check(workload, case, launch, run, own_seed))
+    @property
+    def part(self) -> str | None: ...
 
 
-def run_plan(plan: Plan, seed: int, device: str, judge: Callable[[Any, Launch, int], CaseResult]) -> Verdict:
-    """`judge` of each case with its launch and a seed of its own; it may raise KernelFailure, which ends the plan."""
+def verify(workload: AnyWorkload, plan: Plan, run: RunRounds, device: str, seed: int) -> Verdict:
+    """Run the plan's cases with seeds drawn from `seed` and return the verdict on all of them.
+
+    A crash or a hang ends the plan, a wrong result does not. One case is launched twice (`case_to_repeat`).
+    """
+    twice = case_to_repeat(workload, plan)
+    return run_plan(
+        plan, seed, device, lambda case, launch, own: check(workload, case, launch, run, own, case is twice)
+    )
+
+
+def run_plan(plan: Plan, seed: int, device: str, judge: Callable[[Any, Launch, int], CaseResult | None]) -> Verdict:
+    """Return the verdict on a plan from `judge` of each case, its launch and a seed of its own.
+
+    `judge` may raise KernelFailure, which ends the plan, and returns None where a case asks nothing.
+    """
     start = time.perf_counter()
     results: list[CaseResult] = []
     outcome: Outcome | None = None
     for (case, launch), case_seed in zip(plan, case_seeds(seed, len(plan)), strict=True):
         try:
-            results.append(judge(case, launch, case_seed))
+            result = judge(case, launch, case_seed)
+            if result is not None:
+                results.append(replace(result, part=result.part or case.part))
         except KernelFailure as failure:
             results.append(failed(case, case_seed, str(failure)))
             outcome = failure.outcome
@@ -69,26 +90,90 @@ def run_plan(plan: Plan, seed: int, device: str, judge: Callable[[Any, Launch, i
     if wrong and outcome is None:
         outcome = Outcome.INCORRECT
     reason = f"{wrong.name}: {wrong.reason}" if wrong else None
-    return Verdict(device, outcome, reason, tuple(results), (time.perf_counter() - start) * 1e3)
+    wall_ms = (time.perf_counter() - start) * 1e3
+    return Verdict(device, outcome, reason, tuple(results), wall_ms, gate_version=GATE_VERSION)
 
 
 def case_seeds(seed: int, count: int) -> list[int]:
-    """One seed per case, unlike for every candidate and case, and the same again from the same `seed`."""
+    """Return one seed per case, unlike for every candidate and case, and the same again from the same `seed`."""
     return [int(word) for word in np.random.SeedSequence(seed).generate_state(count, np.uint32)]
 
 
-def check(workload: AnyWorkload, case: AnyCase, launch: Launch, run: Run, seed: int) -> CaseResult:
-    """One case: draw, launch, compare. Raises KernelFailure where there is no result."""
-    drawn = workload.tensors().draw(case, seed)
+def case_to_repeat(workload: AnyWorkload, plan: Plan) -> AnyCase | None:
+    """Return the case that is launched twice: of the short ones with several blocks that with the smallest tensors.
+
+    A counter that is not reset, an early return on a repeated launch and a cached result show by any such case. Where
+    no case has several blocks it is the smallest of all; a plan of long cases alone has none.
+    """
+    short = [(case, launch) for case, launch in plan if not case.long]
+    several = [(case, launch) for case, launch in short if prod(launch.grid) > 1]
+    return min((case for case, _ in several or short), key=lambda case: _bytes(workload, case), default=None)
+
+
+def _bytes(workload: AnyWorkload, case: AnyCase) -> int:
     parameters = workload.parameters(case.problem, case.config)
-    arguments = make_arguments(parameters, drawn.inputs)
-    after = run(launch, arguments, seed)
-    for argument in arguments:
-        if not isinstance(argument, TensorArgument) or argument.output:
-            continue
-        if not np.array_equal(after[argument.name].view(np.uint8), argument.data.view(np.uint8)):
-            return failed(case, seed, f"the kernel changed its input {argument.name}")
-    return compare(workload, case, drawn, read_outputs(parameters, after), seed)
+    return sum(p.bytes for p in parameters if isinstance(p, TensorParameter))
+
+
+def check(
+    workload: AnyWorkload, case: AnyCase, launch: Launch, run: RunRounds, seed: int, twice: bool = False
+) -> CaseResult:
+    """Draw a case, launch it and compare its outputs. Raises KernelFailure where there is no result.
+
+    With `twice` a second launch gets new inputs and finds outputs and scratch memory as the first left them.
+    """
+    seeds = [seed, *case_seeds(seed, 1)] if twice else [seed]
+    drawn = [workload.tensors().draw(case, own) for own in seeds]
+    parameters = workload.parameters(case.problem, case.config)
+    arguments = [make_arguments(parameters, one.inputs) for one in drawn]
+    done = run([[KernelCall(workload.entry, launch, given)] for given in arguments], seed)
+    if reason := unwritten_reason(workload, case, done.unwritten):
+        return failed(case, seed, reason)
+    results = []
+    for one, given, after in zip(drawn, arguments, done.tensors, strict=True):
+        changed = _changed_input(given, after)
+        results.append(
+            failed(case, seed, f"the kernel changed its input {changed}")
+            if changed
+            else compare(workload, case, one, read_outputs(parameters, after), seed)
+        )
+        if not results[-1].correct:
+            break
+    if len(results) > 1:
+        results[1] = replace(results[1], reason=results[1].reason and f"in the second launch {results[1].reason}")
+    return max(results, key=_badness)
+
+
+def _changed_input(arguments: Arguments, after: Tensors) -> str | None:
+    inputs = [a for a in arguments if isinstance(a, TensorArgument) and not a.output]
+    same = (np.array_equal(after[a.name].view(np.uint8), a.data.view(np.uint8)) for a in inputs)
+    return next((a.name for a, kept in zip(inputs, same, strict=True) if not kept), None)
+
+
+def unwritten_reason(workload: AnyWorkload, case: AnyCase, unwritten: Mapping[str, int]) -> str | None:
+    """Return a sentence where stores do not cover the outputs, whatever is at the places that were left out."""
+    outputs = {
+        p.name: prod(p.shape)
+        for p in workload.parameters(case.problem, case.config)
+        if isinstance(p, TensorParameter) and p.output
+    }
+    name = next((name for name in outputs if unwritten.get(name)), None)
+    if name is None:
+        return None
+    of = f" of {name}" if len(outputs) > 1 else ""
+    return f"{unwritten[name]} of {outputs[name]} outputs{of} were never written"
+
+
+def _badness(result: CaseResult) -> tuple[bool, float]:
+    """Order results: wrong ones last, then by the share of the allowed error."""
+    return not result.correct, share_of_allowed(result)
+
+
+def share_of_allowed(result: CaseResult) -> float:
+    """Return the largest error over what is allowed; 0 where nothing was compared."""
+    if result.max_error is None or not result.allowed:
+        return 0.0
+    return result.max_error / result.allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +185,17 @@ class Bound:
     allowed: float
 
 
-def compare(workload: AnyWorkload, case: AnyCase, drawn: Drawn, results: Outputs, seed: int) -> CaseResult:
-    """The rules themselves, for results on any device."""
+def compare(
+    workload: AnyWorkload, case: AnyCase, drawn: Drawn, results: Outputs, seed: int, expected: Outputs | None = None
+) -> CaseResult:
+    """Apply the rules to results of any device; `expected` is the reference's where it is known."""
     for name, result in results.items():
         unwritten = int(result.isnan().sum())
         if unwritten:
             of = f" of {name}" if len(results) > 1 else ""
             return failed(case, seed, f"{unwritten} of {result.numel()} outputs{of} are NaN or were never written")
     tensors = workload.tensors()
-    expected = tensors.reference(case.problem, drawn.expected)
+    expected = expected or tensors.reference(case.problem, drawn.expected)
     errors = {name: result.double() - expected[name].double() for name, result in results.items()}
     found = bounds(workload, case, drawn, results, errors, expected)
     broken = next((bound for own in found.values() for bound in own if not bound.error <= bound.allowed), None)
@@ -208,5 +295,5 @@ def _bias(name: str, error: torch.Tensor, expected: torch.Tensor, eps: float) ->
 
 
 def failed(case: Judged, seed: int, reason: str) -> CaseResult:
-    """A case without a result to compare."""
-    return CaseResult(case.name, str(case.problem), seed, False, None, None, None, reason)
+    """Return the result of a case that has no outputs to compare."""
+    return CaseResult(case.name, str(case.problem), seed, False, None, None, None, reason, case.part)

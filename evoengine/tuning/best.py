@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from evoengine.errors import NothingFound, UsageError
 from evoengine.hints import hint
+from evoengine.ledger.figures import RankedApart
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.objectives import front, stored_objectives
 from evoengine.records import Candidate, Measurement
+from evoengine.search.identity import kernel_identity
+from evoengine.tuning.setup import register_kernel, require_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,32 +23,52 @@ class Best:
     problem: str
     gpu: str
     candidates: tuple[Candidate, ...]
+    apart: tuple[RankedApart, ...] = ()
+    """ranked candidates of the same problem and GPU that are of another kernel, or were judged by another gate"""
 
 
 def best(
-    problem: str | None = None, gpu: str | None = None, *, top: int = 10, pareto: bool = False, db: str | None = None
-) -> Best:
-    """The best kernels found; of the last run's problem and GPU where none are named. With `pareto` what nothing beats
-    in all objectives of the last run.
+    problem: str | None = None, gpu: str | None = None, *, kernel: Path | str | None = None, top: int = 10,
+    pareto: bool = False, db: str | None = None,
+) -> Best:  # fmt: skip
+    """Return the best kernels found; of the last run's problem and GPU where none are named.
 
-    Raises NothingFound where the ledger holds none.
+    With `kernel`, a folder, those of the kernel as that folder has it now. With `pareto` what nothing beats in all
+    objectives of the last run. Raises NothingFound where the ledger holds none, UsageError where it holds only those of
+    another text, definition or reference of the kernel.
     """
     with open_ledger(db, create=False) as ledger:
-        return find_best(ledger, problem, gpu, top, pareto)
+        return find_best(ledger, problem, gpu, top, pareto, kernel)
 
 
-def find_best(ledger: Ledger, problem: str | None, gpu: str | None, top: int | None, pareto: bool = False) -> Best:
-    """As `best`, in a ledger that is open."""
+def find_best(
+    ledger: Ledger, problem: str | None, gpu: str | None, top: int | None, pareto: bool = False,
+    kernel: Path | str | None = None,
+) -> Best:  # fmt: skip
+    """Return what `best` does, of a ledger that is open."""
+    workload = register_kernel(Path(kernel)) if kernel is not None else None
+    if workload is not None and problem is None:
+        gpu, problem = ledger.last_target_of(workload.name, gpu)
     gpu, problem = ledger.last_target(gpu, problem)
-    found: Sequence[Candidate] = ledger.best(problem, gpu, top=top or 10)
+    if workload is not None:
+        require_name(workload, problem)
+    identity = None if workload is None else kernel_identity(workload)
+    found: Sequence[Candidate] = ledger.best(problem, gpu, top=top or 10, kernel=identity)
+    if not found and identity is not None and (others := ledger.best(problem, gpu, top=1)):
+        raise UsageError(
+            f"the kernel in {kernel} is not the one that run {others[0].run} searched: its text, definition or "
+            f"reference is another; {hint('best', db=ledger.db, problem=problem, gpu=gpu)} shows that one's, "
+            f"{hint('search', kernel=kernel, db=ledger.db)} searches this one"
+        )
     if not found:
         raise NothingFound(
             f"the ledger holds no correct candidate for {problem} on {gpu}: "
             f"{hint('history', db=ledger.db, problem=problem, gpu=gpu)} shows how each ended"
         )
+    apart = tuple(ledger.ranked_apart(found[0]))
     if pareto:
         found = _front(ledger, problem, gpu, found[0].ranked_by, top)
-    return Best(problem, gpu, tuple(found))
+    return Best(problem, gpu, tuple(found), apart)
 
 
 def _front(ledger: Ledger, problem: str, gpu: str, like: Measurement, top: int | None) -> Sequence[Candidate]:

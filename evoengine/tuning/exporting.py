@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from evoengine.errors import MachineError, NothingFound, UsageError
+from evoengine.errors import NothingFound, UsageError
 from evoengine.formats.flashinfer_solution import trace_files
 from evoengine.hints import hint
 from evoengine.ledger.store import Ledger, open_ledger
@@ -13,12 +13,10 @@ from evoengine.ledger.transfer import is_elsewhere
 from evoengine.publish.export import Grids, export_files
 from evoengine.publish.export import export as write
 from evoengine.publish.folder import require_place, with_checksums
-from evoengine.records import Candidate, Rejection
-from evoengine.search.binaries import check_export
+from evoengine.records import EMULATOR, EXECUTOR, Candidate, Judged, Outcome, Rejection
+from evoengine.search.finishing import is_judged, judge_export
 from evoengine.search.recompile import with_machine_code
-from evoengine.search.remeasure import spaces_of
-from evoengine.search.targets import target_of
-from evoengine.stages.binary_check import BinaryCheck
+from evoengine.search.targets import spaces_of, target_of
 from evoengine.tuning.best import find_best
 from evoengine.tuning.setup import Echo, silent
 from evoengine.workloads.base import Target
@@ -32,18 +30,20 @@ def export(
     problem: str | None = None,
     gpu: str | None = None,
     *,
+    kernel: Path | str | None = None,
     db: str | None = None,
     pareto: bool = False,
     echo: Echo = silent,
     on_stage: Echo = silent,
 ) -> list[Path]:
-    """Writes the best kernel with its loader into `folder`, after its machine code was executed; gives the files.
-    `on_stage` is told what is being done.
+    """Write the best kernel with its loader into `folder`, after both judges passed it; return the files.
 
-    Raises NothingFound where there is none, or where its machine code gave a wrong result.
+    `kernel` is that of `best`. `on_stage` is told what is being done. Raises NothingFound where there is none, or where
+    a judge refutes it.
     """
+    require_place(Path(folder))
     with open_ledger(db, create=False) as ledger:
-        first = find_best(ledger, problem, gpu, None if pareto else 1, pareto).candidates[0]
+        first = find_best(ledger, problem, gpu, None if pareto else 1, pareto, kernel).candidates[0]
         return _export(ledger, first.trial, Path(folder), echo, on_stage)
 
 
@@ -51,16 +51,16 @@ def export_trial(
     folder: Path | str, trial: int, *, db: str | None = None, echo: Echo = silent, on_stage: Echo = silent
 ) -> list[Path]:
     """As `export`, of a trial however fast it is. Raises NothingFound where it is not correct, with how it ended."""
+    require_place(Path(folder))
     with open_ledger(db, create=False) as ledger:
         found = ledger.candidate(trial)
-        if found.outcome is None or not found.outcome.correct:
-            ended = ": ".join(filter(None, [str(found.outcome or "unfinished"), found.reason]))
+        if found.outcome is None or not (found.outcome.correct or found.outcome is Outcome.UNFINISHED):
+            ended = ": ".join(filter(None, [str(found.outcome or "pending"), found.reason]))
             raise NothingFound(f"trial {trial} is not exported, as it is not known to be correct: it ended as {ended}")
         return _export(ledger, trial, Path(folder), echo, on_stage)
 
 
 def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo, on_stage: Echo) -> list[Path]:
-    require_place(folder)  # before the machine code is executed, which takes a while
     on_stage("reading the ledger")
     winner = with_machine_code(ledger, trial)
     if isinstance(winner, Rejection):
@@ -74,8 +74,8 @@ def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo, on_stage: Echo
             f"trial {winner.trial} was recorded by another tuner: the ledger has no kernel of it to export"
         )
     target = target_of(ledger, winner)
-    on_stage("executing the machine code")
-    winner = _executed(winner, check_export(ledger, winner), echo)
+    on_stage("finishing the gate")
+    winner = _judged(winner, _judge(ledger, winner), echo)
     beside = trace_files(winner, target, echo)
     on_stage("writing the files")
     return write(winner, target, folder, grids=_grids(ledger, winner, target), beside=beside)
@@ -89,7 +89,7 @@ def bundle(ledger: Ledger, trial: int) -> dict[str, bytes]:
     """
     winner = ledger.candidate(trial, with_cubin=True)
     if winner.outcome is None or not winner.outcome.correct or winner.refuted:
-        ended = ": ".join(filter(None, [str(winner.outcome or "unfinished"), winner.reason]))
+        ended = ": ".join(filter(None, [str(winner.outcome or "pending"), winner.reason]))
         raise NothingFound(f"trial {trial} is not exported, as it is not known to be correct: it ended as {ended}")
     if winner.source is None or winner.binary is None:
         raise NothingFound(f"trial {trial} was recorded by another tuner: the ledger has no kernel of it to export")
@@ -98,23 +98,29 @@ def bundle(ledger: Ledger, trial: int) -> dict[str, bytes]:
             f"trial {trial} was imported from {winner.imported_from}, so nothing here vouches for it: "
             f"{hint('best', trial=trial, export='out/', db=ledger.db)} executes it first"
         )
+    if not is_judged(ledger.verdicts(trial)):
+        finish = hint("best", trial=trial, export="out/", db=ledger.db)
+        raise NothingFound(f"trial {trial} is not exported, as the gate was not finished for it: {finish} finishes it")
     target = target_of(ledger, winner)
     beside = trace_files(winner, target, silent)
     return with_checksums(export_files(winner, target, grids=_grids(ledger, winner, target), beside=beside))
 
 
-def _executed(winner: Candidate, check: BinaryCheck, echo: Echo) -> Candidate:
-    if check.refuted:
-        raise NothingFound(f"trial {winner.trial} is not exported: {check}")
-    echo(f"trial {winner.trial}: {check}")
-    if winner.imported_from is None:
-        return replace(winner, binary_verdict=check.verdict)
-    if check.verdict is None:
-        raise MachineError(
-            f"trial {winner.trial} is not exported: it was imported from {winner.imported_from}, so nothing here "
-            f"vouches for it, and {check}"
-        )
-    return replace(winner, verdict=check.verdict, binary_verdict=check.verdict)  # what the file said is no verdict
+def _judge(ledger: Ledger, winner: Candidate) -> Judged:
+    try:
+        return judge_export(ledger, winner)
+    except UsageError as error:
+        raise UsageError(f"trial {winner.trial} is not exported: {error}") from error
+
+
+def _judged(winner: Candidate, found: Judged, echo: Echo) -> Candidate:
+    """Return the candidate with the verdicts that it is exported by; what an imported file said is no verdict."""
+    if not found.correct:
+        raise NothingFound(f"trial {winner.trial} is not exported: {found}")
+    echo(f"trial {winner.trial}: {found}")
+    by = {v.device: v for v in found.verdicts}
+    on_gpu = winner.verdict if winner.imported_from is None and winner.outcome is Outcome.MEASURED else None
+    return replace(winner, verdict=on_gpu or by.get(EMULATOR), binary_verdict=by.get(EXECUTOR))
 
 
 def _grids(ledger: Ledger, winner: Candidate, target: Target) -> Grids:

@@ -16,8 +16,8 @@ from evoengine.passwords import command_line
 from evoengine.records import Baseline, Candidate
 from evoengine.search.agreement import Agreement, Pair, agree, measured_pairs, of_one_model
 from evoengine.search.evaluators import GpuEvaluator
-from evoengine.search.remeasure import Remeasurer, left_to_measure, spaces_of
-from evoengine.search.targets import stored_gpu, stored_target
+from evoengine.search.remeasure import Remeasurer, left_to_measure
+from evoengine.search.targets import spaces_of, stored_gpu, stored_target
 from evoengine.stages.toolchain import compiler_version
 from evoengine.tuning.boards import described
 from evoengine.tuning.setup import Echo, ending, ledger_device, lock_gpu, require_gpus, silent
@@ -84,7 +84,7 @@ class Measuring:
         run = ledger.start_run(
             gpu=named.key, problem=problem, device=ledger_device(device), space=spaces[searched.id], sampler="measure",
             seed=seed, command=command_line(), objectives=searched.objectives, definition=searched.definition,
-            gpu_definition=described(named),
+            gpu_definition=described(named), kernel=searched.kernel,
         )  # fmt: skip
         judge = GpuEvaluator(here, device, seed, long_run_us=partial(ledger.long_run_us, run))
         self._remeasurer = Remeasurer(ledger, run, judge, here, seed, self._on_finish)

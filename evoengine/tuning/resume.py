@@ -22,11 +22,13 @@ LAST = 0
 INTERRUPTED = "interrupted"
 STOPPED = "stopped: "
 """begins the status of a run that an error of the machine ended"""
-ENVIRONMENT = ("device", "driver", "libraries", "compiler", "code", "predicted")
+ENVIRONMENT = ("device", "driver", "libraries", "compiler", "gate", "model", "predicted")
 """conditions that a kernel's evaluation depends on"""
 CHANGED = {
     "templates": "the templates have changed",
     "code": "evoengine's gate or model has changed",
+    "gate": "the gate has another version",
+    "model": "the model of predicted times has another version",
     "predicted": "times can be predicted from machine code in one of the two only",
 }
 """of conditions whose values say nothing to a person"""
@@ -141,7 +143,7 @@ def require_budget(ledger: Ledger, run: Run, asked: Asked) -> None:
 
 def begin(
     ledger: Ledger, asked: Asked, resume: int | None, echo: Echo, *, device: Device, space: SpaceFile, seed: int,
-    definition: str | None = None, gpu_definition: dict[str, Any] | None = None,
+    definition: str | None = None, gpu_definition: dict[str, Any] | None = None, kernel: str | None = None,
 ) -> Begun:  # fmt: skip
     """Goes on with the run that is named by `resume`, or with the last of the same command where that was cut short;
     else enters a new one. `seed` is a new one's. Raises UsageError where the one that is named cannot go on."""
@@ -164,7 +166,7 @@ def begin(
     run = ledger.start_run(
         gpu=asked.gpu, problem=asked.problem, device=device, space=space, sampler=asked.sampler, seed=seed,
         command=command_line(), objectives=asked.objectives, definition=definition, gpu_definition=gpu_definition,
-        trials=asked.trials, seconds=asked.seconds, conditions=dict(asked.conditions),
+        trials=asked.trials, seconds=asked.seconds, conditions=dict(asked.conditions), kernel=kernel,
     )  # fmt: skip
     return Begun(run, seed)
 

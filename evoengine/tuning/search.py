@@ -22,10 +22,9 @@ from evoengine.objectives import DEFAULT as DEFAULT_OBJECTIVE
 from evoengine.objectives import Objective, parse_objectives
 from evoengine.records import Candidate, Kind
 from evoengine.search import samplers
-from evoengine.search.binaries import check_winner
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import make_evaluator
-from evoengine.search.identity import Identity, environment, templates_digest
+from evoengine.search.identity import Identity, environment, kernel_identity, templates_digest
 from evoengine.search.progress import Progress
 from evoengine.search.reference import require_reference
 from evoengine.search.rendering import Renderer
@@ -226,6 +225,7 @@ class Search:
         begun = begin(
             ledger, asked, o.resume, self._echo, device=device, space=s.space, seed=s.seed,
             definition=s.target.workload.definition_text, gpu_definition=described(self._choice.gpu),
+            kernel=kernel_identity(s.target.workload),
         )  # fmt: skip
         self._setting, self._spent = replace(s, seed=begun.seed), begun.spent
         return begun.run
@@ -267,9 +267,6 @@ class Search:
         if self._stopped:
             coordinator.stop()
         progress = coordinator.search()
-        if self._timing is None and progress.ended != "interrupted":
-            self._on_stage("executing the machine code of the best")
-            progress.notes += check_winner(ledger, run, target, s.space, s.seed)
         study.write()  # before the run counts as ended: who is killed then leaves a whole study
         ledger.finish_run(run, progress.ended)
         study.complete()  # of what was under way, and where the database was away for a while

@@ -57,6 +57,13 @@ def register_kernel(folder: Path) -> AnyWorkload:
     return workload
 
 
+def require_name(workload: AnyWorkload, problem: str) -> None:
+    """Raise UsageError where the problem is of another workload; one without a name is of any."""
+    name, colon, _ = problem.partition(":")
+    if colon and name != workload.name:
+        raise UsageError(f"the problem {problem} is of {name}, and the kernel in the folder is {workload.name}")
+
+
 def make_target(problem: str | None, gpu: Gpu, kernel: Path | None = None) -> Target:
     """What is to be tuned: a problem by its text, or the example of the workload in the folder `kernel`, or of the
     default one. A folder's workload is registered under its name. Raises UsageError.
@@ -65,9 +72,8 @@ def make_target(problem: str | None, gpu: Gpu, kernel: Path | None = None) -> Ta
         workload, parsed = parse_problem(problem or default_workload().example)
         return Target(workload, parsed, gpu)
     workload = register_kernel(kernel)
-    name, colon, _ = (problem or "").partition(":")
-    if colon and name != workload.name:
-        raise UsageError(f"the problem {problem} is of {name}, and the kernel in {kernel} is {workload.name}")
+    if problem is not None:
+        require_name(workload, problem)
     return Target(workload, workload.parse(problem or workload.example), gpu)
 
 

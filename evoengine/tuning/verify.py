@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evoengine.devices.driver import GpuDevice, resolve_gpu
-from evoengine.errors import UsageError
+from evoengine.errors import MachineError, UsageError
 from evoengine.gpu import AUTO
-from evoengine.records import Candidate, Config
-from evoengine.search.binaries import check_binary
+from evoengine.records import EXECUTOR, Candidate, Config, Judged, Rejection
 from evoengine.search.evaluate_config import evaluate_config
 from evoengine.search.evaluators import make_evaluator
+from evoengine.search.finishing import judge_once
 from evoengine.search.reference import require_reference
 from evoengine.search.rendering import Renderer
-from evoengine.stages.binary_check import BinaryCheck
 from evoengine.stages.render import Fill
 from evoengine.tuning.boards import choose_gpu
 from evoengine.tuning.setup import (
@@ -35,21 +34,20 @@ class Verified:
     candidate: Candidate
     seed: int
     """repeats the verdict"""
-    binary: BinaryCheck | None = None
-    """where its machine code was to be executed, and there is any"""
+    on_cpu: Judged | None = None
+    """what the judges without a GPU found, where they were asked and there is a binary"""
 
     @property
     def correct(self) -> bool:
-        verdict = self.candidate.verdict
-        return verdict is not None and verdict.correct and not self.candidate.refuted
+        return bool(self.candidate.correct)
 
     @property
     def why_not(self) -> str:
-        """Of a candidate that is not correct: how it ended, and why."""
+        """Return how a candidate that is not correct ended, and why."""
         c = self.candidate
-        by_binary = c.refuted and (c.outcome is None or c.outcome.correct)
-        found = c.binary_verdict if by_binary and c.binary_verdict else c
-        return f"{found.outcome}: {found.reason}"
+        if c.outcome is None and self.on_cpu and (wrong := self.on_cpu.wrong):
+            return f"{wrong.outcome}: {self.on_cpu.why_wrong}"
+        return f"{c.outcome}: {c.reason}"
 
 
 def verify(
@@ -57,10 +55,9 @@ def verify(
     kernel: Path | None = None, device: str = "auto", space: Path | None = None, templates: Path | None = None,
     binary: bool = False, seed: int | None = None, echo: Echo = silent, on_stage: Echo = silent,
 ) -> Verified:  # fmt: skip
-    """Renders, compiles and gates a configuration; with `binary` its machine code is executed too, on the CPU.
-    `on_stage` is told what is being done.
+    """Render, compile and gate a configuration: on a GPU, or by both judges on the CPU; with `binary` by all three.
 
-    Raises UsageError where the configuration is not in the space.
+    `on_stage` is told what is being done. Raises UsageError where the configuration is not in the space.
     """
     choice = choose_gpu(gpu, gpu_file)
     target = make_target(problem, choice.gpu, kernel)
@@ -96,8 +93,16 @@ def _verify(
             candidate = evaluate_config(target, bound, config, folder, judge, seed, fill)
         finally:
             judge.close()
-    if not binary or not candidate.binary:
+    if not candidate.verdicts:
         return Verified(candidate, seed)
-    on_stage("executing the machine code")
-    check = check_binary(target, bound, candidate.contender, seed)
-    return Verified(replace(candidate, binary_verdict=check.verdict), seed, check)
+    if timing is None:
+        verdicts = tuple(v for v in (candidate.binary_verdict, candidate.verdict) if v is not None)
+        return Verified(candidate, seed, Judged(verdicts))
+    if not binary:
+        return Verified(candidate, seed)
+    on_stage("executing the machine code and the text")
+    found = judge_once(target, bound, candidate.contender, seed)
+    if isinstance(found, Rejection):
+        raise MachineError(f"the candidate cannot be judged on the CPU: {found.reason}")
+    by_binary = next((v for v in found.verdicts if v.device == EXECUTOR), None)
+    return Verified(replace(candidate, binary_verdict=by_binary), seed, found)

@@ -59,6 +59,8 @@ class Case(Generic[P]):
     config: Config = field(default_factory=dict, hash=False)
     long: bool = False
     """whether it is asked only of candidates that may rank, as it takes longer than the others"""
+    part: str | None = None
+    """how much of the problem's own extent it has, where that is too large for the time there is"""
 
 
 AnyCase = Case[Any]
@@ -144,19 +146,44 @@ class Tensors(ABC, Generic[P]):
 
 
 class FullSize(ABC, Generic[C]):
-    """Cases at full size in the emulator: a few blocks of the problem itself, over tensors that exist in part."""
+    """Cases at full size in the emulator: blocks of the problem itself, over tensors that exist in part."""
+
+    unknown_cost = False
+    """whether nothing tells how long a block takes, so that one is run before the others"""
 
     @abstractmethod
-    def draw_blocks(self, case: C, launch: Launch, seed: int) -> BlockLaunch:
-        """What to run. Raises KernelUnbuildable where a tensor map of the whole problem breaks a rule."""
+    def draw_blocks(self, case: C, launch: Launch, seed: int) -> BlockLaunch | None:
+        """Return what to run; None where another case of the plan asks it.
+
+        Raises KernelUnbuildable where a tensor map of the whole problem breaks a rule.
+        """
 
     @abstractmethod
     def written_parts(self, case: C, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
-        """What the blocks wrote, as small problems. Raises WrongBlock where it cannot be right, whatever the values."""
+        """Return what the blocks wrote, as small problems.
+
+        Raises WrongBlock where it cannot be right, whatever the values.
+        """
+
+    def alone(self, case: C, seed: int) -> BlockLaunch | None:
+        """Return the blocks of a small launch, each by itself, where a kernel's blocks may need one another."""
+        return None
+
+    def written_outputs(self, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> set[str]:
+        """Return the names of outputs that some block wrote to, of a launch by `alone`."""
+        raise NotImplementedError
 
 
 class WrongBlock(Exception):
     """What a block wrote cannot be right, whatever the values. The message names the block and what it did."""
+
+
+class NothingWritten(WrongBlock):
+    """No block wrote any of `output`: none can be right, unless the kernel's blocks need one another."""
+
+    def __init__(self, message: str, output: str) -> None:
+        super().__init__(message)
+        self.output = output
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +193,8 @@ class WrittenPart:
     case: AnyCase
     drawn: Drawn
     outputs: Outputs
+    expected: Outputs | None = None
+    """in float64, where they are known"""
 
 
 class Workload(ABC, Generic[P]):

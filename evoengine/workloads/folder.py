@@ -15,12 +15,15 @@ import numpy as np
 from evoengine.devices.base import DTYPE_BYTES, ConstantParameter, Parameter, ScalarArgument, TensorParameter
 from evoengine.errors import UsageError
 from evoengine.hints import hint, nearest_folder
-from evoengine.records import Config
+from evoengine.records import Config, Plan
 from evoengine.untrusted import parse_json, read_limited_text
-from evoengine.workloads.base import Case, Tensors, Workload
+from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 from evoengine.workloads.folder_cases import gate_cases
 from evoengine.workloads.folder_definition import LARGEST_AXIS, FolderProblem, Item, shape_of
+from evoengine.workloads.folder_extents import Problems
+from evoengine.workloads.folder_full_size import FolderFullCase, full_plan
 from evoengine.workloads.folder_reader import parse_definition
+from evoengine.workloads.folder_space import scratch_parameter
 from evoengine.workloads.problem_text import read_size
 
 PROBLEM, SPACE = "problem.json", "space.toml"
@@ -83,10 +86,14 @@ class FolderWorkload(Workload[FolderProblem]):
             raise UsageError(f"the problem {text!r} gives no {', '.join(missing)}; {write}")
         return self._problem(given)
 
-    def _problem(self, given: Mapping[str, int]) -> FolderProblem:
-        """Raises UsageError where the sizes break a constraint or give no shape."""
+    def _problem(self, given: Mapping[str, int], example: int | None = None) -> FolderProblem:
+        """Return the problem with these values of the var axes, drawn as the workload number `example` says.
+
+        Raises UsageError where the sizes break a constraint or give no shape.
+        """
         definition = self.definition
-        problem = FolderProblem(self.name, tuple(definition.sizes(given).items()), definition.var_axes)
+        number = definition.example_of(given) if example is None else example
+        problem = FolderProblem(self.name, tuple(definition.sizes(given).items()), definition.var_axes, number)
         for constraint in definition.constraints:
             if not constraint.evaluate(problem.axes):
                 raise UsageError(
@@ -95,6 +102,10 @@ class FolderWorkload(Workload[FolderProblem]):
         for item in (*definition.inputs, *definition.outputs):
             shape_of(item, problem)
         return problem
+
+    def problem_like(self, problem: FolderProblem) -> Problems:
+        """Return what makes a problem of values for the var axes, whose inputs are drawn as this one's."""
+        return lambda given: self._problem(given, problem.example)
 
     def flops(self, problem: FolderProblem) -> float:
         """As the folder states them; else one for every element of inputs and outputs."""
@@ -114,16 +125,19 @@ class FolderWorkload(Workload[FolderProblem]):
         return [i for i in (*self.definition.inputs, *self.definition.outputs) if i.shape is not None]
 
     def cases(self, problem: FolderProblem, config: Config) -> tuple[Case[FolderProblem], ...]:
-        return gate_cases(self.definition, problem, config, self._problem)
+        return gate_cases(self.definition, problem, config, self.problem_like(problem))
 
     def parameters(self, problem: FolderProblem, config: Config) -> tuple[Parameter, ...]:
         definition, axes = self.definition, problem.axes
-        draws = definition.draws_for(axes)
+        draws = definition.draws_for(problem)
         inputs, outputs = ({i.name: i for i in items} for items in (definition.inputs, definition.outputs))
+        scratch = {s.name: s for s in definition.scratch}
         found: list[Parameter] = []
         for name in definition.parameters:
             item = inputs.get(name) or outputs.get(name)
-            if item is None:
+            if name in scratch:
+                found.append(scratch_parameter(definition, scratch[name], problem, config))
+            elif item is None:
                 found.append(ScalarArgument(name, np.int32(axes[name])))
             elif item.shape is None:
                 found.append(ScalarArgument(name, _SCALARS[item.dtype](draws[name].value)))
@@ -137,6 +151,14 @@ class FolderWorkload(Workload[FolderProblem]):
         from evoengine.workloads.folder_tensors import FolderTensors
 
         return FolderTensors(self.definition)
+
+    def full_plan(self, problem: FolderProblem, config: Config, launch_of: LaunchOf) -> Plan:
+        return full_plan(self.definition, problem, config, launch_of, self.problem_like(problem))
+
+    def full_size(self) -> FullSize[FolderFullCase]:
+        from evoengine.workloads.folder_full_size_tensors import FolderFullSize
+
+        return FolderFullSize(self, self.definition)
 
     def space_file(self) -> Path | None:
         return self.folder / SPACE if self.folder else None

@@ -1,26 +1,35 @@
-"""The gate's cases of a folder's workload: its own, or small problems set against the configuration's knobs."""
+"""The gate's cases of a folder's workload: its own, or small problems set against the configuration's knobs, and the
+problem's own lengths."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from math import prod
+from collections.abc import Iterator, Mapping
 
 from evoengine.errors import UsageError
 from evoengine.records import Config
-from evoengine.space.expression import Expression
 from evoengine.workloads.base import Case
-from evoengine.workloads.folder_definition import Definition, FolderProblem, whole
+from evoengine.workloads.folder_definition import Definition, FolderProblem
+from evoengine.workloads.folder_extents import MOST_WORK as MOST_LONG_WORK
+from evoengine.workloads.folder_extents import (
+    Problems,
+    cost,
+    free_axes,
+    own_extents,
+    with_equalities,
+    work,
+)  # fmt: skip
 from evoengine.workloads.folder_space import Rules, size_rules, tiles
 
-Problems = Callable[[Mapping[str, int]], FolderProblem]
-"""the problem with these values of the var axes; raises UsageError where there is none"""
 MOST_SIZES = 8
 """small problems of unlike sizes"""
 LARGEST_KNOB = 256
 """knobs above it are taken for no tile: twice as many rows would make the gate slow"""
 MOST_WORK = 1 << 20
 """elements of a case's tensors plus a quarter of its operations: tens of milliseconds in the emulator"""
-PATTERNS = ("zeros", "one-hot", "large", "negative")
+FLOAT_PATTERNS = ("zeros", "one-hot", "large", "negative")
+"""draws that shape floating-point inputs which are drawn `random`"""
+INTEGER_PATTERN = "ends"
+"""the draw that takes integers from the ends of their ranges, and truth values all alike or nearly so"""
 NEARBY = 128
 """how far from a size its nearest allowed one is sought"""
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -30,58 +39,85 @@ MULTIPLES = (2, 4, 8, 16, 32, 64, 128, 256)
 def gate_cases(
     definition: Definition, problem: FolderProblem, config: Config, problem_of: Problems
 ) -> tuple[Case[FolderProblem], ...]:
-    """The folder's cases where it states any; else sizes around those of tiles, and draws that show what others hide.
+    """Return the folder's cases where it states any; else sizes around those of tiles, draws that show what others
+    hide, and the problem's own length along each axis. Where there is time, the problem itself is among them.
 
     Axes that the text of the kernel holds keep the problem's values. Sizes respect the problem's constraints, and those
     of the search space that say by `%` which sizes a configuration takes.
     """
     rules = size_rules(definition, config)
-
-    def small(wanted: Mapping[str, int]) -> FolderProblem | None:
-        return _nearest(definition, problem, wanted, rules, problem_of)
-
     if definition.cases:
-        stated = [
-            (c, problem_of({**_given(definition, problem), **_free_of(definition, c.axes)})) for c in definition.cases
-        ]
-        return tuple(Case(c.name, sizes, f"case {c.name}" if c.draws else c.pattern, config) for c, sizes in stated)
-    problems: dict[FolderProblem, None] = {}
-    for wanted in _wanted_sizes(definition, problem, config):
-        if (found := small(wanted)) is not None:
-            problems[found] = None
-        if len(problems) == MOST_SIZES:
-            break
-    problems = problems or {problem: None}
-    sizes = list(problems)
-    largest = max(sizes, key=lambda p: work(definition, p))
-    cases = [Case(str(p).partition(":")[2] or "as it is", p, "normal", config) for p in sizes]
-    return (*cases, *(Case(pattern, largest, pattern, config) for pattern in PATTERNS))
+        cases = _stated_cases(definition, problem, config, problem_of)
+    else:
+        small = _small_problems(definition, problem, config, rules, problem_of)
+        cheap = [p for p in small if cost(definition, p, config) <= MOST_WORK] or small[:1]
+        largest = max(cheap, key=lambda p: work(definition, p))
+        cases = [Case(_sizes(p), p, "normal", config) for p in small]
+        cases += [Case(pattern, largest, pattern, config) for pattern in _patterns(definition, problem)]
+        cases += _own_lengths(definition, problem, config, rules, problem_of)
+    if judged_whole(definition, problem, config) and all(case.problem != problem for case in cases):
+        is_long = cost(definition, problem, config) > MOST_WORK
+        cases.append(Case("the problem itself", problem, "normal", config, long=is_long))
+    return tuple(cases)
 
 
-def free_axes(definition: Definition) -> list[str]:
-    return [axis for axis in definition.var_axes if axis not in definition.compile_time]
+def judged_whole(definition: Definition, problem: FolderProblem, config: Config) -> bool:
+    """Return whether a case launches the problem itself, with all of its blocks."""
+    return cost(definition, problem, config) <= MOST_LONG_WORK or not free_axes(definition)
 
 
-def work(definition: Definition, problem: FolderProblem) -> float:
-    """What a case costs the emulator, about: elements and a quarter of the operations, where the folder states them."""
-    axes = problem.axes
-    tensors = [item.shape for item in (*definition.inputs, *definition.outputs) if item.shape is not None]
-    elements = sum(prod(whole(size, axes) for size in shape) for shape in tensors)
-    return elements + (float(definition.flops.evaluate(axes)) / 4 if definition.flops else 0.0)
+def _stated_cases(
+    definition: Definition, problem: FolderProblem, config: Config, problem_of: Problems
+) -> list[Case[FolderProblem]]:
+    own = {axis: problem.axes[axis] for axis in definition.var_axes}
+    stated = [(c, problem_of({**own, **_free_of(definition, c.axes)})) for c in definition.cases]
+    return [Case(c.name, sizes, f"case {c.name}" if c.draws else c.pattern, config) for c, sizes in stated]
 
 
-def _given(definition: Definition, problem: FolderProblem) -> dict[str, int]:
-    return {axis: problem.axes[axis] for axis in definition.var_axes}
+def _sizes(problem: FolderProblem) -> str:
+    return str(problem).partition(":")[2] or "as it is"
+
+
+def _patterns(definition: Definition, problem: FolderProblem) -> tuple[str, ...]:
+    """Return the draws that change something: of the inputs' dtypes and of how they are drawn."""
+    draws = definition.draws_for(problem)
+    tensors = [item for item in definition.inputs if item.shape is not None]
+    drawn = [(item, draws[item.name].kind if item.name in draws else "random") for item in tensors]
+    floats = any(item.dtype in ("fp64", "fp32", "fp16", "bf16") and kind == "random" for item, kind in drawn)
+    integers = any(
+        "int" in item.dtype or item.dtype == "bool" for item, kind in drawn if kind in ("random", "integers")
+    )
+    return (*(FLOAT_PATTERNS if floats else ()), *((INTEGER_PATTERN,) if integers else ()))
+
+
+def _own_lengths(
+    definition: Definition, problem: FolderProblem, config: Config, rules: Rules, problem_of: Problems
+) -> Iterator[Case[FolderProblem]]:
+    for extent in own_extents(definition, problem, config, rules, problem_of):
+        is_long = cost(definition, extent.problem, config) > MOST_WORK
+        yield Case(f"own {extent.axis}", extent.problem, "normal", config, is_long, extent.part)
 
 
 def _free_of(definition: Definition, axes: Mapping[str, int]) -> dict[str, int]:
-    """A case of the folder cannot change what the kernel's text holds."""
+    """Return the values that a stated case may change: not those that the kernel's text holds."""
     return {axis: axes[axis] for axis in free_axes(definition) if axis in axes}
 
 
+def _small_problems(
+    definition: Definition, problem: FolderProblem, config: Config, rules: Rules, problem_of: Problems
+) -> list[FolderProblem]:
+    found: dict[FolderProblem, None] = {}
+    for wanted in _wanted_sizes(definition, problem, config):
+        if (small := _nearest(definition, problem, wanted, rules, problem_of)) is not None:
+            found[small] = None
+        if len(found) == MOST_SIZES:
+            break
+    return list(found) or [problem]
+
+
 def _wanted_sizes(definition: Definition, problem: FolderProblem, config: Config) -> Iterator[dict[str, int]]:
-    """Values for the free axes: each gets 1, one below and one above a tile, past two of it, and the same of every
-    knob.
+    """Yield values for the free axes: each gets 1, one below and one above a tile, past two of it, and the same of
+    every knob.
 
     The axes go through their lists at unlike places, so that whole tiles of one meet tails of another.
     """
@@ -100,10 +136,11 @@ def _around(found: list[int], config: Config) -> list[int]:
 def _nearest(
     definition: Definition, problem: FolderProblem, wanted: Mapping[str, int], rules: Rules, problem_of: Problems
 ) -> FolderProblem | None:
-    """The wanted problem, shrunk to MOST_WORK and moved to sizes that all rules allow; None where none is near."""
-    given = {**_given(definition, problem), **wanted}
+    """Return the wanted problem, shrunk to MOST_WORK and moved to sizes that all rules allow; None where none is
+    near."""
+    given = {**{axis: problem.axes[axis] for axis in definition.var_axes}, **wanted}
     while True:
-        given = _equal(definition, given, wanted)
+        given = with_equalities(definition, given, wanted)
         found = _allowed(given, wanted, rules, problem_of)
         if found is None or work(definition, found) <= MOST_WORK:
             return found
@@ -113,24 +150,10 @@ def _nearest(
         given[largest] = max(1, given[largest] // 2)
 
 
-def _equal(definition: Definition, given: dict[str, int], free: Mapping[str, int]) -> dict[str, int]:
-    """With the axes set that a constraint `axis == expression` fixes, as FlashInfer-Trace's definitions have it."""
-    given = dict(given)
-    for constraint in definition.constraints:
-        left, equals, right = constraint.text.partition("==")
-        if equals and left.strip() in free:
-            try:
-                sizes = definition.sizes(given)
-                given[left.strip()] = whole(Expression.parse(right, constraint.where), sizes)
-            except UsageError:
-                continue
-    return given
-
-
 def _allowed(
     given: dict[str, int], free: Mapping[str, int], rules: Rules, problem_of: Problems
 ) -> FolderProblem | None:
-    """The problem, or the nearest one that differs in one size, or one whose sizes are all multiples of the same
+    """Return the problem, or the nearest one that differs in one size, or one whose sizes are all multiples of the same
     number."""
 
     def attempt(sizes: Mapping[str, int]) -> FolderProblem | None:

@@ -1,25 +1,33 @@
-"""Looks at the reference of a folder's workload before a search: a task for a worker process."""
+"""Look at the reference of a folder's workload before a search: a task for a worker process."""
 
 from __future__ import annotations
 
+from evoengine.errors import UsageError
 from evoengine.workloads.base import Case
 from evoengine.workloads.folder import FolderWorkload
-from evoengine.workloads.folder_cases import work
 from evoengine.workloads.folder_definition import Definition, FolderProblem
+from evoengine.workloads.folder_extents import Extent, free_axes, own_extents, work
+from evoengine.workloads.folder_full_size import affordable
 from evoengine.workloads.folder_reference import NotDouble, run_as_is, run_in_float64
+from evoengine.workloads.folder_space import size_rules
 
 MOST_WORK = float(1 << 26)
-"""elements and a quarter of the operations, of all sizes that are tried here"""
+"""elements and a quarter of the operations, of all small sizes that are tried here"""
 SLOW_WORK = 2.5e8
 """of one case: a billion operations, some ten seconds in the emulator"""
 
 
 def check_reference(workload: FolderWorkload, problem: FolderProblem) -> tuple[str, ...]:
-    """Runs the reference on sizes of the gate's cases, smallest first, and gives what a person should know of it.
+    """Run the reference as the gate will and return what a person should know of it.
 
-    Raises UsageError where it raises, or returns a wrong number of outputs, shape or dtype.
+    It is run on the gate's small sizes, smallest first, on the problem's own length along each axis, and on the problem
+    itself where that is affordable. Raises UsageError where it raises, or returns a wrong number of outputs, shape or
+    dtype; where it does so for the problem's own lengths alone, the axis is named.
     """
     definition = workload.definition
+    rules, problem_of = size_rules(definition, {}), workload.problem_like(problem)
+    extents = [] if definition.cases else list(own_extents(definition, problem, {}, rules, problem_of))
+    own = {problem, *(extent.problem for extent in extents)}
     cases = sorted(workload.cases(problem, {}), key=lambda case: work(definition, case.problem))
     remarks: list[str] = []
     if work(definition, cases[0].problem) > SLOW_WORK:
@@ -28,12 +36,48 @@ def check_reference(workload: FolderWorkload, problem: FolderProblem) -> tuple[s
             "or leave axes out of compile_time in problem.json"
         )
     done = 0.0
-    for case in cases:
+    for case in (case for case in cases if case.problem not in own or case is cases[0]):
         done += work(definition, case.problem)
         if done > MOST_WORK and case is not cases[0]:
             break
         _check(workload, case, remarks)
+    for extent in extents:
+        _check_own_length(workload, extent, remarks)
+    if affordable(definition, problem) and problem != cases[0].problem:
+        _check_itself(workload, problem, remarks)
     return tuple(remarks)
+
+
+def _check_own_length(workload: FolderWorkload, extent: Extent, remarks: list[str]) -> None:
+    try:
+        _check(workload, Case(f"own {extent.axis}", extent.problem), remarks)
+    except UsageError as error:
+        length = extent.problem.axes[extent.axis]
+        raise UsageError(f"{error}; there the axis {extent.axis} has the problem's own length, {length:,}") from None
+
+
+def _check_itself(workload: FolderWorkload, problem: FolderProblem, remarks: list[str]) -> None:
+    try:
+        _check(workload, Case("the problem itself", problem), remarks)
+    except UsageError as error:
+        axis = _axis_at_fault(workload, problem)
+        what = f"it does not where the axis {axis} is shorter" if axis else "that is the problem's own size"
+        raise UsageError(f"{error}; {what}") from None
+
+
+def _axis_at_fault(workload: FolderWorkload, problem: FolderProblem) -> str | None:
+    """Return the first axis without whose own length the reference does not raise."""
+    definition, problem_of = workload.definition, workload.problem_like(problem)
+    given = {axis: problem.axes[axis] for axis in definition.var_axes}
+    for axis in free_axes(definition):
+        for length in (3, 8, 64, 256):
+            try:
+                shorter = problem_of({**given, axis: min(length, given[axis])})
+                _check(workload, Case(axis, shorter), [])
+            except UsageError:
+                continue
+            return axis
+    return None
 
 
 def _check(workload: FolderWorkload, case: Case[FolderProblem], remarks: list[str]) -> None:

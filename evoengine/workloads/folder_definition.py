@@ -13,8 +13,8 @@ from evoengine.workloads.base import Tolerance
 
 LARGEST_AXIS = 2**31 - 1
 """axes are int32 parameters"""
-PATTERNS = ("normal", "zeros", "one-hot", "large", "negative")
-"""draws of a gate case that shape every floating-point input alike"""
+PATTERNS = ("normal", "zeros", "one-hot", "large", "negative", "ends")
+"""draws of a gate case that shape all floating-point inputs alike, or all integers and truth values (`ends`)"""
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,17 @@ class Item:
     name: str
     shape: tuple[Expression, ...] | None
     dtype: str
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory that carries nothing into a problem or out of it. `shape` holds expressions of axes and knobs."""
+
+    name: str
+    shape: tuple[Expression, ...]
+    dtype: str
+    zeroed: bool
+    """whether it is zero before the first launch; else it is poisoned. Later launches find what earlier ones left"""
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,8 @@ class Definition:
     constraints: tuple[Expression, ...]
     entry: str
     parameters: tuple[str, ...]
-    """the kernel's, in order: names of inputs, outputs and axes"""
+    """the kernel's, in order: names of inputs, outputs, scratch memory and axes"""
+    scratch: tuple[Scratch, ...]
     constants: Mapping[str, str]
     """`__constant__` variables of the kernel, each with the input whose contents it holds"""
     compile_time: tuple[str, ...]
@@ -104,14 +116,18 @@ class Definition:
             derived = {name: rule for name, rule in derived.items() if name not in ready}
         return {axis.name: known[axis.name] for axis in self.axes}
 
-    def draws_for(self, axes: Mapping[str, int]) -> Mapping[str, Draw]:
-        """Those of the workload with these axes, or else of the first."""
-        own = next((e for e in self.examples if all(axes.get(n) == v for n, v in e.axes.items())), self.examples[0])
-        return own.draws
+    def example_of(self, axes: Mapping[str, int]) -> int:
+        """Return the number of the workload with these axes, or else of the first."""
+        fits = (all(axes.get(name) == value for name, value in example.axes.items()) for example in self.examples)
+        return next((number for number, found in enumerate(fits) if found), 0)
+
+    def draws_for(self, problem: FolderProblem) -> Mapping[str, Draw]:
+        """Return how inputs are drawn for a problem, and for the gate's cases of it: as its workload says."""
+        return self.examples[problem.example].draws
 
 
-def whole(expression: Expression, sizes: Mapping[str, int]) -> int:
-    """An expression's value as a size. Raises UsageError where it is no integer from 1 to LARGEST_AXIS."""
+def whole(expression: Expression, sizes: Mapping[str, Any]) -> int:
+    """Return an expression's value as a size. Raises UsageError where it is no integer from 1 to LARGEST_AXIS."""
     value = expression.evaluate(sizes)
     if type(value) is not int or not 1 <= value <= LARGEST_AXIS:
         setting = ", ".join(f"{name}={sizes[name]}" for name in sorted(expression.names))
@@ -129,6 +145,8 @@ class FolderProblem:
     name: str
     sizes: tuple[tuple[str, int], ...]
     given: tuple[str, ...]
+    example: int = 0
+    """the number of the workload that says how inputs are drawn"""
 
     def __str__(self) -> str:
         return f"{self.name}:" + ",".join(f"{axis}={value}" for axis, value in self.sizes if axis in self.given)

@@ -10,7 +10,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from evoengine.errors import UsageError
@@ -26,6 +26,7 @@ from evoengine.workloads.folder_definition import (
     Example,
     Item,
     NamedCase,
+    Scratch,
 )  # fmt: skip
 
 DTYPES = {
@@ -45,8 +46,8 @@ IN_FLOAT32_ROUNDINGS = 64.0
 some tens of spacings of the largest output, and a library's blocked sums by fewer"""
 
 _KEYS = (
-    "name", "op_type", "description", "tags", "axes", "constraints", "inputs", "outputs", "reference", "workloads",
-    "entry", "parameters", "constants", "compile_time", "tolerance", "cases", "flops", "bytes", "space",
+    "name", "op_type", "description", "tags", "axes", "constraints", "inputs", "outputs", "scratch", "reference",
+    "workloads", "entry", "parameters", "constants", "compile_time", "tolerance", "cases", "flops", "bytes", "space",
 )  # fmt: skip
 _DRAWS = {
     "random": (), "scalar": ("value",), "constant": ("value",), "zeros": (), "ones": (), "arange": (),
@@ -97,6 +98,7 @@ class _Reader:
         self.names = {axis.name for axis in self.axes}
         inputs, outputs = self._items("inputs"), self._items("outputs")
         self._require_distinct(inputs, outputs)
+        scratch = self._scratch({item.name for item in (*inputs, *outputs)})
         self.inputs = {item.name: item for item in inputs}
         compile_time = self._compile_time()
         constants = self._constants()
@@ -109,7 +111,8 @@ class _Reader:
             examples=self._examples(),
             constraints=tuple(self._expression(c, "constraints") for c in self._list("constraints")),
             entry=require_name(self.data.get("entry", name), f"{self.where}: entry", "a kernel's entry"),
-            parameters=self._parameters(inputs, outputs, compile_time, constants),
+            parameters=self._parameters([*inputs, *outputs, *scratch], compile_time, constants),
+            scratch=scratch,
             constants=constants,
             compile_time=compile_time,
             tolerance=self._tolerance(outputs),
@@ -227,6 +230,25 @@ class _Reader:
                 "same tensors, which the gate and every timing do: write to an output of its own"
             )
 
+    def _scratch(self, taken: set[str]) -> tuple[Scratch, ...]:
+        return tuple(
+            self._one_scratch(name, entry, taken)
+            for name, entry in self._object(self.data, "scratch", "scratch").items()
+        )
+
+    def _one_scratch(self, name: str, entry: Any, taken: set[str]) -> Scratch:
+        at = f"scratch.{name}"
+        require_name(name, f"{self.where}: scratch", "scratch memory")
+        if name in taken | self.names:
+            self._fail(f"{at} has the name of a tensor or an axis; rename one of the two")
+        if not isinstance(entry, dict) or not isinstance(entry.get("shape"), list) or "dtype" not in entry:
+            self._fail(f'{at} needs a shape and a dtype, as in {{"shape": ["tiles"], "dtype": "float32"}}')
+        self._known_keys(entry, ("shape", "dtype", "zeroed", "description"), at)
+        if not isinstance(entry.get("zeroed", False), bool):
+            self._fail(f"{at}.zeroed is {entry['zeroed']!r}; it is true where memory is zero before the first launch")
+        shape = tuple(Expression.parse(str(size), f"{self.where}: the shape of {at}") for size in entry["shape"])
+        return Scratch(name, shape, self._dtype(entry["dtype"], at), entry.get("zeroed", False))
+
     def _compile_time(self) -> tuple[str, ...]:
         """The axes a template may bake in: constant ones, those listed, and all that follow from these alone."""
         listed = self._list("compile_time")
@@ -254,25 +276,22 @@ class _Reader:
         return constants
 
     def _parameters(
-        self,
-        inputs: tuple[Item, ...],
-        outputs: tuple[Item, ...],
-        compile_time: tuple[str, ...],
-        constants: Mapping[str, str],
+        self, memory: Sequence[Item | Scratch], compile_time: tuple[str, ...], constants: Mapping[str, str]
     ) -> tuple[str, ...]:
-        items = [item.name for item in (*inputs, *outputs)]
+        items = [item.name for item in memory]
         free = [axis.name for axis in self.axes if axis.is_var and axis.name not in compile_time]
         order = self.data.get("parameters", [*(n for n in items if n not in constants.values()), *free])
         if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
             self._fail("parameters must be a list of names, in the order of the kernel's parameters")
         for name in order:
             if name not in items and name not in self.names:
-                self._fail(f"parameters names {name!r}, which is no input, output or axis")
+                self._fail(f"parameters names {name!r}, which is no input, output, scratch memory or axis")
         if len(set(order)) < len(order):
             self._fail("parameters names one twice; name every parameter once")
-        for item in (*inputs, *outputs):
+        for item in memory:
             if item.shape is not None and item.name not in order and item.name not in constants.values():
-                self._fail(f"parameters leaves out the tensor {item.name}; a kernel gets every tensor")
+                what = "scratch memory" if isinstance(item, Scratch) else "tensor"
+                self._fail(f"parameters leaves out the {what} {item.name}; a kernel gets every tensor and all scratch")
         for symbol in constants:
             if symbol in order:
                 self._fail(f"parameters names {symbol}, which is in constants; the kernel gets it in one way")

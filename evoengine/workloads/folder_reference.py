@@ -97,7 +97,7 @@ def _said(error: BaseException) -> str:
 
 
 def _arguments(definition: Definition, problem: FolderProblem, inputs: Inputs, numpy: bool) -> list[Any]:
-    draws = definition.draws_for(problem.axes)
+    draws = definition.draws_for(problem)
     values = [inputs[item.name] if item.shape is not None else draws[item.name].value for item in definition.inputs]
     return [_array(value) if numpy and isinstance(value, torch.Tensor) else value for value in values]
 

@@ -7,13 +7,15 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
+from evoengine.devices.base import ScratchParameter
 from evoengine.errors import UsageError
 from evoengine.records import Config
-from evoengine.space.expression import Expression, Scope
+from evoengine.space.expression import Expression, Scope, Undefined
 from evoengine.untrusted import parse_toml
-from evoengine.workloads.folder_definition import Definition, holds
+from evoengine.workloads.folder_definition import Definition, FolderProblem, Scratch, holds, whole
 
 Rules = Callable[[Mapping[str, int]], bool]
 LARGEST_TILE = 1024
@@ -23,7 +25,13 @@ LARGEST_TILE = 1024
 class _Space:
     constraints: tuple[Expression, ...]
     lets: Mapping[str, Expression]
-    grid: tuple[Expression, ...]
+    grids: Mapping[str, tuple[Expression, ...]]
+    """family, or nothing, → the grid's sizes"""
+    threads: Mapping[str, tuple[Expression, ...]]
+
+    @property
+    def grid(self) -> tuple[Expression, ...]:
+        return tuple(size for sizes in self.grids.values() for size in sizes)
 
 
 def size_rules(definition: Definition, config: Config) -> Rules:
@@ -40,6 +48,32 @@ def size_rules(definition: Definition, config: Config) -> Rules:
         return all(holds(constraint, scope) for constraint in asked)
 
     return allowed
+
+
+def scratch_parameter(
+    definition: Definition, scratch: Scratch, problem: FolderProblem, config: Config
+) -> ScratchParameter:
+    """Return scratch memory by its size, an expression of axes, knobs and the space's lets.
+
+    Without a configuration what needs a knob has one element. Raises UsageError where a size is no positive integer.
+    """
+    scope = Scope({**problem.axes, **config}, _read(definition.space).lets, config)
+    try:
+        shape = tuple(whole(size, scope) for size in scratch.shape)
+    except Undefined:
+        if config:
+            raise
+        shape = (1,)
+    return ScratchParameter(scratch.name, shape, scratch.dtype, scratch.zeroed)
+
+
+def launched_threads(definition: Definition, problem: FolderProblem, config: Config) -> int:
+    """Return the threads of all blocks of a launch; 0 where the space does not tell."""
+    space = _read(definition.space)
+    scope = Scope({**problem.axes, **config}, space.lets, config)
+    family = str(config.get("family")) if str(config.get("family")) in space.grids else ""
+    sizes = (*space.grids.get(family, ()), *space.threads.get(family, ()))
+    return prod(_size(size, scope) for size in sizes) if sizes else 0
 
 
 def tiles(definition: Definition, axes: Iterable[str], config: Config) -> dict[str, list[int]]:
@@ -79,15 +113,20 @@ def _read(text: str) -> _Space:
 
 def _parsed(tables: Mapping[str, Any]) -> _Space:
     launch = tables.get("launch", {})
-    rules = [launch, *(rule for rule in launch.values() if isinstance(rule, dict))]
+    rules = {"": launch, **{family: rule for family, rule in launch.items() if isinstance(rule, dict)}}
 
     def parsed(value: object) -> Expression:
         return Expression.parse(str(value), "space.toml")
 
+    def all_parsed(rule: Mapping[str, Any], key: str) -> tuple[Expression, ...]:
+        value = rule.get(key, ())
+        return tuple(map(parsed, value if isinstance(value, list | tuple) else (value,)))
+
     return _Space(
         tuple(parsed(entry["expr"]) for entry in tables.get("constraint", ()) if "when" not in entry),
         {name: parsed(value) for name, value in tables.get("let", {}).items() if not isinstance(value, dict)},
-        tuple(parsed(value) for rule in rules for value in rule.get("grid", ())),
+        {family: all_parsed(rule, "grid") for family, rule in rules.items()},
+        {family: all_parsed(rule, "threads") for family, rule in rules.items()},
     )
 
 

@@ -1,8 +1,8 @@
-"""The tensors of a folder's workload: inputs drawn as problem.json says, outputs by its reference."""
+"""Draw the inputs of a folder's workload as problem.json says, and compute outputs by its reference."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from math import prod
 
 import torch
@@ -31,7 +31,7 @@ class FolderTensors(Tensors[FolderProblem]):
         self._definition = definition
 
     def draw(self, case: Case[FolderProblem], seed: int, device: str = "cpu") -> Drawn:
-        """In a pattern under which the reference gives NaN or infinity, inputs are drawn as in `normal`."""
+        """Draw a case's inputs; as in `normal` in a pattern under which the reference gives NaN or infinity."""
         for factor in LARGE if case.draw == "large" else (1.0,):
             inputs = self._draw(case, seed, device, factor)
             if case.draw == "normal" or case.draw.startswith("case ") or self._is_finite(case.problem, inputs):
@@ -80,18 +80,28 @@ class FolderTensors(Tensors[FolderProblem]):
             return False
         return all(bool(output.isfinite().all()) for output in outputs.values())
 
-    def _draw(self, case: Case[FolderProblem], seed: int, device: str, factor: float) -> dict[str, torch.Tensor]:
+    def draw_some(self, case: Case[FolderProblem], seed: int, without: Collection[str]) -> Inputs:
+        """Return the inputs of a case but those named in `without`."""
+        return self._draw(case, seed, "cpu", 1.0, without)
+
+    def _draw(
+        self, case: Case[FolderProblem], seed: int, device: str, factor: float, without: Collection[str] = ()
+    ) -> dict[str, torch.Tensor]:
         generator = torch.Generator(device=device).manual_seed(seed)
         found: dict[str, torch.Tensor] = {}
         for item, draw in self._draws(case):
+            if item.name in without:
+                continue
             values = _values(item, draw, case.problem, generator)
+            if case.draw == "ends" and not TORCH_DTYPES[item.dtype].is_floating_point:
+                values = _ends(item, draw, case.problem, values, generator)
             if draw.kind == "random" and values.is_floating_point():
                 values = _SHAPED.get(case.draw, _as_drawn)(values, generator) * factor
             found[item.name] = values.to(TORCH_DTYPES[item.dtype]).contiguous()
         return found | {symbol: found[name] for symbol, name in self._definition.constants.items()}
 
     def _draws(self, case: Case[FolderProblem]) -> Iterator[tuple[Item, Draw]]:
-        draws: Mapping[str, Draw] = self._definition.draws_for(case.problem.axes)
+        draws: Mapping[str, Draw] = self._definition.draws_for(case.problem)
         if case.draw.startswith("case "):
             own = next(c for c in self._definition.cases if f"case {c.name}" == case.draw)
             draws = {**draws, **own.draws}
@@ -123,8 +133,37 @@ def _values(item: Item, draw: Draw, problem: FolderProblem, generator: torch.Gen
             return integers.to(made)
     if made != torch.int64:
         return torch.randn(shape, dtype=made, generator=generator, device=device)
-    lowest, above = (0, 2) if dtype == torch.bool else (0 if dtype == torch.uint8 else -MOST_INTEGER, MOST_INTEGER)
+    lowest, above = _range(item, draw, problem)
     return torch.randint(lowest, above, shape, dtype=torch.int64, generator=generator, device=device)
+
+
+def _ends(
+    item: Item, draw: Draw, problem: FolderProblem, values: torch.Tensor, generator: torch.Generator
+) -> torch.Tensor:
+    """Return integers from the ends of their ranges, and truth values that are all alike but for one or none; what is
+    drawn in another way stays."""
+    if draw.kind not in ("random", "integers") or not values.numel():
+        return values
+    if item.dtype == "bool":
+        most = bool(torch.randint(2, (), generator=generator, device=values.device))
+        alike = torch.full_like(values, most)
+        if torch.randint(2, (), generator=generator, device=values.device):
+            place = torch.randint(values.numel(), (), generator=generator, device=values.device)
+            alike.view(-1)[place] = not most
+        return alike
+    low, above = _range(item, draw, problem)
+    ends = torch.tensor([low, above - 1], dtype=values.dtype, device=values.device)
+    return ends[torch.randint(2, values.shape, generator=generator, device=values.device)]
+
+
+def _range(item: Item, draw: Draw, problem: FolderProblem) -> tuple[int, int]:
+    """Return the lowest integer that is drawn, and the one above the highest."""
+    if draw.low is not None and draw.high is not None:
+        axes = problem.axes
+        return int(float(draw.low.evaluate(axes))), int(float(draw.high.evaluate(axes)))
+    if item.dtype == "bool":
+        return 0, 2
+    return 0 if item.dtype == "uint8" else -MOST_INTEGER, MOST_INTEGER
 
 
 def _as_drawn(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

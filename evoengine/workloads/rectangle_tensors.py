@@ -48,8 +48,8 @@ class RectangleFullSize(FullSize[FullCase[P]]):
     def part(self, problem: P, rectangle: Rectangle, read: Read) -> tuple[P, Inputs]:
         """The rectangle of the outputs as a problem of its own."""
 
-    def values(self, normal: torch.Tensor) -> torch.Tensor:
-        """What inputs hold, made from standard normal numbers."""
+    def values(self, case: FullCase[P], normal: torch.Tensor) -> torch.Tensor:
+        """Return what inputs hold, made from standard normal numbers."""
         return normal
 
     def draw_blocks(self, case: FullCase[P], launch: Launch, seed: int) -> BlockLaunch:
@@ -63,7 +63,7 @@ class RectangleFullSize(FullSize[FullCase[P]]):
         dtype = next(p.dtype for p in parameters if isinstance(p, TensorParameter))
         generator = torch.Generator().manual_seed(seed)
         normal = torch.randn(POOL_PAGES, PAGE // DTYPE_BYTES[dtype], generator=generator)
-        pool = Pool(self.values(normal).to(TORCH_DTYPES[dtype]).view(torch.uint8).numpy())
+        pool = Pool(self.values(case, normal).to(TORCH_DTYPES[dtype]).view(torch.uint8).numpy())
         return BlockLaunch(launch, parameters, pool, choose_blocks(case, launch, seed))
 
     def written_parts(self, case: FullCase[P], asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
@@ -131,8 +131,8 @@ def _reader(asked: BlockLaunch) -> Read:
     def read(name: str, rows: range, columns: range) -> torch.Tensor:
         number, parameter = tensors[name]
         size, width = DTYPE_BYTES[parameter.dtype], parameter.shape[-1]
-        starts = [size * (row * width + columns.start) for row in rows]
-        parts = [asked.pool.read(number, start, start + size * len(columns)) for start in starts]
-        return torch.from_numpy(np.stack(parts)).view(TORCH_DTYPES[parameter.dtype])
+        starts = size * (np.arange(rows.start, rows.stop, rows.step) * width + columns.start)
+        data = asked.pool.read_rows(number, starts, size * len(columns))
+        return torch.from_numpy(data).view(TORCH_DTYPES[parameter.dtype])
 
     return read

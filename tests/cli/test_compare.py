@@ -63,7 +63,7 @@ def compared(db: Path, *runs: int) -> dict:
 def test_outcomes_and_settings_stand_beside_each_other(db):
     found = compared(db, 1, 2)
     assert (found["runs"], found["comparable"], found["trials"]) == ([1, 2], True, [5, 5])
-    assert found["outcomes"] == {"hung": [1, 0], "measured": [4, 3], "suspect": [0, 1], "unfinished": [0, 1]}
+    assert found["outcomes"] == {"hung": [1, 0], "measured": [4, 3], "suspect": [0, 1], "pending": [0, 1]}
     assert found["differences"] == {
         "driver": ["CUDA 13.0", "CUDA 13.1"], "torch": ["2.6", "2.7"], "sampler": ["tpe", "evolution"],
         "seed": ["1", "2"], "space SHA-256": ["5" * 64, "6" * 64],
@@ -94,7 +94,7 @@ def test_configurations_that_both_tried_have_their_figures_compared(db):
     assert sorted(shared) == [0, 2, 3, 9]
     assert (shared[3]["trials"], shared[3]["us"], shared[3]["ratio"]) == ([4, 6], [10.0, 12.5], 0.8)
     assert (shared[2]["ratio"], shared[0]["ratio"], shared[9]["ratio"]) == (1.0, None, None)
-    assert (shared[9]["outcomes"], shared[0]["outcomes"]) == (["hung", "unfinished"], ["measured", "suspect"])
+    assert (shared[9]["outcomes"], shared[0]["outcomes"]) == (["hung", "pending"], ["measured", "suspect"])
     assert found["median_ratio"] == 0.9 and found["shared"][0] == shared[3]
 
 
@@ -128,7 +128,7 @@ def test_a_person_sees_tables(db):
     done = CliRunner().invoke(evoengine, ["compare", "1", "2", "--db", str(db)], catch_exceptions=False)
     for text in (
         "space SHA-256",
-        "unfinished",
+        "pending",
         "#4",
         "#7",
         "4 configurations were tried by both; 2 have figures",
@@ -136,7 +136,7 @@ def test_a_person_sees_tables(db):
     ):
         assert text in done.output
     done = CliRunner().invoke(evoengine, ["compare", "1", "3", "--db", str(db)], catch_exceptions=False)
-    assert "unlike problems or GPUs" in done.stderr
+    assert "unlike problems, GPUs or kernels" in done.stderr
     done = CliRunner().invoke(evoengine, ["compare", "4", "2", "--db", str(db)], catch_exceptions=False)
     assert "no configuration was tried by both" in done.stderr
 

@@ -16,7 +16,7 @@ UNREAD = "the model cannot read the binary: unknown opcodes: XYZZY"
 
 
 def test_what_neither_model_nor_formula_can_tell_is_unranked_with_both_reasons():
-    end = end_of(Evaluation(a_verdict(), None, UNREAD))
+    end = end_of(Evaluation((a_verdict(),), None, UNREAD))
     assert (end.outcome, end.device) == (Outcome.UNRANKED, "emulator")
     assert NO_COST in end.reason and UNREAD in end.reason
 

@@ -77,7 +77,7 @@ def test_no_file_however_large_is_read_whole(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("trial", "ended"), [(1, "incorrect: off by 1"), (2, "suspect: above the roofline"), (3, "unfinished")]
+    ("trial", "ended"), [(1, "incorrect: off by 1"), (2, "suspect: above the roofline"), (3, "pending")]
 )
 def test_a_trial_that_is_not_correct_is_not_exported_and_its_end_is_named(db, tmp_path, trial, ended):
     with pytest.raises(NothingFound, match=f"trial {trial} is not exported, .* it ended as {ended}"):

@@ -55,13 +55,13 @@ def listed(db: Path, *arguments: str) -> list[int]:
     [
         ([], [1, 2, 3, 4, 5]),
         (["--outcome", "incorrect"], [2]),
-        (["--outcome", "unfinished", "--outcome", "incorrect"], [2, 5]),
+        (["--outcome", "pending", "--outcome", "incorrect"], [2, 5]),
         (["--family", "mma"], [3, 4, 5]),
         (["--family", "mma", "--family", "wmma", "--outcome", "estimated"], [1, 3, 4]),
         (["--where", "tile_m >= 64 and family == 'wmma'"], [1, 2]),
         (["--where", "stages in [2, 3]"], [1, 2]),
         (["--where", "warps * 32 == tile_m"], [3]),
-        (["--where", "mixed == 'eight'", "--outcome", "unfinished"], [5]),
+        (["--where", "mixed == 'eight'", "--outcome", "pending"], [5]),
         (["--limit", "2"], [4, 5]),
         (["--run", "1", "--limit", "99"], [1, 2, 3, 4, 5]),
     ],
@@ -101,15 +101,13 @@ def test_an_expression_that_is_wrong_or_hostile_is_refused_with_a_sentence(db, w
 
 
 def test_where_nothing_is_picked_it_says_what_there_is(db):
-    with pytest.raises(
-        NothingFound, match="none of 5 trials .* outcomes estimated, incorrect, unfinished; families mma"
-    ):
+    with pytest.raises(NothingFound, match="none of 5 trials .* outcomes estimated, incorrect, pending; families mma"):
         listed(db, "--outcome", "hung")
 
 
 def test_an_unknown_outcome_is_refused_naming_the_known_ones(db):
     done = CliRunner().invoke(evoengine, ["history", "--outcome", "good", "--db", str(db)])
-    assert done.exit_code == 2 and "'incorrect'" in done.output and "'unfinished'" in done.output
+    assert done.exit_code == 2 and "'incorrect'" in done.output and "'pending'" in done.output
 
 
 def test_a_condition_may_be_a_knob_that_is_true_or_false_or_a_constant(db, tmp_path):

@@ -63,6 +63,7 @@ COLUMN = {
     "devices.versions": {HOSTILE: HOSTILE},
     "profiles.figures": {HOSTILE: 1.0},
     "profiles.remarks": [FORGED],
+    "verdicts.coverage": {"cells": {HOSTILE: 2}, "visited": {HOSTILE: 1}, "missing": [HOSTILE]},
     "verdicts.cases": [
         {"name": HOSTILE, "problem": f"x:{HOSTILE}", "seed": 1, "correct": False, "max_error": 1.0, "mean_error": 1.0,
          "allowed": 1.0, "reason": FORGED}

@@ -123,7 +123,7 @@ def test_a_run_goes_out_as_t4_and_comes_back_the_same_but_for_its_origin(evoengi
     assert evoengine("best", "--export", tmp_path / "out", "--db", other).returncode == 0
     assert (tmp_path / "out" / "kernel.cubin").read_bytes()[:4] == b"\x7fELF"
     described = json.loads((tmp_path / "out" / "kernel.json").read_text())
-    assert (described["verdict"]["device"], described["provenance"]["imported_from"]) == ("executor", "run.json")
+    assert (described["verdict"]["device"], described["provenance"]["imported_from"]) == ("emulator", "run.json")
 
 
 @pytest.mark.parametrize("command", ["import", *more(["search"])])

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from evoengine.devices.base import ConstantArgument, KernelCrashed, TensorArgument
+from evoengine.devices.base import ConstantArgument, KernelCall, KernelCrashed, TensorArgument
 from evoengine.devices.cuda import CudaKernel
 from evoengine.devices.driver import find_driver, resolve_gpu
 from evoengine.errors import MachineError
@@ -128,7 +128,7 @@ def test_each_way_to_load_multiply_and_store_is_correct_on_the_gpu(judge, name):
         pytest.skip("wgmma is an instruction of Hopper alone")
     result = judge.submit(job_of(start_of(family, **changes)), None).result()
     assert not isinstance(result, Rejection), result.reason
-    assert result.verdict.correct, result.verdict.reason
+    assert result.verdicts[0].correct, result.verdicts[0].reason
     assert result.figure.tflops > 0
 
 
@@ -136,10 +136,10 @@ def test_each_way_to_load_multiply_and_store_is_correct_on_the_gpu(judge, name):
 def test_a_fault_becomes_an_outcome_in_the_gpus_own_words_and_the_next_candidate_is_fine(judge, name):
     body, outcome, words = FAULTS[name]
     result = judge.submit(faulty(body), None).result()
-    ended = result if isinstance(result, Rejection) else result.verdict
+    ended = result if isinstance(result, Rejection) else result.verdicts[0]
     assert ended.outcome is outcome
     assert words in ended.reason and ended.reason
-    verdict, figure, _ = judge.submit(correct(), None).result()
+    (verdict,), figure, *_ = judge.submit(correct(), None).result()
     assert verdict.correct and figure.tflops > 0
 
 
@@ -150,7 +150,7 @@ def test_every_backend_that_takes_the_problem_is_a_baseline(judge):
 
 
 def test_a_measurement_is_precise_logged_and_below_the_roofline(judge):
-    verdict, figure, _ = judge.submit(correct(), None).result()
+    (verdict,), figure, *_ = judge.submit(correct(), None).result()
     assert {c.name for c in verdict.cases} >= {"full problem", "full problem after timing"}
     assert len(figure.samples_us) >= MIN_SAMPLES
     assert figure.vs_baseline > 0 and figure.suspect is None
@@ -214,7 +214,9 @@ def test_a_kernel_reads_its_constant_variables_as_they_were_filled_last():
     kernel = CudaKernel(compile_source(source, gpu().arch), "doubled", source.launch)
     out = TensorArgument("out", np.zeros(4, np.float32), output=True)
     for factors in ([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]):
-        found = kernel.run(source.launch, [out, ConstantArgument("factors", np.array(factors, np.float32))], 1)
+        found = kernel.run(
+            KernelCall("doubled", source.launch, [out, ConstantArgument("factors", np.array(factors, np.float32))]), 1
+        )
         assert found["out"].tolist() == [2 * f + 9 for f in factors]
 
 
@@ -223,4 +225,4 @@ def test_a_constant_variable_that_the_kernel_has_not_is_no_crash_of_the_process(
     kernel = CudaKernel(compile_source(source, gpu().arch), "doubled", source.launch)
     out = TensorArgument("out", np.zeros(4, np.float32), output=True)
     with pytest.raises(KernelCrashed, match="NOT_FOUND"):
-        kernel.run(source.launch, [out, ConstantArgument("absent", np.ones(1, np.float32))], 1)
+        kernel.run(KernelCall("doubled", source.launch, [out, ConstantArgument("absent", np.ones(1, np.float32))]), 1)

@@ -194,7 +194,7 @@ def _run(given: LaunchOnDevice, arguments: Sequence[Argument], writable: bool = 
     if writable:
         poisoned = [replace(a, output=True) if isinstance(a, TensorArgument) else a for a in poisoned]
     try:
-        executable = build(_source(given.sha256))
+        executable = build(_source(given.sha256), "sm_90a")
         after = run(executable, given.entry, given.launch, poisoned, len(_effects) + 1, EMULATOR_SECONDS)
     except KernelHung as failure:
         reports.append(str(failure))

@@ -25,8 +25,7 @@ from evoengine.gpu import find_gpu
 from evoengine.gpu_file import read_gpu_file
 from evoengine.ledger.store import open_ledger
 from evoengine.publish.t4 import to_t4
-from evoengine.search.remeasure import spaces_of
-from evoengine.search.targets import stored_target
+from evoengine.search.targets import spaces_of, stored_target
 from evoengine.space.space import load_space
 from evoengine.tuning.setup import make_target
 from tests.formats.test_flashinfer_trace import DECODE, GEMM, RMS_NORM

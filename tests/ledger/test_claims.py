@@ -22,7 +22,7 @@ def add(ledger, run, again=False):
 
 def evaluate(ledger, trial, figure=None, outcome=Outcome.ESTIMATED, reason=None):
     ledger.record_binary(trial, a_source(), a_binary())
-    ledger.finish(trial, outcome, reason, 0.25, "emulator", a_verdict(), figure)
+    ledger.finish(trial, outcome, reason, 0.25, "emulator", (a_verdict(),), figure)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_the_claim_of_a_search_that_was_killed_is_the_next_ones_and_its_late_res
 @pytest.mark.parametrize("outcome", [Outcome.INCORRECT, Outcome.UNCOMPILABLE, Outcome.CRASHED, Outcome.HUNG])
 def test_rejections_are_known_too(ledger, outcome):
     first, _ = add(ledger, start_run(ledger))
-    ledger.finish(first, outcome, "why", None, "emulator", a_verdict(outcome))
+    ledger.finish(first, outcome, "why", None, "emulator", (a_verdict(outcome),))
     trial, claim = add(ledger, start_run(ledger))
     assert claim.known and ledger.take_over(KEY, first, trial, timed=False) is outcome
     assert ledger.candidate(trial).reason == "why"
@@ -101,7 +101,7 @@ def test_again_takes_the_claim_of_what_is_known(ledger, known):
 
 def test_a_figure_that_a_gpu_measured_later_is_none_of_what_the_emulator_knows(ledger, known):
     run, first = known
-    ledger.finish(first, Outcome.MEASURED, None, 0.25, "NVIDIA H200", None, a_figure(9.0, Kind.MEASURED))
+    ledger.finish(first, Outcome.MEASURED, None, 0.25, "NVIDIA H200", (), a_figure(9.0, Kind.MEASURED))
     trial, claim = add(ledger, run)
     assert claim.known and ledger.take_over(KEY, first, trial, timed=False) is Outcome.ESTIMATED
     assert ledger.measurements(trial) == [a_figure(4.0)]

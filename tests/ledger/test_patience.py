@@ -51,7 +51,7 @@ def test_a_search_waits_for_who_locked_the_file_and_says_so_once(busy):
         let_go.set()
 
     ledger.patience = Patience(note)
-    ledger.finish(trial, Outcome.ESTIMATED, None, 0.25, "emulator", a_verdict(), a_figure(4.0))
+    ledger.finish(trial, Outcome.ESTIMATED, None, 0.25, "emulator", (a_verdict(),), a_figure(4.0))
     assert ledger.measurements(trial) == [a_figure(4.0)]
     waits, goes_on = said
     assert "has been locked by another writer" in waits and "this search waits, 10 minutes at most" in waits

@@ -25,7 +25,7 @@ from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
 from evoengine.ledger.history import Last, Wanted
 from evoengine.ledger.models import Base, HeartbeatRow
 from evoengine.ledger.patience import Patience, Unavailable
-from evoengine.ledger.runs import KILLED, RUNNING, UNFINISHED
+from evoengine.ledger.runs import KILLED, PENDING, RUNNING
 from evoengine.ledger.store import open_ledger
 from evoengine.ledger.study import Projection, optuna_storage
 from evoengine.records import Kind, Outcome
@@ -165,7 +165,7 @@ def test_the_last_trials_are_found_by_what_they_are_and_by_their_knobs(database)
         fill(ledger, 2)
         trials = list(ledger.trials())
         matching = [t.trial for t in trials if t.config["family"] == "mma" and t.outcome is None]
-        wanted = Wanted(gpu=GPU, outcomes=(UNFINISHED,), families=("mma",))
+        wanted = Wanted(gpu=GPU, outcomes=(PENDING,), families=("mma",))
         assert ledger.matching(wanted) == matching != []
         last = ledger.last_matching(Wanted(condition=Where("vector >= 2")), 3)
         assert last == Last([t.trial for t in trials if t.config["vector"] >= 2][-3:], None)

@@ -25,7 +25,7 @@ def add(ledger, run):
 
 
 def finish(ledger, trial):
-    ledger.finish(trial, Outcome.ESTIMATED, None, None, "emulator", a_verdict(), a_figure(4.0))
+    ledger.finish(trial, Outcome.ESTIMATED, None, None, "emulator", (a_verdict(),), a_figure(4.0))
 
 
 def outcomes(ledger):

@@ -56,7 +56,7 @@ def test_trials_runs_figures_and_cases_are_those_of_the_ledger(ledger):
 def test_an_empty_run_has_a_row(ledger):
     start_run(ledger)
     (row,) = rows(ledger, "SELECT * FROM run_summaries")
-    assert (row["trials"], row["correct"], row["unfinished"], row["measured_us"]) == (0, 0, 0, None)
+    assert (row["trials"], row["correct"], row["pending"], row["measured_us"]) == (0, 0, 0, None)
 
 
 def test_a_wrong_ranking_is_seen(ledger):

@@ -16,12 +16,10 @@ from evoengine.ledger.runs import Device
 from evoengine.ledger.store import open_ledger
 from evoengine.publish.imported import mark_suspect
 from evoengine.publish.t4 import from_t4, to_t4
-from evoengine.records import Baseline, Binary, Kind, Outcome, Rejection
+from evoengine.records import EMULATOR, EXECUTOR, Baseline, Binary, Judged, Kind, Outcome, Rejection
 from evoengine.search import recompile
 from evoengine.search.recompile import with_machine_code
-from evoengine.search.remeasure import spaces_of
-from evoengine.search.targets import stored_target
-from evoengine.stages.binary_check import BinaryCheck
+from evoengine.search.targets import spaces_of, stored_target
 from evoengine.tuning import exporting
 from tests.publish.test_t4 import BASELINES, DEVICE, whole
 from tests.support.ledger_examples import GPU, POLICY, PROBLEM, a_binary, a_figure, a_source, add_ranked, start_run
@@ -118,17 +116,22 @@ def test_a_source_that_does_not_compile_here_ends_with_its_reason(ledger, compil
 
 def test_an_imported_kernel_is_exported_by_a_verdict_reached_here_alone(ledger, compiler, monkeypatch, tmp_path):
     _, trials = ledger.import_run(from_t4(exported()))
-    monkeypatch.setattr(exporting, "check_export", lambda *_: BinaryCheck(None, "no disassembler"))
-    with pytest.raises(MachineError, match="nothing here vouches for it, and its machine code was not executed"):
+
+    def neither(*_):
+        raise MachineError("trial 1 cannot be judged here: no disassembler")
+
+    monkeypatch.setattr(exporting, "judge_export", neither)
+    with pytest.raises(MachineError, match="cannot be judged here"):
         exporting.export(tmp_path / "out", db=ledger.place)
     assert not (tmp_path / "out").exists()
-    own = replace(whole().dossiers[0].candidate.verdict, device="executor")
-    monkeypatch.setattr(exporting, "check_export", lambda *_: BinaryCheck(own))
+    said = whole().dossiers[0].candidate.verdict
+    own = tuple(replace(said, device=device, reason=None) for device in (EXECUTOR, EMULATOR))
+    monkeypatch.setattr(exporting, "judge_export", lambda *_: Judged(own))
     monkeypatch.setattr(exporting, "trace_files", lambda *_: {})
     exporting.export(tmp_path / "out", db=ledger.place)
     described = json.loads((tmp_path / "out" / "kernel.json").read_text())
     assert (tmp_path / "out" / "kernel.cubin").read_bytes() == b"made here"
-    assert described["verdict"]["device"] == "executor"
+    assert described["verdict"]["device"] == EMULATOR
     assert described["provenance"]["imported_from"] == "another ledger"
 
 

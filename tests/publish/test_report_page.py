@@ -114,7 +114,7 @@ def test_effects_lineage_outcomes_errors_and_finals_say_what_the_ledger_holds(re
     assert {"tile_m 32→64", "stages 1→2"} <= set(drawn["effects"]["layout"]["yaxis"]["ticktext"])
     assert drawn["lineage"]["data"][0]["x"][-1] == "#23" and "<td>23</td>" in sections(report)["lineage"]
     stacks = {t["name"]: t["y"] for t in drawn["outcomes"]["data"]}
-    assert {name: sum(y) for name, y in stacks.items()} == {"measured": 20, "incorrect": 4, "unfinished": 1}
+    assert {name: sum(y) for name, y in stacks.items()} == {"measured": 20, "incorrect": 4, "pending": 1}
     boxes, failed = drawn["errors"]["data"]
     assert drawn["errors"]["layout"]["yaxis"]["ticktext"] == ["ragged", label(HOSTILE)]
     assert (boxes["y"], failed["x"], failed["y"]) == ([0, 1], [5.0] * 4, [0] * 4)

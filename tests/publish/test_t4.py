@@ -301,7 +301,7 @@ def test_what_an_estimated_run_rejected_was_aimed_at_the_same_as_what_it_ranked(
 
 
 def test_every_outcome_that_says_something_of_a_kernel_has_its_place():
-    assert INVALIDITY.keys() == {outcome for outcome in Outcome if outcome.judged}
+    assert INVALIDITY.keys() == {outcome for outcome in Outcome if outcome.reusable}
     assert set(INVALIDITY.values()) <= T4_INVALIDITY
 
 

@@ -13,13 +13,12 @@ import pytest
 from benchmarks.instant import InstantWorkers
 from evoengine.errors import MachineError
 from evoengine.ledger.store import open_ledger
-from evoengine.records import CompiledCandidate, Outcome, Rejection, Source
+from evoengine.records import CompiledCandidate, Outcome, Plans, Rejection, Source
 from evoengine.search.evaluators import (
     QUEUE_DEPTH,
-    EmulatorEvaluator,
+    CpuEvaluator,
     GpuEvaluator,
     Job,
-    Plans,
     make_evaluator,
     timed_baselines,
 )
@@ -42,14 +41,14 @@ def test_compilers_run_ahead_of_the_device_by_a_bounded_lead(numbered, monkeypat
     most = QUEUE_DEPTH + 2 + 1  # the lead, and one a worker and one that waits
     submit = GpuEvaluator.submit
 
-    def counted(self, job, workers):
+    def counted(self, job, workers, bar):
         nonlocal at_once
         with lock:
             at_once += 1
             seen.append(at_once)
             if at_once == most:
                 gate.touch()
-        future = submit(self, job, workers)
+        future = submit(self, job, workers, bar)
         future.add_done_callback(lambda _: left())
         return future
 
@@ -99,7 +98,7 @@ def test_where_the_devices_time_went_is_accounted_for(numbered):
 
 def test_without_a_device_there_is_no_usage_and_no_final(quick):
     judge = make_evaluator(TARGET, None, 1)
-    assert isinstance(judge, EmulatorEvaluator)
+    assert isinstance(judge, CpuEvaluator)
     assert (judge.usage(1.0), judge.finals([]), judge.baselines(), judge.ahead) == (None, None, None, 0)
 
 
@@ -111,11 +110,12 @@ def test_a_candidate_whose_judging_process_dies_is_judged_once_more_without_the_
         def submit(self, task, *arguments, again, **_):
             asked.append((arguments, again))
 
-    job = Job(contender := CompiledCandidate(1, None, None), Plans([], []), {}, 7)
-    EmulatorEvaluator(TARGET).submit(job, Workers())
+    job = Job(contender := CompiledCandidate(1, None, None), Plans([]), {}, 7)
+    CpuEvaluator(TARGET).submit(job, Workers(), lambda: None)
     [(arguments, again)] = asked
     assert again(Rejection(Outcome.UNCOMPILABLE, "emulator: no")) is None
-    assert again(Rejection(Outcome.CRASHED, "died of signal 11")) == (*arguments, "died of signal 11")
+    asked_again = (*arguments[:-1], None, "died of signal 11")
+    assert again(Rejection(Outcome.CRASHED, "died of signal 11")) == asked_again
     assert again(Rejection(Outcome.CRASHED, "died of signal 11")) is None
     assert arguments[1] is contender
 

@@ -91,8 +91,10 @@ def test_so_has_another_gate_model_or_compiler(setting, monkeypatch):
     monkeypatch.setattr(identity, "compiler_version", lambda: "nvrtc 99.0")
     assert key(setting) != before
     monkeypatch.undo()
-    monkeypatch.setattr(identity, "code_digest", lambda: "another")
-    assert key(setting) != before
+    for version in ("GATE_VERSION", "MODEL_VERSION"):
+        monkeypatch.setattr(identity, version, 1_000_000)
+        assert key(setting) != before
+        monkeypatch.undo()
 
 
 def test_the_templates_digest_knows_every_file_that_a_kernel_may_be_made_of(setting):

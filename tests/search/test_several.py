@@ -72,7 +72,7 @@ def test_what_another_has_under_way_is_awaited_while_the_rest_is_evaluated_and_t
 
     def end_the_other(progress):
         if progress.done == SIZE - 1 and two.other.candidate(two.held).outcome is None:
-            two.other.finish(two.held, Outcome.ESTIMATED, None, 0.5, "emulator", a_verdict(), figure)
+            two.other.finish(two.held, Outcome.ESTIMATED, None, 0.5, "emulator", (a_verdict(),), figure)
 
     progress, evaluated, own = two.search(end_the_other)
     assert evaluated == [n for n in range(SIZE) if n != two.number]

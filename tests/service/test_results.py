@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from evoengine.ledger.models import CandidateRow
 from evoengine.ledger.service_models import JobRow
 from evoengine.publish.folder import write_folder
-from evoengine.records import Kind, Outcome
+from evoengine.records import EXECUTOR, Kind, Outcome
 from evoengine.service.client import unpacked
 from evoengine.tuning.exporting import bundle
 from tests.support.ledger_examples import a_binary, a_figure, a_source, a_verdict, add_ranked, start_run
@@ -24,7 +25,15 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\"'&"
 def with_kernel(service, database):
     parts = service()
     parts.trial = add_ranked(database, start_run(database), a_figure(42.0, Kind.MEASURED))
+    database.record_verdict(parts.trial, replace(a_verdict(), device=EXECUTOR))
     return parts
+
+
+def test_a_kernel_whose_gate_was_not_finished_has_no_bundle(service, database):
+    parts = service()
+    add_ranked(database, start_run(database), a_figure(42.0, Kind.MEASURED))
+    answer = parts.http.get(f"/v1/kernels/{SHA256}/bundle")
+    assert answer.status_code == 404 and "the gate was not finished for it" in answer.json()["detail"]
 
 
 def test_a_kernel_is_given_as_source_machine_code_page_and_bundle(with_kernel, database, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from evoengine.devices.base import KernelCrashed, KernelHung
+from evoengine.devices.single_launches import rounds_by_launches
 from evoengine.records import Launch, Outcome
 from evoengine.stages.arguments import make_arguments
 from evoengine.stages.verify import case_seeds, compare, verify
@@ -44,13 +45,14 @@ def honest(q, k, v, scale, causal):
 def device(problem, compute=honest, after=lambda found: found):
     """A stand-in for a device: runs `compute` on the arguments of a launch, then lets `after` meddle with memory."""
 
-    def run(launch, arguments, seed):
-        case = dict(zip(("q", "k", "v", "o", "heads", "kv_heads", "seq_q", "seq_k", "scale"), arguments, strict=True))
+    def launch(call, seed):
+        names = ("q", "k", "v", "o", "heads", "kv_heads", "seq_q", "seq_k", "scale")
+        case = dict(zip(names, call.arguments, strict=True))
         q, k, v = (torch.from_numpy(case[n].data.copy()).view(TORCH_DTYPES[problem.dtype]) for n in "qkv")
         out = compute(q, k, v, float(case["scale"].value), problem.causal)
         return after({n: case[n].data.copy() for n in "qkv"} | {"o": out.view(torch.uint16).numpy()})
 
-    return run
+    return rounds_by_launches(launch)
 
 
 def judge(problem, run, seed=1):
@@ -116,10 +118,41 @@ def test_a_causal_case_has_as_many_queries_as_keys_over_several_tiles_of_both():
     assert any(p.seq_q > CONFIG["tile_m"] and p.seq_k > CONFIG["tile_n"] for p in square)
 
 
-def test_a_case_wraps_around_the_pipeline_and_one_is_long():
-    lengths = sorted(c.problem.seq_k for c in cases_of(PROBLEMS[0]))
-    assert lengths[-2] > (2 * CONFIG["stages"] + 1) * CONFIG["tile_n"]
-    assert lengths[-1] >= 4096
+@pytest.mark.parametrize("text", ["b1,h2,s2047,d64,fp16,causal", "b1,h2,sq1,sk300,d64,bf16,causal"])
+def test_under_a_mask_the_first_row_sees_whole_tiles_and_1_to_3_keys_fewer(text):
+    diagonals = {(c.problem.seq_k - c.problem.seq_q) % CONFIG["tile_n"] - CONFIG["tile_n"] for c in cases_of(text)}
+    assert {-1, -2, -3, -4, -CONFIG["tile_n"]} <= diagonals
+
+
+@pytest.mark.parametrize("text", ["b1,h8,s256,d64,fp16,kv2", "b1,h6,s256,d64,fp16,kv2", "b1,h4,s256,d64,fp16,kv1"])
+def test_a_case_groups_heads_as_the_problem_does_not(text):
+    problem = parse_problem(text)
+    groups = {c.problem.heads // c.problem.kv_heads for c in cases_of(text) if c.problem.kv_heads > 1}
+    assert any(group % 2 and group > 1 and group != problem.heads // problem.kv_heads for group in groups)
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_a_case_wraps_around_the_pipeline_with_all_warps_rows_and_one_is_long(text):
+    cases = cases_of(text)
+    wraps = [c for c in cases if not c.long and c.problem.seq_k > (2 * CONFIG["stages"] + 1) * CONFIG["tile_n"]]
+    assert any(c.problem.seq_q > CONFIG["tile_m"] - 16 for c in wraps)
+    assert max(c.problem.seq_k for c in cases if c.long) >= 4096
+
+
+@pytest.mark.parametrize("text", ["b3,h40,sq5000,sk9000,d64,fp16,kv8", "b1,h2,s7001,d128,bf16,causal"])
+def test_each_axis_has_the_problems_own_length_in_some_long_case(text):
+    problem = parse_problem(text)
+    own = [c.problem for c in cases_of(text) if c.long]
+    for axis in ("batch", "heads", "kv_heads", "seq_k", *([] if problem.causal else ["seq_q"])):
+        if getattr(problem, axis) > 2:
+            assert getattr(problem, axis) in {getattr(p, axis) for p in own}, axis
+    assert {c.draw for c in cases_of(text) if c.problem.seq_k == problem.seq_k} >= {"long", "late maximum"}
+
+
+def test_a_number_of_keys_that_takes_too_long_is_cut_and_says_so():
+    (case,) = [c for c in cases_of("b1,h1,s1000003,d256,fp16") if c.name == "own keys"]
+    assert case.problem.seq_k % CONFIG["tile_n"] == 1000003 % CONFIG["tile_n"]
+    assert case.part == f"{case.problem.seq_k:,} of 1,000,003 keys"
 
 
 def test_the_gate_chooses_the_blocks_of_a_persistent_kernel_and_no_others():
@@ -128,7 +161,7 @@ def test_the_gate_chooses_the_blocks_of_a_persistent_kernel_and_no_others():
     problem = parse_problem(PROBLEMS[0])
     assert all(ATTENTION.gate_launch(c, natural) == natural for c in ATTENTION.cases(problem, other))
     rounds = []
-    for case in ATTENTION.cases(problem, persistent):
+    for case in (c for c in ATTENTION.cases(problem, persistent) if not c.long):
         blocks, p = ATTENTION.gate_launch(case, natural).grid[0], case.problem
         row_tiles = -(-p.seq_q // CONFIG["tile_m"]) * p.heads * p.batch
         assert blocks == 1 or (row_tiles >= 2 * blocks and row_tiles % blocks)
@@ -151,20 +184,39 @@ def logits(name, text):
 @pytest.mark.parametrize("text", DRAWN)
 def test_extreme_logits_lie_below_what_exp_and_masks_stand_for(text):
     found = logits("extreme logits", text)
-    assert found[1::5].max() < -126  # exp2 is 0 under a maximum of 0
-    assert found[2::5].max() < -65504 < 65504 < found[3::5].min()
-    assert found[0::5].std() > 8 and found[4::5].std() < 2
+    below_masks = found.amax(1) < -65504
+    first = int(below_masks.nonzero()[0]) - 2  # the kinds follow one another, from any on
+    kinds = [found[(np.arange(len(found)) - first) % 5 == kind] for kind in range(5)]
+    assert kinds[1].max() < -126  # exp2 is 0 under a maximum of 0
+    assert kinds[2].max() < -65504 < 65504 < kinds[3].min()
+    assert kinds[0].std() > 8 and kinds[4].std() < 2
 
 
 @pytest.mark.parametrize("text", DRAWN)
 def test_a_maximum_rises_by_just_what_a_half_holds_and_a_little_more(text):
     found = logits("late maximum", text)[1::2]
     rises = (found.max(-1).values - found[:, 0]).tolist()
-    climbing = [i for i in range(len(rises)) if i % 16 != 12]  # in the others all logits are below 0
-    assert [rises[i] for i in climbing] == pytest.approx([RISES[i % len(RISES)] for i in climbing], rel=1e-5)
-    assert (found[12::16] < 0).all()
+    assert rises == pytest.approx([RISES[i % len(RISES)] for i in range(len(rises))], rel=1e-5)
     assert torch.isinf(torch.tensor(2.0 ** min(r for r in rises if r > 15)).half())
     assert min(r for r in rises if r > 15) < 16
+
+
+def test_rows_that_fall_lie_in_one_half_of_a_stripe_and_in_the_other_of_the_next():
+    drawn = set()
+    for seed in range(8):
+        case = Case("late maximum", parse_problem("b1,h1,sq64,sk200,d64,fp16"), "late maximum")
+        q, k = (TENSORS.draw(case, seed).inputs[n][0, 0].double() for n in "qk")
+        falling = ((q @ k.T).amax(1) < 0).nonzero().flatten()
+        halves = falling // 8 % 2
+        assert len(falling) == 4 and (halves[:-1] != halves[1:]).all()
+        drawn.update(falling.tolist())
+    assert len(drawn) > 8
+
+
+def test_one_hot_rows_and_those_of_the_long_case_point_at_early_and_late_keys():
+    for name in ("one-hot rows", "long"):
+        found = logits(name, "b1,h1,sq64,sk4159,d64,fp16").argmax(1) / 4159
+        assert found[3::4].min() < 0.1 and found[3::4].max() > 0.9
 
 
 def test_long_rows_weigh_all_keys_alike_or_a_few_of_each_tile_or_one_alone():
@@ -335,13 +387,53 @@ def test_a_changed_input_is_incorrect():
 
 @pytest.mark.parametrize("failure", [KernelCrashed, KernelHung])
 def test_a_crash_or_hang_ends_the_gate_with_its_reason(failure):
-    def run(launch, arguments, seed):
+    def run(rounds, seed):
         raise failure("block (0, 0, 0), thread 7")
 
     verdict = judge(parse_problem(PROBLEMS[0]), run)
     assert verdict.outcome is failure.outcome
     assert "thread 7" in verdict.reason
     assert len(verdict.cases) == 1
+
+
+def test_stores_that_do_not_cover_an_output_are_wrong_whatever_the_device_returns():
+    problem = parse_problem(PROBLEMS[0])
+    right = device(problem)
+
+    def run(rounds, seed):
+        return replace(right(rounds, seed), unwritten={"o": 3})
+
+    verdict = judge(problem, run)
+    assert verdict.outcome is Outcome.INCORRECT
+    assert "3 of 4224 outputs were never written" in verdict.reason
+
+
+def test_one_case_with_several_blocks_is_launched_twice_on_new_inputs_over_the_old_outputs():
+    problem = parse_problem(PROBLEMS[0])
+    seen = []
+
+    def run(rounds, seed):
+        seen.append([calls[0].arguments for calls in rounds])
+        return device(problem)(rounds, seed)
+
+    plan = [(case, Launch((1 + n // 2, 1, 1), 32, 0)) for n, case in enumerate(ATTENTION.cases(problem, CONFIG))]
+    assert verify(ATTENTION, plan, run, "stand-in", 1).correct
+    twice = [n for n, rounds in enumerate(seen) if len(rounds) == 2]
+    assert len(twice) == 1 and twice[0] >= 2
+    first, second = seen[twice[0]]
+    assert not np.array_equal(first[0].data, second[0].data)
+
+
+def test_a_kernel_that_is_right_once_and_returns_early_later_is_incorrect():
+    problem = parse_problem(PROBLEMS[0])
+
+    def run(rounds, seed):
+        done = device(problem)(rounds, seed)
+        return replace(done, tensors=[tensors | {"o": done.tensors[0]["o"]} for tensors in done.tensors])
+
+    verdict = judge(problem, run)
+    assert verdict.outcome is Outcome.INCORRECT
+    assert "in the second launch" in verdict.reason
 
 
 def test_inputs_are_fresh_for_every_candidate_and_case_and_repeat_from_their_seed():

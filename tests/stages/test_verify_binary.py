@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 
 from evoengine.paths import asset
-from evoengine.records import EXECUTOR, Outcome, Source
+from evoengine.records import EXECUTOR, Outcome, Plans, Source
 from evoengine.search.evaluators import gate_plan
 from evoengine.stages.compile import compile_source
+from evoengine.stages.gate import CannotJudge
 from evoengine.stages.render import render
-from evoengine.stages.verify_binary import verify_binary
 from evoengine.workloads.base import Target
 from tests.support.exhaustive import representatives
-from tests.support.kernel_gate import attention_space, attention_target
+from tests.support.kernel_gate import attention_space, attention_target, execute
 from tests.workloads import test_planted_faults as classic
 from tests.workloads import test_planted_faults_mma as mma
 from tests.workloads import test_planted_faults_more as more
@@ -33,7 +33,7 @@ FAMILIES = ("scalar", "wmma", "mma", "wgmma")
 
 def executed(target: Target, space, config, source: Source, arch: str):
     binary = compile_source(source, arch)
-    return verify_binary(target.workload, gate_plan(space, target, config), source, binary, seed=7)
+    return execute(target.workload, source, binary, Plans(gate_plan(space, target, config)), seed=7)
 
 
 def starts():
@@ -55,11 +55,10 @@ FAST_STARTS = ("scalar-sm_80", "mma-sm_89", "wgmma-sm_90a-b2,h4,s256,d64,fp16")
 def test_the_machine_code_of_every_family_is_right(attention_gate, family, arch, gpu, problem):
     space, target = attention_space(problem, gpu, (family,)), attention_target(problem, gpu)
     config = space.starts[0]
-    check = executed(target, space, config, render(target, space, config, asset("templates")), arch)
-    assert check.why_not is None
-    assert check.verdict.correct, check.verdict.reason
-    assert check.verdict.device == EXECUTOR
-    assert len(check.verdict.cases) == len(gate_plan(space, target, config))
+    verdict = executed(target, space, config, render(target, space, config, asset("templates")), arch)
+    assert verdict.correct, verdict.reason
+    assert verdict.device == EXECUTOR
+    assert len(verdict.cases) == len(gate_plan(space, target, config))
 
 
 # ── faults of the other files, compiled ─────────────────────────────────────────────────────────────────────────────
@@ -133,10 +132,9 @@ def test_a_planted_fault_is_caught_in_the_machine_code(attention_gate, module, n
     for old, new in pairs:
         assert old in source.text, f"the template has no {old!r} any more"
         source = replace(source, text=source.text.replace(old, new))
-    check = executed(gate.target, gate.space, config, source, "sm_90a")
-    assert check.why_not is None
-    assert check.verdict.outcome in (Outcome.INCORRECT, Outcome.CRASHED, Outcome.HUNG), "the fault escaped"
-    assert check.refuted and check.verdict.reason
+    verdict = executed(gate.target, gate.space, config, source, "sm_90a")
+    assert verdict.outcome in (Outcome.INCORRECT, Outcome.CRASHED, Outcome.HUNG), "the fault escaped"
+    assert verdict.reason
 
 
 def test_at_least_thirty_faults_of_all_families_are_planted():
@@ -156,25 +154,24 @@ def right():
 def test_an_unknown_opcode_is_named_and_fails_nothing(right):
     space, target, config, source, binary = right
     strange = replace(binary, listing=binary.listing.replace(" MUFU.EX2 ", " MUFU.EX9 ").replace(" LDSM.", " LDSX."))
-    check = verify_binary(target.workload, gate_plan(space, target, config), source, strange, seed=7)
-    assert check.verdict is None and not check.refuted
-    assert "MUFU.EX9" in check.why_not and "LDSX." in check.why_not
+    with pytest.raises(CannotJudge, match=r"LDSX\.[^)]*.*MUFU\.EX9"):
+        execute(target.workload, source, strange, Plans(gate_plan(space, target, config)), seed=7)
 
 
 def test_a_binary_read_back_without_its_listing_is_executed_too(right):
     space, target, config, source, binary = right
     plan = gate_plan(space, target, config)[:2]
-    check = verify_binary(target.workload, plan, source, replace(binary, listing=""), seed=7)
-    assert check.verdict.correct and len(check.verdict.cases) == 2
+    verdict = execute(target.workload, source, replace(binary, listing=""), Plans(plan), seed=7)
+    assert verdict.correct and len(verdict.cases) == 2
 
 
 def test_a_binary_of_other_parameters_crashes(right):
     """As on a GPU, which would read what is not there."""
     space, target, config, source, _ = right
     other = replace(source, text='extern "C" __global__ void attention(int* x) { *x = 1; }')
-    check = executed(target, space, config, other, "sm_90a")
-    assert check.verdict.outcome is Outcome.CRASHED
-    assert "kernel attention has 1 parameters" in check.verdict.reason
+    verdict = executed(target, space, config, other, "sm_90a")
+    assert verdict.outcome is Outcome.CRASHED
+    assert "kernel attention has 1 parameters" in verdict.reason
 
 
 def test_a_launch_that_the_binary_was_not_made_for_crashes(right):
@@ -182,6 +179,6 @@ def test_a_launch_that_the_binary_was_not_made_for_crashes(right):
     space, target, config, source, _ = right
     bound = replace(source, text=source.text.replace("__launch_bounds__(THREADS", "__launch_bounds__(32"))
     assert bound != source
-    check = executed(target, space, config, bound, "sm_90a")
-    assert check.verdict.outcome is Outcome.CRASHED
-    assert "the binary was made for 32 at most" in check.verdict.reason
+    verdict = executed(target, space, config, bound, "sm_90a")
+    assert verdict.outcome is Outcome.CRASHED
+    assert "the binary was made for 32 at most" in verdict.reason

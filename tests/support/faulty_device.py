@@ -20,12 +20,26 @@ from pathlib import Path
 import numpy as np
 
 from evoengine.errors import UsageError
-from evoengine.records import Baseline, Binary, CaseResult, Kind, Measurement, Outcome, Rejection, Verdict
+from evoengine.records import (
+    EMULATOR,
+    EXECUTOR,
+    GATE_VERSION,
+    Baseline,
+    Binary,
+    CaseResult,
+    Judged,
+    Kind,
+    Measurement,
+    Outcome,
+    Rejection,
+    Verdict,
+)
 from evoengine.stages.final_result import Finals
 from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import Evaluation
 
 DEVICE = "faulty device"
+CPU = (EXECUTOR, EMULATOR)
 WORK_SECONDS = 0.02
 LATE_SECONDS = 30.0
 
@@ -141,10 +155,16 @@ def passed() -> Verdict:
     return Verdict(DEVICE, None, None, (CaseResult("one row", "b1", 1, True, 1e-4, 1e-5, 1e-3),), 1.0)
 
 
+def finish_task(workload, contender, plans, seed, known, failed=None):
+    """Both judges on the CPU pass what the device passed."""
+    wrong = misbehave(contender.source, "finish")
+    return wrong or Judged(tuple(replace(passed(), device=name, gate_version=GATE_VERSION) for name in CPU))
+
+
 def measure_task(target, contender, plan, seed, incumbent, rival):
     assert rival.name == "FLASH_ATTENTION"
     wrong = misbehave(contender.source, "judge")
-    return wrong or Evaluation(passed(), figure(number_in(contender.source)))
+    return wrong or Evaluation((passed(),), figure(number_in(contender.source)))
 
 
 def baselines_task(target, seed, without):
@@ -196,15 +216,15 @@ def no_baseline(*_):
 def racing_task(target, contender, plan, seed, incumbent, rival):
     own = figure(number_in(contender.source))
     if incumbent is None:
-        return Evaluation(passed(), own)
+        return Evaluation((passed(),), own)
     lost = {"dropped_after": 5.0, "incumbent": float(incumbent.trial), "times_incumbent": 1.7}
-    return Evaluation(passed(), replace(own, terms=lost))
+    return Evaluation((passed(),), replace(own, terms=lost))
 
 
 def suspect_task(target, contender, plan, seed, incumbent, rival):
     number = number_in(contender.source)
     fast = replace(figure(number), tflops=5000.0, suspect="5000 TFLOPS is above the 989 that a GPU can do")
-    return Evaluation(passed(), fast if number == 0 else figure(number))
+    return Evaluation((passed(),), fast if number == 0 else figure(number))
 
 
 def hanging_baseline(target, seed, without):

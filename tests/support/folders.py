@@ -10,12 +10,12 @@ from typing import Any
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
 from evoengine.records import Config, Rejection, Source, Verdict
-from evoengine.search.evaluators import gate_plan
+from evoengine.search.evaluators import make_plans
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.render import render
-from evoengine.stages.tasks import emulate_task
 from evoengine.workloads.base import Target
 from evoengine.workloads.folder import load_folder
+from tests.support.kernel_gate import emulate
 
 SAXPY: dict[str, Any] = {
     "name": "saxpy",
@@ -83,4 +83,4 @@ def gate(folder: Path, config: Config, problem: str | None = None, seed: int = 7
     target, space = load(folder, problem)
     assert space.why_invalid(config) is None
     source = render(target, space, config, asset("templates"))
-    return emulate_task(target.workload, source, gate_plan(space, target, config), (), seed)
+    return emulate(target.workload, source, make_plans(space, target, config), seed, target.gpu.arch)

@@ -9,11 +9,11 @@ import numpy as np
 from evoengine import workloads
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
-from evoengine.records import Outcome, Source
+from evoengine.records import CompiledCandidate, Outcome, Plans, Rejection, Source
 from evoengine.search.evaluators import full_plan, gate_plan
 from evoengine.space.space import SearchSpace, load_space
+from evoengine.stages.gate import CannotJudge, emulator, executor, judge_whole
 from evoengine.stages.render import render
-from evoengine.stages.tasks import emulate_task
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Target
@@ -35,6 +35,19 @@ def attention_space(
 ) -> SearchSpace:
     """That of the workload which needs no name."""
     return space_of(problem, gpu, families)
+
+
+def emulate(workload, source, plans, seed, arch="sm_90a"):
+    """The emulator's verdict on a text, or a Rejection where it cannot be built."""
+    try:
+        return judge_whole(emulator(source, arch), workload, plans, seed)
+    except CannotJudge as error:
+        return Rejection(Outcome.UNCOMPILABLE, str(error))
+
+
+def execute(workload, source, binary, plans, seed):
+    """The executor's verdict on a binary. Raises CannotJudge where it cannot be executed."""
+    return judge_whole(executor(CompiledCandidate(0, source, binary)), workload, plans, seed)
 
 
 class KernelGate:
@@ -61,7 +74,8 @@ class KernelGate:
         plan = gate_plan(self.space, self.target, config)
         plan += [(case, self.space.launch(config, case.problem)) for case in beside]
         full = full_plan(self.space, self.target, config)
-        return emulate_task(self.target.workload, source or self.source(config), plan, full, seed)
+        plans = Plans(plan, (), full)
+        return emulate(self.target.workload, source or self.source(config), plans, seed, self.target.gpu.arch)
 
     def doctored(self, config, old: str, new: str) -> Source:
         source = self.source(config)

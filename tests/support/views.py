@@ -11,10 +11,10 @@ from typing import Any
 from sqlalchemy import text
 
 from evoengine.ledger.models import CandidateRow, MeasurementRow, VerdictRow
-from evoengine.ledger.runs import UNFINISHED
+from evoengine.ledger.runs import PENDING
 from evoengine.ledger.standings import rebuild
 from evoengine.ledger.store import Ledger
-from evoengine.records import EXECUTOR
+from evoengine.records import EXECUTOR, Outcome
 from evoengine.terms import model_of
 from tests.support.documents import ROOT, blocks
 from tests.support.ledger_examples import GPU, POLICY, PROBLEM, SUSTAINED, start_run
@@ -107,7 +107,7 @@ def check_list(ledger: Ledger) -> None:
         figure, binary = trial.measurement, trial.binary
         config = json.loads(row["config"]) if isinstance(row["config"], str) else row["config"]
         assert (row["trial"], row["run"], row["problem"], row["gpu"]) == (trial.trial, trial.run, PROBLEM, GPU)
-        assert (row["outcome"], row["reason"], config) == (trial.outcome or UNFINISHED, trial.reason, trial.config)
+        assert (row["outcome"], row["reason"], config) == (trial.outcome or PENDING, trial.reason, trial.config)
         assert row["family"] == trial.config["family"] and row["shared_bytes"] == trial.shared_bytes
         assert (row["registers"], row["spill_bytes"]) == (
             (binary.registers, binary.spill_bytes) if binary else (None,) * 2
@@ -126,7 +126,10 @@ def check_runs(ledger: Ledger) -> None:
     ]
     for row, run in zip(seen, (s.run.id for s in summaries), strict=True):
         trials = list(ledger.trials(run=run))
-        assert row["unfinished"] == sum(t.outcome is None for t in trials)
+        assert (row["pending"], row["unfinished"]) == (
+            sum(t.outcome is None for t in trials),
+            sum(t.outcome is Outcome.UNFINISHED for t in trials),
+        )
         for kind, column in (("measured", "measured_us"), ("recorded", "recorded_us")):
             times = [
                 t.measurement.compared_us for t in trials if t.measurement and t.measurement.kind == t.outcome == kind

@@ -98,7 +98,7 @@ def worst_error(config, problem: Gemm, text: Source | None = None, seed: int = 5
     if config["family"] == "wgmma":
         arguments += maps(config, problem)
     text = text or source(config, problem)
-    found = run(build(text), "gemm", text.launch, arguments, seed, 60.0)["c"]
+    found = run(build(text, "sm_90a"), "gemm", text.launch, arguments, seed, 60.0)["c"]
     c = torch.from_numpy(found).view(DTYPES[problem.dtype]).double()
     right = expected(*inputs.values(), problem.epilogue)
     unit = torch.finfo(DTYPES[problem.dtype]).eps / 2 * right.abs().max().clamp(min=1)

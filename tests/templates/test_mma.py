@@ -152,7 +152,7 @@ def accesses(gate, config, source: Source):
     log = TensorArgument("log", np.zeros((launch.threads, EVENTS, 2), np.uint32), output=True)
     inputs = workload.tensors().draw(case, 3).inputs
     arguments = (*make_arguments(workload.parameters(case.problem, config), inputs), log)
-    logged = run(build(watched(source)), source.entry, launch, arguments, 1, 30.0)["log"].astype(np.int64)
+    logged = run(build(watched(source), "sm_90a"), source.entry, launch, arguments, 1, 30.0)["log"].astype(np.int64)
     for warp in logged.reshape(-1, 32, EVENTS, 2):
         [count] = set(warp[:, 0, 0].tolist())  # all lanes did the same
         assert 0 < count < EVENTS

@@ -163,7 +163,7 @@ def placed(gate, config, kernel: str, rows: int, columns: int) -> np.ndarray:
     # every element holds the number of its chunk, exact in 16 bits up to 2048
     tile = torch.from_numpy(chunks.repeat(8)).to(torch.float16).view(torch.uint16).numpy()
     arguments = [TensorArgument("from", tile), TensorArgument("to", np.zeros_like(tile), output=True)]
-    executable = build(Source(source.text + kernel, "place", launch))
+    executable = build(Source(source.text + kernel, "place", launch), "sm_90a")
     found = run(executable, "place", launch, arguments, 0, 20.0)["to"].view(np.float16).reshape(-1, 8)
     assert (found == found[:, :1]).all(), "a chunk was torn"
     where = np.empty(len(chunks), int)
@@ -247,7 +247,7 @@ def visits(gate, schedule: str, grid, l2_mb: int) -> np.ndarray:
     arguments = [TensorArgument("any", np.zeros(64, np.uint16)), TensorArgument("visits", none, output=True)]
     arguments += [ScalarArgument(n, np.int32(getattr(p, n))) for n in ("batch", "heads", "kv_heads", "seq_q", "seq_k")]
     launch = Launch(grid, 32, 0)
-    return run(build(Source(text, "visit", launch)), "visit", launch, arguments, 1, 10.0)["visits"]
+    return run(build(Source(text, "visit", launch), "sm_90a"), "visit", launch, arguments, 1, 10.0)["visits"]
 
 
 @pytest.mark.parametrize(("problem", "schedule", "grid"), WALKS)

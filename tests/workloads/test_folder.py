@@ -134,7 +134,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown draw": ({"workloads": [{"axes": {"n": 4}, "inputs": {"x": {"type": "normal"}}}]}, "has the type 'normal'; known are random"),
     "draw of no input": ({"workloads": [{"axes": {"n": 4}, "inputs": {"z": {"type": "random"}}}]}, "names z, which is no input"),
     "parameters without a tensor": ({"parameters": ["x", "out", "n"]}, "leaves out the tensor y"),
-    "parameters with a stranger": ({"parameters": ["x", "y", "out", "m"]}, "names 'm', which is no input, output or axis"),
+    "parameters with a stranger": ({"parameters": ["x", "y", "out", "m"]}, "names 'm', which is no input, output, scratch memory or axis"),
     "constant of no input": ({"constants": {"c_x": "out"}}, "gives c_x the contents of 'out', which is no tensor among the inputs: x, y"),
     "constant that is a parameter too": ({"constants": {"x": "x"}, "parameters": ["x", "y", "out"]}, "names x, which is in constants"),
     "axes in a circle": (

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from evoengine.gpu import find_gpu
-from evoengine.records import Outcome
-from evoengine.search.evaluators import full_plan
+from evoengine.records import Outcome, Plans
+from evoengine.search.evaluators import full_plan, gate_plan
 from evoengine.space.space import load_space
-from evoengine.stages.tasks import emulate_task
-from evoengine.workloads.attention.full_size import long_cases
 from tests.support.exhaustive import representatives
+from tests.support.kernel_gate import emulate
 
 # 2^32 elements in each tensor: 8.6 GB
 HUGE = "b16,h128,s32768,d64,fp16"
@@ -110,9 +109,10 @@ GOOD_FAST = ("scalar",)
 
 
 def judge(gate, config, source):
-    """On the cases at full size alone: the small ones miss all of these faults."""
-    plan = [(case, gate.space.launch(config, case.problem)) for case in long_cases(gate.problem, config)]
-    return emulate_task(gate.target.workload, source, plan, full_plan(gate.space, gate.target, config), seed=7)
+    """On the cases of the problem's own extents and at full size alone: the small ones miss all of these faults."""
+    plan = [(case, launch) for case, launch in gate_plan(gate.space, gate.target, config) if case.long]
+    plans = Plans(plan, (), full_plan(gate.space, gate.target, config))
+    return emulate(gate.target.workload, source, plans, seed=7)
 
 
 # one fault of each class; the others of a class run with `make test-all`
@@ -158,6 +158,6 @@ def test_a_grid_too_small_for_the_problem_is_caught(tmp_path, attention_gate, co
     path.write_text(text[:start] + text[start:].replace(f'"{extent}"', f'"{broken}"', 1))
     space = load_space(path, gate.problem, find_gpu("h100"), (family,))
     plan = full_plan(space, gate.target, config)
-    found = emulate_task(gate.target.workload, gate.source(config), [], plan, seed=7)
+    found = emulate(gate.target.workload, gate.source(config), Plans([], (), plan), seed=7)
     assert found.outcome is Outcome.INCORRECT
     assert "tiles of rows, which should be" in found.reason

@@ -121,7 +121,7 @@ def offsets(gate, source: Source) -> list[int]:
     scalars = [ScalarArgument(n, np.int32(getattr(problem, n))) for n in ("heads", "kv_heads", "seq_q", "seq_k")]
     found = TensorArgument("found", np.zeros(4, np.int64), output=True)
     arguments = (TensorArgument("any", np.zeros(64, np.uint16)), found, *scalars)
-    executable = build(Source(text + ASK, "ask", Launch((1, 1, 1), 32, 0)))
+    executable = build(Source(text + ASK, "ask", Launch((1, 1, 1), 32, 0)), "sm_80")
     return run(executable, "ask", Launch((1, 1, 1), 32, 0), arguments, 1, 10.0)["found"].tolist()
 
 

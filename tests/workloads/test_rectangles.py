@@ -9,7 +9,8 @@ import pytest
 from evoengine.devices.pool import PAGE, BlockTrace
 from evoengine.records import Launch
 from evoengine.workloads.base import WrongBlock
-from evoengine.workloads.rectangles import FullCase, choose_blocks, few
+from evoengine.workloads.blocks import few
+from evoengine.workloads.rectangles import FullCase, choose_blocks
 from tests.support.exhaustive import representatives
 
 GEMM, DEEP = "gemm:m65600,n65600,k64,fp16", "gemm:m1000,n66048,k33000,fp16"
@@ -60,9 +61,10 @@ def test_the_good_kernel_beside_it_passes(kernel_gate, wanted, problem):
 def test_the_last_block_and_those_that_8_and_16_bits_take_for_it_are_among_the_chosen():
     case = FullCase("full grid", None, None, {})
     chosen = {b.number for b in choose_blocks(case, Launch((1000, 1000, 1), 32, 0), seed=1)}
-    assert {999_999, 999_999 - 256, 999_999 - 65536, 999_999 - 256_000, 999} <= chosen
+    assert {0, 999_999, 999_999 - 256, 999_999 - 65536, 999_999 - 256_000, 999, 999_000} <= chosen
     assert all(0 <= number < 1_000_000 for number in chosen)
-    alone = FullCase("full tensors", None, None, {}, last_alone=True)
+    assert len(chosen) >= 7 + 32
+    alone = FullCase("full tensors", None, None, {}, "last")
     assert [b.number for b in choose_blocks(alone, Launch((7, 3, 1), 32, 0), seed=1)] == [20]
 
 

@@ -2,7 +2,7 @@
 
 Of what older ledgers hold nothing is claimed: what their trials were evaluated with is not known well enough.
 
-What stands is made from the figures of before.
+What stands follows from the figures and is made after the upgrade.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ import zlib
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.orm import Session
-
-from evoengine.ledger.standings import rebuild
 
 revision = "0009"
 down_revision = "0008"
@@ -173,9 +170,6 @@ def upgrade() -> None:
     op.drop_index("ix_candidates_gpu_problem", "candidates")
     op.create_index("ix_candidates_run_id_outcome", "candidates", ["run_id", "outcome"])
     op.create_index("ix_candidates_gpu_problem_id", "candidates", ["gpu", "problem", "id"])
-    with Session(op.get_bind()) as session:
-        rebuild(session)
-        session.flush()
     _add_views()
 
 

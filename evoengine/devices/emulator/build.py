@@ -15,12 +15,16 @@ from functools import cache
 from pathlib import Path
 
 from evoengine.devices.base import KernelUnbuildable
+from evoengine.devices.emulator import includes
 from evoengine.devices.emulator.inline_ptx import INCLUDE
-from evoengine.devices.emulator.translate import cluster_blocks, constant_names, least_blocks, translate
+from evoengine.devices.emulator.kernels import find_kernels, shares_memory
+from evoengine.devices.emulator.macros import host_macros, into_kernel, out_of_kernel
+from evoengine.devices.emulator.translate import constant_names, mask, translate
 from evoengine.errors import MachineError
 from evoengine.host_compiler import (
     building,
     cache_folder,
+    compiler_kind,
     find_compiler,
     how_it_ended,
     identity,
@@ -47,6 +51,15 @@ _CANDIDATE_FLAGS = (
     "-fsanitize=alignment,bounds",
     "-fno-sanitize-recover=all",
 )
+# A kernel whose blocks share memory: the runtime is told of every access (races.cpp), by its place in the code, for
+# which the line is found later. What the compiler makes a call of memcpy is told too.
+_CHECKED_FLAGS = ("-fsanitize=thread", "-g1")
+_CHECKED_FLAGS_OF = {
+    "clang": ("-mllvm", "-tsan-distinguish-volatile=1", "-mllvm", "-tsan-instrument-func-entry-exit=0"),
+    "gcc": ("--param=tsan-distinguish-volatile=1", "--param=tsan-instrument-func-entry-exit=0"),
+}
+_CHECKED_PRELUDE = "".join(f'asm(".set {name}, evo_emu_{name}");' for name in ("memcpy", "memmove", "memset"))
+_NEEDS_CHECKS = "evo_emu::need_checks"
 # Named one by one: the runtime does without the C++ library, and what is not loaded takes no time to start.
 _LIBRARIES = ("-nodefaultlibs", "-lm", "-lc", "-lgcc")
 BUILD_SECONDS = 60.0
@@ -66,17 +79,17 @@ class _NoPlaceNamed(KernelUnbuildable):
     """The compiler failed and named no line of the kernel's: that may be the machine's fault."""
 
 
-def build(source: Source) -> Path:
-    """The executable for `source`, from the cache where it was built before. Safe to call from many processes at once.
+def build(source: Source, arch: str) -> Path:
+    """Return the executable that runs any kernel of `source` as compiled for `arch` (sm_90a), built or from the cache.
 
-    Raises KernelUnbuildable with the first error and its line; MachineError where the compiler is missing or too old,
-    the cache cannot be written, or not even an empty kernel can be built.
+    Safe to call from many processes at once. Raises KernelUnbuildable with the first error and its line; MachineError
+    where the compiler is missing or too old, the cache cannot be written, or not even an empty kernel can be built.
     """
     try:
-        key = hashlib.sha256("\0".join((_version(), source.entry, source.text)).encode()).hexdigest()
+        key = hashlib.sha256("\0".join((_version(), arch, source.entry, source.text)).encode()).hexdigest()
         executable = cache_folder("emulator") / f"kernel-{key[:32]}"
         if not _used_again(executable):
-            _build_or_blame(source, executable)
+            _build_or_blame(source, arch, executable)
             prune(cache_folder("emulator"), "kernel-*", KEPT)
     except OSError as error:
         raise machine_error(error) from error
@@ -91,46 +104,92 @@ def _used_again(executable: Path) -> bool:
     return True
 
 
-def _build_or_blame(source: Source, executable: Path) -> None:
+def _build_or_blame(source: Source, arch: str, executable: Path) -> None:
     """An empty kernel tells whether it is the machine; what fails beside one that was built is tried once more."""
     try:
-        _build_at(source, executable)
+        _build_at(source, arch, executable)
     except _NoPlaceNamed as failure:
-        _require_working()
+        _require_working(arch)
         if _OUT_OF_MEMORY.search(str(failure)):
             raise KernelUnbuildable(f"{failure} ({BUILD_BYTES / 2**30:g} GiB is what it may take)") from None
         try:
-            _build_at(source, executable)
+            _build_at(source, arch, executable)
         except _NoPlaceNamed as again:
             if names_machine_fault(str(again)):
                 raise MachineError(f"this machine failed: {again}") from None
             raise
 
 
-def _require_working() -> None:
+def _require_working(arch: str) -> None:
     """Raises MachineError where not even an empty kernel can be built."""
     if why := why_unfit():
         raise MachineError(why)
     probe = Source('extern "C" __global__ void probe() {}\n', "probe", Launch((1, 1, 1), 32, 0))
     try:
         with building(cache_folder("emulator")) as folder:
-            _build_at(probe, folder / "probe")
+            _build_at(probe, arch, folder / "probe")
     except KernelUnbuildable as error:
         raise MachineError(f"{find_compiler()} cannot build even an empty kernel: {error}") from error
 
 
-def _build_at(source: Source, executable: Path) -> None:
+def _build_at(source: Source, arch: str, executable: Path) -> None:
+    masked = mask(source.text)
+    checked = shares_memory(source.text, masked, len(find_kernels(masked)))
+    try:
+        _compile_and_link(source, arch, checked, executable)
+    except _NoPlaceNamed as failure:
+        if checked or _NEEDS_CHECKS not in str(failure):
+            raise
+        _compile_and_link(source, arch, True, executable)  # a macro pasted together what its text does not show
+
+
+def _compile_and_link(source: Source, arch: str, checked: bool, executable: Path) -> None:
     runtime = _runtime()
-    bounds = f"{least_blocks(source.text, source.entry)}, {cluster_blocks(source.text)}"
-    unit = f'#include <evo_emu/cuda.h>\n#include <evo_emu/kernel.h>\n#line 1 "kernel.cu"\n{translate(source.text)}\n'
-    unit += f'#line 1 "entry"\nEVO_EMU_ENTRY({source.entry}, {bounds})\n'
-    named = "".join(f"EVO_EMU_CONSTANT({name})" for name in constant_names(source.text))
-    unit += f"extern const evo_emu::Constant evo_emu::constants[] = {{{named}{{nullptr, nullptr, 0}}}};\n"
+    flags = [*_CANDIDATE_FLAGS, *(_checked_flags() if checked else ())]
     with building(cache_folder("emulator")) as folder:
         scratch = folder / "kernel"
-        _compile([*_CANDIDATE_FLAGS, "-xc++", "-c", "-", "-o", f"{scratch}.o"], unit, source.entry)
+        unit = _unit(source, arch, checked)
+        _compile([*flags, "-xc++", "-c", "-", "-o", f"{scratch}.o"], unit, source.entry)
         _compile([f"{scratch}.o", str(runtime), *_LIBRARIES, "-o", str(scratch)], "", source.entry)
         os.replace(scratch, executable)
+
+
+def _checked_flags() -> tuple[str, ...]:
+    return (*_CHECKED_FLAGS, *_CHECKED_FLAGS_OF[compiler_kind()])
+
+
+def _unit(source: Source, arch: str, checked: bool) -> str:
+    """What is compiled: the kernel's text between the emulator's headers and what the runtime looks up."""
+    text = translate(source.text)
+    leads_to_host = includes.host_headers(text)
+    host = _host_macros(leads_to_host)
+    if leads_to_host:
+        text = includes.in_host_environment(text, out_of_kernel(host, arch), into_kernel(host, arch, keep=True))
+    constants = "".join(f"EVO_EMU_CONSTANT({name})" for name in constant_names(source.text))
+    described = any(kernel.name == source.entry for kernel in find_kernels(mask(source.text)))
+    entry = f"EVO_EMU_REQUIRE({source.entry})" if described else f"EVO_EMU_ENTRY({source.entry}, 1, 1, 0)"
+    return (
+        f"#define EVO_EMU_CHECKED {checked:d}\n#include <evo_emu/cuda.h>\n#include <evo_emu/kernel.h>\n"
+        f"{_CHECKED_PRELUDE if checked else ''}\n"
+        f"extern const bool evo_emu::checked = {checked:d};\n"
+        f'{into_kernel(host, arch, keep=leads_to_host)}#line 1 "kernel.cu"\n{text}\n'
+        f'#line 1 "entry"\n{entry}\n'
+        f"extern const evo_emu::Constant evo_emu::constants[] = {{{constants}{{nullptr, nullptr, 0}}}};\n"
+    )
+
+
+@cache
+def _host_macros(with_headers: bool) -> list[str]:
+    """The names of the host's macros, with those of its headers that a kernel may include."""
+    file = cache_folder("emulator") / f"macros-{_version()[:32]}-{with_headers:d}"
+    if not file.exists():
+        flags = [*_COMMON, *native_flags(), *_CANDIDATE_FLAGS, *_checked_flags()]
+        names = host_macros(flags, (includes.STANDARD | includes.OF_THE_HOST) if with_headers else ())
+        with building(cache_folder("emulator")) as folder:
+            scratch = folder / "macros"
+            scratch.write_text("\n".join(names))
+            os.replace(scratch, file)
+    return file.read_text().split()
 
 
 def _compile(arguments: list[str], unit: str, entry: str) -> None:

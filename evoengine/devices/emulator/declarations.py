@@ -19,7 +19,7 @@ _FIRST = re.compile(r"(.*?)\b([A-Za-z_]\w*)\s*((?:\[[^\]]*\]\s*)*)\Z", re.DOTALL
 _DECLARATOR = re.compile(r"\s*([A-Za-z_]\w*)\s*((?:\[[^\]]*\]\s*)*)\Z")
 _NAMESPACE = re.compile(r'(?:\bnamespace(?:\s+[\w:]+)?|\bextern\s*"[^"]*")\s*\Z')
 _CLASS = re.compile(r"(?:typedef\s+)?(struct|class|union|enum)\b\s*(\w*)([^()=]*)\Z", re.DOTALL)
-_PREPROCESSOR = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.)*", re.MULTILINE | re.DOTALL)
+PREPROCESSOR = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.)*", re.MULTILINE | re.DOTALL)
 _LABEL = re.compile(r"\s*(?:case\b[^:?]*|\w+)\s*:(?!:)")
 _TYPE = re.compile(r"[A-Za-z_][\w:]*(?:\s+[A-Za-z_][\w:]*)*\Z")
 _NO_TYPE = frozenset(
@@ -74,7 +74,7 @@ def is_namespace_head(text: str) -> bool:
 
 def poison_insertions(masked: str) -> list[Insertion]:
     """What makes variables and members without a value NaN; in `masked` literals and comments are blank."""
-    code = _PREPROCESSOR.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), masked)
+    code = PREPROCESSOR.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), masked)
     return [*_local_variables(code), *_objects_with_constructors(code)]
 
 

@@ -34,6 +34,36 @@ def for_host(text: str) -> str:
     return LINE.sub(_for_host, text)
 
 
+_NUMBERS = {"limits": "c_limits.h", "float": "c_float.h", "stdint": "c_stdint.h"}
+"""C header → what defines its limits again, in numbers"""
+
+
+def in_host_environment(text: str, out_of_kernel: str, into_kernel: str) -> str:
+    """The text with the directives around each include that leads to the host's headers, and its lines numbered as
+    before."""
+
+    def wrap(line: re.Match[str]) -> str:
+        name = line[1] or line[2]
+        if not leads_to_host(name):
+            return line[0]
+        numbers = _NUMBERS.get(name.removesuffix(".h").removeprefix("c"))
+        more = f"#include <evo_emu/{numbers}>\n" if numbers else ""
+        number = text.count("\n", 0, line.start()) + 1
+        before = f'{out_of_kernel}#line {number} "kernel.cu"\n'
+        return f'{before}{line[0]}\n{into_kernel}{more}#line {number + 1} "kernel.cu"'
+
+    return LINE.sub(wrap, text)
+
+
+def host_headers(text: str) -> bool:
+    """Whether the text includes anything that leads to the host's headers."""
+    return any(leads_to_host(line[1] or line[2]) for line in LINE.finditer(text))
+
+
+def leads_to_host(name: str) -> bool:
+    return name.startswith(("cub/", "cuda/")) or not (INCLUDE / name).is_file()
+
+
 def _for_host(line: re.Match[str]) -> str:
     name = line[1] or line[2]
     standard = name.removeprefix("cuda/std/")

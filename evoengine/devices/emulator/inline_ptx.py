@@ -41,6 +41,18 @@ _REGISTER_TYPES = {
     "s64": "long long", "f64": "double",
 }  # fmt: skip
 
+_MEMORY = re.compile(r"(?:ld|st|atom|red|membar|fence)\.(?!async|bulk|matrix|proxy|mbarrier_init)")
+_ORDERS = {"weak": "relaxed", "relaxed": "relaxed", "volatile": "relaxed", "mmio": "relaxed", "acquire": "acquire",
+           "release": "release", "acq_rel": "acquire_release", "sc": "acquire_release"}  # fmt: skip
+_SCOPES = {"cta": "block", "cluster": "cluster", "gpu": "device", "gl": "device", "sys": "device"}
+_MEMORY_TYPES = {
+    "b8": "unsigned char", "u8": "unsigned char", "s8": "signed char", "b16": "unsigned short", "u16": "unsigned short",
+    "s16": "short", "b32": "unsigned", "u32": "unsigned", "s32": "int", "f32": "float", "b64": "unsigned long long",
+    "u64": "unsigned long long", "s64": "long long", "f64": "double",
+}  # fmt: skip
+_OPERATIONS = frozenset({"add", "inc", "dec", "exch", "cas", "min", "max", "and", "or", "xor"})
+_CACHE_HINTS = frozenset({"ca", "cg", "cs", "lu", "cv", "wb", "wt", "global", "generic", "v2", "v4"})
+
 _INDICES = {"tid": "threadIdx", "ntid": "blockDim", "ctaid": "blockIdx", "nctaid": "gridDim"}
 _SPECIAL_REGISTERS = {
     "%cluster_ctarank": "evo_emu::cluster_rank()", "%laneid": "evo_emu::lane()",
@@ -163,6 +175,8 @@ def _declare(kind: str, names: str, line: int) -> str:
 
 
 def _call(mnemonic: str, arguments: list[str], line: int) -> str:
+    if _MEMORY.match(mnemonic):
+        return _memory_call(mnemonic, arguments, line)
     name = _WITHOUT_EFFECT.sub("", mnemonic).replace("::", "_").replace(".", "_")
     size = _SIZE.search(name)
     name = _SIZE.sub("", name)
@@ -171,6 +185,26 @@ def _call(mnemonic: str, arguments: list[str], line: int) -> str:
     if size:  # a template argument: columns of wgmma, dimensions of a tile
         name += f"<{size[1] or size[2]}>"
     return f"evo_emu::ptx::{name}({', '.join(arguments)});"
+
+
+def _memory_call(mnemonic: str, arguments: list[str], line: int) -> str:
+    """An instruction with order, scope and type, whose parts some write in one order and some in another."""
+    kind, *parts = re.sub(r"\.L[12]::[\w:]+", "", mnemonic).replace("shared::cta", "shared").split(".")
+    order = next((_ORDERS[part] for part in parts if part in _ORDERS), None)
+    scope = next((_SCOPES[part] for part in parts if part in _SCOPES), None)
+    operation = next((part for part in parts if part in _OPERATIONS), None)
+    ctype = next((_MEMORY_TYPES[part] for part in parts if part in _MEMORY_TYPES), None)
+    known = _ORDERS.keys() | _SCOPES.keys() | _OPERATIONS | _MEMORY_TYPES.keys() | _CACHE_HINTS | {"shared", "nc"}
+    name = "membar" if kind == "fence" else f"{kind}_{operation}" if operation else "ld_nc" if "nc" in parts else kind
+    if name not in known_instructions() or not known.issuperset(parts) or not (ctype or name == "membar"):
+        raise KernelUnbuildable(f"line {line}: the emulator does not know the PTX instruction {mnemonic}")
+    strong = operation or (order and "weak" not in parts)
+    scoped = f"evo_emu::Scope::{scope or 'device'}" if strong or name == "membar" else "evo_emu::Scope::weak"
+    if name == "membar":
+        return f"evo_emu::ptx::membar<{scoped}>();"
+    shared = "true" if "shared" in parts else "false"
+    types = f"evo_emu::Order::{order or 'relaxed'}, {scoped}, {ctype}, {shared}"
+    return f"evo_emu::ptx::{name}<{types}>({', '.join(arguments)});"
 
 
 def _argument(text: str, operands: list[str], line: int) -> str:

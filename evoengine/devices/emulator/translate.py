@@ -1,8 +1,8 @@
 """CUDA C++ as NVRTC takes it → C++20 as the host compiler takes it, line for line.
 
 Three things have no C++ counterpart that a header could supply: inline PTX, `__shared__` variables and
-`extern __shared__` arrays. They are rewritten in place, and what has no value is filled (declarations.py); everything
-else is the work of `include/`.
+`extern __shared__` arrays. They are rewritten in place, what has no value is filled (declarations.py), and behind each
+kernel it is described to the runtime (kernels.py); everything else is the work of `include/`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from evoengine.devices.base import KernelUnbuildable
 from evoengine.devices.emulator import declarations, inline_ptx
-from evoengine.devices.emulator.declarations import ALIGNMENT, is_namespace_head, read_declarators, split_declarators
+from evoengine.devices.emulator.declarations import ALIGNMENT, is_namespace_head, read_declarators
 from evoengine.devices.emulator.includes import for_host
+from evoengine.devices.emulator.kernels import KernelDefinition, closing, find_kernels
 
 _COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\b\s*)?\(")
@@ -42,44 +43,24 @@ def translate(text: str) -> str:
 
     Raises KernelUnbuildable naming the line for PTX the emulator does not know and declarations it cannot read.
     """
-    masked = _mask(text)
+    masked = mask(text)
+    kernels = find_kernels(masked)
     for by_value in _MAP_BY_VALUE.finditer(masked):
         if not by_value[1]:  # the compiler takes it, and TMA is given the address of a copy that it cannot read
             line = _line(text, by_value.start())
             rule = "must be a const __grid_constant__ parameter"
             raise KernelUnbuildable(f"line {line}: tensor map {by_value[2]} {rule}")
     edits = [_asm_edit(text, masked, m) for m in _ASM.finditer(masked)]
-    edits += [_shared_edit(text, masked, m) for m in _SHARED.finditer(masked)]
-    edits += [edit for m in _SHARED_CLASS.finditer(masked) for edit in _shared_class_edits(text, masked, m)]
+    for m in _SHARED.finditer(masked):
+        edits.append(_shared_edit(text, masked, m, _owner(kernels, m.start())))
+    for m in _SHARED_CLASS.finditer(masked):
+        edits += _shared_class_edits(text, masked, m, _owner(kernels, m.start()))
     edits += [_Edit(at, at, added) for at, added in declarations.poison_insertions(masked)]
+    edits += [_entry_edit(kernel, number) for number, kernel in enumerate(kernels, 1)]
     for edit in sorted(edits, key=lambda e: e.start, reverse=True):
         line_ends = "".join(re.findall(r"\\?\n", text[edit.start : edit.end]))
         text = text[: edit.start] + edit.text + line_ends + text[edit.end :]
     return for_host(text)
-
-
-def least_blocks(text: str, entry: str) -> str:
-    """The blocks per SM that `__launch_bounds__` asks for, in the kernel's own words; 1 where it does not."""
-    masked = _mask(text)
-    for match in re.finditer(r"\b__launch_bounds__\s*\(", masked):
-        end = _closing(masked, match.end() - 1)
-        if re.match(rf"\)(?:[\s\w]|__cluster_dims__\s*\([^()]*\))*\b{entry}\s*\(", masked[end:]):
-            bounds = split_declarators(masked[match.end() : end])
-            return f"({' '.join(bounds[1].split())})" if len(bounds) > 1 else "1"
-    return "1"
-
-
-def cluster_blocks(text: str) -> int:
-    """The blocks of a cluster, 1 without `__cluster_dims__`; raises KernelUnbuildable where they lie not along x."""
-    masked = _mask(text)
-    match = re.search(r"\b__cluster_dims__\s*\(([^()]*)\)", masked)
-    if not match:
-        return 1
-    x, *others = (part.strip() for part in match[1].split(","))
-    if not x.isdigit() or any(other != "1" for other in others):
-        line = _line(text, match.start())
-        raise KernelUnbuildable(f"line {line}: __cluster_dims__({match[1]}), where the emulator wants (number, 1, 1)")
-    return int(x)
 
 
 def blank_comments(text: str) -> str:
@@ -93,7 +74,7 @@ def blank_comments(text: str) -> str:
 
 def constant_names(text: str) -> list[str]:
     """The `__constant__` variables at the outermost scope: those that a host finds by their plain names."""
-    masked = _mask(text)
+    masked = mask(text)
     found: list[str] = []
     for match in _CONSTANT.finditer(masked):
         declared = read_declarators(ALIGNMENT.sub(" ", match[1]).split("=")[0])
@@ -102,7 +83,7 @@ def constant_names(text: str) -> list[str]:
     return found
 
 
-def _mask(text: str) -> str:
+def mask(text: str) -> str:
     """The text with what stands in comments and literals blanked, every character in its place."""
 
     def blank(match: re.Match[str]) -> str:
@@ -118,21 +99,22 @@ def _line(text: str, position: int) -> int:
 
 
 def _asm_edit(text: str, masked: str, match: re.Match[str]) -> _Edit:
-    end = _closing(masked, match.end() - 1)
+    end = closing(masked, match.end() - 1)
     code = inline_ptx.to_cpp(text[match.end() : end], masked[match.end() : end], _line(text, match.start()))
     return _Edit(match.start(), end + 1, code)
 
 
-def _closing(masked: str, opening: int) -> int:
-    depth = 0
-    for i in range(opening, len(masked)):
-        depth += (masked[i] in "([{") - (masked[i] in ")]}")
-        if depth == 0:
-            return i
-    raise KernelUnbuildable(f"line {_line(masked, opening)}: a bracket that is never closed")
+def _entry_edit(kernel: KernelDefinition, number: int) -> _Edit:
+    described = f" EVO_EMU_ENTRY({kernel.name}, {kernel.least_blocks}, {kernel.cluster}, {number})"
+    return _Edit(kernel.end, kernel.end, described)
 
 
-def _shared_edit(text: str, masked: str, match: re.Match[str]) -> _Edit:
+def _owner(kernels: list[KernelDefinition], position: int) -> int:
+    """The number of the kernel in whose body the position is; 0 outside of all."""
+    return next((number for number, k in enumerate(kernels, 1) if k.body < position < k.end), 0)
+
+
+def _shared_edit(text: str, masked: str, match: re.Match[str], owner: int) -> _Edit:
     line = _line(text, match.start())
     declaration = masked[match.start() : match.end() - 1]
     aligned = ALIGNMENT.search(declaration)
@@ -146,18 +128,18 @@ def _shared_edit(text: str, masked: str, match: re.Match[str]) -> _Edit:
         raise KernelUnbuildable(f"line {line}: the emulator cannot read this __shared__ declaration")
     base, declarators = found
     if dynamic:
-        code = "".join(_dynamic(base, name, alignment, at_namespace) for name, _ in declarators)
+        code = "".join(_dynamic(base, name, alignment, at_namespace, owner) for name, _ in declarators)
         return _Edit(match.start(), match.end(), code)
     if at_namespace:
         raise KernelUnbuildable(_OUTSIDE.format(line=line))
-    code = "".join(_variable(f"__typeof__({base}{dims})", name, alignment) for name, dims in declarators)
+    code = "".join(_variable(f"__typeof__({base}{dims})", name, alignment, owner) for name, dims in declarators)
     return _Edit(match.start(), match.end(), code)
 
 
-def _shared_class_edits(text: str, masked: str, match: re.Match[str]) -> list[_Edit]:
+def _shared_class_edits(text: str, masked: str, match: re.Match[str], owner: int) -> list[_Edit]:
     """`__shared__ union { … } name;` → the union by itself, and a variable of it behind."""
     line = _line(text, match.start())
-    end = _closing(masked, match.end() - 1)
+    end = closing(masked, match.end() - 1)
     declared = re.compile(r"\s*(\w+)\s*;").match(masked, end + 1)
     if not declared:
         raise KernelUnbuildable(f"line {line}: the emulator wants one name behind __shared__ {match[1]} {{…}}")
@@ -165,20 +147,20 @@ def _shared_class_edits(text: str, masked: str, match: re.Match[str]) -> list[_E
         raise KernelUnbuildable(_OUTSIDE.format(line=line))
     aligned = ALIGNMENT.search(match[0])
     name = match[2] or f"evo_emu_shared_{line}"
-    variable = f"; {_variable(name, declared[1], aligned[1].strip() if aligned else '1')}"
+    variable = f"; {_variable(name, declared[1], aligned[1].strip() if aligned else '1', owner)}"
     opening = _Edit(match.start(), match.end(), f"{match[1]} {name} {{")
     return [opening, _Edit(end + 1, declared.end(), variable)]
 
 
-def _variable(type_name: str, name: str, alignment: str) -> str:
-    shared = f"evo_emu::shared_variable<{type_name}, ({alignment})>"
+def _variable(type_name: str, name: str, alignment: str, owner: int) -> str:
+    shared = f"evo_emu::shared_variable<{type_name}, ({alignment}), {owner}>"
     return f'auto& {name} = {shared}("{name}", []{{}});'
 
 
-def _dynamic(base: str, name: str, alignment: str, at_namespace: bool) -> str:
+def _dynamic(base: str, name: str, alignment: str, at_namespace: bool, owner: int) -> str:
     # at namespace scope a reference: the window is mapped only after static initialisation
     kind = f"static {base}* const&" if at_namespace else f"{base}* const"
-    return f"{kind} {name} = evo_emu::dynamic_array<{base}, ({alignment})>();"
+    return f"{kind} {name} = evo_emu::dynamic_array<{base}, ({alignment}), {owner}>();"
 
 
 def _at_namespace_scope(text: str, masked: str, position: int) -> bool:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from evoengine.ledger.overview import MOST_VERDICTS, CaseErrors, Overview
-from evoengine.ledger.runs import UNFINISHED
+from evoengine.ledger.runs import PENDING
 from evoengine.publish.report.look import (
     OUTCOME_COLOURS,
     PLAIN,
@@ -23,7 +23,7 @@ from evoengine.publish.report.look import (
 LEAST = 1e-6
 """of what is allowed: errors below are drawn there, as 0 has no place on a logarithmic axis"""
 MOST_CASES = 30
-ENDINGS = (*OUTCOME_COLOURS, UNFINISHED)
+ENDINGS = (*OUTCOME_COLOURS, PENDING)
 
 
 def outcomes(overview: Overview) -> Section:

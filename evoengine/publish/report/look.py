@@ -25,7 +25,7 @@ OUTCOME_COLOURS: Mapping[str, str] = {
     Outcome.MEASURED: "#0072B2", Outcome.RECORDED: "#009E73", Outcome.ESTIMATED: "#D55E00",
     Outcome.UNRANKED: "#56B4E9", Outcome.DUPLICATE: "#BBBBBB", Outcome.SCREENED: "#999999",
     Outcome.UNCOMPILABLE: "#CC79A7", Outcome.INCORRECT: "#CC3311", Outcome.CRASHED: "#661100",
-    Outcome.HUNG: "#AA4499", Outcome.SUSPECT: "#DDCC77",
+    Outcome.HUNG: "#AA4499", Outcome.SUSPECT: "#DDCC77", Outcome.UNFINISHED: "#F0C9A8",
 }  # fmt: skip
 PLAIN, PEAK_COLOUR, WRONG_COLOUR = "#777777", "#111111", "#CC3311"
 Chart = dict[str, Any]

@@ -1,4 +1,4 @@
-"""The cases of attention at full size: a few blocks of the problem itself, which no small case can stand for.
+"""The cases of attention at full size: blocks of the problem itself, which no small case can stand for.
 
 Offsets beyond 32 bits, indices and counters beyond 8 or 16, many heads and the order of tiles of rows over them show at
 the problem's own size alone. A block that walks over all its keys takes too long, so keys are fewer where that leaves
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import prod
-
-import numpy as np
+from typing import Literal
 
 from evoengine.devices.base import DTYPE_BYTES
 from evoengine.devices.pool import ChosenBlock
 from evoengine.records import Config, Launch
+from evoengine.workloads.attention.cases import MOST_WORK, affordable_keys, block_work
 from evoengine.workloads.attention.problem import AttentionProblem
-from evoengine.workloads.base import Case
+from evoengine.workloads.blocks import DRAWN, chosen_blocks, draw_blocks, few, in_clusters
 
 LaunchOf = Callable[[AttentionProblem], Launch]
 
@@ -31,11 +31,10 @@ _ALIASES = (1 << 8, 1 << 16)
 """values of an index of 8 and of 16 bits"""
 _MOST_VISITS, _FEW_VISITS = 64, 8
 """tiles of rows through which a persistent block is followed; where it has more, its grid is made larger"""
-_MOST_WORK = 300_000_000
-"""rows times keys times the mean of both head_dims, of all that a block does, which takes a second or less"""
 _MOST_BATCH = 65535
 """of gridDim.z (CUDA C++ Programming Guide, technical specifications per compute capability)"""
-_RANDOM_BLOCKS = 2
+_OWN_BLOCKS = 3
+"""blocks at most that go through all their keys at the problem's own size"""
 _MOST_KEYS = 256
 """of a shortened problem whose K and V are larger than its Q: with as few as Q has, Q would grow too large"""
 _HEAD_BYTES = 13 << 20
@@ -61,9 +60,13 @@ class FullCase:
     """whether blocks of a right kernel get to their end before"""
     visits: int = 1
     """tiles of rows that a block goes through"""
-    all_blocks: bool = False
+    blocks: Literal["many", "all", "drawn"] = "many"
+    drawn: int = DRAWN
+    """blocks that are drawn by seed"""
     endless: bool = False
     """whether blocks of a right kernel are all given up: they see far more keys than they are allowed to read"""
+    part: str | None = None
+    """how many of the problem's keys there are, where all take too long"""
 
     @property
     def row_tiles(self) -> int:
@@ -79,8 +82,8 @@ class FullCase:
 
 
 def full_plan(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> list[tuple[FullCase, Launch]]:
-    """The cases with their launches; none where the configuration does not say how large tiles are, or where blocks
-    take tiles of rows as they come.
+    """Return the cases with their launches; none where the configuration does not say how large tiles are, or where
+    blocks take tiles of rows as they come.
     """
     if not {"tile_m", "tile_n"} <= config.keys() or config.get("schedule", "none") not in _SCHEDULES:
         return []
@@ -90,24 +93,27 @@ def full_plan(problem: AttentionProblem, config: Config, launch_of: LaunchOf) ->
     else:
         cases = [_full_grid(problem, config), _full_tensors(problem, config)]
         plan += [(case, launch_of(case.problem)) for case in cases if case]
-    plan += [(case, launch_of(case.problem)) for case in _many_keys(problem, config)]
+    own = _own_keys(problem, config)
+    plan += [(case, launch_of(case.problem)) for case in (own, *_many_keys(problem, config))]
     if config.get("schedule", "none") != "none":
         plan.append(_beyond_l2(problem, config, launch_of))
     return plan
 
 
-def long_cases(problem: AttentionProblem, config: Config) -> tuple[Case[AttentionProblem], ...]:
-    """A block that counts more tiles of keys than 8 bits do, or more keys than 16, where the problem's own blocks do
-    so; the last tiles weigh most."""
-    tile_m, tile_n = int(config.get("tile_m", 64)), int(config.get("tile_n", 64))
-    beyond = [counted for counted in (_COUNTER * tile_n, *_KEYS) if counted < problem.seq_k]
-    lengths = (_few(problem.seq_k, tile_n, counted // tile_n + 2) for counted in beyond)
-    possible = [keys for keys in lengths if tile_m * keys * _widths(problem) // 2 <= _MOST_WORK]
-    if not possible:
-        return ()
-    keys = max(possible)
-    one = replace(problem, batch=1, heads=1, kv_heads=1, seq_q=min(problem.seq_q, tile_m), seq_k=keys)
-    return (Case("many tiles", one, "late maximum", config),)
+def _own_keys(problem: AttentionProblem, config: Config) -> FullCase:
+    """Return blocks of the problem's own grid with all their keys, as many as there is time for.
+
+    Persistent blocks are followed through one tile of rows and given up in the next.
+    """
+    keys = affordable_keys(problem, config)
+    whole = keys == problem.seq_k
+    own = problem if whole else replace(problem, seq_q=min(problem.seq_q, keys), seq_k=keys)
+    drawn = max(1, min(_OWN_BLOCKS, MOST_WORK // 2 // block_work(problem, config, keys)))
+    persistent = config.get("schedule") == "static"
+    ahead = (int(config.get("stages", 1)) + 2) * int(config["tile_n"]) if persistent else 0
+    limit = _bytes(problem, config, keys + ahead)
+    part = None if whole else f"{keys:,} of {problem.seq_k:,} keys"
+    return FullCase("own keys", own, problem, config, limit, not persistent, 1, "drawn", drawn, part=part)
 
 
 def _full_grid(problem: AttentionProblem, config: Config) -> FullCase:
@@ -145,7 +151,7 @@ def _tiles_to_count(problem: AttentionProblem, config: Config, launch_of: Launch
     counted = visits * -(-problem.seq_k // tile_n) // (2 if problem.causal else 1)
     work = wanted * tile_n * int(config["tile_m"]) * _widths(problem) // 2
     wraps = counted > wanted and _COUNTER % every and visits <= _MOST_VISITS
-    return -(-wanted // visits) if wraps and work <= _MOST_WORK else 1
+    return -(-wanted // visits) if wraps and work <= MOST_WORK // 2 else 1
 
 
 def _followed(
@@ -168,7 +174,7 @@ def _beyond_l2(problem: AttentionProblem, config: Config, launch_of: LaunchOf) -
     if config["schedule"] == "static":
         launch = replace(launch, grid=(_row_tiles(few, config), *launch.grid[1:]))
     limit = _bytes(problem, config, 2 * int(config["tile_n"]))
-    return FullCase("heads beyond the L2", few, few, config, limit, ends=False, all_blocks=True), launch
+    return FullCase("heads beyond the L2", few, few, config, limit, ends=False, blocks="all"), launch
 
 
 def _many_keys(problem: AttentionProblem, config: Config) -> list[FullCase]:
@@ -179,7 +185,7 @@ def _many_keys(problem: AttentionProblem, config: Config) -> list[FullCase]:
     rows, keys = min(problem.seq_q, int(config["tile_m"])), beyond[-1]
     one = replace(problem, batch=1, heads=1, kv_heads=1, seq_q=rows, seq_k=keys)
     limit = _bytes(problem, config, 4 * int(config["tile_n"]))
-    return [FullCase("many keys", one, one, config, limit, ends=False, all_blocks=True, endless=True)]
+    return [FullCase("many keys", one, one, config, limit, ends=False, blocks="all", endless=True)]
 
 
 def _visits(problem: AttentionProblem, config: Config, launch: Launch) -> int:
@@ -208,18 +214,13 @@ def _dealt(problem: AttentionProblem, config: Config, blocks: int) -> list[int]:
     return found
 
 
-def _few(length: int, tile: int, tiles: int) -> int:
-    """At most so many tiles, the last of which ends as that of `length` does."""
-    return length if length <= tiles * tile else (tiles - 1) * tile + 1 + (length - 1) % tile
-
-
 def _unmasked(problem: AttentionProblem) -> int:
     """Keys that the first row of queries sees."""
     return problem.seq_k - problem.seq_q + 1 if problem.causal else problem.seq_k
 
 
 def _fewer_keys(problem: AttentionProblem, config: Config, tiles: int) -> AttentionProblem:
-    keys = _few(_unmasked(problem), int(config["tile_n"]), tiles)
+    keys = few(_unmasked(problem), int(config["tile_n"]), tiles)
     return replace(problem, seq_k=keys + problem.seq_k - _unmasked(problem))
 
 
@@ -231,9 +232,9 @@ def _near(config: Config) -> int:
 def _folded(problem: AttentionProblem, config: Config, tiles: int) -> AttentionProblem:
     """Two tiles of rows, few keys, and so many batch entries that no tensor is larger than the problem's; Q and O of a
     problem of few rows may be, up to a size whose offsets fit 32 bits in bytes too."""
-    tile_n, rows = int(config["tile_n"]), _few(problem.seq_q, int(config["tile_m"]), 2)
+    tile_n, rows = int(config["tile_n"]), few(problem.seq_q, int(config["tile_m"]), 2)
     alike = -(-rows * problem.seq_k // (problem.seq_q * tile_n))
-    seen = _few(
+    seen = few(
         _unmasked(problem), tile_n, max(tiles, min(alike, -(-_MOST_KEYS // tile_n))) if not problem.causal else tiles
     )
     keys = rows - 1 + seen if problem.causal else seen
@@ -267,22 +268,26 @@ def _widest(problem: AttentionProblem) -> int:
 
 
 def choose_blocks(case: FullCase, launch: Launch, seed: int) -> list[ChosenBlock]:
-    """The last, those that 8 or 16 bits take for it, one whose x is 0 (under a mask x = 0 or the last x has few keys,
-    whichever way a kernel counts), the one in the middle, and some at random. Of persistent blocks only the last goes
-    through all its tiles of rows.
+    """Return the blocks to run, each with what it may read.
+
+    Under a mask x = 0 or the last x has few keys, whichever way a kernel counts. Of persistent blocks only the last
+    goes through all its tiles of rows.
     """
-    x, y, z = launch.grid
-    total, cluster = x * y * z, int(case.config.get("cluster", 1))
-    if case.all_blocks:
+    total, cluster = prod(launch.grid), int(case.config.get("cluster", 1))
+    if case.blocks == "all":
         return [ChosenBlock(b, case.input_limit, case.ends) for b in range(0, total, cluster)]
+    if case.blocks == "drawn":
+        drawn = in_clusters(draw_blocks(launch.grid, seed, case.drawn), cluster)
+        return [ChosenBlock(b, case.input_limit, case.ends) for b in drawn]
     if case.visits > 1:
-        others = _owners_of_aliases(total, case.row_tiles)
+        others = dict.fromkeys(
+            [*_owners_of_aliases(total, case.row_tiles), *draw_blocks(launch.grid, seed, case.drawn)]
+        )
         last = ChosenBlock(total - 1, (case.visits + 1) * case.input_limit, case.ends)
         return [last, *(ChosenBlock(b, 2 * case.input_limit, False) for b in others if b != total - 1)]
-    aliases = [total - 1 - values * step for step in (1, x, x * y) for values in _ALIASES]
-    between = [int(b) for b in np.random.default_rng(seed).integers(total, size=_RANDOM_BLOCKS)]
-    wanted = [total - 1, *(b for b in aliases if b >= 0), total - x, total // 2, *between]
-    return [ChosenBlock(b, case.input_limit, case.ends) for b in dict.fromkeys(b // cluster * cluster for b in wanted)]
+    first_of_last_row = total - launch.grid[0]
+    wanted = [*chosen_blocks(launch.grid, seed, case.drawn), first_of_last_row]
+    return [ChosenBlock(b, case.input_limit, case.ends) for b in in_clusters(wanted, cluster)]
 
 
 def _owners_of_aliases(blocks: int, tiles: int) -> list[int]:

@@ -49,7 +49,7 @@ class AttentionTensors(Tensors[AttentionProblem]):
         q = normal(problem.heads, problem.seq_q, problem.head_dim)
         k = normal(problem.kv_heads, problem.seq_k, problem.head_dim)
         v = normal(problem.kv_heads, problem.seq_k, problem.head_dim_v)
-        q, k, v = _SHAPED[case.draw](q, k, v)
+        q, k, v = _SHAPED[case.draw](q, k, v, generator)
         if case.draw == "one-hot rows" and problem.dtype == "bf16":
             v = v * BEYOND_HALF
         dtype = TORCH_DTYPES[problem.dtype]
@@ -133,22 +133,28 @@ class AttentionTensors(Tensors[AttentionProblem]):
 BEYOND_HALF = 2.0**20
 """times ordinary values: what a kernel for bfloat16 must not keep in halves on its way"""
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-Shape = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Triple]
+Shape = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Generator], Triple]
 
 
-def _normal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
+def _normal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
     return q, k, v
 
 
-def _extreme_logits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
-    """Rows of five kinds in turn, so that neighbours differ; first column of K alone decides how far a row lies from 0.
+def _below(most: int, generator: torch.Generator) -> int:
+    """Return a number from 0 on, drawn."""
+    return int(torch.randint(most, (), generator=generator, device=generator.device))
+
+
+def _extreme_logits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
+    """Draw rows of five kinds in turn, beginning with any of them, so that neighbours differ; the first column of K
+    alone decides how far a row lies from 0.
 
     Logits of standard deviation 10, where exp overflows a half unless the maximum is taken off; about -100, which exp
     takes to 0 under a maximum that starts at 0; all -49152 or all 49152, below what may stand for a masked score (-1e4,
     -65504) and with products q·k beyond a half's largest number; and ordinary ones.
     """
     q, k = q.clone(), k.clone()
-    row = torch.arange(q.shape[2], device=q.device) % 5
+    row = (torch.arange(q.shape[2], device=q.device) + _below(5, generator)) % 5
     unit = math.sqrt(q.shape[-1]) / 256.0
     k[..., 0] = -256.0
     q[:, :, row == 0] *= 10.0
@@ -176,37 +182,50 @@ def _constants(v: torch.Tensor) -> torch.Tensor:
     return 1.0 + normalize(v[:, :, :1], p=torch.inf, dim=-1).abs().expand_as(v)
 
 
-def _constant_columns(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
+def _constant_columns(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
     """Every output is its column's constant, whatever the weights: shows weights that do not add up to one."""
     every_second = torch.arange(q.shape[2], device=q.device) % 2 == 0
     return *_thirds(q, k, every_second), _constants(v)
 
 
-def _targets(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """The key that each query of a one-hot row points at."""
-    return torch.arange(q.shape[2], device=q.device) * 7 % k.shape[2]
+GOLDEN = 0.6180339887
+"""neighbouring multiples of it, less their whole parts, lie far apart and everywhere from 0 to 1"""
 
 
-def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
-    """Every query points at one key, so each output is one row of V: shows rows that land in the wrong place."""
-    k = normalize(k, dim=-1)
-    group = q.shape[1] // k.shape[1]
-    peak = 24.0 * math.sqrt(q.shape[-1])
-    return k.repeat_interleave(group, dim=1)[:, :, _targets(q, k)] * peak, k, v
+def _targets(q: torch.Tensor, k: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return the key that each query of a one-hot row points at: early and late ones in turn, from any on."""
+    row = torch.arange(q.shape[2], device=q.device)
+    stride = max(1, round(GOLDEN * k.shape[2]))
+    while math.gcd(stride, k.shape[2]) > 1:
+        stride += 1
+    return (row * stride + _below(k.shape[2], generator)) % k.shape[2]
 
 
-def _long(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
-    """Rows of four kinds, over columns of V that are nearly constant: weights of 2/3 in every second row, but of
+def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
+    """Point every query at one key, so that each output is one row of V: shows rows that land in the wrong place."""
+    return _pointing(q, k, _targets(q, k, generator)), normalize(k, dim=-1), v
+
+
+def _pointing(q: torch.Tensor, k: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return queries for keys of unit length, whose weights are next to nothing but for that of their target."""
+    group, peak = q.shape[1] // k.shape[1], 24.0 * math.sqrt(q.shape[-1])
+    return normalize(k, dim=-1).repeat_interleave(group, dim=1)[:, :, targets] * peak
+
+
+def _long(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
+    """Draw rows of four kinds, over columns of V that are nearly constant: weights of 2/3 in every second row, but of
     2^-15.5 in every eighth; between them logits of standard deviation 4 and one key pointed at in turn.
 
     The first show sums and outputs kept in 16 bits. The second and last show weights that fall to 0 too early, or
-    never: the keys of weight 1 have small values, so that what little weight all others keep adds up beside them. To
-    the third some keys of every tile matter, wherever along the keys a pipeline goes wrong.
+    never, and factors of a rescaling that do not: the keys of weight 1 have small values, so that what little weight
+    all others keep adds up beside them. To the third some keys of every tile matter, wherever along the keys a pipeline
+    goes wrong.
     """
-    pointing, small, _ = _one_hot(q, k, v)
+    targets = _targets(q, k, generator)
+    pointing, small = _pointing(q, k, targets), normalize(k, dim=-1)
     row = torch.arange(q.shape[2], device=q.device)
     v = _constants(v) + 0.25 * v
-    v[:, :, _targets(q, k)] /= 64.0
+    v[:, :, targets] /= 64.0
     ordinary = q * 4.0 * math.sqrt(q.shape[-1])
     q, k = _thirds(2.0 * pointing, small, row % 2 == 0)
     q[:, :, row % 8 == 0] *= 15.5 * math.log(2) / math.log(1.5)
@@ -216,31 +235,47 @@ def _long(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
 
 RISES = (7.9, 8.1, 15.9998, 16.5, 24.0, 40.0, 127.998, 140.0)
 """powers of two: about 2^8, an allowed lag of the maximum; where a weight just fits a half and no more; and for bf16"""
+HALF_STRIPE = 8
+"""rows of which a lane of a tensor core's product holds the same one or two columns: half of the 16 of a stripe"""
 
 
-def _late_maximum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
-    """Logits that climb along the keys, so that the running maximum moves in every tile and O must be rescaled.
+def _late_maximum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
+    """Draw logits that climb along the keys, so that the running maximum moves in every tile and O must be rescaled.
 
-    In every second row they stay at 0 instead, but for one key at two thirds of the way: there the maximum rises by one
+    In every second row they stay at 0 instead, but for one key in the middle third: there the maximum rises by one
     of RISES, to six digits, by two columns of K of which the second is for what rounding to 16 bits leaves of the
-    first. In one row of 32 they fall from -8 on, by a third column of K: a maximum that is wrong of negative logits may
-    be so for some of a warp's rows alone.
+    first. In one even row of 16, drawn from the upper and the lower eight of neighbouring stripes in turn, they fall
+    from -8 on, by a third column of K: a maximum that is wrong of negative logits may be so for some of a warp's rows
+    alone.
     """
     direction = normalize(q[:1, :1, :1], dim=-1)
-    climb = torch.linspace(0.0, 12.0, k.shape[2], device=k.device).view(1, 1, -1, 1)
+    keys, rows = k.shape[2], q.shape[2]
+    climb = torch.linspace(0.0, 12.0, keys, device=k.device).view(1, 1, -1, 1)
     q, k = q * 0.3 + direction * math.sqrt(q.shape[-1]), k * 0.3 + climb * direction
     fine = 2.0**-7
     k[..., :2], k[..., 2] = 0.0, -1.0
-    k[:, :, 2 * k.shape[2] // 3, :2] = torch.tensor([1.0, fine], device=k.device)
-    row = torch.arange(1, q.shape[2], 2, device=q.device)
+    late = keys // 3 + _below(keys // 3 + 1, generator)
+    k[:, :, late, :2] = torch.tensor([1.0, fine], device=k.device)
+    row = torch.arange(1, rows, 2, device=q.device)
     rise = torch.tensor(RISES, device=q.device)[row // 2 % len(RISES)] * math.log(2.0) * math.sqrt(q.shape[-1])
     coarse = rise.bfloat16().float()
     q[..., :3] = 0.0
     q[:, :, row] = 0.0
     q[:, :, row, 0], q[:, :, row, 1] = coarse, (rise - coarse) / fine
     falling = -6.0 * direction[..., 3:]
-    q[:, :, 25::32, 3:], q[:, :, 25::32, 2] = falling * math.sqrt(q.shape[-1]), 8.0 * math.sqrt(q.shape[-1])
+    at = _falling_rows(rows, generator)
+    q[:, :, at, 3:], q[:, :, at, 2] = falling * math.sqrt(q.shape[-1]), 8.0 * math.sqrt(q.shape[-1])
     return q, k, v
+
+
+def _falling_rows(rows: int, generator: torch.Generator) -> list[int]:
+    """Return one even row of each 16, in the upper and the lower half of neighbouring ones."""
+    upper = _below(2, generator)
+    drawn = [
+        first + HALF_STRIPE * ((first // 16 + upper) % 2) + 2 * _below(HALF_STRIPE // 2, generator)
+        for first in range(0, rows, 16)
+    ]
+    return [row for row in drawn if row < rows]
 
 
 _SHAPED: dict[str, Shape] = {

@@ -11,6 +11,7 @@ from evoengine.workloads.base import Inputs
 from evoengine.workloads.convolution.problem import ConvolutionProblem
 from evoengine.workloads.convolution.tensors import whole_numbers
 from evoengine.workloads.rectangle_tensors import Read, Rectangle, RectangleFullSize
+from evoengine.workloads.rectangles import FullCase
 
 
 class ConvolutionFullSize(RectangleFullSize[ConvolutionProblem]):
@@ -18,7 +19,7 @@ class ConvolutionFullSize(RectangleFullSize[ConvolutionProblem]):
         width = int(config["block_size_x"]) * int(config["tile_size_x"])
         return int(config["block_size_y"]) * int(config["tile_size_y"]), width
 
-    def values(self, normal: torch.Tensor) -> torch.Tensor:
+    def values(self, case: FullCase[ConvolutionProblem], normal: torch.Tensor) -> torch.Tensor:
         return whole_numbers(normal)
 
     def part(self, problem: ConvolutionProblem, rectangle: Rectangle, read: Read) -> tuple[ConvolutionProblem, Inputs]:

@@ -1,4 +1,4 @@
-"""2-D convolution: what it costs and the cases a candidate must pass.
+"""State what a 2-D convolution costs and the cases a candidate must pass.
 
 Nothing here needs a tensor library; the tensors themselves are drawn and judged in `tensors.py`.
 """
@@ -16,6 +16,8 @@ from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Toleranc
 from evoengine.workloads.convolution.problem import EXAMPLE, ConvolutionProblem, parse_problem
 from evoengine.workloads.rectangles import FullCase
 
+MOST_PRODUCTS = 1 << 28
+"""of a case with all rows or columns of the problem, in whole tiles, which takes a second or two"""
 FLUSH = 8
 """floats after which the emulator can end a tensor, so that what is read behind it is an error"""
 
@@ -42,7 +44,8 @@ class Convolution(Workload[ConvolutionProblem]):
         return 4.0 * floats
 
     def cases(self, problem: ConvolutionProblem, config: Config) -> tuple[Case[ConvolutionProblem], ...]:
-        """All have the problem's own filter size, which a template may bake in; sizes are set against the block's tile.
+        """Return cases with the problem's own filter size, which a template may bake in, and sizes set against a
+        block's tile.
 
         Most are of small whole numbers, whose sums float32 holds exactly in any order: the smallest fault shows. Those
         of ordinary numbers have long rows, so that no row's error is near 0 by chance. Some end where an image's bytes
@@ -70,6 +73,14 @@ class Convolution(Workload[ConvolutionProblem]):
             Case("ordinary numbers", flush(min(tile_h, 8), max(tile_w - 1, 71))),
             Case("positive numbers", at(min(tile_h, 4), max(tile_w, 64)), "positive"),
         ]
+        whole_w, whole_h = (
+            -(-size // tile) * tile for size, tile in ((problem.width, tile_w), (problem.height, tile_h))
+        )
+        products = problem.filter_w * problem.filter_h
+        if whole_w * tile_h * products <= MOST_PRODUCTS:
+            found.append(Case("own width", at(tile_h // 2 + 1, problem.width), "whole numbers", long=True))
+        if whole_h * tile_w * products <= MOST_PRODUCTS:
+            found.append(Case("own height", at(problem.height, tile_w // 2 + 1), "whole numbers", long=True))
         return tuple(replace(case, config=config) for case in found)
 
     def parameters(self, problem: ConvolutionProblem, config: Config) -> tuple[Parameter, ...]:
@@ -87,7 +98,7 @@ class Convolution(Workload[ConvolutionProblem]):
         return ConvolutionTensors()
 
     def full_plan(self, problem: ConvolutionProblem, config: Config, launch_of: LaunchOf) -> Plan:
-        """The problem itself, where the configuration says how large a block's tile is."""
+        """Return the problem itself, where the configuration says how large a block's tile is."""
         if not {"block_size_x", "block_size_y", "tile_size_x", "tile_size_y"} <= config.keys():
             return ()
         return [(FullCase("full grid", problem, problem, config), launch_of(problem))]

@@ -9,17 +9,22 @@ import torch
 from evoengine.records import Config
 from evoengine.workloads.base import Inputs
 from evoengine.workloads.gemm.problem import GemmProblem
-from evoengine.workloads.gemm.tensors import positive_numbers
+from evoengine.workloads.gemm.tensors import positive_numbers, whole_numbers
 from evoengine.workloads.rectangle_tensors import Read, Rectangle, RectangleFullSize
+from evoengine.workloads.rectangles import FullCase
+
+MOST_POSITIVE = 4096
+"""products of at most 9, whose sum a half still holds"""
 
 
 class GemmFullSize(RectangleFullSize[GemmProblem]):
     def tile(self, problem: GemmProblem, config: Config) -> tuple[int, int]:
         return int(config["tile_m"]), int(config["tile_n"])
 
-    def values(self, normal: torch.Tensor) -> torch.Tensor:
-        """Sums are exact, and none is so small that its relative error says nothing."""
-        return positive_numbers(normal)
+    def values(self, case: FullCase[GemmProblem], normal: torch.Tensor) -> torch.Tensor:
+        """Return whole numbers, whose sums are exact: above 0, so that no sum is so small that its relative error says
+        nothing, but over all of K, where they might overflow a half, with a sign."""
+        return whole_numbers(normal) if case.problem.k > MOST_POSITIVE else positive_numbers(normal)
 
     def part(self, problem: GemmProblem, rectangle: Rectangle, read: Read) -> tuple[GemmProblem, Inputs]:
         rows, columns, all_k = rectangle.rows, rectangle.columns, range(problem.k)

@@ -101,10 +101,14 @@ def positive_numbers(normal: torch.Tensor) -> torch.Tensor:
     return (2.0 * normal.abs()).ceil().clamp(1, 3)
 
 
+def whole_numbers(normal: torch.Tensor) -> torch.Tensor:
+    """Return whole numbers from -3 to 3, none of them 0, whose sums are exact."""
+    return normal.sign() * positive_numbers(normal)
+
+
 def _whole(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
-    """Whole numbers from -3 to 3, none of them 0: sums are exact, so that the smallest fault shows."""
-    a, b, bias = (x.sign() * positive_numbers(x) for x in (a, b, bias))
-    return a, b, bias
+    """Draw numbers whose sums are exact, so that the smallest fault shows."""
+    return whole_numbers(a), whole_numbers(b), whole_numbers(bias)
 
 
 def _positive(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:

@@ -1,4 +1,4 @@
-"""RMS normalisation with a residual add: what it costs and the cases a candidate must pass.
+"""State what RMS normalisation with a residual add costs and the cases a candidate must pass.
 
 Nothing here needs a tensor library; the tensors themselves are drawn and judged in `tensors.py`.
 """
@@ -17,6 +17,8 @@ from evoengine.workloads.rms_norm.problem import DTYPES, EPS, EXAMPLE, KINDS, Rm
 
 MANY_ROWS = 33
 """enough for sums over the errors of all rows, in the cases where those are independent"""
+MOST_ELEMENTS = 1 << 22
+"""of x in a case with all rows of the problem, which takes about a second"""
 
 
 class RmsNorm(Workload[RmsNormProblem]):
@@ -40,9 +42,9 @@ class RmsNorm(Workload[RmsNormProblem]):
         return float(DTYPE_BYTES[problem.dtype]) * problem.hidden * (4 * problem.rows + 1)
 
     def cases(self, problem: RmsNormProblem, config: Config) -> tuple[Case[RmsNormProblem], ...]:
-        """All have the problem's own hidden, which a template may bake in; the number of rows is set against a block's.
+        """Return cases with the problem's own hidden, which a template may bake in, and rows set against a block's.
 
-        So every candidate meets one row alone, whole blocks, a last block that is one row short or has one row only,
+        Every candidate meets one row alone, whole blocks, a last block that is one row short or has one row only,
         what the problem itself leaves for its last block, and rows whose values overflow or vanish in 16 bits.
         """
         block = int(config.get("rows_per_block", 1)) * int(config.get("turns", 1))
@@ -62,6 +64,8 @@ class RmsNorm(Workload[RmsNormProblem]):
         ]
         if in_turn < block:
             found.append(Case("turns that have no row", at(block + in_turn + 1), "extreme rows"))
+        if problem.rows * problem.hidden <= MOST_ELEMENTS:
+            found.append(Case("own rows", at(problem.rows), "extreme rows", long=True))
         return tuple(replace(case, config=config) for case in found)
 
     def parameters(self, problem: RmsNormProblem, config: Config) -> tuple[Parameter, ...]:
@@ -82,7 +86,7 @@ class RmsNorm(Workload[RmsNormProblem]):
         return RmsNormTensors()
 
     def full_plan(self, problem: RmsNormProblem, config: Config, launch_of: LaunchOf) -> Plan:
-        """The problem itself, where the configuration says how many rows are a block's."""
+        """Return the problem itself, where the configuration says how many rows are a block's."""
         if not {"rows_per_block", "turns"} <= config.keys():
             return ()
         return [(FullCase("full grid", problem, problem, config), launch_of(problem))]

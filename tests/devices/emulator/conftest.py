@@ -25,7 +25,7 @@ def emulate():
         x, *yz = (threads, 1, 1) if isinstance(threads, int) else threads
         launch = Launch(grid, x * math.prod(yz), shared, tuple(yz))
         arguments = [argument(p, v) for p, v in zip(parameters.split(","), values, strict=True)]
-        return run(build(Source(text, entry, launch)), entry, launch, arguments, seed, timeout)
+        return run(build(Source(text, entry, launch), "sm_90a"), entry, launch, arguments, seed, timeout)
 
     return run_kernel
 

@@ -60,7 +60,7 @@ def kernel(body: str = "") -> Source:
 @pytest.fixture
 def broken(tmp_path, monkeypatch):
     """Makes the compiler one with that fault."""
-    build(kernel())  # the runtime, by the real one
+    build(kernel(), "sm_90a")  # the runtime, by the real one
 
     def install(fault: str) -> None:
         fake = tmp_path / "g++"
@@ -87,19 +87,19 @@ def test_what_fails_an_empty_kernel_too_or_is_a_full_disk_is_the_machine_and_els
 ):
     broken(script)
     with pytest.raises(error, match=said):
-        build(kernel())
+        build(kernel(), "sm_90a")
 
 
 def test_what_fails_once_costs_nothing(broken, tmp_path):
     broken(f"[ -e {tmp_path}/once ] || {{ touch {tmp_path}/once; say 'No space left on device'; }}")
-    assert build(kernel()).exists()
+    assert build(kernel(), "sm_90a").exists()
 
 
 def test_a_compiler_that_hangs_is_ended_with_what_it_started(broken, tmp_path, monkeypatch):
     monkeypatch.setattr(building, "BUILD_SECONDS", 0.5)
     broken(f"sleep 300 & echo $! > {tmp_path}/pid; wait")
     with pytest.raises(KernelUnbuildable, match=r"the host compiler did not end in 0.5 s"):
-        build(kernel())
+        build(kernel(), "sm_90a")
     pid = int((tmp_path / "pid").read_text())
     wait_for(lambda: subprocess.run(["ps", "-o", "stat=", str(pid)], capture_output=True).stdout[:1] in (b"", b"Z"))
 
@@ -109,14 +109,14 @@ def test_a_macro_that_expands_without_end_is_refused_by_the_limit_of_memory(monk
     lines = ["#define A0 x,x,x,x,x,x,x,x,x,x", *(f"#define A{i} " + ",".join([f"A{i - 1}"] * 10) for i in range(1, 9))]
     bomb = Source("\n".join([*lines, f"int a[] = {{A8}}; // {time.monotonic_ns()}\n"]), "a", Launch((1, 1, 1), 32, 0))
     with pytest.raises(KernelUnbuildable, match=r"memory.*\(0.25 GiB is what it may take\)"):
-        build(bomb)
+        build(bomb, "sm_90a")
 
 
 def test_a_cache_that_cannot_be_written_is_the_machine(monkeypatch, tmp_path):
     (tmp_path / "evoengine").write_text("a file where the folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(MachineError, match="cannot write the cache"):
-        build(kernel())
+        build(kernel(), "sm_90a")
 
 
 def test_a_build_that_was_killed_leaves_nothing_for_long(tmp_path):

@@ -23,7 +23,7 @@ def source(text=KERNEL, entry="f"):
 @pytest.fixture(scope="module", autouse=True)
 def own_cache(tmp_path_factory):
     """In which no other process builds; with the runtime, which takes some seconds."""
-    build(source())
+    build(source(), "sm_90a")
     runtime = builder._runtime_file()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -46,19 +46,19 @@ def forgetful(monkeypatch):
 
 
 def test_the_same_source_is_built_once():
-    first = build(source())
+    first = build(source(), "sm_90a")
     os.utime(first, (1, 1))
     inode = first.stat().st_ino
-    assert build(source()) == first
+    assert build(source(), "sm_90a") == first
     assert first.stat().st_ino == inode
     assert first.stat().st_mtime > 1  # used, so not the next to be pruned
-    assert build(source(KERNEL + "\n")) != first
+    assert build(source(KERNEL + "\n"), "sm_90a") != first
 
 
 def test_nothing_half_built_stays_behind():
-    folder = build(source()).parent
+    folder = build(source(), "sm_90a").parent
     with pytest.raises(KernelUnbuildable):
-        build(source("nonsense"))
+        build(source("nonsense"), "sm_90a")
     assert not list(folder.glob("building-*"))
 
 
@@ -74,11 +74,11 @@ def test_nothing_half_built_stays_behind():
 )
 def test_what_the_host_compiler_refuses_is_told_with_the_kernels_line(text, entry, message):
     with pytest.raises(KernelUnbuildable, match=message):
-        build(source(text, entry))
+        build(source(text, entry), "sm_90a")
 
 
 def test_only_so_many_executables_are_kept(monkeypatch, tmp_path):
-    kept = build(source())
+    kept = build(source(), "sm_90a")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(builder, "KEPT", 16)
     folder = tmp_path / "evoengine" / "emulator"
@@ -88,7 +88,7 @@ def test_only_so_many_executables_are_kept(monkeypatch, tmp_path):
         os.utime(folder / f"kernel-{i:02}", (1000 + i, 1000 + i))
     for runtime in kept.parent.glob("runtime-*"):
         os.link(runtime, folder / runtime.name)
-    newest = build(source())
+    newest = build(source(), "sm_90a")
     oldest_gone = {f"kernel-{i:02}" for i in range(7, 20)}
     assert {p.name for p in folder.glob("kernel-*")} == oldest_gone | {newest.name}
 
@@ -113,14 +113,14 @@ def test_a_compiler_that_cannot_build_the_emulator_is_named_with_what_is_needed(
     old.chmod(0o755)
     forgetful.setenv("CXX", str(old))
     with pytest.raises(MachineError, match=r"old-compiler cannot build the emulator: unrecognized .* needs g\+\+ 12"):
-        build(source())
+        build(source(), "sm_90a")
 
 
 def test_a_cache_that_cannot_be_made_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(MachineError, match="cannot write the cache .*emulator: make it writable or set XDG_CACHE_HOME"):
-        build(source())
+        build(source(), "sm_90a")
 
 
 @pytest.mark.exhaustive
@@ -129,5 +129,5 @@ def test_stacks_can_be_switched_without_assembly(forgetful, tmp_path):
     forgetful.setattr(builder, "_COMMON", (*builder._COMMON, "-DEVO_EMU_UCONTEXT"))
     text = KERNEL.replace("= v *", "= __shfl_xor_sync(~0u, v, 1) *")
     arguments = [TensorArgument("o", np.zeros(32, np.float32), output=True), ScalarArgument("v", np.float32(3))]
-    o = run(build(source(text)), "f", ONE, arguments, 0, 20)["o"]
+    o = run(build(source(text), "sm_90a"), "f", ONE, arguments, 0, 20)["o"]
     np.testing.assert_array_equal(o, 3 * np.arange(32))

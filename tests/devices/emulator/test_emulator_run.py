@@ -73,7 +73,7 @@ ONE_WARP = Launch((1, 1, 1), 32, 0)
 
 def launch_takes(*arguments, launch=ONE_WARP):
     o = TensorArgument("o", np.zeros(4, np.float32), output=True)
-    run(build(Source(TAKES, "f", launch)), "f", launch, [o, *arguments], 0, 20)
+    run(build(Source(TAKES, "f", launch), "sm_90a"), "f", launch, [o, *arguments], 0, 20)
 
 
 N, S = ScalarArgument("n", np.int32(1)), ScalarArgument("s", np.float32(1))
@@ -103,10 +103,12 @@ def test_a_block_has_at_most_1024_threads():
         launch_takes(N, S, launch=Launch((1, 1, 1), 1025, 0))
 
 
-def test_a_thread_that_spins_for_ever_is_ended_by_the_timeout(emulate, floats):
-    text = 'extern "C" __global__ void spin(float* o) { volatile float* p = o; while (p[0] == 0) {} }'
+SPIN = 'extern "C" __global__ void spin(float* o) { for (;;) o[0] += 1; }'
+
+
+def test_a_thread_that_computes_for_ever_is_ended_by_the_timeout(emulate, floats):
     with pytest.raises(KernelHung, match=r"no end after 0.3 s, kernel spin, grid \(2, 1, 1\)"):
-        emulate(text, floats(1), timeout=0.3, grid=(2, 1, 1))
+        emulate(SPIN, floats(1), timeout=0.3, grid=(2, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -133,8 +135,7 @@ def test_a_process_that_dies_without_a_word_is_named_by_its_signal(tmp_path):
 
 
 def test_the_kernel_dies_with_the_process_that_launched_it(tmp_path):
-    text = 'extern "C" __global__ void spin(float* o) { volatile float* p = o; while (p[0] == 0) {} }'
-    executable = build(Source(text, "spin", Launch((1, 1, 1), 1, 0)))
+    executable = build(Source(SPIN, "spin", Launch((1, 1, 1), 1, 0)), "sm_90a")
     script = (
         "import numpy as np; from pathlib import Path; from evoengine.records import Launch\n"
         "from evoengine.devices.base import TensorArgument; from evoengine.devices.emulator.run import run\n"

@@ -34,7 +34,7 @@ def copied(pool):
         tensors = (TensorParameter("a", (size,), "uint8"), TensorParameter("o", (size,), "uint8", output=True))
         numbers = (ScalarArgument("from", np.int64(start)), ScalarArgument("to", np.int64(to)))
         asked = BlockLaunch(launch, (*tensors, *numbers), pool, [ChosenBlock(b, limit, True) for b in blocks])
-        return run_blocks(build(Source(text, "f", launch)), "f", asked, seed, 20.0)
+        return run_blocks(build(Source(text, "f", launch), "sm_90a"), "f", asked, seed, 20.0)
 
     return run_copy
 
@@ -141,10 +141,10 @@ def test_a_tensor_map_that_reaches_beyond_a_pooled_tensor_is_refused(pool):
         return BlockLaunch(launch, arguments, pool, [ChosenBlock(0, PLENTY, True)])
 
     with pytest.raises(KernelUnbuildable, match="a dim of"):
-        run_blocks(build(Source(COPY, "f", launch)), "f", ask(rows), 0, 20.0)
+        run_blocks(build(Source(COPY, "f", launch), "sm_90a"), "f", ask(rows), 0, 20.0)
     with pytest.raises(KernelUnbuildable, match="reaches"):
         small = TensorMapArgument("m", "a", "fp16", (64, 1 << 20), (128,), (64, 64), swizzle=128)
         asked = BlockLaunch(
             launch, (TensorParameter("a", (1 << 20,), "uint8"), small), pool, [ChosenBlock(0, PLENTY, True)]
         )
-        run_blocks(build(Source(COPY, "f", launch)), "f", asked, 0, 20.0)
+        run_blocks(build(Source(COPY, "f", launch), "sm_90a"), "f", asked, 0, 20.0)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from evoengine.devices.base import KernelUnbuildable
-from evoengine.devices.emulator.translate import constant_names, least_blocks, translate
+from evoengine.devices.emulator.translate import constant_names, translate
 
 
 def test_text_without_ptx_or_shared_memory_stays_as_it_is():
-    text = '__global__ void f(float* a) { a[threadIdx.x] = 1; }  // asm("nop"); __shared__ int x;\n'
+    text = '__device__ void f(float* a) { a[threadIdx.x] = 1; }  // asm("nop"); __shared__ int x;\n'
     assert translate(text) == text
 
 
@@ -82,15 +82,6 @@ def test_scopes_unwanted_results_and_declared_registers_are_understood():
     )
 
 
-def test_the_blocks_per_multiprocessor_are_read_from_the_launch_bounds_of_the_kernel_itself():
-    text = (
-        "__global__ void __launch_bounds__(64, 4) g();\n__global__ void __launch_bounds__(f(1, 2), N + 1)\nh(int x) {}"
-    )
-    assert (least_blocks(text, "h"), least_blocks(text, "g")) == ("(N + 1)", "(4)")
-    assert least_blocks("void __launch_bounds__(64, 4) __cluster_dims__(2, 1, 1) h() {}", "h") == "(4)"
-    assert least_blocks("__global__ void __launch_bounds__(64) h() {}", "h") == least_blocks("void h()", "h") == "1"
-
-
 def test_a_tensor_map_by_plain_value_is_refused_and_by_reference_is_not():
     translate("void load(const TensorMap& m); void f(int x, const __grid_constant__ TensorMap m) {}")
     with pytest.raises(KernelUnbuildable, match="line 2: tensor map m must be a const __grid_constant__ parameter"):
@@ -123,19 +114,19 @@ def test_static_shared_variables_become_references_with_name_type_and_alignment(
     text = "void f() { __shared__ __align__(16) half tile[2][A<int, 3>::n], row[8]; }"
     assert translate(text) == (
         "void f() { "
-        'auto& tile = evo_emu::shared_variable<__typeof__(half[2][A<int, 3>::n]), (16)>("tile", []{});'
-        'auto& row = evo_emu::shared_variable<__typeof__(half[8]), (16)>("row", []{}); }'
+        'auto& tile = evo_emu::shared_variable<__typeof__(half[2][A<int, 3>::n]), (16), 0>("tile", []{});'
+        'auto& row = evo_emu::shared_variable<__typeof__(half[8]), (16), 0>("row", []{}); }'
     )
 
 
 def test_dynamic_shared_memory_becomes_a_pointer():
     text = "void f() { extern __shared__ __align__(128) unsigned char smem[]; }"
-    assert "unsigned char* const smem = evo_emu::dynamic_array<unsigned char, (128)>();" in translate(text)
+    assert "unsigned char* const smem = evo_emu::dynamic_array<unsigned char, (128), 0>();" in translate(text)
 
 
 def test_dynamic_shared_memory_of_a_namespace_is_looked_up_at_each_use():
     text = "namespace evo { extern __shared__ float smem[]; }"
-    assert "static float* const& smem = evo_emu::dynamic_array<float, (1)>();" in translate(text)
+    assert "static float* const& smem = evo_emu::dynamic_array<float, (1), 0>();" in translate(text)
 
 
 def test_a_static_shared_variable_outside_of_a_function_is_refused():

@@ -49,7 +49,7 @@ public:
         : rank_among_tiles(o.meta_group_rank()), tiles(o.meta_group_size()) {}
 
     static unsigned mask() { return (n == 32 ? ~0u : (1u << n % 32) - 1) << (evo_emu::lane() & ~(n - 1)); }
-    static void sync(EVO_EMU_LINE) { evo_emu::warp_rendezvous("tile.sync", line, mask(), nullptr, nullptr); }
+    static void sync(EVO_EMU_LINE) { evo_emu::warp_rendezvous("tile.sync", line, mask(), nullptr, nullptr, true); }
     static unsigned thread_rank() { return evo_emu::lane() & (n - 1); }
     static constexpr unsigned num_threads() { return n; }
     static constexpr unsigned size() { return n; }
@@ -69,10 +69,15 @@ public:
         return details::moved("tile.shfl_xor", line, mask(), value, evo_emu::lane_across(int(across), n));
     }
     unsigned ballot(int predicate, EVO_EMU_LINE) const {
-        return evo_emu::vote("tile.ballot", line, mask(), predicate) >> (evo_emu::lane() & ~(n - 1));
+        const unsigned set = evo_emu::vote("tile.ballot", line, mask(), predicate);
+        return evo_emu::voted(line, set >> (evo_emu::lane() & ~(n - 1)));
     }
-    int any(int predicate, EVO_EMU_LINE) const { return evo_emu::vote("tile.any", line, mask(), predicate) != 0; }
-    int all(int predicate, EVO_EMU_LINE) const { return evo_emu::vote("tile.all", line, mask(), !predicate) == 0; }
+    int any(int predicate, EVO_EMU_LINE) const {
+        return evo_emu::voted(line, evo_emu::vote("tile.any", line, mask(), predicate) != 0);
+    }
+    int all(int predicate, EVO_EMU_LINE) const {
+        return evo_emu::voted(line, evo_emu::vote("tile.all", line, mask(), !predicate) == 0);
+    }
     template <class T> unsigned match_any(T value, EVO_EMU_LINE) const {
         return __match_any_sync(mask(), value, line) >> (evo_emu::lane() & ~(n - 1));
     }
@@ -117,7 +122,7 @@ public:
     void sync(EVO_EMU_LINE) const {
         if (!tile) return thread_block::sync(line);
         const unsigned first = evo_emu::lane() & ~(tile - 1), lanes = tile == 32 ? ~0u : (1u << tile) - 1;
-        evo_emu::warp_rendezvous("tile.sync", line, lanes << first, nullptr, nullptr);
+        evo_emu::warp_rendezvous("tile.sync", line, lanes << first, nullptr, nullptr, true);
     }
     unsigned thread_rank() const { return tile ? evo_emu::lane() & (tile - 1) : evo_emu::thread_rank; }
     unsigned num_threads() const { return tile ? tile : thread_block::num_threads(); }

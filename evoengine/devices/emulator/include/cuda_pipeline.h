@@ -9,4 +9,6 @@ inline void __pipeline_memcpy_async(void* shared, const void* global, size_t byt
     evo_emu::copy_async(evo_emu::shared_offset(shared), global, unsigned(bytes), unsigned(bytes - zero_filled), line);
 }
 inline void __pipeline_commit() { evo_emu::copy_async_commit(); }
-inline void __pipeline_wait_prior(size_t groups_left) { evo_emu::copy_async_wait(unsigned(groups_left)); }
+inline void __pipeline_wait_prior(size_t groups_left, EVO_EMU_LINE) {
+    evo_emu::copy_async_wait(unsigned(groups_left), line);
+}

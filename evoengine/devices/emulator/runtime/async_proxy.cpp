@@ -8,19 +8,24 @@
 
 namespace evo_emu {
 
-unsigned fences_due;
+bool fences_due;
 
 namespace {
 
-char* shadow[max_cluster];  // kept from the first use on: most kernels have none
+// Kept from the first use on: most kernels have none.
+char* shadow[max_resident];
+unsigned shadow_bytes[max_resident];
+bool fence_due[max_resident];
 
 char* shadow_at(unsigned block, unsigned shared) { return shadow[block] + (shared - dynamic_start); }
 char* memory_at(unsigned block, unsigned shared) { return shared_of(block) + (shared - dynamic_start); }
 
 void need_shadow(unsigned block) {
-    if (shadow[block]) return;
+    if (shadow[block] && shadow_bytes[block] >= launch.shared_bytes) return;
+    free(shadow[block]);
     shadow[block] = static_cast<char*>(malloc(launch.shared_bytes + 1));
     if (!shadow[block]) crash("the emulator has no memory left for the shadow of shared memory");
+    shadow_bytes[block] = launch.shared_bytes;
     memset(shadow[block], 0xff, launch.shared_bytes);
 }
 
@@ -51,22 +56,24 @@ void check_fenced(unsigned block, unsigned shared, unsigned bytes, const char* v
 // a thread's fence gets in, as the thread stops here until the round is over.
 void fence_async_proxy() {
     publish_barriers();
-    fences_due |= 1u << own_block();
+    fences_due = fence_due[own_block()] = true;
     yield();
 }
 
 void publish_shared() {
-    for (unsigned i = 0; i < kernel.cluster; ++i) {
-        if (!(fences_due >> i & 1)) continue;
+    for (unsigned i = 0; i < resident; ++i) {
+        if (!fence_due[i]) continue;
         need_shadow(i);
         memcpy(shadow[i], shared_of(i), launch.shared_bytes);
+        fence_due[i] = false;
     }
-    fences_due = 0;
+    fences_due = false;
 }
 
-void poison_async() {
-    for (char* s : shadow)
-        if (s) memset(s, 0xff, launch.shared_bytes);
+void poison_async(unsigned block) {
+    if (!shadow[block]) return;
+    need_shadow(block);
+    memset(shadow[block], 0xff, launch.shared_bytes);
 }
 
 // `bytes` at the shared address as the asynchronous proxy sees them.

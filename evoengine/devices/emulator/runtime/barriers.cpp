@@ -9,7 +9,7 @@ namespace evo_emu {
 
 namespace {
 
-constexpr unsigned max_barriers = 256, max_landings = 8192;
+constexpr unsigned max_barriers = 256, max_landings = 1 << 16;
 constexpr unsigned most_arrivals = (1 << 20) - 1;  // PTX ISA, "mbarrier contents"
 constexpr uint64_t tag = 0x6d62617272696572;
 constexpr unsigned spins_allowed = 1000;
@@ -27,11 +27,19 @@ struct Barrier {
     PendingCompletion* first;  // what is under way, newest first
     bool published;  // to the asynchronous proxy
     bool valid;
+    Passed *arrived, *over;  // by the arrivals of the phase, and of the one before; of a checked kernel
 };
 
-Barrier barriers[max_barriers];
-unsigned barrier_count;
+struct Barriers {
+    Barrier of[max_barriers];
+    unsigned count;
+};
+
+Barriers all_barriers[max_resident];  // of the cluster that begins with the block
 PendingCompletion landings[max_landings], *free_landings;
+unsigned used_landings;
+
+Barriers& barriers_of(unsigned block) { return all_barriers[first_of_cluster(block)]; }
 
 Barrier& find(unsigned shared, const char* what, int line) {
     if (shared % 8) crash("misaligned %s at line %d: shared address %u is not a multiple of 8", what, line, shared);
@@ -40,17 +48,30 @@ Barrier& find(unsigned shared, const char* what, int line) {
     uint64_t found;
     memcpy(&found, shared_address(shared), sizeof found);
     found ^= tag;
-    const Barrier& b = barriers[found < barrier_count ? found : 0];
-    if (found >= barrier_count || b.block != place.block || b.shared != place.shared || !b.valid)
+    Barriers& all = barriers_of(place.block);
+    const Barrier& b = all.of[found < all.count ? found : 0];
+    if (found >= all.count || b.block != place.block || b.shared != place.shared || !b.valid)
         crash("%s at line %d: there is no mbarrier at shared address %u: not initialised yet, or overwritten", what,
               line, shared);
-    return barriers[found];
+    return all.of[found];
+}
+
+PendingCompletion* take_landing() {
+    if (PendingCompletion* found = free_landings) {
+        free_landings = found->next;
+        return found;
+    }
+    if (used_landings == max_landings) crash("more than %u asynchronous copies under way", max_landings);
+    return &landings[used_landings++];
+}
+
+void give_back(PendingCompletion* landing) {
+    landing->next = free_landings;
+    free_landings = landing;
 }
 
 void add(Barrier& b, const PendingCompletion& landing) {
-    PendingCompletion* place = free_landings;
-    if (!place) crash("more than %u asynchronous copies under way", max_landings);
-    free_landings = place->next;
+    PendingCompletion* place = take_landing();
     *place = landing;
     place->next = b.first;
     b.first = place;
@@ -67,20 +88,20 @@ void end_phase(Barrier& b) {
     while (PendingCompletion* landing = b.first) {
         landing->land(*landing);
         b.first = landing->next;
-        landing->next = free_landings;
-        free_landings = landing;
+        give_back(landing);
     }
+    if (checked) copy(b.over, b.arrived);
     ++b.phase;
     b.pending = b.count;
     b.bytes = b.bytes_under_way = b.arrivals_under_way = 0;
-    wake_all(&b.gate);
+    wake_block(&b.gate, b.block);
 }
 
 // After a change: a phase that has nothing under way ends at once, else when the first of those who wait comes to look.
 void settle(Barrier& b) {
     if (!can_end(b)) return;
     if (!b.first) return end_phase(b);
-    wake_all(&b.gate);
+    wake_block(&b.gate, b.block);
 }
 
 bool is_over(const Barrier& b, unsigned parity) { return (b.phase & 1) != parity; }
@@ -93,10 +114,15 @@ Barrier& find_waited(unsigned shared, unsigned parity, const char* what, int lin
 
 void wait_for_end(Barrier& b, unsigned parity, int line) {
     while (!is_over(b, parity)) {
-        if (can_end(b)) return end_phase(b);
+        if (can_end(b)) {
+            end_phase(b);
+            break;
+        }
         b.gate.line = line;
         wait_at(&b.gate, nullptr);
     }
+    if (checked) depart(current, b.over);
+    visit(Visit::wait, b.shared);
 }
 
 // A wait may always say no, so the first of a thread for a phase does: who does not ask again has not waited.
@@ -117,10 +143,16 @@ void fall_behind() {
 
 }  // namespace
 
-void clear_barriers() {
-    barrier_count = 0;
-    free_landings = landings;
-    for (unsigned i = 0; i < max_landings; ++i) landings[i].next = i + 1 < max_landings ? landings + i + 1 : nullptr;
+void clear_barriers(unsigned first_block) {
+    Barriers& all = barriers_of(first_block);
+    for (; all.count; --all.count) {
+        Barrier& b = all.of[all.count - 1];
+        while (PendingCompletion* landing = b.first) {
+            b.first = landing->next;
+            give_back(landing);
+        }
+        if (checked) clear(b.arrived), clear(b.over);
+    }
 }
 
 void barrier_init(unsigned shared, unsigned count, int line) {
@@ -128,18 +160,21 @@ void barrier_init(unsigned shared, unsigned count, int line) {
         crash("misaligned mbarrier.init at line %d: shared address %u is not a multiple of 8", line, shared);
     if (!count || count > most_arrivals)
         crash("mbarrier.init at line %d: %u arrivals, of 1 to %u", line, count, most_arrivals);
-    for (unsigned i = 0; i < barrier_count; ++i)
-        if (barriers[i].valid && barriers[i].block == own_block() && barriers[i].shared == shared)
+    Barriers& all = barriers_of(own_block());
+    for (unsigned i = 0; i < all.count; ++i)
+        if (all.of[i].valid && all.of[i].block == own_block() && all.of[i].shared == shared)
             crash("mbarrier.init at line %d: there is an mbarrier at shared address %u already", line, shared);
-    if (barrier_count == max_barriers) crash("more than %u mbarriers in a block", max_barriers);
-    Barrier& b = barriers[barrier_count];
+    if (all.count == max_barriers) crash("more than %u mbarriers in a block", max_barriers);
+    Barrier& b = all.of[all.count];
+    Passed *arrived = b.arrived, *over = b.over;  // of another barrier, before
     b = {};
+    b.arrived = arrived, b.over = over;
     b.gate.name = b.text;
     b.block = own_block();
     b.shared = shared;
     b.count = b.pending = count;
     b.valid = true;
-    uint64_t contents = tag ^ barrier_count++;
+    uint64_t contents = tag ^ all.count++;
     memcpy(shared_address(shared), &contents, sizeof contents);
 }
 
@@ -149,7 +184,8 @@ void barrier_invalidate(unsigned shared, int line) {
 }
 
 void publish_barriers() {
-    for (unsigned i = 0; i < barrier_count; ++i) barriers[i].published |= barriers[i].block == own_block();
+    Barriers& all = barriers_of(own_block());
+    for (unsigned i = 0; i < all.count; ++i) all.of[i].published |= all.of[i].block == own_block();
 }
 
 unsigned long long barrier_arrive(unsigned shared, unsigned count, unsigned bytes, int line) {
@@ -163,6 +199,8 @@ unsigned long long barrier_arrive(unsigned shared, unsigned count, unsigned byte
     if (count > open)
         crash("mbarrier.arrive at line %d: %u arrivals at shared address %u, where phase %u lacks %u of %u", line,
               count, shared, b.phase, open, b.count);
+    if (checked) settle_accesses(), arrive(current, b.arrived);
+    note_progress();
     unsigned phase = b.phase;
     b.pending -= count;
     b.bytes += bytes;
@@ -177,7 +215,8 @@ void barrier_expect(unsigned shared, unsigned bytes, int line) {
 
 // Something begins that will land in that block, at the barrier there.
 void barrier_promise(unsigned block, unsigned shared, PendingCompletion landing, const char* what, int line) {
-    Barrier& b = find(block == own_block() ? shared : map_to_block(shared, block, line), what, line);
+    const unsigned rank = block - first_of_cluster(block);
+    Barrier& b = find(block == own_block() ? shared : map_to_block(shared, rank, line), what, line);
     landing.block = block;
     if (!b.published)
         crash(
@@ -200,6 +239,7 @@ void barrier_arrive_after_copies(unsigned shared, bool counted, int line) {
             "cp.async.mbarrier.arrive.noinc at line %d: phase %u of the mbarrier at shared address %u has all its %u "
             "arrivals",
             line, b.phase, shared, b.count);
+    if (checked) settle_accesses(), arrive(current, b.arrived);
     PendingCompletion landing{};
     landing.land = [](const PendingCompletion& l) { land_copies(fibers[l.after.fiber].queue, l.after.copies); };
     landing.arrivals = 1;
@@ -230,18 +270,20 @@ bool barrier_test_wait(unsigned shared, unsigned parity, int line) {
 }
 
 void name_stuck_barriers() {
-    for (unsigned i = 0; i < barrier_count; ++i) {
-        Barrier& b = barriers[i];
-        snprintf(b.text, sizeof b.text,
-                 "mbarrier at shared address %u, whose phase %u (parity %u) lacks %u of %u arrivals "
-                 "and %ld bytes",
-                 b.shared, b.phase, b.phase & 1, open_arrivals(b), b.count, b.bytes - b.bytes_under_way);
-    }
+    for (unsigned block = 0; block < resident; block += kernel.cluster)
+        for (unsigned i = 0; i < all_barriers[block].count; ++i) {
+            Barrier& b = all_barriers[block].of[i];
+            snprintf(b.text, sizeof b.text,
+                     "mbarrier at shared address %u, whose phase %u (parity %u) lacks %u of %u arrivals "
+                     "and %ld bytes",
+                     b.shared, b.phase, b.phase & 1, open_arrivals(b), b.count, b.bytes - b.bytes_under_way);
+        }
 }
 
-void check_nothing_under_way() {
-    for (unsigned i = 0; i < barrier_count; ++i)
-        for (const PendingCompletion* landing = barriers[i].first; landing; landing = landing->next)
+void check_nothing_under_way(unsigned first_block) {
+    const Barriers& all = barriers_of(first_block);
+    for (unsigned i = 0; i < all.count; ++i)
+        for (const PendingCompletion* landing = all.of[i].first; landing; landing = landing->next)
             if (landing->bytes)
                 crash("the block ended with %u bytes under way to shared address %u, which nobody waited for",
                       landing->bytes, landing->shared);

@@ -9,7 +9,7 @@ namespace evo_emu {
 
 namespace {
 
-constexpr unsigned max_maps = 64, max_stores = 1024;
+constexpr unsigned max_maps = 64, max_stores = 1 << 14;
 
 const TensorMap* maps[max_maps];
 unsigned map_count;
@@ -19,12 +19,12 @@ struct Store {
     char* to;
     unsigned shared, bytes, fiber, group;
     int at[5], line;
-    bool done;
+    bool done, was_read;  // shared memory was read, and a thread has waited for that
 };
 
 Store stores[max_stores];
 unsigned store_count;
-unsigned committed[max_threads];
+unsigned committed[max_fibers];
 
 void check_aligned(const char* what, uintptr_t address, unsigned alignment, const char* which, int line) {
     if (address % alignment)
@@ -81,7 +81,16 @@ void land_tile(const PendingCompletion& landing) {
                  });
 }
 
+// Calls move(first byte, bytes) for every row of global memory that the store writes.
+template <class Move> void for_each_target(const Store& store, Move move) {
+    if (!store.map) return move(store.to, store.bytes);
+    for_each_row(*store.map, store.at, store.shared,
+                 [&](unsigned, char* to, unsigned first, unsigned bytes) { move(to + first, bytes); });
+}
+
 void perform(const Store& store) {
+    if (checked)
+        for_each_target(store, [&](char* to, unsigned bytes) { track_store_under_way(to, bytes, store.line); });
     if (!store.map) {
         memcpy(store.to, async_read(store.shared, store.bytes, "a bulk store", store.line), store.bytes);
         return;
@@ -106,6 +115,8 @@ void add(Store store, const char* what) {
 
 }  // namespace
 
+void forget_tensor_maps() { map_count = store_count = 0; }
+
 void know_tensor_map(TensorMap* map) {
     if (map_count == max_maps) crash("more than %u tensor maps", max_maps);
     map->self = maps[map_count++] = map;
@@ -117,6 +128,7 @@ void bulk_load(unsigned shared, const void* global, unsigned bytes, unsigned bar
     if (!bytes || bytes % 16) crash("cp.async.bulk at line %d: %u bytes, which must be a multiple of 16", line, bytes);
     const char* from = static_cast<const char*>(global);
     (void)(*(const volatile char*)from, *(const volatile char*)(from + bytes - 1));
+    if (checked) track_access(Access::read, from, bytes, {nullptr, line});
     async_write(own_block(), shared, bytes, "cp.async.bulk", line);
     PendingCompletion landing{};
     landing.land = [](const PendingCompletion& l) { async_fill(l.block, l.shared, l.from, l.bytes); };
@@ -139,8 +151,13 @@ void tile_load(unsigned shared, const void* given, const int* at, unsigned rank,
     landing.shared = shared;
     landing.tile.map = map;
     std::copy(at, at + rank, landing.tile.at);
-    for (unsigned block = 0; block < kernel.cluster; ++block) {
-        if (!(blocks >> block & 1)) continue;
+    if (checked)
+        for_each_row(*map, landing.tile.at, shared, [&](unsigned, const char* from, unsigned first, unsigned bytes) {
+            if (bytes) track_access(Access::read, from + first, bytes, {nullptr, line});
+        });
+    for (unsigned rank = 0; rank < kernel.cluster; ++rank) {
+        if (!(blocks >> rank & 1)) continue;
+        const unsigned block = first_of_cluster(own_block()) + rank;
         async_write(block, shared, tile_bytes(*map), "a TMA load", line);
         barrier_promise(block, barrier, landing, "a TMA load", line);
     }
@@ -150,37 +167,44 @@ void bulk_store(void* global, unsigned shared, unsigned bytes, int line) {
     check_aligned("cp.async.bulk", shared, 16, "shared", line);
     check_aligned("cp.async.bulk", reinterpret_cast<uintptr_t>(global), 16, "global", line);
     if (!bytes || bytes % 16) crash("cp.async.bulk at line %d: %u bytes, which must be a multiple of 16", line, bytes);
-    add({nullptr, static_cast<char*>(global), shared, bytes, 0, 0, {}, line, false}, "a bulk store");
+    add({nullptr, static_cast<char*>(global), shared, bytes, 0, 0, {}, line, false, false}, "a bulk store");
 }
 
 void tile_store(const void* given, const int* at, unsigned rank, unsigned shared, int line) {
     const TensorMap* map = find_map(given, rank, "a TMA store", line);
     check_aligned("TMA store", shared, 128, "shared", line);
-    Store store{map, nullptr, shared, tile_bytes(*map), 0, 0, {}, line, false};
+    Store store{map, nullptr, shared, tile_bytes(*map), 0, 0, {}, line, false, false};
     std::copy(at, at + rank, store.at);
     add(store, "a TMA store");
 }
 
 void bulk_commit() { ++committed[current]; }
 
-void bulk_wait(unsigned groups_left) {
+void bulk_wait(unsigned groups_left, bool read) {
     unsigned kept = 0;
     for (unsigned i = 0; i < store_count; ++i) {
-        const bool waited_for = stores[i].fiber == current && stores[i].group + groups_left < committed[current];
-        if (!waited_for)
-            stores[kept++] = stores[i];
-        else if (!stores[i].done)
-            perform(stores[i]);
+        Store& store = stores[i];
+        const bool waited_for = store.fiber == current && store.group + groups_left < committed[current];
+        if (waited_for && !store.done) perform(store), store.done = true;
+        if (waited_for && read) store.was_read = true;
+        if (waited_for && !read && checked)
+            for_each_target(store, [&](char* to, unsigned bytes) { settle_stores_under_way(to, bytes, store.line); });
+        if (!waited_for || (read && checked)) stores[kept++] = store;
     }
     store_count = kept;
 }
 
 // A block's shared memory is gone when the block ends, whatever still reads it.
 void check_stores_waited_for() {
-    for (unsigned i = 0; i < store_count; ++i)
-        if (stores[i].fiber == current)
+    unsigned kept = 0;
+    for (unsigned i = 0; i < store_count; ++i) {
+        if (stores[i].fiber != current)
+            stores[kept++] = stores[i];
+        else if (!stores[i].was_read)
             crash("the thread ended without cp.async.bulk.commit_group and wait_group for its store at line %d",
                   stores[i].line);
+    }
+    store_count = kept;
 }
 
 }  // namespace evo_emu

@@ -50,6 +50,7 @@ void copy_async(unsigned shared, const void* global, unsigned bytes, unsigned so
     const char* from = static_cast<const char*>(global);
     // Touched now, so that a bad address is laid to the instruction that gave it.
     if (source_bytes) (void)(*(const volatile char*)from, *(const volatile char*)(from + source_bytes - 1));
+    if (checked && source_bytes) track_access(Access::read, from, source_bytes, {nullptr, line});
     CopyQueue& queue = fibers[current].queue;
     const Copy copy{to, from, bytes, source_bytes, queue.committed};
     if (lands_at_once()) return land(copy);
@@ -59,12 +60,16 @@ void copy_async(unsigned shared, const void* global, unsigned bytes, unsigned so
 
 void copy_async_commit() { ++fibers[current].queue.committed; }
 
-void copy_async_wait(unsigned groups_left) {
+void copy_async_wait(unsigned groups_left, int line) {
+    visit(Visit::copy_wait, uint64_t(line));
     CopyQueue& queue = fibers[current].queue;
     if (queue.committed > groups_left) land_groups(queue, queue.committed - groups_left);
 }
 
-void copy_async_wait_all() { land_groups(fibers[current].queue, ~0u); }
+void copy_async_wait_all(int line) {
+    visit(Visit::copy_wait, uint64_t(line));
+    land_groups(fibers[current].queue, ~0u);
+}
 
 void drop_copies(CopyQueue& queue) {
     queue.before += queue.count;

@@ -1,6 +1,6 @@
-// Every CUDA thread of a cluster (most often of one block) is a fiber on a stack of its own. Rounds: all runnable
-// fibers run once, in an order drawn from the seed, each until it waits or ends; whoever is woken meanwhile runs in the
-// next round.
+// Every CUDA thread of the resident clusters (most often of one block) is a fiber on a stack of its own. Rounds: all
+// runnable fibers run once, in an order drawn from the seed, each until it waits or ends; whoever is woken meanwhile
+// runs in the next round. The scheduler's own stack runs where a cluster has ended, or another shall begin (grid.cpp).
 #include "internal.h"
 
 #include <sys/mman.h>
@@ -18,24 +18,33 @@ namespace evo_emu {
 
 unsigned thread_rank;
 
-Fiber fibers[max_threads];
-unsigned current = max_threads, fiber_count;
+Fiber fibers[max_fibers];
+unsigned current = max_fibers, fiber_count, block_stride, resident;
 
 namespace {
 
 constexpr size_t stack_bytes = 256 << 10;
+// Rounds in which nothing changes but where threads look, before a cluster more is started, and before it is a hang.
+constexpr unsigned idle_until_more = 64, idle_until_hang = 20000;
 
 // Wide enough that no frame of sane size steps over it, and an odd number of pages, so that equal frames of different
 // fibers fall into different cache sets.
 size_t stack_guard() { return 17 * page; }
 size_t stack_stride() { return stack_bytes + stack_guard(); }
 
+struct Block {
+    Dim index;
+    uint64_t number;
+    unsigned ended;  // threads
+};
+
 char* stacks;
+unsigned stack_count;
 void* main_stack_pointer;
 void* const* kernel_arguments;
 uint64_t random_state;
 
-unsigned order[2][max_threads];
+unsigned order[2][max_fibers];
 unsigned *round_now = order[0], *round_next = order[1];
 unsigned round_size, round_position, next_size;
 unsigned slow_first, slow_end;
@@ -43,8 +52,11 @@ unsigned seldom;     // the slow ones run in one of so many rounds
 unsigned slow_until;  // round at which others are drawn
 unsigned round_number;
 unsigned at_once;  // of eight copies so many land when they begin, the others when they are waited for
-unsigned ended[max_cluster], ended_count;  // how many threads have ended
-Dim block_indices[max_cluster];
+Block blocks[max_resident];
+unsigned ended_cluster = max_resident;  // its first block; max_resident: none
+unsigned long progress, progress_before;
+unsigned idle_rounds;
+bool wants_main;  // the scheduler's stack is to run next
 
 void fiber_main();
 
@@ -85,7 +97,7 @@ void* fresh_stack(unsigned fiber) {
 
 #else
 
-ucontext_t contexts[max_threads], main_context;
+ucontext_t contexts[max_fibers], main_context;
 
 void switch_stack(void** save, void* load) {
     *save = save == &main_stack_pointer ? &main_context : &contexts[(Fiber*)save - fibers];
@@ -103,23 +115,24 @@ void* fresh_stack(unsigned fiber) {
 
 #endif
 
-// For some rounds a few lanes, one warp, one warpgroup, one block of a cluster, or nobody, runs far slower than the
-// others: what they may do before it is done with something, only a barrier prevents.
+// For some rounds a few lanes, one warp, one warpgroup, one block, or nobody, runs far slower than the others: what
+// they may do before it is done with something, only a barrier prevents.
 unsigned draw_slow_size() {
     constexpr unsigned warpgroup = 4 * warp_size;
     switch (random_below(5)) {
         case 0:
         case 1: return 1;
         case 2: return warpgroup;
-        case 3: return kernel.cluster > 1 ? launch.threads : warp_size;
+        case 3: return resident > 1 ? launch.threads : warp_size;
         default: return warp_size;
     }
 }
 
 void draw_slow_ones(bool with_first_thread) {
-    const unsigned size = std::min(draw_slow_size(), fiber_count);
-    const unsigned groups = (fiber_count + size - 1) / size;
-    slow_first = with_first_thread ? 0 : size * unsigned(random_below(groups + 1));
+    const unsigned size = std::min(draw_slow_size(), launch.threads);
+    const unsigned groups = (launch.threads + size - 1) / size;  // of a block
+    const unsigned drawn = with_first_thread ? 0 : unsigned(random_below(resident * groups + 1));
+    slow_first = first_fiber(drawn / groups) + drawn % groups * size;
     slow_end = slow_first + size;
     if (size == 1) slow_end += unsigned(random_below(warp_size - slow_first % warp_size));  // lanes of one warp
     seldom = random_below(2) ? 16 : 4096;
@@ -148,11 +161,25 @@ bool only_slow_ones_can_run() {
     return true;
 }
 
+// Threads that look at memory again and again change nothing: where they are all that runs, it is time for what was
+// put off, for a cluster more, and at last for a report.
+void count_idle_rounds() {
+    if (progress != progress_before || next_size == 0) {
+        progress_before = progress;
+        idle_rounds = 0;
+        return;
+    }
+    if (++idle_rounds % idle_until_more == 0 && more_clusters_fit()) wants_main = true;
+    if (idle_rounds == idle_until_hang) report_hang();
+}
+
 // Products are formed as late as they can be: when whoever waits for one, or is slow, is all there is. Waiting for the
 // slow ones too would hide what the others may do with a product before the slow ones are done with something else.
 void start_round() {
     if (fences_due) publish_shared();
-    if (only_slow_ones_can_run() && (next_size == 0 || random_below(4))) finish_a_wgmma();
+    count_idle_rounds();
+    const bool due = only_slow_ones_can_run() && (next_size == 0 || random_below(4));
+    if (due || idle_rounds) finish_a_wgmma();
     std::swap(round_now, round_next);
     round_size = next_size;
     round_position = next_size = 0;
@@ -163,15 +190,16 @@ void start_round() {
 
 // Gives the processor to the next runnable fiber, which may be the caller itself.
 void switch_away() {
+    if (checked) settle_accesses();
     check_near_canaries();
-    if (round_position == round_size) start_round();
+    if (!wants_main && round_position == round_size) start_round();
     void** save = &fibers[current].stack_pointer;
-    if (round_size == 0) {
-        if (ended_count < fiber_count) report_hang();
-        current = max_threads;
+    if (wants_main) {
+        current = max_fibers;
         switch_stack(save, main_stack_pointer);
-        __builtin_unreachable();
+        return;
     }
+    if (round_size == 0) report_hang();
     unsigned next = round_now[round_position++];
     if (next == current) return;
     stand_in_for(next);
@@ -182,10 +210,29 @@ void fiber_main() {
     kernel.invoke(kernel_arguments);
     check_stores_waited_for();
     fibers[current].ended = true;
-    ++ended_count, ++ended[own_block()];
-    settle_cluster();
+    note_progress();
+    const unsigned block = own_block(), first = first_of_cluster(block);
+    ++blocks[block].ended;
+    settle_cluster(block);
+    bool all = true;
+    for (unsigned i = first; i < first + kernel.cluster; ++i) all &= has_ended(i);
+    if (all) ended_cluster = first, wants_main = true;
     switch_away();
     __builtin_unreachable();
+}
+
+void make_stacks() {
+    const size_t bytes = max_fibers * stack_stride();
+    void* memory = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) crash("the emulator cannot reserve %zu bytes for the stacks", bytes);
+    stacks = static_cast<char*>(memory);
+}
+
+void open_stacks(unsigned count) {
+    if (!stacks) make_stacks();
+    for (; stack_count < count; ++stack_count)
+        if (mprotect(stacks + stack_count * stack_stride() + stack_guard(), stack_bytes, PROT_READ | PROT_WRITE))
+            crash("the emulator cannot get the stack of thread %u", stack_count);
 }
 
 }  // namespace
@@ -194,7 +241,7 @@ char* stack_top(unsigned fiber) { return stacks + (fiber + 1) * stack_stride() -
 
 // xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled"), scaled down.
 uint64_t random_below(uint64_t bound) {
-    if (!random_state) random_state = (launch.seed + 1) * 0x9e3779b97f4a7c15u | 1;
+    if (!random_state) random_state = (seed + 1) * 0x9e3779b97f4a7c15u | 1;
     random_state ^= random_state >> 12;
     random_state ^= random_state << 25;
     random_state ^= random_state >> 27;
@@ -204,26 +251,32 @@ uint64_t random_below(uint64_t bound) {
 // A copy may land as soon as it begins or as late as its wait: each hides what the other shows.
 bool lands_at_once() { return random_below(8) < at_once; }
 
-void make_stacks() {
-    size_t bytes = fiber_count * stack_stride();
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) crash("the emulator cannot reserve %zu bytes for the stacks", bytes);
-    stacks = static_cast<char*>(memory);
-    for (unsigned i = 0; i < fiber_count; ++i) mprotect(stacks + i * stack_stride(), stack_guard(), PROT_NONE);
+bool is_on_stacks(const char* address) {
+    return stacks && address >= stacks && address < stacks + max_fibers * stack_stride();
 }
 
-bool is_on_stacks(const char* address) {
-    return stacks && address >= stacks && address < stacks + fiber_count * stack_stride();
-}
+void note_progress() { ++progress; }
 
 void wake(unsigned fiber) {
     fibers[fiber].gate = nullptr;
     round_next[next_size++] = fiber;
 }
 
-void wake_all(const Gate* gate) {
-    for (unsigned i = 0; i < fiber_count; ++i)
+namespace {
+
+void wake_between(const Gate* gate, unsigned first, unsigned end) {
+    note_progress();
+    for (unsigned i = first; i < end; ++i)
         if (fibers[i].gate == gate) wake(i);
+}
+
+}  // namespace
+
+void wake_block(const Gate* gate, unsigned block) { wake_between(gate, first_fiber(block), end_of_block(block)); }
+
+void wake_cluster(const Gate* gate, unsigned block) {
+    const unsigned first = first_of_cluster(block);
+    wake_between(gate, first_fiber(first), end_of_block(first + kernel.cluster - 1));
 }
 
 void yield() {
@@ -250,38 +303,76 @@ Dim index_in_block(unsigned rank) {
 // What a thread sees without asking for it. Also for what happens on a thread's behalf while no thread runs.
 void stand_in_for(unsigned fiber) {
     current = fiber;
-    if (fiber == max_threads) return;
-    thread_rank = fiber % launch.threads;
+    if (fiber == max_fibers) return;
+    const unsigned block = block_of(fiber);
+    thread_rank = rank_of(fiber);
     threadIdx = index_in_block(thread_rank);
-    blockIdx = block_indices[block_of(fiber)];
-    dynamic_shared = shared_of(block_of(fiber));
+    blockIdx = blocks[block].index;
+    dynamic_shared = shared_of(block);
+    shared_shift = shared_shift_of(block);
 }
 
-bool has_ended(unsigned block) { return ended[block] == launch.threads; }
+bool has_ended(unsigned block) { return blocks[block].ended == launch.threads; }
+Dim index_of_block(unsigned block) { return blocks[block].index; }
+uint64_t number_of_block(unsigned block) { return blocks[block].number; }
 
-void run_cluster(void* const* arguments, const Dim* blocks) {
+// No cluster is resident yet.
+void begin_kernel(void* const* arguments) {
     kernel_arguments = arguments;
-    for (unsigned i = 0; i < kernel.cluster; ++i) block_indices[i] = blocks[i], ended[i] = 0;
-    ended_count = next_size = round_size = round_position = 0;
-    clear_gates();
-    clear_barriers();
-    reset_registers();
-    reset_wgmma();
-    round_number = 0;
+    resident = fiber_count = 0;
+    next_size = round_size = round_position = round_number = idle_rounds = 0;
+    // One block at a time has its threads one behind the other; warps and warpgroups begin at whole numbers of them.
+    block_stride = checked ? (launch.threads + 127) / 128 * 128 : launch.threads;
+}
+
+// The cluster whose first block has that number, x running fastest, as the resident blocks from `first_block` on.
+void begin_cluster(unsigned first_block, uint64_t number) {
+    const unsigned end = first_block + kernel.cluster;
+    if (end > resident) {
+        resident = end;
+        fiber_count = resident * block_stride;
+        open_stacks(fiber_count);
+    }
+    for (unsigned i = first_block; i < end; ++i, ++number) {
+        const uint64_t row = number / launch.grid.x;
+        const Dim index{unsigned(number % launch.grid.x), unsigned(row % launch.grid.y), unsigned(row / launch.grid.y)};
+        blocks[i] = {index, number, 0};
+        map_shared(i);
+        poison_shared(i);
+    }
+    clear_gates(first_block);
+    clear_barriers(first_block);
+    reset_registers(first_block);
+    reset_wgmma(first_block);
+    if (checked) begin_clocks(first_block);
     at_once = random_below(2) ? 0 : unsigned(random_below(9));
     draw_slow_ones(random_below(2));  // the first thread often prepares what all the others use
-    for (unsigned i = 0; i < fiber_count; ++i) {
-        fibers[i].ended = false;
-        fibers[i].cluster_barrier = Fiber::away;
-        fibers[i].refused_by = ~0u;
-        drop_copies(fibers[i].queue);
-        fibers[i].stack_pointer = fresh_stack(i);
+    for (unsigned i = first_fiber(first_block); i < first_fiber(end); ++i) {
+        Fiber& f = fibers[i];
+        f.ended = rank_of(i) >= launch.threads;
+        f.gate = nullptr;
+        if (f.ended) continue;
+        f.cluster_barrier = Fiber::away;
+        f.refused_by = ~0u;
+        f.polled = nullptr;
+        drop_copies(f.queue);
+        f.stack_pointer = fresh_stack(i);
         wake(i);
     }
-    start_round();
+    note_progress();
+}
+
+// Until a cluster has ended, or nothing but another cluster helps.
+void run_fibers() {
+    wants_main = false;
+    if (round_position == round_size) start_round();
+    if (wants_main) return;
+    if (round_size == 0) report_hang();
     stand_in_for(round_now[round_position++]);
     switch_stack(&main_stack_pointer, fibers[current].stack_pointer);
-    check_nothing_under_way();
 }
+
+// Its first block; max_resident where none has ended since it was last asked.
+unsigned cluster_that_ended() { return std::exchange(ended_cluster, max_resident); }
 
 }  // namespace evo_emu

@@ -10,6 +10,9 @@ namespace evo_emu {
 constexpr unsigned max_threads = 1024;  // per block, as on every GPU; here also per cluster
 constexpr unsigned max_cluster = 2;     // blocks
 constexpr unsigned warp_size = 32;
+// Threads resident at once. Each stack takes two mappings, of which Linux gives a process 65,530.
+constexpr unsigned max_fibers = 24576;
+constexpr unsigned max_resident = max_fibers / warp_size;  // blocks
 
 // Exit codes by which the caller tells the failures apart; the reason is on standard error.
 enum Exit { exit_crashed = 10, exit_hung = 11 };
@@ -18,7 +21,12 @@ struct Launch {
     Dim grid;
     unsigned threads;
     unsigned shared_bytes;
-    uint64_t seed;
+};
+
+// Of the kernel's text: a line, or the return address of a call in its code (run.py finds the line).
+struct Where {
+    const void* code;
+    int line;
 };
 
 struct Copy {
@@ -34,6 +42,8 @@ struct CopyQueue {
     unsigned long before;  // copies of the thread that came before copies[0]
 };
 
+struct Passed;  // what threads tell one another where they meet (clocks.h)
+
 // A place where threads wait for one another: a block barrier, a named barrier or a warp collective.
 struct Gate {
     const char* name;
@@ -43,6 +53,7 @@ struct Gate {
     Combine combine;
     unsigned need, arrived;
     unsigned lanes;  // of a warp collective: the lanes that have come
+    Passed* passed;  // by those that have arrived; of a checked kernel
 };
 
 struct Fiber {
@@ -53,13 +64,15 @@ struct Fiber {
     enum { away, arrived, passed } cluster_barrier;
     unsigned refused_by, refused_phase;  // the mbarrier, by address, whose wait said no last, and its phase
     unsigned spins;                      // test_waits in a row that said no
+    const volatile void* polled;         // where the thread looked last, by an access that others may see
+    Where polled_at;
     CopyQueue queue;
 };
 
 // A tensor map argument, in the emulator's own layout; run.py writes the same.
 struct alignas(128) TensorMap {
     const TensorMap* self;  // the launch's own copy
-    char* tensor;           // on the way here: the number of its argument
+    char* tensor;           // on the way here: its number among the tensors
     uint64_t strides[4];    // bytes, of dimension 1 and up
     uint32_t dims[5];       // innermost first, 1 beyond the rank
     uint16_t box[5];
@@ -74,7 +87,7 @@ struct PendingCompletion {
     void (*land)(const PendingCompletion&);
     PendingCompletion* next;
     unsigned bytes, arrivals;
-    unsigned block, shared;  // where bytes land: the block's number in its cluster, and the address there
+    unsigned block, shared;  // where bytes land: the number of the resident block, and the address there
     union {
         struct {
             unsigned fiber;
@@ -89,10 +102,14 @@ struct PendingCompletion {
 };
 
 extern const size_t page;  // bytes
+extern uint64_t seed;
 extern Launch launch;
-extern Fiber fibers[max_threads];
-extern unsigned current;  // index of the running fiber; max_threads outside of the kernel
-extern unsigned fiber_count;  // threads of a cluster, block by block
+extern Fiber fibers[max_fibers];
+extern unsigned current;  // index of the running fiber; max_fibers outside of the kernel
+extern unsigned fiber_count;   // of all resident clusters, block by block
+extern unsigned block_stride;  // from a block's first fiber to the next one's; the fibers between have ended
+extern unsigned resident;      // blocks
+extern unsigned round_of_launches;  // from 0 on
 
 // Of the thread with that number in its block.
 Dim index_in_block(unsigned rank);
@@ -101,45 +118,68 @@ Dim index_in_block(unsigned rank);
 struct ThreadName {
     char text[24];
 };
-ThreadName thread_name(unsigned fiber);
+ThreadName thread_name(unsigned rank);
 
-inline unsigned block_of(unsigned fiber) { return fiber / launch.threads; }
+inline unsigned block_of(unsigned fiber) { return fiber / block_stride; }
+inline unsigned rank_of(unsigned fiber) { return fiber % block_stride; }
 inline unsigned own_block() { return block_of(current); }
+// The first block of the cluster that a block belongs to.
+inline unsigned first_of_cluster(unsigned block) { return block / kernel.cluster * kernel.cluster; }
+inline unsigned first_fiber(unsigned block) { return block * block_stride; }
+inline unsigned end_of_block(unsigned block) { return block * block_stride + launch.threads; }
 
 // Where what belongs at the address lies with a swizzle of `width` bytes, 16 for none: chunks of 16 bytes are exchanged
 // by 1, 2 or 3 of the address bits from 128 on, for 32, 64 and 128 bytes.
 inline unsigned swizzled(unsigned address, unsigned width) { return address ^ (address >> 7 & (width / 16 - 1)) << 4; }
 
+// Memory of so many objects, all zero, of which only what is touched is there.
+void* map_zeroed(size_t bytes, const char* what);
+
 // fibers.cpp
-void make_stacks();
+void begin_kernel(void* const* arguments);
+void begin_cluster(unsigned first_block, uint64_t number);
+void run_fibers();
+unsigned cluster_that_ended();
 char* stack_top(unsigned fiber);
-void run_cluster(void* const* arguments, const Dim* blocks);
 void stand_in_for(unsigned fiber);
 bool has_ended(unsigned block);
+Dim index_of_block(unsigned block);
+uint64_t number_of_block(unsigned block);
+void note_progress();
 void wake(unsigned fiber);
 void wait_at(Gate* gate, void* payload);
-void wake_all(const Gate* gate);
+void wake_block(const Gate* gate, unsigned block);
+void wake_cluster(const Gate* gate, unsigned block);
 void stay_behind_if_slow();
 bool is_on_stacks(const char* address);
 uint64_t random_below(uint64_t bound);
 bool lands_at_once();
 
+// grid.cpp
+void run_grid();
+bool more_clusters_fit();
+void run_blocks_from(uint64_t number);
+
 // rendezvous.cpp
-void clear_gates();
-void settle_cluster();
+void clear_gates(unsigned first_block);
+void settle_cluster(unsigned block);
 [[noreturn]] void report_hang();
 
 // memory.cpp
-// A shared address: of which block of the cluster, and the address there.
+// A shared address: of which resident block, and the address there.
 struct SharedPlace {
     unsigned block, shared;
 };
-enum class RegionKind { input, output, dynamic_shared, static_shared };
-char* map_tensor(const char* name, size_t bytes, bool output, bool end_flush);
-void protect_inputs();
-void map_dynamic_shared();
-void poison_shared();
+enum class RegionKind { input, output, scratch, dynamic_shared, static_shared };
+size_t room_of_tensor(size_t bytes);
+char* map_tensor(const char* name, size_t bytes, unsigned element, RegionKind kind, bool end_flush);
+void protect_tensor(const char* tensor, bool writable);
+void map_shared(unsigned block);
+void poison_shared(unsigned block);
 char* shared_of(unsigned block);
+unsigned long shared_shift_of(unsigned block);
+bool is_in_shared(const volatile void* address);
+void begin_kernels_memory();
 extern unsigned dynamic_start;  // shared address of the first byte of dynamic shared memory
 SharedPlace locate(unsigned shared);
 void check_near_canaries();
@@ -148,8 +188,9 @@ void report_fault(const char* address, const char* access);
 
 // pooled.cpp
 constexpr size_t pool_page = 4096;  // bytes, on every machine
+enum class PooledKind { input, output, scratch, zeroed };
 void set_pool(const char* pages, uint64_t count);
-char* map_pooled(const char* name, unsigned argument, size_t bytes, bool output, bool end_flush);
+char* map_pooled(const char* name, unsigned argument, size_t bytes, PooledKind kind, bool end_flush);
 void begin_chosen_block(uint64_t block, uint64_t limit);
 void write_touched(bool given_up);
 bool provide_page(const char* address, const char* access);
@@ -160,21 +201,22 @@ unsigned long copies_begun(const CopyQueue& queue);
 void land_copies(CopyQueue& queue, unsigned long until);
 
 // barriers.cpp
-void clear_barriers();
+void clear_barriers(unsigned first_block);
 void name_stuck_barriers();
 void barrier_promise(unsigned block, unsigned shared, PendingCompletion landing, const char* what, int line);
-void check_nothing_under_way();
+void check_nothing_under_way(unsigned first_block);
 
 // async_proxy.cpp
-extern unsigned fences_due;  // at the end of the round: a bit for each block of the cluster
+extern bool fences_due;  // at the end of the round
 void publish_shared();
-void poison_async();
+void poison_async(unsigned block);
 const char* async_read(unsigned shared, unsigned bytes, const char* what, int line);
 void async_write(unsigned block, unsigned shared, unsigned bytes, const char* what, int line);
 void async_fill(unsigned block, unsigned shared, const void* from, unsigned bytes);
 
 // bulk.cpp
 void know_tensor_map(TensorMap* map);
+void forget_tensor_maps();
 void check_stores_waited_for();
 
 // operands.cpp
@@ -183,15 +225,45 @@ void read_matrix(float* matrix, unsigned long long descriptor, unsigned extent, 
                  bool transposed, bool bfloat16, const char* what, int line);
 
 // wgmma.cpp
-void reset_wgmma();
+void reset_wgmma(unsigned first_block);
 bool finish_a_wgmma();
 void name_stuck_wgmma();
 
 // registers.cpp
-void reset_registers();
+void reset_registers(unsigned first_block);
 void name_stuck_registers();
 
+// visits.cpp
+void count_visits(bool wanted);
+void end_visits(unsigned block);
+void write_visits();
+
+// clocks.cpp: who knows of what. Only of a checked kernel.
+void begin_clocks(unsigned first_block);
+void arrive(unsigned fiber, Passed*& at);
+void depart(unsigned fiber, const Passed* from);
+void copy(Passed*& to, const Passed* from);
+void clear(Passed* passed);
+
+// races.cpp: accesses to memory that blocks share, and whether they are in order. Only of a checked kernel.
+enum class Access : unsigned char { read, write };
+void reserve_tracked(size_t bytes);
+char* place_tracked(size_t bytes);
+void track(char* start, size_t bytes, unsigned element, const char* name);
+void begin_tracking();
+void settle_accesses();
+void track_access(Access access, const volatile void* address, size_t bytes, Where where);
+void track_store_under_way(const void* address, size_t bytes, int line);
+void settle_stores_under_way(const void* address, size_t bytes, int line);
+
+// main.cpp
+void write_all(const void* from, size_t bytes);
+
 // report.cpp
+struct LineName {
+    char text[32];
+};
+LineName line_name(Where where);
 void install_handlers();
 [[noreturn]] void finish(Exit code, const char* message, bool with_thread);
 

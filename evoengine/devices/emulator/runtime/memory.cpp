@@ -13,8 +13,13 @@
 namespace evo_emu {
 
 const size_t page = size_t(sysconf(_SC_PAGESIZE));
+uint64_t seed;
 Launch launch;
+Kernel kernel;
+const Entry* all_entries;
+unsigned round_of_launches;
 char* dynamic_shared;
+unsigned long shared_shift;
 unsigned dynamic_start;
 
 namespace {
@@ -29,20 +34,35 @@ constexpr size_t window_alignment = 1024, least_dynamic_alignment = 16;
 // variable i around (i + 1) << 20. Dynamic memory of block i of the cluster, as all its blocks may name it, from
 // (i + 4) << 28.
 constexpr unsigned variable_shift = 20, cluster_shift = 28, first_window = 4;
-constexpr unsigned max_regions = 512;
+constexpr unsigned max_tensors = 256, max_variables = 256, max_declarations = 1024;
 constexpr long near = 64;
+// From one resident block's part of a shared variable, or of dynamic memory, to the next one's.
+constexpr size_t block_shift = size_t(64) << 20;
 
 struct Region {
     RegionKind kind;
-    char name[64];
+    const char* name;
     char *reserved, *mapped, *start, *end, *mapped_end, *reserved_end;
 };
 
-Region regions[max_regions];
-unsigned region_count;
-Region *dynamic_regions[max_cluster], *variables[max_regions];
+// What the blocks have of shared memory: a variable, or the dynamic part, block by block.
+struct SharedPart {
+    Region first;     // of the first resident block
+    unsigned mapped;  // blocks
+};
+
+struct Declared {
+    unsigned long bytes, alignment;  // no bytes: dynamic
+    unsigned owner;
+};
+
+Region tensors[max_tensors];
+char tensor_names[max_tensors][64];
+unsigned tensor_count;
+SharedPart dynamic_part, variables[max_variables];
 unsigned variable_count;
-size_t static_bytes, dynamic_alignment = least_dynamic_alignment;
+Declared declared[max_declarations];
+unsigned declared_count;
 
 size_t round_up(size_t bytes, size_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
 
@@ -64,25 +84,52 @@ const char* broken_canary(const char* p, const char* end) {
     return nullptr;
 }
 
-Region* map_region(RegionKind kind, const char* name, size_t bytes, size_t alignment, size_t guard, bool end_flush) {
-    if (region_count == max_regions) crash("more than %u tensors and shared variables", max_regions);
-    size_t usable = (bytes + page - 1) / page * page;
-    void* memory = mmap(nullptr, usable + 2 * guard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) crash("the emulator cannot reserve %zu bytes for %s", usable + 2 * guard, name);
-    Region& r = regions[region_count++];
+void lay_out(Region& r, RegionKind kind, const char* name, char* reserved, size_t guard, size_t bytes,
+             size_t alignment, bool end_flush) {
+    const size_t usable = round_up(bytes, page);
     r.kind = kind;
-    snprintf(r.name, sizeof r.name, "%s", name);
-    r.reserved = static_cast<char*>(memory);
-    r.mapped = r.reserved + guard;
+    r.name = name;
+    r.reserved = reserved;
+    r.mapped = reserved + guard;
     r.mapped_end = r.mapped + usable;
     r.reserved_end = r.mapped_end + guard;
-    if (usable && mprotect(r.mapped, usable, PROT_READ | PROT_WRITE))
-        crash("the emulator cannot get %zu bytes for %s", usable, name);
     r.start = end_flush ? r.mapped + (usable - bytes) / alignment * alignment : r.mapped;
     r.end = r.start + bytes;
+}
+
+void make_usable(const Region& r) {
+    const size_t usable = size_t(r.mapped_end - r.mapped);
+    if (usable && mprotect(r.mapped, usable, PROT_READ | PROT_WRITE))
+        crash("the emulator cannot get %zu bytes for %s", usable, r.name);
     write_canaries(r.mapped, r.start);
     write_canaries(r.end, r.mapped_end);
-    return &r;
+}
+
+char* reserve(size_t bytes, const char* name) {
+    void* memory = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) crash("the emulator cannot reserve %zu bytes for %s", bytes, name);
+    return static_cast<char*>(memory);
+}
+
+Region shifted(Region r, unsigned block) {
+    const size_t shift = block * block_shift;
+    for (char** p : {&r.reserved, &r.mapped, &r.start, &r.end, &r.mapped_end, &r.reserved_end}) *p += shift;
+    return r;
+}
+
+Region dynamic_of(unsigned block) { return shifted(dynamic_part.first, block); }
+
+void reserve_part(SharedPart& part, RegionKind kind, const char* name, size_t bytes, size_t alignment, size_t lead) {
+    char* memory = part.first.reserved;
+    if (!memory) memory = reserve((checked ? max_resident : max_cluster) * block_shift, name);
+    if (part.mapped) mprotect(memory, part.mapped * block_shift, PROT_NONE);
+    lay_out(part.first, kind, name, memory, shared_guard, lead + bytes, alignment, seed % 2 == 0);
+    part.first.start += lead;
+    part.mapped = 0;
+}
+
+void map_part(SharedPart& part, unsigned blocks) {
+    for (; part.mapped < blocks; ++part.mapped) make_usable(shifted(part.first, part.mapped));
 }
 
 [[noreturn]] void report_outside(const Region& r, const char* address, const char* access, bool with_thread) {
@@ -111,41 +158,83 @@ void check_canaries(const Region& r, bool all, bool with_thread) {
 
 }  // namespace
 
-char* map_tensor(const char* name, size_t bytes, bool output, bool end_flush) {
-    RegionKind kind = output ? RegionKind::output : RegionKind::input;
-    return map_region(kind, name, bytes, tensor_alignment, tensor_guard, end_flush)->start;
+// With what must not be touched around it.
+size_t room_of_tensor(size_t bytes) { return round_up(bytes, page) + 2 * tensor_guard; }
+
+void* map_zeroed(size_t bytes, const char* what) {
+    constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (memory == MAP_FAILED) crash("the emulator cannot reserve %zu bytes for %s", bytes, what);
+    return memory;
 }
 
-void protect_inputs() {
-    for (unsigned i = 0; i < region_count; ++i)
-        if (regions[i].kind == RegionKind::input)
-            mprotect(regions[i].mapped, size_t(regions[i].mapped_end - regions[i].mapped), PROT_READ);
+char* map_tensor(const char* name, size_t bytes, unsigned element, RegionKind kind, bool end_flush) {
+    if (tensor_count == max_tensors) crash("more than %u tensors", max_tensors);
+    char* kept_name = tensor_names[tensor_count];
+    snprintf(kept_name, sizeof tensor_names[0], "%s", name);
+    Region& r = tensors[tensor_count++];
+    const bool shared_by_blocks = checked && kind != RegionKind::input;
+    const size_t whole = room_of_tensor(bytes);
+    char* memory = shared_by_blocks ? place_tracked(whole) : reserve(whole, name);
+    lay_out(r, kind, kept_name, memory, tensor_guard, bytes, tensor_alignment, end_flush);
+    make_usable(r);
+    if (shared_by_blocks) track(r.start, bytes, element, r.name);
+    return r.start;
 }
 
-void declare_static_shared(unsigned long bytes, unsigned long alignment) {
-    static_bytes = round_up(static_bytes, alignment) + bytes;
-}
-
-void declare_dynamic_shared(unsigned long alignment) { dynamic_alignment = std::max(dynamic_alignment, alignment); }
-
-void map_dynamic_shared() {
-    dynamic_start = unsigned(round_up(static_bytes, dynamic_alignment));
-    const size_t lead = dynamic_start % window_alignment;
-    for (unsigned i = 0; i < kernel.cluster; ++i) {
-        Region* r = map_region(RegionKind::dynamic_shared, "shared memory", lead + launch.shared_bytes,
-                               window_alignment, shared_guard, launch.seed % 2 == 0);
-        write_canaries(r->start, r->start + lead);
-        r->start += lead;
-        dynamic_regions[i] = r;
+void protect_tensor(const char* tensor, bool writable) {
+    for (unsigned i = 0; i < tensor_count; ++i) {
+        const Region& r = tensors[i];
+        if (r.start != tensor || r.mapped == r.mapped_end) continue;
+        mprotect(r.mapped, size_t(r.mapped_end - r.mapped), writable ? PROT_READ | PROT_WRITE : PROT_READ);
     }
-    dynamic_shared = dynamic_regions[0]->start;
 }
 
-char* shared_of(unsigned block) { return dynamic_regions[block]->start; }
+void declare_static_shared(unsigned long bytes, unsigned long alignment, unsigned owner) {
+    if (declared_count == max_declarations) crash("more than %u declarations of shared memory", max_declarations);
+    declared[declared_count++] = {bytes, alignment, owner};
+}
+
+void declare_dynamic_shared(unsigned long alignment, unsigned owner) { declare_static_shared(0, alignment, owner); }
+
+// Where dynamic shared memory begins, behind the static variables of the kernel and of functions that it may call.
+void begin_kernels_memory() {
+    size_t static_bytes = 0, alignment = least_dynamic_alignment;
+    for (unsigned i = 0; i < declared_count; ++i) {
+        const Declared& d = declared[i];
+        if (d.owner && d.owner != kernel.number) continue;
+        if (d.bytes)
+            static_bytes = round_up(static_bytes, d.alignment) + d.bytes;
+        else
+            alignment = std::max(alignment, size_t(d.alignment));
+    }
+    dynamic_start = unsigned(round_up(static_bytes, alignment));
+    const size_t lead = dynamic_start % window_alignment;
+    reserve_part(dynamic_part, RegionKind::dynamic_shared, "shared memory", launch.shared_bytes, window_alignment, lead);
+}
+
+void map_shared(unsigned block) {
+    map_part(dynamic_part, block + 1);
+    for (unsigned i = 0; i < variable_count; ++i) map_part(variables[i], block + 1);
+}
+
+unsigned long shared_shift_of(unsigned block) { return block * block_shift; }
+char* shared_of(unsigned block) { return dynamic_part.first.start + block * block_shift; }
+
+bool is_in_shared(const volatile void* address) {
+    auto* p = static_cast<const volatile char*>(address);
+    const Region dynamic = dynamic_of(own_block());
+    if (p >= dynamic.start && p < dynamic.end) return true;
+    for (unsigned i = 0; i < variable_count; ++i) {
+        const Region r = shifted(variables[i].first, own_block());
+        if (p >= r.start && p < r.end) return true;
+    }
+    return false;
+}
 
 SharedPlace locate(unsigned shared) {
     unsigned window = (shared >> cluster_shift) - first_window;
-    if (window < max_cluster) return {window, shared % (1u << cluster_shift)};
+    if (window < max_cluster) return {first_of_cluster(own_block()) + window, shared % (1u << cluster_shift)};
     return {own_block(), shared};
 }
 
@@ -156,64 +245,80 @@ unsigned map_to_block(unsigned shared, unsigned block, int line) {
     return shared + ((block + first_window) << cluster_shift);
 }
 
-void* map_shared_variable(const char* name, size_t bytes, size_t alignment) {
+char* map_shared_variable(const char* name, size_t bytes, size_t alignment) {
     if (kernel.cluster > 1) crash("shared variable %s: the emulator's clusters have dynamic shared memory alone", name);
-    Region* r = map_region(RegionKind::static_shared, name, bytes, alignment, shared_guard, launch.seed % 2 == 0);
-    memset(r->start, 0xff, bytes);
-    variables[variable_count++] = r;
-    return r->start;
+    if (variable_count == max_variables) crash("more than %u shared variables", max_variables);
+    SharedPart& part = variables[variable_count++];
+    reserve_part(part, RegionKind::static_shared, name, bytes, alignment, 0);
+    map_part(part, resident);
+    for (unsigned i = 0; i < resident; ++i) memset(shifted(part.first, i).start, 0xff, bytes);
+    return part.first.start;
 }
 
 unsigned shared_offset(const void* generic) {
     const char* p = static_cast<const char*>(generic);
-    const Region& own = *dynamic_regions[own_block()];
+    const Region own = dynamic_of(own_block());
     if (p >= own.reserved && p < own.reserved_end) return dynamic_start + unsigned(p - own.start);
-    for (unsigned i = 0; i < variable_count; ++i)
-        if (p >= variables[i]->reserved && p < variables[i]->reserved_end)
-            return ((i + 1) << variable_shift) + unsigned(p - variables[i]->start);
+    for (unsigned i = 0; i < variable_count; ++i) {
+        const Region r = shifted(variables[i].first, own_block());
+        if (p >= r.reserved && p < r.reserved_end) return ((i + 1) << variable_shift) + unsigned(p - r.start);
+    }
     crash("__cvta_generic_to_shared of an address that is not in shared memory");
 }
 
 void* shared_address(unsigned offset) {
-    if (SharedPlace place = locate(offset); place.shared != offset) return shared_of(place.block) + (place.shared - dynamic_start);
+    if (SharedPlace place = locate(offset); place.shared != offset)
+        return shared_of(place.block) + (place.shared - dynamic_start);
     unsigned part = (offset + (1u << (variable_shift - 1))) >> variable_shift;
     part %= 1u << (32 - variable_shift);
     if (part > variable_count) crash("shared address 0x%x belongs to no shared memory of the kernel", offset);
     int within = int(offset - (part << variable_shift));
-    return part ? variables[part - 1]->start + within : shared_of(own_block()) + (within - int(dynamic_start));
+    return part ? shifted(variables[part - 1].first, own_block()).start + within
+                : shared_of(own_block()) + (within - int(dynamic_start));
 }
 
-void poison_shared() {
-    for (unsigned i = 0; i < kernel.cluster; ++i) memset(shared_of(i), 0xff, launch.shared_bytes);
-    poison_async();
-    for (unsigned i = 0; i < variable_count; ++i)
-        memset(variables[i]->start, 0xff, size_t(variables[i]->end - variables[i]->start));
+void poison_shared(unsigned block) {
+    memset(shared_of(block), 0xff, launch.shared_bytes);
+    poison_async(block);
+    for (unsigned i = 0; i < variable_count; ++i) {
+        const Region r = shifted(variables[i].first, block);
+        memset(r.start, 0xff, size_t(r.end - r.start));
+    }
 }
 
 // Called at every switch of threads, so that the thread that wrote is known. Around an output only the nearest bytes
 // are looked at, where a row too many begins; what lies further off is found when the block ends.
 void check_near_canaries() {
-    for (unsigned i = 0; i < kernel.cluster; ++i) check_canaries(*dynamic_regions[i], false, true);
-    for (unsigned i = 0; i < variable_count; ++i) check_canaries(*variables[i], false, true);
-    for (unsigned i = 0; i < region_count; ++i) {
-        const Region& r = regions[i];
-        if (r.kind != RegionKind::output) continue;
+    const unsigned own = own_block(), first = first_of_cluster(own);
+    for (unsigned i = 0; i < kernel.cluster; ++i) check_canaries(dynamic_of(first + i), false, true);
+    for (unsigned i = 0; i < variable_count; ++i) check_canaries(shifted(variables[i].first, own), false, true);
+    for (unsigned i = 0; i < tensor_count; ++i) {
+        const Region& r = tensors[i];
+        if (r.kind == RegionKind::input) continue;
         if (const char* p = broken_canary(r.end, std::min(r.end + near, r.mapped_end))) report_outside(r, p, "write", true);
         if (const char* p = broken_canary(std::max(r.start - near, r.mapped), r.start)) report_outside(r, p, "write", true);
     }
 }
 
 void check_all_canaries() {
-    for (unsigned i = 0; i < region_count; ++i)
-        if (regions[i].kind != RegionKind::input) check_canaries(regions[i], true, false);
+    for (unsigned block = 0; block < resident; ++block) {
+        check_canaries(dynamic_of(block), true, false);
+        for (unsigned i = 0; i < variable_count; ++i) check_canaries(shifted(variables[i].first, block), true, false);
+    }
+    for (unsigned i = 0; i < tensor_count; ++i)
+        if (tensors[i].kind != RegionKind::input) check_canaries(tensors[i], true, false);
 }
 
 void report_fault(const char* address, const char* access) {
-    for (unsigned i = 0; i < region_count; ++i) {
-        const Region& r = regions[i];
-        if (address < r.reserved || address >= r.reserved_end) continue;
+    auto look_at = [&](const Region& r) {
+        if (address < r.reserved || address >= r.reserved_end) return;
         if (address < r.start || address >= r.end) report_outside(r, address, access, true);
         crash("write to read-only input %s at byte %ld", r.name, long(address - r.start));
+    };
+    for (unsigned i = 0; i < tensor_count; ++i) look_at(tensors[i]);
+    for (unsigned block = 0; block < resident; ++block) {
+        look_at(dynamic_of(block));
+        for (unsigned i = 0; i < variable_count; ++i) look_at(shifted(variables[i].first, block));
     }
 }
 

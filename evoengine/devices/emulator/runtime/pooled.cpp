@@ -22,7 +22,7 @@ constexpr unsigned char unwritten = 0xff;  // NaN in every floating type
 
 struct Pooled {
     char name[64];
-    bool output;
+    PooledKind kind;
     unsigned argument;
     char *reserved, *mapped, *start, *end, *mapped_end, *reserved_end;
 };
@@ -58,15 +58,6 @@ uint64_t mixed(uint64_t x) {
     return x ^ x >> 31;
 }
 
-void write_all(const void* from, size_t bytes) {
-    for (const char* p = static_cast<const char*>(from); bytes;) {
-        ssize_t put = write(STDOUT_FILENO, p, bytes);
-        if (put <= 0) _exit(exit_crashed);
-        p += put;
-        bytes -= size_t(put);
-    }
-}
-
 Pooled* find(const char* address) {
     for (unsigned i = 0; i < tensor_count; ++i)
         if (address >= tensors[i].reserved && address < tensors[i].reserved_end) return &tensors[i];
@@ -93,6 +84,10 @@ void fill_from_pool(const Pooled& t, char* page_start) {
     finish(exit_crashed, text, with_thread);
 }
 
+size_t bytes_of_tensor(const Pooled& t, char* page_start) {
+    return size_t(std::min(page_start + page, t.end) - std::max(page_start, t.start));
+}
+
 void check_surroundings(const Touched& one) {
     const Pooled& t = *one.tensor;
     for (char* p = one.page; p < one.page + page; ++p)
@@ -106,7 +101,7 @@ void set_pool(const char* pages, uint64_t count) {
     pool_pages = count;
 }
 
-char* map_pooled(const char* name, unsigned argument, size_t bytes, bool output, bool end_flush) {
+char* map_pooled(const char* name, unsigned argument, size_t bytes, PooledKind kind, bool end_flush) {
     if (tensor_count == max_tensors) crash("more than %u pooled tensors", max_tensors);
     if (!pool_pages) crash("tensor %s is pooled, and the launch brings no pool", name);
     size_t usable = (bytes + page - 1) / page * page;
@@ -115,7 +110,7 @@ char* map_pooled(const char* name, unsigned argument, size_t bytes, bool output,
     if (memory == MAP_FAILED) crash("the emulator cannot reserve %zu bytes for %s", usable + 2 * pooled_guard, name);
     Pooled& t = tensors[tensor_count++];
     snprintf(t.name, sizeof t.name, "%s", name);
-    t.output = output;
+    t.kind = kind;
     t.argument = argument;
     t.reserved = static_cast<char*>(memory);
     t.mapped = t.reserved + pooled_guard;
@@ -141,9 +136,9 @@ void write_touched(bool given_up) {
     write_all(&header, sizeof header);
     for (unsigned i = 0; i < touched_count; ++i) {
         const Pooled& t = *touched[i].tensor;
-        if (t.output) check_surroundings(touched[i]);
+        if (t.kind != PooledKind::input) check_surroundings(touched[i]);
         char *from = std::max(touched[i].page, t.start), *to = std::min(touched[i].page + page, t.end);
-        PageHeader one{uint64_t(from - t.start), t.argument, t.output ? uint32_t(to - from) : 0};
+        PageHeader one{uint64_t(from - t.start), t.argument, t.kind == PooledKind::output ? uint32_t(to - from) : 0};
         write_all(&one, sizeof one);
         write_all(from, one.bytes);
     }
@@ -159,14 +154,15 @@ bool provide_page(const char* address, const char* access) {
         if (touched[i].page == start)
             crash("write to read-only input %s at byte %ld", t->name, long(address - t->start));
     if (touched_count == max_touched) crash("the block touches more than %u pages", max_touched);
-    if (!t->output && (input_bytes += page) > input_limit) {
+    if (t->kind == PooledKind::input && (input_bytes += page) > input_limit) {
         write_touched(true);
         _exit(0);
     }
     touched[touched_count++] = {t, start};
     if (mprotect(start, page, PROT_READ | PROT_WRITE)) crash("the emulator cannot get a page for %s", t->name);
     memset(start, unwritten, page);
-    if (t->output) return true;
+    if (t->kind == PooledKind::zeroed) memset(std::max(start, t->start), 0, bytes_of_tensor(*t, start));
+    if (t->kind != PooledKind::input) return true;
     fill_from_pool(*t, start);
     mprotect(start, page, PROT_READ);
     return true;

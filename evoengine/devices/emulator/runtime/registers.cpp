@@ -11,8 +11,8 @@ namespace {
 constexpr unsigned per_multiprocessor = 1 << 16;
 constexpr unsigned granule = 8, least = 24, most = 256;
 
-unsigned held[max_threads / warp_size];  // per thread of each warp
-unsigned spare[max_cluster];             // of each block: per-thread registers of one warp, not held by any
+unsigned held[max_fibers / warp_size];  // per thread of each warp
+unsigned spare[max_resident];           // of each block: per-thread registers of one warp, not held by any
 char text[128];
 Gate gate{text};
 unsigned wanted, wanted_of;
@@ -27,12 +27,13 @@ bool grant(unsigned warp, unsigned count) {
 }  // namespace
 
 // What ptxas gives a kernel that uses setmaxnreg: all there is for so many blocks, evenly, in units of 8 per thread.
-void reset_registers() {
+void reset_registers(unsigned first_block) {
     const unsigned warps = (launch.threads + warp_size - 1) / warp_size;
     const unsigned threads = std::max(kernel.least_blocks, 1u) * warps * warp_size;
     const unsigned share = std::min(per_multiprocessor / threads / granule * granule, most);
-    for (unsigned& h : held) h = share;
-    for (unsigned& s : spare) s = 0;
+    const unsigned end = first_block + kernel.cluster;
+    for (unsigned w = first_fiber(first_block) / warp_size; w * warp_size < end_of_block(end - 1); ++w) held[w] = share;
+    for (unsigned block = first_block; block < end; ++block) spare[block] = 0;
 }
 
 // With all 32 lanes there, one asks for all; the others wait with it.
@@ -48,7 +49,7 @@ void change_registers(unsigned count, bool more, int line) {
     if (!more) {
         spare[own_block()] += held[warp] - count;
         held[warp] = count;
-        return wake_all(&gate);
+        return wake_block(&gate, own_block());
     }
     while (count != held[warp] && !grant(warp, count)) {
         wanted = count - held[warp], wanted_of = own_block();

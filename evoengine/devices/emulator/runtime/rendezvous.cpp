@@ -8,9 +8,9 @@ namespace evo_emu {
 
 namespace {
 
-// Gates that some thread waits at. A thread waits at one gate at most, so these never run out.
-struct OpenGates {
-    Gate gates[max_threads];
+// Gates that some thread of so many waits at. A thread waits at one gate at most, so these never run out.
+template <unsigned threads> struct OpenGates {
+    Gate gates[threads];
     unsigned highest;  // all gates from here on are free
 
     Gate* find(const char* name, int line, unsigned id, unsigned mask, Combine combine) {
@@ -24,14 +24,15 @@ struct OpenGates {
                 return &gate;
         }
         if (!free) free = &gates[highest++];
-        *free = {name, line, id, mask, combine, 0, 0, 0};
+        free->name = name, free->line = line, free->id = id, free->mask = mask, free->combine = combine;
+        free->need = free->arrived = free->lanes = 0;
         return free;
     }
 };
 
-OpenGates block_gates[max_cluster];
-Gate cluster_gate{"barrier.cluster.wait"};
-OpenGates warp_gates[max_threads / warp_size];
+OpenGates<max_threads> block_gates[max_resident];
+Gate cluster_gates[max_resident];  // of the cluster that begins with the block
+OpenGates<warp_size> warp_gates[max_fibers / warp_size];
 
 struct Ballot {
     int predicate, result;
@@ -39,7 +40,7 @@ struct Ballot {
 
 int count_votes(const Gate* gate, Vote vote) {
     int set = 0, all = 0;
-    for (unsigned i = 0; i < fiber_count; ++i) {
+    for (unsigned i = first_fiber(own_block()); i < end_of_block(own_block()); ++i) {
         if (fibers[i].gate != gate) continue;
         set += static_cast<Ballot*>(fibers[i].payload)->predicate != 0;
         ++all;
@@ -49,22 +50,39 @@ int count_votes(const Gate* gate, Vote vote) {
 
 bool same_place(const Gate& a, const Gate& b) { return a.line == b.line && a.id == b.id && !strcmp(a.name, b.name); }
 
+// Those who wait go on, and know what all who have come knew.
 void open(Gate* gate) {
     gate->arrived = 0;
-    wake_all(gate);
+    const unsigned block = own_block();
+    if (checked) {
+        for (unsigned i = first_fiber(block); i < end_of_block(block); ++i)
+            if (fibers[i].gate == gate) depart(i, gate->passed);
+        clear(gate->passed);
+    }
+    wake_block(gate, block);
 }
 
 // A block's last warp may have fewer threads than lanes; nobody waits for lanes without one.
 unsigned with_threads(unsigned mask) {
-    const unsigned left = fiber_count - current / warp_size * warp_size;
+    const unsigned left = end_of_block(own_block()) - current / warp_size * warp_size;
     return left < warp_size ? mask & ((1u << left) - 1) : mask;
+}
+
+template <unsigned threads> void clear(OpenGates<threads>& gates) {
+    for (unsigned i = 0; i < gates.highest; ++i) clear(gates.gates[i].passed);
+    gates.highest = 0;
 }
 
 }  // namespace
 
-void clear_gates() {
-    for (auto& gates : block_gates) gates.highest = 0;
-    for (auto& gates : warp_gates) gates.highest = 0;
+void clear_gates(unsigned first_block) {
+    for (unsigned block = first_block; block < first_block + kernel.cluster; ++block) {
+        clear(block_gates[block]);
+        for (unsigned warp = first_fiber(block) / warp_size; warp * warp_size < end_of_block(block); ++warp)
+            clear(warp_gates[warp]);
+    }
+    cluster_gates[first_block].name = "barrier.cluster.wait";
+    clear(cluster_gates[first_block].passed);
 }
 
 // A thread that has ended never arrives. The hardware forgives that for barrier 0; CUDA C++ does not promise it.
@@ -75,16 +93,18 @@ int block_barrier(const char* name, int line, int predicate, Vote vote) {
     // The last one queues with all the others: it must not run on ahead of them every time.
     fibers[current].gate = gate;
     fibers[current].payload = &ballot;
+    if (checked) settle_accesses(), arrive(current, gate->passed);
     if (++gate->arrived == launch.threads) {
         if (vote != Vote::none) {
             int result = count_votes(gate, vote);
-            for (unsigned i = 0; i < fiber_count; ++i)
+            for (unsigned i = first_fiber(own_block()); i < end_of_block(own_block()); ++i)
                 if (fibers[i].gate == gate) static_cast<Ballot*>(fibers[i].payload)->result = result;
         }
         open(gate);
         gate = nullptr;
     }
     wait_at(gate, &ballot);
+    if (vote != Vote::none) visit(Visit::vote, uint64_t(line), ballot.result != 0);
     return ballot.result;
 }
 
@@ -99,19 +119,20 @@ void named_barrier(unsigned id, unsigned threads, bool wait, int line) {
         crash("named barrier %u at line %d expects %u threads where others expect %u", id, line, threads, gate->need);
     gate->need = threads;
     bool last = ++gate->arrived == threads;
+    if (wait) fibers[current].gate = gate;
+    if (checked) settle_accesses(), arrive(current, gate->passed);
     if (last) open(gate);
-    if (!wait) return;
-    if (last) return yield();
-    wait_at(gate, nullptr);
+    if (wait) wait_at(last ? nullptr : gate, nullptr);
 }
 
-void warp_rendezvous(const char* name, int line, unsigned mask, void* payload, Combine combine) {
+void warp_rendezvous(const char* name, int line, unsigned mask, void* payload, Combine combine, bool barrier) {
     const unsigned warp = current / warp_size, lane = current % warp_size;
     mask = with_threads(mask);
     if (!(mask >> lane & 1)) crash("%s at line %d: its mask 0x%08x lacks the calling lane %u", name, line, mask, lane);
     Gate* gate = warp_gates[warp].find(name, line, 0, mask, combine);
     ++gate->arrived;
     gate->lanes |= 1u << lane;
+    if (checked && barrier) settle_accesses(), arrive(current, gate->passed);
     if (gate->lanes != mask) return wait_at(gate, payload);
     if (combine) {
         void* payloads[warp_size] = {};
@@ -121,17 +142,30 @@ void warp_rendezvous(const char* name, int line, unsigned mask, void* payload, C
         combine(payloads, mask);
     }
     gate->arrived = 0;
+    if (checked && barrier) {
+        for (unsigned other = 0; other < warp_size; ++other)
+            if (mask >> other & 1) depart(warp * warp_size + other, gate->passed);
+        clear(gate->passed);
+    }
+    note_progress();
     for (unsigned other = 0; other < warp_size; ++other)
         if (mask >> other & 1 && other != lane) wake(warp * warp_size + other);
     stay_behind_if_slow();
 }
 
 // The barrier of a cluster: over when every thread that has not ended has arrived.
-void settle_cluster() {
-    for (unsigned i = 0; i < fiber_count; ++i)
+void settle_cluster(unsigned block) {
+    const unsigned first = first_of_cluster(block);
+    const unsigned start = first_fiber(first), end = end_of_block(first + kernel.cluster - 1);
+    for (unsigned i = start; i < end; ++i)
         if (!fibers[i].ended && fibers[i].cluster_barrier != Fiber::arrived) return;
-    for (unsigned i = 0; i < fiber_count; ++i) fibers[i].cluster_barrier = Fiber::passed;
-    wake_all(&cluster_gate);
+    Gate& gate = cluster_gates[first];
+    for (unsigned i = start; i < end; ++i) {
+        fibers[i].cluster_barrier = Fiber::passed;
+        if (checked && !fibers[i].ended) depart(i, gate.passed);
+    }
+    if (checked) clear(gate.passed);
+    wake_cluster(&gate, block);
 }
 
 void cluster_arrive(int line) {
@@ -139,59 +173,87 @@ void cluster_arrive(int line) {
     if (f.cluster_barrier != Fiber::away)
         crash("barrier.cluster.arrive at line %d: the thread has arrived before and not waited", line);
     f.cluster_barrier = Fiber::arrived;
-    settle_cluster();
+    if (checked) settle_accesses(), arrive(current, cluster_gates[first_of_cluster(own_block())].passed);
+    settle_cluster(own_block());
 }
 
 void cluster_wait(int line) {
     Fiber& f = fibers[current];
     if (f.cluster_barrier == Fiber::away) crash("barrier.cluster.wait at line %d: the thread has not arrived", line);
     if (f.cluster_barrier == Fiber::arrived) {
-        cluster_gate.line = line;
-        wait_at(&cluster_gate, nullptr);
+        Gate& gate = cluster_gates[first_of_cluster(own_block())];
+        gate.line = line;
+        wait_at(&gate, nullptr);
     }
     f.cluster_barrier = Fiber::away;
 }
 
-unsigned cluster_rank() { return own_block(); }
+unsigned cluster_rank() { return own_block() - first_of_cluster(own_block()); }
 
 unsigned elect(unsigned mask, int line) {
     warp_rendezvous("elect.sync", line, mask, nullptr, nullptr);
     mask = with_threads(mask);
-    unsigned lane = unsigned(launch.seed + current / warp_size) % warp_size;
+    unsigned lane = unsigned(seed + current / warp_size) % warp_size;
     while (!(mask >> lane & 1)) lane = (lane + 1) % warp_size;
     return lane;
 }
 
+namespace {
+
+// Where a thread waits: at a gate, or nowhere, looking at memory again and again.
+bool same_wait(unsigned a, unsigned b) {
+    const Gate *x = fibers[a].gate, *y = fibers[b].gate;
+    if (!x != !y) return false;
+    if (x) return same_place(*x, *y);
+    return fibers[a].polled_at.code == fibers[b].polled_at.code && fibers[a].polled_at.line == fibers[b].polled_at.line;
+}
+
+}  // namespace
+
 void report_hang() {
-    char text[2048];
+    static char text[3072];
+    static bool told[max_fibers];
     size_t used = 0;
     auto say = [&](const char* format, auto... values) {
         int wrote = snprintf(text + used, sizeof text - used, format, values...);
         used += size_t(wrote) < sizeof text - used ? size_t(wrote) : sizeof text - used - 1;
     };
+    auto say_example = [&](unsigned fiber) {
+        say("e.g. thread %s", thread_name(rank_of(fiber)).text);
+        const Dim at = index_of_block(block_of(fiber));
+        if (resident > kernel.cluster) say(" of block (%u,%u,%u)", at.x, at.y, at.z);
+        say(")");
+    };
     name_stuck_barriers();
     name_stuck_registers();
     name_stuck_wgmma();
-    bool told[max_threads] = {};
     unsigned ended = 0, last_ended = 0;
+    const unsigned threads = resident * launch.threads;
     for (unsigned i = 0; i < fiber_count; ++i) {
+        if (rank_of(i) >= launch.threads) continue;
         if (fibers[i].ended) ++ended, last_ended = i;
-        const Gate* gate = fibers[i].gate;
-        if (!gate || told[i]) continue;
+        if (fibers[i].ended || told[i]) continue;
         unsigned waiting = 0;
         for (unsigned j = i; j < fiber_count; ++j) {
-            const Gate* other = fibers[j].gate;
-            if (!other || !same_place(*other, *gate)) continue;
+            if (fibers[j].ended || !same_wait(i, j)) continue;
             told[j] = true;
             ++waiting;
         }
-        used ? say(", %u wait at %s", waiting, gate->name)
-             : say("hang: %u of %u threads wait at %s", waiting, fiber_count, gate->name);
-        gate->line ? say(" (line %d, e.g. thread %s)", gate->line, thread_name(i).text)
-                   : say(" %u (e.g. thread %s)", gate->id, thread_name(i).text);
+        used ? say(", %u ", waiting) : say("hang: %u of %u threads ", waiting, threads);
+        if (const Gate* gate = fibers[i].gate) {
+            say("wait at %s", gate->name);
+            gate->line ? say(" (line %d, ", gate->line) : say(" %u (", gate->id);
+        } else if (fibers[i].polled) {
+            say("look at memory that does not change (%s, ", line_name(fibers[i].polled_at).text);
+        } else {
+            say("wait for nothing that comes (");
+        }
+        say_example(i);
     }
-    if (ended) say(", %u have ended (e.g. thread %s)", ended, thread_name(last_ended).text);
-    finish(exit_hung, text, false);
+    if (ended) say(", %u have ended (", ended), say_example(last_ended);
+    const bool one_block = resident == kernel.cluster;
+    if (!one_block) current = max_fibers;  // no block is to be named as the one that hangs
+    finish(exit_hung, text, !one_block);
 }
 
 }  // namespace evo_emu

@@ -14,23 +14,38 @@
 
 namespace evo_emu {
 
-ThreadName thread_name(unsigned fiber) {
+ThreadName thread_name(unsigned rank) {
     ThreadName name;
-    const Dim at = index_in_block(fiber % launch.threads);
+    const Dim at = index_in_block(rank);
     if (blockDim.y * blockDim.z == 1)
-        snprintf(name.text, sizeof name.text, "%u", fiber);
+        snprintf(name.text, sizeof name.text, "%u", rank);
     else
         snprintf(name.text, sizeof name.text, "(%u,%u,%u)", at.x, at.y, at.z);
     return name;
 }
 
+extern "C" const char __executable_start[];
+
+// run.py puts the line in place of {an address in the executable}.
+LineName line_name(Where where) {
+    LineName name;
+    if (where.line)
+        snprintf(name.text, sizeof name.text, "line %d", where.line);
+    else
+        snprintf(name.text, sizeof name.text, "line {%lx}",
+                 (unsigned long)(static_cast<const char*>(where.code) - 1 - __executable_start));
+    return name;
+}
+
 void finish(Exit code, const char* message, bool with_thread) {
     char text[4096];
-    int used = snprintf(text, sizeof text, "%s, kernel %s", message, kernel.name);
-    if (current < max_threads || !with_thread)
+    int used = snprintf(text, sizeof text, "%s", message);
+    if (kernel.name) used += snprintf(text + used, sizeof text - used, ", kernel %s", kernel.name);
+    if (current < max_fibers || !with_thread)
         used += snprintf(text + used, sizeof text - used, ", block (%u,%u,%u)", blockIdx.x, blockIdx.y, blockIdx.z);
-    if (current < max_threads && with_thread)
-        used += snprintf(text + used, sizeof text - used, ", thread %s", thread_name(current % launch.threads).text);
+    if (current < max_fibers && with_thread)
+        used += snprintf(text + used, sizeof text - used, ", thread %s", thread_name(rank_of(current)).text);
+    if (round_of_launches) used += snprintf(text + used, sizeof text - used, ", launch %u", round_of_launches + 1);
     text[used++] = '\n';
     (void)!write(STDERR_FILENO, text, size_t(used));
     _exit(code);

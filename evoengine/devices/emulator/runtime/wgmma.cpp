@@ -57,9 +57,9 @@ struct Thread {
     size_t capacity;
 };
 
-Warpgroup warpgroups[max_threads / group_size];
-unsigned early;  // of eight products so many have their tiles read when they begin
-Thread threads[max_threads];
+Warpgroup* warpgroups;  // from the first use on: most kernels have none
+unsigned early;         // of eight products so many have their tiles read when they begin
+Thread* threads;
 
 bool all_nan(const float* registers, unsigned count) {
     uint32_t all = ~0u;
@@ -164,7 +164,7 @@ void read_a_registers(const Operation& op, unsigned first_thread, float* a) {
             unsigned word = *op.a[thread][i];
             if (word != op.a_values[thread][i])
                 crash("wgmma at line %d: A register %u of thread %u has been written before the wait for it",
-                      op.wgmma.line, i, first_thread + thread);
+                      op.wgmma.line, i, rank_of(first_thread + thread));
             // An A fragment is laid out as two blocks of 8 columns of an accumulator, two elements to a word.
             for (unsigned half = 0; half < 2; ++half) {
                 unsigned element = 2 * i + half;
@@ -213,14 +213,17 @@ void release(Thread& t, Accumulator& a, int line) {
 
 }  // namespace
 
-void reset_wgmma() {
+void reset_wgmma(unsigned first_block) {
     early = unsigned(random_below(9));
-    for (Warpgroup& g : warpgroups) {
+    if (!warpgroups) return;
+    const unsigned first = first_fiber(first_block), end = end_of_block(first_block + kernel.cluster - 1);
+    for (unsigned group = first / group_size; group * group_size < end; ++group) {
+        Warpgroup& g = warpgroups[group];
         if (!g.begun) continue;
         g.begun = g.computed = 0;
         for (Operation& op : g.operations) op.begun = op.ended = 0;
     }
-    for (unsigned i = 0; i < fiber_count; ++i) {
+    for (unsigned i = first; i < end; ++i) {
         Thread& t = threads[i];
         t.from = t.to = nullptr;
         t.committed = 0;
@@ -231,6 +234,10 @@ void reset_wgmma() {
 }
 
 void wgmma_fence() {
+    if (!warpgroups) {
+        warpgroups = static_cast<Warpgroup*>(map_zeroed(max_fibers / group_size * sizeof(Warpgroup), "wgmma"));
+        threads = static_cast<Thread*>(map_zeroed(max_fibers * sizeof(Thread), "wgmma"));
+    }
     Thread& t = threads[current];
     t.from = static_cast<char*>(__builtin_frame_address(0));
     t.to = stack_top(current);
@@ -244,7 +251,8 @@ void wgmma_fence() {
 
 void wgmma_begin(float* const* accumulators, const Wgmma& wgmma) {
     const unsigned group = current / group_size, within = current % group_size;
-    if ((group + 1) * group_size > fiber_count)
+    if (!warpgroups) crash("wgmma at line %d: no wgmma.fence has come before the thread's first", wgmma.line);
+    if ((group + 1) * group_size > end_of_block(own_block()))
         crash("wgmma at line %d: the thread is in no whole warpgroup of 128 threads", wgmma.line);
     for (unsigned i = 1; i < wgmma.columns / 2; ++i)
         if (accumulators[i] != accumulators[0] + i)
@@ -252,6 +260,7 @@ void wgmma_begin(float* const* accumulators, const Wgmma& wgmma) {
     Thread& t = threads[current];
     Operation& op = join(warpgroups[group], t, wgmma);
     op.accumulator[within] = (unsigned char)take_accumulator(t, accumulators[0], wgmma.columns / 2, wgmma.line);
+    visit(Visit::product, uint64_t(wgmma.line));
     if (!wgmma.registers) return;
     for (unsigned i = 0; i < 4; ++i) {
         check_fenced(t, wgmma.registers[i], 1, "A", wgmma.line);
@@ -260,16 +269,19 @@ void wgmma_begin(float* const* accumulators, const Wgmma& wgmma) {
     }
 }
 
-void wgmma_commit() { ++threads[current].committed; }
+void wgmma_commit() {
+    if (threads) ++threads[current].committed;
+}
 
 void wgmma_wait(unsigned groups_left, int line) {
+    if (!threads) return;
     Thread& t = threads[current];
     Warpgroup& g = warpgroups[current / group_size];
     auto operation = [&](unsigned i) -> Operation& { return g.operations[i % max_under_way]; };
     for (t.waits_until = t.ended; t.waits_until < t.begun; ++t.waits_until)
         if (operation(t.waits_until).group + groups_left >= t.committed) break;
     while (g.computed < t.waits_until) {
-        g.gate = {g.text, line};
+        g.gate = {.name = g.text, .line = line};
         wait_at(&g.gate, nullptr);
     }
     for (; t.ended < t.waits_until; ++t.ended) {
@@ -282,6 +294,7 @@ void wgmma_wait(unsigned groups_left, int line) {
 // Called when no thread can run but those held back: forms what is waited for first in one of the warpgroups, if all of it has been begun
 // by all of its threads. Says whether that was so.
 bool finish_a_wgmma() {
+    if (!warpgroups) return false;
     const unsigned groups = fiber_count / group_size, first = groups ? unsigned(random_below(groups)) : 0;
     for (unsigned i = 0; i < groups; ++i) {
         const unsigned group = (first + i) % groups, start = group * group_size;
@@ -297,14 +310,18 @@ bool finish_a_wgmma() {
             compute(g.operations[g.computed % max_under_way], g.tiles[g.computed % max_tiles], start);
         stand_in_for(interrupted);
         if (g.computed == before) continue;
-        wake_all(&g.gate);
+        note_progress();
+        for (unsigned thread = start; thread < start + group_size; ++thread)
+            if (fibers[thread].gate == &g.gate) wake(thread);
         return true;
     }
     return false;
 }
 
 void name_stuck_wgmma() {
-    for (Warpgroup& g : warpgroups) {
+    if (!warpgroups) return;
+    for (unsigned i = 0; i * group_size < fiber_count; ++i) {
+        Warpgroup& g = warpgroups[i];
         const Operation& op = g.operations[g.computed % max_under_way];
         snprintf(g.text, sizeof g.text, "wgmma.wait_group for the wgmma of line %d, begun by %u of its 128 threads",
                  op.wgmma.line, op.begun);

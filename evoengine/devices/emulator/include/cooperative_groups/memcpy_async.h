@@ -15,7 +15,7 @@ inline void memcpy_async(const Group& group, void* to, const void* from, size_t 
     evo_emu::copy_async_commit();
 }
 template <unsigned groups_left, class Group> inline void wait_prior(const Group& group, EVO_EMU_LINE) {
-    evo_emu::copy_async_wait(groups_left);
+    evo_emu::copy_async_wait(groups_left, line);
     group.sync(line);
 }
 template <class Group> inline void wait(const Group& group, EVO_EMU_LINE) { wait_prior<0>(group, line); }

@@ -18,11 +18,11 @@ inline int __syncthreads_or(int predicate, EVO_EMU_LINE) {
     return evo_emu::block_barrier("__syncthreads_or", line, predicate, evo_emu::Vote::disjunction);
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu, EVO_EMU_LINE) {
-    evo_emu::warp_rendezvous("__syncwarp", line, mask, nullptr, nullptr);
+    evo_emu::warp_rendezvous("__syncwarp", line, mask, nullptr, nullptr, true);
 }
-inline void __threadfence() {}
-inline void __threadfence_block() {}
-inline void __threadfence_system() {}
+inline void __threadfence(EVO_EMU_LINE) { evo_emu::fence(evo_emu::Scope::device, line); }
+inline void __threadfence_block(EVO_EMU_LINE) { evo_emu::fence(evo_emu::Scope::block, line); }
+inline void __threadfence_system(EVO_EMU_LINE) { evo_emu::fence(evo_emu::Scope::device, line); }
 inline void __nanosleep(unsigned) { evo_emu::yield(); }
 
 // Any set that holds the caller is a legal answer, so the least helpful one is given: a kernel that takes it for the
@@ -93,6 +93,11 @@ inline unsigned vote(const char* name, int line, unsigned mask, bool predicate) 
     return unsigned(exchange<unsigned long long>(name, line, mask, predicate, 0, ballot));
 }
 
+template <class T> inline T voted(int line, T result) {
+    visit(Visit::vote, (unsigned long)line, result != 0);
+    return result;
+}
+
 // Source lanes as the PTX ISA defines them for shfl.sync: within segments of `width` lanes; where the source would
 // leave the segment a lane reads itself.
 inline unsigned lane_in_segment(int source, int width) {
@@ -131,13 +136,13 @@ inline T __shfl_xor_sync(unsigned mask, T value, int across, int width = 32, EVO
     return evo_emu::exchange("__shfl_xor_sync", line, mask, value, evo_emu::lane_across(across, width));
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate, EVO_EMU_LINE) {
-    return evo_emu::vote("__ballot_sync", line, mask, predicate);
+    return evo_emu::voted(line, evo_emu::vote("__ballot_sync", line, mask, predicate));
 }
 inline int __any_sync(unsigned mask, int predicate, EVO_EMU_LINE) {
-    return evo_emu::vote("__any_sync", line, mask, predicate) != 0;
+    return evo_emu::voted(line, evo_emu::vote("__any_sync", line, mask, predicate) != 0);
 }
 inline int __all_sync(unsigned mask, int predicate, EVO_EMU_LINE) {
-    return evo_emu::vote("__all_sync", line, mask, !predicate) == 0;
+    return evo_emu::voted(line, evo_emu::vote("__all_sync", line, mask, !predicate) == 0);
 }
 template <class T>
 inline unsigned __match_any_sync(unsigned mask, T value, EVO_EMU_LINE) {
@@ -158,8 +163,8 @@ inline unsigned __match_all_sync(unsigned mask, T value, int* all, EVO_EMU_LINE)
 #define EVO_EMU_REDUCTION(name, T, expression)                                                              \
     inline T evo_emu_##name(T a, T b) { return expression; }                                                \
     inline T __reduce_##name##_sync(unsigned mask, T value, EVO_EMU_LINE) {                                 \
-        return evo_emu::exchange("__reduce_" #name "_sync", line, mask, value, 0,                           \
-                                 evo_emu::reduce<T, evo_emu_##name>);                                       \
+        return evo_emu::voted(line, evo_emu::exchange("__reduce_" #name "_sync", line, mask, value, 0,      \
+                                                      evo_emu::reduce<T, evo_emu_##name>));                 \
     }
 EVO_EMU_REDUCTION(add, unsigned, a + b)
 EVO_EMU_REDUCTION(add, int, int(unsigned(a) + unsigned(b)))

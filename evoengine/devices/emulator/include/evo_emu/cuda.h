@@ -2,11 +2,6 @@
 #pragma once
 #include <evo_emu/runtime.h>
 
-#define __CUDACC__ 1
-#define __CUDACC_RTC__ 1
-#define __CUDA_ARCH__ 900
-#define __CUDA_ARCH_FEAT_SM90_ALL 1
-
 #define __global__
 #define __device__
 #define __host__

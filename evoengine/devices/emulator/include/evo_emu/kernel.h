@@ -1,4 +1,4 @@
-// Describes the entry point to the runtime: what cudaLaunchKernel knows of a kernel, deduced from its type.
+// Describes a kernel to the runtime: what cudaLaunchKernel knows of it, deduced from its type.
 #pragma once
 #include <evo_emu/runtime.h>
 
@@ -14,7 +14,7 @@ template <> inline constexpr char kind_of<double> = 'f';
 template <unsigned... I> struct indices {};
 
 template <auto function, class... P>
-struct Entry {
+struct Signature {
     static constexpr char kinds[] = {kind_of<typename value_type<P>::type>..., 0};
     static constexpr unsigned sizes[] = {sizeof(P)..., 0};
 
@@ -32,13 +32,19 @@ struct Entry {
 };
 
 template <auto function, class... P>
-constexpr Kernel describe(const char* name, unsigned least_blocks, unsigned cluster, void (*)(P...)) {
-    using E = Entry<function, P...>;
-    return {name, &E::invoke, sizeof...(P), E::kinds, E::sizes, least_blocks, cluster};
+constexpr Kernel describe(const char* name, unsigned least_blocks, unsigned cluster, unsigned number, void (*)(P...)) {
+    using S = Signature<function, P...>;
+    return {name, &S::invoke, sizeof...(P), S::kinds, S::sizes, least_blocks, cluster, number};
 }
 
 }  // namespace evo_emu
 
 #define EVO_EMU_CONSTANT(name) {#name, (void*)&name, sizeof(name)},
-#define EVO_EMU_ENTRY(name, least_blocks, cluster) \
-    extern const evo_emu::Kernel evo_emu::kernel = evo_emu::describe<&name>(#name, least_blocks, cluster, &name);
+// That the text has a kernel of that name.
+#define EVO_EMU_REQUIRE(name) [[maybe_unused]] static auto* const evo_emu_required = &name;
+// Behind the kernel's definition; its name may be a macro.
+#define EVO_EMU_TEXT_OF(name) #name
+#define EVO_EMU_TEXT(name) EVO_EMU_TEXT_OF(name)
+#define EVO_EMU_ENTRY(name, least_blocks, cluster, number) \
+    static evo_emu::Entry evo_emu_entry_##number{ \
+        evo_emu::describe<&name>(EVO_EMU_TEXT(name), least_blocks, cluster, number, &name)};

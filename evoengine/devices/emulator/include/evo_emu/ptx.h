@@ -67,8 +67,10 @@ EVO_PTX void cp_async_cg_shared_global(unsigned shared, Address global, unsigned
     copy_async(shared, global_pointer(global), bytes, source_bytes, line);
 }
 EVO_PTX void cp_async_commit_group() { copy_async_commit(); }
-EVO_PTX void cp_async_wait_group(unsigned groups_left) { copy_async_wait(groups_left); }
-EVO_PTX void cp_async_wait_all() { copy_async_wait_all(); }
+EVO_PTX void cp_async_wait_group(unsigned groups_left, int line = __builtin_LINE()) {
+    copy_async_wait(groups_left, line);
+}
+EVO_PTX void cp_async_wait_all(int line = __builtin_LINE()) { copy_async_wait_all(line); }
 
 EVO_PTX void ex2_approx_f32(float& d, float a) { d = exp2f(a); }
 EVO_PTX void ex2_approx_ftz_f32(float& d, float a) {
@@ -87,7 +89,7 @@ EVO_PTX void bar_arrive(unsigned id, unsigned threads, int line = __builtin_LINE
     named_barrier(id, threads, false, line);
 }
 EVO_PTX void bar_warp_sync(unsigned mask, int line = __builtin_LINE()) {
-    warp_rendezvous("bar.warp.sync", line, mask, nullptr, nullptr);
+    warp_rendezvous("bar.warp.sync", line, mask, nullptr, nullptr, true);
 }
 
 }  // namespace evo_emu::ptx
@@ -95,4 +97,5 @@ EVO_PTX void bar_warp_sync(unsigned mask, int line = __builtin_LINE()) {
 #include <evo_emu/ptx_barrier.h>
 #include <evo_emu/ptx_bulk.h>
 #include <evo_emu/ptx_matrix.h>
+#include <evo_emu/ptx_memory.h>
 #include <evo_emu/ptx_wgmma.h>

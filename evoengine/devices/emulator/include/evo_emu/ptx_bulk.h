@@ -39,8 +39,7 @@ EVO_PTX void cp_async_bulk_tensor_global_shared_bulk_group(Address map, Coordina
 }
 
 EVO_PTX void cp_async_bulk_commit_group() { bulk_commit(); }
-// With .read it is only shared memory that may be used again; that the result is there is not looked for earlier.
-EVO_PTX void cp_async_bulk_wait_group_read(unsigned groups_left) { bulk_wait(groups_left); }
-EVO_PTX void cp_async_bulk_wait_group(unsigned groups_left) { bulk_wait(groups_left); }
+EVO_PTX void cp_async_bulk_wait_group_read(unsigned groups_left) { bulk_wait(groups_left, true); }
+EVO_PTX void cp_async_bulk_wait_group(unsigned groups_left) { bulk_wait(groups_left, false); }
 
 }  // namespace evo_emu::ptx

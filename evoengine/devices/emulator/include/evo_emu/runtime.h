@@ -13,8 +13,7 @@ using Dim = uint3;
 template <class T> struct Identity { using type = T; };
 template <class T> using Exactly = typename Identity<T>::type;
 
-// The kernel under test, described by the candidate's own translation unit (see kernel.h).
-// A __constant__ variable of the kernel's source; a list of them ends with one without a name.
+// A __constant__ variable of the source; a list of them ends with one without a name.
 struct Constant {
     const char* name;
     void* at;
@@ -22,6 +21,7 @@ struct Constant {
 };
 extern const Constant constants[];
 
+// A kernel of the source, described by the candidate's own translation unit (see kernel.h).
 struct Kernel {
     const char* name;
     void (*invoke)(void* const* arguments);
@@ -30,8 +30,19 @@ struct Kernel {
     const unsigned* sizes;
     unsigned least_blocks;  // per multiprocessor, by __launch_bounds__
     unsigned cluster;       // blocks side by side along x, by __cluster_dims__
+    unsigned number;        // its place among the kernels of the text, from 1 on
 };
-extern const Kernel kernel;
+extern Kernel kernel;  // the running one
+
+struct Entry {
+    Kernel kernel;
+    const Entry* next;
+    explicit Entry(const Kernel& kernel);  // adds itself to all_entries
+};
+extern const Entry* all_entries;
+
+// Whether the unit was compiled with every access to memory instrumented (races.cpp), and blocks run side by side.
+extern const bool checked;
 
 // Ends the process with the message, followed by the kernel, the block and the thread under way.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void crash(const char* format, ...);
@@ -54,23 +65,30 @@ void named_barrier(unsigned id, unsigned threads, bool wait, int line);
 // The lanes of `mask` meet here. The last to arrive runs `combine` over all their payloads (indexed by lane; a null
 // `combine` only meets); the others wait until it has.
 using Combine = void (*)(void* const* payloads, unsigned mask);
-void warp_rendezvous(const char* name, int line, unsigned mask, void* payload, Combine combine);
+// `barrier`: what a lane has stored before is seen by the others behind it, which exchanges of values do not promise.
+void warp_rendezvous(const char* name, int line, unsigned mask, void* payload, Combine combine, bool barrier = false);
 
 // Shared memory. The block's window begins with the static variables, and behind them lies the dynamic part, at a
 // multiple of the strictest alignment that a declaration of it states. Variables are declared before main begins; each
-// has a mapping of its own all the same.
+// has a mapping of its own all the same, `shared_shift` bytes further on for each block that is resident beside the
+// first. `owner`: the number of the kernel in whose body the declaration stands, 0 for functions that any may call.
 extern char* dynamic_shared;
-void declare_static_shared(unsigned long bytes, unsigned long alignment);
-void declare_dynamic_shared(unsigned long alignment);
-void* map_shared_variable(const char* name, unsigned long bytes, unsigned long alignment);
+extern unsigned long shared_shift;
+void declare_static_shared(unsigned long bytes, unsigned long alignment, unsigned owner);
+void declare_dynamic_shared(unsigned long alignment, unsigned owner);
+char* map_shared_variable(const char* name, unsigned long bytes, unsigned long alignment);
 unsigned shared_offset(const void* generic);
 void* shared_address(unsigned offset);
+
+// What a warp did at a site, for the gate's coverage: VisitKind in devices/base.py.
+enum class Visit : unsigned char { wait, copy_wait, product, vote };
+void visit(Visit kind, unsigned long site, bool came_true = false);
 
 // cp.async: bytes land at once, or at the wait that covers their group and are 0xFF until then.
 void copy_async(unsigned shared, const void* global, unsigned bytes, unsigned source_bytes, int line);
 void copy_async_commit();
-void copy_async_wait(unsigned groups_left);
-void copy_async_wait_all();
+void copy_async_wait(unsigned groups_left, int line);
+void copy_async_wait_all(int line);
 
 // ldmatrix and stmatrix of 1, 2 or 4 matrices of 8x8 16-bit elements; lane i gives the address of row i % 8 of matrix i
 // / 8.
@@ -128,6 +146,25 @@ void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(unsigned groups_left, int line);
 
+// Memory that threads of different blocks may share (races.cpp). Scopes as PTX has them; the system is one GPU here.
+enum class Order : unsigned char { relaxed, acquire, release, acquire_release };
+enum class Scope : unsigned char { weak, block, cluster, device };
+struct Strong {
+    Order order;
+    Scope scope;
+    bool reads, writes;
+    bool legacy;  // an atomicAdd and its kin: behind the thread's own __threadfence it acquires what it reads
+    int line;     // 0: the caller's
+};
+// Before an atomic access, or one to be seen by others: lets other threads run first, now and then. No thread runs
+// between this and the access that the caller then makes.
+void strong_access(const volatile void* address, unsigned long bytes, Strong strong);
+void fence(Scope scope, int line);
+// A weak compare-and-exchange may fail for no reason.
+bool fails_now_and_then();
+// A load by the path of data that no thread writes as long as the kernel runs.
+void read_only_load(const void* address, unsigned long bytes, int line);
+
 // Bulk copies (TMA). Loads land at once or at their barrier; stores leave at once or at the wait that covers their
 // group, from shared memory as it is then. Tiles of a tensor go by a tensor map and the coordinates of their first element, innermost first.
 void bulk_load(unsigned shared, const void* global, unsigned bytes, unsigned barrier, int line);
@@ -136,32 +173,34 @@ void tile_load(unsigned shared, const void* map, const int* at, unsigned rank, u
                int line);
 void tile_store(const void* map, const int* at, unsigned rank, unsigned shared, int line);
 void bulk_commit();
-void bulk_wait(unsigned groups_left);
+// `read`: what was stored may not be there yet, and only shared memory may be used again.
+void bulk_wait(unsigned groups_left, bool read);
 
 // `Place` is a type of its own at every declaration and instantiation, so each has its own variable, as in CUDA.
-template <class T, unsigned long least_alignment, class Place> struct StaticShared {
+template <class T, unsigned long least_alignment, unsigned owner, class Place> struct StaticShared {
     static constexpr unsigned long alignment = least_alignment > alignof(T) ? least_alignment : alignof(T);
     struct Declaration {
-        Declaration() { declare_static_shared(sizeof(T), alignment); }
+        Declaration() { declare_static_shared(sizeof(T), alignment, owner); }
     };
     static inline const Declaration declaration;
-    static inline void* address = nullptr;
+    static inline char* address = nullptr;
 };
-template <class T, unsigned long alignment, class Place> inline T& shared_variable(const char* name, Place) {
-    using Shared = StaticShared<T, alignment, Place>;
+template <class T, unsigned long alignment, unsigned owner = 0, class Place>
+inline T& shared_variable(const char* name, Place) {
+    using Shared = StaticShared<T, alignment, owner, Place>;
     (void)&Shared::declaration;
     if (!Shared::address) Shared::address = map_shared_variable(name, sizeof(T), Shared::alignment);
-    return *static_cast<T*>(Shared::address);
+    return *reinterpret_cast<T*>(Shared::address + shared_shift);
 }
 
-template <unsigned long alignment> struct DynamicShared {
+template <unsigned long alignment, unsigned owner> struct DynamicShared {
     struct Declaration {
-        Declaration() { declare_dynamic_shared(alignment); }
+        Declaration() { declare_dynamic_shared(alignment, owner); }
     };
     static inline const Declaration declaration;
 };
-template <class T, unsigned long alignment> inline T* const& dynamic_array() {
-    (void)&DynamicShared<(alignment > alignof(T) ? alignment : alignof(T))>::declaration;
+template <class T, unsigned long alignment, unsigned owner = 0> inline T* const& dynamic_array() {
+    (void)&DynamicShared<(alignment > alignof(T) ? alignment : alignof(T)), owner>::declaration;
     return reinterpret_cast<T* const&>(dynamic_shared);
 }
 

@@ -1,0 +1,117 @@
+"""The kernels that a text defines, and whether threads of different blocks may talk to one another in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from evoengine.devices.base import KernelUnbuildable
+from evoengine.devices.emulator.declarations import PREPROCESSOR, split_declarators
+
+_WORD_AND_BRACKET = re.compile(r"(\w+)\s*\(")
+_ATTRIBUTES = frozenset(
+    "__launch_bounds__ __cluster_dims__ __maxnreg__ __block_size__ __attribute__ __align__ alignas __declspec".split()
+)
+_BOUNDARY = re.compile(r'[;{}]|\bextern\s*"[^"]*"\s*\{')
+_TEMPLATE = re.compile(r"\btemplate\s*<")
+_LAUNCH_BOUNDS = re.compile(r"\b__launch_bounds__\s*\(")
+_CLUSTER = re.compile(r"\b__cluster_dims__\s*\(([^()]*)\)")
+
+_SHARES_MEMORY = re.compile(
+    r"\batomic\w*|\b__threadfence\w*|\b__nv_atomic\w*|\bcuda\s*::\s*(?:std\s*::\s*)?atomic|"
+    r"\bvolatile\b|\b__nanosleep\b"
+)
+_ASM_QUALIFIER = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:volatile|__volatile__)\b")
+_SHARES_MEMORY_IN_PTX = re.compile(
+    r"\b(?:atom|red|membar|multimem)\.|\bfence\.(?:sc|acq_rel|acquire|release)\b|"
+    r"\b(?:ld|st)\.[\w.:]*\b(?:relaxed|acquire|release|volatile|mmio)\b"
+)
+_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"')
+
+
+class KernelDefinition(NamedTuple):
+    """A `__global__` function with its body; positions are in the text."""
+
+    name: str
+    least_blocks: str
+    """blocks per multiprocessor that `__launch_bounds__` asks for, in the text's own words; "1" where it does not"""
+    cluster: int
+    """blocks of a cluster, along x"""
+    body: int
+    end: int
+    """behind the closing brace"""
+
+
+def find_kernels(masked: str) -> list[KernelDefinition]:
+    """The kernels of a text by their place in it; in `masked`, literals and comments are blank.
+
+    Templates are none, and neither is what a macro defines. Raises KernelUnbuildable for a cluster that the emulator
+    cannot run.
+    """
+    code = PREPROCESSOR.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), masked)
+    return [found for mark in re.finditer(r"\b__global__\b", code) if (found := _definition(code, mark.start()))]
+
+
+def shares_memory(text: str, masked: str, kernels: int) -> bool:
+    """Whether blocks of the text's kernels may talk to one another: by atomics, fences, volatile or strong accesses, or
+    from kernel to kernel.
+    """
+    if kernels > 1:
+        return True
+    if _SHARES_MEMORY.search(_ASM_QUALIFIER.sub("asm", masked)):
+        return True
+    return any(_SHARES_MEMORY_IN_PTX.search(literal[0]) for literal in _LITERAL.finditer(text))
+
+
+def _definition(code: str, at: int) -> KernelDefinition | None:
+    start = max((m.end() for m in _BOUNDARY.finditer(code, 0, at)), default=0)
+    if _TEMPLATE.search(code, start, at):
+        return None
+    for name, opening in _calls(code, at):
+        if name in _ATTRIBUTES:
+            continue
+        behind = re.compile(r"\s*\{").match(code, closing(code, opening) + 1)
+        if not behind:
+            return None
+        head = code[start:opening]
+        body = behind.end() - 1
+        return KernelDefinition(name, _least_blocks(head), _cluster(code, head, start), body, closing(code, body) + 1)
+    return None
+
+
+def _calls(code: str, at: int) -> Iterator[tuple[str, int]]:
+    """Name and opening bracket of whatever looks like a call from there on, at the outermost level."""
+    while (match := _WORD_AND_BRACKET.search(code, at)) and not _BOUNDARY.search(code, at, match.start()):
+        yield match[1], match.end() - 1
+        at = closing(code, match.end() - 1) + 1
+
+
+def _least_blocks(head: str) -> str:
+    match = _LAUNCH_BOUNDS.search(head)
+    if not match:
+        return "1"
+    bounds = split_declarators(head[match.end() : closing(head, match.end() - 1)])
+    return f"({' '.join(bounds[1].split())})" if len(bounds) > 1 else "1"
+
+
+def _cluster(code: str, head: str, start: int) -> int:
+    match = _CLUSTER.search(head)
+    if not match:
+        return 1
+    x, *others = (part.strip() for part in match[1].split(","))
+    if not x.isdigit() or any(other != "1" for other in others):
+        line = code.count("\n", 0, start + match.start()) + 1
+        raise KernelUnbuildable(f"line {line}: __cluster_dims__({match[1]}), where the emulator wants (number, 1, 1)")
+    return int(x)
+
+
+def closing(masked: str, opening: int) -> int:
+    """The position of the bracket that closes the one at `opening`; raises KernelUnbuildable where none does."""
+    depth = 0
+    for i in range(opening, len(masked)):
+        depth += (masked[i] in "([{") - (masked[i] in ")]}")
+        if depth == 0:
+            return i
+    line = masked.count("\n", 0, opening) + 1
+    raise KernelUnbuildable(f"line {line}: a bracket that is never closed")

@@ -1,0 +1,76 @@
+// Which clusters of the grid run when. One after the other in a drawn order, where blocks have nothing to say to one
+// another; else a drawn number of them side by side, and one more where all that run wait for what is not there yet.
+#include "internal.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+namespace evo_emu {
+
+namespace {
+
+constexpr uint64_t max_blocks = 1 << 24;
+constexpr unsigned threads_to_begin_with = 4096;  // side by side, unless more are needed
+
+uint64_t clusters, begun;
+unsigned running, most_running;
+
+unsigned cluster_fibers() { return kernel.cluster * block_stride; }
+
+unsigned draw_running() {
+    if (!checked) return 1;
+    const unsigned drawn = 2u << random_below(4), room = std::max(threads_to_begin_with / cluster_fibers(), 2u);
+    return std::min({drawn, room, max_fibers / cluster_fibers()});
+}
+
+void end_cluster(unsigned first_block) {
+    check_nothing_under_way(first_block);
+    check_all_canaries();
+    for (unsigned i = first_block; i < first_block + kernel.cluster; ++i) end_visits(i);
+    --running;
+}
+
+unsigned free_block() {
+    for (unsigned block = 0; block < resident; block += kernel.cluster) {
+        bool all = true;
+        for (unsigned i = block; i < block + kernel.cluster; ++i) all &= has_ended(i);
+        if (all) return block;
+    }
+    return resident;
+}
+
+}  // namespace
+
+// Whether a cluster more can be started, where all that run wait for others.
+bool more_clusters_fit() { return begun < clusters && (running + 1) * cluster_fibers() <= max_fibers; }
+
+void run_grid() {
+    const uint64_t blocks = uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z;
+    if (!blocks || blocks > max_blocks) crash("a grid of %lu blocks: the emulator runs 1 to %lu", blocks, max_blocks);
+    clusters = blocks / kernel.cluster;
+    auto* order = static_cast<uint32_t*>(malloc(clusters * sizeof(uint32_t)));
+    if (!order) crash("the emulator has no memory for the order of the blocks");
+    for (uint32_t i = 0; i < clusters; ++i) order[i] = i;
+    for (uint64_t i = clusters; i > 1; --i) std::swap(order[i - 1], order[random_below(i)]);
+    most_running = draw_running();
+    running = 0;
+    for (begun = 0; begun < clusters || running;) {
+        for (; running < most_running && begun < clusters; ++running)
+            begin_cluster(free_block(), uint64_t(order[begun++]) * kernel.cluster);
+        run_fibers();
+        const unsigned ended = cluster_that_ended();
+        ended < max_resident ? end_cluster(ended) : void(++most_running);
+    }
+    free(order);
+}
+
+// The cluster whose first block has that number, by itself.
+void run_blocks_from(uint64_t number) {
+    clusters = begun = running = 1;
+    begin_cluster(0, number);
+    run_fibers();
+    end_cluster(cluster_that_ended());
+}
+
+}  // namespace evo_emu

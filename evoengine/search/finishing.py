@@ -1,0 +1,211 @@
+"""The gate finished for what a person will see or ship: the ranking that is shown, a GPU's finalists, exports.
+
+A search judges most candidates by the short cases alone. What it shows as ranked has passed both judges whole: after
+the last trial the candidates that would be shown are judged to the end, and where one of them fails the next ones are,
+until the ranking stands.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+
+from evoengine.errors import MachineError
+from evoengine.ledger.store import Ledger
+from evoengine.records import (
+    EMULATOR,
+    EXECUTOR,
+    GATE_VERSION,
+    Candidate,
+    CompiledCandidate,
+    Judged,
+    Outcome,
+    Rejection,
+    Verdict,
+)
+from evoengine.search.evaluators import CpuEvaluator, Evaluator, Job, make_plans, seed_for
+from evoengine.search.model_build import build_model
+from evoengine.search.recompile import with_machine_code
+from evoengine.search.targets import spaces_of, target_of
+from evoengine.search.worker_process import COMPILER_LIMITS
+from evoengine.search.workers import WorkerPool, Workers
+from evoengine.space.space import SearchSpace
+from evoengine.workloads.base import Target
+
+SHOWN = 10
+"""ranks of a ranking that is shown, besides the best of each family that is not among them"""
+POLL_SECONDS = 0.1
+
+
+def is_whole(verdicts: Sequence[Verdict]) -> bool:
+    """Return whether both judges, of this gate's version, have judged a candidate to the end and none abstained."""
+    return len(_of_this_gate(verdicts)) == 2
+
+
+def is_judged(verdicts: Sequence[Verdict]) -> bool:
+    """Return whether both judges, of any version, have judged a candidate to the end as far as they could."""
+    last = {v.device: v for v in verdicts if v.device in (EXECUTOR, EMULATOR)}
+    judged = Judged(tuple(last.values()))
+    return judged.whole and judged.correct and any(not v.abstained for v in judged.verdicts)
+
+
+def _of_this_gate(verdicts: Sequence[Verdict]) -> dict[str, Verdict]:
+    """Map each judge without a GPU to its last whole verdict."""
+    own = (v for v in verdicts if v.device in (EXECUTOR, EMULATOR) and v.gate_version == GATE_VERSION)
+    return {v.device: v for v in own if v.whole and not v.abstained}
+
+
+def judge_to_end(
+    judge: Evaluator, workers: Workers, target: Target, space: SearchSpace, contender: CompiledCandidate,
+    known: Sequence[Verdict], seed: int,
+) -> Future[Judged | Rejection]:  # fmt: skip
+    """Submit what the verdicts `known` of a candidate leave open. Those of another version of the gate do not count."""
+    judges = (EXECUTOR, EMULATOR)
+    own = tuple(v for v in known if v.device in judges and v.gate_version == GATE_VERSION and not v.abstained)
+    job = Job(contender, make_plans(space, target, contender.config), {}, seed)
+    return judge.finish(target, job, own, workers)
+
+
+def record_judged(ledger: Ledger, candidate: Candidate, result: Judged | Rejection) -> Outcome:
+    """Record what the judges found, and return the outcome that the candidate has then.
+
+    A candidate that they refute, or cannot judge, leaves the ranking.
+    """
+    if isinstance(result, Rejection):
+        ledger.finish(candidate.trial, result.outcome, result.reason, candidate.occupancy, candidate.device)
+        return result.outcome
+    new = tuple(v for v in result.verdicts if v.taken_at is None)  # the others are the ledger's own
+    wrong = result.wrong
+    if wrong is not None:
+        assert wrong.outcome is not None  # it refutes
+        ledger.finish(candidate.trial, wrong.outcome, result.why_wrong, candidate.occupancy, wrong.device, new)
+        return wrong.outcome
+    if candidate.outcome is Outcome.UNFINISHED:
+        device = result.verdicts[-1].device
+        ledger.finish(candidate.trial, Outcome.ESTIMATED, result.alone, candidate.occupancy, device, new)
+        return Outcome.ESTIMATED
+    for verdict in new:
+        ledger.record_verdict(candidate.trial, verdict)
+    assert candidate.outcome is not None  # it was ranked
+    return candidate.outcome
+
+
+@dataclass(slots=True)
+class Finisher:
+    """Judges to the end what a run's ranking is to show."""
+
+    ledger: Ledger
+    run: int
+    target: Target
+    seed: int
+    judge: Evaluator
+    workers: Workers
+    may_go_on: Callable[[], bool]
+    """whether more may be begun: nobody stopped the search, and its time is not up"""
+    on_change: Callable[[str], None]
+    """told what is being done, every POLL_SECONDS and whenever something ends"""
+    on_judged: Callable[[Candidate, Outcome], None]
+    """told of each candidate as it was before, and of the outcome that it has now"""
+    spaces: dict[int, SearchSpace]
+    """of each run whose candidates are judged; those of other runs are read from the ledger"""
+
+    def finish_ranking(self) -> list[str]:
+        """Judge the ranking of predictions that is shown until all of it has passed; what a person should know."""
+        judged, unjudged = self._finish(self._shown)
+        said = _failures(judged)
+        alone = (j.alone for j in judged.values() if isinstance(j, Judged) and j.correct)
+        said += dict.fromkeys(f"one judge had to do: {why}" for why in alone if why)
+        if unjudged:
+            said.append(f"{unjudged} candidates are not ranked, as the gate was not finished for them in time")
+        return said
+
+    def finish_finalists(self, count: int) -> list[str]:
+        """Judge the best measured candidates, as many as finals take, until all of them have passed."""
+        problem, gpu = str(self.target.problem), self.target.gpu.key
+        judged, _ = self._finish(lambda: [c.trial for c in self.ledger.best(problem, gpu, top=count)])
+        return _failures(judged)
+
+    def _finish(self, wanted: Callable[[], Iterable[int]]) -> tuple[dict[int, Judged | Rejection], int]:
+        """Judge what `wanted` names, asked again after each result; what came of each, and how many are left over."""
+        judged: dict[int, Judged | Rejection] = {}
+        in_flight: dict[Future[Judged | Rejection], Candidate] = {}
+        while True:
+            begun = {candidate.trial for candidate in in_flight.values()}
+            left = [t for t in wanted() if t not in judged and t not in begun and not self._is_whole(t)]
+            while left and len(in_flight) < self.workers.size and self.may_go_on():
+                trial = left.pop(0)
+                found = with_machine_code(self.ledger, trial)
+                if isinstance(found, Rejection):  # imported, and its source does not compile here
+                    judged[trial] = found
+                elif found.source is None or found.binary is None:
+                    judged[trial] = Rejection(Outcome.UNRANKED, "the ledger has no kernel of it")
+                else:
+                    in_flight[self._submit(found)] = found
+            if not in_flight:
+                return judged, len(left)
+            self.on_change(f"judging the best to the end: {len(judged)} done, {len(in_flight) + len(left)} to go")
+            for future in wait(in_flight, POLL_SECONDS, FIRST_COMPLETED).done:
+                candidate = in_flight.pop(future)
+                judged[candidate.trial] = future.result()
+                self.on_judged(candidate, record_judged(self.ledger, candidate, judged[candidate.trial]))
+
+    def _is_whole(self, trial: int) -> bool:
+        return is_whole(self.ledger.verdicts(trial))
+
+    def _submit(self, candidate: Candidate) -> Future[Judged | Rejection]:
+        seed = seed_for(self.seed, self.run, candidate.trial)
+        known = self.ledger.verdicts(candidate.trial)
+        space = self.spaces.get(candidate.run)
+        if space is None:
+            self.spaces |= spaces_of(self.ledger, [candidate], self.target)
+            space = self.spaces[candidate.run]
+        return judge_to_end(self.judge, self.workers, self.target, space, candidate.contender, known, seed)
+
+    def _shown(self) -> list[int]:
+        """Return the trials that a ranking would show if nothing more failed, best first."""
+        outcomes = (Outcome.ESTIMATED, Outcome.UNFINISHED)
+        figures = [(t.measurement, t) for t in self.ledger.trials(run=self.run, outcomes=outcomes)]
+        ordered = sorted(((m, t) for m, t in figures if m is not None), key=lambda pair: pair[0].rank_key)
+        trials = [t for _, t in ordered]
+        firsts = {t.config.get("family"): t.trial for t in reversed(trials)}
+        return list(dict.fromkeys([*(t.trial for t in trials[:SHOWN]), *firsts.values()]))
+
+
+def _failures(judged: Mapping[int, Judged | Rejection]) -> list[str]:
+    failed = {t: j.reason if isinstance(j, Rejection) else str(j) for t, j in judged.items() if not _passed(j)}
+    return [f"#{trial}: {why}" for trial, why in failed.items()]
+
+
+def _passed(found: Judged | Rejection) -> bool:
+    return isinstance(found, Judged) and found.correct
+
+
+def judge_once(target: Target, space: SearchSpace, contender: CompiledCandidate, seed: int) -> Judged | Rejection:
+    """Judge one candidate to the end, in a process that may die."""
+    build_model()  # before the time that the judges may take begins
+    workers = WorkerPool(1, COMPILER_LIMITS)
+    try:
+        return judge_to_end(CpuEvaluator(target), workers, target, space, contender, (), seed).result()
+    finally:
+        workers.close()
+
+
+# ── exports ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def judge_export(ledger: Ledger, candidate: Candidate) -> Judged:
+    """Judge to the end what is to be exported, by the space of its run; `candidate` has its cubin.
+
+    Earlier verdicts do not count: what is shipped is the binary that is in the ledger now. Raises UsageError where its
+    space cannot be read, MachineError where neither judge can judge it here.
+    """
+    target = target_of(ledger, candidate)
+    space = spaces_of(ledger, [candidate], target)[candidate.run]
+    result = judge_once(target, space, candidate.contender, secrets.randbelow(2**31))
+    if isinstance(result, Rejection):
+        raise MachineError(f"trial {candidate.trial} cannot be judged here: {result.reason}")
+    if candidate.imported_from is None or not result.correct:
+        record_judged(ledger, candidate, result)
+    return result

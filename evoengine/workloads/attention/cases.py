@@ -1,0 +1,111 @@
+"""The gate's cases for attention: small problems set against a configuration's tiles, and the problem's own extents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from evoengine.records import Config
+from evoengine.workloads.attention.problem import AttentionProblem
+from evoengine.workloads.base import Case
+from evoengine.workloads.blocks import few
+
+LONG = 4096
+"""keys at least of the longest case, over which errors of sums kept in 16 bits add up"""
+MOST_WORK = 600_000_000
+"""rows times keys times the mean of both head_dims, of all that a case computes, which takes about two seconds"""
+_MOST_ROW_TILES = 128
+"""of a case with all heads or batch entries of the problem"""
+_OTHER_GROUPS = (3, 5)
+"""query heads per KV head, of which a case has the first that the problem does not have; no shift divides by them"""
+
+
+def gate_cases(problem: AttentionProblem, config: Config) -> tuple[Case[AttentionProblem], ...]:
+    """Return the gate's cases for a configuration: problems that share the compile-time part of `problem`."""
+    found = [*_small_cases(problem, config), *_long_cases(problem, config)]
+    return tuple(replace(case, config=config) for case in found)
+
+
+def block_work(problem: AttentionProblem, config: Config, keys: int) -> int:
+    """Return what a block computes for one tile of rows over so many keys, as MOST_WORK counts."""
+    return int(config.get("tile_m", 64)) * keys * (problem.head_dim + problem.head_dim_v) // 2
+
+
+def _single(problem: AttentionProblem) -> AttentionProblem:
+    return replace(problem, batch=1, heads=1, kv_heads=1)
+
+
+def _at(base: AttentionProblem, seq_q: int, seq_k: int) -> AttentionProblem:
+    """Return the problem with these lengths; under a mask no more queries than keys."""
+    return replace(base, seq_q=min(seq_q, seq_k) if base.causal else seq_q, seq_k=seq_k)
+
+
+def _small_cases(problem: AttentionProblem, config: Config) -> Iterator[Case[AttentionProblem]]:
+    """Yield cases that every candidate meets.
+
+    Lengths are set against the configuration's tiles: whole tiles, tails that end 1, 2 and 3 keys before a tile's end
+    and shortly behind one, the remainders that the problem itself leaves, 1 to 4 steps so that the last lies in each
+    buffer, and a pipeline that wraps around twice (2·stages + 1 tiles: fewer let a buffer that is reused too early go
+    unseen) with all rows of a tile. Heads are grouped as the problem's are, and in a way that no problem's are. Under a
+    mask the first row sees whole tiles of keys, and 1, 2 and 3 keys fewer.
+    """
+    tile_m, tile_n = int(config.get("tile_m", 64)), int(config.get("tile_n", 64))
+    tiles = 2 * int(config.get("stages", 1)) + 1
+    group = problem.heads // problem.kv_heads
+    other = next(g for g in _OTHER_GROUPS if g != group)
+    single, kv_heads = _single(problem), 1 if problem.kv_heads == 1 and problem.heads > 1 else 2
+    small = replace(single, heads=kv_heads * min(group, 2), kv_heads=kv_heads)
+    own_m, own_n = problem.seq_q % tile_m or tile_m // 3 + 1, problem.seq_k % tile_n or tile_n // 3 + 1
+
+    yield Case("one key", _at(single, tile_m + 2, 1))
+    yield Case("one query", _at(single, 1, tile_n + 1))
+    yield Case("whole tiles", _at(single, tile_m, 2 * tile_n))
+    yield Case("batch and heads", _at(replace(single, batch=2, heads=kv_heads * group, kv_heads=kv_heads), 17, 33))
+    yield Case("heads grouped otherwise", _at(replace(single, heads=2 * other, kv_heads=2), 5, 19))
+    yield Case("remainders", _at(small, tile_m + own_m, tile_n + own_n))
+    yield Case(
+        "pipeline wraps", _at(single, tile_m - 3, (tiles + 1) * tile_n - 1), "normal" if problem.causal else "permuted"
+    )
+    yield Case("extreme logits, one key short", _at(single, tile_m - 1, 2 * tile_n - 1), "extreme logits")
+    yield Case("extreme logits, two keys short", _at(single, tile_m + 1, 2 * tile_n - 2), "extreme logits")
+    yield Case("constant columns", _at(single, tile_m - 2, 2 * tile_n + 3), "constant columns")
+    yield Case("one-hot rows", _at(single, tile_m + 3, 2 * tile_n - 3), "one-hot rows")
+    yield Case("late maximum", _at(single, tile_m, 3 * tile_n + 1), "late maximum")
+    if config.get("schedule") == "static":
+        yield Case("blocks are persistent", _at(replace(small, batch=2), tile_m + 1, 2 * tile_n + 1))
+    if problem.causal:
+        yield Case("as many queries as keys", _at(single, *[max(tile_m, tile_n) + 3] * 2))
+        for short in range(4):
+            rows = min(tile_m, tile_n) - short
+            yield Case(f"first row {short} short of a tile", _at(single, rows, rows + tile_n - 1 - short))
+
+
+def _long_cases(problem: AttentionProblem, config: Config) -> Iterator[Case[AttentionProblem]]:
+    """Yield cases of candidates that may rank: the problem's own number of keys, rows, heads and batch entries."""
+    tile_m, tile_n = int(config.get("tile_m", 64)), int(config.get("tile_n", 64))
+    single = _single(problem)
+    keys = affordable_keys(problem, config)
+    part = None if keys == problem.seq_k else f"{keys:,} of {problem.seq_k:,} keys"
+    yield Case("long", _at(single, tile_m, max(keys, _long(tile_m, tile_n))), "long", long=True, part=part)
+    if keys > 3 * tile_n + 1:
+        yield Case("own keys", _at(single, tile_m, keys), "late maximum", long=True, part=part)
+    least_keys = max(problem.seq_q, tile_n + 1) if problem.causal else tile_n + 1
+    rows_work = block_work(problem, config, least_keys) * -(-problem.seq_q // tile_m)
+    if problem.seq_q > 2 * tile_m and rows_work // (2 if problem.causal else 1) <= MOST_WORK:
+        yield Case("own rows", _at(single, problem.seq_q, least_keys), long=True)
+    if 2 < problem.heads <= _MOST_ROW_TILES:
+        yield Case("own heads", _at(replace(single, heads=problem.heads, kv_heads=problem.kv_heads), 3, 21), long=True)
+    if 2 < problem.batch <= _MOST_ROW_TILES:
+        yield Case("own batch", _at(replace(single, batch=problem.batch), 7, 11), long=True)
+
+
+def _long(tile_m: int, tile_n: int) -> int:
+    """Return LONG keys, or half as many beside larger tiles, ending one key before a tile's end."""
+    long = LONG if tile_m <= 64 else LONG // 2
+    return long + tile_n - 1 - long % tile_n
+
+
+def affordable_keys(problem: AttentionProblem, config: Config) -> int:
+    """Return the problem's own number of keys, or the most that a block can go through, ending as they do."""
+    tile_n = int(config.get("tile_n", 64))
+    return few(problem.seq_k, tile_n, max(2, MOST_WORK // block_work(problem, config, tile_n)))
