@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 Terms = Mapping[str, float]
 FORMULA, MACHINE_CODE = "formula", "machine code"
-HYPOTHESES = ("A", "B")
-"""about what the tensor pipe leaves to others while wgmma runs (evoengine/sass/predict.py)"""
 
 
 def model_of(terms: Terms) -> str:
@@ -39,11 +37,6 @@ def peak_percent(terms: Terms, us: float) -> float | None:
         return 100 * terms["roofline_us"] / us
     shares = [terms[name] for name in ("peak_tflops_percent", "peak_gbs_percent") if name in terms]
     return max(shares, default=None)
-
-
-def hypotheses(terms: Terms) -> dict[str, float]:
-    """A wgmma kernel's µs by each of HYPOTHESES; empty for another."""
-    return {name: terms[f"{name}_us"] for name in HYPOTHESES if f"{name}_us" in terms}
 
 
 def estimate_json(terms: Terms, estimated: bool) -> dict[str, object]:
