@@ -4,9 +4,9 @@
 
 DIR holds cubins of Dao-AILab/flash-attention's `hopper/` forward kernels at commit 0251105, each named as in KERNELS.
 The problem is that of the published figures: 16,384 tokens in all, 2048 / d heads of dimension d, fp16, forward, on
-an H100 SXM (Shah et al., "FlashAttention-3", arXiv:2407.08608), whose clock nobody locked. Which tile stood behind which
-figure at head dimension 64 is not certain. `benchmarks/hopper_accuracy.py` holds the binaries against times at a fixed
-clock.
+an H100 SXM (Shah et al., "FlashAttention-3", arXiv:2407.08608), whose clock nobody locked. Which tile stood behind
+which figure at head dimension 64 is not certain. `benchmarks/hopper_accuracy.py` holds the binaries against times at a
+fixed clock.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ SMS = 132
 TOKENS = 16_384
 WIDTH = 2048
 """of all heads together"""
+UNLOCKED = Clock(SUSTAINED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,21 +208,6 @@ def launch(
 # ── the prediction ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def steps_of_tiles(tile: Tile, problem: Problem) -> np.ndarray:
-    """Return the column tiles that each row tile works on [tiles], in the order in which the scheduler hands row tiles
-    out."""
-    blocks, columns = -(-problem.seqlen // tile.rows), -(-problem.seqlen // tile.columns)
-    if not problem.causal:
-        return np.full(blocks * problem.heads * problem.batch, columns)
-    section, heads = section_of(problem), problem.heads * problem.batch
-    steps = []
-    for first in range(0, heads, section):
-        for block in reversed(range(blocks)):
-            needed = min(columns, -(-(block + 1) * tile.rows // tile.columns))
-            steps += [needed] * min(section, heads - first)
-    return np.array(steps)
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     name: str
@@ -249,7 +235,9 @@ def read(folder: Path, name: str) -> tuple[Program, Kernel]:
     return Program(disassemble(cubin), names[0]), read_kernel(cubin, names[0])
 
 
-def predict_launch(folder: Path, name: str, problem: Problem, chip: Chip, clock: Clock) -> Prediction:
+def predict_launch(
+    folder: Path, name: str, problem: Problem, chip: Chip, clock: Clock = UNLOCKED
+) -> Prediction:  # fmt: skip
     """Predict a problem by the binary of that name."""
     program, kernel = read(folder, name)
     return predict(program, launch(kernel, KERNELS[name].tile, problem), chip, problem.flops, clock=clock)
@@ -257,7 +245,7 @@ def predict_launch(folder: Path, name: str, problem: Problem, chip: Chip, clock:
 
 def row(folder: Path, name: str, chip: Chip) -> Row:
     begun = time.process_time()
-    prediction = predict_launch(folder, name, KERNELS[name].problem, chip, Clock(SUSTAINED))
+    prediction = predict_launch(folder, name, KERNELS[name].problem, chip)
     return Row(name, KERNELS[name].tflops, prediction, time.process_time() - begun)
 
 

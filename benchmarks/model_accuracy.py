@@ -2,7 +2,7 @@
 
     python benchmarks/model_accuracy.py --kernels DIR [--nvrtc VERSION=LIB …] [--json OUT] [--samples N] [--jobs N]
 
-DIR holds recorded kernels (benchmarks/recorded_kernels.py). Each is compiled by the NVRTC that its kernel.json names,
+DIR holds recorded kernels (evoengine/accuracy/dataset.py). Each is compiled by the NVRTC that its kernel.json names,
 where --nvrtc gives it (--nvrtc 11.8=PATH), else by the installed one. Nothing is fitted to a kernel. Needs no GPU.
 
 ρ is Spearman's rank correlation with a 95 % bootstrap interval. `first` and `best of 10` are the measured time of the
@@ -34,9 +34,9 @@ from rich.markup import escape  # noqa: E402
 from rich.table import Table  # noqa: E402
 from scipy.stats import rankdata  # noqa: E402
 
-from benchmarks.old_nvrtc import find_nvrtc, parse_option  # noqa: E402
-from benchmarks.recorded_kernels import Recording, find_kernels, find_recordings, read_recording  # noqa: E402
-from benchmarks.recorded_prediction import (  # noqa: E402
+from evoengine.accuracy.compilers import find_nvrtc, parse_option  # noqa: E402
+from evoengine.accuracy.dataset import Recording, find_kernels, find_recordings, read_recording  # noqa: E402
+from evoengine.accuracy.predictions import (  # noqa: E402
     ABSOLUTE,
     PREDICTORS,
     Answer,

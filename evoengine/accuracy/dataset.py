@@ -165,8 +165,9 @@ def read_kernel(folder: Path) -> RecordedKernel:
         text = (folder / "kernel.cu").read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {folder / 'kernel.cu'}: {getattr(error, 'strerror', None) or error}") from None
-    constants = [_argument(a, knobs, f"{where}: constants") for a in _list(table, "constants", where, ())]
-    if any(isinstance(c, Scalar) for c in constants):
+    stated = [_argument(a, knobs, f"{where}: constants") for a in _list(table, "constants", where, ())]
+    constants = tuple(c for c in stated if isinstance(c, Buffer))
+    if len(constants) < len(stated):
         raise UsageError(f"{where}: constants are buffers; give a scalar as a buffer of one element")
     return RecordedKernel(
         name=folder.name,
@@ -174,7 +175,7 @@ def read_kernel(folder: Path) -> RecordedKernel:
         entry=_text(table, "entry", where),
         knobs=knobs,
         arguments=tuple(_argument(a, knobs, f"{where}: arguments") for a in _list(table, "arguments", where)),
-        constants=tuple(constants),
+        constants=constants,
         block=_sizes(table, "block", knobs, where),
         grid=_sizes(table, "grid", knobs, where),
         shared=_expression(table.get("shared", 0), knobs, f"{where}: shared"),
@@ -249,6 +250,7 @@ def _by_formula(fill: str, elements: int, dtype: np.dtype, where: str) -> np.nda
     if elements > LARGEST_FORMULA:
         raise UsageError(f"{where} has {elements} elements by a formula; {LARGEST_FORMULA} at most are computed")
     match = _FORMULA.match(fill)
+    assert match  # as read_kernel has checked
     formula, exception = match["formula"], _EXCEPTION.search(match["formula"])
     expression = Expression.parse(formula[: exception.start()] if exception else formula, where)
     if unknown := sorted(expression.names - {match["index"]}):
@@ -279,7 +281,7 @@ def read_recording(path: Path, kernel: RecordedKernel) -> Recording:
     return Recording(
         gpu=_gpu(name, table.get("gpu"), path),
         name=name,
-        optimum_us=float(optimum) if _is_time(optimum) else None,
+        optimum_us=float(optimum) if optimum is not None and _is_time(optimum) else None,
         rows=tuple(rows),
         unreadable=tuple(unreadable),
     )
@@ -287,7 +289,7 @@ def read_recording(path: Path, kernel: RecordedKernel) -> Recording:
 
 def _row(row: object, knobs: Sequence[str]) -> Row:
     config = row.get("config") if isinstance(row, dict) else None
-    if not isinstance(config, dict):
+    if not isinstance(row, dict) or not isinstance(config, dict):
         raise UsageError('it is no {"config": {…}, "time_us": …}')
     if missing := [knob for knob in knobs if not isinstance(config.get(knob), bool | int | float | str)]:
         raise UsageError(f"it has no value of {', '.join(missing)}")

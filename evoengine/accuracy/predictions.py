@@ -19,8 +19,8 @@ from pebble import ProcessExpired, ProcessPool
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.old_nvrtc import compile_and_list, find_nvrtc
-from benchmarks.recorded_kernels import RecordedKernel, Recording, read_kernel
+from evoengine.accuracy.compilers import compile_and_list, find_nvrtc
+from evoengine.accuracy.dataset import RecordedKernel, Recording, read_kernel
 from evoengine.devices.base import KernelFailure
 from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.sass.chip import Chip, find_chip
@@ -77,7 +77,7 @@ def answer(task: Task) -> Answer:
         return Answer(failure=f"does not compile: {error}")
     start = time.process_time()
     binary = read_binary(compiled.cubin, entry_of(compiled.cubin, kernel.entry))
-    program, problem = None, None
+    program, launch, problem = None, None, None
     try:
         program = Program(compiled.listing, binary.entry)
         launch = launch_of(kernel, binary, task.config)
@@ -90,8 +90,8 @@ def answer(task: Task) -> Answer:
         start = time.process_time()
         prediction = None
         try:
-            if problem:
-                raise Unpredictable(problem)
+            if program is None or launch is None:
+                raise Unpredictable(str(problem))
             prediction = predict(program, launch, chip)
             if not math.isfinite(prediction.time_us):
                 raise Unpredictable(f"it gives {prediction.time_us} µs")
@@ -213,7 +213,8 @@ def key_of(folder: Path, config: Mapping[str, Any], gpu: str) -> Key:
 
 def _outcome(future: Any) -> Answer:
     try:
-        return future.result()
+        found: Answer = future.result()
+        return found
     except MachineError:
         raise
     except TimeoutError:

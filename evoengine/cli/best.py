@@ -129,9 +129,11 @@ def _print_table(found: Best) -> None:
     policy = f", {figure.policy}" if figure.policy else ""
     say(f"{found.problem} on {found.gpu}: {figure.kind} figures, {figure.device}{policy}")
     if figure.kind is Kind.ESTIMATED and not figure.by_formula:
-        from evoengine.sass.validation import error_line
+        from evoengine.sass.validation import error_of
+        from evoengine.terms import kernel_class
 
-        say(error_line())
+        for name in sorted({name for c in found.candidates if (name := kernel_class(c.ranked_by.terms))}):
+            say(f"model, {error_of(name)}")
     stdout.print(ranking(dict(enumerate(found.candidates, 1))))
     for apart in found.apart:
         say(str(apart))

@@ -144,7 +144,8 @@ class Chip:
         """Return the clock where tensor cores are in use 0…1 of the time.
 
         Sustained: power, which goes with the cube of the clock and with `power_base` and the tensor cores' use, stays
-        what it is at the boost clock and the use `power_knee`; a GPU of which these are not known keeps its boost clock.
+        what it is at the boost clock and the use `power_knee`; a GPU of which these are not known keeps its boost
+        clock.
         """
         if clock.mhz:
             return clock.mhz / 1e3
@@ -152,16 +153,22 @@ class Chip:
         if clock.kind != SUSTAINED or "power_knee" not in self.stated:
             return boost
         base, knee = self.stated["power_base"].value, self.stated["power_knee"].value
-        return boost * min(1.0, (base + knee) / (base + tensor_use)) ** (1 / 3)
+        return float(boost * min(1.0, (base + knee) / (base + tensor_use)) ** (1 / 3))
 
     def provenance(self, name: str) -> str:
         """Value, unit, status and source of a rate, or of a figure of the data sheet, in one line."""
+        name = _stands_for(name, self.stated)
         if name in self.stated:
             rate = self.stated[name]
             return f"{rate.value:g} {rate.unit}, {rate.status}: {rate.source}"
         if name in {f.name for f in fields(Gpu)}:
             return f"{getattr(self.gpu, name)}, published: NVIDIA's data sheet of the {self.gpu.name} (gpus.toml)"
         raise UsageError(f"{self.key} has no rate named {name}; known are {', '.join(self.stated)}")
+
+
+def _stands_for(name: str, stated: Mapping[str, Rate]) -> str:
+    """Return the rate that holds where `name` itself is not stated."""
+    return "l2_bytes_per_clock" if name == "l2_private_bytes_per_clock" and name not in stated else name
 
 
 def why_unmodelled(gpu: Gpu) -> str | None:
@@ -197,10 +204,9 @@ def find_chip(key: str, file: Path = FILE) -> Chip:
 
 
 def _value(name: str, stated: Mapping[str, Rate], gpu: Gpu, file: Path) -> float:
+    name = _stands_for(name, stated)
     if name in stated:
         return stated[name].value
-    if name == "l2_private_bytes_per_clock":  # where no difference is known
-        return stated["l2_bytes_per_clock"].value
     if gpu.capability < NEEDED[name].since:
         return 0.0
     raise UsageError(

@@ -1,4 +1,4 @@
-"""The clock that a prediction is for: boosted, locked, or as the power limit leaves it."""
+"""The clock that a prediction is for: of a rested GPU, locked, or what the power limit leaves of it back to back."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ class Clock:
         return cls("locked", int(locked[1]))
 
 
-DEFAULT = Clock(SUSTAINED)
-"""what a GPU runs at that nobody locked, with one kernel after the other: `make gpu` times so"""
+DEFAULT = Clock(BOOST)
+"""what figures are ranked by on a GPU: it rests between repetitions, and rounds in which it throttled are dropped"""

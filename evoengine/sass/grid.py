@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +65,11 @@ class Grid:
 
     def block(self, cluster: int) -> int:
         """Return the number in the grid of a cluster's first block."""
-        x, y, z = cluster % self.size[0], cluster // self.size[0] % self.size[1], cluster // self.size[0] // self.size[1]
+        x, y, z = (
+            cluster % self.size[0],
+            cluster // self.size[0] % self.size[1],
+            cluster // self.size[0] // self.size[1],
+        )
         columns, rows, _ = self.blocks
         return ((z * self.width[2]) * rows + y * self.width[1]) * columns + x * self.width[0]
 
@@ -129,9 +133,9 @@ def count(program: Program, launch: Launch, grid: Grid, at_once: int) -> Work:
     return _all_alike(_mean([of(grid.at(x, y)) for x, y, _ in edges], [weight for _, _, weight in edges]))
 
 
-def _of_one_wave(grid: Grid, first: Mapping[str, float], of: object) -> Work:
-    """Work of a grid that runs at once: the first cluster has as much to do as any, unless they are short and differ."""
-    assert callable(of)
+def _of_one_wave(grid: Grid, first: Mapping[str, float], of: Callable[[int], Mapping[str, float]]) -> Work:
+    """Return the work of a grid that runs at once, whose first cluster has as much to do as any unless they are short
+    and differ."""
     if first["instructions"] > DYNAMIC or grid.clusters < 3:
         return _all_alike(first)
     others = [of(grid.clusters // 2), of(grid.clusters - 1)]

@@ -142,7 +142,7 @@ def prepare(
     constants: Mapping[str, bytes] | None = None, mapped: Sequence[Part] = (),
 ) -> Launch:  # fmt: skip
     """Return everything that the kernel needs to run: `arguments` in the order of its parameters, `__constant__`
-    variables by name, outputs filled with 0xFF (NaN). `mapped` are tensors that no parameter but a tensor map points to.
+    variables by name, outputs filled with 0xFF (NaN). `mapped` are tensors that only tensor maps point to.
 
     `seed` draws where tensors lie. Raises UsageError where arguments do not fit the binary's parameters, KernelCrashed
     where a GPU would refuse the launch, KernelUnbuildable for a tensor map that cannot be.

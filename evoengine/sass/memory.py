@@ -1,6 +1,6 @@
 """Of a launch's traffic, what the L2 and the DRAM see: the union of what a wave's blocks touch, per allocation.
 
-    some blocks of a wave, run for a while ──▶ lines they touch together ──▶ a wave ──▶ all waves, with what the L2 keeps
+some blocks of a wave, run for a while ──▶ lines they touch together ──▶ a wave ──▶ all waves, with what the L2 keeps
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from evoengine.sass.chip import Chip
 from evoengine.sass.core import Program
 from evoengine.sass.grid import Grid, Work
 from evoengine.sass.launch import Launch
-from evoengine.sass.model import Survey, Traffic, survey
+from evoengine.sass.model import Traffic, survey
 
 SURVEYED = 400_000
 """warp instructions of all clusters of which the beginnings are surveyed"""
@@ -94,15 +94,15 @@ def _hit(between: float, capacity: float) -> float:
 
 
 def _at_least(values: np.ndarray) -> np.ndarray:
-    """For division by numbers that are 0 where there is nothing to divide."""
-    return np.maximum(values, 1e-9)
+    """Return divisors that are above 0 where there is nothing to divide."""
+    return np.asarray(np.maximum(values, 1e-9))
 
 
 def _grown(half: np.ndarray, whole: np.ndarray, scale: float) -> np.ndarray:
     """Bytes that `scale` times as many blocks touch, by how those of all grew beyond those of half of them."""
     with np.errstate(divide="ignore", invalid="ignore"):
         power = np.where(half > 0, np.clip(np.log2(whole / half), 0, 1), 1.0)
-    return whole * scale**power
+    return np.asarray(whole * scale**power)
 
 
 def _loaded_again(
@@ -114,4 +114,4 @@ def _loaded_again(
     once = np.minimum(of_all, sizes)
     if once.sum() + np.minimum(stored * waves, sizes).sum() <= capacity:
         return once / _at_least(of_all) if cold else np.zeros_like(of_all)
-    return (once + (of_all - once) * (1 - hit)) / _at_least(of_all)
+    return np.asarray((once + (of_all - once) * (1 - hit)) / _at_least(of_all))

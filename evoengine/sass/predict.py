@@ -1,7 +1,7 @@
-"""Predicts a kernel's time on a chip: blocks are counted, one SM is timed by its machine code, the grid is put together.
+"""Predict a kernel's time on a chip: count its blocks, time one SM by the machine code, put the grid together.
 
     counts of some blocks ──▶ what the busiest SM gets ─┐
-    a wave surveyed ──▶ what reaches L2 and DRAM ───────┴─▶ clocks of one SM ──▶ clocks of all its blocks ──▶ µs at a clock
+    a wave surveyed ──▶ what reaches L2 and DRAM ───────┴─▶ clocks of one SM ──▶ clocks of all its blocks ──▶ µs
 
 No constant is fitted to one kernel. The range is the error of the kernel's class on measured kernels that chose none of
 its constants (validation.toml).
@@ -40,8 +40,8 @@ BUSY = 0.6
 GUESSED_USE = 0.6
 """of the tensor cores, by a kernel that has use for them: the clock at which its memory is timed first"""
 CLOCK_MISSED, MEMORY_COUNTS = 0.04, 0.3
-"""timed again at the clock that came of it, where that is off by more than the former and the DRAM is busy for more than
-the latter"""
+"""A kernel is timed again at the clock that came of it, where that is off by more than the former and the DRAM is busy
+for more than the latter."""
 
 
 class Unpredictable(Exception):
@@ -50,7 +50,8 @@ class Unpredictable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Clocks of a whole launch, and microseconds at `ghz`, from `low_us` to `high_us`; `time_us` is what to rank by."""
+    """Clocks of a whole launch, and microseconds at `ghz`: `time_us`, within the error of the kernel's class from
+    `low_us` to `high_us`."""
 
     time_us: float
     low_us: float
@@ -173,7 +174,10 @@ def _rest(c: Context, timed: Timed, chosen: int) -> float:
     clusters = len(given) if c.work.alike else float(lengths[given].sum()) / c.work.mean
     counts, values = c.work.counts, timed.values
     rate = c.chip.rates
-    tensor = counts["tensor_clock_columns"] / 4 * rate["hgmma_clocks_per_column"] + counts["hmma"] / 4 * rate["hmma_interval"]
+    tensor = (
+        counts["tensor_clock_columns"] / 4 * rate["hgmma_clocks_per_column"]
+        + counts["hmma"] / 4 * rate["hmma_interval"]
+    )
     if tensor and values["tensor_work"]:
         totals = {"tensor_work": tensor, "stored": counts["sectors_stored"] + counts["tensor_sectors_stored"]}
     else:
@@ -226,7 +230,7 @@ def _at_a_clock(c: Context, clock: Clock, roofline_us: float) -> Prediction:
         settled = c.chip.ghz(clock, run.shares["tensor"])
     time_us = run.clocks / settled / 1e3 + c.chip.launch_us
     kernel_class = class_of(c.work.counts, run.shares)
-    error = error_of(kernel_class)
+    factor = error_of(kernel_class).factor
     busiest_pipe = max(run.shares, key=run.shares.__getitem__)
 
     def possible(us: float) -> float:
@@ -234,8 +238,8 @@ def _at_a_clock(c: Context, clock: Clock, roofline_us: float) -> Prediction:
 
     return Prediction(
         time_us=possible(time_us),
-        low_us=possible(time_us * error.low),
-        high_us=possible(time_us * error.high),
+        low_us=possible(time_us / factor),
+        high_us=possible(time_us * factor),
         clocks=run.clocks,
         ghz=settled,
         clock=clock,

@@ -16,6 +16,7 @@ from evoengine.devices.base import (
     ConstantParameter,
     KernelFailure,
     Parameter,
+    ScratchParameter,
     TensorParameter,
 )
 from evoengine.errors import EvoengineError, MachineError
@@ -23,11 +24,12 @@ from evoengine.gpu import Gpu
 from evoengine.records import CompiledCandidate, Kind, Measurement
 from evoengine.sass.build import build
 from evoengine.sass.chip import find_chip, why_unmodelled
+from evoengine.sass.clock import Clock
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import DrawnArgument, drawn_bytes, prepare
 from evoengine.sass.listing import listing_of
-from evoengine.sass.predict import Prediction, Unpredictable, predict
+from evoengine.sass.predict import MODEL_VERSION, Prediction, Unpredictable, predict
 from evoengine.stages.estimate import estimate
 from evoengine.workloads.base import Target
 
@@ -92,7 +94,7 @@ def predict_binary(target: Target, contender: CompiledCandidate) -> Prediction:
         program = Program(listing_of(binary), source.entry)
         arguments = [_drawn(p) for p in target.workload.parameters(target.problem, contender.config)]
         launch = prepare(read_kernel(binary.cubin, source.entry), source.launch, arguments, SEED)
-        return predict(program, launch, chip, target.flops, target.min_dram_bytes)
+        return predict(program, launch, chip, target.flops, target.min_dram_bytes, target.clock)
     except MachineError:
         raise  # what is missing was asked for above
     except (EvoengineError, KernelFailure, subprocess.TimeoutExpired) as error:
@@ -102,25 +104,38 @@ def predict_binary(target: Target, contender: CompiledCandidate) -> Prediction:
 def _drawn(parameter: Parameter) -> DrawnArgument | Argument:
     if isinstance(parameter, ConstantParameter):
         return ConstantArgument(parameter.name, drawn_bytes(parameter.dtype, parameter.bytes))
+    if isinstance(parameter, ScratchParameter):
+        return DrawnArgument(parameter.name, parameter.bytes, parameter.dtype, output=True)
     if isinstance(parameter, TensorParameter):
         return DrawnArgument(parameter.name, parameter.bytes, parameter.dtype, parameter.output)
     return parameter
 
 
+def model_name(gpu: Gpu, clock: Clock) -> str:
+    """Return the device of a prediction. Figures are compared where it is the same: one model, one clock.
+
+    Version 1, of two hypotheses about wgmma, wrote `model for h100`.
+    """
+    return f"model {MODEL_VERSION} for {gpu.key}, {clock} clock"
+
+
 def figure_of(prediction: Prediction, gpu: Gpu, flops: float) -> Measurement:
-    """The prediction as a figure with its terms."""
+    """Return the prediction as a figure with its terms."""
     p = prediction
     terms = {
         "predicted": 1.0,
+        "model_version": MODEL_VERSION,
         "low_us": p.low_us,
         "high_us": p.high_us,
         "roofline_us": p.roofline_us,
         f"bound_{p.bound}": 1.0,
+        f"class_{p.kernel_class}": 1.0,
+        f"clock_{p.clock}": 1.0,
         "clocks": p.clocks,
+        "clock_ghz": p.ghz,
         "blocks_per_sm": p.blocks_per_sm,
         "waves": p.waves,
     }
-    terms |= {f"{name}_us": us for name, us in p.hypotheses.items()}
     terms |= {f"{pipe}_share": share for pipe, share in p.shares.items()}
-    plain = {name: float(value) for name, value in terms.items()}
-    return Measurement(Kind.ESTIMATED, f"model for {gpu.key}", flops / p.time_us / 1e6, p.time_us, terms=plain)
+    floats = {name: float(value) for name, value in terms.items()}
+    return Measurement(Kind.ESTIMATED, model_name(gpu, p.clock), flops / p.time_us / 1e6, p.time_us, terms=floats)

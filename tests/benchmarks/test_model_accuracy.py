@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import model_accuracy as benchmark
-from benchmarks.recorded_prediction import kernel_of
+from evoengine.accuracy.predictions import kernel_of
 from tests.benchmarks.conftest import CONFIGS, KERNEL
 
 
