@@ -208,6 +208,21 @@ def launch(
 # ── the prediction ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def steps_of_tiles(tile: Tile, problem: Problem) -> np.ndarray:
+    """Return the column tiles that each row tile works on [tiles], in the order in which the scheduler hands row tiles
+    out."""
+    blocks, columns = -(-problem.seqlen // tile.rows), -(-problem.seqlen // tile.columns)
+    if not problem.causal:
+        return np.full(blocks * problem.heads * problem.batch, columns)
+    section, heads = section_of(problem), problem.heads * problem.batch
+    steps = []
+    for first in range(0, heads, section):
+        for block in reversed(range(blocks)):
+            needed = min(columns, -(-(block + 1) * tile.rows // tile.columns))
+            steps += [needed] * min(section, heads - first)
+    return np.array(steps)
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     name: str

@@ -78,6 +78,13 @@ def test_a_division_by_a_high_product_is_a_division():
             assert (divisor, quotient) == (by, number // by)
 
 
+def test_causal_tiles_are_handed_out_longest_first_and_hold_all_of_the_work():
+    tile, problem = benchmark.Tile(128, 128), benchmark.Problem(1, 2, 512, 128, causal=True)
+    assert benchmark.steps_of_tiles(tile, problem).tolist() == [4, 4, 3, 3, 2, 2, 1, 1]
+    whole = benchmark.Problem(1, 2, 512, 128)
+    assert benchmark.steps_of_tiles(tile, whole).tolist() == [4] * 8
+
+
 def test_a_folder_without_cubins_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as refused:
         benchmark.main(["--cubins", str(tmp_path)])
