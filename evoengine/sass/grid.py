@@ -191,8 +191,9 @@ def busiest(grid: Grid, work: Work, places: int, resident: int) -> Share:
     fair = grid.clusters / places
     if work.alike:
         most = math.ceil(fair)
-        # one of the inside: clusters of the last column or row have less to do, and are few
-        first = min(places, grid.clusters) // 2
+        # one of the inside, as clusters of the last column or row have less to do, and are few; of a grid that runs at
+        # once the first, which is handed as much as any
+        first = min(places, grid.clusters) // 2 if grid.clusters > places else 0
         return Share([min(first + n * places, grid.clusters - 1) for n in range(most)], most / fair)
     part = max(1, math.ceil(grid.clusters / MOST_PLACED))
     lengths = work.instructions[::part]

@@ -52,6 +52,11 @@ def traffic_of(
     written = _grown(t["bytes_stored_half"], t["bytes_stored"], wave / surveyed) / _at_least(stored * wave)
     written = np.where(t["stored"] > 0, np.minimum(written, 1.0), 1.0)
 
+    if not t["stored"].any():  # no block has come to its stores: what they write at all bounds what they write once
+        unseen = float(sizes[(t["loaded"] == 0) & (t["whole_loaded"] == 0)].sum())
+        in_all = SECTOR * (work.counts["sectors_stored"] + work.counts["tensor_sectors_stored"]) * grid.clusters
+        written = np.full(sizes.shape, min(1.0, unseen / max(1.0, in_all)) if unseen else 1.0)
+
     longest = min(work.mean, WHOLE)  # what the one that is run longer executes
     of_one, stored_by_one = SECTOR * t["whole_loaded"], stored * longest / begun
 

@@ -103,13 +103,22 @@ CARVEOUTS_KB = {
 """by compute capability: what of the L1 can be shared memory (CUDA C++ Programming Guide, shared memory of each)"""
 
 
+WRITTEN = 0.5
+"""of what the L2 keeps, the part that may wait to be written back while loads go on: a round prior"""
+
+
 def rates(chip: Chip, shared_bytes: int, ghz: float) -> dict[str, float]:
     """Return a chip's rates as the core wants them, at a clock, where resident blocks have `shared_bytes` of shared
     memory together: the driver makes the smallest part of the L1 that holds them shared memory."""
     sizes = CARVEOUTS_KB[chip.gpu.capability]
     carveout = next((kb * 1024 for kb in sizes if kb * 1024 >= shared_bytes), sizes[-1] * 1024)
     dram = chip.rates["dram_efficiency"] * chip.gpu.memory_gbs / ghz / chip.sms
-    return {**chip.rates, "l1_bytes": chip.rates["l1_kb"] * 1024 - carveout, "dram_bytes_per_clock": dram}
+    return {
+        **chip.rates,
+        "l1_bytes": chip.rates["l1_kb"] * 1024 - carveout,
+        "dram_bytes_per_clock": dram,
+        "l2_written_bytes": WRITTEN * chip.l2_kept_bytes / chip.sms,
+    }
 
 
 def addresses(program: Program) -> list[int]:

@@ -64,10 +64,9 @@ double Timing::load_box(Slot& slot, const Completion& work) {
     double dram = dram_clocks(sm, allocation, double(work.sectors) / reached);
     sm.tma = std::max(sm.tma, now) + std::max({work.bytes / rates.tma_bytes_per_clock, l2, rates.tma_issue});
     sm.l2 = std::max(sm.l2, now) + l2;
-    sm.dram = std::max(sm.dram, now) + dram;
+    if (dram) load_dram(sm, now, dram);
     sm.port = std::max(sm.port, now) + work.bytes / PORT_BYTES;
     result.l2 += l2;
-    result.dram += dram;
     double arrives = std::max(sm.tma, sm.l2) + rates.tma_latency;
     if (dram) arrives = std::max(arrives, sm.dram + rates.tma_latency + rates.dram_latency - rates.l2_latency);
     latest = std::max(latest, arrives);
@@ -82,13 +81,12 @@ double Timing::store_box(Slot& slot, const Completion& work) {
   double l2 = work.sectors * SECTOR / rates.l2_private_tma_bytes_per_clock;
   double dram = share * work.sectors * SECTOR / rates.dram_bytes_per_clock;
   sm.tma = std::max(sm.tma, now) + std::max(work.bytes / rates.tma_bytes_per_clock, rates.tma_issue);
-  sm.l2 = std::max(sm.l2, now) + l2;
-  sm.dram = std::max(sm.dram, now) + dram;
+  sm.l2_in = std::max(sm.l2_in, now) + l2;
+  store_dram(sm, now, dram);
   sm.port = std::max(sm.port, now) + work.bytes / PORT_BYTES;
-  result.l2 += l2;
-  result.dram += dram;
+  result.l2_in += l2;
   result.stored += work.sectors;
-  return std::max(sm.tma, sm.l2) + rates.tma_latency;
+  return std::max(sm.tma, sm.l2_in) + rates.tma_latency;
 }
 
 // ── wgmma ───────────────────────────────────────────────────────────────────────────────────────────────────────────

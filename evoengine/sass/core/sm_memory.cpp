@@ -9,6 +9,7 @@ namespace sass {
 namespace {
 
 constexpr double SECTOR = 32;
+constexpr double HEADER = 8;  // bytes that travel to the L2 beside the data of each line (GPGPU-Sim, WRITE_PACKET_SIZE)
 constexpr double L2_MISSES = 600, DRAM_MISSES = 1200;  // clocks of work that an SM's misses may wait for
 
 }  // namespace
@@ -43,6 +44,26 @@ double Timing::dram_clocks(Sm& sm, int allocation, double sectors) {
   return charged * SECTOR / rates.dram_bytes_per_clock;
 }
 
+// The DRAM writes back what the L2 holds while nothing is loaded, and in turns with what is.
+void Timing::load_dram(Sm& sm, double start, double clocks) {
+  sm.unwritten = std::max(0.0, sm.unwritten - std::max(0.0, start - sm.dram));
+  double turn = std::min(sm.unwritten, clocks);
+  sm.unwritten -= turn;
+  sm.dram = std::max(sm.dram, start) + clocks + turn;
+  result.dram += clocks;
+}
+
+// Whether the L2 holds so much that the store waits for the DRAM.
+bool Timing::store_dram(Sm& sm, double start, double clocks) {
+  sm.unwritten = std::max(0.0, sm.unwritten - std::max(0.0, start - sm.dram)) + clocks;
+  result.dram += clocks;
+  double beyond = sm.unwritten - rates.l2_written_bytes / rates.dram_bytes_per_clock;
+  if (beyond <= 0) return false;
+  sm.unwritten -= beyond;
+  sm.dram = std::max(sm.dram, start) + beyond;
+  return true;
+}
+
 // When all of the sectors are there. What misses the L1 passes the SM's share of the L2 and, for a part, of the DRAM.
 double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool cached) {
   double latest = start;
@@ -67,8 +88,8 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
       sm.asked[allocation].charged++;
     }
     if (dram) {
-      sm.misses_dram = sm.dram = std::max(sm.dram, start) + dram;
-      result.dram += dram;
+      load_dram(sm, start, dram);
+      sm.misses_dram = sm.dram;
       arrives = std::max(arrives, sm.dram + rates.dram_latency);
     }
     if (cached) sm.l1->fetched(sectors[n], arrives);
@@ -79,17 +100,18 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
 
 // When the L2 has taken the sectors.
 double Timing::store(Sm& sm, const u64* sectors, int count, double start, bool local) {
-  double l2 = count * SECTOR / rates.l2_private_bytes_per_clock;
-  sm.misses_l2 = sm.l2 = std::max(sm.l2, start) + l2;
-  result.l2 += l2;
-  if (local) return sm.l2;
+  int lines = 0;
+  for (int n = 0; n < count; n++) lines += n == 0 || sectors[n] >> 2 != sectors[n - 1] >> 2;
+  double l2 = (count * SECTOR + lines * HEADER) / rates.l2_private_bytes_per_clock;
+  sm.misses_l2 = sm.l2_in = std::max(sm.l2_in, start) + l2;
+  result.l2_in += l2;
+  if (local) return sm.l2_in;
   int allocation = allocation_at(sectors[0] << 5);
   double share = size_t(allocation) < request.traffic.size() ? request.traffic[allocation].stores_to_dram : 0;
   double dram = share * count * SECTOR / rates.dram_bytes_per_clock;
-  sm.misses_dram = sm.dram = std::max(sm.dram, start) + dram;
-  result.dram += dram;
+  if (store_dram(sm, start, dram)) sm.misses_dram = sm.dram;
   result.stored += count;
-  return sm.l2;
+  return sm.l2_in;
 }
 
 void Timing::touch_shared(Sm& sm, const Access& access, double start, double& done, double& read) {

@@ -342,7 +342,8 @@ Timed Timing::simulate() {
   result.finished = !living;
   result.clocks = now;
   if (result.finished)
-    for (Sm& sm : chips) result.clocks = std::max({result.clocks, sm.l2, sm.dram});
+    for (Sm& sm : chips) result.clocks = std::max({result.clocks, sm.l2, sm.l2_in, sm.dram + sm.unwritten});
+  result.l2 = std::max(result.l2, result.l2_in);
   double hits = 0, requests = 0;
   for (Sm& sm : chips) hits += sm.l1->hits, requests += sm.l1->requests;
   result.l1_hits = requests ? hits / requests : 0;

@@ -16,7 +16,7 @@ namespace sass {
   X(barrier_latency) X(block_start) X(memory_queue) X(hmma_latency) X(hgmma_clocks_per_column) X(hgmma_latency)       \
   X(hgmma_mufu_loss) X(hgmma_queue) X(hgmma_issue) X(hgmma_issue_shared) X(hgmma_issue_registers)     \
   X(mbarrier_latency) X(mbarrier_wake) X(tma_latency) X(tma_issue) X(tma_bytes_per_clock) X(tma_in_flight_bytes)      \
-  X(multicast_latency)
+  X(multicast_latency) X(l2_written_bytes)
 
 struct Rates {
 #define SASS_FIELD(name) double name = 0;
@@ -59,8 +59,9 @@ struct Timed {
   double tensor_work = 0;        // clocks of one sub-partition's tensor core that were begun
   double stored = 0;             // sectors
   u64 ended = 0;                 // blocks
-  // busy clocks of the four sub-partitions together; of the SM for the last four
-  double issue = 0, fma = 0, alu = 0, mufu = 0, tensor = 0, uniform = 0, memory = 0, shared = 0, l2 = 0, dram = 0;
+  // busy clocks of the four sub-partitions together; of the SM for those of the second line
+  double issue = 0, fma = 0, alu = 0, mufu = 0, tensor = 0, uniform = 0, memory = 0;
+  double shared = 0, l2 = 0, l2_in = 0, dram = 0;
   double l1_hits = 0;
   std::vector<Progress> progress;                // evenly spaced in issued instructions
   std::vector<u64> issues;                       // per instruction
