@@ -3,12 +3,12 @@
     python benchmarks/hopper_accuracy.py --data DIR --cubins DIR [--json OUT]
 
 --data holds fa3_flashgpusim_1500mhz.csv (Nsight Compute, cold L2, 1500 MHz) and fast_cu/ with measured.csv beside the
-kernels' texts (no clock locked); --cubins holds FlashAttention-3's machine code (benchmarks/flash_attention_3.py). A row
-whose kernel is public neither as text nor as machine code is listed and not counted.
+kernels' texts (no clock locked); --cubins holds FlashAttention-3's machine code (benchmarks/flash_attention_3.py). A
+row whose kernel is public neither as text nor as machine code is listed and not counted.
 
-Sets: `fa3` the large and medium rows, the large ones those that the constant of wgmma was fitted on; `fa3 left out`
-the rows of each kind predicted with the constant that the other three kinds choose (benchmarks/fit_wgmma.py); `fast_cu`.
-The binary of D128 without a mask is not quite the one that was measured, which ran clusters of two blocks.
+Sets: `fa3`, whose large rows the constant of wgmma was fitted on; `fa3 left out`, the large rows of each kind predicted
+with the constant that the other three kinds choose (benchmarks/fit_wgmma.py); `fast_cu`. The binary of D128 without a
+mask is not quite the one that was measured, which ran clusters of two blocks.
 
 JSON: a list of {"set", "kernel", "problem", "clock", "measured_us", "predicted_us"}, with the class of the kernel, what
 bounds it, and whether a constant was fitted on the row. Exit code 1 where a row that has text or machine code could not
@@ -84,7 +84,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def fa3_rows(data: Path, cubins: Path) -> Iterator[Row | Missed]:
-    """Yield each row, and each once more with the constant that the other kinds choose."""
+    """Yield each row, and each that a constant was fitted on once more with the one that the other kinds choose."""
     chip = find_chip(CHIP)
     for given in read_csv(data / FA3_ROWS):
         kind = FA3_KINDS[given["D"], given["causal"]]
@@ -93,12 +93,11 @@ def fa3_rows(data: Path, cubins: Path) -> Iterator[Row | Missed]:
         named = f"b{batch},h{heads},s{seqlen},d{dim},fp16" + ",causal" * problem.causal
         left_out = replace(chip, rates={**chip.rates, "hgmma_mufu_loss": LEFT_OUT[kind]})
         try:
-            for name, one in (("fa3", chip), ("fa3 left out", left_out)):
-                clock = Clock("locked", int(given["clock_mhz"]))
+            clock, fitted = Clock("locked", int(given["clock_mhz"])), given["profile"] == FITTED
+            for name, one in (("fa3", chip), ("fa3 left out", left_out))[: 1 + fitted]:
                 predicted = fa3.predict_launch(cubins, kind, problem, one, clock)
-                fitted = name == "fa3" and given["profile"] == FITTED
-                kernel = f"{kind} ({given['profile']})"
-                yield row_of(name, kernel, named, float(given["ncu_us"]), predicted, fitted)
+                kernel, measured_us = f"{kind} ({given['profile']})", float(given["ncu_us"])
+                yield row_of(name, kernel, named, measured_us, predicted, fitted and name == "fa3")
         except (*FAILURES, OSError) as error:
             yield Missed(f"fa3 {kind}, {named}: {error}")
 

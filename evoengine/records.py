@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -92,12 +92,26 @@ class Launch:
     shared_bytes: int
     block_yz: tuple[int, int] = (1, 1)
     """rows of threads along y and z; their product divides `threads`"""
+    then: tuple[NextKernel, ...] = ()
+    """kernels of the same candidate behind this one, in stream order"""
 
     @property
     def block(self) -> tuple[int, int, int]:
         """threads along x, y and z"""
         y, z = self.block_yz
         return self.threads // (y * z), y, z
+
+    def kernels(self, entry: str) -> tuple[tuple[str, Launch], ...]:
+        """Return the entry and the geometry of every kernel, in order, where the first is `entry`."""
+        return (entry, replace(self, then=()) if self.then else self), *((k.entry, k.launch) for k in self.then)
+
+
+@dataclass(frozen=True, slots=True)
+class NextKernel:
+    """A kernel that begins when those before it have ended."""
+
+    entry: str
+    launch: Launch
 
 
 Plan = Sequence[tuple[Any, Launch]]
@@ -161,6 +175,29 @@ class Binary:
     compile_ms: float
     listing: str = field(default="", repr=False, compare=False)
     """the machine code as `nvdisasm -c -hex` prints it; empty where it was read back, or no disassembler is at hand"""
+    others: tuple[KernelResources, ...] = ()
+    """of the kernels behind the first, in stream order"""
+
+    def of_kernel(self, entry: str) -> Binary:
+        """Return the binary with the resources of its kernel `entry`; those of the first unless it is one behind it."""
+        other = next((k for k in self.others if k.entry == entry), None)
+        if other is None:
+            return self
+        return replace(
+            self, registers=other.registers, spill_bytes=other.spill_bytes, stack_bytes=other.stack_bytes,
+            shared_bytes=other.shared_bytes,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class KernelResources:
+    """What one kernel of a binary takes, by the names and in the units of Binary."""
+
+    entry: str
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    shared_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +233,7 @@ class Coverage:
     cells: Mapping[str, int]
     visited: Mapping[str, int]
     missing: tuple[str, ...] = ()
-    """the first cells that no case visited, as text"""
+    """the cells that no case visited, as text, "KIND: WHAT"; a reader may keep the first of them"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""The model of machine code held against times that GPUs took: data sets, predictions of them, and the page of errors."""
+"""The model of machine code held against times that GPUs took: data sets, predictions of them, the page of errors."""

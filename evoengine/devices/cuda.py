@@ -42,6 +42,8 @@ CUDA_ERRORS: tuple[type[Exception], ...] = (CudaError, *torch_gpu.ERRORS)
 _BINARY_REFUSED = (1, 200, 209, 218, 222, 300, 500)
 """CUresults of loading that speak of the binary: a limit exceeded, its format, its architecture, no such kernel. Any
 other speaks of the machine"""
+Parameters = Mapping[str, cuda_api.Parameters]
+"""of each kernel by its entry"""
 _Found = TypeVar("_Found")
 
 
@@ -52,10 +54,13 @@ class CudaKernel:
     """
 
     def __init__(self, binary: Binary, entry: str, launch: Launch) -> None:
+        """`launch` says how much shared memory a block may take, and which kernels there are behind `entry`."""
         gpu()  # its context
         try:
-            self._function = _with_memory(f"load kernel {entry}", lambda: cuda_api.Module(binary.cubin).function(entry))
-            self._function.allow_shared(launch.shared_bytes)
+            module = _with_memory(f"load kernel {entry}", lambda: cuda_api.Module(binary.cubin))
+            self._functions = {name: module.function(name) for name, _ in launch.kernels(entry)}
+            for name, geometry in launch.kernels(entry):
+                self._functions[name].allow_shared(geometry.shared_bytes)
         except CudaError as error:
             if error.code in _BINARY_REFUSED:
                 raise KernelUnbuildable(f"the GPU cannot run the binary: {error}") from error
@@ -75,14 +80,22 @@ class CudaKernel:
         if contents:
             await_gpu(self.entry)
         for name, data in contents.items():
-            self._function.set_constant(name, data)
+            self._functions[self.entry].set_constant(name, data)
 
-    def launch(self, launch: Launch, parameters: cuda_api.Parameters, stream: int | None = None) -> None:
-        """Queues the kernel, on torch's stream where none is named. Raises CudaError, MachineError."""
+    def launch(self, launch: Launch, parameters: Parameters, stream: int | None = None) -> None:
+        """Queue the kernels, on torch's stream where none is named, each with its own of the parameters.
+
+        Raises CudaError, MachineError.
+        """
         stream = gpu().stream() if stream is None else stream
+        for entry, geometry in launch.kernels(self.entry):
+            self._queue(entry, geometry, parameters[entry], stream)
+
+    def _queue(self, entry: str, launch: Launch, parameters: cuda_api.Parameters, stream: int) -> None:
+        function = self._functions[entry]
         _with_memory(
-            f"launch kernel {self.entry}",
-            lambda: self._function.launch(launch.grid, launch.block, launch.shared_bytes, parameters, stream),
+            f"launch kernel {entry}",
+            lambda: function.launch(launch.grid, launch.block, launch.shared_bytes, parameters, stream),
         )
 
     def run(self, call: KernelCall, seed: int) -> Tensors:
@@ -96,7 +109,8 @@ class CudaKernel:
             buffers = {a.name: _guarded(a.data) for a in arguments if isinstance(a, TensorArgument)}
             self.set_constants({a.name: a.data.tobytes() for a in arguments if isinstance(a, ConstantArgument)})
             passed = [a for a in arguments if not isinstance(a, ConstantArgument)]
-            self.launch(call.launch, cuda_api.Parameters([_parameter(a, buffers) for a in passed]))
+            parameters = cuda_api.Parameters([_parameter(a, buffers) for a in passed])
+            self._queue(call.entry, call.launch, parameters, gpu().stream())
             await_gpu(self.entry)
             found = {name: buffer.cpu().numpy() for name, buffer in buffers.items()}
         except CUDA_ERRORS as error:

@@ -22,7 +22,7 @@ SHORT = 100
 """characters of a text that many rows may have"""
 WIDTH = 8
 """hexadecimal digits of one checksum"""
-LISTS = ("parents", "cases", "samples_us", "warnings", "remarks")
+LISTS = ("parents", "cases", "samples_us", "warnings", "remarks", "next_kernels", "other_kernels")
 """columns whose JSON is an array; that of the others is an object"""
 
 

@@ -193,6 +193,8 @@ class BinaryRow(Checked, Base):
     warnings: Mapped[list[Any]]
     mix: Mapped[dict[str, Any]]
     compile_ms: Mapped[float]
+    other_kernels: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
+    """resources of the kernels behind the first; null where there is one kernel"""
 
     machine_code: Mapped[MachineCodeRow | None] = relationship(
         primaryjoin=lambda: foreign(BinaryRow.cubin_sha256) == MachineCodeRow.sha256, viewonly=True, lazy="raise"
@@ -241,6 +243,8 @@ class CandidateRow(Checked, Base):
     """the trial that was evaluated in place of this one"""
     gate_version: Mapped[int | None]
     """of the gate that the outcome rests on; null of what was judged before schema 0010"""
+    next_kernels: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
+    """entries and launches of the kernels behind the first; null where there is one kernel"""
 
     run: Mapped[RunRow] = relationship()
     source: Mapped[SourceRow | None] = relationship()

@@ -39,10 +39,12 @@ from evoengine.records import (
     CaseResult,
     Clocks,
     Coverage,
+    KernelResources,
     Kind,
     Launch,
     LaunchMode,
     Measurement,
+    NextKernel,
     Outcome,
     Policy,
     Profile,
@@ -52,10 +54,11 @@ from evoengine.records import (
 
 KIND_PRECEDENCE = (Kind.MEASURED, Kind.RECORDED, Kind.ESTIMATED)
 """most trusted first"""
-_BINARY_COLUMNS = tuple(name for name in Binary.__slots__ if name != "listing")
+_BINARY_COLUMNS = tuple(name for name in Binary.__slots__ if name not in ("listing", "others"))
 """a listing is made from the cubin when it is needed"""
 OF_SOURCE = (
-    "source_sha256", "entry", "grid_x", "grid_y", "grid_z", "threads", "block_y", "block_z", "shared_bytes"
+    "source_sha256", "entry", "grid_x", "grid_y", "grid_z", "threads", "block_y", "block_z", "shared_bytes",
+    "next_kernels",
 )  # fmt: skip
 """columns of a candidate's row that its source fills"""
 _ERRORS = ("max_error", "mean_error", "allowed")
@@ -94,6 +97,7 @@ def get_or_create_binary(connection: Connection, source: Source, binary: Binary)
     values = {name: getattr(binary, name) for name in _BINARY_COLUMNS}
     key = {"source_sha256": source.sha256} | {name: values.pop(name) for name in ("options", "arch", "compiler")}
     values |= {"warnings": list(binary.warnings), "mix": dict(binary.mix)}
+    values["other_kernels"] = [asdict(other) for other in binary.others] or None
     cubin = values.pop("cubin")
     values["cubin_sha256"] = hashlib.sha256(cubin).hexdigest()
     if cubin:
@@ -107,7 +111,8 @@ def to_binary(row: BinaryRow, with_cubin: bool) -> Binary:
     code = row.machine_code if with_cubin else None
     cubin = unpacked(code.packed, MachineCodeRow, code.sha256) if code else b""
     plain = {n: getattr(row, n) for n in _BINARY_COLUMNS if n not in ("cubin", "warnings")}
-    return Binary(cubin=cubin, warnings=tuple(row.warnings), **plain)
+    others = tuple(KernelResources(**other) for other in row.other_kernels or ())
+    return Binary(cubin=cubin, warnings=tuple(row.warnings), others=others, **plain)
 
 
 def unpacked(packed: object, row: type[Base], sha256: str) -> bytes:
@@ -133,7 +138,23 @@ def get_or_create_source(connection: Connection, source: Source) -> dict[str, ob
     connection.execute(_SOURCE, {"sha256": source.sha256, "packed": zlib.compress(source.text.encode())})
     launch = source.launch
     values = source.sha256, source.entry, *launch.grid, launch.threads, *launch.block_yz, launch.shared_bytes
-    return dict(zip(OF_SOURCE, values, strict=True))
+    behind = [next_kernel_json(kernel) for kernel in launch.then] or None
+    return dict(zip(OF_SOURCE, (*values, behind), strict=True))
+
+
+def next_kernel_json(kernel: NextKernel) -> dict[str, object]:
+    """Return a kernel behind the first as `read_next_kernel` reads it."""
+    launch = kernel.launch
+    return {
+        "entry": kernel.entry, "grid": list(launch.grid), "threads": launch.threads,
+        "block_yz": list(launch.block_yz), "shared_bytes": launch.shared_bytes,
+    }  # fmt: skip
+
+
+def read_next_kernel(stored: Mapping[str, Any]) -> NextKernel:
+    """Raises KeyError and TypeError where a part is missing or is no list."""
+    launch = Launch(tuple(stored["grid"]), stored["threads"], stored["shared_bytes"], tuple(stored["block_yz"]))
+    return NextKernel(stored["entry"], launch)
 
 
 def verdict_values(verdict: Verdict) -> dict[str, object]:
@@ -318,7 +339,8 @@ def _to_source(row: CandidateRow) -> Source | None:
     # set together with the source
     grid = cast(tuple[int, int, int], (row.grid_x, row.grid_y, row.grid_z))
     block_yz = cast(tuple[int, int], (row.block_y, row.block_z))
-    launch = Launch(grid, cast(int, row.threads), cast(int, row.shared_bytes), block_yz)
+    then = tuple(map(read_next_kernel, row.next_kernels or ()))
+    launch = Launch(grid, cast(int, row.threads), cast(int, row.shared_bytes), block_yz, then)
     text = unpacked(row.source.packed, SourceRow, row.source.sha256).decode()
     return Source(text, cast(str, row.entry), launch)
 

@@ -25,9 +25,11 @@ from evoengine.records import (
     Binary,
     Candidate,
     CaseResult,
+    KernelResources,
     Kind,
     Launch,
     Measurement,
+    NextKernel,
     Outcome,
     Profile,
     Source,
@@ -75,6 +77,8 @@ _RULES: dict[tuple[type, str], _Rule] = {
     (Candidate, "occupancy"): (lambda v: 0 <= v <= 1, "a share from 0 to 1"),
     (Source, "text"): _LONG,
     (Source, "entry"): _ENTRY,
+    (NextKernel, "entry"): _ENTRY,
+    (KernelResources, "entry"): _ENTRY,
     (Launch, "grid"): _POSITIVE32,
     (Launch, "threads"): _POSITIVE32,
     (Launch, "block_yz"): _POSITIVE32,
@@ -94,7 +98,11 @@ _RULES: dict[tuple[type, str], _Rule] = {
     (Profile, "figures"): _ANY,
     (Profile, "remarks"): _LONG,
 }
-_RULES |= {(Binary, name): _COUNT32 for name in ("registers", "spill_bytes", "stack_bytes", "shared_bytes")}
+_RULES |= {
+    (of, name): _COUNT32
+    for of in (Binary, KernelResources)
+    for name in ("registers", "spill_bytes", "stack_bytes", "shared_bytes")
+}
 _RULES |= {(CaseResult, name): _ANY for name in ("max_error", "mean_error", "allowed")}
 _BY_TYPE: dict[type, _Rule] = {str: _NAME, int: _COUNT, float: _AMOUNT, datetime: _MOMENT}
 _fields: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
@@ -251,8 +259,9 @@ def _require_candidate(dossier: CandidateHistory, run: Run) -> None:
         raise ValueError(f"{where} is of {_shown(c.problem)} on {_shown(c.gpu)}, and its run is not")
     if c.binary and not c.source:
         raise ValueError(f"{where} has a binary and no source that it was made of")
-    if c.source and c.source.launch.threads % math.prod(c.source.launch.block_yz):
-        raise ValueError(f"{where}: the launch has {c.source.launch.threads} threads, which its rows do not divide")
+    for _, launch in c.source.launch.kernels(c.source.entry) if c.source else ():
+        if launch.threads % math.prod(launch.block_yz):
+            raise ValueError(f"{where}: the launch has {launch.threads} threads, which its rows do not divide")
     kinds = {str(figure.kind) for _, figure in dossier.figures}
     if c.outcome and c.outcome.ranked and str(c.outcome) not in kinds:
         raise ValueError(f"{where} ended as {c.outcome} and has no such figure")

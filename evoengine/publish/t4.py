@@ -37,7 +37,17 @@ from evoengine.ledger.runs import RUNNING, Device, Run, this_host
 from evoengine.ledger.transfer import CandidateHistory, RunHistory
 from evoengine.passwords import hide_passwords
 from evoengine.publish.imported import require_sound
-from evoengine.records import UNKNOWN_POLICY, Binary, Candidate, Kind, Launch, Outcome, Source
+from evoengine.records import (
+    UNKNOWN_POLICY,
+    Binary,
+    Candidate,
+    KernelResources,
+    Kind,
+    Launch,
+    NextKernel,
+    Outcome,
+    Source,
+)  # fmt: skip
 
 SCHEMA_VERSION = "1.1.0"
 TIME_UNIT = "microseconds"
@@ -237,8 +247,10 @@ def _figure(d: Mapping[str, Any]) -> dict[str, Any]:
 
 def _binary(d: Mapping[str, Any]) -> Binary:
     """Without the machine code that files of before held."""
-    return Binary(**{**d, "cubin": b"", "warnings": tuple(d["warnings"])})
+    others = tuple(KernelResources(**other) for other in d.get("others", ()))
+    return Binary(**{**d, "cubin": b"", "warnings": tuple(d["warnings"]), "others": others})
 
 
 def _launch(d: Mapping[str, Any]) -> Launch:
-    return Launch(tuple(d["grid"]), d["threads"], d["shared_bytes"], tuple(d.get("block_yz", (1, 1))))
+    then = tuple(NextKernel(kernel["entry"], _launch({**kernel["launch"], "then": ()})) for kernel in d.get("then", ()))
+    return Launch(tuple(d["grid"]), d["threads"], d["shared_bytes"], tuple(d.get("block_yz", (1, 1))), then)

@@ -17,6 +17,7 @@ from evoengine.devices.base import (
     KernelCrashed,
     PassedArgument,
     ScalarArgument,
+    ScratchArgument,
     TensorArgument,
     TensorMapArgument,
     Tensors,
@@ -69,6 +70,7 @@ class StructArgument:
 
 Part = PassedArgument | DrawnArgument
 AnyArgument = Part | StructArgument
+InMemory = TensorArgument | DrawnArgument | ScratchArgument
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +219,9 @@ def _tensors(arguments: Sequence[AnyArgument]) -> Iterator[tuple[str, tuple[int,
         elif isinstance(argument, TensorArgument):
             data = np.ascontiguousarray(argument.data).reshape(-1).view(np.uint8)
             yield argument.name, (data.nbytes, data, False)
+        elif isinstance(argument, ScratchArgument):
+            held = np.full(argument.bytes, 0 if argument.zeroed else 0xFF, np.uint8)
+            yield argument.name, (argument.bytes, held, True)
         elif isinstance(argument, DrawnArgument):
             values = _drawn(argument.dtype) if argument.contents is None else argument.contents.view(np.uint8)
             held = values[: argument.bytes]
@@ -308,7 +313,7 @@ def _put_parameters(
 
 def _value(argument: AnyArgument, placed: Mapping[str, Allocation]) -> bytes:
     """A parameter's bytes."""
-    if isinstance(argument, TensorArgument | DrawnArgument):
+    if isinstance(argument, InMemory):
         return struct.pack("<Q", placed[argument.name].address)
     if isinstance(argument, ScalarArgument):
         return argument.value.tobytes()

@@ -26,7 +26,7 @@ from evoengine.sass.model import Residents, Timed, Traffic, rates, time_sm
 from evoengine.sass.validation import class_of, error_of
 
 MODEL_VERSION = 2
-"""raised by hand whenever predictions move (tests/sass/test_model_version.py); 1 was the model of two hypotheses"""
+"""raised by hand whenever predictions move, as tests/sass/test_model_version.py demands"""
 
 TIME_LIMIT = 300_000
 """warp instructions of an SM that are timed; the rest follows by work done"""

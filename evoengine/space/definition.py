@@ -56,6 +56,17 @@ class LaunchRule:
     """threads along x, y and z"""
     grid: tuple[Expression, Expression, Expression]
     shared: Expression
+    then: tuple[tuple[str, LaunchRule], ...] = ()
+    """kernels behind this one, in stream order: entry, and its rule"""
+
+    @property
+    def kernels(self) -> tuple[LaunchRule, ...]:
+        """The rules of all kernels, in order."""
+        return self, *(rule for _, rule in self.then)
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        return tuple(e for rule in self.kernels for e in (*rule.block, *rule.grid, rule.shared))
 
 
 @dataclass(frozen=True)

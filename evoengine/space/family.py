@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from evoengine.errors import UsageError
-from evoengine.records import Config, Launch, Value
+from evoengine.records import Config, Launch, NextKernel, Value
 from evoengine.space.arrays import Columns
-from evoengine.space.definition import Constraint, Definition, Knob, dependencies, domain_error
+from evoengine.space.definition import Constraint, Definition, Knob, LaunchRule, dependencies, domain_error
 from evoengine.space.expression import Expression, Scope, Undefined
 
 MAX_THREADS = 1024
@@ -61,7 +61,7 @@ class Family:
             ready = [n for n, let in todo.items() if not let.names & todo.keys()]
             kinds |= {n: todo.pop(n).kind(kinds) for n in ready}
         rule = self.launch_rule
-        needed = [*rule.block, *rule.grid, rule.shared, *self.cost_rules.values()]
+        needed = [*rule.expressions, *self.cost_rules.values()]
         for expression in needed:
             if not self.has(expression):
                 lacking = ", ".join(sorted(self._depends_on(expression) & self._foreign))
@@ -77,7 +77,10 @@ class Family:
 
     def _device_limits(self) -> list[Constraint]:
         """Return the limits of a launch on the GPU as constraints: what breaks one is no configuration of the space."""
-        rule, shared = self.launch_rule, self.variables.get("gpu.shared_per_block")
+        return [limit for rule in self.launch_rule.kernels for limit in self._limits_of(rule)]
+
+    def _limits_of(self, rule: LaunchRule) -> list[Constraint]:
+        shared = self.variables.get("gpu.shared_per_block")
         threads = " * ".join(f"({e.text})" for e in rule.block)
         limits: list[tuple[str, Value, Expression, str]] = [
             (threads, MAX_THREADS, rule.block[0], f"a block has {MAX_THREADS} threads at most"),
@@ -149,11 +152,7 @@ class Family:
 
     def launch(self, config: Config, variables: Mapping[str, Value]) -> Launch:
         """Raises UsageError where threads or grid are not positive integers, or shared is negative or no integer."""
-        scope, rule = self.scope(config, variables), self.launch_rule
-        x, y, z = (_integer(e, scope, 1) for e in rule.grid)
-        block_x, block_y, block_z = (_integer(e, scope, 1) for e in rule.block)
-        shared = _integer(rule.shared, scope, 0)
-        return Launch((x, y, z), block_x * block_y * block_z, shared, (block_y, block_z))
+        return _launch(self.launch_rule, self.scope(config, variables))
 
     def cost(self, config: Config, variables: Mapping[str, Value]) -> dict[str, float]:
         scope = self.scope(config, variables)
@@ -166,11 +165,20 @@ class Family:
 
     def doubtful_launches(self, columns: Columns) -> np.ndarray:
         """The rows for which `launch` may raise: all where it does, and all of a column that mixes in decimals."""
-        rule, doubtful = self.launch_rule, np.zeros(columns.length, bool)
-        for expression, least in (*((e, 1) for e in (*rule.block, *rule.grid)), (rule.shared, 0)):
-            values = expression.evaluate_arrays(columns)
-            doubtful |= (values < least) | (values.dtype.kind != "i")
+        doubtful = np.zeros(columns.length, bool)
+        for rule in self.launch_rule.kernels:
+            for expression, least in (*((e, 1) for e in (*rule.block, *rule.grid)), (rule.shared, 0)):
+                values = expression.evaluate_arrays(columns)
+                doubtful |= (values < least) | (values.dtype.kind != "i")
         return np.flatnonzero(doubtful)
+
+
+def _launch(rule: LaunchRule, scope: Scope) -> Launch:
+    x, y, z = (_integer(e, scope, 1) for e in rule.grid)
+    block_x, block_y, block_z = (_integer(e, scope, 1) for e in rule.block)
+    shared = _integer(rule.shared, scope, 0)
+    then = tuple(NextKernel(entry, _launch(behind, scope)) for entry, behind in rule.then)
+    return Launch((x, y, z), block_x * block_y * block_z, shared, (block_y, block_z), then)
 
 
 def _integer(expression: Expression, scope: Scope, least: int) -> int:

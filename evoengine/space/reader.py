@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -19,7 +20,7 @@ from evoengine.untrusted import parse_toml, read_limited_text
 _MOST_KNOBS = 256
 _MOST_VALUES = 32767
 _LARGEST_VALUE = 2**53
-_TABLES = ("kernel", "knobs", "constraint", "let", "launch", "cost", "start")
+_TABLES = ("kernel", "knobs", "constraint", "let", "launch", "kernels", "cost", "start")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 _RESERVED = {*CALLS, "gpu", "and", "or", "not", "in", "is", "if", "else", "lambda", "for", "None", "True", "False"}
 
@@ -284,32 +285,54 @@ class _Reader:
         table, header_of = self._by_family("launch")
         for key in table:
             self._family(key, "launch")
+        behind = self._kernels()
         rules = {}
         for family in self.families:
             header = header_of(family)
             if family not in table:
                 raise UsageError(f"{self.path}: family {family} lacks [{header}] with threads, grid and shared; add it")
-            rule = self._table(table, family, header)
-            for key in rule:
-                if key not in ("threads", "grid", "shared"):
-                    self._unknown(self._at(header, key), key, ("threads", "grid", "shared"))
-            for key in ("threads", "grid", "shared"):
-                if key not in rule:
-                    raise UsageError(f"{self._at(header)}: [{header}] has no {key}; it needs threads, grid and shared")
-            grid = rule["grid"]
-            if not isinstance(grid, list) or len(grid) != 3:
-                raise UsageError(f"{self._at(header, 'grid')}: grid must be a list of three: the blocks in x, y and z")
-            x, y, z = (self._known(self._expression(e, self._at(header, "grid"))) for e in grid)
-            threads = rule["threads"] if isinstance(rule["threads"], list) else [rule["threads"], 1, 1]
-            if len(threads) != 3:
-                raise UsageError(
-                    f"{self._at(header, 'threads')}: threads must be one expression, the threads of a block, or a list "
-                    "of three: those in x, y and z"
-                )
-            block_x, block_y, block_z = (self._known(self._expression(e, self._at(header, "threads"))) for e in threads)
-            shared = self._known(self._expression(rule["shared"], self._at(header, "shared")))
-            rules[family] = LaunchRule((block_x, block_y, block_z), (x, y, z), shared)
+            rule = self._launch_rule(self._table(table, family, header), header)
+            rules[family] = replace(rule, then=behind.get(family, ()))
         return rules
+
+    def _kernels(self) -> dict[str, tuple[tuple[str, LaunchRule], ...]]:
+        """Return the rules of kernels behind the first by family: [kernels.ENTRY] where there is one family, else
+        [kernels.FAMILY.ENTRY]."""
+        table = self._table(self.tables, "kernels", "kernels")
+        single = len(self.families) == 1 and not table.keys() & set(self.families)
+        by_family = {self.families[0]: table} if single else table
+        found = {}
+        for family in by_family:
+            header = "kernels" if single else f"kernels.{self._family(family, 'kernels')}"
+            own = self._table(by_family, family, header)
+            for entry in own:
+                self._name(entry, self._at(f"{header}.{entry}"), "kernel")
+            found[family] = tuple(
+                (entry, self._launch_rule(self._table(own, entry, f"{header}.{entry}"), f"{header}.{entry}"))
+                for entry in own
+            )
+        return found
+
+    def _launch_rule(self, rule: Mapping[str, Any], header: str) -> LaunchRule:
+        for key in rule:
+            if key not in ("threads", "grid", "shared"):
+                self._unknown(self._at(header, key), key, ("threads", "grid", "shared"))
+        for key in ("threads", "grid", "shared"):
+            if key not in rule:
+                raise UsageError(f"{self._at(header)}: [{header}] has no {key}; it needs threads, grid and shared")
+        grid = rule["grid"]
+        if not isinstance(grid, list) or len(grid) != 3:
+            raise UsageError(f"{self._at(header, 'grid')}: grid must be a list of three: the blocks in x, y and z")
+        x, y, z = (self._known(self._expression(e, self._at(header, "grid"))) for e in grid)
+        threads = rule["threads"] if isinstance(rule["threads"], list) else [rule["threads"], 1, 1]
+        if len(threads) != 3:
+            raise UsageError(
+                f"{self._at(header, 'threads')}: threads must be one expression, the threads of a block, or a list "
+                "of three: those in x, y and z"
+            )
+        block_x, block_y, block_z = (self._known(self._expression(e, self._at(header, "threads"))) for e in threads)
+        shared = self._known(self._expression(rule["shared"], self._at(header, "shared")))
+        return LaunchRule((block_x, block_y, block_z), (x, y, z), shared)
 
     def _by_family(self, key: str) -> tuple[dict[str, Any], Callable[[str], str]]:
         """[launch] or [cost] by family, and the header of a family's own; where there is one family it needs no

@@ -222,8 +222,7 @@ def settings(knobs: Sequence[Knob], rows: Rows, among: np.ndarray) -> tuple[np.n
 def columns_by_setting(family: Family, enumeration: Enumeration) -> tuple[np.ndarray, Columns]:
     """The first valid row of each setting of the knobs that launch and costs hang on: their numbers, and the rows as
     columns that expressions can be evaluated on."""
-    rule = family.launch_rule
-    reached = family.knobs_reached(*rule.block, *rule.grid, rule.shared, *family.cost_rules.values())
+    reached = family.knobs_reached(*family.launch_rule.expressions, *family.cost_rules.values())
     rows, knobs = enumeration.rows, family.knobs[1:]
     numbers, _ = settings([k for k in knobs if k.name in reached], rows, np.arange(len(enumeration)))
     coded = {k.name: EncodedColumn(rows[k.name][numbers], np.array(k.values)) for k in knobs}

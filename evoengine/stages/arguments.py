@@ -11,6 +11,7 @@ from evoengine.devices.base import (
     Argument,
     ConstantArgument,
     ConstantParameter,
+    KernelCall,
     Parameter,
     ScratchArgument,
     ScratchParameter,
@@ -18,7 +19,8 @@ from evoengine.devices.base import (
     TensorParameter,
     Tensors,
 )  # fmt: skip
-from evoengine.workloads.base import Inputs, Outputs
+from evoengine.records import Launch
+from evoengine.workloads.base import AnyWorkload, Inputs, Outputs, taken
 from evoengine.workloads.dtypes import TORCH_DTYPES
 
 POISON = 0xFF
@@ -28,6 +30,14 @@ POISON = 0xFF
 def make_arguments(parameters: Sequence[Parameter], inputs: Inputs) -> tuple[Argument, ...]:
     """Return all parameters with contents: inputs by name, outputs filled with POISON, scratch memory by its size."""
     return tuple(_argument(p, inputs) for p in parameters)
+
+
+def make_round(workload: AnyWorkload, launch: Launch, arguments: Sequence[Argument]) -> list[KernelCall]:
+    """Return the kernels of a launch in stream order, each with those of a candidate's arguments that it takes."""
+    return [
+        KernelCall(entry, geometry, taken(workload, entry, arguments))
+        for entry, geometry in launch.kernels(workload.entry)
+    ]
 
 
 def _argument(parameter: Parameter, inputs: Inputs) -> Argument:

@@ -19,7 +19,7 @@ from evoengine.devices.base import (
     TensorParameter,
     launch_seconds,
 )  # fmt: skip
-from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, await_gpu
+from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, Parameters, await_gpu
 from evoengine.devices.tensor_map import encode
 from evoengine.devices.torch_gpu import gpu
 from evoengine.errors import MachineError
@@ -28,7 +28,7 @@ from evoengine.stages.arguments import POISON, as_bytes
 from evoengine.stages.clock import Clock, KernelWork, LibraryWork, Prepared, flush_bytes
 from evoengine.stages.timing import INPUT_SETS
 from evoengine.stages.verify import case_seeds, compare
-from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Target
+from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Target, taken
 from evoengine.workloads.dtypes import TORCH_DTYPES
 
 _Found = TypeVar("_Found")
@@ -223,12 +223,18 @@ class Bench:
         parameters = [self._parameters(kernel, contender, inputs) for inputs in copies]
         return KernelWork(kernel, contender.source.launch, parameters, name)
 
-    def _parameters(self, kernel: CudaKernel, contender: CompiledCandidate, inputs: Inputs) -> cuda_api.Parameters:
-        stated = self._target.workload.parameters(self._problem, contender.config)
+    def _parameters(self, kernel: CudaKernel, contender: CompiledCandidate, inputs: Inputs) -> Parameters:
+        workload, source = self._target.workload, contender.source
+        stated = workload.parameters(self._problem, contender.config)
         kernel.provide_scratch([p for p in stated if isinstance(p, ScratchParameter)])
         tensors = {**inputs, **self._outputs, **kernel.scratch}
         pointers = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-        return cuda_api.Parameters([_value(p, pointers) for p in stated if not isinstance(p, ConstantParameter)])
+        return {
+            entry: cuda_api.Parameters(
+                [_value(p, pointers) for p in taken(workload, entry, stated) if not isinstance(p, ConstantParameter)]
+            )
+            for entry, _ in source.launch.kernels(source.entry)
+        }
 
     def baseline(self, name: str, policy: Policy) -> Prepared | None:
         """A library's implementation, or None where it does not take the problem or has too little memory."""

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from evoengine.devices import cuda_api
-from evoengine.devices.cuda import CudaKernel, await_gpu
+from evoengine.devices.cuda import CudaKernel, Parameters, await_gpu
 from evoengine.devices.nvml import Reading, Sensors, open_sensors
 from evoengine.devices.torch_gpu import Call, gpu
 from evoengine.records import Launch, LaunchMode, Policy
@@ -48,9 +48,7 @@ class Work(Protocol):
 class KernelWork:
     """Launches of a candidate one after the other, each with parameters of its own that stay."""
 
-    def __init__(
-        self, kernel: CudaKernel, launch: Launch, parameters: Sequence[cuda_api.Parameters], name: str
-    ) -> None:
+    def __init__(self, kernel: CudaKernel, launch: Launch, parameters: Sequence[Parameters], name: str) -> None:
         self.name = name
         self._kernel, self._launch, self._parameters = kernel, launch, parameters
 

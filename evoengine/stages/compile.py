@@ -11,7 +11,7 @@ from typing import TypedDict
 from evoengine.cuda_files import disassembler
 from evoengine.errors import MachineError, UsageError
 from evoengine.machine import memory_for
-from evoengine.records import Binary, Launch, Source
+from evoengine.records import Binary, KernelResources, Launch, Source
 from evoengine.sass.cubin import kernel_names, whole_image
 from evoengine.sass.listing import disassemble, instruction_mix
 from evoengine.stages.c_headers import C_HEADERS
@@ -88,7 +88,9 @@ def _compile(source: Source, arch: str) -> Binary:
         api.destroyProgram(program)
     try:
         cubin = whole_image(image)
-        require_entry(cubin, source.entry)
+        entries = [entry for entry, _ in source.launch.kernels(source.entry)]
+        for entry in entries:
+            require_entry(cubin, entry)
         listing = disassemble(cubin) if disassembler() else ""
     except (UsageError, subprocess.TimeoutExpired) as error:
         raise _NotInText(str(error)) from error
@@ -101,7 +103,15 @@ def _compile(source: Source, arch: str) -> Binary:
         mix=instruction_mix(listing),
         listing=listing,
         compile_ms=elapsed,
+        others=tuple(_resources(log, entry) for entry in entries[1:]),
         **read_report(log, source.entry),
+    )
+
+
+def _resources(log: str, entry: str) -> KernelResources:
+    report = read_report(log, entry)
+    return KernelResources(
+        entry, report["registers"], report["spill_bytes"], report["stack_bytes"], report["shared_bytes"]
     )
 
 

@@ -27,6 +27,8 @@ def verify_blocks(verdict: Verdict, workload: AnyWorkload, plan: Plan, run: RunB
 
     def judge(case: Judged, launch: Launch, own_seed: int) -> CaseResult | None:
         full = workload.full_size()
+        if launch.then:
+            return _not_judged(case, own_seed, f"it launches {1 + len(launch.then)} kernels")
         asked = full.draw_blocks(case, launch, own_seed)
         if asked is None:
             return None
@@ -39,10 +41,11 @@ def verify_blocks(verdict: Verdict, workload: AnyWorkload, plan: Plan, run: RunB
                 if isinstance(failure, KernelHung):
                     raise
                 return replace(failed(case, own_seed, str(failure)), part=_judged_part(case, asked))
-            return _not_alone(case, own_seed)
+            return _not_judged(case, own_seed, "one alone neither ends nor writes")
 
     more = run_plan(plan, seed + 1, verdict.device, judge)
-    return replace(more, cases=verdict.cases + more.cases, wall_ms=verdict.wall_ms + more.wall_ms)
+    cases, wall_ms = verdict.cases + more.cases, verdict.wall_ms + more.wall_ms
+    return replace(more, cases=cases, wall_ms=wall_ms, coverage=verdict.coverage)
 
 
 def _run(asked: BlockLaunch, run: RunBlocks, seed: int, unknown_cost: bool) -> tuple[BlockLaunch, list[BlockTrace]]:
@@ -74,8 +77,8 @@ def _works_alone(
     return not isinstance(failure, NothingWritten) or failure.output in full.written_outputs(alone, traces)
 
 
-def _not_alone(case: Judged, seed: int) -> CaseResult:
-    part = "no block at full size: one alone neither ends nor writes"
+def _not_judged(case: Judged, seed: int, reason: str) -> CaseResult:
+    part = f"no block at full size: {reason}"
     return CaseResult(case.name, str(case.problem), seed, True, None, None, None, part=part)
 
 
@@ -95,7 +98,7 @@ def check_blocks(
     if not results:
         return CaseResult(case.name, str(case.problem), seed, True, None, None, None, part=judged)
     worst = next((r for r in results if not r.correct), None) or max(results, key=share_of_allowed)
-    return replace(worst, problem=str(case.problem), part=judged)
+    return replace(worst, problem=str(case.problem), part=parts[0].case.part or judged)
 
 
 def _judged_part(case: Judged, asked: BlockLaunch) -> str | None:

@@ -32,6 +32,7 @@ from evoengine.sass import core
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import prepare, require_arch
 from evoengine.sass.listing import listing_of
+from evoengine.stages.coverage import joined
 from evoengine.stages.full_size import RunBlocks, verify_blocks
 from evoengine.stages.verify import verify
 from evoengine.workloads.base import AnyWorkload
@@ -112,10 +113,16 @@ def judge_rest(judge: Judge, workload: AnyWorkload, plans: Plans, seed: int, sho
     if short.whole:
         return short
     more = verify(workload, plans.long, judge.run, judge.device, seed + 1)
-    joined = replace(more, cases=short.cases + more.cases, wall_ms=short.wall_ms + more.wall_ms, whole=True)
+    both = replace(
+        more,
+        cases=short.cases + more.cases,
+        wall_ms=short.wall_ms + more.wall_ms,
+        coverage=joined(short.coverage, more.coverage),
+        whole=True,
+    )
     if judge.run_blocks is None:
-        return joined
-    return verify_blocks(joined, workload, plans.full, judge.run_blocks, seed + 2)
+        return both
+    return verify_blocks(both, workload, plans.full, judge.run_blocks, seed + 2)
 
 
 def judge_whole(judge: Judge, workload: AnyWorkload, plans: Plans, seed: int) -> Verdict:

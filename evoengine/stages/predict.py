@@ -6,7 +6,8 @@ Where the model cannot read a binary, the formula of `evoengine.stages.estimate`
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from evoengine.cuda_files import disassembler
@@ -31,7 +32,7 @@ from evoengine.sass.launch import DrawnArgument, drawn_bytes, prepare
 from evoengine.sass.listing import listing_of
 from evoengine.sass.predict import MODEL_VERSION, Prediction, Unpredictable, predict
 from evoengine.stages.estimate import estimate
-from evoengine.workloads.base import Target
+from evoengine.workloads.base import Target, taken
 
 SEED = 0
 """draws where tensors lie: the same for all candidates, so that their figures compare"""
@@ -82,7 +83,7 @@ def figure_by_formula(target: Target, contender: CompiledCandidate, cost: Mappin
 
 
 def predict_binary(target: Target, contender: CompiledCandidate) -> Prediction:
-    """The launch for the problem, on tensors of its sizes with drawn contents.
+    """Predict the launch for the problem, on tensors of its sizes with drawn contents; of several kernels the sum.
 
     Raises Unpredictable where the machine code, its launch or the chip cannot be read, or a tool is missing.
     """
@@ -91,14 +92,34 @@ def predict_binary(target: Target, contender: CompiledCandidate) -> Prediction:
         raise Unpredictable(missing)
     binary, source, chip = contender.binary, contender.source, find_chip(gpu.key)
     try:
-        program = Program(listing_of(binary), source.entry)
         arguments = [_drawn(p) for p in target.workload.parameters(target.problem, contender.config)]
-        launch = prepare(read_kernel(binary.cubin, source.entry), source.launch, arguments, SEED)
-        return predict(program, launch, chip, target.flops, target.min_dram_bytes, target.clock)
+        listing, kernels = listing_of(binary), source.launch.kernels(source.entry)
+        work = (target.flops, target.min_dram_bytes) if len(kernels) == 1 else (0.0, 0.0)
+        predictions = []
+        for entry, geometry in kernels:
+            own = taken(target.workload, entry, arguments)
+            launch = prepare(read_kernel(binary.cubin, entry), geometry, own, SEED)
+            predictions.append(predict(Program(listing, entry), launch, chip, *work, clock=target.clock))
+        roofline_us = max(target.flops / chip.peak_flops, target.min_dram_bytes / chip.dram) * 1e6
+        return _in_stream_order(predictions, roofline_us)
     except MachineError:
         raise  # what is missing was asked for above
     except (EvoengineError, KernelFailure, subprocess.TimeoutExpired) as error:
         raise Unpredictable(str(error)) from error
+
+
+def _in_stream_order(predictions: Sequence[Prediction], roofline_us: float) -> Prediction:
+    """Return the prediction of kernels one behind the other: the longest one's, with the times of all of them."""
+    if len(predictions) == 1:
+        return predictions[0]
+
+    def total(name: str) -> float:
+        return max(roofline_us, sum(float(getattr(p, name)) for p in predictions))
+
+    return replace(
+        max(predictions, key=lambda p: p.time_us), time_us=total("time_us"), low_us=total("low_us"),
+        high_us=total("high_us"), clocks=sum(p.clocks for p in predictions), roofline_us=roofline_us,
+    )  # fmt: skip
 
 
 def _drawn(parameter: Parameter) -> DrawnArgument | Argument:

@@ -89,4 +89,7 @@ def _launch_line(launch: Launch) -> str:
     """Kernels of unlike launches are unlike kernels, also where their text is the same: a knob may set the launch
     alone."""
     grid, block = (" x ".join(map(str, sizes)) for sizes in (launch.grid, launch.block))
-    return f"// {grid} blocks of {block} threads, {launch.shared_bytes} bytes of dynamic shared memory.\n"
+    line = f"// {grid} blocks of {block} threads, {launch.shared_bytes} bytes of dynamic shared memory.\n"
+    return line + "".join(
+        f"// {behind.entry}: {_launch_line(behind.launch).removeprefix('// ')}" for behind in launch.then
+    )

@@ -21,6 +21,9 @@ _SERIALISED = re.compile(r"\(C751\d\)")
 
 def screen_launch(launch: Launch, gpu: Gpu) -> str | None:
     """Why the launch can never succeed on the GPU, or None."""
+    for behind in launch.then:
+        if why := screen_launch(behind.launch, gpu):
+            return f"kernel {behind.entry}: {why}"
     if not 1 <= launch.threads <= MAX_THREADS:
         return f"{launch.threads} threads per block; 1 to {MAX_THREADS} are possible"
     if launch.block[2] > MAX_BLOCK_Z:
@@ -39,17 +42,9 @@ def screen_binary(binary: Binary, source: Source, gpu: Gpu, cost: Mapping[str, f
     `cost` is the space's: its `tensor_instructions` says how many HMMA and HGMMA the binary must hold, and its
     `producer_warpgroups` how many warpgroups give up registers for the others.
     """
-    launch = source.launch
-    shared = binary.shared_bytes + launch.shared_bytes
-    if shared > gpu.shared_per_block:
-        return f"{shared} bytes of shared memory per block, static and dynamic; {gpu.key} has {gpu.shared_per_block}"
-    if shared + gpu.shared_reserved > gpu.shared_per_sm:
-        taken = f"{shared} bytes of shared memory and {gpu.shared_reserved} reserved"
-        return f"{taken}; an SM of {gpu.key} has {gpu.shared_per_sm}"
-    if not gpu.blocks_resident(launch.threads, binary.registers, shared):
-        total = binary.registers * launch.threads
-        each = f"{binary.registers} × {launch.threads} threads"
-        return f"{total} registers per block ({each}); {gpu.key} has {gpu.registers_per_sm}"
+    for entry, launch in source.launch.kernels(source.entry):
+        if why := _screen_resources(binary.of_kernel(entry), launch, gpu):
+            return why if entry == source.entry else f"kernel {entry}: {why}"
     needed, held = int(cost.get("tensor_instructions", 0)), sum(binary.mix.get(name, 0) for name in TENSOR_OPCODES)
     if binary.mix and held < needed:
         return (
@@ -63,6 +58,21 @@ def screen_binary(binary: Binary, source: Source, gpu: Gpu, cost: Mapping[str, f
         return stuck
     if timed:
         return None
-    if binary.spill_bytes > SPILL_LIMIT:
-        return f"{binary.spill_bytes} bytes of register spills; the limit without a GPU to time on is {SPILL_LIMIT}"
+    spilled = binary.spill_bytes + sum(other.spill_bytes for other in binary.others)
+    if spilled > SPILL_LIMIT:
+        return f"{spilled} bytes of register spills; the limit without a GPU to time on is {SPILL_LIMIT}"
     return why_slow(binary.listing, source.entry) if binary.listing and "HGMMA" in binary.mix else None
+
+
+def _screen_resources(binary: Binary, launch: Launch, gpu: Gpu) -> str | None:
+    shared = binary.shared_bytes + launch.shared_bytes
+    if shared > gpu.shared_per_block:
+        return f"{shared} bytes of shared memory per block, static and dynamic; {gpu.key} has {gpu.shared_per_block}"
+    if shared + gpu.shared_reserved > gpu.shared_per_sm:
+        taken = f"{shared} bytes of shared memory and {gpu.shared_reserved} reserved"
+        return f"{taken}; an SM of {gpu.key} has {gpu.shared_per_sm}"
+    if not gpu.blocks_resident(launch.threads, binary.registers, shared):
+        total = binary.registers * launch.threads
+        each = f"{binary.registers} × {launch.threads} threads"
+        return f"{total} registers per block ({each}); {gpu.key} has {gpu.registers_per_sm}"
+    return None

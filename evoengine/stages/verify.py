@@ -20,7 +20,6 @@ import torch
 
 from evoengine.devices.base import (
     Arguments,
-    KernelCall,
     KernelFailure,
     RunRounds,
     TensorArgument,
@@ -28,7 +27,8 @@ from evoengine.devices.base import (
     Tensors,
 )  # fmt: skip
 from evoengine.records import GATE_VERSION, CaseResult, Launch, Outcome, Plan, Verdict
-from evoengine.stages.arguments import make_arguments, read_outputs
+from evoengine.stages.arguments import make_arguments, make_round, read_outputs
+from evoengine.stages.coverage import CoverageLog
 from evoengine.workloads.base import AnyCase, AnyWorkload, Drawn, Outputs, Problem, Tolerance
 
 MANY_ROWS = 32
@@ -63,10 +63,12 @@ def verify(workload: AnyWorkload, plan: Plan, run: RunRounds, device: str, seed:
 
     A crash or a hang ends the plan, a wrong result does not. One case is launched twice (`case_to_repeat`).
     """
-    twice = case_to_repeat(workload, plan)
-    return run_plan(
-        plan, seed, device, lambda case, launch, own: check(workload, case, launch, run, own, case is twice)
-    )
+    twice, log = case_to_repeat(workload, plan), CoverageLog(workload)
+
+    def judge(case: AnyCase, launch: Launch, own_seed: int) -> CaseResult:
+        return check(workload, case, launch, run, own_seed, case is twice, log)
+
+    return replace(run_plan(plan, seed, device, judge), coverage=log.result())
 
 
 def run_plan(plan: Plan, seed: int, device: str, judge: Callable[[Any, Launch, int], CaseResult | None]) -> Verdict:
@@ -116,7 +118,13 @@ def _bytes(workload: AnyWorkload, case: AnyCase) -> int:
 
 
 def check(
-    workload: AnyWorkload, case: AnyCase, launch: Launch, run: RunRounds, seed: int, twice: bool = False
+    workload: AnyWorkload,
+    case: AnyCase,
+    launch: Launch,
+    run: RunRounds,
+    seed: int,
+    twice: bool = False,
+    log: CoverageLog | None = None,
 ) -> CaseResult:
     """Draw a case, launch it and compare its outputs. Raises KernelFailure where there is no result.
 
@@ -126,7 +134,9 @@ def check(
     drawn = [workload.tensors().draw(case, own) for own in seeds]
     parameters = workload.parameters(case.problem, case.config)
     arguments = [make_arguments(parameters, one.inputs) for one in drawn]
-    done = run([[KernelCall(workload.entry, launch, given)] for given in arguments], seed)
+    done = run([make_round(workload, launch, given) for given in arguments], seed)
+    if log is not None:
+        log.add(case, launch, done.visits, drawn[0])
     if reason := unwritten_reason(workload, case, done.unwritten):
         return failed(case, seed, reason)
     results = []

@@ -13,16 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from evoengine.devices.base import Parameter
+from evoengine.devices.base import ConstantArgument, ConstantParameter, Parameter
 from evoengine.gpu import Gpu
 from evoengine.records import Config, Launch, Plan, Value
 from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
 from evoengine.sass.clock import Clock
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from evoengine.devices.pool import BlockLaunch, BlockTrace
+    from evoengine.workloads.coverage import Cell
 
 Inputs = Mapping[str, "torch.Tensor"]
 """by the names of the kernel's parameters"""
@@ -63,6 +65,8 @@ class Case(Generic[P]):
     """whether it is asked only of candidates that may rank, as it takes longer than the others"""
     part: str | None = None
     """how much of the problem's own extent it has, where that is too large for the time there is"""
+    whole: P | None = None
+    """the problem that is tuned, where its cells are known"""
 
 
 AnyCase = Case[Any]
@@ -125,6 +129,10 @@ class Tensors(ABC, Generic[P]):
     def rounded_once(self, problem: P, inputs: Inputs) -> Outputs:
         """What a right kernel does at best: float32 throughout, rounded where it must be. For `independent` draws."""
         raise NotImplementedError
+
+    def shown(self, case: Case[P], drawn: Drawn) -> frozenset[Cell]:
+        """Return the cells that a case visits by the values it drew."""
+        return frozenset()
 
     def baselines(self, problem: P) -> tuple[str, ...]:
         """The names of a library's implementations that candidates are timed beside."""
@@ -240,9 +248,22 @@ class Workload(ABC, Generic[P]):
         """All of the kernel's parameters, in order: tensors by shape, scalars by value, tensor maps. The tensors are
         the same for every config, an empty one too."""
 
+    def kernel_parameters(self, entry: str) -> tuple[str, ...] | None:
+        """Return the names of the parameters of one of several kernels, in order; None where it takes all."""
+        return None
+
     @abstractmethod
     def tensors(self) -> Tensors[P]:
         """The tensor half; imports torch."""
+
+    def cells(self, problem: P, config: Config) -> frozenset[Cell]:
+        """Return what a kernel of the configuration may do unlike elsewhere, all of which the gate's cases must visit;
+        nothing where that is not known."""
+        return frozenset()
+
+    def visited(self, case: Case[P], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
+        """Return the cells that a case visits, by its sizes and by what the device counted, VISIT [n]."""
+        return frozenset()
 
     def gate_launch(self, case: Case[P], launch: Launch) -> Launch:
         """The launch of a case: the space's, unless a kernel must be right with others too."""
@@ -277,6 +298,26 @@ class Workload(ABC, Generic[P]):
 
 AnyWorkload = Workload[Any]
 """one whose type of problem the engine does not know: it takes from a workload what it gives back to the same one"""
+
+
+class Named(Protocol):
+    """A parameter or an argument of any kind."""
+
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+def taken(workload: AnyWorkload, entry: str, given: Sequence[N]) -> Sequence[N]:
+    """Return those of a candidate's parameters, or arguments, that one of its kernels takes, constants behind them."""
+    names = workload.kernel_parameters(entry)
+    if names is None:
+        return given
+    by_name = {one.name: one for one in given}
+    constants = [one for one in given if isinstance(one, (ConstantArgument, ConstantParameter))]
+    return [*(by_name[name] for name in names), *constants]
 
 
 @dataclass(frozen=True, slots=True)

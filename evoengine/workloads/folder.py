@@ -15,15 +15,17 @@ import numpy as np
 from evoengine.devices.base import DTYPE_BYTES, ConstantParameter, Parameter, ScalarArgument, TensorParameter
 from evoengine.errors import UsageError
 from evoengine.hints import hint, nearest_folder
-from evoengine.records import Config, Plan
+from evoengine.records import Config, Launch, Plan
 from evoengine.untrusted import parse_json, read_limited_text
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
+from evoengine.workloads.coverage import Cell
 from evoengine.workloads.folder_cases import gate_cases
+from evoengine.workloads.folder_coverage import cells, visited
 from evoengine.workloads.folder_definition import LARGEST_AXIS, FolderProblem, Item, shape_of
 from evoengine.workloads.folder_extents import Problems
 from evoengine.workloads.folder_full_size import FolderFullCase, full_plan
 from evoengine.workloads.folder_reader import parse_definition
-from evoengine.workloads.folder_space import scratch_parameter
+from evoengine.workloads.folder_space import require_launches, scratch_parameter
 from evoengine.workloads.problem_text import read_size
 
 PROBLEM, SPACE = "problem.json", "space.toml"
@@ -49,6 +51,7 @@ class FolderWorkload(Workload[FolderProblem]):
         )
         if self.definition.name != name:
             raise UsageError(f"the problem of {name} has the name {self.definition.name}; the two must be the same")
+        require_launches(self.definition)
         self.name = name
         self.tolerance = self.definition.tolerance
         self.compile_time = self.definition.compile_time
@@ -133,7 +136,7 @@ class FolderWorkload(Workload[FolderProblem]):
         inputs, outputs = ({i.name: i for i in items} for items in (definition.inputs, definition.outputs))
         scratch = {s.name: s for s in definition.scratch}
         found: list[Parameter] = []
-        for name in definition.parameters:
+        for name in definition.all_parameters:
             item = inputs.get(name) or outputs.get(name)
             if name in scratch:
                 found.append(scratch_parameter(definition, scratch[name], problem, config))
@@ -147,10 +150,19 @@ class FolderWorkload(Workload[FolderProblem]):
             found.append(ConstantParameter(symbol, shape_of(inputs[name], problem), inputs[name].dtype, name))
         return tuple(found)
 
+    def kernel_parameters(self, entry: str) -> tuple[str, ...] | None:
+        return self.definition.then.get(entry, self.definition.parameters)
+
     def tensors(self) -> Tensors[FolderProblem]:
         from evoengine.workloads.folder_tensors import FolderTensors
 
         return FolderTensors(self.definition)
+
+    def cells(self, problem: FolderProblem, config: Config) -> frozenset[Cell]:
+        return cells(self.definition, problem, config, self.problem_like(problem))
+
+    def visited(self, case: Case[FolderProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
+        return visited(self.definition, case)
 
     def full_plan(self, problem: FolderProblem, config: Config, launch_of: LaunchOf) -> Plan:
         return full_plan(self.definition, problem, config, launch_of, self.problem_like(problem))

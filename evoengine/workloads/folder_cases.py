@@ -4,6 +4,7 @@ problem's own lengths."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from evoengine.errors import UsageError
 from evoengine.records import Config
@@ -53,12 +54,12 @@ def gate_cases(
         cheap = [p for p in small if cost(definition, p, config) <= MOST_WORK] or small[:1]
         largest = max(cheap, key=lambda p: work(definition, p))
         cases = [Case(_sizes(p), p, "normal", config) for p in small]
-        cases += [Case(pattern, largest, pattern, config) for pattern in _patterns(definition, problem)]
+        cases += [Case(pattern, largest, pattern, config) for pattern in patterns(definition, problem)]
         cases += _own_lengths(definition, problem, config, rules, problem_of)
     if judged_whole(definition, problem, config) and all(case.problem != problem for case in cases):
         is_long = cost(definition, problem, config) > MOST_WORK
         cases.append(Case("the problem itself", problem, "normal", config, long=is_long))
-    return tuple(cases)
+    return tuple(replace(case, whole=problem) for case in cases)
 
 
 def judged_whole(definition: Definition, problem: FolderProblem, config: Config) -> bool:
@@ -78,7 +79,7 @@ def _sizes(problem: FolderProblem) -> str:
     return str(problem).partition(":")[2] or "as it is"
 
 
-def _patterns(definition: Definition, problem: FolderProblem) -> tuple[str, ...]:
+def patterns(definition: Definition, problem: FolderProblem) -> tuple[str, ...]:
     """Return the draws that change something: of the inputs' dtypes and of how they are drawn."""
     draws = definition.draws_for(problem)
     tensors = [item for item in definition.inputs if item.shape is not None]
@@ -96,6 +97,8 @@ def _own_lengths(
     for extent in own_extents(definition, problem, config, rules, problem_of):
         is_long = cost(definition, extent.problem, config) > MOST_WORK
         yield Case(f"own {extent.axis}", extent.problem, "normal", config, is_long, extent.part)
+        if "large" in patterns(definition, problem):
+            yield Case(f"own {extent.axis}, large", extent.problem, "large", config, is_long, extent.part)
 
 
 def _free_of(definition: Definition, axes: Mapping[str, int]) -> dict[str, int]:
@@ -122,7 +125,7 @@ def _wanted_sizes(definition: Definition, problem: FolderProblem, config: Config
     The axes go through their lists at unlike places, so that whole tiles of one meet tails of another.
     """
     free = free_axes(definition)
-    values = {axis: _around(found, config) for axis, found in tiles(definition, free, config).items()}
+    values = {a: _around(found, config)[:MOST_SIZES] for a, found in tiles(definition, free, config).items()}
     for i in range(max(map(len, values.values()), default=0)):
         yield {a: min(values[a][(i + 2 * k) % len(values[a])], problem.axes[a]) for k, a in enumerate(free)}
 

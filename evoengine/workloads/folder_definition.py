@@ -90,7 +90,9 @@ class Definition:
     constraints: tuple[Expression, ...]
     entry: str
     parameters: tuple[str, ...]
-    """the kernel's, in order: names of inputs, outputs, scratch memory and axes"""
+    """the first kernel's, in order: names of inputs, outputs, scratch memory and axes"""
+    then: Mapping[str, tuple[str, ...]]
+    """kernels behind the first, in stream order, each with its parameters"""
     scratch: tuple[Scratch, ...]
     constants: Mapping[str, str]
     """`__constant__` variables of the kernel, each with the input whose contents it holds"""
@@ -101,6 +103,11 @@ class Definition:
     bytes: Expression | None
     description: str
     space: str
+
+    @property
+    def all_parameters(self) -> tuple[str, ...]:
+        """Those of all kernels, each once, the first kernel's first."""
+        return tuple(dict.fromkeys(name for own in (self.parameters, *self.then.values()) for name in own))
 
     @property
     def var_axes(self) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ def own_extents(
     for axis in free_axes(definition):
         own = problem.axes[axis]
         for length in (own, *shorter_lengths(own)):
-            found = _smallest_with(definition, problem, axis, length, rules, problem_of)
+            found = smallest_with(definition, problem, axis, length, rules, problem_of)
             if found is not None and cost(definition, found, config) <= MOST_WORK:
                 yield Extent(axis, found, None if length == own else f"{axis} {length:,} of {own:,}")
                 break
@@ -95,7 +95,7 @@ def shorter_lengths(length: int) -> Iterator[int]:
         step //= 2
 
 
-def _smallest_with(
+def smallest_with(
     definition: Definition, problem: FolderProblem, axis: str, length: int, rules: Rules, problem_of: Problems
 ) -> FolderProblem | None:
     """Return the first valid problem with that length of the axis: others short, or as few as need be at their own."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,10 @@ from evoengine.devices.base import (
 )  # fmt: skip
 from evoengine.devices.pool import PAGE, BlockArgument, BlockLaunch, BlockTrace, ChosenBlock, Pool
 from evoengine.records import Launch
-from evoengine.workloads.base import Case, Drawn, FullSize, Inputs, NothingWritten, Workload, WrittenPart, WrongBlock
+from evoengine.workloads.base import Case, Drawn, FullSize, Inputs, Workload, WrittenPart, WrongBlock
 from evoengine.workloads.blocks import DRAWN, chosen_blocks
 from evoengine.workloads.dtypes import TORCH_DTYPES
+from evoengine.workloads.folder_cover import BITS, Stored, check_cover, check_idle, stored_elements
 from evoengine.workloads.folder_definition import Definition, FolderProblem, Item, shape_of
 from evoengine.workloads.folder_extents import elements, input_bytes, operations
 from evoengine.workloads.folder_full_size import REAL_BYTES, FolderFullCase, affordable, blocks_to_draw
@@ -38,12 +39,8 @@ _ALL = 64
 """blocks of a launch that are all run"""
 _SLICE_ELEMENTS, _SLICE_OPERATIONS = 1 << 24, 4e9
 """of the reference of a few places"""
-_SIGMAS = 5.0
-"""standard deviations of the mean by which the blocks' shares may fall short of the outputs by chance"""
-_BITS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-
-Stored = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""output → the elements' places in it, ascending, and their bits"""
+_ALL_ELEMENTS = 1 << 26
+"""of the references of all places"""
 
 
 class FolderFullSize(FullSize[FolderFullCase]):
@@ -72,7 +69,7 @@ class FolderFullSize(FullSize[FolderFullCase]):
 
     def written_outputs(self, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> set[str]:
         """Return the names of outputs that some block wrote to."""
-        return {name for one in traces for name, (places, _) in _stored(asked, one).items() if places.size}
+        return {name for one in traces for name, (places, _) in stored_elements(asked, one).items() if places.size}
 
     def written_parts(
         self, case: FolderFullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]
@@ -85,22 +82,47 @@ class FolderFullSize(FullSize[FolderFullCase]):
         for one in traces:
             if one.given_up:
                 raise WrongBlock(f"block {one.block} read more than {_INPUT_LIMIT:,} bytes of its inputs")
-        stored = [_stored(asked, one) for one in traces]
+        every = [stored_elements(asked, one) for one in traces]
         for item in self._definition.outputs:
-            self._check_cover(item, case, asked, [found[item.name] for found in stored])
+            check_cover(item, case.problem, asked, every)
+            check_idle(item, case.problem, asked, every)
+        stored = [found for found in every if any(places.size for places, _ in found.values())]
         axes = self._axes(case)
         if not axes:
             return [self._part(case, asked, stored, {})]
-        own = [_places(self._definition, case.problem, [found], axes) for found in stored]
         union = _places(self._definition, case.problem, stored, axes)
-        apart = sum(elements(self._definition, sliced(case.problem, places)) for places in own)
+        alike = self._alike(case, stored, axes)
+        apart = sum(elements(self._definition, sliced(case.problem, places)) for places, _ in alike)
         together = elements(self._definition, sliced(case.problem, union))
         if together <= min(2 * apart, _SLICE_ELEMENTS):
             return [self._part(case, asked, stored, union)]
-        return [
-            self._part(case, asked, [found], self._affordable(case, places))
-            for found, places in zip(stored, own, strict=True)
-        ]
+        return self._affordable_parts(case, asked, alike)
+
+    def _alike(
+        self, case: FolderFullCase, stored: Sequence[Stored], axes: Sequence[str]
+    ) -> list[tuple[Places, list[Stored]]]:
+        """Return the blocks that wrote at the same places together, with these places."""
+        found: dict[tuple[bytes, ...], tuple[Places, list[Stored]]] = {}
+        for one in stored:
+            places = _places(self._definition, case.problem, [one], axes)
+            found.setdefault(tuple(at.tobytes() for at in places.values()), (places, []))[1].append(one)
+        return list(found.values())
+
+    def _affordable_parts(
+        self, case: FolderFullCase, asked: BlockLaunch, alike: Sequence[tuple[Places, list[Stored]]]
+    ) -> list[WrittenPart]:
+        """Return parts until there is no time for more; a part says how many blocks they are of, where not of all."""
+        parts: list[WrittenPart] = []
+        spent = compared = 0
+        for places, blocks in alike:
+            fewer = self._affordable(case, places)
+            spent += elements(self._definition, sliced(case.problem, fewer))
+            if parts and spent > _ALL_ELEMENTS:
+                some = f"{compared:,} of {prod(asked.launch.grid):,} blocks"
+                return [replace(part, case=replace(part.case, part=some)) for part in parts]
+            parts.append(self._part(case, asked, blocks, fewer))
+            compared += len(blocks)
+        return parts
 
     def _axes(self, case: FolderFullCase) -> tuple[str, ...]:
         return independent_axes(self._definition, case.small)
@@ -160,28 +182,6 @@ class FolderFullSize(FullSize[FolderFullCase]):
             found[longest] = found[longest][::2]
         return found
 
-    def _check_cover(
-        self, item: Item, case: FolderFullCase, asked: BlockLaunch, found: Sequence[tuple[np.ndarray, np.ndarray]]
-    ) -> None:
-        """Raise WrongBlock where the blocks' shares of an output leave some of it out.
-
-        Where all blocks were run that is exact. Else the mean share of the chosen ones, times all blocks, must fall
-        short of the output by more than chance explains.
-        """
-        total, size = prod(asked.launch.grid), prod(shape_of(item, case.problem))
-        shares = np.array([len(places) for places, _ in found], np.float64)
-        if not shares.any():
-            raise NothingWritten(f"none of {len(found)} blocks wrote any of {item.name}", item.name)
-        if len(found) == total:
-            covered = len(np.unique(np.concatenate([places for places, _ in found])))
-            if covered < size and TORCH_DTYPES[item.dtype].is_floating_point:
-                raise WrongBlock(f"{size - covered} of {size} elements of {item.name} were written by no block")
-            return
-        most = shares.mean() + _SIGMAS * shares.std() / np.sqrt(len(shares))
-        if max(most * total, shares.sum()) < size:
-            each = f"{shares.mean():.0f} elements of {item.name} each"
-            raise WrongBlock(f"{len(found)} of {total} blocks wrote {each}: all of them cannot cover its {size}")
-
     def _part(self, case: FolderFullCase, asked: BlockLaunch, stored: Sequence[Stored], places: Places) -> WrittenPart:
         """Return what was stored at some places, as a problem of its own; all else there as the reference has it."""
         part = sliced(case.problem, places)
@@ -205,7 +205,7 @@ class FolderFullSize(FullSize[FolderFullCase]):
             if item.shape is None:
                 continue
             number, argument = numbers.get(item.name) or numbers[constants[item.name]]
-            bits, size = _BITS[DTYPE_BYTES[item.dtype]], DTYPE_BYTES[item.dtype]
+            bits, size = BITS[DTYPE_BYTES[item.dtype]], DTYPE_BYTES[item.dtype]
             at = _flat(shape_of(item, problem), indices(item, problem, places)) if places else None
             if isinstance(argument, TensorParameter):
                 pool = asked.pool
@@ -229,7 +229,7 @@ def _with_contents(parameter: Parameter, inputs: Inputs) -> BlockArgument:
     data = inputs[parameter.name].reshape(-1).view(torch.uint8).numpy()
     if isinstance(parameter, ConstantParameter):
         return ConstantArgument(parameter.name, data)
-    return TensorArgument(parameter.name, data.view(_BITS[DTYPE_BYTES[parameter.dtype]]).reshape(parameter.shape))
+    return TensorArgument(parameter.name, data.view(BITS[DTYPE_BYTES[parameter.dtype]]).reshape(parameter.shape))
 
 
 def _flat(shape: Sequence[int], at: Sequence[np.ndarray]) -> np.ndarray:
@@ -238,23 +238,6 @@ def _flat(shape: Sequence[int], at: Sequence[np.ndarray]) -> np.ndarray:
     for size, one in zip(shape, at, strict=True):
         places = (places[:, None] * size + one[None, :]).reshape(-1)
     return places
-
-
-def _stored(asked: BlockLaunch, one: BlockTrace) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return the elements of each output that a block stored to: those that are no poison any more."""
-    found = {}
-    for p in asked.arguments:
-        if not isinstance(p, TensorParameter) or not p.output:
-            continue
-        bits = _BITS[DTYPE_BYTES[p.dtype]]
-        places, values = [np.empty(0, np.int64)], [np.empty(0, bits)]
-        for offset, page in sorted(one.pages[p.name], key=lambda page: page[0]):
-            stored = page.view(bits)
-            own = np.flatnonzero(stored != np.iinfo(bits).max)
-            places.append(own + offset // stored.itemsize)
-            values.append(stored[own])
-        found[p.name] = np.concatenate(places), np.concatenate(values)
-    return found
 
 
 def _places(

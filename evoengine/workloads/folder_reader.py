@@ -47,7 +47,8 @@ some tens of spacings of the largest output, and a library's blocked sums by few
 
 _KEYS = (
     "name", "op_type", "description", "tags", "axes", "constraints", "inputs", "outputs", "scratch", "reference",
-    "workloads", "entry", "parameters", "constants", "compile_time", "tolerance", "cases", "flops", "bytes", "space",
+    "workloads", "entry", "parameters", "kernels", "constants", "compile_time", "tolerance", "cases", "flops", "bytes",
+    "space",
 )  # fmt: skip
 _DRAWS = {
     "random": (), "scalar": ("value",), "constant": ("value",), "zeros": (), "ones": (), "arange": (),
@@ -102,6 +103,7 @@ class _Reader:
         self.inputs = {item.name: item for item in inputs}
         compile_time = self._compile_time()
         constants = self._constants()
+        parameters, then = self._parameters([*inputs, *outputs, *scratch], compile_time, constants)
         return Definition(
             name=name,
             axes=self.axes,
@@ -111,7 +113,8 @@ class _Reader:
             examples=self._examples(),
             constraints=tuple(self._expression(c, "constraints") for c in self._list("constraints")),
             entry=require_name(self.data.get("entry", name), f"{self.where}: entry", "a kernel's entry"),
-            parameters=self._parameters([*inputs, *outputs, *scratch], compile_time, constants),
+            parameters=parameters,
+            then=then,
             scratch=scratch,
             constants=constants,
             compile_time=compile_time,
@@ -277,24 +280,37 @@ class _Reader:
 
     def _parameters(
         self, memory: Sequence[Item | Scratch], compile_time: tuple[str, ...], constants: Mapping[str, str]
-    ) -> tuple[str, ...]:
+    ) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+        """Return the first kernel's parameters and those of the kernels behind it, by entry."""
         items = [item.name for item in memory]
         free = [axis.name for axis in self.axes if axis.is_var and axis.name not in compile_time]
-        order = self.data.get("parameters", [*(n for n in items if n not in constants.values()), *free])
-        if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
-            self._fail("parameters must be a list of names, in the order of the kernel's parameters")
-        for name in order:
-            if name not in items and name not in self.names:
-                self._fail(f"parameters names {name!r}, which is no input, output, scratch memory or axis")
-        if len(set(order)) < len(order):
-            self._fail("parameters names one twice; name every parameter once")
+        default = [*(n for n in items if n not in constants.values()), *free]
+        first = self._parameter_list(self.data.get("parameters", default), "parameters", items, constants)
+        then = {
+            require_name(entry, f"{self.where}: kernels", "a kernel"): self._parameter_list(
+                order, f"kernels.{entry}", items, constants
+            )
+            for entry, order in self._object(self.data, "kernels", "kernels").items()
+        }
+        taken = {*first, *(name for order in then.values() for name in order), *constants.values()}
         for item in memory:
-            if item.shape is not None and item.name not in order and item.name not in constants.values():
+            if item.shape is not None and item.name not in taken:
                 what = "scratch memory" if isinstance(item, Scratch) else "tensor"
                 self._fail(f"parameters leaves out the {what} {item.name}; a kernel gets every tensor and all scratch")
-        for symbol in constants:
-            if symbol in order:
-                self._fail(f"parameters names {symbol}, which is in constants; the kernel gets it in one way")
+        return first, then
+
+    def _parameter_list(
+        self, order: Any, at: str, items: Sequence[str], constants: Mapping[str, str]
+    ) -> tuple[str, ...]:
+        if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
+            self._fail(f"{at} must be a list of names, in the order of the kernel's parameters")
+        for name in order:
+            if name not in items and name not in self.names:
+                self._fail(f"{at} names {name!r}, which is no input, output, scratch memory or axis")
+            if name in constants:
+                self._fail(f"{at} names {name}, which is in constants; the kernel gets it in one way")
+        if len(set(order)) < len(order):
+            self._fail(f"{at} names one twice; name every parameter once")
         return tuple(order)
 
     def _reference(self) -> str:

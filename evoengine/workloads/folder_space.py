@@ -28,6 +28,8 @@ class _Space:
     grids: Mapping[str, tuple[Expression, ...]]
     """family, or nothing, → the grid's sizes"""
     threads: Mapping[str, tuple[Expression, ...]]
+    kernels: frozenset[str]
+    """entries behind the first of a launch, of any family"""
 
     @property
     def grid(self) -> tuple[Expression, ...]:
@@ -48,6 +50,24 @@ def size_rules(definition: Definition, config: Config) -> Rules:
         return all(holds(constraint, scope) for constraint in asked)
 
     return allowed
+
+
+def require_launches(definition: Definition) -> None:
+    """Raise UsageError unless problem.json and the space name the same kernels behind the first."""
+    if not definition.space:
+        return
+    launched = _read(definition.space).kernels
+    for entry in definition.then:
+        if entry not in launched:
+            raise UsageError(
+                f"problem.json has the kernel {entry}, and space.toml has no table [kernels.{entry}]; "
+                f"add one with threads, grid and shared"
+            )
+    for entry in sorted(launched - definition.then.keys()):
+        raise UsageError(
+            f"space.toml launches the kernel {entry}, and problem.json does not give its parameters; add "
+            f'"kernels": {{"{entry}": [...]}}'
+        )
 
 
 def scratch_parameter(
@@ -127,7 +147,17 @@ def _parsed(tables: Mapping[str, Any]) -> _Space:
         {name: parsed(value) for name, value in tables.get("let", {}).items() if not isinstance(value, dict)},
         {family: all_parsed(rule, "grid") for family, rule in rules.items()},
         {family: all_parsed(rule, "threads") for family, rule in rules.items()},
+        frozenset(_entries(tables.get("kernels", {}))),
     )
+
+
+def _entries(table: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of the tables that are launch rules: [kernels.ENTRY] or [kernels.FAMILY.ENTRY]."""
+    for name, rule in table.items():
+        if "grid" in rule or not all(isinstance(value, dict) for value in rule.values()):
+            yield name
+        else:
+            yield from _entries(rule)
 
 
 def _divisions(tree: ast.expr) -> Iterator[ast.expr]:

@@ -9,6 +9,7 @@ import torch
 
 from evoengine.errors import UsageError
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Tensors
+from evoengine.workloads.coverage import Cell
 from evoengine.workloads.dtypes import TORCH_DTYPES
 from evoengine.workloads.folder_definition import Definition, Draw, FolderProblem, Item, shape_of
 from evoengine.workloads.folder_reference import (
@@ -49,6 +50,10 @@ class FolderTensors(Tensors[FolderProblem]):
 
     def own_dtype(self, problem: FolderProblem, inputs: Inputs) -> Outputs:
         return run_as_is(self._definition, problem, inputs)
+
+    def shown(self, case: Case[FolderProblem], drawn: Drawn) -> frozenset[Cell]:
+        """Return the draw of a case; one under which the reference is not finite was drawn as usual."""
+        return frozenset({Cell("values", case.draw)})
 
     def baselines(self, problem: FolderProblem) -> tuple[str, ...]:
         """The reference, where it is torch's: NumPy's runs on no GPU."""

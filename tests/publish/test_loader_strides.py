@@ -63,9 +63,8 @@ def test_a_kernel_finds_its_tensors_by_their_maps_alone(driver, load, attention_
     arguments += [TensorArgument("o", memory["out"].view(torch.uint16).numpy(), output=True)]
     arguments += [*parameters_of(ScalarArgument, problem, config), *described]
     source = gate.source(config)
-    done = run(
-        build(source, gate.target.gpu.arch), source.entry, gate.space.launch(config, problem), arguments, 3, 60.0
-    )
+    executable = build(source, gate.target.gpu.arch)
+    done = run(executable, source.entry, gate.space.launch(config, problem), arguments, 3, 60.0)
     out = torch.from_numpy(done["o"]).view(torch.float16).view(150, 5, 64)
     expected = own.reference(problem, drawn.expected)["o"][0].transpose(0, 1)
     assert (out[:, :4].double() - expected).abs().max() < 1e-3

@@ -14,8 +14,9 @@ from evoengine.records import Launch, Outcome
 from evoengine.stages.arguments import make_arguments
 from evoengine.stages.verify import case_seeds, compare, verify
 from evoengine.workloads import find_workload
+from evoengine.workloads.attention.coverage import RISES
 from evoengine.workloads.attention.problem import parse_problem
-from evoengine.workloads.attention.tensors import RISES, TORCH_DTYPES
+from evoengine.workloads.attention.tensors import TORCH_DTYPES
 from evoengine.workloads.base import Case, Drawn
 from tests.support.exhaustive import each_nth
 

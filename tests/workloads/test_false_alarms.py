@@ -1,5 +1,5 @@
-"""No right kernel is called wrong: 120 valid configurations drawn at random, 30 of each family, pass the gate on the
-emulator, and each also computes the problem it was drawn for, whose lengths no tile divides."""
+"""No right kernel is called wrong: 300 valid configurations drawn at random, 30 of each family, pass the gate on the
+emulator; those of attention also compute the problem they were drawn for, whose lengths no tile divides."""
 
 from __future__ import annotations
 
@@ -36,6 +36,27 @@ def test_a_valid_configuration_passes(attention_gate, family, number):
     verdict = gate.judge(config, seed=number, beside=[Case("the problem itself", gate.problem, config=config)])
     assert verdict.outcome is None, f"{config}: {verdict.reason}"
     assert "the problem itself" in [case.name for case in verdict.cases]
+
+
+OTHERS = {
+    "gemm": ("gemm:m1000,n777,k333,fp16,bias", "gemm:m257,n1304,k5000,bf16", "gemm:m64,n64,k64,fp16,bias_relu", "gemm:m5000,n40,k1000,bf16,bias_gelu"),
+    "gemm wgmma": ("gemm:m1000,n776,k336,fp16,bias", "gemm:m257,n1304,k5000,bf16", "gemm:m4096,n4096,k4096,fp16,bias_gelu"),
+    "rms_norm": ("rms_norm:rows1000,hidden520,bf16", "rms_norm:rows77777,hidden96,fp32", "rms_norm:rows33,hidden4100,fp16", "rms_norm:rows5,hidden8192,bf16"),
+    "convolution": ("convolution:w301,h77,fw5,fh7", "convolution:w4096,h4096,fw3,fh3", "convolution:w33,h999,fw17,fh1", "convolution:w1000,h40,fw2,fh9"),
+}  # fmt: skip
+OTHER_FAMILIES = {
+    "gemm": ("mma",), "gemm wgmma": ("wgmma",), "rms_norm": ("warp", "block"), "convolution": ("shared", "direct"),
+}  # fmt: skip
+
+
+@pytest.mark.exhaustive  # tests of each workload show it of one or two
+@pytest.mark.parametrize("number", range(EACH))
+@pytest.mark.parametrize(("name", "family"), [(name, family) for name, own in OTHER_FAMILIES.items() for family in own])
+def test_a_valid_configuration_of_another_workload_passes(kernel_gate, name, family, number):
+    gate = kernel_gate(OTHERS[name][number % len(OTHERS[name])])
+    config = next(c for c in gate.draw(100, seed=number) if c["family"] == family)
+    verdict = gate.judge(config, seed=number)
+    assert verdict.outcome is None, f"{gate.problem} {config}: {verdict.reason}"
 
 
 @pytest.mark.parametrize("problem", [PROBLEMS[1], *more(p for p in PROBLEMS if p != PROBLEMS[1])])

@@ -1,4 +1,4 @@
-"""what a verdict belongs to: the kernel that a folder brings and the gate's version; unfinished candidates
+"""what a verdict belongs to: the kernel that a folder brings and the gate's version; several kernels; unfinished ones
 
 Figures of other kernels of one name, and of candidates that another gate judged, are ranked apart. What stands follows
 from the figures and is made after the upgrade.
@@ -67,6 +67,8 @@ def upgrade() -> None:
         op.execute(f"DROP VIEW {view}")
     op.add_column("runs", sa.Column("kernel", sa.String(64), nullable=True))
     op.add_column("candidates", sa.Column("gate_version", sa.Integer(), nullable=True))
+    op.add_column("candidates", sa.Column("next_kernels", sa.JSON(), nullable=True))
+    op.add_column("binaries", sa.Column("other_kernels", sa.JSON(), nullable=True))
     op.add_column("verdicts", sa.Column("coverage", sa.JSON(), nullable=True))
     op.add_column("verdicts", sa.Column("gate_version", sa.Integer(), nullable=True))
     op.add_column("verdicts", sa.Column("short_only", sa.Integer(), nullable=True))

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from evoengine.devices.base import KernelUnbuildable
 from evoengine.devices.emulator import includes
+from evoengine.devices.emulator.declarations import mask
 from evoengine.devices.emulator.inline_ptx import INCLUDE
 from evoengine.devices.emulator.kernels import find_kernels, shares_memory
 from evoengine.devices.emulator.macros import host_macros, into_kernel, out_of_kernel
-from evoengine.devices.emulator.translate import constant_names, mask, translate
+from evoengine.devices.emulator.translate import constant_names, translate
 from evoengine.errors import MachineError
 from evoengine.host_compiler import (
     building,
@@ -59,7 +60,9 @@ _CHECKED_FLAGS_OF = {
     "gcc": ("--param=tsan-distinguish-volatile=1", "--param=tsan-instrument-func-entry-exit=0"),
 }
 _CHECKED_PRELUDE = "".join(f'asm(".set {name}, evo_emu_{name}");' for name in ("memcpy", "memmove", "memset"))
-_NEEDS_CHECKS = "evo_emu::need_checks"
+_NEEDS_CHECKS = re.compile(r"evo_emu::need_checks|\batomic[A-Z]\w*")
+"""in an error: what only checked kernels have"""
+_ACCESS_OF_PTX = re.compile(r"\bevo_emu::Scope::")
 # Named one by one: the runtime does without the C++ library, and what is not loaded takes no time to start.
 _LIBRARIES = ("-nodefaultlibs", "-lm", "-lc", "-lgcc")
 BUILD_SECONDS = 60.0
@@ -133,14 +136,13 @@ def _require_working(arch: str) -> None:
 
 
 def _build_at(source: Source, arch: str, executable: Path) -> None:
-    masked = mask(source.text)
-    checked = shares_memory(source.text, masked, len(find_kernels(masked)))
+    checked = shares_memory(source.text)
     try:
         _compile_and_link(source, arch, checked, executable)
-    except _NoPlaceNamed as failure:
-        if checked or _NEEDS_CHECKS not in str(failure):
+    except KernelUnbuildable as failure:
+        if checked or not _NEEDS_CHECKS.search(str(failure)):
             raise
-        _compile_and_link(source, arch, True, executable)  # a macro pasted together what its text does not show
+        _compile_and_link(source, arch, True, executable)  # a macro has made what the text does not show
 
 
 def _compile_and_link(source: Source, arch: str, checked: bool, executable: Path) -> None:
@@ -170,6 +172,7 @@ def _unit(source: Source, arch: str, checked: bool) -> str:
     entry = f"EVO_EMU_REQUIRE({source.entry})" if described else f"EVO_EMU_ENTRY({source.entry}, 1, 1, 0)"
     return (
         f"#define EVO_EMU_CHECKED {checked:d}\n#include <evo_emu/cuda.h>\n#include <evo_emu/kernel.h>\n"
+        f"{'#include <evo_emu/ptx_memory.h>' if _ACCESS_OF_PTX.search(text) else ''}\n"
         f"{_CHECKED_PRELUDE if checked else ''}\n"
         f"extern const bool evo_emu::checked = {checked:d};\n"
         f'{into_kernel(host, arch, keep=leads_to_host)}#line 1 "kernel.cu"\n{text}\n'

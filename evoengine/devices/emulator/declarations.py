@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 ALIGNMENT = re.compile(r"\b(?:__align__|alignas)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
 
+_COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _FIRST = re.compile(r"(.*?)\b([A-Za-z_]\w*)\s*((?:\[[^\]]*\]\s*)*)\Z", re.DOTALL)
 _DECLARATOR = re.compile(r"\s*([A-Za-z_]\w*)\s*((?:\[[^\]]*\]\s*)*)\Z")
 _NAMESPACE = re.compile(r'(?:\bnamespace(?:\s+[\w:]+)?|\bextern\s*"[^"]*")\s*\Z')
@@ -39,6 +40,26 @@ class _Scope(NamedTuple):
     name: str  # of a class that may have a constructor
     start: int
     depth: int  # of round brackets that are open around it
+
+
+def blank_comments(text: str) -> str:
+    """Return the text with comments blanked, every character in its place."""
+
+    def blank(match: re.Match[str]) -> str:
+        return match[0] if match[0][0] in "\"'" else re.sub(r"[^\n]", " ", match[0])
+
+    return _COMMENT_OR_LITERAL.sub(blank, text)
+
+
+def mask(text: str) -> str:
+    """Return the text with what stands in comments and literals blanked, every character in its place."""
+
+    def blank(match: re.Match[str]) -> str:
+        found = match[0]
+        inside = re.sub(r"[^\n]", " ", found)
+        return found[0] + inside[1:-1] + found[-1] if found[0] in "\"'" else inside
+
+    return _COMMENT_OR_LITERAL.sub(blank, text)
 
 
 def split_declarators(declaration: str) -> list[str]:

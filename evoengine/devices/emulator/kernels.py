@@ -1,4 +1,4 @@
-"""The kernels that a text defines, and whether threads of different blocks may talk to one another in it."""
+"""The kernels and `__device__` variables that a text defines, and whether blocks may talk to one another in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from evoengine.devices.base import KernelUnbuildable
-from evoengine.devices.emulator.declarations import PREPROCESSOR, split_declarators
+from evoengine.devices.emulator.declarations import (
+    ALIGNMENT,
+    PREPROCESSOR,
+    blank_comments,
+    mask,
+    read_declarators,
+    split_declarators,
+)
 
 _WORD_AND_BRACKET = re.compile(r"(\w+)\s*\(")
 _ATTRIBUTES = frozenset(
@@ -17,6 +24,9 @@ _BOUNDARY = re.compile(r'[;{}]|\bextern\s*"[^"]*"\s*\{')
 _TEMPLATE = re.compile(r"\btemplate\s*<")
 _LAUNCH_BOUNDS = re.compile(r"\b__launch_bounds__\s*\(")
 _CLUSTER = re.compile(r"\b__cluster_dims__\s*\(([^()]*)\)")
+
+_DEVICE_VARIABLE = re.compile(r"\b__device__\b([^;{}()]*)([;={])")
+_CONSTANT = re.compile(r"\b(?:const|constexpr|__constant__|extern)\b")
 
 _SHARES_MEMORY = re.compile(
     r"\batomic\w*|\b__threadfence\w*|\b__nv_atomic\w*|\bcuda\s*::\s*(?:std\s*::\s*)?atomic|"
@@ -43,25 +53,55 @@ class KernelDefinition(NamedTuple):
     """behind the closing brace"""
 
 
+class DeviceVariables(NamedTuple):
+    """Variables of one declaration that kernels may write."""
+
+    names: list[str]
+    end: int
+    """behind its semicolon"""
+
+
 def find_kernels(masked: str) -> list[KernelDefinition]:
     """The kernels of a text by their place in it; in `masked`, literals and comments are blank.
 
     Templates are none, and neither is what a macro defines. Raises KernelUnbuildable for a cluster that the emulator
     cannot run.
     """
-    code = PREPROCESSOR.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), masked)
+    code = _without_directives(masked)
     return [found for mark in re.finditer(r"\b__global__\b", code) if (found := _definition(code, mark.start()))]
 
 
-def shares_memory(text: str, masked: str, kernels: int) -> bool:
-    """Whether blocks of the text's kernels may talk to one another: by atomics, fences, volatile or strong accesses, or
-    from kernel to kernel.
+def find_device_variables(masked: str) -> list[DeviceVariables]:
+    """The declarations of `__device__` variables that are not constant, by their place in the text."""
+    code = _without_directives(masked)
+    plain = ALIGNMENT.sub(lambda m: " " * len(m[0]), code)
+    found = []
+    for match in _DEVICE_VARIABLE.finditer(plain):
+        start = max((m.end() for m in _BOUNDARY.finditer(plain, 0, match.start())), default=0)
+        declared = read_declarators(",".join(part.split("=")[0] for part in split_declarators(match[1])))
+        if not declared or _CONSTANT.search(plain, start, match.end(1)):
+            continue
+        end = match.end()
+        while match[2] != ";" and end < len(plain) and plain[end - 1] != ";":
+            end = closing(plain, end) + 1 if plain[end] in "([{" else end + 1
+        found.append(DeviceVariables([name for name, _ in declared[1]], end))
+    return found
+
+
+def _without_directives(masked: str) -> str:
+    return PREPROCESSOR.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), masked)
+
+
+def shares_memory(text: str) -> bool:
+    """Whether blocks of the text's kernels may talk to one another: by atomics, fences, volatile or strong accesses,
+    variables of the device, or from kernel to kernel.
     """
-    if kernels > 1:
+    masked = mask(text)
+    if len(find_kernels(masked)) > 1 or find_device_variables(masked):
         return True
     if _SHARES_MEMORY.search(_ASM_QUALIFIER.sub("asm", masked)):
         return True
-    return any(_SHARES_MEMORY_IN_PTX.search(literal[0]) for literal in _LITERAL.finditer(text))
+    return any(_SHARES_MEMORY_IN_PTX.search(literal[0]) for literal in _LITERAL.finditer(blank_comments(text)))
 
 
 def _definition(code: str, at: int) -> KernelDefinition | None:

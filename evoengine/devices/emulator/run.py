@@ -269,7 +269,7 @@ def _line_of(executable: Path, address: str) -> str:
     if not tool:
         return "a line that only addr2line could tell (install binutils)"
     found = subprocess.run([tool, "-i", "-e", executable, address], capture_output=True, text=True, check=False)
-    lines = re.findall(r"(?:kernel\.cu|<stdin>):(\d+)", found.stdout)
+    lines = re.findall(r"(?:kernel\.cu|<stdin>|/-):(\d+)", found.stdout)  # as the compilers name standard input
     return f"line {lines[0]}" if lines else "a line that the debug information does not tell"
 
 

@@ -12,11 +12,16 @@ from dataclasses import dataclass
 
 from evoengine.devices.base import KernelUnbuildable
 from evoengine.devices.emulator import declarations, inline_ptx
-from evoengine.devices.emulator.declarations import ALIGNMENT, is_namespace_head, read_declarators
+from evoengine.devices.emulator.declarations import ALIGNMENT, is_namespace_head, mask, read_declarators
 from evoengine.devices.emulator.includes import for_host
-from evoengine.devices.emulator.kernels import KernelDefinition, closing, find_kernels
+from evoengine.devices.emulator.kernels import (
+    DeviceVariables,
+    KernelDefinition,
+    closing,
+    find_device_variables,
+    find_kernels,
+)
 
-_COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\b\s*)?\(")
 _SHARED = re.compile(
     r"(?:\b(?:__align__|alignas)\s*\([^;{}]*?\)\s*|\b(?:extern|static|volatile)\s+)*\b__shared__\b[^;{}]*;"
@@ -57,19 +62,11 @@ def translate(text: str) -> str:
         edits += _shared_class_edits(text, masked, m, _owner(kernels, m.start()))
     edits += [_Edit(at, at, added) for at, added in declarations.poison_insertions(masked)]
     edits += [_entry_edit(kernel, number) for number, kernel in enumerate(kernels, 1)]
+    edits += [_device_edit(variables) for variables in find_device_variables(masked)]
     for edit in sorted(edits, key=lambda e: e.start, reverse=True):
         line_ends = "".join(re.findall(r"\\?\n", text[edit.start : edit.end]))
         text = text[: edit.start] + edit.text + line_ends + text[edit.end :]
     return for_host(text)
-
-
-def blank_comments(text: str) -> str:
-    """The text with comments blanked, every character in its place."""
-
-    def blank(match: re.Match[str]) -> str:
-        return match[0] if match[0][0] in "\"'" else re.sub(r"[^\n]", " ", match[0])
-
-    return _COMMENT_OR_LITERAL.sub(blank, text)
 
 
 def constant_names(text: str) -> list[str]:
@@ -81,17 +78,6 @@ def constant_names(text: str) -> list[str]:
         if declared and all(_LINKAGE.search(opening) for opening in _scope_openings(text, masked, match.start())):
             found += [name for name, _ in declared[1]]
     return found
-
-
-def mask(text: str) -> str:
-    """The text with what stands in comments and literals blanked, every character in its place."""
-
-    def blank(match: re.Match[str]) -> str:
-        found = match[0]
-        inside = re.sub(r"[^\n]", " ", found)
-        return found[0] + inside[1:-1] + found[-1] if found[0] in "\"'" else inside
-
-    return _COMMENT_OR_LITERAL.sub(blank, text)
 
 
 def _line(text: str, position: int) -> int:
@@ -107,6 +93,11 @@ def _asm_edit(text: str, masked: str, match: re.Match[str]) -> _Edit:
 def _entry_edit(kernel: KernelDefinition, number: int) -> _Edit:
     described = f" EVO_EMU_ENTRY({kernel.name}, {kernel.least_blocks}, {kernel.cluster}, {number})"
     return _Edit(kernel.end, kernel.end, described)
+
+
+def _device_edit(variables: DeviceVariables) -> _Edit:
+    described = "".join(f" EVO_EMU_DEVICE({name})" for name in variables.names)
+    return _Edit(variables.end, variables.end, described)
 
 
 def _owner(kernels: list[KernelDefinition], position: int) -> int:

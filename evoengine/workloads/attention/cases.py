@@ -9,12 +9,13 @@ from evoengine.records import Config
 from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.workloads.base import Case
 from evoengine.workloads.blocks import few
+from evoengine.workloads.coverage import own_tail
 
 LONG = 4096
 """keys at least of the longest case, over which errors of sums kept in 16 bits add up"""
 MOST_WORK = 600_000_000
 """rows times keys times the mean of both head_dims, of all that a case computes, which takes about two seconds"""
-_MOST_ROW_TILES = 128
+MOST_ROW_TILES = 128
 """of a case with all heads or batch entries of the problem"""
 _OTHER_GROUPS = (3, 5)
 """query heads per KV head, of which a case has the first that the problem does not have; no shift divides by them"""
@@ -23,7 +24,7 @@ _OTHER_GROUPS = (3, 5)
 def gate_cases(problem: AttentionProblem, config: Config) -> tuple[Case[AttentionProblem], ...]:
     """Return the gate's cases for a configuration: problems that share the compile-time part of `problem`."""
     found = [*_small_cases(problem, config), *_long_cases(problem, config)]
-    return tuple(replace(case, config=config) for case in found)
+    return tuple(replace(case, config=config, whole=problem) for case in found)
 
 
 def block_work(problem: AttentionProblem, config: Config, keys: int) -> int:
@@ -35,9 +36,11 @@ def _single(problem: AttentionProblem) -> AttentionProblem:
     return replace(problem, batch=1, heads=1, kv_heads=1)
 
 
-def _at(base: AttentionProblem, seq_q: int, seq_k: int) -> AttentionProblem:
-    """Return the problem with these lengths; under a mask no more queries than keys."""
-    return replace(base, seq_q=min(seq_q, seq_k) if base.causal else seq_q, seq_k=seq_k)
+def _at(base: AttentionProblem, seq_q: int, seq_k: int, step: int = 1) -> AttentionProblem:
+    """Return the problem with these lengths; under a mask with so many steps of keys more that there are as many as
+    queries."""
+    missing = max(0, seq_q - seq_k) if base.causal else 0
+    return replace(base, seq_q=seq_q, seq_k=seq_k + -(-missing // step) * step)
 
 
 def _small_cases(problem: AttentionProblem, config: Config) -> Iterator[Case[AttentionProblem]]:
@@ -50,34 +53,38 @@ def _small_cases(problem: AttentionProblem, config: Config) -> Iterator[Case[Att
     mask the first row sees whole tiles of keys, and 1, 2 and 3 keys fewer.
     """
     tile_m, tile_n = int(config.get("tile_m", 64)), int(config.get("tile_n", 64))
-    tiles = 2 * int(config.get("stages", 1)) + 1
+    stages = int(config.get("stages", 1))
     group = problem.heads // problem.kv_heads
     other = next(g for g in _OTHER_GROUPS if g != group)
     single, kv_heads = _single(problem), 1 if problem.kv_heads == 1 and problem.heads > 1 else 2
     small = replace(single, heads=kv_heads * min(group, 2), kv_heads=kv_heads)
-    own_m, own_n = problem.seq_q % tile_m or tile_m // 3 + 1, problem.seq_k % tile_n or tile_n // 3 + 1
+    own_m, own_n = own_tail(problem.seq_q, tile_m), own_tail(problem.seq_k, tile_n)
 
-    yield Case("one key", _at(single, tile_m + 2, 1))
-    yield Case("one query", _at(single, 1, tile_n + 1))
-    yield Case("whole tiles", _at(single, tile_m, 2 * tile_n))
-    yield Case("batch and heads", _at(replace(single, batch=2, heads=kv_heads * group, kv_heads=kv_heads), 17, 33))
-    yield Case("heads grouped otherwise", _at(replace(single, heads=2 * other, kv_heads=2), 5, 19))
-    yield Case("remainders", _at(small, tile_m + own_m, tile_n + own_n))
-    yield Case(
-        "pipeline wraps", _at(single, tile_m - 3, (tiles + 1) * tile_n - 1), "normal" if problem.causal else "permuted"
-    )
-    yield Case("extreme logits, one key short", _at(single, tile_m - 1, 2 * tile_n - 1), "extreme logits")
-    yield Case("extreme logits, two keys short", _at(single, tile_m + 1, 2 * tile_n - 2), "extreme logits")
-    yield Case("constant columns", _at(single, tile_m - 2, 2 * tile_n + 3), "constant columns")
-    yield Case("one-hot rows", _at(single, tile_m + 3, 2 * tile_n - 3), "one-hot rows")
-    yield Case("late maximum", _at(single, tile_m, 3 * tile_n + 1), "late maximum")
+    def at(seq_q: int, seq_k: int, base: AttentionProblem = single) -> AttentionProblem:
+        return _at(base, seq_q, seq_k, tile_n * stages)  # the last step stays in its buffer
+
+    yield Case("one key", at(1 if problem.causal else tile_m + 2, 1))
+    yield Case("one query", at(1, tile_n + 2))
+    yield Case("whole tiles", at(tile_m, 2 * tile_n))
+    yield Case("batch and heads", at(17, 33, replace(single, batch=2, heads=kv_heads * group, kv_heads=kv_heads)))
+    yield Case("heads grouped otherwise", at(5, 19, replace(single, heads=2 * other, kv_heads=2)))
+    yield Case("remainders", at(tile_m + own_m, tile_n + own_n, small))
+    any_order = "normal" if problem.causal else "permuted"
+    yield Case("pipeline wraps", at(tile_m - 3, (2 * stages + 2) * tile_n - 1), any_order)
+    yield Case("extreme logits, one key short", at(tile_m - 1, 2 * tile_n - 1), "extreme logits")
+    yield Case("extreme logits, two keys short", at(tile_m + 1, 2 * tile_n - 2), "extreme logits")
+    yield Case("constant columns", at(tile_m - 2, 2 * tile_n + 3), "constant columns")
+    yield Case("one-hot rows", at(tile_m + 3, 2 * tile_n - 3), "one-hot rows")
+    yield Case("late maximum", at(tile_m, 3 * tile_n + 1), "late maximum")
     if config.get("schedule") == "static":
-        yield Case("blocks are persistent", _at(replace(small, batch=2), tile_m + 1, 2 * tile_n + 1))
+        yield Case("blocks are persistent", at(tile_m + 1, 2 * tile_n + 1, replace(small, batch=2)))
     if problem.causal:
-        yield Case("as many queries as keys", _at(single, *[max(tile_m, tile_n) + 3] * 2))
+        yield Case("two rows behind a tile", at(tile_m + 2, tile_n + 2))
+        square = max(tile_m, tile_n) + 3
+        yield Case("as many queries as keys", at(square, square), "diagonal")
         for short in range(4):
             rows = min(tile_m, tile_n) - short
-            yield Case(f"first row {short} short of a tile", _at(single, rows, rows + tile_n - 1 - short))
+            yield Case(f"first row {short} short of a tile", at(rows, rows + tile_n - 1 - short), "diagonal")
 
 
 def _long_cases(problem: AttentionProblem, config: Config) -> Iterator[Case[AttentionProblem]]:
@@ -86,23 +93,41 @@ def _long_cases(problem: AttentionProblem, config: Config) -> Iterator[Case[Atte
     single = _single(problem)
     keys = affordable_keys(problem, config)
     part = None if keys == problem.seq_k else f"{keys:,} of {problem.seq_k:,} keys"
-    yield Case("long", _at(single, tile_m, max(keys, _long(tile_m, tile_n))), "long", long=True, part=part)
-    if keys > 3 * tile_n + 1:
+    long = _long(tile_m, tile_n, int(config.get("stages", 1)))
+    yield Case("long", _at(single, tile_m, max(keys, long)), "long", long=True, part=part)
+    if has_own_keys(problem, config):
         yield Case("own keys", _at(single, tile_m, keys), "late maximum", long=True, part=part)
-    least_keys = max(problem.seq_q, tile_n + 1) if problem.causal else tile_n + 1
-    rows_work = block_work(problem, config, least_keys) * -(-problem.seq_q // tile_m)
-    if problem.seq_q > 2 * tile_m and rows_work // (2 if problem.causal else 1) <= MOST_WORK:
-        yield Case("own rows", _at(single, problem.seq_q, least_keys), long=True)
-    if 2 < problem.heads <= _MOST_ROW_TILES:
+    if has_own_rows(problem, config):
+        yield Case("own rows", _at(single, problem.seq_q, least_keys(problem, config)), long=True)
+    if 2 < problem.heads <= MOST_ROW_TILES:
         yield Case("own heads", _at(replace(single, heads=problem.heads, kv_heads=problem.kv_heads), 3, 21), long=True)
-    if 2 < problem.batch <= _MOST_ROW_TILES:
+    if 2 < problem.batch <= MOST_ROW_TILES:
         yield Case("own batch", _at(replace(single, batch=problem.batch), 7, 11), long=True)
 
 
-def _long(tile_m: int, tile_n: int) -> int:
-    """Return LONG keys, or half as many beside larger tiles, ending one key before a tile's end."""
-    long = LONG if tile_m <= 64 else LONG // 2
+def _long(tile_m: int, tile_n: int, stages: int) -> int:
+    """Return LONG keys, or half as many beside larger tiles, ending one key before a tile's end; more where a pipeline
+    is so deep that its buffers are not filled three times."""
+    long = max(LONG if tile_m <= 64 else LONG // 2, 3 * stages * tile_n)
     return long + tile_n - 1 - long % tile_n
+
+
+def has_own_keys(problem: AttentionProblem, config: Config) -> bool:
+    """Return whether the problem's own number of keys is more than the short cases have."""
+    return affordable_keys(problem, config) > 3 * int(config.get("tile_n", 64)) + 1
+
+
+def has_own_rows(problem: AttentionProblem, config: Config) -> bool:
+    """Return whether a case has the problem's own number of rows, over as few keys as may be."""
+    tile_m = int(config.get("tile_m", 64))
+    work = block_work(problem, config, least_keys(problem, config)) * -(-problem.seq_q // tile_m)
+    return problem.seq_q > 2 * tile_m and work // (2 if problem.causal else 1) <= MOST_WORK
+
+
+def least_keys(problem: AttentionProblem, config: Config) -> int:
+    """Return the fewest keys for all rows: under a mask as many, else little more than a tile."""
+    few_keys = int(config.get("tile_n", 64)) + 1
+    return max(problem.seq_q, few_keys) if problem.causal else few_keys
 
 
 def affordable_keys(problem: AttentionProblem, config: Config) -> int:

@@ -42,6 +42,8 @@ _HEAD_BYTES = 13 << 20
 those of the problem are larger, they are taken: the L2 may hold none"""
 _L2_KEY_BYTES = 32 << 20
 """of K and V, in all the heads whose tiles of rows are dealt out together"""
+_REAL_BYTES = 1 << 26
+"""of Q, K and V that are drawn whole"""
 _SPARE_BYTES = 32 << 10
 """pages that tensors share with what lies before and behind the rows of a block"""
 
@@ -60,13 +62,15 @@ class FullCase:
     """whether blocks of a right kernel get to their end before"""
     visits: int = 1
     """tiles of rows that a block goes through"""
-    blocks: Literal["many", "all", "drawn"] = "many"
+    blocks: Literal["many", "all", "drawn", "ends"] = "many"
     drawn: int = DRAWN
     """blocks that are drawn by seed"""
     endless: bool = False
     """whether blocks of a right kernel are all given up: they see far more keys than they are allowed to read"""
     part: str | None = None
     """how many of the problem's keys there are, where all take too long"""
+    draw: str | None = None
+    """how inputs are drawn that are there as a whole; None where they are a pool's"""
 
     @property
     def row_tiles(self) -> int:
@@ -93,8 +97,8 @@ def full_plan(problem: AttentionProblem, config: Config, launch_of: LaunchOf) ->
     else:
         cases = [_full_grid(problem, config), _full_tensors(problem, config)]
         plan += [(case, launch_of(case.problem)) for case in cases if case]
-    own = _own_keys(problem, config)
-    plan += [(case, launch_of(case.problem)) for case in (own, *_many_keys(problem, config))]
+    own = (_own_keys(problem, config), _own_rows(problem, config), *_many_keys(problem, config))
+    plan += [(case, launch_of(case.problem)) for case in own if case]
     if config.get("schedule", "none") != "none":
         plan.append(_beyond_l2(problem, config, launch_of))
     return plan
@@ -114,6 +118,23 @@ def _own_keys(problem: AttentionProblem, config: Config) -> FullCase:
     limit = _bytes(problem, config, keys + ahead)
     part = None if whole else f"{keys:,} of {problem.seq_k:,} keys"
     return FullCase("own keys", own, problem, config, limit, not persistent, 1, "drawn", drawn, part=part)
+
+
+def _own_rows(problem: AttentionProblem, config: Config) -> FullCase | None:
+    """Return one head with all its rows and keys, in values that show a row which sees a wrong key; of it the first
+    rows, the last and some between.
+
+    None where that is too large, or has no more rows than the long cases.
+    """
+    head = replace(problem, batch=1, heads=1, kv_heads=1)
+    work = block_work(problem, config, problem.seq_k)
+    limit = _bytes(head, config, head.seq_k)
+    if problem.seq_q <= int(config["tile_m"]) or limit > _REAL_BYTES or work > MOST_WORK // 2:
+        return None
+    visits = 4 if config.get("schedule") == "static" else 1
+    draw = "diagonal" if problem.causal else "one-hot rows"
+    drawn = 2 if visits * work <= MOST_WORK // 6 else 0
+    return FullCase("own rows", head, head, config, visits * limit, True, 1, "ends", drawn, draw=draw)
 
 
 def _full_grid(problem: AttentionProblem, config: Config) -> FullCase:
@@ -279,6 +300,9 @@ def choose_blocks(case: FullCase, launch: Launch, seed: int) -> list[ChosenBlock
     if case.blocks == "drawn":
         drawn = in_clusters(draw_blocks(launch.grid, seed, case.drawn), cluster)
         return [ChosenBlock(b, case.input_limit, case.ends) for b in drawn]
+    if case.blocks == "ends":
+        wanted = [total - 1, 0, *draw_blocks(launch.grid, seed, case.drawn)]
+        return [ChosenBlock(b, case.input_limit, case.ends) for b in in_clusters(wanted, cluster)]
     if case.visits > 1:
         others = dict.fromkeys(
             [*_owners_of_aliases(total, case.row_tiles), *draw_blocks(launch.grid, seed, case.drawn)]

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from evoengine.devices import tensor_map
-from evoengine.devices.base import DTYPE_BYTES, TensorMapArgument, TensorParameter
-from evoengine.devices.pool import PAGE, BlockLaunch, BlockTrace, Pool
+from evoengine.devices.base import DTYPE_BYTES, TensorArgument, TensorMapArgument, TensorParameter
+from evoengine.devices.pool import PAGE, BlockArgument, BlockLaunch, BlockTrace, Pool
 from evoengine.records import Launch
 from evoengine.workloads.attention.full_size import FullCase, choose_blocks
 from evoengine.workloads.attention.parameters import OUTPUT, parameters
 from evoengine.workloads.attention.problem import AttentionProblem
-from evoengine.workloads.attention.tensors import TORCH_DTYPES
+from evoengine.workloads.attention.tensors import TORCH_DTYPES, AttentionTensors
 from evoengine.workloads.base import Case, Drawn, FullSize, WrittenPart, WrongBlock
 
 POOL_PAGES = 256
@@ -32,7 +32,11 @@ class AttentionFullSize(FullSize[FullCase]):
             if isinstance(found, TensorMapArgument):
                 tensor_map.check(found, bytes_of[found.tensor])
         blocks = choose_blocks(case, launch, seed)
-        own = parameters(case.problem, case.config)
+        own: list[BlockArgument] = list(parameters(case.problem, case.config))
+        if case.draw:
+            drawn = AttentionTensors().draw(Case(case.name, case.problem, case.draw), seed).inputs
+            for number, (name, tensor) in enumerate(drawn.items()):
+                own[number] = TensorArgument(name, tensor.view(torch.uint16).numpy())
         return BlockLaunch(launch, own, _pool(case, seed), blocks)
 
     def written_parts(self, case: FullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
@@ -64,7 +68,7 @@ class AttentionFullSize(FullSize[FullCase]):
                     )
                 owners[head, tile] = one.block
                 tiles.append((head, tile, rows))
-        return list(_parts(case, asked.pool, tiles))
+        return list(_parts(case, asked, tiles))
 
 
 def _pool(case: FullCase, seed: int) -> Pool:
@@ -76,7 +80,7 @@ def _pool(case: FullCase, seed: int) -> Pool:
 def _check_queries_differ(traces: Sequence[BlockTrace]) -> None:
     """That no block that was given up read the rows of Q of another. No two tiles of rows share two pages."""
     readers: dict[tuple[int, ...], BlockTrace] = {}
-    for one in traces:
+    for one in (trace for trace in traces if "q" in trace.pages):
         pages = tuple(sorted(offset for offset, _ in one.pages["q"]))
         other = readers.setdefault(pages, one)
         if other is not one and len(pages) > 1 and (one.given_up or other.given_up):
@@ -116,7 +120,7 @@ def _runs(pages: Sequence[tuple[int, np.ndarray]], head_dim_v: int) -> Iterator[
         at = end
 
 
-def _parts(case: FullCase, pool: Pool, tiles: Sequence[tuple[int, int, np.ndarray]]) -> Iterator[WrittenPart]:
+def _parts(case: FullCase, asked: BlockLaunch, tiles: Sequence[tuple[int, int, np.ndarray]]) -> Iterator[WrittenPart]:
     """Tiles of as many rows that see as many keys together."""
     p, tile_m = case.problem, int(case.config["tile_m"])
     alike: dict[tuple[int, int], list[tuple[int, int, np.ndarray]]] = {}
@@ -128,15 +132,23 @@ def _parts(case: FullCase, pool: Pool, tiles: Sequence[tuple[int, int, np.ndarra
         own = replace(p, batch=1, heads=len(found), kv_heads=len(found), seq_q=count, seq_k=keys)
 
         def part(argument: int, first_rows: Sequence[int], seq: int, width: int) -> torch.Tensor:
-            row = 2 * width
-            parts = [pool.read(argument, first * row, (first + seq) * row) for first in first_rows]
-            return _from_bits(p, np.stack(parts).view(np.uint16).reshape(1, len(parts), seq, width))
+            parts = [_rows(asked, argument, first, seq, width) for first in first_rows]
+            return _from_bits(p, np.stack(parts)[None])
 
         q = part(_Q, [head * p.seq_q + tile * tile_m for head, tile, _ in found], count, p.head_dim)
         firsts = [head // group * p.seq_k for head, _, _ in found]
         inputs = {"q": q, "k": part(_K, firsts, keys, p.head_dim), "v": part(_V, firsts, keys, p.head_dim_v)}
         result = _from_bits(p, np.stack([rows for _, _, rows in found])[None])
         yield WrittenPart(Case(case.name, own, config=case.config), Drawn(inputs, inputs), {OUTPUT: result})
+
+
+def _rows(asked: BlockLaunch, argument: int, first: int, count: int, width: int) -> np.ndarray:
+    """Return rows of an input as bits [count, width], which are numbered through batch and heads."""
+    given, row = asked.arguments[argument], 2 * width
+    if isinstance(given, TensorArgument):
+        rows: np.ndarray = given.data.reshape(-1, width)[first : first + count]
+        return rows
+    return asked.pool.read(argument, first * row, (first + count) * row).view(np.uint16).reshape(count, width)
 
 
 def _from_bits(problem: AttentionProblem, data: np.ndarray) -> torch.Tensor:

@@ -14,9 +14,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
+from evoengine.workloads.attention.coverage import RISES
 from evoengine.workloads.attention.parameters import OUTPUT
 from evoengine.workloads.attention.problem import AttentionProblem
+from evoengine.workloads.attention.shown import shown_values
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
+from evoengine.workloads.coverage import Cell
 
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 BACKENDS = (
@@ -98,6 +101,11 @@ class AttentionTensors(Tensors[AttentionProblem]):
             p = (scores - scores.amax(-1, keepdim=True) + lag).exp_()
             out[i] = (p.to(out.dtype).float() @ v) / p.sum(-1, keepdim=True)
         return {OUTPUT: out}
+
+    def shown(self, case: Case[AttentionProblem], drawn: Drawn) -> frozenset[Cell]:
+        if case.draw == "normal":
+            return frozenset()
+        return frozenset(Cell("values", what) for what in shown_values(case.problem, drawn))
 
     def baselines(self, problem: AttentionProblem) -> tuple[str, ...]:
         return tuple(backend.name for backend in BACKENDS)
@@ -206,6 +214,14 @@ def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch
     return _pointing(q, k, _targets(q, k, generator)), normalize(k, dim=-1), v
 
 
+def _diagonal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
+    """Point every query at the last key that it sees under a mask, and every second at the one behind: a row that sees
+    one key too few or too many is another row of V."""
+    row = torch.arange(q.shape[2], device=q.device)
+    last = row + k.shape[2] - q.shape[2]
+    return _pointing(q, k, (last + row % 2).clamp(max=k.shape[2] - 1)), normalize(k, dim=-1), v
+
+
 def _pointing(q: torch.Tensor, k: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return queries for keys of unit length, whose weights are next to nothing but for that of their target."""
     group, peak = q.shape[1] // k.shape[1], 24.0 * math.sqrt(q.shape[-1])
@@ -233,8 +249,6 @@ def _long(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Ge
     return q, k, v
 
 
-RISES = (7.9, 8.1, 15.9998, 16.5, 24.0, 40.0, 127.998, 140.0)
-"""powers of two: about 2^8, an allowed lag of the maximum; where a weight just fits a half and no more; and for bf16"""
 HALF_STRIPE = 8
 """rows of which a lane of a tensor core's product holds the same one or two columns: half of the 16 of a stripe"""
 
@@ -284,6 +298,7 @@ _SHAPED: dict[str, Shape] = {
     "extreme logits": _extreme_logits,
     "constant columns": _constant_columns,
     "one-hot rows": _one_hot,
+    "diagonal": _diagonal,
     "late maximum": _late_maximum,
     "long": _long,
 }

@@ -8,13 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from evoengine.devices.base import Parameter
 from evoengine.records import Config, Launch, Plan
 from evoengine.workloads.attention.cases import gate_cases
+from evoengine.workloads.attention.coverage import cells, visited
 from evoengine.workloads.attention.full_size import FullCase, full_plan
 from evoengine.workloads.attention.parameters import parameters
 from evoengine.workloads.attention.problem import EXAMPLE, AttentionProblem, parse_problem
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
+from evoengine.workloads.coverage import Cell
 
 
 class Attention(Workload[AttentionProblem]):
@@ -42,6 +46,12 @@ class Attention(Workload[AttentionProblem]):
 
     def cases(self, problem: AttentionProblem, config: Config) -> tuple[Case[AttentionProblem], ...]:
         return gate_cases(problem, config)
+
+    def cells(self, problem: AttentionProblem, config: Config) -> frozenset[Cell]:
+        return cells(problem, config)
+
+    def visited(self, case: Case[AttentionProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
+        return visited(case, launch, visits)
 
     def gate_launch(self, case: Case[AttentionProblem], launch: Launch) -> Launch:
         """The launch of a case: the space's, but for the number of blocks where that is free.

@@ -9,7 +9,9 @@ import torch
 from torch.nn.functional import conv2d
 
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
+from evoengine.workloads.convolution.coverage import ORDINARY_COLUMNS, ORDINARY_ROWS, VALUES, tile_of
 from evoengine.workloads.convolution.problem import ConvolutionProblem
+from evoengine.workloads.coverage import Cell
 
 SAMPLED_ROWS = 16
 """of a whole problem's output, in each of the bands that are compared in float64"""
@@ -40,6 +42,19 @@ class ConvolutionTensors(Tensors[ConvolutionProblem]):
             for u in range(problem.filter_w):
                 output += image[v : v + problem.height, u : u + problem.width] * weights[v, u]
         return {"output": output}
+
+    def shown(self, case: Case[ConvolutionProblem], drawn: Drawn) -> frozenset[Cell]:
+        image, weights = drawn.inputs["image"], drawn.inputs["filter"]
+        found = {
+            "whole numbers": bool((image == image.round()).all() and (weights == weights.round()).all()),
+            "one weight": int((weights != 0).sum()) == 1,
+            "one pixel": bool(((image == 0) | (image == 1)).all()),
+            "positive": bool((image > 0).all() and (weights > 0).all()) and float(image.max()) > 1e5,
+        }
+        rows, columns = min(ORDINARY_ROWS, tile_of(case.config)[0]), ORDINARY_COLUMNS
+        large = case.problem.width > columns and case.problem.height >= rows
+        ordinary = {"normal": not any(found.values()) and large}
+        return frozenset(Cell("values", VALUES[draw]) for draw, holds in (found | ordinary).items() if holds)
 
     def baselines(self, problem: ConvolutionProblem) -> tuple[str, ...]:
         return ("torch",)

@@ -11,15 +11,20 @@ from math import prod
 import numpy as np
 
 from evoengine.devices.base import Parameter, ScalarArgument, TensorParameter
-from evoengine.records import Config, Plan
+from evoengine.records import Config, Launch, Plan
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Tolerance, Workload
+from evoengine.workloads.convolution.coverage import (
+    FLUSH,
+    ORDINARY_COLUMNS,
+    ORDINARY_ROWS,
+    cells,
+    has_own,
+    tile_of,
+    visited,
+)
 from evoengine.workloads.convolution.problem import EXAMPLE, ConvolutionProblem, parse_problem
+from evoengine.workloads.coverage import Cell, own_tail
 from evoengine.workloads.rectangles import FullCase
-
-MOST_PRODUCTS = 1 << 28
-"""of a case with all rows or columns of the problem, in whole tiles, which takes a second or two"""
-FLUSH = 8
-"""floats after which the emulator can end a tensor, so that what is read behind it is an error"""
 
 
 class Convolution(Workload[ConvolutionProblem]):
@@ -51,9 +56,8 @@ class Convolution(Workload[ConvolutionProblem]):
         of ordinary numbers have long rows, so that no row's error is near 0 by chance. Some end where an image's bytes
         do, so that a read one pixel further is seen.
         """
-        tile_w = int(config.get("block_size_x", 16)) * int(config.get("tile_size_x", 1))
-        tile_h = int(config.get("block_size_y", 16)) * int(config.get("tile_size_y", 1))
-        own_w, own_h = problem.width % tile_w or tile_w // 3 + 1, problem.height % tile_h or tile_h // 3 + 1
+        tile_h, tile_w = tile_of(config)
+        own_w, own_h = own_tail(problem.width, tile_w), own_tail(problem.height, tile_h)
 
         def at(height: int, width: int) -> ConvolutionProblem:
             return replace(problem, height=max(1, height), width=max(1, width))
@@ -64,24 +68,26 @@ class Convolution(Workload[ConvolutionProblem]):
         found = [
             Case("one output", at(1, 1), "whole numbers"),
             Case("one column", at(tile_h + 1, 1), "whole numbers"),
-            Case("one row", at(1, max(tile_w + 1, 64))),
+            Case("one row", at(1, -(-ORDINARY_COLUMNS // tile_w) * tile_w + 1)),
             Case("whole tile", at(tile_h, tile_w), "whole numbers"),
-            Case("one short", flush(tile_h - 1, tile_w - 1), "whole numbers"),
+            Case("one short", at(tile_h - 1, 2 * tile_w - 1), "whole numbers"),
             Case("remainders", at(tile_h + own_h, tile_w + own_w), "whole numbers"),
             Case("one weight", flush(tile_h + 2, tile_w - 2), "one weight"),
             Case("one pixel", flush(tile_h - 2, tile_w + 2), "one pixel"),
-            Case("ordinary numbers", flush(min(tile_h, 8), max(tile_w - 1, 71))),
+            Case("ordinary numbers", flush(min(tile_h, ORDINARY_ROWS), max(tile_w - 1, 71))),
             Case("positive numbers", at(min(tile_h, 4), max(tile_w, 64)), "positive"),
         ]
-        whole_w, whole_h = (
-            -(-size // tile) * tile for size, tile in ((problem.width, tile_w), (problem.height, tile_h))
-        )
-        products = problem.filter_w * problem.filter_h
-        if whole_w * tile_h * products <= MOST_PRODUCTS:
+        if has_own(problem, config, "width"):
             found.append(Case("own width", at(tile_h // 2 + 1, problem.width), "whole numbers", long=True))
-        if whole_h * tile_w * products <= MOST_PRODUCTS:
+        if has_own(problem, config, "height"):
             found.append(Case("own height", at(problem.height, tile_w // 2 + 1), "whole numbers", long=True))
-        return tuple(replace(case, config=config) for case in found)
+        return tuple(replace(case, config=config, whole=problem) for case in found)
+
+    def cells(self, problem: ConvolutionProblem, config: Config) -> frozenset[Cell]:
+        return cells(problem, config)
+
+    def visited(self, case: Case[ConvolutionProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
+        return visited(case)
 
     def parameters(self, problem: ConvolutionProblem, config: Config) -> tuple[Parameter, ...]:
         return (

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch.nn.functional import gelu
 
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
+from evoengine.workloads.coverage import Cell
 from evoengine.workloads.dtypes import TORCH_DTYPES
+from evoengine.workloads.gemm.coverage import ALIKE
 from evoengine.workloads.gemm.problem import NO_EPILOGUE, GemmProblem
 
 SAMPLED_ROWS = 128
@@ -53,6 +55,11 @@ class GemmTensors(Tensors[GemmProblem]):
         c = _epilogue(problem, inputs["a"].float() @ inputs["b"].float(), inputs["bias"].float())
         return {"c": c.to(inputs["a"].dtype)}
 
+    def shown(self, case: Case[GemmProblem], drawn: Drawn) -> frozenset[Cell]:
+        return (
+            frozenset() if case.draw == "normal" else frozenset(Cell("values", what) for what in _shown(drawn.inputs))
+        )
+
     def baselines(self, problem: GemmProblem) -> tuple[str, ...]:
         return ("torch",)
 
@@ -75,6 +82,30 @@ class GemmTensors(Tensors[GemmProblem]):
         """A and B in float32 and the product of both; B in float64 for a few rows."""
         p = problem
         return 4 * p.m * p.k + 8 * p.k * p.n + 8 * p.m * p.n
+
+
+def _shown(inputs: Inputs) -> Iterator[str]:
+    """Yield what A and B show, by some rows of A and the first column of B."""
+    a, b = inputs["a"][:6].float(), inputs["b"].float()
+    products = a * b[:, 0]
+    sums = products.cumsum(1).abs()
+    if bool(((sums.amax(1) > 65504) & (sums[:, -1] < sums.amax(1) / 4)).any()):
+        yield "sums that overflow a half and cancel out"
+    if bool(((a != 0).sum(1) == 1).all()) and a.shape[1] > 1:
+        yield "rows that point at one row of B"
+    if bool((a == a.round()).all()) and bool((b == b.round()).all()) and bool((a != 0).all()):
+        yield (
+            "numbers above 0 alone" if bool((a > 0).all() and (b > 0).all()) else "whole numbers, whose sums are exact"
+        )
+    if products.shape[1] < ALIKE:
+        return
+    alike = (products / products.mean(1, keepdim=True) - 1).abs().amax(1) < 1.0
+    if bool(alike.any()):
+        yield f"{ALIKE:,} products that are alike"
+    if bool(
+        ((products.sum(1).abs() < 0.05 * products.abs().sum(1)) & (sums.amax(1) > 0.4 * products.abs().sum(1))).any()
+    ):
+        yield f"{ALIKE:,} products that cancel out"
 
 
 def _activated(problem: GemmProblem, x: torch.Tensor) -> torch.Tensor:

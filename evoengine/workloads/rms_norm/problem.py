@@ -14,6 +14,17 @@ EPS = 1e-6
 """what is added to the mean of the squares, as Llama has it"""
 KINDS = 7
 """of rows in the case of extreme rows"""
+EXTREMES = (
+    "an element far above all others",
+    "a row of zeros",
+    "squares as small as eps",
+    "squares beyond a half",
+    "sums that all but cancel out",
+    "a row of one constant",
+)
+TWO_CONSTANTS = "rows of one size in one half and another in the other, unlike their neighbours'"
+INDEPENDENT = "many ordinary rows"
+"""what the values of cases show"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
+from evoengine.workloads.coverage import Cell
 from evoengine.workloads.dtypes import TORCH_DTYPES
-from evoengine.workloads.rms_norm.problem import EPS, KINDS, RmsNormProblem
+from evoengine.workloads.rms_norm.problem import EPS, EXTREMES, INDEPENDENT, KINDS, TWO_CONSTANTS, RmsNormProblem
 
 SAMPLED_ROWS = 256
 """of a whole problem, compared in float64"""
+
+MANY = 33
+"""rows over whose errors sums are judged"""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -68,6 +72,11 @@ class RmsNormTensors(Tensors[RmsNormProblem]):
     def library(self, problem: RmsNormProblem, inputs: Inputs) -> Outputs:
         return self.rounded_once(problem, inputs)
 
+    def shown(self, case: Case[RmsNormProblem], drawn: Drawn) -> frozenset[Cell]:
+        if case.draw == "normal":
+            return frozenset()
+        return frozenset(Cell("values", what) for what in _shown(case.problem, drawn.inputs))
+
     def baselines(self, problem: RmsNormProblem) -> tuple[str, ...]:
         return ("torch",)
 
@@ -95,6 +104,29 @@ class RmsNormTensors(Tensors[RmsNormProblem]):
     def check_bytes(self, problem: RmsNormProblem) -> int:
         """Both inputs as drawn in float32; later four tensors of that size at once."""
         return 16 * problem.rows * problem.hidden
+
+
+def _shown(problem: RmsNormProblem, inputs: Inputs) -> Iterator[str]:
+    """Yield what rows show, by their sums and sizes."""
+    x = inputs["x"].double()
+    total = x + inputs["residual"].double()
+    size, largest = total.abs(), total.abs().amax(1)
+    square = size.square().mean(1)
+    rows = {
+        EXTREMES[0]: (largest > 500) & (size.median(1).values < 5),
+        EXTREMES[1]: largest == 0,
+        EXTREMES[2]: (largest > 0) & (square < 10 * EPS),
+        EXTREMES[3]: (square > 65504) & (size.median(1).values > 100),
+        EXTREMES[4]: (largest > 0) & (largest < x.abs().amax(1) / 64),
+        EXTREMES[5]: (total == total[:, :1]).all(1) & (largest > 0),
+    }
+    yield from (name for name, found in rows.items() if bool(found.any()))
+    first, last = size[:, :1], size[:, -1:]
+    halves = ((size == first) | (size == last)).all(1) & (first[:, 0] == 2 * last[:, 0])
+    if bool(halves.any()) and (problem.rows == 1 or len(largest.unique()) > 1):
+        yield TWO_CONSTANTS
+    if problem.rows >= MANY and bool(((square > 0.5) & (square < 8)).all()) and not bool(halves.any()):
+        yield INDEPENDENT
 
 
 def _inverse_rms(total: torch.Tensor) -> torch.Tensor:

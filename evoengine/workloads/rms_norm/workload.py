@@ -10,13 +10,25 @@ from dataclasses import replace
 import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
-from evoengine.records import Config, Plan
+from evoengine.records import Config, Launch, Plan
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Tolerance, Workload
+from evoengine.workloads.coverage import Cell, own_tail, remainder_cells, visited_remainders
 from evoengine.workloads.rectangles import FullCase
-from evoengine.workloads.rms_norm.problem import DTYPES, EPS, EXAMPLE, KINDS, RmsNormProblem, parse_problem
+from evoengine.workloads.rms_norm.problem import (
+    DTYPES,
+    EPS,
+    EXAMPLE,
+    EXTREMES,
+    INDEPENDENT,
+    KINDS,
+    TWO_CONSTANTS,
+    RmsNormProblem,
+    parse_problem,
+)  # fmt: skip
 
 MANY_ROWS = 33
 """enough for sums over the errors of all rows, in the cases where those are independent"""
+LATER_TURN = "a turn that is not whole behind a whole one"
 MOST_ELEMENTS = 1 << 22
 """of x in a case with all rows of the problem, which takes about a second"""
 
@@ -49,7 +61,7 @@ class RmsNorm(Workload[RmsNormProblem]):
         """
         block = int(config.get("rows_per_block", 1)) * int(config.get("turns", 1))
         in_turn = int(config.get("rows_per_block", 1))
-        own = problem.rows % block or block // 3 + 1
+        own = own_tail(problem.rows, block)
         independent = "normal" if problem.dtype == "fp32" else "16 bits"
 
         def at(rows: int) -> RmsNormProblem:
@@ -66,7 +78,38 @@ class RmsNorm(Workload[RmsNormProblem]):
             found.append(Case("turns that have no row", at(block + in_turn + 1), "extreme rows"))
         if problem.rows * problem.hidden <= MOST_ELEMENTS:
             found.append(Case("own rows", at(problem.rows), "extreme rows", long=True))
-        return tuple(replace(case, config=config) for case in found)
+        return tuple(replace(case, config=config, whole=problem) for case in found)
+
+    def cells(self, problem: RmsNormProblem, config: Config) -> frozenset[Cell]:
+        """Return remainders of rows, turns without a row, and what values must show."""
+        if not {"rows_per_block", "turns"} <= config.keys():
+            return frozenset()
+        in_turn, block = int(config["rows_per_block"]), int(config["rows_per_block"]) * int(config["turns"])
+        found = {
+            *remainder_cells("rows", block, problem.rows, near=1),
+            *(Cell("values", what) for what in (*EXTREMES, TWO_CONSTANTS)),
+        }
+        if problem.dtype != "fp32":
+            found.add(Cell("values", INDEPENDENT))
+        if in_turn + 1 < block:
+            found.add(Cell("rows", LATER_TURN))
+        if problem.rows * problem.hidden <= MOST_ELEMENTS:
+            found.add(Cell("extents", "rows"))
+        return frozenset(found)
+
+    def visited(self, case: Case[RmsNormProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
+        """Return the cells that a case visits by its rows."""
+        whole, rows = case.whole, case.problem.rows
+        if whole is None or not {"rows_per_block", "turns"} <= case.config.keys():
+            return frozenset()
+        in_turn = int(case.config["rows_per_block"])
+        block = in_turn * int(case.config["turns"])
+        found = set(visited_remainders("rows", rows, block, whole.rows))
+        if rows > block and rows % block > in_turn and rows % in_turn == 1 % in_turn:
+            found.add(Cell("rows", LATER_TURN))
+        if rows == whole.rows:
+            found.add(Cell("extents", "rows"))
+        return frozenset(found)
 
     def parameters(self, problem: RmsNormProblem, config: Config) -> tuple[Parameter, ...]:
         shape, dtype = (problem.rows, problem.hidden), problem.dtype

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from evoengine.devices.base import KernelCall, ScratchArgument
 from evoengine.devices.emulator.build import build
-from evoengine.devices.emulator.run import run
+from evoengine.devices.emulator.run import run, run_rounds
 from evoengine.records import Launch, Source
 from tests.support.kernel_arguments import SIGNATURE, argument
 
@@ -28,6 +29,32 @@ def emulate():
         return run(build(Source(text, entry, launch), "sm_90a"), entry, launch, arguments, seed, timeout)
 
     return run_kernel
+
+
+@pytest.fixture(scope="session")
+def emulate_rounds():
+    """emulate_rounds(text, rounds, grid, threads, shared, seed, arch) → Executed.
+
+    A round is a list of calls, a call the kernel's name and its values: arrays, numbers and `scratch`.
+    """
+
+    def run_calls(text, rounds, grid=(1, 1, 1), threads=32, shared=0, seed=0, arch="sm_90a"):
+        launch = Launch(grid, threads, shared)
+        parameters = {name: found.split(",") for name, found in SIGNATURE.findall(text)}
+
+        def call(entry, *values):
+            return KernelCall(entry, launch, [argument(p, v) for p, v in zip(parameters[entry], values, strict=True)])
+
+        executable = build(Source(text, next(iter(parameters)), launch), arch)
+        return run_rounds(executable, [[call(*c) for c in calls] for calls in rounds], seed, 60.0)
+
+    return run_calls
+
+
+@pytest.fixture
+def scratch():
+    """scratch(bytes) → scratch memory that is zeroed; scratch(bytes, zeroed=False) → poisoned."""
+    return lambda size, zeroed=True: ScratchArgument("", size, zeroed)
 
 
 @pytest.fixture

@@ -103,12 +103,12 @@ def test_a_block_has_at_most_1024_threads():
         launch_takes(N, S, launch=Launch((1, 1, 1), 1025, 0))
 
 
-SPIN = 'extern "C" __global__ void spin(float* o) { for (;;) o[0] += 1; }'
+SPIN = 'extern "C" __global__ void spin(const int* n, float* o) { while (n[0] == 0) o[0] += 1; }'
 
 
 def test_a_thread_that_computes_for_ever_is_ended_by_the_timeout(emulate, floats):
     with pytest.raises(KernelHung, match=r"no end after 0.3 s, kernel spin, grid \(2, 1, 1\)"):
-        emulate(SPIN, floats(1), timeout=0.3, grid=(2, 1, 1))
+        emulate(SPIN, np.zeros(1, np.int32), floats(1), timeout=0.3, grid=(2, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_the_kernel_dies_with_the_process_that_launched_it(tmp_path):
         "import numpy as np; from pathlib import Path; from evoengine.records import Launch\n"
         "from evoengine.devices.base import TensorArgument; from evoengine.devices.emulator.run import run\n"
         f"run(Path({str(executable)!r}), 'spin', Launch((1, 1, 1), 1, 0),"
-        " [TensorArgument('o', np.zeros(1, np.float32), True)], 0, 60)"
+        " [TensorArgument('n', np.zeros(1, np.int32)), TensorArgument('o', np.zeros(1, np.float32), True)], 0, 60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", script])
     try:

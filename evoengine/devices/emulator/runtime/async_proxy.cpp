@@ -16,6 +16,7 @@ namespace {
 char* shadow[max_resident];
 unsigned shadow_bytes[max_resident];
 bool fence_due[max_resident];
+bool one_by_one;  // of this round each fence counts as it comes
 
 char* shadow_at(unsigned block, unsigned shared) { return shadow[block] + (shared - dynamic_start); }
 char* memory_at(unsigned block, unsigned shared) { return shared_of(block) + (shared - dynamic_start); }
@@ -52,25 +53,36 @@ void check_fenced(unsigned block, unsigned shared, unsigned bytes, const char* v
 
 }  // namespace
 
-// The whole round shares one copy: fences of many threads cost no more than that of one, and no store that comes after
-// a thread's fence gets in, as the thread stops here until the round is over.
+namespace {
+
+void publish(unsigned block) {
+    need_shadow(block);
+    memcpy(shadow[block], shared_of(block), launch.shared_bytes);
+}
+
+}  // namespace
+
+// In most rounds all share one copy at the end: fences of many threads cost no more than that of one, and no store that
+// comes after a thread's fence gets in, as the thread stops here until the round is over. But it lets in what threads
+// without a fence have stored, so in some rounds each fence makes its own copy: of what was stored before it.
 void fence_async_proxy() {
     publish_barriers();
     fences_due = fence_due[own_block()] = true;
+    if (one_by_one) publish(own_block());
     yield();
 }
 
 void publish_shared() {
     for (unsigned i = 0; i < resident; ++i) {
-        if (!fence_due[i]) continue;
-        need_shadow(i);
-        memcpy(shadow[i], shared_of(i), launch.shared_bytes);
+        if (fence_due[i] && !one_by_one) publish(i);
         fence_due[i] = false;
     }
     fences_due = false;
+    one_by_one = !random_below(4);
 }
 
 void poison_async(unsigned block) {
+    one_by_one = !random_below(4);
     if (!shadow[block]) return;
     need_shadow(block);
     memset(shadow[block], 0xff, launch.shared_bytes);

@@ -32,7 +32,7 @@ OtherBlocks* OtherBlocks::make(unsigned most) {
 }
 
 void OtherBlocks::destroy(OtherBlocks* blocks) {
-    for (unsigned i = 0; i < blocks->count; ++i) blocks->entries[i].~Entry();
+    for (unsigned i = 0; i < blocks->count; ++i) blocks->entries()[i].~Entry();
     free(blocks);
 }
 
@@ -43,7 +43,7 @@ struct Agent {
     Passed self;
 };
 
-Agent agents[max_fibers];
+Agent* agents;
 
 void join(Ref<BlockClocks>& into, const Ref<BlockClocks>& more) {
     if (!more || into == more) return;
@@ -70,28 +70,28 @@ void raise(Ref<BlockClocks>& clocks, unsigned thread, uint32_t clock) {
     clocks->of[thread] = clock;
 }
 
-bool holds_all(const OtherBlocks& in, const OtherBlocks& all) {
-    unsigned i = 0;
-    for (unsigned j = 0; j < all.count; ++j) {
-        while (i < in.count && in.entries[i].block < all.entries[j].block) ++i;
-        if (i == in.count || in.entries[i].block != all.entries[j].block) return false;
-        if (!(in.entries[i].clocks == all.entries[j].clocks)) return false;
+bool holds_all(const Ref<OtherBlocks>& in, const Ref<OtherBlocks>& all) {
+    const OtherBlocks::Entry *held = in->entries(), *end = held + in->count;
+    for (unsigned j = 0; j < all->count; ++j) {
+        const OtherBlocks::Entry& wanted = all->entries()[j];
+        while (held < end && held->block < wanted.block) ++held;
+        if (held == end || held->block != wanted.block || !(held->clocks == wanted.clocks)) return false;
     }
     return true;
 }
 
 void join(Ref<OtherBlocks>& into, const Ref<OtherBlocks>& more) {
     if (!more || into == more) return;
-    if (!into || holds_all(*more.get(), *into.get())) return void(into = more);
-    if (holds_all(*into.get(), *more.get())) return;
+    if (!into || holds_all(more, into)) return void(into = more);
+    if (holds_all(into, more)) return;
     Ref<OtherBlocks> joined(OtherBlocks::make(into->count + more->count));
     unsigned i = 0, j = 0;
     while (i < into->count || j < more->count) {
-        OtherBlocks::Entry& next = joined->entries[joined->count++];
-        const bool left = j == more->count || (i < into->count && into->entries[i].block <= more->entries[j].block);
-        const bool both = left && j < more->count && into->entries[i].block == more->entries[j].block;
-        next = left ? into->entries[i++] : more->entries[j];
-        if (both) join(next.clocks, more->entries[j].clocks);
+        OtherBlocks::Entry& next = joined->entries()[joined->count++];
+        const bool left = j == more->count || (i < into->count && into->entries()[i].block <= more->entries()[j].block);
+        const bool both = left && j < more->count && into->entries()[i].block == more->entries()[j].block;
+        next = left ? into->entries()[i++] : more->entries()[j];
+        if (both) join(next.clocks, more->entries()[j].clocks);
         if (!left || both) ++j;
     }
     into = joined;
@@ -100,13 +100,13 @@ void join(Ref<OtherBlocks>& into, const Ref<OtherBlocks>& more) {
 Ref<OtherBlocks> alone(uint32_t block, const Ref<BlockClocks>& clocks) {
     Ref<OtherBlocks> made(OtherBlocks::make(1));
     made->count = 1;
-    made->entries[0] = {block, clocks};
+    made->entries()[0] = {block, clocks};
     return made;
 }
 
-const OtherBlocks::Entry* find(const OtherBlocks* blocks, uint32_t block) {
+const OtherBlocks::Entry* find(const Ref<OtherBlocks>& blocks, uint32_t block) {
     if (!blocks) return nullptr;
-    const auto *first = blocks->entries, *end = first + blocks->count;
+    const OtherBlocks::Entry *first = blocks->entries(), *end = first + blocks->count;
     const auto* found = std::lower_bound(first, end, block, [](const auto& e, uint32_t b) { return e.block < b; });
     return found < end && found->block == block ? found : nullptr;
 }
@@ -117,7 +117,7 @@ void join(Known& into, uint32_t into_block, const Known& from, uint32_t from_blo
         join(into.own, from.own);
     } else {
         if (from.own) join(into.others, alone(from_block, from.own));
-        if (const auto* own = find(from.others.get(), into_block)) join(into.own, own->clocks);
+        if (const auto* own = find(from.others, into_block)) join(into.own, own->clocks);
     }
     join(into.others, from.others);
 }
@@ -144,6 +144,7 @@ uint32_t cluster_of(uint32_t block) { return (block - 1) / kernel.cluster; }
 }  // namespace
 
 void begin_clocks(unsigned first_block) {
+    if (!agents) agents = static_cast<Agent*>(map_zeroed(max_fibers * sizeof(Agent), "clocks"));
     for (unsigned block = first_block; block < first_block + kernel.cluster; ++block)
         for (unsigned i = first_fiber(block); i < end_of_block(block); ++i)
             agents[i] = {uint32_t(number_of_block(block) + 1), 1, {}};
@@ -155,7 +156,7 @@ bool is_known(const When& when, unsigned fiber) {
     const Agent& a = agents[fiber];
     const BlockClocks* clocks = a.self.known.own.get();
     if (when.block != a.block) {
-        const auto* other = find(a.self.known.others.get(), when.block);
+        const auto* other = find(a.self.known.others, when.block);
         clocks = other ? other->clocks.get() : nullptr;
     } else if (when.thread == rank_of(fiber)) {
         return true;
@@ -174,6 +175,22 @@ void arrive(unsigned fiber, Passed*& at) {
     raise(at->owner == a.block ? at->known.own : self.own, rank_of(fiber), a.clock);
     if (at->owner != a.block) join(at->known, at->owner, self, a.block);
     ++a.clock;
+}
+
+// All threads of the block meet: each knows then what any knew. Nobody knows of a thread's later clock than its own.
+void meet(unsigned block) {
+    const unsigned first = first_fiber(block), end = end_of_block(block);
+    Passed all{agents[first].block, {Ref<BlockClocks>(BlockClocks::make()), {}}, {}, {}};
+    for (unsigned i = first; i < end; ++i) {
+        const Passed& self = agents[i].self;
+        all.known.own->of[i - first] = agents[i].clock++;
+        join(all.known.others, self.known.others);
+        for (unsigned scope = 0; scope < 3; ++scope) {
+            join(all.fenced[scope], 0, self.fenced[scope], 0);
+            join(all.read[scope], 0, self.read[scope], 0);
+        }
+    }
+    for (unsigned i = first; i < end; ++i) agents[i].self = all;
 }
 
 void depart(unsigned fiber, const Passed* from) {

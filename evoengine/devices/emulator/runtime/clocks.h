@@ -46,8 +46,8 @@ struct OtherBlocks {
         Ref<BlockClocks> clocks;
     };
     unsigned references, count;
-    Entry entries[];
 
+    Entry* entries() { return reinterpret_cast<Entry*>(this + 1); }  // which lie behind it
     static OtherBlocks* make(unsigned most);
     static void destroy(OtherBlocks* blocks);
 };

@@ -322,7 +322,8 @@ void begin_kernel(void* const* arguments) {
     resident = fiber_count = 0;
     next_size = round_size = round_position = round_number = idle_rounds = 0;
     // One block at a time has its threads one behind the other; warps and warpgroups begin at whole numbers of them.
-    block_stride = checked ? (launch.threads + 127) / 128 * 128 : launch.threads;
+    // warpgroups of a block begin at a multiple of their size
+    block_stride = checked || launch.threads > 128 ? (launch.threads + 127) / 128 * 128 : launch.threads;
 }
 
 // The cluster whose first block has that number, x running fastest, as the resident blocks from `first_block` on.

@@ -11,7 +11,7 @@ namespace evo_emu {
 namespace {
 
 constexpr uint64_t max_blocks = 1 << 24;
-constexpr unsigned threads_to_begin_with = 4096;  // side by side, unless more are needed
+constexpr unsigned threads_to_begin_with = 1536;  // side by side, unless more are needed
 
 uint64_t clusters, begun;
 unsigned running, most_running;
@@ -26,7 +26,7 @@ unsigned draw_running() {
 
 void end_cluster(unsigned first_block) {
     check_nothing_under_way(first_block);
-    check_all_canaries();
+    check_all_canaries(first_block);
     for (unsigned i = first_block; i < first_block + kernel.cluster; ++i) end_visits(i);
     --running;
 }
@@ -43,7 +43,9 @@ unsigned free_block() {
 }  // namespace
 
 // Whether a cluster more can be started, where all that run wait for others.
-bool more_clusters_fit() { return begun < clusters && (running + 1) * cluster_fibers() <= max_fibers; }
+bool more_clusters_fit() {
+    return checked && begun < clusters && (running + 1) * cluster_fibers() <= max_fibers;
+}
 
 void run_grid() {
     const uint64_t blocks = uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z;

@@ -183,7 +183,7 @@ void begin_kernels_memory();
 extern unsigned dynamic_start;  // shared address of the first byte of dynamic shared memory
 SharedPlace locate(unsigned shared);
 void check_near_canaries();
-void check_all_canaries();
+void check_all_canaries(unsigned first_block);
 void report_fault(const char* address, const char* access);
 
 // pooled.cpp
@@ -193,6 +193,7 @@ void set_pool(const char* pages, uint64_t count);
 char* map_pooled(const char* name, unsigned argument, size_t bytes, PooledKind kind, bool end_flush);
 void begin_chosen_block(uint64_t block, uint64_t limit);
 void write_touched(bool given_up);
+bool is_pooled(const char* address);
 bool provide_page(const char* address, const char* access);
 
 // copies.cpp
@@ -242,6 +243,7 @@ void write_visits();
 void begin_clocks(unsigned first_block);
 void arrive(unsigned fiber, Passed*& at);
 void depart(unsigned fiber, const Passed* from);
+void meet(unsigned block);
 void copy(Passed*& to, const Passed* from);
 void clear(Passed* passed);
 

@@ -300,7 +300,15 @@ void run_round(unsigned round) {
 
 namespace evo_emu {
 
+const Entry* all_entries;
+const DeviceVariable* all_device_variables;
+
 Entry::Entry(const Kernel& described) : kernel(described), next(all_entries) { all_entries = this; }
+
+DeviceVariable::DeviceVariable(const char* name, void* at, unsigned long bytes)
+    : name(name), at(at), bytes(bytes), next(all_device_variables) {
+    all_device_variables = this;
+}
 
 void write_all(const void* from, size_t bytes) {
     for (auto* p = static_cast<const char*>(from); bytes;) {
@@ -325,6 +333,9 @@ int main() {
     read_tensors(header.tensors);
     read_chosen(header);
     map_tensors();
+    if (checked)
+        for (const DeviceVariable* v = all_device_variables; v; v = v->next)
+            track(static_cast<char*>(v->at), v->bytes, 4, v->name);
     for (unsigned round = 0; round < header.rounds; ++round) run_round(round);
     if (!chosen_count) write_visits();
     _exit(0);  // nothing is to be taken down

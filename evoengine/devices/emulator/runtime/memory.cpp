@@ -16,7 +16,6 @@ const size_t page = size_t(sysconf(_SC_PAGESIZE));
 uint64_t seed;
 Launch launch;
 Kernel kernel;
-const Entry* all_entries;
 unsigned round_of_launches;
 char* dynamic_shared;
 unsigned long shared_shift;
@@ -63,6 +62,16 @@ SharedPart dynamic_part, variables[max_variables];
 unsigned variable_count;
 Declared declared[max_declarations];
 unsigned declared_count;
+
+// Canaries that are looked at whenever a thread gives way: behind shared memory, as the first resident block has it, and
+// around outputs, where a row too many begins.
+struct Watched {
+    const char *from, *to;
+    const Region* region;
+    bool shared;
+};
+Watched watched[max_variables + 1 + 2 * max_tensors];
+unsigned watched_count;
 
 size_t round_up(size_t bytes, size_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
 
@@ -149,11 +158,9 @@ void map_part(SharedPart& part, unsigned blocks) {
     finish(exit_crashed, text, with_thread);
 }
 
-void check_canaries(const Region& r, bool all, bool with_thread) {
-    const char* end = all || r.mapped_end - r.end <= long(window_alignment) ? r.mapped_end : r.end + window_alignment;
-    if (const char* p = broken_canary(r.end, end)) report_outside(r, p, "write", with_thread);
-    if (!all) return;
-    if (const char* p = broken_canary(r.mapped, r.start)) report_outside(r, p, "write", with_thread);
+void check_canaries(const Region& r) {
+    if (const char* p = broken_canary(r.end, r.mapped_end)) report_outside(r, p, "write", false);
+    if (const char* p = broken_canary(r.mapped, r.start)) report_outside(r, p, "write", false);
 }
 
 }  // namespace
@@ -211,6 +218,7 @@ void begin_kernels_memory() {
     dynamic_start = unsigned(round_up(static_bytes, alignment));
     const size_t lead = dynamic_start % window_alignment;
     reserve_part(dynamic_part, RegionKind::dynamic_shared, "shared memory", launch.shared_bytes, window_alignment, lead);
+    watched_count = 0;
 }
 
 void map_shared(unsigned block) {
@@ -252,6 +260,7 @@ char* map_shared_variable(const char* name, size_t bytes, size_t alignment) {
     reserve_part(part, RegionKind::static_shared, name, bytes, alignment, 0);
     map_part(part, resident);
     for (unsigned i = 0; i < resident; ++i) memset(shifted(part.first, i).start, 0xff, bytes);
+    watched_count = 0;
     return part.first.start;
 }
 
@@ -286,27 +295,45 @@ void poison_shared(unsigned block) {
     }
 }
 
-// Called at every switch of threads, so that the thread that wrote is known. Around an output only the nearest bytes
-// are looked at, where a row too many begins; what lies further off is found when the block ends.
-void check_near_canaries() {
-    const unsigned own = own_block(), first = first_of_cluster(own);
-    for (unsigned i = 0; i < kernel.cluster; ++i) check_canaries(dynamic_of(first + i), false, true);
-    for (unsigned i = 0; i < variable_count; ++i) check_canaries(shifted(variables[i].first, own), false, true);
+namespace {
+
+void watch_near_canaries() {
+    auto watch = [](const char* from, const char* to, const Region& r, bool shared) {
+        if (from < to) watched[watched_count++] = {from, to, &r, shared};
+    };
+    auto watch_behind = [&](const Region& r) { watch(r.end, std::min(r.mapped_end, r.end + window_alignment), r, true); };
+    watch_behind(dynamic_part.first);
+    for (unsigned i = 0; i < variable_count; ++i) watch_behind(variables[i].first);
     for (unsigned i = 0; i < tensor_count; ++i) {
         const Region& r = tensors[i];
         if (r.kind == RegionKind::input) continue;
-        if (const char* p = broken_canary(r.end, std::min(r.end + near, r.mapped_end))) report_outside(r, p, "write", true);
-        if (const char* p = broken_canary(std::max(r.start - near, r.mapped), r.start)) report_outside(r, p, "write", true);
+        watch(r.end, std::min(r.end + near, r.mapped_end), r, false);
+        watch(std::max(r.start - near, r.mapped), r.start, r, false);
     }
 }
 
-void check_all_canaries() {
-    for (unsigned block = 0; block < resident; ++block) {
-        check_canaries(dynamic_of(block), true, false);
-        for (unsigned i = 0; i < variable_count; ++i) check_canaries(shifted(variables[i].first, block), true, false);
+}  // namespace
+
+// Called at every switch of threads, so that the thread that wrote is known. What lies further off is found when the
+// block ends.
+void check_near_canaries() {
+    if (!watched_count) watch_near_canaries();
+    for (unsigned i = 0; i < watched_count; ++i) {
+        const Watched& w = watched[i];
+        const size_t shift = w.shared ? shared_shift : 0;
+        const char* p = broken_canary(w.from + shift, w.to + shift);
+        if (p) report_outside(w.shared ? shifted(*w.region, own_block()) : *w.region, p, "write", true);
+    }
+}
+
+// When a cluster has ended.
+void check_all_canaries(unsigned first_block) {
+    for (unsigned block = first_block; block < first_block + kernel.cluster; ++block) {
+        check_canaries(dynamic_of(block));
+        for (unsigned i = 0; i < variable_count; ++i) check_canaries(shifted(variables[i].first, block));
     }
     for (unsigned i = 0; i < tensor_count; ++i)
-        if (tensors[i].kind != RegionKind::input) check_canaries(tensors[i], true, false);
+        if (tensors[i].kind != RegionKind::input) check_canaries(tensors[i]);
 }
 
 void report_fault(const char* address, const char* access) {

@@ -144,6 +144,8 @@ void write_touched(bool given_up) {
     }
 }
 
+bool is_pooled(const char* address) { return find(address); }
+
 // Whether the access may be tried again, the page being there now.
 bool provide_page(const char* address, const char* access) {
     const Pooled* t = find(address);

@@ -59,6 +59,7 @@ constexpr unsigned max_tracked = 256;
 constexpr unsigned max_reader_lists = 1 << 20;
 
 char *arena, *arena_end, *arena_next;
+const char *variables_start, *variables_end;  // of the device
 Tracked tracked[max_tracked];
 unsigned tracked_count;
 Readers* reader_lists;
@@ -273,7 +274,7 @@ void access_parts(Access access, const char* address, size_t bytes, Where where,
 
 bool is_tracked(const volatile void* address) {
     auto* p = static_cast<const volatile char*>(address);
-    return p >= arena && p < arena_end;
+    return (p >= arena && p < arena_end) || (p >= variables_start && p < variables_end);
 }
 
 void settle() {
@@ -327,6 +328,9 @@ void track(char* start, size_t bytes, unsigned element, const char* name) {
     Tracked& t = tracked[tracked_count++];
     t = {start, start + bytes, name, shift, nullptr, 0};
     map_cells(t);
+    if (start >= arena && start < arena_end) return;
+    if (!variables_start || start < variables_start) variables_start = start;
+    if (t.end > variables_end) variables_end = t.end;
 }
 
 // A kernel begins: all that was before is known.
@@ -402,7 +406,7 @@ void synchronise(const char* address, bool global, const Strong& s) {
 
 void strong(const volatile void* volatile_address, size_t bytes, const Strong& s, Where where) {
     auto* address = const_cast<const char*>(static_cast<const volatile char*>(volatile_address));
-    const bool global = is_tracked(address);
+    const bool global = is_tracked(address) || is_pooled(address);
     if (current == max_fibers || (!global && !is_in_shared(address))) return;
     settle();
     let_others_run(address, where);

@@ -93,8 +93,9 @@ int block_barrier(const char* name, int line, int predicate, Vote vote) {
     // The last one queues with all the others: it must not run on ahead of them every time.
     fibers[current].gate = gate;
     fibers[current].payload = &ballot;
-    if (checked) settle_accesses(), arrive(current, gate->passed);
+    if (checked) settle_accesses();
     if (++gate->arrived == launch.threads) {
+        if (checked) meet(own_block());
         if (vote != Vote::none) {
             int result = count_votes(gate, vote);
             for (unsigned i = first_fiber(own_block()); i < end_of_block(own_block()); ++i)
@@ -222,7 +223,7 @@ void report_hang() {
         say("e.g. thread %s", thread_name(rank_of(fiber)).text);
         const Dim at = index_of_block(block_of(fiber));
         if (resident > kernel.cluster) say(" of block (%u,%u,%u)", at.x, at.y, at.z);
-        say(")");
+        say("%s", ")");
     };
     name_stuck_barriers();
     name_stuck_registers();

@@ -10,6 +10,14 @@
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define __maxnreg__(...)
+#define __block_size__(...)
+#define __managed__
+#define __nv_pure__
+#define __inline_hint__
+#define __device_builtin__
+#define __cudart_builtin__
+#define __builtin_align__(n) __attribute__((aligned(n)))
+#define __CUDA_ARCH_HAS_FEATURE__(feature) __CUDA_ARCH_FEAT_##feature
 #define __builtin_assume(condition) ((void)0)
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
@@ -48,5 +56,8 @@ namespace std = ::std;  // its headers are mapped to the host's by includes.py
 #include <evo_emu/math.h>
 #include <evo_emu/integer.h>
 #include <evo_emu/memory.h>
+#if EVO_EMU_CHECKED  // no other kernel has atomics, and each parses this
+#include <evo_emu/atomics.h>
+#endif
 #include <evo_emu/collectives.h>
 #include <evo_emu/ptx.h>

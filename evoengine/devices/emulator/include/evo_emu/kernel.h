@@ -40,6 +40,9 @@ constexpr Kernel describe(const char* name, unsigned least_blocks, unsigned clus
 }  // namespace evo_emu
 
 #define EVO_EMU_CONSTANT(name) {#name, (void*)&name, sizeof(name)},
+// Behind the definition of a variable of the device.
+#define EVO_EMU_DEVICE(name) \
+    [[maybe_unused]] static const evo_emu::DeviceVariable evo_emu_device_##name{#name, (void*)&name, sizeof(name)};
 // That the text has a kernel of that name.
 #define EVO_EMU_REQUIRE(name) [[maybe_unused]] static auto* const evo_emu_required = &name;
 // Behind the kernel's definition; its name may be a macro.

@@ -97,5 +97,4 @@ EVO_PTX void bar_warp_sync(unsigned mask, int line = __builtin_LINE()) {
 #include <evo_emu/ptx_barrier.h>
 #include <evo_emu/ptx_bulk.h>
 #include <evo_emu/ptx_matrix.h>
-#include <evo_emu/ptx_memory.h>
 #include <evo_emu/ptx_wgmma.h>

@@ -2,7 +2,7 @@
 // template arguments: `ld.acquire.gpu.global.u32` becomes ld<Order::acquire, Scope::device, unsigned>. Weak accesses
 // are what the compiler makes of them.
 #pragma once
-#include <evo_emu/memory.h>
+#include <evo_emu/atomics.h>
 
 namespace evo_emu::ptx {
 

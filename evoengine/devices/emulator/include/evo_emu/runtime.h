@@ -34,6 +34,16 @@ struct Kernel {
 };
 extern Kernel kernel;  // the running one
 
+// A variable of the device that kernels may write.
+struct DeviceVariable {
+    const char* name;
+    void* at;
+    unsigned long bytes;
+    const DeviceVariable* next;
+    DeviceVariable(const char* name, void* at, unsigned long bytes);  // adds itself to all_device_variables
+};
+extern const DeviceVariable* all_device_variables;
+
 struct Entry {
     Kernel kernel;
     const Entry* next;

@@ -1,0 +1,115 @@
+"""Cells of a configuration: what its kernel may do unlike elsewhere, which some case of the gate must visit.
+
+Workloads derive cells from a configuration. Which of them a plan visits is measured: by the visits that a device
+counts, with the sizes of the cases, and by what was drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from evoengine.devices.base import VisitKind
+
+PASSES = ("first", "second", "third")
+"""times that a buffer of a pipeline is filled: at the third the barriers' phases are as at the first"""
+COUNTED = ("steps", "votes")
+"""kinds of cells whose visits a device must count"""
+NEAR = 3
+"""how many elements from the end of a tile lengths may differ in what they show"""
+
+
+class Cell(NamedTuple):
+    kind: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.what}"
+
+
+def own_tail(length: int, tile: int, unit: int = 1) -> int:
+    """Return what a length leaves for its last tile, or about a third of a tile, in whole units, where that is
+    nothing."""
+    return length % tile or -(-(tile // 3 + 1) // unit) * unit
+
+
+def remainder_cells(axis: str, tile: int, own: int, unit: int = 1, near: int = NEAR) -> Iterator[Cell]:
+    """Yield the cells of an axis that is cut into tiles: a length that ends with one, up to `near` units before or
+    behind its end, and with the problem's own tail; and a single unit.
+
+    `unit`: what lengths are multiples of. Remainders that a tile does not have are none.
+    """
+    yield Cell(axis, "one alone")
+    for away in range(-near, near + 1):
+        if abs(away) * unit < tile:
+            yield Cell(axis, _end(away))
+    yield Cell(axis, _tail(own, tile, unit))
+
+
+def visited_remainders(axis: str, length: int, tile: int, own: int, unit: int = 1) -> Iterator[Cell]:
+    """Yield those of them that a length visits."""
+    if length == unit:
+        yield Cell(axis, "one alone")
+    for away in range(-NEAR, NEAR + 1):
+        if length > max(0, away * unit) and (length - away * unit) % tile == 0 and abs(away) * unit < tile:
+            yield Cell(axis, _end(away))
+    if length % tile == own_tail(own, tile, unit) % tile:
+        yield Cell(axis, _tail(own, tile, unit))
+
+
+def _tail(own: int, tile: int, unit: int) -> str:
+    return f"{own_tail(own, tile, unit)} in the last tile"
+
+
+def _end(away: int) -> str:
+    return "whole tiles" if not away else f"{abs(away)} {'short of' if away < 0 else 'behind'} a tile's end"
+
+
+def pipeline_cells(parts: Sequence[str], buffers: int) -> Iterator[Cell]:
+    """Yield each part of a tile (rows of a warp, its columns) in each buffer at each pass, and a last step in each."""
+    for part in parts:
+        for buffer in range(buffers):
+            for turn in PASSES:
+                yield Cell("steps", f"{part}, buffer {buffer}, {turn} pass")
+    for buffer in range(buffers):
+        yield Cell("steps", f"the last in buffer {buffer}")
+
+
+def visited_steps(parts: Iterable[str], buffers: int, steps: int) -> Iterator[Cell]:
+    """Yield those of them that a block with these parts visits in so many steps."""
+    parts = list(parts)
+    if not steps or not parts:
+        return
+    for step in range(min(steps, len(PASSES) * buffers)):
+        for part in parts:
+            yield Cell("steps", f"{part}, buffer {step % buffers}, {PASSES[step // buffers]} pass")
+    yield Cell("steps", f"the last in buffer {(steps - 1) % buffers}")
+
+
+def visits_by_block(visits: np.ndarray, kind: VisitKind, warps: Sequence[int]) -> dict[int, int]:
+    """Return for each block how often the one of those warps that did so least was at any site of a kind."""
+    of_kind = visits[visits["kind"] == kind]
+    found: dict[int, int] = {}
+    for block in np.unique(visits["block"]):
+        own = of_kind[of_kind["block"] == block]
+        counts = [int(own["count"][own["warp"] == warp].sum()) for warp in warps]
+        found[int(block)] = min(counts)
+    return found
+
+
+def vote_cells(warps: Iterable[int]) -> Iterator[Cell]:
+    """Yield a vote of each warp that comes out true, and one that comes out false."""
+    for warp in warps:
+        yield from (Cell("votes", f"warp {warp}, {sign}") for sign in ("true", "false"))
+
+
+def visited_votes(visits: np.ndarray) -> Iterator[Cell]:
+    """Yield those of them that a device counted."""
+    votes = visits[visits["kind"] == VisitKind.VOTE]
+    for vote in votes:
+        if vote["true"]:
+            yield Cell("votes", f"warp {vote['warp']}, true")
+        if vote["count"] > vote["true"]:
+            yield Cell("votes", f"warp {vote['warp']}, false")

@@ -1,0 +1,91 @@
+"""The gate's cases for a matrix product: small problems set against a configuration's tiles, and the problem's own
+extents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from evoengine.records import Config
+from evoengine.workloads.base import Case
+from evoengine.workloads.blocks import few
+from evoengine.workloads.coverage import own_tail
+from evoengine.workloads.gemm.problem import GemmProblem
+
+LONG = 4096
+"""K at least of the longest case, over which errors of sums kept in 16 bits add up"""
+MOST_WORK = 1 << 29
+"""products of a block over all of K, which take about a second"""
+MOST_ROWS = 24576
+"""of B that a block reads, each of which takes a page or two of the emulator's"""
+MOST_TILES = 256
+"""of a case with all rows or columns of the problem"""
+CHUNK = 8
+"""elements of 16 bits in the widest load; rows that are multiples of it stay such in all cases"""
+
+
+def gate_cases(problem: GemmProblem, config: Config) -> tuple[Case[GemmProblem], ...]:
+    """Return the gate's cases for a configuration."""
+    found = (*_small_cases(problem, config), *_long_cases(problem, config))
+    return tuple(replace(case, config=config, whole=problem) for case in found)
+
+
+def units(problem: GemmProblem) -> tuple[int, int]:
+    """Return what n and k are multiples of in all cases: kernels may rely on what the problem's share with CHUNK."""
+    return math.gcd(problem.n, CHUNK), math.gcd(problem.k, CHUNK)
+
+
+def _tiles(config: Config) -> tuple[int, int, int]:
+    tile_m, tile_n, tile_k = (int(config.get(name, 64)) for name in ("tile_m", "tile_n", "tile_k"))
+    return tile_m, tile_n, tile_k
+
+
+def _at(problem: GemmProblem, m: int, n: int, k: int) -> GemmProblem:
+    unit_n, unit_k = units(problem)
+    return replace(problem, m=m, n=-(-n // unit_n) * unit_n, k=-(-k // unit_k) * unit_k)
+
+
+def _small_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProblem]]:
+    """Yield cases whose sizes are set against the configuration's tiles.
+
+    Every candidate meets one element, whole tiles, tails that end just before and behind a tile's end, the remainders
+    that the problem itself leaves, tiles of rows behind a whole group of them, a last step in each buffer, and with all
+    rows of its tile a pipeline that wraps around twice (2·stages + 1 steps) and more.
+    """
+    (tile_m, tile_n, tile_k), (unit_n, unit_k) = _tiles(config), units(problem)
+    stages, group = int(config.get("stages", 1)), int(config.get("group_m", 1))
+    tails = ((problem.m, tile_m, 1), (problem.n, tile_n, unit_n), (problem.k, tile_k, unit_k))
+    own_m, own_n, own_k = (own_tail(*of) for of in tails)
+
+    def at(m: int, n: int, k: int) -> GemmProblem:
+        return _at(problem, m, n, k)
+
+    yield Case("one element", at(1, 1, 1), "positive numbers")
+    yield Case("one column", at(tile_m + 1, 1, 4 * tile_k), "positive numbers")
+    yield Case("one row", at(1, tile_n + 2 * unit_n, 4 * tile_k + 1), "whole numbers")
+    yield Case("whole tiles", at(tile_m, tile_n, max(2, stages) * tile_k))
+    yield Case("remainders", at(tile_m + own_m, tile_n + own_n, tile_k + own_k))
+    yield Case("groups of tiles", at(group * tile_m + 2, tile_n + 1, 1), "whole numbers")
+    yield Case("pipeline wraps", at(tile_m - 1, tile_n - unit_n, (2 * stages + 2) * tile_k - unit_k))
+    yield Case("one-hot rows", at(tile_m + 3, tile_n - 2 * unit_n, 2 * tile_k + 1), "one-hot rows")
+    yield Case("sums that overflow a half", at(tile_m - 2, tile_n, 2 * tile_k - unit_k), "large products")
+
+
+def _long_cases(problem: GemmProblem, config: Config) -> Iterator[Case[GemmProblem]]:
+    """Yield cases of candidates that may rank: the problem's own k, m and n."""
+    (tile_m, tile_n, tile_k), (unit_n, unit_k) = _tiles(config), units(problem)
+    steps = max(2, MOST_WORK // (tile_m * tile_n * tile_k))
+    k = few(problem.k, tile_k, steps) if problem.k >= LONG else LONG - unit_k
+    part = None if k >= problem.k else f"{k:,} of {problem.k:,} products of each sum"
+    yield Case("long", _at(problem, tile_m - 3, tile_n - unit_n, k), "long", long=True, part=part)
+    if problem.m <= MOST_TILES * tile_m:
+        yield Case("own m", _at(problem, problem.m, tile_n // 2 + 1, tile_k), "whole numbers", long=True)
+    if problem.n <= MOST_TILES * tile_n:
+        yield Case("own n", _at(problem, tile_m // 2 + 1, problem.n, tile_k), "whole numbers", long=True)
+
+
+def deepest(problem: GemmProblem, config: Config) -> int:
+    """Return the problem's own k, or one that ends as it does where a block over all of it takes too long."""
+    tile_m, tile_n, tile_k = _tiles(config)
+    return few(problem.k, tile_k, min(MOST_WORK // (tile_m * tile_n), MOST_ROWS) // tile_k)

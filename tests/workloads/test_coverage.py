@@ -1,0 +1,154 @@
+"""Every cell of a configuration is visited by some case of the gate, and every case visits a cell that no other does."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache
+
+import numpy as np
+import pytest
+
+from evoengine.devices.base import VISIT
+from evoengine.devices.emulator.build import build
+from evoengine.devices.emulator.run import run_rounds
+from evoengine.search.evaluators import gate_plan
+from evoengine.stages.coverage import CoverageLog, coverage_of, joined
+from evoengine.stages.verify import verify
+from evoengine.workloads.coverage import Cell
+from tests.support.exhaustive import more
+from tests.support.ideal_visits import ideal_visits
+from tests.support.kernel_gate import KernelGate
+
+EACH, FAST = 200, 4
+"""configurations of a family, and how many of them `make test` looks at"""
+ATTENTION = (
+    "b2,h4,s700,d64,fp16,kv2", "b3,h6,sq300,sk1000,d128,bf16,causal,kv2", "b1,h4,sq45,sk131,d96,fp16,causal,kv1",
+    "b1,h2,sq4100,sk67,d64,bf16", "b4,h3,s64,d64,fp16,kv1", "b4,h128,s250,d128,fp16,causal", "b8,h64,s250,d64,fp16",
+)  # fmt: skip
+GEMM = ("gemm:m1000,n768,k3000,fp16", "gemm:m777,n4096,k6000,bf16,bias", "gemm:m5000,n1024,k520,fp16")
+FAMILIES = {
+    **{f"attention {family}": (family, ATTENTION) for family in ("scalar", "wmma", "mma", "wgmma")},
+    "gemm mma": ("mma", (*GEMM, "gemm:m1000,n777,k333,bf16,bias")),
+    "gemm wgmma": ("wgmma", GEMM),
+    **{f"rms_norm {family}": (family, ("rms_norm:rows1000,hidden512,bf16", "rms_norm:rows777,hidden200,fp32", "rms_norm:rows99999,hidden96,fp16")) for family in ("warp", "block")},
+    **{f"convolution {family}": (family, ("convolution:w300,h500,fw5,fh7", "convolution:w1001,h90,fw3,fh3")) for family in ("shared", "direct")},
+}  # fmt: skip
+
+
+@cache
+def gate(problem: str) -> KernelGate:
+    return KernelGate(problem)
+
+
+@cache
+def drawn(problem: str, family: str) -> list:
+    return [config for config in gate(problem).draw(3000, seed=5) if config["family"] == family]
+
+
+def configurations(name: str, count: int):
+    """That many of a family, problem by problem in turn, each with its gate."""
+    family, problems = FAMILIES[name]
+    for number in range(count):
+        found = drawn(problems[number % len(problems)], family)
+        yield gate(problems[number % len(problems)]), found[number // len(problems) % len(found)]
+
+
+def visited_by_case(gate: KernelGate, config) -> dict[str, set[Cell]]:
+    """What each case visits, by name, were it launched."""
+    workload, found = gate.target.workload, {}
+    for number, (case, launch) in enumerate(gate_plan(gate.space, gate.target, config)):
+        found[case.name] = set(workload.visited(case, launch, ideal_visits(case, launch)))
+        found[case.name] |= workload.tensors().shown(case, workload.tensors().draw(case, number))
+    return found
+
+
+@pytest.mark.parametrize("count", [FAST, *more([EACH])])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_cell_of_a_configuration_is_visited(name, count):
+    for own, config in configurations(name, count):
+        cells = own.target.workload.cells(own.problem, config)
+        visited = set().union(*visited_by_case(own, config).values())
+        assert cells
+        assert sorted(map(str, cells - visited)) == [], f"{own.problem} {config}"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("workload", ["attention", "gemm", "rms_norm", "convolution"])
+def test_every_case_visits_a_cell_of_some_configuration_that_no_other_does(workload):
+    """A case that is taken out of the plan leaves a cell unvisited, so that the test before fails."""
+    owned: dict[str, int] = defaultdict(int)
+    for name in (name for name in FAMILIES if name.startswith(workload)):
+        for own, config in configurations(name, 60):
+            by_case = visited_by_case(own, config)
+            cells = own.target.workload.cells(own.problem, config)
+            for case in by_case:
+                others = set().union(*(found for other, found in by_case.items() if other != case))
+                owned[case] += bool(cells - others)
+    assert owned and min(owned.values()) > 0, {case: count for case, count in owned.items() if not count}
+
+
+MEASURED = [
+    ("b2,h4,s700,d64,fp16,kv2", {"family": "mma"}),
+    ("gemm:m1000,n768,k3000,fp16", {"family": "wgmma", "stages": 2}),
+    *more(
+        [
+            ("b3,h6,sq300,sk1000,d128,bf16,causal,kv2", {"family": "wmma", "stages": 1}),
+            ("b3,h6,sq300,sk1000,d128,bf16,causal,kv2", {"family": "wmma", "stages": 3}),
+            ("b3,h6,sq300,sk1000,d128,bf16,causal,kv2", {"family": "scalar", "stages": 2}),
+            ("b3,h6,sq300,sk1000,d128,bf16,causal,kv2", {"family": "wgmma", "max_by": "bits"}),
+            ("b8,h64,s250,d64,fp16", {"family": "wgmma", "schedule": "static"}),
+            ("b8,h64,s250,d64,fp16", {"family": "wgmma", "cluster": 2, "rescale_above": 8}),
+            ("gemm:m1000,n777,k333,bf16,bias", {"family": "mma", "stages": 1}),
+            ("rms_norm:rows1000,hidden512,bf16", {"family": "block"}),
+            ("convolution:w300,h500,fw5,fh7", {"family": "shared"}),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("problem", "wanted"), MEASURED)
+def test_what_the_emulator_counts_visits_every_cell_too(kernel_gate, problem, wanted):
+    own = kernel_gate(problem)
+    config = next(c for c in own.draw(3000, seed=2) if wanted.items() <= c.items())
+    executable = build(own.source(config), own.target.gpu.arch)
+    plan = gate_plan(own.space, own.target, config)
+    verdict = verify(own.target.workload, plan, lambda rounds, seed: run_rounds(executable, rounds, seed, 60), "", 3)
+    assert verdict.correct, verdict.reason
+    assert verdict.coverage is not None and verdict.coverage.missing == ()
+    assert verdict.coverage.visited == verdict.coverage.cells
+    short = [(case, launch) for case, launch in plan if not case.long]
+    if len(short) < len(plan):
+        found = verify(own.target.workload, short, lambda rounds, seed: run_rounds(executable, rounds, seed, 60), "", 3)
+        assert found.coverage is not None and found.coverage.missing
+
+
+def test_a_step_that_a_warp_loses_is_no_visit(kernel_gate):
+    own = kernel_gate("gemm:m1000,n768,k3000,fp16")
+    config = next(c for c in own.draw(500, seed=2) if c["family"] == "mma" and c["stages"] == 3)
+    (wraps,) = [(c, launch) for c, launch in gate_plan(own.space, own.target, config) if c.name == "pipeline wraps"]
+    visits = ideal_visits(*wraps)
+    whole = own.target.workload.visited(*wraps, visits)
+    visits["count"][visits["warp"] == 1] -= 1
+    fewer = own.target.workload.visited(*wraps, visits)
+    assert "steps: the last in buffer 1" in map(str, whole - fewer)
+    assert "steps: the last in buffer 0" in map(str, fewer)
+
+
+def test_a_device_that_keeps_no_count_gives_no_coverage_where_cells_need_one(kernel_gate):
+    for problem, known in (("gemm:m1000,n768,k3000,fp16", False), ("convolution:w300,h500,fw5,fh7", True)):
+        own = kernel_gate(problem)
+        config = own.space.starts[0]
+        log = CoverageLog(own.target.workload)
+        for case, launch in gate_plan(own.space, own.target, config):
+            log.add(case, launch, np.empty(0, VISIT), own.target.workload.tensors().draw(case, 1))
+        assert (log.result() is not None) == known
+
+
+def test_coverage_of_two_plans_is_joined_by_what_both_are_missing():
+    cells = frozenset({Cell("rows", "a"), Cell("rows", "b"), Cell("keys", "c")})
+    first, second = coverage_of(cells, {Cell("rows", "a")}), coverage_of(cells, {Cell("keys", "c"), Cell("keys", "z")})
+    both = joined(first, second)
+    assert (first.missing, second.missing) == (("keys: c", "rows: b"), ("rows: a", "rows: b"))
+    assert both is not None and both.missing == ("rows: b",)
+    assert (both.cells, both.visited) == ({"keys": 1, "rows": 2}, {"keys": 1, "rows": 1})
+    assert joined(None, second) is second

@@ -1,0 +1,53 @@
+"""Twenty right kernels of somebody's own pass, and their faults do not, most of which small sizes hide."""
+
+from __future__ import annotations
+
+import pytest
+
+from evoengine.records import Outcome, Verdict
+from tests.support.exhaustive import representatives
+from tests.support.folders import gate
+from tests.support.own_kernels import KERNELS
+
+GOOD = [pytest.param(kernel, id=kernel.name) for kernel in KERNELS]
+FAULTS = [
+    pytest.param(kernel, name, seed, id=f"{kernel.name}-{name}-{seed}")
+    for seed in (7, 8, 9)
+    for kernel in KERNELS
+    for name, *_ in kernel.faults
+]
+
+
+@pytest.mark.parametrize("kernel", representatives(GOOD, "histogram", "volume", "gather"))
+def test_a_right_kernel_passes(tmp_path, kernel):
+    verdict = gate(kernel.write(tmp_path), kernel.config)
+    assert isinstance(verdict, Verdict) and verdict.correct, verdict.reason
+    assert verdict.coverage is not None and verdict.coverage.missing == ()
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (21, 22)])
+@pytest.mark.parametrize("kernel", GOOD)
+def test_a_right_kernel_passes_with_other_knobs(tmp_path, kernel, seed):
+    config = {"family": kernel.name, **{knob: values[seed % len(values)] for knob, values in kernel.knobs.items()}}
+    verdict = gate(kernel.write(tmp_path), config, seed=seed)
+    assert isinstance(verdict, Verdict) and verdict.correct, verdict.reason
+
+
+# one of each class: a long row, a second launch, integers that are not written, blocks that return at full size
+FAST = (
+    "argmax-columns beyond 4,096 are not looked at-7",
+    "histogram-the counter is never reset-7",
+    "greater-only what is true is written-7",
+    "transpose-a tenth of the blocks return-7",
+)
+
+
+@pytest.mark.parametrize(("kernel", "fault", "seed"), representatives(FAULTS, *FAST))
+def test_a_fault_is_caught(tmp_path, kernel, fault, seed):
+    found = gate(kernel.write(tmp_path, kernel.broken(fault)), kernel.config, seed=seed)
+    assert found.outcome in (Outcome.INCORRECT, Outcome.CRASHED, Outcome.HUNG), "the fault escaped"
+    assert found.reason
+
+
+def test_the_kernels_are_many():
+    assert len(KERNELS) >= 20 and len({kernel.name for kernel in KERNELS}) == len(KERNELS)
