@@ -258,6 +258,8 @@ def remarks(results: Sequence[Result], unreadable: Sequence[str]) -> Iterator[st
     for sentence in unreadable:
         yield f"left out: {sentence}"
     for result in results:
+        if result.recording.stated_clock is None:
+            yield f"{result.kernel} on {result.recording.name}: states no clock, taken as not locked"
         for problem, count in _grouped(result.problems).most_common():
             yield f"{result.kernel} on {result.recording.name}: {count} {problem}"
         if result.measured and not result.has_something_to_rank:
