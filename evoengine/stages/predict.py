@@ -82,8 +82,10 @@ def figure_by_formula(target: Target, contender: CompiledCandidate, cost: Mappin
     return estimate(contender.binary, launch, cost, target.gpu, target.flops, target.min_dram_bytes)
 
 
-def predict_binary(target: Target, contender: CompiledCandidate) -> Prediction:
+def predict_binary(target: Target, contender: CompiledCandidate, cold: bool = True) -> Prediction:
     """Predict the launch for the problem, on tensors of its sizes with drawn contents; of several kernels the sum.
+
+    `cold` says that nothing of the tensors is in the L2 before.
 
     Raises Unpredictable where the machine code, its launch or the chip cannot be read, or a tool is missing.
     """
@@ -99,7 +101,7 @@ def predict_binary(target: Target, contender: CompiledCandidate) -> Prediction:
         for entry, geometry in kernels:
             own = taken(target.workload, entry, arguments)
             launch = prepare(read_kernel(binary.cubin, entry), geometry, own, SEED)
-            predictions.append(predict(Program(listing, entry), launch, chip, *work, clock=target.clock))
+            predictions.append(predict(Program(listing, entry), launch, chip, *work, target.clock, cold))
         roofline_us = max(target.flops / chip.peak_flops, target.min_dram_bytes / chip.dram) * 1e6
         return _in_stream_order(predictions, roofline_us)
     except MachineError:
