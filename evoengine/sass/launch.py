@@ -105,6 +105,7 @@ class Launch:
         self.grid, self.threads, self.cluster = geometry.grid, geometry.threads, geometry.cluster or kernel.cluster
         self.registers = kernel.registers
         self.shared_bytes = kernel.shared_bytes + geometry.shared_bytes
+        self.local_bytes = _stack(kernel)
         self.reserved_shared = RESERVED_SHARED if kernel.arch >= 90 else 0
         self.arguments, self.allocations = arguments, allocations
         self._bank_data = {bank: np.frombuffer(data, np.uint8) for bank, data in banks.items() if data}
@@ -114,7 +115,7 @@ class Launch:
         self._allocations = (SassAllocation * len(allocations))(*map(_structure, allocations))
         self.structure = SassLaunch(
             grid=self.grid, threads=self.threads, cluster=self.cluster, shared_bytes=self.shared_bytes,
-            reserved_shared=self.reserved_shared, local_bytes=_stack(kernel), registers=self.registers,
+            reserved_shared=self.reserved_shared, local_bytes=self.local_bytes, registers=self.registers,
             arch=kernel.arch, bank_count=len(self._banks), allocation_count=len(allocations), banks=self._banks,
             allocations=self._allocations, seed=seed % 2**64,
         )  # fmt: skip

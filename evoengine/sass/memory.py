@@ -5,6 +5,7 @@ some blocks of a wave, run for a while ──▶ lines they touch together ─�
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -88,6 +89,12 @@ def _share_of_loaders(touched: Mapping[str, np.ndarray]) -> np.ndarray:
         return of_each
     others = float(np.average(of_each[reached], weights=loaded[reached]))
     return np.where(reached | (loaded < ALSO_MAIN * loaded.max()), of_each, others)
+
+
+def local_from_dram(launch: Launch, chip: Chip, resident: int) -> float:
+    """Return the share of local memory's traffic behind the L1 that the L2 cannot hold."""
+    threads = chip.sms * resident * math.prod(launch.threads) * math.prod(launch.cluster)
+    return 1 - _hit(float(threads * launch.local_bytes), chip.l2_kept_bytes)
 
 
 def _hit(between: float, capacity: float) -> float:

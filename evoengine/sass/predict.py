@@ -21,7 +21,7 @@ from evoengine.sass.clock import DEFAULT, Clock
 from evoengine.sass.core import Program
 from evoengine.sass.grid import Grid, Share, Work, busiest, count, grid_of
 from evoengine.sass.launch import Launch
-from evoengine.sass.memory import traffic_of
+from evoengine.sass.memory import local_from_dram, traffic_of
 from evoengine.sass.model import Residents, Timed, Traffic, rates, time_sm
 from evoengine.sass.validation import class_of, error_of
 
@@ -141,6 +141,7 @@ class Run:
 def time_busiest(c: Context, ghz: float, limit: int = TIME_LIMIT) -> Run:
     """Time the SM that ends last at a clock; `limit` in warp instructions, 0 for a run to its end."""
     numbers = rates(c.chip, c.resident * c.launch.shared_bytes, ghz)
+    numbers["local_from_dram"] = local_from_dram(c.launch, c.chip, c.resident)
     # SMs that have less to do leave their share of the memory to the others
     numbers |= {name: numbers[name] * c.share.excess for name in MEMORY_RATES}
     first_of_each = 1.1 * c.resident * c.work.mean

@@ -35,9 +35,9 @@ double Timing::load_clocks(int allocation, bool tma) const {
 
 // Clocks of an SM's share of the DRAM for what of the sectors just asked for has to come from there.
 double Timing::dram_clocks(Sm& sm, int allocation, double sectors) {
-  if (size_t(allocation) >= request.traffic.size()) return 0;  // local memory stays in the L2
+  bool local = size_t(allocation) >= request.traffic.size();
   Asked& asked = sm.asked[allocation];
-  double due = request.traffic[allocation].loads_from_dram * asked.loaded - asked.charged;
+  double due = (local ? rates.local_from_dram : request.traffic[allocation].loads_from_dram) * asked.loaded - asked.charged;
   if (due < 0.5 * sectors) return 0;
   double charged = std::min(due, sectors);
   asked.charged += charged;
@@ -105,12 +105,12 @@ double Timing::store(Sm& sm, const u64* sectors, int count, double start, bool l
   double l2 = (count * SECTOR + lines * HEADER) / rates.l2_private_bytes_per_clock;
   sm.misses_l2 = sm.l2_in = std::max(sm.l2_in, start) + l2;
   result.l2_in += l2;
-  if (local) return sm.l2_in;
-  int allocation = allocation_at(sectors[0] << 5);
-  double share = size_t(allocation) < request.traffic.size() ? request.traffic[allocation].stores_to_dram : 0;
+  int allocation = local ? int(request.traffic.size()) : allocation_at(sectors[0] << 5);
+  bool known = size_t(allocation) < request.traffic.size();
+  double share = known ? request.traffic[allocation].stores_to_dram : rates.local_from_dram;
   double dram = share * count * SECTOR / rates.dram_bytes_per_clock;
   if (store_dram(sm, start, dram)) sm.misses_dram = sm.dram;
-  result.stored += count;
+  if (!local) result.stored += count;
   return sm.l2_in;
 }
 
