@@ -56,6 +56,16 @@ def test_best_ranks_what_could_not_be_read_last_and_marks_it(db):
     ]
 
 
+def test_predictions_that_differ_by_less_than_their_error_are_tied(db):
+    with open_ledger(str(db), create=False) as ledger:
+        for trial, us in ((1, 25_000.0), (3, 26_000.0)):
+            terms = {**a_figure(100.0).terms, "low_us": 0.9 * us, "high_us": 1.1 * us}
+            ledger.record_measurement(trial, replace(a_figure(100.0), device=DEVICE, median_us=us, terms=terms))
+    found = json.loads(call("best", "--top", 3, "--json", "--db", db).stdout)["trials"]
+    assert {c["trial"]: c["tied_with"] for c in found} == {1: [3], 3: [1], 2: []}
+    assert "trial 1 is tied with 3" in call("best", "--db", db).stderr
+
+
 def test_where_all_were_predicted_nothing_is_marked(db):
     with open_ledger(str(db), create=False) as ledger:
         ledger.record_measurement(2, replace(a_figure(75.0), device=DEVICE))
