@@ -33,11 +33,12 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, create_engine, insert
 from sqlalchemy.orm import Session
 
 from benchmarks.server_ledger import copy_ledger
-from evoengine.ledger.checksums import WIDTH, checked_columns, checksum, checksums_of
+from evoengine.ledger import chains
+from evoengine.ledger.checksums import checked_columns, row_checksum
 from evoengine.ledger.database import open_database, parse_url
 from evoengine.ledger.models import (
     Base,
@@ -129,12 +130,15 @@ class Evolution:
         self._recent: deque[tuple[float, int, Config]] = deque(maxlen=RECENT)
         self._elites: list[tuple[float, int, Config]] = []
         self._by_run: dict[int, list[tuple[float, int]]] = {}
+        self._last_source: dict[int, str] = {}
         self._optimum = {name: self._random.choice(values) for name, values in KNOBS.items()}
 
     def rows(self, trial: int) -> Iterator[tuple[type[Base], dict[str, object]]]:
         """The rows of a trial, each with its table."""
         run = 1 + (trial - 1) * RUNS // self._trials
         outcome = self._random.choices(list(OUTCOMES), list(OUTCOMES.values()))[0]
+        if outcome is Outcome.DUPLICATE and run not in self._last_source:
+            outcome = Outcome.UNCOMPILABLE
         config, parents = self._child()
         created = BEGAN + timedelta(seconds=trial)
         rejected = outcome is not Outcome.MEASURED
@@ -150,7 +154,11 @@ class Evolution:
         if outcome is not Outcome.SCREENED:
             text = f"// trial {trial}\n{self._random.randbytes(PACKED_SOURCE_BYTES // 2).hex()}".encode()
             sha256 = hashlib.sha256(text).hexdigest()
-            yield SourceRow, {"sha256": sha256, "packed": zlib.compress(text, 0)}
+            if outcome is Outcome.DUPLICATE:
+                sha256 = self._last_source[run]
+            else:
+                yield SourceRow, {"sha256": sha256, "packed": zlib.compress(text, 0)}
+                self._last_source[run] = sha256
             row |= {"source_sha256": sha256, "entry": "kernel", "grid_x": 132, "grid_y": 1, "grid_z": 1}
             row |= {"threads": 384, "block_y": 1, "block_z": 1, "shared_bytes": 196_608}
         if outcome in (Outcome.MEASURED, Outcome.INCORRECT):
@@ -240,11 +248,22 @@ def make_ledger(path: Path, trials: int, seed: int = 0) -> None:
     whole = min(trials, WHOLE)
     _make_whole(path, whole, seed)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.create_function("evo_checksum", 1, checksum, deterministic=True)
+        for row in (CandidateRow, MeasurementRow, VerdictRow):
+            connection.create_function(f"checksum_of_{row.__tablename__}", -1, _checksum(row), deterministic=True)
         for copy in range(1, -(-trials // whole)):
             connection.execute("BEGIN")
             _repeat(connection, copy, copy * whole, min(whole, trials - copy * whole))
             connection.execute("COMMIT")
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as chained:
+        chains.begin_all(chained, chains.WRITTEN)
+    engine.dispose()
+
+
+def _checksum(row: type[Base]) -> Callable[..., str]:
+    """Of a row, from its columns in the order of their names."""
+    names = tuple(checked_columns(row))
+    return lambda *values: row_checksum(row, dict(zip(names, values, strict=True)))
 
 
 def _repeat(connection: sqlite3.Connection, copy: int, offset: int, count: int) -> None:
@@ -259,10 +278,8 @@ def _repeat(connection: sqlite3.Connection, copy: int, offset: int, count: int) 
     }  # fmt: skip
     for row, changed in changes.items():
         columns = {c.name: changed.get(c.name, c.name) for c in row.__table__.columns if c.name != "id"}
-        columns["checksums"] = " || ".join(
-            f"evo_checksum({changed[name]})" if name in changed else f"substr(checksums, {place + 1}, {WIDTH})"
-            for name, (place, _) in checked_columns(row).items()
-        )
+        values = ", ".join(columns[name] for name in checked_columns(row))
+        columns["checksum"] = f"checksum_of_{row.__tablename__}({values})"
         trial = "candidate_id"
         if row is CandidateRow:
             trial, columns = "id", {"id": f"id + {offset}"} | columns
@@ -283,9 +300,10 @@ def _make_whole(path: Path, trials: int, seed: int) -> None:
     engine = open_database(parse_url(str(path)), create=True)
     evolution = Evolution(trials, seed)
     with engine.begin() as connection:
-        connection.execute(insert(DeviceRow), [{"id": 1, "name": "NVIDIA H100 SXM5", "versions": {}}])
-        connection.execute(insert(RunRow), [_run(number) for number in range(1, RUNS + 1)])
-        connection.execute(insert(BaselineRow), [_baseline(number) for number in range(1, RUNS + 1)])
+        device: dict[str, object] = {"id": 1, "name": "NVIDIA H100 SXM5", "versions": {}}
+        runs = range(1, RUNS + 1)
+        _insert(connection, [(DeviceRow, device), *((RunRow, _run(n)) for n in runs)])
+        _insert(connection, [(BaselineRow, _baseline(n)) for n in runs])
     numbers = iter(range(1, trials + 1))
     while batch := list(islice(numbers, BATCH)):
         with engine.begin() as connection:
@@ -299,11 +317,22 @@ def _make_whole(path: Path, trials: int, seed: int) -> None:
 
 def _insert(connection: Connection, rows: Sequence[tuple[type[Base], dict[str, object]]]) -> None:
     """Table by table, in an order in which what a row refers to is there before it."""
-    for table in (SourceRow, MachineCodeRow, BinaryRow, CandidateRow, VerdictRow, MeasurementRow):
+    tables = (
+        DeviceRow,
+        RunRow,
+        BaselineRow,
+        SourceRow,
+        MachineCodeRow,
+        BinaryRow,
+        CandidateRow,
+        VerdictRow,
+        MeasurementRow,
+    )
+    for table in tables:
         of_table = [values for of, values in rows if of is table]
         if issubclass(table, Checked):
             for values in of_table:
-                values["checksums"] = checksums_of(table, values)
+                values["checksum"] = row_checksum(table, values)
         if of_table:
             connection.execute(insert(table), of_table)
 

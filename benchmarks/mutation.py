@@ -15,42 +15,17 @@ import argparse
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
-from evoengine import workloads
-from evoengine.formats.folder import write_folder
-from evoengine.formats.starter import starter
-from evoengine.gpu import find_gpu
 from evoengine.paths import asset
-from evoengine.records import Config, Rejection
-from evoengine.search.evaluators import make_plans
-from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.compile import compile_source
-from evoengine.stages.gate import CannotJudge
 from evoengine.stages.render import render
-from evoengine.workloads.base import Target
-from evoengine.workloads.folder import load_folder
-from tests.support.kernel_gate import emulate, execute
 from tests.support.mutants import Mutant, mutants
+from tests.support.subjects import Subject, subjects, survives
 
 SURVIVORS = Path(__file__).with_name("mutation_survivors.toml")
 JUDGEMENTS = ("equivalent", "latent", "open")
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A family whose kernels are mutated."""
-
-    name: str
-    target: Target
-    space: SearchSpace
-
-    def configuration(self, seed: int) -> Config:
-        return self.space.sample(np.random.default_rng(seed), 1)[0]
 
 
 @dataclass
@@ -63,31 +38,6 @@ class Tally:
     @property
     def rate(self) -> float:
         return self.killed / max(1, self.made - self.judged["equivalent"])
-
-
-def subjects(folder: Path, gpu: str = "h100") -> Iterator[Subject]:
-    for name, workload in sorted(workloads.workloads().items()):
-        file, problem = asset("search_spaces") / f"{name}.toml", workload.parse(workload.example)
-        target = Target(workload, problem, find_gpu(gpu))
-        for family in sorted({str(c["family"]) for c in load_space(file, problem, target.gpu).starts}):
-            yield Subject(f"{name}/{family}", target, load_space(file, problem, target.gpu, (family,)))
-    write_folder(starter("own"), folder / "own")
-    own = load_folder(folder / "own")
-    target = Target(own, own.parse(own.example), find_gpu(gpu))
-    yield Subject("starter folder", target, load_space(folder / "own" / "space.toml", target.problem, target.gpu))
-
-
-def survives(subject: Subject, config: Config, mutant: Mutant, binary: object, seed: int) -> bool:
-    """Return whether neither judge rejects the mutant. One that a judge cannot read is left to the other."""
-    plans = make_plans(subject.space, subject.target, config)
-    workload = subject.target.workload
-    try:
-        if not execute(workload, mutant.source, binary, plans, seed).correct:
-            return False
-    except CannotJudge:
-        pass
-    verdict = emulate(workload, mutant.source, plans, seed)
-    return not isinstance(verdict, Rejection) and verdict.correct
 
 
 def judgement(subject: Subject, mutant: Mutant, known: dict[str, str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, Table, func, insert, select, text
+from sqlalchemy import Connection, Engine, Table, delete, func, insert, select, text
 
 from evoengine.ledger.database import make_engine, open_database, parse_url
 from evoengine.ledger.models import Base
@@ -29,6 +29,7 @@ def copy_ledger(path: Path, url: str) -> None:
 def _copy(source: Engine, target: Engine, table: Table) -> None:
     reading = source.execution_options(reading=True, yield_per=ROWS)
     with reading.connect() as rows, target.begin() as connection:
+        connection.execute(delete(table))  # a new ledger has a chain of its own
         for some in rows.execute(select(table)).mappings().partitions():
             connection.execute(insert(table), [dict(row) for row in some])
         if "id" in table.columns and table.columns["id"].autoincrement:

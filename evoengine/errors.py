@@ -3,6 +3,7 @@
     EvoengineError
     ├── UsageError      exit 2: an argument, a file or a setting is wrong
     ├── MachineError    exit 3: something is missing on this machine (a compiler, a GPU, a driver)
+    │     └── ToolDied  a program that was started for a task died by a signal
     └── NothingFound    exit 1: all went well and there is no result
 
 The message is one sentence that names what was wrong and what would be right. A failing *candidate* is none of these:
@@ -30,3 +31,15 @@ class UsageError(EvoengineError):
 
 class MachineError(EvoengineError):
     exit_code = 3
+
+
+class ToolDied(MachineError):
+    """A compiler, or another program of a task, died by a signal that none of its limits explains.
+
+    In a worker it counts as the death of the worker (`evoengine.search.deaths`).
+    """
+
+    def __init__(self, message: str, how: str) -> None:
+        """`how` is the signal's name."""
+        super().__init__(message)
+        self.how = how

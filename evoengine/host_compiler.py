@@ -21,7 +21,7 @@ from pathlib import Path
 from platformdirs import user_cache_dir
 
 from evoengine.errors import MachineError
-from evoengine.machine import machine_error
+from evoengine.machine import how_ended, machine_error, require_own_end
 
 BUILDING = "building-"
 """begins the names of folders in the cache in which something is being built"""
@@ -57,7 +57,8 @@ def run_compiler(
 ) -> subprocess.CompletedProcess[str]:
     """What the compiler made of the arguments, with `text` on its standard input and its messages in English.
 
-    Raises subprocess.TimeoutExpired, after all of its processes were ended; MachineError where it cannot be started.
+    Raises subprocess.TimeoutExpired, after all of its processes were ended; MachineError where it cannot be started,
+    ToolDied where a signal ended it.
     """
     command = [find_compiler(), *arguments]
     try:
@@ -74,11 +75,12 @@ def run_compiler(
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
+    require_own_end(command[0], process.returncode, err)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def how_it_ended(code: int) -> str:
-    return f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with exit code {code}"
+    return f"it was ended by {how_ended(code)}" if code < 0 else f"it ended with {how_ended(code)}"
 
 
 @cache

@@ -4,9 +4,13 @@ Run as a file, `keeper.py REQUESTS [IMPORTS]`. REQUESTS is a socket: each messag
 forked from this process with what the module IMPORTS has imported, or executes a command. As a subreaper (prctl(2),
 PR_SET_CHILD_SUBREAPER) it inherits every process that a worker's children leave behind, in whatever session they are.
 
-To each worker belong two pipes. On `status` it writes `started PID` or `failed REASON`, then `ended CODE REASON`, and
-closes it when nothing of the worker is left. When `life` closes it ends the worker and removes its folder; when
+To each worker belong two pipes. On `status` it writes `started PID` or `failed ERRNO FILE`, then `ended CODE REASON`,
+and `closed` when nothing of the worker is left. When `life` closes it ends the worker and removes its folder; when
 REQUESTS closes, because the program has ended however it did, all of them.
+
+It is two processes. The one that the program starts is the guard, which waits for the other, the keeper. Where the
+keeper is killed, the guard inherits what it had started and ends that; where the guard is, the keeper ends all and
+itself. Neither heeds the signals that ask a program to end: they go on as long as their program does.
 """
 
 from __future__ import annotations
@@ -20,19 +24,27 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing import spawn
 from typing import Any, NoReturn
 
+FOLDER = "evoengine-worker-"
+"""begins the names of workers' folders, each of which its keeper holds locked"""
+CLOSED = "closed"
 OUTPUT = "output"
 """what a worker prints, in its folder"""
+ASKING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+"""signals that ask a program to end"""
 WATCH_SECONDS = 1.0
 """how often it looks at what the workers hold"""
 DIE_SECONDS = 0.002
 """for what was killed, before it looks whether it has ended"""
+TRIES = 100
+"""of what a machine may refuse for a moment"""
 END_SECONDS = 10.0
 """for ending what resists; a process that waits for a dead disk cannot be ended"""
 REQUEST_BYTES, REQUEST_FDS = 1 << 20, 200
@@ -48,7 +60,7 @@ class Processes:
 
     def __init__(self) -> None:
         self._children: dict[int, list[int]] = {}
-        for name in os.listdir("/proc"):
+        for name in _listed("/proc"):
             if name.isdigit() and (parent := _parent(name)):
                 self._children.setdefault(parent, []).append(int(name))
 
@@ -58,6 +70,15 @@ class Processes:
         for parent in found:
             found += self._children.get(parent, ())
         return found[1:]
+
+
+def _listed(folder: str) -> list[str]:
+    """As os.listdir, which a machine without memory or files may refuse for a moment."""
+    for _ in range(TRIES):
+        with suppress(OSError):
+            return os.listdir(folder)
+        time.sleep(DIE_SECONDS)
+    return os.listdir(folder)
 
 
 def _parent(pid: str) -> int:
@@ -90,13 +111,20 @@ class Worker:
     def start(self) -> None:
         """Raises OSError where its folder cannot be made or the process not be started."""
         folder = self._request["folder"]
-        os.mkdir(folder, 0o700)
-        output = os.open(os.path.join(folder, OUTPUT), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        keeper = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._become(output, keeper)
-        for fd in (output, *self._fds):
+        self._lock = locked_folder(folder)
+        try:
+            output = os.open(os.path.join(folder, OUTPUT), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                keeper = os.getpid()
+                self.pid = os.fork()
+                if self.pid == 0:
+                    self._become(output, keeper)
+            finally:
+                os.close(output)
+        except OSError:
+            self._remove_folder()
+            raise
+        for fd in self._fds:
             os.close(fd)
 
     def _become(self, output: int, keeper: int) -> NoReturn:
@@ -107,7 +135,8 @@ class Worker:
             if os.getppid() != keeper:
                 os._exit(code)
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (signal.SIGCHLD, signal.SIGUSR1, *ASKING):
+                signal.signal(number, signal.SIG_DFL)
             os.dup2(output, 1)
             os.dup2(output, 2)
             _take(self._fds, self._request["fds"])
@@ -134,9 +163,55 @@ class Worker:
             _signal([self.pid], signal.SIGKILL)
 
     def close(self) -> None:
-        shutil.rmtree(self._request["folder"], ignore_errors=True)
+        self._remove_folder()
+        self.say(CLOSED)
         os.close(self.life)
         os.close(self.status)
+
+    def _remove_folder(self) -> None:
+        shutil.rmtree(self._request["folder"], ignore_errors=True)
+        os.close(self._lock)
+
+
+def locked_folder(path: str) -> int:
+    """Makes the folder; the lock by which others know that its owner lives. Raises OSError."""
+    while True:
+        os.mkdir(path, 0o700)
+        try:
+            lock = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:  # who sweeps has taken it for one without an owner
+            continue
+        with suppress(OSError):  # this file system has no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.exists(path):
+            return lock
+        os.close(lock)
+
+
+def sweep(parent: str) -> None:
+    """Removes the folders of workers whose keeper and program were killed together."""
+    for name in os.listdir(parent):
+        if not name.startswith(FOLDER):
+            continue
+        path = os.path.join(parent, name)
+        with suppress(OSError):
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not _prints_into(path):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _prints_into(folder: str) -> bool:
+    """Whether a process has the folder's output open; evoengine up to 0.1.0 locked no folder."""
+    output = os.path.join(folder, OUTPUT)
+    for name in os.listdir("/proc"):
+        with suppress(OSError):
+            if name.isdigit() and os.readlink(f"/proc/{name}/fd/1") == output:
+                return True
+    return False
 
 
 def _take(fds: list[int], numbers: list[int]) -> None:
@@ -145,11 +220,9 @@ def _take(fds: list[int], numbers: list[int]) -> None:
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, free) for fd in fds]
     for fd, number in zip(moved, numbers, strict=True):
         os.dup2(fd, number)
-    start = 3
-    for number in sorted(numbers):
-        os.closerange(start, number)
-        start = number + 1
-    os.closerange(start, max(moved, default=free) + 1)
+    for fd in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *numbers}:
+        with suppress(OSError):  # the one by which they were listed
+            os.close(fd)
 
 
 def _work(**handles: int) -> int:
@@ -162,20 +235,26 @@ def _work(**handles: int) -> int:
 
 
 class Keeper:
-    def __init__(self, requests: socket.socket) -> None:
+    def __init__(self, requests: socket.socket, guard: int, program: int) -> None:
         self._requests = requests
-        self._program = os.getppid()
+        self._guard, self._program = guard, program
         self._workers: list[Worker] = []
 
+    def _is_needed(self) -> bool:
+        """Whether guard and program live. A process that the program forked may keep the socket open."""
+        return os.getppid() == self._guard and _parent(str(self._guard)) == self._program
+
     def serve(self) -> None:
-        """Until the program has ended."""
+        """Until the program has ended, or the guard."""
         wake, write = os.pipe()
         for fd in (wake, write):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in (signal.SIGCHLD, signal.SIGUSR1):
+            signal.signal(number, lambda number, frame: None)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
         looked = 0.0
-        while os.getppid() == self._program:  # a process that it forked may keep the socket open
+        while self._is_needed():
             lives = {worker.life: worker for worker in self._workers}
             awaited = [self._requests.fileno(), wake, *lives]
             until_look = max(0.0, looked + WATCH_SECONDS - time.monotonic())
@@ -199,7 +278,7 @@ class Keeper:
         try:
             worker.start()
         except OSError as error:
-            worker.say(f"failed {error.strerror}: {error.filename or 'a process cannot be started'}")
+            worker.say(f"failed {error.errno} {error.filename or 'a process cannot be started'}")
             for fd in fds:
                 os.close(fd)
             return True
@@ -237,19 +316,9 @@ class Keeper:
         return set(processes.below(os.getpid())) - own
 
     def _end_below(self) -> list[Worker]:
-        """Stops what nobody waits for before it kills: what is stopped starts nothing more. Gives workers that ended
-        meanwhile."""
-        end = time.monotonic() + END_SECONDS
-        stopped: set[int] = set()
+        """Ends what nobody waits for; gives workers that ended meanwhile."""
         ended: list[Worker] = []
-        while (new := self._left_behind(Processes()) - stopped) and time.monotonic() < end:
-            _signal(new, signal.SIGSTOP)
-            stopped |= new
-        while stopped and time.monotonic() < end:
-            _signal(stopped, signal.SIGKILL)
-            time.sleep(DIE_SECONDS)
-            ended += self._reap()
-            stopped = self._left_behind(Processes())
+        _end_all(lambda: self._left_behind(Processes()), lambda: ended.extend(self._reap()))
         return ended
 
     def _reap(self) -> list[Worker]:
@@ -264,23 +333,69 @@ class Keeper:
         return found
 
 
+def _end_all(find: Callable[[], set[int]], reap: Callable[[], object]) -> None:
+    """Ends what is found below this process, however it resists. Stops it before it kills: what is stopped starts
+    nothing more."""
+    end = time.monotonic() + END_SECONDS
+    stopped: set[int] = set()
+    while (new := find() - stopped) and time.monotonic() < end:
+        _signal(new, signal.SIGSTOP)
+        stopped |= new
+    while stopped and time.monotonic() < end:
+        _signal(stopped, signal.SIGKILL)
+        time.sleep(DIE_SECONDS)
+        reap()
+        stopped = find()
+
+
 def _signal(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value)
+
+
+def guard(keeper: int) -> None:
+    """Waits until the keeper has ended, and ends what it has left."""
+
+    def reap() -> None:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+
+    os.waitpid(keeper, 0)
+    _end_all(lambda: set(Processes().below(os.getpid())), reap)
+
+
+def keep(requests: socket.socket, guard: int, program: int, modules: Iterable[str]) -> None:
+    """Starts workers and ends them, with what the modules import ready for them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it has nothing to end yet, and imports for seconds
+    for module in modules:
+        with suppress(Exception):  # a worker that needs it says what is wrong
+            import_module(module)
+    sweep(tempfile.gettempdir())
+    Keeper(requests, guard, program).serve()
+
+
 def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
     requests.set_inheritable(False)
-    prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it has nothing to end yet, and imports for seconds
-    for module in sys.argv[2:]:
-        with suppress(Exception):  # a worker that needs it says what is wrong
-            import_module(module)
-    prctl(_PR_SET_PDEATHSIG, 0)
-    Keeper(requests).serve()
+    for number in ASKING:
+        signal.signal(number, signal.SIG_IGN)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    own, program = os.getpid(), os.getppid()
+    keeper = os.fork()
+    if keeper == 0:
+        try:
+            keep(requests, own, program, sys.argv[2:])
+        finally:
+            os._exit(0)
+    requests.close()
+    guard(keeper)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,13 @@ import os
 import secrets
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,8 +24,17 @@ from evoengine import keeper
 
 IMPORTS = "evoengine.search.worker_imports"
 """what forked workers begin with"""
-KILLED = -9
+KILLED = -signal.SIGKILL
 """the exit code of a process whose keeper was killed: it dies with it"""
+TRIES = 5
+"""keepers that may be killed, one after the other, while a process is asked for"""
+
+
+class KeeperLost(OSError):
+    """The process that starts others was killed: it may be asked again, and is then another one."""
+
+    def __init__(self) -> None:
+        super().__init__("the process that starts the others was killed")
 
 
 class _Keeper:
@@ -35,15 +46,23 @@ class _Keeper:
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
 
-    def ask(self, request: dict[str, Any], fds: list[int]) -> None:
-        """Raises OSError where it cannot be started or reached."""
+    def ask(self, request: dict[str, Any], fds: list[int]) -> subprocess.Popen[bytes]:
+        """The guard of the process that is asked. Raises OSError where it cannot be started, KeeperLost where it was
+        killed."""
         with self._starting:
             if self._process is None or self._process.poll() is not None:
                 self._start()
-            assert self._requests is not None
-            socket.send_fds(self._requests, [json.dumps(request).encode()], fds)
+            assert self._requests is not None and self._process is not None
+            try:
+                socket.send_fds(self._requests, [json.dumps(request).encode()], fds)
+            except ConnectionError as error:
+                await_guard(self._process)
+                raise KeeperLost from error
+            return self._process
 
     def _start(self) -> None:
+        if self._requests is not None:
+            self._requests.close()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -51,6 +70,26 @@ class _Keeper:
                 pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
+
+
+def _two_pipes() -> tuple[tuple[int, int], tuple[int, int]]:
+    """Raises OSError, with nothing left open."""
+    first = os.pipe()
+    try:
+        return first, os.pipe()
+    except OSError:
+        for fd in first:
+            os.close(fd)
+        raise
+
+
+def await_guard(guard: subprocess.Popen[bytes]) -> None:
+    """Waits until it has ended what its keeper left; ends it where it cannot."""
+    try:
+        guard.wait(2 * keeper.END_SECONDS)
+    except subprocess.TimeoutExpired:
+        guard.kill()
+        guard.wait()
 
 
 _KEEPERS = {True: _Keeper(IMPORTS), False: _Keeper()}
@@ -74,41 +113,61 @@ class KeptProcess:
     ) -> None:  # fmt: skip
         """Executes the command, with the environment; a worker with `handles`, as `multiprocessing` has them, is forked
         where there is none. It has these `fds` and no others. Raises OSError where it or its folder cannot be made."""
-        self.folder = Path(tempfile.gettempdir(), f"evoengine-worker-{secrets.token_hex(8)}")
+        request = {
+            "processes": held.processes, "bytes": held.bytes, "handles": handles, "fds": fds, "command": command,
+            "environment": environment,
+        }  # fmt: skip
         self.why = ""
         self._code: int | None = None
+        self._gone = False
+        """whether nothing of it is left"""
         self._reading = threading.Lock()
-        self.status, status = os.pipe()
-        life, self._life = os.pipe()
+        for left in reversed(range(TRIES)):
+            try:
+                self.pid = self._start(_KEEPERS[command is None], request, fds)
+                return
+            except KeeperLost:
+                if not left:
+                    raise
+
+    def _start(self, asked: _Keeper, request: Mapping[str, Any], fds: Sequence[int]) -> int:
+        """The number of the process."""
+        self.folder = Path(tempfile.gettempdir(), f"{keeper.FOLDER}{secrets.token_hex(8)}")
+        (self.status, status), (life, self._life) = _two_pipes()
         self._lines = open(self.status, "rb", buffering=0)  # noqa: SIM115 - closed in `close`
-        self._living = True
-        request = {
-            "folder": str(self.folder), "processes": held.processes, "bytes": held.bytes, "handles": handles,
-            "fds": fds, "command": command, "environment": environment,
-        }  # fmt: skip
-        said = ""
+        what, rest = "", ""
         try:
-            _KEEPERS[command is None].ask(request, [status, life, *fds])
-        except OSError as error:
-            said = str(error)
-        finally:
-            os.close(status)
-            os.close(life)
-        what, _, rest = self._line().partition(" ") if not said else ("", "", said)
-        if what != "started":
-            self.close()
-            raise OSError(rest or "the process that starts the others has ended")
-        self.pid = int(rest)
+            try:
+                self._guard = asked.ask({**request, "folder": str(self.folder)}, [status, life, *fds])
+            finally:
+                os.close(status)
+                os.close(life)
+            what, _, rest = self._line().partition(" ")
+            if not what:
+                await_guard(self._guard)
+                raise KeeperLost
+            if what != "started":
+                number, _, file = rest.partition(" ")
+                raise OSError(int(number), os.strerror(int(number)), file)
+        except OSError:
+            os.close(self._life)
+            self._lines.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        self._living = True
+        return int(rest)
 
     def _line(self) -> str:
-        return self._lines.readline().decode(errors="replace").rstrip("\n")
+        line = self._lines.readline().decode(errors="replace").rstrip("\n")
+        self._gone |= line == keeper.CLOSED
+        return line
 
     def exit_code(self, wait: bool) -> int | None:
         """None where it has not ended yet, and without `wait` is not waited for. Any thread may ask."""
         if wait:
             self.wait(None)
         with self._reading:
-            if self._code is None and select.select([self._lines], [], [], 0)[0]:
+            if self._code is None and self._is_readable(0):
                 what, _, rest = self._line().partition(" ")
                 code, _, self.why = rest.partition(" ")
                 self._code = int(code) if what == "ended" else KILLED
@@ -116,7 +175,22 @@ class KeptProcess:
 
     def wait(self, seconds: float | None) -> None:
         """Until it has ended, with whatever it has left behind; None is however long it takes."""
-        select.select([self._lines], [], [], seconds)
+        self._is_readable(seconds)
+
+    def _is_readable(self, seconds: float | None) -> bool:
+        """Whether the keeper has something to tell; asks again where the machine cannot say for a moment."""
+        for _ in range(keeper.TRIES):
+            with suppress(OSError):
+                return bool(select.select([self._lines], [], [], seconds)[0])
+            time.sleep(keeper.DIE_SECONDS)
+        return False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it stands still, as by SIGSTOP."""
+        with suppress(OSError):
+            return Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
+        return False
 
     def output_tail(self, most: int) -> str:
         """The last bytes of what it printed, before `end` is called."""
@@ -126,12 +200,16 @@ class KeptProcess:
         return ""
 
     def end(self) -> None:
-        """Ends it, and waits until the keeper has closed its side: nothing of it is left then."""
+        """Ends it, and waits until nothing of it is left."""
         if self._living:
             self._living = False
             os.close(self._life)
-        while self.exit_code(wait=True) is not None and self._lines.read(1):
+        self.exit_code(wait=True)
+        while self._line():
             continue
+        if not self._gone:  # its keeper was killed
+            await_guard(self._guard)
+            self._gone = True
 
     def close(self) -> None:
         """Nobody may ask for the exit code any more."""

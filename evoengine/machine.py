@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import re
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +18,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from evoengine.cuda_files import broken_compiler
-from evoengine.errors import MachineError
+from evoengine.errors import MachineError, ToolDied
 
 PROBE_BYTES = 1 << 20
 """written to see whether a disk still takes anything"""
@@ -30,13 +32,33 @@ OWN_LIMITS = (errno.EFBIG,)
 _MACHINE_ERRNOS = (
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.EAGAIN,
 )  # fmt: skip
-_ENDED_BY_OTHERS = ("Killed signal", "SIGKILL", "Terminated signal", "SIGTERM")
-"""of a tool that none of its limits ends so: the kernel, for want of memory, or a person"""
+_SIGNALS_OF_LIMITS = (signal.SIGXCPU, signal.SIGXFSZ)
+_PART_KILLED = re.compile(r"(Killed|Terminated) signal terminated program.*")
+"""what the driver of a compiler says of one of its programs that somebody ended"""
 
 
 def names_machine_fault(message: str) -> bool:
     """Whether a tool's message, in English, says what no input of its own can cause."""
-    return any(cause in message for cause in (*map(os.strerror, _MACHINE_ERRNOS), *_ENDED_BY_OTHERS))
+    return any(cause in message for cause in map(os.strerror, _MACHINE_ERRNOS))
+
+
+def how_ended(code: int) -> str:
+    """The name of the signal, or the exit code, by a process's exit code as Python has it."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # one of the real-time signals, which have no names
+        return f"signal {-code}"
+
+
+def require_own_end(tool: str, code: int, said: str = "") -> None:
+    """Raises ToolDied where the tool, or a part of it by what it `said`, was ended by a signal and no limit of ours."""
+    if code < 0 and -code not in _SIGNALS_OF_LIMITS:
+        how = how_ended(code)
+        raise ToolDied(f"{tool} was ended by {how}", how)
+    if part := _PART_KILLED.search(said):
+        raise ToolDied(f"{tool}: {part[0]}", "SIGKILL" if part[1] == "Killed" else "SIGTERM")
 
 
 def is_machine_fault(error: OSError) -> bool:

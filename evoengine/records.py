@@ -118,6 +118,10 @@ Plan = Sequence[tuple[Any, Launch]]
 """a workload's gate cases, of types of its own, each with the launch for its problem"""
 
 
+DEATHS = "deaths"
+"""of the evidence of an outcome: the processes that died before it was given. Another search does not take it over"""
+
+
 class Plans(NamedTuple):
     """The gate's cases of a configuration."""
 
@@ -139,6 +143,8 @@ class Rejection:
     """the library's kernel that failed, where it was one and no candidate"""
     verdict: Verdict | None = None
     """what the gate had found when the candidate crashed or hung"""
+    evidence: Mapping[str, Any] | None = field(default=None, compare=False)
+    """of a process that died or reached a limit: `deaths`, or the `limit`, as JSON takes it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +222,11 @@ class CaseResult:
     part: str | None = None
     """what was judged of a problem that is too large to be judged whole, as "36 of 2,048 blocks"; None where all was"""
 
+    @property
+    def error_ratio(self) -> float | None:
+        """Return the largest error over what is allowed, at most 1 where it is correct; None where one is unknown."""
+        return self.max_error / self.allowed if self.max_error is not None and self.allowed else None
+
 
 GATE_VERSION = 1
 """of the rules and cases that verdicts are reached by: raised by hand when a verdict may change. A test over recorded
@@ -265,6 +276,11 @@ class Verdict:
     @property
     def max_error(self) -> float | None:
         return max((c.max_error for c in self.cases if c.max_error is not None), default=None)
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Return the largest of its cases' errors over what each allows."""
+        return max((c.error_ratio for c in self.cases if c.error_ratio is not None), default=None)
 
 
 EXECUTOR, EMULATOR = "executor", "emulator"
@@ -437,7 +453,7 @@ class Profile:
     remarks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Candidate:
     """One trial of one run, as far as it came; `imported_from` says where the run did, None of what was found here."""
 
@@ -467,10 +483,18 @@ class Candidate:
     """the trial with the same configuration that was under way when its search was killed or ended"""
     taken_from: int | None = None
     """the earlier trial whose outcome, verdicts and figures these are; None of what was evaluated itself"""
+    evidence: Mapping[str, Any] | None = None
+    """of an outcome that a dead process or a limit led to, as a Rejection has it"""
     gate_version: int | None = None
     """of the gate that the outcome rests on; None of what was judged before versions were kept"""
     created_at: datetime | None = field(default=None, compare=False, repr=False)
     finished_at: datetime | None = field(default=None, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        """Return a line: sources, verdicts and samples would fill screens. `to_json` has the rest."""
+        ended = str(self.outcome or "pending")
+        figure = f" {self.measurement.compared_us:.4g} µs" if self.measurement else ""
+        return f"Candidate(trial {self.trial} of run {self.run}: {ended}{figure}, {dict(self.config)})"
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -535,6 +559,17 @@ class Candidate:
             "parents": list(self.parents), "operator": self.operator,
             "retry_of": self.retry_of, "taken_from": self.taken_from,
         }  # fmt: skip
+
+
+REPR_CANDIDATES = 10
+"""that `repr` of a result shows"""
+
+
+def listed(candidates: Sequence[Candidate]) -> str:
+    """Return candidates for the `repr` of a result, one on a line; further ones are counted."""
+    lines = [f"\n  {candidate!r}" for candidate in candidates[:REPR_CANDIDATES]]
+    more = len(candidates) - len(lines)
+    return ("".join(lines) or "no candidate") + (f"\n  and {more} more" if more else "")
 
 
 def _sustained_json(figure: Measurement) -> Mapping[str, object]:

@@ -8,6 +8,7 @@ categories of Unicode; `str.isprintable` is false for just those that show nothi
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _MARKDOWN = re.compile(r"[\\`*_\[\]<>!|~&@$]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 """what begins emphasis, code, a link, an image, HTML, an entity, a table's cell or GitHub's bare links
@@ -39,3 +40,12 @@ def markdown(text: object, longest: int | None = None) -> str:
 def _escaped(character: str) -> str:
     # a line feed has an escape of its own, other characters their code point
     return character.encode("unicode_escape").decode("ascii")
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Numbers in their order, neighbours joined: "trials 1 to 4, 7"."""
+    known = set(numbers)
+    starts = sorted(n for n in known if n - 1 not in known)
+    ends = sorted(n for n in known if n + 1 not in known)
+    parts = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
+    return f"{'trial' if len(known) == 1 else 'trials'} {', '.join(parts)}"

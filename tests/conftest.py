@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -21,9 +22,20 @@ from tests.support.stand_in import on_stand_in
 
 
 def pytest_configure():
+    heed_signals()
     gc.disable()  # while tests are collected: hardly anything of that is garbage
     # As in the workers of a search: on tensors this small more threads only wait for one another, at full load.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def heed_signals() -> None:
+    """Processes that tests start inherit what is ignored here, as SIGINT is in the background of a script and SIGHUP
+    under nohup; what has a handler is heeded in them. A hang-up still ends no tests."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: None)
 
 
 def pytest_sessionstart(session):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import evoengine
+from evoengine.tuning.search import SearchOptions
 from tests.support.scale_workload import PROBLEM, registered, searched
 
 NAMES = ["EvoengineError", "Ledger", "Workload", "best", "export", "open_ledger", "register", "tune", "verify"]
@@ -99,8 +103,58 @@ def test_export_writes_a_folder_that_stands_alone(scale, db, tmp_path):
         ({"minutes": float("nan")}, "--minutes is nan; it must be a number above 0"),
         ({"minutes": float("inf")}, "--minutes is inf; it must be a number above 0, and without it there is no limit"),
         ({"kernel": "nowhere"}, "nowhere"),
+        ({"trials": "3"}, "trials is '3', of type str; it takes a whole number or None"),
+        ({"trials": 2.5}, "trials is '2.5', of type float; it takes a whole number"),
+        ({"trials": True}, "trials is 'True', of type bool"),
+        ({"problem": 7}, "problem is '7', of type int; it takes a text or None"),
+        ({"families": "mma"}, "families is 'mma', of type str; it takes a sequence of texts"),
+        ({"db": 3}, "db is '3', of type int; it takes a text or None"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_a_sentence(options, says):
     with pytest.raises(evoengine.EvoengineError, match=says):
         evoengine.tune(**options)
+
+
+def test_tune_takes_each_option_of_a_search_by_name_and_type():
+    """As editors show them; a search's own defaults."""
+    taken = dict(inspect.signature(evoengine.tune).parameters)
+    options = {field.name: field.default for field in dataclasses.fields(SearchOptions)}
+    assert {name: p.default for name, p in taken.items() if name not in ("echo", "unknown")} == options
+    assert not any(p.annotation in (inspect.Parameter.empty, "Any") for p in taken.values())
+
+
+def test_a_path_may_be_text_and_a_ledger_a_path(tmp_path_factory, db, scale):
+    assert evoengine.best(db=Path(db)).candidates == evoengine.best(db=db).candidates
+    trial = evoengine.best(db=db).candidates[0]
+    found = evoengine.verify(trial.trial, db=Path(db), device="emulator")
+    assert found.correct and found.candidate.config == trial.config
+    with pytest.raises(evoengine.EvoengineError, match="db is '3', of type int; it takes a text or a path or None"):
+        evoengine.best(db=3)
+
+
+def test_results_fit_a_screen(scale, tmp_path_factory, db):
+    _, result = searched(tmp_path_factory)
+    found = evoengine.best(db=db)
+    for shown in (result, found, found.candidates[0], evoengine.verify(CONFIG, PROBLEM, device="emulator", seed=7)):
+        assert len(repr(shown).splitlines()) < 24 and max(map(len, repr(shown).splitlines())) < 240
+    assert f"trial {found.candidates[0].trial} of run" in repr(found)
+
+
+PROGRAM = "import evoengine\nprint(evoengine.tune({problem!r}, gpu='h100', trials=1, db={db!r}))"
+
+
+@pytest.mark.exhaustive
+def test_a_program_on_standard_input_searches(tmp_path):
+    program = PROGRAM.format(problem="gemm:m64,n64,k64,fp16", db=str(tmp_path / "a.db"))
+    done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, "SearchResult(run 1" in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.exhaustive
+def test_a_program_without_a_guard_is_told_so(tmp_path):
+    (tmp_path / "p.py").write_text(PROGRAM.format(problem="gemm:m64,n64,k64,fp16", db=str(tmp_path / "a.db")))
+    done = subprocess.run([sys.executable, tmp_path / "p.py"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.endswith('put the call below `if __name__ == "__main__":`\n'), (
+        done.stderr
+    )

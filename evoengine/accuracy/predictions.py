@@ -139,7 +139,7 @@ def launch_of(kernel: RecordedKernel, binary: Kernel, config: Mapping[str, Any])
     contents = {c.name: c.contents(config, most=None) for c in kernel.constants if c.name in binary.constants}
     held = {name: c.tobytes() for name, c in contents.items()}
     mapped = [buffer.argument(config) for buffer in kernel.mapped]
-    return prepare(binary, kernel.geometry(config), arguments, 0, held, mapped)
+    return prepare(binary, kernel.geometry(config), arguments, 0, held, mapped=mapped)
 
 
 # ── simpler predictors ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,11 +18,12 @@ def page_json(candidate: Candidate, profile: Profile | None) -> dict[str, object
         "binary": binary and {
             "arch": binary.arch, "options": binary.options, "compiler": binary.compiler,
             "stack_bytes": binary.stack_bytes, "warnings": binary.warnings, "instructions": binary.mix,
+            "other_kernels": [asdict(other) for other in binary.others],
         },
         "verdict": _verdict(candidate.verdict), "cases": case_list(candidate.verdict),
         "binary_verdict": _verdict(candidate.binary_verdict), "binary_cases": case_list(candidate.binary_verdict),
         "figure": figure and {**(figure_json(candidate) or {}), "suspect": figure.suspect},
-        "profile": profile and asdict(profile),
+        "profile": profile and asdict(profile), "evidence": candidate.evidence,
     }  # fmt: skip
 
 
@@ -32,4 +33,5 @@ def _verdict(verdict: Verdict | None) -> dict[str, object] | None:
         return None
     outcome = str(verdict.outcome) if verdict.outcome else None
     found = {"correct": verdict.correct, "device": verdict.device, "outcome": outcome, "reason": verdict.reason}
-    return found | {"wall_ms": verdict.wall_ms, "taken_at": utc(verdict.taken_at)}
+    coverage = asdict(verdict.coverage) if verdict.coverage else None
+    return found | {"coverage": coverage, "wall_ms": verdict.wall_ms, "taken_at": utc(verdict.taken_at)}

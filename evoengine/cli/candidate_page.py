@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rich.console import Group
 
 from evoengine.cli.candidate_tables import describe
 from evoengine.cli.display import BY_FORMULA
 from evoengine.cli.tables import Cell, Column, Styled, Table, rows_table
-from evoengine.records import Binary, Candidate, Kind, Measurement, Profile, Verdict
+from evoengine.records import DEATHS, Binary, Candidate, Kind, Measurement, Profile, Verdict
 from evoengine.sass.validation import error_of
 from evoengine.terms import Terms, bound, clock, kernel_class, model_version, peak_percent, range_us, utilisation
 from evoengine.text import plain
@@ -22,7 +23,7 @@ def candidate_page(candidate: Candidate) -> Group:
     """All that is known of one trial."""
     c = candidate
     ended = [str(c.outcome or "pending"), *([c.reason] if c.reason else [])]
-    rows = [*_named("outcome", ": ".join(ended)), ("problem", f"{c.problem} on {c.gpu}, run {c.run}")]
+    rows = [*_named("outcome", ": ".join(ended)), *_evidence(c), ("problem", f"{c.problem} on {c.gpu}, run {c.run}")]
     if c.imported_from:
         rows.append(("imported", f"from {c.imported_from}: its verdicts and figures are what that file says"))
     if c.taken_from:
@@ -32,6 +33,7 @@ def candidate_page(candidate: Candidate) -> Group:
     rows += [("config", describe(c.config)), ("origin", _origin(c)), *_compiled(c)]
     if c.measurement:
         rows += [*_figure(c, c.measurement), *_prediction(c.measurement), *_terms(c.measurement)]
+    rows += [row for verdict in c.verdicts for row in _coverage(verdict)]
     return Group(rows_table(rows, title=f"trial {c.trial}"), *map(cases, c.verdicts))
 
 
@@ -39,6 +41,20 @@ def _named(name: str, text: str) -> Iterator[tuple[str, str]]:
     """A row for each line of a text; a compiler's message has several."""
     for n, line in enumerate(text.rstrip().split("\n")):
         yield "" if n else name, line
+
+
+def _evidence(c: Candidate) -> Iterator[tuple[str, str]]:
+    """`SIGKILL after 3.1 s, SIGKILL alone after 3 s …` of processes that died; a limit is in the reason."""
+    deaths = (c.evidence or {}).get(DEATHS, ())
+    if deaths:
+        yield "evidence", ", ".join(map(_death, deaths))
+
+
+def _death(death: Mapping[str, Any]) -> str:
+    alone = " with nothing beside it" if death["alone"] else ""
+    after = f" after {death['seconds']:g} s" if "seconds" in death else ""
+    kills = death.get("oom_kills")
+    return f"{death['how']}{alone}{after}" + (f" ({kills} kills for want of memory)" if kills else "")
 
 
 def _origin(c: Candidate) -> str:
@@ -51,11 +67,16 @@ def _compiled(c: Candidate) -> Iterator[tuple[str, str]]:
     source, binary = c.source, c.binary
     if source:
         launch = source.launch
-        yield "launch", f"grid {launch.grid}, block {launch.block}, {launch.shared_bytes} bytes dynamic shared"
+        for n, (entry, own) in enumerate(launch.kernels(source.entry)):
+            of = f"{entry}: " if launch.then else ""
+            geometry = f"{of}grid {own.grid}, block {own.block}, {own.shared_bytes} bytes dynamic shared"
+            yield "" if n else "launch", geometry
         yield "source", f"sha256 {source.sha256}, {len(source.text.splitlines())} lines (--source prints it)"
     if binary:
         yield "binary", f"{binary.arch}, {binary.compiler}, {binary.compile_ms:.0f} ms"
         yield "resources", _resources(c, binary)
+        for other in binary.others:
+            yield "", f"{other.entry}: {other.registers} registers, {other.spill_bytes} bytes spilled"
         yield "instructions", " ".join(f"{n}×{op}" for op, n in _most(binary.mix)) or "unknown: no disassembler"
         for warning in binary.warnings:
             yield from _named("warning", warning)
@@ -127,6 +148,18 @@ def _tflops(m: Measurement) -> str:
     return f"{m.tflops:,.4g} TFLOPS, " if m.tflops is not None else ""
 
 
+def _coverage(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """Rows on the cells of the configuration that the gate's cases visited on a device, and those they did not."""
+    if verdict.coverage is None:
+        return
+    found = verdict.coverage
+    counts = " · ".join(f"{kind} {found.visited[kind]} of {count}" for kind, count in found.cells.items())
+    yield "coverage", f"on {verdict.device}: {counts}"
+    if found.missing:
+        more = f" and {len(found.missing) - 8} more" if len(found.missing) > 8 else ""
+        yield "", f"not visited: {'; '.join(found.missing[:8])}{more}"
+
+
 def _resources(c: Candidate, binary: Binary) -> str:
     occupancy = f", occupancy {c.occupancy:.0%}" if c.occupancy is not None else ""
     spilled = f"{binary.spill_bytes} bytes spilled"
@@ -140,13 +173,14 @@ def _most(mix: Mapping[str, int]) -> list[tuple[str, int]]:
 def cases(verdict: Verdict) -> Table:
     """The gate's cases with their errors and seeds."""
     columns = [
-        Column("case", least=12, folds=True), Column("problem", leaves=4), Column("max err", right=True),
+        Column("case", least=12, folds=True), Column("problem", leaves=4), Column("err ÷ allowed", right=True),
         Column("mean err", right=True, leaves=3), Column("allowed", right=True, leaves=2),
         Column("seed", right=True, leaves=5), Column("verdict", least=12, folds=True),
     ]  # fmt: skip
     rows: list[list[Cell]] = []
     for c in verdict.cases:
-        errors = [f"{e:.1e}" if e is not None else "–" for e in (c.max_error, c.mean_error, c.allowed)]
+        ratio = f"{c.error_ratio:.2g}" if c.error_ratio is not None else "–"
+        errors = [ratio, *(f"{e:.1e}" if e is not None else "–" for e in (c.mean_error, c.allowed))]
         mark = Styled("ok", "green") if c.correct else Styled(c.reason or "wrong", "red")
         rows.append([c.name, c.problem.partition(":")[2], *errors, str(c.seed), mark])
     part = "" if verdict.whole else ", the short cases alone"

@@ -36,7 +36,7 @@ def ranking(ranked: Mapping[int, Candidate]) -> Group:
         Column("rank", right=True), Column("trial", right=True), *knobs.columns, *FIGURES,
         Column("reg", right=True, leaves=6), Column("spill", right=True, leaves=8),
         Column("shared", right=True, leaves=7), Column("occ.", right=True, leaves=9),
-        Column("max err", right=True, leaves=30),
+        Column("err ÷ allowed", right=True, leaves=30),
     ]  # fmt: skip
     rows = [
         [
@@ -206,7 +206,7 @@ def figure_cells(c: Bred) -> list[Cell]:
         return [""] * len(FIGURES)
     peak = peak_percent(m.terms, m.compared_us)
     return [
-        number(m.compared_us) + ("" if m.tflops is not None else mark),
+        number(m.compared_us) + mark,
         "" if m.tflops is None else number(m.tflops) + mark,
         "" if peak is None else f"{peak:.0f}%",
         "" if m.vs_baseline is None else f"{m.vs_baseline:.2f}×",
@@ -214,13 +214,13 @@ def figure_cells(c: Bred) -> list[Cell]:
 
 
 def _resources(c: Candidate) -> list[Cell]:
-    shared, error = c.shared_bytes, c.verdict.max_error if c.verdict else None
+    shared, error = c.shared_bytes, c.verdict.error_ratio if c.verdict else None
     return [
         str(c.binary.registers) if c.binary else "",
         str(c.binary.spill_bytes) if c.binary else "",
         "" if shared is None else f"{shared / 1024:.0f} KB",
         "" if c.occupancy is None else f"{c.occupancy:.0%}",
-        "" if error is None else f"{error:.1e}",
+        "" if error is None else f"{error:.2g}",
     ]
 
 

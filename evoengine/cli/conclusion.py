@@ -12,9 +12,9 @@ from evoengine.cli.progress import status, time_spent
 from evoengine.cli.streams import read_by_nobody, unwritten
 from evoengine.errors import MachineError
 from evoengine.hints import hint
-from evoengine.ledger.transactions import spans
 from evoengine.records import Candidate, Outcome
 from evoengine.search.progress import Progress
+from evoengine.text import spans
 from evoengine.tuning.search import SearchResult
 
 INTERRUPTED = 130

@@ -37,6 +37,7 @@ COMMANDS = {
     "cluster": "Look at a Ray cluster that searches run on.",
     "doctor": "Say what this machine has, what is missing, and the remedy.",
     "dashboard": "Open the trials in optuna-dashboard.",
+    "claims": "Say of which trials no other search takes the end over.",
     "db": "Check, upgrade, back up or prune the ledger.",
     "serve": "Serve the ledger over HTTP, and run the searches that are asked for.",
     "token": "Make, list and revoke the tokens that the service asks for.",

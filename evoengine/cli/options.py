@@ -24,6 +24,32 @@ else:
     TextType, WordType = click.ParamType, click.Choice  # which take type arguments only since Click 8.4
 
 
+def complete_gpu(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the GPUs that a shell may complete `--gpu` to."""
+    return [name for name in known_gpus() if name.startswith(incomplete.lower())]
+
+
+def complete_problem(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the example problems that a shell may complete `--problem` to."""
+    from evoengine.workloads import workloads
+
+    named = ((name, workload.example) for name, workload in workloads().items())
+    examples = [example if ":" in example else f"{name}:{example}" for name, example in named]
+    return [example for example in examples if example.startswith(incomplete)]
+
+
+def complete_kernel(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the folders below the one that is named so far which hold a kernel, and those that lead to more."""
+    place = Path(incomplete)
+    folder = place if incomplete.endswith("/") else place.parent
+    try:
+        inside = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+    except OSError:
+        return []
+    found = [each for each in inside if str(each).startswith(str(place)) or incomplete in ("", "./")]
+    return [str(each) if (each / "problem.json").is_file() else f"{each}/" for each in found]
+
+
 class StoredGpuType(TextType):
     """A GPU that the ledger may hold: a known one, or one that a file described or another tuner recorded."""
 
@@ -127,13 +153,17 @@ def _why_unusable(value: str, param: click.Parameter) -> str | None:
 def gpu_option(default: str | None) -> Callable[[FC], FC]:
     """With a default the GPU to tune for; without one which of the ledger's is meant."""
     if default is None:
-        return click.option("--gpu", type=StoredGpuType(), help="Only what was tuned for this GPU.")
+        return click.option(
+            "--gpu", type=StoredGpuType(), shell_complete=complete_gpu, help="Only what was tuned for this GPU."
+        )
     said = "GPU to tune for (evoengine gpus); auto is the one of this machine, h100 where it has none."
-    return click.option("--gpu", metavar="NAME", default=default, show_default=True, help=said)
+    return click.option(
+        "--gpu", metavar="NAME", default=default, show_default=True, shell_complete=complete_gpu, help=said
+    )
 
 
 gpus_option = click.option(
-    "--gpu", "gpus", metavar="NAME", multiple=True,
+    "--gpu", "gpus", metavar="NAME", multiple=True, shell_complete=complete_gpu,
     help="GPU to tune for (evoengine gpus); auto is the one of this machine or cluster, h100 where it has none. May be "
     "given several times with --cluster: each kind is searched on its own GPUs.  [default: auto]",
 )  # fmt: skip
@@ -152,15 +182,22 @@ gpu_file_option = click.option(
     "--gpu-file", type=click.Path(path_type=Path), metavar="FILE", help="A GPU that evoengine gpus does not list."
 )
 problem_option = click.option(
-    "--problem", metavar="WORKLOAD:SIZES", help="What to compute; evoengine problems lists them.  [default: an example]"
+    "--problem",
+    metavar="WORKLOAD:SIZES",
+    shell_complete=complete_problem,
+    help="What to compute; evoengine problems lists them.  [default: an example]",
 )
 stored_problem_option = click.option(
-    "--problem", type=StoredProblemType(), help="Only this one of the ledger's problems."
+    "--problem",
+    type=StoredProblemType(),
+    shell_complete=complete_problem,
+    help="Only this one of the ledger's problems.",
 )
 kernel_option = click.option(
     "--kernel",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
+    shell_complete=complete_kernel,
     help="A kernel of your own (evoengine new). "
     "Its code is run, the reference's and the template's too: take it from nobody you do not trust.",
 )

@@ -16,6 +16,10 @@ Made by `python -m evoengine.cli.reference` from the commands themselves. A test
 Data goes to stdout, progress to stderr. An option that takes one value is given once. `--json` gives the same fields
 everywhere; [ledger.md](ledger.md) lists them.
 
+A shell completes commands, options, and what `--gpu`, `--problem` and `--kernel` take, once its start file has the line
+for it: `eval "$(_EVOENGINE_COMPLETE=bash_source evoengine)"` in `~/.bashrc`, with `zsh_source` in `~/.zshrc`, or
+`_EVOENGINE_COMPLETE=fish_source evoengine | source` in `~/.config/fish/config.fish`.
+
 | exit code | meaning |
 |---|---|
 | 0 | ok |

@@ -7,17 +7,21 @@ from collections.abc import Callable
 
 
 def stop_on_signal(stop: Callable[[], None]) -> Callable[[], bool]:
-    """The first Ctrl-C, SIGTERM or SIGHUP ends with what there is, a second Ctrl-C at once; gives whether there was
-    one. Under nohup, SIGHUP stays ignored."""
+    """Have the first Ctrl-C, SIGTERM or SIGHUP end the command with what there is, and a second Ctrl-C at once; return
+    whether there was one.
+
+    SIGHUP or SIGINT that the parent has set to be ignored, as nohup and scripts do for what runs in the background,
+    stays ignored.
+    """
     seen: list[int] = []
+    heeded = [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
 
     def handle(number: int, frame: object) -> None:
         seen.append(number)
         stop()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.SIGINT in heeded:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    signal.signal(signal.SIGINT, handle)
-    signal.signal(signal.SIGTERM, handle)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, handle)
+    for each in (signal.SIGTERM, *heeded):
+        signal.signal(each, handle)
     return lambda: bool(seen)

@@ -1,7 +1,6 @@
 """Run rounds on a device that launches one kernel at a time and keeps no record of stores, as a GPU does.
 
-Memory is passed back in from launch to launch. The emulator and the executor use this until they have rounds of their
-own, which count stores and visits.
+Memory is passed back in from launch to launch.
 """
 
 from __future__ import annotations

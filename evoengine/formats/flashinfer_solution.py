@@ -13,10 +13,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from evoengine import __version__
-from evoengine.devices.base import ConstantParameter, ScalarArgument, TensorMapArgument, TensorParameter
+from evoengine.devices.base import (
+    ConstantParameter,
+    ScalarArgument,
+    ScratchParameter,
+    TensorMapArgument,
+    TensorParameter,
+)
 from evoengine.errors import UsageError
 from evoengine.records import Candidate, Kind, Launch, Source
-from evoengine.workloads.base import Target
+from evoengine.workloads.base import Target, taken
 from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_definition import FolderProblem
 
@@ -43,8 +49,7 @@ void run({parameters}) {{
 {checks}
     cudaStream_t stream = static_cast<cudaStream_t>(
         TVMFFIEnvGetStream({first}.device().device_type, {first}.device().device_id));
-{constants}{attribute}    {entry}<<<dim3({grid}), dim3({block}), {shared}, stream>>>({arguments});
-    TVM_FFI_ICHECK(cudaGetLastError() == cudaSuccess);
+{constants}{scratch}{launches}{freed}    TVM_FFI_ICHECK(cudaGetLastError() == cudaSuccess);
 }}
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);
@@ -165,19 +170,26 @@ def _host(candidate: Candidate, target: Target) -> str:
     tensors = {p.name: p for p in stated if isinstance(p, TensorParameter)}
     constants = {p.name: p for p in stated if isinstance(p, ConstantParameter)}
     passed, holds = _passed(target, tensors, constants)
-    arguments = [_argument(p, passed) for p in stated if not isinstance(p, ConstantParameter)]
-    launch, entry = _source(candidate).launch, _source(candidate).entry
+    arguments = [p for p in stated if not isinstance(p, ConstantParameter)]
+    scratch = [p for p in stated if isinstance(p, ScratchParameter)]
+    source = _source(candidate)
+    launches = source.launch.kernels(source.entry)
     views = [name for name, kind in passed.items() if kind == "tvm::ffi::TensorView"]
     shapes = {**{n: p.shape for n, p in tensors.items()}, **{holds[s]: p.shape for s, p in constants.items()}}
     return _HOST.format(
         parameters=", ".join(f"{kind} {name}" for name, kind in passed.items()),
         checks="\n".join(line for name in views for line in _checks(name, shapes[name])),
-        first=views[0], entry=entry, grid=_sizes(launch.grid), block=_sizes(launch.block), shared=launch.shared_bytes,
+        first=views[0],
         constants="".join(
             f"    cudaMemcpyToSymbolAsync({symbol}, {holds[symbol]}.data_ptr(), {p.bytes}, 0, {_ON_DEVICE}, stream);\n"
             for symbol, p in constants.items()
         ),
-        attribute=_attribute(entry, launch), arguments=", ".join(arguments),
+        scratch="".join(map(_allocated, scratch)),
+        launches="".join(
+            _launched(entry, launch, [_argument(p, passed) for p in taken(target.workload, entry, arguments)])
+            for entry, launch in launches
+        ),
+        freed="".join(f"    cudaFreeAsync({p.name}, stream);\n" for p in scratch),
     )  # fmt: skip
 
 
@@ -196,10 +208,24 @@ def _passed(
     return dict.fromkeys([*inputs, *outputs], "tvm::ffi::TensorView"), {name: name for name in constants}
 
 
+def _allocated(scratch: ScratchParameter) -> str:
+    """Return statements that allocate scratch memory in the order of the stream, and zero it where that is asked."""
+    kind, name, size = _TYPES[scratch.dtype], scratch.name, scratch.bytes
+    allocated = f"    {kind}* {name};\n    cudaMallocAsync(reinterpret_cast<void**>(&{name}), {size}, stream);\n"
+    return allocated + f"    cudaMemsetAsync({name}, 0, {size}, stream);\n" * scratch.zeroed
+
+
+def _launched(entry: str, launch: Launch, arguments: list[str]) -> str:
+    geometry = f"dim3({_sizes(launch.grid)}), dim3({_sizes(launch.block)}), {launch.shared_bytes}, stream"
+    return f"{_attribute(entry, launch)}    {entry}<<<{geometry}>>>({', '.join(arguments)});\n"
+
+
 def _argument(parameter: TensorParameter | ScalarArgument | Any, passed: Mapping[str, str]) -> str:
     if isinstance(parameter, TensorParameter):
         kind = _TYPES[parameter.dtype]
         return f"static_cast<{'' if parameter.output else 'const '}{kind}*>({parameter.name}.data_ptr())"
+    if isinstance(parameter, ScratchParameter):
+        return parameter.name
     kind = {"float32": "float", "int32": "int", "int64": "int64_t"}[str(parameter.value.dtype)]
     value = parameter.name if parameter.name in passed else repr(parameter.value.item())
     return f"static_cast<{kind}>({value})"

@@ -11,39 +11,25 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import JSON, Text, cast, func, select, text
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from evoengine.ledger.checksums import Damaged, checked_columns, row_check
+from evoengine.ledger.chains import broken
+from evoengine.ledger.checksums import Broken, Damaged, RowReader
 from evoengine.ledger.heartbeat import find_suspects
-from evoengine.ledger.integrity import READ_ERRORS
+from evoengine.ledger.integrity import CHECKED, READ_ERRORS
+from evoengine.ledger.invariants import violated
 from evoengine.ledger.listing import BATCH
-from evoengine.ledger.models import (
-    Base,
-    BaselineRow,
-    BinaryRow,
-    CandidateRow,
-    DeviceRow,
-    MachineCodeRow,
-    MeasurementRow,
-    ProfileRow,
-    RunRow,
-    SourceRow,
-    VerdictRow,
-)
+from evoengine.ledger.models import Base, BaselineRow, CandidateRow, MachineCodeRow, RunRow, SourceRow
+from evoengine.ledger.reclaim import of_one_death
 from evoengine.ledger.rows import unpacked
 from evoengine.ledger.standings import check_standings
+from evoengine.text import spans
 
-CHECKED: tuple[type[Base], ...] = (
-    DeviceRow,
-    RunRow,
-    BinaryRow,
-    CandidateRow,
-    VerdictRow,
-    MeasurementRow,
-    BaselineRow,
-    ProfileRow,
-)
+CHECKED_TRIALS = 2000
+"""a ledger of more is not looked through when it is opened: that would take longer than most commands do"""
+OF_LARGE: tuple[type[Base], ...] = (RunRow, BaselineRow)
+"""tables that are looked through nevertheless: they have few rows, by which many others are chosen"""
 MOST_OF_A_TABLE = 5
 """faults that are told of one table"""
 
@@ -58,17 +44,23 @@ class Fault:
 
 def find_faults(session: Session, on_stage: Callable[[str], None]) -> list[Fault]:
     """All of the ledger's own tables; `on_stage` is told what is being looked at. Nothing is written."""
+    _stand_still(session)
     stages: dict[str, Callable[[Session], Iterator[str]]] = {"the file": _of_file}
     for checked in CHECKED:
         stages[checked.__tablename__] = partial(_of_rows, row=checked)
     for packed in (SourceRow, MachineCodeRow):
         stages[packed.__tablename__] = partial(_of_blobs, row=packed)
+    stages["chains"] = broken
     faults = []
     for name, look in stages.items():
         on_stage(f"checking {name}")
         faults += [Fault(what, mended=False) for what in islice(look(session), MOST_OF_A_TABLE)]
     if faults:
         return faults  # what follows from damaged rows nobody can tell
+    if condemned := [row.id for row in of_one_death(session)]:
+        faults.append(Fault(f"{spans(condemned)}: rejected because one process died, whoever had ended it", True))
+    on_stage("checking what must hold")
+    faults += [Fault(what, mended=False) for what in islice(violated(session), MOST_OF_A_TABLE)]
     on_stage("checking standings")
     try:
         check_standings(session)
@@ -79,31 +71,54 @@ def find_faults(session: Session, on_stage: Callable[[str], None]) -> list[Fault
     return faults
 
 
+def check_small(session: Session) -> None:
+    """What a command does that opens a ledger: rows, references, chains and standings, where looking takes a moment.
+    Raises Damaged."""
+    _stand_still(session)
+    is_small = (session.scalar(select(func.max(CandidateRow.id))) or 0) <= CHECKED_TRIALS
+    for checked in CHECKED if is_small else OF_LARGE:
+        if fault := next(_of_rows(session, checked), None):
+            raise Broken(fault)
+    if not is_small:
+        return
+    for look in (_references, broken):
+        if fault := next(look(session), None):
+            raise Broken(fault)
+    check_standings(session)
+
+
+def _stand_still(session: Session) -> None:
+    """Has the transaction see one state of the ledger, whatever is committed meanwhile; SQLite's does so by itself."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
+
+
 def _of_file(session: Session) -> Iterator[str]:
     if session.get_bind().dialect.name != "sqlite":
         return  # PostgreSQL holds both itself
     for found in session.scalars(text(f"PRAGMA integrity_check({MOST_OF_A_TABLE})")):
         if found != "ok":
             yield f"SQLite finds the file damaged: {found}"
+    yield from _references(session)
+
+
+def _references(session: Session) -> Iterator[str]:
+    if session.get_bind().dialect.name != "sqlite":
+        return
     for table, row, parent, _ in session.execute(text("PRAGMA foreign_key_check")):
         yield f"row {row} of the table {table} names a row of {parent} that is not there"
 
 
 def _of_rows(session: Session, row: type[Base]) -> Iterator[str]:
-    table = row.__table__
-    names = list(checked_columns(row))
-    check = row_check(row, names)
-    columns = [cast(table.c[n], Text) if isinstance(table.c[n].type, JSON) else table.c[n] for n in names]
+    table, reader = row.__table__, RowReader(row, ())
     first, last = session.execute(select(func.min(table.c.id), func.max(table.c.id))).one()
     for begin in range(first or 1, (last or 0) + 1, BATCH):
         end = begin + BATCH - 1
         try:
-            rows: Any = session.execute(
-                select(table.c.id, table.c.checksums, *columns).where(table.c.id.between(begin, end))
-            )
-            for number, sums, *values in rows:
+            rows: Any = session.execute(select(*reader.columns).where(table.c.id.between(begin, end)))
+            for values in rows:
                 try:
-                    check(number, sums, values)
+                    reader.read(values)
                 except Damaged as damaged:
                     yield str(damaged)
         except READ_ERRORS as error:

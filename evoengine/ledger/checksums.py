@@ -1,7 +1,6 @@
-"""Whether a stored row is as it was written: a CRC-32 of each column, kept beside the values and held against them.
+"""Whether a stored row is as it was written: a CRC-32 of all its columns, kept beside them and held against them.
 
-It is for damage (a flipped bit, a hand in the file), not against forgery. Rows of before schema 0008 have none; of
-those the types are checked alone.
+It is for damage (a flipped bit, a hand in the file), not against forgery. `chains.py` notes which rows there are.
 """
 
 from __future__ import annotations
@@ -9,56 +8,46 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 from zlib import crc32
 
-from sqlalchemy import JSON, Column, Double, Integer, LargeBinary, event
+from sqlalchemy import JSON, Column, ColumnElement, Double, Integer, LargeBinary, Text, cast, event, type_coerce
 from sqlalchemy.orm import Mapper
 
 from evoengine.ledger.models import Base, Checked, UtcDateTime
 
-SHORT = 100
-"""characters of a text that many rows may have"""
-WIDTH = 8
-"""hexadecimal digits of one checksum"""
 LISTS = ("parents", "cases", "samples_us", "warnings", "remarks", "next_kernels", "other_kernels")
 """columns whose JSON is an array; that of the others is an object"""
+TIME = "%Y-%m-%d %H:%M:%S.%f"
+"""as SQLite keeps a time, in UTC"""
+Stored = int | float | str | None
 
 
 class Damaged(Exception):
-    """A stored value that is not what was written: of which table, which row and which column."""
+    """A row that is not what was written: of which table, and which column where that is known."""
 
-    def __init__(self, table: str, row: object, column: str) -> None:
-        super().__init__(f"{column} of row {row} of the table {table} is not what was written")
+    def __init__(self, table: str, row: object, column: str = "") -> None:
+        super().__init__(f"{f'{column} of ' * bool(column)}row {row} of the table {table} is not what was written")
 
 
-def checksum(value: object) -> str:
-    """Of a value as it is stored and read back: None, a number, a text, a time, or what JSON holds."""
-    if isinstance(value, str):
-        stored = value.encode(errors="surrogatepass")
-    elif value is None or value != value:  # SQLite keeps NaN as null
-        stored = b"\0"
-    elif isinstance(value, (dict, list)):
-        stored = json.dumps(value).encode()
-    elif isinstance(value, datetime):
-        stored = value.astimezone(UTC).isoformat().encode()
-    else:
-        stored = repr(value).encode()
-    return f"{crc32(stored):08x}"
+class Broken(Damaged):
+    """Damage that a sentence tells."""
+
+    def __init__(self, sentence: str) -> None:
+        Exception.__init__(self, sentence)
 
 
 @cache
-def checked_columns(row: type[Base]) -> dict[str, tuple[int, Callable[[Any], object] | None]]:
-    """Column → where its checksum begins, and what brings a value given to the type that is read back.
+def checked_columns(row: type[Base]) -> dict[str, Callable[[Any], Stored]]:
+    """Column → what gives a value as it is stored, from one that is given for the column or read from it.
 
-    In the order of the model: a new column belongs behind those that are there. A cubin has a SHA-256 of its own.
+    In the order of their names. A cubin and a source have a SHA-256 of their own.
     """
-    checked = [
-        c for c in _columns(row) if not (c.primary_key or c.name == "checksums" or isinstance(c.type, LargeBinary))
-    ]
-    converters: dict[type, Callable[[Any], object]] = {Double: float, Integer: int}
-    return {c.name: (place * WIDTH, converters.get(_kind(c))) for place, c in enumerate(checked)}
+    columns = sorted(_columns(row), key=lambda column: column.name)
+    unchecked = [c.name for c in columns if c.primary_key or c.name == "checksum" or isinstance(c.type, LargeBinary)]
+    kinds: dict[type, Callable[[Any], Stored]] = {Double: _float, Integer: int, JSON: _json, UtcDateTime: _time}
+    return {c.name: kinds.get(_kind(c), _text) for c in columns if c.name not in unchecked}
 
 
 def _columns(row: type[Base]) -> list[Column[Any]]:
@@ -70,83 +59,108 @@ def _kind(column: Column[Any]) -> type:
     return next((kind for kind in kinds if isinstance(column.type, kind)), str)
 
 
+def _text(value: str) -> str:
+    return value
+
+
+def _float(value: float) -> float:
+    return float(value) + 0.0  # SQLite has no negative zero
+
+
+def _json(value: object) -> str:
+    """As SQLAlchemy writes it; a text is what was read."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _time(value: datetime | str) -> str:
+    """A text is what SQLite holds, in which a program of others may have left microseconds out."""
+    if isinstance(value, str):
+        return value if "." in value else f"{value}.000000"
+    return value.astimezone(UTC).strftime(TIME)
+
+
 @cache
-def _places_and_types(row: type[Base]) -> dict[str, tuple[int, tuple[type, ...]]]:
-    """Column → where its checksum begins, and the Python types of its values."""
-    types: dict[type, tuple[type, ...]] = {Double: (float, int), Integer: (int,), UtcDateTime: (datetime,), str: (str,)}
+def _types(row: type[Base]) -> dict[str, tuple[type, ...]]:
+    """Column → the Python types of its values, as the mapper or a driver gives them."""
+    types: dict[type, tuple[type, ...]] = {
+        Double: (float, int), Integer: (int,), UtcDateTime: (datetime, str), str: (str,)
+    }  # fmt: skip
     found = {}
     for c in _columns(row):
-        if c.name in checked_columns(row):
-            of_column = types.get(_kind(c), (list if c.name in LISTS else dict,))
-            absent = (type(None),) if c.nullable else ()
-            found[c.name] = checked_columns(row)[c.name][0], of_column + absent
+        of_column = types.get(_kind(c), (list if c.name in LISTS else dict, str))
+        found[c.name] = of_column + ((type(None),) if c.nullable else ())
     return found
 
 
-def checksums_of(row: type[Base], values: Mapping[str, Any]) -> str:
-    """What stands in the column `checksums` of a row with these values; a missing one is null."""
-    return "".join(checksum_of(row, name, values.get(name)) for name in checked_columns(row))
+def row_checksum(row: type[Base], values: Mapping[str, Any]) -> str:
+    """What stands in the column `checksum` of a row with these values; a missing one is null.
 
-
-def checksum_of(row: type[Base], name: str, value: object) -> str:
-    """Of a value that is given for a column."""
-    _, converter = checked_columns(row)[name]
-    return checksum(converter(value) if converter and value is not None else value)
-
-
-def check(row: type[Base], number: object, checksums: str | None, values: Mapping[str, Any]) -> None:
-    """Raises Damaged where one of the values read is not what was written; `values` may be some of the columns."""
-    written = checksums or ""
-    for name, (place, types) in _places_and_types(row).items():
-        if name not in values:
-            continue
-        value = values[name]
-        # of a column that came after the row was written there is no checksum
-        expected = written[place : place + WIDTH]
-        if not isinstance(value, types) or (expected and expected != checksum(value)):
-            raise Damaged(row.__tablename__, number, name)
-    if checksums is not None and len(checksums) % WIDTH:
-        raise Damaged(row.__tablename__, number, "checksums")
-
-
-RowCheck = Callable[[object, str | None, Sequence[object]], None]
-"""raises Damaged; takes a row's number, its checksums and the values of the columns it was made for"""
-
-
-def row_check(row: type[Base], names: Sequence[str]) -> RowCheck:
-    """As `check`, quicker, for many rows of which the same columns are read, JSON as the text that is stored.
-
-    That text is what its checksum was made of: `json.dumps` writes both.
+    Columns that are null do not count, so that a later version may add some.
     """
-    columns = _places_and_types(row)
-    kept = [(name, place, place + WIDTH, _stored(types)) for name in names for place, types in [columns[name]]]
-
-    def check_row(number: object, checksums: str | None, values: Sequence[object]) -> None:
-        for (name, begin, end, allowed), value in zip(kept, values, strict=True):
-            if not isinstance(value, allowed):
-                raise Damaged(row.__tablename__, number, name)
-            if checksums:
-                written = checksums[begin:end]
-                if type(value) is float:
-                    found = f"{crc32(repr(value).encode()):08x}"  # as `checksum` has it, of most values of a figure
-                elif value is None or (type(value) is str and len(value) <= SHORT):
-                    found = _text_checksum(value)
-                else:
-                    found = checksum(value)
-                if written and written != found:
-                    raise Damaged(row.__tablename__, number, name)
-
-    return check_row
+    stored = [(name, to_stored(values.get(name))) for name, to_stored in _converters(row)]
+    return _sum(stored)
 
 
-def _stored(types: tuple[type, ...]) -> tuple[type, ...]:
-    return tuple(str if kind in (dict, list) else kind for kind in types)
+@cache
+def _converters(row: type[Base]) -> tuple[tuple[str, Callable[[Any], Stored]], ...]:
+    def unless_null(convert: Callable[[Any], Stored]) -> Callable[[Any], Stored]:
+        return lambda value: None if value is None else convert(value)
+
+    return tuple((name, unless_null(convert)) for name, convert in checked_columns(row).items())
 
 
-@lru_cache(maxsize=4096)
-def _text_checksum(text: object) -> str:
-    """Many rows have the same device and the same policy, or none."""
-    return checksum(text)
+def _sum(stored: Sequence[tuple[str, Stored]]) -> str:
+    """Of each column's name and value, in the order of the names. SQLite keeps NaN as null."""
+    held = [pair for pair in stored if pair[1] is not None and pair[1] == pair[1]]
+    return f"{crc32(repr(held).encode()):08x}"
+
+
+def check(row: type[Base], number: object, checksum: object, values: Mapping[str, Any]) -> None:
+    """Raises Damaged where the values of the columns, all of them, are not what was written."""
+    for name, types in _types(row).items():
+        if name in values and not isinstance(values[name], types):
+            raise Damaged(row.__tablename__, number, name)
+    if checksum != row_checksum(row, values):
+        raise Damaged(row.__tablename__, number)
+
+
+class RowReader:
+    """Reads some columns of a table's rows past the mapper, many at a time: all are selected, and checked.
+
+    JSON comes as the text that is stored.
+    """
+
+    def __init__(self, row: type[Base], names: Sequence[str]) -> None:
+        self._row = row
+        self._asked = len(names)
+        self._names = (*names, *(name for name in checked_columns(row) if name not in names))
+        table = row.__table__
+        asked = (cast(table.c[n], Text) if isinstance(table.c[n].type, JSON) else table.c[n] for n in names)
+        others = (_as_stored(table.c[n]) for n in self._names[self._asked :])
+        self.columns: tuple[ColumnElement[Any], ...] = (table.c.id, table.c.checksum, *asked, *others)
+        """what to select"""
+        self.width = len(self.columns)
+        in_order = sorted(self._names)
+        self._order = [(name, self._names.index(name), checked_columns(row)[name]) for name in in_order]
+
+    def read(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """The row's number and the columns that were asked for. Raises Damaged."""
+        number, checksum, *of_row = values
+        try:
+            held = [(n, convert(v)) for n, place, convert in self._order if (v := of_row[place]) is not None]
+            sound = checksum == _sum(held)
+        except (TypeError, ValueError, AttributeError):  # a value of another type
+            sound = False
+        if not sound:
+            check(self._row, number, checksum, dict(zip(self._names, of_row, strict=True)))
+            raise Damaged(self._row.__tablename__, number)
+        return number, *of_row[: self._asked]
+
+
+def _as_stored(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    if isinstance(column.type, JSON):
+        return cast(column, Text)
+    return type_coerce(column, Text) if isinstance(column.type, UtcDateTime) else column
 
 
 # ── every row that the mapper writes or reads ───────────────────────────────────────────────────────────────────────
@@ -156,10 +170,13 @@ def _text_checksum(text: object) -> str:
 @event.listens_for(Checked, "before_update", propagate=True)
 def _fill(mapper: Mapper[Any], connection: object, row: Any) -> None:
     table: type[Base] = type(row)
-    row.checksums = checksums_of(table, {name: getattr(row, name) for name in checked_columns(table)})
+    row.checksum = row_checksum(table, {name: getattr(row, name) for name in checked_columns(table)})
 
 
 @event.listens_for(Checked, "load", propagate=True)
 def _check_loaded(row: Any, context: object) -> None:
+    """Of rows that are read as a whole."""
     held = row.__dict__
-    check(type(row), held.get("id"), held.get("checksums"), held)
+    table: type[Base] = type(row)
+    if held.keys() >= checked_columns(table).keys():
+        check(table, held.get("id"), held.get("checksum"), held)

@@ -1,7 +1,8 @@
 """Who evaluates what: one trial for each key, whatever search it is of, and what others take over from it.
 
 A claim holds as long as its trial is under way in a run that lives; its trial's end is what is known of the key from
-then on. A trial that was killed or interrupted leaves its claim to who comes next.
+then on. A trial that was killed or interrupted leaves its claim to who comes next, and so does one that ended because
+processes died: of those nobody knows for certain what ended them.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, bindparam, select, text, update
+from sqlalchemy import Connection, bindparam, delete, select, text, update
 from sqlalchemy.orm import Session
 
+from evoengine.errors import UsageError
+from evoengine.ledger import chains
 from evoengine.ledger.checksums import checked_columns
 from evoengine.ledger.models import Base, CandidateRow, ClaimRow, MeasurementRow, RunRow, UtcDateTime, VerdictRow
 from evoengine.ledger.rows import to_measurement
 from evoengine.ledger.runs import RUNNING
 from evoengine.ledger.standings import update_standing
 from evoengine.ledger.statements import insert_new
-from evoengine.records import EXECUTOR, Kind, Outcome
+from evoengine.records import DEATHS, EXECUTOR, Kind, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +40,13 @@ def claim(connection: Connection, key: str, trial: int) -> Claim:
     if insert_new(connection, ClaimRow, {"key": key, "candidate_id": trial}) is not None:
         return Claim(trial, False)
     held = (
-        select(ClaimRow.candidate_id, CandidateRow.outcome, RunRow.status)
+        select(ClaimRow.candidate_id, CandidateRow.outcome, CandidateRow.evidence, RunRow.status)
         .join(CandidateRow, CandidateRow.id == ClaimRow.candidate_id)
         .join(RunRow, RunRow.id == CandidateRow.run_id)
         .where(ClaimRow.key == key)
     )
-    holder, outcome, status = connection.execute(held).one()
-    if outcome is not None and Outcome(outcome).reusable:
+    holder, outcome, evidence, status = connection.execute(held).one()
+    if outcome is not None and Outcome(outcome).reusable and DEATHS not in (evidence or {}):
         return Claim(holder, True)
     if outcome is None and status == RUNNING:
         return Claim(holder, False)
@@ -67,6 +70,22 @@ _END = text("UPDATE claims SET ended_at = :now WHERE candidate_id = :trial AND e
 
 def end_claims(connection: Connection, trial: int, now: datetime) -> None:
     connection.execute(_END, {"trial": trial, "now": now})
+
+
+def revoke(session: Session, trial: int) -> bool:
+    """Has nobody take over how the trial ended any more, nor the trial that it took its own end from; whether anybody
+    might have. Raises UsageError where it is under way, or there is none of that number."""
+    row = session.get(CandidateRow, trial)
+    if row is None:
+        raise UsageError(f"there is no trial {trial}")
+    if row.outcome is None:
+        raise UsageError(f"trial {trial} is under way: its claim says who evaluates its kernel")
+    of_either = ClaimRow.candidate_id.in_([trial, row.taken_from or trial])
+    revoked = session.execute(delete(ClaimRow).where(of_either).returning(ClaimRow.candidate_id)).scalars().all()
+    if revoked:
+        rows = chains.spelt({CandidateRow.__tablename__: set(revoked)})
+        chains.sign(session.connection(), row.run_id, chains.REVOKED, rows)
+    return bool(revoked)
 
 
 def decided(session: Session, trials: Iterable[int]) -> set[int]:
@@ -102,7 +121,7 @@ def take_over(session: Session, key: str, original: int, trial: int, *, timed: b
     if was.outcome == Outcome.MEASURED and not timed:  # a GPU timed it later
         row.outcome = str(Outcome.ESTIMATED if kept_figures else Outcome.UNRANKED)
         row.reason = None
-    row.taken_from = was.taken_from or original
+    row.taken_from, row.gate_version = was.taken_from or original, was.gate_version
     row.binary_id, row.occupancy = was.binary_id, was.occupancy
     row.device = next((v.device for v in reversed(kept_verdicts) if v.device != EXECUTOR), None)
     row.finished_at = now

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from sqlalchemy import URL, Connection, Engine, create_engine, event, func, inspect, make_url, select, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool, QueuePool
@@ -26,12 +26,11 @@ from sqlalchemy.pool import NullPool, QueuePool
 from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.hints import hint, nearest_folder
 from evoengine.ledger import optuna_schema
+from evoengine.ledger.checking import check_small
 from evoengine.ledger.chosen import chosen_database
 from evoengine.ledger.driver_errors import BUSY_SECONDS, display_url, translate_errors
-from evoengine.ledger.integrity import CHECKED_TRIALS, check_selection
-from evoengine.ledger.models import VERSION_TABLE, CandidateRow
+from evoengine.ledger.models import VERSION_TABLE
 from evoengine.ledger.schema import LOCK_KEY, known_revisions, mark, upgrade
-from evoengine.ledger.standings import check_standings
 from evoengine.ledger.write_ahead_log import check_log, orphaned_log, reading_uri
 from evoengine.machine import require_files
 from evoengine.passwords import hide_passwords, without_passwords
@@ -92,7 +91,7 @@ def open_database(url: URL, *, create: bool) -> Engine:
     """
     _require_name(url)
     writable = url.drivername != "sqlite" or _check_file(url, create)
-    contents = inspect_database(url, check=True)
+    contents = inspect_database(url)
     _refuse_foreign(url, contents)
     if contents.revision is None and not create:
         raise _no_ledger(url, _without_log(url, contents))
@@ -110,15 +109,9 @@ def open_database(url: URL, *, create: bool) -> Engine:
             upgrade(engine)
             mark(engine)
         else:
-            _check_small(engine)
+            with Session(engine.execution_options(reading=True)) as session:
+                check_small(session)
     return engine
-
-
-def _check_small(engine: Engine) -> None:
-    """That the figures which candidates are ranked by are the right ones, where looking takes a moment."""
-    with Session(engine.execution_options(reading=True)) as session:
-        if (session.scalar(select(func.max(CandidateRow.id))) or 0) <= CHECKED_TRIALS:
-            check_standings(session)
 
 
 def make_engine(url: URL) -> Engine:
@@ -222,12 +215,9 @@ def _without_log(url: URL, contents: Contents) -> str:
     return f"; if it was copied from a ledger, its write-ahead log {path.name}-wal has to be copied with it"
 
 
-def inspect_database(url: URL, *, check: bool = False) -> Contents:
-    """Reads what the database holds without changing a byte; an SQLite file need not be there.
-
-    With `check`, raises MachineError where an SQLite ledger is damaged in what its rows are selected by.
-    """
-    return _look_into_file(Path(url.database or ""), check) if url.drivername == "sqlite" else _look_into_server(url)
+def inspect_database(url: URL) -> Contents:
+    """Reads what the database holds without changing a byte; an SQLite file need not be there."""
+    return _look_into_file(Path(url.database or "")) if url.drivername == "sqlite" else _look_into_server(url)
 
 
 def _require_name(url: URL) -> None:
@@ -297,7 +287,7 @@ def _check_file(url: URL, create: bool) -> bool:
     return True
 
 
-def _look_into_file(path: Path, check: bool) -> Contents:
+def _look_into_file(path: Path) -> Contents:
     log = Path(f"{path}-wal")
     uri = reading_uri(path, alone=False)
     # Where there is a log, this process may have the file open through SQLite. Closing it once more, opened in any
@@ -319,10 +309,7 @@ def _look_into_file(path: Path, check: bool) -> Contents:
         if log.exists() and log.stat().st_size:
             check_log(connection, path, log, in_use)
         tables = (name for (name,) in names if not name.startswith("sqlite_"))
-        contents = _contents(tables, lambda query: (connection.execute(query).fetchone() or [None])[0])
-        if check and contents.revision == known_revisions()[-1]:
-            check_selection(connection)
-        return contents
+        return _contents(tables, lambda query: (connection.execute(query).fetchone() or [None])[0])
 
 
 def _look_into_server(url: URL) -> Contents:

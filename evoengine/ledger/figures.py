@@ -7,23 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Row,
-    Select,
-    Text,
-    and_,
-    bindparam,
-    case,
-    cast,
-    func,
-    select,
-    text,
-)
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, case, func, select, text
 from sqlalchemy.orm import Session, aliased
 
-from evoengine.ledger.checksums import Damaged, row_check
+from evoengine.ledger.checksums import Damaged, RowReader
 from evoengine.ledger.listing import BATCH, KINDS, read_policy, read_terms
 from evoengine.ledger.models import CandidateRow, MeasurementRow, RankingRow, StandingRow, VerdictRow
 from evoengine.ledger.ranking import Figure, in_order
@@ -37,14 +24,8 @@ FIRST_FASTEST = 64
 """figures that are looked at for the best few; more where finals, or kernels that are there twice, want it"""
 _OF_CANDIDATE = ("run_id", "problem", "gpu", "outcome", "gate_version", "source_sha256", "config_key")
 _OF_MEASUREMENT = ("candidate_id", "kind", "device", "median_us", "normalised_us", "suspect", "terms", "policy")
-_check_candidate = row_check(CandidateRow, _OF_CANDIDATE)
-_check_measurement = row_check(MeasurementRow, _OF_MEASUREMENT)
-_TEXTS = ("terms", "policy")
-_FIGURE = (
-    CandidateRow.id, CandidateRow.checksums, *(getattr(CandidateRow, name) for name in _OF_CANDIDATE),
-    MeasurementRow.id, MeasurementRow.checksums,
-    *(cast(getattr(MeasurementRow, n), Text) if n in _TEXTS else getattr(MeasurementRow, n) for n in _OF_MEASUREMENT),
-)  # fmt: skip
+_candidates, _measurements = RowReader(CandidateRow, _OF_CANDIDATE), RowReader(MeasurementRow, _OF_MEASUREMENT)
+_FIGURE = (*_candidates.columns, *_measurements.columns)
 _STANDING = (
     select(StandingRow.us, *_FIGURE)
     .select_from(StandingRow)
@@ -55,8 +36,6 @@ _IS_FINAL = text("standings.is_final = 1")
 """as the index of finals has it"""
 _MODEL = case((and_(RankingRow.kind == str(Kind.ESTIMATED), RankingRow.by_formula == 0), RankingRow.device))
 """of rankings of predictions what predicted them, with its version and clock; null of others"""
-_MEASUREMENT = 2 + len(_OF_CANDIDATE)
-"""where its columns begin"""
 
 
 _any_verdict = aliased(VerdictRow)
@@ -97,15 +76,17 @@ def figures_of(connection: Connection, trial: int) -> Iterator[Figure]:
 
 
 def to_figure(row: Sequence[Any]) -> Figure:
-    trial, sums, *of_candidate = row[:_MEASUREMENT]
-    number, figure_sums, *values = row[_MEASUREMENT:]
-    _check_candidate(trial, sums, of_candidate)
-    _check_measurement(number, figure_sums, values)
-    run, gate_version = of_candidate[0], of_candidate[4] or 0
+    return _read_row(row)[0]
+
+
+def _read_row(row: Sequence[Any]) -> tuple[Figure, str]:
+    """Return the figure and its kernel: the source's SHA-256, or the configuration's key where no source is known."""
+    trial, run, _, _, _, gate_version, source_sha256, config_key = _candidates.read(row[: _candidates.width])
+    number, *values = _measurements.read(row[_candidates.width :])
     _, kind, device, median_us, normalised_us, suspect, terms, policy = values
     us = median_us if normalised_us is None else normalised_us
     read = read_terms(terms, TERMS), device, run, read_policy(policy)
-    return Figure(number, trial, KINDS[kind], us, suspect, *read, gate_version)
+    return Figure(number, trial, KINDS[kind], us, suspect, *read, gate_version or 0), source_sha256 or config_key
 
 
 def policy_key(policy: Policy | None) -> str:
@@ -256,14 +237,12 @@ def _of_run(standings: Select[Any], run: int | None) -> Select[Any]:
 
 
 def _read(session: Session, wanted: Select[Any]) -> dict[int, tuple[Figure, str]]:
-    """Trial → its figure and its kernel: the source, and where that is unknown, as of what another tuner recorded, the
-    configuration. Raises Damaged where a figure is not what stands for it."""
+    """Trial → its figure and its kernel. Raises Damaged where a figure is not what stands for it."""
     rows: Sequence[Sequence[Any]] = session.execute(wanted).all()
     found: dict[int, tuple[Figure, str]] = {}
     for us, *row in rows:
-        figure = to_figure(row)
+        figure, kernel = _read_row(row)
         if us != figure.us:
             raise Damaged(StandingRow.__tablename__, figure.trial, "us")
-        source_sha256, config_key = row[_MEASUREMENT - 2 : _MEASUREMENT]
-        found[figure.trial] = figure, source_sha256 or config_key
+        found[figure.trial] = figure, kernel
     return found

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import ColumnElement, Select, Text, cast, func, or_, select
+from sqlalchemy import ColumnElement, Select, func, or_, select
 
-from evoengine.ledger.checksums import row_check
+from evoengine.ledger.checksums import RowReader
 from evoengine.ledger.comparison import Comparison, read_comparison
 from evoengine.ledger.effects import Effects, read_effects
 from evoengine.ledger.listing import BATCH, Trial, read_trials
@@ -26,9 +26,8 @@ from evoengine.records import Config
 
 KNOBS_FROM = 1000
 """of the last so many trials the knobs are named to a person who named one that is not there"""
-_CONFIG = (CandidateRow.id, CandidateRow.checksums, cast(CandidateRow.config, Text))
+_configs_of = RowReader(CandidateRow, ("config",))
 S = TypeVar("S", bound="Select[*tuple[Any, ...]]")
-_check_config = row_check(CandidateRow, ("config",))
 
 
 class Condition(Protocol):
@@ -90,7 +89,7 @@ class TrialLists(Reader):
         """The knobs that those trials have, in the order in which they are first seen."""
         names: dict[str, None] = {}
         for start in range(0, len(trials), BATCH):
-            of_batch = select(*_CONFIG).where(CandidateRow.id.in_(trials[start : start + BATCH]))
+            of_batch = select(*_configs_of.columns).where(CandidateRow.id.in_(trials[start : start + BATCH]))
             with self._reading() as session:
                 for config in _configs(session.execute(of_batch.order_by(CandidateRow.id)).all()):
                     names.update(dict.fromkeys(config.keys()))
@@ -150,7 +149,7 @@ class TrialLists(Reader):
     def _picked(self, wanted: Wanted, condition: Condition) -> Iterator[int]:
         last: int | None = None
         while True:
-            of_batch = _narrowed(select(*_CONFIG), wanted)
+            of_batch = _narrowed(select(*_configs_of.columns), wanted)
             if last is not None:
                 of_batch = of_batch.where(CandidateRow.id < last)
             with self._reading() as session:
@@ -191,8 +190,7 @@ def _knob(name: str) -> ColumnElement[str]:
 
 
 def _configs(rows: Sequence[Sequence[Any]]) -> list[Config]:
-    """Of rows of _CONFIG; decoded together, so that they share the names of their knobs."""
-    for number, sums, text in rows:
-        _check_config(number, sums, (text,))
-    configs: list[Config] = json.loads(f"[{','.join(text for *_, text in rows)}]")
+    """Decoded together, so that they share the names of their knobs."""
+    texts = [_configs_of.read(row)[1] for row in rows]
+    configs: list[Config] = json.loads(f"[{','.join(texts)}]")
     return configs

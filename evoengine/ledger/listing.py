@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Text, cast, func, literal, select, true
+from sqlalchemy import ColumnElement, Select, cast, func, literal, select, true
 from sqlalchemy.orm import Session, aliased
 
-from evoengine.ledger.checksums import Damaged, row_check
+from evoengine.ledger.checksums import Damaged, RowReader
 from evoengine.ledger.models import BinaryRow, CandidateRow, MeasurementRow, RunRow
 from evoengine.ledger.rows import most_trusted, to_policy
 from evoengine.records import Config, Kind, Measurement, Outcome, Policy
@@ -27,33 +27,19 @@ FIRST_BATCH = 100
 """of those that are read from the last one back: mostly a page of them is shown"""
 Reading = Callable[[], AbstractContextManager[Session]]
 """begins a transaction that reads"""
-_CANDIDATE = (
-    CandidateRow.id, CandidateRow.checksums, CandidateRow.run_id, CandidateRow.problem, CandidateRow.gpu,
-    CandidateRow.outcome, cast(CandidateRow.config, Text), cast(CandidateRow.parents, Text),
-    CandidateRow.operator, CandidateRow.reason, RunRow.imported_from,
-)  # fmt: skip
-_check_candidate = row_check(
+_candidates = RowReader(
     CandidateRow, ("run_id", "problem", "gpu", "outcome", "config", "parents", "operator", "reason")
 )
-_CONFIG, _PARENTS = 6, 7
-"""their places in a row"""
-_FIGURE = (
-    MeasurementRow.id, MeasurementRow.checksums, MeasurementRow.candidate_id, MeasurementRow.kind,
-    MeasurementRow.device, MeasurementRow.tflops, MeasurementRow.median_us, MeasurementRow.vs_baseline,
-    MeasurementRow.suspect, MeasurementRow.normalised_us, cast(MeasurementRow.policy, Text),
-    cast(MeasurementRow.terms, Text),
-)  # fmt: skip
-_check_figure = row_check(
+_CONFIG, _PARENTS = 5, 6
+"""their places in what it reads"""
+_figures_of = RowReader(
     MeasurementRow,
     ("candidate_id", "kind", "device", "tflops", "median_us", "vs_baseline", "suspect", "normalised_us", "policy",
      "terms"),
 )  # fmt: skip
-_BINARY = (
-    BinaryRow.id, BinaryRow.checksums, BinaryRow.registers, BinaryRow.spill_bytes, BinaryRow.shared_bytes,
-)  # fmt: skip
-_check_binary = row_check(BinaryRow, ("registers", "spill_bytes", "shared_bytes"))
-_COMPILED = (CandidateRow.id, CandidateRow.checksums, CandidateRow.shared_bytes, CandidateRow.binary_id)
-_check_compiled = row_check(CandidateRow, ("shared_bytes", "binary_id"))
+_binaries = RowReader(BinaryRow, ("registers", "spill_bytes", "shared_bytes"))
+_COMPILED = (CandidateRow.id, CandidateRow.shared_bytes, CandidateRow.binary_id)
+"""of rows that were checked"""
 KINDS: Mapping[str, Kind] = {str(kind): kind for kind in Kind}
 OUTCOMES: Mapping[str | None, Outcome | None] = {None: None} | {str(outcome): outcome for outcome in Outcome}
 _NO_TERMS: Mapping[str, float] = {}
@@ -101,7 +87,9 @@ def read_trials(
     of_batch, size = listed, FIRST_BATCH if newest_first else BATCH
     while True:
         with reading() as session:
-            rows = session.execute(of_batch.limit(size).with_only_columns(*_CANDIDATE)).all()
+            rows = session.execute(
+                of_batch.limit(size).with_only_columns(*_candidates.columns, RunRow.imported_from)
+            ).all()
             trials = _trials(session, rows, resources, kind)
         yield from trials
         if len(rows) < size:
@@ -139,9 +127,8 @@ def _ancestors(trial: int, dialect: str) -> Select[int]:
 def _trials(
     session: Session, rows: Sequence[Sequence[Any]], resources: bool, kind: Kind | None
 ) -> list[Trial]:  # fmt: skip
+    rows = [(*_candidates.read(row[:-1]), row[-1]) for row in rows]
     numbers = [row[0] for row in rows]
-    for number, sums, *values, _ in rows:
-        _check_candidate(number, sums, values)
     figures = _figures(session, numbers, kind)
     taken = _resources(session, numbers) if resources else {}
     configs, parents = (_decoded([row[place] for row in rows]) for place in (_CONFIG, _PARENTS))
@@ -155,7 +142,7 @@ def _trial(
     row: Sequence[Any], config: Config, parents: tuple[int, ...], figure: Measurement | None, binary: Resources | None,
     shared_bytes: int | None,
 ) -> Trial:  # fmt: skip
-    number, _, run, problem, gpu, outcome, _, _, operator, reason, origin = row
+    number, run, problem, gpu, outcome, _, _, operator, reason, origin = row
     ended = OUTCOMES[outcome]
     return Trial(
         number, run, problem, gpu, config, parents, operator, ended, reason, origin, figure, binary, shared_bytes
@@ -164,19 +151,19 @@ def _trial(
 
 def _figures(session: Session, trials: Iterable[int], kind: Kind | None) -> dict[int, Measurement | None]:
     """Of each trial the one it is ranked by, of this kind alone where one is named."""
-    of_batch = select(*_FIGURE).where(MeasurementRow.candidate_id.in_(trials)).order_by(MeasurementRow.id)
+    of_batch = select(*_figures_of.columns).where(MeasurementRow.candidate_id.in_(trials)).order_by(MeasurementRow.id)
     if kind is not None:
         of_batch = of_batch.where(MeasurementRow.kind == str(kind))
     held: dict[int, list[Measurement]] = {}
-    for row in session.execute(of_batch):
-        held.setdefault(row.candidate_id, []).append(_figure(row))
+    rows: Iterable[Sequence[Any]] = session.execute(of_batch)
+    for row in rows:
+        _, trial, *values = _figures_of.read(row)
+        held.setdefault(trial, []).append(_figure(values))
     return {trial: f[0] if len(f) == 1 else most_trusted(f) for trial, f in held.items()}
 
 
-def _figure(row: Sequence[Any]) -> Measurement:
-    number, sums, *values = row
-    _check_figure(number, sums, values)
-    _, kind, device, tflops, median_us, vs_baseline, suspect, normalised_us, policy, terms = values
+def _figure(values: Sequence[Any]) -> Measurement:
+    kind, device, tflops, median_us, vs_baseline, suspect, normalised_us, policy, terms = values
     return Measurement(
         KINDS[kind], device, tflops, median_us, (), vs_baseline, read_terms(terms, TERMS), suspect, read_policy(policy),
         normalised_us,
@@ -185,19 +172,17 @@ def _figure(row: Sequence[Any]) -> Measurement:
 
 def _resources(session: Session, trials: Iterable[int]) -> dict[int, tuple[Resources | None, int | None]]:
     """With the shared bytes, of those that were rendered."""
-    of_batch = select(*_COMPILED, *_BINARY).outerjoin(BinaryRow)
+    of_batch = select(*_COMPILED, *_binaries.columns).outerjoin(BinaryRow)
     taken: dict[int, tuple[Resources | None, int | None]] = {}
     rendered = of_batch.where(CandidateRow.id.in_(trials), CandidateRow.source_sha256.is_not(None))
     rows: Iterable[Sequence[Any]] = session.execute(rendered)
-    for trial, sums, dynamic, binary, number, binary_sums, *values in rows:
-        _check_compiled(trial, sums, (dynamic, binary))
-        if number != binary:
+    for trial, dynamic, binary, *of_binary in rows:
+        if of_binary[0] != binary:
             raise Damaged(CandidateRow.__tablename__, trial, "binary_id")
-        if number is None:
+        if binary is None:
             taken[trial] = None, dynamic
         else:
-            _check_binary(number, binary_sums, values)
-            registers, spill_bytes, static = values
+            _, registers, spill_bytes, static = _binaries.read(of_binary)
             taken[trial] = Resources(registers, spill_bytes), (dynamic or 0) + static
     return taken
 

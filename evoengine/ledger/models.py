@@ -67,8 +67,35 @@ class Base(DeclarativeBase):
 class Checked:
     """Of rows whose values can be checked when they are read; `checksums.py` has what stands in the column."""
 
-    checksums: Mapped[str | None] = mapped_column(sort_order=100)
-    """null in rows that were written before schema 0008"""
+    checksum: Mapped[str | None] = mapped_column(sort_order=100)
+    """null where a row was damaged before schema 0012"""
+
+
+class ChainRow(Base):
+    """How far the chain of a run's rows has come: `chains.py`."""
+
+    __tablename__ = "chains"
+
+    run_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """0 of the ledger's own"""
+    links: Mapped[int]
+    sum: Mapped[str] = mapped_column(String(8))
+    """of the last link"""
+
+
+class LinkRow(Base):
+    """What a transaction wrote of a run, or did to it."""
+
+    __tablename__ = "links"
+
+    run_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    what: Mapped[str] = mapped_column(String(16))
+    rows: Mapped[str]
+    """as in `candidates 1-3,7; verdicts 2`"""
+    at: Mapped[datetime]
+    sum: Mapped[str] = mapped_column(String(8))
+    """over this link and the sum of the one before"""
 
 
 class DeviceRow(Checked, Base):
@@ -241,6 +268,8 @@ class CandidateRow(Checked, Base):
     """the trial with this configuration that was under way when the run was killed or ended"""
     taken_from: Mapped[int | None]
     """the trial that was evaluated in place of this one"""
+    evidence: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """of an outcome that a dead process or a limit led to: the `deaths`, or the `limit`"""
     gate_version: Mapped[int | None]
     """of the gate that the outcome rests on; null of what was judged before schema 0010"""
     next_kernels: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))

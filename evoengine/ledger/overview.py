@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Select, func, select
-from sqlalchemy.orm import Session, joinedload, load_only
+from sqlalchemy.orm import Session, joinedload
 
 from evoengine.ledger.effects import Effects, read_effects
 from evoengine.ledger.listing import Reading, Trial, read_trials
@@ -130,8 +130,7 @@ def _finalists(session: Session, own: Select[int]) -> list[Finalist]:
 
 
 def _cases(session: Session, own: Select[int]) -> dict[str, CaseErrors]:
-    read = load_only(VerdictRow.candidate_id, VerdictRow.checksums, VerdictRow.cases)
-    verdicts = select(VerdictRow).options(read).where(VerdictRow.device != EXECUTOR, VerdictRow.candidate_id.in_(own))
+    verdicts = select(VerdictRow).where(VerdictRow.device != EXECUTOR, VerdictRow.candidate_id.in_(own))
     last: dict[int, VerdictRow] = {}
     for row in session.scalars(verdicts.order_by(VerdictRow.id.desc()).limit(MOST_VERDICTS)):
         last.setdefault(row.candidate_id, row)

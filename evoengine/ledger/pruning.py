@@ -12,6 +12,7 @@ from itertools import islice
 from sqlalchemy import delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
+from evoengine.ledger import chains
 from evoengine.ledger.figures import read_order
 from evoengine.ledger.models import BinaryRow, CandidateRow, MachineCodeRow, RunRow, SourceRow
 from evoengine.ledger.runs import RUNNING
@@ -46,6 +47,7 @@ def prune(session: Session, keep: int, before: datetime | None) -> Pruned:
     needed = made_of.where(BinaryRow.cubin_sha256 == MachineCodeRow.sha256, SourceRow.packed.is_not(None))
     binaries = session.scalars(select(func.count()).select_from(MachineCodeRow).where(~needed.exists())).one()
     session.execute(delete(MachineCodeRow).where(~needed.exists()))
+    chains.sign(session.connection(), chains.LEDGER, chains.PRUNED, f"{sources} sources, {binaries} binaries")
     return Pruned(sources, binaries, held - _packed_bytes(session))
 
 

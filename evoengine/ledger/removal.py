@@ -8,6 +8,7 @@ from sqlalchemy import delete, select, text
 from sqlalchemy.orm import Session
 
 from evoengine.errors import UsageError
+from evoengine.ledger import chains
 from evoengine.ledger.models import (
     BaselineRow,
     BinaryRow,
@@ -41,11 +42,13 @@ def delete_runs(session: Session, runs: Sequence[int]) -> None:
     _lock(session)
     _require_removable(session, runs)
     candidates = select(CandidateRow.id).where(CandidateRow.run_id.in_(runs))
+    trials = session.scalars(candidates).all()
     for row in OF_CANDIDATE:
         session.execute(delete(row).where(row.candidate_id.in_(candidates)))
     for owned in OF_RUN:
         session.execute(delete(owned).where(owned.run_id.in_(runs)))
     session.execute(delete(RunRow).where(RunRow.id.in_(runs)))
+    chains.remove(session, runs, trials)
     for run in runs:
         delete_studies(session.connection(), run)
     delete_unused(session)

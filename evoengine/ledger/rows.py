@@ -286,7 +286,7 @@ def load_options(with_cubin: bool) -> tuple[ORMOption, ...]:
     """Loads what `to_candidate` reads of many rows at once."""
     binary = joinedload(CandidateRow.binary)
     return (
-        joinedload(CandidateRow.run).load_only(RunRow.imported_from),
+        selectinload(CandidateRow.run),
         joinedload(CandidateRow.source),
         binary.joinedload(BinaryRow.machine_code) if with_cubin else binary,
         selectinload(CandidateRow.verdicts),
@@ -319,6 +319,7 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
         imported_from=row.run.imported_from,
         retry_of=row.retry_of,
         taken_from=row.taken_from,
+        evidence=row.evidence,
         gate_version=row.gate_version,
         created_at=row.created_at,
         finished_at=row.finished_at,

@@ -22,12 +22,16 @@ from evoengine import __version__
 from evoengine.errors import NothingFound
 from evoengine.gpu import find_gpu
 from evoengine.hints import hint
+from evoengine.ledger import chains
+from evoengine.ledger.chains import broken
 from evoengine.ledger.checking import Fault, find_faults
+from evoengine.ledger.checksums import Broken
 from evoengine.ledger.chosen import chosen_database
 from evoengine.ledger.database import open_database, parse_url
 from evoengine.ledger.driver_errors import translate_errors
 from evoengine.ledger.heartbeat import POLL_SECONDS, begin_beating, seconds_until_last_beat
 from evoengine.ledger.history import TrialLists
+from evoengine.ledger.invariants import violated
 from evoengine.ledger.models import (
     BaselineRow,
     CandidateRow,
@@ -36,7 +40,7 @@ from evoengine.ledger.models import (
 )
 from evoengine.ledger.patience import patient
 from evoengine.ledger.pruning import Pruned, prune
-from evoengine.ledger.reclaim import end_unfinished
+from evoengine.ledger.reclaim import end_unfinished, of_one_death, take_back
 from evoengine.ledger.removal import delete_runs
 from evoengine.ledger.rows import (
     baseline_values,
@@ -65,13 +69,13 @@ class SpaceFile(Protocol):
     text: str
 
 
-def open_ledger(database: str | None, *, create: bool) -> Ledger:
-    """The ledger in an SQLite file, given as path or URL, or in PostgreSQL; None is what `chosen_database` says.
+def open_ledger(database: str | os.PathLike[str] | None, *, create: bool) -> Ledger:
+    """Open the ledger in an SQLite file, given as path or URL, or in PostgreSQL; None is what `chosen_database` says.
 
     Raises NothingFound where there is none and `create` is false, UsageError on a database that cannot be used,
     MachineError where PostgreSQL's driver is missing. Nothing is written then.
     """
-    url = parse_url(chosen_database(database))
+    url = parse_url(chosen_database(None if database is None else os.fspath(database)))
     return Ledger(url, open_database(url, create=create))
 
 
@@ -297,10 +301,21 @@ class Ledger(TrialWriter, TrialLists):
         with self._reading() as session:
             return find_faults(session, on_stage)
 
+    def require_proven(self, trial: int) -> None:
+        """Raises MachineError where something of the trial does not hold, or a row of its run is not there."""
+        with self._reading() as session:
+            run = session.get_one(CandidateRow, trial).run_id
+            for what in (*violated(session, trial), *broken(session, run)):
+                raise Broken(what)
+
     def mend(self, echo: Callable[[str], None]) -> None:
         """Makes again what follows from the rest of the ledger, and takes killed runs from their processes."""
         self.await_killed(lambda run: True, echo)
         with self._writing() as session:
+            for row in of_one_death(session):
+                take_back(row)
+                rows = chains.spelt({CandidateRow.__tablename__: {row.id}})
+                chains.sign(session.connection(), row.run_id, chains.REPAIRED, rows)
             rebuild(session)
 
     def prune(self, keep: int, before: datetime | None) -> Pruned:

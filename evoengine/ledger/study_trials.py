@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from evoengine.ledger.checksums import row_check
+from evoengine.ledger.checksums import RowReader
 from evoengine.ledger.listing import BATCH, Reading, Trial, read_trials
 from evoengine.ledger.models import CandidateRow, VerdictRow
 from evoengine.ledger.rows import last_verdicts, to_verdict
@@ -21,8 +21,7 @@ from evoengine.text import plain
 
 CHANGED_LENGTH = 500
 """characters of what was changed of a trial's parent"""
-_FURTHER = ("occupancy", "source_sha256", "created_at", "finished_at")
-_check_further = row_check(CandidateRow, _FURTHER)
+_further_of = RowReader(CandidateRow, ("occupancy", "source_sha256", "created_at", "finished_at"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +57,8 @@ def read_study_trials(
 
 
 def _further(session: Session, trials: Sequence[int]) -> dict[int, tuple[Any, ...]]:
-    columns = [getattr(CandidateRow, name) for name in _FURTHER]
-    rows = session.execute(select(CandidateRow.id, CandidateRow.checksums, *columns).where(CandidateRow.id.in_(trials)))
-    found: dict[int, tuple[Any, ...]] = {}
-    row: Any
-    for row in rows:
-        number, sums, *values = row
-        _check_further(number, sums, values)
-        found[number] = tuple(values)
-    return found
+    rows = session.execute(select(*_further_of.columns).where(CandidateRow.id.in_(trials)))
+    return {number: tuple(values) for number, *values in map(_further_of.read, rows)}
 
 
 def _largest_errors(session: Session, trials: Sequence[int]) -> dict[int, float | None]:

@@ -3,24 +3,23 @@ by."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select
-from sqlalchemy.orm import load_only
 
-from evoengine.ledger.listing import BATCH, Reading
+from evoengine.ledger.checksums import RowReader
+from evoengine.ledger.listing import BATCH, Reading, read_policy
 from evoengine.ledger.models import MeasurementRow
-from evoengine.ledger.rows import KIND_PRECEDENCE, to_policy
+from evoengine.ledger.rows import KIND_PRECEDENCE
 from evoengine.records import Clocks, Kind, Policy
 from evoengine.terms import FORMULA, model_of
 
-_READ = (
-    MeasurementRow.candidate_id, MeasurementRow.checksums, MeasurementRow.kind, MeasurementRow.device,
-    MeasurementRow.tflops, MeasurementRow.median_us, MeasurementRow.normalised_us, MeasurementRow.policy,
-    MeasurementRow.terms, MeasurementRow.suspect,
-)  # fmt: skip
-"""all but the samples"""
+_figures = RowReader(
+    MeasurementRow,
+    ("candidate_id", "kind", "device", "tflops", "median_us", "normalised_us", "policy", "terms", "suspect"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +54,18 @@ class Timed:
 def read_times(reading: Reading, trials: Sequence[int]) -> Iterator[Timed]:
     """Every figure of those trials that can be trusted, a trial's oldest first."""
     for start in range(0, len(trials), BATCH):
-        rows = select(MeasurementRow).options(load_only(*_READ)).order_by(MeasurementRow.id)
+        rows = select(*_figures.columns).order_by(MeasurementRow.id)
         with reading() as session:
-            of_batch = session.scalars(rows.where(MeasurementRow.candidate_id.in_(trials[start : start + BATCH])))
-            timed = [_timed(row) for row in of_batch if not row.suspect]
+            of_batch = session.execute(rows.where(MeasurementRow.candidate_id.in_(trials[start : start + BATCH])))
+            timed = [_timed(*values) for _, *values, suspect in map(_figures.read, of_batch) if not suspect]
         yield from timed
 
 
-def _timed(row: MeasurementRow) -> Timed:
-    kind = Kind(row.kind)
-    model = model_of(row.terms) if kind is Kind.ESTIMATED else None
-    sort = Sort(kind, model, row.device, None if row.policy is None else to_policy(row.policy))
-    us = row.median_us if row.normalised_us is None else row.normalised_us
-    return Timed(row.candidate_id, sort, us, row.tflops)
+def _timed(
+    trial: int, named: str, device: str, tflops: float | None, median_us: float, normalised_us: float | None,
+    policy: str | None, terms: str,
+) -> Timed:  # fmt: skip
+    kind = Kind(named)
+    model = model_of(json.loads(terms)) if kind is Kind.ESTIMATED else None
+    us = median_us if normalised_us is None else normalised_us
+    return Timed(trial, Sort(kind, model, device, read_policy(policy)), us, tflops)

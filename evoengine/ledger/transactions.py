@@ -7,7 +7,7 @@ of this process for killed (`heartbeat.py`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from evoengine.errors import MachineError
+from evoengine.ledger import chains
 from evoengine.ledger.commits import Commits, Mark, was_made
 from evoengine.ledger.database import db_of
 from evoengine.ledger.driver_errors import display_url, is_away, translate_errors
@@ -25,6 +26,7 @@ from evoengine.ledger.heartbeat import Heart, Watchman, beat, mark_killed, requi
 from evoengine.ledger.patience import Patience, Unavailable, patient
 from evoengine.ledger.watch import FileLost, Watch
 from evoengine.ledger.write_ahead_log import discard_log, empty_log
+from evoengine.text import spans
 
 _UNDONE = "the ledger could not write what belongs to the same transaction"
 
@@ -181,9 +183,11 @@ class OpenDatabase:
         mark: Mark | None = None
         try:
             with self._engine.begin() as connection:
+                chains.begin(connection)
                 if once and self.patience is not None and self._url.drivername != "sqlite":
                     mark = self._commits.note(connection)
                 yield connection
+                chains.write(connection)
         except DBAPIError as error:
             lost = error.orig is not None and is_away(error.orig)
             if mark is None or self.patience is None or not lost or not self.patience.call(self._was_made(mark)):
@@ -244,12 +248,3 @@ class OpenDatabase:
                 mark_killed(session, killed)
             self._watchman.forget(killed)
         return self._watchman.undecided
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """Numbers in their order, neighbours joined: "trials 1 to 4, 7"."""
-    known = set(numbers)
-    starts = sorted(n for n in known if n - 1 not in known)
-    ends = sorted(n for n in known if n + 1 not in known)
-    parts = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
-    return f"{'trial' if len(known) == 1 else 'trials'} {', '.join(parts)}"

@@ -12,7 +12,8 @@ from typing import TypeVar
 from sqlalchemy import insert, select, text
 from sqlalchemy.orm import Session, selectinload
 
-from evoengine.ledger.checksums import checksums_of
+from evoengine.ledger import chains
+from evoengine.ledger.checksums import row_checksum
 from evoengine.ledger.models import (
     Base,
     BaselineRow,
@@ -116,6 +117,7 @@ def insert_run(
     Whatever names another trial of the run is renumbered; parents and incumbents of other runs are not of this ledger
     and go. Finals get negative numbers in their order, by which `ranked` knows that they were not held here.
     """
+    chains.call_it(session.connection(), chains.IMPORTED)
     plain = {name: getattr(whole.run, name) for name in Run.__slots__ if name not in NOT_TAKEN_OVER}
     plain["imported_from"] = whole.run.imported_from or "another ledger"
     run = RunRow(device=device_row(session, whole.run.device), **plain)
@@ -178,9 +180,16 @@ def _batches(values: Iterable[_T]) -> Iterator[list[_T]]:
 
 
 def _insert(session: Session, row: type[Base], values: list[dict[str, object]]) -> None:
-    """Rows that the mapper does not see: their checksums are made here."""
-    if values:
-        session.execute(insert(row), [v | {"checksums": checksums_of(row, v)} for v in values])
+    """Rows that the mapper does not see: their checksums are made here, and the chain's notes."""
+    if not values:
+        return
+    table, connection = row.__table__, session.connection()
+    made = connection.scalars(
+        insert(row).returning(table.c.id, sort_by_parameter_order=True),
+        [v | {"checksum": row_checksum(row, v)} for v in values],
+    )
+    for number, of_row in zip(made, values, strict=True):
+        chains.note(connection, row, number, of_row)
 
 
 def _next_trials(session: Session, count: int) -> Sequence[int]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import Connection, select
 from sqlalchemy.orm import joinedload
 
-from evoengine.ledger.claims import Claim, claim, claim_again, decided, end_claims, take_over
+from evoengine.ledger.claims import Claim, claim, claim_again, decided, end_claims, revoke, take_over
 from evoengine.ledger.models import Base, BinaryRow, CandidateRow, MeasurementRow, ProfileRow, VerdictRow
 from evoengine.ledger.patience import patient
 from evoengine.ledger.reading import Reader
@@ -79,6 +80,12 @@ class TrialWriter(Reader):
         with self._writing_plainly() as connection:
             return claim(connection, key, trial)
 
+    def revoke_claim(self, trial: int) -> bool:
+        """Has the next search that comes to the trial's kernel evaluate it; whether any would have taken its end over.
+        Raises UsageError where there is no such trial, or it is under way."""
+        with self._writing() as session:
+            return revoke(session, trial)
+
     @patient
     def decided(self, trials: Sequence[int]) -> set[int]:
         """Of trials that other searches evaluate, those that are not under way any more."""
@@ -143,14 +150,16 @@ class TrialWriter(Reader):
     def finish(
         self, trial: int, outcome: Outcome, reason: str | None, occupancy: float | None, device: str | None,
         verdicts: Sequence[Verdict] = (), figure: Measurement | None = None,
+        evidence: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Record how the candidate ended and the verdicts that it ended by; a later measurement may end it again."""
         with self._writing_plainly() as connection:
-            self._end(connection, trial, str(outcome), reason, occupancy, device, verdicts, figure)
+            self._end(connection, trial, str(outcome), reason, occupancy, device, verdicts, figure, evidence)
 
     def _end(
         self, connection: Connection, trial: int, outcome: str, reason: str | None, occupancy: float | None,
         device: str | None, verdicts: Sequence[Verdict], figure: Measurement | None,
+        evidence: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         now = utc_now()
         for verdict in verdicts:
@@ -159,6 +168,7 @@ class TrialWriter(Reader):
             _insert_taken(connection, MeasurementRow, trial, now, measurement_values(figure))
         self._finished.append(trial)
         end: dict[str, object] = {"outcome": outcome, "reason": reason, "occupancy": occupancy, "device": device}
+        end["evidence"] = evidence
         if versions := [v.gate_version for v in verdicts if v.gate_version is not None]:
             end["gate_version"] = min(versions)
         update_row(connection, CandidateRow, trial, {"finished_at": now, **end})

@@ -15,6 +15,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 KERNEL = json.loads((FOLDER / "kernel.json").read_text("utf-8"))
 THREADS, SHARED_BYTES = KERNEL["launch"]["threads"], KERNEL["launch"]["shared_bytes"]
+THEN = KERNEL["launch"].get("then", ())  # kernels behind the first, in order
 ALIGNMENT = 16  # bytes: the widest loads of all kernels, and TMA
 MAP_BYTES = MAP_ALIGNMENT = 128  # the latter since CUDA 13.0, 64 before
 MAP_DTYPES = {"fp16": 6, "fp32": 7, "bf16": 9}  # CU_TENSOR_MAP_DATA_TYPE_*
@@ -38,25 +39,36 @@ class Plan:
     scalars = ()  # ctypes values
     map_layouts = ()  # pairs: index of a tensor, MapLayout
     constants = ()  # of each __constant__ variable that an input fills: name, index of the tensor, bytes
-    order = None  # puts pointers, scalars and maps into the order of the kernel's parameters; None: they are in it
+    scratch = ()  # pairs: bytes of each scratch memory, and whether it is zeroed before each call
+    orders = (
+        None,
+    )  # of each kernel: puts pointers, scalars and maps into the order of its parameters; None: as they are
     gpu = None
     launch = None  # arguments of cuLaunchKernel up to the shared memory; None where there is nothing to compute
+    then = ()  # those of the kernels behind the first
 
     def queue(self, library, tensors):
-        """Queues the kernel on the library's current stream."""
+        """Queue the kernels on the library's current stream."""
         gpu, previous = self.gpu, switch_context(self.gpu.context)
         try:
+            # Each call has scratch memory of its own: the library's allocator reuses it in the order of the stream.
+            held = [library.empty(tensors[0], (size,), "uint8") for size, _ in self.scratch]
             # The memory has to outlive the launch, whatever the cache drops meanwhile.
-            addresses, memory = parameters(self, *map(library.pointer, tensors))
+            addresses, memory = parameters(self, *map(library.pointer, [*tensors, *held]))
+            for one, (size, zeroed) in zip(held, self.scratch, strict=True):
+                if zeroed:
+                    call("cuMemsetD8Async", library.pointer(one), 0, size, library.stream(gpu.index))
             for name, i, size in self.constants:
                 to = gpu.constants[name]
                 call("cuMemcpyDtoDAsync_v2", to, library.pointer(tensors[i]), size, library.stream(gpu.index))
-            call("cuLaunchKernel", *self.launch, library.stream(gpu.index), addresses, None)
+            for launch, at in zip((self.launch, *self.then), addresses, strict=True):
+                call("cuLaunchKernel", *launch, library.stream(gpu.index), at, None)
         finally:
             if previous != gpu.context:
                 call("cuCtxSetCurrent", previous)
 
     def check_pointers(self, pointers):
+        pointers = pointers[: len(self.names)]  # those behind them are of scratch memory
         for name, pointer in zip(self.names, pointers, strict=True):
             if pointer % ALIGNMENT:
                 raise ValueError(f"{name} does not start at a multiple of {ALIGNMENT} bytes")
@@ -69,7 +81,7 @@ class Plan:
 
 @functools.lru_cache(maxsize=CACHED)
 def parameters(plan, *pointers):
-    """The address of the parameters' addresses, and the memory with all of them, which nobody writes to again.
+    """Return for each kernel the address of its parameters' addresses, and the memory with them, which nobody changes.
 
     So calls from several threads can share them; the driver copies them while it queues a launch.
     """
@@ -78,10 +90,9 @@ def parameters(plan, *pointers):
     values = (ctypes.c_uint64 * len(pointers))(*pointers)
     first = ctypes.addressof(values)
     found = [*range(first, first + 8 * len(pointers), 8), *map(ctypes.addressof, plan.scalars), *(at for at, _ in maps)]
-    if plan.order:
-        found = [found[i] for i in plan.order]
-    addresses = (ctypes.c_void_p * len(found))(*found)
-    return ctypes.addressof(addresses), (addresses, values, plan, maps)
+    ordered = [found if order is None else [found[i] for i in order] for order in plan.orders]
+    arrays = [(ctypes.c_void_p * len(own))(*own) for own in ordered]
+    return [*map(ctypes.addressof, arrays)], (arrays, values, plan, maps)
 
 
 def find_gpu_index(library, names, wanted, dtypes, devices):
@@ -145,7 +156,7 @@ class Gpu:
 
     def load(self):
         """In the GPU's context."""
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        module = ctypes.c_void_p()
         cubin = (FOLDER / "kernel.cubin").read_bytes()
         if hashlib.sha256(cubin).hexdigest() != KERNEL["cubin_sha256"]:
             raise RuntimeError(
@@ -155,17 +166,23 @@ class Gpu:
             call("cuModuleLoadData", ctypes.byref(module), cubin)
         except RuntimeError as error:
             raise RuntimeError(f"GPU {self.index} cannot run this kernel: {self._why_refused() or error}") from None
-        call("cuModuleGetFunction", ctypes.byref(function), module, KERNEL["entry"].encode())
         names = [p["name"] for p in KERNEL.get("parameters", ()) if "constant" in p]
         self.constants = {name: _constant_address(module, name) for name in names}
-        needed = SHARED_BYTES + KERNEL["resources"]["static_shared_bytes"]
-        most = self._attribute(97)  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        self.function = self._function(
+            module, KERNEL["entry"], SHARED_BYTES, KERNEL["resources"]["static_shared_bytes"]
+        )
+        self.functions = [self._function(module, k["entry"], k["shared_bytes"], k["static_shared_bytes"]) for k in THEN]
+        self.sms = self._attribute(16)  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+
+    def _function(self, module, entry, shared_bytes, static_shared_bytes):
+        needed, most = shared_bytes + static_shared_bytes, self._attribute(97)  # MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         if needed > most:
             why = f"a block needs {needed} bytes of shared memory and can have {most} there"
             raise RuntimeError(f"GPU {self.index} cannot run this kernel: {why}")
-        call("cuFuncSetAttribute", function, 8, SHARED_BYTES)  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self.function = function.value
-        self.sms = self._attribute(16)  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        function = ctypes.c_void_p()
+        call("cuModuleGetFunction", ctypes.byref(function), module, entry.encode())
+        call("cuFuncSetAttribute", function, 8, shared_bytes)  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        return function.value
 
     def _why_refused(self):
         """Another architecture or a driver older than the compiler, or None."""
@@ -212,11 +229,11 @@ def switch_context(context):
 ARGUMENTS = {
     "cuCtxGetCurrent": "p", "cuCtxSetCurrent": "p", "cuDeviceGet": "pi", "cuDeviceGetAttribute": "pii",
     "cuDevicePrimaryCtxRetain": "pi", "cuDriverGetVersion": "p", "cuFuncSetAttribute": "pii", "cuGetErrorString": "ip",
-    "cuLaunchKernel": "puuuuuuuppp", "cuMemcpyDtoDAsync_v2": "zzzp", "cuModuleGetFunction": "ppp",
-    "cuModuleGetGlobal_v2": "pppp", "cuModuleLoadData": "pp",
+    "cuLaunchKernel": "puuuuuuuppp", "cuMemcpyDtoDAsync_v2": "zzzp", "cuMemsetD8Async": "zczp",
+    "cuModuleGetFunction": "ppp", "cuModuleGetGlobal_v2": "pppp", "cuModuleLoadData": "pp",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor": "ppiz", "cuTensorMapEncodeTiled": "puupppppuuuu",
 }  # fmt: skip
-TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "u": ctypes.c_uint, "z": ctypes.c_size_t}
+TYPES = {"p": ctypes.c_void_p, "c": ctypes.c_ubyte, "i": ctypes.c_int, "u": ctypes.c_uint, "z": ctypes.c_size_t}
 
 
 @functools.cache

@@ -14,7 +14,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from evoengine import __version__
-from evoengine.devices.base import ConstantParameter, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
+from evoengine.devices.base import (
+    ConstantParameter,
+    Parameter,
+    ScalarArgument,
+    ScratchParameter,
+    TensorMapArgument,
+    TensorParameter,
+)
 from evoengine.publish.folder import write_folder
 from evoengine.publish.readme import readme
 from evoengine.records import Binary, Candidate, Source, Verdict
@@ -94,6 +101,7 @@ def describe(candidate: Candidate, target: Target, grids: Grids = MappingProxyTy
             "occupancy": candidate.occupancy,
             "instructions": dict(binary.mix),
             "warnings": list(binary.warnings),
+            "other_kernels": [asdict(other) for other in binary.others],
         },
         "verdict": verdict_json(candidate.verdict),
         "binary_verdict": verdict_json(candidate.binary_verdict),
@@ -128,9 +136,30 @@ def _what_runs(candidate: Candidate, target: Target, grids: Grids) -> dict[str, 
             "block": list(launch.block),
             "shared_bytes": launch.shared_bytes,
             "grid_by_sms": {str(sms): "x".join(map(str, grid)) for sms, grid in grids.items()},
+            **_several(target, source, binary),
         },
         "cubin_sha256": hashlib.sha256(binary.cubin).hexdigest(),
     }
+
+
+def _several(target: Target, source: Source, binary: Binary) -> dict[str, object]:
+    """Return the kernels behind the first, and the parameters that the first takes; nothing where it is alone."""
+    launch, parameters_of = source.launch, target.workload.kernel_parameters
+    if not launch.then:
+        return {}
+    then = [
+        {
+            "entry": k.entry,
+            "grid": list(k.launch.grid),
+            "threads": k.launch.threads,
+            "block": list(k.launch.block),
+            "shared_bytes": k.launch.shared_bytes,
+            "static_shared_bytes": binary.of_kernel(k.entry).shared_bytes,
+            "parameters": parameters_of(k.entry),
+        }
+        for k in launch.then
+    ]
+    return {"parameters": parameters_of(source.entry), "then": then}
 
 
 def parameter_json(parameter: Parameter) -> dict[str, object]:
@@ -147,6 +176,8 @@ def parameter_json(parameter: Parameter) -> dict[str, object]:
     if isinstance(parameter, TensorParameter):
         shape = list(parameter.shape)
         return {"name": parameter.name, "dtype": parameter.dtype, "shape": shape, "output": parameter.output}
+    if isinstance(parameter, ScratchParameter):
+        return {"name": parameter.name, "scratch": parameter.bytes, "zeroed": parameter.zeroed}
     assert isinstance(parameter, TensorMapArgument)
     return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(parameter).items()}
 

@@ -8,6 +8,7 @@ returned, one tensor or a tuple in that order. They are new tensors unless given
 tensor or a tuple (where no tensor is itself named out). All are contiguous, on one GPU, of the shapes and dtypes that
 the kernel was exported for; the values of its other parameters are fixed. An input that the kernel reads in a
 __constant__ variable is copied there before each launch: calls on several streams at once must give the same values.
+Scratch memory comes from the library's allocator, and is zeroed before each call where the kernel asks for zeros.
 
 Inference only: tensors that need a gradient are refused. May be called from several threads, on several GPUs, and while
 a CUDA graph is captured if it was called on that GPU before: loading the kernel cannot be captured.
@@ -26,10 +27,10 @@ _spec.loader.exec_module(_cuda)
 _cuda.check_loader(Path(__file__).stem)
 
 NAME, LAUNCH, PARAMETERS = (_cuda.KERNEL[field] for field in ("kernel", "launch", "parameters"))
-TENSORS, CONSTANTS, SCALARS, MAPS = (
-    [p for p in PARAMETERS if mark in p] for mark in ("output", "constant", "scalar", "box")
+TENSORS, SCRATCH, CONSTANTS, SCALARS, MAPS = (
+    [p for p in PARAMETERS if mark in p] for mark in ("output", "scratch", "constant", "scalar", "box")
 )
-PASSED = [p for p in PARAMETERS if "constant" not in p]
+PASSED = [p["name"] for p in PARAMETERS if "constant" not in p]
 TENSORS += [
     {"name": c["constant"], "dtype": c["dtype"], "shape": c["shape"], "output": False}
     for c in CONSTANTS
@@ -103,6 +104,12 @@ def _library(kind):
     return _cuda.find_library(kind, _listed(NAMES))
 
 
+def _order(names):
+    """Return where each of a kernel's parameters is among tensors, scratch memory, scalars and tensor maps."""
+    all_of_them = [p["name"] for p in (*TENSORS, *SCRATCH, *SCALARS, *MAPS)]
+    return tuple(map(all_of_them.index, names))
+
+
 class _Plan(_cuda.Plan):
     names, outputs = NAMES, OUTPUT_INDICES
     spans = SPANS
@@ -111,7 +118,8 @@ class _Plan(_cuda.Plan):
         (NAMES.index(m["tensor"]), _cuda.MapLayout(m["dtype"], m["dims"], m["strides_bytes"], m["box"], m["swizzle"]))
         for m in MAPS
     )
-    order = tuple([*TENSORS, *SCALARS, *MAPS].index(p) for p in PASSED)
+    scratch = tuple((s["scratch"], s["zeroed"]) for s in SCRATCH)
+    orders = tuple(_order(kernel.get("parameters", PASSED)) for kernel in (LAUNCH, *_cuda.THEN))
     constants = tuple((c["name"], NAMES.index(c["constant"]), SPANS[NAMES.index(c["constant"])]) for c in CONSTANTS)
 
     def __init__(self, library, *layouts):
@@ -126,6 +134,10 @@ class _Plan(_cuda.Plan):
                 raise ValueError(f"{name} is not contiguous, as this kernel needs it: {remedy}")
         self.gpu = _gpu(gpu_index)
         self.launch = (self.gpu.function, *_grid(self.gpu), *LAUNCH["block"], LAUNCH["shared_bytes"])
+        self.then = tuple(
+            (function, *kernel["grid"], *kernel["block"], kernel["shared_bytes"])
+            for function, kernel in zip(self.gpu.functions, _cuda.THEN, strict=True)
+        )
 
 
 def _grid(gpu):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from evoengine import __version__
-from evoengine.devices.base import ConstantParameter, Parameter, TensorParameter
+from evoengine.devices.base import ConstantParameter, Parameter, ScratchParameter, TensorParameter
 from evoengine.records import Binary, Candidate, Measurement, Source, Verdict
 from evoengine.terms import range_us
 from evoengine.workloads.base import Target
@@ -90,8 +90,18 @@ def _provenance(candidate: Candidate, target: Target, source: Source, binary: Bi
     yield f"- problem: {code(target.problem)}"
     yield f"- GPU: {code(target.gpu.key)}, {code(target.gpu.name)}, {code(binary.arch)}, {target.gpu.sms} SMs"
     yield f"- configuration: {code(json.dumps(dict(candidate.config)))}"
-    yield f"- launch: grid {launch.grid}, block {launch.block}, {launch.shared_bytes:,} bytes of dynamic shared memory"
+    for entry, own in launch.kernels(source.entry):
+        of = f"launch of {code(entry)}" if launch.then else "launch"
+        yield f"- {of}: grid {own.grid}, block {own.block}, {own.shared_bytes:,} bytes of dynamic shared memory"
     yield f"- resources: {binary.registers} registers, {binary.spill_bytes} bytes spilled"
+    for other in binary.others:
+        yield f"- resources of {code(other.entry)}: {other.registers} registers, {other.spill_bytes} bytes spilled"
+    for parameter in target.workload.parameters(target.problem, candidate.config):
+        if isinstance(parameter, ScratchParameter):
+            zeroed = (
+                ", which the loader zeroes before each call; the time below does not include that" * parameter.zeroed
+            )
+            yield f"- scratch memory: {code(parameter.name)}, {parameter.bytes:,} bytes{zeroed}"
     yield f"- compiler: {code(binary.compiler)}, options {code(binary.options)}"
     yield f"- source: SHA-256 {code(source.sha256)}"
 

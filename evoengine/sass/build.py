@@ -70,7 +70,7 @@ def _build_at(built: Path) -> None:
 
 def _key() -> str:
     digest = hashlib.sha256("\0".join((identity(), *FLAGS)).encode())
-    for path in sorted([*CORE.glob("*.cpp"), *CORE.glob("*.h")]):
+    for path in sorted(p for p in CORE.iterdir() if p.suffix in (".cpp", ".h", ".inc")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_uint64, c_void_p
 from functools import cache
 
-from evoengine.devices.base import KernelCrashed, KernelHung
+import numpy as np
+
+from evoengine.devices.base import VISIT, KernelCrashed, KernelHung
 from evoengine.errors import UsageError
 from evoengine.sass.build import build
 from evoengine.sass.launch import Launch
@@ -17,6 +19,8 @@ from evoengine.sass.structures import SassLaunch
 LIMIT = 200_000_000
 """warp instructions that one block may execute; a block of a gate case takes a few millions"""
 _MESSAGE_BYTES = 4096
+_TEXT_BYTES = 1 << 18
+_UNSEEN = "unseen: "
 _CRASHED, _HUNG = 1, 2
 
 
@@ -34,17 +38,31 @@ class Program:
         self.entry = entry
         self.unknown = self._unknown()
 
+    def hazards(self, arch: int, registers: int) -> tuple[list[str], list[str]]:
+        """Return what reads or overwrites registers too early on some path, and pairs of units of unknown latency.
+
+        `registers` are those of a thread at launch.
+        """
+        text = _filled(lambda buffer, size: library().sass_hazards(self.handle, arch, registers, buffer, size))
+        lines = text.splitlines()
+        found = [line for line in lines if not line.startswith(_UNSEEN)]
+        return found, [line.removeprefix(_UNSEEN) for line in lines if line.startswith(_UNSEEN)]
+
+    def latencies(self, arch: int) -> str:
+        """Return how far apart ptxas put instructions, as `measure_latencies` in core/hazards.h describes."""
+        return _filled(lambda buffer, size: library().sass_latencies(self.handle, arch, buffer, size))
+
     def _unknown(self) -> dict[str, int]:
-        text = ctypes.create_string_buffer(1 << 16)
-        library().sass_unknown(self.handle, text, len(text))
-        pairs = (line.rpartition(" ") for line in _text(text).splitlines())
+        text = _filled(lambda buffer, size: library().sass_unknown(self.handle, buffer, size))
+        pairs = (line.rpartition(" ") for line in text.splitlines())
         return {name: int(count) for name, _, count in pairs}
 
 
-def run(program: Program, launch: Launch, blocks: Sequence[int] = (), limit: int = LIMIT) -> None:
-    """Executes the numbered blocks of the grid, whole clusters at a time; all of them where none is named.
+def run(program: Program, launch: Launch, blocks: Sequence[int] = (), limit: int = LIMIT) -> np.ndarray:
+    """Execute the numbered blocks of the grid, whole clusters at a time, or all where none is named.
 
-    `limit` is in warp instructions per block. Raises KernelCrashed and KernelHung with the reason and the place.
+    `limit` is in warp instructions per block. Returns what warps visited, [n] VISIT. Raises KernelCrashed and
+    KernelHung with the reason and the place, KernelCrashed for a register hazard or a race too.
     """
     chosen = (c_uint64 * len(blocks))(*blocks)
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
@@ -52,6 +70,9 @@ def run(program: Program, launch: Launch, blocks: Sequence[int] = (), limit: int
         program.handle, launch.reference(), chosen, len(blocks), limit, message, len(message)
     )  # fmt: skip
     check(status, message)
+    count = c_uint64()
+    visits = library().sass_visits(ctypes.byref(count))
+    return np.frombuffer(ctypes.string_at(visits, count.value * VISIT.itemsize), VISIT)
 
 
 def check(status: int, message: ctypes.Array[ctypes.c_char]) -> None:
@@ -60,6 +81,13 @@ def check(status: int, message: ctypes.Array[ctypes.c_char]) -> None:
         raise KernelCrashed(_text(message))
     if status == _HUNG:
         raise KernelHung(_text(message))
+
+
+def _filled(fill: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:
+    """Return the text that a function of the core puts into a buffer."""
+    buffer = ctypes.create_string_buffer(_TEXT_BYTES)
+    fill(buffer, len(buffer))
+    return _text(buffer)
 
 
 def _text(buffer: ctypes.Array[ctypes.c_char]) -> str:
@@ -75,7 +103,11 @@ def library() -> ctypes.CDLL:
     core.sass_free.argtypes = (c_void_p,)
     core.sass_free.restype = None
     core.sass_unknown.argtypes = (c_void_p, c_char_p, c_int)
+    core.sass_hazards.argtypes = (c_void_p, c_int, c_int, c_char_p, c_int)
+    core.sass_latencies.argtypes = (c_void_p, c_int, c_char_p, c_int)
     core.sass_run.argtypes = (
         c_void_p, POINTER(SassLaunch), POINTER(c_uint64), c_int, c_uint64, c_char_p, c_int,
     )  # fmt: skip
+    core.sass_visits.argtypes = (POINTER(c_uint64),)
+    core.sass_visits.restype = c_void_p
     return core

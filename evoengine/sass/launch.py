@@ -1,12 +1,13 @@
-"""A launch for the executor: constant banks as the driver fills them, tensors at drawn addresses, sizes and limits."""
+"""Launches for the executor: constant banks as the driver fills them, memory at drawn addresses, sizes and limits."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -86,13 +87,16 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A tensor or section of device variables in the executor's memory; `held` [bytes] uint8 are its first bytes."""
+    """A tensor, scratch memory or section of device variables in the executor's memory; `held` [bytes] uint8 are its
+    first bytes."""
 
     name: str
     address: int
     bytes: int
     held: np.ndarray
     writable: bool
+    written: np.ndarray | None = None
+    """[words of four bytes] uint8: a bit for each byte that a launch has stored to; None where nobody asks"""
 
 
 class Launch:
@@ -142,20 +146,22 @@ class Launch:
 
 def prepare(
     kernel: Kernel, launch: records.Launch | Geometry, arguments: Sequence[AnyArgument | ConstantArgument], seed: int,
-    constants: Mapping[str, bytes] | None = None, mapped: Sequence[Part] = (),
+    constants: Mapping[str, bytes] | None = None, memory: Memory | None = None, mapped: Sequence[Part] = (),
 ) -> Launch:  # fmt: skip
     """Return everything that the kernel needs to run: `arguments` in the order of its parameters, `__constant__`
-    variables by name, outputs filled with 0xFF (NaN). `mapped` are tensors that only tensor maps point to.
+    variables by name. `mapped` are tensors that only tensor maps point to.
 
-    `seed` draws where tensors lie. Raises UsageError where arguments do not fit the binary's parameters, KernelCrashed
-    where a GPU would refuse the launch, KernelUnbuildable for a tensor map that cannot be.
+    `seed` draws the launch's schedule and, without `memory`, where tensors lie. Raises UsageError where arguments do
+    not fit the binary's parameters, KernelCrashed where a GPU would refuse the launch, KernelUnbuildable for a tensor
+    map that cannot be.
     """
     require_arch(kernel)
     geometry = launch if isinstance(launch, Geometry) else Geometry(launch.grid, launch.block, launch.shared_bytes)
     _check_launch(kernel, geometry)
     given = {a.name: a.data.tobytes() for a in arguments if isinstance(a, ConstantArgument)}
     passed = [a for a in arguments if not isinstance(a, ConstantArgument)]
-    allocations = _allocate(kernel, [*passed, *mapped], seed)
+    in_memory = [*passed, *mapped]
+    allocations = (memory or Memory([(kernel, in_memory)], seed)).allocations(kernel, in_memory)
     banks = _banks(kernel, geometry, passed, allocations, {**(constants or {}), **given})
     return Launch(kernel, geometry, passed, allocations, banks, seed)
 
@@ -187,56 +193,109 @@ def _stack(kernel: Kernel) -> int:
 # ── memory ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _parts(arguments: Sequence[AnyArgument]) -> Iterator[Part]:
+def _parts(arguments: Sequence[AnyArgument | ConstantArgument]) -> Iterator[Part]:
     for argument in arguments:
         if isinstance(argument, StructArgument):
             yield from (part for _, part in argument.parts)
-        else:
+        elif not isinstance(argument, ConstantArgument):
             yield argument
 
 
-def _allocate(kernel: Kernel, arguments: Sequence[AnyArgument], seed: int) -> list[Allocation]:
-    """Tensors and device variables, 256-byte aligned, in drawn order with drawn gaps: none follows upon another."""
-    variables = {segment.name: (segment.size, _segment(segment), True) for segment in kernel.globals}
-    contents = dict(_tensors(arguments)) | variables
+class Memory:
+    """Tensors, scratch memory and device variables of some launches, each at one address for all of them.
+
+    Outputs begin as 0xFF (NaN), scratch memory too or as zeros; both keep what launches leave in them, as device
+    variables do.
+    """
+
+    def __init__(self, launches: Iterable[tuple[Kernel, Sequence[AnyArgument | ConstantArgument]]], seed: int) -> None:
+        """Place what these launches need in drawn order with drawn gaps, so that none follows upon another."""
+        sizes: dict[str, int] = {}
+        self._held: dict[str, np.ndarray] = {}
+        for kernel, arguments in launches:
+            for item in _items(kernel, arguments):
+                if sizes.setdefault(item.name, item.size) != item.size:
+                    raise UsageError(f"{item.name} has {sizes[item.name]} bytes in one launch, {item.size} in another")
+                if item.writable and item.name not in self._held:
+                    self._held[item.name] = _first_contents(item.of)
+        self._addresses = _place(sizes, seed)
+        self._written: dict[str, np.ndarray] = {}
+
+    def watch(self, names: Iterable[str]) -> Mapping[str, np.ndarray]:
+        """Return what `Allocation.written` says of these outputs, from now on and until the next call."""
+        self._written = {name: np.zeros(-(-self._held[name].nbytes // 4), np.uint8) for name in names}
+        return self._written
+
+    def allocations(self, kernel: Kernel, arguments: Sequence[AnyArgument | ConstantArgument]) -> list[Allocation]:
+        """Return what a launch with these arguments may touch, by address."""
+        found = []
+        for name, size, writable, of in _items(kernel, arguments):
+            held = self._held[name] if name in self._held else _input_contents(of)
+            found.append(Allocation(name, self._addresses[name], size, held, writable, self._written.get(name)))
+        return sorted(found, key=lambda allocation: allocation.address)
+
+
+def _place(sizes: Mapping[str, int], seed: int) -> dict[str, int]:
+    """Return addresses at multiples of 256 bytes."""
     random = np.random.default_rng(seed)
-    names = [list(contents)[i] for i in random.permutation(len(contents))]
-    placed, end = [], _LOWEST
+    names = [list(sizes)[i] for i in random.permutation(len(sizes))]
+    addresses, end = {}, _LOWEST
     for name in names:
-        size, held, writable = contents[name]
         gap = int(random.integers(_LARGEST_GAP // _ALIGNMENT // 2, _LARGEST_GAP // _ALIGNMENT)) * _ALIGNMENT
-        address = -(-end // _ALIGNMENT) * _ALIGNMENT + gap
-        placed.append(Allocation(name, address, size, held, writable))
-        end = address + size
+        addresses[name] = -(-end // _ALIGNMENT) * _ALIGNMENT + gap
+        end = addresses[name] + sizes[name]
     if end >= CONSTANT_WINDOW:
         raise UsageError(f"the arguments take {end - _LOWEST} bytes of addresses, more than the executor has")
-    return placed
+    return addresses
 
 
-def _tensors(arguments: Sequence[AnyArgument]) -> Iterator[tuple[str, tuple[int, np.ndarray, bool]]]:
+def _bytes_of(argument: InMemory) -> int:
+    return argument.data.nbytes if isinstance(argument, TensorArgument) else argument.bytes
+
+
+class _Item(NamedTuple):
+    """What takes memory in a launch; `size` in bytes."""
+
+    name: str
+    size: int
+    writable: bool
+    of: InMemory | Segment
+
+
+def _items(kernel: Kernel, arguments: Sequence[AnyArgument | ConstantArgument]) -> Iterator[_Item]:
     for argument in _parts(arguments):
-        if isinstance(argument, TensorArgument) and argument.output:
-            yield argument.name, (argument.data.nbytes, np.full(argument.data.nbytes, 0xFF, np.uint8), True)
-        elif isinstance(argument, TensorArgument):
-            data = np.ascontiguousarray(argument.data).reshape(-1).view(np.uint8)
-            yield argument.name, (data.nbytes, data, False)
-        elif isinstance(argument, ScratchArgument):
-            held = np.full(argument.bytes, 0 if argument.zeroed else 0xFF, np.uint8)
-            yield argument.name, (argument.bytes, held, True)
-        elif isinstance(argument, DrawnArgument):
-            values = _drawn(argument.dtype) if argument.contents is None else argument.contents.view(np.uint8)
-            held = values[: argument.bytes]
-            whole = argument.output and held.nbytes == argument.bytes
-            yield argument.name, (argument.bytes, held.copy() if whole else held, argument.output)
+        if isinstance(argument, InMemory):
+            writable = isinstance(argument, ScratchArgument) or argument.output
+            yield _Item(argument.name, _bytes_of(argument), writable, argument)
+    for segment in kernel.globals:
+        yield _Item(segment.name, segment.size, True, segment)
+
+
+def _first_contents(of: InMemory | Segment) -> np.ndarray:
+    """Return what memory that a kernel may write holds at first, [bytes held] uint8."""
+    if isinstance(of, Segment):
+        return np.frombuffer(of.data.ljust(of.size, b"\0"), np.uint8).copy()
+    if isinstance(of, ScratchArgument):
+        return np.full(of.bytes, 0 if of.zeroed else 0xFF, np.uint8)
+    if isinstance(of, TensorArgument):
+        return np.full(of.data.nbytes, 0xFF, np.uint8)
+    held = _input_contents(of)
+    return held.copy() if held.nbytes == of.bytes else held
+
+
+def _input_contents(of: InMemory | Segment) -> np.ndarray:
+    """Return the contents of an input, [bytes held] uint8."""
+    if isinstance(of, TensorArgument):
+        return np.ascontiguousarray(of.data).reshape(-1).view(np.uint8)
+    if not isinstance(of, DrawnArgument):
+        raise TypeError(f"{of.name} is no input")
+    values = _drawn(of.dtype) if of.contents is None else of.contents.view(np.uint8)
+    return values[: of.bytes]
 
 
 def drawn_bytes(dtype: str, size: int) -> np.ndarray:
     """`size` bytes of drawn values, uint8."""
     return np.resize(_drawn(dtype), size)
-
-
-def _segment(segment: Segment) -> np.ndarray:
-    return np.frombuffer(segment.data.ljust(segment.size, b"\0"), np.uint8).copy()
 
 
 @cache
@@ -262,6 +321,7 @@ def _structure(allocation: Allocation) -> SassAllocation:
     return SassAllocation(
         address=allocation.address, bytes=allocation.bytes, data=held.ctypes.data, period=held.nbytes,
         writable=allocation.writable, name=allocation.name.encode(),
+        written=None if allocation.written is None else allocation.written.ctypes.data,
     )  # fmt: skip
 
 

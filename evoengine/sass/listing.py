@@ -16,6 +16,7 @@ from pathlib import Path
 from evoengine.cuda_files import disassembler
 from evoengine.errors import MachineError, UsageError
 from evoengine.host_compiler import building, cache_folder, prune
+from evoengine.machine import require_own_end
 from evoengine.records import Binary
 
 # Without its analysis of the data flow, which only names the targets of indirect branches: a third of its time.
@@ -108,6 +109,7 @@ def _printed(tool: str, cubin: bytes) -> str:
         done = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS, check=False
         )
+    require_own_end(tool, done.returncode)
     if done.returncode:
         said = done.stderr.strip().splitlines()
         raise UsageError(f"nvdisasm cannot read the binary: {said[0] if said else f'exit code {done.returncode}'}")

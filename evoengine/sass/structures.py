@@ -12,7 +12,7 @@ class SassBank(Structure):
 class SassAllocation(Structure):
     _fields_ = (
         ("address", c_uint64), ("bytes", c_uint64), ("data", c_void_p), ("period", c_uint64),
-        ("writable", c_uint32), ("unused", c_uint32), ("name", c_char_p),
+        ("writable", c_uint32), ("unused", c_uint32), ("name", c_char_p), ("written", c_void_p),
     )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from evoengine.ledger.claims import Claim
-from evoengine.ledger.reclaim import RETRIES
 from evoengine.ledger.store import Ledger
 from evoengine.objectives import told
 from evoengine.records import Baseline, Binary, Candidate, Config, Kind, Outcome, Rejection, Source
@@ -72,8 +71,8 @@ class Coordinator:
         self._on_change = on_change
         self._retries = dict(past.retries)
         left = [retry.config for retry in self._retries.values()]
-        self._alone = {key for key, retry in self._retries.items() if retry.kills >= RETRIES}
-        """of what was killed so often that nothing else may be under way with it: it may be what kills"""
+        self._alone = {key for key, retry in self._retries.items() if retry.kills}
+        """of what was killed before, which nothing else may be under way with: it may be what kills"""
         known_good = neighbouring_bests(ledger, setting)
         s = setting
         self._prior = sibling_prior(ledger, s.space, str(s.target.problem), s.target.gpu) if s.timed else None
@@ -245,7 +244,7 @@ class Coordinator:
 
     def _look_ahead(self) -> None:
         """Keeps workers busy that candidates leave idle."""
-        if self._ahead is None or not self._goes_on():
+        if self._ahead is None or self._alone or not self._goes_on():
             return
         best = self.progress.best.config if self.progress.best else None
         for_candidates = {*self._compiling, *self._predicting}
@@ -420,7 +419,7 @@ class Coordinator:
 
     def _finish(self, flight: InFlight[Proposed], end: End) -> None:
         self.ledger.finish(
-            flight.trial, end.outcome, end.reason, flight.occupancy, end.device, end.verdicts, end.figure
+            flight.trial, end.outcome, end.reason, flight.occupancy, end.device, end.verdicts, end.figure, end.evidence
         )
         self._ended(flight, end.outcome, flight.as_ended(end, self.run, self.setting.target))
 

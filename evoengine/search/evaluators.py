@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -102,13 +103,15 @@ class End:
     device: str | None = None
     verdicts: tuple[Verdict, ...] = ()
     figure: Measurement | None = None
+    evidence: Mapping[str, Any] | None = None
 
 
 def end_of(result: Evaluation | Rejection) -> End:
     """Return how an evaluation, or a rejection, ends the candidate."""
     if isinstance(result, Rejection):
         verdicts = (result.verdict,) if result.verdict else ()
-        return End(result.outcome, result.reason, result.verdict.device if result.verdict else None, verdicts)
+        device = result.verdict.device if result.verdict else None
+        return End(result.outcome, result.reason, device, verdicts, evidence=result.evidence)
     figure, device, judged = result.figure, result.verdicts[-1].device, Judged(result.verdicts)
     if wrong := judged.wrong:
         assert wrong.outcome is not None  # it refutes

@@ -38,4 +38,5 @@ class InFlight(Generic[Reached]):
             reached.source if isinstance(reached, Rendered) else None,
             reached.binary if isinstance(reached, Compiled) else None, **last_verdicts(end.verdicts),
             measurement=end.figure, occupancy=self.occupancy, parents=proposal.parents, operator=proposal.operator,
+            evidence=end.evidence,
         )  # fmt: skip

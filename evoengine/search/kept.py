@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from contextlib import suppress
 from multiprocessing import reduction, resource_tracker, spawn, util
 from multiprocessing.context import SpawnContext, SpawnProcess, set_spawning_popen
@@ -13,6 +14,20 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from evoengine.kept_process import Held, KeptProcess
+from evoengine.machine import how_ended
+
+QUIET = "ignore:resource_tracker"
+"""as `python -W` takes it"""
+
+
+def start_tracker() -> None:
+    """Starts multiprocessing's process that removes the semaphores of a program which was killed, where it does not run
+    yet, so that it does so without a word on the program's standard error."""
+    sys.warnoptions.append(QUIET)
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.remove(QUIET)
 
 
 class KeptContext(SpawnContext):
@@ -39,6 +54,17 @@ class KeptContext(SpawnContext):
     def ended(self) -> bool:
         """Whether the first process has."""
         return bool(self._kept) and self._kept[0].exit_code(wait=False) is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the first process stands still, as by SIGSTOP."""
+        return bool(self._kept) and self._kept[0].stopped
+
+    def how_ended(self) -> str:
+        """The signal or exit code of the first process, which has ended."""
+        code = self._kept[0].exit_code(wait=False)
+        assert code is not None  # `ended` was asked before
+        return how_ended(code)
 
     def why_ended(self) -> str:
         """Which limit the first process was ended for; empty where for none."""
@@ -88,7 +114,7 @@ class _KeptPopen(Popen):
         assert tracker is not None  # it starts the tracker where there is none
         set_spawning_popen(self)
         try:
-            reduction.dump(spawn.get_preparation_data(process.name), given)
+            reduction.dump(_preparation(process.name), given)
             reduction.dump(process, given)
         finally:
             set_spawning_popen(None)
@@ -107,3 +133,12 @@ class _KeptPopen(Popen):
         if self.returncode is None:
             self.returncode = self._kept.exit_code(wait=flag != os.WNOHANG)
         return self.returncode
+
+
+def _preparation(name: str) -> dict[str, object]:
+    """Return what the process imports first; a program on standard input has no file that it could import."""
+    data = dict(spawn.get_preparation_data(name))
+    main = data.get("init_main_from_path")
+    if main is not None and not os.path.exists(str(main)):
+        del data["init_main_from_path"]
+    return data

@@ -10,7 +10,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 
 import ray
@@ -41,7 +41,7 @@ class Ran:
     """What came of a task."""
 
     answer: object
-    """the task's, a Rejection, or the EvoengineError that it ended with"""
+    """the task's, a Rejection, the Death of the node's worker, or the EvoengineError that the task ended with"""
     seconds_busy: float
     seconds_starting: float
 
@@ -112,8 +112,9 @@ class NodeWorker:
         self, pool: WorkerPool, task: Callable[..., object], died: Outcome, gives: type[object], seconds: float,
         args: tuple[object, ...],
     ) -> object:  # fmt: skip
+        """Once: what a death means is decided where all workers of the search are known."""
         try:
-            return pool.submit(task, *args, died=died, gives=gives, seconds=seconds).result()
+            return pool.attempt(task, args, died, gives, seconds, nullcontext())
         except EvoengineError as error:
             return error
 

@@ -1,17 +1,19 @@
 """Workers on the nodes of a Ray cluster, in the place of a WorkerPool.
 
 Each is a Ray actor (ray_node.py). Ray places it, restarts it when it is lost, and where its node is gone starts it on
-another that has room. What it was at meanwhile runs again on any other.
+another that has room. What it was at meanwhile runs again on any other, as deaths.py says.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -21,12 +23,14 @@ from evoengine import __version__
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import EvoengineError, MachineError
 from evoengine.records import CompiledCandidate, Outcome, Rejection
+from evoengine.search.deaths import ALONE, Death, judged
 from evoengine.search.ray_node import NodeWorker, Ran, Ready
 from evoengine.search.worker_process import TaskArguments, WorkerLimits
 from evoengine.search.workers import Answer, Deferred
 
-RETRIES = 2
-"""of a task whose worker was lost: whoever takes three actors down is the fault"""
+RETRIES = 1 + ALONE
+"""of a task whose actor was lost. The first loss does not count as a death: with a node all of its actors are lost, and
+few of their tasks have done anything to it"""
 PATIENCE_SECONDS = 30.0
 """without any worker, after which a person is told"""
 END_SECONDS = 10.0
@@ -119,8 +123,7 @@ class RayWorkers:
         self, task: Callable[..., Answer | Rejection], *args: object, died: Outcome, gives: type[Answer],
         again: Callable[[Rejection], TaskArguments | None] = lambda rejection: None, seconds: float | None = None,
     ) -> Future[Answer | Rejection]:  # fmt: skip
-        """As WorkerPool.submit has it. A task whose worker was lost runs again on another, and after RETRIES is
-        rejected as `died`."""
+        """As WorkerPool.submit has it. A task whose actor was lost runs again on another, RETRIES times at most."""
         seconds = self._limits.seconds if seconds is None else seconds
         return self._threads.submit(self._run, task, args, died, gives, again, seconds)
 
@@ -143,47 +146,51 @@ class RayWorkers:
         again: Callable[[Rejection], TaskArguments | None], seconds: float,
     ) -> Answer | Rejection:  # fmt: skip
         while True:
-            answer = self._anywhere(task, args, died, gives, seconds)
+            once = partial(self._attempt, task, args, died, gives, seconds, iter(range(RETRIES + 1)))
+            answer: Answer | Rejection = judged(once)
             other = again(answer) if isinstance(answer, Rejection) else None
             if other is None:
                 return answer
             args = other
 
-    def _anywhere(
+    def _attempt(
         self, task: Callable[..., Answer | Rejection], args: TaskArguments, died: Outcome, gives: type[Answer],
-        seconds: float,
-    ) -> Answer | Rejection:  # fmt: skip
-        lost = 0
-        while True:
-            for each in args:
-                if isinstance(each, Deferred):
-                    each.ask()  # what it waits for must not wait for the worker that this task would hold
-            worker = self._take()
-            try:
-                given = (each.ask() if isinstance(each, Deferred) else each for each in args)
-                call = worker.actor.run.remote(task, died, gives, seconds, *map(self._binaries.send, given))
-                ran: Ran = ray.get(call)
-            except RayTaskError as error:
-                self._take_out(worker, f"it cannot run evoengine's tasks: {_cause(error)}")
-            except RayError as error:
-                lost += 1
-                self._lose(worker, error)
-                if lost > RETRIES:
-                    return Rejection(died, f"its worker was lost {lost} times: {_cause(error)}")
-            except ConnectionError as error:
-                raise MachineError(f"the connection to the Ray cluster is lost: {_cause(error)}") from error
-            except BaseException:
-                self._idle.put(worker)
-                raise
-            else:
-                self._count(ran)
-                if not isinstance(ran.answer, MachineError):
-                    self._idle.put(worker)
-                    if isinstance(ran.answer, EvoengineError):
-                        raise ran.answer
-                    assert isinstance(ran.answer, (Rejection, gives))  # the node's own pool sees to it
-                    return ran.answer
-                self._take_out(worker, str(ran.answer))
+        seconds: float, losses: Iterator[int], turn: AbstractContextManager[None],
+    ) -> Answer | Rejection | Death:  # fmt: skip
+        """Runs the task once, in the turn; `losses` numbers the actors that it loses from 0."""
+        for each in args:
+            if isinstance(each, Deferred):
+                each.ask()  # what it waits for must not wait for the worker that this task would hold
+        worker, start = self._take(), time.monotonic()
+        try:
+            given = (each.ask() if isinstance(each, Deferred) else each for each in args)
+            sent = tuple(map(self._binaries.send, given))
+            with turn:
+                ran: Ran = ray.get(worker.actor.run.remote(task, died, gives, seconds, *sent))
+        except RayTaskError as error:
+            return self._taken_out(worker, f"it cannot run evoengine's tasks: {_cause(error)}")
+        except RayError as error:
+            self._lose(worker, error)
+            number, spent = next(losses), round(time.monotonic() - start, 1)
+            reason = f"its worker was lost {number + 1} times: {_cause(error)}"
+            return Death("a lost actor", reason, spent, counts=number > 0)
+        except ConnectionError as error:
+            raise MachineError(f"the connection to the Ray cluster is lost: {_cause(error)}") from error
+        except BaseException:
+            self._idle.put(worker)
+            raise
+        self._count(ran)
+        if isinstance(ran.answer, MachineError):
+            return self._taken_out(worker, str(ran.answer))
+        self._idle.put(worker)
+        if isinstance(ran.answer, EvoengineError):
+            raise ran.answer
+        assert isinstance(ran.answer, (Rejection, Death, gives))  # the node's own pool sees to it
+        return ran.answer
+
+    def _taken_out(self, worker: _Remote, why: str) -> Death:
+        self._take_out(worker, why)
+        return Death("a node that failed", why, 0.0, counts=False)
 
     def _count(self, ran: Ran) -> None:
         with self._changing:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evoengine.errors import EvoengineError, MachineError
+from evoengine.errors import EvoengineError, MachineError, ToolDied
 from evoengine.machine import OWN_LIMITS, has_memory, limit_memory, machine_error
 
 OUTPUT_TAIL_CHARS = 300
@@ -64,8 +64,10 @@ class Failure:
 
     reason: str
     late: bool = False
-    killed: bool = False
-    """by SIGKILL, and by none of the limits"""
+    death: str | None = None
+    """of a process, the worker's or that of a tool, that died of none of its limits: the signal's name, or how else"""
+    limit: str | None = None
+    """that it reached"""
 
 
 def begin(limits: WorkerLimits, environment: Mapping[str, str]) -> None:
@@ -112,6 +114,8 @@ def answer(task: Callable[..., object], args: TaskArguments) -> bytes:
     try:
         os.ftruncate(1, 0)
         return pickle.dumps(task(*args))
+    except ToolDied as error:
+        return pickle.dumps(Failure(str(error), death=error.how))
     except EvoengineError as error:
         return pickle.dumps(error)
     except BaseException as error:  # SystemExit too ends the task alone
@@ -123,14 +127,16 @@ def _failure(error: BaseException) -> Failure | MachineError:
         return MachineError("this machine has no memory left")
     if isinstance(error, OSError) and error.errno not in (*OWN_LIMITS, errno.ENOMEM):
         return machine_error(error)
-    return Failure(f"{type(error).__name__}: {error}"[:OUTPUT_TAIL_CHARS] + _limit_hit(error))
+    limit = _limit_hit(error)
+    reason = f"{type(error).__name__}: {error}"[:OUTPUT_TAIL_CHARS]
+    return Failure(f"{reason} (a worker may have {limit})" if limit else reason, limit=limit)
 
 
-def _limit_hit(error: BaseException) -> str:
+def _limit_hit(error: BaseException) -> str | None:
     kind, what = (
         (resource.RLIMIT_FSIZE, "in a file") if isinstance(error, OSError) else (resource.RLIMIT_DATA, "of memory")
     )
     limit, _ = resource.getrlimit(kind)
     if limit == resource.RLIM_INFINITY or not isinstance(error, MemoryError | OSError):
-        return ""
-    return f" (a worker may have {limit / 2**30:.3g} GiB {what})"
+        return None
+    return f"{limit / 2**30:.3g} GiB {what}"

@@ -1,5 +1,5 @@
 """Processes in which candidates are compiled and run. One may die, hang, flood its output or answer nonsense; its task
-then ends with a reason, a new process takes its place, and nothing else is lost.
+then runs again (deaths.py) or ends with a reason, a new process takes its place, and nothing else is lost.
 
 Each worker is a Pebble pool of one process and a thread that feeds it, so that no worker waits for another's end. The
 processes are forked from one that has imported torch and the stages and done nothing else: a new one is there in
@@ -11,22 +11,24 @@ from __future__ import annotations
 import os
 import pickle
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
-from evoengine.errors import EvoengineError, MachineError
+from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.kept_process import Held
-from evoengine.machine import oom_kills, why_unfit
+from evoengine.machine import how_ended, oom_kills, why_unfit
 from evoengine.records import Outcome, Rejection
-from evoengine.search.kept import KeptContext
+from evoengine.search.deaths import Death, judged
+from evoengine.search.kept import KeptContext, start_tracker
 from evoengine.search.worker_process import (
     DEFAULT_LIMITS,
     MOST_PROCESSES,
@@ -45,6 +47,12 @@ POLL_SECONDS = 0.2
 """how often a worker at work is looked after; its answer itself is not waited for in steps"""
 REASON_CHARS = 1000
 """of a rejection: a source may put anything into a compiler's message"""
+STARTS = 10
+"""processes in a row that may fail to start, or be killed before they take a task"""
+UNGUARDED = "freeze_support"
+"""of multiprocessing's advice where a main module starts processes while one of them imports it"""
+PAUSE_SECONDS = 0.1
+"""after the first such process; after each later one the pause is longer by as much"""
 NO_LIMIT = 1 << 62
 """bytes that no machine has"""
 
@@ -85,37 +93,60 @@ class _Worker:
         self._terms = terms
         held = Held(MOST_PROCESSES, 2 * terms.memory_bytes if terms.memory_bytes else NO_LIMIT)
         self._processes = KeptContext(held, terms.forked)
-        self._pool = ProcessPool(1, initializer=begin, initargs=(terms, dict(os.environ)), context=self._processes)
         self._pid: int | None = None
         self._killing = threading.Lock()
         self._killed = False
+        pool: ProcessPool | None = None
         try:
+            start_tracker()
+            initial = (terms, dict(os.environ))
+            self._pool = pool = ProcessPool(1, initializer=begin, initargs=initial, context=self._processes)
             self._started = self._pool.schedule(ready, args=(terms.warm_up,))
-        except BrokenProcessPool as error:
-            raise MachineError(f"a worker process cannot be started: {error.__cause__ or error}") from error
+        except (BrokenProcessPool, OSError, RuntimeError) as error:  # the last of threads that cannot be started
+            if pool:
+                self._give_up(pool)
+            cause = error.__cause__ or error
+            why = f"{cause.strerror or cause}: {cause.filename or ''}" if isinstance(cause, OSError) else str(cause)
+            raise MachineError(f"a worker process cannot be started: {why.rstrip(': ')}") from error
+
+    def _give_up(self, pool: ProcessPool) -> None:
+        """Ends what was started of a pool that did not come up."""
+        with suppress(Exception):  # it knows less of its own state than that it failed
+            pool.stop()
+        self._processes.end()
+        self._processes.close()
 
     def await_start(self) -> None:
-        """Raises BrokenProcessPool where the process does not come up."""
+        """Raises BrokenProcessPool where the process was killed, MachineError where it cannot come up."""
         if self._pid is None:
             try:
                 self._pid = self._started.result(START_SECONDS)
             except Exception as error:
-                raise BrokenProcessPool(f"{type(error).__name__}: {error}{self._output_tail()}") from error
+                if self._processes.ended:  # which the error may say in words that mean nothing to a person
+                    raise BrokenProcessPool(f"{self._processes.how_ended()}{self._output_tail()}") from error
+                raise MachineError(
+                    f"worker processes die as they start: {type(error).__name__}: {error}{self._output_tail()}"
+                ) from error
 
     def call(self, task: Callable[..., object], args: TaskArguments, seconds: float) -> object:
-        """The task's answer or a Failure; raises EvoengineError where the task did, BrokenProcessPool where the process
-        was gone before it got the task, MachineError where it was not the task that ended it."""
-        killed_before = oom_kills()
+        """The task's answer, a Failure or a Death; raises EvoengineError where the task did, BrokenProcessPool where
+        the process was gone before it got the task, MachineError where it was not the task that ended it."""
+        killed_before, start = oom_kills(), time.monotonic()
         found = self._call(task, args, seconds)
         if isinstance(found, EvoengineError):
             raise found
-        if isinstance(found, Failure) and (why := self._machine_fault(found, killed_before)):
+        if not isinstance(found, Failure):
+            return found
+        killed = oom_kills() - killed_before
+        if why := self._machine_fault(found, killed):
             raise MachineError(why)
-        return found
+        if found.death is None:
+            return found
+        return Death(found.death, found.reason, round(time.monotonic() - start, 1), killed)
 
-    def _machine_fault(self, failure: Failure, killed_before: int) -> str | None:
-        """Why the machine, not the task, is at fault that a worker was lost."""
-        if failure.killed and oom_kills() > killed_before:
+    def _machine_fault(self, failure: Failure, killed: int) -> str | None:
+        """Why the machine, not the task, is at fault that a process was lost; `killed` are the kernel's kills."""
+        if failure.death == "SIGKILL" and killed:
             return "this machine has no memory left: the kernel ended a worker process; fewer --jobs need less"
         return None if failure.late else why_unfit()
 
@@ -130,19 +161,27 @@ class _Worker:
                 return pickle.loads(future.result(POLL_SECONDS))
             except TimeoutError:
                 if time.monotonic() > deadline:
-                    return Failure(f"no end after {seconds:g} s", late=True)
+                    return self._too_late(seconds)
                 before, ended = ended, self._processes.ended
                 if before and not future.done():  # Pebble does not report a process that ended with exit code 0
-                    return Failure(f"the worker process ended without an answer{self._output_tail()}")
+                    how = self._processes.how_ended()
+                    return Failure(f"the worker process ended without an answer{self._output_tail()}", death=how)
             except ProcessExpired as error:
-                why = self._processes.why_ended()
-                said = f"the worker process died ({_cause(error.exitcode)}){self._output_tail()}"
-                killed = error.exitcode == -signal.SIGKILL and not why
-                return Failure(f"the worker process was ended: {why}" if why else said, killed=killed)
+                if why := self._processes.why_ended():
+                    return Failure(f"the worker process was ended: {why}", limit=why)
+                how = how_ended(error.exitcode)
+                return Failure(f"the worker process died ({how}){self._output_tail()}", death=how)
             except BrokenProcessPool:
                 raise
             except Exception as error:
                 return Failure(f"the answer cannot be read: {type(error).__name__}: {error}"[:OUTPUT_TAIL_CHARS])
+
+    def _too_late(self, seconds: float) -> Failure:
+        """One that stands still was stopped by somebody, and its time is no limit that the task reached."""
+        late = f"no end after {seconds:g} s"
+        if self._processes.stopped:
+            return Failure(f"{late}, and the worker process was stopped", late=True, death="stopped by a signal")
+        return Failure(late, late=True, limit=f"{seconds:g} s")
 
     def _output_tail(self) -> str:
         """The end of what the process printed; a library often says there why it aborted."""
@@ -161,10 +200,6 @@ class _Worker:
             # two threads in here at once would close the same file descriptors twice
             self._pool.join()
             self._processes.close()
-
-
-def _cause(exitcode: int) -> str:
-    return signal.Signals(-exitcode).name if exitcode < 0 else f"exit code {exitcode}"
 
 
 class WorkerPool:
@@ -195,58 +230,90 @@ class WorkerPool:
         self._all.add(worker)
         return worker
 
+    def _new_with_patience(self) -> _Worker:
+        """A machine that can start no process for a moment does not end a search of hours. Raises MachineError."""
+        for tries in range(1, STARTS):
+            try:
+                return self._new()
+            except MachineError:
+                time.sleep(tries * PAUSE_SECONDS)
+        return self._new()
+
     def submit(
         self, task: Callable[..., Answer | Rejection], *args: object, died: Outcome, gives: type[Answer],
         again: Callable[[Rejection], TaskArguments | None] = lambda rejection: None, seconds: float | None = None,
     ) -> Future[Answer | Rejection]:  # fmt: skip
         """A future of the task's answer, an instance of `gives`, or of a Rejection.
 
-        A task that hangs is `hung`, or `died` where that says what it means, as a process that dies does. What is wrong
-        with the machine or the usage is raised: it would fail every candidate. After a Rejection `again` may give other
-        arguments to try at once. `seconds` is what it may take, where that is not what the limits say.
+        A task that hangs is `hung`, or `died` where that says what it means; `died` is also one that reaches another
+        limit or gives no such answer. One whose process dies is tried again, and `crashed` where `judged` says so. What
+        is wrong with the machine or the usage is raised: it would fail every candidate. After a Rejection `again` may
+        give other arguments to try at once. `seconds` is what it may take, where that is not what the limits say.
         """
         seconds = self._terms.seconds if seconds is None else seconds
-        return self._threads.submit(self._run, task, args, died, gives, again, seconds)
+        try:
+            return self._threads.submit(self._run, task, args, died, gives, again, seconds)
+        except RuntimeError as error:  # a thread that cannot be started
+            raise MachineError(f"a task cannot be started: {error}") from error
 
     def _run(
         self, task: Callable[..., Answer | Rejection], args: TaskArguments, died: Outcome, gives: type[Answer],
         again: Callable[[Rejection], TaskArguments | None], seconds: float,
     ) -> Answer | Rejection:  # fmt: skip
+        args = tuple(a.ask() if isinstance(a, Deferred) else a for a in args)
+        while True:
+            answer: Answer | Rejection = judged(partial(self.attempt, task, args, died, gives, seconds))
+            other = again(answer) if isinstance(answer, Rejection) else None
+            if other is None:
+                return answer
+            args = other
+
+    def attempt(
+        self, task: Callable[..., Answer | Rejection], args: TaskArguments, died: Outcome, gives: type[Answer],
+        seconds: float, turn: AbstractContextManager[None],
+    ) -> Answer | Rejection | Death:  # fmt: skip
+        """Runs the task once, in the turn, for who decides himself what a Death means."""
         worker = self._idle.get()
         try:
-            args = tuple(a.ask() if isinstance(a, Deferred) else a for a in args)
-            while True:
+            with turn:
                 worker, answer = self._call(worker, task, args, seconds)
-                if not isinstance(answer, (Rejection, Failure, gives)):
-                    answer = Failure(f"the answer is of type {type(answer).__name__}")
-                if isinstance(answer, Failure):
-                    outcome = Outcome.HUNG if answer.late and died is Outcome.CRASHED else died
-                    answer = Rejection(outcome, answer.reason)
-                    worker = self._replace(worker)
-                elif isinstance(answer, Rejection) and answer.outcome in (Outcome.CRASHED, Outcome.HUNG):
-                    # a CUDA error is sticky: whatever ran next in that process would inherit it
-                    worker = self._replace(worker)
-                if isinstance(answer, Rejection) and len(answer.reason) > REASON_CHARS:
-                    answer = replace(answer, reason=f"{answer.reason[:REASON_CHARS]} …")
-                other = again(answer) if isinstance(answer, Rejection) else None
-                if other is None:
-                    return answer
-                args = other
+            if not isinstance(answer, (Rejection, Failure, Death, gives)):
+                answer = Failure(f"the answer is of type {type(answer).__name__}")
+            if isinstance(answer, Failure):
+                outcome = Outcome.HUNG if answer.late and died is Outcome.CRASHED else died
+                answer = Rejection(outcome, answer.reason, evidence={"limit": answer.limit} if answer.limit else None)
+                worker = self._replace(worker)
+            elif isinstance(answer, Death) or (
+                # a CUDA error is sticky: whatever ran next in that process would inherit it
+                isinstance(answer, Rejection) and answer.outcome in (Outcome.CRASHED, Outcome.HUNG)
+            ):
+                worker = self._replace(worker)
+            if isinstance(answer, Rejection | Death) and len(answer.reason) > REASON_CHARS:
+                answer = replace(answer, reason=f"{answer.reason[:REASON_CHARS]} …")
+            return answer
         finally:
             self._idle.put(worker)
 
     def _call(
         self, worker: _Worker, task: Callable[..., object], args: TaskArguments, seconds: float
     ) -> tuple[_Worker, object]:
-        try:
-            return worker, self._timed(worker, task, args, seconds)
-        except BrokenProcessPool:
-            # it was killed while idle or starting, so the task has not run
+        """One that is killed while idle or starting has not run the task: another takes it."""
+        for starts in range(STARTS):
+            try:
+                return worker, self._timed(worker, task, args, seconds)
+            except BrokenProcessPool as error:
+                why = str(error)
+                if self._closed:
+                    raise MachineError("the workers are closed") from error
+                if UNGUARDED in why:
+                    raise UsageError(
+                        "the main module of this program calls evoengine as it is imported, and each worker imports "
+                        'it: put the call below `if __name__ == "__main__":`'
+                    ) from error
+            time.sleep((1 + starts) * PAUSE_SECONDS if starts else 0.0)
             worker = self._replace(worker)
-        try:
-            return worker, self._timed(worker, task, args, seconds)
-        except BrokenProcessPool as error:
-            raise MachineError(f"worker processes die as they start: {error}") from error
+        unfit = why_unfit() or f"something on this machine kills them ({STARTS} in a row)"
+        raise MachineError(f"worker processes die as they start: {why}; {unfit}")
 
     def _timed(self, worker: _Worker, task: Callable[..., object], args: TaskArguments, seconds: float) -> object:
         start = time.monotonic()
@@ -266,9 +333,9 @@ class WorkerPool:
             if self._closed:
                 return worker
             self.replaced += 1
-            fresh, self._spare = self._spare or self._new(), None
+            fresh, self._spare = self._spare or self._new_with_patience(), None
             if self._terms.spare:
-                self._spare = self._new()
+                self._spare = self._new_with_patience()
         self.seconds_starting += time.monotonic() - start
         return fresh
 

@@ -10,7 +10,6 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from evoengine.service.errors import problem
 from evoengine.service.settings import Settings
 from evoengine.service.state import State
-from evoengine.service.tokens import Token, Tokens
+from evoengine.service.tokens import Token
 
 NOBODY = 0
 """the submitter where no token was asked for"""
@@ -40,13 +39,17 @@ class Authenticate:
         if scope["type"] == "http" and scope["path"] not in OPEN:
             asking = HTTPConnection(scope)
             given = _given(asking)
-            token = None if given is None else await _find(self._state.tokens, given)
+            token = None if given is None else await self._find(given)
             if why := self._why_not(asking, given, token):
                 scheme = 'Basic realm="evoengine: a token as the password"' if _is_browser(asking) else "Bearer"
                 await problem(HTTPStatus.UNAUTHORIZED, why, {"WWW-Authenticate": scheme})(scope, receive, send)
                 return
             scope.setdefault("state", {})["token"] = token
         await self._app(scope, receive, send)
+
+    async def _find(self, given: str) -> Token | None:
+        known, token = self._state.tokens.kept(given)
+        return token if known else await self._state.quick.run(self._state.tokens.find, given)
 
     def _why_not(self, asking: HTTPConnection, given: str | None, token: Token | None) -> str | None:
         settings = self._state.settings
@@ -79,11 +82,6 @@ def require_own(request: Request, number: int, submitter: int) -> None:
     asking: Token | None = request.state.token
     if asking is not None and asking.id != submitter and not asking.may("admin"):
         raise HTTPException(HTTPStatus.FORBIDDEN, f"job {number} is of another token; one for admin may cancel it")
-
-
-async def _find(tokens: Tokens, given: str) -> Token | None:
-    known, token = tokens.kept(given)
-    return token if known else await run_in_threadpool(tokens.find, given)
 
 
 def _given(asking: HTTPConnection) -> str | None:

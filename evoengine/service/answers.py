@@ -80,13 +80,16 @@ class Answers:
             now = time.monotonic()
             if now - answer.checked_at < FRESH_SECONDS:
                 return self._kept.get(question, answer)
-            if now - answer.read_at < READ_AGAIN_SECONDS and self._version(question) == answer.version:
+            if now - answer.read_at < READ_AGAIN_SECONDS and ledger_state(self._db, question) == answer.version:
                 answer.checked_at = now
                 return answer
             return self._read(question)
 
     def _read(self, question: Question) -> Answer:
-        version, now = self._version(question), time.monotonic()  # before the answer: it may be newer, never older
+        version, now = (
+            ledger_state(self._db, question),
+            time.monotonic(),
+        )  # before the answer: it may be newer, never older
         try:
             body = json.dumps({"schema": SCHEMA, **jsonable(self._answer(question))}, indent=2).encode() + b"\n"
         except NothingFound:
@@ -120,15 +123,16 @@ class Answers:
                 return {**found[0].to_json(), "asked": asked, "exact": exact}
         raise NothingFound(f"the ledger holds no correct candidate of the workload of {problem}")
 
-    def _version(self, question: Question) -> object:
-        """Another value once anything changed that the answer depends on, or may."""
-        finished = select(func.count(), func.max(CandidateRow.finished_at)).where(CandidateRow.outcome.is_not(None))
-        if question.gpu and question.problem and not question.nearest:
-            finished = finished.where(CandidateRow.gpu == question.gpu, CandidateRow.problem == question.problem)
-        with self._db.reading() as session:
-            runs = session.execute(select(func.max(RunRow.id), func.count(RunRow.id))).one()
-            last = [session.scalar(select(func.max(row.id))) for row in (MeasurementRow, VerdictRow)]
-            return tuple(runs), tuple(last), tuple(session.execute(finished).one())
+
+def ledger_state(database: Database, question: Question) -> object:
+    """Another value once anything changed that the answer depends on, or may."""
+    finished = select(func.count(), func.max(CandidateRow.finished_at)).where(CandidateRow.outcome.is_not(None))
+    if question.gpu and question.problem and not question.nearest:
+        finished = finished.where(CandidateRow.gpu == question.gpu, CandidateRow.problem == question.problem)
+    with database.reading() as session:
+        runs = session.execute(select(func.max(RunRow.id), func.count(RunRow.id))).one()
+        last = [session.scalar(select(func.max(row.id))) for row in (MeasurementRow, VerdictRow)]
+        return tuple(runs), tuple(last), tuple(session.execute(finished).one())
 
 
 def ranked_targets(database: Database) -> list[tuple[str, str]]:

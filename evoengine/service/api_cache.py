@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from sqlalchemy import select
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 
 from evoengine.cli.json_output import SCHEMA
 from evoengine.errors import NothingFound, UsageError
 from evoengine.ledger.heartbeat import database_time
 from evoengine.ledger.service_models import CacheRow
 from evoengine.service.access import require
+from evoengine.service.lanes import turn
 from evoengine.service.state import state_of
 from evoengine.untrusted import parse_json
 
-router = APIRouter(prefix="/v1/cache", tags=["cache"])
+router = APIRouter(prefix="/v1/cache", tags=["cache"], dependencies=[Depends(turn("jobs"), scope="function")])
 Key = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.:=+-]{1,256}$")]
 PREFIX = r"^[A-Za-z0-9_.:=+-]{0,256}$"
 MOST_LISTED = 1000
@@ -49,9 +52,10 @@ def entry(request: Request, _: Annotated[int, Depends(require("read"))], key: Ke
 
 @router.put("/{key}", status_code=204, openapi_extra=PUT_BODY)
 async def store(request: Request, _: Annotated[int, Depends(require("work"))], key: Key) -> Response:
-    """Keeps a JSON object under the key, in place of what was there."""
+    """Keeps a JSON object under the key, in place of what was there; with `If-None-Match: *` only where there was
+    none."""
     text = await _json_text(request)
-    await run_in_threadpool(_put, request, key, text)
+    await run_in_threadpool(_put, request, key, text, request.headers.get("if-none-match", "").strip() == "*")
     return Response(status_code=204)
 
 
@@ -65,8 +69,11 @@ async def _json_text(request: Request) -> str:
     return text
 
 
-def _put(request: Request, key: str, text: str) -> None:
+def _put(request: Request, key: str, text: str, only_new: bool) -> None:
     with state_of(request).database.writing() as session:
-        row = session.get(CacheRow, key, with_for_update=True) or CacheRow(key=key)
+        known = session.get(CacheRow, key, with_for_update=True)
+        if known is not None and only_new:
+            raise HTTPException(HTTPStatus.PRECONDITION_FAILED, f"something is stored under the key {key} already")
+        row = known or CacheRow(key=key)
         row.data, row.stored_at = text, database_time(session)
         session.add(row)

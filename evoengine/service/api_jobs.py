@@ -13,14 +13,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.sse import EventSourceResponse, format_sse_event
-from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 
 from evoengine.cli.json_output import SCHEMA
 from evoengine.errors import UsageError
 from evoengine.service.access import require, require_own
-from evoengine.service.errors import RETRY_SECONDS
 from evoengine.service.jobs import LONGEST_KEY, Job, JobState
+from evoengine.service.lanes import busy, turn
 from evoengine.service.requests import JobRequest, RetuneRequest, checked
 from evoengine.service.retune import retune_requests
 from evoengine.service.state import State, state_of
@@ -40,10 +38,11 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
 Number = Annotated[int, Path(ge=1, le=LARGEST_NUMBER)]
 Reader = Annotated[int, Depends(require("read"))]
 Submitter = Annotated[int, Depends(require("submit"))]
+TURN = [Depends(turn("jobs"), scope="function")]
 Key = Annotated[str | None, Header(min_length=1, max_length=LONGEST_KEY, description="Repeats are answered alike.")]
 
 
-@router.post("/jobs", status_code=202, responses={202: {"model": JobView}})
+@router.post("/jobs", status_code=202, responses={202: {"model": JobView}}, dependencies=TURN)
 def submit(
     request: Request, response: Response, body: JobRequest, submitter: Submitter, idempotency_key: Key = None
 ) -> JSONResponse:
@@ -54,7 +53,7 @@ def submit(
     return JSONResponse(job_json(job), HTTPStatus.ACCEPTED, {"Location": f"/v1/jobs/{job.id}"})
 
 
-@router.post("/retune", status_code=202)
+@router.post("/retune", status_code=202, dependencies=TURN)
 def retune(request: Request, body: RetuneRequest, submitter: Submitter) -> JSONResponse:
     """Asks for a search of everything the ledger knows, for another GPU; what a job is already about is left out."""
     state = state_of(request)
@@ -63,7 +62,7 @@ def retune(request: Request, body: RetuneRequest, submitter: Submitter) -> JSONR
     return JSONResponse({"schema": SCHEMA, "jobs": [job_json(job) for job in jobs]}, HTTPStatus.ACCEPTED)
 
 
-@router.get("/jobs")
+@router.get("/jobs", dependencies=TURN)
 def jobs(
     request: Request, _: Reader,
     state: Annotated[JobState | None, Query(description="Only these.")] = None,
@@ -82,17 +81,17 @@ async def job(
 ) -> JSONResponse:  # fmt: skip
     """The job; with `wait`, once it has ended or nothing can go on with it, or after so many seconds."""
     state, end = state_of(request), time.monotonic() + wait
-    found = await run_in_threadpool(state.jobs.find, number)
+    found = await state.polls.run(state.jobs.find, number)
     if wait and not _rests(found):
         _require_room(state)
         with _counted(state):
             while not _rests(found) and time.monotonic() < end and not state.stopping.is_set():
                 await asyncio.sleep(POLL_SECONDS)
-                found = await run_in_threadpool(state.jobs.find, number)
+                found = await state.polls.run(state.jobs.find, number)
     return JSONResponse(job_json(found))
 
 
-@router.delete("/jobs/{number}", responses={200: {"model": JobView}})
+@router.delete("/jobs/{number}", responses={200: {"model": JobView}}, dependencies=TURN)
 def cancel(request: Request, _: Submitter, number: Number) -> JSONResponse:
     """Ends it, and keeps what it found. One that has ended stays as it is."""
     state = state_of(request)
@@ -108,7 +107,7 @@ async def events(
     """What happened, as server-sent events numbered from 1 without a gap; the stream ends with the job."""
     state = state_of(request)
     after = _number(last_event_id)
-    await run_in_threadpool(state.jobs.find, number)
+    await state.polls.run(state.jobs.find, number)
     _require_room(state)
     return EventSourceResponse(_stream(state, number, after))
 
@@ -118,8 +117,8 @@ async def _stream(state: State, number: int, after: int) -> AsyncIterator[bytes]
         spoken = time.monotonic()
         yield format_sse_event(retry=1000)
         while not state.stopping.is_set():
-            found = await run_in_threadpool(state.jobs.find, number)  # before its events: none comes after its end
-            news = await run_in_threadpool(state.jobs.events, number, after)
+            found = await state.polls.run(state.jobs.find, number)  # before its events: none comes after its end
+            news = await state.polls.run(state.jobs.events, number, after)
             for each in news:
                 after, spoken = each.number, time.monotonic()
                 yield format_sse_event(data_str=json.dumps(each.data), event=each.event, id=str(each.number))
@@ -136,9 +135,7 @@ async def _stream(state: State, number: int, after: int) -> AsyncIterator[bytes]
 def _require_room(state: State) -> None:
     """Raises HTTPException where too many requests wait."""
     if state.streams >= state.settings.max_streams:
-        raise HTTPException(
-            HTTPStatus.SERVICE_UNAVAILABLE, "too many requests wait for jobs", {"Retry-After": str(RETRY_SECONDS)}
-        )
+        raise busy("too many requests wait for jobs")
 
 
 @contextmanager

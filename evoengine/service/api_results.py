@@ -12,7 +12,6 @@ import click
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from sqlalchemy import select
-from starlette.concurrency import run_in_threadpool
 
 from evoengine.cli.candidate_json import page_json
 from evoengine.cli.gpus import compilable, gpu_json
@@ -27,6 +26,7 @@ from evoengine.records import Outcome
 from evoengine.sass.chip import why_unmodelled
 from evoengine.service.access import require
 from evoengine.service.answers import Question
+from evoengine.service.lanes import turn
 from evoengine.service.state import State, state_of
 from evoengine.service.views import executor_json
 from evoengine.tuning.boards import fitting_families
@@ -35,6 +35,7 @@ from evoengine.tuning.fused_moe import find_fused_moe
 
 router = APIRouter(prefix="/v1", tags=["results"])
 Reader = Annotated[int, Depends(require("read"))]
+TURN = [Depends(turn("results"), scope="function")]
 Name = Annotated[str | None, Query(min_length=1, max_length=500)]
 Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="Of a kernel's source, as source_sha256 has it.")]
 OF_GPU = Annotated[str | None, Query(max_length=100, description="Where one source was compiled for several.")]
@@ -58,14 +59,22 @@ async def best(
     answers = state_of(request).answers
     answer = answers.kept(question)
     if answer is None:
-        answer = await run_in_threadpool(answers.find, question)
-    headers = {"ETag": answer.etag, "Cache-Control": "no-cache"}
-    if answer.etag in _tags(request.headers.get("if-none-match", "")):
-        return Response(status_code=304, headers=headers)
-    return Response(answer.body, media_type="application/json", headers=headers)
+        answer = await state_of(request).quick.run(answers.find, question)
+    return tagged(request, answer.body, answer.etag, "application/json")
 
 
-@router.get("/kernels/{sha256}/source", response_class=PlainTextResponse)
+def tagged(
+    request: Request, body: bytes, etag: str, media_type: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The answer, or 304 where `If-None-Match` names it or is `*`."""
+    own = {"ETag": etag, "Cache-Control": "no-cache", **(headers or {})}
+    known = _tags(request.headers.get("if-none-match", ""))
+    if etag in known or "*" in known:
+        return Response(status_code=304, headers=own)
+    return Response(body, media_type=media_type, headers=own)
+
+
+@router.get("/kernels/{sha256}/source", response_class=PlainTextResponse, dependencies=TURN)
 def source(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -> Response:
     """The CUDA text of a correct kernel."""
     state = state_of(request)
@@ -74,7 +83,10 @@ def source(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -> R
     return _file(request, found.text.encode(), "text/plain; charset=utf-8", f"{sha256[:12]}.cu")
 
 
-@router.get("/kernels/{sha256}/cubin", response_class=Response, responses=_of_type("application/octet-stream"))
+@router.get(
+    "/kernels/{sha256}/cubin", response_class=Response, responses=_of_type("application/octet-stream"),
+    dependencies=TURN,
+)  # fmt: skip
 def cubin(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -> Response:
     """Its machine code."""
     state = state_of(request)
@@ -84,7 +96,7 @@ def cubin(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -> Re
     return _file(request, found.binary.cubin, "application/octet-stream", f"{sha256[:12]}.cubin")
 
 
-@router.get("/kernels/{sha256}/json")
+@router.get("/kernels/{sha256}/json", dependencies=TURN)
 def described(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -> dict[str, Any]:
     """All that `evoengine show --json` says of it."""
     state = state_of(request)
@@ -92,7 +104,9 @@ def described(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -
     return {"schema": SCHEMA, **jsonable(page_json(state.database.candidate(trial), state.database.profile(trial)))}
 
 
-@router.get("/kernels/{sha256}/bundle", response_class=Response, responses=_of_type("application/zip"))
+@router.get(
+    "/kernels/{sha256}/bundle", response_class=Response, responses=_of_type("application/zip"), dependencies=TURN
+)
 def exported(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -> Response:
     """What `evoengine best --export` writes, as a zip file: source, machine code, loader, checksums."""
     state = state_of(request)
@@ -100,7 +114,7 @@ def exported(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) ->
     return _file(request, _zipped(files), "application/zip", f"{sha256[:12]}.zip")
 
 
-@router.get("/fused_moe")
+@router.get("/fused_moe", dependencies=TURN)
 def fused_moe(
     request: Request, _: Reader, gpu: Annotated[str, Query(min_length=1, max_length=100)]
 ) -> dict[str, Any]:  # fmt: skip
@@ -109,13 +123,13 @@ def fused_moe(
     return {"schema": SCHEMA, "files": found.files, "left_out": list(found.left_out)}
 
 
-@router.get("/problems")
+@router.get("/problems", dependencies=TURN)
 def problems(_: Reader) -> dict[str, Any]:
     """The workloads that jobs may name, how their problems are written, and an example of each."""
     return {"schema": SCHEMA, "workloads": problems_json()}
 
 
-@router.get("/gpus")
+@router.get("/gpus", dependencies=TURN)
 def gpus(request: Request, _: Reader) -> dict[str, Any]:
     """The GPUs that can be tuned for, and the servers that run jobs with the GPUs they have."""
     executors = [executor_json(each) for each in state_of(request).executors.known()]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Annotated
 
@@ -18,14 +19,18 @@ from evoengine.errors import EvoengineError
 from evoengine.service import api_cache, api_jobs, api_results, page
 from evoengine.service.access import Authenticate, require
 from evoengine.service.answers import Answers
+from evoengine.service.connections import ForwardedLimit
 from evoengine.service.database import Database
 from evoengine.service.errors import RESPONSES, answer_errors, problem
 from evoengine.service.executors import Executors
 from evoengine.service.jobs import Jobs
+from evoengine.service.lanes import QUICK, Threads
+from evoengine.service.reports import Reports
 from evoengine.service.settings import Settings
 from evoengine.service.state import State, state_of
 from evoengine.service.tokens import Tokens
 
+BODY_SECONDS = 20.0
 HEADERS = (
     (
         b"content-security-policy",
@@ -36,14 +41,21 @@ HEADERS = (
 )
 
 
-def make_app(settings: Settings, database: Database, executors: Executors) -> FastAPI:
-    """Serves what the database holds. Close the database when it has ended."""
-    state = State(settings, database, Jobs(database), Tokens(database), Answers(database), executors)
+def make_app(
+    settings: Settings, database: Database, executors: Executors, dispatches: Callable[[], bool] = lambda: True
+) -> FastAPI:
+    """Serves what the database holds; ready as long as it `dispatches`. Close the database when it has ended."""
+    apart, quick = database.twin(), Threads(QUICK)
+    state = State(
+        settings, database, Jobs(database), Tokens(apart), Answers(apart), executors, dispatches,
+        Reports(apart), quick,
+    )  # fmt: skip
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         state.stopping.set()
+        apart.close()
 
     app = FastAPI(
         title="evoengine", version=__version__, lifespan=lifespan, responses=RESPONSES, docs_url=None, redoc_url=None,
@@ -54,9 +66,11 @@ def make_app(settings: Settings, database: Database, executors: Executors) -> Fa
     for router in (api_jobs.router, api_results.router, api_cache.router, page.router):
         app.include_router(router)
     figures = Figures(state)
-    _add_health(app, figures)
+    _add_health(app, figures, Jobs(apart))
     app.add_middleware(BodyLimit, most=settings.max_body)
     app.add_middleware(Authenticate, state=state)
+    app.add_middleware(HeadAsGet)
+    app.add_middleware(ForwardedLimit, settings=settings)
     app.add_middleware(Watch, figures=figures)
     return app
 
@@ -87,28 +101,32 @@ class Figures:
         return generate_latest(self.registry)
 
 
-def _add_health(app: FastAPI, figures: Figures) -> None:
+def _add_health(app: FastAPI, figures: Figures, jobs: Jobs) -> None:
+    """`jobs` by connections that nothing else uses up."""
+
     @app.get("/livez", tags=["health"])
     async def livez() -> dict[str, str]:
         """Whether the process answers."""
         return {"status": "ok"}
 
     @app.get("/readyz", tags=["health"])
-    def readyz(request: Request) -> JSONResponse:
-        """Whether it can use its database."""
+    async def readyz(request: Request) -> JSONResponse:
+        """Whether it can use its database, and runs the jobs that it claims."""
         state = state_of(request)
         if state.stopping.is_set():
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the server is being shut down")
         try:
-            state.jobs.counts()
+            await state.quick.run(jobs.counts)
         except EvoengineError:  # whoever may ask this is told no more
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the database cannot be used")
+        if not state.dispatches():
+            return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the dispatcher, which runs jobs, has stopped or is stuck")
         return JSONResponse({"status": "ok"})
 
     @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
-    def metrics(_: Annotated[int, Depends(require("read"))]) -> Response:
+    async def metrics(request: Request, _: Annotated[int, Depends(require("read"))]) -> Response:
         """For Prometheus."""
-        return Response(figures.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await state_of(request).quick.run(figures.text), media_type=CONTENT_TYPE_LATEST)
 
 
 class Watch:
@@ -134,8 +152,36 @@ class Watch:
         await self._app(scope, receive, watched)
 
 
+class HeadAsGet:
+    """Answers HEAD as GET, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def head(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            elif message.get("more_body"):
+                raise _Enough  # of a stream, which would go on for as long as its job does
+
+        with suppress(_Enough):
+            scope["method"] = "GET"
+            await self._app(scope, receive, head)
+
+
+class _Enough(Exception):
+    """All is said that HEAD asks for."""
+
+
 class BodyLimit:
-    """Refuses a request whose body is longer than `most` bytes; others are read whole before they are answered."""
+    """Refuses a request whose body is longer than `most` bytes, or does not come in BODY_SECONDS; others are read whole
+    before they are answered."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app, self._most = app, most
@@ -144,7 +190,13 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body, is_whole = await self._read(scope, receive)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body, is_whole = await self._read(scope, receive)
+        except TimeoutError:
+            detail = f"the body of the request did not come in {BODY_SECONDS:g} s"
+            await problem(HTTPStatus.REQUEST_TIMEOUT, detail, {"Connection": "close"})(scope, receive, send)
+            return
         if not is_whole:
             detail = f"the body has more than {self._most} bytes, which is the most that this server takes"
             await problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)(scope, receive, send)
@@ -168,6 +220,8 @@ class BodyLimit:
         body, more = b"", True
         while more and len(body) <= self._most:
             message = await receive()
+            if message["type"] == "http.disconnect":
+                return b"", True
             body += message.get("body", b"")
             more = message.get("more_body", False)
         return body, len(body) <= self._most

@@ -1,6 +1,6 @@
 """A client of the service, for programs: typed, and raising the errors that the same call raises on this machine.
 
-with Client("https://tuner.example", token="evo_…") as client:
+with Client("https://tuner.example") as client:  # with the token of EVOENGINE_TOKEN, or token="evo_…"
     job = client.submit(problems=["gemm:m4096,n4096,k4096,fp16"], gpu="h100")
     for event in client.events(job.id): ...
     print(client.best("h100", "gemm:m4096,n4096,k4096,fp16"))
@@ -9,10 +9,12 @@ with Client("https://tuner.example", token="evo_…") as client:
 from __future__ import annotations
 
 import io
+import os
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -30,6 +32,24 @@ MOST_FILES = 64
 RESTING = frozenset({"done", "cancelled", "failed", "waiting"})
 """states in which nothing happens to a job now"""
 RECONNECT_SECONDS = 1.0
+TOKEN_VARIABLE, TOKEN_FILE_VARIABLE = "EVOENGINE_TOKEN", "EVOENGINE_TOKEN_FILE"
+_LONGEST_TOKEN = 4096
+
+
+def stated_token() -> str | None:
+    """Return the token that the environment names. Raises UsageError where it names two, or a file without one."""
+    token, file = os.environ.get(TOKEN_VARIABLE), os.environ.get(TOKEN_FILE_VARIABLE)
+    if token and file:
+        raise UsageError(f"both {TOKEN_VARIABLE} and {TOKEN_FILE_VARIABLE} are set; keep one")
+    if file:
+        try:
+            token = Path(file).read_text("utf-8")[:_LONGEST_TOKEN].strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise UsageError(f"{TOKEN_FILE_VARIABLE} names {file}, which cannot be read: {why}") from error
+    if token and not (token.isascii() and token.isprintable() and " " not in token):
+        raise UsageError("the token holds characters that no token has; evoengine token new prints one line, evo_…")
+    return token or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +83,8 @@ class JobEvent:
 
 class Client:
     """Any method raises UsageError for what the server refuses, NothingFound where it has none, MachineError where it
-    cannot be reached or fails. Close it, or use it as a context manager."""
+    cannot be reached or fails. Close it, or use it as a context manager. Without `token` it is the one that the
+    environment names, by EVOENGINE_TOKEN or EVOENGINE_TOKEN_FILE; an empty one stands for none."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         parts = urlsplit(url)
@@ -71,6 +92,7 @@ class Client:
             raise UsageError(f"{printable(url)!r} is no address of a service; write http://HOST:PORT or https://HOST")
         if parts.username or parts.password:
             raise UsageError("the address of a service holds no login; a token goes into EVOENGINE_TOKEN")
+        token = stated_token() if token is None else token
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url.rstrip("/")
         self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=TIMEOUT)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from sqlalchemy.orm import Session
 
 from evoengine.ledger.chosen import chosen_database
-from evoengine.ledger.database import open_database, parse_url
+from evoengine.ledger.database import make_engine, open_database, parse_url
 from evoengine.ledger.store import Ledger
 
 
@@ -20,6 +20,10 @@ class Database(Ledger):
 
     def reading(self) -> AbstractContextManager[Session]:
         return self._reading()
+
+    def twin(self) -> Database:
+        """The same with connections of its own. Close it, too."""
+        return Database(self._url, make_engine(self._url))
 
 
 def open_service(database: str | None, *, create: bool) -> Database:

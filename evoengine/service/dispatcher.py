@@ -1,10 +1,13 @@
-"""Runs the jobs that this server claims: a thread that fills its slots, and a process per job."""
+"""Runs the jobs that this server claims: a thread that fills its slots, and a process per job.
+
+Whatever a step of it raises, the next one follows: a server whose dispatcher is dead takes jobs that nobody runs. A job
+that cannot be started here goes back, and its slot rests for a while.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import threading
@@ -12,10 +15,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from evoengine.errors import EvoengineError
 from evoengine.ledger.chosen import FILE_VARIABLE, URL_VARIABLE
 from evoengine.ledger.runs import this_host
+from evoengine.machine import how_ended
 from evoengine.service.database import Database
 from evoengine.service.executors import Executors, Slot
 from evoengine.service.jobs import Fenced, Job
@@ -26,6 +31,10 @@ BEATS_PER_PATIENCE = 5
 """how often a server says that it lives, before it is taken for killed"""
 GIVE_BACK_SECONDS = 6.0
 """for a search to end in order; what is under way then is lost, what ended is not"""
+REST_SECONDS, LONGEST_REST = 1.0, 60.0
+"""for which a slot takes no job after one could not be started in it; twice as long each time that happens again"""
+STILL_SECONDS = 60.0
+"""after which a dispatcher that came to no end of a step is taken for stuck: longer than a writer waits for another"""
 
 
 @dataclass(slots=True)
@@ -35,6 +44,12 @@ class Running:
     process: subprocess.Popen[bytes]
     stopped_at: float | None = None
     """when it was told to stop"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    seconds: float
+    until: float
 
 
 class Dispatcher(threading.Thread):
@@ -47,23 +62,44 @@ class Dispatcher(threading.Thread):
         self._url, self._slots, self._say = database.url, slots, say
         self._beat_seconds = patience / BEATS_PER_PATIENCE
         self._running: dict[int, Running] = {}
+        self._owed: dict[int, Callable[[], None]] = {}
+        """job → what the database is to be told of it; it was away, or full"""
+        self._rests: dict[int, Rest] = {}
+        """slot → how long it takes no job"""
         self._ended = threading.Event()
-        self._trouble = ""
+        self._troubles: dict[str, str] = {}
+        """step → what it was last kept from by"""
+        self._beaten = float("-inf")
+        self._stepped = time.monotonic()
 
     def run(self) -> None:
-        beaten = float("-inf")
         while not self._ended.is_set():
-            try:
-                self._reap()
-                if time.monotonic() - beaten >= self._beat_seconds:
-                    self._beat()
-                    beaten = time.monotonic()
-                self._fill()
-                self._trouble = ""
-            except EvoengineError as error:
-                self._complain(error)
+            for step in (self._reap, self._settle, self._beat, self._fill):
+                self._try(step, step.__name__)
             self._ended.wait(TICK_SECONDS)
         self._give_back_all()
+
+    @property
+    def works(self) -> bool:
+        """Whether it goes on with its steps, or has been told to stop."""
+        going = self.is_alive() and time.monotonic() - self._stepped < STILL_SECONDS
+        return going or self._ended.is_set()
+
+    def _try(self, step: Callable[[], None], name: str) -> None:
+        """A step; says once what keeps it from its end: the database may be away for hours."""
+        try:
+            step()
+            self._troubles.pop(name, None)
+        except Exception as error:
+            why = str(error) if isinstance(error, EvoengineError) else f"{type(error).__name__}: {error}"
+            if why not in self._troubles.values():
+                self._tell(f"no job can be taken: {why}")
+            self._troubles[name] = why
+        self._stepped = time.monotonic()
+
+    def _tell(self, line: str) -> None:
+        with suppress(OSError, ValueError):  # its standard error is on a full disk, or closed
+            self._say(line)
 
     def begin_stop(self) -> None:
         """Takes no more jobs; its thread gives back what runs. For a handler of a signal: it takes no time."""
@@ -74,25 +110,61 @@ class Dispatcher(threading.Thread):
         if self.is_alive():
             self.join()
 
-    def _complain(self, error: EvoengineError) -> None:
-        """Once for each trouble: the database may be away for hours."""
-        if str(error) != self._trouble:
-            self._say(f"no job can be taken: {error}")
-        self._trouble = str(error)
-
     def _beat(self) -> None:
+        if time.monotonic() - self._beaten < self._beat_seconds:
+            return
         own = [(r.job.id, r.job.fence) for r in self._running.values() if r.stopped_at is None]
         lost = self.executors.beat(own)
         for running in self._running.values():
             if running.job.id in lost:
                 self._tell_to_stop(running)
+        self._beaten = time.monotonic()
+
+    def _settle(self) -> None:
+        """Tells the database what it could not be told before."""
+        kept_from: Exception | None = None
+        for number, tell in list(self._owed.items()):
+            try:
+                with suppress(Fenced):  # it is over, or another server's
+                    tell()
+            except Exception as error:
+                kept_from = error
+            else:
+                del self._owed[number]
+        if kept_from:
+            raise kept_from
 
     def _fill(self) -> None:
         taken = {running.slot.number for running in self._running.values()}
         for slot in self._slots:
-            if slot.number not in taken and (job := self.executors.claim(slot)):
-                self._running[job.id] = Running(job, slot, self._start(job, slot))
-                self._say(f"job {job.id}: started on {slot.device.name if slot.device else 'the CPU'}")
+            rest = self._rests.get(slot.number)
+            if slot.number not in taken and (rest is None or time.monotonic() >= rest.until):
+                self._try(partial(self._fill_one, slot), f"slot {slot.number}")
+
+    def _fill_one(self, slot: Slot) -> None:
+        job = self.executors.claim(slot)
+        if job is None:
+            return
+        try:
+            self._running[job.id] = Running(job, slot, self._start(job, slot))
+        except Exception as error:
+            self._rest(slot)
+            why = (
+                error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+            )
+            why = f"its process could not be started: {why}"
+            self._tell(f"job {job.id}: {why}")
+            self._owed[job.id] = partial(self.executors.give_back, job.id, job.fence, why)
+            self._settle()
+        else:
+            self._rests.pop(slot.number, None)
+            self._tell(f"job {job.id}: started on {slot.device.name if slot.device else 'the CPU'}")
+
+    def _rest(self, slot: Slot) -> None:
+        """Leaves the next job for a while to other slots and servers."""
+        before = self._rests.get(slot.number)
+        seconds = min(2 * before.seconds, LONGEST_REST) if before else REST_SECONDS
+        self._rests[slot.number] = Rest(seconds, time.monotonic() + seconds)
 
     def _start(self, job: Job, slot: Slot) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
@@ -112,11 +184,10 @@ class Dispatcher(threading.Thread):
                 continue
             del self._running[number]
             if code and running.stopped_at is None:
-                by = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-                how = f"its process ended by {by}"
-                self._say(f"job {number}: {how}")
-                with suppress(Fenced):
-                    self.executors.died(number, running.job.fence, how)
+                named = how_ended(code)
+                how = f"its process ended by {'signal ' if named.startswith('SIG') else ''}{named}"
+                self._tell(f"job {number}: {how}")
+                self._owed[number] = partial(self.executors.died, number, running.job.fence, how)
 
     def _tell_to_stop(self, running: Running) -> None:
         if running.stopped_at is None:
@@ -134,8 +205,14 @@ class Dispatcher(threading.Thread):
             if running.process.poll() is None:
                 running.process.kill()
                 running.process.wait()
-            with suppress(Fenced):  # it is over
-                self.executors.give_back(number, running.job.fence, "its server was shut down")
-                self._say(f"job {number}: given back")
-        with suppress(EvoengineError):
+            self._owed.setdefault(
+                number, partial(self.executors.give_back, number, running.job.fence, "its server was shut down")
+            )
+        for number, tell in self._owed.items():
+            with suppress(
+                Fenced, EvoengineError, OSError
+            ):  # it is over, or others take it over when this one is silent
+                tell()
+                self._tell(f"job {number}: given back")
+        with suppress(EvoengineError, OSError):
             self.executors.leave()

@@ -24,7 +24,7 @@ STATUS: tuple[tuple[type[EvoengineError], HTTPStatus], ...] = (
 )
 RESPONSES: dict[int | str, dict[str, Any]] = {
     code: {"description": HTTPStatus(code).phrase, "content": {"application/problem+json": {}}}
-    for code in (400, 401, 403, 404, 406, 413, 415, 422, 429, 503)
+    for code in (400, 401, 403, 404, 406, 408, 412, 413, 415, 422, 429, 503)
 }
 """what any request may be answered with, for the OpenAPI description"""
 

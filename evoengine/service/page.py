@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import gzip
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,39 +18,38 @@ from evoengine.records import Candidate
 from evoengine.service.access import require
 from evoengine.service.answers import ranked_targets
 from evoengine.service.api_jobs import Number
-from evoengine.service.api_results import Name
+from evoengine.service.api_results import Name, tagged
 from evoengine.service.executors import Executor
 from evoengine.service.jobs import ENDED, Job
+from evoengine.service.lanes import turn
 from evoengine.service.state import State, state_of
 from evoengine.text import plain
-from evoengine.tuning.report import draw_report
 
 FOLDER = Path(__file__).with_name("templates")
 SHOWN_JOBS, SHOWN_BESTS, SHOWN_EVENTS = 25, 25, 200
 LONGEST_TEXT = 200
 """characters of a text of others in a table"""
 
-_drawing = threading.Lock()
-"""a report of thousands of trials takes a core for seconds: one at a time"""
-
 router = APIRouter(include_in_schema=False)
 Reader = Annotated[int, Depends(require("read"))]
+TURN = [Depends(turn("pages"), scope="function")]
 
 
-@router.get("/", response_class=HTMLResponse)
+@router.get("/", response_class=HTMLResponse, dependencies=TURN)
 def status(request: Request, _: Reader, before: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None) -> Response:
-    """Jobs, GPUs, and the best of what was tuned last."""
+    """The best of what was tuned last, jobs with who asked for them and when, and GPUs."""
     state = state_of(request)
     jobs = state.jobs.newest(before=before, limit=SHOWN_JOBS)
     executors = state.executors.known()
     return _page(
         "status.html", title="evoengine", refresh=None if before else 5, jobs=jobs, counts=state.jobs.counts(),
+        names={token.id: token.name for token in state.tokens.all()},
         executors=[(each, _doing(state, each)) for each in executors], bests=_bests(state),
         older=jobs[-1].id if len(jobs) == SHOWN_JOBS else None, dashboard=state.settings.dashboard_url,
     )  # fmt: skip
 
 
-@router.get("/jobs/{number}", response_class=HTMLResponse)
+@router.get("/jobs/{number}", response_class=HTMLResponse, dependencies=TURN)
 def job(request: Request, _: Reader, number: Number) -> Response:
     """One job, with what happened last."""
     state = state_of(request)
@@ -64,15 +63,19 @@ def job(request: Request, _: Reader, number: Number) -> Response:
 
 
 @router.get("/report", response_class=HTMLResponse)
-def report(request: Request, _: Reader, gpu: Name = None, problem: Name = None) -> Response:
+async def report(request: Request, _: Reader, gpu: Name = None, problem: Name = None) -> Response:
     """What `evoengine report --html` writes. Its own policy lets its two scripts run, and this one keeps them from all
     else that is served here."""
-    with _drawing:
-        _overview, text = draw_report(state_of(request).database, problem, gpu)
-    return HTMLResponse(text, headers={"Content-Security-Policy": "sandbox allow-scripts; frame-ancestors 'none'"})
+    state = state_of(request)
+    found = await state.reports.find(problem, gpu)
+    headers = {"Content-Security-Policy": "sandbox allow-scripts; frame-ancestors 'none'", "Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return tagged(request, found.packed, found.etag, "text/html", headers | {"Content-Encoding": "gzip"})
+    page = await state.polls.run(gzip.decompress, found.packed)
+    return tagged(request, page, f'"plain-{found.etag.strip(chr(34))}"', "text/html", headers)
 
 
-@router.get("/docs", response_class=HTMLResponse)
+@router.get("/docs", response_class=HTMLResponse, dependencies=TURN)
 def docs(request: Request, _: Reader) -> Response:
     """What can be asked for, from the OpenAPI description."""
     described = request.app.openapi()
@@ -94,6 +97,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "shown": _shown, "figure": _figure, "config": _config, "moment": _moment, "share": _share, "clock": _clock,
+        "took": _took,
     }  # fmt: skip
     environment.globals["ended"] = ENDED
     return environment
@@ -137,6 +141,13 @@ def _config(known: Mapping[str, Any]) -> str:
 
 def _moment(value: Any) -> str:
     return value.strftime("%Y-%m-%d %H:%M:%S UTC") if value else ""
+
+
+def _took(value: timedelta) -> str:
+    """`3 min 12 s`, `1 h 4 min`"""
+    minutes, seconds = divmod(round(value.total_seconds()), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 def _clock(value: datetime) -> str:

@@ -5,6 +5,7 @@ Raises UsageError with the sentence that the command line has for the same mista
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import click
@@ -12,11 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from evoengine.cli.options import OneOf
 from evoengine.errors import UsageError
+from evoengine.gpu import Gpu
 from evoengine.hints import did_you_mean
 from evoengine.objectives import parse_objectives
+from evoengine.paths import asset
 from evoengine.search import samplers
 from evoengine.search.replay import RECORDED
 from evoengine.service.settings import Settings
+from evoengine.space.reader import read_definition
 from evoengine.tuning.boards import find_kept_gpu
 from evoengine.tuning.search import SearchOptions, require_several
 from evoengine.workloads import find_workload, parse_problem, workloads
@@ -88,10 +92,19 @@ def checked(request: JobRequest, settings: Settings, db: str | None) -> dict[str
     problems = dict.fromkeys(_problem(text, request.workload) for text in request.problems)
     if not problems:
         problems = {_example(request.workload): None}
+    _require_families(request.families, problems, gpu)
     SearchOptions(trials=request.trials, minutes=request.minutes, sampler=sampler)
     return request.model_dump(exclude={"workload"}) | {
         "problems": list(problems), "gpu": gpu.key, "objective": ",".join(o.name for o in objectives),
     }  # fmt: skip
+
+
+def _require_families(families: Sequence[str], problems: Iterable[str], gpu: Gpu) -> None:
+    for workload, problem in map(parse_problem, problems) if families else ():
+        file = workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"
+        definition = read_definition(file, {**problem.variables(), **gpu.variables()}).only(families)
+        for name, why in definition.impossible(gpu.variables()).items():
+            raise UsageError(f"the family {name} is not possible on {gpu.key}: {why}")
 
 
 def _recorded(request: JobRequest, sampler: str, settings: Settings) -> dict[str, Any]:

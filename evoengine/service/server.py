@@ -10,9 +10,11 @@ from contextlib import ExitStack
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from evoengine.errors import UsageError
 from evoengine.service.app import make_app
+from evoengine.service.connections import KEEP_ALIVE_SECONDS, Connections
 from evoengine.service.database import Database, open_service
 from evoengine.service.dispatcher import Dispatcher
 from evoengine.service.executors import slots_here
@@ -45,11 +47,8 @@ def serve(settings: Settings, db: str | None, say: Say) -> None:
         listening = ending.enter_context(listen(settings))
         prepare(settings, database)
         dispatcher = Dispatcher(database, slots_here(settings), settings.takeover_seconds, say)
-        app = make_app(settings, database, dispatcher.executors)
-        config = uvicorn.Config(
-            app, log_config=None, access_log=False, server_header=False, proxy_headers=False,
-            timeout_graceful_shutdown=LAST_ANSWERS_SECONDS,
-        )  # fmt: skip
+        app = make_app(settings, database, dispatcher.executors, lambda: dispatcher.works)
+        config = configured(app, settings)
 
         def stop() -> None:
             app.state.service.stopping.set()
@@ -63,6 +62,13 @@ def serve(settings: Settings, db: str | None, say: Say) -> None:
                 number, lambda *_: None
             )  # uvicorn raises it again when it has ended, and jobs are given back then
         Server(config, stop).run([listening])
+
+
+def configured(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app, http=Connections(settings).protocol(), ws="none", log_config=None, access_log=False, server_header=False,
+        proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=LAST_ANSWERS_SECONDS,
+    )  # fmt: skip
 
 
 def listen(settings: Settings) -> socket.socket:

@@ -16,6 +16,7 @@ from evoengine.gpu import find_gpu
 from evoengine.tuning.ray_cluster import check_address
 
 LOOPBACK = "127.0.0.1"
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Settings(BaseSettings):
@@ -50,6 +51,10 @@ class Settings(BaseSettings):
     """unfinished ones of a token"""
     max_streams: int = Field(default=200, ge=1)
     """requests that wait for events at once"""
+    max_connections: int = Field(default=200, ge=1)
+    """of an address at once; of one that a trusted proxy forwards, requests under way"""
+    trusted_proxy: Annotated[tuple[Network, ...], NoDecode] = ()
+    """addresses of proxies whose X-Forwarded-For says who asks, as in 127.0.0.1,10.0.0.0/8"""
     dashboard_url: str | None = None
     """where optuna-dashboard is to be found, for the status page's link"""
 
@@ -67,6 +72,24 @@ class Settings(BaseSettings):
             return tuple(find_gpu(kind.strip()).key for kind in listed.split(",") if kind.strip())
         except UsageError as error:
             raise UsageError(f"EVOENGINE_CLUSTER_GPUS: {error}") from error
+
+    @field_validator("trusted_proxy", mode="before")
+    @classmethod
+    def _networks(cls, listed: object) -> object:
+        if not isinstance(listed, str):
+            return listed
+        try:
+            return tuple(ipaddress.ip_network(each.strip()) for each in listed.split(",") if each.strip())
+        except ValueError as error:
+            raise UsageError(f"trusted proxies: {error}; write addresses, as in 127.0.0.1,10.0.0.0/8") from error
+
+    def trusts(self, address: str) -> bool:
+        """Whether it is that of a proxy which says who asks."""
+        try:
+            asking = ipaddress.ip_address(address)
+        except ValueError:
+            return False
+        return any(asking in network for network in self.trusted_proxy)
 
     @property
     def on_loopback(self) -> bool:

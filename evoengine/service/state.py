@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fastapi import Request
@@ -11,6 +12,8 @@ from evoengine.service.answers import Answers
 from evoengine.service.database import Database
 from evoengine.service.executors import Executors
 from evoengine.service.jobs import Jobs
+from evoengine.service.lanes import LANES, POLLS, Lane, Threads
+from evoengine.service.reports import Reports
 from evoengine.service.settings import Settings
 from evoengine.service.tokens import Tokens
 
@@ -23,6 +26,14 @@ class State:
     tokens: Tokens
     answers: Answers
     executors: Executors
+    dispatches: Callable[[], bool]
+    """whether this server's dispatcher works"""
+    reports: Reports
+    quick: Threads
+    """of what everybody needs at once: health, tokens, the best kernel; they use connections of their own"""
+    polls: Threads = field(default_factory=lambda: Threads(POLLS))
+    """of requests that wait for jobs"""
+    lanes: Mapping[str, Lane] = field(default_factory=lambda: {name: Lane(*sizes) for name, sizes in LANES.items()})
     stopping: threading.Event = field(default_factory=threading.Event)
     streams: int = 0
     """requests that wait for events now"""

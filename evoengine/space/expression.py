@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from types import CodeType
@@ -155,6 +156,7 @@ class _Forbidden(Exception):
 
 # A space file is read again for each problem and GPU: its texts are the same, and so are their trees.
 _MOST_KEPT = 4096
+_ASSIGNMENT = re.compile(r"(?<![=!<>])=(?!=)")
 
 
 @lru_cache(_MOST_KEPT)
@@ -164,6 +166,8 @@ def _parsed(text: str) -> ast.expr:
         tree = ast.parse(f"(\n{text}\n)" if "\n" in text else text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else "nested too deeply or not text"
+        if _ASSIGNMENT.search(text):
+            reason = "two values are compared with =="
         raise _Forbidden(f"is not an expression: {reason}") from None
     return _checked(tree)
 

@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from evoengine.devices.base import Executed, KernelCall, KernelCrashed, KernelFailure, Round, RunRounds, Tensors
+from evoengine.devices.base import Executed, KernelFailure, Round, RunRounds
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run_blocks, run_rounds
 from evoengine.devices.pool import BlockLaunch, BlockTrace
-from evoengine.devices.single_launches import rounds_by_launches
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import (
     EMULATOR,
@@ -28,9 +27,9 @@ from evoengine.records import (
     Source,
     Verdict,
 )
-from evoengine.sass import core
+from evoengine.sass import core, rounds
 from evoengine.sass.cubin import read_kernel
-from evoengine.sass.launch import prepare, require_arch
+from evoengine.sass.launch import require_arch
 from evoengine.sass.listing import listing_of
 from evoengine.stages.coverage import joined
 from evoengine.stages.full_size import RunBlocks, verify_blocks
@@ -62,25 +61,23 @@ def executor(contender: CompiledCandidate) -> Judge:
     has no disassembler or no C++ compiler.
     """
     source = contender.source
-    try:
-        kernel = read_kernel(contender.binary.cubin, source.entry)
-        require_arch(kernel)
-        program = core.Program(listing_of(contender.binary), source.entry)
-    except (UsageError, MachineError) as error:
-        raise CannotJudge(f"its machine code was not executed: {error}") from error
-    if program.unknown:
-        named = ", ".join(f"{opcode} ({count}×)" for opcode, count in program.unknown.items())
-        raise CannotJudge(f"its machine code was not executed: the executor does not know {named}")
-
-    def launch(call: KernelCall, seed: int) -> Tensors:
+    executables = {}
+    for entry, _ in source.launch.kernels(source.entry):
         try:
-            prepared = prepare(kernel, call.launch, call.arguments, seed)
-        except UsageError as error:
-            raise KernelCrashed(str(error)) from error
-        core.run(program, prepared)
-        return prepared.results()
+            kernel = read_kernel(contender.binary.cubin, entry)
+            require_arch(kernel)
+            program = core.Program(listing_of(contender.binary), entry)
+        except (UsageError, MachineError) as error:
+            raise CannotJudge(f"its machine code was not executed: {error}") from error
+        if program.unknown:
+            named = ", ".join(f"{opcode} ({count}×)" for opcode, count in program.unknown.items())
+            raise CannotJudge(f"its machine code was not executed: the executor does not know {named}")
+        executables[entry] = rounds.Executable(kernel, program)
 
-    return Judge(EXECUTOR, rounds_by_launches(launch), None)
+    def launch(calls: Sequence[Round], seed: int) -> Executed:
+        return rounds.run_rounds(executables, calls, seed)
+
+    return Judge(EXECUTOR, launch, None)
 
 
 def emulator(source: Source, arch: str) -> Judge:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,14 @@ from evoengine.hints import hint
 from evoengine.ledger.figures import RankedApart
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.objectives import front, stored_objectives
-from evoengine.records import Candidate, Measurement
+from evoengine.records import Candidate, Measurement, listed
 from evoengine.search.identity import kernel_identity
 from evoengine.terms import range_us
+from evoengine.tuning.arguments import checked
 from evoengine.tuning.setup import register_kernel, require_name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Best:
     """`candidates` best first, all by figures that may be compared."""
 
@@ -27,10 +29,13 @@ class Best:
     apart: tuple[RankedApart, ...] = ()
     """ranked candidates of the same problem and GPU that are of another kernel, or were judged by another gate"""
 
+    def __repr__(self) -> str:
+        return f"Best({self.problem} on {self.gpu}: {listed(self.candidates)})"
+
 
 def best(
     problem: str | None = None, gpu: str | None = None, *, kernel: Path | str | None = None, top: int = 10,
-    pareto: bool = False, db: str | None = None,
+    pareto: bool = False, db: str | os.PathLike[str] | None = None,
 ) -> Best:  # fmt: skip
     """Return the best kernels found; of the last run's problem and GPU where none are named.
 
@@ -38,8 +43,9 @@ def best(
     objectives of the last run. Raises NothingFound where the ledger holds none, UsageError where it holds only those of
     another text, definition or reference of the kernel.
     """
-    with open_ledger(db, create=False) as ledger:
-        return find_best(ledger, problem, gpu, top, pareto, kernel)
+    given = checked(best, locals())
+    with open_ledger(given.pop("db"), create=False) as ledger:
+        return find_best(ledger, **given)
 
 
 def find_best(

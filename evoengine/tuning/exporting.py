@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from evoengine.records import EMULATOR, EXECUTOR, Candidate, Judged, Outcome, Re
 from evoengine.search.finishing import is_judged, judge_export
 from evoengine.search.recompile import with_machine_code
 from evoengine.search.targets import spaces_of, target_of
+from evoengine.tuning.arguments import checked
 from evoengine.tuning.best import find_best
 from evoengine.tuning.setup import Echo, silent
 from evoengine.workloads.base import Target
@@ -31,7 +33,7 @@ def export(
     gpu: str | None = None,
     *,
     kernel: Path | str | None = None,
-    db: str | None = None,
+    db: str | os.PathLike[str] | None = None,
     pareto: bool = False,
     echo: Echo = silent,
     on_stage: Echo = silent,
@@ -41,6 +43,7 @@ def export(
     `kernel` is that of `best`. `on_stage` is told what is being done. Raises NothingFound where there is none, or where
     a judge refutes it.
     """
+    db = checked(export, {"folder": folder, "problem": problem, "gpu": gpu, "kernel": kernel, "db": db})["db"]
     require_place(Path(folder))
     with open_ledger(db, create=False) as ledger:
         first = find_best(ledger, problem, gpu, None if pareto else 1, pareto, kernel).candidates[0]
@@ -62,6 +65,7 @@ def export_trial(
 
 def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo, on_stage: Echo) -> list[Path]:
     on_stage("reading the ledger")
+    ledger.require_proven(trial)
     winner = with_machine_code(ledger, trial)
     if isinstance(winner, Rejection):
         why = f"it was imported, and its source does not compile here: {winner.reason}"
@@ -87,6 +91,7 @@ def bundle(ledger: Ledger, trial: int) -> dict[str, bytes]:
     Raises NothingFound where the trial is not known to be correct, where its machine code was refuted, or where it was
     imported, so that nothing here vouches for it.
     """
+    ledger.require_proven(trial)
     winner = ledger.candidate(trial, with_cubin=True)
     if winner.outcome is None or not winner.outcome.correct or winner.refuted:
         ended = ": ".join(filter(None, [str(winner.outcome or "pending"), winner.reason]))

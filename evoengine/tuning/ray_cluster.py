@@ -154,6 +154,12 @@ def _why_not_connected(address: str, error: Exception) -> str:
     said = " ".join(str(error).split())
     if "ersion" in said and "ython" in said:
         return f"the Ray cluster at {address} and this machine have different versions: {said}"
+    if "Failed to connect" in said or "uthenticat" in said:  # something listens there, and Ray does not let it in
+        have = "the token here may be another" if _has_token() else "there is no token here"
+        return (
+            f"the Ray cluster at {address} refuses this machine: if it asks for a token (RAY_AUTH_MODE=token), {have}; "
+            "copy ~/.ray/auth_token of its first node to the same place here, or set RAY_AUTH_TOKEN"
+        )
     if address == AUTO:
         return f"this machine is a node of no Ray cluster; ray start makes it one, or --cluster names another ({said})"
     return f"the Ray cluster at {address} cannot be reached: {said}"

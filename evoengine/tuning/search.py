@@ -20,7 +20,7 @@ from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.study import Projection, add_missing, optuna_storage
 from evoengine.objectives import DEFAULT as DEFAULT_OBJECTIVE
 from evoengine.objectives import Objective, parse_objectives
-from evoengine.records import Candidate, Kind
+from evoengine.records import Candidate, Kind, listed
 from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
 from evoengine.sass.clock import Clock
 from evoengine.search import samplers
@@ -112,7 +112,7 @@ class SearchOptions:
                 raise UsageError(f"--{name} is {value}; it must be at least 1")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SearchResult:
     run: int
     progress: Progress
@@ -124,6 +124,9 @@ class SearchResult:
     """trials that are in the ledger but not in optuna-dashboard's study, with the reason"""
     pareto: bool = False
     """whether several objectives were aimed at"""
+
+    def __repr__(self) -> str:
+        return f"SearchResult(run {self.run}, {self.progress.ended}: {listed(self.best)})"
 
 
 def filled_in(options: SearchOptions) -> SearchOptions:

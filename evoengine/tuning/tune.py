@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Never
 
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
 from evoengine.hints import did_you_mean
 from evoengine.search.replay import RECORDED
+from evoengine.tuning.arguments import checked
 from evoengine.tuning.fleet_search import FleetSearch
 from evoengine.tuning.recorded import RecordedSearch
 from evoengine.tuning.search import Search, SearchOptions, SearchResult
@@ -17,21 +19,23 @@ from evoengine.tuning.setup import Echo, silent
 
 
 def tune(
-    problem: str | None = None, gpu: str = AUTO, *, trials: int | None = None, echo: Echo = silent, **options: Any
-) -> SearchResult:
-    """Searches for the fastest correct kernel of a problem on a GPU; `options` are further fields of SearchOptions.
+    problem: str | None = None, gpu: str = AUTO, *, gpu_file: Path | str | None = None,
+    kernel: Path | str | None = None, families: Sequence[str] = (), trials: int | None = None,
+    minutes: float | None = None, sampler: str | None = None, device: str = "auto", objective: str | None = None,
+    space: Path | str | None = None, templates: Path | str | None = None, db: str | os.PathLike[str] | None = None,
+    jobs: int | None = None, seed: int | None = None, resume: int | None = None, remeasure: bool = False,
+    cluster: str | None = None, timeout: float | None = None, echo: Echo = silent, **unknown: Never,
+) -> SearchResult:  # fmt: skip
+    """Search for the fastest correct kernel of a problem on a GPU; SearchOptions says what each option is.
 
     A program that calls this must be importable: candidates run in processes of their own, which import its main module
-    (`if __name__ == "__main__":`). Raises UsageError, MachineError.
+    (`if __name__ == "__main__":`); one on standard input is not imported. Raises UsageError, MachineError.
     """
-    unknown = options.keys() - set(SearchOptions.__slots__)
+    options = {name: value for name, value in locals().items() if name not in ("echo", "unknown")}
     if unknown:
         known, near = ", ".join(SearchOptions.__slots__), did_you_mean(min(unknown), SearchOptions.__slots__)
         raise UsageError(f"tune knows no {', '.join(sorted(unknown))}; it takes {known}{near}")
-    for name in ("kernel", "gpu_file", "space", "templates"):
-        if options.get(name) is not None:
-            options[name] = Path(options[name])
-    return prepare(SearchOptions(problem=problem, gpu=gpu, trials=trials, **options), echo).run()
+    return prepare(SearchOptions(**checked(SearchOptions, options)), echo).run()
 
 
 def prepare(options: SearchOptions, echo: Echo, on_stage: Echo = silent) -> Search | RecordedSearch | FleetSearch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from evoengine.devices.driver import GpuDevice, resolve_gpu
 from evoengine.errors import MachineError, UsageError
 from evoengine.gpu import AUTO
+from evoengine.ledger.store import open_ledger
 from evoengine.records import EXECUTOR, Candidate, Config, Judged, Rejection
 from evoengine.search.evaluate_config import evaluate_config
 from evoengine.search.evaluators import make_evaluator
@@ -16,6 +18,7 @@ from evoengine.search.finishing import judge_once
 from evoengine.search.reference import require_reference
 from evoengine.search.rendering import Renderer
 from evoengine.stages.render import Fill
+from evoengine.tuning.arguments import checked
 from evoengine.tuning.boards import choose_gpu
 from evoengine.tuning.setup import (
     Echo,
@@ -29,13 +32,16 @@ from evoengine.tuning.setup import (
 from evoengine.workloads.base import Target
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Verified:
     candidate: Candidate
     seed: int
     """repeats the verdict"""
     on_cpu: Judged | None = None
     """what the judges without a GPU found, where they were asked and there is a binary"""
+
+    def __repr__(self) -> str:
+        return f"Verified({'correct' if self.correct else self.why_not!r}, seed {self.seed}: {self.candidate!r})"
 
     @property
     def correct(self) -> bool:
@@ -51,14 +57,31 @@ class Verified:
 
 
 def verify(
-    config: Config, problem: str | None = None, gpu: str = AUTO, *, gpu_file: Path | None = None,
-    kernel: Path | None = None, device: str = "auto", space: Path | None = None, templates: Path | None = None,
-    binary: bool = False, seed: int | None = None, echo: Echo = silent, on_stage: Echo = silent,
+    config: Config | int, problem: str | None = None, gpu: str = AUTO, *, db: str | os.PathLike[str] | None = None,
+    gpu_file: Path | str | None = None, kernel: Path | str | None = None, device: str = "auto",
+    space: Path | str | None = None, templates: Path | str | None = None, binary: bool = False,
+    seed: int | None = None, echo: Echo = silent, on_stage: Echo = silent,
 ) -> Verified:  # fmt: skip
     """Render, compile and gate a configuration: on a GPU, or by both judges on the CPU; with `binary` by all three.
 
-    `on_stage` is told what is being done. Raises UsageError where the configuration is not in the space.
+    `config` may be the number of a trial in the ledger `db`: its configuration, and its problem and GPU where none are
+    given. `on_stage` is told what is being done. Raises UsageError where the configuration is not in the space.
     """
+    given = checked(verify, {name: value for name, value in locals().items() if name not in ("echo", "on_stage")})
+    place = given.pop("db")
+    if isinstance(config, int):
+        with open_ledger(place, create=False) as ledger:
+            found = ledger.candidate(config)
+        given |= {"config": found.config, "problem": problem or found.problem}
+        given["gpu"] = found.gpu if gpu == AUTO and not gpu_file else gpu
+    return _of_config(**given, echo=echo, on_stage=on_stage)
+
+
+def _of_config(
+    config: Config, problem: str | None, gpu: str, gpu_file: Path | None, kernel: Path | None, device: str,
+    space: Path | None, templates: Path | None, binary: bool, seed: int | None, echo: Echo,
+    on_stage: Echo,
+) -> Verified:  # fmt: skip
     choice = choose_gpu(gpu, gpu_file)
     target = make_target(problem, choice.gpu, kernel)
     timing = choose_device(device, target.gpu, echo)
@@ -78,6 +101,9 @@ def _verify(
 ) -> Verified:  # fmt: skip
     on_stage("reading the space")
     bound, folder = prepare_space(space, templates, target, timing is None, fill)
+    families = bound.knobs[0].values
+    if "family" not in config and len(families) == 1:
+        config = {"family": families[0], **config}
     if why := bound.why_invalid(config):
         raise UsageError(f"the configuration is not in the space {bound.name}: {why}")
     require_compilers(target.gpu, emulated=timing is None)

@@ -47,10 +47,13 @@ def served(ledger, port, tmp_path_factory):
         except URLError:
             return False
 
-    wait_for(answers)
-    yield address
-    server.send_signal(signal.SIGINT)
-    server.wait(timeout=60)
+    try:
+        wait_for(answers)
+        yield address
+        server.send_signal(signal.SIGINT)
+        wait_for(lambda: server.poll() is not None)
+    finally:
+        server.kill()
     assert "Traceback" not in said.read_text()
 
 

@@ -84,6 +84,7 @@ def test_filters_pick_trials(db, arguments, trials):
         ("tile_m ** tile_m ** 9 > 1", "has no value"),
         ("tile_mm > 1", "did you mean tile_m?"),
         ("tile_m >", "is not an expression"),
+        ("tile_m = 32", "is not an expression: two values are compared with =="),
         ("(" * 5000 + "1" + ")" * 5000, "at most 4000 characters"),
         ("-" * 3999 + "1", "nested too deeply"),
         ("1", "`1` is a number, neither true nor false; compare it with something"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from sqlalchemy import JSON, String, select, update
+from sqlalchemy import JSON, String, update
 
 import evoengine.cli
 from evoengine.cli.candidate_page import candidate_page
@@ -18,7 +18,7 @@ from evoengine.cli.display import Output, best_line
 from evoengine.cli.main import COMMANDS
 from evoengine.cli.show import show
 from evoengine.cli.tables import Column, Table
-from evoengine.ledger.checksums import checksums_of
+from evoengine.ledger import chains
 from evoengine.ledger.models import Base
 from evoengine.ledger.standings import rebuild
 from evoengine.ledger.store import open_ledger
@@ -27,6 +27,7 @@ from evoengine.lineage import effects
 from evoengine.records import Profile
 from evoengine.text import markdown, plain, plain_lines
 from tests.support.ledger_examples import CONFIG, a_figure, add_ranked, start_run
+from tests.support.vouch import vouch
 
 HOSTILE = (
     "[/x] [tid] :boom: \x1b[31mred\x1b]0;title\x07 \x9b1m \r\b over \u202egnp.exe\u2066 \u200b <b>![i](http://e.vil/i)"
@@ -53,8 +54,15 @@ COLUMN = {
     "runs.conditions": {"libraries": {HOSTILE: FORGED}, "templates": FORGED},
     "runs.gpu_definition": None,  # read back by names and numbers of known fields
     "candidates.parents": [1],
+    "candidates.evidence": {"deaths": [{"how": HOSTILE, "alone": True}, {"how": FORGED, "alone": False}]},
     "binaries.warnings": [FORGED],
     "binaries.mix": {HOSTILE: 4},
+    "binaries.other_kernels": [
+        {"entry": HOSTILE, "registers": 1, "spill_bytes": 0, "stack_bytes": 0, "shared_bytes": 0}
+    ],
+    "candidates.next_kernels": [
+        {"entry": HOSTILE, "grid": [1, 1, 1], "threads": 32, "shared_bytes": 0, "block_yz": [1, 1]}
+    ],
     "measurements.terms": {HOSTILE: 1.0},
     "measurements.samples_us": [1.0],
     "measurements.policy": {"launch": "graph", "l2": "cold", "clocks": "boost", "batch": 16},
@@ -92,6 +100,7 @@ CALLS = {
     "db": [["backup", f"{HOSTILE}/x"], ["rebuild-study", HOSTILE]],
     "serve": [["--host", HOSTILE]],
     "token": [["revoke", HOSTILE]],
+    "claims": [["revoke", HOSTILE]],
     "retune": [["--gpu", HOSTILE]],
 }
 """of each command the arguments to call it with; where it reads a ledger, the hostile one"""
@@ -113,23 +122,15 @@ def hostile(tmp_path_factory) -> Path:
                 own = {c.name: _hostile_value(c) for c in table.columns if _is_text(c) and table.name not in OF_SERVICE}
                 if own:
                     connection.execute(update(table).values(own))
-            for mapper in Base.registry.mappers:
-                _vouch(connection, mapper.class_)
+            vouch(connection)
+            chains.begin_all(connection, chains.WRITTEN)
         with ledger._writing() as session:
             rebuild(session)
     return file
 
 
-def _vouch(connection, row: type[Base]) -> None:
-    """As if the rows had been written so: with the checksums of what they hold."""
-    if "checksums" in row.__table__.columns:
-        for values in connection.execute(select(row.__table__)).mappings().all():
-            own = row.__table__.columns.id == values["id"]
-            connection.execute(update(row.__table__).where(own).values(checksums=checksums_of(row, values)))
-
-
 def _is_text(column) -> bool:
-    return isinstance(column.type, String | JSON) and str(column) not in KEPT and column.name != "checksums"
+    return isinstance(column.type, String | JSON) and str(column) not in KEPT and column.name != "checksum"
 
 
 def _hostile_value(column):

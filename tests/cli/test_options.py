@@ -153,7 +153,7 @@ def test_every_command_that_reads_the_default_ledger_says_which_one_it_is(monkey
         "verify": ["--config", "1"], "dashboard": ["--port", "1"], "runs": [], "runs remove": ["99"],
         "compare": ["1", "2"], "db check": [], "db backup": ["copy.db"], "db prune": ["--yes"], "db upgrade": [],
         "db rebuild-study": ["1"], "token list": [], "token new": ["me"], "token revoke": ["nobody"],
-        "retune": ["--gpu", "a100"],
+        "retune": ["--gpu", "a100"], "claims revoke": ["1"],
     }  # fmt: skip
     saying_it_themselves = {"search", "import", "measure"}  # with their run
     assert takers - calls.keys() == saying_it_themselves | {"serve"}

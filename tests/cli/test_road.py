@@ -21,6 +21,7 @@ from evoengine.stages.compile import compile_source
 from tests.cli.conftest import SMALL, TRIALS
 from tests.support.exported import exported_module
 from tests.support.stand_in import on_stand_in
+from tests.support.vouch import vouch_for_all
 
 FIELDS = [
     "trial", "run", "problem", "gpu", "config", "outcome", "reason", "device", "created_at", "finished_at",
@@ -219,8 +220,9 @@ def test_what_executing_it_refutes_is_not_exported(evoengine, db, best, tmp_path
     wrong = compile_source(Source(NOTHING, "attention", Launch((1, 1, 1), 32, 0)), "sm_90a")
     with sqlite3.connect(copy) as tables:
         sha256 = hashlib.sha256(wrong.cubin).hexdigest()
-        tables.execute("UPDATE binaries SET cubin_sha256 = ?, checksums = NULL", (sha256,))
+        tables.execute("UPDATE binaries SET cubin_sha256 = ?", (sha256,))
         tables.execute("INSERT INTO machine_code VALUES (?, ?)", (sha256, zlib.compress(wrong.cubin)))
+    vouch_for_all(str(copy))
     done = evoengine("best", "--export", out, "--db", copy)
     assert done.returncode == 1
     assert f"trial {best['trial']} is not exported: its machine code is crashed" in done.stderr

@@ -58,7 +58,7 @@ DEFAULT_US = 2000.0
 times: dict[str, float | Callable[[], float]] = {}
 """kernel, binary or library call → microseconds, or what gives them"""
 programs: dict[str, Callable[[LaunchOnDevice], int]] = {}
-"""entry point → what it does instead of being emulated; gives a CUresult, 0, or HANGS"""
+"""SHA-256 of a binary, or entry point → what it does instead of being emulated; returns a CUresult, 0, or HANGS"""
 released: list[bool] = []
 """one for each time that torch was asked to give memory back"""
 reports: list[str] = []
@@ -115,7 +115,7 @@ def _hook(raw, us) -> int:
     given = LaunchOnDevice(r.entry.decode(), ctypes.string_at(r.image, r.image_bytes), launch, parameters, constants)
     us[0] = microseconds(given.entry, given.sha256)
     try:
-        code = programs.get(given.entry, _emulate)(given)
+        code = (programs.get(given.sha256) or programs.get(given.entry, _emulate))(given)
     except BaseException as error:  # ctypes would lose it
         print(f"the stand-in driver could not run {given.entry}: {type(error).__name__}: {error}", flush=True)
         return LAUNCH_FAILED

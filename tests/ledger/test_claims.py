@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 
 import pytest
 
+from evoengine.cli.main import main
 from evoengine.ledger import heartbeat
 from evoengine.ledger.claims import Claim
 from evoengine.ledger.store import open_ledger
@@ -132,3 +134,89 @@ def test_nothing_is_known_of_a_run_that_was_removed(ledger, known):
     ledger.remove_runs([known[0]])
     trial, claim = add(ledger, start_run(ledger))
     assert claim == Claim(trial, False)
+
+
+DIED = "the worker process died (SIGKILL)"
+ALONE = {
+    "deaths": [{"how": "SIGKILL", "alone": alone, "seconds": 0.1, "oom_kills": 0} for alone in (False, True, True)]
+}
+
+
+def crash(ledger, trial, evidence=None, outcome=Outcome.CRASHED, reason=DIED):
+    ledger.finish(trial, outcome, reason, None, None, evidence=evidence)
+
+
+def test_how_a_trial_ended_whose_worker_died_is_taken_over_by_nobody(ledger):
+    first, _ = add(ledger, start_run(ledger))
+    crash(ledger, first, ALONE)
+    assert ledger.candidate(first).evidence == ALONE
+    trial, claim = add(ledger, start_run(ledger))
+    assert claim == Claim(trial, False)
+    crash(ledger, trial, {"limit": "180 s"}, Outcome.HUNG, "no end after 180 s")
+    assert add(ledger, start_run(ledger))[1] == Claim(trial, True)  # a limit says something of the kernel
+
+
+def test_nor_is_that_of_one_that_was_under_way_when_its_search_was_killed_three_times(ledger, monkeypatch):
+    monkeypatch.setattr(heartbeat, "LOOK_AGAIN_SECONDS", 0.0)
+    again = None
+    for _ in range(3):
+        run = start_run(ledger)
+        again, _ = ledger.add_claiming(run, PROBLEM, GPU, CONFIG, (), None, a_source(), again, KEY, False)
+        ledger._fences.clear()
+        stand_still(ledger.place, run)
+        ledger.look_for_killed()
+    assert ledger.candidate(again).outcome is Outcome.CRASHED
+    assert [death["alone"] for death in ledger.candidate(again).evidence["deaths"]] == [False, True, True]
+    trial, claim = add(ledger, start_run(ledger))
+    assert claim == Claim(trial, False)
+
+
+def test_what_one_death_condemned_is_found_taken_back_and_evaluated_again(ledger, known):
+    """As evoengine up to 0.1.0 wrote it, with those that took it over."""
+    _, sound = known
+    other = "5" * 64
+    first, _ = ledger.add_claiming(start_run(ledger), PROBLEM, GPU, CONFIG, (), None, a_source("k"), None, other, False)
+    crash(ledger, first, outcome=Outcome.UNCOMPILABLE)
+    second, claim = ledger.add_claiming(
+        start_run(ledger), PROBLEM, GPU, CONFIG, (), None, a_source("k"), None, other, False
+    )
+    assert claim == Claim(first, True)
+    ledger.take_over(other, first, second, timed=False)
+    (fault,) = ledger.faults(lambda stage: None)
+    assert (fault.what, fault.mended) == (
+        f"trials {first} to {second}: rejected because one process died, whoever had ended it", True,
+    )  # fmt: skip
+    ledger.mend(lambda line: None)
+    assert ledger.faults(lambda stage: None) == []
+    assert [ledger.candidate(t).outcome for t in (first, second)] == [Outcome.KILLED] * 2
+    assert ledger.candidate(first).reason == f"{DIED}: it did not die twice with nothing beside it"
+    assert ledger.candidate(sound).outcome is Outcome.ESTIMATED
+    trial, claim = ledger.add_claiming(
+        start_run(ledger), PROBLEM, GPU, CONFIG, (), None, a_source("k"), None, other, False
+    )
+    assert claim == Claim(trial, False)
+
+
+def test_a_claim_is_revoked_by_either_trial_that_has_the_end(ledger, known, evoengine_in_process):
+    _, first = known
+    second, _ = add(ledger, start_run(ledger))
+    ledger.take_over(KEY, first, second, timed=False)
+    assert "the next search that comes to the kernel of trial 2 evaluates it" in evoengine_in_process("2")
+    trial, claim = add(ledger, start_run(ledger))
+    assert claim == Claim(trial, False)
+    assert "no search would have taken over how trial 1 ended" in evoengine_in_process("1")
+    assert "trial 3 is under way" in evoengine_in_process("3", code=2)
+    assert "there is no trial 77" in evoengine_in_process("77", code=2)
+
+
+@pytest.fixture
+def evoengine_in_process(ledger, capsys, monkeypatch):
+    """Calls `evoengine claims revoke TRIAL`; what it printed."""
+
+    def call(trial, code=0):
+        monkeypatch.setattr(sys, "argv", ["evoengine", "claims", "revoke", trial, "--db", ledger.place])
+        assert main() == code
+        printed = capsys.readouterr()
+        return printed.out + printed.err
+
+    return call

@@ -16,9 +16,8 @@ from sqlalchemy import text
 
 from evoengine.cli.main import evoengine
 from evoengine.errors import EvoengineError
-from evoengine.ledger import integrity
 from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
-from evoengine.ledger.models import HeartbeatRow
+from evoengine.ledger.models import CandidateRow, HeartbeatRow
 from evoengine.ledger.runs import KILLED
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.study import Projection, optuna_storage
@@ -33,9 +32,11 @@ from tests.support.ledger_examples import (
     a_binary,
     a_figure,
     a_source,
+    a_verdict,
     add_ranked,
     start_run,
 )
+from tests.support.vouch import vouch
 
 TRIALS = 4
 
@@ -63,6 +64,7 @@ def search(ledger: Ledger) -> None:
         trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (), "sampler")
         ledger.record_source(trial, a_source(f"kernel{number}"))
         ledger.record_binary(trial, a_source(f"kernel{number}"), a_binary(cubin=f"cubin {number}".encode()))
+        ledger.record_verdict(trial, a_verdict())
         ledger.record_measurement(trial, a_figure(float(number)))
         ledger.finish(trial, Outcome.ESTIMATED, None, 0.25, "emulator")
         projection.add(trial)
@@ -99,19 +101,18 @@ def test_a_sound_ledger_is_said_to_be_sound(searched):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("UPDATE measurements SET samples_us = '[1.0]' WHERE id = 2", "samples_us of row 2 of the table measurements"),
-        ("UPDATE candidates SET problem = 'attention:other' WHERE id = 3", "problem of row 3 of the table candidates"),
+        ("UPDATE measurements SET samples_us = '[1.0]' WHERE id = 2", "row 2 of the table measurements is not what"),
+        ("UPDATE candidates SET problem = 'attention:other' WHERE id = 3", "row 3 of the table candidates is not what"),
         (
             "UPDATE candidates SET created_at = 'yesterday' WHERE id = 3",
-            "rows 1 to 1000 of the table candidates cannot",
+            "row 3 of the table candidates is not what",
         ),
         *more([("UPDATE sources SET packed = x'00' WHERE rowid = 1", "of the table sources is not what was written")]),
         ("UPDATE machine_code SET packed = x'00' WHERE rowid = 1", "of the table machine_code is not what was written"),
         ("DELETE FROM devices", "names a row of devices that is not there"),
     ],
 )
-def test_damage_anywhere_is_named_and_not_repaired(searched, monkeypatch, change, named):
-    monkeypatch.setattr(integrity, "CHECKED_TRIALS", 0)
+def test_damage_anywhere_is_named_and_not_repaired(searched, change, named):
     execute(searched, change)
     code, said = call(searched.place, "check", "--repair")
     assert (code, named in said, "restore the ledger from a copy" in said) == (3, True, True), said
@@ -231,6 +232,7 @@ def test_what_was_pruned_is_kept_again_where_a_search_comes_to_it_again(searched
 def test_runs_that_go_on_and_recent_trials_keep_theirs(searched):
     with searched._writing() as session:
         session.execute(text("UPDATE candidates SET finished_at = datetime(finished_at, '-9 days') WHERE id = 1"))
+        vouch(session.connection(), CandidateRow)
     assert "took out 1 sources" in call(searched.place, "prune", "--keep", "1", "--older-than", "7", "--yes")[1]
     running = start_run(searched)
     add_ranked(searched, running, a_figure(0.5), name="slow")

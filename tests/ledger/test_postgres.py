@@ -132,7 +132,7 @@ def test_a_damaged_value_is_named(database):
         with ledger._writing() as session:
             session.execute(text("UPDATE measurements SET median_us = median_us + 1"))
         for read in (lambda: ledger.candidate(trial), lambda: ledger.best(PROBLEM, GPU, 1)):
-            with pytest.raises(MachineError, match="median_us of row 1 of the table measurements is not what was"):
+            with pytest.raises(MachineError, match="row 1 of the table measurements is not what was"):
                 read()
 
 
@@ -367,3 +367,13 @@ def test_marks_of_a_week_ago_go_when_another_writer_comes(ledger):
     mark = noted(ledger, new)
     with ledger._engine.connect() as connection:
         assert connection.scalars(text("SELECT writer FROM commits")).all() == [mark[0]]
+
+
+def test_a_deleted_row_is_named(database):
+    with open_ledger(database, create=True) as ledger:
+        add_ranked(ledger, start_run(ledger), a_figure(42.0))
+        assert ledger.faults(lambda stage: None) == []
+        with ledger._writing() as session:
+            session.execute(text("DELETE FROM verdicts"))
+        fault, *_ = ledger.faults(lambda stage: None)
+        assert fault.what == "row 1 of the table verdicts is not there any more: the chain of run 1 notes it"

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, text
 
 from evoengine.errors import MachineError
-from evoengine.ledger import figures, integrity
+from evoengine.ledger import checking, figures
 from evoengine.ledger.figures import read_order
 from evoengine.ledger.models import CandidateRow, MeasurementRow
 from evoengine.ledger.ranking import Figure, ranked
@@ -153,14 +153,13 @@ def test_a_standing_that_does_not_follow_from_the_figures_is_named(ledger, monke
 
 
 def test_a_large_ledger_is_looked_through_where_its_rows_are_read(ledger, monkeypatch):
-    monkeypatch.setattr(integrity, "CHECKED_TRIALS", 0)
-    monkeypatch.setattr("evoengine.ledger.database.CHECKED_TRIALS", 0)
+    monkeypatch.setattr(checking, "CHECKED_TRIALS", 0)
     run = start_run(ledger)
     trials = [add_ranked(ledger, run, a_figure(tflops), name=f"kernel{tflops}") for tflops in (1.0, 2.0)]
     changes = {
         "standings SET us = us / 2 WHERE candidate_id = 1": "us of row 1 of the table standings",
-        "measurements SET median_us = 1.0 WHERE candidate_id = 1": "median_us of row 1 of the table measurements",
-        "candidates SET config_key = 'other' WHERE id = 2": "config_key of row 2 of the table candidates",
+        "measurements SET median_us = 1.0 WHERE candidate_id = 1": "row 1 of the table measurements",
+        "candidates SET config_key = 'other' WHERE id = 2": "row 2 of the table candidates",
     }
     for change, named in changes.items():
         with ledger._writing() as session:

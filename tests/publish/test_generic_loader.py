@@ -12,18 +12,25 @@ import json
 import struct
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from evoengine.devices import tensor_map
-from evoengine.devices.base import ConstantParameter, ScalarArgument, TensorMapArgument, TensorParameter
+from evoengine.devices.base import (
+    ConstantParameter,
+    ScalarArgument,
+    ScratchParameter,
+    TensorMapArgument,
+    TensorParameter,
+)
 from evoengine.gpu import find_gpu
 from evoengine.publish.export import export
-from evoengine.records import Binary, Candidate, Launch, Outcome, Source
+from evoengine.records import Binary, Candidate, KernelResources, Launch, NextKernel, Outcome, Source
 from evoengine.workloads import parse_problem
-from evoengine.workloads.base import Target
+from evoengine.workloads.base import Target, taken
 from evoengine.workloads.folder import workload_from_text
 from tests.support.exported import exported_module
 from tests.support.loader import SMS, on_gpu
@@ -57,7 +64,7 @@ def size_of(parameter) -> int:
     """Bytes of a parameter, as C has it."""
     if isinstance(parameter, ScalarArgument):
         return parameter.value.nbytes
-    return 8 if isinstance(parameter, TensorParameter) else 128
+    return 8 if isinstance(parameter, TensorParameter | ScratchParameter) else 128
 
 
 @pytest.fixture
@@ -65,13 +72,17 @@ def load(driver, tmp_path, monkeypatch):
     """Exports a kernel and imports the folder; the CPU is taken for GPU 0."""
     monkeypatch.syspath_prepend(tmp_path)
 
-    def loaded(target, config=PLAIN, name="exported", cubin=b"\x7fELF", grids=None):
+    def loaded(target, config=PLAIN, name="exported", cubin=b"\x7fELF", grids=None, then=()):
         parameters = target.workload.parameters(target.problem, config)
-        sizes = [size_of(p) for p in parameters if not isinstance(p, ConstantParameter)]
-        (ctypes.c_int * 32).in_dll(driver.library, "sizes")[: len(sizes)] = sizes
-        (ctypes.c_char * 32).in_dll(driver.library, "entry").value = target.workload.entry.encode()
-        source = Source("// text", target.workload.entry, LAUNCH)
-        binary = Binary(cubin, "sm_90a", "-arch=sm_90a", "nvrtc 13.5", 168, 0, 0, 0, (), {}, 1.0)
+        launch = replace(LAUNCH, then=then)
+        names = ("entry", "sizes"), ("second", "second_sizes")
+        for (entry, _), (name_at, sizes_at) in zip(launch.kernels(target.workload.entry), names, strict=False):
+            passed = [p for p in taken(target.workload, entry, parameters) if not isinstance(p, ConstantParameter)]
+            (ctypes.c_int * 32).in_dll(driver.library, sizes_at)[: len(passed)] = [*map(size_of, passed)]
+            (ctypes.c_char * 32).in_dll(driver.library, name_at).value = entry.encode()
+        source = Source("// text", target.workload.entry, launch)
+        others = tuple(KernelResources(k.entry, 24, 0, 0, 0) for k in then)
+        binary = Binary(cubin, "sm_90a", "-arch=sm_90a", "nvrtc 13.5", 168, 0, 0, 0, (), {}, 1.0, others=others)
         problem = str(target.problem)
         found = Candidate(3, 1, problem, "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
         export(found, target, tmp_path / name, grids=grids or {})
@@ -130,6 +141,29 @@ def test_tensor_maps_are_those_of_the_search(driver, load):
     assert tuple(scalars) == (*pointers((a, b, bias, c)), 96, 64, 128)
     wanted = [p for p in target.workload.parameters(target.problem, WGMMA) if isinstance(p, TensorMapArgument)]
     assert [map_a, map_b] == [tensor_map.encode(wanted[0], a.data_ptr()), tensor_map.encode(wanted[1], b.data_ptr())]
+
+
+@pytest.mark.parametrize("zeroed", [True, False])
+def test_kernels_behind_the_first_share_its_scratch_memory(driver, load, zeroed):
+    definition = {
+        "name": "split", "axes": {"n": {"type": "var"}}, "inputs": {"x": {"shape": ["n"], "dtype": "float32"}},
+        "outputs": {"y": {"shape": [1], "dtype": "float32"}},
+        "scratch": {"partial": {"shape": ["n"], "dtype": "float32", "zeroed": zeroed}},
+        "parameters": ["x", "partial", "n"], "kernels": {"combine": ["y", "n", "partial"]},
+        "reference": "def run(x):\n    ...", "workloads": [{"axes": {"n": 40}}],
+    }  # fmt: skip
+    workload = workload_from_text("split", json.dumps(definition))
+    then = (NextKernel("combine", Launch((5, 1, 1), 64, 4096)),)
+    split = load(Target(workload, workload.parse("n=40"), find_gpu("h100")), {"family": "split"}, then=then).split
+    x = torch.ones(40)
+    y = split(x)
+    first, second = driver.launches()
+    assert (first.grid, second.grid, second.block) == ((3, 2, 1), (5, 1, 1), (64, 1, 1))
+    of_x, scratch, n = given(driver, 0, "2Qi")
+    assert (of_x, n) == (x.data_ptr(), 40)
+    assert given(driver, 1, "QiQ") == (y.data_ptr(), 40, scratch) and scratch not in (x.data_ptr(), y.data_ptr())
+    with pytest.raises(TypeError, match="it has no partial"):
+        split(x, partial=x)
 
 
 @pytest.mark.parametrize("passed", [True, False], ids=["also a parameter", "in constant memory alone"])

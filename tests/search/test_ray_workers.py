@@ -24,6 +24,7 @@ from tests.support.waiting import wait_for
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'evoengine[ray]'")
 
 from evoengine.search.ray_workers import RETRIES, ActorOptions, RayWorkers  # noqa: E402 - there is Ray
+from evoengine.tuning import ray_cluster  # noqa: E402
 from evoengine.tuning.fleet import Fleet  # noqa: E402
 from evoengine.tuning.ray_cluster import LOCAL, connected, require_fit, survey  # noqa: E402
 from tests.support.fleet import FAKE, find_fake, nodes  # noqa: E402
@@ -52,8 +53,8 @@ def parent_of(pid):
 
 
 def actor_of(worker):
-    """The process of the actor that asked for a worker: the parent of its keeper."""
-    return parent_of(parent_of(worker))
+    """Return the process of the actor that asked for a worker: the parent of its keeper's guard."""
+    return parent_of(parent_of(parent_of(worker)))
 
 
 def test_an_actor_that_is_killed_costs_no_task_and_a_machine_that_fails_ends_the_search_with_its_reason(tmp_path):
@@ -208,3 +209,18 @@ def test_a_board_of_another_name_is_left_out(board):
 
 def find_h100():
     return find_fake(GPU)
+
+
+@pytest.mark.parametrize(
+    ("token", "named"), [(None, "there is no token here"), ("a" * 64, "the token here may be another")]
+)
+def test_a_cluster_that_refuses_a_machine_names_the_token(monkeypatch, tmp_path, token, named):
+    """As Ray says it of a node whose token is missing, and of one whose token is another."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    if token:
+        monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+    said = ray_cluster._why_not_connected(
+        "head:6379", ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
+    )
+    assert named in said and "~/.ray/auth_token" in said and "\n" not in said

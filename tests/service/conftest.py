@@ -25,6 +25,7 @@ from evoengine.service.app import make_app
 from evoengine.service.client import Client
 from evoengine.service.database import open_service
 from evoengine.service.executors import Executors, Slot
+from evoengine.service.server import configured
 from evoengine.service.settings import Settings
 from tests.support.recorded import cache
 from tests.support.waiting import wait_for
@@ -80,7 +81,8 @@ def served(service):
 
         def serve(**settings: object) -> SimpleNamespace:
             parts = service(**settings)
-            config = uvicorn.Config(parts.app, port=0, log_config=None, timeout_graceful_shutdown=1)
+            config = configured(parts.app, parts.state.settings)
+            config.port, config.timeout_graceful_shutdown = 0, 1
             server = uvicorn.Server(config)
             thread = threading.Thread(target=server.run)
             thread.start()

@@ -239,3 +239,15 @@ def test_retune_queues_every_problem_once_nearest_boards_first(served, database)
     assert parts.client.retune("h200") == []
     code, out, _ = call("retune", "--gpu", "b200", "--workload", "gemm", "--db", database.url, "--json")
     assert code == 0 and [job["problem"] for job in json.loads(out)["jobs"]] == [far]
+
+
+def test_a_client_takes_the_token_of_the_environment_unless_it_is_given_one(monkeypatch):
+    monkeypatch.setenv("EVOENGINE_TOKEN", "evo_of_the_environment")
+    with Client("http://127.0.0.1:1") as stated, Client("http://127.0.0.1:1", token="evo_own") as own:
+        assert stated._http.headers["Authorization"] == "Bearer evo_of_the_environment"
+        assert own._http.headers["Authorization"] == "Bearer evo_own"
+    with Client("http://127.0.0.1:1", token="") as none:
+        assert "Authorization" not in none._http.headers
+    monkeypatch.setenv("EVOENGINE_TOKEN_FILE", "both")
+    with pytest.raises(UsageError, match="both EVOENGINE_TOKEN and EVOENGINE_TOKEN_FILE are set"):
+        Client("http://127.0.0.1:1")

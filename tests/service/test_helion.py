@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("helion", reason="pip install helion")
+pytest.importorskip("helion", reason="pip install evoengine[interop]")
 
 
 @pytest.mark.exhaustive

@@ -48,6 +48,8 @@ def test_problems_are_kept_as_the_ledger_writes_them_and_none_twice(service):
         ({"problems": ["gem:m64"]}, lambda: sentence_of(parse_problem, "gem:m64")),
         ({"problems": ["gemm:m64,n64"]}, lambda: sentence_of(parse_problem, "gemm:m64,n64")),
         ({"workload": "gem", "problems": []}, lambda: sentence_of(parse_problem, "gem:")),
+        ({"families": ["mna"]}, lambda: "not 'mna'; did you mean mma?"),
+        ({"families": ["wgmma"], "gpu": "a100"}, lambda: "the family wgmma is not possible on a100"),
         ({"sampler": "evolutoin"}, lambda: "did you mean evolution?"),
         ({"objective": "flops"}, lambda: "flops"),
         ({"device": "gpu"}, lambda: "'gpu' is none of auto, emulator, cuda and recorded:FILE"),

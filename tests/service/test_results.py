@@ -96,7 +96,17 @@ def test_the_status_page_shows_jobs_servers_and_the_best(with_kernel):
     page = re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", with_kernel.http.get("/").text))
     for shown in ("1 queued", "gemm:m64,n64,k64,fp16", "0/60", "here", "1 at once", "42.00 TFLOPS", "source bundle"):
         assert shown in page
+    assert page.index("Best kernels") < page.index("Jobs") < page.index("Servers that run jobs")
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", page)  # when it was asked for
     assert 'http-equiv="refresh"' in with_kernel.http.get("/").text
+
+
+def test_the_status_page_says_who_asked(service):
+    parts = service(require_tokens=True)
+    token = parts.state.tokens.new("alice", "work", None)
+    headers = {"Authorization": f"Bearer {token}"}
+    assert parts.http.post("/v1/jobs", json=GEMM, headers=headers).status_code == 202
+    assert "by alice" in parts.http.get("/", headers=headers).text
 
 
 def test_the_pages_of_an_empty_service_say_that_there_is_nothing(service):

@@ -17,7 +17,7 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,re
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(SCHEMATHESIS is None, reason="pip install schemathesis")
+@pytest.mark.skipif(SCHEMATHESIS is None, reason="pip install evoengine[interop]")
 @pytest.mark.parametrize("scope", ["admin", None])
 def test_no_request_meets_a_fault_of_the_server_or_an_answer_that_is_not_described(
     served, database, scope, tmp_path, monkeypatch

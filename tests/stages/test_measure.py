@@ -194,12 +194,12 @@ def rejected(ended, outcome):
 
 def test_a_candidate_that_hangs_at_full_size_is_rejected_with_what_the_gate_had_found(stage, clock):
     ended = rejected(judge(stage, contender(1, 200.0, at_full_size(lambda out: -1))), Outcome.HUNG)
-    assert ended.reason.startswith("kernel attention_1: no end after 0.2 s")
+    assert ended.reason.startswith("kernel attention: no end after 0.2 s")
 
 
 def test_a_cuda_error_at_full_size_is_a_crash_in_the_drivers_words(stage):
     ended = rejected(judge(stage, contender(1, 200.0, at_full_size(lambda out: 700))), Outcome.CRASHED)
-    assert ended.reason.startswith("kernel attention_1: an illegal memory access was encountered")
+    assert ended.reason.startswith("kernel attention: an illegal memory access was encountered")
 
 
 def test_a_failure_in_a_gate_case_is_a_rejection_so_that_the_runner_is_replaced(stage):

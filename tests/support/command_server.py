@@ -180,17 +180,20 @@ def fork_keeper() -> None:
 
 
 class Forked:
-    """What is asked of the keeper's process: whether it lives. Where it was killed, one is started as programs do."""
+    """What is asked of the guard's process: whether it lives. Where it was killed, one is started as programs do."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
-    def poll(self) -> int | None:
+    def poll(self, flags: int = os.WNOHANG) -> int | None:
         try:
-            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            ended, status = os.waitpid(self.pid, flags)
         except ChildProcessError:
             return -signal.SIGKILL
         return os.waitstatus_to_exitcode(status) if ended else None
+
+    def wait(self, timeout: float) -> int | None:
+        return self.poll(0)
 
 
 def run_and_leave() -> None:

@@ -96,6 +96,8 @@ PLACES = {
     "judge": ("segv", "kill", "abort", "loop", "late", "flood", "exit", "garbage", "unpicklable", "sticky"),
 }
 HANG = ("loop", "late")
+DIE = ("segv", "kill", "abort", "exit")
+"""faults that end the process, by no limit"""
 KINDS = [(place, fault) for place, faults in PLACES.items() for fault in faults]
 QUICK = [(place, fault) for place, fault in KINDS if fault not in HANG]
 
@@ -113,8 +115,8 @@ def expected(number: int) -> Outcome:
     match fault_of(number):
         case None:
             return Outcome.MEASURED
-        case "compile", _:
-            return Outcome.UNCOMPILABLE
+        case "compile", fault:
+            return Outcome.CRASHED if fault in DIE else Outcome.UNCOMPILABLE
         case _, fault:
             return Outcome.HUNG if fault in HANG else Outcome.CRASHED
 
@@ -254,7 +256,9 @@ def run_fault(name):
 
 def start_and_wait(path):
     started = subprocess.Popen(["sleep", "300"])
-    Path(path).write_text(str(started.pid))
+    written = Path(f"{path}.part")
+    written.write_text(str(started.pid))
+    written.rename(path)
     return started.wait()
 
 
@@ -340,7 +344,9 @@ def leave_behind(path, then="return"):
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            Path(path).write_text(str(os.getpid()))
+            written = Path(f"{path}.part")
+            written.write_text(str(os.getpid()))
+            written.rename(path)
             os.execve("/bin/sleep", ["sleep", "300"], {})
         os._exit(0)
     while not Path(path).exists():

@@ -7,13 +7,15 @@
 enum { GPUS = 2, ATTRIBUTES = 128, LAUNCHES = 4096 };
 static struct context { int gpu; } contexts[GPUS] = {{0}, {1}}, foreign = {-1};
 static _Thread_local struct context* current;
-static struct function { int gpu, loaded; char image[16]; } functions[16];
+static struct function { int gpu, second; char image[16]; } functions[16], seconds[16];
 
 // What a test may set.
 int attributes[GPUS][ATTRIBUTES], resident[GPUS] = {1, 1}, version = 13050, load_code, encode_code;
 int scalars = 5, maps, microseconds;  // of parameters after the four pointers; that a launch takes to read them
 int sizes[32];          // bytes of each parameter of a kernel that is not attention, up to the first 0
 char entry[32] = "attention";
+int second_sizes[32];   // the same of the kernel behind it
+char second[32];        // and its entry
 // What a test may read.
 int calls, encoded, loaded;
 int launches;
@@ -44,7 +46,11 @@ int cuModuleLoadData(void** module, const char* image) {
     return *module = f, 0;
 }
 int cuModuleGetFunction(void** f, void* module, const char* name) {
-    return ++calls, *f = module, strcmp(name, entry) ? 500 : 0;
+    struct function* own = module;
+    if (!strcmp(name, entry)) return ++calls, *f = own, 0;
+    struct function* other = &seconds[own - functions];
+    *other = *own, other->second = 1;
+    return ++calls, *f = other, strcmp(name, second) ? 500 : 0;
 }
 char constant[64];  // a module's one __constant__ variable, w
 int cuModuleGetGlobal_v2(size_t* address, size_t* bytes, void* module, const char* name) {
@@ -52,6 +58,9 @@ int cuModuleGetGlobal_v2(size_t* address, size_t* bytes, void* module, const cha
 }
 int cuMemcpyDtoDAsync_v2(size_t to, size_t from, size_t bytes, void* stream) {
     return ++calls, memcpy((void*)to, (void*)from, bytes), 0;
+}
+int cuMemsetD8Async(size_t to, unsigned char value, size_t bytes, void* stream) {
+    return ++calls, memset((void*)to, value, bytes), 0;
 }
 int cuFuncSetAttribute(struct function* f, int attribute, int value) {
     return ++calls, shared_opted_in[f->gpu] = value, attribute == 8 && current->gpu == f->gpu ? 0 : 1;
@@ -78,7 +87,8 @@ int cuLaunchKernel(struct function* f, unsigned x, unsigned y, unsigned z, unsig
     struct launch* to = &seen[__atomic_fetch_add(&launches, 1, __ATOMIC_SEQ_CST) % LAUNCHES];
     if (microseconds) usleep(microseconds);
     unsigned char* end = given[to - seen];
-    for (int i = 0; sizes[i]; end += sizes[i++]) memcpy(end, parameters[i], sizes[i]);
+    const int* own = f->second ? second_sizes : sizes;
+    for (int i = 0; own[i]; end += own[i++]) memcpy(end, parameters[i], own[i]);
     if (!sizes[0]) {
         for (int i = 0; i < 4; ++i) memcpy(&to->pointers[i], parameters[i], 8);
         for (int i = 0; i < scalars; ++i) memcpy(&to->scalars[i], parameters[4 + i], 4);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -17,6 +18,7 @@ from evoengine.records import Source
 from evoengine.sass.core import Program, run
 from evoengine.sass.cubin import Kernel, read_kernel
 from evoengine.sass.launch import Geometry, prepare
+from evoengine.sass.rounds import Executable
 from evoengine.stages.compile import compile_source
 from tests.support.exhaustive import more
 from tests.support.kernel_arguments import SIGNATURE
@@ -45,15 +47,26 @@ def require_compiler() -> None:
         pytest.skip(f"needs a C++ compiler: {error}")
 
 
-@cache
 def compiled(text: str, arch: str) -> tuple[Kernel, Program]:
-    """The text's kernel, and its program; every opcode must be known."""
+    """The text's first kernel, and its program; every opcode must be known."""
+    return next(iter(compiled_kernels(text, arch).values()))
+
+
+@cache
+def compiled_kernels(text: str, arch: str) -> dict[str, Executable]:
+    """The text's kernels by name; every opcode must be known."""
     require_tools()
-    entry = SIGNATURE.search(text)[1]
-    binary = compile_source(Source(text, entry, records.Launch((1, 1, 1), 32, 0)), arch)
-    program = Program(binary.listing, entry)
-    assert program.unknown == {}, program.unknown
-    return read_kernel(binary.cubin, entry), program
+    entries = [name for name, _ in SIGNATURE.findall(text)]
+    binary = compile_source(Source(text, entries[0], launch_of(entries)), arch)
+    programs = {entry: Program(binary.listing, entry) for entry in entries}
+    assert not any(program.unknown for program in programs.values()), programs
+    return {entry: Executable(read_kernel(binary.cubin, entry), program) for entry, program in programs.items()}
+
+
+def launch_of(entries: Sequence[str]) -> records.Launch:
+    """A launch of kernels one after the other, whose sizes do not matter."""
+    one = records.Launch((1, 1, 1), 32, 0)
+    return replace(one, then=tuple(records.NextKernel(entry, one) for entry in entries[1:]))
 
 
 def ran(

@@ -31,6 +31,8 @@ class OwnKernel:
     """further keys of problem.json"""
     draws: Mapping[str, Any] = field(default_factory=dict)
     constraints: tuple[str, ...] = ()
+    then: Mapping[str, tuple[list[str], list[str], list[str]]] = field(default_factory=dict)
+    """kernels behind the first: entry → parameters, threads, grid"""
 
     @property
     def config(self) -> Config:
@@ -45,15 +47,22 @@ class OwnKernel:
         }  # fmt: skip
         knobs = "".join(f"{knob} = {values}\n" for knob, values in self.knobs.items())
         rules = "".join(f'[[constraint]]\nexpr = "{expr}"\nwhy = "sizes are multiples"\n' for expr in self.constraints)
-        threads, grid = ([*sizes, *["1"] * (3 - len(sizes))] for sizes in (self.threads, self.grid))
-        launch = f"[launch]\nthreads = {threads}\ngrid = {grid}\nshared = 0\n"
-        space = f'kernel = "{self.name}"\n[knobs]\n{knobs}{rules}{launch}'
+        launches = _launch("launch", self.threads, self.grid)
+        if self.then:
+            problem["kernels"] = {entry: parameters for entry, (parameters, *_) in self.then.items()}
+            launches += "".join(_launch(f"kernels.{entry}", *sizes) for entry, (_, *sizes) in self.then.items())
+        space = f'kernel = "{self.name}"\n[knobs]\n{knobs}{rules}{launches}'
         return write(folder, problem, space, kernel or self.kernel)
 
     def broken(self, fault: str) -> str:
         old, new = next((old, new) for name, old, new in self.faults if name == fault)
         assert old in self.kernel, f"{self.name} has no {old!r} any more"
         return self.kernel.replace(old, new)
+
+
+def _launch(table: str, threads: list[str], grid: list[str]) -> str:
+    padded = ([*sizes, *["1"] * (3 - len(sizes))] for sizes in (threads, grid))
+    return "[{}]\nthreads = {}\ngrid = {}\nshared = 0\n".format(table, *padded)
 
 
 def _tensors(stated: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -259,6 +268,34 @@ extern "C" __global__ void split_k(const float* a, const float* x, float* out, f
      ("the last split is left out", "i < SPLITS; ++i) t +=", "i < SPLITS - 1; ++i) t +="),
      ("a split ends at 4,096 columns", "i < min(first + each, cols)", "i < min(first + min(each, 4096), cols)")),
     more={"scratch": {"partial": {"shape": ["rows", "SPLITS"], "dtype": "float32"}, "done": {"shape": ["rows"], "dtype": "int32", "zeroed": True}}},
+)  # fmt: skip
+
+TWO_KERNELS = OwnKernel(
+    "two_kernels", {"rows": 60, "cols": 30000}, {"a": "float32[rows, cols]", "x": "float32[cols]"},
+    {"out": "float32[rows]"}, "return a @ x", {"SPLITS": [8, 3], "BLOCK": [128]}, ["BLOCK"], ["SPLITS", "rows"],
+    BLOCK_SUM + """
+extern "C" __global__ void two_kernels(const float* a, const float* x, float* partial, int rows, int cols) {
+    __shared__ float s[32];
+    int row = blockIdx.y, each = (cols + SPLITS - 1) / SPLITS, first = blockIdx.x * each;
+    float t = 0;
+    for (int i = first + threadIdx.x; i < min(first + each, cols); i += BLOCK) t += a[(long long)row * cols + i] * x[i];
+    t = block_sum(t, s);
+    if (threadIdx.x == 0) partial[row * SPLITS + blockIdx.x] = t;
+}
+extern "C" __global__ void combine(float* out, const float* partial, int rows) {
+    int row = blockIdx.x * 64 + threadIdx.x;
+    if (row >= rows) return;
+    float t = 0;
+    for (int i = 0; i < SPLITS; ++i) t += partial[row * SPLITS + i];
+    out[row] = t;
+}
+""",
+    (("the last split is left out", "i < SPLITS; ++i) t +=", "i < SPLITS - 1; ++i) t +="),
+     ("a block without columns writes nothing", "if (threadIdx.x == 0) partial", "if (threadIdx.x == 0 && first < cols) partial"),
+     ("rows of the second block are left out", "if (row >= rows)", "if (row >= min(rows, 59))"),
+     ("partial sums of other rows are read", "t += partial[row * SPLITS + i]", "t += partial[(row & 31) * SPLITS + i]")),
+    more={"scratch": {"partial": {"shape": ["rows", "SPLITS"], "dtype": "float32"}}, "parameters": ["a", "x", "partial", "rows", "cols"]},
+    then={"combine": (["out", "partial", "rows"], ["64"], ["ceil_div(rows, 64)"])},
 )  # fmt: skip
 
 GATHER = OwnKernel(
@@ -522,6 +559,6 @@ extern "C" __global__ void pooling(const float* x, float* out, unsigned char* at
 )  # fmt: skip
 
 KERNELS = (
-    SOFTMAX, ROW_SUM, TRANSPOSE, STENCIL, SCAN, HISTOGRAM, SPLIT_K, GATHER, MASKED, GREATER, ARGMAX, LAYER_NORM, VOLUME,
+    SOFTMAX, ROW_SUM, TRANSPOSE, STENCIL, SCAN, HISTOGRAM, SPLIT_K, TWO_KERNELS, GATHER, MASKED, GREATER, ARGMAX, LAYER_NORM, VOLUME,
     MATMUL, ROTARY, DOT, FILTER, PERSISTENT, INTEGERS, TRIANGLE, POOLING,
 )  # fmt: skip

@@ -139,7 +139,8 @@ def watched(source: Source) -> Source:
     text = text[:place] + WRITE_DOWN.replace("EVENTS", str(EVENTS)) + text[place:]
     last = "float scale) {\n"
     head, tail = text.rsplit(last, 1)
-    text = f"{head}float scale, unsigned* log) {{\n    log_of_thread = log;\n{tail}"
+    set_once = "    if (threadIdx.x == 0) log_of_thread = log;\n    __syncthreads();\n"
+    text = f"{head}float scale, unsigned* log) {{\n{set_once}{tail}"
     return Source(text, source.entry, source.launch)
 
 

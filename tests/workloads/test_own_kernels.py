@@ -18,7 +18,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("kernel", representatives(GOOD, "histogram", "volume", "gather"))
+@pytest.mark.parametrize("kernel", representatives(GOOD, "histogram", "volume", "gather", "two_kernels"))
 def test_a_right_kernel_passes(tmp_path, kernel):
     verdict = gate(kernel.write(tmp_path), kernel.config)
     assert isinstance(verdict, Verdict) and verdict.correct, verdict.reason
@@ -39,6 +39,7 @@ FAST = (
     "histogram-the counter is never reset-7",
     "greater-only what is true is written-7",
     "transpose-a tenth of the blocks return-7",
+    "two_kernels-the last split is left out-7",
 )
 
 

@@ -190,9 +190,9 @@ def _host_macros(with_headers: bool) -> list[str]:
         names = host_macros(flags, (includes.STANDARD | includes.OF_THE_HOST) if with_headers else ())
         with building(cache_folder("emulator")) as folder:
             scratch = folder / "macros"
-            scratch.write_text("\n".join(names))
+            scratch.write_text("\n".join(names), "utf-8")
             os.replace(scratch, file)
-    return file.read_text().split()
+    return file.read_text("utf-8").split()
 
 
 def _compile(arguments: list[str], unit: str, entry: str) -> None:

@@ -114,9 +114,11 @@ def _definition(code: str, at: int) -> KernelDefinition | None:
         behind = re.compile(r"\s*\{").match(code, closing(code, opening) + 1)
         if not behind:
             return None
-        head = code[start:opening]
+        declaration = code[start:opening]
         body = behind.end() - 1
-        return KernelDefinition(name, _least_blocks(head), _cluster(code, head, start), body, closing(code, body) + 1)
+        return KernelDefinition(
+            name, _least_blocks(declaration), _cluster(code, declaration, start), body, closing(code, body) + 1
+        )
     return None
 
 
@@ -127,16 +129,16 @@ def _calls(code: str, at: int) -> Iterator[tuple[str, int]]:
         at = closing(code, match.end() - 1) + 1
 
 
-def _least_blocks(head: str) -> str:
-    match = _LAUNCH_BOUNDS.search(head)
+def _least_blocks(declaration: str) -> str:
+    match = _LAUNCH_BOUNDS.search(declaration)
     if not match:
         return "1"
-    bounds = split_declarators(head[match.end() : closing(head, match.end() - 1)])
+    bounds = split_declarators(declaration[match.end() : closing(declaration, match.end() - 1)])
     return f"({' '.join(bounds[1].split())})" if len(bounds) > 1 else "1"
 
 
-def _cluster(code: str, head: str, start: int) -> int:
-    match = _CLUSTER.search(head)
+def _cluster(code: str, declaration: str, start: int) -> int:
+    match = _CLUSTER.search(declaration)
     if not match:
         return 1
     x, *others = (part.strip() for part in match[1].split(","))

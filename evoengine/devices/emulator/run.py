@@ -38,7 +38,7 @@ from evoengine.devices.base import (
 )
 from evoengine.devices.pool import BlockArgument, BlockLaunch, BlockTrace
 from evoengine.errors import MachineError
-from evoengine.machine import oom_kills
+from evoengine.machine import oom_kills, require_own_end
 from evoengine.records import Launch
 
 # The layouts of Header, TensorHeader, CallHeader and ArgumentHeader in runtime/main.cpp, and of BlockHeader and
@@ -259,8 +259,9 @@ def _fail(done: subprocess.CompletedProcess[bytes], executable: Path, entry: str
         raise KernelHung(reason)
     if done.returncode == _CRASHED and reason:
         raise KernelCrashed(reason)
-    how = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
-    raise KernelCrashed(f"the emulator's process ended by {how} without a report, kernel {entry} {reason}".rstrip())
+    require_own_end(f"the emulator's process, kernel {entry},", done.returncode)  # of a kernel's fault it reports
+    ended = f"the emulator's process ended by exit code {done.returncode} without a report, kernel {entry} {reason}"
+    raise KernelCrashed(ended.rstrip())
 
 
 def _line_of(executable: Path, address: str) -> str:
@@ -268,7 +269,7 @@ def _line_of(executable: Path, address: str) -> str:
     tool = shutil.which("addr2line")
     if not tool:
         return "a line that only addr2line could tell (install binutils)"
-    found = subprocess.run([tool, "-i", "-e", executable, address], capture_output=True, text=True, check=False)
+    found = subprocess.run([tool, "-i", "-e", executable, address], capture_output=True, encoding="utf-8", check=False)
     lines = re.findall(r"(?:kernel\.cu|<stdin>|/-):(\d+)", found.stdout)  # as the compilers name standard input
     return f"line {lines[0]}" if lines else "a line that the debug information does not tell"
 

@@ -5,6 +5,7 @@
 
 #include "counting.h"
 #include "functional.h"
+#include "hazards.h"
 #include "machine.h"
 #include "timing.h"
 
@@ -48,7 +49,7 @@ std::vector<Allocation> allocations_of(const SassLaunch& from) {
   std::vector<Allocation> found;
   for (u32 n = 0; n < from.allocation_count; n++) {
     const SassAllocation& a = from.allocations[n];
-    found.push_back({a.address, a.bytes, a.data, a.period, a.writable != 0, a.name});
+    found.push_back({a.address, a.bytes, a.data, a.period, a.writable != 0, a.name, a.written});
   }
   std::sort(found.begin(), found.end(), [](const Allocation& a, const Allocation& b) { return a.address < b.address; });
   return found;
@@ -111,15 +112,39 @@ int sass_unknown(void* program, char* text, int size) {
   return int(unknown.size());
 }
 
+int sass_hazards(void* program, int arch, int registers, char* text, int size) {
+  Hazards found = find_hazards(*static_cast<Program*>(program), arch, registers);
+  std::string lines;
+  for (const Hazard& hazard : found.found) lines += hazard.message + "\n";
+  for (const auto& [pair, count] : found.unseen) lines += "unseen: " + pair + " " + std::to_string(count) + "\n";
+  tell(lines, text, size);
+  return int(found.found.size());
+}
+
+int sass_latencies(void* program, int arch, char* text, int size) {
+  const std::string lines = measure_latencies(*static_cast<Program*>(program), arch);
+  tell(lines, text, size);
+  return int(lines.size());
+}
+
+static thread_local std::vector<Visited> last_visits;
+
 int sass_run(void* program, const SassLaunch* from, const uint64_t* blocks, int count, uint64_t limit, char* message, int size) {
   return guarded(
       [&] {
         Launch launch = launch_of(*from);
+        require_no_hazard(*static_cast<Program*>(program), launch.arch, launch.registers);
         auto banks = banks_of(*from);
-        run(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
-            cluster_starts(launch, blocks, count), limit);
+        last_visits.clear();
+        last_visits = run(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
+                          cluster_starts(launch, blocks, count), limit);
       },
       message, size);
+}
+
+const void* sass_visits(uint64_t* count) {
+  *count = last_visits.size();
+  return last_visits.data();
 }
 
 // ── the model ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ struct SassAllocation {
   uint64_t period;
   uint32_t writable, unused;
   const char* name;
+  uint8_t* written;  // by words of four bytes: a bit for each byte stored to is set; null where nobody asks
 };
 
 struct SassLaunch {
@@ -33,9 +34,18 @@ void sass_free(void* program);
 // Unknown opcodes, "NAME count\n" each, cut to `size`; returns how many there are.
 int sass_unknown(void* program, char* text, int size);
 
+// Register hazards on any path (hazards.h), a line each, then pairs of units without a known latency behind "unseen: ";
+// cut to `size`. Returns how many hazards there are. `registers`: of a thread at launch.
+int sass_hazards(void* program, int arch, int registers, char* text, int size);
+// What measure_latencies tells; returns its length, of which `size` − 1 bytes are given.
+int sass_latencies(void* program, int arch, char* text, int size);
+
 // Runs blocks (numbers in the grid; clusters run whole; none named: all). Returns 0, 1 crashed, 2 hung; the reason goes
 // to `message`. `limit` is in warp instructions, per block.
 int sass_run(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit, char* message, int size);
+// What the warps of the calling thread's last run did at sites: `count` records of the layout of VISIT in
+// evoengine/devices/base.py, valid until that thread's next run.
+const void* sass_visits(uint64_t* count);
 
 // Names of rates, counts, what blocks touch, times and progress, in the order of the arrays below, each ended by a
 // newline.

@@ -3,6 +3,7 @@
 #include "async.h"
 
 #include "memory_ops.h"
+#include "order.h"
 
 namespace sass {
 
@@ -46,17 +47,6 @@ u8* own_bytes(Block& block, u32 address, u32 bytes, u32 alignment, const Instruc
   return shared_bytes(own, (address & 0xffffff) | block.rank << 24, bytes, alignment, by);
 }
 
-void land_in_group(std::deque<int>& groups) {
-  while (groups.size() > 1 && groups.front() == 0) groups.pop_front();
-  groups.front()--;
-}
-
-int open_groups(const std::deque<int>& groups) {
-  int landed = 0;
-  while (landed + 1 < int(groups.size()) && groups[landed] == 0) landed++;
-  return int(groups.size()) - 1 - landed;
-}
-
 namespace {
 
 // ── LDGSTS ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -68,6 +58,16 @@ struct Copy {
   Lanes to;
   alignas(16) u8 data[LANES][16];
 };
+
+void order_sources(Order& order, Context& c, const Instruction& i, const Access& access, u32 bytes) {
+  for (u32 rest = access.lanes; rest; rest &= rest - 1) {
+    const int lane = __builtin_ctz(rest);
+    const Allocation& a = c.machine.memory.find(access.addresses[lane], 1, false);
+    if (!a.shadow) continue;
+    const GlobalTouch touch = order.begin_global(c.warp, i, a, Touch::Read);
+    order.touch_global_range(touch, u32(lane), access.addresses[lane] - a.address, std::min<u64>(bytes, a.bytes));
+  }
+}
 
 // LDGSTS.E.BYPASS.128 [R4], desc[UR8][R6.64], P0: without P0 all 16 bytes are zeros. .ZFILL: as many at the end as the
 // address is past a multiple of the size.
@@ -101,6 +101,10 @@ Step copy(Context& c, const Instruction& i) {
     access.addresses[lane] = from - zeros;
     c.machine.memory.load(from - zeros, work.data[lane], bytes - zeros);
   }
+  if (Order* order = order_of(c)) {
+    order_sources(*order, c, i, access, bytes);
+    order->copy(c.warp, i, c.lanes, work.to.v, bytes);
+  }
   Completion landing;
   landing.queue = Completion::Queue::Copy;
   landing.warp = &c.warp;
@@ -110,9 +114,9 @@ Step copy(Context& c, const Instruction& i) {
     Block& block = *warp->block;
     for (int lane = 0; lane < LANES; lane++)
       if (work.lanes >> lane & 1) std::memcpy(block.shared.data() + (work.to[lane] & 0xffffff), work.data[lane], bytes);
-    land_in_group(warp->copies);
+    warp->copies.land();
   };
-  add_to_group(c.warp.copies);
+  c.warp.copies.add();
   c.machine.begin(std::move(landing));
   return Step::Done;
 }
@@ -132,30 +136,42 @@ Execute prepare_copy(Instruction& i) {
 
 // ── groups ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-Step close_copies(Context& c, const Instruction&) {
-  close_group(c.warp.copies);
+Step close_copies(Context& c, const Instruction& i) {
+  c.warp.copies.close(i.write_barrier);
+  if (Order* order = order_of(c)) order->close_group(c.warp, AgentKind::Copies);
   return Step::Done;
 }
 Execute prepare_close_copies(Instruction& i) { return i.modifiers.empty() ? close_copies : nullptr; }
 
-Step close_stores(Context& c, const Instruction&) {
-  close_group(c.warp.tensor_stores);
+Step close_stores(Context& c, const Instruction& i) {
+  c.warp.tensor_stores.close(i.read_barrier);
+  if (Order* order = order_of(c)) order->close_group(c.warp, AgentKind::Stores);
   return Step::Done;
 }
 Execute prepare_close_stores(Instruction& i) { return i.modifiers.empty() ? close_stores : nullptr; }
 
-// DEPBAR.LE SB0, 2: scoreboard 0 counts the groups of LDGDEPBAR and of UTMACMDFLUSH; others only order what here
-// happens at once.
-Step wait_for_groups(Context& c, const Instruction& i) {
-  if (i.operands[0].index != 0) return Step::Done;
-  int left = int(i.operands[1].immediate);
+Step groups_landed(Context& c, const Instruction& i, u32 scoreboard, u32 left) {
   Warp& w = c.warp;
-  if (open_groups(w.copies) > left)
-    w.wait = {Wait::Kind::Copies, 0, u32(left)};
-  else if (open_groups(w.tensor_stores) > left)
-    w.wait = {Wait::Kind::TensorStores, 0, u32(left)};
+  const u32 copies = w.copies.landed(scoreboard, left);
+  if (c.machine.visits && copies) c.machine.visits->add(w, Visit::CopyWait, u64(i.address));
+  if (Order* order = order_of(c)) {
+    order->wait_for(w, AgentKind::Copies, copies);
+    order->wait_for(w, AgentKind::Stores, w.tensor_stores.landed(scoreboard, left));
+  }
+  return Step::Done;
+}
+
+// DEPBAR.LE SB0, 2: until no more than two of the groups are left that LDGDEPBAR and UTMACMDFLUSH closed with that
+// scoreboard. Other scoreboards only order what here happens at once.
+Step wait_for_groups(Context& c, const Instruction& i) {
+  const u32 scoreboard = u32(i.operands[0].index), left = i.operands[1].immediate;
+  Warp& w = c.warp;
+  if (w.copies.open(scoreboard) > int(left))
+    w.wait = {Wait::Kind::Copies, scoreboard, left};
+  else if (w.tensor_stores.open(scoreboard) > int(left))
+    w.wait = {Wait::Kind::TensorStores, scoreboard, left};
   else
-    return Step::Done;
+    return groups_landed(c, i, scoreboard, left);
   return Step::Waiting;
 }
 
@@ -171,7 +187,10 @@ Step nothing(Context&, const Instruction&) { return Step::Done; }
 // WARPGROUP.DEPBAR.LE gsb0, 0x1
 Step wait_for_products(Context& c, const Instruction& i) {
   u32 left = i.operands[1].immediate;
-  if (open_groups(c.warp.products) <= int(left)) return Step::Done;
+  if (c.warp.products.open(0) <= int(left)) {
+    if (Order* order = order_of(c)) order->wait_for_products(c.warp, c.warp.products.landed(0, left));
+    return Step::Done;
+  }
   c.warp.wait = {Wait::Kind::Products, 0, left};
   return Step::Waiting;
 }
@@ -190,6 +209,7 @@ Step arrive_at_cluster(Context& c, const Instruction& i) {
   if (w.cluster_arrived & c.lanes) throw Fault{named(i) + ": arrives again before it has waited"};
   w.cluster_arrived |= c.lanes;
   w.cluster_generation = w.block->cluster->generation;
+  if (Order* order = order_of(c)) order->arrive(w, order->of_cluster());
   check_cluster_barrier(*w.block->cluster);
   return Step::Done;
 }
@@ -197,7 +217,10 @@ Step arrive_at_cluster(Context& c, const Instruction& i) {
 Step wait_for_cluster(Context& c, const Instruction& i) {
   Warp& w = c.warp;
   if (w.cluster_generation == NEVER_ARRIVED) throw Fault{named(i) + ": waits where it has not arrived"};
-  if (w.block->cluster->generation != w.cluster_generation) return Step::Done;
+  if (w.block->cluster->generation != w.cluster_generation) {
+    if (Order* order = order_of(c)) order->acquire(w, order->of_cluster());
+    return Step::Done;
+  }
   w.wait = {Wait::Kind::ClusterBarrier, 0, w.cluster_generation};
   return Step::Waiting;
 }
@@ -259,7 +282,34 @@ Execute prepare_registers(Instruction& i) {
 
 // ── fences ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// Memory here is one, and what a warp does is seen at once by all.
+// Memory here is one, and what a warp does is seen at once by all: fences order accesses alone.
+Step fence(Context& c, const Instruction& i) {
+  Order* order = order_of(c);
+  if (order && i.a) order->publish(c.warp);
+  return Step::Done;
+}
+
+// MEMBAR.SC.GPU
+Execute prepare_fence(Instruction& i) {
+  Modifiers m(i);
+  m.take("ALL"), m.take("SC"), m.take("CTA"), m.take("VC");
+  i.a = m.take("GPU") || m.take("SYS");
+  return m.none_left() ? fence : nullptr;
+}
+
+Step fence_proxy(Context& c, const Instruction&) {
+  if (Order* order = order_of(c)) order->fence_proxy(c.warp);
+  return Step::Done;
+}
+
+// FENCE.VIEW.ASYNC.S
+Execute prepare_fence_proxy(Instruction& i) {
+  Modifiers m(i);
+  const bool known = m.take("VIEW") && m.take("ASYNC");
+  m.take("S"), m.take("G"), m.take("T");
+  return known && m.none_left() ? fence_proxy : nullptr;
+}
+
 template <const char* const* known>
 Execute prepare_nothing(Instruction& i) {
   Modifiers m(i);
@@ -268,9 +318,6 @@ Execute prepare_nothing(Instruction& i) {
 }
 
 constexpr const char* NO_MODIFIERS[] = {nullptr};
-constexpr const char* SCOPES[] = {"ALL", "SC", "CTA", "GPU", "SYS", "VC", nullptr};
-constexpr const char* VIEWS[] = {"VIEW", "ASYNC", "S", "G", "T", nullptr};
-constexpr const char* CACHE[] = {"IVALL", "E", "PF1", "PF2", nullptr};
 constexpr const char* MAPS[] = {"PF", "IV", nullptr};
 constexpr const char* PREFETCHES[] = {"L2", "1D", "2D", "3D", "4D", "5D", nullptr};
 
@@ -287,6 +334,7 @@ void check_cluster_barrier(Cluster& cluster) {
   for (auto& block : cluster.blocks)
     for (Warp& w : block->warps) w.cluster_arrived = 0;
   cluster.generation++;
+  if (cluster.order) Order::pass(cluster.order->of_cluster());
 }
 
 const Opcode ASYNC[] = {
@@ -307,11 +355,10 @@ const Opcode ASYNC[] = {
     {"UCGABAR_WAIT", Pipe::Uniform, prepare_wait_for_cluster},
     {"ELECT", Pipe::Alu, prepare_elect},
     {"USETMAXREG", Pipe::Uniform, prepare_registers},
-    {"MEMBAR", Pipe::Memory, prepare_nothing<SCOPES>},
-    {"FENCE", Pipe::Memory, prepare_nothing<VIEWS>},
+    {"MEMBAR", Pipe::Memory, prepare_fence},
+    {"FENCE", Pipe::Memory, prepare_fence_proxy},
     {"ERRBAR", Pipe::Memory, prepare_nothing<NO_MODIFIERS>},
     {"CGAERRBAR", Pipe::Memory, prepare_nothing<NO_MODIFIERS>},
-    {"CCTL", Pipe::Memory, prepare_nothing<CACHE>},
     {"ACQBULK", Pipe::None, prepare_nothing<NO_MODIFIERS>},
     {"PREEXIT", Pipe::None, prepare_nothing<NO_MODIFIERS>},
     {nullptr, Pipe::None, nullptr},

@@ -14,13 +14,6 @@ u8* shared_bytes(Block*& block, u32 address, u32 bytes, u32 alignment, const Ins
 // The same for an instruction that reaches its own block alone, whether the address has its rank or 0.
 u8* own_bytes(Block& block, u32 address, u32 bytes, u32 alignment, const Instruction& by);
 
-// A group of asynchronous work gets another piece; its oldest piece has landed; no more come to it.
-inline void add_to_group(std::deque<int>& groups) { groups.back()++; }
-void land_in_group(std::deque<int>& groups);
-inline void close_group(std::deque<int>& groups) { groups.push_back(0); }
-// How many groups are closed and have not landed.
-int open_groups(const std::deque<int>& groups);
-
 // Transaction barriers (mbarrier) at shared addresses.
 //
 // The change of one: arrivals that come, bytes (or copies) that are expected, positive, or have come, negative, and

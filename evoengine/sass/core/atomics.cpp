@@ -1,5 +1,6 @@
 // Atomic operations on global, shared and generic memory: one lane after the other.
 #include "memory_ops.h"
+#include "order.h"
 #include "rounding.h"
 
 namespace sass {
@@ -67,6 +68,20 @@ void load_value(Context& c, const Instruction& i, size_t index, bool wide, Wide&
     for (int l = 0; l < LANES; ++l) out[l] = u32(out[l]);
 }
 
+// Orders one lane's access; `there`: in shared memory, else in global memory.
+void order_atomic(Order& order, Context& c, const Instruction& i, bool there, u64 address, u32 bytes, int lane) {
+  if (there) {
+    Lanes at;
+    at[lane] = u32(address);
+    return order.touch(c.warp, i, Touch::Atomic, 1u << lane, at.v, bytes, nullptr);
+  }
+  order.synchronise(c.warp, i, address, Touch::Atomic);
+  const Allocation& a = c.machine.memory.find(address, bytes, true);
+  if (!a.shadow) return;
+  const GlobalTouch touch = order.begin_global(c.warp, i, a, Touch::Atomic);
+  order.touch_global(touch, u32(lane), address - a.address, bytes, nullptr, nullptr);
+}
+
 // Reads, combines and stores one lane's value; returns what was there.
 u64 exchange(Context& c, const Instruction& i, u8* there, u64 address, u64 value, u64 with, u32 bytes) {
   u64 old = 0;
@@ -76,6 +91,7 @@ u64 exchange(Context& c, const Instruction& i, u8* there, u64 address, u64 value
   const u64 now = combine(i, old, counts ? value * c.machine.alike : value, with);
   if (there) std::memcpy(there, &now, bytes);
   else c.machine.memory.store(address, &now, bytes);
+  c.machine.acts += now != old;
   return old;
 }
 
@@ -125,6 +141,8 @@ Step atomic(Context& c, const Instruction& i) {
     if (i.d == 1) there = window_bytes(c, at[l], bytes, l);
     if (!there) check_alignment(at[l], bytes, l);
     else if (i.d == 1) c.access.space = Access::Space::Shared, c.access.addresses[l] = u32(at[l]);
+    if (Order* order = order_of(c); order && (!there || i.d == 2 || at[l] >= SHARED_WINDOW))
+      order_atomic(*order, c, i, there, at[l], bytes, l);
     old[l] = exchange(c, i, there, at[l], value[l], with[l], bytes);
     exchanged |= u32(old[l] == value[l]) << l;
   }

@@ -1,5 +1,5 @@
 // Branches, convergence, calls, and barriers of a block.
-#include "machine.h"
+#include "order.h"
 
 namespace sass {
 
@@ -113,7 +113,7 @@ Step converge(Context& c, const Instruction& i) {
   Warp& w = c.warp;
   if (w.together) return Step::Done;
   w.arrived[i.a] |= c.lanes;
-  c.parked = true;
+  c.parked = i.a;
   return Step::Done;
 }
 
@@ -169,17 +169,26 @@ Execute prepare_move_convergence(Instruction& i) {
   return m.none_left() && known ? move_convergence : nullptr;
 }
 
-Step synchronise_warp(Context& c, const Instruction&) {
-  if (c.warp.together) return Step::Done;
-  c.warp.synced |= c.lanes;
-  c.parked = true;
+// WARPSYNC mask: all lanes of the mask meet, as do all lanes where none is given.
+Step synchronise_warp(Context& c, const Instruction& i) {
+  Warp& w = c.warp;
+  if (w.together) return Step::Done;
+  Lanes mask, scratch;
+  if (i.a) mask = integer(c, i.operands[0], scratch);
+  for (u32 rest = c.lanes; rest; rest &= rest - 1) {
+    const int lane = __builtin_ctz(rest);
+    w.sync_mask[lane] = i.a ? mask[lane] | 1u << lane : ALL;
+  }
+  w.synced |= c.lanes;
+  c.parked = AT_WARPSYNC;
   return Step::Done;
 }
 
 Execute prepare_synchronise_warp(Instruction& i) {
   Modifiers m(i);
-  i.a = -1;
-  m.take("ALL");
+  const bool all = m.take("ALL");
+  i.a = !all && !i.operands.empty() &&
+        (i.operands[0].kind == Operand::Kind::Register || i.operands[0].kind == Operand::Kind::Immediate);
   m.take("EXCLUSIVE");
   m.take("COLLECTIVE");
   return m.none_left() ? synchronise_warp : nullptr;
@@ -195,6 +204,11 @@ u32 first_lane(Context& c, const Operand& o) {
 // BAR.SYNC barrier[, threads]; BAR.ARV barrier, threads
 Step barrier(Context& c, const Instruction& i) {
   Warp& w = c.warp;
+  if (!w.together && w.strict) {
+    w.at_barrier |= c.lanes;
+    c.parked = AT_BAR;
+    return Step::Done;
+  }
   if (!w.together && w.active != w.alive) {  // counts whole warps: these lanes stay until the others are here too
     c.jump = w.pc;
     c.jumping = c.lanes;
@@ -212,6 +226,7 @@ Step barrier(Context& c, const Instruction& i) {
   // a warp counts as 32 threads where a number is given, which is one of whole warps
   b.arrived += expected ? LANES : __builtin_popcount(w.alive);
   if (i.a) w.wait = {Wait::Kind::Barrier, index, b.generation};
+  if (Order* order = w.block->cluster->order) order->arrive(w, order->barrier(w.block->rank, index));
   check_barrier(*w.block, index);
   return Step::Done;
 }

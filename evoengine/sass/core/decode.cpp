@@ -1,4 +1,5 @@
 // Makes a Program of what `nvdisasm -hex` prints.
+#include <algorithm>
 #include <charconv>
 #include <unordered_map>
 
@@ -265,8 +266,36 @@ const Opcode* opcode(string_view base) {
   return found == names->end() ? nullptr : found->second;
 }
 
+// What the executor asks of every instruction that it runs.
+void classify(Instruction& i, string_view base) {
+  auto is_one_of = [&](std::initializer_list<string_view> names) { return std::find(names.begin(), names.end(), base) != names.end(); };
+  const bool atomic = is_one_of({"ATOM", "ATOMG", "RED", "REDG"});
+  if (atomic || (is_one_of({"LD", "LDG", "ST", "STG"}) && (has(i, "STRONG") || has(i, "MMIO"))))
+    i.strength = has(i, "SM") || has(i, "CTA") ? BLOCK_STRONG : GPU_STRONG;
+  i.acts = is_one_of({"ST", "STG", "STS", "STSM", "LDGSTS", "LDGDEPBAR", "ARRIVES", "UTMALDG", "UTMASTG", "UBLKCP",
+                      "UTMACMDFLUSH", "HGMMA", "BAR", "UCGABAR_ARV", "USETMAXREG", "EXIT"}) ||
+           (base == "SYNCS" && !has(i, "PHASECHK"));
+  if (base == "HGMMA") i.visit = Visit::Product;
+  if (is_one_of({"VOTE", "VOTEU", "REDUX"})) i.visit = Visit::Vote;
+}
+
+// A loop around a compare-and-swap begins with a plain load: where another thread stores at the same time, the swap fails.
+void mark_optimistic(std::vector<Instruction>& code) {
+  constexpr size_t NEAR = 16;  // instructions from the load to the swap
+  auto is = [](const Instruction& i, std::initializer_list<string_view> names) {
+    return std::find(names.begin(), names.end(), string_view(i.opcode).substr(0, i.opcode.find('.'))) != names.end();
+  };
+  for (size_t k = 0; k < code.size(); k++) {
+    if (!is(code[k], {"ATOM", "ATOMG", "ATOMS"}) || !(has(code[k], "CAS") || has(code[k], "CAST"))) continue;
+    const bool shared = is(code[k], {"ATOMS"});
+    for (size_t n = k - std::min(k, NEAR); n < k; n++) code[n].optimistic |= shared ? is(code[n], {"LDS", "LD"}) : is(code[n], {"LDG", "LD"});
+  }
+}
+
 void prepare(Program& program, Instruction& i, bool known) {
-  const Opcode* o = opcode(string_view(i.opcode).substr(0, i.opcode.find('.')));
+  const string_view base = string_view(i.opcode).substr(0, i.opcode.find('.'));
+  const Opcode* o = opcode(base);
+  classify(i, base);
   if (o && known) {
     i.pipe = o->pipe;
     i.execute = o->prepare(i);
@@ -338,6 +367,7 @@ Program decode(string_view listing, string_view entry) {
         if (const auto label = program.labels.find(o.text); label != program.labels.end()) o.target = label->second;
     prepare(program, program.code[k], known[k]);
   }
+  mark_optimistic(program.code);
   return program;
 }
 

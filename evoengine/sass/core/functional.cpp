@@ -1,11 +1,13 @@
-// Runs blocks for their results: warps in turns that a seed draws, asynchronous work landing at moments that it draws.
+// Runs blocks for their results: the seed draws the turns of warps, the blocks that run at once, and when asynchronous
+// work lands.
 //
-// Hardware promises nothing of either. Work lands at once in some runs, as late as it may in others, and anywhere
-// between in the rest: a kernel that reads before it waits, or fills a stage that is still read, gives wrong results
-// in one of them.
+// Hardware promises nothing of these. Work lands at once in some runs, as late as it may in others, and anywhere
+// between in the rest. Order finds races whatever was drawn; what it cannot see may show in the results.
 #include "functional.h"
 
 #include <algorithm>
+
+#include "order.h"
 
 namespace sass {
 
@@ -24,15 +26,31 @@ struct Random {  // SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorando
   u32 below(u32 n) { return u32(next() % n); }
 };
 
-constexpr u32 LONGEST_TURN = 64;  // instructions of one warp
+constexpr u32 LONGEST_TURN = 64;     // instructions of one warp
+constexpr u32 MOST_RESIDENT = 8;     // clusters that run at once from the start
+constexpr u64 IDLE_ROUNDS = 16;      // without an act, after which work lands that nothing asked for
+constexpr u64 IDLE_TURNS = 64;       // of each warp without an act, after which one more cluster begins
+constexpr u64 IDLE_LIMIT = 20'000'000;  // instructions without an act by anybody, after which all wait in vain
+
+// A cluster that runs.
+struct Resident {
+  std::unique_ptr<Cluster> cluster;
+  std::unique_ptr<Order> order;
+  std::vector<Warp*> warps;        // that have not ended
+  std::deque<Completion> pending;  // in the order they began
+  u64 left = 0;                    // instructions
+  u64 idle = 0;                    // rounds without an act
+};
 
 struct Functional : Machine {
   Random random{0};
   Landing landing = Landing::Mixed;
-  std::deque<Completion> pending;  // in the order they began
+  Resident* current = nullptr;
   Observer* observer = nullptr;
+  Visits counted;
 
   void begin(Completion&& work) override {
+    std::deque<Completion>& pending = current->pending;
     if (observer) observer->began(work);
     bool product = work.queue == Completion::Queue::Product;
     if (landing == Landing::Early && !product && !is_behind(work)) {
@@ -44,12 +62,13 @@ struct Functional : Machine {
   }
 
   bool is_behind(const Completion& work) const {
-    return std::any_of(pending.begin(), pending.end(),
+    return std::any_of(current->pending.begin(), current->pending.end(),
                        [&](const Completion& p) { return p.warp == work.warp && p.queue == work.queue; });
   }
 
   // Lands one piece of work, drawn among those that are first of their queue; false where none can.
   bool land_one() {
+    const std::deque<Completion>& pending = current->pending;
     u32 count = u32(pending.size());
     for (u32 from = count ? random.below(count) : 0, n = 0; n < count; n++) {
       u32 chosen = (from + n) % count;
@@ -70,8 +89,8 @@ struct Functional : Machine {
   bool land_product(const Warp& warp) {
     constexpr u32 missing = ~0u;
     u32 first[4] = {missing, missing, missing, missing};
-    for (u32 n = u32(pending.size()); n-- > 0;) {
-      const Completion& p = pending[n];
+    for (u32 n = u32(current->pending.size()); n-- > 0;) {
+      const Completion& p = current->pending[n];
       if (p.queue == Completion::Queue::Product && p.warp->block == warp.block && p.warp->number / 4 == warp.number / 4)
         first[p.warp->number % 4] = n;
     }
@@ -82,9 +101,10 @@ struct Functional : Machine {
   }
 
   void land(u32 index) {
-    Completion work = std::move(pending[index]);
-    pending.erase(pending.begin() + index);
+    Completion work = std::move(current->pending[index]);
+    current->pending.erase(current->pending.begin() + index);
     work.land();
+    acts++;
   }
 };
 
@@ -92,56 +112,137 @@ std::string place(const Functional& machine, const Warp& w) {
   const Block& b = *w.block;
   const Instruction& i = machine.program->code[w.pc];
   char text[160];
-  snprintf(text, sizeof text, "block (%u, %u, %u), warp %d, at 0x%x: ", b.index[0], b.index[1], b.index[2], w.number, i.address);
-  return text + i.text;
+  snprintf(text, sizeof text, ", block (%u, %u, %u), warp %d, at 0x%x: ", b.index[0], b.index[1], b.index[2], w.number, i.address);
+  return "kernel " + machine.program->entry + text + i.text;
 }
 
 struct LimitReached {};
 
+bool came_true(Context& c, const Instruction& i) {
+  const Operand& result = i.operands[0];
+  const int lane = __builtin_ctz(c.lanes);
+  if (result.kind == Operand::Kind::Register && result.index != RZ) return c.warp.r[result.index][lane];
+  if (result.kind == Operand::Kind::Uniform && result.index != URZ) return c.warp.u[result.index];
+  for (const Operand& o : i.operands)
+    if (o.kind == Operand::Kind::Predicate || o.kind == Operand::Kind::UniformPredicate) return predicate(c, o) >> lane & 1;
+  return false;
+}
+
 // One turn of a warp; true where it did anything.
 bool turn(Functional& machine, Warp& w, u64& left) {
-  Context context{machine, w, 0, {}, -1, 0, {}, 0, false};
+  Context context{machine, w};
   bool moved = false;
   u32 length = 1 + machine.random.below(LONGEST_TURN);
+  w.group = -1;
   for (u32 n = 0; n < length; n++) {
     if (is_waiting(machine, w)) break;
     if (next(w) < 0) break;
     const Instruction& instruction = machine.program->code[w.pc];
     if (step(context) == Step::Waiting) break;
     moved = true;
+    machine.acts += instruction.acts && context.lanes;
+    if (machine.visits && instruction.visit != Visit::None && context.lanes)
+      machine.visits->add(w, instruction.visit, u64(instruction.address),
+                          instruction.visit == Visit::Vote && came_true(context, instruction));
     if (machine.observer) {
       machine.observer->saw(context, instruction);
       if (!left--) throw LimitReached{};
     } else if (!left--) {
       throw Fault{"no end after as many instructions as it may take", true};
     }
-    if (machine.landing == Landing::Mixed && !machine.pending.empty() && machine.random.below(8) == 0) machine.land_one();
+    if (context.looked && context.lanes) break;
+    if (machine.landing == Landing::Mixed && !machine.current->pending.empty() && machine.random.below(8) == 0)
+      machine.land_one();
   }
   return moved;
 }
 
-void run_cluster(Functional& machine, Cluster& cluster, u64 limit) {
-  std::vector<Warp*> warps;
-  for (auto& block : cluster.blocks)
-    for (Warp& w : block->warps) warps.push_back(&w);
-  u64 left = limit * cluster.blocks.size();
-  Warp* current = warps[0];
+// One turn of each warp of a cluster; false where none of them can go on and nothing lands.
+bool run_round(Functional& machine, Resident& r) {
+  machine.current = &r;
+  Warp* current = r.warps[0];
   try {
-    while (!warps.empty()) {
-      for (size_t n = warps.size(); n > 1; n--) std::swap(warps[n - 1], warps[machine.random.below(u32(n))]);
-      bool moved = false;
-      for (Warp* w : warps) moved |= turn(machine, *(current = w), left);
-      std::erase_if(warps, [](Warp* w) { return w->done(); });
-      if (!moved && !warps.empty() && !machine.land_one()) {
-        current = warps[0];
-        throw Fault{std::to_string(warps.size()) + " warps wait for what never comes", true};
+    const u64 acts = machine.acts;
+    bool moved = false;
+    for (size_t n = r.warps.size(); n > 1; n--) std::swap(r.warps[n - 1], r.warps[machine.random.below(u32(n))]);
+    for (Warp* w : r.warps) moved |= turn(machine, *(current = w), r.left);
+    std::erase_if(r.warps, [](Warp* w) { return w->done(); });
+    if (r.warps.empty()) {
+      while (machine.land_one()) {
       }
+      return true;
     }
-    while (machine.land_one()) {
-    }
+    r.idle = machine.acts == acts ? r.idle + 1 : 0;
+    if (!moved || r.idle >= IDLE_ROUNDS) moved |= machine.land_one();
+    return moved;
   } catch (Fault& fault) {
     fault.message = place(machine, *current) + ": " + fault.message;
     throw;
+  }
+}
+
+Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
+  Resident r;
+  r.cluster = make_cluster(machine, first);
+  r.left = limit * r.cluster->blocks.size();
+  for (auto& block : r.cluster->blocks)
+    for (Warp& w : block->warps) {
+      r.warps.push_back(&w);
+      w.strict = world != nullptr;
+      w.draw = u32(machine.random.next());
+    }
+  if (world) {
+    r.order = std::make_unique<Order>(*world, *r.cluster);
+    r.cluster->order = r.order.get();
+  }
+  return r;
+}
+
+[[noreturn]] void hang(const Functional& machine, const std::vector<Resident>& residents) {
+  size_t waiting = 0;
+  for (const Resident& r : residents) waiting += r.warps.size();
+  const Warp& one = *residents[0].warps[0];
+  throw Fault{place(machine, one) + ": " + std::to_string(waiting) + " warps wait for what never comes", true};
+}
+
+void add_visits(Functional& machine, const Resident& r, std::vector<Visited>& to) {
+  const u32 (&grid)[3] = machine.launch.grid;
+  for (const auto& [site, count] : machine.counted.counts) {
+    const Block& b = *site.warp->block;
+    if (b.cluster != r.cluster.get()) continue;
+    const u64 block = (u64(b.index[2]) * grid[1] + b.index[1]) * grid[0] + b.index[0];
+    to.push_back({block, u32(site.warp->number), u8(site.kind), site.number, count.all, count.came_true});
+  }
+  std::erase_if(machine.counted.counts, [&](const auto& item) { return item.first.warp->block->cluster == r.cluster.get(); });
+}
+
+// Runs clusters, several at a time where blocks may tell each other something. Where all that run are at a loss, one
+// more begins: another block may be what they wait for.
+void run_clusters(Functional& machine, World* world, const std::vector<u64>& firsts, u64 limit, std::vector<Visited>* visited) {
+  std::vector<Resident> residents;
+  size_t begun = 0, room = world && world->talks ? 2 + machine.random.below(MOST_RESIDENT - 1) : 1;
+  u64 acts = 0, idle = 0;  // idle: turns of warps since the last act
+  while (begun < firsts.size() || !residents.empty()) {
+    while (residents.size() < room && begun < firsts.size()) residents.push_back(admit(machine, world, firsts[begun++], limit));
+    bool moved = false;
+    u64 warps = 0;
+    for (Resident& r : residents) {
+      warps += r.warps.size();
+      moved |= run_round(machine, r);
+    }
+    for (Resident& r : residents)
+      if (r.warps.empty() && visited) add_visits(machine, r, *visited);
+    std::erase_if(residents, [](const Resident& r) { return r.warps.empty(); });
+    idle = machine.acts == acts ? idle + warps : 0;
+    acts = machine.acts;
+    if (moved && idle < IDLE_TURNS * warps) continue;
+    if (residents.empty()) continue;
+    if (begun < firsts.size()) {
+      room = residents.size() + 1;
+      idle = 0;
+    } else if (!moved || idle * LONGEST_TURN / 2 > IDLE_LIMIT) {
+      hang(machine, residents);
+    }
   }
 }
 
@@ -152,6 +253,15 @@ void prepare(Functional& machine, const Program& program, const Launch& launch, 
   machine.memory.allocations = std::move(allocations);
   std::copy(banks, banks + 8, machine.banks);
   machine.seed = machine.random.state = seed;
+}
+
+// Marks in `written` the bytes that the launch has stored to.
+void mark_written(const Allocation& a) {
+  const Shadow& shadow = *a.shadow;
+  for (size_t word = 0; word < shadow.writer.size(); word++)
+    if (shadow.writer[word]) a.written[word] |= u8(shadow.writer[word] & 15);
+  for (const auto& [word, entries] : shadow.more_writers)
+    for (u32 entry : entries) a.written[word] |= u8(entry & 15);
 }
 
 }  // namespace
@@ -165,19 +275,33 @@ bool observe(const Program& program, const Launch& launch, std::vector<Allocatio
   machine.alike = alike;
   machine.products_left = MODEL_PRODUCTS;
   try {
-    run_cluster(machine, *make_cluster(machine, block), limit);
+    run_clusters(machine, nullptr, {block}, limit, nullptr);
     return true;
   } catch (const LimitReached&) {
     return false;
   }
 }
 
-void run(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
-         u64 seed, const std::vector<u64>& blocks, u64 limit) {
+std::vector<Visited> run(const Program& program, const Launch& launch, std::vector<Allocation> allocations,
+                         const std::vector<u8>* banks, u64 seed, std::vector<u64> clusters, u64 limit) {
   Functional machine;
   prepare(machine, program, launch, std::move(allocations), banks, seed);
   machine.landing = Landing(machine.random.below(3));
-  for (u64 block : blocks) run_cluster(machine, *make_cluster(machine, block), limit);
+  machine.visits = &machine.counted;
+  World world(program, launch);
+  std::deque<Shadow> shadows;
+  for (Allocation& a : machine.memory.allocations) {
+    if (!a.writable || a.period != a.bytes) continue;
+    a.shadow = &shadows.emplace_back();
+    a.shadow->writer.assign((a.bytes + 3) / 4, 0);
+  }
+  if (world.talks)
+    for (size_t n = clusters.size(); n > 1; n--) std::swap(clusters[n - 1], clusters[machine.random.below(u32(n))]);
+  std::vector<Visited> visited;
+  run_clusters(machine, &world, clusters, limit, &visited);
+  for (const Allocation& a : machine.memory.allocations)
+    if (a.shadow && a.written) mark_written(a);
+  return visited;
 }
 
 }  // namespace sass

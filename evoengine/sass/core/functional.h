@@ -4,10 +4,20 @@
 
 namespace sass {
 
-// Runs the blocks (numbers in the grid; of a cluster its first), one cluster after the other. Throws Fault with the
-// place. `limit` is in warp instructions, per block. `banks` are 8.
-void run(const Program&, const Launch&, std::vector<Allocation>, const std::vector<u8>* banks, u64 seed,
-         const std::vector<u64>& blocks, u64 limit);
+// How often a warp was at a site, as VISIT in evoengine/devices/base.py has it.
+#pragma pack(push, 1)
+struct Visited {
+  u64 block;
+  u32 warp;
+  u8 kind;
+  u64 site, count, came_true;
+};
+#pragma pack(pop)
+
+// Runs clusters, each named by its first block's number in the grid. Throws Fault with the place. `limit` is in warp
+// instructions, per block. `banks` are 8.
+std::vector<Visited> run(const Program&, const Launch&, std::vector<Allocation>, const std::vector<u8>* banks, u64 seed,
+                         std::vector<u64> clusters, u64 limit);
 
 // What blocks do, for a model: `saw` is called after each instruction, `began` for each piece of asynchronous work.
 struct Observer {
@@ -16,8 +26,8 @@ struct Observer {
   virtual void began(const Completion&) = 0;
 };
 
-// Runs the blocks as `run` does, asynchronous work landing at once, until the observer has seen `limit` instructions of
-// a block; what is beyond is left out. Returns whether all came to their end. `alike` is as in Machine.
+// Runs one cluster, asynchronous work landing at once, until the observer has seen `limit` instructions of a block;
+// what is beyond is left out. Returns whether it came to its end. `alike` is as in Machine.
 bool observe(const Program&, const Launch&, std::vector<Allocation>, const std::vector<u8>* banks, u64 seed, u64 block,
              u64 limit, u32 alike, Observer&);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "async.h"
+#include "order.h"
 
 namespace sass {
 
@@ -83,6 +84,7 @@ std::unique_ptr<Cluster> make_cluster(Machine& machine, u64 first) {
   u32 at[3] = {u32(first % l.grid[0]), u32(first / l.grid[0] % l.grid[1]), u32(first / l.grid[0] / l.grid[1])};
   u32 threads = l.threads[0] * l.threads[1] * l.threads[2];
   auto cluster = std::make_unique<Cluster>();
+  cluster->first = first;
   u32 ranks = l.cluster[0] * l.cluster[1] * l.cluster[2];
   for (u32 rank = 0; rank < ranks; rank++) {
     auto block = std::make_unique<Block>();
@@ -100,32 +102,46 @@ std::unique_ptr<Cluster> make_cluster(Machine& machine, u64 first) {
 
 // ── warps ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-namespace {
-
-int groups_left(std::deque<int>& groups) {
-  while (groups.size() > 1 && groups.front() == 0) groups.pop_front();
-  return int(groups.size()) - 1;
-}
-
-}  // namespace
-
 bool is_waiting(Machine& machine, Warp& w) {
+  if (w.wait.kind == Wait::Kind::None) return false;
   bool waits = false;
   switch (w.wait.kind) {
-    case Wait::Kind::None: return false;
+    case Wait::Kind::None: break;
     case Wait::Kind::Barrier: waits = w.block->barriers[w.wait.index].generation == w.wait.phase; break;
     case Wait::Kind::TransactionBarrier:
       waits = !transaction_phase_done(machine, *w.block, w.wait.index, w.wait.phase);
       break;
-    case Wait::Kind::Copies: waits = groups_left(w.copies) > int(w.wait.phase); break;
-    case Wait::Kind::Products: waits = groups_left(w.products) > int(w.wait.phase); break;
-    case Wait::Kind::TensorStores: waits = groups_left(w.tensor_stores) > int(w.wait.phase); break;
+    case Wait::Kind::Copies: waits = w.copies.open(w.wait.index) > int(w.wait.phase); break;
+    case Wait::Kind::Products: waits = w.products.open(0) > int(w.wait.phase); break;
+    case Wait::Kind::TensorStores: waits = w.tensor_stores.open(w.wait.index) > int(w.wait.phase); break;
     case Wait::Kind::ClusterBarrier: waits = w.block->cluster->generation == w.wait.phase; break;
     case Wait::Kind::Registers: waits = w.block->free_registers < int(w.wait.index); break;
   }
-  if (!waits) w.wait = Wait{};
-  return waits;
+  if (waits) return true;
+  Order* order = w.block->cluster->order;
+  if (order && w.wait.kind == Wait::Kind::Barrier) order->acquire(w, order->barrier(w.block->rank, w.wait.index));
+  w.wait = Wait{};
+  return false;
 }
+
+namespace {
+
+// The group that runs goes on until it waits for others or its turn ends (`group` is -1): then one is drawn.
+int next_group(Warp& w, u32 ready) {
+  if (w.group < 0 || !(ready >> w.group & 1) || w.leader[w.group] != w.group) {
+    u32 leaders = 0;
+    for (u32 rest = ready; rest; rest &= rest - 1) leaders |= 1u << w.leader[__builtin_ctz(rest)];
+    w.draw = w.draw * 1664525u + 1013904223u;  // Numerical Recipes, ranqd1
+    for (u32 skipped = (w.draw >> 16) % u32(__builtin_popcount(leaders)); skipped; skipped--) leaders &= leaders - 1;
+    w.group = __builtin_ctz(leaders);
+  }
+  w.active = 0;
+  for (u32 rest = ready; rest; rest &= rest - 1)
+    if (const int lane = __builtin_ctz(rest); w.leader[lane] == w.group) w.active |= 1u << lane;
+  return w.pc = w.lane_pc[w.group];
+}
+
+}  // namespace
 
 int next(Warp& w) {
   if (!w.alive) return -1;
@@ -135,6 +151,7 @@ int next(Warp& w) {
   }
   u32 ready = w.alive & ~w.parked;
   if (!ready) throw Fault{"lanes of a warp wait for each other at different places", true};
+  if (w.strict) return next_group(w, ready);
   if (!(ready & ~w.deferred)) w.deferred = 0;
   u32 choice = ready & ~w.deferred;
   int lowest = w.lane_pc[__builtin_ctz(choice)];
@@ -157,6 +174,11 @@ void spread(Warp& w) {
 
 void gather(Warp& w) {
   if (w.parked & w.alive || !w.alive) return;
+  if (w.strict) {
+    const int leader = __builtin_ctz(w.alive);
+    for (u32 rest = w.alive; rest; rest &= rest - 1)
+      if (w.leader[__builtin_ctz(rest)] != leader) return;
+  }
   int at = w.lane_pc[__builtin_ctz(w.alive)];
   for (u32 rest = w.alive; rest; rest &= rest - 1)
     if (w.lane_pc[__builtin_ctz(rest)] != at) return;
@@ -165,16 +187,36 @@ void gather(Warp& w) {
   w.pc = at;
 }
 
+// The lanes become groups of those with the same place and the same state.
+void group(Warp& w, u32 lanes) {
+  u8 before[LANES];
+  std::memcpy(before, w.leader, sizeof before);
+  for (u32 rest = lanes; rest;) {
+    const int first = __builtin_ctz(rest);
+    u32 together = 0;
+    for (u32 others = rest; others; others &= others - 1) {
+      const int lane = __builtin_ctz(others);
+      if (w.lane_pc[lane] != w.lane_pc[first] || (w.parked >> lane & 1) != (w.parked >> first & 1)) continue;
+      together |= 1u << lane;
+      w.leader[lane] = u8(first);
+    }
+    rest &= ~together;
+  }
+  if (Order* order = w.block->cluster->order) order->regroup(w, before);
+}
+
 void go_on(Warp& w, u32 lanes) {
   for (u32 rest = lanes; rest; rest &= rest - 1) w.lane_pc[__builtin_ctz(rest)]++;
   w.parked &= ~lanes;
+  if (w.strict && lanes) group(w, lanes);
 }
 
 void after_exit(Warp& w) {
   if (!w.together) {
     for (int b = 0; b < 16; b++)
       if (w.arrived[b]) release(w, b);
-    if (w.synced) release(w, -1);
+    if (w.synced) release(w, AT_WARPSYNC);
+    if (w.at_barrier) release(w, AT_BAR);
     gather(w);
   }
   for (int b = 0; b < 16; b++) check_barrier(*w.block, b);
@@ -183,13 +225,29 @@ void after_exit(Warp& w) {
 
 }  // namespace
 
-void release(Warp& w, int index) {
-  u32& arrived = index < 0 ? w.synced : w.arrived[index];
+namespace {
+
+// BAR counts whole warps: lanes that come to it apart go on as one group, which executes it.
+void release_to_barrier(Warp& w) {
+  w.at_barrier &= w.alive;
+  if (!w.at_barrier || w.at_barrier != w.alive) return;
+  const int at = w.lane_pc[__builtin_ctz(w.alive)];
+  for (u32 rest = w.alive; rest; rest &= rest - 1)
+    if (w.lane_pc[__builtin_ctz(rest)] != at) throw Fault{"lanes of a warp wait at different barriers of the block", true};
+  w.parked = w.at_barrier = 0;
+  group(w, w.alive);
+}
+
+}  // namespace
+
+void release(Warp& w, int where) {
+  if (where == AT_BAR) return release_to_barrier(w);
+  u32& arrived = where == AT_WARPSYNC ? w.synced : w.arrived[where];
   const u32 here = arrived & w.alive;
   u32 met = 0;
   for (u32 rest = here; rest; rest &= rest - 1) {
     const int lane = __builtin_ctz(rest);
-    const u32 needed = (index < 0 ? ALL : w.convergence[index][lane]) & w.alive;
+    const u32 needed = (where == AT_WARPSYNC ? w.sync_mask[lane] : w.convergence[where][lane]) & w.alive;
     if ((here & needed) == needed) met |= 1u << lane;
   }
   go_on(w, met & w.parked);
@@ -206,6 +264,7 @@ void check_barrier(Block& block, int index) {
   barrier.arrived = 0;
   barrier.expected = 0;
   barrier.generation++;
+  if (Order* order = block.cluster->order) Order::pass(order->barrier(block.rank, u32(index)));
 }
 
 Step step(Context& c) {
@@ -220,12 +279,14 @@ Step step(Context& c) {
   c.access.space = Access::Space::None;
   c.jumping = c.finished = 0;
   c.jump = -1;
-  c.parked = false;
+  c.parked = NOWHERE;
+  c.looked = false;
   if (lanes) {
     if (!i.execute) throw Fault{"opcode " + i.opcode + " is unknown"};
     if (i.execute(c, i) == Step::Waiting) return Step::Waiting;
   }
-  if (w.together && !c.jumping && !c.parked && !c.finished) {
+  const bool parks = c.parked != NOWHERE;
+  if (w.together && !c.jumping && !parks && !c.finished) {
     w.pc++;
     return Step::Done;
   }
@@ -235,21 +296,18 @@ Step step(Context& c) {
   }
   if (w.together) spread(w);
   int here = w.pc;
-  u32 stay = c.parked ? c.lanes : 0;
+  const u32 stay = parks ? c.lanes : 0;
   for (u32 rest = w.active & ~stay; rest; rest &= rest - 1) {
     int lane = __builtin_ctz(rest);
     bool jumps = c.jumping >> lane & 1;
     w.lane_pc[lane] = !jumps ? here + 1 : c.jump == -2 ? int(c.jump_lanes[lane]) : c.jump;
     if (jumps && w.lane_pc[lane] <= here) w.deferred |= 1u << lane;
   }
-  if (c.parked) {
-    w.parked |= stay;
-    if (i.a < 16) release(w, i.a);  // control.cpp: the convergence barrier, -1 of WARPSYNC
-  }
-  if (c.finished) {
-    w.alive &= ~c.finished;
-    after_exit(w);
-  }
+  w.parked |= stay;
+  w.alive &= ~c.finished;
+  if (w.strict && (c.jumping || parks || c.finished)) group(w, w.active & w.alive);
+  if (parks) release(w, c.parked);
+  if (c.finished) after_exit(w);
   gather(w);
   return Step::Done;
 }

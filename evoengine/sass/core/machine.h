@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 namespace sass {
@@ -67,6 +68,12 @@ enum class Step : u8 {
 };
 using Execute = Step (*)(Context&, const Instruction&);
 
+// Whether an access is atomic or .STRONG, at the scope of its block or beyond.
+constexpr u8 BLOCK_STRONG = 1, GPU_STRONG = 2;
+
+// What a warp did at a site, numbered as VisitKind of evoengine/devices/base.py.
+enum class Visit : u8 { Wait, CopyWait, Product, Vote, None };
+
 struct Instruction {
   int address = 0;              // bytes from the start of the section
   std::string opcode;           // HGMMA.64x128x16.F32
@@ -77,6 +84,11 @@ struct Instruction {
 
   int guard = PT;               // predicate before it
   bool guard_negated = false, guard_uniform = false;
+
+  u8 strength = 0;              // of an access to memory: BLOCK_STRONG, GPU_STRONG
+  bool optimistic = false;      // a load whose value is only compared, by an atomic behind it
+  bool acts = false;            // may change what other warps wait for; atomics say themselves whether they did
+  Visit visit = Visit::None;
 
   // control word (second 64-bit word, bits 41…61)
   u8 stall = 0, write_barrier = 7, read_barrier = 7, wait_mask = 0, reuse = 0;
@@ -92,6 +104,8 @@ struct Program {
   std::vector<Instruction> code;
   std::map<std::string, int> labels;
   std::map<std::string, int> unknown;  // opcode with modifiers → how often it stands there
+  // architecture and registers of a thread → the first hazard, as a message; empty where there is none
+  mutable std::map<std::pair<u32, u32>, std::string> hazards;
 };
 
 // Opcodes by name. `prepare` checks every modifier and sets `a`…`d`; it returns null for a modifier it does not know.
@@ -125,6 +139,8 @@ struct Fault {  // what ends a run; `hung` where nothing could go on
   bool hung = false;
 };
 
+struct Shadow;
+
 // A piece of global memory. Contents repeat every `period` bytes where less is held than it is long, as for a model,
 // which reads drawn inputs of any size; writes to such a piece are dropped.
 struct Allocation {
@@ -133,6 +149,8 @@ struct Allocation {
   u64 period = 0;  // = bytes where all of it is held
   bool writable = false;
   std::string name;
+  u8* written = nullptr;     // by words of four bytes: a bit for each byte stored to; null where nobody asks
+  Shadow* shadow = nullptr;  // the last accesses; null where nobody asks
 };
 
 // Where a thread's addresses of the generic space point to, beside global memory: windows no allocation lies in.
@@ -166,6 +184,7 @@ struct Access {
 struct Warp;
 struct Block;
 struct Cluster;
+struct Visits;
 
 // Work that an instruction began and that ends later: a copy landing, a tensor product. `land` does it; whoever runs the
 // warps decides when, but in order within one `queue` of one warp.
@@ -192,11 +211,56 @@ struct Wait {  // why a warp cannot go on
   enum class Kind : u8 { None, Barrier, TransactionBarrier, Copies, Products, TensorStores, ClusterBarrier, Registers };
   Kind kind = Kind::None;
   u32 index = 0;   // Barrier: its number; TransactionBarrier: shared address in the cluster
+                   // Copies, TensorStores: the scoreboard
   u32 phase = 0;   // Barrier: generation that must have passed; TransactionBarrier: parity; Copies, Products: groups
                    // that may be left
 };
 
 constexpr u32 NEVER_ARRIVED = 0xffffffff;
+
+class Order;
+
+// Groups of asynchronous work of one kind, oldest first: how many pieces of each have not landed, and the scoreboard that
+// tells of it. The last is still open.
+struct Groups {
+  struct Group {
+    int left = 0;
+    u32 scoreboard = 0;
+  };
+  std::deque<Group> all{Group{}};
+  u32 closed = 0;            // ever
+  std::deque<u8> recent;     // scoreboards of the last to be closed
+
+  void add() { all.back().left++; }
+  void close(u32 scoreboard) {
+    all.back().scoreboard = scoreboard;
+    all.emplace_back();
+    closed++;
+    recent.push_back(u8(scoreboard));
+    if (recent.size() > 256) recent.pop_front();
+  }
+  // The oldest piece has landed.
+  void land() {
+    while (all.size() > 1 && !all.front().left) all.pop_front();
+    all.front().left--;
+  }
+  // Closed groups of the scoreboard that have not landed whole.
+  int open(u32 scoreboard) const {
+    int count = 0;
+    bool landed = true;
+    for (size_t n = 0; n + 1 < all.size(); n++) {
+      landed &= !all[n].left;
+      count += !landed && all[n].scoreboard == scoreboard;
+    }
+    return count;
+  }
+  // How many groups have landed once no more than `left` of the scoreboard's have not.
+  u32 landed(u32 scoreboard, u32 left) const {
+    for (size_t n = recent.size(); n-- > 0;)
+      if (recent[n] == scoreboard && left-- == 0) return closed - u32(recent.size() - 1 - n);
+    return 0;
+  }
+};
 
 struct Warp {
   Lanes r[256];
@@ -219,8 +283,16 @@ struct Warp {
   Wait wait;
   std::vector<u8> local;   // [lane][bytes]
 
-  // groups of asynchronous work, oldest first: how many of each have not landed; the last is still open
-  std::deque<int> copies{0}, products{0}, tensor_stores{0};
+  Groups copies, products, tensor_stores;
+
+  // Where `strict`, lanes that were apart run together again only where the program says so, as on hardware. Lanes
+  // that run together are a group, named by its first lane.
+  bool strict = false;
+  u8 leader[LANES] = {};       // of each lane's group
+  int group = -1;              // that runs; -1 where another may be drawn
+  u32 draw = 1;                // state of the generator that draws groups
+  u32 at_barrier = 0;          // lanes that wait at BAR for the others of the warp
+  u32 sync_mask[LANES] = {};   // the lanes that each lane meets at WARPSYNC
 
   int registers = 0;           // per thread after setmaxnreg; 0 before it
   u32 cluster_arrived = 0;     // lanes that have arrived at barrier.cluster, in this generation of it
@@ -253,6 +325,8 @@ struct Block {
 struct Cluster {
   std::vector<std::unique_ptr<Block>> blocks;
   u32 generation = 0;  // of barrier.cluster
+  u64 first = 0;       // number of its first block in the grid
+  Order* order = nullptr;  // what accesses are ordered; null where nobody asks
 };
 
 struct Launch {
@@ -275,6 +349,8 @@ struct Machine {
   GlobalMemory memory;
   std::vector<u8> banks[8];  // constant memory
   u64 seed = 0;
+  u64 acts = 0;                    // how often something was done that another warp may wait for
+  Visits* visits = nullptr;        // null where nobody counts
   // Blocks that a model's one stands for: each adds as often to a counter in global memory as this one does, so that a
   // persistent block finds the tiles it was given by an atomic add so far apart.
   u32 alike = 1;
@@ -288,6 +364,33 @@ struct Machine {
   virtual u64 clock() { return 0; }
 };
 
+// What the warps of the blocks that run have done at sites.
+struct Visits {
+  struct Count {
+    u64 all = 0, came_true = 0;
+  };
+  struct Site {
+    const Warp* warp;
+    u64 number;
+    Visit kind;
+    bool operator==(const Site&) const = default;
+  };
+  struct Hash {
+    size_t operator()(const Site& s) const {
+      return (size_t(s.warp) >> 6 ^ s.number << 3 ^ size_t(s.kind)) * 0x9e3779b97f4a7c15ull >> 20;
+    }
+  };
+  std::unordered_map<Site, Count, Hash> counts;
+
+  void add(const Warp& warp, Visit kind, u64 number, bool came_true = false) {
+    Count& count = counts[{&warp, number, kind}];
+    count.all++;
+    count.came_true += came_true;
+  }
+};
+
+constexpr int NOWHERE = -1, AT_WARPSYNC = 16, AT_BAR = 17;
+
 // One step: the machine, the warp, and what the step leaves for the one who asked for it.
 struct Context {
   Machine& machine;
@@ -298,7 +401,8 @@ struct Context {
   u32 jumping = 0;
   Lanes jump_lanes;       // where each jumping lane goes, if `jump` is -2
   u32 finished = 0;       // lanes that exit
-  bool parked = false;    // the lanes stay here until others arrive (BSYNC, WARPSYNC)
+  int parked = NOWHERE;   // where the lanes stay until others arrive: a convergence barrier, AT_WARPSYNC, AT_BAR
+  bool looked = false;    // looked for what has not come yet: others should run now
 };
 
 // Makes the blocks of the cluster that holds block `first` (its number in the grid, x running fastest), warps ready.
@@ -326,12 +430,11 @@ void write_predicate(Context&, const Operand&, u32 bits);
 u32 uniform(Context&, const Operand&);                // of a uniform register, constant or immediate
 u32 constant(Context&, int bank, u32 offset);
 
-// Lanes that wait at convergence barrier `index` (or, with -1, at WARPSYNC) and need wait no longer go on behind it.
-void release(Warp&, int index);
-// True if BAR's named barrier has all it waits for; then its generation passes.
+// Lets lanes go on that wait at a convergence barrier, AT_WARPSYNC or AT_BAR for others that have arrived or ended.
+void release(Warp&, int where);
+// Passes the generation of a named barrier that has all it waits for.
 void check_barrier(Block&, int index);
 
-// Whether the instruction works on uniform registers (UIADD3, …): its lanes are one.
 inline float as_float(u32 bits) { float f; std::memcpy(&f, &bits, 4); return f; }
 inline u32 as_bits(float f) { u32 b; std::memcpy(&b, &f, 4); return b; }
 

@@ -4,6 +4,7 @@
 #include "async.h"
 #include "matrix.h"
 #include "memory_ops.h"
+#include "order.h"
 #include "products.h"
 
 namespace sass {
@@ -29,8 +30,9 @@ Lanes transposed(const Lanes& matrix) {
 
 constexpr int TRANSPOSED = 1, ROW_BYTES = 16;
 
-// The rows of `count` matrices in shared memory; lane 8j + r gives the address of row r of matrix j.
-void matrix_rows(Context& c, const Instruction& i, const Operand& address, int count, u8** rows) {
+// The rows of `count` matrices in shared memory; lane 8j + r gives the address of row r of matrix j. `stored` are the
+// matrices that will be stored there.
+void matrix_rows(Context& c, const Instruction& i, const Operand& address, int count, const Lanes* stored, u8** rows) {
   check_whole_warp(c, i);
   Lanes at;
   addresses(c, address, at);
@@ -43,12 +45,19 @@ void matrix_rows(Context& c, const Instruction& i, const Operand& address, int c
   for (int lane = 0; lane < 8 * count; lane++) {
     rows[lane] = own_bytes(*c.warp.block, at[lane], ROW_BYTES, ROW_BYTES, i);
     access.addresses[lane] = at[lane] & 0xffffff;
+    at[lane] = u32(access.addresses[lane]) | c.warp.block->rank << 24;
   }
+  Order* order = order_of(c);
+  if (!order) return;
+  Lanes words[4];
+  for (int row = 0; stored && row < 8 * count; row++)
+    for (int k = 0; k < 4; k++) words[k][row] = stored[row / 8][row % 8 * 4 + k];
+  order->touch(c.warp, i, stored ? Touch::Write : Touch::Read, access.lanes, at.v, ROW_BYTES, words);
 }
 
 Step load_matrices(Context& c, const Instruction& i) {
   u8* rows[LANES];
-  matrix_rows(c, i, i.operands[1], i.b, rows);
+  matrix_rows(c, i, i.operands[1], i.b, nullptr, rows);
   c.access.store = false;
   Lanes loaded[4];
   for (int row = 0; row < 8 * i.b; row++) std::memcpy(&loaded[row / 8].v[row % 8 * 4], rows[row], ROW_BYTES);
@@ -58,13 +67,13 @@ Step load_matrices(Context& c, const Instruction& i) {
 
 Step store_matrices(Context& c, const Instruction& i) {
   u8* rows[LANES];
-  matrix_rows(c, i, i.operands[0], i.b, rows);
-  c.access.store = true;
   Lanes stored[4];
   for (int n = 0; n < i.b; n++) {
     const Lanes& from = c.warp.r[i.operands[1].index + n];
     stored[n] = i.a == TRANSPOSED ? transposed(from) : from;
   }
+  matrix_rows(c, i, i.operands[0], i.b, stored, rows);
+  c.access.store = true;
   for (int row = 0; row < 8 * i.b; row++) std::memcpy(rows[row], &stored[row / 8].v[row % 8 * 4], ROW_BYTES);
   return Step::Done;
 }

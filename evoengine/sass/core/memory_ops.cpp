@@ -1,6 +1,8 @@
 // Loads, stores and prefetches of global, shared, local, constant and generic memory.
 #include "memory_ops.h"
 
+#include "order.h"
+
 namespace sass {
 namespace {
 
@@ -148,13 +150,34 @@ void read_stored(Context& c, const Instruction& i, Data& data) {
   }
 }
 
+// Orders the accesses of each lane to global memory that the kernel may write.
+template <bool STORE>
+void order_global(Order& order, Context& c, const Instruction& i, const u64 (&at)[LANES], u32 bytes, const Data& data) {
+  const Touch kind = STORE ? Touch::Write : Touch::Read;
+  const Allocation* of = nullptr;
+  GlobalTouch touch{};
+  u64 before = 0;
+  for_lanes(c.lanes, [&](int l) {
+    if (i.strength && at[l] != before) order.synchronise(c.warp, i, before = at[l], kind);
+    const Allocation& a = c.machine.memory.find(at[l], bytes, STORE);
+    if (!a.shadow) return;
+    if (&a != of) touch = order.begin_global(c.warp, i, *(of = &a), kind);
+    const u64 offset = at[l] - a.address;
+    u32 words[WORDS];
+    if (STORE)
+      for (u32 k = 0; k * 4 < bytes; ++k) words[k] = data.word[k][l];
+    order.touch_global(touch, u32(l), offset, bytes, a.data + offset, STORE ? reinterpret_cast<u8*>(words) : nullptr);
+  });
+}
+
 // Moves each lane's bytes between `data` and global memory. Most often all lanes are in one allocation, held whole.
 template <bool STORE>
-void move_global(Context& c, const u64 (&at)[LANES], u32 bytes, Data& data) {
+void move_global(Context& c, const Instruction& i, const u64 (&at)[LANES], u32 bytes, Data& data) {
   GlobalMemory& memory = c.machine.memory;
   for_lanes(c.lanes, [&](int l) { check_alignment(at[l], bytes, l); });
   const Allocation& a = memory.find(at[__builtin_ctz(c.lanes)], bytes, STORE);
   const bool whole = a.period == a.bytes;
+  if (Order* order = order_of(c); order && (i.strength || a.writable) && !i.optimistic) order_global<STORE>(*order, c, i, at, bytes, data);
   for_lanes(c.lanes, [&](int l) {
     const u64 offset = at[l] - a.address;
     if (whole && offset < a.bytes && offset + bytes <= a.bytes) {
@@ -181,21 +204,28 @@ Space space_of(u64 address) {
 
 // Generic addresses: the lanes of each window, then what is left as global memory.
 template <bool STORE>
-void move_generic(Context& c, u64 (&at)[LANES], u32 bytes, Data& data) {
+void move_generic(Context& c, const Instruction& i, u64 (&at)[LANES], u32 bytes, Data& data) {
   const u32 lanes = c.lanes;
-  u32 global = 0;
+  u32 global = 0, shared = 0;
+  u8* there[LANES];
+  Lanes near;
   for_lanes(lanes, [&](int l) {
-    u8* there = window_bytes(c, at[l], bytes, l);
-    if (!there) global |= 1u << l;
-    else if constexpr (STORE) {
-      if (space_of(at[l]) == Space::Constant) fault("a store to constant memory", at[l], bytes, l, "");
-      give_bytes(data, l, there, bytes);
-    } else take_bytes(data, l, there, bytes);
+    there[l] = window_bytes(c, at[l], bytes, l);
+    near[l] = u32(at[l]);
+    if (!there[l]) global |= 1u << l;
+    else if (space_of(at[l]) == Space::Shared) shared |= 1u << l;
+    else if (STORE && space_of(at[l]) == Space::Constant) fault("a store to constant memory", at[l], bytes, l, "");
+  });
+  if (Order* order = order_of(c); order && shared && !i.optimistic)
+    order->touch(c.warp, i, STORE ? Touch::Write : Touch::Read, shared, near.v, bytes, STORE ? data.word : nullptr);
+  for_lanes(lanes & ~global, [&](int l) {
+    if constexpr (STORE) give_bytes(data, l, there[l], bytes);
+    else take_bytes(data, l, there[l], bytes);
   });
   c.access.space = space_of(at[__builtin_ctz(lanes)]);
   if (global) {
     c.lanes = global;
-    move_global<STORE>(c, at, bytes, data);
+    move_global<STORE>(c, i, at, bytes, data);
     c.lanes = lanes;
   }
   if (c.access.space != Space::Global)
@@ -212,8 +242,8 @@ Step global(Context& c, const Instruction& i) {
   if (STORE) read_stored(c, i, data);
   u64 at[LANES];
   std::memcpy(at, c.access.addresses, sizeof at);
-  if (i.d) move_generic<STORE>(c, at, bytes, data);
-  else move_global<STORE>(c, at, bytes, data);
+  if (i.d) move_generic<STORE>(c, i, at, bytes, data);
+  else move_global<STORE>(c, i, at, bytes, data);
   if (!STORE) write_loaded(c, i, data);
   return Step::Done;
 }
@@ -228,10 +258,22 @@ Step near(Context& c, const Instruction& i) {
   for (int l = 0; l < LANES; ++l) c.access.addresses[l] = at[l];
   Data data;
   if (STORE) read_stored(c, i, data);
+  u8* there[LANES];
+  Block& own = *c.warp.block;
+  const u32 first = own.rank << RANK_BIT;
   for_lanes(c.lanes, [&](int l) {
-    u8* there = SPACE == Space::Shared ? shared_bytes(c, at[l], bytes, l) : local_bytes(c, at[l], bytes, l);
-    if constexpr (STORE) give_bytes(data, l, there, bytes);
-    else take_bytes(data, l, there, bytes);
+    const u32 offset = at[l] - first;
+    if constexpr (SPACE == Space::Local) there[l] = local_bytes(c, at[l], bytes, l);
+    else if (offset < own.shared.size() && offset + bytes <= own.shared.size() && !(offset & (bytes - 1)))
+      there[l] = own.shared.data() + offset;
+    else there[l] = shared_bytes(c, at[l], bytes, l);
+  });
+  if constexpr (SPACE == Space::Shared)
+    if (Order* order = order_of(c); order && !i.optimistic)
+      order->touch(c.warp, i, STORE ? Touch::Write : Touch::Read, c.lanes, at.v, bytes, STORE ? data.word : nullptr);
+  for_lanes(c.lanes, [&](int l) {
+    if constexpr (STORE) give_bytes(data, l, there[l], bytes);
+    else take_bytes(data, l, there[l], bytes);
   });
   if (!STORE) write_loaded(c, i, data);
   return Step::Done;
@@ -321,6 +363,13 @@ Execute prepare_qspc(Instruction& i) {
 Step nothing(Context&, const Instruction&) { return Step::Done; }
 Execute prepare_nothing(Instruction&) { return nothing; }  // prefetches and caches that this machine does not have
 
+// CCTL.IVALL: later loads see what others have stored.
+Step invalidate_cache(Context& c, const Instruction&) {
+  if (Order* order = order_of(c)) order->refresh(c.warp);
+  return Step::Done;
+}
+Execute prepare_cache(Instruction& i) { return has(i, "IVALL") ? invalidate_cache : nothing; }
+
 }  // namespace
 
 const Opcode MEMORY[] = {
@@ -335,7 +384,7 @@ const Opcode MEMORY[] = {
     {"LDC", Pipe::Memory, prepare_ldc},
     {"ULDC", Pipe::Uniform, prepare_ldc},
     {"QSPC", Pipe::Memory, prepare_qspc},
-    {"CCTL", Pipe::Memory, prepare_nothing},
+    {"CCTL", Pipe::Memory, prepare_cache},
     {"CCTLL", Pipe::Memory, prepare_nothing},
     {"PREFETCH", Pipe::Memory, prepare_nothing},
     {nullptr, Pipe::None, nullptr},

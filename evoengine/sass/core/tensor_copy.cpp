@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "async.h"
+#include "order.h"
 
 namespace sass {
 
@@ -155,12 +156,48 @@ int eviction_of(const Warp& w, const Instruction& i) {
   return policy == 0x12 ? -1 : policy == 0x14 ? 1 : 0;
 }
 
+// Lines of sixteen bytes of shared memory that a tile takes.
+std::vector<u32> lines_of(const Tile& tile) {
+  const TensorMap& m = tile.map;
+  std::vector<u32> lines;
+  lines.reserve(m.bytes() / 16);
+  for (u32 at = 0; at < m.bytes(); at += 16) lines.push_back(swizzled((tile.shared & 0xffffff) + at, m.swizzle));
+  return lines;
+}
+
+std::vector<u32> lines_of(u32 shared, u32 bytes) {
+  std::vector<u32> lines;
+  for (u32 at = 0; at < bytes; at += 16) lines.push_back((shared & 0xffffff) + at);
+  return lines;
+}
+
+// Orders what a copy to shared memory writes there and what it reads of memory that the kernel may write.
+void order_load(Order& order, Context& c, const Instruction& i, const std::vector<Destination>& to,
+                const std::vector<u32>& lines) {
+  for (const Destination& d : to) order.transfer(c.warp, i, lines.data(), lines.size(), d.barrier);
+}
+
+void order_global(Order& order, Context& c, const Instruction& i, Touch kind, u64 address, u64 bytes) {
+  const Allocation& a = c.machine.memory.find(address, 1, false);
+  if (!a.shadow) return;
+  const GlobalTouch touch =
+      kind == Touch::Write ? order.begin_global_store(c.warp, i, a) : order.begin_global(c.warp, i, a, kind);
+  order.touch_global_range(touch, u32(__builtin_ctz(c.lanes)), address - a.address,
+                           std::min(bytes, a.address + a.bytes - address));
+}
+
 // UTMALDG.3D[.MULTICAST] [UR8], [UR4][, UR6]
 Step load_tile(Context& c, const Instruction& i) {
   const u32* at = c.warp.u + i.operands[0].uniform;
   Tile tile = tile_of(c, i, 2, at);
   auto to = destinations(c, i, at[0], at[1], i.b ? i.operands[2].index : -1);
   check_destinations(to, tile.map.bytes(), shared_alignment(tile.map), i);
+  if (Order* order = order_of(c)) {
+    order_load(*order, c, i, to, lines_of(tile));
+    for_each_row(tile, [&](u32, u64 from, u32 first, u32 bytes) {
+      if (bytes) order_global(*order, c, i, Touch::Read, from + first, bytes);
+    });
+  }
   Completion work = completion_of(c.warp, Completion::Queue::TensorLoad, tile);
   work.destinations = int(to.size());
   work.eviction = eviction_of(c.warp, i);
@@ -188,6 +225,13 @@ Step store_tile(Context& c, const Instruction& i) {
   const u32* at = c.warp.u + i.operands[0].uniform;
   Tile tile = tile_of(c, i, 1, at);
   own_bytes(*c.warp.block, tile.shared, tile.map.bytes(), shared_alignment(tile.map), i);
+  if (Order* order = order_of(c)) {
+    const std::vector<u32> lines = lines_of(tile);
+    order->read_lines(c.warp, i, AgentKind::Stores, lines.data(), lines.size());
+    for_each_row(tile, [&](u32, u64 to, u32 first, u32 bytes) {
+      if (bytes) order_global(*order, c, i, Touch::Write, to + first, bytes);
+    });
+  }
   Completion work = completion_of(c.warp, Completion::Queue::TensorStore, tile);
   work.land = [tile, warp = &c.warp, machine = &c.machine, by = &i] {
     check_alive(*warp->block, *by);
@@ -200,9 +244,9 @@ Step store_tile(Context& c, const Instruction& i) {
         std::memcpy(row + chunk, shared + swizzled((tile.shared & 0xffffff) + offset + chunk, m.swizzle), 16);
       machine->memory.store(to + first, row + first, bytes);
     });
-    land_in_group(warp->tensor_stores);
+    warp->tensor_stores.land();
   };
-  add_to_group(c.warp.tensor_stores);
+  c.warp.tensor_stores.add();
   c.machine.begin(std::move(work));
   return Step::Done;
 }
@@ -226,6 +270,10 @@ Step load_bytes(Context& c, const Instruction& i) {
   auto to = destinations(c, i, at[0], at[1], i.b ? i.operands[2].index : -1);
   check_destinations(to, bytes, UNIT, i);
   c.machine.memory.find(from, bytes, false);
+  if (Order* order = order_of(c)) {
+    order_load(*order, c, i, to, lines_of(at[0], bytes));
+    order_global(*order, c, i, Touch::Read, from, bytes);
+  }
   Completion work;
   work.queue = Completion::Queue::TensorLoad;
   work.warp = &c.warp;
@@ -253,6 +301,11 @@ Step store_bytes(Context& c, const Instruction& i) {
   if (!bytes) throw Fault{named(i) + ": copies no bytes"};
   own_bytes(*c.warp.block, from, bytes, UNIT, i);
   c.machine.memory.find(to, bytes, true);
+  if (Order* order = order_of(c)) {
+    const std::vector<u32> lines = lines_of(from, bytes);
+    order->read_lines(c.warp, i, AgentKind::Stores, lines.data(), lines.size());
+    order_global(*order, c, i, Touch::Write, to, bytes);
+  }
   Completion work;
   work.queue = Completion::Queue::TensorStore;
   work.warp = &c.warp;
@@ -261,9 +314,9 @@ Step store_bytes(Context& c, const Instruction& i) {
   work.land = [to, from, bytes, warp = &c.warp, machine = &c.machine, by = &i] {
     check_alive(*warp->block, *by);
     machine->memory.store(to, warp->block->shared.data() + (from & 0xffffff), bytes);
-    land_in_group(warp->tensor_stores);
+    warp->tensor_stores.land();
   };
-  add_to_group(c.warp.tensor_stores);
+  c.warp.tensor_stores.add();
   c.machine.begin(std::move(work));
   return Step::Done;
 }

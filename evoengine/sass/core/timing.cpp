@@ -26,7 +26,7 @@ void Timing::start_cluster(double at) {
     Block& block = *clusters.back()->blocks[rank];
     for (Warp& w : block.warps) {
       auto slot = std::make_unique<Slot>();
-      slot->context = std::unique_ptr<Context>(new Context{*this, w, 0, {}, -1, 0, {}, 0, false});
+      slot->context = std::unique_ptr<Context>(new Context{*this, w});
       slot->warp = &w;
       slot->sm = int(rank);
       slot->age = age;

@@ -6,6 +6,7 @@
 // initialised; what hardware keeps there is not known and no instruction reads it.
 #include "async.h"
 #include "memory_ops.h"
+#include "order.h"
 
 namespace sass {
 
@@ -72,6 +73,7 @@ u64 change_barrier(Block& from, u32 address, u32 arrivals, i64 transactions, u32
   if (!b.pending && !b.transactions) {
     b.pending = b.expected;
     b.parity ^= 1;
+    if (from.cluster->order) from.cluster->order->complete_phase(address);
   }
   u64 word = pack(b);
   std::memcpy(at, &word, 8);
@@ -87,6 +89,15 @@ bool transaction_phase_done(Machine& machine, Block& own, u32 address, u32 parit
 
 namespace {
 
+// The barrier's own eight bytes: whoever uses it must know that it was initialised.
+void order_access(Context& c, const Instruction& i, int lane, u32 address, Touch kind) {
+  Order* order = order_of(c);
+  if (!order) return;
+  Lanes at;
+  at[lane] = address;
+  order->touch(c.warp, i, kind, 1u << lane, at.v, 8, nullptr);
+}
+
 // SYNCS.EXCH.64 URZ, [UR8+0x10], UR4: mbarrier.init, whose value ptxas computes.
 Step initialise(Context& c, const Instruction& i) {
   Lanes places, low, high;
@@ -98,6 +109,7 @@ Step initialise(Context& c, const Instruction& i) {
   if (!count || value != (negated(count) << 1 | negated(count) << 43))
     fault(i, places[lane], "an initial value that is no count of 1 to " + std::to_string(MOST));
   u64 before = load(at);
+  order_access(c, i, lane, in_own(*c.warp.block, places[lane]), Touch::Write);
   value |= 1;
   std::memcpy(at, &value, 8);
   Lanes out;
@@ -115,6 +127,7 @@ Step invalidate(Context& c, const Instruction& i) {
     if (!(c.lanes >> lane & 1)) continue;
     u8* at = own_bytes(*c.warp.block, places[lane], 8, 8, i);
     read(at, places[lane], i);
+    order_access(c, i, lane, in_own(*c.warp.block, places[lane]), Touch::Write);
     std::memset(at, 0, 8);
   }
   return Step::Done;
@@ -129,6 +142,7 @@ Step arrive(Context& c, const Instruction& i) {
   Lanes places, scratch, state[2];
   addresses(c, i.operands[1], places);
   const Lanes& value = integer(c, i.operands[2], scratch);
+  u32 ordered = ~0u;  // lanes most often arrive at one barrier
   for (int lane = 0; lane < LANES; lane++) {
     if (!(c.lanes >> lane & 1)) continue;
     u32 arrivals = i.a == OneAndBytes || i.a == One ? 1 : i.a == Many ? value[lane] : 0;
@@ -136,6 +150,10 @@ Step arrive(Context& c, const Instruction& i) {
     if (i.a == BytesCome) bytes = -i64(value[lane]);
     if (!i.b) own_bytes(*c.warp.block, places[lane], 8, 8, i);
     u32 address = i.b ? places[lane] : in_own(*c.warp.block, places[lane]);
+    if (Order* order = order_of(c); order && address != ordered) {
+      order_access(c, i, lane, ordered = address, Touch::Read);
+      if (arrivals) order->arrive(c.warp, order->mbarrier(address));
+    }
     u64 before = change_barrier(*c.warp.block, address, arrivals, bytes, i.c ? arrivals : 0, i);
     state[0].v[lane] = u32(before);
     state[1].v[lane] = u32(before >> 32);
@@ -151,13 +169,22 @@ Step check_phase(Context& c, const Instruction& i) {
   Lanes places, scratch;
   addresses(c, i.operands[1], places);
   const Lanes& parity = integer(c, i.operands[2], scratch);
-  u32 passed = 0;
+  u32 passed = 0, ordered = ~0u;
   for (int lane = 0; lane < LANES; lane++) {
     if (!(c.lanes >> lane & 1)) continue;
     u8* at = own_bytes(*c.warp.block, places[lane], 8, 8, i);
-    if (read(at, places[lane], i).parity != parity[lane] >> 31) passed |= 1u << lane;
+    const u32 address = in_own(*c.warp.block, places[lane]);
+    Order* order = order_of(c);
+    if (order && address != ordered) order_access(c, i, lane, address, Touch::Read);
+    if (read(at, places[lane], i).parity == parity[lane] >> 31) continue;
+    if (order && address != ordered) order->acquire(c.warp, order->mbarrier(address));
+    ordered = address;
+    if (c.machine.visits && !passed) c.machine.visits->add(c.warp, Visit::Wait, address & 0xffffff);
+    passed |= 1u << lane;
   }
-  if (i.a && !passed) {
+  // Lanes that run apart look again, as others of the warp may be those that they wait for.
+  c.looked = !passed;
+  if (i.a && !passed && c.warp.together) {
     int lane = __builtin_ctz(c.lanes);
     c.warp.wait = {Wait::Kind::TransactionBarrier, in_own(*c.warp.block, places[lane]), parity[lane] >> 31};
     return Step::Waiting;
@@ -170,6 +197,14 @@ Step check_phase(Context& c, const Instruction& i) {
 Step copies_arrive(Context& c, const Instruction& i) {
   Lanes places;
   addresses(c, i.operands[0], places);
+  if (Order* order = order_of(c))
+    for (u32 rest = c.lanes, ordered = ~0u; rest; rest &= rest - 1) {
+      const int lane = __builtin_ctz(rest);
+      const u32 address = in_own(*c.warp.block, places[lane]);
+      if (address == ordered) continue;
+      order_access(c, i, lane, ordered = address, Touch::Read);
+      order->copies_arrive(c.warp, address);
+    }
   Completion done;
   done.queue = Completion::Queue::Copy;
   done.warp = &c.warp;

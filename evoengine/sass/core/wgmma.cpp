@@ -5,6 +5,7 @@
 // and UR11, also where A is in registers; without UP0 the sums begin at zero; gsb0 closes a group.
 #include "async.h"
 #include "matrix.h"
+#include "order.h"
 #include "products.h"
 
 namespace sass {
@@ -167,6 +168,25 @@ void form(const Product& p) {
   multiply(w.r + p.d, left, right, p.n, p.k);
 }
 
+// Lines of shared memory that the warp's part of the product reads: its 16 rows of A, all of B.
+void order_reads(Order& order, const Product& p) {
+  static thread_local std::vector<u32> lines;
+  lines.clear();
+  auto add = [&](const Descriptor& d, bool transposed, u32 chunk, u32 other) {
+    chunk_at(*p.warp->block, d, transposed, chunk, other, *p.by);
+    lines.push_back(chunk_offset(d, transposed, chunk, other));
+  };
+  const u32 first = u32(p.warp->number % 4 * 16);
+  for (u32 k = 0; p.a_register < 0 && k < 16; k++)
+    for (u32 chunk = 0; chunk < 2; chunk++)
+      p.transposed_a ? add(p.a, true, first / 8 + chunk, k) : add(p.a, false, chunk, first + k);
+  for (u32 k = 0; p.transposed_b && k < u32(p.k); k++)
+    for (u32 chunk = 0; chunk < u32(p.n) / 8; chunk++) add(p.b, true, chunk, k);
+  for (u32 column = 0; !p.transposed_b && column < u32(p.n); column++)
+    for (u32 chunk = 0; chunk < 2; chunk++) add(p.b, false, chunk, column);
+  order.read_lines(*p.warp, *p.by, AgentKind::Products, lines.data(), lines.size());
+}
+
 constexpr int TRANSPOSED_A = 1, TRANSPOSED_B = 2, NEGATIVE_A = 4, NEGATIVE_B = 8;  // in Instruction::b
 constexpr int HALF_SUMS = 16, CLOSES = 32;
 
@@ -205,10 +225,11 @@ Step begin_product(Context& c, const Instruction& i) {
   bool formed = c.machine.products_left && c.machine.products_left--;
   work.land = [p, formed] {
     if (formed) form(p);
-    land_in_group(p.warp->products);
+    p.warp->products.land();
   };
-  add_to_group(w.products);
-  if (i.b & CLOSES) close_group(w.products);
+  if (Order* order = order_of(c)) order_reads(*order, p);
+  w.products.add();
+  if (i.b & CLOSES) w.products.close(0);
   c.machine.begin(std::move(work));
   return Step::Done;
 }

@@ -10,6 +10,7 @@ import pytest
 from evoengine.devices.base import KernelCrashed, KernelHung, ScalarArgument, TensorArgument
 from evoengine.devices.emulator.build import build
 from evoengine.devices.emulator.run import run
+from evoengine.errors import ToolDied
 from evoengine.records import Launch, Source
 
 ORDER = """
@@ -130,7 +131,7 @@ def test_a_process_that_dies_without_a_word_is_named_by_its_signal(tmp_path):
     executable = tmp_path / "dies"
     executable.write_text("#!/bin/sh\nkill -9 $$\n")
     executable.chmod(0o755)
-    with pytest.raises(KernelCrashed, match="ended by SIGKILL without a report, kernel f"):
+    with pytest.raises(ToolDied, match="the emulator's process, kernel f, was ended by SIGKILL"):
         run(executable, "f", Launch((1, 1, 1), 32, 0), [], 0, 20)
 
 

@@ -10,16 +10,17 @@ import gzip
 import json
 import sqlite3
 import sys
-from collections.abc import Mapping
+import tempfile
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 
-from evoengine.ledger.checksums import WIDTH, checked_columns, checksum
-from evoengine.ledger.models import CandidateRow, RunRow
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+from evoengine.ledger.standings import rebuild
+from tests.support.vouch import vouch_for_all
 
 FOLDER = Path(__file__).parent
-ROWS = {row.__tablename__: row for row in (RunRow, CandidateRow)}
 TIME = "2026-11-22 12:00:00.000000"
 GPU = "NVIDIA H200"
 MEASURED, SLOWER, INCORRECT, UNFINISHED = 101, 102, 103, 104
@@ -34,13 +35,19 @@ def thaw(file: Path, path: Path) -> None:
 
 
 def freeze(path: Path) -> Path:
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(":memory:")) as connection:
-        source.backup(connection)
-        (revision,) = connection.execute("SELECT version_num FROM evoengine_alembic_version").fetchone()
-        _change(connection, "runs", 1, host="elsewhere", pid=1, command="evoengine search --trials 4")
-        _add_run_on_gpu(connection)
-        connection.commit()
-        dump = "\n".join(connection.iterdump())
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "copy.db")
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as connection:
+            source.backup(connection)
+            (revision,) = connection.execute("SELECT version_num FROM evoengine_alembic_version").fetchone()
+            connection.execute("UPDATE runs SET host = 'elsewhere', pid = 1, command = 'evoengine search --trials 4'")
+            _add_run_on_gpu(connection)
+            connection.commit()
+        vouch_for_all(str(copy))
+        with Session(create_engine(f"sqlite:///{copy}")) as session, session.begin():
+            rebuild(session)
+        with closing(sqlite3.connect(copy)) as connection:
+            dump = "\n".join(connection.iterdump())
     frozen = FOLDER / f"{revision}.sql.gz"
     frozen.write_bytes(gzip.compress(dump.encode(), 9, mtime=0))
     return frozen
@@ -60,28 +67,7 @@ def _insert(connection: sqlite3.Connection, table: str, **values: object) -> Non
 def _copy(connection: sqlite3.Connection, table: str, number: int, **changes: object) -> None:
     columns = _columns(connection, table)
     row = connection.execute(f"SELECT * FROM {table} WHERE id = ?", [number]).fetchone()
-    held = dict(zip(columns, row, strict=True))
-    _insert(connection, table, **(held | changes | _restated(table, held.get("checksums"), changes)))
-
-
-def _change(connection: sqlite3.Connection, table: str, number: int, **changes: object) -> None:
-    (sums,) = connection.execute(f"SELECT checksums FROM {table} WHERE id = ?", [number]).fetchone()
-    values = changes | _restated(table, sums, changes)
-    assigned = ", ".join(f"{name} = ?" for name in values)
-    connection.execute(f"UPDATE {table} SET {assigned} WHERE id = ?", [*values.values(), number])
-
-
-def _restated(table: str, sums: str | None, changes: Mapping[str, object]) -> dict[str, str]:
-    """The checksums of a row with these columns changed, where it has any."""
-    if sums is None:
-        return {}
-    columns = checked_columns(ROWS[table])
-    for name, value in changes.items():
-        if name in columns:
-            place = columns[name][0]
-            stored = datetime.fromisoformat(TIME).replace(tzinfo=UTC) if value == TIME else value
-            sums = sums[:place] + checksum(stored) + sums[place + WIDTH :]
-    return {"checksums": sums}
+    _insert(connection, table, **(dict(zip(columns, row, strict=True)) | changes))
 
 
 def _add_run_on_gpu(connection: sqlite3.Connection) -> None:

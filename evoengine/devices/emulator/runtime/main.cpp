@@ -272,7 +272,10 @@ void run_chosen() {
         }
         int status = 0;
         waitpid(child, &status, 0);
-        if (WIFSIGNALED(status)) crash("the process of the block ended by signal %d", WTERMSIG(status));
+        if (WIFSIGNALED(status)) {  // a fault of the kernel is reported there: somebody killed the process
+            signal(WTERMSIG(status), SIG_DFL);
+            raise(WTERMSIG(status));
+        }
         if (WEXITSTATUS(status)) _exit(WEXITSTATUS(status));
     }
 }

@@ -45,94 +45,94 @@ EVO_PTX void ld_nc(const Registers<D, n>& d, Address address, int line = __built
     T* p = place<shared, T>(address);
     for (unsigned i = 0; i < n; ++i) d[i] = as_register<D>(__ldg(p + i, line));
 }
-template <Order order, Scope scope, class T, bool shared, class Address, class V>
-EVO_PTX void st(Address address, const V& value, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class Address, class X>
+EVO_PTX void st(Address address, const X& value, int line = __builtin_LINE()) {
     store_at<order, scope>(place<shared, T>(address), as_register<T>(value), line);
 }
-template <Order order, Scope scope, class T, bool shared, class Address, class V, unsigned n>
-EVO_PTX void st(Address address, const Registers<V, n>& values, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class Address, class X, unsigned n>
+EVO_PTX void st(Address address, const Registers<X, n>& values, int line = __builtin_LINE()) {
     T* p = place<shared, T>(address);
     for (unsigned i = 0; i < n; ++i) store_at<order, scope>(p + i, as_register<T>(values[i]), line);
 }
 
-template <class Operation, Order order, Scope scope, class T, bool shared, class Address, class V>
-inline T update(Address address, const V& v, int line) {
+template <class Operation, Order order, Scope scope, class T, bool shared, class Address, class X>
+inline T update(Address address, const X& v, int line) {
     auto change = [&](T old) { return Operation::apply(old, as_register<T>(v)); };
     return strong_update(place<shared, T>(address), change, order, scope, false, line);
 }
 
-template <Order order, Scope scope, class T, bool shared, class D, class Address, class V>
-EVO_PTX void atom_add(D&& d, Address address, const V& v, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class D, class Address, class X>
+EVO_PTX void atom_add(D&& d, Address address, const X& v, int line = __builtin_LINE()) {
     d = update<Add, order, scope, T, shared>(address, v, line);
 }
-template <Order order, Scope scope, class T, bool shared, class D, class Address, class V>
-EVO_PTX void atom_inc(D&& d, Address address, const V& v, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class D, class Address, class X>
+EVO_PTX void atom_inc(D&& d, Address address, const X& v, int line = __builtin_LINE()) {
     d = update<Inc, order, scope, T, shared>(address, v, line);
 }
-template <Order order, Scope scope, class T, bool shared, class D, class Address, class V>
-EVO_PTX void atom_dec(D&& d, Address address, const V& v, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class D, class Address, class X>
+EVO_PTX void atom_dec(D&& d, Address address, const X& v, int line = __builtin_LINE()) {
     d = update<Dec, order, scope, T, shared>(address, v, line);
 }
-template <Order order, Scope scope, class T, bool shared, class D, class Address, class V>
-EVO_PTX void atom_exch(D&& d, Address address, const V& v, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class D, class Address, class X>
+EVO_PTX void atom_exch(D&& d, Address address, const X& v, int line = __builtin_LINE()) {
     d = update<Exch, order, scope, T, shared>(address, v, line);
 }
-template <Order order, Scope scope, class T, bool shared, class D, class Address, class V>
-EVO_PTX void atom_min(D&& d, Address address, const V& v, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class D, class Address, class X>
+EVO_PTX void atom_min(D&& d, Address address, const X& v, int line = __builtin_LINE()) {
     d = update<Min, order, scope, T, shared>(address, v, line);
 }
-template <Order order, Scope scope, class T, bool shared, class D, class Address, class V>
-EVO_PTX void atom_max(D&& d, Address address, const V& v, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class D, class Address, class X>
+EVO_PTX void atom_max(D&& d, Address address, const X& v, int line = __builtin_LINE()) {
     d = update<Max, order, scope, T, shared>(address, v, line);
 }
-template <Order order, Scope scope, class T, bool shared, class D, class Address, class V>
-EVO_PTX void atom_and(D&& d, Address address, const V& v, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class D, class Address, class X>
+EVO_PTX void atom_and(D&& d, Address address, const X& v, int line = __builtin_LINE()) {
     d = update<And, order, scope, T, shared>(address, v, line);
 }
-template <Order order, Scope scope, class T, bool shared, class D, class Address, class V>
-EVO_PTX void atom_or(D&& d, Address address, const V& v, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class D, class Address, class X>
+EVO_PTX void atom_or(D&& d, Address address, const X& v, int line = __builtin_LINE()) {
     d = update<Or, order, scope, T, shared>(address, v, line);
 }
-template <Order order, Scope scope, class T, bool shared, class D, class Address, class V>
-EVO_PTX void atom_xor(D&& d, Address address, const V& v, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class D, class Address, class X>
+EVO_PTX void atom_xor(D&& d, Address address, const X& v, int line = __builtin_LINE()) {
     d = update<Xor, order, scope, T, shared>(address, v, line);
 }
-template <Order order, Scope scope, class T, bool shared, class D, class Address, class E, class V>
-EVO_PTX void atom_cas(D&& d, Address address, const E& expected, const V& desired, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class D, class Address, class E, class X>
+EVO_PTX void atom_cas(D&& d, Address address, const E& expected, const X& desired, int line = __builtin_LINE()) {
     auto change = [&](T old) { return old == as_register<T>(expected) ? as_register<T>(desired) : old; };
     d = strong_update(place<shared, T>(address), change, order, scope, false, line);
 }
 
-template <Order order, Scope scope, class T, bool shared, class Address, class V>
-EVO_PTX void red_add(Address address, const V& v, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class Address, class X>
+EVO_PTX void red_add(Address address, const X& v, int line = __builtin_LINE()) {
     update<Add, order, scope, T, shared>(address, v, line);
 }
-template <Order order, Scope scope, class T, bool shared, class Address, class V>
-EVO_PTX void red_inc(Address address, const V& v, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class Address, class X>
+EVO_PTX void red_inc(Address address, const X& v, int line = __builtin_LINE()) {
     update<Inc, order, scope, T, shared>(address, v, line);
 }
-template <Order order, Scope scope, class T, bool shared, class Address, class V>
-EVO_PTX void red_dec(Address address, const V& v, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class Address, class X>
+EVO_PTX void red_dec(Address address, const X& v, int line = __builtin_LINE()) {
     update<Dec, order, scope, T, shared>(address, v, line);
 }
-template <Order order, Scope scope, class T, bool shared, class Address, class V>
-EVO_PTX void red_min(Address address, const V& v, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class Address, class X>
+EVO_PTX void red_min(Address address, const X& v, int line = __builtin_LINE()) {
     update<Min, order, scope, T, shared>(address, v, line);
 }
-template <Order order, Scope scope, class T, bool shared, class Address, class V>
-EVO_PTX void red_max(Address address, const V& v, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class Address, class X>
+EVO_PTX void red_max(Address address, const X& v, int line = __builtin_LINE()) {
     update<Max, order, scope, T, shared>(address, v, line);
 }
-template <Order order, Scope scope, class T, bool shared, class Address, class V>
-EVO_PTX void red_and(Address address, const V& v, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class Address, class X>
+EVO_PTX void red_and(Address address, const X& v, int line = __builtin_LINE()) {
     update<And, order, scope, T, shared>(address, v, line);
 }
-template <Order order, Scope scope, class T, bool shared, class Address, class V>
-EVO_PTX void red_or(Address address, const V& v, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class Address, class X>
+EVO_PTX void red_or(Address address, const X& v, int line = __builtin_LINE()) {
     update<Or, order, scope, T, shared>(address, v, line);
 }
-template <Order order, Scope scope, class T, bool shared, class Address, class V>
-EVO_PTX void red_xor(Address address, const V& v, int line = __builtin_LINE()) {
+template <Order order, Scope scope, class T, bool shared, class Address, class X>
+EVO_PTX void red_xor(Address address, const X& v, int line = __builtin_LINE()) {
     update<Xor, order, scope, T, shared>(address, v, line);
 }
 

@@ -1,0 +1,290 @@
+"""Notes every row of a run as it is written, link by link, so that a row which is deleted shows like a flipped bit.
+
+A transaction adds one link to the chain of each run whose rows it wrote: their tables and numbers. Each link has a
+checksum over itself and the one before; the chain keeps the last one and how many there are. The chain of LEDGER notes
+the runs themselves. What evoengine removes, imports, prunes or repairs it notes too: such links are its signature. A
+ledger of before schema 0012 begins its chains at the upgrade, with what it held then.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from zlib import crc32
+
+from sqlalchemy import Connection, CursorResult, delete, select, text
+from sqlalchemy import event as events
+from sqlalchemy.orm import Mapper, Session
+
+from evoengine.ledger.checksums import TIME
+from evoengine.ledger.models import (
+    Base,
+    BaselineRow,
+    CandidateRow,
+    ChainRow,
+    Checked,
+    LinkRow,
+    MeasurementRow,
+    ProfileRow,
+    RunRow,
+    VerdictRow,
+)
+
+LEDGER = 0
+"""in place of a run's number"""
+WRITTEN, UPGRADED, IMPORTED = "written", "upgraded", "imported"
+"""of links that add rows"""
+REMOVED = "removed"
+"""of one that takes rows out"""
+PRUNED, REPAIRED, REVOKED = "pruned", "repaired", "revoked"
+"""of links that say what else was done; their rows stay"""
+OF_CANDIDATE: tuple[type[Base], ...] = (VerdictRow, MeasurementRow, ProfileRow)
+OF_RUN: tuple[type[Base], ...] = (CandidateRow, BaselineRow)
+Numbers = dict[str, set[int]]
+"""table → numbers of rows"""
+_PENDING = "evoengine's links"
+"""in Connection.info"""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What a transaction has written so far."""
+
+    what: str = WRITTEN
+    rows: list[tuple[str, int, int | None, int | None]] = field(default_factory=list)
+    """table and number, with the run or the trial that it is of"""
+    signed: list[tuple[int, str, str]] = field(default_factory=list)
+    """run, what was done, and to which rows"""
+
+
+# ── written ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def begin(connection: Connection) -> None:
+    """A transaction of the ledger: whatever was pending of one that failed is forgotten."""
+    connection.info[_PENDING] = _Pending()
+
+
+def note(connection: Connection, row: type[Base], number: int, values: Mapping[str, Any]) -> None:
+    """That a row was inserted; outside of a ledger's transaction nothing is noted."""
+    pending: _Pending | None = connection.info.get(_PENDING)
+    if pending is None:
+        return
+    if row is RunRow:
+        pending.rows += [(row.__tablename__, number, chain, None) for chain in (LEDGER, number)]
+    elif row in OF_RUN:
+        pending.rows.append((row.__tablename__, number, values["run_id"], None))
+    elif row in OF_CANDIDATE:
+        pending.rows.append((row.__tablename__, number, None, values["candidate_id"]))
+
+
+@events.listens_for(Checked, "after_insert", propagate=True)
+def _note_mapped(mapper: Mapper[Any], connection: Connection, row: Any) -> None:
+    note(connection, type(row), row.id, row.__dict__)
+
+
+def call_it(connection: Connection, what: str) -> None:
+    """Says how the rows of this transaction came to be."""
+    pending: _Pending = connection.info[_PENDING]
+    pending.what = what
+
+
+def sign(connection: Connection, run: int, what: str, rows: str) -> None:
+    """Has this transaction say what evoengine did to rows that stand or stood there."""
+    pending: _Pending = connection.info[_PENDING]
+    pending.signed.append((run, what, rows))
+
+
+def write(connection: Connection) -> None:
+    """The links of this transaction, as its last act."""
+    pending: _Pending | None = connection.info.pop(_PENDING, None)
+    if pending is None:
+        return
+    of_run: dict[int, Numbers] = defaultdict(lambda: defaultdict(set))
+    runs = {n: run for table, n, run, _ in pending.rows if table == CandidateRow.__tablename__ and run is not None}
+    runs |= _runs_of(connection, {trial for *_, trial in pending.rows if trial is not None} - runs.keys())
+    for table, number, run, trial in pending.rows:
+        of_run[runs[trial] if trial is not None else run or LEDGER][table].add(number)
+    for run in sorted(of_run):  # in one order, as two transactions that write to both wait for each other
+        append(connection, run, pending.what, spelt(of_run[run]))
+    for run, what, rows in sorted(pending.signed):
+        append(connection, run, what, rows)
+
+
+def _runs_of(connection: Connection, trials: set[int]) -> dict[int, int]:
+    if not trials:
+        return {}
+    if len(trials) == 1:
+        found = connection.execute(_RUN_OF, {"trial": next(iter(trials))}).all()
+    else:
+        found = connection.execute(
+            select(CandidateRow.id, CandidateRow.run_id).where(CandidateRow.id.in_(trials))
+        ).all()
+    return {trial: run for trial, run in found}
+
+
+_RUN_OF = text("SELECT id, run_id FROM candidates WHERE id = :trial")
+_END = "SELECT links, sum FROM chains WHERE run_id = ?"
+_BEGIN = "INSERT INTO chains (run_id, links, sum) VALUES (?, 0, '') ON CONFLICT DO NOTHING"
+_LINK = "INSERT INTO links (run_id, number, what, rows, at, sum) VALUES (?, ?, ?, ?, ?, ?)"
+_MOVE = "UPDATE chains SET links = ?, sum = ? WHERE run_id = ?"
+
+
+def append(connection: Connection, run: int, what: str, rows: str) -> None:
+    """Add a link to the chain of a run. Every transaction does, so the driver is given the statements as they are."""
+    is_sqlite = connection.dialect.name == "sqlite"
+
+    def execute(statement: str, *values: object) -> CursorResult[Any]:
+        return connection.exec_driver_sql(statement if is_sqlite else statement.replace("?", "%s"), values)
+
+    locked = _END if is_sqlite else f"{_END} FOR UPDATE"  # SQLite's transaction has the write lock from its beginning
+    end: Any = execute(locked, run).one_or_none()
+    if end is None:
+        execute(_BEGIN, run)
+        end = execute(locked, run).one()
+    number, at = end[0] + 1, datetime.now(UTC)
+    total = link_sum(end[1], run, number, what, rows, at)
+    execute(_LINK, run, number, what, rows, at.strftime(TIME) if is_sqlite else at, total)
+    execute(_MOVE, number, total, run)
+
+
+def link_sum(before: str, run: int, number: int, what: str, rows: str, at: datetime) -> str:
+    """Of a link, and so of all before it."""
+    return f"{crc32(repr((before, run, number, what, rows, at.strftime(TIME))).encode()):08x}"
+
+
+def remove(session: Session, runs: Iterable[int], trials: Iterable[int]) -> None:
+    """Takes out the chains of runs that are removed with these trials, and signs for it."""
+    numbers = set(runs)
+    for row in (LinkRow, ChainRow):
+        session.execute(delete(row).where(row.run_id.in_(numbers)))
+    gone = spelt({RunRow.__tablename__: numbers, CandidateRow.__tablename__: set(trials)})
+    sign(session.connection(), LEDGER, REMOVED, gone)
+
+
+def removed(session: Session, table: str) -> set[int]:
+    """Numbers of rows that evoengine removed with their runs."""
+    found: set[int] = set()
+    for _, what, rows, *_ in _links(session.connection(), LEDGER):
+        found |= read(rows).get(table, set()) if what == REMOVED else set()
+    return found
+
+
+def begin_all(connection: Connection, what: str) -> None:
+    """Chains for all that a ledger holds, as it stands; where there are chains, they go."""
+    for row in (LinkRow, ChainRow):
+        connection.execute(delete(row))
+    runs = list(connection.scalars(select(RunRow.id).order_by(RunRow.id)))
+    if not runs:
+        return
+    append(connection, LEDGER, what, spelt({RunRow.__tablename__: set(runs)}))
+    for run in runs:
+        append(
+            connection,
+            run,
+            what,
+            spelt({table: numbers for table, numbers in _held(connection, run).items() if numbers}),
+        )
+
+
+def _held(connection: Connection, run: int) -> Numbers:
+    """The rows of a run that are there, its own among them."""
+    found: Numbers = {RunRow.__tablename__: {run}}
+    for row in OF_RUN:
+        table = row.__table__
+        found[row.__tablename__] = set(connection.scalars(select(table.c.id).where(table.c.run_id == run)))
+    for row in OF_CANDIDATE:
+        table = row.__table__
+        of_run = select(table.c.id).join(CandidateRow, CandidateRow.id == table.c.candidate_id)
+        found[row.__tablename__] = set(connection.scalars(of_run.where(CandidateRow.run_id == run)))
+    return found
+
+
+def spelt(numbers: Mapping[str, set[int]]) -> str:
+    """`candidates 1-3,7; verdicts 2`"""
+    return "; ".join(f"{table} {_spans(of_table)}" for table, of_table in sorted(numbers.items()) if of_table)
+
+
+def _spans(numbers: set[int]) -> str:
+    firsts = sorted(n for n in numbers if n - 1 not in numbers)
+    lasts = sorted(n for n in numbers if n + 1 not in numbers)
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True))
+
+
+def read(rows: str) -> Numbers:
+    """What `spelt` wrote."""
+    found: Numbers = {}
+    for of_table in filter(None, rows.split("; ")):
+        table, _, spans = of_table.partition(" ")
+        numbers = found.setdefault(table, set())
+        for span in spans.split(","):
+            first, _, last = span.partition("-")
+            numbers.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+# ── held against what is there ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def broken(session: Session, run: int | None = None) -> Iterator[str]:
+    """A sentence for each row and each link that is not there any more, or that nobody wrote; of a run, or of all."""
+    connection = session.connection()
+    if run is None:
+        yield from _broken_links(connection, LEDGER)
+        yield from _differing(connection, LEDGER, {RunRow.__tablename__: set(connection.scalars(select(RunRow.id)))})
+    runs = [run] if run is not None else sorted(connection.scalars(select(RunRow.id)))
+    for each in runs:
+        yield from _broken_links(connection, each)
+        yield from _differing(connection, each, _held(connection, each))
+
+
+def _name(run: int) -> str:
+    return "the ledger" if run == LEDGER else f"run {run}"
+
+
+def _links(connection: Connection, run: int) -> list[Any]:
+    of_run = select(LinkRow.number, LinkRow.what, LinkRow.rows, LinkRow.at, LinkRow.sum).where(LinkRow.run_id == run)
+    return list(connection.execute(of_run.order_by(LinkRow.number)))
+
+
+def _broken_links(connection: Connection, run: int) -> Iterator[str]:
+    end = connection.execute(select(ChainRow.links, ChainRow.sum).where(ChainRow.run_id == run)).one_or_none()
+    if end is None:
+        is_new = run == LEDGER and connection.scalar(select(RunRow.id).limit(1)) is None
+        if not is_new or _links(connection, run):
+            yield f"the chain of {_name(run)} is not there"
+        return
+    before, expected = "", 1
+    for number, what, rows, at, total in _links(connection, run):
+        if number != expected:
+            yield f"link {expected} of {_name(run)} is not there"
+            return
+        if total != link_sum(before, run, number, what, rows, at):
+            yield f"link {number} of {_name(run)} is not what was written"
+            return
+        before, expected = total, number + 1
+    if (expected - 1, before) != tuple(end):
+        yield f"{_name(run)} has {expected - 1} links, and {end[0]} were written"
+
+
+def _differing(connection: Connection, run: int, held: Numbers) -> Iterator[str]:
+    noted: Numbers = defaultdict(set)
+    for _, what, rows, *_ in _links(connection, run):
+        try:
+            of_link = read(rows) if what in (WRITTEN, UPGRADED, IMPORTED, REMOVED) else {}
+        except ValueError:  # of a link that is damaged, which was told
+            continue
+        for table, numbers in of_link.items():
+            if what == REMOVED:
+                noted[table] -= numbers
+            else:
+                noted[table] |= numbers
+    for table in sorted(held):
+        here, written = held.get(table, set()), noted.get(table, set())
+        for number in sorted(written - here):
+            yield f"row {number} of the table {table} is not there any more: the chain of {_name(run)} notes it"
+        for number in sorted(here - written):
+            yield f"row {number} of the table {table} is in no link of {_name(run)}: evoengine did not write it"

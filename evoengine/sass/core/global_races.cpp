@@ -1,0 +1,171 @@
+// Order's record of global memory that a kernel may write: races between blocks, and between the warps of one.
+//
+// Two blocks that store the same bytes with the same contents do not race: on hardware either order leaves the same.
+#include "order.h"
+
+namespace sass {
+
+// The number of the agent's record for what the instruction does now.
+u32 Order::record(u32 id, const Warp& w, const Instruction& i) {
+  Agent& a = agents[id];
+  const int index = int(index_of(i));
+  if (a.record && a.recorded_at == a.time && a.recorded_index == index) return a.record;
+  if (world.records.size() >= MOST_RECORDS) throw Fault{"more accesses to global memory than the executor records"};
+  a.record = u32(world.records.size());
+  a.recorded_at = a.time;
+  a.recorded_index = index;
+  // A strong access behind a fence is known to whoever knows the fence: both make one release.
+  const std::vector<u32>& published = a.view.published;
+  const bool releases = i.strength == GPU_STRONG && id < published.size() && published[id];
+  const u32 time = releases ? published[id] : a.time;
+  world.records.push_back({cluster.first, id, time, index, a.rank, w.number, __builtin_ctz(w.active), i.strength});
+  return a.record;
+}
+
+// Whether what the record is of came before all that an agent with this view does now.
+bool Order::knows(const View& view, u32 number) const {
+  const GlobalAccess& r = world.records[number];
+  if (r.cluster == cluster.first) return r.agent < view.seen.size() && view.seen[r.agent] >= r.time;
+  if (!view.others) return false;
+  const auto known = view.others->find(r.cluster);
+  return known != view.others->end() && r.agent < known->second.size() && known->second[r.agent] >= r.time;
+}
+
+void Order::global_race(const GlobalTouch& t, u32 lane, u64 offset, u32 number, bool wrote) const {
+  const GlobalAccess& r = world.records[number];
+  const Instruction& other = world.program.code[r.index];
+  const Launch& l = world.launch;
+  const u32 x = l.cluster[0], y = l.cluster[1];
+  const u64 block[3] = {r.cluster % l.grid[0] + r.rank % x, r.cluster / l.grid[0] % l.grid[1] + r.rank / x % y,
+                        r.cluster / l.grid[0] / l.grid[1] + r.rank / x / y};
+  char text[192], place[160];
+  snprintf(text, sizeof text, "lane %u %s byte %llu of %s, which `", lane, t.kind == Touch::Read ? "reads" : "writes",
+           (unsigned long long)offset, t.allocation->name.c_str());
+  snprintf(place, sizeof place, "` at 0x%x %s in block (%llu, %llu, %llu), warp %d: nothing orders the two", other.address,
+           wrote ? "writes" : "reads", (unsigned long long)block[0], (unsigned long long)block[1],
+           (unsigned long long)block[2], r.warp);
+  throw Fault{text + other.text + place};
+}
+
+GlobalTouch Order::begin_global(const Warp& w, const Instruction& i, const Allocation& a, Touch kind) {
+  const u32 id = agent_of(w), number = record(id, w, i);
+  return {kind, i.strength, &a, &agents[id].view, number};
+}
+
+GlobalTouch Order::begin_global_store(Warp& w, const Instruction& i, const Allocation& a) {
+  const u32 id = agent_of(w, AgentKind::Stores), number = record(id, w, i);
+  return {Touch::Write, 0, &a, &agents[agent_of(w)].view, number};
+}
+
+void Order::touch_global(const GlobalTouch& t, u32 lane, u64 offset, u32 bytes, const u8* before, const u8* after) {
+  Shadow& shadow = *t.allocation->shadow;
+  const u32 mask = bytes >= 4 ? 15 : ((1u << bytes) - 1) << (offset & 3);
+  const bool writes = t.kind != Touch::Read;
+  auto conflicts = [&](u32 entry) {
+    const u32 number = entry >> 4;
+    if (!number || number == t.record || !(entry & mask) || knows(*t.view, number)) return false;
+    const GlobalAccess& r = world.records[number];
+    const u8 needed = r.cluster == cluster.first ? BLOCK_STRONG : GPU_STRONG;
+    return t.strength < needed || r.strength < needed;
+  };
+  auto check = [&](u32 entry, bool wrote) {
+    if (!conflicts(entry) || (writes && wrote && after && !std::memcmp(before, after, bytes))) return;
+    global_race(t, lane, offset, entry >> 4, wrote);
+  };
+  auto check_more = [&](auto& more, u64 word, bool wrote) {
+    if (more.empty()) return;
+    if (const auto at = more.find(word); at != more.end())
+      for (u32 entry : at->second) check(entry, wrote);
+  };
+  if (!writes && shadow.reader.empty()) shadow.reader.assign(shadow.writer.size(), 0);
+  for (u64 word = offset / 4; word * 4 < offset + bytes; word++) {
+    u32& writer = shadow.writer[word];
+    check(writer, true);
+    check_more(shadow.more_writers, word, true);
+    u32& last = writes ? writer : shadow.reader[word];
+    auto& more = writes ? shadow.more_writers : shadow.more_readers;
+    if (writes && !shadow.reader.empty()) {
+      check(shadow.reader[word], false);
+      check_more(shadow.more_readers, word, false);
+      if (mask == 15) shadow.reader[word] = 0, shadow.more_readers.erase(word);
+    }
+    if (last >> 4 == t.record) {
+      last |= mask;
+      continue;
+    }
+    // what this one does not stand for is kept beside it
+    const bool kept = writes ? last & 15 & ~mask : last >> 4 && (last & 15 & ~mask || !knows(*t.view, last >> 4));
+    if (kept) more[word].push_back(writes ? last & ~mask : last);
+    else if (writes && mask == 15 && !more.empty()) more.erase(word);
+    last = t.record << 4 | mask;
+  }
+}
+
+void Order::touch_global_range(const GlobalTouch& t, u32 lane, u64 offset, u64 bytes) {
+  while (bytes) {
+    u32 size = 16;
+    while (size > bytes || offset % size) size /= 2;
+    touch_global(t, lane, offset, size, nullptr, nullptr);
+    offset += size;
+    bytes -= size;
+  }
+}
+
+// ── release and acquire by atomics ───────────────────────────────────────────────────────────────────────────────────────────────
+
+void Order::publish(const Warp& w) {
+  if (!world.fences) return;
+  const u32 id = agent_of(w);
+  refresh(w);
+  View& view = agents[id].view;
+  raise(view.published, view.seen);
+  raise(view.published_others, view.others);
+  advance(id);
+}
+
+void Order::refresh(const Warp& w) {
+  Agent& a = agents[agent_of(w)];
+  for (const auto& [of, told] : a.observed) take(a.view, of, told);
+  a.observed.clear();
+}
+
+// What agents of a cluster told is of itself, and of others: perhaps of this one.
+void Order::take(View& view, u64 of, const Told& told) const {
+  auto others = told.others ? std::make_shared<Foreign>(*told.others) : std::make_shared<Foreign>();
+  raise((*others)[of], told.seen);
+  if (const auto own = others->find(cluster.first); own != others->end()) {
+    raise(view.seen, own->second);
+    others->erase(own);
+  }
+  if (!others->empty()) raise(view.others, others);
+}
+
+// Strong stores and atomics tell what was published before them: a fence comes first, as `st.release` is compiled. What
+// they tell of this cluster needs none. An atomic that returns a value takes in at once what it reads, since programs
+// build on that where they count the blocks that are done; a strong load does at the next fence, as `ld.acquire` has it.
+void Order::synchronise(const Warp& w, const Instruction& i, u64 address, Touch kind) {
+  if (!world.fences || !i.strength) return;
+  const u32 id = agent_of(w);
+  if (kind != Touch::Write)
+    if (const auto found = world.locations.find(address); found != world.locations.end())
+      for (const auto& [of, told] : found->second) {
+        if (i.strength < GPU_STRONG && of != cluster.first) continue;
+        if (kind == Touch::Atomic) {
+          take(agents[id].view, of, told);
+          continue;
+        }
+        Told& observed = agents[id].observed[of];
+        raise(observed.seen, told.seen);
+        raise(observed.others, told.others);
+      }
+  if (kind == Touch::Read) return;
+  const View& view = agents[id].view;
+  if (view.published.empty()) return;
+  auto& at = world.locations[address];
+  if (kind == Touch::Write) at.clear();
+  raise(at[cluster.first].seen, view.published);
+  raise(at[cluster.first].others, view.published_others);
+  advance(id);
+}
+
+}  // namespace sass

@@ -1,0 +1,216 @@
+#include "order.h"
+
+#include <algorithm>
+
+namespace sass {
+
+namespace {
+
+bool is_proxy_work(const Instruction& i) {
+  return i.opcode.starts_with("HGMMA") || i.opcode.starts_with("UTMA") || i.opcode.starts_with("UBLKCP");
+}
+
+bool is_wide_fence(const Instruction& i) {
+  return i.opcode.starts_with("MEMBAR") && (has(i, "GPU") || has(i, "SYS"));
+}
+
+}  // namespace
+
+void raise(std::shared_ptr<const Foreign>& to, const std::shared_ptr<const Foreign>& from) {
+  if (!from || to == from) return;
+  if (!to) {
+    to = from;
+    return;
+  }
+  auto both = std::make_shared<Foreign>(*to);
+  for (const auto& [cluster, seen] : *from) raise((*both)[cluster], seen);
+  to = both;
+}
+
+World::World(const Program& program, const Launch& launch) : program(program), launch(launch) {
+  records.emplace_back();  // 0 is no record
+  for (const Instruction& i : program.code) {
+    fences |= is_wide_fence(i);
+    talks |= i.strength == GPU_STRONG;
+    proxies |= is_proxy_work(i);
+  }
+}
+
+// ── agents ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+// Shadows of blocks that have ended: fresh memory costs more than memory that is cleared.
+static thread_local std::vector<SharedShadow> spare_shadows;
+
+Order::Order(World& world, Cluster& cluster) : world(world), cluster(cluster) {
+  u32 warps = 0;
+  for (auto& block : cluster.blocks) {
+    first_warp.push_back(warps);
+    warps += u32(block->warps.size());
+  }
+  std::array<int, LANES> none;
+  none.fill(-1);
+  of_lanes.assign(warps, none);
+  beside.assign(warps, {-1, -1, -1});
+  stride = (warps + 15) / 8 * 8;
+  agents.reserve(stride);
+  barriers.resize(cluster.blocks.size() * 16);
+  for (auto& block : cluster.blocks)
+    for (Warp& w : block->warps) of_lanes[first_warp[block->rank] + w.number][0] = int(new_agent(AgentKind::Lanes, block->rank, w.number));
+  for (auto& block : cluster.blocks) {
+    if (spare_shadows.empty()) spare_shadows.emplace_back();
+    shadows.push_back(std::move(spare_shadows.back()));
+    spare_shadows.pop_back();
+    shadows.back().clear(block->shared.size());
+  }
+}
+
+Order::~Order() {
+  for (SharedShadow& s : shadows) spare_shadows.push_back(std::move(s));
+}
+
+u32 Order::new_agent(AgentKind kind, u32 rank, int warp) {
+  const u32 id = u32(agents.size());
+  if (id >= MOST_AGENTS) throw Fault{"the executor orders the accesses of at most " + std::to_string(MOST_AGENTS) + " groups of lanes"};
+  if (id >= stride) widen();
+  Agent& a = agents.emplace_back();
+  a.kind = kind;
+  a.rank = rank;
+  a.warp = warp;
+  a.view.seen.assign(stride, 0);
+  a.view.seen[id] = a.time;
+  return id;
+}
+
+// Room for twice as many agents.
+void Order::widen() {
+  const u32 wide = 2 * stride;
+  for (Agent& a : agents) a.view.seen.resize(wide);
+  stride = wide;
+}
+
+u32 Order::group_of(const Warp& w, u8 leader) {
+  int& id = of_lanes[first_warp[w.block->rank] + u32(w.number)][leader];
+  if (id < 0) id = int(new_agent(AgentKind::Lanes, w.block->rank, w.number));
+  return u32(id);
+}
+
+u32 Order::agent_of(const Warp& w) { return group_of(w, w.leader[__builtin_ctz(w.active)]); }
+
+u32 Order::agent_of(const Warp& w, AgentKind kind) {
+  const int number = kind == AgentKind::Products ? w.number / 4 * 4 : w.number;
+  int& id = beside[first_warp[w.block->rank] + u32(number)][int(kind) - int(AgentKind::Copies) - (kind > AgentKind::Copies)];
+  if (id < 0) id = int(new_agent(kind, w.block->rank, number));
+  return u32(id);
+}
+
+// What an agent does from now on is known to nobody yet.
+void Order::advance(u32 id) {
+  Agent& a = agents[id];
+  if (++a.time >= LATEST) throw Fault{"more barriers and fences than the executor counts"};
+  a.view.seen[id] = a.time;
+}
+
+void Order::join(View& to, const View& from) const {
+  raise(to.seen, from.seen);
+  if (world.proxies) raise(to.fenced, from.fenced);
+  raise(to.others, from.others);
+  if (!world.fences) return;
+  raise(to.published, from.published);
+  raise(to.published_others, from.published_others);
+}
+
+void Order::regroup(const Warp& w, const u8 (&before)[LANES]) {
+  auto id_of = [&](u8 leader) { return group_of(w, leader); };
+  u32 involved = 0, changed = 0;  // leaders, as masks
+  for (u32 rest = w.alive; rest; rest &= rest - 1) {
+    const int lane = __builtin_ctz(rest);
+    if (w.leader[lane] == before[lane]) continue;
+    changed |= 1u << w.leader[lane];
+    involved |= 1u << w.leader[lane] | 1u << before[lane];
+  }
+  if (!changed) return;
+  View views[LANES];
+  for (u32 rest = involved; rest; rest &= rest - 1) views[__builtin_ctz(rest)] = agents[id_of(u8(__builtin_ctz(rest)))].view;
+  for (u32 rest = changed; rest; rest &= rest - 1) {
+    const int leader = __builtin_ctz(rest);
+    u32 from = 0;
+    for (u32 lanes = w.alive; lanes; lanes &= lanes - 1)
+      if (const int lane = __builtin_ctz(lanes); w.leader[lane] == leader) from |= 1u << before[lane];
+    View& view = agents[id_of(u8(leader))].view;
+    for (; from; from &= from - 1) join(view, views[__builtin_ctz(from)]);
+  }
+  for (u32 rest = involved; rest; rest &= rest - 1) advance(id_of(u8(__builtin_ctz(rest))));
+}
+
+// ── barriers ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+void Order::arrive(const Warp& w, Meeting& at) {
+  const u32 id = agent_of(w);
+  join(at.coming, agents[id].view);
+  advance(id);
+}
+
+void Order::acquire(const Warp& w, const Meeting& from) {
+  View& view = agents[agent_of(w)].view;
+  join(view, from.passed);
+}
+
+void Order::pass(Meeting& m) {
+  m.passed = std::move(m.coming);
+  m.coming = View{};
+}
+
+Meeting& Order::mbarrier(u32 address) { return mbarriers[address]; }
+
+// What has come with the phases before is known too: who waits for this one may have missed those.
+void Order::complete_phase(u32 address) {
+  Meeting& m = mbarriers[address];
+  join(m.passed, m.coming);
+  m.coming = View{};
+  if (m.transfer < 0) return;
+  Agent& a = agents[m.transfer];
+  if (m.passed.seen.size() < stride) m.passed.seen.resize(stride);
+  m.passed.seen[m.transfer] = a.time;
+  advance(u32(m.transfer));
+}
+
+void Order::fence_proxy(const Warp& w) {
+  if (!world.proxies) return;
+  const u32 id = agent_of(w);
+  raise(agents[id].view.fenced, agents[id].view.seen);
+  advance(id);
+}
+
+// ── groups ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+void Order::close_group(Warp& w, AgentKind kind) {
+  const u32 id = agent_of(w, kind);
+  agents[id].closed.push_back(agents[id].time);
+  advance(id);
+}
+
+void Order::wait_for(Warp& w, AgentKind kind, u32 landed) {
+  if (!landed) return;
+  const u32 id = agent_of(w, kind);
+  const std::vector<u32>& closed = agents[id].closed;
+  u32& seen = agents[agent_of(w)].view.seen[id];
+  if (landed <= closed.size()) seen = std::max(seen, closed[landed - 1]);
+}
+
+// Each of the four warps closes the same groups: their number is the time.
+void Order::wait_for_products(Warp& w, u32 landed) {
+  const u32 id = agent_of(w, AgentKind::Products);
+  u32& seen = agents[agent_of(w)].view.seen[id];
+  seen = std::max(seen, landed);
+}
+
+void Order::copies_arrive(const Warp& w, u32 address) {
+  const u32 id = agent_of(w, AgentKind::Copies);
+  Meeting& m = mbarrier(address);
+  arrive(w, m);
+  if (m.coming.seen.size() < stride) m.coming.seen.resize(stride);
+  m.coming.seen[id] = agents[id].time;
+  advance(id);
+}
+
+}  // namespace sass

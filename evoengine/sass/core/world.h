@@ -1,0 +1,57 @@
+// What the clusters of a launch share: records of accesses to global memory, and what atomics there have released.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include "machine.h"
+
+namespace sass {
+
+// Clocks up to which the agents of other clusters are known, by the number of the cluster's first block.
+using Foreign = std::map<u64, std::vector<u32>>;
+
+// One instruction's access to global memory, at one time of its agent.
+struct GlobalAccess {
+  u64 cluster;
+  u32 agent, time;
+  int index;     // of the instruction
+  u32 rank;      // of the block in its cluster
+  int warp, lane;
+  u8 strength;   // of the instruction: two strong ones do not race where their scopes take in each other's block
+};
+
+inline void raise(std::vector<u32>& to, const std::vector<u32>& from) {
+  if (to.size() < from.size()) to.resize(from.size());
+  for (size_t n = 0; n < from.size(); n++) to[n] = std::max(to[n], from[n]);
+}
+void raise(std::shared_ptr<const Foreign>& to, const std::shared_ptr<const Foreign>& from);
+
+// Last accesses to an allocation that a kernel may write, by words of four bytes: the number of the record in bits 4…, in
+// bits 0–3 which bytes it covers.
+struct Shadow {
+  std::vector<u32> writer;
+  std::vector<u32> reader;  // empty until something reads
+  std::unordered_map<u64, std::vector<u32>> more_writers, more_readers;
+};
+
+// What agents of one cluster have released by atomics.
+struct Told {
+  std::vector<u32> seen;
+  std::shared_ptr<const Foreign> others;
+};
+
+struct World {
+  const Program& program;
+  const Launch& launch;
+  std::vector<GlobalAccess> records;
+  bool fences = false;   // whether the program has a fence that other clusters could see
+  bool talks = false;    // whether blocks may tell each other something: atomics, strong accesses
+  bool proxies = false;  // whether it has work of the asynchronous proxy
+  std::unordered_map<u64, std::map<u64, Told>> locations;  // address of an atomic → cluster → what it released there
+
+  World(const Program&, const Launch&);
+};
+
+}  // namespace sass

@@ -1,0 +1,175 @@
+"""How long a client may take for a request, and how many connections an address may have.
+
+uvicorn waits for headers and bodies as long as a client likes, and takes as many connections as there are files. Here
+headers have HEADER_SECONDS and HEADER_BYTES. An address that has as many connections as it may loses the oldest on
+which no request is under way, so that who opens many and says nothing keeps out nobody, not even itself.
+
+Behind a proxy that the operator trusts, the address that it forwards is counted: its requests under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections import Counter
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from evoengine.service.errors import RETRY_SECONDS, problem
+from evoengine.service.settings import Settings
+
+HEADER_SECONDS = 10.0
+"""from the beginning of a connection, or of a later request on it, to the end of the request's headers"""
+HEADER_BYTES = 64 * 1024
+KEEP_ALIVE_SECONDS = 15
+"""for which a connection without a request is kept"""
+FILES_BESIDE = 256
+"""that the process may have open beside connections"""
+
+
+class Connections:
+    """Those that are open, by address. Used in the server's event loop alone."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._of: dict[str, dict[LimitedProtocol, None]] = {}
+        """address → its connections, oldest first"""
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_in_all = max(FILES_BESIDE, files - FILES_BESIDE)
+
+    def protocol(self) -> Any:
+        """What uvicorn makes of a connection."""
+        return partial(LimitedProtocol, self)
+
+    def enter(self, connection: LimitedProtocol) -> bool:
+        """Whether there is room for it, made if need be."""
+        own = self._of.setdefault(connection.address, {})
+        limited = not self._settings.trusts(connection.address)
+        if limited and len(own) >= self._settings.max_connections and not self._drop_waiting(connection.address):
+            return False
+        if sum(map(len, self._of.values())) >= self._most_in_all and not any(map(self._drop_waiting, list(self._of))):
+            return False
+        self._of.setdefault(connection.address, {})[connection] = None
+        return True
+
+    def _drop_waiting(self, address: str) -> bool:
+        """Ends the oldest connection of the address on which no request is under way; whether there was one."""
+        waiting = next((each for each in self._of.get(address, ()) if each.waits), None)
+        if waiting is None:
+            return False
+        self.leave(waiting)
+        waiting.transport.abort()
+        return True
+
+    def leave(self, connection: LimitedProtocol) -> None:
+        own = self._of.get(connection.address, {})
+        own.pop(connection, None)
+        if not own:
+            self._of.pop(connection.address, None)
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """A connection of uvicorn's whose headers have to come in time."""
+
+    def __init__(self, connections: Connections, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._open = connections
+        self.address = ""
+        self._late: asyncio.TimerHandle | None = None
+        """runs while headers are waited for"""
+        self._header_bytes = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether no request is under way: the first or the next one has not come, or not wholly."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        if self._open.enter(self):
+            self._await_headers()
+        else:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "this address has too many requests under way")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._open.leave(self)
+        self._headers_are_there()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._late is not None:
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self._late is not None and self._header_bytes > HEADER_BYTES:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the headers have more than {HEADER_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._late is None:
+            self._await_headers()
+
+    def on_headers_complete(self) -> None:
+        self._headers_are_there()
+        super().on_headers_complete()
+
+    def _await_headers(self) -> None:
+        self._header_bytes = 0
+        why = f"the headers of the request did not come in {HEADER_SECONDS:g} s"
+        self._late = self.loop.call_later(HEADER_SECONDS, self._refuse, HTTPStatus.REQUEST_TIMEOUT, why)
+
+    def _headers_are_there(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _refuse(self, status: HTTPStatus, why: str) -> None:
+        """Answers past the application, and closes."""
+        self._headers_are_there()
+        if self.transport.is_closing():
+            return
+        answer = problem(status, why, {"Connection": "close"})
+        head = "".join(f"{name}: {value}\r\n" for name, value in answer.headers.items())
+        self.transport.write(f"HTTP/1.1 {status.value} {status.phrase}\r\n{head}\r\n".encode() + bytes(answer.body))
+        self.transport.close()
+
+
+class ForwardedLimit:
+    """Refuses requests of an address that has as many under way through trusted proxies as it may have connections."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app, self._settings = app, settings
+        self._under_way: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        address = self._forwarded(scope)
+        if address is None:
+            await self._app(scope, receive, send)
+            return
+        if self._under_way[address] >= self._settings.max_connections:
+            why = "this address has too many requests under way"
+            await problem(HTTPStatus.SERVICE_UNAVAILABLE, why, {"Retry-After": str(RETRY_SECONDS)})(
+                scope, receive, send
+            )
+            return
+        self._under_way[address] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._under_way[address] -= 1
+            if not self._under_way[address]:
+                del self._under_way[address]
+
+    def _forwarded(self, scope: Scope) -> str | None:
+        """The last address before those of trusted proxies; None of what did not come through one."""
+        client = scope.get("client")
+        if scope["type"] != "http" or client is None or not self._settings.trusts(client[0]):
+            return None
+        stated = ", ".join(Headers(scope=scope).getlist("x-forwarded-for"))
+        named = [each.strip() for each in stated.split(",") if each.strip()]
+        return next((each for each in reversed(named) if not self._settings.trusts(each)), None)

@@ -1,0 +1,123 @@
+"""The reports of /report: each is drawn once for what the ledger then held, by a process of its own.
+
+Drawing takes a core for seconds, and plotly's half holds the interpreter for all of them: in this process everybody
+would wait. Few are drawn at once; who asks for another one meanwhile is told when to come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import os
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
+from evoengine.ledger.chosen import FILE_VARIABLE, URL_VARIABLE
+from evoengine.service.answers import Question, ledger_state
+from evoengine.service.database import Database
+from evoengine.service.lanes import Lane, Threads, busy
+
+AT_ONCE, WAITING = 2, 4
+"""reports that are drawn, and that wait for that"""
+LOOKING = 1
+"""reports of which it is asked whether the ledger has changed since they were drawn"""
+MOST_UNDER_WAY = 20
+"""reports that are looked after in any way"""
+KEPT = 8
+"""of 1.4 MB each, most of it plotly"""
+DRAW_SECONDS = 120.0
+ERRORS: dict[int, type[EvoengineError]] = {error.exit_code: error for error in (NothingFound, UsageError, MachineError)}
+Target = tuple[str | None, str | None]
+"""problem and GPU"""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    packed: bytes
+    """the page, by gzip: sent so, for 45 readers of 5 MB each would be heard by nobody else"""
+    etag: str
+    state: object
+    """of the ledger when it was drawn, or before"""
+
+
+class Reports:
+    """Used in the server's event loop alone."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        self._looks, self._drawing = Threads(LOOKING), Lane(AT_ONCE, WAITING)
+        self._kept: OrderedDict[Target, Report] = OrderedDict()
+        self._under_way: dict[Target, asyncio.Task[Report]] = {}
+
+    async def find(self, problem: str | None, gpu: str | None) -> Report:
+        """Raises as `draw_report`, and HTTPException, 503, where too many others are asked for."""
+        target = problem, gpu
+        finding = self._under_way.get(target)
+        if finding is None:
+            if len(self._under_way) >= MOST_UNDER_WAY:
+                raise busy("too many reports are asked for")
+            finding = self._under_way[target] = asyncio.create_task(self._find(target))
+            finding.add_done_callback(lambda done: self._under_way.pop(target, None))
+        return await asyncio.shield(finding)  # who asked first may be gone before it is drawn
+
+    async def _find(self, target: Target) -> Report:
+        problem, gpu = target
+        state = await self._looks.run(ledger_state, self._db, Question(gpu, problem))
+        kept = self._kept.get(target)
+        if kept is not None and kept.state == state:
+            return kept
+        async with self._drawing.turn():
+            packed = await _drawn(self._db.url, problem, gpu)
+        report = self._kept[target] = Report(packed, f'"{hashlib.sha256(packed).hexdigest()}"', state)
+        self._kept.move_to_end(target)
+        if len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return report
+
+
+async def _drawn(url: str, problem: str | None, gpu: str | None) -> bytes:
+    environment = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
+    named = [f"{name}={value}" for name, value in (("problem", problem), ("gpu", gpu)) if value is not None]
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", __name__, *named, env={**environment, URL_VARIABLE: url},
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+    except OSError as error:
+        raise MachineError(f"no process can be started to draw the report: {error.strerror}") from error
+    try:
+        page, said = await asyncio.wait_for(process.communicate(), DRAW_SECONDS)
+    except TimeoutError as error:
+        raise MachineError(f"the report was not drawn in {DRAW_SECONDS:g} s") from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        why = said.decode(errors="replace").strip().splitlines()
+        raise ERRORS.get(process.returncode, MachineError)(why[-1] if why else "the report cannot be drawn")
+    return page
+
+
+def main() -> int:
+    """Draws one, of the ledger that the environment names, onto standard output."""
+    from evoengine.ledger.store import open_ledger
+    from evoengine.tuning.report import draw_report
+
+    os.nice(10)
+    asked = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    try:
+        with open_ledger(None, create=False) as ledger:
+            _overview, text = draw_report(ledger, asked.get("problem"), asked.get("gpu"))
+    except EvoengineError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    sys.stdout.buffer.write(gzip.compress(text.encode(), 6, mtime=0))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

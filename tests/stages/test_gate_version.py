@@ -1,0 +1,36 @@
+"""GATE_VERSION is raised whenever verdicts move: they are compared with those recorded for the version."""
+
+from __future__ import annotations
+
+import pytest
+
+from evoengine.records import GATE_VERSION
+from tests.support.exhaustive import representatives
+from tests.support.recorded_verdicts import recorded, verdicts_of
+from tests.support.subjects import subjects
+
+REMEDY = "verdicts have moved: raise GATE_VERSION and run python -m tests.support.recorded_verdicts"
+NAMES = [pytest.param(name, id=name) for name in recorded()["verdicts"]]
+
+
+def test_the_records_are_of_this_version():
+    assert recorded()["gate_version"] == GATE_VERSION, REMEDY
+
+
+def test_every_family_has_a_record(tmp_path):
+    assert [subject.name for subject in subjects(tmp_path)] == list(recorded()["verdicts"])
+
+
+@pytest.mark.parametrize("name", representatives(NAMES, "gemm/mma", "starter folder"))
+def test_verdicts_are_those_of_the_version(tmp_path, name):
+    subject = next(subject for subject in subjects(tmp_path) if subject.name == name)
+    assert verdicts_of(subject) == recorded()["verdicts"][name], REMEDY
+
+
+def test_a_rule_that_moves_is_seen(tmp_path, monkeypatch):
+    """Without a second launch, or with another tolerance, the records of the version do not hold."""
+    subject = next(subject for subject in subjects(tmp_path) if subject.name == "starter folder")
+    workload = type(subject.target.workload)
+    cases = workload.cases
+    monkeypatch.setattr(workload, "cases", lambda *arguments: cases(*arguments)[1:])
+    assert verdicts_of(subject) != recorded()["verdicts"]["starter folder"]
