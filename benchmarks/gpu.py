@@ -1,4 +1,4 @@
-"""Everything that needs a GPU, in eight minutes: a sweep that decides between the model's two hypotheses, then searches
+"""Everything that needs a GPU, in eight minutes: a sweep that holds the model against its times, then searches
 of FlashAttention-3's problems beside every backend of SDPA, JSON and tables; without --no-tests the `gpu` tests first.
 
     python benchmarks/gpu.py --no-tests             on a machine with a GPU and NVRTC: `make gpu`

@@ -2,7 +2,7 @@
 
     python benchmarks/model_accuracy.py --kernels DIR [--nvrtc VERSION=LIB …] [--json OUT] [--samples N] [--jobs N]
 
-DIR holds recorded kernels (benchmarks/recorded_kernels.py). Each is compiled by the NVRTC that its kernel.json names,
+DIR holds recorded kernels (evoengine/accuracy/dataset.py). Each is compiled by the NVRTC that its kernel.json names,
 where --nvrtc gives it (--nvrtc 11.8=PATH), else by the installed one. Nothing is fitted to a kernel. Needs no GPU.
 
 ρ is Spearman's rank correlation with a 95 % bootstrap interval. `first` and `best of 10` are the measured time of the
@@ -18,11 +18,10 @@ import argparse
 import json
 import math
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,9 +33,9 @@ from rich.markup import escape  # noqa: E402
 from rich.table import Table  # noqa: E402
 from scipy.stats import rankdata  # noqa: E402
 
-from benchmarks.old_nvrtc import find_nvrtc, parse_option  # noqa: E402
-from benchmarks.recorded_kernels import Recording, find_kernels, find_recordings, read_recording  # noqa: E402
-from benchmarks.recorded_prediction import (  # noqa: E402
+from evoengine.accuracy.compilers import find_nvrtc, parse_option  # noqa: E402
+from evoengine.accuracy.dataset import Recording  # noqa: E402
+from evoengine.accuracy.predictions import (  # noqa: E402
     ABSOLUTE,
     PREDICTORS,
     Answer,
@@ -44,8 +43,8 @@ from benchmarks.recorded_prediction import (  # noqa: E402
     kernel_of,
     key_of,
 )
+from evoengine.accuracy.recorded import grouped, read_all  # noqa: E402
 from evoengine.errors import EvoengineError, UsageError  # noqa: E402
-from evoengine.sass.chip import find_chip  # noqa: E402
 
 SHORT_LIST = 10
 BOOTSTRAPS = 1000
@@ -141,34 +140,6 @@ class Result:
         return bool(slow / fast >= SPREAD)
 
 
-def read_all(folder: Path, samples: int | None) -> tuple[list[tuple[Path, Recording]], list[str]]:
-    """Every readable recording with its kernel's folder, and a sentence on each that is not."""
-    found, unreadable = [], []
-    for kernel_folder in find_kernels(folder):
-        try:
-            kernel, paths = kernel_of(kernel_folder), find_recordings(kernel_folder)
-        except UsageError as error:
-            unreadable.append(str(error))
-            continue
-        for path in paths:
-            try:
-                recording = read_recording(path, kernel)
-                find_chip(recording.gpu)
-            except UsageError as error:
-                unreadable.append(str(error))
-                continue
-            found.append((kernel_folder, _sampled(recording, samples)))
-    return found, unreadable
-
-
-def _sampled(recording: Recording, samples: int | None) -> Recording:
-    if samples is None or samples >= len(recording.rows):
-        return recording
-    # the first of one order, so that few samples are among more
-    chosen = np.sort(np.random.default_rng(0).permutation(len(recording.rows))[:samples])
-    return replace(recording, rows=tuple(recording.rows[i] for i in chosen))
-
-
 def run_all(
     recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...], jobs: int
 ) -> list[Result]:
@@ -258,19 +229,12 @@ def remarks(results: Sequence[Result], unreadable: Sequence[str]) -> Iterator[st
     for sentence in unreadable:
         yield f"left out: {sentence}"
     for result in results:
-        for problem, count in _grouped(result.problems).most_common():
+        if result.recording.stated_clock is None:
+            yield f"{result.kernel} on {result.recording.name}: states no clock, taken as not locked"
+        for problem, count in grouped(result.problems).most_common():
             yield f"{result.kernel} on {result.recording.name}: {count} {problem}"
         if result.measured and not result.has_something_to_rank:
             yield f"{result.kernel} on {result.recording.name}: times vary too little to rank, not in the mean"
-
-
-def _grouped(problems: Counter[str]) -> Counter[str]:
-    """Those that differ in numbers alone counted together, under the first of them."""
-    first: dict[str, str] = {}
-    found: Counter[str] = Counter()
-    for problem, count in problems.items():
-        found[first.setdefault(re.sub(r"0x[0-9a-f]+|\d+", "#", problem), problem)] += count
-    return found
 
 
 def as_json(results: Sequence[Result]) -> dict[str, dict[str, dict[str, float | int | None]]]:
@@ -318,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Console(width=160).print(table(usable))
     if options.json:
         options.json.write_text(json.dumps(as_json(usable), indent=1) + "\n")
-    return 0 if usable else 1
+    return 0 if usable and len(usable) == len(recordings) and not unreadable else 1
 
 
 if __name__ == "__main__":

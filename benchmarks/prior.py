@@ -1,6 +1,6 @@
 """How many trials a model's predictions save a search: `python benchmarks/prior.py --kernels DIR`.
 
-The rows of every recording in DIR (benchmarks/recorded_kernels.py) are a space of its own, which the evolutionary
+The rows of every recording in DIR (evoengine/accuracy/dataset.py) are a space of its own, which the evolutionary
 sampler searches twice with each seed: without a prior, and with the model's predictions as one. Counted are the trials
 until one is within 5 % of the fastest row. A configuration that the model cannot read has no prediction. Needs no GPU.
 
@@ -32,8 +32,8 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from benchmarks.model_accuracy import checked, read_all, spearman  # noqa: E402
-from benchmarks.recorded_kernels import Recording  # noqa: E402
-from benchmarks.recorded_prediction import Answer, answer_all, key_of  # noqa: E402
+from evoengine.accuracy.dataset import Recording  # noqa: E402
+from evoengine.accuracy.predictions import Answer, answer_all, key_of  # noqa: E402
 from evoengine.errors import EvoengineError, UsageError  # noqa: E402
 from evoengine.search.proposer import Proposer  # noqa: E402
 from evoengine.search.recorded import RecordedSpace  # noqa: E402

@@ -6,13 +6,27 @@ from collections.abc import Mapping
 
 Terms = Mapping[str, float]
 FORMULA, MACHINE_CODE = "formula", "machine code"
-HYPOTHESES = ("A", "B")
-"""about what the tensor pipe leaves to others while wgmma runs (evoengine/sass/predict.py)"""
 
 
 def model_of(terms: Terms) -> str:
     """What an estimate was made by."""
     return MACHINE_CODE if terms.get("predicted") else FORMULA
+
+
+def model_version(terms: Terms) -> int | None:
+    """Return the version of the model that predicted; 1 is the one of two hypotheses about wgmma, `A_us` and `B_us`."""
+    return int(terms.get("model_version", 1)) if terms.get("predicted") else None
+
+
+def clock(terms: Terms) -> str | None:
+    """Return the clock of a prediction: boost, sustained or locked:MHZ; None where it was not kept."""
+    named = (name.removeprefix("clock_") for name in terms if name.startswith("clock_"))
+    return next((name for name in named if name != "ghz"), None)
+
+
+def kernel_class(terms: Terms) -> str | None:
+    """Return the class of kernels whose error is a prediction's range; None where it was not kept."""
+    return next((name.removeprefix("class_") for name in terms if name.startswith("class_")), None)
 
 
 def range_us(terms: Terms) -> list[float] | None:
@@ -41,12 +55,11 @@ def peak_percent(terms: Terms, us: float) -> float | None:
     return max(shares, default=None)
 
 
-def hypotheses(terms: Terms) -> dict[str, float]:
-    """A wgmma kernel's µs by each of HYPOTHESES; empty for another."""
-    return {name: terms[f"{name}_us"] for name in HYPOTHESES if f"{name}_us" in terms}
-
-
 def estimate_json(terms: Terms, estimated: bool) -> dict[str, object]:
     """The fields of a candidate's JSON that only estimates have, null for others."""
     made_by = model_of(terms) if estimated else None
-    return {"range_us": range_us(terms), "bound": bound(terms), "utilisation": utilisation(terms), "model": made_by}
+    return {
+        "range_us": range_us(terms), "bound": bound(terms), "utilisation": utilisation(terms), "model": made_by,
+        "model_version": model_version(terms) if estimated else None, "clock": clock(terms),
+        "kernel_class": kernel_class(terms),
+    }  # fmt: skip

@@ -110,12 +110,12 @@ def _export_best(found: Best, folder: Path, pareto: bool, kernel: Path | None, d
 
 def _print_json(found: Best, as_list: bool) -> None:
     from evoengine.cli.json_output import print_json
+    from evoengine.tuning.best import ties
 
     if as_list:
-        apart = [asdict(a) for a in found.apart]
-        print_json(
-            problem=found.problem, gpu=found.gpu, trials=[c.to_json() for c in found.candidates], ranked_apart=apart
-        )
+        apart, tied = [asdict(a) for a in found.apart], ties(found.candidates)
+        trials = [{**c.to_json(), "tied_with": tied.get(c.trial, [])} for c in found.candidates]
+        print_json(problem=found.problem, gpu=found.gpu, trials=trials, ranked_apart=apart)
     else:
         print_json(**found.candidates[0].to_json())
 
@@ -124,15 +124,21 @@ def _print_table(found: Best) -> None:
     from evoengine.cli.candidate_tables import ranking
     from evoengine.cli.display import say, stdout
     from evoengine.records import Kind
+    from evoengine.tuning.best import ties
 
     figure = found.candidates[0].ranked_by
     policy = f", {figure.policy}" if figure.policy else ""
     say(f"{found.problem} on {found.gpu}: {figure.kind} figures, {figure.device}{policy}")
     if figure.kind is Kind.ESTIMATED and not figure.by_formula:
-        from evoengine.sass.validation import error_line
+        from evoengine.sass.validation import error_of
+        from evoengine.terms import kernel_class
 
-        say(error_line())
+        for name in sorted({name for c in found.candidates if (name := kernel_class(c.ranked_by.terms))}):
+            say(f"model, {error_of(name)}")
     stdout.print(ranking(dict(enumerate(found.candidates, 1))))
+    first = found.candidates[0].trial
+    if tied := ties(found.candidates).get(first):
+        say(f"trial {first} is tied with {', '.join(map(str, tied))}: the model's error is larger than what is between")
     for apart in found.apart:
         say(str(apart))
 

@@ -11,8 +11,8 @@ from evoengine.cli.candidate_tables import describe
 from evoengine.cli.display import BY_FORMULA
 from evoengine.cli.tables import Cell, Column, Styled, Table, rows_table
 from evoengine.records import DEATHS, Binary, Candidate, Kind, Measurement, Profile, Verdict
-from evoengine.sass.validation import error_line
-from evoengine.terms import Terms, bound, hypotheses, peak_percent, range_us, utilisation
+from evoengine.sass.validation import error_of
+from evoengine.terms import Terms, bound, clock, kernel_class, model_version, peak_percent, range_us, utilisation
 from evoengine.text import plain
 
 PIPES = {"mufu": "MUFU", "fma": "FMA", "alu": "ALU", "l2": "L2", "dram": "DRAM"}
@@ -113,13 +113,18 @@ def _prediction(m: Measurement) -> Iterator[tuple[str, str]]:
         return
     ends, pipe_that_bounds, shares = range_us(m.terms), bound(m.terms), utilisation(m.terms)
     if ends:
-        by = ", ".join(f"hypothesis {name} {us:,.1f} µs" for name, us in hypotheses(m.terms).items())
-        yield "range", f"{ends[0]:,.1f} to {ends[1]:,.1f} µs{f' ({by})' if by else ''}"
+        yield "range", f"{ends[0]:,.1f} to {ends[1]:,.1f} µs"
+    if at := clock(m.terms):
+        yield "clock", f"{at}, {m.terms['clock_ghz']:.3f} GHz: {m.terms['clocks']:,.0f} clocks"
     if pipe_that_bounds:
         yield "bound by", "; ".join([pipe_name(pipe_that_bounds), *_occupies(m.terms)])
     if shares:
         yield "busy", " · ".join(f"{pipe_name(pipe)} {share:.0%}" for pipe, share in shares.items())
-    yield "model", error_line()
+    named = kernel_class(m.terms)
+    error = (
+        str(error_of(named)) if named else "its error was not kept by class; --repredict of accuracy predicts it again"
+    )
+    yield "model", f"version {model_version(m.terms)}; {error}"
 
 
 def _occupies(terms: Terms) -> Iterator[str]:

@@ -30,6 +30,7 @@ COMMANDS = {
     "report": "Say which changes of knobs paid, and the path that led to the best.",
     "measure": "Time on a GPU what a search without one left, best estimate first.",
     "profile": "Say what limits one candidate, by Nsight Compute or from its instructions.",
+    "accuracy": "Hold the performance model against measured times.",
     "verify": "Render, compile and gate one configuration.",
     "export": "Write a run in the auto-tuners' common format.",
     "import": "Read a run, or what another tuner recorded, into the ledger.",

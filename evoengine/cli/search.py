@@ -90,6 +90,11 @@ class DeviceType(TextType):
     "--resume", type=click.IntRange(min=0), is_flag=False, flag_value=0, metavar="[RUN]",
     help="Goes on with this run, or with the last one; what is not given is as it was there.",
 )  # fmt: skip
+@click.option(
+    "--clock", metavar="CLOCK",
+    help="That times are predicted for: boost, what a rested GPU reaches and is timed at; sustained, what its power "
+    "limit leaves back to back; locked:MHZ.  [default: boost]",
+)  # fmt: skip
 @click.option("--remeasure", is_flag=True, help="Evaluates again what the ledger knows.")
 @server_option
 @click.option(
@@ -174,7 +179,7 @@ def _elsewhere(
         raise UsageError(f"--job {job} is one of a service; --server names it")
     if len(gpus) > 1:
         raise UsageError(f"--gpu is given {len(gpus)} times; --server takes one value")
-    own = ("gpu_file", "kernel", "space", "templates", "db", "jobs", "cluster", "timeout", "remeasure")
+    own = ("gpu_file", "kernel", "space", "templates", "db", "jobs", "cluster", "timeout", "clock", "remeasure")
     refuse_beside(server, **here_alone, **{name: options[name] for name in own})
     if job is not None:
         return remote.come_back(server, job, as_json)

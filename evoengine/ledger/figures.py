@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, func, select, text
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, case, func, select, text
 from sqlalchemy.orm import Session, aliased
 
 from evoengine.ledger.checksums import Damaged, RowReader
@@ -34,6 +34,10 @@ _STANDING = (
 )
 _IS_FINAL = text("standings.is_final = 1")
 """as the index of finals has it"""
+_MODEL = case((and_(RankingRow.kind == str(Kind.ESTIMATED), RankingRow.by_formula == 0), RankingRow.device))
+"""of rankings of predictions what predicted them, with its version and clock; null of others"""
+
+
 _any_verdict = aliased(VerdictRow)
 _last_verdict = (
     select(func.max(_any_verdict.id))
@@ -118,23 +122,27 @@ def read_order(
 
 @dataclass(frozen=True, slots=True)
 class RankedApart:
-    """Ranked candidates of one kernel and one version of the gate: their number and the last of their runs."""
+    """Ranked candidates of one kernel, one version of the gate and one model and clock: their number and the last of
+    their runs."""
 
     candidates: int
     last_run: int
     same_kernel: bool
     gate_version: int
+    model: str | None = None
+    """what predicted them, where that is not what predicted the others; None of other figures"""
 
     def __str__(self) -> str:
         who = f"{self.candidates} candidate{'s' * (self.candidates != 1)} up to run {self.last_run}"
         gate = f"gate version {self.gate_version}" if self.gate_version else "a gate from before versions were kept"
         why = f"judged by {gate}" if self.same_kernel else "of another text, definition or reference of the kernel"
+        why = f"predicted by {self.model}" if self.model else why
         return f"{who} {'is' if self.candidates == 1 else 'are'} ranked apart: {why}"
 
 
 def read_ranked_apart(session: Session, problem: str, gpu: str, like: int) -> list[RankedApart]:
-    """Return the candidates that the trial `like` is not ranked with, by kernel and gate, newest first."""
-    key = RankingRow.kernel, RankingRow.gate_version
+    """Return the candidates that the trial `like` is not ranked with, by kernel, gate and model, newest first."""
+    key = RankingRow.kernel, RankingRow.gate_version, _MODEL
     joined = select(*key).join(StandingRow, StandingRow.ranking_id == RankingRow.id)
     own = session.execute(joined.where(StandingRow.candidate_id == like)).one_or_none()
     if own is None:
@@ -143,11 +151,12 @@ def read_ranked_apart(session: Session, problem: str, gpu: str, like: int) -> li
         StandingRow, StandingRow.ranking_id == RankingRow.id
     )
     groups = session.execute(counted.where(RankingRow.problem == problem, RankingRow.gpu == gpu).group_by(*key))
-    found = [
-        RankedApart(count, run, kernel == own.kernel, gate)
-        for kernel, gate, count, run in groups
-        if (kernel, gate) != tuple(own)
-    ]
+    found = []
+    for kernel, gate, model, count, run in groups:
+        another_model = None not in (own[2], model) and model != own[2]
+        if (kernel, gate) != tuple(own[:2]) or another_model:
+            same = (kernel, gate) == tuple(own[:2])
+            found.append(RankedApart(count, run, kernel == own[0], gate, model if same else None))
     return sorted(found, key=lambda apart: -apart.last_run)
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu, find_gpu, known_gpus
+from evoengine.sass.clock import SUSTAINED, Clock
 
 FILE = Path(__file__).with_name("chips.toml")
-STATUSES = ("published", "inferred", "assumed")
+STATUSES = ("published", "fitted", "inferred", "assumed")
 HOPPER = 90
 
 GUIDE = "the CUDA C++ Programming Guide's table for its compute capability"
@@ -75,28 +76,38 @@ NEEDED = {
     "l1_bytes_per_clock": Origin(WHITEPAPER),
     "l2_mb": Origin(WHITEPAPER),
     "l2_latency": Origin(CHASE),
-    "l2_bytes_per_clock": Origin(STREAM),  # of an SM, with all at work
+    "l2_kept_share": Origin(STREAM),  # of the L2 that stays when as much again passes through it
+    "l2_bytes_per_clock": Origin(STREAM),  # of an SM, with all at work on the same lines
+    "l2_private_bytes_per_clock": Origin(STREAM),  # on lines of its own
     "dram_latency": Origin(CHASE),
     "dram_efficiency": Origin(STREAM),
     "launch_us": Origin("an empty kernel"),
     # Hopper
     "hgmma_clocks_per_column": Origin(WHITEPAPER, HOPPER),
-    "hgmma_latency": Origin(PUBLISHED_TIMES, HOPPER),
-    "mbarrier_latency": Origin(REPEATED, HOPPER),
+    "hgmma_latency": Origin(REPEATED, HOPPER),  # from a wgmma's last clock to its end
+    "hgmma_mufu_loss": Origin(PUBLISHED_TIMES, HOPPER),  # of MUFU's rate, while wgmmas compute
+    "hgmma_queue": Origin(REPEATED, HOPPER),  # wgmmas that wait for the tensor cores
+    "hgmma_issue": Origin(REPEATED, HOPPER),  # of the first seven; behind them with A in shared memory, in registers
+    "hgmma_issue_shared": Origin(REPEATED, HOPPER),
+    "hgmma_issue_registers": Origin(REPEATED, HOPPER),
+    "mbarrier_latency": Origin(REPEATED, HOPPER),  # of a wait that need not wait
+    "mbarrier_wake": Origin(REPEATED, HOPPER),  # from an arrival until a warp that waits goes on
+    "l2_private_tma_bytes_per_clock": Origin(STREAM, HOPPER),
     "tma_latency": Origin("a TMA load timed by clock64", HOPPER),
+    "tma_issue": Origin(REPEATED, HOPPER),
     "tma_bytes_per_clock": Origin(STREAM, HOPPER),
-    "a_clock_ghz": Origin(PUBLISHED_TIMES, HOPPER),
-    "b_clock_ghz": Origin(PUBLISHED_TIMES, HOPPER),
-    "b_clock_slope": Origin(PUBLISHED_TIMES, HOPPER),
-    "b_clock_knee": Origin(PUBLISHED_TIMES, HOPPER),
-    "b_issue_lost": Origin(PUBLISHED_TIMES, HOPPER),
+    "tma_in_flight_bytes": Origin(STREAM, HOPPER),
+    "multicast_latency": Origin("a TMA load timed by clock64", HOPPER),
 }
+
+
+OPTIONAL = ("boost_ghz", "power_base", "power_knee")
+"""of a GPU whose clock under load is known; see Chip.ghz"""
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """`rates` has every name of NEEDED, in chips.toml's units, and two that follow from them and the data sheet:
-    `l1_bytes` and `dram_bytes_per_clock`, both per SM."""
+    """`rates` has every name of NEEDED, in chips.toml's units."""
 
     gpu: Gpu
     rates: Mapping[str, float]
@@ -111,8 +122,9 @@ class Chip:
         return self.gpu.sms
 
     @property
-    def l2_bytes(self) -> float:
-        return self.rates["l2_mb"] * 2**20
+    def l2_kept_bytes(self) -> float:
+        """of what passes through the L2: what is still there when as much has come"""
+        return self.rates["l2_mb"] * 2**20 * self.rates["l2_kept_share"]
 
     @property
     def launch_us(self) -> float:
@@ -128,26 +140,35 @@ class Chip:
         """bytes/s on the data sheet"""
         return self.gpu.memory_gbs * 1e9
 
-    def clock_under(self, hypothesis: str, tensor_use: float) -> float:
-        """GHz: of hypothesis A or B for wgmma kernels, the tensor cores in use 0…1 of the time; for "" the boost clock.
+    def ghz(self, clock: Clock, tensor_use: float) -> float:
+        """Return the clock where tensor cores are in use 0…1 of the time.
 
-        B: power lowers the clock by `b_clock_slope` per utilisation above `b_clock_knee`.
+        Sustained: power, which goes with the cube of the clock and with `power_base` and the tensor cores' use, stays
+        what it is at the boost clock and the use `power_knee`; a GPU of which these are not known keeps its boost
+        clock.
         """
-        if hypothesis == "A":
-            return self.rates["a_clock_ghz"]
-        if hypothesis == "B":
-            r = self.rates
-            return r["b_clock_ghz"] * (1 - r["b_clock_slope"] * (tensor_use - r["b_clock_knee"]))
-        return self.gpu.clock_ghz
+        if clock.mhz:
+            return clock.mhz / 1e3
+        boost = self.stated["boost_ghz"].value if "boost_ghz" in self.stated else self.gpu.clock_ghz
+        if clock.kind != SUSTAINED or "power_knee" not in self.stated:
+            return boost
+        base, knee = self.stated["power_base"].value, self.stated["power_knee"].value
+        return float(boost * min(1.0, (base + knee) / (base + tensor_use)) ** (1 / 3))
 
     def provenance(self, name: str) -> str:
         """Value, unit, status and source of a rate, or of a figure of the data sheet, in one line."""
+        name = _stands_for(name, self.stated)
         if name in self.stated:
             rate = self.stated[name]
             return f"{rate.value:g} {rate.unit}, {rate.status}: {rate.source}"
         if name in {f.name for f in fields(Gpu)}:
             return f"{getattr(self.gpu, name)}, published: NVIDIA's data sheet of the {self.gpu.name} (gpus.toml)"
         raise UsageError(f"{self.key} has no rate named {name}; known are {', '.join(self.stated)}")
+
+
+def _stands_for(name: str, stated: Mapping[str, Rate]) -> str:
+    """Return the rate that holds where `name` itself is not stated."""
+    return "l2_bytes_per_clock" if name == "l2_private_bytes_per_clock" and name not in stated else name
 
 
 def why_unmodelled(gpu: Gpu) -> str | None:
@@ -179,12 +200,11 @@ def find_chip(key: str, file: Path = FILE) -> Chip:
         for name, entry in entries.items():
             stated[name] = _rate(entry, f"{file.name}: {name} in [{place}]", name, table["sources"])
     rates = {name: _value(name, stated, gpu, file) for name in NEEDED}
-    rates["l1_bytes"] = rates["l1_kb"] * 1024
-    rates["dram_bytes_per_clock"] = rates["dram_efficiency"] * gpu.memory_gbs / gpu.clock_ghz / gpu.sms
     return Chip(gpu, rates, stated)
 
 
 def _value(name: str, stated: Mapping[str, Rate], gpu: Gpu, file: Path) -> float:
+    name = _stands_for(name, stated)
     if name in stated:
         return stated[name].value
     if gpu.capability < NEEDED[name].since:
@@ -209,8 +229,8 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _rate(entry: object, where: str, name: str, sources: Mapping[str, str]) -> Rate:
-    if name not in NEEDED:
-        near = difflib.get_close_matches(name, NEEDED, n=1)
+    if name not in NEEDED and name not in OPTIONAL:
+        near = difflib.get_close_matches(name, (*NEEDED, *OPTIONAL), n=1)
         raise UsageError(f"{where} is no rate that a prediction knows" + (f"; did you mean {near[0]}?" if near else ""))
     if not isinstance(entry, list) or len(entry) != 4:
         raise UsageError(f'{where} must be [value, "unit", "status", "source"]')

@@ -109,6 +109,7 @@ class Launch:
         self.grid, self.threads, self.cluster = geometry.grid, geometry.threads, geometry.cluster or kernel.cluster
         self.registers = kernel.registers
         self.shared_bytes = kernel.shared_bytes + geometry.shared_bytes
+        self.local_bytes = _stack(kernel)
         self.reserved_shared = RESERVED_SHARED if kernel.arch >= 90 else 0
         self.arguments, self.allocations = arguments, allocations
         self._bank_data = {bank: np.frombuffer(data, np.uint8) for bank, data in banks.items() if data}
@@ -118,7 +119,7 @@ class Launch:
         self._allocations = (SassAllocation * len(allocations))(*map(_structure, allocations))
         self.structure = SassLaunch(
             grid=self.grid, threads=self.threads, cluster=self.cluster, shared_bytes=self.shared_bytes,
-            reserved_shared=self.reserved_shared, local_bytes=_stack(kernel), registers=self.registers,
+            reserved_shared=self.reserved_shared, local_bytes=self.local_bytes, registers=self.registers,
             arch=kernel.arch, bank_count=len(self._banks), allocation_count=len(allocations), banks=self._banks,
             allocations=self._allocations, seed=seed % 2**64,
         )  # fmt: skip
@@ -145,10 +146,10 @@ class Launch:
 
 def prepare(
     kernel: Kernel, launch: records.Launch | Geometry, arguments: Sequence[AnyArgument | ConstantArgument], seed: int,
-    constants: Mapping[str, bytes] | None = None, memory: Memory | None = None,
+    constants: Mapping[str, bytes] | None = None, memory: Memory | None = None, mapped: Sequence[Part] = (),
 ) -> Launch:  # fmt: skip
     """Return everything that the kernel needs to run: `arguments` in the order of its parameters, `__constant__`
-    variables by name.
+    variables by name. `mapped` are tensors that only tensor maps point to.
 
     `seed` draws the launch's schedule and, without `memory`, where tensors lie. Raises UsageError where arguments do
     not fit the binary's parameters, KernelCrashed where a GPU would refuse the launch, KernelUnbuildable for a tensor
@@ -159,9 +160,9 @@ def prepare(
     _check_launch(kernel, geometry)
     given = {a.name: a.data.tobytes() for a in arguments if isinstance(a, ConstantArgument)}
     passed = [a for a in arguments if not isinstance(a, ConstantArgument)]
-    allocations = (memory or Memory([(kernel, passed)], seed)).allocations(kernel, passed)
-    addresses = {allocation.name: allocation.address for allocation in allocations}
-    banks = _banks(kernel, geometry, passed, addresses, {**(constants or {}), **given})
+    in_memory = [*passed, *mapped]
+    allocations = (memory or Memory([(kernel, in_memory)], seed)).allocations(kernel, in_memory)
+    banks = _banks(kernel, geometry, passed, allocations, {**(constants or {}), **given})
     return Launch(kernel, geometry, passed, allocations, banks, seed)
 
 
@@ -248,6 +249,10 @@ def _place(sizes: Mapping[str, int], seed: int) -> dict[str, int]:
     return addresses
 
 
+def _bytes_of(argument: InMemory) -> int:
+    return argument.data.nbytes if isinstance(argument, TensorArgument) else argument.bytes
+
+
 class _Item(NamedTuple):
     """What takes memory in a launch; `size` in bytes."""
 
@@ -324,12 +329,13 @@ def _structure(allocation: Allocation) -> SassAllocation:
 
 
 def _banks(
-    kernel: Kernel, geometry: Geometry, arguments: Sequence[AnyArgument], addresses: Mapping[str, int],
+    kernel: Kernel, geometry: Geometry, arguments: Sequence[AnyArgument], allocations: Sequence[Allocation],
     constants: Mapping[str, bytes],
 ) -> dict[int, bytearray]:  # fmt: skip
+    placed = {allocation.name: allocation for allocation in allocations}
     banks = {bank: bytearray(data) for bank, data in kernel.banks.items()}
     for pointer in kernel.pointers:
-        struct.pack_into("<Q", banks[pointer.bank], pointer.offset, addresses[pointer.segment] + pointer.place)
+        struct.pack_into("<Q", banks[pointer.bank], pointer.offset, placed[pointer.segment].address + pointer.place)
     for name, value in constants.items():
         _put_constant(kernel, banks.get(CONSTANT_BANK, bytearray()), name, value)
     bank = banks[PARAMETER_BANK]
@@ -338,7 +344,7 @@ def _banks(
     _DRIVER_VALUES.pack_into(bank, 0, *geometry.threads, *geometry.grid, *windows)
     if kernel.arch >= 90:
         struct.pack_into("<Q", bank, _PARAMETERS_POINTER, CONSTANT_WINDOW + kernel.parameters_at)
-    _put_parameters(kernel, bank, arguments, addresses)
+    _put_parameters(kernel, bank, arguments, placed)
     return banks
 
 
@@ -353,13 +359,12 @@ def _put_constant(kernel: Kernel, bank: bytearray, name: str, value: bytes) -> N
 
 
 def _put_parameters(
-    kernel: Kernel, bank: bytearray, arguments: Sequence[AnyArgument], addresses: Mapping[str, int]
+    kernel: Kernel, bank: bytearray, arguments: Sequence[AnyArgument], placed: Mapping[str, Allocation]
 ) -> None:
     if len(arguments) != len(kernel.parameters):
         raise UsageError(f"kernel {kernel.entry} has {len(kernel.parameters)} parameters; {len(arguments)} were given")
-    sizes = {a.name: _bytes_of(a) for a in _parts(arguments) if isinstance(a, InMemory)}
     for argument, (offset, size) in zip(arguments, kernel.parameters, strict=True):
-        value = _value(argument, addresses, sizes)
+        value = _value(argument, placed)
         if len(value) != size:
             raise UsageError(
                 f"parameter {argument.name} of kernel {kernel.entry} has {size} bytes; {len(value)} were given"
@@ -367,22 +372,18 @@ def _put_parameters(
         bank[offset : offset + size] = value
 
 
-def _bytes_of(argument: InMemory) -> int:
-    return argument.data.nbytes if isinstance(argument, TensorArgument) else argument.bytes
-
-
-def _value(argument: AnyArgument, addresses: Mapping[str, int], sizes: Mapping[str, int]) -> bytes:
+def _value(argument: AnyArgument, placed: Mapping[str, Allocation]) -> bytes:
     """A parameter's bytes."""
     if isinstance(argument, InMemory):
-        return struct.pack("<Q", addresses[argument.name])
+        return struct.pack("<Q", placed[argument.name].address)
     if isinstance(argument, ScalarArgument):
         return argument.value.tobytes()
     if isinstance(argument, TensorMapArgument):
-        tensor_map.check(argument, sizes[argument.tensor])
-        return tensor_map.describe(argument, addresses[argument.tensor])
+        tensor_map.check(argument, placed[argument.tensor].bytes)
+        return tensor_map.describe(argument, placed[argument.tensor].address)
     whole = bytearray(argument.bytes)
     for offset, part in argument.parts:
-        value = _value(part, addresses, sizes)
+        value = _value(part, placed)
         if offset + len(value) > len(whole):
             end = offset + len(value)
             raise UsageError(f"{part.name} ends at byte {end} of {argument.name}, which has {len(whole)}")

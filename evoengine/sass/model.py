@@ -1,4 +1,4 @@
-"""What the core counts and times of a launch: per block, and on one SM of a chip."""
+"""Calls of the core that count and time a launch: what blocks do and touch, and the clocks of one SM of a chip."""
 
 from __future__ import annotations
 
@@ -15,18 +15,33 @@ from evoengine.sass.launch import Launch
 
 _DOUBLES = ctypes.POINTER(ctypes.c_double)
 _MESSAGE = 512
+_MOST_NOTES = 256
+"""MOST_PROGRESS of core/timing.h"""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Of an allocation: shares, 0…1, of the bytes that blocks load from it and store to it."""
+
+    loads_from_dram: float = 1.0
+    stores_to_dram: float = 1.0
+    loads_shared: float = 0.0
+    """those that another block of the wave loads too"""
+
+
+class _Traffic(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_double) for name in ("loads_from_dram", "stores_to_dram", "loads_shared")]
 
 
 class _Timing(ctypes.Structure):
     _fields_ = [
         ("rates", _DOUBLES),
         ("blocks", ctypes.POINTER(ctypes.c_uint64)),
+        ("traffic", ctypes.POINTER(_Traffic)),
         ("block_count", ctypes.c_uint64),
         ("limit", ctypes.c_uint64),
         ("resident", ctypes.c_uint32),
-        ("tensor_excludes_mufu", ctypes.c_uint32),
-        ("dram_share", ctypes.c_double),
-        ("issue_lost", ctypes.c_double),
+        ("unused", ctypes.c_uint32),
     ]
 
 
@@ -37,49 +52,45 @@ class Residents:
     count: int
     blocks: Sequence[int]
     limit: int
-    """warp instructions of all blocks"""
-    dram_share: float
-    """of what is asked of the L1, or by TMA, that comes from the DRAM"""
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """How the tensor pipe and other work get in each other's way: two hypotheses differ in these."""
-
-    tensor_excludes_mufu: bool = False
-    issue_lost: float = 0.0
-    """share of arithmetic issue lost while wgmma runs"""
+    """warp instructions of all blocks; 0 for none"""
+    traffic: Sequence[Traffic]
+    """of each allocation of the launch"""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Clocks and what filled them: `values` by the core's names; `issues` [n], `stalls` [n, reasons] by instruction."""
+    """Clocks and what filled them: `values` by the core's names; `progress` by name [notes], in the order of time;
+    `issues` [n] and `stalls` [n, reasons] by instruction."""
 
     values: Mapping[str, float]
+    progress: Mapping[str, np.ndarray]
     issues: np.ndarray
     stalls: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What some blocks do: `counts` by name [blocks], and of each allocation what they `touched` by name
+    [allocations]."""
+
+    counts: Mapping[str, np.ndarray]
+    touched: Mapping[str, np.ndarray]
 
 
 @cache
 def _names(function: str) -> tuple[str, ...]:
     call = getattr(library(), function)
     call.restype = ctypes.c_char_p
-    return tuple(call().decode().split())
+    return tuple(call().decode().splitlines())
 
 
 def rate_names() -> tuple[str, ...]:
-    """What a chip must state, in the core's order."""
+    """Return what a chip must state, in the core's order."""
     return _names("sass_rate_names")
 
 
-def rates(chip: Chip, shared_bytes: int) -> dict[str, float]:
-    """A chip's rates as the core wants them, where resident blocks have so much shared memory together.
-
-    The driver makes the smallest part of the L1 that holds them shared memory.
-    """
-    sizes = CARVEOUTS_KB[chip.gpu.capability]
-    carveout = next((kb * 1024 for kb in sizes if kb * 1024 >= shared_bytes), sizes[-1] * 1024)
-    return {**chip.rates, "l1_bytes": chip.rates["l1_bytes"] - carveout}
+def stall_names() -> tuple[str, ...]:
+    return _names("sass_stall_names")
 
 
 CARVEOUTS_KB = {
@@ -92,14 +103,27 @@ CARVEOUTS_KB = {
 """by compute capability: what of the L1 can be shared memory (CUDA C++ Programming Guide, shared memory of each)"""
 
 
-def stall_names() -> tuple[str, ...]:
-    call = library().sass_stall_names
-    call.restype = ctypes.c_char_p
-    return tuple(call().decode().splitlines())
+WRITTEN = 0.5
+"""of what the L2 keeps, the part that may wait to be written back while loads go on: a round prior"""
+
+
+def rates(chip: Chip, shared_bytes: int, ghz: float) -> dict[str, float]:
+    """Return a chip's rates as the core wants them, at a clock, where resident blocks have `shared_bytes` of shared
+    memory together: the driver makes the smallest part of the L1 that holds them shared memory."""
+    sizes = CARVEOUTS_KB[chip.gpu.capability]
+    carveout = next((kb * 1024 for kb in sizes if kb * 1024 >= shared_bytes), sizes[-1] * 1024)
+    dram = chip.rates["dram_efficiency"] * chip.gpu.memory_gbs / ghz / chip.sms
+    return {
+        **chip.rates,
+        "l1_bytes": chip.rates["l1_kb"] * 1024 - carveout,
+        "dram_bytes_per_clock": dram,
+        "local_from_dram": 0.0,  # where the L2 holds all of it; see evoengine.sass.memory.local_from_dram
+        "l2_written_bytes": WRITTEN * chip.l2_kept_bytes / chip.sms,
+    }
 
 
 def addresses(program: Program) -> list[int]:
-    """The offset in bytes of each instruction of the program."""
+    """Return the offset in bytes of each instruction of the program."""
     size = library().sass_size(program.handle, None)
     found = (ctypes.c_int32 * size)()
     library().sass_size(program.handle, found)
@@ -107,45 +131,53 @@ def addresses(program: Program) -> list[int]:
 
 
 def count_block(program: Program, launch: Launch, block: int, limit: int) -> dict[str, float]:
-    """What a block does within `limit` warp instructions; raises KernelFailure where it cannot run."""
-    counts = (ctypes.c_double * len(_names("sass_count_names")))()
+    """Return what a block does within `limit` warp instructions; raises KernelFailure where it cannot run."""
+    names = _names("sass_count_names")
+    counts = (ctypes.c_double * len(names))()
     message = ctypes.create_string_buffer(_MESSAGE)
     status = library().sass_count(
         program.handle, launch.reference(), ctypes.c_uint64(block), ctypes.c_uint64(limit), counts, message, _MESSAGE
     )
     check(status, message)
-    return dict(zip(_names("sass_count_names"), counts, strict=True))
+    return dict(zip(names, counts, strict=True))
 
 
-def footprint(program: Program, launch: Launch, blocks: Sequence[int], limit: int) -> np.ndarray:
-    """Lines of 128 bytes [allocations, 3]: how many the first of three blocks touches, and each other touches too."""
-    lines = (ctypes.c_double * (3 * launch.allocation_count))()
+def survey(program: Program, launch: Launch, blocks: Sequence[int], limit: int, whole_limit: int) -> Survey:
+    """Run each of the blocks for at most `limit` warp instructions, the middle one once more for `whole_limit`; raises
+    KernelFailure where one cannot run."""
+    names, touched_names = _names("sass_count_names"), _names("sass_touched_names")
+    counts = np.zeros((len(blocks), len(names)))
+    touched = np.zeros((launch.allocation_count, len(touched_names)))
     message = ctypes.create_string_buffer(_MESSAGE)
-    three = (ctypes.c_uint64 * 3)(*blocks)
-    status = library().sass_footprint(
-        program.handle, launch.reference(), three, ctypes.c_uint64(limit), lines, message, _MESSAGE
-    )
+    status = library().sass_survey(
+        program.handle, launch.reference(), (ctypes.c_uint64 * len(blocks))(*blocks), len(blocks),
+        ctypes.c_uint64(limit), ctypes.c_uint64(whole_limit), counts.ctypes.data_as(_DOUBLES),
+        touched.ctypes.data_as(_DOUBLES), message, _MESSAGE,
+    )  # fmt: skip
     check(status, message)
-    return np.array(lines).reshape(-1, 3)
+    return Survey(dict(zip(names, counts.T, strict=True)), dict(zip(touched_names, touched.T, strict=True)))
 
 
-def time_sm(
-    program: Program, launch: Launch, numbers: Mapping[str, float], residents: Residents, overlap: Overlap
-) -> Timed:
-    """Times one SM; raises KernelFailure where a block cannot run."""
+def time_sm(program: Program, launch: Launch, numbers: Mapping[str, float], residents: Residents) -> Timed:
+    """Time one SM; raises KernelFailure where a block cannot run."""
     ordered = (ctypes.c_double * len(rate_names()))(*(numbers[name] for name in rate_names()))
     blocks = (ctypes.c_uint64 * len(residents.blocks))(*residents.blocks)
-    asked = _Timing(
-        ordered, blocks, len(blocks), residents.limit, residents.count,
-        overlap.tensor_excludes_mufu, residents.dram_share, overlap.issue_lost,
-    )  # fmt: skip
+    of_each = [_Traffic(t.loads_from_dram, t.stores_to_dram, t.loads_shared) for t in residents.traffic]
+    traffic = (_Traffic * len(of_each))(*of_each)
+    asked = _Timing(ordered, blocks, traffic, len(blocks), residents.limit, residents.count, 0)
     size = library().sass_size(program.handle, None)
-    times = (ctypes.c_double * len(_names("sass_time_names")))()
+    time_names, progress_names = _names("sass_time_names"), _names("sass_progress_names")
+    times, notes = (ctypes.c_double * len(time_names))(), ctypes.c_int32()
+    progress = np.zeros((_MOST_NOTES, len(progress_names)))
     issues, stalls = np.zeros(size, np.uint64), np.zeros((size, len(stall_names())))
     message = ctypes.create_string_buffer(_MESSAGE)
     status = library().sass_time(
-        program.handle, launch.reference(), ctypes.byref(asked), times,
-        issues.ctypes.data_as(ctypes.POINTER(ctypes.c_uint64)), stalls.ctypes.data_as(_DOUBLES), message, _MESSAGE,
+        program.handle, launch.reference(), ctypes.byref(asked), times, progress.ctypes.data_as(_DOUBLES),
+        ctypes.byref(notes), issues.ctypes.data_as(ctypes.POINTER(ctypes.c_uint64)), stalls.ctypes.data_as(_DOUBLES),
+        message, _MESSAGE,
     )  # fmt: skip
     check(status, message)
-    return Timed(dict(zip(_names("sass_time_names"), times, strict=True)), issues, stalls)
+    noted = progress[: notes.value].T
+    return Timed(
+        dict(zip(time_names, times, strict=True)), dict(zip(progress_names, noted, strict=True)), issues, stalls
+    )

@@ -1,9 +1,13 @@
-"""How far predictions are from recorded times, as validation.toml has it; people see it beside every prediction."""
+"""How far predictions are from measured times, by class of kernel, as validation.toml has it.
+
+The error of a class comes from measured kernels that chose none of the model's constants; benchmarks/accuracy_page.py
+writes the file. It is the range of every prediction of the class, and stands beside it wherever one is shown.
+"""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,58 +15,61 @@ from pathlib import Path
 from evoengine.errors import UsageError
 
 FILE = Path(__file__).with_name("validation.toml")
-_FIGURES = ("rho", "within_1_25", "n")
+CLASSES = ("wgmma with softmax", "wgmma", "mma.sync", "memory", "scalar")
+WHERE_UNKNOWN = 2.0
+"""factor of a class of which no times are known"""
+MEMORY_BOUND = 0.6
+"""busy share of the DRAM, from which on a kernel counts as memory-bound"""
+_FIGURES = {"n": int, "mean_error": float, "factor": float, "data": str}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One kernel on one GPU: rank correlation, share of configurations within a factor of 1.25, configurations."""
+class ClassError:
+    """Of predictions of one class, held against measured times."""
 
-    kernel: str
-    gpu: str
-    rho: float
-    within_1_25: float
-    n: int
-
-
-@dataclass(frozen=True, slots=True)
-class Validation:
-    date: str
-    rows: Sequence[Row]
-    note: str = ""
+    name: str
+    n: int = 0
+    mean_error: float = 0.0
+    """mean of |predicted / measured - 1|"""
+    factor: float = WHERE_UNKNOWN
+    """nine of ten measured times lie within this factor of the predicted one"""
+    data: str = ""
+    """which kernels, on which GPUs"""
 
     def __str__(self) -> str:
-        total = sum(r.n for r in self.rows)
-        rho = sum(r.rho for r in self.rows) / len(self.rows)
-        share = sum(r.within_1_25 * r.n for r in self.rows) / total
-        kernels, gpus = (dict.fromkeys(names) for names in ([r.kernel for r in self.rows], [r.gpu for r in self.rows]))
+        if not self.n:
+            return f"no {self.name} kernel was held against a GPU: the error is not known"
         return (
-            f"checked against {total:,} recorded times ({', '.join(kernels)} on {', '.join(gpus)}; {self.date}): mean "
-            f"Spearman's ρ {rho:.2f}, {share:.0%} within 1.25×{f'; {self.note}' if self.note else ''}"
+            f"{self.name} kernels: mean error {self.mean_error:.0%}, nine of ten within {self.factor:.2f}×, by "
+            f"{self.n:,} measured times ({self.data})"
         )
 
 
+def class_of(counts: Mapping[str, float], shares: Mapping[str, float]) -> str:
+    """Return the class of a kernel by what a block executes and by the busy shares of pipes and memories."""
+    if counts["tensor_clock_columns"]:
+        return "wgmma with softmax" if counts["mufu"] > counts["tensor"] else "wgmma"
+    if shares["dram"] > MEMORY_BOUND:
+        return "memory"
+    return "mma.sync" if counts["hmma"] else "scalar"
+
+
 @cache
-def read_validation(file: Path = FILE) -> Validation | None:
-    """None where nothing has been validated. Raises UsageError naming what is missing or no number."""
+def read_errors(file: Path = FILE) -> Mapping[str, ClassError]:
+    """Return the errors by class. Raises UsageError naming what is missing or malformed."""
     table = tomllib.loads(file.read_text("utf-8"))
-    tables = {kernel: gpus for kernel, gpus in table.items() if isinstance(gpus, dict)}
-    rows = [_row(file, kernel, gpu, figures) for kernel, gpus in tables.items() for gpu, figures in gpus.items()]
-    if rows and "date" not in table:
-        raise UsageError(f"{file.name} has no date: say when benchmarks/model_accuracy.py was run")
-    return Validation(str(table["date"]), rows, str(table.get("note", ""))) if rows else None
+    errors = {}
+    for name, figures in table.items():
+        where = f"{file.name}: [{name}]"
+        if name not in CLASSES:
+            raise UsageError(f"{where} is no class of kernels; known are {', '.join(CLASSES)}")
+        if not isinstance(figures, dict) or {n: type(v) for n, v in figures.items()} != _FIGURES:
+            raise UsageError(f"{where} must have {', '.join(_FIGURES)}, as benchmarks/accuracy_page.py writes them")
+        if figures["n"] < 1 or figures["factor"] < 1 or figures["mean_error"] < 0:
+            raise UsageError(f"{where} must have n and factor of at least 1, and no mean_error below 0")
+        errors[name] = ClassError(name, **figures)
+    return errors
 
 
-def _row(file: Path, kernel: str, gpu: str, figures: object) -> Row:
-    where = f"{file.name}: [{kernel}.{gpu}]"
-    if not isinstance(figures, dict) or set(figures) != set(_FIGURES):
-        raise UsageError(f"{where} must have {', '.join(_FIGURES)}, as benchmarks/model_accuracy.py gives them")
-    if not all(isinstance(v, int | float) for v in figures.values()) or figures["n"] < 1:
-        raise UsageError(f"{where} must have numbers, and n of at least 1")
-    return Row(kernel, gpu, float(figures["rho"]), float(figures["within_1_25"]), int(figures["n"]))
-
-
-def error_line() -> str:
-    """What is known of the model's error, in a line."""
-    found = read_validation()
-    return f"model {found}" if found else "model not checked against recorded times: its error is not known"
+def error_of(kernel_class: str) -> ClassError:
+    return read_errors().get(kernel_class, ClassError(kernel_class))

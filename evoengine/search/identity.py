@@ -81,6 +81,7 @@ def environment(setting: Setting, device: Device, predicted: bool) -> dict[str, 
         "gate": GATE_VERSION,
         "model": MODEL_VERSION,
         "predicted": predicted,
+        "clock": str(setting.target.clock) if predicted and not setting.timed else None,
     }
 
 

@@ -9,18 +9,23 @@ from evoengine.gpu import Gpu, find_gpu, known_gpus
 from evoengine.gpu_file import stored_fields
 from evoengine.ledger.store import Ledger
 from evoengine.records import Candidate
+from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
+from evoengine.sass.clock import Clock
 from evoengine.space.space import SearchSpace, space_from_text
+from evoengine.terms import clock
 from evoengine.workloads import find_workload, workloads
 from evoengine.workloads.base import AnyWorkload, Target
 
 
 def target_of(ledger: Ledger, candidate: Candidate) -> Target:
-    """Return what a candidate was found for, by the definition that its own run kept.
+    """Return what a candidate was found for, by the definition that its own run kept, at the clock of its figure.
 
     Raises UsageError where its workload is not known here.
     """
     workload = _workload(candidate.problem, ledger.definition(candidate.run))
-    return Target(workload, workload.parse(candidate.problem), stored_gpu(ledger, candidate.gpu))
+    at = clock(candidate.measurement.terms) if candidate.measurement else None
+    gpu, predicted_at = stored_gpu(ledger, candidate.gpu), Clock.parse(at) if at else DEFAULT_CLOCK
+    return Target(workload, workload.parse(candidate.problem), gpu, predicted_at)
 
 
 def stored_gpu(ledger: Ledger, key: str) -> Gpu:

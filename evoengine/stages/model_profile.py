@@ -14,7 +14,7 @@ from evoengine.sass.core import Program
 from evoengine.sass.listing import instructions, listing_of
 from evoengine.sass.model import Timed, addresses, stall_names
 from evoengine.sass.predict import Prediction, Unpredictable
-from evoengine.stages.predict import predict_binary
+from evoengine.stages.predict import model_name, predict_binary
 from evoengine.workloads.base import Target
 
 HOTTEST = 15
@@ -55,9 +55,7 @@ def model_profile(target: Target, contender: CompiledCandidate) -> Profile:
         "by the model of the chip from the machine code, not observed on a GPU",
         "inputs are drawn: a kernel whose branches follow its data may do more or less on yours",
     ]
-    if prediction.hypotheses:
-        remarks.append(f"busy shares and waits are those of hypothesis {min(prediction.hypotheses)}")
-    return Profile("model", f"model for {target.gpu.key}", figures, tuple(remarks))
+    return Profile("model", model_name(target.gpu, prediction.clock), figures, tuple(remarks))
 
 
 def _with_listing(binary: Binary) -> Binary:
@@ -73,7 +71,8 @@ def _of_launch(prediction: Prediction, contender: CompiledCandidate, gpu: Gpu) -
     yield "predicted time, µs", prediction.time_us
     yield "shortest, µs", prediction.low_us
     yield "longest, µs", prediction.high_us
-    yield from ((f"hypothesis {name}, µs", us) for name, us in prediction.hypotheses.items())
+    yield "clocks", prediction.clocks
+    yield "clock, GHz", prediction.ghz
     yield "waves", prediction.waves
     yield "blocks per SM", float(prediction.blocks_per_sm)
     yield (

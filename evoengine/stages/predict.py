@@ -25,11 +25,12 @@ from evoengine.gpu import Gpu
 from evoengine.records import CompiledCandidate, Kind, Measurement
 from evoengine.sass.build import build
 from evoengine.sass.chip import find_chip, why_unmodelled
+from evoengine.sass.clock import Clock
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import read_kernel
 from evoengine.sass.launch import DrawnArgument, drawn_bytes, prepare
 from evoengine.sass.listing import listing_of
-from evoengine.sass.predict import Prediction, Unpredictable, predict
+from evoengine.sass.predict import MODEL_VERSION, Prediction, Unpredictable, predict
 from evoengine.stages.estimate import estimate
 from evoengine.workloads.base import Target, taken
 
@@ -81,8 +82,10 @@ def figure_by_formula(target: Target, contender: CompiledCandidate, cost: Mappin
     return estimate(contender.binary, launch, cost, target.gpu, target.flops, target.min_dram_bytes)
 
 
-def predict_binary(target: Target, contender: CompiledCandidate) -> Prediction:
+def predict_binary(target: Target, contender: CompiledCandidate, cold: bool = True) -> Prediction:
     """Predict the launch for the problem, on tensors of its sizes with drawn contents; of several kernels the sum.
+
+    `cold` says that nothing of the tensors is in the L2 before.
 
     Raises Unpredictable where the machine code, its launch or the chip cannot be read, or a tool is missing.
     """
@@ -98,7 +101,7 @@ def predict_binary(target: Target, contender: CompiledCandidate) -> Prediction:
         for entry, geometry in kernels:
             own = taken(target.workload, entry, arguments)
             launch = prepare(read_kernel(binary.cubin, entry), geometry, own, SEED)
-            predictions.append(predict(Program(listing, entry), launch, chip, *work))
+            predictions.append(predict(Program(listing, entry), launch, chip, *work, target.clock, cold))
         roofline_us = max(target.flops / chip.peak_flops, target.min_dram_bytes / chip.dram) * 1e6
         return _in_stream_order(predictions, roofline_us)
     except MachineError:
@@ -131,20 +134,31 @@ def _drawn(parameter: Parameter) -> DrawnArgument | Argument:
     return parameter
 
 
+def model_name(gpu: Gpu, clock: Clock) -> str:
+    """Return the device of a prediction. Figures are compared where it is the same: one model, one clock.
+
+    Version 1, of two hypotheses about wgmma, wrote `model for h100`.
+    """
+    return f"model {MODEL_VERSION} for {gpu.key}, {clock} clock"
+
+
 def figure_of(prediction: Prediction, gpu: Gpu, flops: float) -> Measurement:
-    """The prediction as a figure with its terms."""
+    """Return the prediction as a figure with its terms."""
     p = prediction
     terms = {
         "predicted": 1.0,
+        "model_version": MODEL_VERSION,
         "low_us": p.low_us,
         "high_us": p.high_us,
         "roofline_us": p.roofline_us,
         f"bound_{p.bound}": 1.0,
+        f"class_{p.kernel_class}": 1.0,
+        f"clock_{p.clock}": 1.0,
         "clocks": p.clocks,
+        "clock_ghz": p.ghz,
         "blocks_per_sm": p.blocks_per_sm,
         "waves": p.waves,
     }
-    terms |= {f"{name}_us": us for name, us in p.hypotheses.items()}
     terms |= {f"{pipe}_share": share for pipe, share in p.shares.items()}
-    plain = {name: float(value) for name, value in terms.items()}
-    return Measurement(Kind.ESTIMATED, f"model for {gpu.key}", flops / p.time_us / 1e6, p.time_us, terms=plain)
+    floats = {name: float(value) for name, value in terms.items()}
+    return Measurement(Kind.ESTIMATED, model_name(gpu, p.clock), flops / p.time_us / 1e6, p.time_us, terms=floats)

@@ -14,6 +14,7 @@ from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.objectives import front, stored_objectives
 from evoengine.records import Candidate, Measurement, listed
 from evoengine.search.identity import kernel_identity
+from evoengine.terms import range_us
 from evoengine.tuning.arguments import checked
 from evoengine.tuning.setup import register_kernel, require_name
 
@@ -75,6 +76,23 @@ def find_best(
     if pareto:
         found = _front(ledger, problem, gpu, found[0].ranked_by, top)
     return Best(problem, gpu, tuple(found), apart)
+
+
+def ties(candidates: Sequence[Candidate]) -> dict[int, list[int]]:
+    """Return trial → those that its prediction cannot be told from: their times differ by less than its range allows.
+
+    Measured figures and those by formula have no range, and tie with none.
+    """
+    predicted = {c.trial: c.ranked_by for c in candidates if range_us(c.ranked_by.terms)}
+
+    def tied(one: Measurement, other: Measurement) -> bool:
+        low, high = range_us(one.terms) or (0.0, 0.0)
+        return low <= other.median_us <= high
+
+    return {
+        trial: [n for n, other in predicted.items() if n != trial and tied(figure, other)]
+        for trial, figure in predicted.items()
+    }
 
 
 def _front(ledger: Ledger, problem: str, gpu: str, like: Measurement, top: int | None) -> Sequence[Candidate]:

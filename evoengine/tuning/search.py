@@ -21,6 +21,8 @@ from evoengine.ledger.study import Projection, add_missing, optuna_storage
 from evoengine.objectives import DEFAULT as DEFAULT_OBJECTIVE
 from evoengine.objectives import Objective, parse_objectives
 from evoengine.records import Candidate, Kind, listed
+from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
+from evoengine.sass.clock import Clock
 from evoengine.search import samplers
 from evoengine.search.coordinator import Coordinator
 from evoengine.search.evaluators import make_evaluator
@@ -78,6 +80,8 @@ class SearchOptions:
     seed: int | None = None
     resume: int | None = None
     """the run to go on with, 0 for the last one"""
+    clock: str | None = None
+    """that times are predicted for: boost, sustained or locked:MHZ; boost where it is None"""
     remeasure: bool = False
     """whether kernels are evaluated again whose result the ledger has"""
     cluster: str | None = None
@@ -93,6 +97,8 @@ class SearchOptions:
         if self.device not in ("auto", "emulator", "cuda") and not self.device.startswith(RECORDED):
             near = did_you_mean(self.device, ("auto", "emulator", "cuda", RECORDED))
             raise UsageError(f"device {self.device!r} is none of auto, emulator, cuda and {RECORDED}FILE{near}")
+        if self.clock is not None:
+            Clock.parse(self.clock)
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise UsageError(
                 f"--minutes is {self.minutes}; it must be a number above 0, and without it there is no limit"
@@ -145,6 +151,7 @@ def filled_in(options: SearchOptions) -> SearchOptions:
         families=options.families or tuple(conditions.get("families", ())),
         sampler=options.sampler or run.sampler,
         objective=options.objective or run.objectives,
+        clock=options.clock or conditions.get("clock"),
         trials=options.trials or run.trials,
         minutes=options.minutes or (run.seconds / 60 if run.seconds else None),
         device=device or options.device,
@@ -170,6 +177,7 @@ class Search:
             require_several(objective, sampler)
         self._choice = place.choose_gpu(options.gpu, options.gpu_file, partial(find_kept_gpu, options.db))
         target = make_target(options.problem, self._choice.gpu, options.kernel)
+        target = replace(target, clock=Clock.parse(options.clock) if options.clock else DEFAULT_CLOCK)
         self._timing = place.choose_device(options.device, target.gpu, echo)
         if self._timing:
             target = replace(target, gpu=resolve_gpu(self._timing, target.gpu))
@@ -356,7 +364,8 @@ def _announce(
         other = f", whose limits hold; --gpu named {named.name}, of the same {named.arch}"
         echo(f"gated and timed on {timing.name}{other if timing.name != named.name else ''}")
     else:
-        how = "by the formula of each family" if unpredictable else "by times predicted from the machine code"
+        at = f"by times predicted from the machine code at the {target.clock} clock"
+        how = "by the formula of each family" if unpredictable else at
         echo(f"no {gpu.key} to time on: compiled for {gpu.arch}, gated in the CPU emulator, ranked {how}")
     if unpredictable:
         echo(f"no predictions: {unpredictable}")

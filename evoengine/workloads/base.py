@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from evoengine.devices.base import ConstantArgument, ConstantParameter, Parameter
 from evoengine.gpu import Gpu
 from evoengine.records import Config, Launch, Plan, Value
+from evoengine.sass.clock import DEFAULT as DEFAULT_CLOCK
+from evoengine.sass.clock import Clock
 
 if TYPE_CHECKING:
     import numpy as np
@@ -320,11 +322,12 @@ def taken(workload: AnyWorkload, entry: str, given: Sequence[N]) -> Sequence[N]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is tuned, and for which GPU."""
+    """What is tuned, and for which GPU; `clock` is the one that times are predicted for."""
 
     workload: AnyWorkload
     problem: Problem
     gpu: Gpu
+    clock: Clock = DEFAULT_CLOCK
 
     @property
     def flops(self) -> float:

@@ -65,12 +65,9 @@ def test_a_box_with_fewer_rows_than_the_binary_waits_for_is_found():
 
 
 @needs_cubins
-def test_a_prediction_says_what_both_hypotheses_make_of_a_kernel():
-    row = benchmark.predict(FOLDER, "d128_causal_128x128", find_chip(benchmark.CHIP))
-    assert row.predicted.keys() == {"A", "B"}
-    assert all(300 < tflops < 989 for tflops in row.predicted.values())
-    assert row.reached
-    assert all(0 < share <= 1.001 for shares in row.shares.values() for share in shares.values() if share)
+def test_a_prediction_is_near_the_published_speed():
+    row = benchmark.row(FOLDER, "d128_causal_128x128", find_chip(benchmark.CHIP))
+    assert abs(row.deviation) < 0.12 and row.prediction.kernel_class == "wgmma with softmax"
 
 
 def test_a_division_by_a_high_product_is_a_division():
@@ -86,13 +83,6 @@ def test_causal_tiles_are_handed_out_longest_first_and_hold_all_of_the_work():
     assert benchmark.steps_of_tiles(tile, problem).tolist() == [4, 4, 3, 3, 2, 2, 1, 1]
     whole = benchmark.Problem(1, 2, 512, 128)
     assert benchmark.steps_of_tiles(tile, whole).tolist() == [4] * 8
-    assert benchmark.longest_share(tile, whole) == 1
-
-
-def test_the_busiest_pipe_is_named_and_exclusive_ones_count_together():
-    shares = {"tensor": 0.46, "mufu": 0.48, "l2": 0.5}
-    assert benchmark.bound(shares, together=True) == "tensor + mufu 94%"
-    assert benchmark.bound(shares, together=False) == "l2 50%"
 
 
 def test_a_folder_without_cubins_is_refused(tmp_path, capsys):

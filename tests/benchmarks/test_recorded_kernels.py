@@ -8,8 +8,8 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.old_nvrtc import OldNvrtc, compile_and_list
-from benchmarks.recorded_kernels import Buffer, find_kernels, read_kernel, read_recording
+from evoengine.accuracy.compilers import OldNvrtc, compile_and_list
+from evoengine.accuracy.dataset import Buffer, find_kernels, read_kernel, read_recording
 from evoengine.cuda_files import wheel_folders
 from evoengine.errors import UsageError
 from evoengine.stages.compile import CompileFailed

@@ -12,12 +12,14 @@ from evoengine.cli.main import evoengine
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Outcome
 from evoengine.sass import validation
+from evoengine.sass.predict import MODEL_VERSION
 from evoengine.stages.predict import figure_of, predict_binary
 from evoengine.stages.profile import profile_without_gpu
 from evoengine.workloads.base import Target
 from tests.support.ledger_examples import a_figure, a_verdict, add_ranked, start_run
 from tests.support.predictions import ATTENTION, H100, PROBLEM, figure, made
 
+DEVICE = "model 2 for h100, sustained clock"
 UNREAD = "the model cannot read the binary: unknown opcodes: XYZZY"
 
 
@@ -32,11 +34,11 @@ def db(tmp_path):
     """Trial 1 was predicted, trial 2 could not be read, though its formula's figure is far faster; 3 is in between."""
     with open_ledger(str(tmp_path / "evo.db"), create=True) as ledger:
         run = start_run(ledger)
-        add_ranked(ledger, run, replace(a_figure(100.0), device="model for h100"), name="predicted")
+        add_ranked(ledger, run, replace(a_figure(100.0), device=DEVICE), name="predicted")
         formula = replace(a_figure(900.0), device="estimate for h100", terms={"predicted": 0.0, "mufu_us": 9.0})
         unread = add_ranked(ledger, run, formula, name="unread")
         ledger.finish(unread, Outcome.ESTIMATED, UNREAD, 0.25, "emulator")
-        add_ranked(ledger, run, replace(a_figure(50.0), device="model for h100"), name="slower")
+        add_ranked(ledger, run, replace(a_figure(50.0), device=DEVICE), name="slower")
     return tmp_path / "evo.db"
 
 
@@ -54,42 +56,55 @@ def test_best_ranks_what_could_not_be_read_last_and_marks_it(db):
     ]
 
 
+def test_predictions_that_differ_by_less_than_their_error_are_tied(db):
+    with open_ledger(str(db), create=False) as ledger:
+        for trial, us in ((1, 25_000.0), (3, 26_000.0)):
+            terms = {**a_figure(100.0).terms, "low_us": 0.9 * us, "high_us": 1.1 * us}
+            ledger.record_measurement(trial, replace(a_figure(100.0), device=DEVICE, median_us=us, terms=terms))
+    found = json.loads(call("best", "--top", 3, "--json", "--db", db).stdout)["trials"]
+    assert {c["trial"]: c["tied_with"] for c in found} == {1: [3], 3: [1], 2: []}
+    assert "trial 1 is tied with 3" in call("best", "--db", db).stderr
+
+
 def test_where_all_were_predicted_nothing_is_marked(db):
     with open_ledger(str(db), create=False) as ledger:
-        ledger.record_measurement(2, replace(a_figure(75.0), device="model for h100"))
+        ledger.record_measurement(2, replace(a_figure(75.0), device=DEVICE))
     shown = call("best", "--db", db).stdout
     assert "est.*" not in shown and "could not read" not in shown
     assert json.loads(call("best", "--json", "--db", db).stdout)["trial"] == 1
 
 
-def test_the_models_validated_error_stands_beside_predicted_figures(db, monkeypatch, tmp_path):
+def test_the_error_of_the_kernels_own_class_stands_beside_predicted_figures(db, monkeypatch, tmp_path):
     table = tmp_path / "validation.toml"
     table.write_text(
-        'date = "2026-01-31"\nnote = "no kernel of Hopper among them"\n'
-        "[gemm.RTX3090]\nrho = 0.8\nwithin_1_25 = 0.5\nn = 100\n[conv.A100]\nrho = 0.9\nwithin_1_25 = 0.7\nn = 300\n"
+        '["wgmma with softmax"]\nn = 24\nmean_error = 0.04\nfactor = 1.1\ndata = "FlashAttention-3, H100"\n'
+        '[scalar]\nn = 400\nmean_error = 0.2\nfactor = 1.6\ndata = "convolution, RTX 3090"\n'
     )
-    known = validation.read_validation(table)
-    monkeypatch.setattr(validation, "read_validation", lambda: known)
+    errors = validation.read_errors(table)
+    monkeypatch.setattr(validation, "read_errors", lambda: errors)
     line = (
-        "model checked against 400 recorded times (gemm, conv on RTX3090, A100; 2026-01-31): mean Spearman's ρ 0.85, "
-        "65% within 1.25×; no kernel of Hopper among them"
+        "wgmma with softmax kernels: mean error 4%, nine of ten within 1.10×, by 24 measured times "
+        "(FlashAttention-3, H100)"
     )
-    assert line in call("best", "--db", db).stderr.replace("\n", " ")
+    said = call("best", "--db", db).stderr.replace("\n", " ")
+    assert line in said and "scalar" not in said
     assert line in call("show", 1, "--db", db).stdout
     assert line not in call("show", 2, "--db", db).stdout
 
 
 def test_an_error_that_nobody_checked_is_said_to_be_unknown(db, monkeypatch):
-    monkeypatch.setattr(validation, "read_validation", lambda: None)
-    assert "its error is not known" in call("best", "--db", db).stderr
+    monkeypatch.setattr(validation, "read_errors", dict)
+    assert "the error is not known" in call("best", "--db", db).stderr
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[gemm.A100]\nrho = 0.8\n", "[gemm.A100] must have rho, within_1_25, n"),
-        ("[gemm.A100]\nrho = 0.8\nwithin_1_25 = 0.5\nn = 0\n", "n of at least 1"),
-        ("[gemm.A100]\nrho = 0.8\nwithin_1_25 = 0.5\nn = 3\n", "has no date"),
+        ("[gemm]\nn = 3\n", "[gemm] is no class of kernels; known are wgmma with softmax, wgmma"),
+        ("[scalar]\nn = 3\n", "[scalar] must have n, mean_error, factor, data"),
+        ('[scalar]\nn = 0\nmean_error = 0.1\nfactor = 1.2\ndata = "x"\n', "n and factor of at least 1"),
+        ('[scalar]\nn = 4\nmean_error = 0.1\nfactor = 0.9\ndata = "x"\n', "n and factor of at least 1"),
+        ("scalar = 3\n", "must have n, mean_error, factor, data"),
     ],
 )
 def test_a_malformed_table_of_errors_says_what_is_wrong(tmp_path, text, said):
@@ -98,27 +113,62 @@ def test_a_malformed_table_of_errors_says_what_is_wrong(tmp_path, text, said):
     table = tmp_path / "validation.toml"
     table.write_text(text)
     with pytest.raises(UsageError) as error:
-        validation.read_validation(table)
+        validation.read_errors(table)
     assert said in str(error.value)
 
 
 def test_the_table_that_ships_can_be_read():
-    assert validation.error_line().startswith("model ")
+    assert validation.read_errors().keys() <= set(validation.CLASSES)
 
 
-def test_show_prints_range_bound_utilisation_and_both_hypotheses(db):
+def test_show_prints_range_clock_bound_and_utilisation(db):
     shown = call("show", 1, "--db", db).stdout
-    assert "20,000.0 to 30,000.0 µs (hypothesis A 20,000.0 µs, hypothesis B 30,000.0 µs)" in shown
+    assert "20,000.0 to 30,000.0 µs" in shown
+    assert "sustained, 1.600 GHz: 40,000,000 clocks" in shown
     assert "tensor; 15.5 waves of 2 blocks per SM" in shown
     assert "tensor 72% · MUFU 40%" in shown
     public = json.loads(call("show", 1, "--json", "--db", db).stdout)
     assert (public["range_us"], public["bound"]) == ([20000.0, 30000.0], "tensor")
     assert public["utilisation"] == {"tensor": 0.72, "mufu": 0.4}
+    assert (public["model_version"], public["clock"]) == (2, "sustained")
+
+
+OF_VERSION_1 = {"predicted": 1.0, "low_us": 20e3, "high_us": 30e3, "A_us": 20e3, "B_us": 30e3, "bound_tensor": 1.0}
+
+
+@pytest.fixture
+def old_db(db):
+    """Trial 4 was predicted by the model of two hypotheses, before the others were by the present one."""
+    with open_ledger(str(db), create=False) as ledger:
+        old = replace(a_figure(700.0), device="model for h100", terms=OF_VERSION_1)
+        add_ranked(ledger, start_run(ledger), old, name="old")
+        ledger.record_measurement(1, replace(a_figure(100.0), device=DEVICE))
+    return db
+
+
+def test_a_figure_of_an_older_model_keeps_its_version_and_both_hypotheses(old_db):
+    shown = call("show", 4, "--db", old_db).stdout
+    assert "version 1" in shown and "A_us 2e+04" in shown and "B_us 3e+04" in shown
+    assert json.loads(call("show", 4, "--json", "--db", old_db).stdout)["model_version"] == 1
+
+
+def test_figures_of_an_older_model_and_of_another_clock_are_ranked_apart(old_db):
+    with open_ledger(str(old_db), create=False) as ledger:
+        boosted = replace(a_figure(800.0), device=DEVICE.replace("sustained", "boost"))
+        trial = add_ranked(ledger, start_run(ledger), boosted, name="boosted")
+    done = call("best", "--db", old_db)
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.lstrip()[:1].isdigit()] == [str(trial), "2"]
+    assert "by model for h100" in done.stderr + done.stdout
+    with open_ledger(str(old_db), create=False) as ledger:
+        ledger.record_measurement(1, replace(a_figure(100.0), device=DEVICE))
+    done = call("best", "--db", old_db)
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.lstrip()[:1].isdigit()] == ["1", "3", "2"]
+    assert "by model 2 for h100, boost clock" in (done.stderr + done.stdout).replace("\n", " ")
 
 
 def test_show_says_why_a_binary_could_not_be_read(db):
     shown = call("show", 2, "--db", db).stdout
-    assert UNREAD in shown and "by formula" in shown and "hypothesis" not in shown
+    assert UNREAD in shown and "by formula" in shown
     assert json.loads(call("show", 2, "--json", "--db", db).stdout)["reason"] == UNREAD
 
 
@@ -148,8 +198,8 @@ def without_gpu(monkeypatch):
 def test_profile_shows_where_warps_wait_and_for_what(binary_db, without_gpu):
     done = call("profile", 1, "--db", binary_db)
     assert "by the model of the chip" in done.stderr
-    assert "model for h100" in done.stdout and "not observed on a GPU" in done.stdout
-    assert "hypothesis A" in done.stdout
+    assert f"model {MODEL_VERSION} for h100" in done.stdout and "not observed on a GPU" in done.stdout
+    assert "clock, GHz" in done.stdout
     assert "tensor, % busy" in done.stdout and "registers per thread" in done.stdout
     assert "waiting: wgmma, % of warps' clocks" in done.stdout
     kept = call("show", 1, "--db", binary_db).stdout
@@ -175,7 +225,7 @@ def test_the_page_says_the_same_time_as_the_figure():
     page = profile_without_gpu(target, made("wgmma"))
     of_model = figure_of(predict_binary(target, made("wgmma")), H100, 1.0)
     assert page.figures["predicted time, µs"] == of_model.median_us
-    assert page.figures["hypothesis B, µs"] == of_model.terms["B_us"]
+    assert page.figures["clocks"] == of_model.terms["clocks"]
 
 
 def test_of_a_binary_that_cannot_be_read_the_page_is_the_instruction_mix_with_the_reason():

@@ -10,6 +10,8 @@ import pytest
 from evoengine.errors import UsageError
 from evoengine.gpu import find_gpu, known_gpus
 from evoengine.sass.chip import FILE, NEEDED, STATUSES, find_chip, why_unmodelled
+from evoengine.sass.clock import Clock
+from evoengine.sass.model import rate_names, rates
 
 WHOLE = FILE.read_text()
 
@@ -73,9 +75,9 @@ def test_fma_clocks_give_the_peak_of_the_data_sheet(key):
 def test_a_rate_of_the_gpu_goes_before_that_of_its_architecture_and_that_before_the_rest():
     assert find_chip("a100").rates["l2_bytes_per_clock"] == 44
     assert find_chip("rtx3090").rates["l2_bytes_per_clock"] == 32
-    assert find_chip("h100").rates["l2_bytes_per_clock"] == 23.7
+    assert find_chip("h100").rates["l2_bytes_per_clock"] == 38.8
     of_h100 = find_chip("h100").provenance("l2_bytes_per_clock")
-    assert of_h100.startswith("23.7 bytes/clock, SM, inferred: FlashAttention-3's machine code")
+    assert of_h100.startswith("38.8 bytes/clock, SM, published: github.com/FlashGPU-Sim")
     assert find_chip("rtx3090").provenance("sms").startswith("82, published: NVIDIA's data sheet")
 
 
@@ -129,25 +131,54 @@ def test_a_malformed_chip_file_says_what_is_wrong(edited, old, new, said):
         find_chip("rtx3090", edited(old, new))
 
 
-def test_the_clock_is_the_boost_clock_but_for_the_two_hypotheses_of_wgmma():
+def test_a_locked_clock_is_what_it_says_and_a_boosted_one_what_the_board_reaches():
     h100 = find_chip("h100")
-    assert h100.clock_under("", 0.9) == h100.gpu.clock_ghz
-    assert h100.clock_under("A", 0.9) == 1.9
-    assert h100.clock_under("B", 0.5) == 1.755
-    assert h100.clock_under("B", 0.75) == pytest.approx(1.755 * 0.925)
+    assert h100.ghz(Clock.parse("locked:1500"), 0.9) == 1.5
+    assert h100.ghz(Clock("boost"), 0.9) == 1.98
+    assert find_chip("rtx3090").ghz(Clock("boost"), 0.9) == find_gpu("rtx3090").clock_ghz
 
 
-def test_the_share_of_an_sm_in_the_dram_follows_from_the_data_sheet():
-    # 0.85 of 936 GB/s over 82 SMs at 1.695 GHz
-    assert find_chip("rtx3090").rates["dram_bytes_per_clock"] == pytest.approx(0.85 * 936 / 82 / 1.695)
+@pytest.mark.parametrize(
+    ("use", "ghz"), [(0.0, 1.98), (0.25, 1.98), (0.74, 1.60), (0.90, 1.55), (0.93, 1.65)],
+    ids=["idle", "the knee", "CUTLASS", "cuBLAS fp16", "cuBLAS TF32"],
+)  # fmt: skip
+def test_the_sustained_clock_falls_with_the_use_of_tensor_cores_as_clock_logs_of_an_h100_have_it(use, ghz):
+    assert find_chip("h100").ghz(Clock("sustained"), use) == pytest.approx(ghz, rel=0.06)
+
+
+def test_a_board_whose_clock_under_load_is_not_known_keeps_its_boost_clock():
+    assert find_chip("rtx3090").ghz(Clock("sustained"), 0.9) == find_gpu("rtx3090").clock_ghz
+
+
+def test_a_clock_is_written_as_it_is_read():
+    assert [str(Clock.parse(text)) for text in ("boost", "sustained", "locked:1110")] == [
+        "boost", "sustained", "locked:1110",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "Boost", "locked", "locked:", "locked:99", "locked:5001", "locked:1.5", "1500"])
+def test_what_is_no_clock_is_refused_with_what_would_be(text):
+    with pytest.raises(UsageError, match="boost, sustained, or locked:MHZ from 100 to 5000"):
+        Clock.parse(text)
+
+
+def test_the_share_of_an_sm_in_the_dram_follows_from_the_data_sheet_and_the_clock():
+    # 0.85 of 936 GB/s over 82 SMs
+    rtx3090 = find_chip("rtx3090")
+    assert rates(rtx3090, 0, 1.695)["dram_bytes_per_clock"] == pytest.approx(0.85 * 936 / 82 / 1.695)
+    assert rates(rtx3090, 0, 1.0)["dram_bytes_per_clock"] == pytest.approx(0.85 * 936 / 82)
 
 
 def test_the_core_is_given_every_rate_it_asks_for():
-    header = FILE.with_name("core") / "timing.h"
-    block = header.read_text().partition("#define SASS_RATES(X)")[2].partition("\n\n")[0]
-    asked = re.findall(r"X\((\w+)\)", block)
-    assert len(asked) > 20
-    assert set(asked) <= set(find_chip("h100").rates)
+    assert set(rate_names()) <= rates(find_chip("h100"), 0, 1.5).keys()
+    assert set(rates(find_chip("h100"), 0, 1.5)) - set(rate_names()) <= NEEDED.keys()
+
+
+def test_the_l1_is_what_shared_memory_leaves_of_it_in_sizes_that_a_driver_sets():
+    h100 = find_chip("h100")
+    assert rates(h100, 0, 1.5)["l1_bytes"] == 256 << 10
+    assert rates(h100, 60_000, 1.5)["l1_bytes"] == (256 - 64) << 10
+    assert rates(h100, 66_000, 1.5)["l1_bytes"] == (256 - 100) << 10
 
 
 def test_a_chip_file_that_is_not_there_and_an_unknown_rate_are_named(tmp_path):

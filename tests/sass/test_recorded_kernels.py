@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.old_nvrtc import InstalledNvrtc, compile_and_list
-from benchmarks.recorded_kernels import Buffer, RecordedKernel, find_recordings, read_kernel, read_recording
+from evoengine.accuracy.compilers import InstalledNvrtc, compile_and_list
+from evoengine.accuracy.dataset import Buffer, RecordedKernel, find_recordings, read_kernel, read_recording
 from evoengine.devices.base import ScalarArgument, TensorArgument
 from evoengine.gpu import find_gpu
 from evoengine.sass.core import Program, run

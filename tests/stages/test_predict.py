@@ -11,11 +11,13 @@ from evoengine.errors import MachineError
 from evoengine.paths import asset
 from evoengine.records import Candidate, CompiledCandidate, Kind
 from evoengine.sass import chip
-from evoengine.sass.predict import Unpredictable
+from evoengine.sass.clock import Clock
+from evoengine.sass.predict import MODEL_VERSION, Unpredictable
+from evoengine.sass.validation import error_of
 from evoengine.stages import predict
 from evoengine.stages.arguments import make_arguments
 from evoengine.stages.compile import compile_source
-from evoengine.stages.predict import predict_binary
+from evoengine.stages.predict import predict_binary, predict_figure
 from evoengine.stages.render import render
 from evoengine.stages.tasks import predict_task
 from evoengine.workloads.attention.problem import parse_problem
@@ -28,7 +30,11 @@ from tests.support.predictions import ATTENTION, COST, H100, L4, PROBLEM, figure
 def test_a_figure_is_predicted_from_the_machine_code_and_says_so(family, gpu):
     found, unread = figure(made(family, gpu), gpu)
     assert unread is None
-    assert (found.kind, found.device, found.by_formula) == (Kind.ESTIMATED, f"model for {gpu.key}", False)
+    assert (found.kind, found.device, found.by_formula) == (
+        Kind.ESTIMATED,
+        f"model {MODEL_VERSION} for {gpu.key}, boost clock",
+        False,
+    )
     terms = found.terms
     assert 0 < terms["roofline_us"] <= terms["low_us"] <= found.median_us <= terms["high_us"]
     assert found.tflops == pytest.approx(ATTENTION.flops(PROBLEM) / found.median_us / 1e6)
@@ -48,10 +54,25 @@ def test_the_json_has_range_bound_and_utilisation():
     assert public["tflops_kind"] == "estimated"
 
 
-def test_both_hypotheses_bound_the_range_of_a_wgmma_kernel_and_no_other_has_them():
-    wgmma, mma = figure(made("wgmma")).figure.terms, figure(made("mma", L4), L4).figure.terms
-    assert sorted([wgmma["A_us"], wgmma["B_us"]]) == [wgmma["low_us"], wgmma["high_us"]]
-    assert "A_us" not in mma
+def test_a_figure_names_the_version_of_the_model_the_clock_and_the_class_of_the_kernel():
+    found = figure(made("wgmma")).figure
+    public = Candidate(1, 1, str(PROBLEM), "h100", {}, measurement=found).to_json()
+    assert (public["model_version"], public["clock"]) == (MODEL_VERSION, "boost")
+    assert public["kernel_class"] == "wgmma with softmax"
+    assert found.terms["clocks"] / found.terms["clock_ghz"] / 1e3 <= found.median_us
+    factor = error_of("wgmma with softmax").factor
+    assert found.terms["high_us"] == pytest.approx(found.median_us * factor)
+    assert not {"A_us", "B_us"} & found.terms.keys()
+
+
+def test_the_same_clocks_take_longer_at_a_lower_clock_and_figures_of_unlike_clocks_name_unlike_devices():
+    fast, slow = (
+        predict_figure(Target(ATTENTION, PROBLEM, H100, Clock.parse(clock)), made("wgmma"), {}).figure
+        for clock in ("boost", "locked:990")
+    )
+    assert slow.device == f"model {MODEL_VERSION} for h100, locked:990 clock" != fast.device
+    assert (fast.terms["clock_ghz"], slow.terms["clock_ghz"]) == (1.98, 0.99)
+    assert fast.median_us < slow.median_us < 2 * fast.median_us
 
 
 def test_twice_the_batch_takes_about_twice_as_long():
@@ -88,9 +109,18 @@ def test_the_models_tensors_are_as_large_as_those_of_a_real_launch():
 
 
 @pytest.mark.parametrize("family", ["mma", "wgmma"])
-@pytest.mark.parametrize("slow", [{"tensor_tflops": 1e-3}, {"memory_gbs": 1e-3}])
-def test_no_prediction_is_above_the_roofline_of_the_data_sheet(family, slow, monkeypatch):
-    gpu = replace(H100, **slow)
+def test_a_slow_memory_takes_at_least_the_time_of_the_tensors(family, monkeypatch):
+    gpu = replace(H100, memory_gbs=1e-3)
+    monkeypatch.setattr(predict, "find_chip", lambda key: replace(chip.find_chip(key), gpu=gpu))
+    roofline_us = ATTENTION.min_dram_bytes(PROBLEM) / gpu.memory_gbs / 1e3
+    found, _ = figure(made(family), gpu)
+    assert found.terms["low_us"] >= roofline_us and found.median_us < 3 * roofline_us
+    assert found.terms["bound_dram"]
+
+
+@pytest.mark.parametrize("family", ["mma", "wgmma"])
+def test_no_prediction_is_above_the_roofline_of_the_data_sheet(family, monkeypatch):
+    gpu = replace(H100, tensor_tflops=1e-3)
     monkeypatch.setattr(predict, "find_chip", lambda key: replace(chip.find_chip(key), gpu=gpu))
     flops, min_dram_bytes = ATTENTION.flops(PROBLEM), ATTENTION.min_dram_bytes(PROBLEM)
     roofline_us = max(flops / gpu.tensor_tflops / 1e6, min_dram_bytes / gpu.memory_gbs / 1e3)
@@ -172,7 +202,7 @@ def test_what_neither_the_model_nor_the_formula_can_tell_has_no_figure_but_a_rea
 
 
 def test_a_family_without_a_cost_is_predicted_all_the_same():
-    assert figure(made("mma"), cost={}).figure.device == "model for h100"
+    assert figure(made("mma"), cost={}).figure.device == f"model {MODEL_VERSION} for h100, boost clock"
 
 
 def test_where_the_models_process_failed_the_formula_gives_the_figure():

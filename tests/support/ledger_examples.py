@@ -69,8 +69,9 @@ SUSTAINED = Policy(LaunchMode.GRAPH, L2.WARM, Clocks.SUSTAINED)
 
 
 PREDICTED = {
-    "predicted": 1.0, "low_us": 20000.0, "high_us": 30000.0, "roofline_us": 100.0, "bound_tensor": 1.0, "clocks": 4e7,
-    "blocks_per_sm": 2.0, "waves": 15.5, "A_us": 20000.0, "B_us": 30000.0, "tensor_share": 0.72, "mufu_share": 0.4,
+    "predicted": 1.0, "low_us": 20000.0, "high_us": 30000.0, "roofline_us": 100.0, "bound_tensor": 1.0,
+    "blocks_per_sm": 2.0, "waves": 15.5, "model_version": 2.0, "clock_sustained": 1.0, "clock_ghz": 1.6, "clocks": 4e7,
+    "class_wgmma with softmax": 1.0, "tensor_share": 0.72, "mufu_share": 0.4,
 }  # fmt: skip
 """terms of a prediction"""
 

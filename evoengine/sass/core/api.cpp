@@ -55,6 +55,20 @@ std::vector<Allocation> allocations_of(const SassLaunch& from) {
   return found;
 }
 
+// The allocations with copies of those that are written and held whole, so that a kernel's counters begin anew.
+struct Copied {
+  std::vector<Allocation> allocations;
+  std::vector<std::vector<u8>> copies;
+
+  explicit Copied(const SassLaunch& from) : allocations(allocations_of(from)) {
+    for (Allocation& a : allocations) {
+      if (!a.writable || a.period != a.bytes) continue;
+      copies.emplace_back(a.data, a.data + a.bytes);
+      a.data = copies.back().data();
+    }
+  }
+};
+
 std::vector<std::vector<u8>> banks_of(const SassLaunch& from) {
   std::vector<std::vector<u8>> banks(8);
   for (u32 n = 0; n < from.bank_count; n++)
@@ -137,13 +151,15 @@ const void* sass_visits(uint64_t* count) {
 
 #define SASS_NAME(name) #name "\n"
 // what `Timed` says in single numbers
-#define SASS_TIMES(X)                                                                                              \
-  X(clocks) X(late_clocks) X(issued) X(late_issued) X(finished) X(ended) X(issue) X(fma) X(alu) X(mufu) X(tensor) \
+#define SASS_TIMES(X)                                                                                          \
+  X(clocks) X(issued) X(finished) X(tensor_work) X(stored) X(ended) X(issue) X(fma) X(alu) X(mufu) X(tensor)   \
   X(uniform) X(memory) X(shared) X(l2) X(dram) X(l1_hits)
 
 const char* sass_rate_names() { return SASS_RATES(SASS_NAME); }
 const char* sass_count_names() { return SASS_COUNTS(SASS_NAME); }
+const char* sass_touched_names() { return SASS_TOUCHED(SASS_NAME); }
 const char* sass_time_names() { return SASS_TIMES(SASS_NAME); }
+const char* sass_progress_names() { return SASS_PROGRESS(SASS_NAME); }
 const char* sass_stall_names() {
   return "fixed\nshort scoreboard\nlong scoreboard\nbarrier\nmbarrier\nwgmma\nasync copy\npipe\nmemory queue\nnot selected\n";
 }
@@ -154,42 +170,48 @@ int sass_size(void* program, int32_t* addresses) {
   return int(code.size());
 }
 
+#define SASS_PUT_COUNT(name) *counts++ = found.name;
+
 int sass_count(void* program, const SassLaunch* from, uint64_t block, uint64_t limit, double* counts, char* message, int size) {
   return guarded(
       [&] {
         auto banks = banks_of(*from);
         Launch launch = launch_of(*from);
-        Counts found = count_block(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
+        Copied copied(*from);
+        Counts found = count_block(*static_cast<Program*>(program), launch, copied.allocations, banks.data(), from->seed,
                                    cluster_starts(launch, &block, 1)[0], limit);
-#define SASS_PUT(name) *counts++ = found.name;
-        SASS_COUNTS(SASS_PUT)
+        SASS_COUNTS(SASS_PUT_COUNT)
       },
       message, size);
 }
 
-int sass_footprint(void* program, const SassLaunch* from, const uint64_t blocks[3], uint64_t limit, double* lines, char* message,
-                   int size) {
+int sass_survey(void* program, const SassLaunch* from, const uint64_t* blocks, int count, uint64_t limit,
+                uint64_t whole_limit, double* counts, double* touched, char* message, int size) {
   return guarded(
       [&] {
         auto banks = banks_of(*from);
         Launch launch = launch_of(*from);
-        Footprint found = footprint(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
-                                    blocks, limit);
-        for (size_t n = 0; n < found.lines.size(); n++) {
-          *lines++ = found.lines[n];
-          *lines++ = found.with_first[n];
-          *lines++ = found.with_second[n];
+        Copied copied(*from);
+        Survey all = survey(*static_cast<Program*>(program), launch, copied.allocations, banks.data(), from->seed,
+                            cluster_starts(launch, blocks, count), limit, whole_limit);
+        for (const Counts& found : all.blocks) {
+          SASS_COUNTS(SASS_PUT_COUNT)
+        }
+#define SASS_PUT_TOUCHED(name) *touched++ = found.name;
+        for (const Touched& found : all.allocations) {
+          SASS_TOUCHED(SASS_PUT_TOUCHED)
         }
       },
       message, size);
 }
 
-int sass_time(void* program, const SassLaunch* from, const SassTiming* asked, double* times, uint64_t* issues, double* stalls,
-              char* message, int size) {
+int sass_time(void* program, const SassLaunch* from, const SassTiming* asked, double* times, double* progress, int32_t* notes,
+              uint64_t* issues, double* stalls, char* message, int size) {
   return guarded(
       [&] {
         auto banks = banks_of(*from);
         Launch launch = launch_of(*from);
+        Copied copied(*from);
         TimingRequest request;
         const double* rate = asked->rates;
 #define SASS_TAKE(name) request.rates.name = *rate++;
@@ -197,12 +219,19 @@ int sass_time(void* program, const SassLaunch* from, const SassTiming* asked, do
         request.resident = int(asked->resident);
         request.blocks = cluster_starts(launch, asked->blocks, int(asked->block_count));
         request.limit = asked->limit;
-        request.dram_share = asked->dram_share;
-        request.tensor_excludes_mufu = asked->tensor_excludes_mufu != 0;
-        request.issue_lost = asked->issue_lost;
-        Timed found = time_sm(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed, request);
+        for (size_t n = 0; n < copied.allocations.size(); n++) {
+          const SassTraffic& t = asked->traffic[n];
+          request.traffic.push_back({t.loads_from_dram, t.stores_to_dram, t.loads_shared});
+        }
+        Timed found =
+            time_sm(*static_cast<Program*>(program), launch, copied.allocations, banks.data(), from->seed, request);
 #define SASS_TELL(name) *times++ = double(found.name);
         SASS_TIMES(SASS_TELL)
+        *notes = int32_t(found.progress.size());
+        for (const Progress& note : found.progress) {
+#define SASS_NOTE(name) *progress++ = note.name;
+          SASS_PROGRESS(SASS_NOTE)
+        }
         if (issues) std::copy(found.issues.begin(), found.issues.end(), issues);
         if (stalls)
           for (const auto& reasons : found.stalls) stalls = std::copy(reasons.begin(), reasons.end(), stalls);

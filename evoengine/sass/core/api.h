@@ -47,29 +47,41 @@ int sass_run(void* program, const SassLaunch*, const uint64_t* blocks, int count
 // evoengine/devices/base.py, valid until that thread's next run.
 const void* sass_visits(uint64_t* count);
 
-// Names of rates, counts and times, in the order of the arrays below, each ended by a newline.
+// Names of rates, counts, what blocks touch, times and progress, in the order of the arrays below, each ended by a
+// newline.
 const char* sass_rate_names();
 const char* sass_count_names();
+const char* sass_touched_names();
 const char* sass_time_names();
+const char* sass_progress_names();
 const char* sass_stall_names();
+
+// What follows leaves tensors as they are: each call works on copies of those that kernels write.
 
 // Counts of one block (of a cluster: of all of it), run for at most `limit` warp instructions.
 int sass_count(void* program, const SassLaunch*, uint64_t block, uint64_t limit, double* counts, char* message, int size);
 
-// Lines of 128 bytes of each allocation, by address, that the first of three blocks touches, and those that the second
-// and the third touch too: three numbers an allocation.
-int sass_footprint(void* program, const SassLaunch*, const uint64_t blocks[3], uint64_t limit, double* lines, char* message, int size);
+// Counts of each of some blocks, and what they touch of each allocation; see Survey in counting.h.
+int sass_survey(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit,
+                uint64_t whole_limit, double* counts, double* touched, char* message, int size);
+
+// Of an allocation, see Traffic in timing.h.
+struct SassTraffic {
+  double loads_from_dram, stores_to_dram, loads_shared;
+};
 
 struct SassTiming {
   const double* rates;
   const uint64_t* blocks;
+  const SassTraffic* traffic;
   uint64_t block_count, limit;
-  uint32_t resident, tensor_excludes_mufu;
-  double dram_share, issue_lost;
+  uint32_t resident, unused;
 };
 
-// Times one SM. `issues` and `stalls` may be null: instructions, and clocks per instruction and reason.
-int sass_time(void* program, const SassLaunch*, const SassTiming*, double* times, uint64_t* issues, double* stalls, char* message, int size);
+// Times one SM. `progress` takes 256 notes; how many there are goes to `notes`. `issues` and `stalls` may be null:
+// instructions, and clocks per instruction and reason.
+int sass_time(void* program, const SassLaunch*, const SassTiming*, double* times, double* progress, int32_t* notes,
+              uint64_t* issues, double* stalls, char* message, int size);
 
 // Instructions of the program; the offset in bytes of each goes to `addresses`, where that is not null.
 int sass_size(void* program, int32_t* addresses);

@@ -24,7 +24,10 @@ struct Counter : Observer {
       case Pipe::Memory: counts.memory++; break;
       case Pipe::Uniform: counts.uniform++; break;
       case Pipe::Branch: counts.branch++; break;
-      case Pipe::Tensor: counts.tensor++; break;
+      case Pipe::Tensor:
+        counts.tensor++;
+        if (i.opcode[1] != 'G') counts.hmma += std::max(1, i.d);
+        break;
       case Pipe::None: break;
     }
     counts.barriers += i.opcode.starts_with("BAR.");
@@ -48,76 +51,182 @@ struct Counter : Observer {
   }
 
   void began(const Completion& work) override {
-    if (work.queue == Completion::Queue::TensorLoad) counts.tensor_bytes_loaded += double(work.bytes) / work.destinations;
-    if (work.queue == Completion::Queue::TensorStore) counts.tensor_bytes_stored += work.bytes;
+    if (work.queue == Completion::Queue::TensorLoad) {
+      counts.tensor_bytes_loaded += double(work.bytes) / work.destinations;
+      counts.tensor_sectors_loaded += double(work.sectors) / work.destinations;
+    }
+    if (work.queue == Completion::Queue::TensorStore) {
+      counts.tensor_bytes_stored += work.bytes;
+      counts.tensor_sectors_stored += work.sectors;
+    }
     if (work.queue == Completion::Queue::Product) counts.tensor_clock_columns += work.n * work.k / 16.0;
   }
 };
 
-struct Lines : Observer {
-  std::vector<u64> seen;
+constexpr int PIECE = 6;  // log2 of 64 bytes
 
-  void saw(const Context& c, const Instruction&) override {
+// Pieces of memory with how often they were asked for and by how many blocks; open addressing.
+class Pieces {
+ public:
+  void add(u64 piece, u32 block, u32 sectors) {
+    if (2 * ++added > table.size()) grow();
+    Entry& e = at(piece);
+    if (e.last != block) e.blocks++;
+    e.last = block;
+    e.asked += sectors;
+  }
+
+  template <class F>
+  void each(F f) const {
+    for (const Entry& e : table)
+      if (e.blocks) f(e.piece, e.asked, e.blocks);
+  }
+
+  bool has(u64 piece) const {
+    if (table.empty()) return false;
+    size_t n = place(piece);
+    while (table[n].blocks && table[n].piece != piece) n = (n + 1) & (table.size() - 1);
+    return table[n].blocks;
+  }
+
+ private:
+  struct Entry {
+    u64 piece = 0;
+    u32 asked = 0, blocks = 0, last = ~0u;
+  };
+
+  size_t place(u64 piece) const { return piece * 0x9e3779b97f4a7c15ull >> 20 & (table.size() - 1); }
+
+  Entry& at(u64 piece) {
+    size_t n = place(piece);
+    while (table[n].blocks && table[n].piece != piece) n = (n + 1) & (table.size() - 1);
+    table[n].piece = piece;
+    return table[n];
+  }
+
+  void grow() {
+    std::vector<Entry> old(std::max<size_t>(1 << 12, 2 * table.size()));
+    old.swap(table);
+    added = 1;
+    for (const Entry& e : old)
+      if (e.blocks) at(e.piece) = e, added++;
+  }
+
+  std::vector<Entry> table;
+  size_t added = 0;
+};
+
+struct Surveyor : Counter {
+  Pieces loaded, stored;
+  u32 block = 0;
+  const Pieces* whole = nullptr;       // of the block that is run longer
+  std::vector<std::array<u32, 2>> in;  // of this block, per allocation: pieces loaded, those of them in `whole`
+  std::vector<int> eviction;           // per allocation: loads that ask for the last, less those that ask for the first
+  std::vector<int> boxes;              // per allocation: all loads by TMA
+  const std::vector<Allocation>& allocations;
+
+  explicit Surveyor(const std::vector<Allocation>& all) : in(all.size()), eviction(all.size()), boxes(all.size()), allocations(all) {}
+
+  void saw(const Context& c, const Instruction& i) override {
+    Counter::saw(c, i);
     if (!c.lanes || c.access.space != Access::Space::Global) return;
-    u64 found[4 * LANES];
-    int count = pieces(c.access, 7, found);
-    seen.insert(seen.end(), found, found + count);
-    if (seen.size() > 1 << 20) tidy();
+    u64 sectors[4 * LANES];
+    int count = pieces(c.access, 5, sectors);
+    for (int n = 0; n < count; n++) touch(sectors[n] >> 1, 1, c.access.store && !c.access.atomic);
   }
 
   void began(const Completion& work) override {
-    bool tensor = work.queue == Completion::Queue::TensorLoad || work.queue == Completion::Queue::TensorStore;
-    if (!tensor) return;
-    // rows of a box lie apart; what matters is how many lines and whether neighbours touch the same ones
-    for (int byte = 0; byte < work.bytes; byte += 128) seen.push_back((work.address + byte) >> 7);
+    Counter::began(work);
+    if (!work.rows) return;
+    bool store = work.queue == Completion::Queue::TensorStore;
+    if (int n = work.sectors && !store ? allocation_of(work.address >> PIECE) : -1; n >= 0) {
+      eviction[n] += work.eviction;
+      boxes[n]++;
+    }
+    work.rows([&](u64 address, u32 bytes) {
+      for (u64 piece = address >> PIECE; piece <= (address + bytes - 1) >> PIECE; piece++) touch(piece, 2, store);
+    });
   }
 
-  void tidy() {
-    std::sort(seen.begin(), seen.end());
-    seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+  void touch(u64 piece, u32 sectors, bool store) {
+    (store ? stored : loaded).add(piece, block, sectors);
+    if (!whole || store) return;
+    int n = allocation_of(piece);
+    if (n < 0) return;
+    in[n][0]++;
+    in[n][1] += whole->has(piece);
+  }
+
+  int allocation_of(u64 piece) const {
+    u64 last = ((piece + 1) << PIECE) - 1;
+    auto after = std::upper_bound(allocations.begin(), allocations.end(), last,
+                                  [](u64 at, const Allocation& a) { return at < a.address; });
+    return int(after - allocations.begin()) - 1;
   }
 };
 
-std::vector<u64> lines_of(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
-                          const std::vector<u8>* banks, u64 seed, u64 block, u64 limit) {
-  Lines lines;
-  observe(program, launch, allocations, banks, seed, block, limit, lines);
-  lines.tidy();
-  return std::move(lines.seen);
-}
+constexpr double PIECE_BYTES = 1 << PIECE;
 
-size_t common(const std::vector<u64>& one, const std::vector<u64>& other, u64 from, u64 to) {
-  size_t count = 0;
-  auto a = std::lower_bound(one.begin(), one.end(), from), b = std::lower_bound(other.begin(), other.end(), from);
-  while (a != one.end() && b != other.end() && *a < to && *b < to) {
-    if (*a == *b) count++, a++, b++;
-    else if (*a < *b) a++;
-    else b++;
-  }
-  return count;
+void sum(const Surveyor& all, std::vector<Touched>& to, bool half) {
+  all.loaded.each([&](u64 piece, u32 asked, u32 blocks) {
+    int n = all.allocation_of(piece);
+    if (n < 0) return;
+    (half ? to[n].bytes_loaded_half : to[n].bytes_loaded) += PIECE_BYTES;
+    if (half) return;
+    to[n].loaded += asked;
+    if (blocks > 1) to[n].loaded_together += asked;
+  });
+  all.stored.each([&](u64 piece, u32 asked, u32) {
+    int n = all.allocation_of(piece);
+    if (n < 0) return;
+    (half ? to[n].bytes_stored_half : to[n].bytes_stored) += PIECE_BYTES;
+    if (!half) to[n].stored += asked;
+  });
 }
 
 }  // namespace
 
+Survey survey(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
+              const std::vector<u8>* banks, u64 seed, const std::vector<u64>& blocks, u64 limit, u64 whole_limit) {
+  Surveyor one(allocations), each(allocations);
+  auto run = [&](Surveyor& surveyor, u64 block, u64 most) {
+    surveyor.counts = {};
+    surveyor.counts.complete = observe(program, launch, allocations, banks, seed, block, most, 1, surveyor);
+  };
+  size_t middle = blocks.size() / 2;
+  run(one, blocks[middle], whole_limit);
+  each.whole = &one.loaded;
+  Survey found;
+  found.allocations.resize(allocations.size());
+  std::vector<std::array<double, 2>> in(allocations.size());  // blocks that load of it, sum of their shares
+  for (size_t n = 0; n < blocks.size(); n++) {
+    std::fill(each.in.begin(), each.in.end(), std::array<u32, 2>{});
+    each.block = u32(n);
+    run(each, blocks[n], limit);
+    found.blocks.push_back(each.counts);
+    for (size_t a = 0; a < in.size(); a++)
+      if (each.in[a][0]) in[a][0]++, in[a][1] += double(each.in[a][1]) / each.in[a][0];
+    if (2 * (n + 1) == blocks.size()) sum(each, found.allocations, true);
+  }
+  sum(each, found.allocations, false);
+  one.loaded.each([&](u64 piece, u32 asked, u32) {
+    int n = one.allocation_of(piece);
+    if (n < 0) return;
+    found.allocations[n].whole_loaded += asked;
+    found.allocations[n].whole_bytes_loaded += PIECE_BYTES;
+  });
+  for (size_t a = 0; a < in.size(); a++)
+    if (2 * std::abs(each.eviction[a]) > each.boxes[a]) found.allocations[a].eviction = each.eviction[a] > 0 ? 1 : -1;
+  for (size_t a = 0; a < in.size(); a++) found.allocations[a].in_whole = in[a][0] ? in[a][1] / in[a][0] : 0;
+  return found;
+}
+
 Counts count_block(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
                    const std::vector<u8>* banks, u64 seed, u64 block, u64 limit) {
   Counter counter;
-  counter.counts.complete = observe(program, launch, allocations, banks, seed, block, limit, counter);
+  u32 alike = launch.grid[0] * launch.grid[1] * launch.grid[2];
+  counter.counts.complete = observe(program, launch, allocations, banks, seed, block, limit, alike, counter);
   return counter.counts;
-}
-
-Footprint footprint(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
-                    const std::vector<u8>* banks, u64 seed, const u64 blocks[3], u64 limit) {
-  std::vector<u64> touched[3];
-  for (int n = 0; n < 3; n++) touched[n] = lines_of(program, launch, allocations, banks, seed, blocks[n], limit);
-  Footprint found;
-  for (const Allocation& a : allocations) {
-    u64 from = a.address >> 7, to = (a.address + a.bytes + 127) >> 7;
-    found.lines.push_back(double(common(touched[0], touched[0], from, to)));
-    found.with_first.push_back(double(common(touched[0], touched[1], from, to)));
-    found.with_second.push_back(double(common(touched[0], touched[2], from, to)));
-  }
-  return found;
 }
 
 }  // namespace sass

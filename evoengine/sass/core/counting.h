@@ -1,16 +1,18 @@
-// What blocks of a launch do, counted by running them: instructions per pipe and traffic, and which lines of global
-// memory a block touches that its neighbours touch too.
+// What blocks of a launch do, counted by running them: instructions per pipe and traffic, and which global memory blocks
+// touch together.
 #pragma once
 
 #include "machine.h"
 
 namespace sass {
 
-// Per block (of a cluster: of all its blocks together). Instructions are warp instructions; sectors have 32 bytes.
+// Per block (of a cluster: of all its blocks together). Instructions are warp instructions; sectors have 32 bytes;
+// `hmma` is in m16n8k16.
 #define SASS_COUNTS(X)                                                                                          \
   X(instructions) X(fma) X(imad) X(half) X(alu) X(fp64) X(mufu) X(memory) X(uniform) X(branch) X(tensor)         \
-  X(shared_accesses) X(wavefronts) X(global_loads) X(sectors_loaded) X(global_stores) X(sectors_stored)          \
-  X(local_accesses) X(tensor_bytes_loaded) X(tensor_bytes_stored) X(tensor_clock_columns) X(barriers) X(complete)
+  X(hmma) X(shared_accesses) X(wavefronts) X(global_loads) X(sectors_loaded) X(global_stores) X(sectors_stored)  \
+  X(local_accesses) X(tensor_bytes_loaded) X(tensor_bytes_stored) X(tensor_sectors_loaded)                        \
+  X(tensor_sectors_stored) X(tensor_clock_columns) X(barriers) X(complete)
 
 struct Counts {
 #define SASS_FIELD(name) double name = 0;
@@ -18,15 +20,34 @@ struct Counts {
 #undef SASS_FIELD
 };
 
+// What blocks touch of an allocation: sectors that they ask for, each time they do, and bytes that any of them touches,
+// counted in pieces of 64 bytes, which is what a DRAM gives at the least.
+#define SASS_TOUCHED(X)                                                                                          \
+  X(loaded) X(loaded_together) X(stored) X(bytes_loaded_half) X(bytes_loaded) X(bytes_stored_half) X(bytes_stored) \
+  X(whole_loaded) X(whole_bytes_loaded) X(in_whole) X(eviction)
+
+struct Touched {
+#define SASS_FIELD(name) double name = 0;
+  SASS_TOUCHED(SASS_FIELD)
+#undef SASS_FIELD
+};
+
+// `…_half`: by the first half of the blocks; `loaded_together`: sectors asked for in pieces that more than one block
+// loads. `whole_…`: by the one block that is run longer; `in_whole`: of what another block loads at its beginning, the
+// share in pieces that the one loads at any time, in the mean over the others and 1 for the one itself. `eviction`: as
+// most loads of it ask for, first (-1), last (1) or neither (0).
+struct Survey {
+  std::vector<Counts> blocks;
+  std::vector<Touched> allocations;
+};
+
+// Runs each block (of clusters the first) for at most `limit` warp instructions, and the middle one for `whole_limit`.
+// One finds in global memory what those before it have left there.
+Survey survey(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks, u64 seed,
+              const std::vector<u64>& blocks, u64 limit, u64 whole_limit);
+
+// Runs one block that stands for all of the grid: what it adds to a counter, each of them does.
 Counts count_block(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks, u64 seed,
                    u64 block, u64 limit);
-
-// Lines of 128 bytes of each allocation that a block touches within `limit` instructions, and how many of them each of
-// two other blocks touches too.
-struct Footprint {
-  std::vector<double> lines, with_first, with_second;
-};
-Footprint footprint(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks, u64 seed,
-                    const u64 blocks[3], u64 limit);
 
 }  // namespace sass

@@ -267,12 +267,13 @@ void mark_written(const Allocation& a) {
 }  // namespace
 
 bool observe(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
-             u64 seed, u64 block, u64 limit, Observer& observer) {
+             u64 seed, u64 block, u64 limit, u32 alike, Observer& observer) {
   Functional machine;
   prepare(machine, program, launch, std::move(allocations), banks, seed);
   machine.landing = Landing::Early;
   machine.observer = &observer;
-  machine.alike = launch.grid[0] * launch.grid[1] * launch.grid[2];
+  machine.alike = alike;
+  machine.products_left = MODEL_PRODUCTS;
   try {
     run_clusters(machine, nullptr, {block}, limit, nullptr);
     return true;

@@ -195,11 +195,15 @@ struct Completion {
   std::function<void()> land;
   // for timing
   int bytes = 0;             // Copy, TensorLoad, TensorStore: in all; Product: read from shared memory
-  int rows = 0;              // TensorLoad, TensorStore: innermost rows of the box
+  int sectors = 0;           // TensorLoad, TensorStore: of 32 bytes of global memory, those that lie in the tensor
   int destinations = 1;      // TensorLoad: blocks that a multicast reaches
+  int eviction = 0;          // TensorLoad: by its cache hint, first (-1) or last (1)
   int n = 0, k = 0;          // Product: columns, depth; rows are the warp's 16
+  int sums = 0;              // Product: first register of its sums
   bool a_in_registers = false;
-  u64 address = 0;           // TensorLoad, TensorStore: global address of the box's first byte, for L2
+  u64 address = 0;           // TensorLoad, TensorStore: global address of the box's first byte in the tensor
+  // TensorLoad, TensorStore: calls with address and bytes of each row in the tensor
+  std::function<void(const std::function<void(u64, u32)>&)> rows;
   Access access;             // Copy
 };
 
@@ -336,6 +340,8 @@ struct Launch {
   u32 arch = 90;
 };
 
+constexpr u64 MODEL_PRODUCTS = 4000;  // of warps, that a model forms
+
 // Everything a step may touch. One per run.
 struct Machine {
   const Program* program = nullptr;
@@ -348,6 +354,9 @@ struct Machine {
   // Blocks that a model's one stands for: each adds as often to a counter in global memory as this one does, so that a
   // persistent block finds the tiles it was given by an atomic add so far apart.
   u32 alike = 1;
+  // Products of matrices that are formed; behind them sums stay as they are, which a model can do with: what a kernel
+  // does hardly depends on them.
+  u64 products_left = ~0ull;
   virtual ~Machine() = default;
   // begins asynchronous work; lands it now or later
   virtual void begin(Completion&&) = 0;

@@ -1,6 +1,7 @@
-// The parts of an SM as timing.cpp and sm_memory.cpp work on them.
+// The parts of an SM as timing.cpp, sm_memory.cpp and sm_async.cpp work on them.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <queue>
 
@@ -13,6 +14,9 @@ constexpr int PARTS = 4;
 constexpr double NEVER = 1e18;
 constexpr u64 LOCAL_ADDRESSES = 1ull << 60;  // where spills of an SM's warps lie among global addresses
 constexpr double READ_WINDOW = 3;            // clocks in which an arithmetic instruction reads its sources
+constexpr double PORT_BYTES = 128;           // of shared memory per clock: 32 banks of 4 bytes
+constexpr int LADDER = 7;                    // wgmmas that issue at `hgmma_issue`; those behind them more slowly,
+constexpr double LADDER_RESET = 64;          // until so many clocks have passed without one (FlashGPU-Sim, PARAMETERS.md)
 
 // A warp on an SM, with what it waits for.
 struct Slot {
@@ -31,22 +35,44 @@ struct Slot {
   bool pipe_busy = false;
   double last_landing[4] = {};  // per queue: work lands in order
   u64 polled = 0;
+  int ladder = 0;               // wgmmas issued behind one another
+  double last_product = -NEVER;
 };
 
 struct Part {
   double fma = 0, heavy = 0, alu = 0, half = 0, fp64 = 0, mufu = 0, uniform = 0, memory = 0, tensor = 0;
   double ports[2] = {0, 0};  // register banks: when each has read all that it was asked for
-  bool wgmma_runs = false;
-  double lost = 0;
   Slot* last = nullptr;
   std::vector<Slot*> slots;
 };
 
+// Whose sums a wgmma adds to: the warpgroup, and the first register.
+using Chain = std::pair<const Warp*, int>;
+
+// A wgmma that some warps of its warpgroup have begun; it can start when all four have.
+struct Product {
+  std::vector<std::pair<Slot*, std::shared_ptr<Completion>>> warps;
+  Chain chain;
+};
+
+// What is asked of an allocation, and what of it has been charged to the DRAM so far.
+struct Asked {
+  double loaded = 0, charged = 0;
+};
+
 struct Sm {
   Part parts[PARTS];
-  double lsu = 0, l2 = 0, dram = 0, tma = 0, dram_due = 0;
-  double asked = 0, missed = 0;  // sectors loaded, of the L1 or past it
+  double lsu = 0, l2 = 0, dram = 0, tma = 0;
+  double unwritten = 0;                   // clocks of the DRAM for what was stored and is in the L2 still
+  double l2_in = 0;                       // what SMs send to the L2 travels apart from what they get of it
   double misses_l2 = 0, misses_dram = 0;  // until when l2 and dram work for loads and stores, TMA's boxes left out
+  std::vector<Asked> asked;               // per allocation, in sectors
+  double port = 0;                        // until when the banks of shared memory have work
+  double tensor = 0;                      // until when the tensor cores compute wgmmas, one at a time
+  double traffic = 0;                     // of the running wgmma's clocks those in which its sums move: 1 at full rate
+  Chain chain{nullptr, 0};                // of the wgmma that computes
+  std::map<const Warp*, std::deque<Product>> begun;  // by warpgroup
+  std::deque<Product> waiting;            // for the tensor cores
   int next_part = 0;
   std::unique_ptr<L1> l1;
 };
@@ -54,33 +80,51 @@ struct Sm {
 struct Event {
   double at;
   u64 order;
-  Completion* work;
+  std::shared_ptr<Completion> work;  // null: the tensor cores of `sm` can take the next wgmma
+  Sm* sm;
   bool operator>(const Event& other) const { return at != other.at ? at > other.at : order > other.order; }
 };
 
 class Timing : public Machine {
  public:
-  Timing(const TimingRequest& asked, int sms) : request(asked), rates(asked.rates), chips(sms) {
-    for (Sm& sm : chips) sm.l1 = std::make_unique<L1>(rates.l1_bytes);
-  }
+  Timing(const TimingRequest& asked, int sms);
 
   Timed simulate();
   void begin(Completion&&) override;
   u64 clock() override { return u64(now); }
 
  private:
+  // timing.cpp
   void start_cluster(double at);
   void poll(Slot&);
   double accepts(const Sm&, const Part&, const Instruction&) const;
   bool ports_free(const Part&, int index) const;
   bool issue(Sm&, Part&);
   void issued(Sm&, Part&, Slot&, const Instruction&, int index);
-  void occupy(Part&, const Instruction&, double& done, double& read);
-  void touch(Sm&, Slot&, const Access&, double& done, double& read, bool& far);
-  double fetch(Sm&, const u64* sectors, int count, double start, bool cached);
+  void occupy(Sm&, Part&, const Instruction&, double& done, double& read);
+  void occupy_mufu(Sm&, Part&, double& done, double& read);
+  double issue_gap(Slot&, const Instruction&);
   void set_ready(Slot&, double from);
   void attribute(Slot&, int index);
   void end_warp(Slot&);
+  void note_progress();
+  double soonest() const;
+  // sm_memory.cpp
+  void touch(Sm&, Slot&, const Access&, double& done, double& read, bool& far);
+  void touch_shared(Sm&, const Access&, double start, double& done, double& read);
+  double fetch(Sm&, const u64* sectors, int count, double start, bool cached);
+  double store(Sm&, const u64* sectors, int count, double start, bool local);
+  double load_clocks(int allocation, bool tma) const;
+  double dram_clocks(Sm&, int allocation, double sectors);
+  void load_dram(Sm&, double start, double clocks);
+  bool store_dram(Sm&, double start, double clocks);
+  int allocation_at(u64 address);
+  // sm_async.cpp
+  double load_box(Slot&, const Completion&);
+  double store_box(Slot&, const Completion&);
+  void begin_product(Sm&, Slot&, std::shared_ptr<Completion>);
+  void start_product(Sm&);
+  void land(Slot&, std::shared_ptr<Completion>, double at);
   void land_due();
 
   const TimingRequest& request;
@@ -89,11 +133,10 @@ class Timing : public Machine {
   std::vector<std::unique_ptr<Cluster>> clusters;
   std::vector<std::unique_ptr<Slot>> slots;
   std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events;
-  std::vector<std::unique_ptr<Completion>> works;
   std::vector<std::array<u8, 2>> reads;  // per instruction
-  size_t next_block = 0, living = 0;
+  size_t next_block = 0, living = 0, found = 0;
   double now = 0;
-  u64 changes = 1, order = 0;
+  u64 changes = 1, order = 0, next_note = 1, note_step = 1;
   Slot* running = nullptr;
   Timed result;
 };

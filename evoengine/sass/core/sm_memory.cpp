@@ -1,4 +1,4 @@
-// What loads, stores and asynchronous work cost an SM, and when they land.
+// What loads and stores cost an SM, and when their data are there.
 #include "sm.h"
 
 #include <algorithm>
@@ -6,36 +6,122 @@
 
 namespace sass {
 
-// ── memory ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+namespace {
+
+constexpr double SECTOR = 32;
+constexpr double HEADER = 8;  // bytes that travel to the L2 beside the data of each line (GPGPU-Sim, WRITE_PACKET_SIZE)
+constexpr double L2_MISSES = 600, DRAM_MISSES = 1200;  // clocks of work that an SM's misses may wait for
+
+}  // namespace
+
+int Timing::allocation_at(u64 address) {
+  const std::vector<Allocation>& all = memory.allocations;
+  auto holds = [&](size_t n) { return n < all.size() && address >= all[n].address && address < all[n].address + all[n].bytes; };
+  if (!holds(found)) {
+    auto after = std::upper_bound(all.begin(), all.end(), address, [](u64 at, const Allocation& a) { return at < a.address; });
+    found = after == all.begin() ? all.size() : after - 1 - all.begin();
+    if (!holds(found)) found = all.size();  // local memory
+  }
+  return int(found);
+}
+
+// Clocks of an SM's share of the L2 for a sector. Lines that several SMs load lie near each of them; of those of one SM
+// alone half lie behind the other partition.
+double Timing::load_clocks(int allocation, bool tma) const {
+  double alone = tma ? rates.l2_private_tma_bytes_per_clock : rates.l2_private_bytes_per_clock;
+  double shared = size_t(allocation) < request.traffic.size() ? request.traffic[allocation].loads_shared : 0;
+  return SECTOR * (shared / rates.l2_bytes_per_clock + (1 - shared) / alone);
+}
+
+// Clocks of an SM's share of the DRAM for what of the sectors just asked for has to come from there.
+double Timing::dram_clocks(Sm& sm, int allocation, double sectors) {
+  bool local = size_t(allocation) >= request.traffic.size();
+  Asked& asked = sm.asked[allocation];
+  double due = (local ? rates.local_from_dram : request.traffic[allocation].loads_from_dram) * asked.loaded - asked.charged;
+  if (due < 0.5 * sectors) return 0;
+  double charged = std::min(due, sectors);
+  asked.charged += charged;
+  return charged * SECTOR / rates.dram_bytes_per_clock;
+}
+
+// The DRAM writes back what the L2 holds while nothing is loaded, and in turns with what is.
+void Timing::load_dram(Sm& sm, double start, double clocks) {
+  sm.unwritten = std::max(0.0, sm.unwritten - std::max(0.0, start - sm.dram));
+  double turn = std::min(sm.unwritten, clocks);
+  sm.unwritten -= turn;
+  sm.dram = std::max(sm.dram, start) + clocks + turn;
+  result.dram += clocks;
+}
+
+// Whether the L2 holds so much that the store waits for the DRAM.
+bool Timing::store_dram(Sm& sm, double start, double clocks) {
+  sm.unwritten = std::max(0.0, sm.unwritten - std::max(0.0, start - sm.dram)) + clocks;
+  result.dram += clocks;
+  double beyond = sm.unwritten - rates.l2_written_bytes / rates.dram_bytes_per_clock;
+  if (beyond <= 0) return false;
+  sm.unwritten -= beyond;
+  sm.dram = std::max(sm.dram, start) + beyond;
+  return true;
+}
 
 // When all of the sectors are there. What misses the L1 passes the SM's share of the L2 and, for a part, of the DRAM.
 double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool cached) {
   double latest = start;
+  u64 line = ~0ull;
+  double dram = 0;  // clocks for each sector of the line
   for (int n = 0; n < count; n++) {
-    sm.asked++;
+    int allocation = allocation_at(sectors[n] << 5);
+    sm.asked[allocation].loaded++;
     double there = cached ? sm.l1->find(sectors[n]) : -1;
     if (there >= 0) {
       latest = std::max(latest, there);
       continue;
     }
-    sm.l2 = std::max(sm.l2, start) + 32 / rates.l2_bytes_per_clock;
-    result.l2 += 32 / rates.l2_bytes_per_clock;
+    double l2 = load_clocks(allocation, false);
+    sm.misses_l2 = sm.l2 = std::max(sm.l2, start) + l2;
+    result.l2 += l2;
     double arrives = sm.l2 + rates.l2_latency;
-    // the share is one of all requests, and only those that miss the L1 come here
-    double share = std::min(1.0, request.dram_share * sm.asked / ++sm.missed);
-    sm.dram_due += share;
-    sm.dram = std::max(sm.dram, start) + share * 32 / rates.dram_bytes_per_clock;
-    result.dram += share * 32 / rates.dram_bytes_per_clock;
-    if (sm.dram_due >= 1) {
-      sm.dram_due -= 1;
+    if (sectors[n] >> 2 != line) {
+      line = sectors[n] >> 2;
+      dram = dram_clocks(sm, allocation, 1);
+    } else if (dram) {
+      sm.asked[allocation].charged++;
+    }
+    if (dram) {
+      load_dram(sm, start, dram);
+      sm.misses_dram = sm.dram;
       arrives = std::max(arrives, sm.dram + rates.dram_latency);
     }
-    sm.misses_l2 = sm.l2;
-    sm.misses_dram = sm.dram;
     if (cached) sm.l1->fetched(sectors[n], arrives);
     latest = std::max(latest, arrives);
   }
   return latest;
+}
+
+// When the L2 has taken the sectors.
+double Timing::store(Sm& sm, const u64* sectors, int count, double start, bool local) {
+  int lines = 0;
+  for (int n = 0; n < count; n++) lines += n == 0 || sectors[n] >> 2 != sectors[n - 1] >> 2;
+  double l2 = (count * SECTOR + lines * HEADER) / rates.l2_private_bytes_per_clock;
+  sm.misses_l2 = sm.l2_in = std::max(sm.l2_in, start) + l2;
+  result.l2_in += l2;
+  int allocation = local ? int(request.traffic.size()) : allocation_at(sectors[0] << 5);
+  bool known = size_t(allocation) < request.traffic.size();
+  double share = known ? request.traffic[allocation].stores_to_dram : rates.local_from_dram;
+  double dram = share * count * SECTOR / rates.dram_bytes_per_clock;
+  if (store_dram(sm, start, dram)) sm.misses_dram = sm.dram;
+  if (!local) result.stored += count;
+  return sm.l2_in;
+}
+
+void Timing::touch_shared(Sm& sm, const Access& access, double start, double& done, double& read) {
+  double wavefront = access.matrix ? rates.matrix_wavefront_clocks : rates.wavefront_clocks;
+  double takes = std::max(rates.sm_memory_interval, wavefronts(access) * wavefront);
+  sm.lsu = start + takes;
+  sm.port = std::max(sm.port, start) + takes;
+  result.shared += takes;
+  done = sm.lsu + rates.lds_latency;
+  read = sm.lsu + 4;
 }
 
 void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, double& read, bool& far) {
@@ -45,18 +131,11 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
     read = now + 10;
     return;
   }
-  if (access.space == Access::Space::Shared) {
-    double wavefront = access.matrix ? rates.matrix_wavefront_clocks : rates.wavefront_clocks;
-    double takes = std::max(rates.sm_memory_interval, wavefronts(access) * wavefront);
-    sm.lsu = start + takes;
-    result.shared += takes;
-    done = sm.lsu + rates.lds_latency;
-    read = sm.lsu + 4;
-    return;
-  }
+  if (access.space == Access::Space::Shared) return touch_shared(sm, access, start, done, read);
   Access copy;
   const Access* own = &access;
-  if (access.space == Access::Space::Local) {  // threads' words lie beside each other
+  bool local = access.space == Access::Space::Local;
+  if (local) {  // threads' words lie beside each other
     copy = access;
     for (u32 rest = access.lanes; rest; rest &= rest - 1) {
       int lane = __builtin_ctz(rest);
@@ -70,88 +149,17 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
   double bytes = double(__builtin_popcount(access.lanes)) * access.bytes;
   double takes = std::max({rates.sm_memory_interval, double(line_count), std::ceil(bytes / rates.l1_bytes_per_clock)});
   sm.lsu = start + takes;
+  sm.port = std::max(sm.port, start) + takes;
   result.shared += takes;
   read = sm.lsu + 4;
   far = true;
-  if (access.store && access.space == Access::Space::Local) {
-    for (int n = 0; n < sector_count; n++) sm.l1->fetched(sectors[n], sm.lsu);
-    sm.misses_l2 = sm.l2 = std::max(sm.l2, start) + sector_count * 32 / rates.l2_bytes_per_clock;
-    done = sm.lsu + rates.l1_latency;
-  } else if (access.store && !access.atomic) {
-    double clocks = sector_count * 32 / rates.l2_bytes_per_clock, share = request.dram_share * sector_count * 32 / rates.dram_bytes_per_clock;
-    sm.misses_l2 = sm.l2 = std::max(sm.l2, sm.lsu) + clocks;
-    sm.misses_dram = sm.dram = std::max(sm.dram, sm.lsu) + share;
-    result.l2 += clocks;
-    result.dram += share;
-    done = sm.l2;
+  if (access.store && !access.atomic) {
+    double taken = store(sm, sectors, sector_count, sm.lsu, local);
+    done = local ? sm.lsu + rates.l1_latency : taken;
+    for (int n = 0; local && n < sector_count; n++) sm.l1->fetched(sectors[n], sm.lsu);
   } else {
     done = std::max(sm.lsu + rates.l1_latency, fetch(sm, sectors, sector_count, start, access.cached && !access.atomic));
   }
-}
-
-// ── asynchronous work ───────────────────────────────────────────────────────────────────────────────────────────────
-
-void Timing::begin(Completion&& work) {
-  Slot& slot = *running;
-  Sm& sm = chips[slot.sm];
-  Part& part = sm.parts[slot.part];
-  double at = now, read;
-  bool far = false;
-  switch (work.queue) {
-    case Completion::Queue::Copy:
-      touch(sm, slot, work.access, at, read, far);
-      break;
-    case Completion::Queue::TensorLoad: {
-      double clocks = work.bytes / rates.tma_bytes_per_clock;
-      double l2 = double(work.bytes) / work.destinations / rates.l2_bytes_per_clock;
-      sm.tma = std::max(sm.tma, now) + std::max(clocks, l2);
-      sm.l2 = std::max(sm.l2, now) + l2;
-      result.l2 += l2;
-      double share = request.dram_share * work.bytes / work.destinations / rates.dram_bytes_per_clock;
-      sm.dram = std::max(sm.dram, now) + share;
-      result.dram += share;
-      at = std::max({sm.tma, sm.l2, sm.dram}) + rates.tma_latency;
-      break;
-    }
-    case Completion::Queue::TensorStore: {
-      double l2 = work.bytes / rates.l2_bytes_per_clock;
-      sm.tma = std::max(sm.tma, now) + l2;
-      sm.l2 = std::max(sm.l2, now) + l2;
-      result.l2 += l2;
-      double share = request.dram_share * work.bytes / rates.dram_bytes_per_clock;
-      sm.dram = std::max(sm.dram, now) + share;
-      result.dram += share;
-      at = sm.tma + rates.tma_latency;
-      break;
-    }
-    case Completion::Queue::Product: {
-      // a warp's 16 rows; B, and A where it lies in shared memory, are read once for the four warps together
-      double shared = (work.n * 32.0 + (work.a_in_registers ? 0 : 2048)) / 128 * work.k / 16;
-      double clocks = std::max(work.n * rates.hgmma_clocks_per_column * work.k / 16, shared);
-      double start = std::max(now + 2, part.tensor);
-      if (request.tensor_excludes_mufu) start = std::max(start, part.mufu);
-      part.tensor = start + clocks;
-      part.wgmma_runs = true;
-      result.tensor += clocks;
-      at = part.tensor + rates.hgmma_latency;
-      break;
-    }
-  }
-  double& last = slot.last_landing[int(work.queue)];
-  last = at = std::max(at, last);
-  works.push_back(std::make_unique<Completion>(std::move(work)));
-  events.push({at, order++, works.back().get()});
-}
-
-void Timing::land_due() {
-  while (!events.empty() && events.top().at <= now) {
-    Completion* work = events.top().work;
-    events.pop();
-    work->land();
-    work->land = nullptr;
-    changes++;
-  }
-  if (events.empty()) works.clear();
 }
 
 }  // namespace sass

@@ -102,12 +102,16 @@ Completion completion_of(Warp& w, Completion::Queue queue, const Tile& tile) {
   work.queue = queue;
   work.warp = &w;
   work.bytes = int(tile.map.bytes());
-  work.rows = int(tile.map.rows());
-  bool found = false;
   for_each_row(tile, [&](u32, u64 from, u32 first, u32 bytes) {
-    if (bytes && !found) work.address = from + first;
-    found |= bytes != 0;
+    if (!bytes) return;
+    if (!work.sectors) work.address = from + first;
+    work.sectors += int(((from + first + bytes - 1) >> 5) - ((from + first) >> 5)) + 1;
   });
+  work.rows = [tile](const std::function<void(u64, u32)>& row) {
+    for_each_row(tile, [&](u32, u64 from, u32 first, u32 bytes) {
+      if (bytes) row(from + first, bytes);
+    });
+  };
   return work;
 }
 
@@ -142,6 +146,14 @@ void check_destinations(const std::vector<Destination>& to, u32 bytes, u32 align
     shared_bytes(block, d.shared, bytes, alignment, i);
     shared_bytes(there, d.barrier, 8, 8, i);
   }
+}
+
+// Of a load with a cache hint, desc[UR4]: 64 bits of a policy, as createpolicy makes them for all of the accesses.
+int eviction_of(const Warp& w, const Instruction& i) {
+  const Operand& hint = i.operands.back();
+  if (hint.kind != Operand::Kind::MatrixDescriptor) return 0;
+  u32 policy = w.u[hint.index + 1] >> 24;
+  return policy == 0x12 ? -1 : policy == 0x14 ? 1 : 0;
 }
 
 // Lines of sixteen bytes of shared memory that a tile takes.
@@ -188,6 +200,7 @@ Step load_tile(Context& c, const Instruction& i) {
   }
   Completion work = completion_of(c.warp, Completion::Queue::TensorLoad, tile);
   work.destinations = int(to.size());
+  work.eviction = eviction_of(c.warp, i);
   work.land = [tile, to, own = c.warp.block, machine = &c.machine, by = &i] {
     check_alive(*own, *by);
     const TensorMap& m = tile.map;
@@ -240,6 +253,13 @@ Step store_tile(Context& c, const Instruction& i) {
 
 constexpr u32 UNIT = 16;
 
+// What a copy of plain bytes tells whoever times it.
+void one_row(Completion& work, u64 address, u32 bytes) {
+  work.address = address;
+  work.sectors = int(((address + bytes - 1) >> 5) - (address >> 5)) + 1;
+  work.rows = [address, bytes](const std::function<void(u64, u32)>& row) { row(address, bytes); };
+}
+
 // UBLKCP.S.G[.MULTICAST] [UR4], [UR8], UR10: bytes to shared memory, and to the barrier at UR5.
 Step load_bytes(Context& c, const Instruction& i) {
   const u32* at = c.warp.u + i.operands[0].uniform;
@@ -258,9 +278,9 @@ Step load_bytes(Context& c, const Instruction& i) {
   work.queue = Completion::Queue::TensorLoad;
   work.warp = &c.warp;
   work.bytes = int(bytes);
-  work.rows = 1;
   work.destinations = int(to.size());
-  work.address = from;
+  work.eviction = eviction_of(c.warp, i);
+  one_row(work, from, bytes);
   work.land = [to, from, bytes, own = c.warp.block, machine = &c.machine, by = &i] {
     check_alive(*own, *by);
     for (const Destination& d : to) {
@@ -290,8 +310,7 @@ Step store_bytes(Context& c, const Instruction& i) {
   work.queue = Completion::Queue::TensorStore;
   work.warp = &c.warp;
   work.bytes = int(bytes);
-  work.rows = 1;
-  work.address = to;
+  one_row(work, to, bytes);
   work.land = [to, from, bytes, warp = &c.warp, machine = &c.machine, by = &i] {
     check_alive(*warp->block, *by);
     machine->memory.store(to, warp->block->shared.data() + (from & 0xffffff), bytes);

@@ -7,6 +7,16 @@
 
 namespace sass {
 
+namespace {
+
+bool is_group_product(const Instruction& i) { return i.opcode[1] == 'G'; }  // HGMMA, IGMMA, QGMMA
+
+bool has_registers_for_a(const Instruction& i) {
+  return i.operands.size() > 1 && i.operands[1].kind == Operand::Kind::Register;
+}
+
+}  // namespace
+
 // ── blocks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 void Timing::start_cluster(double at) {
@@ -52,7 +62,7 @@ void Timing::poll(Slot& slot) {
   Wait::Kind kind = slot.warp->wait.kind;
   if (is_waiting(*this, *slot.warp)) return;
   bool transaction = kind == Wait::Kind::TransactionBarrier;
-  slot.wait_over = now + (kind == Wait::Kind::Barrier ? rates.barrier_latency : transaction ? rates.mbarrier_latency : 1);
+  slot.wait_over = now + (kind == Wait::Kind::Barrier ? rates.barrier_latency : transaction ? rates.mbarrier_wake : 1);
   slot.ready = std::max(slot.ready, slot.wait_over);
 }
 
@@ -65,12 +75,11 @@ double Timing::accepts(const Sm& sm, const Part& part, const Instruction& i) con
     case Pipe::Half: return std::max(part.half, part.heavy);
     case Pipe::Alu: return part.alu;
     case Pipe::Fp64: return part.fp64;
-    case Pipe::Mufu: {
-      double free = part.mufu - rates.mufu_interval;  // one may wait before the pipe
-      return request.tensor_excludes_mufu && part.wgmma_runs ? std::max(free, part.tensor) : free;
-    }
+    case Pipe::Mufu: return part.mufu - rates.mufu_interval;  // one may wait before the pipe
     case Pipe::Uniform: return part.uniform;
-    case Pipe::Tensor: return i.opcode[1] == 'G' ? 0 : part.tensor;
+    case Pipe::Tensor:
+      if (!is_group_product(i)) return part.tensor;
+      return double(sm.waiting.size()) < rates.hgmma_queue ? 0 : sm.tensor;
     case Pipe::Memory: {
       double queued = std::max(part.memory, sm.lsu - rates.memory_queue);
       // an SM has so many misses under way and no more
@@ -88,14 +97,6 @@ bool Timing::ports_free(const Part& part, int index) const {
 }
 
 bool Timing::issue(Sm& sm, Part& part) {
-  bool blocked = false;
-  if (request.issue_lost > 0 && part.wgmma_runs && part.tensor > now) {
-    part.lost += request.issue_lost;
-    if (part.lost >= 1) {
-      part.lost -= 1;
-      blocked = true;
-    }
-  }
   Slot* best = nullptr;
   const std::vector<Instruction>& code = program->code;
   for (Slot* slot : part.slots) {
@@ -105,14 +106,13 @@ bool Timing::issue(Sm& sm, Part& part) {
     }
     if (slot->ready > now) continue;
     const Instruction& i = code[slot->warp->pc];
-    bool arithmetic = i.pipe == Pipe::Fma || i.pipe == Pipe::FmaHeavy || i.pipe == Pipe::Alu || i.pipe == Pipe::Half;
-    if ((blocked && arithmetic) || accepts(sm, part, i) > now || !ports_free(part, slot->warp->pc)) {
+    if (accepts(sm, part, i) > now || !ports_free(part, slot->warp->pc)) {
       slot->pipe_busy = true;
       continue;
     }
     if (!best || slot == part.last || (best != part.last && slot->age < best->age)) best = slot;
   }
-  if (!best) return blocked;
+  if (!best) return false;
   int index = best->warp->pc;
   const Instruction& i = code[index];
   running = best;
@@ -128,7 +128,7 @@ bool Timing::issue(Sm& sm, Part& part) {
   return true;
 }
 
-void Timing::occupy(Part& part, const Instruction& i, double& done, double& read) {
+void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, double& read) {
   bool two = rates.fma_interval < 2;
   switch (i.pipe) {
     case Pipe::Fma:
@@ -145,34 +145,49 @@ void Timing::occupy(Part& part, const Instruction& i, double& done, double& read
       result.alu += rates.alu_interval;
       break;
     case Pipe::Fp64: part.fp64 = now + rates.fp64_interval; done = now + rates.fp64_interval + 8; break;
-    case Pipe::Mufu: {
-      double start = std::max(now, part.mufu);
-      part.mufu = start + rates.mufu_interval;
-      result.mufu += rates.mufu_interval;
-      done = start + rates.mufu_latency;
-      read = start + 10;
-      break;
-    }
+    case Pipe::Mufu: occupy_mufu(sm, part, done, read); break;
     case Pipe::Uniform:
       part.uniform = now + rates.uniform_interval;
       result.uniform += rates.uniform_interval;
       done = now + rates.uniform_latency;
       break;
     case Pipe::Tensor:
-      if (i.opcode[1] != 'G') {
-        part.tensor = now + rates.hmma_interval * std::max(1, i.d);
-        result.tensor += rates.hmma_interval * std::max(1, i.d);
+      if (!is_group_product(i)) {
+        double clocks = rates.hmma_interval * std::max(1, i.d);
+        part.tensor = now + clocks;
+        result.tensor += clocks;
+        result.tensor_work += clocks / PARTS;
         done = now + rates.hmma_latency;
       }
       break;
     case Pipe::Memory:
       part.memory = now + rates.memory_interval;
       result.memory += rates.memory_interval;
-      done = now + rates.shuffle_latency;
+      done = now + (i.opcode[0] == 'S' && i.opcode[1] == 'Y' ? rates.mbarrier_latency : rates.shuffle_latency);
       read = now + 8;
       break;
     default: break;
   }
+}
+
+// While a wgmma's sums move through the register file, MUFU loses a part of its rate.
+void Timing::occupy_mufu(Sm& sm, Part& part, double& done, double& read) {
+  double start = std::max(now, part.mufu);
+  double slowly = rates.mufu_interval / (1 - rates.hgmma_mufu_loss * sm.traffic);
+  double beside = std::max(0.0, sm.tensor - start);
+  double takes = beside >= slowly ? slowly : beside + (1 - beside / slowly) * rates.mufu_interval;
+  part.mufu = start + takes;
+  result.mufu += takes;
+  done = part.mufu - rates.mufu_interval + rates.mufu_latency;
+  read = start + 10;
+}
+
+// Clocks from a wgmma to what its warp issues next.
+double Timing::issue_gap(Slot& slot, const Instruction& i) {
+  slot.ladder = now - slot.last_product > LADDER_RESET ? 1 : slot.ladder + 1;
+  slot.last_product = now;
+  if (slot.ladder <= LADDER) return rates.hgmma_issue;
+  return has_registers_for_a(i) ? rates.hgmma_issue_registers : rates.hgmma_issue_shared;
 }
 
 void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int index) {
@@ -184,7 +199,7 @@ void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int in
   for (int bank = 0; bank < 2; bank++) part.ports[bank] = std::max(part.ports[bank], now) + reads[index][bank];
   double done = now + 5, read = now + 3;
   bool far = false;
-  occupy(part, i, done, read);
+  occupy(sm, part, i, done, read);
   const Access& access = slot.context->access;
   if (access.space != Access::Space::None && !access.asynchronous && access.lanes) touch(sm, slot, access, done, read, far);
   for (auto [barrier, at] : {std::pair{i.write_barrier, done}, {i.read_barrier, read}}) {
@@ -201,6 +216,7 @@ void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int in
   }
   double from = now + std::max<int>(1, i.stall);
   if (w.pc != index + 1) from = std::max(from, now + rates.branch_clocks);
+  if (i.pipe == Pipe::Tensor && is_group_product(i)) from = std::max(from, now + issue_gap(slot, i));
   slot.fixed = from;
   set_ready(slot, from);
   if (w.wait.kind != Wait::Kind::None) {
@@ -272,14 +288,46 @@ std::array<u8, 2> reads_of(const std::vector<Instruction>& code, size_t index) {
 
 // ── the loop ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+Timing::Timing(const TimingRequest& asked, int sms) : request(asked), rates(asked.rates), chips(sms) {
+  for (Sm& sm : chips) {
+    sm.l1 = std::make_unique<L1>(rates.l1_bytes);
+    sm.asked.resize(request.traffic.size() + 1);
+  }
+}
+
+// Keeps at most MOST_PROGRESS notes: where there are more, every second one goes, and the steps become twice as long.
+void Timing::note_progress() {
+  if (result.issued < next_note) return;
+  next_note = result.issued + note_step;
+  result.progress.push_back(
+      {now, double(result.issued), result.tensor_work, result.stored, double(result.ended)});
+  if (result.progress.size() < MOST_PROGRESS) return;
+  for (size_t n = 0; 2 * n + 1 < result.progress.size(); n++) result.progress[n] = result.progress[2 * n + 1];
+  result.progress.resize(MOST_PROGRESS / 2);
+  note_step *= 2;
+}
+
+// When the next instruction can issue or the next work lands.
+double Timing::soonest() const {
+  double at = events.empty() ? NEVER : events.top().at;
+  for (const Sm& sm : chips)
+    for (const Part& part : sm.parts)
+      for (const Slot* slot : part.slots) {
+        if (slot->warp->wait.kind != Wait::Kind::None) continue;
+        const Instruction& i = program->code[slot->warp->pc];
+        double ports = ports_free(part, slot->warp->pc) ? 0 : now + 1;
+        at = std::min(at, std::max({slot->ready, accepts(sm, part, i), ports}));
+      }
+  if (at >= NEVER) throw Fault{"warps wait for what never comes", true};
+  return std::max(now + 1, std::ceil(at));
+}
+
 Timed Timing::simulate() {
   size_t size = program->code.size();
   result.issues.assign(size, 0);
   result.stalls.assign(size, {});
   for (size_t n = 0; n < size; n++) reads.push_back(reads_of(program->code, n));
   for (int n = 0; n < request.resident && next_block < request.blocks.size(); n++) start_cluster(n * 20.0);
-  double half_at = 0;
-  u64 half = 0;
   while (living) {
     land_due();
     bool any = false;
@@ -287,36 +335,20 @@ Timed Timing::simulate() {
       sm.next_part = (sm.next_part + 1) % PARTS;
       for (int n = 0; n < PARTS; n++) any |= issue(sm, sm.parts[(sm.next_part + n) % PARTS]);
     }
+    note_progress();
     if (request.limit && result.issued >= request.limit) break;
-    if (!half && result.issued >= request.limit / 2) half = result.issued, half_at = now;
-    if (any) {
-      now += 1;
-      continue;
-    }
-    double soonest = events.empty() ? NEVER : events.top().at;
-    for (Sm& sm : chips)
-      for (Part& part : sm.parts)
-        for (Slot* slot : part.slots) {
-          if (slot->warp->wait.kind != Wait::Kind::None) continue;
-          const Instruction& i = program->code[slot->warp->pc];
-          double ports = ports_free(part, slot->warp->pc) ? 0 : now + 1;
-          soonest = std::min(soonest, std::max({slot->ready, accepts(sm, part, i), ports}));
-        }
-    if (soonest >= NEVER) throw Fault{"warps wait for what never comes", true};
-    now = std::max(now + 1, std::ceil(soonest));
+    now = any ? now + 1 : soonest();
   }
   result.finished = !living;
   result.clocks = now;
   if (result.finished)
-    for (Sm& sm : chips) result.clocks = std::max({result.clocks, sm.l2, sm.dram});
-  result.late_issued = result.issued - half;
-  result.late_clocks = now - half_at;
+    for (Sm& sm : chips) result.clocks = std::max({result.clocks, sm.l2, sm.l2_in, sm.dram + sm.unwritten});
+  result.l2 = std::max(result.l2, result.l2_in);
   double hits = 0, requests = 0;
   for (Sm& sm : chips) hits += sm.l1->hits, requests += sm.l1->requests;
   result.l1_hits = requests ? hits / requests : 0;
   return result;
 }
-
 
 Timed time_sm(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
               u64 seed, const TimingRequest& request) {
@@ -326,6 +358,7 @@ Timed time_sm(const Program& program, const Launch& launch, std::vector<Allocati
   machine.memory.allocations = std::move(allocations);
   std::copy(banks, banks + 8, machine.banks);
   machine.seed = seed;
+  machine.products_left = MODEL_PRODUCTS;
   u64 blocks = u64(launch.grid[0]) * launch.grid[1] * launch.grid[2];
   u64 timed = std::max<u64>(1, request.blocks.size() * launch.cluster[0] * launch.cluster[1] * launch.cluster[2]);
   machine.alike = u32(std::max<u64>(1, blocks / timed));

@@ -9,11 +9,14 @@ namespace sass {
 // instructions of one sub-partition, unless they say otherwise.
 #define SASS_RATES(X)                                                                                                 \
   X(fma_interval) X(imad_interval) X(half_interval) X(alu_interval) X(fp64_interval) X(mufu_interval)                 \
-  X(uniform_interval) X(hmma_interval) X(hgmma_clocks_per_column) X(mufu_latency) X(uniform_latency)                  \
-  X(constant_latency) X(shuffle_latency) X(memory_interval) X(sm_memory_interval) X(wavefront_clocks) X(lds_latency)  \
-  X(l1_bytes_per_clock) X(l1_latency) X(l1_bytes) X(l2_bytes_per_clock) X(l2_latency) X(dram_bytes_per_clock)         \
-  X(dram_latency) X(branch_clocks) X(barrier_latency) X(mbarrier_latency) X(hgmma_latency) X(tma_latency)             \
-  X(tma_bytes_per_clock) X(block_start) X(memory_queue) X(hmma_latency) X(matrix_wavefront_clocks)
+  X(uniform_interval) X(hmma_interval) X(mufu_latency) X(uniform_latency) X(constant_latency) X(shuffle_latency)      \
+  X(memory_interval) X(sm_memory_interval) X(wavefront_clocks) X(matrix_wavefront_clocks) X(lds_latency)              \
+  X(l1_bytes_per_clock) X(l1_latency) X(l1_bytes) X(l2_bytes_per_clock) X(l2_private_bytes_per_clock)                 \
+  X(l2_private_tma_bytes_per_clock) X(l2_latency) X(dram_bytes_per_clock) X(dram_latency) X(branch_clocks)            \
+  X(barrier_latency) X(block_start) X(memory_queue) X(hmma_latency) X(hgmma_clocks_per_column) X(hgmma_latency)       \
+  X(hgmma_mufu_loss) X(hgmma_queue) X(hgmma_issue) X(hgmma_issue_shared) X(hgmma_issue_registers)     \
+  X(mbarrier_latency) X(mbarrier_wake) X(tma_latency) X(tma_issue) X(tma_bytes_per_clock) X(tma_in_flight_bytes)      \
+  X(multicast_latency) X(l2_written_bytes) X(local_from_dram)
 
 struct Rates {
 #define SASS_FIELD(name) double name = 0;
@@ -26,25 +29,41 @@ enum class Stall : u8 {
 };
 constexpr int STALLS = 10;
 
+// What of an allocation's traffic reaches the DRAM, and what of it other SMs ask for too.
+struct Traffic {
+  double loads_from_dram = 1, stores_to_dram = 1;  // of the bytes that blocks load, and store
+  double loads_shared = 0;                         // of the bytes loaded: those that another block of the wave loads
+};
+
 struct TimingRequest {
   Rates rates;
   int resident = 1;              // blocks on an SM at once
   std::vector<u64> blocks;       // in the order one SM gets them; of clusters the first of each
-  u64 limit = 0;                 // warp instructions of all blocks, at which it stops
-  double dram_share = 0;         // of what is asked of the L1, or by TMA, that comes from the DRAM
-  bool tensor_excludes_mufu = false;
-  double issue_lost = 0;         // share of arithmetic issue lost while wgmma runs
+  u64 limit = 0;                 // warp instructions of all blocks, at which it stops; 0: none
+  std::vector<Traffic> traffic;  // per allocation, in the launch's order
 };
+
+// How far an SM had come.
+#define SASS_PROGRESS(X) X(clocks) X(issued) X(tensor_work) X(stored) X(ended)
+struct Progress {
+#define SASS_FIELD(name) double name = 0;
+  SASS_PROGRESS(SASS_FIELD)
+#undef SASS_FIELD
+};
+constexpr int MOST_PROGRESS = 256;
 
 struct Timed {
   double clocks = 0;             // until the last block ended, or the limit was reached
-  double late_clocks = 0;        // of the second half of the instructions, where it was
-  u64 issued = 0, late_issued = 0;
+  u64 issued = 0;
   bool finished = false;
+  double tensor_work = 0;        // clocks of one sub-partition's tensor core that were begun
+  double stored = 0;             // sectors
   u64 ended = 0;                 // blocks
-  // busy clocks of the four sub-partitions together; of the SM for the last four
-  double issue = 0, fma = 0, alu = 0, mufu = 0, tensor = 0, uniform = 0, memory = 0, shared = 0, l2 = 0, dram = 0;
+  // busy clocks of the four sub-partitions together; of the SM for those of the second line
+  double issue = 0, fma = 0, alu = 0, mufu = 0, tensor = 0, uniform = 0, memory = 0;
+  double shared = 0, l2 = 0, l2_in = 0, dram = 0;
   double l1_hits = 0;
+  std::vector<Progress> progress;                // evenly spaced in issued instructions
   std::vector<u64> issues;                       // per instruction
   std::vector<std::array<double, STALLS>> stalls;  // clocks per instruction and reason, over all warps
 };

@@ -219,10 +219,12 @@ Step begin_product(Context& c, const Instruction& i) {
   work.warp = &w;
   work.n = p.n;
   work.k = p.k;
+  work.sums = p.d;
   work.a_in_registers = p.a_register >= 0;
   work.bytes = 32 * (p.n + (work.a_in_registers ? 0 : 16));
-  work.land = [p] {
-    form(p);
+  bool formed = c.machine.products_left && c.machine.products_left--;
+  work.land = [p, formed] {
+    if (formed) form(p);
     p.warp->products.land();
   };
   // ptxas closes a group by a product without operands: HGMMA.64x8x16.F16 RZ, gdesc[URZ], RZ, !UPT, gsb0

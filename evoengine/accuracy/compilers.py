@@ -86,7 +86,7 @@ class OldNvrtc:
             raise CompileFailed(self._error(status))
 
     def _error(self, status: int) -> str:
-        return self._api.nvrtcGetErrorString(status).decode()
+        return str(self._api.nvrtcGetErrorString(status).decode())
 
 
 class InstalledNvrtc:
@@ -116,7 +116,7 @@ def parse_option(text: str) -> tuple[str, Path]:
 @cache
 def find_nvrtc(version: str | None, paths: tuple[tuple[str, Path], ...]) -> OldNvrtc | InstalledNvrtc:
     """The one of that version where `paths` has it, else the installed one."""
-    path = dict(paths).get(version)
+    path = dict(paths).get(version) if version else None
     return OldNvrtc(version, path) if version and path else InstalledNvrtc()
 
 

@@ -1,11 +1,5 @@
-"""Reads kernels with times that somebody measured on real GPUs: a folder per kernel with kernel.cu, kernel.json and a
-GPU.json.gz for each GPU.
-
-    kernel.json   entry, knobs, arguments in order, constants (`__constant__` arrays), block and grid (up to three
-                  sizes each); where they matter: shared (dynamic bytes), compiler ("NVRTC 11.8"), options
-    GPU.json.gz   unit "us", optimum_us, rows of {"config": {knob: value}, "time_us": …}
-
-Sizes are numbers or expressions over the knobs (evoengine.space.expression). Knobs reach the text as `#define` lines.
+"""Reads kernels with times that somebody measured on GPUs: a folder per kernel with kernel.cu or kernel.cubin,
+kernel.json, and a GPU.json or GPU.json.gz for each GPU. docs/accuracy-data.md has the format.
 """
 
 from __future__ import annotations
@@ -23,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from evoengine.devices.base import ScalarArgument
+from evoengine.devices.base import ScalarArgument, TensorMapArgument
 from evoengine.errors import UsageError
 from evoengine.gpu import find_gpu, known_gpus
-from evoengine.sass.launch import DrawnArgument, Geometry
+from evoengine.sass.clock import SUSTAINED, Clock
+from evoengine.sass.launch import DrawnArgument, Geometry, StructArgument
 from evoengine.space.expression import Expression
 
 DTYPES = (
@@ -44,6 +39,15 @@ RECORDED_ON = {"a100": "a100-40gb"}
 """names in the benchmark hub that mean another GPU here than they say: its A100 has 40 GB, 1,555 GB/s"""
 FILLS = "zero, one, normal, uniform, random, a number, or expr: NAME(i) = FORMULA[, last element NUMBER]"
 
+MAPPED_DTYPES = ("fp16", "bf16", "fp32")
+KINDS = ("buffer", "scalar", "struct", "tensor_map")
+VECTORS = {"char": "int8", "short": "int16", "int": "int32", "float": "float32", "double": "float64"}
+LARGEST_STRUCT = 4096
+"""bytes of a kernel's parameters"""
+CONTRADICTS = 1.05
+"""ratio of two times of a configuration, from which on they contradict each other"""
+
+_VECTOR = re.compile(rf"(?P<of>{'|'.join(VECTORS)})(?P<width>[234])\Z")
 _FORMULA = re.compile(r"expr:\s*\w+\((?P<index>[A-Za-z_]\w*)\)\s*=(?P<formula>.+)", re.DOTALL)
 _EXCEPTION = re.compile(r",\s*(?P<which>first|last) element (?P<value>[-+.\deE]+)\s*$")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
@@ -56,17 +60,19 @@ class Buffer:
     elements: Expression
     fill: str
     output: bool
+    width: int = 1
+    """numbers of an element, 2 of a float2"""
 
     def contents(self, config: Mapping[str, Any], most: int | None = PERIOD) -> np.ndarray:
         """Its elements [n]; with `most`, no more than so many bytes of them, but for formulas."""
-        elements, where = _size(self.elements, config), f"buffer {self.name}"
+        elements, where = self.width * _size(self.elements, config), f"buffer {self.name}"
         if self.fill.startswith("expr:"):
             return _by_formula(self.fill, elements, self.dtype, where)
         held = elements if most is None else min(elements, max(1, most // self.dtype.itemsize))
         return _filled(self.fill, held, self.dtype, self.name, where)
 
     def bytes(self, config: Mapping[str, Any]) -> int:
-        size = _size(self.elements, config) * self.dtype.itemsize
+        size = self.width * _size(self.elements, config) * self.dtype.itemsize
         if size > LARGEST_BUFFER:
             raise UsageError(f"buffer {self.name} has {size} bytes, more than any GPU has")
         return size
@@ -86,12 +92,48 @@ class Scalar:
 
 
 @dataclass(frozen=True)
+class TensorMap:
+    """How TMA cuts boxes out of a buffer; sizes innermost first, strides in bytes without the innermost."""
+
+    name: str
+    tensor: str
+    dtype: str
+    dims: tuple[Expression, ...]
+    strides: tuple[Expression, ...]
+    box: tuple[Expression, ...]
+    swizzle: int
+
+    def argument(self, config: Mapping[str, Any]) -> TensorMapArgument:
+        dims, strides, box = (tuple(_size(e, config, 0) for e in of) for of in (self.dims, self.strides, self.box))
+        return TensorMapArgument(self.name, self.tensor, self.dtype, dims, strides, box, self.swizzle)
+
+
+Part = Buffer | Scalar | TensorMap
+
+
+@dataclass(frozen=True)
+class Struct:
+    """A parameter that is a struct; all that is not named is zero."""
+
+    name: str
+    bytes: int
+    parts: tuple[tuple[int, Part], ...]
+
+    def argument(self, config: Mapping[str, Any]) -> StructArgument:
+        return StructArgument(self.name, self.bytes, tuple((at, part.argument(config)) for at, part in self.parts))
+
+
+@dataclass(frozen=True)
 class RecordedKernel:
     name: str
     text: str
+    cubin: bytes | None
+    """machine code in place of the text"""
     entry: str
     knobs: tuple[str, ...]
-    arguments: tuple[Buffer | Scalar, ...]
+    arguments: tuple[Part | Struct, ...]
+    mapped: tuple[Buffer, ...]
+    """those that only tensor maps point to"""
     constants: tuple[Buffer, ...]
     block: tuple[Expression, ...]
     grid: tuple[Expression, ...]
@@ -112,7 +154,9 @@ class RecordedKernel:
 
     def buffer_bytes(self, config: Mapping[str, Any]) -> int:
         """Of all buffers together."""
-        return sum(a.bytes(config) for a in self.arguments if isinstance(a, Buffer))
+        structs = [a for a in self.arguments if isinstance(a, Struct)]
+        parts = [*self.arguments, *self.mapped, *(part for s in structs for _, part in s.parts)]
+        return sum(part.bytes(config) for part in parts if isinstance(part, Buffer))
 
 
 @dataclass(frozen=True)
@@ -129,10 +173,17 @@ class Recording:
     """as evoengine names it"""
     name: str
     """as the file is named"""
+    stated_clock: Clock | None
+    """at which it was measured"""
     optimum_us: float | None
     """of all valid configurations, where the file says it"""
     rows: tuple[Row, ...]
     unreadable: tuple[str, ...]
+
+    @property
+    def clock(self) -> Clock:
+        """As nobody locks a GPU without saying so, the sustained one where none is stated."""
+        return self.stated_clock or Clock(SUSTAINED)
 
 
 def find_kernels(folder: Path) -> list[Path]:
@@ -161,20 +212,16 @@ def read_kernel(folder: Path) -> RecordedKernel:
     for knob in knobs:
         if not isinstance(knob, str) or not _IDENTIFIER.match(knob):
             raise UsageError(f"{where}: the knob {knob!r} is no name that a #define can have")
-    try:
-        text = (folder / "kernel.cu").read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {folder / 'kernel.cu'}: {getattr(error, 'strerror', None) or error}") from None
-    constants = [_argument(a, knobs, f"{where}: constants") for a in _list(table, "constants", where, ())]
-    if any(isinstance(c, Scalar) for c in constants):
-        raise UsageError(f"{where}: constants are buffers; give a scalar as a buffer of one element")
+    text, cubin = _code(folder)
     return RecordedKernel(
         name=folder.name,
         text=text,
+        cubin=cubin,
         entry=_text(table, "entry", where),
         knobs=knobs,
         arguments=tuple(_argument(a, knobs, f"{where}: arguments") for a in _list(table, "arguments", where)),
-        constants=tuple(constants),
+        mapped=_buffers(table, "mapped", knobs, where),
+        constants=_buffers(table, "constants", knobs, where),
         block=_sizes(table, "block", knobs, where),
         grid=_sizes(table, "grid", knobs, where),
         shared=_expression(table.get("shared", 0), knobs, f"{where}: shared"),
@@ -183,26 +230,84 @@ def read_kernel(folder: Path) -> RecordedKernel:
     )
 
 
-def _argument(table: object, knobs: Sequence[str], where: str) -> Buffer | Scalar:
+def _code(folder: Path) -> tuple[str, bytes | None]:
+    """Return text and machine code; one of them is empty."""
+    text, cubin = folder / "kernel.cu", folder / "kernel.cubin"
+    try:
+        return ("", cubin.read_bytes()) if cubin.is_file() and not text.is_file() else (text.read_text(), None)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read {text}: {reason}; a kernel has its text there or kernel.cubin") from None
+
+
+def _buffers(table: Mapping[str, Any], name: str, knobs: Sequence[str], where: str) -> tuple[Buffer, ...]:
+    stated = [_argument(a, knobs, f"{where}: {name}") for a in _list(table, name, where, ())]
+    buffers = tuple(c for c in stated if isinstance(c, Buffer))
+    if len(buffers) < len(stated):
+        raise UsageError(f"{where}: {name} are buffers; give a scalar as a buffer of one element")
+    return buffers
+
+
+def _argument(table: object, knobs: Sequence[str], where: str) -> Part | Struct:
     if not isinstance(table, dict):
         raise UsageError(f"{where}: {table!r} is no argument; it takes a name, a kind and a dtype")
     name = _text(table, "name", where)
     where = f"{where}: {name}"
-    dtype = _text(table, "dtype", where)
-    if dtype not in DTYPES:
-        raise UsageError(f"{where} has the dtype {dtype!r}; known are {', '.join(DTYPES)}")
     kind = table.get("kind", "buffer")
+    if kind not in KINDS:
+        raise UsageError(f"{where} is of the kind {kind!r}; known are {', '.join(KINDS)}")
+    if kind == "struct":
+        return _struct(table, name, knobs, where)
+    if kind == "tensor_map":
+        return _tensor_map(table, name, knobs, where)
+    dtype, width = _dtype(_text(table, "dtype", where), where)
     if kind == "scalar":
-        return Scalar(name, np.dtype(dtype), _expression(_field(table, "value", where), knobs, f"{where}: value"))
-    if kind != "buffer":
-        raise UsageError(f"{where} is of the kind {kind!r}; known are buffer and scalar")
+        return Scalar(name, dtype, _expression(_field(table, "value", where), knobs, f"{where}: value"))
     elements = _expression(_field(table, "elements", where), knobs, f"{where}: elements")
-    buffer = Buffer(name, np.dtype(dtype), elements, str(table.get("fill", "zero")).strip(), bool(table.get("output")))
+    fill, output = str(table.get("fill", "zero")).strip(), bool(table.get("output"))
+    buffer = Buffer(name, dtype, elements, fill, output, width)
     if not buffer.fill.startswith("expr:"):
         _filled(buffer.fill, 1, buffer.dtype, name, where)
     elif not _FORMULA.match(buffer.fill):
         raise UsageError(f"{where} has the fill {buffer.fill!r}; known are {FILLS}")
     return buffer
+
+
+def _dtype(name: str, where: str) -> tuple[np.dtype, int]:
+    """Return the dtype and how many numbers an element has."""
+    if vector := _VECTOR.match(name):
+        return np.dtype(VECTORS[vector["of"]]), int(vector["width"])
+    if name not in DTYPES:
+        vectors = ", ".join(f"{of}2" for of in VECTORS)
+        raise UsageError(f"{where} has the dtype {name!r}; known are {', '.join(DTYPES)}, and vectors as {vectors}")
+    return np.dtype(name), 1
+
+
+def _tensor_map(table: Mapping[str, Any], name: str, knobs: Sequence[str], where: str) -> TensorMap:
+    dtype, swizzle = _text(table, "dtype", where), table.get("swizzle", 0)
+    if dtype not in MAPPED_DTYPES or swizzle not in (0, 32, 64, 128):
+        raise UsageError(
+            f"{where} has the dtype {dtype!r} and swizzle {swizzle!r}; a tensor map takes "
+            f"{', '.join(MAPPED_DTYPES)}, and 0, 32, 64 or 128"
+        )
+    dims, strides, box = (
+        tuple(_expression(size, knobs, f"{where}: {of}") for size in _list(table, of, where))
+        for of in ("dims", "strides", "box")
+    )
+    return TensorMap(name, _text(table, "tensor", where), dtype, dims, strides, box, swizzle)
+
+
+def _struct(table: Mapping[str, Any], name: str, knobs: Sequence[str], where: str) -> Struct:
+    size, parts = _field(table, "bytes", where), []
+    for part in _list(table, "parts", where):
+        found = _argument(part, knobs, where)
+        at = part.get("offset")
+        if isinstance(found, Struct) or isinstance(at, bool) or not isinstance(at, int) or at < 0:
+            raise UsageError(f"{where}: {found.name} needs an offset in bytes from 0 on, and is no struct itself")
+        parts.append((at, found))
+    if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= LARGEST_STRUCT:
+        raise UsageError(f"{where}: bytes is {size!r}; a struct has 1 to {LARGEST_STRUCT}")
+    return Struct(name, size, tuple(parts))
 
 
 def _sizes(table: Mapping[str, Any], name: str, knobs: Sequence[str], where: str) -> tuple[Expression, ...]:
@@ -249,6 +354,7 @@ def _by_formula(fill: str, elements: int, dtype: np.dtype, where: str) -> np.nda
     if elements > LARGEST_FORMULA:
         raise UsageError(f"{where} has {elements} elements by a formula; {LARGEST_FORMULA} at most are computed")
     match = _FORMULA.match(fill)
+    assert match  # as read_kernel has checked
     formula, exception = match["formula"], _EXCEPTION.search(match["formula"])
     expression = Expression.parse(formula[: exception.start()] if exception else formula, where)
     if unknown := sorted(expression.names - {match["index"]}):
@@ -269,25 +375,43 @@ def read_recording(path: Path, kernel: RecordedKernel) -> Recording:
     if table.get("unit", "us") != "us":
         raise UsageError(f"{path}: the unit is {table['unit']!r}; times must be in us")
     name = path.name.partition(".json")[0]
-    rows, unreadable = [], []
+    rows: list[Row] = []
+    unreadable: list[str] = []
     for number, row in enumerate(_list(table, "rows", str(path)), 1):
         try:
-            rows.append(_row(row, kernel.knobs))
+            _add(rows, _row(row, kernel.knobs))
         except UsageError as error:
             unreadable.append(f"row {number}: {error}")
     optimum = table.get("optimum_us")
     return Recording(
         gpu=_gpu(name, table.get("gpu"), path),
+        stated_clock=_clock(table, path),
         name=name,
-        optimum_us=float(optimum) if _is_time(optimum) else None,
+        optimum_us=float(optimum) if optimum is not None and _is_time(optimum) else None,
         rows=tuple(rows),
         unreadable=tuple(unreadable),
     )
 
 
+def _clock(table: Mapping[str, Any], path: Path) -> Clock | None:
+    try:
+        return Clock.parse(str(table["clock"])) if "clock" in table else None
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def _add(rows: list[Row], row: Row) -> None:
+    """Raise UsageError where a row before it has the same configuration."""
+    if before := next((r for r in rows if r.config == row.config), None):
+        ratio = row.time_us / before.time_us
+        agrees = "as" if abs(math.log(ratio)) < math.log(CONTRADICTS) else "which contradicts"
+        raise UsageError(f"{row.time_us:g} µs, {agrees} {before.time_us:g} µs of a row before with its configuration")
+    rows.append(row)
+
+
 def _row(row: object, knobs: Sequence[str]) -> Row:
     config = row.get("config") if isinstance(row, dict) else None
-    if not isinstance(config, dict):
+    if not isinstance(row, dict) or not isinstance(config, dict):
         raise UsageError('it is no {"config": {…}, "time_us": …}')
     if missing := [knob for knob in knobs if not isinstance(config.get(knob), bool | int | float | str)]:
         raise UsageError(f"it has no value of {', '.join(missing)}")

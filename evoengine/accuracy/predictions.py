@@ -19,16 +19,17 @@ from pebble import ProcessExpired, ProcessPool
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.old_nvrtc import compile_and_list, find_nvrtc
-from benchmarks.recorded_kernels import RecordedKernel, Recording, read_kernel
+from evoengine.accuracy.compilers import Compiled, compile_and_list, find_nvrtc
+from evoengine.accuracy.dataset import RecordedKernel, Recording, read_kernel
 from evoengine.devices.base import KernelFailure
 from evoengine.errors import EvoengineError, MachineError, UsageError
 from evoengine.sass.chip import Chip, find_chip
+from evoengine.sass.clock import Clock
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import Kernel, kernel_names
 from evoengine.sass.cubin import read_kernel as read_binary
 from evoengine.sass.launch import Launch, prepare
-from evoengine.sass.listing import instructions
+from evoengine.sass.listing import disassemble, instructions
 from evoengine.sass.predict import Prediction, Unpredictable, predict
 from evoengine.stages.compile import CompileFailed
 
@@ -45,7 +46,8 @@ class Task:
 
     folder: Path
     config: Mapping[str, Any]
-    gpus: tuple[str, ...]
+    clocks: Mapping[str, Clock]
+    """GPU → at which it was measured there"""
     nvrtc: tuple[tuple[str, Path], ...]
 
 
@@ -55,6 +57,8 @@ class Answer:
 
     predicted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """GPU → predictor → what to rank by"""
+    said: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """GPU → the class of the kernel and what bounds it, by the model"""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """of CPU that the model took, reading the listing included"""
     problems: Mapping[str, str] = field(default_factory=dict)
@@ -69,15 +73,14 @@ def kernel_of(folder: Path) -> RecordedKernel:
 
 
 def answer(task: Task) -> Answer:
-    kernel, chips = kernel_of(task.folder), [find_chip(gpu) for gpu in task.gpus]
-    compiler = find_nvrtc(kernel.compiler, task.nvrtc)
+    kernel, chips = kernel_of(task.folder), [find_chip(gpu) for gpu in task.clocks]
     try:
-        compiled = compile_and_list(compiler, kernel.source(task.config), chips[0].gpu.arch, kernel.options)
+        compiled = _compiled(kernel, task, chips[0].gpu.arch)
     except CompileFailed as error:
         return Answer(failure=f"does not compile: {error}")
     start = time.process_time()
     binary = read_binary(compiled.cubin, entry_of(compiled.cubin, kernel.entry))
-    program, problem = None, None
+    program, launch, problem = None, None, None
     try:
         program = Program(compiled.listing, binary.entry)
         launch = launch_of(kernel, binary, task.config)
@@ -85,21 +88,33 @@ def answer(task: Task) -> Answer:
         problem = _reason(error)
     read_seconds = time.process_time() - start
     static = len(instructions(compiled.listing, binary.entry))
-    predicted, seconds, problems = {}, {}, {}
+    predicted, said, seconds, problems = {}, {}, {}, {}
     for chip in chips:
         start = time.process_time()
         prediction = None
         try:
-            if problem:
-                raise Unpredictable(problem)
-            prediction = predict(program, launch, chip)
+            if program is None or launch is None:
+                raise Unpredictable(str(problem))
+            prediction = predict(program, launch, chip, clock=task.clocks[chip.key])
             if not math.isfinite(prediction.time_us):
                 raise Unpredictable(f"it gives {prediction.time_us} µs")
+            said[chip.key] = prediction.kernel_class, prediction.bound
         except Exception as error:
             problems[chip.key] = _reason(error)
         seconds[chip.key] = read_seconds + time.process_time() - start
         predicted[chip.key] = _all_predictors(kernel, task.config, binary, static, prediction, chip)
-    return Answer(predicted, seconds, problems)
+    return Answer(predicted, said, seconds, problems)
+
+
+def _compiled(kernel: RecordedKernel, task: Task, arch: str) -> Compiled:
+    """Raise CompileFailed where the text does not compile, or the machine code is for another architecture."""
+    if kernel.cubin is None:
+        compiler = find_nvrtc(kernel.compiler, task.nvrtc)
+        return compile_and_list(compiler, kernel.source(task.config), arch, kernel.options)
+    own = read_binary(kernel.cubin, entry_of(kernel.cubin, kernel.entry)).arch
+    if not arch.startswith(f"sm_{own}"):
+        raise CompileFailed(f"kernel.cubin is for sm_{own}, the GPU is {arch}")
+    return Compiled(kernel.cubin, disassemble(kernel.cubin), 0.0)
 
 
 def _reason(error: Exception) -> str:
@@ -122,7 +137,9 @@ def launch_of(kernel: RecordedKernel, binary: Kernel, config: Mapping[str, Any])
     arguments = [argument.argument(config) for argument in kernel.arguments]
     # a configuration that does not use an array leaves it out of the binary
     contents = {c.name: c.contents(config, most=None) for c in kernel.constants if c.name in binary.constants}
-    return prepare(binary, kernel.geometry(config), arguments, 0, {name: c.tobytes() for name, c in contents.items()})
+    held = {name: c.tobytes() for name, c in contents.items()}
+    mapped = [buffer.argument(config) for buffer in kernel.mapped]
+    return prepare(binary, kernel.geometry(config), arguments, 0, held, mapped=mapped)
 
 
 # ── simpler predictors ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -196,15 +213,14 @@ def answer_all(
 
 def tasks_of(recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...]) -> dict[Key, Task]:
     """A configuration is compiled once for all GPUs of an architecture."""
-    gpus: dict[Key, list[str]] = {}
+    clocks: dict[Key, dict[str, Clock]] = {}
     configs = {}
     for folder, recording in recordings:
         for row in recording.rows:
             key = key_of(folder, row.config, recording.gpu)
             configs[key] = row.config
-            if recording.gpu not in gpus.setdefault(key, []):
-                gpus[key].append(recording.gpu)
-    return {key: Task(key[0], configs[key], tuple(names), nvrtc) for key, names in gpus.items()}
+            clocks.setdefault(key, {})[recording.gpu] = recording.clock
+    return {key: Task(key[0], configs[key], of_gpus, nvrtc) for key, of_gpus in clocks.items()}
 
 
 def key_of(folder: Path, config: Mapping[str, Any], gpu: str) -> Key:
@@ -213,7 +229,8 @@ def key_of(folder: Path, config: Mapping[str, Any], gpu: str) -> Key:
 
 def _outcome(future: Any) -> Answer:
     try:
-        return future.result()
+        found: Answer = future.result()
+        return found
     except MachineError:
         raise
     except TimeoutError:

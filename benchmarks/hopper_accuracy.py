@@ -1,0 +1,167 @@
+"""The model held against times that others measured on an H100: FlashAttention-3 and fast.cu's GEMM kernels.
+
+    python benchmarks/hopper_accuracy.py --data DIR --cubins DIR [--json OUT]
+
+--data holds fa3_flashgpusim_1500mhz.csv (Nsight Compute, cold L2, 1500 MHz) and fast_cu/ with measured.csv beside the
+kernels' texts (no clock locked); --cubins holds FlashAttention-3's machine code (benchmarks/flash_attention_3.py). A
+row whose kernel is public neither as text nor as machine code is listed and not counted.
+
+Sets: `fa3`, whose large rows the constant of wgmma was fitted on; `fa3 left out`, the large rows of each kind predicted
+with the constant that the other three kinds choose (benchmarks/fit_wgmma.py); `fast_cu`. The binary of D128 without a
+mask is not quite the one that was measured, which ran clusters of two blocks.
+
+JSON: a list of {"set", "kernel", "problem", "clock", "measured_us", "predicted_us"}, with the class of the kernel, what
+bounds it, and whether a constant was fitted on the row. Exit code 1 where a row that has text or machine code could not
+be predicted; it is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from rich.console import Console  # noqa: E402
+from rich.markdown import Markdown  # noqa: E402
+
+from benchmarks import fast_cu  # noqa: E402
+from benchmarks import flash_attention_3 as fa3  # noqa: E402
+from evoengine.accuracy.page import Row, page  # noqa: E402
+from evoengine.devices.base import KernelFailure  # noqa: E402
+from evoengine.errors import EvoengineError, UsageError  # noqa: E402
+from evoengine.sass.chip import find_chip  # noqa: E402
+from evoengine.sass.clock import SUSTAINED, Clock  # noqa: E402
+from evoengine.sass.predict import Prediction, Unpredictable, predict  # noqa: E402
+from evoengine.stages.compile import CompileFailed  # noqa: E402
+
+CHIP = "h100"
+FA3_ROWS = "fa3_flashgpusim_1500mhz.csv"
+FA3_KINDS = {
+    ("64", "0"): "d64_192x192",
+    ("64", "1"): "d64_causal_192x128",
+    ("128", "0"): "d128_128x176",
+    ("128", "1"): "d128_causal_128x128",
+}
+"""head dimension and mask → machine code with the tile that ran"""
+LEFT_OUT: Mapping[str, float] = {
+    "d64_192x192": 0.42,
+    "d64_causal_192x128": 0.41,
+    "d128_128x176": 0.41,
+    "d128_causal_128x128": 0.41,
+}
+"""kind → hgmma_mufu_loss as the other three kinds choose it (benchmarks/fit_wgmma.py)"""
+FITTED = "large"
+"""profile of the rows behind benchmarks/fit_wgmma.py's LOOPS"""
+UNLOCKED = Clock(SUSTAINED)
+FAILURES = (EvoengineError, CompileFailed, KernelFailure, Unpredictable)
+
+
+class Missed(Exception):
+    """A row that has text or machine code and could not be predicted."""
+
+
+def row_of(name: str, kernel: str, problem: str, measured_us: float, p: Prediction, fitted: bool = False) -> Row:
+    return Row(name, kernel, problem, CHIP, str(p.clock), measured_us, p.time_us, p.kernel_class, p.bound, fitted)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    try:
+        with path.open(newline="") as file:
+            return list(csv.DictReader(file))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
+# ── FlashAttention-3 ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fa3_rows(data: Path, cubins: Path) -> Iterator[Row | Missed]:
+    """Yield each row, and each that a constant was fitted on once more with the one that the other kinds choose."""
+    chip = find_chip(CHIP)
+    for given in read_csv(data / FA3_ROWS):
+        kind = FA3_KINDS[given["D"], given["causal"]]
+        batch, heads, seqlen, dim = (int(given[name]) for name in "BHSD")
+        problem = fa3.Problem(batch, heads, seqlen, dim, given["causal"] == "1")
+        named = f"b{batch},h{heads},s{seqlen},d{dim},fp16" + ",causal" * problem.causal
+        left_out = replace(chip, rates={**chip.rates, "hgmma_mufu_loss": LEFT_OUT[kind]})
+        try:
+            clock, fitted = Clock("locked", int(given["clock_mhz"])), given["profile"] == FITTED
+            for name, one in (("fa3", chip), ("fa3 left out", left_out))[: 1 + fitted]:
+                predicted = fa3.predict_launch(cubins, kind, problem, one, clock)
+                kernel, measured_us = f"{kind} ({given['profile']})", float(given["ncu_us"])
+                yield row_of(name, kernel, named, measured_us, predicted, fitted and name == "fa3")
+        except (*FAILURES, OSError) as error:
+            yield Missed(f"fa3 {kind}, {named}: {error}")
+
+
+# ── fast.cu ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fast_cu_rows(data: Path) -> Iterator[Row | Missed | str]:
+    """Yield a row for each kernel whose text the folder has, and a sentence for each other."""
+    folder, seen = data / "fast_cu", dict[tuple[int, int], float]()
+    for given in read_csv(folder / "measured.csv"):
+        named, problem = f"{given['kernel']}, {given['problem'].split(' (')[0]}", given["problem"]
+        number, size = fast_cu.number_of(given["source_file"]), re.match(r"(\d+)\^3", problem)
+        file = folder / f"matmul_{number}.cuh"
+        if number is None or size is None or not file.is_file():
+            yield f"fast_cu {named}: {given['us']} µs, no text"
+            continue
+        pair = number, int(size[1])
+        if pair in seen:
+            yield f"fast_cu {named}: {given['us']} µs, measured before in {seen[pair]} µs, which counts"
+            continue
+        seen[pair] = float(given["us"])
+        try:
+            program, launch = fast_cu.launch(file, *pair)
+            work = 2.0 * pair[1] ** 3, 6.0 * pair[1] ** 2
+            predicted = predict(program, launch, find_chip(CHIP), *work, clock_of(given["clock_note"]), cold=False)
+            yield row_of("fast_cu", f"K{number}", f"{pair[1]}^3", seen[pair], predicted)
+        except FAILURES as error:
+            yield Missed(f"fast_cu {named}: {error}")
+
+
+def clock_of(note: str) -> Clock:
+    """Return the clock that a note states; UNLOCKED where it states none."""
+    locked = re.search(r"locked\D*(\d{3,4})(?: ?MHz)?", note) if "not locked" not in note else None
+    return Clock("locked", int(locked[1])) if locked else UNLOCKED
+
+
+# ── all of them ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    return json.dumps([asdict(row) for row in rows], indent=1) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="measured times and fast.cu's texts")
+    parser.add_argument("--cubins", type=Path, required=True, metavar="DIR", help="FlashAttention-3's machine code")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the rows here")
+    asked = parser.parse_args(arguments)
+    try:
+        found = [*fa3_rows(asked.data, asked.cubins), *fast_cu_rows(asked.data)]
+    except EvoengineError as error:
+        parser.error(str(error))
+    rows, missed = ([one for one in found if isinstance(one, kind)] for kind in (Row, Missed))
+    listed = [one for one in found if isinstance(one, str)]
+    if rows:
+        Console(width=160).print(Markdown(page(rows, listed)))
+    if asked.json:
+        asked.json.write_text(as_json(rows))
+    for one in missed:
+        print(f"missed: {one}", file=sys.stderr)
+    return 1 if missed or not rows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

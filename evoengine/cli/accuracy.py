@@ -1,0 +1,106 @@
+"""evoengine accuracy"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from evoengine.cli.options import db_option, json_option
+from evoengine.errors import NothingFound, UsageError
+
+
+@click.command()
+@click.option(
+    "--kernels", type=click.Path(path_type=Path), metavar="DIR",
+    help="A folder of kernels with measured times (docs/accuracy-data.md) in place of the ledger's measurements.",
+)  # fmt: skip
+@click.option(
+    "--nvrtc", multiple=True, metavar="VERSION=LIB",
+    help="With --kernels: the NVRTC of a version that a kernel asks for, as 11.8=/path/libnvrtc.so.11.2.",
+)  # fmt: skip
+@click.option("--samples", type=click.IntRange(min=1), help="With --kernels: rows of each GPU, drawn.  [default: all]")
+@click.option("--jobs", type=click.IntRange(min=1), help="With --kernels: processes.  [default: one per core]")
+@click.option("--repredict", is_flag=True, help="Predict again what an older version of the model predicted.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the page as Markdown there.")
+@db_option
+@json_option
+def accuracy(
+    kernels: Path | None, nvrtc: tuple[str, ...], samples: int | None, jobs: int | None, repredict: bool,
+    out: Path | None, db: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Hold the performance model against measured times: errors by class of kernel, by set, and the worst rows.
+
+    The times are the ledger's own measurements, or those of a folder. Exit code 1 where a kernel that has text or
+    machine code could not be predicted; it is named.
+    """
+    if repredict:
+        if kernels or nvrtc or samples or jobs or out:
+            raise UsageError("--repredict goes with --db and --json alone: it predicts what the ledger holds again")
+        return _repredict(db, as_json)
+    if kernels is None and (nvrtc or samples or jobs):
+        raise UsageError("--nvrtc, --samples and --jobs go with --kernels DIR")
+    if out is not None and not out.parent.is_dir():
+        raise UsageError(f"cannot write {out}: there is no folder {out.parent}; name a file in one")
+    from evoengine.cli.display import say
+
+    if kernels is not None:
+        from evoengine.accuracy.recorded import recorded_rows
+
+        rows, remarks, missed = recorded_rows(kernels, nvrtc, samples, jobs or os.cpu_count() or 1)
+    else:
+        rows, remarks, missed = _own(db)
+    for sentence in (*remarks, *missed):
+        say(sentence)
+    if not rows:
+        raise NothingFound("there is no measured time to hold the model against")
+    _show(rows, [*remarks, *missed], out, as_json)
+    return 1 if missed else 0
+
+
+def _own(db: str | None) -> tuple[list, list[str], list[str]]:  # type: ignore[type-arg]
+    from evoengine.accuracy.own import measured_rows
+    from evoengine.accuracy.page import Row
+    from evoengine.cli.ledger import reading
+    from evoengine.cli.progress import LiveProgress
+
+    with LiveProgress() as live, reading(db) as ledger:
+        found = list(measured_rows(ledger, lambda trial: live.stage(f"predicting trial {trial}")))
+    return [one for one in found if isinstance(one, Row)], [], [str(one) for one in found if not isinstance(one, Row)]
+
+
+def _repredict(db: str | None, as_json: bool) -> int:
+    from evoengine.accuracy.own import predict_again
+    from evoengine.cli.display import say
+    from evoengine.cli.json_output import print_json
+    from evoengine.cli.ledger import reading
+    from evoengine.cli.progress import LiveProgress
+
+    with LiveProgress() as live, reading(db) as ledger:
+        found = list(predict_again(ledger, lambda trial: live.stage(f"predicting trial {trial}")))
+    again, missed = [one for one in found if isinstance(one, int)], [str(o) for o in found if not isinstance(o, int)]
+    for sentence in missed:
+        say(sentence)
+    if as_json:
+        print_json(predicted_again=again, missed=missed)
+    else:
+        say(f"{len(again)} candidate{'s' * (len(again) != 1)} predicted again")
+    return 1 if missed else 0
+
+
+def _show(rows: list, remarks: list[str], out: Path | None, as_json: bool) -> None:  # type: ignore[type-arg]
+    from dataclasses import asdict
+
+    from evoengine.accuracy.page import class_errors, page
+    from evoengine.cli.display import say
+    from evoengine.cli.json_output import print_json
+
+    text = page(rows, remarks)
+    if out is not None:
+        out.write_text(f"# The model held against measured times\n\n{text}")
+        say(f"wrote {out}")
+    if as_json:
+        print_json(rows=[asdict(row) for row in rows], classes=[asdict(e) for e in class_errors(rows).values()])
+    elif out is None:
+        click.echo(text)

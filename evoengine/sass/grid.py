@@ -1,0 +1,210 @@
+"""The blocks of a launch: their order, how long each is, and which of them one SM gets.
+
+Everything counts clusters, of one block where a kernel has no clusters.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evoengine.sass.core import Program
+from evoengine.sass.launch import Launch
+from evoengine.sass.model import count_block
+
+WHOLE_LIMIT = 20_000_000
+"""warp instructions of a block that are counted"""
+UNLIKE = 0.02
+"""difference in instructions between blocks of the grid's inside, from which on they are sampled one by one"""
+SAMPLED, ROWS_SAMPLED = 8, 16
+"""blocks counted where those of a row differ, and where rows do: more, as the longest come first of a part of the rows
+at a time"""
+MOST_PLACED = 20_000
+"""clusters placed one by one; of more, a part of the rows on a part of the SMs stands for all"""
+DYNAMIC = 300_000
+"""warp instructions: of persistent blocks no longer than this, three are counted to see whether they differ"""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A grid in clusters of `width` (x, y, z) blocks: `size` clusters along x, y, z, launched x first."""
+
+    blocks: tuple[int, int, int]
+    width: tuple[int, int, int]
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        x, y, z = (n // w for n, w in zip(self.blocks, self.width, strict=True))
+        return x, y, z
+
+    @property
+    def columns(self) -> int:
+        return self.size[0]
+
+    @property
+    def rows(self) -> int:
+        """along y and z"""
+        return self.size[1] * self.size[2]
+
+    @property
+    def clusters(self) -> int:
+        return math.prod(self.size)
+
+    @property
+    def together(self) -> int:
+        """blocks of a cluster"""
+        return math.prod(self.width)
+
+    @property
+    def middle(self) -> tuple[int, int]:
+        return (self.columns - 1) // 2, (self.rows - 1) // 2
+
+    def block(self, cluster: int) -> int:
+        """Return the number in the grid of a cluster's first block."""
+        x, y, z = (
+            cluster % self.size[0],
+            cluster // self.size[0] % self.size[1],
+            cluster // self.size[0] // self.size[1],
+        )
+        columns, rows, _ = self.blocks
+        return ((z * self.width[2]) * rows + y * self.width[1]) * columns + x * self.width[0]
+
+    def at(self, column: int, row: int) -> int:
+        """Return the cluster's number."""
+        return row * self.columns + column
+
+
+def grid_of(launch: Launch) -> Grid:
+    return Grid(launch.grid, launch.cluster)
+
+
+# ── how long blocks are ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the clusters of a grid do: `counts` in the mean, and the instructions of each [clusters]; of all one number
+    where they are alike."""
+
+    counts: Mapping[str, float]
+    instructions: np.ndarray
+
+    @property
+    def alike(self) -> bool:
+        return self.instructions.size == 1
+
+    @property
+    def mean(self) -> float:
+        return self.counts["instructions"]
+
+
+def count(program: Program, launch: Launch, grid: Grid, at_once: int) -> Work:
+    """Count clusters of the grid's inside and edges, weighted by how many there are of each.
+
+    `at_once` run on the GPU together. Raises KernelFailure where one cannot run.
+    """
+
+    def of(cluster: int) -> Mapping[str, float]:
+        return count_block(program, launch, grid.block(cluster), WHOLE_LIMIT)
+
+    first = of(0)
+    if grid.clusters <= at_once:
+        return _of_one_wave(grid, first, of)
+    column, row = grid.middle
+    inside, last = of(grid.at(column, row)), of(grid.clusters - 1)
+    other_row = int(0.382 * grid.rows)  # at no edge, and no simple fraction, after which an order may repeat
+    if grid.rows >= ROWS_SAMPLED and not _alike(inside, of(grid.at(column, other_row))):
+        rows = np.unique(((np.arange(ROWS_SAMPLED) + 0.5) * grid.rows / ROWS_SAMPLED).astype(int))
+        sampled = [of(grid.at(column, int(r))) for r in rows]
+        along = np.interp(np.arange(grid.rows), rows, [c["instructions"] for c in sampled])
+        return Work(_mean(sampled), np.repeat(along, grid.columns))
+    if not _alike(inside, first) and grid.columns > 2:
+        columns = _spread_out(grid.columns, ROWS_SAMPLED if grid.rows == 1 else SAMPLED)
+        sampled = [of(grid.at(int(c), row)) for c in columns]
+        along = np.interp(np.arange(grid.columns), columns, [c["instructions"] for c in sampled])
+        return Work(_mean(sampled), np.tile(along, grid.rows))
+    if _alike(inside, last):
+        return _all_alike(inside)
+    edges = _edges(grid)
+    return _all_alike(_mean([of(grid.at(x, y)) for x, y, _ in edges], [weight for _, _, weight in edges]))
+
+
+def _of_one_wave(grid: Grid, first: Mapping[str, float], of: Callable[[int], Mapping[str, float]]) -> Work:
+    """Return the work of a grid that runs at once, whose first cluster has as much to do as any unless they are short
+    and differ."""
+    if first["instructions"] > DYNAMIC or grid.clusters < 3:
+        return _all_alike(first)
+    others = [of(grid.clusters // 2), of(grid.clusters - 1)]
+    if all(_alike(first, other) for other in others):
+        return _all_alike(first)
+    sampled = [first, *others]
+    places = [0, grid.clusters // 2, grid.clusters - 1]
+    return Work(_mean(sampled), np.interp(np.arange(grid.clusters), places, [c["instructions"] for c in sampled]))
+
+
+def _all_alike(counts: Mapping[str, float]) -> Work:
+    return Work(counts, np.array([counts["instructions"]]))
+
+
+def _spread_out(size: int, samples: int) -> np.ndarray:
+    """Places from the first to the last, at no regular distance, after which an order may repeat."""
+    golden = np.sort(np.modf(np.arange(1, samples - 1) * 0.6180339887498949)[0])
+    return np.unique(np.concatenate([[0], np.round(golden * (size - 1)), [size - 1]]).astype(int))
+
+
+def _edges(grid: Grid) -> list[tuple[int, int, float]]:
+    """Interior, last column, last row and corner: one of each, and how many it stands for."""
+    (column, row), (columns, rows) = grid.middle, (grid.columns, grid.rows)
+    across = [(column, columns - 1), (columns - 1, 1)] if columns > 1 else [(0, 1)]
+    down = [(row, rows - 1), (rows - 1, 1)] if rows > 1 else [(0, 1)]
+    return [(x, y, float(n * m)) for x, n in across for y, m in down]
+
+
+def _alike(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    return abs(one["instructions"] - other["instructions"]) <= UNLIKE * one["instructions"]
+
+
+def _mean(counts: Sequence[Mapping[str, float]], weights: Sequence[float] | None = None) -> dict[str, float]:
+    return {name: float(np.average([c[name] for c in counts], weights=weights)) for name in counts[0]}
+
+
+# ── which of them an SM gets ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What the SM that ends last gets: clusters in order, and their instructions over those of the mean SM."""
+
+    clusters: Sequence[int]
+    excess: float
+
+
+def busiest(grid: Grid, work: Work, places: int, resident: int) -> Share:
+    """Return what the busiest of `places` groups of SMs gets, each of which holds `resident` clusters at once.
+
+    Hardware hands clusters out in their order: to each place in turn at first, then to whichever is free.
+    """
+    fair = grid.clusters / places
+    if work.alike:
+        most = math.ceil(fair)
+        # one of the inside, as clusters of the last column or row have less to do, and are few; of a grid that runs at
+        # once the first, which is handed as much as any
+        first = min(places, grid.clusters) // 2 if grid.clusters > places else 0
+        return Share([min(first + n * places, grid.clusters - 1) for n in range(most)], most / fair)
+    part = max(1, math.ceil(grid.clusters / MOST_PLACED))
+    lengths = work.instructions[::part]
+    slots = max(1, round(places / part)) * resident
+    ends = [(0.0, slot) for slot in range(slots)]
+    gets: list[list[int]] = [[] for _ in range(slots // resident)]
+    for n, length in enumerate(lengths):
+        free, slot = ends[0]
+        heapq.heapreplace(ends, (free + float(length), slot))
+        gets[slot % len(gets)].append(n * part)
+    _, last = max(ends)
+    chosen = gets[last % len(gets)]
+    total = float(work.instructions[chosen].sum())
+    return Share(chosen, total / (work.mean * fair))

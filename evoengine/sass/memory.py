@@ -1,0 +1,129 @@
+"""Of a launch's traffic, what the L2 and the DRAM see: the union of what a wave's blocks touch, per allocation.
+
+some blocks of a wave, run for a while ──▶ lines they touch together ──▶ a wave ──▶ all waves, with what the L2 keeps
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from evoengine.sass.chip import Chip
+from evoengine.sass.core import Program
+from evoengine.sass.grid import Grid, Work
+from evoengine.sass.launch import Launch
+from evoengine.sass.model import Traffic, survey
+
+SURVEYED = 400_000
+"""warp instructions of all clusters of which the beginnings are surveyed"""
+MOST = 128
+"""clusters that are surveyed, next to one another in the order of the launch"""
+WHOLE = 100_000
+"""warp instructions of the cluster that is surveyed for longer than its beginning"""
+ALSO_MAIN = 0.2
+"""of the loads of the allocation that is loaded most"""
+SECTOR = 32
+
+
+def traffic_of(
+    program: Program, launch: Launch, chip: Chip, grid: Grid, work: Work, at_once: int, cold: bool
+) -> list[Traffic]:
+    """Return the shares of each allocation's traffic that reach the DRAM and that SMs have in common.
+
+    `at_once` clusters run together. With `cold` nothing is in the L2 before the launch; otherwise what fits is.
+    """
+    wave = max(1, min(at_once, grid.clusters))
+    surveyed = min(MOST, wave)
+    first = min(grid.clusters // wave // 2 * wave, grid.clusters - surveyed)
+    blocks = [grid.block(first + n) for n in range(surveyed)]
+    limit = int(min(SURVEYED // surveyed, work.mean + 1))
+    found = survey(program, launch, blocks, limit, WHOLE)
+    t = found.touched
+    sizes = np.array(launch.allocation_bytes, float)
+    begun = max(1.0, float(found.counts["instructions"].mean()))
+    asked, stored = SECTOR * t["loaded"] / surveyed, SECTOR * t["stored"] / surveyed  # by one, at its beginning
+    # of what a wave asks for, what its blocks load together if they go on side by side, or if the L2 keeps it for them
+    beside = _grown(t["bytes_loaded_half"], t["bytes_loaded"], wave / surveyed) / _at_least(asked * wave)
+    loaders = np.maximum(1.0, _share_of_loaders(t) * wave)
+    kept = t["whole_bytes_loaded"] / _at_least(SECTOR * t["whole_loaded"]) / loaders
+    beside = np.where(t["loaded"] > 0, beside, np.where(t["whole_loaded"] > 0, kept, 1.0))
+    kept = np.minimum(kept, beside)
+    written = _grown(t["bytes_stored_half"], t["bytes_stored"], wave / surveyed) / _at_least(stored * wave)
+    written = np.where(t["stored"] > 0, np.minimum(written, 1.0), 1.0)
+
+    if not t["stored"].any():  # no block has come to its stores: what they write at all bounds what they write once
+        unseen = float(sizes[(t["loaded"] == 0) & (t["whole_loaded"] == 0)].sum())
+        in_all = SECTOR * (work.counts["sectors_stored"] + work.counts["tensor_sectors_stored"]) * grid.clusters
+        written = np.full(sizes.shape, min(1.0, unseen / max(1.0, in_all)) if unseen else 1.0)
+
+    longest = min(work.mean, WHOLE)  # what the one that is run longer executes
+    of_one, stored_by_one = SECTOR * t["whole_loaded"], stored * longest / begun
+
+    def found_again(share: np.ndarray, instructions: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What a wave loads and stores while each block executes so many instructions, and the probability that it is
+        in the L2 still when it has."""
+        loads, stores = (each * wave * instructions / longest for each in (share * of_one, written * stored_by_one))
+        through, written_through = np.minimum(loads, sizes), np.minimum(stores, sizes)
+        # what is loaded to be evicted first leaves the rest alone; what is to be evicted last the kernel means to find
+        between = float(through[t["eviction"] >= 0].sum() + written_through.sum())
+        return loads, stores, np.where(t["eviction"] > 0, 1.0, _hit(between, chip.l2_kept_bytes))
+
+    _, _, hit = found_again(kept, longest)
+    share = hit * kept + (1 - hit) * beside
+    loads, stores, hit = found_again(share, work.mean)
+    again = _loaded_again(loads, stores, sizes, grid.clusters / wave, hit, chip.l2_kept_bytes, cold)
+    together = t["loaded_together"] / _at_least(t["loaded"])
+    return [Traffic(float(share[n] * again[n]), float(written[n]), float(together[n])) for n in range(len(sizes))]
+
+
+def _share_of_loaders(touched: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Of a wave's blocks, those that load what one loads, of each allocation.
+
+    Of one that no block reaches at its beginning it is taken from the others, if as much is loaded of it as of them.
+    """
+    of_each, loaded = touched["in_whole"], touched["whole_loaded"]
+    reached = (touched["loaded"] > 0) & (loaded > 0)
+    if not reached.any():
+        return of_each
+    others = float(np.average(of_each[reached], weights=loaded[reached]))
+    return np.where(reached | (loaded < ALSO_MAIN * loaded.max()), of_each, others)
+
+
+def local_from_dram(launch: Launch, chip: Chip, resident: int) -> float:
+    """Return the share of local memory's traffic behind the L1 that the L2 cannot hold."""
+    threads = chip.sms * resident * math.prod(launch.threads) * math.prod(launch.cluster)
+    return 1 - _hit(float(threads * launch.local_bytes), chip.l2_kept_bytes)
+
+
+def _hit(between: float, capacity: float) -> float:
+    """Probability that the L2 still has what was loaded before so many other bytes passed through it.
+
+    Loads that sweep over 44, 48 and 58 MB of an L2 that keeps 38 find 0.58, 0.47 and 0.2 of them there (gpu-benches).
+    """
+    return min(1.0, max(0.0, 2 * capacity / max(1.0, between) - 1))
+
+
+def _at_least(values: np.ndarray) -> np.ndarray:
+    """Return divisors that are above 0 where there is nothing to divide."""
+    return np.asarray(np.maximum(values, 1e-9))
+
+
+def _grown(half: np.ndarray, whole: np.ndarray, scale: float) -> np.ndarray:
+    """Bytes that `scale` times as many blocks touch, by how those of all grew beyond those of half of them."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        power = np.where(half > 0, np.clip(np.log2(whole / half), 0, 1), 1.0)
+    return np.asarray(whole * scale**power)
+
+
+def _loaded_again(
+    loaded: np.ndarray, stored: np.ndarray, sizes: np.ndarray, waves: float, hit: np.ndarray, capacity: float,
+    cold: bool,
+) -> np.ndarray:  # fmt: skip
+    """Share of what waves load that the DRAM must give, of each allocation: 1 where each wave loads it anew."""
+    of_all = loaded * waves
+    once = np.minimum(of_all, sizes)
+    if once.sum() + np.minimum(stored * waves, sizes).sum() <= capacity:
+        return once / _at_least(of_all) if cold else np.zeros_like(of_all)
+    return np.asarray((once + (of_all - once) * (1 - hit)) / _at_least(of_all))
