@@ -3,7 +3,7 @@
 A transaction adds one link to the chain of each run whose rows it wrote: their tables and numbers. Each link has a
 checksum over itself and the one before; the chain keeps the last one and how many there are. The chain of LEDGER notes
 the runs themselves. What evoengine removes, imports, prunes or repairs it notes too: such links are its signature. A
-ledger of before schema 0012 begins its chains at the upgrade, with what it held then.
+ledger of before schema 0011 begins its chains at the upgrade, with what it held then.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Checked:
     """Of rows whose values can be checked when they are read; `checksums.py` has what stands in the column."""
 
     checksum: Mapped[str | None] = mapped_column(sort_order=100)
-    """null where a row was damaged before schema 0012"""
+    """null where a row was damaged before schema 0011"""
 
 
 class ChainRow(Base):

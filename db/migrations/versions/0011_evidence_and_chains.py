@@ -17,7 +17,7 @@ from alembic import op
 
 from evoengine.ledger import chains
 
-revision = "0012"
+revision = "0011"
 down_revision = "0010"
 
 BATCH = 1000
