@@ -86,6 +86,7 @@ CALLS = {
     "compare": [["1", "2"], ["1", "2", "--json"], ["1", "77"]],
     "runs": [[], ["--json"]],
     "profile": [["2"]],
+    "accuracy": [[], ["--repredict"]],
     "measure": [[]],
     "export": [["run.json"]],
     "search": [["--problem", HOSTILE], ["--gpu", HOSTILE], ["--device", HOSTILE]],
@@ -104,7 +105,7 @@ CALLS = {
     "retune": [["--gpu", HOSTILE]],
 }
 """of each command the arguments to call it with; where it reads a ledger, the hostile one"""
-READING = ("history", "best", "show", "report", "compare", "runs", "profile", "measure", "export")
+READING = ("history", "best", "show", "report", "compare", "runs", "profile", "measure", "export", "accuracy")
 
 
 @pytest.fixture(scope="module")

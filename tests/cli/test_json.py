@@ -31,7 +31,7 @@ LISTS = {
     "doctor": ([], {"findings"}),
 }
 """of each command that lists: arguments, and its lists"""
-OTHERS = {"search", "measure", "profile", "verify", "compare", "retune"}
+OTHERS = {"search", "measure", "profile", "verify", "compare", "retune", "accuracy"}
 """print one object, about what they did; tests of their own run them"""
 
 

@@ -150,6 +150,7 @@ def test_every_command_that_reads_the_default_ledger_says_which_one_it_is(monkey
     takers = {name for name, command in commands(evoengine) if any(p.name == "db" for p in command.params)}
     calls = {
         "best": [], "history": [], "show": ["1"], "report": [], "profile": ["1"], "export": ["run.json"],
+        "accuracy": [],
         "verify": ["--config", "1"], "dashboard": ["--port", "1"], "runs": [], "runs remove": ["99"],
         "compare": ["1", "2"], "db check": [], "db backup": ["copy.db"], "db prune": ["--yes"], "db upgrade": [],
         "db rebuild-study": ["1"], "token list": [], "token new": ["me"], "token revoke": ["nobody"],

@@ -28,7 +28,7 @@ FIELDS = [
     "imported_from", "source_sha256", "registers", "spill_bytes", "shared_bytes", "occupancy", "compile_ms", "correct",
     "gate_version", "binary_correct", "max_abs_error", "tflops", "tflops_kind", "median_us", "normalised_us", "samples",
     "taken_at", "peak_percent", "vs_baseline", "vs_sdpa", "policy", "range_us", "bound", "utilisation", "model",
-    "sustained", "parents", "operator", "retry_of", "taken_from",
+    "model_version", "clock", "kernel_class", "sustained", "parents", "operator", "retry_of", "taken_from",
 ]  # fmt: skip
 NOTHING = 'extern "C" __global__ void attention(int* x) { *x = 1; }'
 RANKED = {"estimated", "measured"}
