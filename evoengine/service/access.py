@@ -77,11 +77,35 @@ def require(scope: str) -> Callable[..., Awaitable[int]]:
     return check
 
 
+def may_submit(request: Request) -> bool:
+    asking: Token | None = request.state.token
+    return asking is None or asking.may("submit")
+
+
+def may_cancel(request: Request, submitter: int) -> bool:
+    """Return whether the request may cancel a job of that submitter: its own, or with admin everybody's."""
+    asking: Token | None = request.state.token
+    return asking is None or asking.may("admin") or (asking.id == submitter and asking.may("submit"))
+
+
 def require_own(request: Request, number: int, submitter: int) -> None:
     """403 where the job is another token's, and the request's is not for admin."""
-    asking: Token | None = request.state.token
-    if asking is not None and asking.id != submitter and not asking.may("admin"):
+    if not may_cancel(request, submitter):
         raise HTTPException(HTTPStatus.FORBIDDEN, f"job {number} is of another token; one for admin may cancel it")
+
+
+def require_own_page(request: Request) -> None:
+    """403 unless a page of this server sent the form. A browser adds the token to what any site's page sends here.
+
+    Browsers state the sender by Sec-Fetch-Site over HTTPS and on loopback, and by Origin everywhere.
+    """
+    origin, site = request.headers.get("origin", ""), request.headers.get("sec-fetch-site")
+    same = site == "same-origin" if site else origin.partition("://")[2] == request.headers.get("host")
+    if not same:
+        raise HTTPException(
+            HTTPStatus.FORBIDDEN,
+            "the form was not sent by a page of this server; programs use POST and DELETE /v1/jobs",
+        )
 
 
 def _given(asking: HTTPConnection) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -49,13 +50,14 @@ def answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(map(_sentence, error.errors()[:3])))
+        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(map(sentence, error.errors()[:3])))
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed at this; its log says more")
 
 
-def _sentence(found: dict[str, Any]) -> str:
+def sentence(found: Mapping[str, Any]) -> str:
+    """Return an error of pydantic's in a line: the field, and what is wrong with it."""
     place = ".".join(str(part) for part in found["loc"] if part not in ("body", "query", "path"))
     return one_line(f"{place or 'the request'}: {found['msg']}")

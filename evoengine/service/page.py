@@ -1,4 +1,5 @@
-"""The pages for people: what is going on, one job, and what can be asked for. Rendered here, without any script."""
+"""The pages for people: what is going on, one job, forms to submit and cancel one, and what can be asked for. Rendered
+here, without any script."""
 
 from __future__ import annotations
 
@@ -6,22 +7,30 @@ import gzip
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import cache
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import parse_qsl
 
 import jinja2
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
+from pydantic import ValidationError
 
 from evoengine.cli.display import number as four_digits
+from evoengine.errors import UsageError
+from evoengine.gpu import known_gpus
 from evoengine.records import Candidate
-from evoengine.service.access import require
+from evoengine.search.replay import RECORDED
+from evoengine.service.access import may_cancel, may_submit, require, require_own, require_own_page
 from evoengine.service.answers import ranked_targets
 from evoengine.service.api_jobs import Number
 from evoengine.service.api_results import Name, tagged
+from evoengine.service.errors import sentence
 from evoengine.service.executors import Executor
 from evoengine.service.jobs import ENDED, Job
 from evoengine.service.lanes import turn
+from evoengine.service.requests import DEVICES, JobRequest, checked
 from evoengine.service.state import State, state_of
 from evoengine.text import plain
 
@@ -32,6 +41,7 @@ LONGEST_TEXT = 200
 
 router = APIRouter(include_in_schema=False)
 Reader = Annotated[int, Depends(require("read"))]
+Submitter = Annotated[int, Depends(require("submit"))]
 TURN = [Depends(turn("pages"), scope="function")]
 
 
@@ -45,7 +55,8 @@ def status(request: Request, _: Reader, before: Annotated[int | None, Query(ge=1
         "status.html", title="evoengine", refresh=None if before else 5, jobs=jobs, counts=state.jobs.counts(),
         names={token.id: token.name for token in state.tokens.all()},
         executors=[(each, _doing(state, each)) for each in executors], bests=_bests(state),
-        older=jobs[-1].id if len(jobs) == SHOWN_JOBS else None, dashboard=state.settings.dashboard_url,
+        may_submit=may_submit(request), older=jobs[-1].id if len(jobs) == SHOWN_JOBS else None,
+        dashboard=state.settings.dashboard_url,
     )  # fmt: skip
 
 
@@ -58,7 +69,56 @@ def job(request: Request, _: Reader, number: Number) -> Response:
     events = [event for event in last if event.event != "progress"]  # the bar says it
     return _page(
         "job.html", title=f"job {number} · evoengine", refresh=None if found.ended else 5, job=found,
-        events=events[::-1],
+        events=events[::-1], may_cancel=not found.ended and may_cancel(request, found.submitter),
+    )  # fmt: skip
+
+
+async def _sent(request: Request) -> dict[str, str]:
+    """Return the fields of a form that a page of this server sent, without those left empty."""
+    require_own_page(request)
+    body = (await request.body()).decode(errors="replace")
+    return {name: text.strip() for name, text in parse_qsl(body) if text.strip()}
+
+
+Sent = Annotated[dict[str, str], Depends(_sent)]
+
+
+@router.get("/new", response_class=HTMLResponse, dependencies=TURN)
+def new(request: Request, _: Submitter) -> Response:
+    """The form to submit a job."""
+    return _form(request, {}, None)
+
+
+@router.post("/new", response_class=HTMLResponse, dependencies=TURN)
+def submit(request: Request, submitter: Submitter, sent: Sent) -> Response:
+    """Submit the job and show it; where it cannot be meant, the form again with the sentence."""
+    state = state_of(request)
+    try:
+        body = JobRequest.model_validate({**sent, "problems": sent.get("problems", "").split()})
+        asked = checked(body, state.settings, state.database.url)
+    except ValidationError as error:
+        return _form(request, sent, "; ".join(map(sentence, error.errors()[:3])))
+    except UsageError as error:
+        return _form(request, sent, str(error))
+    made = state.jobs.submit(asked, submitter, None, state.settings.max_jobs)
+    return RedirectResponse(f"/jobs/{made.id}", HTTPStatus.SEE_OTHER)
+
+
+@router.post("/jobs/{number}/cancel", dependencies=TURN)
+def cancel(request: Request, _: Submitter, number: Number, sent: Sent) -> Response:
+    """Cancel the job and show it."""
+    state = state_of(request)
+    require_own(request, number, state.jobs.find(number).submitter)
+    state.jobs.cancel(number)
+    return RedirectResponse(f"/jobs/{number}", HTTPStatus.SEE_OTHER)
+
+
+def _form(request: Request, sent: Mapping[str, str], why: str | None) -> Response:
+    recorded = [f"{RECORDED}{name}" for name in state_of(request).settings.recorded_files]
+    status = HTTPStatus.UNPROCESSABLE_ENTITY if why else HTTPStatus.OK
+    return _page(
+        "new.html", status, title="new job · evoengine", refresh=None,
+        sent=sent, why=plain(why or ""), gpus=list(known_gpus()), devices=[*DEVICES, *recorded],
     )  # fmt: skip
 
 
@@ -103,8 +163,8 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _page(template: str, **values: object) -> Response:
-    return HTMLResponse(_environment().get_template(template).render(values))
+def _page(template: str, status: int = HTTPStatus.OK, **values: object) -> Response:
+    return HTMLResponse(_environment().get_template(template).render(values), status)
 
 
 def _bests(state: State) -> list[Candidate]:

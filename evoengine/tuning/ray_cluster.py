@@ -8,8 +8,12 @@ from __future__ import annotations
 import logging
 import os
 import re
+import select
+import signal
 import socket
+import struct
 import sys
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -47,6 +51,14 @@ ENVIRONMENT = {
     "RAY_NUM_REDIS_GET_RETRIES": "1",  # else an address where there is no Ray is tried for minutes
 }
 """of this process, read when Ray is imported"""
+RAYLET_DIED = (
+    "the raylet of this machine died, the process through which a search reaches the Ray cluster (its log: raylet.out "
+    "in Ray's session folder): start Ray again, and give the same command"
+)
+DEATH_SIGNAL = signal.SIGUSR2
+"""wakes the main thread from whatever it waits for"""
+UNWIND_SECONDS = 20.0
+"""for a search to end by itself when the raylet has died; Ray ends the process after about 60 s, with exit code 1"""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """what Ray does on systems without clusters of several machines: all of it listens on 127.0.0.1"""
 
@@ -131,9 +143,62 @@ def connected(address: str) -> Iterator[None]:
         raise MachineError(_why_not_connected(address, error)) from error
     _be_quiet()
     try:
-        yield
+        with _watched_raylet():
+            yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _watched_raylet() -> Iterator[None]:
+    """Raise MachineError in the main thread when this machine's raylet dies, and end the process with its exit code
+    where that has no effect for UNWIND_SECONDS. Ray itself says nothing, and calls into it wait."""
+    process = _raylet()
+    if process is None:
+        yield
+        return
+    left, leave = os.pipe()
+    in_main = threading.current_thread() is threading.main_thread()  # no other can set a handler
+    watching = threading.Thread(target=_watch, args=(process, left, in_main), name="raylet-watch", daemon=True)
+    before = signal.signal(DEATH_SIGNAL, _raise_raylet_died) if in_main else None
+    watching.start()
+    try:
+        yield
+    finally:
+        os.close(leave)
+        watching.join()
+        if in_main:
+            signal.signal(DEATH_SIGNAL, before)
+        os.close(left)
+        os.close(process)
+
+
+def _raylet() -> int | None:
+    """Return a descriptor (pidfd_open(2)) of the raylet that this process is connected to; None where Ray's client
+    (ray://) reaches the cluster without one."""
+    node = import_module("ray._private.worker").global_worker.node
+    if node is None:
+        return None
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(node.raylet_socket_name)
+        size = struct.calcsize("3i")  # struct ucred, unix(7)
+        pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return os.pidfd_open(pid)
+
+
+def _watch(process: int, left: int, handled: bool) -> None:
+    """`left` is readable once the cluster is left; `handled` says that the main thread has a handler of the signal."""
+    if left in select.select([process, left], [], [])[0]:
+        return
+    if handled:
+        signal.pthread_kill(threading.main_thread().ident or 0, DEATH_SIGNAL)
+    if not select.select([left], [], [], UNWIND_SECONDS if handled else 0.0)[0]:
+        print(f"evoengine: {RAYLET_DIED}", file=sys.stderr, flush=True)
+        os._exit(MachineError.exit_code)
+
+
+def _raise_raylet_died(number: int, frame: object) -> None:
+    raise MachineError(RAYLET_DIED)
 
 
 def _has_token() -> bool:

@@ -200,6 +200,25 @@ def test_a_driver_that_is_killed_leaves_no_actor_and_its_search_is_taken_up_agai
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("begun", [False, True], ids=["as it begins", "with candidates under way"])
+def test_a_search_whose_raylet_dies_ends_with_a_sentence_that_names_it(tmp_path, begun):
+    pytest.importorskip("ray", reason="needs Ray: pip install 'evoengine[ray]'")
+    from tests.support.fleet import nodes
+
+    db = tmp_path / "evo.db"
+    with nodes(1) as (cluster, _):
+        asked = search(cluster, "--trials", "30", db=db)
+        assert asked.stderr is not None
+        said = next(line for line in asked.stderr if "1 node with" in line)
+        if begun:
+            wait_for(lambda: db.exists() and any(c.outcome for c in outcomes(db)))
+        cluster.kill_raylets()
+        _, err = asked.communicate()
+    assert asked.returncode == 3, said + err
+    assert err.count(f"evoengine: {ray_cluster.RAYLET_DIED}") == 1 and "Traceback" not in err
+
+
+@pytest.mark.exhaustive
 def test_a_gpu_that_no_node_has_is_waited_for_as_long_as_was_said(fleet, tmp_path):
     asked = search(fleet, "--gpu", "h200", "--device", "cuda", "--timeout", "8", db=tmp_path / "evo.db")
     _, err = asked.communicate()

@@ -55,7 +55,7 @@ def measured(pages: list[str], folder) -> list[tuple[int, int]]:
 @needs_browser
 def test_the_status_page_fits_a_phone_and_a_desk(served, database, tmp_path):
     parts = at_work(served, database)
-    paths = ("/", "/jobs/1", "/docs")
+    paths = ("/", "/jobs/1", "/new", "/docs")
     found = measured([parts.http.get(path).text for path in paths], tmp_path)
     assert [width for width, _ in found] == [*WIDTHS] * len(paths)
     of_each = [path for path in paths for _ in WIDTHS]

@@ -22,7 +22,7 @@ from tests.support.ledger_examples import a_figure, a_source, add_ranked, start_
 from tests.support.waiting import wait_for
 
 SHA256 = a_source().sha256
-PAGES = ("/", "/jobs/{number}", "/report", "/docs", "/style.css", "/openapi.json")
+PAGES = ("/", "/jobs/{number}", "/new", "/report", "/docs", "/style.css", "/openapi.json")
 AT_ONCE = 45
 
 

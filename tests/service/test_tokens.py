@@ -19,6 +19,7 @@ from evoengine.service.tokens import SCOPES, Tokens, digest
 OPEN = {"/livez", "/readyz"}
 """what says no more than that the server is up"""
 PAGES = {"/", "/report", "/jobs/{number}", "/docs", "/openapi.json", "/nowhere"}
+FORMS = (("GET", "/new"), ("POST", "/new"), ("POST", "/jobs/{number}/cancel"))
 JSON = {"Content-Type": "application/json"}
 NEEDED = {"POST": "submit", "DELETE": "submit", "PUT": "work"}
 GEMM = {"problems": ["gemm:m64,n64,k64,fp16"], "gpu": "h100"}
@@ -27,7 +28,7 @@ GEMM = {"problems": ["gemm:m64,n64,k64,fp16"], "gpu": "h100"}
 def endpoints(app) -> list[tuple[str, str]]:
     """Method and path of everything that the service has, described or not."""
     described = [(m.upper(), path) for path, methods in app.openapi()["paths"].items() for m in methods]
-    return described + [("GET", path) for path in PAGES]
+    return described + [("GET", path) for path in PAGES] + list(FORMS)
 
 
 def concrete(path: str) -> str:
@@ -85,12 +86,12 @@ def test_an_expired_token_and_one_of_a_smaller_scope_change_nothing(guarded, dat
             continue
         answer = guarded.http.request(method, concrete(path), headers=bearer(expired), json=GEMM)
         assert (answer.status_code, "old has expired" in answer.json()["detail"]) == (401, True)
-        needed = NEEDED.get(method, "read") if path not in PAGES else "read"
+        needed = "submit" if (method, path) in FORMS else NEEDED.get(method, "read")
         for scope in SCOPES[: SCOPES.index(needed)]:
             answer = guarded.http.request(method, concrete(path), headers=bearer(guarded.by_scope[scope]), json=GEMM)
             assert (answer.status_code, f"asks for {needed}" in answer.json()["detail"]) == (403, True)
             refused += 1
-    assert refused == 5  # submit, retune and cancel with read; store with read and submit
+    assert refused == 8  # submit, retune, cancel and the forms with read; store with read and submit
     assert contents(database) == before
 
 
