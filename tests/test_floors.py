@@ -35,6 +35,7 @@ FLOORS = (
     ("space", "devices", "ledger", "sass", "workloads"),
     ("stages", "publish", "formats"),
     ("search",),
+    ("accuracy",),
     ("tuning",),
     ("cli", "service", "__main__", "__init__"),
 )

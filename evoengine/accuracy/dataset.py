@@ -234,7 +234,7 @@ def _code(folder: Path) -> tuple[str, bytes | None]:
     """Return text and machine code; one of them is empty."""
     text, cubin = folder / "kernel.cu", folder / "kernel.cubin"
     try:
-        return ("", cubin.read_bytes()) if cubin.is_file() and not text.is_file() else (text.read_text(), None)
+        return ("", cubin.read_bytes()) if cubin.is_file() and not text.is_file() else (text.read_text("utf-8"), None)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"cannot read {text}: {reason}; a kernel has its text there or kernel.cubin") from None

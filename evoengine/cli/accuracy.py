@@ -98,7 +98,7 @@ def _show(rows: list, remarks: list[str], out: Path | None, as_json: bool) -> No
 
     text = page(rows, remarks)
     if out is not None:
-        out.write_text(f"# The model held against measured times\n\n{text}")
+        out.write_text(f"# The model held against measured times\n\n{text}", "utf-8")
         say(f"wrote {out}")
     if as_json:
         print_json(rows=[asdict(row) for row in rows], classes=[asdict(e) for e in class_errors(rows).values()])

@@ -24,7 +24,8 @@ def tune(
     minutes: float | None = None, sampler: str | None = None, device: str = "auto", objective: str | None = None,
     space: Path | str | None = None, templates: Path | str | None = None, db: str | os.PathLike[str] | None = None,
     jobs: int | None = None, seed: int | None = None, resume: int | None = None, remeasure: bool = False,
-    cluster: str | None = None, timeout: float | None = None, echo: Echo = silent, **unknown: Never,
+    cluster: str | None = None, timeout: float | None = None, clock: str | None = None, echo: Echo = silent,
+    **unknown: Never,
 ) -> SearchResult:  # fmt: skip
     """Search for the fastest correct kernel of a problem on a GPU; SearchOptions says what each option is.
 
