@@ -1,8 +1,8 @@
 """Gate time of a search without a GPU, this checkout against another one.
 
 Both make the same searches in turn, with one worker each and caches that are warm. The time of a verdict is what the
-ledger says of it, without the emulator's compiler: run this on a machine that does nothing else. CPU seconds are those of
-the whole search, start and compilers included.
+ledger says of it, without the emulator's compiler: run this on a machine that does nothing else. CPU seconds are those
+of the whole search, start and compilers included.
 
     python benchmarks/gate_time.py --old ../evoengine-3b5a308 --seeds 3 --trials 60
 
