@@ -18,14 +18,15 @@ def db() -> None:
 
 
 @db.command()
-@click.option("--repair", is_flag=True, help="Make again what follows from the rest: rankings, states, studies.")
+@click.option("--repair", is_flag=True, help="Make again what follows: rankings, states, studies, indexes.")
 @db_option
 def check(repair: bool, db: str | None) -> None:
     """Look through the whole ledger, and say what is not as it was written.
 
     Every value against its checksum, sources and machine code against their SHA-256, references, the ranking against
-    the figures, the states of runs, and each finished trial against its run's Optuna study. With SQLite the file's own
-    structure, too. Commands that read a ledger check what they show alone, and the whole only of a small one.
+    the figures, the states of runs, each finished trial against its run's Optuna study, and whether a table, an index
+    or a view was dropped. With SQLite the file's own structure, too. Commands that read a ledger check what they show
+    alone, and the whole only of a small one.
     """
     from evoengine.cli.display import say, stdout
     from evoengine.cli.ledger import say_which
@@ -37,15 +38,15 @@ def check(repair: bool, db: str | None) -> None:
     with LiveProgress() as live, open_unchecked(db) as ledger:
         say_which(db)
         faults = ledger.faults(live.stage)
-        live.stage("checking studies")
-        storage = optuna_storage(ledger.url)
-        ledger.watch(storage.engine)
         if all(fault.mended for fault in faults):
+            live.stage("checking studies")
+            storage = optuna_storage(ledger.url)  # it would make tables of Optuna's that are not there
+            ledger.watch(storage.engine)
             faults += study_faults(storage, ledger)
-        if repair and faults and all(fault.mended for fault in faults):
-            live.stage("repairing")
-            ledger.mend(live.say)
-            repair_studies(storage, ledger)
+            if repair and faults:
+                live.stage("repairing")
+                ledger.mend(live.say)
+                repair_studies(storage, ledger)
         summary = f"{ledger.count():,} trials"
     for fault in faults:
         remedy = "" if not fault.mended else " (repaired)" if repair else " (--repair makes it again)"

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import func, select, text
+from sqlalchemy import func, inspect, select, text
 from sqlalchemy.orm import Session
 
 from evoengine.ledger.chains import broken
@@ -21,8 +21,10 @@ from evoengine.ledger.integrity import CHECKED, READ_ERRORS
 from evoengine.ledger.invariants import violated
 from evoengine.ledger.listing import BATCH
 from evoengine.ledger.models import Base, BaselineRow, CandidateRow, MachineCodeRow, RunRow, SourceRow
+from evoengine.ledger.optuna_schema import TABLES as OPTUNA_TABLES
 from evoengine.ledger.reclaim import of_one_death
 from evoengine.ledger.rows import unpacked
+from evoengine.ledger.schema import VIEWS, missing_indexes
 from evoengine.ledger.standings import check_standings
 from evoengine.text import spans
 
@@ -45,17 +47,23 @@ class Fault:
 def find_faults(session: Session, on_stage: Callable[[str], None]) -> list[Fault]:
     """All of the ledger's own tables; `on_stage` is told what is being looked at. Nothing is written."""
     _stand_still(session)
+    on_stage("checking the schema")
+    faults = [Fault(what, mended=False) for what in _missing(session)]
+    if faults:
+        return faults  # what follows reads them
+    for index in missing_indexes(session.connection()):
+        assert index.table is not None  # it is one of a table's
+        faults.append(Fault(f"the index {index.name} of the table {index.table.name} is not there", mended=True))
     stages: dict[str, Callable[[Session], Iterator[str]]] = {"the file": _of_file}
     for checked in CHECKED:
         stages[checked.__tablename__] = partial(_of_rows, row=checked)
     for packed in (SourceRow, MachineCodeRow):
         stages[packed.__tablename__] = partial(_of_blobs, row=packed)
     stages["chains"] = broken
-    faults = []
     for name, look in stages.items():
         on_stage(f"checking {name}")
         faults += [Fault(what, mended=False) for what in islice(look(session), MOST_OF_A_TABLE)]
-    if faults:
+    if not all(fault.mended for fault in faults):
         return faults  # what follows from damaged rows nobody can tell
     if condemned := [row.id for row in of_one_death(session)]:
         faults.append(Fault(f"{spans(condemned)}: rejected because one process died, whoever had ended it", True))
@@ -91,6 +99,18 @@ def _stand_still(session: Session) -> None:
     """Has the transaction see one state of the ledger, whatever is committed meanwhile; SQLite's does so by itself."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
+
+
+def _missing(session: Session) -> Iterator[str]:
+    """Tables and views that are not there. Optuna makes its tables together, with the first study."""
+    looked = inspect(session.connection())
+    tables, views = set(looked.get_table_names()), set(looked.get_view_names())
+    for name in sorted(Base.metadata.tables.keys() - tables):
+        yield f"the table {name} is not there"
+    for name in sorted(OPTUNA_TABLES - tables if OPTUNA_TABLES & tables else ()):
+        yield f"the table {name} of Optuna's, which keeps the studies, is not there"
+    for name in sorted(VIEWS - views):
+        yield f"the view {name} is not there"
 
 
 def _of_file(session: Session) -> Iterator[str]:

@@ -6,7 +6,7 @@ import secrets
 from functools import cache
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, Index, inspect, text
 from sqlalchemy.orm import Session
 
 from evoengine.ledger import models, service_models
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 TABLES = (models, service_models)
 """the modules whose tables make up the schema"""
+VIEWS = frozenset({"trial_list", "trial_figures", "best_trials", "run_summaries", "gate_cases"})
+"""that the migrations make"""
 LOCK_KEY = 0x65766F
 """of PostgreSQL's advisory locks: any number that other programs are unlikely to use"""
 
@@ -38,6 +40,17 @@ def known_revisions() -> list[str]:
     """Oldest first, by the names of the scripts, which begin with what they lead to: reading the scripts themselves
     takes longer than what most commands do."""
     return sorted(script.name.partition("_")[0] for script in asset("db/migrations").glob("versions/[0-9]*.py"))
+
+
+def missing_indexes(connection: Connection) -> list[Index]:
+    """Return the indexes of the ledger's own tables that the database does not have, in the order of their names."""
+    looked = inspect(connection)
+    return [
+        index
+        for table in models.Base.metadata.sorted_tables
+        for index in sorted(table.indexes, key=lambda index: str(index.name))
+        if index.name not in {found["name"] for found in looked.get_indexes(table.name)}
+    ]
 
 
 def number_for_a_file() -> int:

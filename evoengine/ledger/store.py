@@ -49,6 +49,7 @@ from evoengine.ledger.rows import (
     to_run,
 )
 from evoengine.ledger.runs import KILLED, RUNNING, Device, Run, this_host
+from evoengine.ledger.schema import missing_indexes
 from evoengine.ledger.standings import rebuild
 from evoengine.ledger.summaries import RunSummary, read_summaries
 from evoengine.ledger.transfer import RunHistory, insert_run, read_run
@@ -312,6 +313,8 @@ class Ledger(TrialWriter, TrialLists):
         """Makes again what follows from the rest of the ledger, and takes killed runs from their processes."""
         self.await_killed(lambda run: True, echo)
         with self._writing() as session:
+            for index in missing_indexes(session.connection()):
+                index.create(session.connection())
             for row in of_one_death(session):
                 take_back(row)
                 rows = chains.spelt({CandidateRow.__tablename__: {row.id}})

@@ -17,7 +17,7 @@ from sqlalchemy import text
 from evoengine.cli.main import evoengine
 from evoengine.errors import EvoengineError
 from evoengine.ledger.heartbeat import KILLED_AFTER_SECONDS
-from evoengine.ledger.models import CandidateRow, HeartbeatRow
+from evoengine.ledger.models import Base, CandidateRow, HeartbeatRow
 from evoengine.ledger.runs import KILLED
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.study import Projection, optuna_storage
@@ -116,6 +116,40 @@ def test_damage_anywhere_is_named_and_not_repaired(searched, change, named):
     execute(searched, change)
     code, said = call(searched.place, "check", "--repair")
     assert (code, named in said, "restore the ledger from a copy" in said) == (3, True, True), said
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("DROP VIEW best_trials", "the view best_trials is not there"),
+        ("DROP TABLE trial_params", "the table trial_params of Optuna's, which keeps the studies, is not there"),
+        *more([("DROP TABLE studies", "the table studies of Optuna's, which keeps the studies, is not there")]),
+        ("DROP TABLE tokens", "the table tokens is not there"),
+    ],
+)
+def test_a_table_or_view_that_was_dropped_is_named_by_every_check_and_made_by_none(searched, change, named):
+    execute(searched, change)
+    for arguments in (["check"], ["check", "--repair"], ["check"]):
+        code, said = call(searched.place, *arguments)
+        assert (code, named in said, "restore the ledger from a copy" in said) == (3, True, True), said
+
+
+def test_every_index_that_was_dropped_is_named_and_made_again(searched):
+    ours = ", ".join(f"'{name}'" for name in Base.metadata.tables)
+
+    def made() -> set[str]:
+        of_ours = f"type = 'index' AND sql IS NOT NULL AND tbl_name IN ({ours})"  # others are of constraints
+        with closing(sqlite3.connect(searched.place)) as connection:
+            return {name for (name,) in connection.execute(f"SELECT name FROM sqlite_master WHERE {of_ours}")}
+
+    indexes = made()
+    assert len(indexes) > 5
+    execute(searched, *(f"DROP INDEX {name}" for name in indexes))
+    code, said = call(searched.place, "check")
+    assert (code, [name for name in indexes if f"the index {name} of the table" not in said]) == (1, []), said
+    assert call(searched.place, "check", "--repair")[0] == 0
+    assert made() == indexes
+    assert call(searched.place, "check")[0] == 0
 
 
 @pytest.mark.parametrize(
