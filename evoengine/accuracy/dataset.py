@@ -93,7 +93,7 @@ class Scalar:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """How TMA cuts boxes out of a buffer; sizes innermost first, strides in bytes without the innermost."""
+    """State how TMA cuts boxes out of a buffer: sizes innermost first, strides in bytes without the innermost."""
 
     name: str
     tensor: str
@@ -153,7 +153,7 @@ class RecordedKernel:
         return Geometry(grid, block, _size(self.shared, config, least=0))
 
     def buffer_bytes(self, config: Mapping[str, Any]) -> int:
-        """Of all buffers together."""
+        """Return the bytes of all buffers together."""
         structs = [a for a in self.arguments if isinstance(a, Struct)]
         parts = [*self.arguments, *self.mapped, *(part for s in structs for _, part in s.parts)]
         return sum(part.bytes(config) for part in parts if isinstance(part, Buffer))
@@ -182,7 +182,7 @@ class Recording:
 
     @property
     def clock(self) -> Clock:
-        """As nobody locks a GPU without saying so, the sustained one where none is stated."""
+        """Return the clock that is stated, else the sustained one: who locks a GPU's clock says so."""
         return self.stated_clock or Clock(SUSTAINED)
 
 
@@ -425,7 +425,7 @@ def _is_time(value: object) -> bool:
 
 
 def _gpu(name: str, stated: object, path: Path) -> str:
-    """By the file's name, else by the name in it; punctuation and case do not matter."""
+    """Find it by the file's name, else by the name in it; punctuation and case do not matter."""
 
     def plain(text: str) -> str:
         return re.sub(r"[^a-z0-9]", "", text.lower())
@@ -490,5 +490,5 @@ def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _as_text(value: object) -> str:
-    """As a macro's text: true and false are 1 and 0, which both C and its preprocessor understand."""
+    """Return a macro's text: true and false are 1 and 0, which both C and its preprocessor understand."""
     return str(int(value)) if isinstance(value, bool) else str(value)

@@ -44,7 +44,7 @@ def measured_rows(ledger: Ledger, on_trial: OnTrial) -> Iterator[Row | NotPredic
 
 
 def predict_again(ledger: Ledger, on_trial: OnTrial) -> Iterator[int | NotPredicted]:
-    """Predict each candidate anew whose figure is an older model's, and record the figure beside the old one."""
+    """Predict again each candidate whose figure is an older model's, and record the figure beside the old one."""
     for trial in _ranked(ledger, _by_older_model):
         on_trial(trial)
         try:

@@ -53,7 +53,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a configuration."""
+    """Hold the result of one configuration."""
 
     predicted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """GPU → predictor → what to rank by"""
@@ -193,7 +193,7 @@ Key = tuple[Path, str, str]
 def answer_all(
     recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...], jobs: int
 ) -> dict[Key, Answer]:
-    """Of every configuration, by so many processes; one that dies or takes too long costs its own configuration alone.
+    """Predict every configuration in so many processes; one that dies or takes too long costs its own configuration alone.
 
     Raises MachineError where a part is missing that all need.
     """

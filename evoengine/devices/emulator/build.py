@@ -161,7 +161,7 @@ def _checked_flags() -> tuple[str, ...]:
 
 
 def _unit(source: Source, arch: str, checked: bool) -> str:
-    """What is compiled: the kernel's text between the emulator's headers and what the runtime looks up."""
+    """Return what is compiled: the kernel's text between the emulator's headers and what the runtime looks up."""
     text = translate(source.text)
     leads_to_host = includes.host_headers(text)
     host = _host_macros(leads_to_host)
