@@ -193,7 +193,7 @@ Key = tuple[Path, str, str]
 def answer_all(
     recordings: Sequence[tuple[Path, Recording]], nvrtc: tuple[tuple[str, Path], ...], jobs: int
 ) -> dict[Key, Answer]:
-    """Predict every configuration in so many processes; one that dies or takes too long costs its own configuration alone.
+    """Predict every configuration in so many processes; one that dies or takes too long costs itself alone.
 
     Raises MachineError where a part is missing that all need.
     """
