@@ -120,13 +120,24 @@ class _Worker:
         """Raises BrokenProcessPool where the process was killed, MachineError where it cannot come up."""
         if self._pid is None:
             try:
-                self._pid = self._started.result(START_SECONDS)
+                self._pid = self._await_pid()
             except Exception as error:
                 if self._processes.ended:  # which the error may say in words that mean nothing to a person
                     raise BrokenProcessPool(f"{self._processes.how_ended()}{self._output_tail()}") from error
                 raise MachineError(
                     f"worker processes die as they start: {type(error).__name__}: {error}{self._output_tail()}"
                 ) from error
+
+    def _await_pid(self) -> int:
+        """Wait for the process to come up; raises TimeoutError where it ended before it did, or takes too long."""
+        deadline, ended = time.monotonic() + START_SECONDS, False
+        while True:
+            try:
+                return int(self._started.result(POLL_SECONDS))
+            except TimeoutError:
+                before, ended = ended, self._processes.ended  # Pebble may lose its first task with the process
+                if before or time.monotonic() > deadline:
+                    raise
 
     def call(self, task: Callable[..., object], args: TaskArguments, seconds: float) -> object:
         """The task's answer, a Failure or a Death; raises EvoengineError where the task did, BrokenProcessPool where

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -243,3 +244,14 @@ def test_a_folder_that_a_killed_keeper_left_is_removed_by_the_next_and_no_other(
     first.close()
     second.close()
     assert [path.name for path in tmp_path.iterdir()] == ["evoengine"]
+
+
+def test_a_process_that_ends_before_its_first_task_is_noticed_though_its_pool_does_not_say(monkeypatch):
+    monkeypatch.setattr(pools, "START_SECONDS", 3600.0)
+    worker = pools._Worker(WorkerLimits(seconds=60))
+    worker._started.result(60)
+    worker._started = Future()  # as a pool that has lost the task leaves it
+    worker._processes.end()
+    with pytest.raises(BrokenProcessPool, match="SIGKILL|SIGTERM|exit"):
+        worker.await_start()
+    worker._give_up(worker._pool)
