@@ -90,7 +90,8 @@ def test_every_trial_is_in_the_ledger_for_plain_sql(db):
         rows = connection.execute(
             "SELECT c.outcome, b.registers, v.outcome, m.tflops, m.kind FROM candidates c "
             "LEFT JOIN binaries b ON b.id = c.binary_id "
-            "LEFT JOIN verdicts v ON v.candidate_id = c.id AND v.device = 'emulator' "
+            "LEFT JOIN verdicts v ON v.id = (SELECT max(id) FROM verdicts "  # an export that was judged has added one
+            "WHERE candidate_id = c.id AND device = 'emulator') "
             "LEFT JOIN measurements m ON m.candidate_id = c.id"
         ).fetchall()
     assert len(rows) == TRIALS
