@@ -19,8 +19,10 @@ from evoengine.devices.base import (
     PassedArgument,
     ScalarArgument,
     ScratchArgument,
+    ScratchParameter,
     TensorArgument,
     TensorMapArgument,
+    TensorParameter,
     Tensors,
 )
 from evoengine.errors import UsageError
@@ -69,9 +71,11 @@ class StructArgument:
     parts: tuple[tuple[int, Part], ...]
 
 
-Part = PassedArgument | DrawnArgument
+Sparse = TensorParameter | ScratchParameter
+"""memory of which only those pages exist that a block touches"""
+Part = PassedArgument | DrawnArgument | Sparse
 AnyArgument = Part | StructArgument
-InMemory = TensorArgument | DrawnArgument | ScratchArgument
+InMemory = TensorArgument | DrawnArgument | ScratchArgument | Sparse
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,10 @@ class Allocation:
     writable: bool
     written: np.ndarray | None = None
     """[words of four bytes] uint8: a bit for each byte that a launch has stored to; None where nobody asks"""
+    sparse: int = 0
+    """SparseKind of core/sparse.h; 0 where it is held"""
+    argument: int = 0
+    """where it is sparse, its number among the launch's arguments"""
 
 
 class Launch:
@@ -229,9 +237,12 @@ class Memory:
     def allocations(self, kernel: Kernel, arguments: Sequence[AnyArgument | ConstantArgument]) -> list[Allocation]:
         """Return what a launch with these arguments may touch, by address."""
         found = []
+        numbers = {a.name: number for number, a in enumerate(arguments)}
         for name, size, writable, of in _items(kernel, arguments):
             held = self._held[name] if name in self._held else _input_contents(of)
-            found.append(Allocation(name, self._addresses[name], size, held, writable, self._written.get(name)))
+            sparse = (_sparse_kind(of), numbers[name]) if isinstance(of, Sparse) else (0, 0)
+            address, written = self._addresses[name], self._written.get(name)
+            found.append(Allocation(name, address, size, held, writable, written, *sparse))
         return sorted(found, key=lambda allocation: allocation.address)
 
 
@@ -265,7 +276,7 @@ class _Item(NamedTuple):
 def _items(kernel: Kernel, arguments: Sequence[AnyArgument | ConstantArgument]) -> Iterator[_Item]:
     for argument in _parts(arguments):
         if isinstance(argument, InMemory):
-            writable = isinstance(argument, ScratchArgument) or argument.output
+            writable = isinstance(argument, ScratchArgument | ScratchParameter) or argument.output
             yield _Item(argument.name, _bytes_of(argument), writable, argument)
     for segment in kernel.globals:
         yield _Item(segment.name, segment.size, True, segment)
@@ -273,6 +284,8 @@ def _items(kernel: Kernel, arguments: Sequence[AnyArgument | ConstantArgument]) 
 
 def _first_contents(of: InMemory | Segment) -> np.ndarray:
     """Return what memory that a kernel may write holds at first, [bytes held] uint8."""
+    if isinstance(of, Sparse):
+        return np.empty(0, np.uint8)
     if isinstance(of, Segment):
         return np.frombuffer(of.data.ljust(of.size, b"\0"), np.uint8).copy()
     if isinstance(of, ScratchArgument):
@@ -285,12 +298,20 @@ def _first_contents(of: InMemory | Segment) -> np.ndarray:
 
 def _input_contents(of: InMemory | Segment) -> np.ndarray:
     """Return the contents of an input, [bytes held] uint8."""
+    if isinstance(of, Sparse):
+        return np.empty(0, np.uint8)
     if isinstance(of, TensorArgument):
         return np.ascontiguousarray(of.data).reshape(-1).view(np.uint8)
     if not isinstance(of, DrawnArgument):
         raise TypeError(f"{of.name} is no input")
     values = _drawn(of.dtype) if of.contents is None else of.contents.view(np.uint8)
     return values[: of.bytes]
+
+
+def _sparse_kind(of: Sparse) -> int:
+    if isinstance(of, ScratchParameter):
+        return 4 if of.zeroed else 3
+    return 2 if of.output else 1
 
 
 def drawn_bytes(dtype: str, size: int) -> np.ndarray:
@@ -322,6 +343,7 @@ def _structure(allocation: Allocation) -> SassAllocation:
         address=allocation.address, bytes=allocation.bytes, data=held.ctypes.data, period=held.nbytes,
         writable=allocation.writable, name=allocation.name.encode(),
         written=None if allocation.written is None else allocation.written.ctypes.data,
+        sparse=allocation.sparse, argument=allocation.argument,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_char_p, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_uint16, c_uint32, c_uint64, c_void_p
 
 
 class SassBank(Structure):
@@ -12,7 +12,7 @@ class SassBank(Structure):
 class SassAllocation(Structure):
     _fields_ = (
         ("address", c_uint64), ("bytes", c_uint64), ("data", c_void_p), ("period", c_uint64),
-        ("writable", c_uint32), ("unused", c_uint32), ("name", c_char_p), ("written", c_void_p),
+        ("writable", c_uint32), ("sparse", c_uint16), ("argument", c_uint16), ("name", c_char_p), ("written", c_void_p),
     )  # fmt: skip
 
 

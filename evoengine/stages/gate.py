@@ -77,7 +77,10 @@ def executor(contender: CompiledCandidate) -> Judge:
     def launch(calls: Sequence[Round], seed: int) -> Executed:
         return rounds.run_rounds(executables, calls, seed)
 
-    return Judge(EXECUTOR, launch, None)
+    def launch_blocks(asked: BlockLaunch, seed: int) -> list[BlockTrace]:
+        return rounds.run_blocks(executables[source.entry], asked, seed)
+
+    return Judge(EXECUTOR, launch, launch_blocks)
 
 
 def emulator(source: Source, arch: str) -> Judge:

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "order.h"
+#include "sparse.h"
 
 namespace sass {
 
@@ -264,6 +265,25 @@ void mark_written(const Allocation& a) {
     for (u32 entry : entries) a.written[word] |= u8(entry & 15);
 }
 
+// Appends what one block touched of sparse allocations.
+void write_trace(std::vector<u8>& to, u64 block, bool given_up, const std::vector<Allocation>& allocations) {
+  auto put = [&](const auto& value) {
+    const u8* bytes = reinterpret_cast<const u8*>(&value);
+    to.insert(to.end(), bytes, bytes + sizeof value);
+  };
+  u32 count = 0;
+  for (const Allocation& a : allocations) count += a.sparse ? u32(a.sparse->pages.size()) : 0;
+  put(block), put(u32(given_up)), put(count);
+  for (const Allocation& a : allocations) {
+    if (!a.sparse) continue;
+    for (const auto& [number, page] : a.sparse->pages) {
+      const u32 size = a.sparse->kind == SparseKind::Output ? a.sparse->size_of(number) : 0;
+      put(u64(number * PAGE)), put(a.sparse->argument), put(size);
+      to.insert(to.end(), page.get(), page.get() + size);
+    }
+  }
+}
+
 }  // namespace
 
 bool observe(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
@@ -302,6 +322,32 @@ std::vector<Visited> run(const Program& program, const Launch& launch, std::vect
   for (const Allocation& a : machine.memory.allocations)
     if (a.shadow && a.written) mark_written(a);
   return visited;
+}
+
+std::vector<u8> run_blocks(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
+                           const std::vector<u8>* banks, u64 seed, const std::vector<ChosenBlock>& blocks, u64 limit) {
+  std::vector<u8> traces;
+  for (const ChosenBlock& block : blocks) {
+    Functional machine;
+    prepare(machine, program, launch, std::vector<Allocation>(allocations), banks, seed + block.number);
+    machine.landing = Landing(machine.random.below(3));
+    for (Allocation& a : machine.memory.allocations) {
+      if (!a.sparse) continue;
+      a.sparse->pages.clear();
+      a.sparse->last = ~0ull;
+      a.sparse->pool->touched = 0;
+      a.sparse->pool->limit = block.input_limit;
+    }
+    World world(program, launch);
+    bool given_up = false;
+    try {
+      run_clusters(machine, &world, {block.number}, limit, nullptr);
+    } catch (const GivenUp&) {
+      given_up = true;
+    }
+    write_trace(traces, block.number, given_up, machine.memory.allocations);
+  }
+  return traces;
 }
 
 }  // namespace sass

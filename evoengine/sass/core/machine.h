@@ -140,6 +140,7 @@ struct Fault {  // what ends a run; `hung` where nothing could go on
 };
 
 struct Shadow;
+struct Sparse;
 
 // A piece of global memory. Contents repeat every `period` bytes where less is held than it is long, as for a model,
 // which reads drawn inputs of any size; writes to such a piece are dropped.
@@ -151,6 +152,7 @@ struct Allocation {
   std::string name;
   u8* written = nullptr;     // by words of four bytes: a bit for each byte stored to; null where nobody asks
   Shadow* shadow = nullptr;  // the last accesses; null where nobody asks
+  Sparse* sparse = nullptr;  // its pages, where none of it is held (`period` is 0)
 };
 
 // Where a thread's addresses of the generic space point to, beside global memory: windows no allocation lies in.
