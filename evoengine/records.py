@@ -506,6 +506,8 @@ class Candidate:
         """Whether it passed the whole gate; None where no gate has judged it to the end."""
         if not all(v.correct for v in self.verdicts):
             return False
+        if self.outcome is Outcome.UNFINISHED:
+            return None
         return True if any(v.whole and not v.abstained for v in self.verdicts) else None
 
     @property
@@ -515,7 +517,7 @@ class Candidate:
 
     @property
     def ranked_by(self) -> Measurement:
-        """Its figure; only a ranked candidate has one."""
+        """Its figure; only a candidate that is ranked or unfinished has one."""
         assert self.measurement is not None
         return self.measurement
 

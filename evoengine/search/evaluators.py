@@ -151,7 +151,8 @@ class Usage:
 
 
 Bar = Callable[[], tuple[bool, float] | None]
-"""gives the rank key that a figure must be below for its candidate to be judged to the end at once"""
+"""gives the rank key that a figure must be below for its candidate to be judged to the end at once by one judge; with
+none both judge it"""
 
 
 def no_bar() -> None:
