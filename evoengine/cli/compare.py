@@ -25,10 +25,10 @@ SHOWN = 20
 @db_option
 @json_option
 def compare(first: int, second: int, db: str | None, as_json: bool) -> None:
-    """Show two runs beside each other: what differs in their settings, how their trials ended, their best figures of
-    each kind, how many trials they took to come within 5 % of them, and the configurations that both tried.
+    """Compare two runs: settings, outcomes, the best figure of each kind, the number of trials to come within 5 % of
+    it, and the configurations that both evaluated.
 
-    Figures are compared where they are of one kind, device and policy, of one problem on one GPU.
+    Figures are compared only if problem, GPU, kind, device and measurement policy agree.
     """
     from evoengine.cli.display import say, stdout
     from evoengine.cli.json_output import print_json

@@ -31,7 +31,7 @@ class Finding:
 @click.command()
 @json_option
 def doctor(as_json: bool) -> int:
-    """Say what this machine has, what is missing, and the remedy; exit 3 where a search cannot run."""
+    """Check what this machine has and what is missing, with remedies. The exit code is 3 if a search cannot run."""
     from evoengine.cli.display import say, stdout
     from evoengine.cli.json_output import print_json
 

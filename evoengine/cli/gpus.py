@@ -21,10 +21,10 @@ KB = 1024
 @click.command()
 @json_option
 def gpus(as_json: bool) -> None:
-    """List the GPUs that can be tuned for: their limits and peaks, and the families of kernels that fit.
+    """List the supported GPUs with their limits and peaks, and the kernel families that fit them.
 
-    Peaks are those of the data sheets, of the tensor cores in fp16 with FP32 sums. `--gpu-file` of search and verify
-    takes a board that is not here: a TOML file with one table as in evoengine/gpus.toml.
+    Peaks are from data sheets: dense fp16 tensor operations with FP32 accumulation. For other boards, pass --gpu-file
+    to search or verify: a TOML file with one table as in evoengine/gpus.toml.
     """
     from evoengine.cli.display import say, stdout
     from evoengine.cli.json_output import print_json

@@ -29,23 +29,26 @@ STDOUT = Path("-")
 @click.command()
 @gpu_option(default=None)
 @stored_problem_option
-@click.option("--run", type=click.IntRange(min=1), help="Only this run.")
+@click.option("--run", type=click.IntRange(min=1), help="Restrict the output to this run.")
 @click.option(
     "--outcome", "outcomes", type=click.Choice(ENDINGS), multiple=True, metavar="NAME",
-    help=f"Only trials that ended so ({', '.join(ENDINGS)}); may be given several times.",
+    help=f"Restrict the output to trials with this outcome ({', '.join(ENDINGS)}). Can be repeated.",
 )  # fmt: skip
-@click.option("--family", "families", multiple=True, metavar="NAME", help="Only this one; may be given several times.")
+@click.option(
+    "--family", "families", multiple=True, metavar="NAME", help="Restrict the output to this family. Can be repeated."
+)
 @click.option(
     "--where", metavar="EXPRESSION",
-    help="Only trials whose knobs make this true, in the language of space files: 'tile_m >= 64 and stages in [2, 3]'.",
+    help="Restrict the output to trials whose knobs satisfy this expression, as in space files: 'tile_m >= 64 and "
+    "stages in [2, 3]'.",
 )  # fmt: skip
 @click.option(
-    "--limit", type=click.IntRange(min=1), help=f"Only the last so many of them.  [default: {SHOWN} in a table]"
+    "--limit", type=click.IntRange(min=1), help=f"Show only the last N trials.  [default: {SHOWN} in a table]"
 )
-@click.option("--all", "all_of_them", is_flag=True, help="All of them, in the table too.")
+@click.option("--all", "all_of_them", is_flag=True, help="Show all trials in the table.")
 @click.option(
     "--csv", "csv_file", type=click.Path(path_type=Path), metavar="FILE",
-    help="Write them as CSV, with the fields of the JSON as columns; - is stdout.",
+    help="Write the trials as CSV with the fields of the JSON as columns; - writes to stdout.",
 )  # fmt: skip
 @db_option
 @json_option
@@ -53,7 +56,7 @@ def history(
     gpu: str | None, problem: str | None, run: int | None, outcomes: Sequence[str], families: Sequence[str],
     where: str | None, limit: int | None, all_of_them: bool, csv_file: Path | None, db: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """List the last trials of the ledger, or all, with how each ended."""
+    """List the trials in the ledger and their outcomes."""
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading
     from evoengine.ledger.history import Wanted

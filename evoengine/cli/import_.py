@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.argument("file", type=click.Path(path_type=Path))
 @db_option
 def import_(file: Path, db: str | None) -> None:
-    """Read a run into the ledger: a T4 file of evoengine's, or what another tuner recorded (T4, Kernel Tuner cache)."""
+    """Import a run from a T4 file or a Kernel Tuner cache file into the ledger."""
     from evoengine.cli.conclusion import say_missed
     from evoengine.cli.progress import LiveProgress
     from evoengine.ledger.store import open_ledger

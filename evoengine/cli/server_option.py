@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 server_option = click.option(
     "--server", metavar="URL",
-    help="Ask a service (evoengine serve) in place of this machine; EVOENGINE_TOKEN, or a file that "
+    help="Send the request to this service (evoengine serve); EVOENGINE_TOKEN, or a file that "
     "EVOENGINE_TOKEN_FILE names, holds its token.",
 )  # fmt: skip
 

@@ -44,7 +44,7 @@ class JobRequest(BaseModel):
         description="As evoengine search --problem takes them; each gets the whole budget.",
     )  # fmt: skip
     gpu: Name | None = Field(default=None, description="As evoengine gpus lists them.")
-    trials: int = Field(60, description="Kernels to try.")
+    trials: int = Field(60, description="Number of trials.")
     minutes: float | None = Field(default=None, description="Start no candidate after this long.")
     sampler: Name = samplers.DEFAULT
     device: Name = Field(
