@@ -77,7 +77,7 @@ def _gpus_text(node: Node) -> str:
 
 
 def remarks(found: ClusterStatus) -> list[str]:
-    """What is used, what each GPU is at, and which nodes no search can use."""
+    """Return lines on the resources in use, the task of each GPU, and the nodes that no search can use."""
     lines = [f"{found.cpus_busy:g} of {found.cpus:g} CPUs and {found.gpus_busy:g} of {found.gpus:g} GPUs are held"]
     for gpu in found.at_work:
         doing = f"{gpu.task} for {gpu.seconds:.0f} s" if gpu.task else f"waits for the next, {gpu.seconds:.0f} s"

@@ -50,7 +50,7 @@ def compare(first: int, second: int, db: str | None, as_json: bool) -> None:
 
 
 def comparison_json(found: Comparison) -> dict[str, object]:
-    """The public JSON of a comparison: pairs are of the first run and the second."""
+    """Return the public JSON of a comparison. In a pair the first element belongs to the first run."""
     return {
         "runs": [run.id for run in found.runs],
         "comparable": found.comparable,
@@ -78,7 +78,7 @@ def _sort_json(sort: Sort) -> dict[str, object]:
 
 
 def _page(found: Comparison) -> Iterator[str | Table]:
-    """Tables, and a line where one has nothing to show."""
+    """Yield tables, or a sentence in place of a table that would be empty."""
     yield _differences(found) if found.differences else "their settings are alike"
     yield _outcomes(found)
     yield _figures(found) if found.standings else "neither has a figure"

@@ -48,7 +48,7 @@ def doctor(as_json: bool) -> int:
 
 
 def doctor_table(found: Iterable[Finding]) -> Table:
-    """The findings, each with its remedy where something is missing."""
+    """Return the findings as a table, with a remedy for each that is missing."""
     from evoengine.cli.tables import Cell, Column, Styled, Table
 
     rows: list[list[Cell]] = []
@@ -124,7 +124,7 @@ def _described(device: GpuDevice) -> list[str]:
 
 
 def _cuda_versions() -> Finding:
-    """Whether the driver can run what NVRTC makes and what torch brings."""
+    """Check whether the driver can run what NVRTC compiles and what torch contains."""
     from evoengine.devices.driver import find_driver
     from evoengine.stages.toolchain import cuda_mismatch, cuda_parts, cuda_torch_command, torch_cuda
 

@@ -89,7 +89,7 @@ def history(
 
 
 def _found(ledger: Ledger, wanted: Wanted, most: int | None) -> tuple[list[int], int | None]:
-    """The trials to show, and how many of those that are wanted are before them; None where nobody counted."""
+    """Return the trials to show and the number of earlier ones that match; None if that number was not computed."""
     if most is None:
         return ledger.matching(wanted), 0
     last = ledger.last_matching(wanted, most)
@@ -97,7 +97,8 @@ def _found(ledger: Ledger, wanted: Wanted, most: int | None) -> tuple[list[int],
 
 
 def _print_tables(ledger: Ledger, trials: Sequence[int]) -> None:
-    """As they are read: the first page of a million trials is there before the second is looked for."""
+    """Print tables page by page while the trials are read, so that the first page of a million trials appears at
+    once."""
     from evoengine.cli.candidate_tables import history_table
     from evoengine.cli.display import stdout
 
@@ -127,7 +128,7 @@ def _write_csv(ledger: Ledger, trials: Sequence[int], file: Path) -> None:
 
 
 def _nothing(ledger: Ledger, wanted: Wanted, db: str | None) -> str:
-    """Why there is no trial to list, with what there is."""
+    """Return why no trial is listed, with the outcomes and families that exist."""
     outcomes, families = ledger.endings(wanted)
     if not outcomes:
         empty = ledger.is_empty()

@@ -75,7 +75,7 @@ def evoengine() -> None:
 
 
 def main() -> int:
-    """Runs the command that sys.argv names, and gives its exit code; ends the process where it is interrupted."""
+    """Run the command in sys.argv and return its exit code. An interrupted command ends the process."""
     prepare_streams()
     try:
         code = evoengine.main(standalone_mode=False)
@@ -103,7 +103,8 @@ def main() -> int:
 
 
 def checked_output(code: int) -> int:
-    """The exit code, once all that was said is written; says what is not. A reader that has gone has what it wanted."""
+    """Return the exit code after all output has been written, and report a failed write. A reader that exited early
+    is no failure."""
     lost = {name: failure for name, failure in unwritten().items() if not read_by_nobody(failure)}
     if "stdout" in lost:
         why = lost["stdout"].strerror

@@ -88,8 +88,8 @@ class CheckedGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command and its arguments. Raises click.UsageError where there is no such command, and where one is
-        given what it cannot use."""
+        """Return the command and its arguments. Raises click.UsageError for an unknown command or unusable
+        arguments."""
         known = self.list_commands(ctx)
         if args[0] not in known and not args[0].startswith("-"):
             near = did_you_mean(args[0], known)
@@ -103,9 +103,12 @@ class CheckedGroup(click.Group):
 
 
 def check_given(group: click.Context, command: click.Command, name: str | None, arguments: Sequence[str]) -> None:
-    """Raises click.UsageError where an option that takes one value is given more often, of which click would take the
-    last; where one is given none, so that click would take the next option for it; and where a value is one that no
-    command can use: empty, no text, or a name too long for a file."""
+    """Check the arguments of a command more strictly than click does.
+
+    Raises click.UsageError if an option that takes one value is repeated (click would use the last one), if an option
+    lacks its value (click would use the next option as the value), or if a value is unusable by any command: empty, not
+    text, or too long for a file name.
+    """
     ctx = click.Context(command, info_name=name, parent=group)
     options = [p for p in command.params if isinstance(p, click.Option)]
     single = [p for p in options if not (p.multiple or p.is_flag or p.count)]
@@ -151,7 +154,7 @@ def _why_unusable(value: str, param: click.Parameter) -> str | None:
 
 
 def gpu_option(default: str | None) -> Callable[[FC], FC]:
-    """With a default the GPU to tune for; without one which of the ledger's is meant."""
+    """Return the option --gpu: with a default, the target GPU; without one, a filter on the ledger's GPUs."""
     if default is None:
         return click.option(
             "--gpu", type=StoredGpuType(), shell_complete=complete_gpu, help="Restrict the output to this target GPU."
@@ -170,7 +173,7 @@ gpus_option = click.option(
 
 
 def cluster_option(default: str | None) -> Callable[[FC], FC]:
-    """The cluster to use; without a default this machine where none is given."""
+    """Return the option --cluster. Without a default, commands run on this machine unless it is given."""
     return click.option(
         "--cluster", metavar="ADDRESS", default=default, show_default=default is not None,
         help="Ray cluster: local (this machine), auto (the cluster of which this machine is a node), ray://HOST:10001, "

@@ -32,7 +32,7 @@ _HELP_TYPES = {"path": "PATH", "filename": "FILE", "integer": "N", "integer rang
 
 
 def reference(group: click.Group = evoengine) -> str:
-    """The reference of all commands as Markdown."""
+    """Return the reference of all commands as Markdown."""
     return "\n".join([_INTRODUCTION, *(_section(name, command) for name, command in commands(group))])
 
 
@@ -47,7 +47,7 @@ def commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
 
 
 def undocumented(group: click.Group = evoengine) -> list[str]:
-    """Every command and option without help, as `COMMAND` or `COMMAND --OPTION`."""
+    """Return every command and option without help, as `COMMAND` or `COMMAND --OPTION`."""
     found = []
     for name, command in commands(group):
         if not (command.help or "").strip():
@@ -83,7 +83,7 @@ def _row(option: click.Option) -> str:
 
 
 def _value(option: click.Option) -> str:
-    """What stands behind the option."""
+    """Return the placeholder for the option's value."""
     if isinstance(option.type, click.Choice):
         return option.opts[0].lstrip("-").upper()
     return option.metavar or _HELP_TYPES.get(option.type.name, option.type.name.upper())

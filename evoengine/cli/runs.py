@@ -68,7 +68,7 @@ def remove(numbers: Sequence[int], yes: bool, db: str | None) -> None:
 
 
 def run_json(summary: RunSummary) -> dict[str, object]:
-    """The public JSON of a run. Field names are an interface: people script against them."""
+    """Return the public JSON of a run. Scripts depend on the field names."""
     run, best = summary.run, summary.best
     figure = best.measurement if best else None
     return {
@@ -93,7 +93,7 @@ def run_json(summary: RunSummary) -> dict[str, object]:
 
 
 def agreed(question: str) -> bool:
-    """Raises UsageError where nobody is there to answer."""
+    """Ask for confirmation. Raises UsageError if stdin is not a terminal."""
     try:
         return click.confirm(question, err=True)
     except click.Abort:

@@ -166,7 +166,7 @@ def _detach(asked: Sequence[SearchOptions], live: Live) -> int:
 def _conclude_all(
     asked: Sequence[SearchOptions], ended: Sequence[SearchResult | EvoengineError], live: Live, as_json: bool
 ) -> int:
-    """The summary of every search that came to an end; the exit code is that of the first without a result, if any."""
+    """Print the summary of every completed search and return the exit code of the first failed one, or 0."""
     from evoengine.cli.conclusion import print_summaries
     from evoengine.tuning.search import SearchResult
 
@@ -196,7 +196,7 @@ def _elsewhere(
 
 
 def _following(asked: SearchOptions, result: SearchResult) -> list[str]:
-    """The commands to go on with."""
+    """Return the commands to run next."""
     front = [hint("best", "--pareto", db=asked.db)] if result.pareto else []
     if asked.device.startswith(RECORDED):
         return [*front, hint("report", db=asked.db), hint("dashboard", db=asked.db)]
