@@ -6,6 +6,7 @@ import ctypes
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
 
@@ -43,7 +44,10 @@ _PARAMETERS_POINTER = 0x198
 SHARED_WINDOW, LOCAL_WINDOW, CONSTANT_WINDOW = 0x7F0000000000, 0x7E0000000000, 0x7D0000000000
 
 _ALIGNMENT = 256
+_ANY = 2**32 - 1
 _LOWEST, _LARGEST_GAP = 1 << 33, 1 << 32
+_SPARSE_GAP = 1 << 35
+"""of tensors that may be larger than 32 bits count: an offset that overflowed must not lead to another one"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,12 @@ class Geometry:
     """None: as the binary has it"""
 
 
+class SparseKind(IntEnum):
+    """What a page of sparse memory holds when it is first touched, as in core/sparse.h; NONE where memory is held."""
+
+    NONE, INPUT, OUTPUT, SCRATCH, ZEROED = range(5)
+
+
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """A tensor, scratch memory or section of device variables in the executor's memory; `held` [bytes] uint8 are its
@@ -101,8 +111,7 @@ class Allocation:
     writable: bool
     written: np.ndarray | None = None
     """[words of four bytes] uint8: a bit for each byte that a launch has stored to; None where nobody asks"""
-    sparse: int = 0
-    """SparseKind of core/sparse.h; 0 where it is held"""
+    sparse: SparseKind = SparseKind.NONE
     argument: int = 0
     """where it is sparse, its number among the launch's arguments"""
 
@@ -128,7 +137,9 @@ class Launch:
         self.structure = SassLaunch(
             grid=self.grid, threads=self.threads, cluster=self.cluster, shared_bytes=self.shared_bytes,
             reserved_shared=self.reserved_shared, local_bytes=self.local_bytes, registers=self.registers,
-            arch=kernel.arch, bank_count=len(self._banks), allocation_count=len(allocations), banks=self._banks,
+            arch=kernel.arch, barriers=kernel.barriers,
+            mbarriers=_ANY if kernel.mbarriers is None else kernel.mbarriers, bank_count=len(self._banks),
+            allocation_count=len(allocations), banks=self._banks,
             allocations=self._allocations, seed=seed % 2**64,
         )  # fmt: skip
 
@@ -219,14 +230,16 @@ class Memory:
     def __init__(self, launches: Iterable[tuple[Kernel, Sequence[AnyArgument | ConstantArgument]]], seed: int) -> None:
         """Place what these launches need in drawn order with drawn gaps, so that none follows upon another."""
         sizes: dict[str, int] = {}
+        sparse = False
         self._held: dict[str, np.ndarray] = {}
         for kernel, arguments in launches:
             for item in _items(kernel, arguments):
                 if sizes.setdefault(item.name, item.size) != item.size:
                     raise UsageError(f"{item.name} has {sizes[item.name]} bytes in one launch, {item.size} in another")
+                sparse |= isinstance(item.of, Sparse)
                 if item.writable and item.name not in self._held:
                     self._held[item.name] = _first_contents(item.of)
-        self._addresses = _place(sizes, seed)
+        self._addresses = _place(sizes, seed, _SPARSE_GAP if sparse else _LARGEST_GAP)
         self._written: dict[str, np.ndarray] = {}
 
     def watch(self, names: Iterable[str]) -> Mapping[str, np.ndarray]:
@@ -240,19 +253,19 @@ class Memory:
         numbers = {a.name: number for number, a in enumerate(arguments)}
         for name, size, writable, of in _items(kernel, arguments):
             held = self._held[name] if name in self._held else _input_contents(of)
-            sparse = (_sparse_kind(of), numbers[name]) if isinstance(of, Sparse) else (0, 0)
+            sparse = (_sparse_kind(of), numbers[name]) if isinstance(of, Sparse) else (SparseKind.NONE, 0)
             address, written = self._addresses[name], self._written.get(name)
             found.append(Allocation(name, address, size, held, writable, written, *sparse))
         return sorted(found, key=lambda allocation: allocation.address)
 
 
-def _place(sizes: Mapping[str, int], seed: int) -> dict[str, int]:
+def _place(sizes: Mapping[str, int], seed: int, largest_gap: int) -> dict[str, int]:
     """Return addresses at multiples of 256 bytes."""
     random = np.random.default_rng(seed)
     names = [list(sizes)[i] for i in random.permutation(len(sizes))]
     addresses, end = {}, _LOWEST
     for name in names:
-        gap = int(random.integers(_LARGEST_GAP // _ALIGNMENT // 2, _LARGEST_GAP // _ALIGNMENT)) * _ALIGNMENT
+        gap = int(random.integers(largest_gap // _ALIGNMENT // 2, largest_gap // _ALIGNMENT)) * _ALIGNMENT
         addresses[name] = -(-end // _ALIGNMENT) * _ALIGNMENT + gap
         end = addresses[name] + sizes[name]
     if end >= CONSTANT_WINDOW:
@@ -308,10 +321,10 @@ def _input_contents(of: InMemory | Segment) -> np.ndarray:
     return values[: of.bytes]
 
 
-def _sparse_kind(of: Sparse) -> int:
+def _sparse_kind(of: Sparse) -> SparseKind:
     if isinstance(of, ScratchParameter):
-        return 4 if of.zeroed else 3
-    return 2 if of.output else 1
+        return SparseKind.ZEROED if of.zeroed else SparseKind.SCRATCH
+    return SparseKind.OUTPUT if of.output else SparseKind.INPUT
 
 
 def drawn_bytes(dtype: str, size: int) -> np.ndarray:

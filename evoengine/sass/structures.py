@@ -20,6 +20,7 @@ class SassLaunch(Structure):
     _fields_ = (
         ("grid", c_uint32 * 3), ("threads", c_uint32 * 3), ("cluster", c_uint32 * 3),
         ("shared_bytes", c_uint32), ("reserved_shared", c_uint32), ("local_bytes", c_uint32), ("registers", c_uint32),
-        ("arch", c_uint32), ("bank_count", c_uint32), ("allocation_count", c_uint32),
+        ("arch", c_uint32), ("barriers", c_uint32), ("mbarriers", c_uint32),
+        ("bank_count", c_uint32), ("allocation_count", c_uint32),
         ("banks", POINTER(SassBank)), ("allocations", POINTER(SassAllocation)), ("seed", c_uint64),
     )  # fmt: skip

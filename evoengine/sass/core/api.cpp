@@ -43,6 +43,8 @@ Launch launch_of(const SassLaunch& from) {
   to.local_bytes = from.local_bytes;
   to.registers = from.registers;
   to.arch = from.arch;
+  to.barriers = from.barriers;
+  to.mbarriers = from.mbarriers;
   return to;
 }
 
@@ -152,6 +154,7 @@ int sass_run(void* program, const SassLaunch* from, const uint64_t* blocks, int 
       [&] {
         Launch launch = launch_of(*from);
         require_no_hazard(*static_cast<Program*>(program), launch.arch, launch.registers);
+        require_declared_barriers(*static_cast<Program*>(program), launch);
         auto banks = banks_of(*from);
         last_visits.clear();
         last_visits = run(*static_cast<Program*>(program), launch, allocations_of(*from), banks.data(), from->seed,
@@ -173,6 +176,7 @@ int sass_run_blocks(void* program, const SassLaunch* from, const uint64_t* block
       [&] {
         Launch launch = launch_of(*from);
         require_no_hazard(*static_cast<Program*>(program), launch.arch, launch.registers);
+        require_declared_barriers(*static_cast<Program*>(program), launch);
         auto banks = banks_of(*from);
         std::vector<Allocation> allocations = allocations_of(*from);
         Pool pooled{pool, pool_pages};

@@ -144,7 +144,7 @@ bool turn(Functional& machine, Warp& w, u64& left) {
     machine.acts += instruction.acts && context.lanes;
     if (machine.visits && instruction.visit != Visit::None && context.lanes)
       machine.visits->add(w, instruction.visit, u64(instruction.address),
-                          instruction.visit == Visit::Vote && came_true(context, instruction));
+                          instruction.visit == Visit::Vote && came_true(context, instruction), instruction.products);
     if (machine.observer) {
       machine.observer->saw(context, instruction);
       if (!left--) throw LimitReached{};
@@ -285,6 +285,23 @@ void write_trace(std::vector<u8>& to, u64 block, bool given_up, const std::vecto
 }
 
 }  // namespace
+
+void require_declared_barriers(const Program& program, const Launch& launch) {
+  auto fault = [](const Instruction& i, const std::string& uses, u32 declared, const char* what) {
+    char at[32];
+    snprintf(at, sizeof at, "at 0x%x: ", i.address);
+    throw Fault{at + i.text + uses + std::to_string(declared) + what};
+  };
+  u32 initialised = 0;
+  for (const Instruction& i : program.code) {
+    const bool named = i.opcode.starts_with("BAR.") && !i.operands.empty() && i.operands[0].kind == Operand::Kind::Immediate;
+    if (named && i.operands[0].immediate >= launch.barriers)
+      fault(i, " names barrier " + std::to_string(i.operands[0].immediate) + ", and the binary declares ", launch.barriers,
+            " barriers");
+    if (i.opcode.starts_with("SYNCS.EXCH") && ++initialised > launch.mbarriers)
+      fault(i, " initialises an mbarrier beyond the ", launch.mbarriers, " that the binary declares");
+  }
+}
 
 bool observe(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
              u64 seed, u64 block, u64 limit, u32 alike, Observer& observer) {

@@ -14,6 +14,9 @@ struct Visited {
 };
 #pragma pack(pop)
 
+// Throws Fault where the program names a barrier, or initialises an mbarrier, beyond those that its binary declares.
+void require_declared_barriers(const Program&, const Launch&);
+
 // Runs clusters, each named by its first block's number in the grid. Throws Fault with the place. `limit` is in warp
 // instructions, per block. `banks` are 8.
 std::vector<Visited> run(const Program&, const Launch&, std::vector<Allocation>, const std::vector<u8>* banks, u64 seed,
