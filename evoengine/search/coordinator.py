@@ -360,15 +360,9 @@ class Coordinator:
             self._finish(flight, end_of(rejection))
             return
         seed = seed_for(self.setting.seed, self.run, flight.trial)
-        judged = self._pipeline.evaluate(compiled.contender, seed, self._compilers.workers, rendered.plans, self._bar)
+        whole = len(self.setting.objectives) > 1  # what leads in one of several is not known by its prediction
+        judged = self._pipeline.evaluate(compiled.contender, seed, self._compilers.workers, rendered.plans, whole)
         self._judging[judged] = flight
-
-    def _bar(self) -> tuple[bool, float] | None:
-        """Return the rank key below which a candidate is judged to the end by its machine code at once: the leader's.
-
-        None with several objectives: what leads in one of them only is judged by both judges.
-        """
-        return self._lead.rank_key if len(self.setting.objectives) == 1 else None
 
     def _on_judged(self, flight: InFlight[Compiled], result: Evaluation | Rejection) -> None:
         if isinstance(result, Evaluation):

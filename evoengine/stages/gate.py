@@ -2,11 +2,10 @@
 
 The executor runs its machine code, with the registers, addresses and descriptors that the compiler chose; the emulator
 runs its source text, and names source lines. The executor comes first, for every candidate of an architecture that it
-can read. A candidate is judged in steps: the short cases by one judge; where it may rank, the rest by the same judge:
-long cases, and blocks of the problem itself; and where it is to be ranked, everything by the other one. Blocks of the
-problem itself are run once, as machine code, which is the cheaper road; the emulator runs them where the executor
-cannot judge. What is ranked near the top has passed both judges; where one cannot judge, the other judges alone, and
-the verdict says so.
+can read. A candidate is judged in two steps: the short cases by one judge, and, where it may rank, the rest by both:
+long cases, and blocks of the problem itself. Those are run as machine code, which is the cheaper road, and by the
+emulator where the executor cannot judge. What is ranked near the top has passed both judges; where one cannot judge,
+the other judges alone, and the verdict says so.
 """
 
 from __future__ import annotations
@@ -153,11 +152,6 @@ class Judges:
                 found.append(self._short(judge))
                 break
         return _judged(found)
-
-    def judge_first(self, short: Judged) -> Judged:
-        """Judge to the end by the judge of the short cases alone."""
-        *others, last = short.verdicts
-        return _judged([*others, self._to_the_end(last.device, last, self._plans)])
 
     def judge_rest(self, known: Sequence[Verdict]) -> Judged:
         """Judge to the end what earlier verdicts left open: the machine code first, then the text.

@@ -65,14 +65,13 @@ def build_model_task() -> str:
 
 def estimate_task(
     target: Target, contender: CompiledCandidate, plans: Plans, seed: int, cost: Mapping[str, float],
-    bar: tuple[bool, float] | None, failed: str | None = None,
+    whole: bool, failed: str | None = None,
 ) -> Evaluation | Rejection:  # fmt: skip
-    """Judge the short cases, predict the time, and judge what is faster than `bar`, a figure's rank key, to the end by
-    the same judge.
+    """Judge the short cases and predict the time; judge to the end where that is to be `whole`.
 
-    Without a bar everything is judged to the end by both judges, as is what has no figure, and what is so near the
-    ceiling of the chip that work may have been skipped. Where executor or model `failed` before, the emulator judges
-    alone and the formula gives the figure.
+    Without a figure, and with one so near the ceiling of the chip that work may have been skipped, the candidate is
+    judged to the end too. Where executor or model `failed` before, the emulator judges alone and the formula gives the
+    figure.
     """
     from evoengine.stages.gate import CannotJudge, Judges
 
@@ -83,10 +82,8 @@ def estimate_task(
             return Evaluation(judged.verdicts, None)
         estimated = predict_task(target, contender, cost, failed)
         figure = estimated.figure
-        if figure is None or bar is None or _near_ceiling(figure):
+        if whole or figure is None or _near_ceiling(figure):
             judged = judges.judge_rest(judged.verdicts)
-        elif figure.rank_key < bar:
-            judged = judges.judge_first(judged)
     except CannotJudge as error:
         return Rejection(Outcome.UNCOMPILABLE, str(error))
     return Evaluation(judged.verdicts, figure if judged.correct else None, estimated.unread, judged.whole)
