@@ -139,3 +139,30 @@ def test_kernels_run_in_stream_order_and_what_they_do_not_store_is_counted(execu
     done = execute_rounds(IN_ORDER, [[("first", x, between), ("second", between, o)]])
     np.testing.assert_array_equal(done.tensors[0]["o"][:24], x[::-1][:24] + 1)
     assert done.unwritten == {"o": 8}
+
+
+SWAPPED = """
+extern "C" __global__ void f(const float* x, unsigned* total, float* beside) {
+    if (threadIdx.x) return;
+    unsigned old = *total, seen;
+    do {
+        seen = old;
+        old = atomicCAS(total, seen, __float_as_uint(__uint_as_float(seen) + x[blockIdx.x] + OTHER));
+    } while (old != seen);
+    if (blockIdx.x == 1) beside[0] = 1;
+}
+"""
+
+
+def test_the_load_that_begins_a_swap_races_with_nothing_and_one_beside_it_does(execute_rounds, scratch):
+    x = np.arange(6, dtype=np.float32)
+
+    def launch(other, seed):
+        calls = [[("f", x, np.zeros(1, np.uint32), np.zeros(1, np.float32))]]
+        done = execute_rounds(SWAPPED.replace("OTHER", other), calls, grid=(6, 1, 1), seed=seed)
+        return done.tensors[0]["total"]
+
+    for seed in SEEDS:
+        launch("0", seed)
+        with pytest.raises(KernelCrashed, match=RACE):
+            launch("beside[0] * 0", seed)

@@ -59,7 +59,7 @@ def searched(tmp_path):
             progress = Coordinator(
                 setting, ledger, begun.run, judge, lambda progress: None, lambda trial: None
             ).search()
-        best = ledger.best(instant.PROBLEM, instant.GPU, top=TRIALS)
+        best = ledger.best(instant.PROBLEM, instant.GPU, top=TRIALS, run=begun.run)
         return judge, progress, [instant.number_of(c.config) for c in best]
 
     with closing(ledger):
