@@ -28,10 +28,11 @@ from evoengine.machine import machine_error
 CORE = Path(__file__).with_name("core")
 KEPT = 16
 """libraries kept; beyond it a build removes those that were used longest ago"""
+MOST_UNITS = 4
+"""in which the sources are compiled; each costs more than a second of headers"""
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-w")
 
 _ERROR = re.compile("error|undefined reference")
-_STANDARD = re.compile(r"^#include <.*>$", re.MULTILINE)
 
 
 @cache
@@ -76,20 +77,29 @@ def _key() -> str:
 
 
 def _build(scratch: Path, library: Path) -> None:
-    sources = sorted(CORE.glob("*.cpp"))
-    texts = [path.read_text("utf-8") for path in (*sources, *CORE.glob("*.h"))]
-    standard = {include for text in texts for include in _STANDARD.findall(text)}
-    headers = scratch / "headers.h"  # precompiled: reading them is half of the work on a source
-    headers.write_text("\n".join(sorted(standard)), "utf-8")
-    _compile(["-xc++-header", str(headers), "-o", f"{headers}.gch"])
-    objects = [scratch / f"{source.stem}.o" for source in sources]
+    """Compile the sources in as many units as there are cores: most of the work on a small unit is its headers."""
+    units = _units(min(os.cpu_count() or 1, MOST_UNITS))
+    objects = [scratch / f"{number}.o" for number in range(len(units))]
 
-    def compile_source(source: Path, made: Path) -> None:
-        _compile(["-include", str(headers), "-c", str(source), "-o", str(made)])
+    def compile_unit(sources: Sequence[Path], made: Path) -> None:
+        unit = made.with_suffix(".cpp")
+        unit.write_text("".join(f'#include "{source}"\n' for source in sorted(sources)), "utf-8")
+        _compile(["-c", str(unit), "-o", str(made)])
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compile_source, sources, objects))
+    with ThreadPoolExecutor(len(units)) as pool:
+        list(pool.map(compile_unit, units, objects))
     _compile(["-shared", "-Wl,-z,defs", *map(str, objects), "-o", str(library)])
+
+
+def _units(count: int) -> list[list[Path]]:
+    """The sources in `count` groups of about the same size."""
+    groups: list[list[Path]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for size, source in sorted(((path.stat().st_size, path) for path in CORE.glob("*.cpp")), reverse=True):
+        least = sizes.index(min(sizes))
+        groups[least].append(source)
+        sizes[least] += size
+    return groups
 
 
 def _compile(arguments: Sequence[str]) -> None:

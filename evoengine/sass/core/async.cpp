@@ -182,8 +182,6 @@ Execute prepare_wait_for_groups(Instruction& i) {
   return m.take("LE") && m.none_left() && scoreboard ? wait_for_groups : nullptr;
 }
 
-Step nothing(Context&, const Instruction&) { return Step::Done; }
-
 // WARPGROUP.DEPBAR.LE gsb0, 0x1
 Step wait_for_products(Context& c, const Instruction& i) {
   u32 left = i.operands[1].immediate;
