@@ -28,9 +28,17 @@ from evoengine.machine import machine_error
 CORE = Path(__file__).with_name("core")
 KEPT = 16
 """libraries kept; beyond it a build removes those that were used longest ago"""
-MOST_UNITS = 4
-"""in which the sources are compiled; each costs more than a second of headers"""
-FLAGS = ("-std=c++20", "-O3", "-fPIC", "-w")
+UNITS = 3
+"""in which the sources are compiled side by side; each costs more than a second for its headers alone, so that one unit
+for each source takes twice the time"""
+FLAGS = ("-std=c++20", "-fPIC", "-w")
+OFTEN, SELDOM = ("-O3",), ("-O1", "-ftree-vectorize")
+RUN_SELDOM = frozenset((
+    "api", "atomics", "convert", "counting", "decode", "double", "effects", "global_races", "hazards", "order",
+    "shared_races", "tensor_copy", "transaction_barriers",
+))  # fmt: skip
+"""sources of which little runs for each instruction of each warp: more optimisation made no search faster
+(benchmarks/NOTES.md)"""
 
 _ERROR = re.compile("error|undefined reference")
 
@@ -70,35 +78,32 @@ def _build_at(built: Path) -> None:
 
 
 def _key() -> str:
-    digest = hashlib.sha256("\0".join((identity(), *FLAGS)).encode())
+    digest = hashlib.sha256("\0".join((identity(), *FLAGS, *OFTEN, *SELDOM, *sorted(RUN_SELDOM))).encode())
     for path in sorted(p for p in CORE.iterdir() if p.suffix in (".cpp", ".h", ".inc")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
 
 def _build(scratch: Path, library: Path) -> None:
-    """Compile the sources in as many units as there are cores: most of the work on a small unit is its headers."""
-    units = _units(min(os.cpu_count() or 1, MOST_UNITS))
-    objects = [scratch / f"{number}.o" for number in range(len(units))]
-
-    def compile_unit(sources: Sequence[Path], made: Path) -> None:
-        unit = made.with_suffix(".cpp")
+    units = [scratch / f"{number}.cpp" for number in range(UNITS)]
+    flags = [OFTEN] * (UNITS - 1) + [SELDOM]
+    for unit, sources in zip(units, _groups(), strict=True):
         unit.write_text("".join(f'#include "{source}"\n' for source in sorted(sources)), "utf-8")
-        _compile(["-c", str(unit), "-o", str(made)])
 
-    with ThreadPoolExecutor(len(units)) as pool:
-        list(pool.map(compile_unit, units, objects))
-    _compile(["-shared", "-Wl,-z,defs", *map(str, objects), "-o", str(library)])
+    def compile_unit(unit: Path, flags: Sequence[str]) -> None:
+        _compile([*flags, "-c", str(unit), "-o", f"{unit}.o"])
+
+    with ThreadPoolExecutor(UNITS) as pool:
+        list(pool.map(compile_unit, units, flags))
+    _compile(["-shared", "-Wl,-z,defs", *(f"{unit}.o" for unit in units), "-o", str(library)])
 
 
-def _units(count: int) -> list[list[Path]]:
-    """The sources in `count` groups of about the same size."""
-    groups: list[list[Path]] = [[] for _ in range(count)]
-    sizes = [0] * count
-    for size, source in sorted(((path.stat().st_size, path) for path in CORE.glob("*.cpp")), reverse=True):
-        least = sizes.index(min(sizes))
-        groups[least].append(source)
-        sizes[least] += size
+def _groups() -> list[list[Path]]:
+    """The sources of each unit: those that run often in groups of about one size, and last those that seldom do."""
+    groups: list[list[Path]] = [[] for _ in range(UNITS)]
+    for source in sorted(CORE.glob("*.cpp"), key=lambda path: (-path.stat().st_size, path)):
+        often = min(groups[:-1], key=lambda group: sum(path.stat().st_size for path in group))
+        (groups[-1] if source.stem in RUN_SELDOM else often).append(source)
     return groups
 
 

@@ -16,9 +16,9 @@ from evoengine.search.worker_process import COMPILER_LIMITS
 from evoengine.search.workers import WorkerPool
 from evoengine.stages.tasks import build_judges_task
 
-LIMITS = replace(COMPILER_LIMITS, seconds=900.0, niceness=0, forked=False)
-"""it takes ten seconds on two cores, and waits for another process that builds; it needs none of the imports that
-others begin with"""
+LIMITS = replace(COMPILER_LIMITS, seconds=900.0, niceness=5, forked=False)
+"""It takes ten seconds on two cores, and waits for another process that builds. Needs none of the imports that others
+begin with, lets what the search does meanwhile go first, and goes before the workers, which wait for it."""
 
 
 class FirstBuild:

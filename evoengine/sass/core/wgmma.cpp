@@ -213,7 +213,7 @@ Step begin_product(Context& c, const Instruction& i) {
   p.half_sums = i.b & SUMS_IN_HALF;
   p.sign = !(i.b & NEGATIVE_A) == !(i.b & NEGATIVE_B) ? 1.0f : -1.0f;
   Completion work;
-  work.queue = Completion::Queue::IssuedProduct;
+  work.queue = Completion::Queue::Product;
   work.warp = &w;
   work.n = p.n;
   work.k = p.k;
