@@ -25,20 +25,25 @@ class FirstBuild:
     """Begins to build what this machine has not built: the executor of machine code, and the emulator where asked."""
 
     def __init__(self, emulated: bool) -> None:
-        """Raises MachineError where no process can be started, or the compiler is missing."""
         self._workers: WorkerPool | None = None
         self._built: Future[str | Rejection] | None = None
-        if executor.is_built() and (not emulated or emulator.is_built()):
-            return
-        self._workers = WorkerPool(1, LIMITS)
-        self._built = self._workers.submit(build_judges_task, emulated, died=Outcome.CRASHED, gives=str)
+        self._failed: MachineError | None = None
+        try:
+            if executor.is_built() and (not emulated or emulator.is_built()):
+                return
+            self._workers = WorkerPool(1, LIMITS)
+            self._built = self._workers.submit(build_judges_task, emulated, died=Outcome.CRASHED, gives=str)
+        except MachineError as error:  # for `wait`: what a GPU times needs no compiler here
+            self._failed = error
 
     @property
     def under_way(self) -> bool:
         return self._built is not None and not self._built.done()
 
     def wait(self) -> None:
-        """Wait for the end of the build; raises MachineError where it failed."""
+        """Wait for the end of the build; raises MachineError where it failed or could not begin."""
+        if self._failed:
+            raise self._failed
         if self._built is None:
             return
         if isinstance(found := self._built.result(), Rejection):

@@ -141,7 +141,7 @@ def ending(ledger: Ledger, run: int) -> Iterator[None]:
 
 
 def begin_build(emulated: bool, echo: Echo) -> FirstBuild:
-    """Begin to build the judges that this machine has not built. Raises MachineError."""
+    """Begin to build the judges that this machine has not built."""
     build = FirstBuild(emulated)
     if build.under_way:
         echo(f"building {'executor and emulator' if emulated else 'the executor'}, once for this machine and compiler")
