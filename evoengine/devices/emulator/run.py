@@ -55,7 +55,7 @@ _PAGE = struct.Struct("=QII")
 _CRASHED, _HUNG = 10, 11
 _POISON, _OTHER_POISON = 0xFF, 0xFE
 """bytes that outputs hold before anything is written: NaN, and what shows by its difference what was not written"""
-_CLOCK_OVER_CPU = 6
+_CLOCK_OVER_CPU = 30
 """how many times its CPU time a launch may take by the clock, as on a machine that many processes share"""
 _IN_CODE = re.compile(r"line \{([0-9a-f]+)\}")
 

@@ -184,7 +184,9 @@ def alive(pid):
 
 
 def test_a_launch_is_limited_by_its_own_time_and_not_by_that_of_a_busy_machine(tmp_path):
-    executable = build(Source('extern "C" __global__ void f(int* o) { *o = 5; }', "f", Launch((1, 1, 1), 32, 0)), "sm_90a")
+    executable = build(
+        Source('extern "C" __global__ void f(int* o) { *o = 5; }', "f", Launch((1, 1, 1), 32, 0)), "sm_90a"
+    )
     late = tmp_path / "late"
     late.write_text(f"#!/bin/sh\nsleep 1.2\nexec {executable}\n")
     late.chmod(0o755)
