@@ -16,7 +16,7 @@ SECONDS = 900.0
 
 
 def build_model() -> None:
-    """Where this machine has not built it; raises MachineError where it cannot be."""
+    """Build the model unless this machine has it. Raises MachineError if it cannot be built."""
     if is_built():
         return
     workers = WorkerPool(1, replace(COMPILER_LIMITS, seconds=SECONDS, niceness=0))

@@ -52,9 +52,9 @@ class Estimated(NamedTuple):
 
 
 def why_unpredictable(gpu: Gpu) -> str | None:
-    """What is missing for predictions on the GPU, whatever the kernel; None where nothing is.
+    """Return what is missing for predictions on the GPU for any kernel; None if nothing is.
 
-    Builds the executor of machine code where this machine has none yet.
+    Builds the executor of machine code if this machine has none yet.
     """
     if unmodelled := why_unmodelled(gpu):
         return unmodelled
@@ -67,7 +67,8 @@ def why_unpredictable(gpu: Gpu) -> str | None:
 
 
 def predict_figure(target: Target, contender: CompiledCandidate, cost: Mapping[str, float]) -> Estimated:
-    """The figure for the whole problem, by the model where it can read the binary, else by the formula from `cost`."""
+    """Return the figure for the whole problem, by the model if it can read the binary, else by the formula from
+    `cost`."""
     try:
         prediction = predict_binary(target, contender)
     except Unpredictable as reason:
@@ -77,7 +78,7 @@ def predict_figure(target: Target, contender: CompiledCandidate, cost: Mapping[s
 
 
 def figure_by_formula(target: Target, contender: CompiledCandidate, cost: Mapping[str, float]) -> Measurement | None:
-    """None where the family states no cost."""
+    """Return the figure by formula; None if the family states no cost."""
     launch = contender.source.launch
     return estimate(contender.binary, launch, cost, target.gpu, target.flops, target.min_dram_bytes)
 

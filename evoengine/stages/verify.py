@@ -231,9 +231,8 @@ def compare(
 def bounds(
     workload: AnyWorkload, case: AnyCase, drawn: Drawn, results: Outputs, errors: Outputs, expected: Outputs
 ) -> dict[str, list[Bound]]:
-    """All that is asked of each output's error, that of its largest first. `errors` and `expected` are float64 [...,
-    rows, columns].
-    """
+    """Return the bounds of each output, that on its largest error first. `errors` and `expected` are float64 [...,
+    rows, columns]."""
     tensors, tolerance = workload.tensors(), workload.tolerance
     of = {name: f" of {name}" if len(results) > 1 else "" for name in results}
     if tolerance.rtol is not None or tolerance.atol is not None:
@@ -252,12 +251,13 @@ def bounds(
 
 
 def _rows(values: torch.Tensor) -> torch.Tensor:
-    """The largest of each row's absolute values."""
+    """Return the largest absolute value of each row."""
     return values.reshape(-1, values.shape[-1] if values.dim() else 1).abs().amax(-1)
 
 
 def _elementwise(name: str, error: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) -> Bound:
-    """The error that the share `matched` of all elements must not exceed, over what is allowed at that element."""
+    """Return the error that the share `matched` of all elements must not exceed, relative to the allowed error at
+    that element."""
     allowed = (tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * expected.abs()
     excess = (error.abs() - allowed).flatten()
     rank = min(excess.numel(), max(1, int(np.ceil(tolerance.matched * excess.numel()))))
@@ -294,18 +294,19 @@ def _rms(x: torch.Tensor) -> float:
 
 
 def _row_biases(error: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """How much too large each row is, relative to its size: the slope of its errors over its outputs.
+    """Return how much too large each row is relative to its size: the slope of its errors over its outputs.
 
-    What is wrong with a row as a whole, such as its sum, adds up over its columns; their own rounding errors do not.
+    An error of a row as a whole, such as of its sum, adds up over its columns; rounding errors do not.
     """
     return (error * expected).sum(-1) / expected.square().sum(-1)
 
 
 def _bias(name: str, error: torch.Tensor, expected: torch.Tensor, eps: float) -> Bound:
-    """How much too large outputs are on the whole, relative to their size: the slope of the errors over the outputs.
+    """Return how much too large the outputs are as a whole, relative to their size: the slope of the errors over the
+    outputs.
 
-    The sum over a row's columns is one sample. Rounding errors of unlike rows are independent, so their sum scatters by
-    the root of the squares' sum.
+    The sum over a row's columns is one sample. Rounding errors of different rows are independent, so that their sum
+    scatters by the square root of the sum of squares.
     """
     rows = (error * expected).sum(-1)
     scatter = float(rows.square().sum().sqrt())

@@ -108,7 +108,8 @@ def _used_again(executable: Path) -> bool:
 
 
 def _build_or_blame(source: Source, arch: str, executable: Path) -> None:
-    """An empty kernel tells whether it is the machine; what fails beside one that was built is tried once more."""
+    """Build a kernel. If it fails, build an empty kernel to find out whether the machine is at fault; if that
+    succeeds, try once more."""
     try:
         _build_at(source, arch, executable)
     except _NoPlaceNamed as failure:
@@ -124,7 +125,7 @@ def _build_or_blame(source: Source, arch: str, executable: Path) -> None:
 
 
 def _require_working(arch: str) -> None:
-    """Raises MachineError where not even an empty kernel can be built."""
+    """Raise MachineError if not even an empty kernel can be built."""
     if why := why_unfit():
         raise MachineError(why)
     probe = Source('extern "C" __global__ void probe() {}\n', "probe", Launch((1, 1, 1), 32, 0))
@@ -183,7 +184,7 @@ def _unit(source: Source, arch: str, checked: bool) -> str:
 
 @cache
 def _host_macros(with_headers: bool) -> list[str]:
-    """The names of the host's macros, with those of its headers that a kernel may include."""
+    """Return the names of the host compiler's macros, with those of the headers that a kernel may include."""
     file = cache_folder("emulator") / f"macros-{_version()[:32]}-{with_headers:d}"
     if not file.exists():
         flags = [*_COMMON, *native_flags(), *_CANDIDATE_FLAGS, *_checked_flags()]
@@ -214,8 +215,8 @@ def _compile(arguments: list[str], unit: str, entry: str) -> None:
 
 @cache
 def _version() -> str:
-    """What an executable depends on beside its source: the compiler, the CPU it targets and the emulator's own
-    files."""
+    """Return what an executable depends on besides its source: the compiler, the CPU it targets and the emulator's
+    own files."""
     digest = hashlib.sha256(identity().encode())
     here = Path(__file__).parent
     for path in sorted([*(f for f in INCLUDE.rglob("*") if f.is_file()), *RUNTIME.iterdir(), *here.glob("*.py")]):
@@ -224,7 +225,7 @@ def _version() -> str:
 
 
 def is_built() -> bool:
-    """Whether the emulator's own code was compiled here before, as every candidate needs it."""
+    """Return whether the emulator's own code, which every candidate needs, has been compiled on this machine."""
     return _runtime_file().exists()
 
 

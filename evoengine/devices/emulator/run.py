@@ -97,7 +97,8 @@ def run_rounds(executable: Path, rounds: Sequence[Round], seed: int, timeout: fl
 def run(
     executable: Path, entry: str, launch: Launch, arguments: Arguments, seed: int, timeout: float
 ) -> dict[str, np.ndarray]:
-    """Every tensor argument by name as it stands after one launch; outputs hold their contents before it.
+    """Launch a kernel once; return every tensor argument by name. Outputs hold their previous contents before the
+    launch.
 
     Raises as `run_rounds` does.
     """
@@ -106,7 +107,7 @@ def run(
 
 
 def run_blocks(executable: Path, entry: str, asked: BlockLaunch, seed: int, timeout: float) -> list[BlockTrace]:
-    """What each of the blocks touches. Raises as `run_rounds` does."""
+    """Run single blocks and return what each of them touches. Raises as `run_rounds` does."""
     tensors = {t.name: t for t in _in_memory(asked.arguments)}
     header = _header(seed, 1, tensors.values(), len(asked.blocks), _POISON, asked.pool.pages.nbytes)
     chosen = np.array([(b.number, b.input_limit) for b in asked.blocks], np.uint64)
@@ -121,7 +122,7 @@ def run_blocks(executable: Path, entry: str, asked: BlockLaunch, seed: int, time
 
 
 def _run_all(executable: Path, rounds: Sequence[Round], seed: int, timeout: float, fill: int | None) -> Executed:
-    """`fill`: the byte that outputs hold before the first round; None for their own contents."""
+    """Run the rounds. `fill` is the byte that outputs hold before the first round; None keeps their own contents."""
     tensors = _tensors(rounds, with_contents=fill is None)
     message = [_header(seed, len(rounds), tensors.values(), 0, fill or 0, 0)]
     for number, calls in enumerate(rounds):
@@ -133,7 +134,7 @@ def _run_all(executable: Path, rounds: Sequence[Round], seed: int, timeout: floa
 
 
 def _tensors(rounds: Sequence[Round], with_contents: bool) -> dict[str, _Tensor]:
-    """All allocations by name: an argument that some kernel writes is an output for all."""
+    """Return all allocations by name. An argument that any kernel writes is an output for all."""
     found: dict[str, _Tensor] = {}
     for calls in rounds:
         for call in calls:
@@ -182,7 +183,7 @@ def _header(seed: int, rounds: int, tensors: Iterable[_Tensor], chosen: int, fil
 
 
 def _contents(calls: Round, tensors: Mapping[str, _Tensor], first: bool) -> list[bytes]:
-    """Of each input, and in the first round of outputs that begin with their own contents."""
+    """Return the contents of each input, and in the first round those of outputs that have initial contents."""
     given = {a.name: a.data for call in reversed(calls) for a in call.arguments if isinstance(a, TensorArgument)}
     wanted = [t.name for t in tensors.values() if t.kind == "i" or (t.kind == "x" and first)]
     missing = [name for name in wanted if name not in given]
@@ -287,7 +288,7 @@ def _fail(done: subprocess.CompletedProcess[bytes], executable: Path, entry: str
 
 
 def _line_of(executable: Path, address: str) -> str:
-    """The kernel's line for an address in the executable, by its debug information."""
+    """Return the kernel's source line for an address in the executable, from its debug information."""
     tool = shutil.which("addr2line")
     if not tool:
         return "a line that only addr2line could tell (install binutils)"
@@ -320,7 +321,8 @@ def _array(output: bytes, argument: TensorArgument, position: int) -> np.ndarray
 
 
 def _holding(tensors: Tensors, calls: Round, byte: int) -> dict[str, np.ndarray]:
-    """Output → which of its elements [elements] consist of that byte alone; outputs that hold none are left out."""
+    """Return, for each output, a mask [elements] of the elements that consist of that byte alone; outputs without
+    any are left out."""
     outputs = {a.name for call in calls for a in call.arguments if isinstance(a, TensorArgument) and a.output}
     found = {}
     for name in sorted(outputs):
