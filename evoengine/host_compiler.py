@@ -29,7 +29,7 @@ BUILDING = "building-"
 
 @cache
 def find_compiler() -> str:
-    """The C++ compiler: $CXX, else c++, g++ or clang++ on the path. Raises MachineError with the remedy."""
+    """Return the C++ compiler: $CXX, else c++, g++ or clang++ on the path. Raises MachineError with the remedy."""
     named = os.environ.get("CXX")
     for name in [named] if named else ["c++", "g++", "clang++"]:
         if path := shutil.which(name):
@@ -47,7 +47,7 @@ def compiler_kind() -> str:
 
 @cache
 def native_flags() -> tuple[str, ...]:
-    """-march=native where the compiler knows it."""
+    """Return -march=native if the compiler supports it."""
     probe = run_compiler(["-march=native", "-E", "-xc++", os.devnull])
     return ("-march=native",) if probe.returncode == 0 else ()
 
@@ -55,10 +55,10 @@ def native_flags() -> tuple[str, ...]:
 def run_compiler(
     arguments: Sequence[str], text: str = "", seconds: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """What the compiler made of the arguments, with `text` on its standard input and its messages in English.
+    """Run the compiler with `text` on its standard input and its messages in English.
 
-    Raises subprocess.TimeoutExpired, after all of its processes were ended; MachineError where it cannot be started,
-    ToolDied where a signal ended it.
+    Raises subprocess.TimeoutExpired, after all its processes were ended; MachineError if it cannot be started, ToolDied
+    if a signal ended it.
     """
     command = [find_compiler(), *arguments]
     try:
@@ -85,7 +85,7 @@ def how_it_ended(code: int) -> str:
 
 @cache
 def identity() -> str:
-    """What the compiler says of itself and of the CPU it targets, as a digest."""
+    """Return a digest of the compiler's version and of the CPU it targets."""
     probe = run_compiler([*native_flags(), "-E", "-v", "-xc++", os.devnull])
     if probe.returncode:
         said = probe.stderr.strip().splitlines()
@@ -94,7 +94,8 @@ def identity() -> str:
 
 
 def cache_folder(name: str) -> Path:
-    """The folder of that name in the user's cache, made where it is missing; MachineError where it cannot be."""
+    """Return the folder of that name in the user's cache, creating it if necessary. Raises MachineError if it cannot
+    be created."""
     folder = Path(user_cache_dir("evoengine")) / name
     remedy = f"cannot write the cache {folder}: make it writable or set XDG_CACHE_HOME"
     try:
@@ -108,9 +109,9 @@ def cache_folder(name: str) -> Path:
 
 @contextmanager
 def building(folder: Path) -> Iterator[Path]:
-    """A folder in `folder` to build in, removed at the end; what builds that were killed left there goes too.
+    """Yield a folder in `folder` to build in, which is removed at the end, as are those of killed builds.
 
-    It is locked as long as its process lives: an unlocked one has no owner. Raises OSError.
+    The folder is locked while its process lives; an unlocked one has no owner. Raises OSError.
     """
     remove_abandoned(folder)
     scratch, lock = _locked_folder(folder)
@@ -122,7 +123,8 @@ def building(folder: Path) -> Iterator[Path]:
 
 
 def _locked_folder(folder: Path) -> tuple[Path, int]:
-    """Before it is locked, another process may take it for abandoned and remove it; then there is another."""
+    """Create and lock a folder. Another process may take it for abandoned and remove it before it is locked; then
+    another is created."""
     while True:
         scratch = Path(tempfile.mkdtemp(dir=folder, prefix=BUILDING))
         try:
@@ -137,7 +139,7 @@ def _locked_folder(folder: Path) -> tuple[Path, int]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Removes the folders of builds whose process is gone."""
+    """Remove the folders of builds whose process has ended."""
     for scratch in folder.glob(f"{BUILDING}*"):
         try:
             lock = os.open(scratch, os.O_RDONLY)
@@ -153,7 +155,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def prune(folder: Path, pattern: str, kept: int) -> None:
-    """Removes the eighth used longest ago where more than `kept` files match; other processes may do the same."""
+    """Remove the least recently used eighth if more than `kept` files match. Other processes may do the same."""
     files = list(folder.glob(pattern))
     if len(files) <= kept:
         return

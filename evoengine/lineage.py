@@ -56,7 +56,7 @@ class Effect:
 
 
 def path(trial: int, known: Mapping[int, Bred]) -> list[Step]:
-    """The steps from a start point to `trial`. Of two parents the faster is followed."""
+    """Return the steps from a start point to `trial`. Of two parents the faster is followed."""
     steps: list[Step] = []
     seen: set[int] = set()
     current: Bred | None = known[trial]
@@ -68,7 +68,7 @@ def path(trial: int, known: Mapping[int, Bred]) -> list[Step]:
 
 
 def step(candidate: Bred, known: Mapping[int, Bred]) -> Step:
-    """The candidate beside its faster parent."""
+    """Return the step to a candidate from its faster parent."""
     parents = [known[t] for t in candidate.parents if t in known]
     parent = max(parents, key=_speed, default=None)
     if parent is None:
@@ -94,17 +94,17 @@ def changes(old: Config, new: Config) -> tuple[Change, ...]:
 
 
 def transition(change: Change) -> str:
-    """`tile_n 64→32`; a knob that is inactive on one side shows as –."""
+    """Return `tile_n 64→32`; a knob that is inactive on one side is shown as –."""
     knob, *values = change
     old, new = ("–" if value is None else str(value).lower() for value in values)
     return f"{knob} {old}→{new}"
 
 
 def effects(trials: Iterable[Bred], parents: Iterable[Bred] = ()) -> list[Effect]:
-    """Every change of a knob that was tried from parent to child, the most rewarding first.
+    """Return every change of a knob from parent to child, largest gain first.
 
-    Of `trials` those with a figure are kept: the others say nothing about speed. `parents` are further ones that
-    `trials` came from; how those came about is not looked at.
+    Of `trials` only those with a figure are used, since the others say nothing about speed. `parents` are further
+    trials that `trials` came from; their own parents are not considered.
     """
     children = {t.trial: t for t in trials if _figure_of(t)}
     known = {t.trial: t for t in parents if _figure_of(t)} | children
@@ -128,7 +128,7 @@ def _gain(parent: Bred, child: Bred) -> float | None:
 
 
 def _speed(candidate: Bred) -> float:
-    """Runs per microsecond; 0 of a candidate without a figure."""
+    """Return runs per microsecond; 0 for a candidate without a figure."""
     figure = _figure_of(candidate)
     return 1.0 / figure.compared_us if figure else 0.0
 

@@ -38,12 +38,12 @@ _PART_KILLED = re.compile(r"(Killed|Terminated) signal terminated program.*")
 
 
 def names_machine_fault(message: str) -> bool:
-    """Whether a tool's message, in English, says what no input of its own can cause."""
+    """Return whether a tool's message, in English, reports a fault that no input can cause."""
     return any(cause in message for cause in map(os.strerror, _MACHINE_ERRNOS))
 
 
 def how_ended(code: int) -> str:
-    """The name of the signal, or the exit code, by a process's exit code as Python has it."""
+    """Return the name of the signal, or the exit code, from Python's exit code of a process."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -53,7 +53,8 @@ def how_ended(code: int) -> str:
 
 
 def require_own_end(tool: str, code: int, said: str = "") -> None:
-    """Raises ToolDied where the tool, or a part of it by what it `said`, was ended by a signal and no limit of ours."""
+    """Raise ToolDied if the tool, or according to its output `said` a part of it, was ended by a signal other than a
+    limit's."""
     if code < 0 and -code not in _SIGNALS_OF_LIMITS:
         how = how_ended(code)
         raise ToolDied(f"{tool} was ended by {how}", how)
@@ -62,18 +63,18 @@ def require_own_end(tool: str, code: int, said: str = "") -> None:
 
 
 def is_machine_fault(error: OSError) -> bool:
-    """Whether no input can cause it: a full disk, too many open files."""
+    """Return whether the error is one that no input can cause: a full disk, too many open files."""
     return error.errno in _MACHINE_ERRNOS
 
 
 def machine_error(error: OSError) -> MachineError:
-    """The error with its file, as something that every candidate would meet."""
+    """Return the error with its file as one that every candidate would meet."""
     where = f": {error.filename}" if error.filename else ""
     return MachineError(f"this machine failed: {error.strerror or error}{where}")
 
 
 def require_files() -> None:
-    """Raises MachineError where this process can open no more files, as many as a ledger needs."""
+    """Raise MachineError if this process cannot open as many further files as a ledger needs."""
     opened: list[int] = []
     try:
         for _ in range(FILES_OF_A_LEDGER):
@@ -86,7 +87,7 @@ def require_files() -> None:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has ended for want of memory, in any cgroup (/proc/vmstat, Linux 4.13)."""
+    """Return how many processes the kernel has killed for lack of memory in any cgroup (/proc/vmstat, Linux 4.13)."""
     try:
         lines = Path("/proc/vmstat").read_text("utf-8").splitlines()
     except OSError:
@@ -95,8 +96,8 @@ def oom_kills() -> int:
 
 
 def why_unfit() -> str | None:
-    """What keeps this machine from running any task: files it cannot write, processes it cannot start, a compiler that
-    is damaged."""
+    """Return what keeps this machine from running any task: files that cannot be written, processes that cannot be
+    started, a damaged compiler."""
     if why := broken_compiler():
         return f"this machine failed: {why}"
     cache = user_cache_path("evoengine")
@@ -115,12 +116,12 @@ def why_unfit() -> str | None:
 
 
 def limit_memory(limit: int) -> None:
-    """Private writable memory (RLIMIT_DATA) of this process and, each, of those it starts."""
+    """Limit the private writable memory (RLIMIT_DATA) of this process, and of each that it starts."""
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit + MEMORY_RESERVE))
 
 
 def has_memory() -> bool:
-    """Whether the machine would give more memory, were it not for this process's own limit."""
+    """Return whether the machine could allocate more memory, apart from this process's own limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     try:
@@ -134,7 +135,7 @@ def has_memory() -> bool:
 
 @contextmanager
 def memory_for(more: int) -> Iterator[None]:
-    """Lets this process, and each that it starts, take so many bytes more, where its limit is not lower."""
+    """Raise the memory limit of this process and its children by so many bytes, unless the hard limit is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = data_bytes() + more
     lower = wanted if soft == resource.RLIM_INFINITY else min(soft, wanted)
@@ -146,6 +147,6 @@ def memory_for(more: int) -> Iterator[None]:
 
 
 def data_bytes() -> int:
-    """What RLIMIT_DATA counts of this process (VmData in proc(5))."""
+    """Return what RLIMIT_DATA counts of this process (VmData in proc(5))."""
     pages = int(Path("/proc/self/statm").read_text("utf-8").split()[5])
     return pages * os.sysconf("SC_PAGE_SIZE")

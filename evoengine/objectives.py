@@ -61,7 +61,7 @@ BY_FORMULA = 1e-6
 
 
 def parse_objectives(text: str) -> tuple[Objective, ...]:
-    """Reads `tflops,registers` as a person gives it; raises UsageError naming what is known."""
+    """Parse `tflops,registers`. Raises UsageError naming what is known."""
     names = [name.strip() for name in text.split(",")]
     known = ", ".join(USER_OBJECTIVES)
     for name in names:
@@ -76,7 +76,7 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
 
 
 def stored_objectives(text: str) -> tuple[Objective, ...]:
-    """Those of a run, as the ledger keeps them."""
+    """Return the objectives of a run as the ledger stores them."""
     return tuple(OBJECTIVES[name] for name in text.split(","))
 
 
@@ -97,8 +97,8 @@ def objective_values(candidate: Aimed, objectives: Sequence[Objective]) -> tuple
 
 
 def told(candidate: Aimed, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
-    """What a sampler is told: as `worth`, but estimates by formula count for so little that every prediction is above
-    them, while their own order stays."""
+    """Return a candidate's values for the sampler. Estimates by formula rank below all predictions and keep their
+    own order."""
     values, figure = objective_values(candidate, objectives), candidate.measurement
     if values is None or figure is None or not figure.by_formula:
         return values
@@ -106,7 +106,8 @@ def told(candidate: Aimed, objectives: Sequence[Objective]) -> tuple[float, ...]
 
 
 def front(candidates: Iterable[A], objectives: Sequence[Objective]) -> list[A]:
-    """The Pareto front: those that no other beats in one objective without losing in another; fastest first.
+    """Return the Pareto front: the candidates that no other beats in one objective without losing in another, fastest
+    first.
 
     Of candidates with equal values the first is kept.
     """

@@ -15,19 +15,19 @@ _PARAMETER = re.compile(r"(?i)(\b\w*(?:password|passwd|secret|token)=)[^&\s]*")
 
 
 def hide_passwords(text: str) -> str:
-    """The text with HIDDEN for the password of every URL in it, and for every parameter that is called a password."""
+    """Replace the password of every URL, and every parameter that is called a password, by HIDDEN."""
     return _hidden(text, _IN_TEXT)
 
 
 def without_passwords(url: str) -> str:
-    """A URL to paste: its passwords are asked for elsewhere (PGPASSWORD, ~/.pgpass)."""
+    """Return a URL without passwords, which are then read from elsewhere (PGPASSWORD, ~/.pgpass)."""
     hidden = re.escape(HIDDEN)
     return re.sub(rf"\w+={hidden}&?", "", _hidden(url, _WHOLE)).replace(f":{HIDDEN}", "").rstrip("?&")
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:
-    """This process's command line, or that of `arguments`, without passwords. Bytes that are no UTF-8, as a file's name
-    may have them, are written `\\xff`: a database takes text."""
+    r"""Return this process's command line, or that of `arguments`, without passwords. Bytes that are not UTF-8, as
+    in a file's name, are written `\xff`, because a database stores text."""
     given = sys.argv if arguments is None else arguments
     return " ".join(_hidden(os.fsencode(each).decode("utf-8", "backslashreplace"), _WHOLE) for each in given)
 
@@ -37,7 +37,7 @@ def _hidden(text: str, url: re.Pattern[str]) -> str:
 
 
 def _without_password(rest: str) -> str:
-    """`rest` is what follows `://`. A password may hold an @ or a slash that should have been escaped."""
+    """Return what follows `://` without the password, which may contain an unescaped @ or slash."""
     login, at, place = rest.rpartition("@")
     if at:
         user, colon, _ = login.partition(":")

@@ -10,15 +10,15 @@ _CARRIED = _PACKAGE / "_assets"
 
 
 def asset(name: str) -> Path:
-    """The folder of that name: "templates", "search_spaces" or "db/migrations"."""
+    """Return the folder "templates", "search_spaces" or "db/migrations"."""
     return (_CARRIED if _CARRIED.is_dir() else _PACKAGE.parent) / name
 
 
 def package_folder() -> Path:
-    """The package's own modules."""
+    """Return the folder of the package's modules."""
     return _PACKAGE
 
 
 def default_database() -> str:
-    """SQLAlchemy URL of the ledger where none is named: db/evoengine.db in the current folder."""
+    """Return the SQLAlchemy URL of the default ledger: db/evoengine.db in the current folder."""
     return f"sqlite:///{Path.cwd() / 'db' / 'evoengine.db'}"

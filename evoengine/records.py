@@ -22,7 +22,7 @@ Config = Mapping[str, Value]
 
 
 def config_key(config: Config) -> str:
-    """A configuration as canonical JSON: equal settings give equal keys, whatever the order."""
+    """Return a configuration as canonical JSON: equal settings give equal keys in any order."""
     return json.dumps(dict(config), sort_keys=True, separators=(",", ":"))
 
 
@@ -51,27 +51,27 @@ class Outcome(StrEnum):
 
     @property
     def judged(self) -> bool:
-        """Whether it says something about the kernel, and not about its search alone."""
+        """Return whether the outcome says something about the kernel rather than about its search."""
         return self not in (Outcome.KILLED, Outcome.INTERRUPTED)
 
     @property
     def ranked(self) -> bool:
-        """Whether the candidate is correct and carries a figure it may be ranked by."""
+        """Return whether the candidate is correct and has a figure by which it may be ranked."""
         return self in (Outcome.MEASURED, Outcome.ESTIMATED, Outcome.RECORDED)
 
     @property
     def has_figure(self) -> bool:
-        """Whether the candidate has a figure that a sampler may learn from, ranked or not."""
+        """Return whether the candidate has a figure that a sampler may learn from, ranked or not."""
         return self.ranked or self is Outcome.UNFINISHED
 
     @property
     def correct(self) -> bool:
-        """Whether the candidate passed the whole gate."""
+        """Return whether the candidate passed the whole gate."""
         return self.ranked or self is Outcome.UNRANKED
 
     @property
     def reusable(self) -> bool:
-        """Whether other searches may take the result over."""
+        """Return whether other searches may reuse the result."""
         return self.judged and self is not Outcome.UNFINISHED
 
 
@@ -97,7 +97,7 @@ class Launch:
 
     @property
     def block(self) -> tuple[int, int, int]:
-        """threads along x, y and z"""
+        """Return the threads along x, y and z."""
         y, z = self.block_yz
         return self.threads // (y * z), y, z
 
@@ -228,7 +228,7 @@ class CaseResult:
         return self.max_error / self.allowed if self.max_error is not None and self.allowed else None
 
 
-GATE_VERSION = 1
+GATE_VERSION = 2
 """of the rules and cases that verdicts are reached by: raised by hand when a verdict may change. A test over recorded
 verdicts holds it. Candidates of unlike versions are ranked apart, and their results are not reused"""
 
@@ -270,7 +270,7 @@ class Verdict:
 
     @property
     def abstained(self) -> bool:
-        """Whether the device could not judge the candidate; `reason` says why."""
+        """Return whether the device could not judge the candidate; `reason` states why."""
         return self.correct and not self.cases and self.reason is not None
 
     @property
@@ -303,17 +303,17 @@ class Judged:
 
     @property
     def whole(self) -> bool:
-        """Whether both judges have judged the candidate to the end, as far as they can."""
+        """Return whether both judges have judged the candidate to the end, as far as they can."""
         return len(self.verdicts) == 2 and all(v.whole for v in self.verdicts)
 
     @property
     def alone(self) -> str | None:
-        """Why one judge had to do; None where none abstained."""
+        """Return why only one judge judged; None if neither abstained."""
         return next((v.reason for v in self.verdicts if v.abstained), None)
 
     @property
     def why_wrong(self) -> str | None:
-        """What the refuting verdict says; None where there is none."""
+        """Return the reason of the refuting verdict; None if there is none."""
         wrong = self.wrong
         if wrong is None:
             return None
@@ -398,17 +398,18 @@ class Measurement:
 
     @property
     def compared_us(self) -> float:
-        """The time that figures of different moments are ranked by."""
+        """Return the time by which figures of different moments are ranked."""
         return self.median_us if self.normalised_us is None else self.normalised_us
 
     @property
     def by_formula(self) -> bool:
-        """Whether it is an estimate that was not predicted from machine code."""
+        """Return whether this is an estimate that was not predicted from machine code."""
         return self.kind is Kind.ESTIMATED and model_of(self.terms) == FORMULA
 
     @property
     def rank_key(self) -> tuple[bool, float]:
-        """Of two figures that may be compared the lesser is better; estimates by formula are behind all predictions."""
+        """Return the sort key of comparable figures, smaller for better; estimates by formula follow all
+        predictions."""
         return self.by_formula, self.compared_us
 
     def comparable(self, other: Measurement) -> bool:
@@ -498,42 +499,42 @@ class Candidate:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Its last verdicts: on a GPU or in the emulator, and on its machine code."""
+        """Return the last verdicts: by a GPU or the emulator, and on the machine code."""
         return tuple(v for v in (self.verdict, self.binary_verdict) if v is not None)
 
     @property
     def correct(self) -> bool | None:
-        """Whether it passed the whole gate; None where no gate has judged it to the end."""
+        """Return whether the candidate passed the whole gate; None if no gate has judged it to the end."""
         if not all(v.correct for v in self.verdicts):
             return False
         return True if any(v.whole and not v.abstained for v in self.verdicts) else None
 
     @property
     def refuted(self) -> bool:
-        """Whether its machine code gave a wrong result, or none, where the source gave a right one."""
+        """Return whether the machine code gave a wrong result, or none, where the source gave a right one."""
         return self.binary_verdict is not None and not self.binary_verdict.correct
 
     @property
     def ranked_by(self) -> Measurement:
-        """Its figure; only a ranked candidate has one."""
+        """Return the figure; only a ranked candidate has one."""
         assert self.measurement is not None
         return self.measurement
 
     @property
     def contender(self) -> CompiledCandidate:
-        """What a device is given of it; only a compiled candidate has that."""
+        """Return what a device receives of the candidate; only a compiled candidate has it."""
         assert self.source is not None and self.binary is not None
         return CompiledCandidate(self.trial, self.source, self.binary, self.config)
 
     @property
     def shared_bytes(self) -> int | None:
-        """dynamic and static shared memory, bytes per block; None before it was rendered"""
+        """Return dynamic and static shared memory in bytes per block; None before rendering."""
         if self.source is None:
             return None
         return self.source.launch.shared_bytes + (self.binary.shared_bytes if self.binary else 0)
 
     def to_json(self) -> dict[str, object]:
-        """The public JSON of a candidate. Field names are an interface: people script against them."""
+        """Return the public JSON of a candidate. Scripts depend on the field names."""
         source, binary, figure = self.source, self.binary, self.measurement
         return {
             "trial": self.trial, "run": self.run, "problem": self.problem, "gpu": self.gpu, "config": dict(self.config),

@@ -9,7 +9,7 @@ FORMULA, MACHINE_CODE = "formula", "machine code"
 
 
 def model_of(terms: Terms) -> str:
-    """What an estimate was made by."""
+    """Return the model behind an estimate."""
     return MACHINE_CODE if terms.get("predicted") else FORMULA
 
 
@@ -30,24 +30,24 @@ def kernel_class(terms: Terms) -> str | None:
 
 
 def range_us(terms: Terms) -> list[float] | None:
-    """The ends of a prediction's range."""
+    """Return the ends of a prediction's range in µs."""
     return [terms["low_us"], terms["high_us"]] if "low_us" in terms else None
 
 
 def bound(terms: Terms) -> str | None:
-    """The pipe or memory that bounds a prediction, or `latency`."""
+    """Return the pipe or memory that bounds a prediction, or `latency`."""
     return next((name.removeprefix("bound_") for name in terms if name.startswith("bound_")), None)
 
 
 def utilisation(terms: Terms) -> dict[str, float] | None:
-    """Busy share of each pipe and memory, 0…1, of a prediction."""
+    """Return the busy share of each pipe and memory of a prediction, 0…1."""
     return {n.removesuffix("_share"): value for n, value in terms.items() if n.endswith("_share")} or None
 
 
 def peak_percent(terms: Terms, us: float) -> float | None:
-    """How much of what the chip can do a kernel of `us` µs uses, in percent; None where nobody counted.
+    """Return the percentage of the chip's peak that a kernel of `us` µs reaches; None if it is unknown.
 
-    That of arithmetic or of memory, whichever is nearer to its peak: of a prediction the roofline's time over its own.
+    The larger of the shares of arithmetic and memory; for a prediction, the roofline's time over its own.
     """
     if "roofline_us" in terms:
         return 100 * terms["roofline_us"] / us
@@ -56,7 +56,7 @@ def peak_percent(terms: Terms, us: float) -> float | None:
 
 
 def estimate_json(terms: Terms, estimated: bool) -> dict[str, object]:
-    """The fields of a candidate's JSON that only estimates have, null for others."""
+    """Return the fields of a candidate's JSON that only estimates have; null for others."""
     made_by = model_of(terms) if estimated else None
     return {
         "range_us": range_us(terms), "bound": bound(terms), "utilisation": utilisation(terms), "model": made_by,

@@ -16,18 +16,19 @@ _MARKDOWN = re.compile(r"[\\`*_\[\]<>!|~&@$]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
 def plain(text: object) -> str:
-    r"""One line that prints as it reads: `\x1b`, `\n`, `\u202e` in place of each character that does not print."""
+    r"""Return text on one line with an escape such as `\x1b`, `\n` or `\u202e` for each character that does not
+    print."""
     text = str(text)
     return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 
 def plain_lines(text: object) -> str:
-    """As `plain`, of text that may have several lines; tabs become spaces."""
+    """Return text as `plain` does, keeping line breaks; tabs become spaces."""
     return "\n".join(plain(line.expandtabs()) for line in str(text).split("\n"))
 
 
 def markdown(text: object, longest: int | None = None) -> str:
-    """One line that a Markdown renderer shows as `plain` gives it, cut to `longest` characters."""
+    """Return one line that a Markdown renderer shows as `plain` returns it, cut to `longest` characters."""
     escaped = _MARKDOWN.sub(r"\\\g<0>", plain(text))
     if longest is None or len(escaped) <= longest:
         return escaped
@@ -43,7 +44,7 @@ def _escaped(character: str) -> str:
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Numbers in their order, neighbours joined: "trials 1 to 4, 7"."""
+    """Return numbers in order with neighbours joined: "trials 1 to 4, 7"."""
     known = set(numbers)
     starts = sorted(n for n in known if n - 1 not in known)
     ends = sorted(n for n in known if n + 1 not in known)

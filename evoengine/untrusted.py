@@ -27,9 +27,9 @@ _CHUNK = 1 << 20
 
 
 def read_limited(path: Path, most: int = LARGEST_TEXT) -> bytes:
-    """A regular file's bytes.
+    """Return the bytes of a regular file.
 
-    Raises OSError where it cannot be read; ValueError where it has more than `most` bytes, or is a pipe or a device.
+    Raises OSError if it cannot be read, ValueError if it has more than `most` bytes, or is a pipe or a device.
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a pipe would wait for somebody to write into it
@@ -42,14 +42,14 @@ def read_limited(path: Path, most: int = LARGEST_TEXT) -> bytes:
 
 
 def read_limited_text(path: Path, most: int = LARGEST_TEXT) -> str:
-    """As `read_limited`; UnicodeDecodeError, which is a ValueError too, where it is not UTF-8."""
+    """Return text as `read_limited` does. Raises UnicodeDecodeError, a ValueError, if it is not UTF-8."""
     return read_limited(path, most).decode()
 
 
 def unpack_limited(packed: bytes, most: int) -> bytes:
-    """What a gzip file holds, or as much of it as there is where it was cut short.
+    """Return the contents of a gzip file, or as much as there is of a truncated one.
 
-    Raises ValueError where that is more than `most` bytes, or damaged.
+    Raises ValueError if they have more than `most` bytes, or are damaged.
     """
     for _ in _unpacked(packed, most):
         pass  # only to count: a file made to fill the memory is refused before it does
@@ -74,10 +74,10 @@ def _unpacked(raw: bytes, most: int) -> Iterator[bytes]:
 
 
 def parse_json(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """What a JSON text says. `parse_constant` is called for NaN and infinities, which are numbers without it.
+    """Parse a JSON text. `parse_constant` is called for NaN and infinities, which are numbers without it.
 
-    Raises JSONDecodeError where it is no JSON, else ValueError with what is wrong: a key that is twice in an object,
-    half of a surrogate pair, the character U+0000, too many values, too deep a nesting, a number too long.
+    Raises JSONDecodeError for invalid JSON, else ValueError with the reason: a duplicate key in an object, half of a
+    surrogate pair, the character U+0000, too many values, too deep a nesting, a number too long.
     """
     if text.count(",") >= MOST_VALUES:
         raise ValueError(f"it has more than {MOST_VALUES:,} values")
@@ -95,7 +95,7 @@ def parse_json(text: str, parse_constant: Callable[[str], Any] | None = None) ->
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """What a TOML text says. Raises ValueError where it is no TOML, nests too deeply or has a number too long."""
+    """Parse a TOML text. Raises ValueError if it is invalid, nests too deeply or has a number too long."""
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -105,7 +105,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _in_plain_words(error: ValueError) -> ValueError:
-    """Python's limit on the digits of a number is told in words for programmers."""
+    """Return a clearer message than Python's for a number with too many digits."""
     return ValueError("it has a number of thousands of digits") if "set_int_max_str_digits" in str(error) else error
 
 
@@ -147,7 +147,7 @@ def _require_characters(value: Any) -> None:
 
 
 def require_text(text: str) -> None:
-    """Raises ValueError where a text holds characters that no database takes."""
+    """Raise ValueError if a text contains characters that databases reject."""
     if "\0" in text:
         raise ValueError(f"{text[:60]!r} holds the character U+0000, which is no text")
     try:
@@ -157,13 +157,14 @@ def require_text(text: str) -> None:
 
 
 def printable(text: str, most: int = 200) -> str:
-    """The text in a line of at most `most` characters, with those escaped that a terminal would obey."""
+    """Return text on one line of at most `most` characters, with control characters escaped."""
     shown = plain(text[: most + 1])
     return f"{shown[: most - 1]}…" if len(shown) > most else shown
 
 
 def one_line(text: str, most: int = 1000) -> str:
-    """As `printable`, but of a text that is too long the beginning and the end: a message's end is its remedy."""
+    """Return text as `printable` does, but keep the beginning and the end of a long one, since the remedy is at the
+    end."""
     half = most // 2
     shown = plain(text if len(text) <= most else f"{text[:half]}…{text[-half:]}")
     return shown if len(shown) <= 2 * most else f"{shown[:half]}…{shown[-half:]}"

@@ -14,26 +14,32 @@ from evoengine.errors import NothingFound, UsageError
 @click.command()
 @click.option(
     "--kernels", type=click.Path(path_type=Path), metavar="DIR",
-    help="A folder of kernels with measured times (docs/accuracy-data.md) in place of the ledger's measurements.",
+    help="Folder of kernels with measured times (docs/accuracy-data.md), used instead of the ledger's measurements.",
 )  # fmt: skip
 @click.option(
     "--nvrtc", multiple=True, metavar="VERSION=LIB",
-    help="With --kernels: the NVRTC of a version that a kernel asks for, as 11.8=/path/libnvrtc.so.11.2.",
+    help="With --kernels: path of the NVRTC version that a kernel requires, as in 11.8=/path/libnvrtc.so.11.2.",
 )  # fmt: skip
-@click.option("--samples", type=click.IntRange(min=1), help="With --kernels: rows of each GPU, drawn.  [default: all]")
-@click.option("--jobs", type=click.IntRange(min=1), help="With --kernels: processes.  [default: one per core]")
-@click.option("--repredict", is_flag=True, help="Predict again what an older version of the model predicted.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the page as Markdown there.")
+@click.option(
+    "--samples", type=click.IntRange(min=1), help="With --kernels: number of rows sampled per GPU.  [default: all]"
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=1), help="With --kernels: number of processes.  [default: one per core]"
+)
+@click.option(
+    "--repredict", is_flag=True, help="Predict again the candidates that an older version of the model predicted."
+)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this Markdown file.")
 @db_option
 @json_option
 def accuracy(
     kernels: Path | None, nvrtc: tuple[str, ...], samples: int | None, jobs: int | None, repredict: bool,
     out: Path | None, db: str | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """Hold the performance model against measured times: errors by class of kernel, by set, and the worst rows.
+    """Compare predicted with measured times: errors by class of kernel and by data set, and the worst rows.
 
-    The times are the ledger's own measurements, or those of a folder. Exit code 1 where a kernel that has text or
-    machine code could not be predicted; it is named.
+    The measured times come from the ledger or from a folder. The exit code is 1 if a kernel with source or machine code
+    could not be predicted; such kernels are named.
     """
     if repredict:
         if kernels or nvrtc or samples or jobs or out:

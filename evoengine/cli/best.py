@@ -20,22 +20,20 @@ if TYPE_CHECKING:
 @click.command()
 @gpu_option(default=None)
 @stored_problem_option
-@click.option("--top", type=click.IntRange(min=1), help="How many to show.  [default: 10, as JSON the best alone]")
+@click.option("--top", type=click.IntRange(min=1), help="Number of candidates to show.  [default: 10; 1 with --json]")
 @click.option(
-    "--export", "folder", type=click.Path(path_type=Path), help="Write the best one's kernel and loader there."
+    "--export", "folder", type=click.Path(path_type=Path), help="Write the best kernel and its loader to this folder."
 )
 @click.option(
     "--trial",
     type=click.IntRange(min=1),
-    help="With --export: write this trial, if it is correct, not the best one.",
+    help="With --export: write this trial instead of the best one. It must be correct.",
 )
-@click.option(
-    "--pareto", is_flag=True, help="Show what nothing beats in all that the last run aimed at (search --objective)."
-)
+@click.option("--pareto", is_flag=True, help="Show the Pareto front of the last run's objectives (search --objective).")
 @click.option(
     "--fused-moe", type=click.Path(path_type=Path), metavar="FOLDER",
-    help="Write the best of every gemm on --gpu as files of vLLM's and SGLang's fused MoE kernel, "
-    "E=1,N=…,device_name=….json: what its tiles may be, not a figure of that kernel.",
+    help="Write the best configuration of every gemm on --gpu as E=1,N=…,device_name=….json for the fused MoE kernel "
+    "of vLLM and SGLang. The files suggest tile sizes; they hold no time of that kernel.",
 )  # fmt: skip
 @kernel_option
 @db_option
@@ -47,12 +45,13 @@ def best(
 ) -> None:  # fmt: skip
     """Show the best kernels found, or export the best one or a trial.
 
-    Measured figures go before recorded, and those before estimated; kinds are never mixed, nor are GPUs, nor the ways
-    to measure (launch, L2, clocks): those of the last figure are ranked. Of estimates, predictions go before those by
-    formula. Candidates of another text, definition or reference of a kernel of your own, and those that another version
-    of the gate judged, are ranked apart. With --kernel those of the kernel as the folder has it now are meant; without
-    --problem and --gpu those of the last run. What is exported passes both judges first, the executor of machine code
-    and the emulator; what one of them refutes is not exported.
+    Only comparable figures are ranked together: one GPU, one kind (measured takes precedence over recorded, and
+    recorded over estimated), and one measurement policy (launch mode, L2, clocks), that of the latest figure. Among
+    estimates, predictions from machine code take precedence over those by formula. Candidates of another version of
+    your kernel's text, definition or reference, and those judged by another version of the gate, are ranked separately.
+
+    --kernel selects the kernel as its folder is now. Without --problem and --gpu the last run decides. Before an export
+    the kernel must pass both judges, the executor of machine code and the emulator; otherwise nothing is written.
     """
     if server:
         from evoengine.cli import remote

@@ -10,7 +10,8 @@ from evoengine.times import utc
 
 
 def page_json(candidate: Candidate, profile: Profile | None) -> dict[str, object]:
-    """Null where the candidate did not come so far; `figure` has the samples and the terms."""
+    """Return the JSON of one trial. Fields are null if the candidate did not reach that stage; `figure` has the
+    samples and the terms."""
     source, binary, figure = candidate.source, candidate.binary, candidate.measurement
     return candidate.to_json() | {
         "launch": source and {**asdict(source.launch), "entry": source.entry, "block": source.launch.block},
@@ -28,7 +29,7 @@ def page_json(candidate: Candidate, profile: Profile | None) -> dict[str, object
 
 
 def _verdict(verdict: Verdict | None) -> dict[str, object] | None:
-    """Without its cases."""
+    """Return the JSON of a verdict without its cases."""
     if verdict is None:
         return None
     outcome = str(verdict.outcome) if verdict.outcome else None

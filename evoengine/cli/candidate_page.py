@@ -20,7 +20,7 @@ PIPES = {"mufu": "MUFU", "fma": "FMA", "alu": "ALU", "l2": "L2", "dram": "DRAM"}
 
 
 def candidate_page(candidate: Candidate) -> Group:
-    """All that is known of one trial."""
+    """Return everything known about one trial as a page."""
     c = candidate
     ended = [str(c.outcome or "pending"), *([c.reason] if c.reason else [])]
     rows = [*_named("outcome", ": ".join(ended)), *_evidence(c), ("problem", f"{c.problem} on {c.gpu}, run {c.run}")]
@@ -38,13 +38,14 @@ def candidate_page(candidate: Candidate) -> Group:
 
 
 def _named(name: str, text: str) -> Iterator[tuple[str, str]]:
-    """A row for each line of a text; a compiler's message has several."""
+    """Yield one row per line of a text, such as a compiler's message."""
     for n, line in enumerate(text.rstrip().split("\n")):
         yield "" if n else name, line
 
 
 def _evidence(c: Candidate) -> Iterator[tuple[str, str]]:
-    """`SIGKILL after 3.1 s, SIGKILL alone after 3 s …` of processes that died; a limit is in the reason."""
+    """Yield a row such as `SIGKILL after 3.1 s, SIGKILL with nothing beside it after 3 s` for processes that died. A
+    limit that was exceeded is in the reason."""
     deaths = (c.evidence or {}).get(DEATHS, ())
     if deaths:
         yield "evidence", ", ".join(map(_death, deaths))
@@ -63,7 +64,7 @@ def _origin(c: Candidate) -> str:
 
 
 def _compiled(c: Candidate) -> Iterator[tuple[str, str]]:
-    """Rows on the launch, the source and the binary, as far as the candidate came."""
+    """Yield rows for the launch, the source and the binary, as far as the candidate came."""
     source, binary = c.source, c.binary
     if source:
         launch = source.launch
@@ -83,7 +84,7 @@ def _compiled(c: Candidate) -> Iterator[tuple[str, str]]:
 
 
 def _figure(c: Candidate, m: Measurement) -> Iterator[tuple[str, str]]:
-    """Rows on the figure, and how it was taken."""
+    """Yield rows for the figure and how it was taken."""
     peak = peak_percent(m.terms, m.compared_us)
     of_peak = "" if peak is None else f", {peak:.1f}% of peak"
     yield "figure", f"{_tflops(m)}{m.median_us:,.1f} µs{of_peak}, {m.kind} ({m.device})"
@@ -105,7 +106,7 @@ def _terms(m: Measurement) -> Iterator[tuple[str, str]]:
 
 
 def _prediction(m: Measurement) -> Iterator[tuple[str, str]]:
-    """Rows on what was predicted, as far as it says: the range, what bounds the kernel, how busy each pipe is."""
+    """Yield rows for a prediction: its range, clock, bound, the use of each pipe, and the model's error."""
     if m.kind is not Kind.ESTIMATED:
         return
     if m.by_formula:
@@ -139,7 +140,7 @@ def pipe_name(pipe: str) -> str:
 
 
 def _sustained(m: Measurement) -> str:
-    """`498.1 TFLOPS, 310.2 µs at 1,410 MHz, 690 W, run back to back`."""
+    """Return `498.1 TFLOPS, 310.2 µs at 1,410 MHz, 690 W, run back to back`."""
     at = [f"{m.terms[name]:,.0f} {unit}" for name, unit in (("sm_mhz", "MHz"), ("watts", "W")) if name in m.terms]
     return f"{_tflops(m)}{m.median_us:,.1f} µs{' at ' if at else ''}{', '.join(at)}, run back to back"
 
@@ -149,7 +150,8 @@ def _tflops(m: Measurement) -> str:
 
 
 def _coverage(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Rows on the cells of the configuration that the gate's cases visited on a device, and those they did not."""
+    """Yield rows for the cells of the configuration that the gate's cases visited on a device, and for those they
+    did not."""
     if verdict.coverage is None:
         return
     found = verdict.coverage
@@ -171,7 +173,7 @@ def _most(mix: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def cases(verdict: Verdict) -> Table:
-    """The gate's cases with their errors and seeds."""
+    """Return the gate's cases with their errors and seeds as a table."""
     columns = [
         Column("case", least=12, folds=True), Column("problem", leaves=4), Column("err ÷ allowed", right=True),
         Column("mean err", right=True, leaves=3), Column("allowed", right=True, leaves=2),
@@ -191,7 +193,8 @@ def cases(verdict: Verdict) -> Table:
 
 
 def profile_page(profile: Profile) -> Group:
-    """What limits a kernel, a figure a row; a static page says so in its title."""
+    """Return a profile as a table with one figure per row. The title names the tool, which shows whether the profile
+    is static."""
     columns = [Column("", least=20, folds=True), Column("", right=True)]
     rows = [(name, f"{value:,.4g}") for name, value in profile.figures.items()]
     return Group(Table(columns, rows, title=f"profile: {profile.tool}, {profile.device}"), *map(plain, profile.remarks))

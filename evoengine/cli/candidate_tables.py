@@ -30,7 +30,7 @@ FIGURES = (
 
 
 def ranking(ranked: Mapping[int, Candidate]) -> Group:
-    """Candidates by rank, best first; what is known of none of them has no column."""
+    """Return a table of candidates by rank, best first. Columns without any value are left out."""
     knobs = Knobs(c.config for c in ranked.values())
     columns = [
         Column("rank", right=True), Column("trial", right=True), *knobs.columns, *FIGURES,
@@ -52,7 +52,8 @@ def ranking(ranked: Mapping[int, Candidate]) -> Group:
 
 
 def history_table(candidates: Sequence[Candidate | Trial]) -> Group:
-    """Trials in their order, each with how it ended; run, problem and GPU have columns where rows differ in them."""
+    """Return a table of trials in the given order with their outcomes. Run, problem and GPU are columns only if they
+    differ."""
     knobs = Knobs(c.config for c in candidates)
     places = {name: {_place(c, name) for c in candidates} for name in ("run", "problem", "GPU")}
     several = [name for name, found in places.items() if len(found) > 1]
@@ -75,14 +76,14 @@ def history_table(candidates: Sequence[Candidate | Trial]) -> Group:
 
 
 def _marks(candidates: Iterable[Bred]) -> list[str]:
-    """What the marks behind figures mean, but for est. and rec., which summaries explain."""
+    """Return explanations of the marks beside figures, other than est. and rec., which summaries explain."""
     kinds = {(c.measurement is not None and c.measurement.by_formula, c.imported_from is not None) for c in candidates}
     by_formula, imported = (any(each) for each in zip(*kinds, strict=True))
     return [*([BY_FORMULA] if by_formula else []), *([FROM_FILES] if imported else [])]
 
 
 def runs_table(found: Iterable[RunSummary]) -> Table:
-    """Runs in the order they were started, each with its best by figures of one kind."""
+    """Return a table of runs in the order they were started, each with the best figure of one kind."""
     columns = [
         Column("run", right=True), Column("started", leaves=6), Column("status", leaves=3), Column("problem"),
         Column("GPU"), Column("device", leaves=7), Column("sampler", leaves=8), Column("trials", right=True),
@@ -102,7 +103,7 @@ def runs_table(found: Iterable[RunSummary]) -> Table:
 
 
 def lineage(steps: Sequence[Step]) -> Table:
-    """The path from a start point, a step a row."""
+    """Return the path from a start point as a table, one step per row."""
     columns = [
         Column("trial", right=True), Column("made by", leaves=3), Column("changed", least=24, folds=True),
         *FIGURES[:2], Column("gain", right=True),
@@ -118,7 +119,7 @@ def lineage(steps: Sequence[Step]) -> Table:
 
 
 def effects_table(effects: Iterable[Effect]) -> Table:
-    """Which changes of knobs paid, most rewarding first."""
+    """Return a table of knob changes with their gains, largest first."""
     columns = [Column("change", least=20, folds=True)]
     columns += [Column(name, right=True) for name in ("steps", "alone", "better", "median gain")]
     return Table(
@@ -182,7 +183,8 @@ class Knobs:
         return text
 
     def said_once(self) -> list[Table]:
-        """A line for what all rows have in common, and one for each family's own; none where there is nothing."""
+        """Return a table of the values common to all rows, and of those common to each family; an empty list if
+        there are none."""
         names = dict.fromkeys(name for values in self._families.values() for name in values)
         alike = {name: next(iter(self._values(name))) for name in names if not self._differs(name)}
         everywhere = [name for name in alike if all(name in values for values in self._families.values())]
@@ -195,12 +197,12 @@ class Knobs:
 
 
 def describe(config: Config) -> str:
-    """Knobs with their values: `tile_m=64 tile_n=64 …`."""
+    """Return `tile_m=64 tile_n=64 …`."""
     return " ".join(f"{name}={short(value)}" for name, value in config.items())
 
 
 def figure_cells(c: Bred) -> list[Cell]:
-    """Those of FIGURES: the time that is ranked by, with the rates that follow from it."""
+    """Return the cells for the columns FIGURES: the time that ranks the candidate, and the rates derived from it."""
     m, mark = c.measurement, kind_mark(c)
     if m is None:
         return [""] * len(FIGURES)

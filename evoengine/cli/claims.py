@@ -9,16 +9,16 @@ from evoengine.cli.options import CheckedGroup, db_option
 
 @click.group(cls=CheckedGroup)
 def claims() -> None:
-    """Say of which trials no other search takes the end over."""
+    """Control which results later searches reuse."""
 
 
 @claims.command()
 @click.argument("trial", type=click.IntRange(min=1))
 @db_option
 def revoke(trial: int, db: str | None) -> None:
-    """Have the next search that comes to the kernel of TRIAL evaluate it again, instead of taking over how TRIAL ended.
+    """Do not reuse the outcome of TRIAL: the next search that reaches its kernel evaluates it again.
 
-    The trial itself stays as it is, and so do trials that took its end over before.
+    TRIAL and the trials that reused its outcome before do not change.
     """
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @click.group(cls=CheckedGroup)
 def cluster() -> None:
-    """Bring up a Ray cluster that searches run on, look at it, or say what a machine brings to one."""
+    """Write the files of a Ray cluster that runs searches, inspect it, or describe this machine's GPUs for one."""
 
 
 @cluster.command()
 @cluster_option(default=AUTO)
 @json_option
 def status(cluster: str, as_json: bool) -> None:
-    """List the nodes of a cluster with their versions, and what its GPUs are at."""
+    """List the nodes of a cluster with their versions, and the current task of each GPU."""
     from evoengine.cli.display import say, stdout
     from evoengine.cli.json_output import print_json
     from evoengine.tuning.cluster_status import cluster_status
@@ -46,7 +46,7 @@ def status(cluster: str, as_json: bool) -> None:
 @click.argument("name")
 @cluster_option(default=AUTO)
 def stop(name: str, cluster: str) -> None:
-    """End a search that was begun with --detach, with what there is."""
+    """Stop a search that was started with --detach. Its results so far are kept."""
     from evoengine.tuning.detached import stop
 
     stop(cluster, name)
@@ -54,7 +54,7 @@ def stop(name: str, cluster: str) -> None:
 
 @cluster.command()
 def resources() -> None:
-    """Print what `ray start --resources` is to be told of this machine's GPUs: how many of each kind."""
+    """Print this machine's GPUs as JSON for `ray start --resources`: the number of each kind."""
     from evoengine.tuning.ray_cluster import gpu_resources
 
     click.echo(json.dumps(gpu_resources()))
@@ -120,7 +120,7 @@ def _gpus_text(node: Node) -> str:
 
 
 def remarks(found: ClusterStatus) -> list[str]:
-    """What is used, what each GPU is at, and which nodes no search can use."""
+    """Return lines on the resources in use, the task of each GPU, and the nodes that no search can use."""
     lines = [f"{found.cpus_busy:g} of {found.cpus:g} CPUs and {found.gpus_busy:g} of {found.gpus:g} GPUs are held"]
     for gpu in found.at_work:
         doing = f"{gpu.task} for {gpu.seconds:.0f} s" if gpu.task else f"waits for the next, {gpu.seconds:.0f} s"

@@ -25,10 +25,10 @@ SHOWN = 20
 @db_option
 @json_option
 def compare(first: int, second: int, db: str | None, as_json: bool) -> None:
-    """Show two runs beside each other: what differs in their settings, how their trials ended, their best figures of
-    each kind, how many trials they took to come within 5 % of them, and the configurations that both tried.
+    """Compare two runs: settings, outcomes, the best figure of each kind, the number of trials to come within 5 % of
+    it, and the configurations that both evaluated.
 
-    Figures are compared where they are of one kind, device and policy, of one problem on one GPU.
+    Figures are compared only if problem, GPU, kind, device and measurement policy agree.
     """
     from evoengine.cli.display import say, stdout
     from evoengine.cli.json_output import print_json
@@ -50,7 +50,7 @@ def compare(first: int, second: int, db: str | None, as_json: bool) -> None:
 
 
 def comparison_json(found: Comparison) -> dict[str, object]:
-    """The public JSON of a comparison: pairs are of the first run and the second."""
+    """Return the public JSON of a comparison. In a pair the first element belongs to the first run."""
     return {
         "runs": [run.id for run in found.runs],
         "comparable": found.comparable,
@@ -78,7 +78,7 @@ def _sort_json(sort: Sort) -> dict[str, object]:
 
 
 def _page(found: Comparison) -> Iterator[str | Table]:
-    """Tables, and a line where one has nothing to show."""
+    """Yield tables, or a sentence in place of a table that would be empty."""
     yield _differences(found) if found.differences else "their settings are alike"
     yield _outcomes(found)
     yield _figures(found) if found.standings else "neither has a figure"

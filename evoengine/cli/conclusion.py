@@ -25,7 +25,8 @@ SHOWN = 10
 def print_summary(
     result: SearchResult, as_json: bool, db: str | None, following: Sequence[str], echo: Callable[[str], None] = say
 ) -> int:
-    """Summary by `echo`, ranking on stdout; `following` are the commands to go on with. Gives the exit code."""
+    """Print the summary by `echo` and the ranking on stdout; return the exit code. `following` lists commands to run
+    next."""
     if as_json:
         print_json(**_summary(result.progress, result.run, result.best))
     return _print_summary(result, as_json, db, following, echo)
@@ -35,7 +36,7 @@ def print_summaries(
     results: Mapping[str, tuple[SearchResult, Sequence[str]]], as_json: bool, db: str | None,
     echo: Callable[[str], None] = say,
 ) -> list[int]:  # fmt: skip
-    """As print_summary, of the search of each GPU with its commands to go on with. Gives the exit code of each."""
+    """Print the summaries of the searches of several GPUs as `print_summary` does; return the exit code of each."""
     if as_json:
         print_json(searches={gpu: _summary(r.progress, r.run, r.best) for gpu, (r, _) in results.items()})
     codes = []
@@ -67,7 +68,7 @@ def _print_summary(
 
 
 def _print_ranking(result: SearchResult, db: str | None, following: Sequence[str], echo: Callable[[str], None]) -> None:
-    """The ranking and the commands to go on with, or why there is none."""
+    """Print the ranking and the commands to run next, or why there is no ranking."""
     found, unranked = result.best, result.progress.outcomes[Outcome.UNRANKED]
     history = hint("history", run=result.run, db=db)
     if found:
@@ -84,7 +85,8 @@ def _print_ranking(result: SearchResult, db: str | None, following: Sequence[str
 
 
 def result_code(code: int, best: str, echo: Callable[[str], None]) -> int:
-    """The exit code of a command whose work outlives it: a result that nobody read is said, and no success."""
+    """Return the exit code of a command whose results are in the ledger. A result that nobody read is reported and
+    is no success."""
     lost = unwritten().get("stdout")
     if code or lost is None or not read_by_nobody(lost):  # what else may fail is told of every command
         return code
@@ -115,7 +117,7 @@ def _summary(progress: Progress, run: int, found: Sequence[Candidate]) -> dict[s
 
 
 def _shown(found: Sequence[Candidate]) -> dict[int, Candidate]:
-    """By rank: the first SHOWN, and the first of each family."""
+    """Return candidates by rank: the first SHOWN, and the first of each family."""
     ranks = dict(enumerate(found, 1))
     firsts = {c.config.get("family"): rank for rank, c in reversed(ranks.items())}
     return {rank: ranks[rank] for rank in sorted({*list(ranks)[:SHOWN], *firsts.values()})}

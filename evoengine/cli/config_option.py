@@ -24,7 +24,10 @@ class Given(NamedTuple):
 
 
 def read_config(text: str, db: str | None) -> Given:
-    """Raises UsageError where `text` is none of the four, or what it names holds no configuration."""
+    """Read a configuration from JSON text, a file, standard input, or a trial's number.
+
+    Raises UsageError if `text` is none of these, or if the source holds no configuration.
+    """
     if text.isdecimal():
         return _of_trial(int(text[:18]), db)
     if text.lstrip().startswith(("{", "[", '"')):
@@ -53,7 +56,8 @@ def _file(path: Path) -> str:
 
 
 def _parsed(text: str, where: str) -> Config:
-    """The configuration; of an object that has one as `config`, as show --json and kernel.json do, that one."""
+    """Parse a configuration. An object with a field `config`, as printed by show --json and stored in kernel.json,
+    stands for that field."""
     if len(text) > MOST_BYTES:
         raise UsageError(f"{where} holds more than {MOST_BYTES} characters, which no configuration takes")
     try:

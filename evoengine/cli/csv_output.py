@@ -22,10 +22,10 @@ NESTED: Mapping[str, Sequence[str]] = {
 
 
 def csv_lines(candidates: Iterable[Candidate], knobs: Sequence[str]) -> Iterator[str]:
-    """A line for the names of the columns, then one for each candidate. `knobs` are all that their configs have.
+    """Yield a line of column names, then a line per candidate. `knobs` are all knobs of their configurations.
 
-    A cell that is null in JSON is empty. Lists are their items with blanks between. Text is in one line, as `plain` has
-    it; where a spreadsheet would take it for a formula, with an apostrophe before it.
+    A field that is null in JSON is empty. The items of a list are separated by blanks. Text is on one line, as returned
+    by `plain`, and is prefixed with an apostrophe if a spreadsheet would read it as a formula.
     """
     columns: list[str] | None = None
     for candidate in candidates:
@@ -49,7 +49,7 @@ def _flat(found: Mapping[str, Any], knobs: Sequence[str]) -> dict[str, Any]:
 
 
 def _inner(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What a field holds, by the names of its columns."""
+    """Yield the values of a field with the names of their columns."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _inner(f"{name}.{key}", item) if isinstance(item, Mapping) else [(f"{name}.{key}", item)]
@@ -72,7 +72,8 @@ def _cell(value: Any) -> str | int | float:
 
 
 def _line(cells: Sequence[str | int | float]) -> str:
-    """Text is quoted: a reader that splits at another character must not find a formula behind one."""
+    """Return one line of CSV. Text is quoted, because a reader that splits at another character must not find a
+    formula behind one."""
     written = io.StringIO()
     csv.writer(written, quoting=csv.QUOTE_NONNUMERIC).writerow(cells)
     return written.getvalue()

@@ -27,7 +27,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 @db_option
 @click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="Port to serve on.")
 def dashboard(db: str | None, port: int) -> None:
-    """Open the trials in optuna-dashboard, on this machine, until Ctrl-C."""
+    """Serve the trials in optuna-dashboard on this machine until Ctrl-C."""
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading
     from evoengine.hints import hint

@@ -14,19 +14,18 @@ from evoengine.hints import hint
 
 @click.group(cls=CheckedGroup)
 def db() -> None:
-    """Check, upgrade, back up or prune the ledger, or make the study of a run again."""
+    """Check, upgrade, back up or prune the ledger, or rebuild the Optuna study of a run."""
 
 
 @db.command()
-@click.option("--repair", is_flag=True, help="Make again what follows: rankings, states, studies, indexes.")
+@click.option("--repair", is_flag=True, help="Rebuild derived data: rankings, states, studies, indexes.")
 @db_option
 def check(repair: bool, db: str | None) -> None:
-    """Look through the whole ledger, and say what is not as it was written.
+    """Check the integrity of the whole ledger and report every fault.
 
-    Every value against its checksum, sources and machine code against their SHA-256, references, the ranking against
-    the figures, the states of runs, each finished trial against its run's Optuna study, and whether a table, an index
-    or a view was dropped. With SQLite the file's own structure, too. Commands that read a ledger check what they show
-    alone, and the whole only of a small one.
+    The check covers the checksum of every row, the SHA-256 of sources and binaries, references between rows, the
+    ranking, the states of runs, the Optuna study of each run, and missing tables, indexes and views; with SQLite also
+    the structure of the file. Other commands check only the rows they show, and the whole ledger if it is small.
     """
     from evoengine.cli.display import say, stdout
     from evoengine.cli.ledger import say_which
@@ -62,9 +61,9 @@ def check(repair: bool, db: str | None) -> None:
 @db.command()
 @db_option
 def upgrade(db: str | None) -> None:
-    """Bring the ledger to the schema of this evoengine, as every command does that opens it.
+    """Upgrade the ledger to the schema of this version, as every command that opens a ledger does.
 
-    An evoengine of before cannot open it then: db backup keeps a copy that it can.
+    Older versions cannot open an upgraded ledger; db backup makes a copy first.
     """
     from evoengine.cli.display import say
     from evoengine.cli.ledger import say_which
@@ -84,7 +83,7 @@ def upgrade(db: str | None) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @db_option
 def backup(file: Path, db: str | None) -> None:
-    """Copy the ledger into a new file, whole, also while searches write into it. The copy is not upgraded."""
+    """Copy the ledger to a new file. Searches may write to it meanwhile. The copy keeps its schema."""
     from evoengine.cli.display import say
     from evoengine.cli.ledger import say_which
     from evoengine.cli.progress import LiveProgress
@@ -99,16 +98,25 @@ def backup(file: Path, db: str | None) -> None:
 
 @db.command()
 @click.option(
-    "--keep", type=click.IntRange(min=1), default=100, show_default=True, help="Best of each problem on each GPU."
+    "--keep",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Number of best trials to keep per problem and GPU.",
 )
-@click.option("--older-than", type=click.IntRange(min=0), metavar="DAYS", help="Only of trials that ended before.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--older-than",
+    type=click.IntRange(min=0),
+    metavar="DAYS",
+    help="Prune only trials that ended more than DAYS days ago.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @db_option
 def prune(keep: int, older_than: int | None, yes: bool, db: str | None) -> None:
-    """Take the sources and the machine code of losers out: most of a ledger's bytes.
+    """Delete the sources and binaries of all but the best trials; they are most of a ledger's bytes.
 
-    Their configurations, verdicts, figures and lineage stay, and all of runs that go on. An SQLite file gets smaller
-    by it, where nobody else has it open.
+    Configurations, verdicts, figures and lineage are kept, and so is everything of runs in progress. An SQLite file
+    shrinks only if no other process has it open.
     """
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading
@@ -130,7 +138,7 @@ def prune(keep: int, older_than: int | None, yes: bool, db: str | None) -> None:
 @click.argument("run", type=click.IntRange(min=1))
 @db_option
 def rebuild_study(run: int, db: str | None) -> None:
-    """Make the Optuna study of a run again from the ledger. What was typed into its notes is lost."""
+    """Rebuild the Optuna study of a run from the ledger. Notes added in the dashboard are lost."""
     from evoengine.cli.conclusion import say_missed
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading

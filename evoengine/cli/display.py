@@ -37,7 +37,7 @@ FROM_FILES = "imp. came in by evoengine import: correct and fast by what its fil
 
 
 def say(text: str, style: str | None = None) -> None:
-    """A line for people, on stderr."""
+    """Print one line on stderr."""
     stderr.print(plain(text), style=style, soft_wrap=True)
 
 
@@ -47,12 +47,13 @@ def short(value: Value) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits, or as many as there are before the point."""
+    """Return a number with four significant digits, or with all digits before the decimal point if there are more."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}"
 
 
 def figure(candidate: Candidate) -> str:
-    """With its unit and the mark of its kind: `412.5 TFLOPS est.`, of what nobody counted operations for the time."""
+    """Return a figure with its unit and the mark of its kind: `412.5 TFLOPS est.`, or the time if the number of
+    operations is unknown."""
     m = candidate.measurement
     if m is None:
         return "–"
@@ -61,7 +62,7 @@ def figure(candidate: Candidate) -> str:
 
 
 def kind_mark(candidate: Bred) -> str:
-    """What stands behind its figure: of which kind it is, and whether a file says so; nothing for a measured one."""
+    """Return the mark that follows a figure: its kind, and whether it was imported. A measured figure has no mark."""
     m = candidate.measurement
     if m is None:
         return ""

@@ -31,7 +31,7 @@ class Finding:
 @click.command()
 @json_option
 def doctor(as_json: bool) -> int:
-    """Say what this machine has, what is missing, and the remedy; exit 3 where a search cannot run."""
+    """Check what this machine has and what is missing, with remedies. The exit code is 3 if a search cannot run."""
     from evoengine.cli.display import say, stdout
     from evoengine.cli.json_output import print_json
 
@@ -48,7 +48,7 @@ def doctor(as_json: bool) -> int:
 
 
 def doctor_table(found: Iterable[Finding]) -> Table:
-    """The findings, each with its remedy where something is missing."""
+    """Return the findings as a table, with a remedy for each that is missing."""
     from evoengine.cli.tables import Cell, Column, Styled, Table
 
     rows: list[list[Cell]] = []
@@ -124,7 +124,7 @@ def _described(device: GpuDevice) -> list[str]:
 
 
 def _cuda_versions() -> Finding:
-    """Whether the driver can run what NVRTC makes and what torch brings."""
+    """Check whether the driver can run what NVRTC compiles and what torch contains."""
     from evoengine.devices.driver import find_driver
     from evoengine.stages.toolchain import cuda_mismatch, cuda_parts, cuda_torch_command, torch_cuda
 

@@ -14,11 +14,11 @@ from evoengine.hints import hint
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--format", "kind", type=OneOf(["t4"]), default="t4", show_default=True, help="FAIR T4 results.")
-@click.option("--run", type=click.IntRange(min=1), help="Which run.  [default: the last]")
+@click.option("--format", "kind", type=OneOf(["t4"]), default="t4", show_default=True, help="t4: FAIR T4 results.")
+@click.option("--run", type=click.IntRange(min=1), help="Run to write.  [default: the last]")
 @db_option
 def export(file: Path, kind: str, run: int | None, db: str | None) -> None:
-    """Write a run in the auto-tuners' common format, for other tools or another ledger."""
+    """Write a run to a T4 file, the common format of auto-tuners, for other tools or another ledger."""
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading
     from evoengine.publish.t4 import to_t4

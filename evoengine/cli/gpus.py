@@ -21,10 +21,10 @@ KB = 1024
 @click.command()
 @json_option
 def gpus(as_json: bool) -> None:
-    """List the GPUs that can be tuned for: their limits and peaks, and the families of kernels that fit.
+    """List the supported GPUs with their limits and peaks, and the kernel families that fit them.
 
-    Peaks are those of the data sheets, of the tensor cores in fp16 with FP32 sums. `--gpu-file` of search and verify
-    takes a board that is not here: a TOML file with one table as in evoengine/gpus.toml.
+    Peaks are from data sheets: dense fp16 tensor operations with FP32 accumulation. For other boards, pass --gpu-file
+    to search or verify: a TOML file with one table as in evoengine/gpus.toml.
     """
     from evoengine.cli.display import say, stdout
     from evoengine.cli.json_output import print_json
@@ -45,7 +45,8 @@ def gpus(as_json: bool) -> None:
 def gpu_json(
     gpu: Gpu, fitting: Sequence[Fitting], unmodelled: str | None, compiled: Sequence[int] | None
 ) -> dict[str, Any]:
-    """Sizes in bytes, clock in GHz, peaks in TFLOPS and GB/s; `compiles` is null where there is no compiler here."""
+    """Return the JSON of a GPU: sizes in bytes, clock in GHz, peaks in TFLOPS and GB/s. `compiles` is null without a
+    compiler."""
     fields = {name.removeprefix("gpu."): value for name, value in gpu.variables().items()}
     return fields | {
         "families": {f.workload: list(f.families) for f in fitting},
@@ -56,7 +57,7 @@ def gpu_json(
 
 
 def gpus_table(known: Sequence[Gpu], fitting: Mapping[str, Sequence[Fitting]]) -> Table:
-    """A line per GPU; a narrow terminal leaves out names first."""
+    """Return a table with one GPU per line. In a narrow terminal the names are left out first."""
     from evoengine.cli.tables import Column, Table
 
     columns = [Column("GPU"), Column("name", leaves=9), Column("arch"), Column("SMs", right=True)]
@@ -75,7 +76,7 @@ def gpus_table(known: Sequence[Gpu], fitting: Mapping[str, Sequence[Fitting]]) -
 
 
 def _fitting_text(fitting: Sequence[Fitting]) -> str:
-    """All families, or not some: what sets GPUs apart."""
+    """Return "all", or the families that do not fit."""
     left_out = dict.fromkeys(family for f in fitting for family in f.left_out)
     return f"not {', '.join(left_out)}" if left_out else "all"
 
@@ -83,7 +84,7 @@ def _fitting_text(fitting: Sequence[Fitting]) -> str:
 def remarks(
     known: Sequence[Gpu], fitting: Mapping[str, Sequence[Fitting]], compiled: Sequence[int] | None
 ) -> list[str]:
-    """Beneath the table: what the families are, why some are left out, what the compiler here cannot do."""
+    """Return the lines below the table: the families, why some do not fit, and what the compiler cannot target."""
     by_workload: dict[str, dict[str, None]] = {}
     reasons: dict[str, None] = {}
     for row in fitting.values():
@@ -99,7 +100,7 @@ def remarks(
 
 
 def compilable() -> Sequence[int] | None:
-    """The compute capabilities that the compiler here knows; None where there is none."""
+    """Return the compute capabilities that NVRTC supports; None without NVRTC."""
     from evoengine.stages.toolchain import compiled_capabilities
 
     try:

@@ -29,23 +29,26 @@ STDOUT = Path("-")
 @click.command()
 @gpu_option(default=None)
 @stored_problem_option
-@click.option("--run", type=click.IntRange(min=1), help="Only this run.")
+@click.option("--run", type=click.IntRange(min=1), help="Restrict the output to this run.")
 @click.option(
     "--outcome", "outcomes", type=click.Choice(ENDINGS), multiple=True, metavar="NAME",
-    help=f"Only trials that ended so ({', '.join(ENDINGS)}); may be given several times.",
+    help=f"Restrict the output to trials with this outcome ({', '.join(ENDINGS)}). Can be repeated.",
 )  # fmt: skip
-@click.option("--family", "families", multiple=True, metavar="NAME", help="Only this one; may be given several times.")
+@click.option(
+    "--family", "families", multiple=True, metavar="NAME", help="Restrict the output to this family. Can be repeated."
+)
 @click.option(
     "--where", metavar="EXPRESSION",
-    help="Only trials whose knobs make this true, in the language of space files: 'tile_m >= 64 and stages in [2, 3]'.",
+    help="Restrict the output to trials whose knobs satisfy this expression, as in space files: 'tile_m >= 64 and "
+    "stages in [2, 3]'.",
 )  # fmt: skip
 @click.option(
-    "--limit", type=click.IntRange(min=1), help=f"Only the last so many of them.  [default: {SHOWN} in a table]"
+    "--limit", type=click.IntRange(min=1), help=f"Show only the last N trials.  [default: {SHOWN} in a table]"
 )
-@click.option("--all", "all_of_them", is_flag=True, help="All of them, in the table too.")
+@click.option("--all", "all_of_them", is_flag=True, help="Show all trials in the table.")
 @click.option(
     "--csv", "csv_file", type=click.Path(path_type=Path), metavar="FILE",
-    help="Write them as CSV, with the fields of the JSON as columns; - is stdout.",
+    help="Write the trials as CSV with the fields of the JSON as columns; - writes to stdout.",
 )  # fmt: skip
 @db_option
 @json_option
@@ -53,7 +56,7 @@ def history(
     gpu: str | None, problem: str | None, run: int | None, outcomes: Sequence[str], families: Sequence[str],
     where: str | None, limit: int | None, all_of_them: bool, csv_file: Path | None, db: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """List the last trials of the ledger, or all, with how each ended."""
+    """List the trials in the ledger and their outcomes."""
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading
     from evoengine.ledger.history import Wanted
@@ -86,7 +89,7 @@ def history(
 
 
 def _found(ledger: Ledger, wanted: Wanted, most: int | None) -> tuple[list[int], int | None]:
-    """The trials to show, and how many of those that are wanted are before them; None where nobody counted."""
+    """Return the trials to show and the number of earlier ones that match; None if that number was not computed."""
     if most is None:
         return ledger.matching(wanted), 0
     last = ledger.last_matching(wanted, most)
@@ -94,7 +97,8 @@ def _found(ledger: Ledger, wanted: Wanted, most: int | None) -> tuple[list[int],
 
 
 def _print_tables(ledger: Ledger, trials: Sequence[int]) -> None:
-    """As they are read: the first page of a million trials is there before the second is looked for."""
+    """Print tables page by page while the trials are read, so that the first page of a million trials appears at
+    once."""
     from evoengine.cli.candidate_tables import history_table
     from evoengine.cli.display import stdout
 
@@ -124,7 +128,7 @@ def _write_csv(ledger: Ledger, trials: Sequence[int], file: Path) -> None:
 
 
 def _nothing(ledger: Ledger, wanted: Wanted, db: str | None) -> str:
-    """Why there is no trial to list, with what there is."""
+    """Return why no trial is listed, with the outcomes and families that exist."""
     outcomes, families = ledger.endings(wanted)
     if not outcomes:
         empty = ledger.is_empty()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.argument("file", type=click.Path(path_type=Path))
 @db_option
 def import_(file: Path, db: str | None) -> None:
-    """Read a run into the ledger: a T4 file of evoengine's, or what another tuner recorded (T4, Kernel Tuner cache)."""
+    """Import a run from a T4 file or a Kernel Tuner cache file into the ledger."""
     from evoengine.cli.conclusion import say_missed
     from evoengine.cli.progress import LiveProgress
     from evoengine.ledger.store import open_ledger
@@ -53,9 +53,9 @@ def import_(file: Path, db: str | None) -> None:
 
 
 def _marked(whole: RunHistory, ledger: Ledger) -> RunHistory:
-    """With figures marked that the GPU cannot reach, where problem and GPU are known here.
+    """Return the run with figures marked as suspect that exceed the GPU's limits, if problem and GPU are known.
 
-    Raises UsageError where the ledger has another GPU under the name of one that the file describes.
+    Raises UsageError if the ledger has a different GPU under the name of the one that the file describes.
     """
     from evoengine.gpu_file import stored_fields
     from evoengine.publish.imported import mark_suspect
@@ -74,7 +74,7 @@ def _marked(whole: RunHistory, ledger: Ledger) -> RunHistory:
 
 
 def _own(file: Path) -> Found | None:
-    """A run that evoengine exported; None where it did not."""
+    """Read a run that evoengine exported; return None for a file of another tuner."""
     from evoengine.ledger.rows import most_trusted_kind
     from evoengine.publish.t4 import from_t4
     from evoengine.search.recorded import occurring
@@ -97,7 +97,7 @@ def _own(file: Path) -> Found | None:
 
 
 def _recorded(file: Path, echo: Callable[[str], None]) -> Found:
-    """What another tuner recorded."""
+    """Read a run that another tuner recorded."""
     from evoengine import __version__
     from evoengine.ledger.runs import Device, Run, this_host
     from evoengine.ledger.transfer import CandidateHistory, RunHistory

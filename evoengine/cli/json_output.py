@@ -18,13 +18,12 @@ SCHEMA = 1
 
 
 def print_json(**fields: object) -> None:
-    """Prints an object of `fields`. Times are ISO 8601 in UTC. JSON knows neither NaN nor infinity: they are the
-    texts "nan", "inf" and "-inf"."""
+    """Print an object with `fields`. Times are ISO 8601 in UTC; NaN and infinities are "nan", "inf" and "-inf"."""
     click.echo(json.dumps({"schema": SCHEMA, **jsonable(fields)}, indent=2, allow_nan=False))
 
 
 def print_json_list(plural: str, items: Iterable[object]) -> None:
-    """As `print_json` with one list, but written as `items` come: it may be longer than memory."""
+    """Print an object with one list, writing items as they arrive, because the list may exceed memory."""
     click.echo(f'{{\n  "schema": {SCHEMA},\n  "{plural}": [', nl=False)
     between = ""
     for item in items:
@@ -35,7 +34,7 @@ def print_json_list(plural: str, items: Iterable[object]) -> None:
 
 
 def jsonable(value: Any) -> Any:
-    """What JSON can hold, of what a record may: times and numbers that it does not know become texts."""
+    """Convert a value of a record to one that JSON can hold."""
     if isinstance(value, Mapping):
         return {name: jsonable(item) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

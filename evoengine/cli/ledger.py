@@ -14,13 +14,13 @@ from evoengine.ledger.store import Ledger, open_ledger
 
 @contextmanager
 def reading(db: str | None) -> Iterator[Ledger]:
-    """The ledger that is there. Raises NothingFound where there is none."""
+    """Open an existing ledger. Raises NothingFound if there is none."""
     with open_ledger(db, create=False) as ledger:
         say_which(db)
         yield ledger
 
 
 def say_which(db: str | None) -> None:
-    """Of a command that was given no --db: which ledger it used instead."""
+    """Print which ledger a command used if --db was not given."""
     if db is None:
         say(f"ledger {display_url(parse_url(chosen_database(None)))}")

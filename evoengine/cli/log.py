@@ -46,7 +46,7 @@ class EventLog(logging.Handler):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
-        """Makes an event of what ends the command, in place of the sentence for people."""
+        """Log the end of a failed command as an event, in place of the sentence for people."""
         self._ticker.stop()
         logging.getLogger().removeHandler(self)
         logging.captureWarnings(False)
@@ -55,7 +55,7 @@ class EventLog(logging.Handler):
             raise click.exceptions.Exit(error.exit_code) from error
 
     def event(self, name: str, **fields: object) -> None:
-        """Writes one object: schema, event and time, and the fields that are given."""
+        """Write one object with schema, event, time and the given fields."""
         moment = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"schema": SCHEMA, "event": name, "time": moment} | fields)
         with self._writing:

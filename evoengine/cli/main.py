@@ -18,30 +18,30 @@ from evoengine.machine import is_machine_fault, machine_error
 from evoengine.untrusted import one_line
 
 COMMANDS = {
-    "new": "Write a folder with a kernel of your own, or bring one in.",
-    "problems": "List the workloads, how their problems are written, and an example of each.",
-    "gpus": "List the GPUs that can be tuned for, their limits and peaks, and which families fit.",
+    "new": "Create a folder for a kernel of your own, or import one.",
+    "problems": "List the built-in workloads with the syntax of their problems and an example of each.",
+    "gpus": "List the supported GPUs with their limits and peaks, and the families that fit them.",
     "search": "Search for the fastest correct kernel of a problem on a GPU.",
     "best": "Show the best kernels found, or export the best one.",
-    "history": "List the last trials of the ledger, or all.",
-    "runs": "List the runs of the ledger, or remove some.",
-    "compare": "Show two runs beside each other: outcomes, best figures, what both tried.",
-    "show": "Show one trial: configuration, resources, verdict, figure, source.",
-    "report": "Say which changes of knobs paid, and the path that led to the best.",
-    "measure": "Time on a GPU what a search without one left, best estimate first.",
-    "profile": "Say what limits one candidate, by Nsight Compute or from its instructions.",
-    "accuracy": "Hold the performance model against measured times.",
+    "history": "List the trials in the ledger and their outcomes.",
+    "runs": "List the runs in the ledger, or remove some.",
+    "compare": "Compare two runs: settings, outcomes, best figures, common configurations.",
+    "show": "Show one trial: outcome, configuration, resources, figure, gate cases and coverage.",
+    "report": "Show which knob changes improved the time, and the lineage of the best kernel.",
+    "measure": "Time candidates of a search without a GPU on a GPU, best estimate first.",
+    "profile": "Show what limits one candidate, by Nsight Compute or by the performance model.",
+    "accuracy": "Compare predicted with measured times.",
     "verify": "Render, compile and gate one configuration.",
-    "export": "Write a run in the auto-tuners' common format.",
-    "import": "Read a run, or what another tuner recorded, into the ledger.",
-    "cluster": "Look at a Ray cluster that searches run on.",
-    "doctor": "Say what this machine has, what is missing, and the remedy.",
-    "dashboard": "Open the trials in optuna-dashboard.",
-    "claims": "Say of which trials no other search takes the end over.",
+    "export": "Write a run to a T4 file, the common format of auto-tuners.",
+    "import": "Import a run from a T4 file or a Kernel Tuner cache file.",
+    "cluster": "Inspect a Ray cluster that runs searches.",
+    "doctor": "Check what this machine has and what is missing, with remedies.",
+    "dashboard": "Serve the trials in optuna-dashboard.",
+    "claims": "Control which results later searches reuse.",
     "db": "Check, upgrade, back up or prune the ledger.",
-    "serve": "Serve the ledger over HTTP, and run the searches that are asked for.",
-    "token": "Make, list and revoke the tokens that the service asks for.",
-    "retune": "Queue all that the ledger knows for another GPU.",
+    "serve": "Serve the ledger over HTTP and run the searches that clients submit.",
+    "token": "Create, list and revoke tokens for the service.",
+    "retune": "Queue a job for another GPU for each problem in the ledger.",
 }
 INTERRUPTED = 130
 
@@ -67,15 +67,15 @@ class Commands(CheckedGroup):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="evoengine")
 def evoengine() -> None:
-    """Finds the fastest correct CUDA kernel for a GPU and a problem.
+    """Find the fastest correct CUDA kernel for a GPU and a problem.
 
-    Exit codes: 0 ok, 1 nothing valid found, 2 wrong usage or configuration, 3 something is missing on this machine,
-    130 interrupted.
+    Exit codes: 0 success, 1 nothing valid found, 2 invalid usage or configuration, 3 something on this machine is
+    missing or failed, 130 interrupted.
     """
 
 
 def main() -> int:
-    """Runs the command that sys.argv names, and gives its exit code; ends the process where it is interrupted."""
+    """Run the command in sys.argv and return its exit code. An interrupted command ends the process."""
     prepare_streams()
     try:
         code = evoengine.main(standalone_mode=False)
@@ -103,7 +103,8 @@ def main() -> int:
 
 
 def checked_output(code: int) -> int:
-    """The exit code, once all that was said is written; says what is not. A reader that has gone has what it wanted."""
+    """Return the exit code after all output has been written, and report a failed write. A reader that exited early
+    is no failure."""
     lost = {name: failure for name, failure in unwritten().items() if not read_by_nobody(failure)}
     if "stdout" in lost:
         why = lost["stdout"].strerror

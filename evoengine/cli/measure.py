@@ -25,8 +25,14 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="How many, best estimate first.")
-@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Number of candidates, best estimate first.",
+)
+@click.option("--all", "everything", is_flag=True, help="Time all candidates.")
 @gpu_option(default=None)
 @stored_problem_option
 @kernel_option
@@ -37,10 +43,10 @@ def measure(
     top: int, everything: bool, gpu: str | None, problem: str | None, kernel: Path | None, db: str | None,
     log_json: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Time on a GPU what a search without one left, best estimate first.
+    """Time candidates of a search without a GPU on a GPU, best estimate first.
 
-    The binaries are those of the ledger; no compiler is needed. Tells how the estimates had ranked what was measured.
-    Without --problem and --gpu the last run's are meant.
+    The binaries come from the ledger; no compiler is needed. The rank correlation of estimates and measurements is
+    printed at the end. Without --problem and --gpu those of the last run are used.
     """
     from evoengine.cli.candidate_tables import ranking
     from evoengine.cli.conclusion import INTERRUPTED, result_code

@@ -13,20 +13,23 @@ from evoengine.hints import hint
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--from", "source", metavar="KIND:FILE",
-    help="Bring a kernel in: trace:DEFINITION.json[,WORKLOADS.jsonl], t1:FILE.json, kernel-tuner:SCRIPT.py or "
+    help="Import a kernel: trace:DEFINITION.json[,WORKLOADS.jsonl], t1:FILE.json, kernel-tuner:SCRIPT.py or "
     "kernelbench:FILE.py.",
 )  # fmt: skip
 @click.option(
-    "--reference", type=click.Path(path_type=Path), help="Python file with run(*inputs), where FILE has none."
+    "--reference",
+    type=click.Path(path_type=Path),
+    help="Python file that defines run(*inputs), if FILE has no reference.",
 )
-@click.option("--entry", metavar="NAME", help="Which kernel of a kernel-tuner script that tunes several.")
+@click.option("--entry", metavar="NAME", help="Kernel to import from a kernel-tuner script that tunes several.")
 def new(folder: Path, source: str | None, reference: Path | None, entry: str | None) -> None:
-    """Write a folder with a kernel of your own, to edit and search: evoengine search --kernel FOLDER.
+    """Create a folder for a kernel of your own, to edit and then search with evoengine search --kernel FOLDER.
 
-    Without --from it is a small kernel that works. What an imported file says and cannot be taken over is named.
+    Without --from the folder holds a small working kernel. With --from, parts of the imported file that have no
+    equivalent are listed.
 
-    Scripts are run to be imported, and the kernel, its template and its reference when it is searched: take them from
-    nobody you do not trust.
+    Importing a script executes it, and a search executes the kernel, its template and its reference: use only files
+    that you trust.
     """
     from evoengine.cli.display import say
     from evoengine.formats.folder import write_folder

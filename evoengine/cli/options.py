@@ -88,8 +88,8 @@ class CheckedGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command and its arguments. Raises click.UsageError where there is no such command, and where one is
-        given what it cannot use."""
+        """Return the command and its arguments. Raises click.UsageError for an unknown command or unusable
+        arguments."""
         known = self.list_commands(ctx)
         if args[0] not in known and not args[0].startswith("-"):
             near = did_you_mean(args[0], known)
@@ -103,9 +103,12 @@ class CheckedGroup(click.Group):
 
 
 def check_given(group: click.Context, command: click.Command, name: str | None, arguments: Sequence[str]) -> None:
-    """Raises click.UsageError where an option that takes one value is given more often, of which click would take the
-    last; where one is given none, so that click would take the next option for it; and where a value is one that no
-    command can use: empty, no text, or a name too long for a file."""
+    """Check the arguments of a command more strictly than click does.
+
+    Raises click.UsageError if an option that takes one value is repeated (click would use the last one), if an option
+    lacks its value (click would use the next option as the value), or if a value is unusable by any command: empty, not
+    text, or too long for a file name.
+    """
     ctx = click.Context(command, info_name=name, parent=group)
     options = [p for p in command.params if isinstance(p, click.Option)]
     single = [p for p in options if not (p.multiple or p.is_flag or p.count)]
@@ -151,12 +154,12 @@ def _why_unusable(value: str, param: click.Parameter) -> str | None:
 
 
 def gpu_option(default: str | None) -> Callable[[FC], FC]:
-    """With a default the GPU to tune for; without one which of the ledger's is meant."""
+    """Return the option --gpu: with a default, the target GPU; without one, a filter on the ledger's GPUs."""
     if default is None:
         return click.option(
-            "--gpu", type=StoredGpuType(), shell_complete=complete_gpu, help="Only what was tuned for this GPU."
+            "--gpu", type=StoredGpuType(), shell_complete=complete_gpu, help="Restrict the output to this target GPU."
         )
-    said = "GPU to tune for (evoengine gpus); auto is the one of this machine, h100 where it has none."
+    said = "Target GPU, as listed by evoengine gpus. auto selects the GPU of this machine, or h100 if it has none."
     return click.option(
         "--gpu", metavar="NAME", default=default, show_default=True, shell_complete=complete_gpu, help=said
     )
@@ -164,57 +167,61 @@ def gpu_option(default: str | None) -> Callable[[FC], FC]:
 
 gpus_option = click.option(
     "--gpu", "gpus", metavar="NAME", multiple=True, shell_complete=complete_gpu,
-    help="GPU to tune for (evoengine gpus); auto is the one of this machine or cluster, h100 where it has none. May be "
-    "given several times with --cluster: each kind is searched on its own GPUs.  [default: auto]",
+    help="Target GPU, as listed by evoengine gpus. auto selects the GPU of this machine or cluster, or h100 if it has "
+    "none. With --cluster the option can be repeated; one search runs for each kind of GPU.  [default: auto]",
 )  # fmt: skip
 
 
 def cluster_option(default: str | None) -> Callable[[FC], FC]:
-    """The cluster to use; without a default this machine where none is given."""
+    """Return the option --cluster. Without a default, commands run on this machine unless it is given."""
     return click.option(
         "--cluster", metavar="ADDRESS", default=default, show_default=default is not None,
-        help="Ray cluster: local (this machine), auto (the one this machine is a node of), ray://HOST:10001, or on a "
-        "node HOST:6379 (docs/fleet.md).",
+        help="Ray cluster: local (this machine), auto (the cluster of which this machine is a node), ray://HOST:10001, "
+        "or, on a node, HOST:6379. See docs/fleet.md.",
     )  # fmt: skip
 
 
 gpu_file_option = click.option(
-    "--gpu-file", type=click.Path(path_type=Path), metavar="FILE", help="A GPU that evoengine gpus does not list."
+    "--gpu-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TOML file that describes a GPU not listed by evoengine gpus.",
 )
 problem_option = click.option(
     "--problem",
     metavar="WORKLOAD:SIZES",
     shell_complete=complete_problem,
-    help="What to compute; evoengine problems lists them.  [default: an example]",
+    help="Problem to tune for; evoengine problems describes the syntax.  [default: the workload's example]",
 )
 stored_problem_option = click.option(
     "--problem",
     type=StoredProblemType(),
     shell_complete=complete_problem,
-    help="Only this one of the ledger's problems.",
+    help="Restrict the output to this problem.",
 )
 kernel_option = click.option(
     "--kernel",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
     shell_complete=complete_kernel,
-    help="A kernel of your own (evoengine new). "
-    "Its code is run, the reference's and the template's too: take it from nobody you do not trust.",
+    help="Folder of a kernel of your own, as created by evoengine new. Its kernel, template and reference are "
+    "executed: use only folders that you trust.",
 )
 db_option = click.option(
     "--db", metavar="URL",
-    help="Ledger: a file or an SQLAlchemy URL; one with a password belongs into EVOENGINE_DB, or into a file that "
-    "EVOENGINE_DB_FILE names.  [default: db/evoengine.db in the current folder]",
+    help="Ledger: a file or an SQLAlchemy URL. Pass a URL that contains a password in EVOENGINE_DB, or in the file "
+    "named by EVOENGINE_DB_FILE.  [default: db/evoengine.db in the current folder]",
 )  # fmt: skip
 log_json_option = click.option(
-    "--log-json", is_flag=True, help="Say on stderr what happens as JSON, an object a line (docs/searching.md)."
+    "--log-json", is_flag=True, help="Write events to stderr as JSON, one object per line (docs/searching.md)."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 space_option = click.option(
-    "--space", type=click.Path(path_type=Path), help="Search-space file.  [default: the workload's own]"
+    "--space", type=click.Path(path_type=Path), help="Search-space file.  [default: that of the workload]"
 )
 templates_option = click.option(
     "--templates",
     type=click.Path(path_type=Path),
-    help="Folder of kernel templates, which run code: trust where they come from.  [default: those of evoengine]",
+    help="Folder of kernel templates. Templates execute code: use only those that you trust.  "
+    "[default: those of evoengine]",
 )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @click.command()
 @json_option
 def problems(as_json: bool) -> None:
-    """List the workloads that come with evoengine: how their problems are written, and an example of each."""
+    """List the built-in workloads with the syntax of their problems and an example of each."""
     from evoengine.cli.display import stdout
     from evoengine.cli.json_output import print_json
     from evoengine.cli.tables import Column, Table

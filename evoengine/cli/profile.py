@@ -16,12 +16,12 @@ from evoengine.cli.options import db_option, json_option, kernel_option
 @db_option
 @json_option
 def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> None:
-    """Say what limits one candidate, by Nsight Compute or by the model of its chip.
+    """Show what limits one candidate, by Nsight Compute or by the performance model.
 
-    On a GPU that can run the binary: tensor and MUFU pipes, memory throughput, bank conflicts, occupancy, stall
-    reasons, and sanitizer output, each where its tool is installed. Elsewhere the model's page: how busy each pipe is,
-    and the instructions before which warps wait longest, with the reasons. It is kept beside the candidate, where
-    evoengine show finds it.
+    On a GPU that can run the binary: use of the tensor and MUFU pipes, memory throughput, bank conflicts, occupancy,
+    stall reasons and sanitizer output, as far as the tools are installed. Otherwise, from the model: use of each pipe,
+    and the instructions with the longest stalls and their reasons. The profile is stored with the trial; evoengine show
+    prints it.
     """
     from evoengine.cli.candidate_page import profile_page
     from evoengine.cli.display import stdout

@@ -48,7 +48,7 @@ class LiveProgress:
     context manager."""
 
     def __init__(self, trials: bool = False) -> None:
-        """`trials`: a line for each that ends, where no bar counts them."""
+        """Create a progress display. With `trials`, print a line for each trial that ends."""
         self._trials = trials
         self._started = self._since = time.monotonic()
         self._stage = "starting"
@@ -71,12 +71,12 @@ class LiveProgress:
         say(text)
 
     def stage(self, text: str) -> None:
-        """What is being done from now on, until trials tell; "" where they do."""
+        """Set the text that describes the current stage; "" while trials are counted."""
         if text != self._stage:
             self._stage, self._since, self._counted = text, time.monotonic(), None
 
     def count(self, done: int, total: int) -> None:
-        """How many trials are done in the stage under way, where no search tells."""
+        """Set the number of finished trials in the current stage, for commands without a search."""
         self._counted = done, total
 
     def update(self, progress: Progress) -> None:
@@ -89,10 +89,10 @@ class LiveProgress:
             say(f"#{candidate.trial}  {candidate.outcome}  {figure(candidate)}{why}")
 
     def end(self, run: int, ended: str, code: int) -> None:
-        """Nothing: the summary says it."""
+        """Do nothing: the summary reports the end."""
 
     def line(self) -> str:
-        """`0:20 · compiling the first candidates` or `1:10 · 12/60 · 9 correct · 4:40 left`."""
+        """Return `0:20 · compiling the first candidates` or `1:10 · 12/60 · 9 correct · 4:40 left`."""
         said = [self._stage] if self._stage else []
         if self._counted:
             said.append(_counted(*self._counted))
@@ -126,7 +126,8 @@ def clock(seconds: float) -> str:
 
 
 def status(progress: Progress) -> list[str]:
-    """`43/60`, `31 correct`, each way of being rejected, and the time left; nobody here gated what was recorded."""
+    """Return `43/60`, `31 correct`, the number of each kind of rejection, and the time left. Recorded candidates
+    were not gated here."""
     good = "recorded" if progress.outcomes[Outcome.RECORDED] else "correct"
     parts = [f"{progress.done}/{progress.total}", f"{progress.correct} {good}"]
     parts += [f"{n} {outcome}" for outcome, n in sorted(progress.outcomes.items()) if n and not outcome.ranked]
@@ -139,7 +140,7 @@ def status(progress: Progress) -> list[str]:
 
 
 def time_spent(usage: Usage) -> str:
-    """`GPU 91 % busy verifying and timing · 6 % waiting for compilers · 3 % starting processes`."""
+    """Return `GPU 91 % busy verifying and timing · 6 % waiting for compilers · 3 % starting processes`."""
     total = max(usage.busy + usage.waiting + usage.starting, 1e-9)
     return (
         f"GPU {usage.busy / total:.0%} busy verifying and timing · {usage.waiting / total:.0%} waiting for compilers · "

@@ -13,26 +13,26 @@ _INTRODUCTION = """# Commands
 
 Made by `python -m evoengine.cli.reference` from the commands themselves. A test fails when the two differ.
 
-Data goes to stdout, progress to stderr. An option that takes one value is given once. `--json` gives the same fields
-everywhere; [ledger.md](ledger.md) lists them.
+Commands write data to stdout and progress to stderr. An option that takes one value may be given once. `--json` prints
+the same fields in all commands; [ledger.md](ledger.md) lists them.
 
-A shell completes commands, options, and what `--gpu`, `--problem` and `--kernel` take, once its start file has the line
-for it: `eval "$(_EVOENGINE_COMPLETE=bash_source evoengine)"` in `~/.bashrc`, with `zsh_source` in `~/.zshrc`, or
-`_EVOENGINE_COMPLETE=fish_source evoengine | source` in `~/.config/fish/config.fish`.
+To enable shell completion of commands, options, and the values of `--gpu`, `--problem` and `--kernel`, add
+`eval "$(_EVOENGINE_COMPLETE=bash_source evoengine)"` to `~/.bashrc`, the same with `zsh_source` to `~/.zshrc`, or
+`_EVOENGINE_COMPLETE=fish_source evoengine | source` to `~/.config/fish/config.fish`.
 
 | exit code | meaning |
 |---|---|
-| 0 | ok |
-| 1 | finished, and nothing valid was found; of `verify`: the configuration is not correct |
-| 2 | wrong usage or configuration |
-| 3 | something of this machine is missing or failed, or the output could not be written |
+| 0 | success |
+| 1 | nothing valid was found; `verify`: the configuration is not correct |
+| 2 | invalid usage or configuration |
+| 3 | something on this machine is missing or failed, or the output could not be written |
 | 130 | interrupted |
 """
 _HELP_TYPES = {"path": "PATH", "filename": "FILE", "integer": "N", "integer range": "N", "float range": "N"}
 
 
 def reference(group: click.Group = evoengine) -> str:
-    """The reference of all commands as Markdown."""
+    """Return the reference of all commands as Markdown."""
     return "\n".join([_INTRODUCTION, *(_section(name, command) for name, command in commands(group))])
 
 
@@ -47,7 +47,7 @@ def commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
 
 
 def undocumented(group: click.Group = evoengine) -> list[str]:
-    """Every command and option without help, as `COMMAND` or `COMMAND --OPTION`."""
+    """Return every command and option without help, as `COMMAND` or `COMMAND --OPTION`."""
     found = []
     for name, command in commands(group):
         if not (command.help or "").strip():
@@ -83,7 +83,7 @@ def _row(option: click.Option) -> str:
 
 
 def _value(option: click.Option) -> str:
-    """What stands behind the option."""
+    """Return the placeholder for the option's value."""
     if isinstance(option.type, click.Choice):
         return option.opts[0].lstrip("-").upper()
     return option.metavar or _HELP_TYPES.get(option.type.name, option.type.name.upper())

@@ -23,7 +23,7 @@ INTERRUPTED = 130
 
 
 def search(server: str, options: dict[str, Any], as_json: bool) -> int:
-    """Asks for the search, tells its progress, and prints the ranking of its problem; gives the exit code."""
+    """Submit a search, print its progress and the ranking of its problem, and return the exit code."""
     from evoengine.workloads import default_workload, parse_problem
 
     if options["gpu"] == AUTO and not str(options["device"]).startswith("recorded:"):
@@ -42,7 +42,7 @@ def search(server: str, options: dict[str, Any], as_json: bool) -> int:
 
 
 def come_back(server: str, number: int, as_json: bool) -> int:
-    """As `search`, of a job that was asked for before."""
+    """Follow a job that was submitted before, as `search` does."""
     with connect(server) as client:
         return _watched(client, client.job(number), hint("search", server=server, job=number), as_json)
 
@@ -75,7 +75,7 @@ def _watched(client: Client, job: JobInfo, back: str, as_json: bool) -> int:
 def best(
     server: str, gpu: str | None, problem: str | None, top: int | None, folder: Path | None, as_json: bool
 ) -> None:
-    """Prints the best ones that the server knows; with `folder` writes the best one's files there."""
+    """Print the best kernels that the server knows. With `folder`, write the files of the best one there."""
     with connect(server) as client:
         ranking = client.ranking(gpu, problem, top or 10)
         found = ranking["trials"]
@@ -97,7 +97,7 @@ def best(
 
 
 def _table(found: list[dict[str, Any]]) -> Table:
-    """What a person compares, from the JSON of candidates that another machine sent."""
+    """Return a table of candidates from the JSON that another machine sent."""
     columns = [Column("rank", right=True), Column("trial", right=True), Column("problem", folds=True, least=16)]
     columns += [Column("TFLOPS", right=True), Column("µs", right=True), Column("kind"), Column("registers", right=True)]
     columns += [Column("configuration", folds=True, least=20)]

@@ -17,14 +17,14 @@ from evoengine.hints import hint
 @stored_problem_option
 @click.option(
     "--html", "page", type=click.Path(path_type=Path), metavar="FILE",
-    help="Write charts of all that is known as one HTML file, which needs no network.",
+    help="Write all results with charts to a self-contained HTML file.",
 )  # fmt: skip
 @db_option
 @json_option
 def report(gpu: str | None, problem: str | None, page: Path | None, db: str | None, as_json: bool) -> None:
-    """Say which changes of knobs paid, and the path that led to the best; with --html draw all that is known.
+    """Show which knob changes improved the time, and the lineage of the best kernel; with --html, write charts.
 
-    Without --problem and --gpu the last run's are meant.
+    Without --problem and --gpu those of the last run are used.
     """
     if page is None:
         _print(gpu, problem, db, as_json)

@@ -10,17 +10,19 @@ from evoengine.search import samplers
 
 
 @click.command()
-@click.option("--gpu", required=True, metavar="NAME", help="GPU to tune for (evoengine gpus).")
-@click.option("--workload", metavar="NAME", help="Only its problems.")
-@click.option("--trials", type=click.IntRange(min=1), default=60, show_default=True, help="Kernels to try per problem.")
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Per problem.")
+@click.option("--gpu", required=True, metavar="NAME", help="Target GPU, as listed by evoengine gpus.")
+@click.option("--workload", metavar="NAME", help="Queue only problems of this workload.")
+@click.option(
+    "--trials", type=click.IntRange(min=1), default=60, show_default=True, help="Number of trials per problem."
+)
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Time limit per problem.")
 @click.option(
     "--sampler", type=OneOf(samplers.NAMES), default=samplers.DEFAULT, show_default=True,
-    help="What proposes configurations.",
+    help="Sampler that proposes configurations.",
 )  # fmt: skip
 @click.option(
     "--device", type=OneOf(("auto", "cuda", "emulator")), default="auto", show_default=True,
-    help="cuda waits until a server has such a GPU; auto predicts meanwhile, and times then.",
+    help="cuda: wait for a server that has the GPU. auto: predict until one has it, then time. emulator: predict.",
 )  # fmt: skip
 @db_option
 @server_option
@@ -29,10 +31,10 @@ def retune(
     gpu: str, workload: str | None, trials: int, minutes: float | None, sampler: str, device: str, db: str | None,
     server: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Queue all that the ledger knows for another GPU: a job per problem, for the servers that run jobs.
+    """Queue a job for another GPU for each problem in the ledger. Servers (evoengine serve) run the jobs.
 
-    Problems with results on a board near to this one come first, and each search starts from what was best for the
-    nearest problems and boards. What a job is already about is left out.
+    Problems with results on similar boards come first. Each search starts from the best configurations of the nearest
+    problems and boards. Problems that already have a job are skipped.
     """
     from evoengine.cli.display import say, stdout
     from evoengine.cli.json_output import print_json

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_context
 def runs(context: click.Context, db: str | None, as_json: bool) -> None:
-    """List the runs of the ledger: searches, sessions of measure, and what was imported."""
+    """List the runs in the ledger: searches, measure sessions, and imports."""
     if context.invoked_subcommand:
         if db or as_json:
             raise UsageError(f"options of {context.invoked_subcommand} go behind it: evoengine runs remove N --db FILE")
@@ -44,13 +44,13 @@ def runs(context: click.Context, db: str | None, as_json: bool) -> None:
 
 @runs.command()
 @click.argument("numbers", type=click.IntRange(min=1), nargs=-1, required=True, metavar="N...")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @db_option
 def remove(numbers: Sequence[int], yes: bool, db: str | None) -> None:
-    """Take runs out of the ledger, with their trials, figures, and the sources and binaries that no other run uses.
+    """Delete runs with their trials, figures, Optuna studies, and the sources and binaries that no other run uses.
 
-    Their Optuna studies go with them. Numbers of runs and trials are not given again. A run that is going on is not
-    removed, nor is one while another works on the same problem and GPU.
+    The numbers of deleted runs and trials are not reused. A run cannot be deleted while it, or another run of the same
+    problem on the same GPU, is in progress.
     """
     from evoengine.cli.display import say
     from evoengine.cli.ledger import reading
@@ -68,7 +68,7 @@ def remove(numbers: Sequence[int], yes: bool, db: str | None) -> None:
 
 
 def run_json(summary: RunSummary) -> dict[str, object]:
-    """The public JSON of a run. Field names are an interface: people script against them."""
+    """Return the public JSON of a run. Scripts depend on the field names."""
     run, best = summary.run, summary.best
     figure = best.measurement if best else None
     return {
@@ -93,7 +93,7 @@ def run_json(summary: RunSummary) -> dict[str, object]:
 
 
 def agreed(question: str) -> bool:
-    """Raises UsageError where nobody is there to answer."""
+    """Ask for confirmation. Raises UsageError if stdin is not a terminal."""
     try:
         return click.confirm(question, err=True)
     except click.Abort:

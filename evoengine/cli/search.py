@@ -51,54 +51,63 @@ class DeviceType(TextType):
 @gpu_file_option
 @problem_option
 @kernel_option
-@click.option("--family", "families", multiple=True, metavar="NAME", help="Only this one; may be given several times.")
-@click.option("--trials", type=click.IntRange(min=1), help="Kernels to try.  [default: 60]")
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Start no candidate after this long.")
+@click.option("--family", "families", multiple=True, metavar="NAME", help="Search only this family. Can be repeated.")
+@click.option("--trials", type=click.IntRange(min=1), help="Number of trials.  [default: 60]")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Time limit. It includes the final check of the winner.",
+)
 @click.option(
     "--sampler", type=OneOf(samplers.NAMES),
-    help="What proposes configurations: evoengine's own evolution, or one of Optuna's.  "
+    help="Sampler that proposes configurations: evolution is evoengine's own, the others are Optuna's.  "
     f"[default: {samplers.DEFAULT}]",
 )  # fmt: skip
 @click.option(
     "--device", type=DeviceType(), default="auto", show_default=True,
-    help="What judges the candidates: cuda times them, emulator gates on the CPU and ranks by estimate, "
-    "recorded:FILE replays a Kernel Tuner cache or T4 file (--gpu, --gpu-file, --problem, --kernel, --family, --space, "
-    "--templates and --jobs then say nothing).",
+    help="Where candidates are evaluated. cuda: gated and timed on the GPU. emulator: gated on the CPU and ranked by "
+    "predicted time. recorded:FILE: replayed from a Kernel Tuner cache or T4 file; --gpu, --gpu-file, --problem, "
+    "--kernel, --family, --space, --templates and --jobs are then ignored.",
 )  # fmt: skip
 @click.option(
     "--objective", metavar="NAMES",
-    help="tflops, or a trade against registers or shared_bytes: tflops,registers.  [default: tflops]",
+    help="Objectives, separated by commas: tflops, registers, shared_bytes. With more than one the search finds a "
+    "Pareto front.  [default: tflops]",
 )  # fmt: skip
 @space_option
 @templates_option
 @db_option
 @click.option(
     "--jobs", type=click.IntRange(min=1),
-    help="Worker processes.  [default: one per core, two fewer where a GPU is timed on]",
+    help="Number of worker processes.  [default: one per core; two fewer when a GPU is timed]",
 )  # fmt: skip
 @cluster_option(default=None)
 @click.option(
     "--timeout", type=click.FloatRange(min=0), metavar="SECONDS",
-    help="With --cluster: how long to wait for a GPU of a kind that no node has.  [default: for ever]",
+    help="With --cluster: how long to wait for a node with the requested GPU.  [default: no limit]",
 )  # fmt: skip
 @click.option(
     "--detach", is_flag=True,
-    help="With --cluster: the search goes on there without this command, on the ledger that EVOENGINE_DB names there.",
+    help="With --cluster: submit the search and return. It uses the ledger that EVOENGINE_DB names on the cluster.",
 )  # fmt: skip
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Repeats a search.  [default: drawn, and recorded]")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    help="Random seed. The same seed repeats a search.  [default: drawn and recorded]",
+)
 @click.option(
     "--resume", type=click.IntRange(min=0), is_flag=False, flag_value=0, metavar="[RUN]",
-    help="Goes on with this run, or with the last one; what is not given is as it was there.",
+    help="Continue this run, or the last one. Options that are not given keep the values they had in it.",
 )  # fmt: skip
 @click.option(
     "--clock", metavar="CLOCK",
-    help="That times are predicted for: boost, what a rested GPU reaches and is timed at; sustained, what its power "
-    "limit leaves back to back; locked:MHZ.  [default: boost]",
+    help="Clock that times are predicted at. boost: the maximum clock, which short timings reach. sustained: the clock "
+    "that the power limit allows under continuous load. locked:MHZ: a fixed clock.  [default: boost]",
 )  # fmt: skip
-@click.option("--remeasure", is_flag=True, help="Evaluates again what the ledger knows.")
+@click.option("--remeasure", is_flag=True, help="Evaluate candidates again instead of reusing results from the ledger.")
 @server_option
 @click.option(
-    "--job", type=click.IntRange(min=1), help="With --server: come back to this one, in place of another search."
+    "--job", type=click.IntRange(min=1), help="With --server: follow this job instead of submitting a new one."
 )
 @log_json_option
 @json_option
@@ -108,12 +117,12 @@ def search(
 ) -> int:  # fmt: skip
     """Search for the fastest correct kernel of a problem on a GPU.
 
-    With a GPU of that kind here, candidates are gated and timed on it, and times predicted from machine code lead the
-    choice as long as what is measured bears them out. Without one they are compiled for it, gated in the CPU emulator
-    and ranked by the predicted time, and the best one's machine code is executed on the CPU besides.
+    If this machine has the GPU, candidates are gated and timed on it. Times predicted from the machine code guide the
+    sampler for as long as they agree with the measurements. Without the GPU, candidates are compiled for it, gated on
+    the CPU by the executor of machine code and the emulator of CUDA text, and ranked by predicted time.
 
-    A search that was killed or interrupted goes on where it was when the same command is given again. What the ledger
-    knows of a kernel in the same environment is taken over, not paid for again.
+    A search that was killed or interrupted continues when the same command is run again. Results that the ledger holds
+    for the same kernel in the same environment are reused.
     """
     if server or job:
         here_alone = {"log_json": log_json, "detach": detach, "resume": options.pop("resume") is not None}
@@ -147,7 +156,7 @@ def _detach(asked: Sequence[SearchOptions], live: Live) -> int:
     from evoengine.tuning.detached import detach
 
     name, address = detach(asked, live.stage), asked[0].cluster
-    live.say(f"{name} goes on without this command")
+    live.say(f"{name} continues on the cluster")
     live.say(
         f"next: {hint('cluster', 'status', cluster=address)}   ·   {hint('cluster', 'stop', name, cluster=address)}"
     )
@@ -157,7 +166,7 @@ def _detach(asked: Sequence[SearchOptions], live: Live) -> int:
 def _conclude_all(
     asked: Sequence[SearchOptions], ended: Sequence[SearchResult | EvoengineError], live: Live, as_json: bool
 ) -> int:
-    """The summary of every search that came to an end; the exit code is that of the first without a result, if any."""
+    """Print the summary of every completed search and return the exit code of the first failed one, or 0."""
     from evoengine.cli.conclusion import print_summaries
     from evoengine.tuning.search import SearchResult
 
@@ -187,7 +196,7 @@ def _elsewhere(
 
 
 def _following(asked: SearchOptions, result: SearchResult) -> list[str]:
-    """The commands to go on with."""
+    """Return the commands to run next."""
     front = [hint("best", "--pareto", db=asked.db)] if result.pareto else []
     if asked.device.startswith(RECORDED):
         return [*front, hint("report", db=asked.db), hint("dashboard", db=asked.db)]

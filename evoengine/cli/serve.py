@@ -13,15 +13,17 @@ from evoengine.errors import MachineError
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on.  [default: 8765]")
 @click.option(
     "--trusted-proxy", metavar="ADDRESSES",
-    help="Proxies that say who asks, as in 127.0.0.1,10.0.0.0/8: connections are counted by X-Forwarded-For.",
+    help="Proxies whose X-Forwarded-For header names the client, as in 127.0.0.1,10.0.0.0/8.",
 )  # fmt: skip
-@click.option("--check", is_flag=True, help="Say whether the server could start, and what it would run jobs on.")
+@click.option(
+    "--check", is_flag=True, help="Check whether the server can start and where it would run jobs, then exit."
+)
 @db_option
 def serve(host: str | None, port: int | None, trusted_proxy: str | None, check: bool, db: str | None) -> None:
-    """Serve the ledger over HTTP, and run the searches that are asked for, until SIGTERM or Ctrl-C.
+    """Serve the ledger over HTTP and run the searches that clients submit, until SIGTERM or Ctrl-C.
 
-    Without a token only programs of this machine may ask; on any other address than loopback everybody needs one
-    (evoengine token). Several servers on one PostgreSQL share the jobs. docs/service.md has the settings.
+    On the loopback address no token is needed; on any other address every client needs one (evoengine token). Servers
+    that share a PostgreSQL database share the jobs. docs/service.md describes the settings.
     """
     from evoengine.cli.display import say
 

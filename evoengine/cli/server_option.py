@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 
 server_option = click.option(
     "--server", metavar="URL",
-    help="Ask a service (evoengine serve) in place of this machine; EVOENGINE_TOKEN, or a file that "
+    help="Send the request to this service (evoengine serve); EVOENGINE_TOKEN, or a file that "
     "EVOENGINE_TOKEN_FILE names, holds its token.",
 )  # fmt: skip
 
 
 def connect(url: str) -> Client:
-    """Raises UsageError, and MachineError where the client's library is missing."""
+    """Return a client of the service. Raises UsageError for an invalid URL, and MachineError if a package is
+    missing."""
     try:
         from evoengine.service.client import Client
     except ModuleNotFoundError as error:
@@ -28,7 +29,7 @@ def connect(url: str) -> Client:
 
 
 def refuse_beside(server: str, **options: object) -> None:
-    """Raises UsageError for options that mean something on this machine alone."""
+    """Raise UsageError for options that apply only to this machine."""
     for name, value in options.items():
         if value not in (None, False, ()):
             flag = f"--{name.replace('_', '-')}"

@@ -14,14 +14,17 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("trial", type=click.IntRange(min=1))
-@click.option("--source", "with_source", is_flag=True, help="Print the kernel's source alone.")
+@click.option("--source", "with_source", is_flag=True, help="Print only the kernel's source.")
 @click.option(
-    "--lineage", "with_lineage", is_flag=True, help="Print the path from its start point, and what each step gained."
+    "--lineage",
+    "with_lineage",
+    is_flag=True,
+    help="Print the lineage from the start point, with the gain of each step.",
 )
 @db_option
 @json_option
 def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_json: bool) -> None:
-    """Show one trial: configuration, resources, verdict, figure, source."""
+    """Show one trial: outcome, configuration, resources, figure, gate cases and coverage."""
     from evoengine.cli.candidate_json import page_json
     from evoengine.cli.candidate_page import candidate_page, profile_page
     from evoengine.cli.candidate_tables import lineage

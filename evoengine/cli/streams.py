@@ -46,10 +46,10 @@ _streams: dict[int, tuple[TextIO, Stream]] = {}
 
 
 def prepare_streams() -> None:
-    """Puts a `Stream` behind sys.stdout and sys.stderr, unless a program that calls this has its own there.
+    """Wrap sys.stdout and sys.stderr in a `Stream`, unless the calling program has replaced them.
 
-    A closed one of the three is given to /dev/null, so that no file that is opened later gets its number. Who closes
-    stderr wants no messages; who closes stdout loses the result, and is told.
+    A closed standard stream is opened on /dev/null, so that no file that is opened later gets its number. A program
+    that closes stderr gets no messages; one that closes stdout loses the result, which is reported.
     """
     codecs.register_error(_ERRORS, readable)
     for fd, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
@@ -76,8 +76,8 @@ def _wrapped(fd: int, old: TextIO | None) -> TextIO:
 
 
 def readable(error: UnicodeError) -> tuple[str, int]:
-    """Takes the place of what an encoding cannot hold: evoengine's own letters as LETTERS has them, a byte of a file
-    name as `\\xff`, all else as `\\u1234`."""
+    r"""Return a replacement for text that an encoding cannot represent: LETTERS for evoengine's own characters,
+    `\xff` for a byte of a file name, and `\u1234` otherwise."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(_readable, error.object[error.start : error.end])), error.end
@@ -93,12 +93,12 @@ def _readable(letter: str) -> str:
 
 
 def unwritten() -> dict[str, OSError]:
-    """What of stdout and stderr could not be written so far, each with the reason."""
+    """Return the streams among stdout and stderr that could not be written, each with the error."""
     for text, _ in _streams.values():
         text.flush()
     return {_NAMES[fd]: raw.failure for fd, (_, raw) in _streams.items() if raw.failure is not None}
 
 
 def read_by_nobody(failure: OSError) -> bool:
-    """Whether the reader has gone, as in `evoengine history | less`: it has what it wanted."""
+    """Return whether the reader has exited, as in `evoengine history | less`."""
     return failure.errno == errno.EPIPE

@@ -50,7 +50,7 @@ class Table:
     """
 
     def __init__(self, columns: Sequence[Column], rows: Iterable[Sequence[Cell]], *, title: str = "") -> None:
-        """Each of `rows` has a cell for every column. Where no column has a name there is no heading."""
+        """Create a table. Each row has a cell for every column. If no column has a name, there is no heading."""
         self._title = plain(title)
         # by columns, and each distinct cell once: of thousands of rows most cells are alike
         found: list[Sequence[Cell]] = [*zip(*rows, strict=True)] or [()] * len(columns)
@@ -73,7 +73,7 @@ class Table:
 
 
 def rows_table(rows: Iterable[tuple[str, str]], title: str = "") -> Table:
-    """A page of named texts, a name a row; long ones go on below, beside their name."""
+    """Return a table of names and texts, one per row. Long texts continue on the lines below."""
     return Table([Column(""), Column("", least=20, folds=True)], rows, title=title)
 
 
@@ -101,7 +101,7 @@ class _Layout:
         ]
 
     def _least(self) -> int:
-        """How narrow the kept columns can be, with what is between them."""
+        """Return the minimum width of the kept columns with their separators."""
         return sum(map(self._narrowest, self.kept)) + len(GAP) * (len(self.kept) - 1)
 
     def _narrowest(self, i: int) -> int:
@@ -109,7 +109,7 @@ class _Layout:
         return min(own, max(least, *map(_width, self._headings[i]))) if least else own
 
     def _squeeze(self, most: int) -> None:
-        """Takes from free text what there is too much."""
+        """Shorten free-text columns by the excess width."""
         for i in reversed(self.kept):
             excess = sum(self._widths[j] for j in self.kept) + len(GAP) * (len(self.kept) - 1) - most
             if excess > 0:
@@ -120,13 +120,14 @@ class _Layout:
         return [plain(c.name) for i, c in enumerate(self._columns) if i not in self.kept]
 
     def headings(self) -> list[list[str]]:
-        """Of each kept column, its name from the top down, as many lines as the longest has; none without names."""
+        """Return the lines of each column's name, padded at the top to the tallest; an empty list if no column has a
+        name."""
         headings = [self._headings[i] for i in self.kept]
         height = max(map(len, headings), default=0) if any(name for heading in headings for name in heading) else 0
         return [[""] * (height - len(heading)) + heading if height else [] for heading in headings]
 
     def rows(self, columns: Sequence[Sequence[Cell]]) -> Iterator[Segment]:
-        """Rows of the kept columns, each of several lines where free text goes on below."""
+        """Yield the rows of the kept columns. A row has several lines if free text is wrapped."""
         shown = [self._shown(i, cells) for i, cells in zip(self.kept, columns, strict=True)]
         blanks = [" " * self._widths[i] for i in self.kept]
         for cells, parts in zip(zip(*columns, strict=True), zip(*shown, strict=True), strict=True):
@@ -138,7 +139,7 @@ class _Layout:
                     yield Segment(f"{GAP.join(line).rstrip()}\n")
 
     def _shown(self, i: int, cells: Sequence[Cell]) -> list[list[str]]:
-        """Of each cell its lines, as wide as the column."""
+        """Return the lines of each cell, padded to the width of the column."""
         made = {cell: [self._padded(i, line) for line in self._lines(i, _text(cell))] for cell in set(cells)}
         return [made[cell] for cell in cells]
 
@@ -153,7 +154,7 @@ class _Layout:
         return blanks + text if self._columns[i].right else text + blanks
 
     def _lines(self, i: int, text: str) -> list[str]:
-        """What a cell's text becomes in its column."""
+        """Return the lines of a cell's text in its column."""
         width, column = self._widths[i], self._columns[i]
         if not column.least or _width(text) <= width:
             return [text]
@@ -163,7 +164,7 @@ class _Layout:
 
 
 def _broken(name: str, width: int) -> list[str]:
-    """A column's name over several lines, at its underscores and blanks."""
+    """Split a column's name into lines at underscores and blanks."""
     lines = [""]
     for piece in name.replace("_", "_ ").split(" "):
         between = " " if lines[-1] and not lines[-1].endswith("_") else ""

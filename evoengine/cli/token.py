@@ -11,20 +11,22 @@ SCOPES = ("read", "submit", "work", "admin")
 
 @click.group(cls=CheckedGroup)
 def token() -> None:
-    """Make, list and revoke the tokens that the service asks for.
+    """Create, list and revoke tokens for the service.
 
-    A token may do what its scope says, and all that the ones before it may: read results; submit jobs and cancel its
-    own; work, which writes into the caches of other tuners; admin, which cancels everybody's jobs.
+    Each scope includes those before it. read: read results. submit: submit jobs and cancel one's own. work: write to
+    the caches of other tuners. admin: cancel any job.
     """
 
 
 @token.command()
 @click.argument("name")
-@click.option("--scope", type=OneOf(SCOPES), default="read", show_default=True, help="What it may do.")
-@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="Days until it expires.  [default: never]")
+@click.option("--scope", type=OneOf(SCOPES), default="read", show_default=True, help="What the token permits.")
+@click.option(
+    "--days", type=click.FloatRange(min=0, min_open=True), help="Days until the token expires.  [default: never]"
+)
 @db_option
 def new(name: str, scope: str, days: float | None, db: str | None) -> None:
-    """Make a token and print it. It is shown this once: the ledger keeps its SHA-256."""
+    """Create a token and print it. It cannot be shown again: the ledger stores only its SHA-256."""
     from evoengine.cli.ledger import say_which
     from evoengine.service.database import open_service
     from evoengine.service.tokens import Tokens
@@ -38,7 +40,7 @@ def new(name: str, scope: str, days: float | None, db: str | None) -> None:
 @db_option
 @json_option
 def list_(db: str | None, as_json: bool) -> None:
-    """List the tokens: their scope, when they expire, and when they were used last."""
+    """List the tokens with their scope, expiry and last use."""
     from evoengine.cli.display import stdout
     from evoengine.cli.json_output import print_json
     from evoengine.cli.ledger import say_which
@@ -68,7 +70,7 @@ def list_(db: str | None, as_json: bool) -> None:
 @click.argument("name")
 @db_option
 def revoke(name: str, db: str | None) -> None:
-    """Take a token back; servers that are up refuse it within seconds."""
+    """Revoke a token. Running servers refuse it within seconds."""
     from evoengine.cli.display import say
     from evoengine.cli.ledger import say_which
     from evoengine.service.database import open_service

@@ -24,8 +24,8 @@ from evoengine.gpu import AUTO
 @click.command()
 @click.option(
     "--config", "text", required=True, metavar="WHAT",
-    help="One value for every active knob: as JSON, in a file of JSON, in - for standard input; or a trial's number, "
-    "for its knobs, and its problem and GPU where none are given.",
+    help="Configuration with a value for every active knob: JSON text, a JSON file, - for standard input, or the "
+    "number of a trial, which also supplies problem and GPU unless they are given.",
 )  # fmt: skip
 @gpu_option(default=AUTO)
 @gpu_file_option
@@ -33,14 +33,18 @@ from evoengine.gpu import AUTO
 @kernel_option
 @click.option(
     "--device", type=OneOf(["auto", "emulator", "cuda"]), default="auto", show_default=True,
-    help="Where the gate runs: cuda on a GPU, emulator on the CPU.",
+    help="Where the gate runs: cuda on the GPU, emulator on the CPU.",
 )  # fmt: skip
 @space_option
 @templates_option
 @click.option(
-    "--binary", is_flag=True, help="On a GPU: execute the machine code and the text on the CPU too, after the gate."
+    "--binary", is_flag=True, help="On a GPU: run the executor and the emulator on the CPU too, after the gate."
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Repeats a verdict.  [default: drawn, and printed]")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    help="Random seed. The same seed repeats a verdict.  [default: drawn and printed]",
+)
 @db_option
 @json_option
 @click.pass_context
@@ -49,9 +53,9 @@ def verify(
     device: str, space: Path | None, templates: Path | None, binary: bool, seed: int | None, db: str | None,
     as_json: bool,
 ) -> int:  # fmt: skip
-    """Render, compile and gate one configuration; exit 0 when it is correct, 1 when not.
+    """Render, compile and gate one configuration. The exit code is 0 if it is correct and 1 if it is not.
 
-    On the CPU both judges run all of their cases: the executor of machine code, and the emulator of the text.
+    On the CPU both judges run all cases: the executor of machine code and the emulator of CUDA text.
     """
     from evoengine.cli.candidate_page import cases
     from evoengine.cli.config_option import read_config

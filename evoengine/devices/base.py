@@ -19,7 +19,7 @@ SLOWEST_TFLOPS = 0.5
 
 
 def launch_seconds(flops: float) -> float:
-    """How long one launch of so much work may take on a GPU before it is given up."""
+    """Return the time limit in seconds of one launch of `flops` operations on a GPU."""
     return LAUNCH_SECONDS + flops / SLOWEST_TFLOPS / 1e12
 
 

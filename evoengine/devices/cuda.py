@@ -54,7 +54,7 @@ class CudaKernel:
     """
 
     def __init__(self, binary: Binary, entry: str, launch: Launch) -> None:
-        """`launch` says how much shared memory a block may take, and which kernels there are behind `entry`."""
+        """Load a kernel. `launch` states the dynamic shared memory of a block, and the kernels that follow `entry`."""
         gpu()  # its context
         try:
             module = _with_memory(f"load kernel {entry}", lambda: cuda_api.Module(binary.cubin))
@@ -76,7 +76,7 @@ class CudaKernel:
                 self.scratch[p.name] = gpu().empty((p.bytes,), torch.uint8).fill_(0 if p.zeroed else 0xFF)
 
     def set_constants(self, contents: Mapping[str, bytes]) -> None:
-        """Fills `__constant__` variables, by name, once all that was queued is done. Raises CudaError."""
+        """Fill `__constant__` variables by name, after all queued work has ended. Raises CudaError."""
         if contents:
             await_gpu(self.entry)
         for name, data in contents.items():
@@ -119,9 +119,9 @@ class CudaKernel:
 
 
 def _with_memory(what: str, act: Callable[[], _Found]) -> _Found:
-    """Does it once more without the memory that torch keeps for later, where the driver has none left.
+    """Retry a call without torch's cached memory if the driver has none left.
 
-    Raises MachineError where that is not enough: it is no fault of the kernel's.
+    Raises MachineError if that is not enough, since it is not the kernel's fault.
     """
     try:
         return act()
@@ -142,9 +142,9 @@ def _with_memory(what: str, act: Callable[[], _Found]) -> _Found:
 
 
 def await_gpu(name: str, event: cuda_api.Event | None = None, seconds: float = LAUNCH_SECONDS) -> None:
-    """Waits for all that was queued, or for `event`; raises KernelHung where it takes longer than `seconds`.
+    """Wait for all queued work, or for `event`. Raises KernelHung after `seconds`.
 
-    A plain synchronize would wait for an endless loop as long as the loop.
+    A plain synchronize would wait for an endless loop without end.
     """
     if event is None:
         event = cuda_api.Event()

@@ -83,7 +83,7 @@ class CudaError(Exception):
 
 @cache
 def library() -> ctypes.CDLL:
-    """The driver's library; raises OSError where this machine has none."""
+    """Return the driver's library. Raises OSError if this machine has none."""
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -100,13 +100,14 @@ def _function(name: str) -> Callable[..., int]:
 
 
 def call(name: str, *arguments: object) -> None:
-    """Raises CudaError where the driver refuses, MachineError where there is none or it does not know the function."""
+    """Call a driver function. Raises CudaError if it fails, and MachineError if there is no driver or it lacks the
+    function."""
     if code := _function(name)(*arguments):
         raise error_of(name, code)
 
 
 def error_of(call: str, code: int) -> CudaError:
-    """The failure `code` of a driver call, in the driver's own words."""
+    """Return the error of a driver call that returned `code`, with the driver's own message."""
     name, text = ctypes.c_char_p(), ctypes.c_char_p()
     _function("cuGetErrorName")(code, ctypes.byref(name))
     _function("cuGetErrorString")(code, ctypes.byref(text))
@@ -114,7 +115,8 @@ def error_of(call: str, code: int) -> CudaError:
 
 
 def _quietly(name: str, handle: ctypes.c_void_p) -> None:
-    """Gives a handle back. After a sticky error the driver refuses this too; the process is replaced then."""
+    """Release a handle, ignoring failures: after a sticky error the driver refuses this too, and the process is
+    replaced."""
     _function(name)(handle)
 
 
@@ -140,7 +142,7 @@ def _primary_context(index: int) -> ctypes.c_void_p:
 
 
 def use_primary_context(index: int = 0) -> None:
-    """Makes the device's primary context, which torch shares, the calling thread's own."""
+    """Make the device's primary context, which torch shares, current for the calling thread."""
     call("cuCtxSetCurrent", _primary_context(index))
 
 
@@ -152,7 +154,7 @@ def device_name(index: int = 0) -> str:
 
 
 def device_attribute(key: int, index: int = 0) -> int:
-    """A CU_DEVICE_ATTRIBUTE_… of cuda.h by its number."""
+    """Return a CU_DEVICE_ATTRIBUTE_… of cuda.h by its number."""
     value, device = ctypes.c_int(), ctypes.c_int()
     call("cuDeviceGet", ctypes.byref(device), index)
     call("cuDeviceGetAttribute", ctypes.byref(value), key, device)
@@ -167,14 +169,14 @@ def memory_info() -> tuple[int, int]:
 
 
 def memset(pointer: int, value: int, size: int, stream: int = 0) -> None:
-    """Queues the filling of `size` bytes with the byte `value`."""
+    """Queue a fill of `size` bytes with the byte `value`."""
     call("cuMemsetD8Async", pointer, value, size, stream)
 
 
 def reset_persisting_l2() -> None:
-    """Lines that a kernel marked as persisting in the L2 become ordinary ones, which a flush replaces.
+    """Reset L2 lines that a kernel marked as persisting, so that a flush replaces them.
 
-    Where the L2 knows no such lines, as of a MIG instance, there are none to reset.
+    Devices without such lines, such as MIG instances, are left alone.
     """
     try:
         call("cuCtxResetPersistingL2Cache")
@@ -202,13 +204,13 @@ class Module(_Owned):
     """A cubin in the current context, unloaded when it and its functions are dropped."""
 
     def __init__(self, image: bytes) -> None:
-        """Raises CudaError: out of memory, or that the GPU cannot run this binary."""
+        """Load a binary. Raises CudaError if memory is exhausted, or if the GPU cannot run the binary."""
         handle = ctypes.c_void_p()
         call("cuModuleLoadData", ctypes.byref(handle), image)
         super().__init__(handle, "cuModuleUnload")
 
     def function(self, name: str) -> Function:
-        """The kernel of that unmangled name; raises CudaError where the binary has none."""
+        """Return the kernel of that unmangled name. Raises CudaError if the binary has none."""
         handle = ctypes.c_void_p()
         call("cuModuleGetFunction", ctypes.byref(handle), self.handle, name.encode())
         return Function(self, handle)
@@ -221,20 +223,21 @@ class Function:
         self._module, self._handle = module, handle
 
     def set_constant(self, name: str, data: bytes) -> None:
-        """Fills the module's `__constant__` variable of that name from its start on, at once; raises CudaError."""
+        """Copy `data` to the start of the module's `__constant__` variable of that name, synchronously. Raises
+        CudaError."""
         at, size = ctypes.c_uint64(), ctypes.c_size_t()
         call("cuModuleGetGlobal_v2", ctypes.byref(at), ctypes.byref(size), self._module.handle, name.encode())
         call("cuMemcpyHtoD_v2", at.value, data, min(len(data), size.value))
 
     def allow_shared(self, size: int) -> None:
-        """Opts in to so many bytes of dynamic shared memory a block; beyond 48 KiB a launch is refused without."""
+        """Allow `size` bytes of dynamic shared memory per block. Launches with more than 48 KiB require it."""
         call("cuFuncSetAttribute", self._handle, _MAX_DYNAMIC_SHARED, size)
 
     def launch(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, parameters: Parameters,
         stream: int = 0,
     ) -> None:  # fmt: skip
-        """Queues the kernel; the parameters may be dropped at once, as the driver copies them."""
+        """Queue the kernel. The driver copies the parameters, so they may be freed at once."""
         call("cuLaunchKernel", self._handle, *grid, *block, shared_bytes, stream, parameters.pointers, None)
 
 
@@ -260,14 +263,15 @@ class Event(_Owned):
         call("cuEventRecord", self.handle, stream)
 
     def query(self) -> bool:
-        """Whether all that the stream was given before the record is done; raises CudaError where it failed."""
+        """Return whether all work queued before the record has ended. Raises CudaError if it failed."""
         code = _function("cuEventQuery")(self.handle)
         if code not in (0, NOT_READY):
             raise error_of("cuEventQuery", code)
         return code == 0
 
     def elapsed_us(self, end: Event) -> float:
-        """From this event to `end`, both done; the driver's clock ticks about twice a microsecond."""
+        """Return the time in µs from this event to `end`, both completed. The driver's clock ticks about twice a
+        microsecond."""
         milliseconds = ctypes.c_float()
         call("cuEventElapsedTime", ctypes.byref(milliseconds), self.handle, end.handle)
         return milliseconds.value * 1e3

@@ -44,7 +44,7 @@ class GpuDevice:
 
 
 def find_driver() -> tuple[str, list[GpuDevice]] | str:
-    """The driver's CUDA version (13.0) and its GPUs; or, where that cannot be had, the reason."""
+    """Return the driver's CUDA version (13.0) and its GPUs; the reason if they are not available."""
     try:
         cuda_api.library()
     except OSError:
@@ -75,9 +75,9 @@ def _describe(index: int) -> GpuDevice:
 
 
 def _uuid(device: ctypes.c_int) -> tuple[str, bool]:
-    """The UUID with its prefix, and whether it is a MIG instance's.
+    """Return the UUID with its prefix, and whether it is that of a MIG instance.
 
-    cuDeviceGetUuid gives the whole GPU's, cuDeviceGetUuid_v2 that of the instance where the process sees one.
+    cuDeviceGetUuid returns the UUID of the whole GPU, cuDeviceGetUuid_v2 that of the instance that the process sees.
     """
     whole, own = (ctypes.c_ubyte * 16)(), (ctypes.c_ubyte * 16)()
     cuda_api.call("cuDeviceGetUuid", whole, device)
@@ -87,12 +87,13 @@ def _uuid(device: ctypes.c_int) -> tuple[str, bool]:
 
 
 def supports_arch(device: GpuDevice, arch: str) -> bool:
-    """Whether it is of that architecture. A binary for an older minor version would run, but not be what was tuned."""
+    """Return whether the GPU has that architecture. A binary for an older minor version would run, but it is not
+    what was tuned."""
     return device.capability == int("".join(c for c in arch if c.isdigit()))
 
 
 def require_arch(device: GpuDevice, arch: str, what: str) -> None:
-    """Raises MachineError where binaries for `arch`, which is that of `what`, do not run on the GPU."""
+    """Raise MachineError if binaries for `arch`, which is the architecture of `what`, do not run on the GPU."""
     if not supports_arch(device, arch):
         raise MachineError(
             f"{what} is compiled for {arch} and the GPU here is {device.name} (sm_{device.capability}), which does not "
@@ -101,7 +102,7 @@ def require_arch(device: GpuDevice, arch: str, what: str) -> None:
 
 
 def resolve_gpu(device: GpuDevice, named: Gpu) -> Gpu:
-    """The GPU that is here, under the key of the one that was named: limits as its driver gives them.
+    """Return the GPU of this machine under the key of the named one, with the limits that its driver reports.
 
     Peaks are those of gpus.toml for a GPU of its name, else those of the named one.
     """
@@ -111,7 +112,7 @@ def resolve_gpu(device: GpuDevice, named: Gpu) -> Gpu:
 
 @contextmanager
 def lock_device(device: GpuDevice, say: Callable[[str], None]) -> Iterator[None]:
-    """The GPU for this process alone; says so and waits while another evoengine of this user times on it."""
+    """Lock the GPU for this process. Reports and waits while another evoengine of this user times on it."""
     from filelock import FileLock, Timeout
     from platformdirs import user_cache_path
 

@@ -41,7 +41,7 @@ class Reading:
 def judge_reading(
     sm_mhz: float, highest_mhz: float, temperature_c: float, reasons: int, watts: float | None = None
 ) -> Reading:
-    """A reading from NVML's figures; `reasons` is its bit mask of clock event reasons."""
+    """Classify NVML's figures; `reasons` is its bit mask of clock event reasons."""
     held_back = tuple(name for name, bit in HELD_BACK.items() if reasons & bit)
     asleep = sm_mhz < SLOW * highest_mhz and not held_back
     throttled = asleep or any(name not in HARMLESS for name in held_back)
@@ -49,7 +49,7 @@ def judge_reading(
 
 
 def _handle(nvml: ModuleType, uuid: str) -> object:
-    """NVML's handle of the GPU of that UUID; of a MIG instance that of its GPU, which alone has sensors."""
+    """Return NVML's handle of the GPU with that UUID; for a MIG instance, that of its GPU, which alone has sensors."""
     nvml.nvmlInit()
     handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
     return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if uuid.startswith("MIG-") else handle
@@ -81,7 +81,7 @@ class Sensors:
 
 
 def open_sensors(uuid: str) -> Sensors | str:
-    """The sensors, or why there are none."""
+    """Return the sensors, or why there are none."""
     try:
         nvml = import_module("pynvml")
     except ImportError:
@@ -93,8 +93,8 @@ def open_sensors(uuid: str) -> Sensors | str:
 
 
 def settings(uuid: str) -> dict[str, str]:
-    """What of a GPU's settings its figures depend on, as far as NVML tells: the power limit, by which cards of one name
-    differ, and whether it is split by MIG."""
+    """Return the settings that a GPU's figures depend on, as far as NVML reports them: the power limit, in which
+    cards of one name differ, and whether MIG is on."""
     try:
         nvml = import_module("pynvml")
     except ImportError:
@@ -111,7 +111,7 @@ def settings(uuid: str) -> dict[str, str]:
 
 
 def other_processes(uuid: str) -> list[int]:
-    """The ids of processes of others that compute on the GPU, as far as NVML tells."""
+    """Return the ids of other processes that compute on the GPU, as far as NVML reports them."""
     try:
         nvml = import_module("pynvml")
     except ImportError:

@@ -82,8 +82,8 @@ class BlockTrace:
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators"), as in
-    emulator/runtime/pooled.cpp."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators"), as
+    in emulator/runtime/pooled.cpp."""
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = x ^ x >> np.uint64(31)

@@ -29,9 +29,11 @@ _DESCRIPTION = struct.Struct("=QQ4Q5I5HBBH46x")
 
 
 def describe(argument: TensorMapArgument, address: int, tensor: int = 0) -> bytes:
-    """The 128 bytes that stand for a map where no driver encodes it, in the emulator and in the executor of machine
-    code: address, number of the tensor among the arguments, 4 strides in bytes, 5 dims, 5 box extents, bytes of an
-    element, rank, and the swizzle in bytes, 16 where there is none. `check` comes first.
+    """Return the 128 bytes that represent a tensor map where no driver encodes it, in the emulator and the executor.
+    Call `check` first.
+
+    They hold the address, the number of the tensor among the arguments, 4 strides in bytes, 5 dims, 5 box extents, the
+    bytes of an element, the rank, and the swizzle in bytes, 16 if there is none.
     """
 
     def five(values: tuple[int, ...]) -> list[int]:
@@ -44,7 +46,7 @@ def describe(argument: TensorMapArgument, address: int, tensor: int = 0) -> byte
 
 
 def check(argument: TensorMapArgument, tensor_bytes: int) -> None:
-    """Raises KernelUnbuildable with the first rule that the map of a tensor of `tensor_bytes` breaks."""
+    """Raise KernelUnbuildable with the first rule that the map of a tensor of `tensor_bytes` violates."""
     for broken in _broken_rules(argument, tensor_bytes):
         raise KernelUnbuildable(f"tensor map {argument.name}: {broken}")
 
@@ -80,10 +82,10 @@ def _broken_rules(a: TensorMapArgument, tensor_bytes: int) -> Iterator[str]:
 
 
 def encode(argument: TensorMapArgument, device_pointer: int) -> bytes:
-    """The 128 bytes of the map of a tensor that starts at `device_pointer`, a multiple of 16; `check` comes first.
+    """Return the 128 bytes of the map of a tensor at `device_pointer`, a multiple of 16. Call `check` first.
 
-    What lies beyond the dims reads as zero and is not written. Raises MachineError where there is no driver that knows
-    tensor maps (12.0 and later), KernelUnbuildable where it refuses.
+    Elements outside the dims read as zero and are not written. Raises MachineError if no driver supports tensor maps
+    (12.0 and later), KernelUnbuildable if it refuses the map.
     """
     rank = len(argument.dims)
     _, dtype = _ELEMENTS[argument.dtype]

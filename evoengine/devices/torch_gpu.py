@@ -32,22 +32,22 @@ class TorchGpu:
         torch.cuda.init()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Uninitialised and contiguous; raises torch.OutOfMemoryError."""
+        """Allocate an uninitialised contiguous tensor. Raises torch.OutOfMemoryError."""
         return torch.empty(shape, dtype=dtype, device=self.device)
 
     def stream(self) -> int:
-        """The handle of the stream that torch queues on."""
+        """Return the handle of torch's current stream."""
         return torch.cuda.current_stream().cuda_stream
 
     def queue(self, name: str, call: Call) -> None:
-        """Queues a library's work on that stream; `name` says which."""
+        """Queue a library's work on that stream; `name` names the library."""
         call()
 
     def captured(self, name: str, calls: Sequence[Call]) -> Call:
-        """The replay of a graph of a library's work, whose memory the graph keeps.
+        """Capture a library's work in a graph, which owns the memory, and return its replay.
 
-        It runs once more on the stream that is captured, as libraries set themselves up per stream, which a capture may
-        not allow (PyTorch, CUDA semantics: CUDA graphs).
+        The work runs once on the capture stream first, because libraries initialise themselves per stream, which a
+        capture may not permit (PyTorch, CUDA semantics: CUDA graphs).
         """
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
@@ -60,15 +60,15 @@ class TorchGpu:
         return graph.replay
 
     def now(self) -> float:
-        """Seconds of the wall clock, from any start."""
+        """Return the wall clock in seconds from an arbitrary start."""
         return time.perf_counter()
 
     def rest(self, seconds: float) -> None:
-        """Leaves the GPU without work for so long."""
+        """Leave the GPU idle for `seconds`."""
         time.sleep(seconds)
 
     def release_memory(self) -> None:
-        """Gives memory that torch keeps for later back to the driver."""
+        """Return torch's cached memory to the driver."""
         torch.cuda.empty_cache()
 
 

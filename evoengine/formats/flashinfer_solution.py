@@ -59,7 +59,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);
 
 
 def solution(candidate: Candidate, target: Target) -> dict[str, Any]:
-    """The Solution as JSON. Raises UsageError where the kernel cannot be launched from a single CUDA file."""
+    """Return the Solution as JSON. Raises UsageError if the kernel cannot be launched from a single CUDA file."""
     source = _source(candidate)
     return {
         "name": solution_name(candidate, target),
@@ -83,7 +83,8 @@ def solution_name(candidate: Candidate, target: Target) -> str:
 
 
 def trace(candidate: Candidate, target: Target, exported: datetime) -> dict[str, Any]:
-    """The Trace as JSON: the workload, and what was measured on the GPU; without a measurement no evaluation."""
+    """Return the Trace as JSON: the workload and its measurement on the GPU; without a measurement there is no
+    evaluation."""
     return {
         "definition": target.workload.name,
         "workload": {
@@ -97,7 +98,8 @@ def trace(candidate: Candidate, target: Target, exported: datetime) -> dict[str,
 
 
 def trace_files(candidate: Candidate, target: Target, echo: Callable[[str], None]) -> dict[str, bytes]:
-    """solution.json and trace.json for an exported folder; says why where a kernel cannot be a Solution."""
+    """Return solution.json and trace.json for an exported folder. If the kernel cannot be a Solution, `echo` says
+    why."""
     try:
         contents = {
             "solution.json": solution(candidate, target),
@@ -161,7 +163,7 @@ def _inputs(target: Target) -> dict[str, dict[str, Any]]:
 
 
 def _host(candidate: Candidate, target: Target) -> str:
-    """The launch on the host, for exactly the problem's sizes."""
+    """Return the host code that launches the kernel for exactly the problem's sizes."""
     stated = target.workload.parameters(target.problem, candidate.config)
     if any(isinstance(parameter, TensorMapArgument) for parameter in stated):
         raise UsageError(
@@ -196,7 +198,8 @@ def _host(candidate: Candidate, target: Target) -> str:
 def _passed(
     target: Target, tensors: Mapping[str, TensorParameter], constants: Mapping[str, ConstantParameter]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """What `run` takes: the Definition's inputs in order, then its outputs; and the input that each constant holds."""
+    """Return the parameters of `run`, the Definition's inputs in order and then its outputs, and the input that each
+    constant holds."""
     workload = target.workload
     outputs = [name for name, parameter in tensors.items() if parameter.output]
     if isinstance(workload, FolderWorkload):
@@ -242,7 +245,8 @@ def _sizes(sizes: tuple[int, ...]) -> str:
 
 
 def _attribute(entry: str, launch: Launch) -> str:
-    """A block has 48 KB of dynamic shared memory unless it asks for more (CUDA C++ Programming Guide)."""
+    """Return the call that raises the limit of dynamic shared memory, which is 48 KB by default (CUDA C++
+    Programming Guide)."""
     if launch.shared_bytes <= 48 << 10:
         return ""
     return f"    cudaFuncSetAttribute({entry}, cudaFuncAttributeMaxDynamicSharedMemorySize, {launch.shared_bytes});\n"

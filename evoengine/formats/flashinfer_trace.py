@@ -28,9 +28,9 @@ EPSILON = 1e-6
 
 
 def import_trace(definition: Path, workloads: Path | None, name: str, reference: str | None) -> NewFolder:
-    """The folder of a Definition, with a kernel for the operations that `naive_kernels` knows.
+    """Return the folder of a Definition, with a kernel for the operations that `naive_kernels` supports.
 
-    Raises UsageError where the file is no Definition.
+    Raises UsageError if the file is not a Definition.
     """
     data = read_json(definition, "the definition")
     if not isinstance(data, dict) or not isinstance(data.get("axes"), dict):
@@ -84,7 +84,8 @@ def _constraints(data: dict[str, Any], axes: Mapping[str, Any], remarks: list[st
 
 
 def _reference(data: dict[str, Any], remarks: list[str]) -> str:
-    """The reference with a function `run`: where it has another one, as FlashInfer's own dumps do, that is called."""
+    """Return the reference with a function `run`. If it defines another function, as FlashInfer's own dumps do,
+    `run` calls that."""
     text = data.get("reference")
     names = ", ".join(data.get("inputs") or {})
     if not isinstance(text, str) or not text.strip():
@@ -106,7 +107,8 @@ def _reference(data: dict[str, Any], remarks: list[str]) -> str:
 def _workloads(
     data: dict[str, Any], axes: Mapping[str, Any], file: Path | None, remarks: list[str]
 ) -> list[dict[str, Any]]:
-    """Each line's axes and inputs; files of tensors stay behind, and what is not given gets a plain value."""
+    """Return the axes and inputs of each line. Tensor files are not imported, and inputs without a description get a
+    default."""
     var = [axis for axis, entry in axes.items() if isinstance(entry, dict) and entry.get("type") == "var"]
     scalars = [n for n, i in (data.get("inputs") or {}).items() if isinstance(i, dict) and i.get("shape", ()) is None]
     found = [_workload(entry, scalars, remarks) for entry in _lines(file, data.get("name"), remarks)]
@@ -120,7 +122,7 @@ def _workloads(
 
 
 def _chosen_sizes(var: list[str], constraints: list[Any]) -> dict[str, int]:
-    """SIZE for every var axis, but for those that a constraint `axis == …` makes follow from these."""
+    """Return SIZE for every var axis except those that a constraint `axis == …` determines."""
     sizes = dict.fromkeys(var, SIZE)
     for constraint in map(str, constraints):
         axis, equals, right = constraint.partition("==")
@@ -136,7 +138,7 @@ def _chosen_sizes(var: list[str], constraints: list[Any]) -> dict[str, int]:
 
 
 def _lines(file: Path | None, name: Any, remarks: list[str]) -> list[dict[str, Any]]:
-    """The workloads of a JSONL file that are of this definition; a line may be a Trace that holds one."""
+    """Return the workloads of a JSONL file that belong to this definition. A line may be a Trace that contains one."""
     if file is None:
         return []
     found = []

@@ -55,7 +55,7 @@ def space_text(
     starts: Sequence[Mapping[str, Any]] = (),
     comment: str = "",
 ) -> str:
-    """A space file of one family."""
+    """Return a space file of one family."""
     lines = [f"# {line}" for line in comment.splitlines()]
     lines += [f"kernel = {_toml(name)}", "", "[knobs]"]
     lines += [f"{knob} = [{', '.join(map(_toml, values))}]" for knob, values in knobs.items()]
@@ -75,21 +75,21 @@ def space_text(
 
 
 def _toml(value: int | float | bool | str) -> str:
-    """A TOML value. JSON writes text as TOML reads it, but for characters beyond the basic plane: none is left
-    escaped."""
+    """Return a TOML value. TOML reads JSON strings, except escaped characters beyond the basic plane, which are
+    written unescaped."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def kernel_name(text: str) -> str:
-    """A name of some file's as the name of a kernel: what may not stand in one becomes `_`."""
+    """Return a name from a file as a kernel's name: invalid characters become `_`."""
     made = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in text)[:60].strip("_")
     return f"kernel_{made}" if not made or made[0].isdigit() else made
 
 
 def write_folder(made: NewFolder, folder: Path) -> list[Path]:
-    """Writes the files; gives their paths. Raises UsageError where the folder is there already or cannot be written."""
+    """Write the files and return their paths. Raises UsageError if the folder exists or cannot be written."""
     name = require_name(made.problem["name"], str(folder), "a kernel")
     if folder.exists():
         raise UsageError(f"{folder} is there already; choose another name, or move it away")
@@ -106,7 +106,7 @@ def write_folder(made: NewFolder, folder: Path) -> list[Path]:
 
 
 def read_text(path: Path, what: str) -> str:
-    """A text file that somebody names. Raises UsageError where it is not there, too large or no text."""
+    """Return the contents of a text file. Raises UsageError if it is missing, too large or not text."""
     try:
         return read_limited_text(path)
     except UnicodeDecodeError:
@@ -124,7 +124,7 @@ def read_json(path: Path, what: str) -> Any:
 
 
 def inside(folder: Path, name: object, what: str) -> Path:
-    """A file that another file names, which must lie in its folder. Raises UsageError where it does not."""
+    """Return the path of a file named by another file. Raises UsageError if it is not in the same folder."""
     named = isinstance(name, str) and name and "\0" not in name
     path = (folder / str(name)).resolve() if named else folder.parent
     if not path.is_relative_to(folder.resolve()):

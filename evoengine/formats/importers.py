@@ -19,9 +19,9 @@ KINDS = ("trace", "t1", "kernel-tuner", "kernelbench")
 
 
 def make_folder(name: str, source: str | None, reference: Path | None = None, entry: str | None = None) -> NewFolder:
-    """The folder `name` from `KIND:FILE`, or a small kernel to start from.
+    """Return the folder `name` from `KIND:FILE`, or one with a small kernel to start from.
 
-    Raises UsageError where the file is at fault, or what it says makes no kernel that evoengine can take.
+    Raises UsageError if the file is invalid, or if evoengine cannot represent its kernel.
     """
     require_name(name, "the folder", "a kernel")
     if source is None:

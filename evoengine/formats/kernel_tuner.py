@@ -27,9 +27,9 @@ _NOT_TAKEN = ("smem_args", "texmem_args", "compiler_options", "metrics", "observ
 
 
 def import_script(script: Path, name: str, reference: str | None, entry: str | None) -> NewFolder:
-    """The folder of a script that tunes one kernel, or the one named `entry` of several.
+    """Return the folder of a script that tunes one kernel, or of the kernel named `entry` of several.
 
-    The script runs in a child process, where a stand-in takes the place of kernel_tuner. Raises UsageError.
+    The script runs in a child process with a stand-in for kernel_tuner. Raises UsageError.
     """
     call = _chosen(script, run_script("kernel-tuner", script), entry)
     remarks: list[str] = []
@@ -69,7 +69,7 @@ def _chosen(script: Path, calls: list[dict[str, Any]], entry: str | None) -> dic
 
 
 def _text(script: Path, call: dict[str, Any]) -> str:
-    """The kernel's text, given as such or as the name of a file beside the script."""
+    """Return the kernel's text, given as text or as the name of a file beside the script."""
     source = call.get("kernel_source")
     if isinstance(source, list) and source:
         source = source[0]
@@ -136,7 +136,7 @@ def _problem_size(call: dict[str, Any], remarks: list[str]) -> list[str]:
 
 
 def _divisors(call: dict[str, Any], i: int, remarks: list[str]) -> list[str]:
-    """Along x the size of a block where nothing is said, as Kernel Tuner has it."""
+    """Return the divisors of the grid; along x, Kernel Tuner's default is the size of a block."""
     key = f"grid_div_{'xyz'[i]}"
     given = call.get(key)
     if given is None:
@@ -167,7 +167,7 @@ def _arguments(script: Path, call: dict[str, Any], declared: list[Parameter], re
 
 
 def _constants(script: Path, call: dict[str, Any], arguments: list[Argument]) -> tuple[dict[str, str], list[Argument]]:
-    """What __constant__ variables hold (cmem_args): an argument's own array, or another input."""
+    """Return what __constant__ variables hold (cmem_args): an argument's own array, or another input."""
     given_arrays = zip(call.get("arguments") or [], arguments, strict=True)
     names = {g.get("identity"): a.name for g, a in given_arrays if isinstance(g, dict) and "array" in g}
     constants: dict[str, str] = {}

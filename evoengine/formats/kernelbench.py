@@ -27,7 +27,7 @@ def run(*given):
 
 
 def import_model(script: Path, name: str) -> NewFolder:
-    """The folder of a KernelBench problem. Raises UsageError where the file has no model that can be looked at."""
+    """Return the folder of a KernelBench problem. Raises UsageError if the file defines no usable model."""
     (found,) = run_script("kernelbench", script)
     tensors = [item for item in found["inputs"] if isinstance(item, dict) and "shape" in item]
     if len(tensors) < len(found["inputs"]) or not tensors:

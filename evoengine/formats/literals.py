@@ -28,9 +28,9 @@ class NotLiteral(ValueError):
 
 
 def values_of(text: str) -> list[Any]:
-    """The values of `[16, 32]`, `range(1, 9)`, `[32 * i for i in range(1, 32) if i % 2 == 0]`, or of one number.
+    """Return the values of `[16, 32]`, `range(1, 9)`, `[32 * i for i in range(1, 32) if i % 2 == 0]`, or of one number.
 
-    Raises NotLiteral for anything else, and where there are more than MOST_VALUES or a number is beyond 2^53.
+    Raises NotLiteral for anything else, for more than MOST_VALUES values, and for numbers beyond 2^53.
     """
     try:
         tree = ast.parse(text.strip(), mode="eval").body
@@ -108,9 +108,9 @@ def _holds(node: ast.expr, names: Mapping[str, Any]) -> bool:
 
 
 def expression_of(text: str, names: Iterable[str]) -> str:
-    """A condition or a size as an expression of a space file, over these names; `&&`, `||` and `!` are C's.
+    """Translate a C condition or size over `names` to an expression of a space file; `&&`, `||` and `!` are converted.
 
-    Raises NotLiteral saying what the language does not have, or which name nobody knows.
+    Raises NotLiteral that names the unsupported construct or the unknown name.
     """
     spelled = re.sub(r"!(?!=)", " not ", text.replace("&&", " and ").replace("||", " or ")).strip()
     try:

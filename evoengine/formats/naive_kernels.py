@@ -115,8 +115,8 @@ class NaiveKernel:
 
 
 def naive_kernel(problem: Mapping[str, Any]) -> NaiveKernel:
-    """A correct kernel for `gemm` and `rmsnorm` where the tensors are as FlashInfer-Trace has them; a skeleton for all
-    else."""
+    """Return a correct kernel for `gemm` and `rmsnorm` with FlashInfer-Trace's tensors, and a skeleton for other
+    operations."""
     operation = str(problem.get("op_type", "")).lower()
     if operation == "gemm" and (made := _gemm(problem)):
         return made
@@ -137,7 +137,7 @@ def _sizes(shape: Any) -> list[str]:
 
 
 def _parameters(problem: Mapping[str, Any]) -> str:
-    """As problem.json orders them where it says nothing: inputs, outputs, var axes."""
+    """Return the kernel's parameters in the default order of problem.json: inputs, outputs, var axes."""
     inputs, outputs = problem.get("inputs") or {}, problem.get("outputs") or {}
     found = []
     for name, item in [*inputs.items(), *outputs.items()]:
@@ -155,7 +155,7 @@ def _headers(*dtypes: str) -> str:
 
 
 def _is_plain(size: str) -> bool:
-    """Whether it is one name or number, as the kernels' texts take it."""
+    """Return whether a size is one name or number, as the kernels' texts require."""
     return re.fullmatch(r"\w+", size) is not None
 
 
@@ -190,7 +190,8 @@ def _gemm(problem: Mapping[str, Any]) -> NaiveKernel | None:
 
 
 def _rms_norm(problem: Mapping[str, Any]) -> NaiveKernel | None:
-    """x [rows, cols] and weight [cols] → [rows, cols]; eps as an input, or as the reference writes it."""
+    """Return a kernel for x [rows, cols] and weight [cols] → [rows, cols]; eps is an input, or the reference's
+    literal."""
     inputs, outputs = _shapes(problem, "inputs"), _shapes(problem, "outputs")
     tensors = [item for item in inputs if item[1]]
     values = [item[0] for item in inputs if not item[1]]
@@ -219,7 +220,7 @@ def _rms_norm(problem: Mapping[str, Any]) -> NaiveKernel | None:
 
 
 def _skeleton(problem: Mapping[str, Any]) -> NaiveKernel:
-    """The right parameters and an empty body: the gate says that nothing was written."""
+    """Return a kernel with the right parameters and an empty body, which the gate rejects for writing nothing."""
     items = [*_shapes(problem, "inputs"), *_shapes(problem, "outputs")]
     text = _SKELETON.format(
         headers=_headers(*(dtype for *_, dtype in items)), entry=problem["name"], parameters=_parameters(problem)

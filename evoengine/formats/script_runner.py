@@ -96,12 +96,12 @@ class Result(dict[str, Any]):
 def run_kernel(
     kernel_name: Any, kernel_source: Any, problem_size: Any, arguments: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """The arguments as they are: no kernel is run here."""
+    """Return the arguments unchanged: no kernel is run here."""
     return list(arguments)
 
 
 def described(value: Any, depth: int = 0) -> Any:
-    """A value as JSON: arrays by dtype and size, functions by their source."""
+    """Return a value as JSON: arrays by dtype and size, functions by their source."""
     import numpy as np
 
     if isinstance(value, np.ndarray):
@@ -127,7 +127,7 @@ def described(value: Any, depth: int = 0) -> Any:
 
 
 def look_at_model() -> None:
-    """KernelBench: inputs, weights and outputs by shape and dtype; nothing is computed."""
+    """Record the inputs, weights and outputs of a KernelBench model by shape and dtype, without computing anything."""
     import torch
 
     def item(tensor: torch.Tensor) -> dict[str, Any]:

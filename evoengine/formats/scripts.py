@@ -22,9 +22,9 @@ MOST_NOTES = 16 << 20
 
 
 def run_script(kind: str, script: Path, seconds: float = SCRIPT_SECONDS) -> list[dict[str, Any]]:
-    """What script_runner wrote down, a record for each call; some even where the script failed behind them.
+    """Run a script under script_runner and return the recorded calls, also those made before a failure.
 
-    Raises UsageError where there is none: with the script's last line of output, or because it took too long.
+    Raises UsageError if there are none: with the last line that the script printed, or because it took too long.
     """
     if not script.is_file():
         raise UsageError(f"there is no script {script}")
@@ -42,10 +42,10 @@ def run_script(kind: str, script: Path, seconds: float = SCRIPT_SECONDS) -> list
 
 
 def _run(command: list[str], notes: int, seconds: float) -> tuple[str, bool]:
-    """The last line that the process printed as an error, and whether it was cut off. All that it started ends too.
+    """Return the last line that the process printed as an error, and whether it was stopped. All its children end too.
 
-    `notes` is an open file, whose number the command is given last.
-    Raises MachineError where no process can be started.
+    `notes` is an open file whose number is passed as the last argument. Raises MachineError if no process can be
+    started.
     """
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
     try:

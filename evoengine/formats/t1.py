@@ -28,7 +28,7 @@ _DIRECTIONS = ("X", "Y", "Z")
 
 
 def import_t1(file: Path, name: str, reference: str | None) -> NewFolder:
-    """The folder of a T1 file and the kernel file beside it. Raises UsageError where the file describes no CUDA
+    """Return the folder of a T1 file and the kernel file beside it. Raises UsageError if the file describes no CUDA
     kernel."""
     data = read_json(file, "the T1 file")
     spec = data.get("KernelSpecification") if isinstance(data, dict) else None
@@ -72,7 +72,7 @@ def _short(value: Any) -> str:
 
 
 def _knobs(file: Path, space: dict[str, Any], spec: dict[str, Any], remarks: list[str]) -> dict[str, list[Any]]:
-    """Tuning parameters, and the compiler's -DNAME=value as knobs of one value."""
+    """Return the tuning parameters, and the compiler's -DNAME=value as knobs of one value."""
     knobs: dict[str, list[Any]] = {}
     for entry in _list(space, "TuningParameters"):
         if not isinstance(entry, dict):
@@ -104,8 +104,8 @@ def _sizes(value: Any, default: str) -> list[str]:
 
 
 def _grid(spec: dict[str, Any], kernel: TunedKernel) -> None:
-    """Blocks: ProblemSize over GridDiv where a file gives these; GlobalSize counts blocks for CUDA, threads for
-    OpenCL."""
+    """Set the grid: ProblemSize over GridDiv if the file gives them; GlobalSize counts blocks for CUDA and threads
+    for OpenCL."""
     divisors = [[str(d) for d in _list(spec, f"GridDiv{d}")] for d in _DIRECTIONS]
     if any(divisors) and spec.get("ProblemSize") is not None:
         kernel.problem_size, kernel.grid_div = _sizes(spec["ProblemSize"], "1"), divisors
@@ -161,7 +161,8 @@ def _argument(file: Path, given: dict[str, Any], name: str, remarks: list[str]) 
 
 
 def _draw(given: dict[str, Any], base: str, name: str, remarks: list[str]) -> dict[str, Any]:
-    """`Constant` and `Random`, which is uniform below FillValue; files of values stay behind."""
+    """Return the draw for `Constant` and `Random`, which is uniform below FillValue. Files of values are not
+    imported."""
     fill, value = given.get("FillType", "Random"), _number(given, 1)
     if fill == "Constant":
         return {"type": "constant", "value": value}
@@ -173,6 +174,6 @@ def _draw(given: dict[str, Any], base: str, name: str, remarks: list[str]) -> di
 
 
 def _number(given: dict[str, Any], default: int) -> int | float:
-    """The FillValue where it is a number."""
+    """Return the FillValue if it is a number, else the default."""
     value = given.get("FillValue", default)
     return value if isinstance(value, int | float) and abs(value) <= LARGEST else default

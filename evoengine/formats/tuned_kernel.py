@@ -56,8 +56,8 @@ class TunedKernel:
 
 
 def folder_of(kernel: TunedKernel, reference: str | None) -> NewFolder:
-    """The folder, and remarks on all that could not be taken over. Raises UsageError where nothing can be made of
-    it."""
+    """Return the folder, with remarks on everything that could not be imported. Raises UsageError if nothing can be
+    imported."""
     axes, shapes = _axes(kernel)
     names = {*kernel.knobs, *axes}
     rules = _rules(kernel, names)
@@ -93,11 +93,10 @@ def _draw(argument: Argument) -> dict[str, Any]:
 
 
 def _axes(kernel: TunedKernel) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """Which integer arguments are sizes, with their values, and every tensor's shape by them.
+    """Return the integer arguments that are sizes, with their values, and every tensor's shape in terms of them.
 
-    A tensor of n elements has the shape [n] where n is an argument, [m, k] where it is the product of two. Arguments of
-    equal value are no axes: which of them stands where could not be known, and the gate's small problems would be
-    wrong.
+    A tensor of n elements has the shape [n] if n is an argument, and [m, k] if it is the product of two. Arguments of
+    equal value are no axes: it is unknown which of them stands where, and the gate's small problems would be wrong.
     """
     integers = {a.name: int(a.value or 0) for a in kernel.arguments if a.size is None and a.dtype == "int32"}
     whole = {name: value for name, value in integers.items() if value > 1}
@@ -142,7 +141,7 @@ def _rules(kernel: TunedKernel, names: set[str]) -> list[Rule]:
 
 
 def _grid(kernel: TunedKernel, axes: Mapping[str, int], names: set[str], i: int) -> str:
-    """Blocks along a direction: the problem's size there, divided by each of the grid's divisors."""
+    """Return the number of blocks along a direction: the problem's size divided by each of the grid's divisors."""
     size = kernel.problem_size[i] if i < len(kernel.problem_size) else "1"
     by_value = {str(value): name for name, value in axes.items()}
     size = by_value.get(size.strip(), size)
@@ -160,7 +159,7 @@ def _launch_size(kernel: TunedKernel, text: str, names: set[str], default: str) 
 
 
 def require_divisors(kernel: TunedKernel) -> None:
-    """Leaves out divisors of the grid that are no expressions of knobs, and says so."""
+    """Remove divisors of the grid that are not expressions of knobs, with a remark."""
     kept = []
     for divisors in kernel.grid_div:
         good = []
@@ -174,7 +173,8 @@ def require_divisors(kernel: TunedKernel) -> None:
 
 
 def extern_c(text: str, entry: str) -> str:
-    """The text with its entry declared `extern "C"`, as a device looks it up, where nothing in it is."""
+    """Return the text with its entry declared `extern "C"`, as the driver looks it up, unless something in it
+    already is."""
     if re.search(r'extern\s*"C"', text):
         return text
     return re.sub(rf"\b__global__\b(?=[^;{{}}]*\b{re.escape(entry)}\s*\()", 'extern "C" __global__', text, count=1)
@@ -189,7 +189,7 @@ class Parameter:
 
 
 def parameters_of(text: str, entry: str) -> list[Parameter]:
-    """The kernel's parameters by its text. Raises UsageError where the text has no kernel of that name."""
+    """Return the kernel's parameters from its text. Raises UsageError if the text has no kernel of that name."""
     found = re.search(rf"__global__[^;{{}}]*?\b{re.escape(entry)}\s*\(([^)]*)\)", _COMMENT.sub(" ", text))
     if not found:
         raise UsageError(f"the kernel's text has no __global__ function {entry}")
@@ -202,7 +202,7 @@ def parameters_of(text: str, entry: str) -> list[Parameter]:
 
 
 def knob_values(name: str, text: str, remarks: list[str]) -> list[Any]:
-    """A knob's values of one type; empty, with a remark, where they cannot be read."""
+    """Return a knob's values with one type; an empty list, with a remark, if they cannot be read."""
     try:
         values = values_of(text)
     except NotLiteral as error:
@@ -212,5 +212,5 @@ def knob_values(name: str, text: str, remarks: list[str]) -> list[Any]:
 
 
 def one_type(values: list[Any]) -> list[Any]:
-    """Numbers as decimals where one of them is one: a knob's values are of one type."""
+    """Convert integers to decimals if one of the values is a decimal, because a knob's values have one type."""
     return [float(v) for v in values] if {type(v) for v in values} == {int, float} else values

@@ -24,7 +24,7 @@ CACHED = 1024  # layouts, sets of pointers and tensor maps, of each; the least r
 
 
 def check_loader(name):
-    """Raises ImportError where the loader of that name, beside this file, is another kernel's."""
+    """Raise ImportError if the loader of that name, beside this file, belongs to another kernel."""
     if name != KERNEL["module"]:
         own = KERNEL["module"]
         remedy = f"keep each export in a folder of its own, and its loader's name, here {own}.py"
@@ -96,7 +96,8 @@ def parameters(plan, *pointers):
 
 
 def find_gpu_index(library, names, wanted, dtypes, devices):
-    """Of the GPU that all tensors are on. Raises ValueError where there is none, and for dtypes other than `wanted`."""
+    """Return the index of the GPU that all tensors are on. Raises ValueError if there is none, or for dtypes other
+    than `wanted`."""
     for name, expected, dtype, device in zip(names, wanted, dtypes, devices, strict=True):
         if dtype != expected:
             raise ValueError(f"{name} is {dtype}; this kernel was compiled for {expected}")
@@ -129,7 +130,7 @@ _STEPS = _Words(1, 1, 1, 1, 1)
 
 @functools.lru_cache(maxsize=CACHED)
 def tensor_map(pointer, layout):
-    """The address of the encoded map, and the memory that it lies in."""
+    """Encode a tensor map; return its address and the memory that holds it."""
     memory = _MapMemory()
     start = ctypes.addressof(memory)
     start += -start % MAP_ALIGNMENT
@@ -155,7 +156,7 @@ class Gpu:
             call("cuCtxSetCurrent", previous)
 
     def load(self):
-        """In the GPU's context."""
+        """Load the module in the GPU's context."""
         module = ctypes.c_void_p()
         cubin = (FOLDER / "kernel.cubin").read_bytes()
         if hashlib.sha256(cubin).hexdigest() != KERNEL["cubin_sha256"]:
@@ -185,7 +186,8 @@ class Gpu:
         return function.value
 
     def _why_refused(self):
-        """Another architecture or a driver older than the compiler, or None."""
+        """Return why the GPU cannot run the binary: another architecture, or a driver older than the compiler; None
+        if it can."""
         arch, compiler = KERNEL["provenance"]["arch"], KERNEL["provenance"]["compiler"]
         found = self._attribute(75), self._attribute(76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
         needed = divmod(int("".join(filter(str.isdigit, arch))), 10)
@@ -200,7 +202,7 @@ class Gpu:
         return None
 
     def blocks_at_once(self):
-        """How many run at once on the whole GPU. In its context."""
+        """Return the number of blocks that are resident at once on the whole GPU. Requires its context."""
         blocks = ctypes.c_int()
         call("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(blocks), self.function, THREADS, SHARED_BYTES)
         return blocks.value * self.sms
@@ -218,7 +220,7 @@ def _constant_address(module, name):
 
 
 def switch_context(context):
-    """Makes `context` the thread's current one and returns the one that was, None in a thread that is new to CUDA."""
+    """Make `context` current for the thread and return the previous one, None for a thread that is new to CUDA."""
     current = ctypes.c_void_p()
     call("cuCtxGetCurrent", ctypes.byref(current))
     if current.value != context:
@@ -255,7 +257,8 @@ def call(name, *arguments):
 
 
 def find_library(kind, names):
-    """What knows tensors of that class; raises TypeError, which calls them by their `names`, where it is nobody's."""
+    """Return the adapter for tensors of that class. Raises TypeError, naming them by `names`, if no library is
+    known."""
     for base in kind.__mro__:
         if library := {"torch": Torch, "cupy": Cupy}.get(base.__module__.split(".")[0]):
             return library
@@ -271,14 +274,15 @@ class Torch:
 
     @staticmethod
     def describe(layout):
-        """Shape, strides in bytes, name of the dtype, device."""
+        """Return the shape, strides in bytes, name of the dtype, and device."""
         shape, strides, dtype, device = layout
         size = _torch_bytes(dtype)
         return tuple(shape), tuple(size * s for s in strides), str(dtype).removeprefix("torch."), device
 
     @staticmethod
     def refuse_gradients(names, tensors):
-        """Autograd does not see the kernel: it would take its output for a constant."""
+        """Raise ValueError for tensors that require a gradient: autograd would treat the kernel's output as a
+        constant."""
         torch = sys.modules["torch"]
         backward, forward_ad = torch.is_grad_enabled(), torch.autograd.forward_ad
         forward = getattr(forward_ad, "_current_level", 0) >= 0  # private, only to skip what takes time: mostly unused

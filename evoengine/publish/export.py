@@ -43,10 +43,10 @@ def export(
     candidate: Candidate, target: Target, folder: Path, *, grids: Grids = MappingProxyType({}),
     beside: Mapping[str, bytes] = MappingProxyType({}),
 ) -> list[Path]:  # fmt: skip
-    """Writes kernel.cu, kernel.cubin, kernel.json, the loader MODULE.py, _cuda.py, README.md, the files `beside` them
-    and SHA256SUMS; returns their paths.
+    """Write kernel.cu, kernel.cubin, kernel.json, the loader MODULE.py, _cuda.py, README.md, the files in `beside` and
+    SHA256SUMS; return their paths.
 
-    Raises UsageError where `folder` has files that no export wrote, or cannot be written.
+    Raises UsageError if `folder` contains files that no export wrote, or cannot be written.
     """
     return write_folder(folder, export_files(candidate, target, grids=grids, beside=beside))
 
@@ -55,8 +55,8 @@ def export_files(
     candidate: Candidate, target: Target, *, grids: Grids = MappingProxyType({}),
     beside: Mapping[str, bytes] = MappingProxyType({}),
 ) -> dict[str, bytes]:  # fmt: skip
-    """The files of an export, but for their checksums. `grids` are those of GPUs with other numbers of SMs, where the
-    launch depends on it."""
+    """Return the files of an export without their checksums. `grids` holds the grids for GPUs with other numbers of
+    SMs, if the launch depends on it."""
     source, binary = _compiled(candidate)
     described = describe(candidate, target, grids)
     module = str(described["module"])
@@ -72,7 +72,7 @@ def export_files(
 
 
 def module_name(problem: str, identity: Mapping[str, object]) -> str:
-    """The problem and a checksum of what runs, as a name for Python: gemm_m64_n64_k64_fp16_0123456789ab."""
+    """Return the problem and a checksum of what runs as a Python name: gemm_m64_n64_k64_fp16_0123456789ab."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     words = "_".join(re.findall("[a-z0-9]+", problem.lower()))[:LONGEST_NAME].rstrip("_")
     name = f"{words}_{digest[:DIGITS]}"
@@ -80,7 +80,7 @@ def module_name(problem: str, identity: Mapping[str, object]) -> str:
 
 
 def _compiled(candidate: Candidate) -> tuple[Source, Binary]:
-    """Both are there: only a ranked candidate is exported."""
+    """Return source and binary. Both exist, because only ranked candidates are exported."""
     assert candidate.source is not None and candidate.binary is not None
     return candidate.source, candidate.binary
 
@@ -121,7 +121,7 @@ def describe(candidate: Candidate, target: Target, grids: Grids = MappingProxyTy
 
 
 def _what_runs(candidate: Candidate, target: Target, grids: Grids) -> dict[str, object]:
-    """All that a loader reads: two kernels that differ in none of it are one."""
+    """Return everything that a loader reads. Two kernels that agree in all of it are the same kernel."""
     source, binary = _compiled(candidate)
     launch = source.launch
     return {
@@ -163,7 +163,7 @@ def _several(target: Target, source: Source, binary: Binary) -> dict[str, object
 
 
 def parameter_json(parameter: Parameter) -> dict[str, object]:
-    """A parameter of the kernel as a loader needs it; of a tensor map the view that it is of the tensor."""
+    """Return a parameter of the kernel as the loader reads it; a tensor map includes its view of the tensor."""
     if isinstance(parameter, ScalarArgument):
         return {"name": parameter.name, "scalar": str(parameter.value.dtype), "value": parameter.value.item()}
     if isinstance(parameter, ConstantParameter):
@@ -199,7 +199,7 @@ def verdict_json(verdict: Verdict | None) -> dict[str, object] | None:
 
 
 def case_list(verdict: Verdict | None) -> list[dict[str, object]]:
-    """The gate's cases as JSON, in the order they ran."""
+    """Return the gate's cases as JSON in the order they ran."""
     return [asdict(case) for case in verdict.cases] if verdict else []
 
 

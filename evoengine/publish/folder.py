@@ -26,7 +26,7 @@ _AT_FDCWD, _EXCHANGE = -100, 2  # renameat2(2)
 
 
 def require_place(folder: Path) -> None:
-    """Raises UsageError where `folder` has files that no export wrote, or is none."""
+    """Raise UsageError if `folder` contains files that no export wrote, or is not a folder."""
     if why := _why_not(Path(os.path.realpath(folder))):
         raise UsageError(
             f"cannot write to {folder}: {why}; --export takes a folder that is new, empty or an earlier export"
@@ -34,10 +34,10 @@ def require_place(folder: Path) -> None:
 
 
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
-    """Writes the files and their checksums; returns their paths, that of the checksums last.
+    """Write the files and their checksums; return their paths, that of the checksums last.
 
-    They are written beside the folder and take its name in one step: a process that is killed leaves the folder as it
-    was. Raises UsageError where `folder` has files that no export wrote, or where it cannot be written.
+    The files are written beside the folder and renamed in one step, so that a killed process leaves the folder
+    unchanged. Raises UsageError if `folder` contains files that no export wrote, or cannot be written.
     """
     require_place(folder)
     target = Path(os.path.realpath(folder))
@@ -61,17 +61,17 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
 
 
 def with_checksums(contents: Mapping[str, bytes]) -> dict[str, bytes]:
-    """All that an export's folder holds, the checksums last."""
+    """Return the contents of an export's folder with the checksums last."""
     return {**contents, CHECKSUMS: checksums(contents).encode()}
 
 
 def checksums(contents: Mapping[str, bytes]) -> str:
-    """A line per file: SHA-256, two spaces, name."""
+    """Return one line per file: SHA-256, two spaces, name."""
     return "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in contents.items())
 
 
 def _why_not(target: Path) -> str | None:
-    """Why nothing may be written there; None for what is not there, empty, or an export that nobody has changed."""
+    """Return why nothing may be written there; None if it does not exist, is empty, or is an unchanged export."""
     if not os.path.lexists(target):
         return None
     if not target.is_dir():
@@ -86,7 +86,7 @@ def _why_not(target: Path) -> str | None:
 
 
 def _changed(target: Path, found: set[str]) -> str | None:
-    """The first file there that no export wrote, or that was changed since."""
+    """Return the first file that no export wrote or that has changed since."""
     listed = _listed(target)
     if listed is None:
         return f"it has {min(found)!a}, which no export wrote"
@@ -100,7 +100,7 @@ def _changed(target: Path, found: set[str]) -> str | None:
 
 
 def _listed(target: Path) -> dict[str, str] | None:
-    """File → SHA-256 of an earlier export; None where the folder is none."""
+    """Return the SHA-256 of each file of an earlier export; None if the folder is not one."""
     try:
         lines = (target / CHECKSUMS).read_text("ascii").splitlines()
         described = json.loads((target / MARK).read_text("utf-8"))
@@ -113,7 +113,7 @@ def _listed(target: Path) -> dict[str, str] | None:
 
 
 def _take_place(part: Path, target: Path) -> None:
-    """`part` becomes `target`; what was there, empty or an earlier export, becomes `part`."""
+    """Rename `part` to `target`; an existing target, empty or an earlier export, becomes `part`."""
     try:
         part.rename(target)  # over an empty folder too
     except OSError:
@@ -123,7 +123,7 @@ def _take_place(part: Path, target: Path) -> None:
 
 
 def _exchange(part: Path, target: Path) -> None:
-    """Both names in one step where the system can; in two where it cannot."""
+    """Exchange two names, in one step if the system supports it."""
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "renameat2"):
         code = libc.renameat2(_AT_FDCWD, os.fsencode(part), _AT_FDCWD, os.fsencode(target), _EXCHANGE)

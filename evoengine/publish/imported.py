@@ -109,7 +109,7 @@ _fields: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 def require_sound(whole: RunHistory) -> None:
-    """Raises TypeError or ValueError, with a sentence, where a part is of the wrong type, out of range or at odds with
+    """Raise TypeError or ValueError with a sentence if a part has the wrong type, is out of range or contradicts
     another."""
     _conforms(whole, RunHistory)
     _require(whole.run, "the run")
@@ -132,7 +132,8 @@ def require_sound(whole: RunHistory) -> None:
 
 
 def mark_suspect(whole: RunHistory, target: Target) -> RunHistory:
-    """With every figure marked that is above what the target's GPU can do; who is ranked by one ends as suspect."""
+    """Return the run with every figure marked that exceeds the target GPU's limits. A candidate ranked by such a
+    figure becomes suspect."""
     return replace(whole, dossiers=[_marked(dossier, target) for dossier in whole.dossiers])
 
 
@@ -155,7 +156,7 @@ def _suspicion(figure: Measurement, target: Target) -> str | None:
 
 
 def _conforms(value: Any, declared: Any) -> bool:
-    """Whether a value is of a type as records declare it; raises TypeError naming the field of a record that is not."""
+    """Return whether a value has the declared type. Raises TypeError that names the field of a record that does not."""
     kind, parts = get_origin(declared) or declared, get_args(declared)
     if kind is UnionType:
         return any(_conforms(value, part) for part in parts)
@@ -176,7 +177,7 @@ def _conforms(value: Any, declared: Any) -> bool:
 
 
 def _require(value: Any, where: str) -> None:
-    """That every number and text of a record, and of the records in it, is one that can be meant."""
+    """Require that every number and text of a record, and of the records in it, is valid."""
     for record in _records(value):
         for name in _fields(type(record)):
             found = getattr(record, name)
@@ -207,7 +208,7 @@ KNOB_VALUE = f"a finite number, an integer below 2^63 or a text of at most {LONG
 
 
 def is_knob_value(value: object) -> bool:
-    """Whether a ledger, a file and a sampler can hold it."""
+    """Return whether a ledger, a file and a sampler can hold the value."""
     if isinstance(value, int):
         return abs(value) < INT64
     if isinstance(value, float):
@@ -245,7 +246,7 @@ def _shown(value: object) -> str:
 
 
 def _require_board(run: Run) -> None:
-    """Raises UsageError where its description of a GPU is none."""
+    """Raise UsageError if the run's description of a GPU is invalid."""
     if run.gpu_definition is not None:
         key = stored_fields(run.gpu_definition, "the run's description of its GPU").key
         if key != run.gpu:

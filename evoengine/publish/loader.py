@@ -69,7 +69,7 @@ def _call(*given, **named):
 
 
 def _bind(given, named):
-    """The tensors in the order of NAMES, None for outputs that were not given."""
+    """Return the tensors in the order of NAMES, None for outputs that were not given."""
     usage = f"{NAME} takes {_listed(INPUTS)} and writes {_listed(OUTPUTS)}"
     if len(given) > len(INPUTS):
         raise TypeError(f"{usage}: outputs are given by name, and {len(given)} tensors came without one")
@@ -90,7 +90,7 @@ def _bind(given, named):
 
 
 def _outputs_of(out):
-    """Pairs of name and tensor."""
+    """Return pairs of name and tensor."""
     if out is None:
         return []
     out = out if isinstance(out, (tuple, list)) else [out]
@@ -141,7 +141,7 @@ class _Plan(_cuda.Plan):
 
 
 def _grid(gpu):
-    """That of the search, or for a GPU with another number of SMs what the search's rule gives there."""
+    """Return the grid of the search, or, on a GPU with another number of SMs, the one that the search's rule gives."""
     of_this = LAUNCH["grid_by_sms"].get(str(gpu.sms))
     return map(int, of_this.split("x")) if of_this else LAUNCH["grid"]
 
@@ -151,7 +151,7 @@ _gpu = functools.cache(_cuda.Gpu)
 
 
 def _is_contiguous(shape, strides, element_bytes):
-    """Strides in bytes; that of a dim of one element is never taken."""
+    """Return whether strides, in bytes, are contiguous. The stride of a dimension of one element is ignored."""
     taken = [i for i, extent in enumerate(shape) if extent > 1]
     return all(strides[i] == element_bytes * math.prod(shape[i + 1 :]) for i in taken)
 

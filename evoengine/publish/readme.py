@@ -25,7 +25,7 @@ _KINDS = {
 
 
 def code(value: object) -> str:
-    """A value as a code span of one line; what cannot be printed is escaped."""
+    """Return a value as a code span on one line, with characters that do not print escaped."""
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
     text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
     ticks = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
@@ -34,7 +34,7 @@ def code(value: object) -> str:
 
 
 def readme(module: str, candidate: Candidate, target: Target, source: Source, binary: Binary) -> str:
-    """The page, Markdown. `module` is the loader's name, without `.py`."""
+    """Return the page as Markdown. `module` is the loader's name without `.py`."""
     sections = (
         _title(module, target, candidate),
         _usage(module, target, candidate),

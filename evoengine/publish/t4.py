@@ -77,7 +77,7 @@ Dated = tuple[datetime | None, Any]
 
 
 def to_t4(whole: RunHistory) -> dict[str, Any]:
-    """The run with its finished candidates, cubins included."""
+    """Return the run with its finished candidates, cubins included."""
     run, dossiers = whole.run, list(whole.dossiers)
     kind = most_trusted_kind(figure for dossier in dossiers for _, figure in dossier.figures)
     return {
@@ -107,10 +107,10 @@ def to_t4(whole: RunHistory) -> dict[str, Any]:
 
 
 def from_t4(data: Mapping[str, Any]) -> RunHistory | None:
-    """What `to_t4` wrote, or None where another tuner wrote the file. The run gets this process's host and pid.
+    """Read what `to_t4` wrote; return None for a file of another tuner. The run gets this process's host and pid.
 
-    Raises AttributeError, KeyError, OverflowError, TypeError or ValueError where a part is missing or wrong; nothing of
-    it may reach a ledger then.
+    Raises AttributeError, KeyError, OverflowError, TypeError or ValueError if a part is missing or wrong; nothing of it
+    may then reach a ledger.
     """
     metadata, results = data.get("metadata"), data.get("results")
     if not isinstance(metadata, dict) or not metadata.get("evoengine") or not results:
@@ -133,12 +133,12 @@ def from_t4(data: Mapping[str, Any]) -> RunHistory | None:
 
 
 def _board(described: Mapping[str, Any]) -> Any:
-    """Of a GPU that a file described to the search; evoengine's own GPUs are known here."""
+    """Read a GPU that a file described to the search; built-in GPUs are known here."""
     return None if described["gpu"] in known_gpus() else described.get("gpu_definition")
 
 
 def _status(described: Mapping[str, Any]) -> str:
-    """No process of this ledger is at it, whatever the file says."""
+    """Return the status of an imported run, which no process of this ledger works on, whatever the file says."""
     status: str = described.get("status", "imported")
     return NOT_HERE if status == RUNNING else status
 
@@ -148,7 +148,7 @@ def _text(moment: datetime | None) -> str | None:
 
 
 def _moment(d: Mapping[str, Any], name: str) -> datetime | None:
-    """None where it is missing, as in files of before it was kept."""
+    """Return a time; None if it is missing, as in files written before it was stored."""
     return datetime.fromisoformat(d[name]) if d.get(name) else None
 
 
@@ -162,7 +162,7 @@ def _undated(found: Iterable[Mapping[str, Any]], record: Callable[[Any], Any]) -
 
 
 def _result(dossier: CandidateHistory, kind: Kind) -> dict[str, Any]:
-    """`kind` of figure the run went by, for a candidate that has none."""
+    """Return the JSON of a candidate. `kind` is the kind of figures of its run, for a candidate without one."""
     c = dossier.candidate
     assert c.outcome is not None  # a history has finished candidates alone
     times: dict[str, Any] = {}
@@ -210,7 +210,7 @@ def _whole(dossier: CandidateHistory) -> dict[str, Any]:
 
 
 def _binary_values(binary: Binary) -> dict[str, Any]:
-    """All but the machine code, which nobody should take from a file: it is made again from the source."""
+    """Return all fields but the machine code, which must be compiled again from the source."""
     return {name: value for name, value in asdict(binary).items() if name not in ("cubin", "listing")}
 
 
@@ -239,14 +239,14 @@ def _dossier(d: Mapping[str, Any]) -> CandidateHistory:
 
 
 def _figure(d: Mapping[str, Any]) -> dict[str, Any]:
-    """With what figures had no field for before policies were recorded, and no other name for."""
+    """Read a figure, with values for fields that older files lack."""
     policy = asdict(UNKNOWN_POLICY) if d["kind"] == Kind.MEASURED else None
     found = {"policy": policy, "normalised_us": None, **d}
     return found if "vs_baseline" in found else found | {"vs_baseline": found["vs_sdpa"]}
 
 
 def _binary(d: Mapping[str, Any]) -> Binary:
-    """Without the machine code that files of before held."""
+    """Read a binary without the machine code that older files contained."""
     others = tuple(KernelResources(**other) for other in d.get("others", ()))
     return Binary(**{**d, "cubin": b"", "warnings": tuple(d["warnings"]), "others": others})
 

@@ -49,7 +49,7 @@ class Agreement:
 
 
 def measured_pairs(ledger: Ledger, problem: str | None = None, gpu: str | None = None) -> list[Pair]:
-    """The ledger's candidates that have an estimate and a measurement that is trusted, narrowed by what is given."""
+    """Return the ledger's candidates that have an estimate and a trusted measurement, filtered by problem and GPU."""
     pairs = []
     for c in ledger.candidates(problem=problem, gpu=gpu):
         if c.outcome is Outcome.MEASURED:
@@ -64,13 +64,13 @@ def measured_pairs(ledger: Ledger, problem: str | None = None, gpu: str | None =
 
 
 def of_one_model(pairs: Sequence[Pair]) -> list[Pair]:
-    """Those whose estimates were predicted from machine code; those by formula where there is no other."""
+    """Return the pairs whose estimates were predicted from machine code; those by formula if there are no others."""
     predicted = [p for p in pairs if p.model != FORMULA]
     return predicted or list(pairs)
 
 
 def agree(pairs: Sequence[tuple[float, float]]) -> Agreement:
-    """`pairs` are (estimated, measured), greater is faster."""
+    """Compute the agreement of (estimated, measured) pairs in which greater is faster."""
     if not pairs:
         return Agreement(0, None, None)
     ordered = sorted(pairs, key=lambda pair: -pair[0])

@@ -23,7 +23,7 @@ class Compilers:
         self, setting: Setting, ledger: Ledger, compiler: Callable[[Source, str], Binary | Rejection],
         predictor: Callable[..., Estimated], workers: Workers, seconds: float,
     ) -> None:  # fmt: skip
-        """`seconds` is what a task may take; the workers are closed with it."""
+        """Create the compilers of a search. `seconds` is the time limit of a task; the workers are closed with it."""
         self.workers = workers
         self._setting, self._ledger = setting, ledger
         self._compiler, self._predictor, self._seconds = compiler, predictor, seconds
@@ -32,12 +32,12 @@ class Compilers:
         self._predictions: dict[str, Future[Estimated | Rejection]] = {}
 
     def recorded(self, source: Source) -> Binary | None:
-        """What this compiler made of the source in an earlier run."""
+        """Return the binary that this compiler made of the source in an earlier run."""
         arch = self._setting.target.gpu.arch
         return self._ledger.find_binary(source.sha256, options(arch), arch, compiler_version())
 
     def compile(self, source: Source) -> Future[Binary | Rejection]:
-        """What failed before is compiled again."""
+        """Compile a source unless that is running or done. A failed compilation is repeated."""
         future = self._binaries.get(source.sha256)
         if future is None or not _holds(future, Binary):
             future = self._binaries[source.sha256] = self.workers.submit(
@@ -49,7 +49,7 @@ class Compilers:
         return future
 
     def predict(self, contender: CompiledCandidate) -> Future[Estimated | Rejection]:
-        """What failed before is predicted again."""
+        """Predict a candidate's time unless that is running or done. A failed prediction is repeated."""
         s, key = self._setting, contender.source.sha256
         future = self._predictions.get(key)
         if future is None or not _holds(future, Estimated):
@@ -64,5 +64,5 @@ class Compilers:
 
 
 def _holds(future: Future[Answer | Rejection], kind: type[Answer]) -> bool:
-    """Whether the future gave such an answer or still may."""
+    """Return whether the future returned such an answer, or may still return one."""
     return not future.done() or (future.exception() is None and isinstance(future.result(), kind))

@@ -62,8 +62,10 @@ class Coordinator:
         predictor: Callable[..., Estimated] = predict_task, workers: Workers | None = None,
         identity: Identity | None = None, spent: float = 0.0,
     ) -> None:  # fmt: skip
-        """A `run` that has trials already goes on; `spent` are the seconds that it took before. With an `identity`
-        kernels are evaluated once for all searches of the ledger that have one."""
+        """Create the coordinator of a run. A `run` with trials continues; `spent` are the seconds that it took before.
+
+        With an `identity`, all searches of the ledger that have one evaluate each kernel only once.
+        """
         self.setting, self.ledger, self.run = setting, ledger, run
         self._on_finish = on_finish
         past = run_past(ledger, run, setting.objectives)
@@ -116,7 +118,7 @@ class Coordinator:
         return self._proposer.repeated
 
     def stop(self) -> None:
-        """Ends the search after the event under way; what is unfinished stays in the ledger for the next run."""
+        """Stop after the current event. What is unfinished stays in the ledger for the next run."""
         self._stop = True
 
     def search(self) -> Progress:
@@ -174,10 +176,10 @@ class Coordinator:
             self._on_judged(self._judging.pop(future), future.result())
         elif future in self._awaiting:
             flight, key = self._awaiting.pop(future)
-            self._go_on(flight, key, self.ledger.claim(key, flight.trial))
+            self._dispatch(flight, key, self.ledger.claim(key, flight.trial))
 
-    def _goes_on(self) -> bool:
-        """Whether more candidates are wanted, now or later."""
+    def _wants_more(self) -> bool:
+        """Return whether more candidates are wanted, now or later."""
         s = self.setting
         if self._exhausted or self._started >= s.trials or self._stop:
             return False
@@ -199,8 +201,8 @@ class Coordinator:
         return each * min(SHOWN, self.progress.outcomes[Outcome.UNFINISHED]) / self.setting.jobs
 
     def _may_start(self, rendered: int = 0) -> bool:
-        """With so many that are about to."""
-        if not self._goes_on():
+        """Return whether another candidate fits, with `rendered` candidates pending."""
+        if not self._wants_more():
             return False
         s = self.setting
         # one more than there are workers, so that none waits for the coordinator
@@ -211,19 +213,20 @@ class Coordinator:
         return compiling <= s.jobs and under_way <= s.jobs + self._judge.ahead
 
     def _fill(self) -> bool:
-        """Starts candidates while workers are free; whether any may still be started."""
+        """Start candidates while workers are free; return whether any may still be started."""
         while some := self._render_some():
             with self.ledger.together():
                 begun = [self._begin(proposal, rendered) for proposal, rendered in some]
             # who is killed must leave a row of all that was under way, so nothing is before its row is committed
             with self.ledger.together():
                 for claimed in filter(None, begun):
-                    self._go_on(*claimed)
+                    self._dispatch(*claimed)
             self._tell_ended()
         return self._may_start()
 
     def _render_some(self) -> list[tuple[Proposal, Rendered | Rejection]]:
-        """The next proposals, before the ledger is written: a template may take long, and others write meanwhile."""
+        """Render the next proposals before the ledger is written: a template may take long, and other processes
+        write meanwhile."""
         some: list[tuple[Proposal, Rendered | Rejection]] = []
         while len(some) < AT_ONCE and self._may_start(len(some)) and not self._must_predict_first():
             proposal = self._proposer.propose()
@@ -239,12 +242,12 @@ class Coordinator:
         return some
 
     def _must_predict_first(self) -> bool:
-        """Whether the sampler would choose blindly, while predictions are soon to be had; it waits but once."""
+        """Return whether the first pick should wait for predictions that will be available soon. It waits only once."""
         return self._ahead is not None and not self._proposer.queued and self._ahead.opening()
 
     def _look_ahead(self) -> None:
-        """Keeps workers busy that candidates leave idle."""
-        if self._ahead is None or self._alone or not self._goes_on():
+        """Give idle workers likely proposals to predict."""
+        if self._ahead is None or self._alone or not self._wants_more():
             return
         best = self.progress.best.config if self.progress.best else None
         for_candidates = {*self._compiling, *self._predicting}
@@ -256,7 +259,7 @@ class Coordinator:
     def _begin(
         self, proposal: Proposal, rendered: Rendered | Rejection
     ) -> tuple[InFlight[Rendered], str | None, Claim] | None:
-        """Enters it into the ledger; what `_go_on` takes, None where it has ended already."""
+        """Enter a proposal into the ledger; return the arguments of `_dispatch`, or None if the candidate has ended."""
         if isinstance(rendered, Rejection):
             failed = Proposed(self._add(proposal, None), proposal.config)
             self._finish(InFlight(proposal, failed), end_of(rendered))
@@ -301,8 +304,8 @@ class Coordinator:
         retry = self._retries.get(proposal.key)
         return retry.trial if retry else None
 
-    def _go_on(self, flight: InFlight[Rendered], key: str | None, claim: Claim) -> None:
-        """With a candidate that was rendered: to the compiler, or to what another trial that had the claim came to."""
+    def _dispatch(self, flight: InFlight[Rendered], key: str | None, claim: Claim) -> None:
+        """Compile a rendered candidate, or copy the outcome of another trial that held the claim."""
         if claim.trial != flight.trial:
             assert key is not None  # nothing else is claimed
             if claim.known:
@@ -356,7 +359,7 @@ class Coordinator:
         self._finish(flight, end_of(result))
 
     def _predict(self, flight: InFlight[Compiled]) -> None:
-        """Has the model's figure put beside the measured one: how well predictions rank is known of every search."""
+        """Predict a measured candidate as well, so that every search knows how well predictions rank."""
         self._predicting[self._compilers.predict(flight.candidate.contender)] = flight
 
     def _on_predicted(self, flight: InFlight[Compiled], result: Estimated | Rejection) -> None:
@@ -388,7 +391,7 @@ class Coordinator:
         self.progress.best = self._best()
 
     def _hold_finals(self) -> None:
-        """Times the best of the ledger against each other, where the judge's figures gain by it."""
+        """Time the best candidates of the ledger against each other, if the evaluator's figures gain by it."""
         s = self.setting
         future = hold_finals(self.ledger, self._judge, str(s.target.problem), s.target.gpu.key)
         if future is None:
@@ -404,9 +407,9 @@ class Coordinator:
     # ── the end of a candidate ──────────────────────────────────────────────────────────────────────────────────────
 
     def _duplicate(self, flight: InFlight[Proposed], first: int) -> None:
-        """The same source under another setting: one of its knobs does nothing here.
+        """Record a proposal whose source equals that of trial `first`: one of its knobs has no effect here.
 
-        It shares that one's result and costs no trial: as many kernels are tried as were asked for.
+        It copies that trial's result and does not count towards the number of trials.
         """
         self._started -= 1
         reason = f"renders the same source as trial {first}"
@@ -434,7 +437,7 @@ class Coordinator:
             self.progress.best = found
 
     def _best(self) -> Candidate | None:
-        """Of the run's own trials."""
+        """Return the best of the run's own trials."""
         target = self.setting.target
         own = self.ledger.best(str(target.problem), target.gpu.key, top=1, run=self.run)
         return own[0] if own else None
@@ -445,7 +448,7 @@ class Coordinator:
         self._ended_now.append(flight.trial)
 
     def _tell_ended(self) -> None:
-        """Of trials whose end is committed."""
+        """Report trials whose outcome is committed."""
         for trial in self._ended_now:
             self._on_finish(trial)
             self._on_change(self.progress)

@@ -82,9 +82,10 @@ TURNS = Turns()
 def judged(
     attempt: Callable[[AbstractContextManager[None]], Answer | Rejection | Death],
 ) -> Answer | Rejection:
-    """What the task answers, or a Rejection as `crashed` once its worker died ALONE times with nothing beside it.
+    """Return the task's answer, or a Rejection as `crashed` once its worker has died ALONE times with nothing beside
+    it.
 
-    `attempt` runs the task once, inside of the turn that it is given.
+    `attempt` runs the task once within the turn that it is given.
     """
     deaths: list[tuple[Death, bool]] = []
     while True:

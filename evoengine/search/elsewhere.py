@@ -26,7 +26,7 @@ class Elsewhere:
         return future
 
     def look(self) -> None:
-        """Asks the ledger, now and then, where something is waited for."""
+        """Poll the ledger from time to time for claims that other searches hold."""
         if not self._awaited or time.monotonic() - self._looked < LOOK_SECONDS:
             return
         self._looked = time.monotonic()

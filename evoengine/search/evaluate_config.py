@@ -20,7 +20,7 @@ from evoengine.workloads.base import Target
 def evaluate_config(
     target: Target, space: SearchSpace, config: Config, templates: Path, judge: Evaluator, seed: int, fill: Fill
 ) -> Candidate:
-    """Renders, compiles, screens and judges, in processes that may die."""
+    """Render, compile, screen and judge a configuration, in processes that may die."""
     # a spill is slow, not wrong: only a binary that cannot be launched or right at all goes without a verdict
     pipeline = Pipeline(target, space, templates, judge, timed=True, fill=fill)
     proposed = Proposed(0, config)
@@ -48,7 +48,7 @@ def evaluate_config(
 
 
 def _ended(target: Target, reached: Proposed, result: Evaluation | Rejection) -> Candidate:
-    """As far as it came, with what ended it."""
+    """Return the candidate as far as it came, with its result."""
     candidate = Candidate(0, 0, str(target.problem), target.gpu.key, reached.config)
     if isinstance(reached, Rendered):
         candidate = replace(candidate, source=reached.source)

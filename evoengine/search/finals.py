@@ -17,7 +17,7 @@ FINALISTS = 8
 
 
 def hold_finals(ledger: Ledger, judge: Evaluator, problem: str, gpu: str) -> Future[Finals | Rejection] | None:
-    """A future of the finals among the ledger's best measured candidates; None where the judge times none."""
+    """Return a future of the finals among the ledger's best measured candidates; None if the evaluator times none."""
     best = ledger.best(problem, gpu, top=FINALISTS)
     measured = [c.trial for c in best if c.ranked_by.kind is Kind.MEASURED]
     known = [with_machine_code(ledger, trial) for trial in measured]
@@ -26,10 +26,10 @@ def hold_finals(ledger: Ledger, judge: Evaluator, problem: str, gpu: str) -> Fut
 
 
 def record_finals(ledger: Ledger, run: int, result: Finals | Rejection) -> list[str]:
-    """Writes the new figures, each with its place; says what a person should know of them.
+    """Write the new figures with their places; return remarks for people.
 
     `Ledger.best` ranks by `place` among the finalists of the last run that held finals (`final_of_run`). Sustained
-    figures have no place: they stand beside the others. Whose output was wrong in finals ends as incorrect.
+    figures have no place. A finalist whose output was wrong ends as incorrect.
     """
     if isinstance(result, Rejection):
         return [f"the best could not be timed against each other ({result.reason}); they are ranked by single timings"]
@@ -51,7 +51,7 @@ def record_finals(ledger: Ledger, run: int, result: Finals | Rejection) -> list[
 
 
 def _outcome(result: Finals) -> list[str]:
-    """How the first stands beside the others, in a sentence each."""
+    """Return sentences that compare the winner with the others."""
     said = []
     if result.lead:
         ratio, low, high = (100 * (value - 1) for value in result.lead)

@@ -40,7 +40,7 @@ def digest(value: object) -> str:
 
 
 def digest_of_files(folder: Path, files: Iterable[Path]) -> str:
-    """Of names and contents."""
+    """Return a digest of the names and contents of files."""
     return digest(
         {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files if f.is_file()}
     )
@@ -65,13 +65,14 @@ def kernel_identity(workload: AnyWorkload) -> str | None:
 
 
 def templates_digest(setting: Setting) -> str:
-    """Of the templates that the search renders from, with what they include."""
+    """Return a digest of the templates that the search renders, with their includes."""
     folders = [setting.templates, *filter(None, [setting.target.workload.templates()])]
     return digest([digest_of_files(f, (p for p in f.rglob("*") if p.suffix in TEMPLATES)) for f in folders])
 
 
 def environment(setting: Setting, device: Device, predicted: bool) -> dict[str, Any]:
-    """What every evaluation of a search depends on; `predicted`: whether times come from machine code."""
+    """Return everything that all evaluations of a search depend on. `predicted` states whether times come from
+    machine code."""
     libraries = {name: version(name) for name in LIBRARIES}
     return {
         "device": [device.name, device.arch],
@@ -101,8 +102,8 @@ class Identity:
         })  # fmt: skip
 
     def key(self, source: Source, config: Config, plans: Plans) -> str:
-        """sha256, hexadecimal. Of the configuration counts what the kernel is called with: its launches, its cost and
-        the parameters of each case."""
+        """Return the key of a claim as SHA-256 in hexadecimal. Of the configuration it covers the launches, the cost
+        and the parameters of each case."""
         space, target = self._setting.space, self._setting.target
         cases = [*plans.short, *plans.long, *plans.full]
         of_this = {
@@ -118,7 +119,7 @@ class Identity:
 
 
 def _workload(workload: AnyWorkload) -> list[object]:
-    """Of one that a folder states, what it states of the problem; of one that a program brings, its module."""
+    """Return what identifies a workload: the definition in a folder, or the module of a registered class."""
     stated = json.loads(workload.definition_text) if workload.definition_text else {}
     stated.pop("space", None)
     module = Path(inspect.getsourcefile(type(workload)) or "")

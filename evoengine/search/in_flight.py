@@ -31,7 +31,7 @@ class InFlight(Generic[Reached]):
         return self.candidate.occupancy if isinstance(self.candidate, Compiled) else None
 
     def as_ended(self, end: End, run: int, target: Target) -> Candidate:
-        """What `Ledger.candidate` would read of it."""
+        """Return the candidate as `Ledger.candidate` would read it after `end`."""
         reached, proposal = self.candidate, self.proposal
         return Candidate(
             self.trial, run, str(target.problem), target.gpu.key, proposal.config, end.outcome, end.reason, end.device,

@@ -21,8 +21,8 @@ QUIET = "ignore:resource_tracker"
 
 
 def start_tracker() -> None:
-    """Starts multiprocessing's process that removes the semaphores of a program which was killed, where it does not run
-    yet, so that it does so without a word on the program's standard error."""
+    """Start multiprocessing's resource tracker, which removes the semaphores of a killed program, so that it prints
+    nothing to the program's stderr."""
     sys.warnoptions.append(QUIET)
     try:
         resource_tracker.ensure_running()
@@ -41,7 +41,7 @@ class KeptContext(SpawnContext):
         return _KeptProcess(self, *args, **kwargs)
 
     def start(self, handles: dict[str, int], fds: list[int]) -> KeptProcess:
-        """Raises OSError where a process or its folder cannot be made."""
+        """Start a process. Raises OSError if the process or its folder cannot be created."""
         if self._forked:
             kept = KeptProcess(self._held, handles=handles, fds=fds)
         else:
@@ -52,35 +52,35 @@ class KeptContext(SpawnContext):
 
     @property
     def ended(self) -> bool:
-        """Whether the first process has."""
+        """Return whether the first process has ended."""
         return bool(self._kept) and self._kept[0].exit_code(wait=False) is not None
 
     @property
     def stopped(self) -> bool:
-        """Whether the first process stands still, as by SIGSTOP."""
+        """Return whether the first process is stopped, as by SIGSTOP."""
         return bool(self._kept) and self._kept[0].stopped
 
     def how_ended(self) -> str:
-        """The signal or exit code of the first process, which has ended."""
+        """Return the signal or exit code of the first process, which has ended."""
         code = self._kept[0].exit_code(wait=False)
         assert code is not None  # `ended` was asked before
         return how_ended(code)
 
     def why_ended(self) -> str:
-        """Which limit the first process was ended for; empty where for none."""
+        """Return the limit for which the first process was ended; empty if there was none."""
         return self._kept[0].why if self._kept else ""
 
     def output_tail(self, most: int) -> str:
-        """The last bytes of what the first process printed, before `end` is called."""
+        """Return the last bytes that the first process printed. Valid before `end` is called."""
         return self._kept[0].output_tail(most) if self._kept else ""
 
     def end(self) -> None:
-        """Ends every process with all that it started, however they resist, and removes their folders."""
+        """End every process with all its descendants, and remove their folders."""
         for kept in self._kept:
             kept.end()
 
     def close(self) -> None:
-        """After `end`, and when nothing asks for a process's exit code any more."""
+        """Release the context after `end`, when no exit code is needed any more."""
         for kept in self._kept:
             kept.close()
 
@@ -94,7 +94,7 @@ class _KeptProcess(SpawnProcess):
         return _KeptPopen(process, self._context)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The worker's process, which is given this one pickled, has no need of the keeper."""
+        """Return the state without the keeper, which the worker process does not need."""
         return {name: value for name, value in self.__dict__.items() if name != "_context"}
 
 

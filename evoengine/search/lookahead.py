@@ -67,7 +67,7 @@ class Lookahead:
         return {*self._compiling, *self._predicting}
 
     def opening(self) -> bool:
-        """Whether the sampler's first pick is better put off, until there are predictions to choose by."""
+        """Return whether the sampler's first pick should wait until there are predictions."""
         now = time.monotonic()
         if self._opening_ends is None:
             seconds = self._setting.seconds
@@ -77,13 +77,13 @@ class Lookahead:
         return more and now < self._opening_ends and self._known + self.predicted < OPENING
 
     def leave(self, config: Config) -> None:
-        """Says that a configuration was proposed, so that nothing is to be gained by looking at it."""
+        """Drop a configuration that was proposed, since a prediction ahead of it no longer helps."""
         self._seen.add(config_key(config))
 
     def start(self, best: Config | None) -> bool:
-        """Begins with one more configuration, every other one next to `best` or to what is expected to be fast.
+        """Start one more configuration: alternately a neighbour of `best`, and one that is expected to be fast.
 
-        False where none is left to look at, or nothing comes of it.
+        Returns False if none is left, or if predictions are not available.
         """
         for _ in range(DRAWN):
             config = None if self._ended else self._choose(best)
@@ -96,7 +96,7 @@ class Lookahead:
         return False
 
     def advance(self, future: Future[Any]) -> None:
-        """Takes in what a future of `under_way` gave."""
+        """Process the result of a future in `under_way`."""
         for look in self._compiling.pop(future, ()):
             binary = _answer(future, Binary)
             if binary is None:
@@ -158,7 +158,8 @@ class Lookahead:
 
 
 def _answer(future: Future[Answer | Rejection], kind: type[Answer]) -> Answer | None:
-    """None where the task failed, whatever way: of what is wrong with the machine the candidates themselves tell."""
+    """Return the answer, or None if the task failed in any way. Faults of the machine are reported by the candidates
+    themselves."""
     try:
         answer = future.result()
     except EvoengineError:

@@ -16,15 +16,15 @@ OTHER_BOARD, OTHER_ARCHITECTURE = 1.0, 32.0
 
 
 def nearest_first(problem: str, gpu: Gpu, others: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Of `others`, each a problem and the key of a GPU, those of the same workload: the nearest first, equals in their
-    order. One that cannot be compared is last."""
+    """Return those of `others` (problem, key of the GPU) with the same workload, nearest first; ties keep their
+    order. One that cannot be compared comes last."""
     kernel = problem.partition(":")[0]
     alike = [other for other in others if other[0].partition(":")[0] == kernel]
     return sorted(alike, key=lambda other: distance(problem, other[0]) + _between(gpu, other[1]))
 
 
 def distance(problem: str, other: str) -> float:
-    """0 for the same problem; infinite where one of them cannot be read here."""
+    """Return a distance between problems: 0 for the same problem, infinite if one of them cannot be parsed here."""
     if problem == other:
         return 0.0
     try:
@@ -45,7 +45,7 @@ def _apart(one: object, two: object) -> float:
 
 
 def _size(value: object) -> float | None:
-    """A number above 0; None of anything else."""
+    """Return a positive number, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if value > 0 else None

@@ -14,8 +14,8 @@ RANKS = 100
 
 
 def neighbouring_bests(ledger: Ledger, setting: Setting) -> list[Config]:
-    """The best that is valid here of the nearest other problems and GPUs, of equals the latest first, but for start
-    points."""
+    """Return the best valid configurations of the nearest other problems and GPUs, latest first among equals,
+    without start points."""
     here = (str(setting.target.problem), setting.target.gpu.key)
     others = dict.fromkeys((r.problem, r.gpu) for r in reversed(ledger.runs()) if (r.problem, r.gpu) != here)
     found: dict[str, Config] = {}

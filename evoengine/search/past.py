@@ -40,7 +40,7 @@ class RunPast:
 
 
 def run_past(ledger: Ledger, run: int, objectives: Sequence[Objective]) -> RunPast:
-    """Of the run's trials in their order."""
+    """Return the earlier trials of the run in their order."""
     kills = ledger.left_over(run)
     trials: list[Past] = []
     values: dict[int, tuple[float, ...] | None] = {}

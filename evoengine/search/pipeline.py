@@ -55,7 +55,8 @@ class Pipeline:
     fill: Fill = fill
 
     def render(self, candidate: Proposed) -> Rendered | Rejection:
-        """The source. A Rejection where the template fails; raises MachineError where the templates are gone."""
+        """Render a candidate. Returns a Rejection if the template fails; raises MachineError if the templates are
+        gone."""
         try:
             source = render(self.target, self.space, candidate.config, self.templates, self.fill)
         except UsageError as error:
@@ -66,19 +67,19 @@ class Pipeline:
         return Rendered(candidate.trial, candidate.config, source)
 
     def screen_launch(self, candidate: Rendered) -> Rejection | None:
-        """Of a launch that can never succeed on the GPU."""
+        """Reject a launch that cannot succeed on the GPU."""
         why = screen_launch(candidate.source.launch, self.target.gpu)
         return Rejection(Outcome.SCREENED, why) if why else None
 
     def compiled(self, candidate: Rendered, binary: Binary) -> Compiled:
-        """With the binary that a compiler made of its source."""
+        """Return the candidate with the binary that a compiler made of its source."""
         launch = candidate.source.launch
         shared = binary.shared_bytes + launch.shared_bytes
         occupancy = self.target.gpu.occupancy(launch.threads, binary.registers, shared)
         return Compiled(candidate.trial, candidate.config, candidate.source, binary, occupancy)
 
     def screen_binary(self, candidate: Compiled) -> Rejection | None:
-        """Of a binary that is not worth running."""
+        """Reject a binary that is not worth running."""
         cost = self.space.cost(candidate.config)
         why = screen_binary(candidate.binary, candidate.source, self.target.gpu, cost, self.timed)
         return Rejection(Outcome.SCREENED, why) if why else None

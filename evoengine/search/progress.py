@@ -36,7 +36,7 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """Trials of the total that have ended; a duplicate costs none."""
+        """Return the number of trials that have ended. Duplicates do not count."""
         return sum(self.outcomes.values()) - self.outcomes[Outcome.DUPLICATE]
 
     @property

@@ -55,10 +55,13 @@ class Proposer:
         known_good: Sequence[Config] = (),
         objectives: Sequence[Objective] = (OBJECTIVES[DEFAULT],), prior: Prior | None = None, past: Sequence[Past] = (),
     ) -> None:  # fmt: skip
-        """`past` is what the run had before, in the order of its trials: the sampler is told of it, and nothing of it
-        is proposed again. `retry` are configurations that were under way when it was killed; they come first.
-        `known_good` were the best of neighbouring problems or GPUs; they come after the space's own start points.
-        `prior` leads the evolutionary sampler; the others make no use of it."""
+        """Create a proposer.
+
+        `past` holds the run's earlier trials in order: the sampler learns from them, and none is proposed again.
+        `retry` are configurations that were in progress when the run was killed; they come first. `known_good` are the
+        best of neighbouring problems or GPUs; they follow the space's start points. `prior` guides the evolutionary
+        sampler; other samplers ignore it.
+        """
         optuna.logging.set_verbosity(logging.WARNING)
         self.space = space
         self.invalid = 0
@@ -110,7 +113,7 @@ class Proposer:
         return optuna.distributions.CategoricalDistribution(knob.values)
 
     def _enqueue(self, configs: Iterable[Config], operator: str) -> None:
-        """Puts configurations ahead of the sampler's own proposals, behind those put there before."""
+        """Queue configurations ahead of the sampler's proposals, behind those already queued."""
         for config in configs:
             if config_key(config) in self._known:
                 continue
@@ -119,11 +122,11 @@ class Proposer:
 
     @property
     def queued(self) -> bool:
-        """Whether points are left that come before the sampler's own."""
+        """Return whether points are left that precede the sampler's own."""
         return bool(self._study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,)))
 
     def propose(self) -> Proposal | None:
-        """The next valid configuration that this search has not had, or None when the space is exhausted."""
+        """Return the next valid configuration that this search has not tried, or None when the space is exhausted."""
         if len(self._known) >= len(self.space):
             return None
         for _ in range(PATIENCE):
@@ -139,11 +142,11 @@ class Proposer:
         return proposal
 
     def started(self, proposal: Proposal, trial: int) -> None:
-        """The ledger's number for a proposal, by which later ones name it as a parent."""
+        """Store the trial number of a proposal, by which later proposals name it as a parent."""
         self._trials[proposal.trial.number] = trial
 
     def tell(self, proposal: Proposal, values: Sequence[float] | None) -> None:
-        """What the candidate reached for each objective, or None where it was rejected."""
+        """Report a candidate's objective values, or None if it was rejected."""
         told = self._penalty if values is None else tuple(values)
         self._known[proposal.key] = told
         for trial in (proposal.trial, *self._waiting.pop(proposal.key, ())):
@@ -195,5 +198,5 @@ class Proposer:
 
 
 def _seed(seed: int, past: Sequence[Past]) -> int:
-    """A run that goes on does not draw again what it drew at its beginning."""
+    """Return a seed that depends on the past, so that a continued run does not repeat its first draws."""
     return int(np.random.SeedSequence([seed, len(past)]).generate_state(1)[0]) if past else seed

@@ -71,7 +71,7 @@ class NodeWorker:
         self._since = time.monotonic()
 
     def ready(self) -> Ready | EvoengineError:
-        """Starts its worker, once. The error is that of the node."""
+        """Start the worker once; return the node's error if it cannot start."""
         try:
             self._start()
         except EvoengineError as error:
@@ -96,7 +96,7 @@ class NodeWorker:
     def run(
         self, task: Callable[..., object], died: Outcome, gives: type[object], seconds: float, *args: object
     ) -> Ran:
-        """The task in the worker; a node that came up again starts it first."""
+        """Run the task in the worker, which is started first on a node that came back."""
         self._task, self._since = getattr(task, "__name__", str(task)), time.monotonic()
         try:
             pool = self._start()
@@ -112,14 +112,14 @@ class NodeWorker:
         self, pool: WorkerPool, task: Callable[..., object], died: Outcome, gives: type[object], seconds: float,
         args: tuple[object, ...],
     ) -> object:  # fmt: skip
-        """Once: what a death means is decided where all workers of the search are known."""
+        """Run the task once. The coordinator decides what a death means, because it knows all workers of the search."""
         try:
             return pool.attempt(task, args, died, gives, seconds, nullcontext())
         except EvoengineError as error:
             return error
 
     def doing(self) -> Doing | None:
-        """None where it has not started."""
+        """Return the current task; None before the worker has started."""
         if self._ready is None:
             return None
         return Doing(self._ready, self._label, self._task, time.monotonic() - self._since)

@@ -62,7 +62,7 @@ class SentBinaries:
         self._sending = threading.Lock()
 
     def send(self, argument: object) -> object:
-        """The argument, or of a compiled candidate Ray's reference."""
+        """Return the argument, or Ray's reference for a compiled candidate."""
         if not isinstance(argument, CompiledCandidate):
             return argument
         key = argument.trial, argument.source.sha256
@@ -93,7 +93,8 @@ class RayWorkers:
         self, size: int, limits: WorkerLimits, echo: Callable[[str], None], options: ActorOptions, label: str = "",
         binaries: SentBinaries | None = None,
     ) -> None:  # fmt: skip
-        """`binaries` are shared with other workers of the cluster; `label` is what `evoengine cluster status` says."""
+        """Create workers. `binaries` are shared with other workers of the cluster; `label` is shown by `evoengine
+        cluster status`."""
         self.size = size
         self.seconds_busy = 0.0
         self.seconds_starting = 0.0
@@ -123,12 +124,13 @@ class RayWorkers:
         self, task: Callable[..., Answer | Rejection], *args: object, died: Outcome, gives: type[Answer],
         again: Callable[[Rejection], TaskArguments | None] = lambda rejection: None, seconds: float | None = None,
     ) -> Future[Answer | Rejection]:  # fmt: skip
-        """As WorkerPool.submit has it. A task whose actor was lost runs again on another, RETRIES times at most."""
+        """Submit a task as WorkerPool.submit does. A task whose actor was lost runs again on another, at most
+        RETRIES times."""
         seconds = self._limits.seconds if seconds is None else seconds
         return self._threads.submit(self._run, task, args, died, gives, again, seconds)
 
     def close(self) -> None:
-        """Kills what runs; tasks under way and waiting come to nothing."""
+        """Kill the workers; running and waiting tasks are cancelled."""
         with self._changing:
             self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -157,7 +159,7 @@ class RayWorkers:
         self, task: Callable[..., Answer | Rejection], args: TaskArguments, died: Outcome, gives: type[Answer],
         seconds: float, losses: Iterator[int], turn: AbstractContextManager[None],
     ) -> Answer | Rejection | Death:  # fmt: skip
-        """Runs the task once, in the turn; `losses` numbers the actors that it loses from 0."""
+        """Run the task once within the turn. `losses` numbers the lost actors from 0."""
         for each in args:
             if isinstance(each, Deferred):
                 each.ask()  # what it waits for must not wait for the worker that this task would hold
@@ -200,7 +202,7 @@ class RayWorkers:
     # ── workers that come and go ────────────────────────────────────────────────────────────────────────────────────
 
     def _welcome(self, worker: _Remote) -> None:
-        """Has the worker used as soon as it is up, which on a full cluster may take long."""
+        """Add the worker once it is up, which may take long on a full cluster."""
         waiting = threading.Thread(target=self._await, args=(worker,), daemon=True)
         with self._changing:
             self._waiting = [thread for thread in self._waiting if thread.is_alive()] + [waiting]
@@ -227,7 +229,7 @@ class RayWorkers:
             self._idle.put(worker)
 
     def _take(self) -> _Remote:
-        """A worker that is free and on a node that is in use. Raises MachineError where there is and will be none."""
+        """Return a free worker on a usable node. Raises MachineError if there is none and will be none."""
         while True:
             try:
                 worker = self._idle.get(timeout=PATIENCE_SECONDS)
@@ -256,7 +258,7 @@ class RayWorkers:
         return f"no node of the cluster is left to run on: {'; '.join(whys)}" if whys else "the workers are closed"
 
     def _lose(self, worker: _Remote, error: Exception) -> None:
-        """It comes back when Ray has started it again, on its node or on another."""
+        """Remove a worker until Ray has restarted it on its node or on another."""
         if not self._closed:
             where, worker.ready = worker.ready.host if worker.ready else "a node", None
             self._echo(f"a worker on {where} was lost ({_cause(error)}); what it was at runs again on another")
@@ -270,7 +272,7 @@ class RayWorkers:
         self._drop(worker, None if known else f"{host} is taken out, the others go on: {why}")
 
     def _drop(self, worker: _Remote, why: str | None) -> None:
-        """Goes on without the worker."""
+        """Continue without the worker."""
         with self._changing:
             if self._closed or worker not in self._all:
                 return
@@ -291,6 +293,6 @@ def _kill(worker: _Remote) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """An error of Ray in its last line, before which are tracebacks and the names of actors."""
+    """Return the last line of a Ray error; tracebacks and actor names precede it."""
     lines = str(error).strip().splitlines()
     return lines[-1].strip() if lines else type(error).__name__

@@ -13,10 +13,11 @@ from evoengine.stages.tasks import COMPILE_SECONDS, compile_task
 
 
 def with_machine_code(ledger: Ledger, trial: int) -> Candidate | Rejection:
-    """The trial with its cubin, if it was compiled. That of an imported one is compiled for its GPU, and kept.
+    """Return the trial with its cubin if it was compiled. An imported trial is compiled for its GPU, and the binary is
+    stored.
 
-    A Rejection where its source does not compile. Raises MachineError where this machine has no compiler, UsageError
-    where it knows no such GPU or what is stored is damaged.
+    Returns a Rejection if its source does not compile. Raises MachineError if this machine has no compiler, UsageError
+    if the GPU is unknown or the stored data is damaged.
     """
     candidate = ledger.candidate(trial, with_cubin=True)
     if candidate.source is None or candidate.binary is None or candidate.binary.cubin:

@@ -66,7 +66,7 @@ class RecordedSpace:
     estimated: int
 
     def first_points(self, rng: np.random.Generator) -> list[tuple[Config, str]]:
-        """None: a replay shows what a sampler finds by itself."""
+        """Return no start points: a replay shows what a sampler finds by itself."""
         return []
 
     @property
@@ -75,21 +75,21 @@ class RecordedSpace:
 
     @property
     def optimum(self) -> float:
-        """The least recorded time, ms."""
+        """Return the least recorded time in ms."""
         return float(np.nanmin(self.times))
 
     def time(self, config: Config) -> float | None:
-        """ms; None where the configuration failed. Raises UsageError where it was not recorded."""
+        """Return the time in ms; None if the configuration failed. Raises UsageError if it was not recorded."""
         time = self.times[self._place(config)]
         return None if math.isnan(time) else float(time)
 
     def samples_of(self, config: Config) -> np.ndarray:
-        """What `time` was made of: float64 [m], ms, in the order of the file; empty where it has none."""
+        """Return the samples behind `time`: float64 [m], ms, in the order of the file; empty if it has none."""
         place = self._place(config)
         return self.samples[self.ends[place - 1] if place else 0 : self.ends[place]]
 
     def reason(self, config: Config) -> str | None:
-        """Why a configuration failed; None where it did not."""
+        """Return why a configuration failed; None if it did not."""
         return self.reasons.get(self._place(config))
 
     def __len__(self) -> int:
@@ -100,7 +100,7 @@ class RecordedSpace:
         return config.keys() <= self._conditional.keys() and tuple(positions) in self._places
 
     def is_active(self, knob: Knob, config: Config) -> bool:
-        """Whether those recorded configurations have the knob that agree in all knobs before it."""
+        """Return whether the recorded configurations that agree in all knobs before this one have the knob."""
         if not self._conditional[knob.name]:
             return True
         before = list(self._conditional).index(knob.name)
@@ -108,30 +108,31 @@ class RecordedSpace:
         return bool((self.rows[alike, before] >= 0).any())
 
     def sample(self, rng: np.random.Generator, n: int = 1) -> list[dict[str, Value]]:
-        """n configurations, independent and uniform over the recorded ones."""
+        """Draw n recorded configurations independently and uniformly."""
         return [self.decode(self.rows[i]) for i in rng.integers(len(self.rows), size=n)]
 
     def enumerate(self) -> Iterator[dict[str, Value]]:
-        """Every recorded configuration once, in the order of the file."""
+        """Yield every recorded configuration once, in the order of the file."""
         return map(self.decode, self.rows)
 
     def neighbours(self, config: Config) -> list[dict[str, Value]]:
-        """The recorded configurations one knob away, in the order of the file."""
+        """Return the recorded configurations that differ in one knob, in the order of the file."""
         changed = (self.rows != self.encode(config)).sum(1)
         return [self.decode(row) for row in self.rows[changed == 1]]
 
     def encode(self, config: Config) -> np.ndarray:
-        """Positions in the knobs' domains, int16 [knobs], -1 without one. Raises UsageError on an unknown value."""
+        """Return the positions in the knobs' domains, int16 [knobs], -1 for an absent knob. Raises UsageError for an
+        unknown value."""
         return np.array([_index(knob, config, self.path) for knob in self.knobs], np.int16)
 
     def decode(self, row: Sequence[int] | np.ndarray) -> dict[str, Value]:
-        """The configuration of an encoded row [knobs]; the inverse of `encode`."""
+        """Return the configuration of an encoded row [knobs]; the inverse of `encode`."""
         positions = zip(self.knobs, np.asarray(row).tolist(), strict=True)
         return {knob.name: knob.values[i] for knob, i in positions if i >= 0}
 
     @cached_property
     def _conditional(self) -> dict[str, bool]:
-        """Knob → whether some configurations lack it."""
+        """Return, for each knob, whether some configurations lack it."""
         conditional = np.any(self.rows < 0, axis=0)
         return {knob.name: bool(lacking) for knob, lacking in zip(self.knobs, conditional, strict=True)}
 
@@ -147,10 +148,10 @@ class RecordedSpace:
 
 
 def read_recorded(path: Path) -> RecordedSpace:
-    """Reads a Kernel Tuner cache or T4 results.
+    """Read a Kernel Tuner cache or T4 results.
 
-    Of a configuration that was tried several times the last counts. Raises UsageError where the file is neither, holds
-    no configuration, or no time that is more than an estimate.
+    If a configuration was tried several times, the last result counts. Raises UsageError if the file is neither, or
+    holds no configuration or no measured time.
     """
     content = load(path)
     try:
@@ -199,8 +200,8 @@ class _Entry:
 def _entries(
     content: Mapping[str, Any], path: Path
 ) -> tuple[dict[str, list[Value]] | None, float, list[_Entry | None]]:
-    """Each knob's domain, where the format states it; the samples' unit in ms; what was recorded, None for an
-    estimate."""
+    """Return the domain of each knob if the format states it, the samples' unit in ms, and the entries, None for
+    estimates."""
     if isinstance(content.get("cache"), dict):
         return _cache_domains(content, path), 1.0, [_cache_entry(e, path) for e in content["cache"].values()]
     if isinstance(content.get("results"), list):
@@ -230,9 +231,10 @@ def _cache_entry(entry: Any, path: Path) -> _Entry:
 
 
 def _t4_entry(entry: Any, scale: float, path: Path) -> _Entry | None:
-    """A result has run where its `invalidity` is "correct"; its `time` counts, or an objective in a unit of time.
+    """Return an entry of T4 results. It succeeded if its `invalidity` is "correct"; its `time` counts, or an objective
+    in a unit of time.
 
-    None where that is an estimate, which evoengine once called `time` too.
+    Returns None for an estimate, which evoengine also called `time` once.
     """
     if not isinstance(entry, dict) or not isinstance(entry.get("configuration"), dict):
         raise UsageError(f"{path} has a result without configuration; each T4 result must carry one")
@@ -269,7 +271,7 @@ def _time(value: Any) -> tuple[float, str | None]:
 
 
 def _samples(entries: Sequence[_Entry], path: Path) -> np.ndarray:
-    """All in one array: as lists of floats, those of a large file would take hundreds of megabytes."""
+    """Return all samples in one array: as lists of floats, those of a large file would take hundreds of megabytes."""
     try:
         samples = np.fromiter(chain.from_iterable(e.samples for e in entries), np.float64)
     except (OverflowError, TypeError, ValueError) as error:
@@ -280,9 +282,9 @@ def _samples(entries: Sequence[_Entry], path: Path) -> np.ndarray:
 
 
 def occurring(configs: Sequence[Config]) -> dict[str, list[Value]]:
-    """Knob → the values it has, numbers in rising order.
+    """Return the values of each knob that occur, numbers in ascending order.
 
-    A knob comes after those that stand before it in any configuration, as far as they all agree.
+    A knob follows those that precede it in any configuration, as far as all configurations agree.
     """
     domains: dict[str, dict[Value, None]] = {}
     order: TopologicalSorter[str] = TopologicalSorter()
@@ -307,7 +309,8 @@ def _require_all(knobs: Sequence[Knob], rows: np.ndarray, path: Path) -> None:
 
 
 def _require_conditions(knobs: Sequence[Knob], rows: np.ndarray, path: Path) -> None:
-    """Whether a configuration has a knob must follow from the knobs before it, or nobody could propose one."""
+    """Require that the presence of a knob follows from the knobs before it; otherwise no configuration could be
+    proposed."""
     for column in np.flatnonzero(np.any(rows < 0, axis=0)).tolist():
         _, group = np.unique(rows[:, :column], axis=0, return_inverse=True)
         having = np.bincount(group, rows[:, column] >= 0)
@@ -338,7 +341,7 @@ def _knobs(domains: Mapping[str, Sequence[Value]], path: Path) -> tuple[Knob, ..
 
 
 def _is_value(value: object) -> bool:
-    """Whether a ledger and a file can hold it and a sampler reckon with it."""
+    """Return whether a ledger and a file can store the value and a sampler can use it."""
     if isinstance(value, int):
         return abs(value) < 2**63
     if isinstance(value, float):
@@ -347,7 +350,7 @@ def _is_value(value: object) -> bool:
 
 
 def _index(knob: Knob, config: Mapping[str, Any], path: Path) -> int:
-    """The position in the domain, -1 where the configuration lacks the knob."""
+    """Return the position in the domain, -1 if the configuration lacks the knob."""
     if knob.name not in config:
         return -1
     value = config[knob.name]

@@ -20,9 +20,9 @@ NESTED = 100
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, plain or gzipped; one cut short is closed after its last whole entry.
+    """Return the JSON object in a file, plain or gzipped; a truncated one is closed after its last complete entry.
 
-    Raises UsageError where there is none.
+    Raises UsageError if there is none.
     """
     try:
         raw = read_limited(path, LARGEST_FILE)
@@ -40,9 +40,10 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """JSON, or a log cut short: closed after its last whole entry. None where it is neither.
+    """Parse JSON, or a truncated log, which is closed after its last complete entry; return None if the text is
+    neither.
 
-    Raises ValueError where it is JSON that cannot be taken.
+    Raises ValueError for JSON with invalid content.
     """
     text = text.rstrip().rstrip(",")
     try:

@@ -19,9 +19,9 @@ REFERENCE_SECONDS = 60.0
 
 
 def require_reference(target: Target, echo: Callable[[str], None], seconds: float = REFERENCE_SECONDS) -> None:
-    """Runs the reference of a folder's workload as the gate will; other workloads have none.
+    """Run the reference of a folder's workload as the gate will; other workloads have none.
 
-    Raises UsageError where it raises, hangs, ends its process, or returns other outputs than problem.json states.
+    Raises UsageError if it raises, hangs, ends its process, or returns other outputs than problem.json states.
     """
     workload, problem = target.workload, target.problem
     if not isinstance(workload, FolderWorkload) or not isinstance(problem, FolderProblem):
@@ -38,7 +38,7 @@ def require_reference(target: Target, echo: Callable[[str], None], seconds: floa
 
 
 def _load() -> None:
-    """Starts torch before the time counts."""
+    """Import torch before the time limit starts."""
     import_module("evoengine.workloads.folder_check")
 
 

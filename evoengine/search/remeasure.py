@@ -64,11 +64,11 @@ class Remeasurer:
         self._stop = False
 
     def stop(self) -> None:
-        """Ends it after the candidate under way."""
+        """Stop after the current candidate."""
         self._stop = True
 
     def measure(self, candidates: Sequence[Candidate], spaces: dict[int, SearchSpace]) -> list[str]:
-        """Gives what a person should know of the result. Closes the judge."""
+        """Measure candidates; return remarks for people. Closes the evaluator."""
         try:
             for baseline in timed_baselines(self._judge.baselines()):
                 self._ledger.record_baseline(self._run, baseline)
@@ -85,7 +85,7 @@ class Remeasurer:
             self._judge.close()
 
     def _evaluate(self, candidate: Candidate, space: SearchSpace) -> Future[Evaluation | Rejection]:
-        """From the binary on; nothing is rendered, so no templates are needed. Only what was imported is compiled."""
+        """Evaluate a candidate from its binary on. No templates are needed; only imported candidates are compiled."""
         known = with_machine_code(self._ledger, candidate.trial)
         if isinstance(known, Rejection):
             rejected: Future[Evaluation | Rejection] = Future()
@@ -95,7 +95,7 @@ class Remeasurer:
         return pipeline.evaluate(known.contender, seed_for(self._seed, self._run, candidate.trial), None)
 
     def _record(self, candidate: Candidate, result: Evaluation | Rejection) -> None:
-        """What the GPU says replaces the emulator's word, for better or worse."""
+        """Record the GPU's result in place of the emulator's."""
         end = end_of(result)
         self._ledger.finish(
             candidate.trial, end.outcome, end.reason, candidate.occupancy, end.device, end.verdicts, end.figure

@@ -24,7 +24,7 @@ class Renderer:
         self.while_waiting: Callable[[], None] = lambda: None
 
     def __call__(self, template: Template) -> str:
-        """Raises as `fill` does, and UsageError where it is beyond a limit; MachineError."""
+        """Render a template in a worker process. Raises as `fill` does, UsageError beyond a limit, and MachineError."""
         future = self._pool.submit(fill, template, died=Outcome.UNCOMPILABLE, gives=str)
         while not wait((future,), POLL_SECONDS).done:
             self.while_waiting()

@@ -27,7 +27,7 @@ class Replay:
         self, space: RecordedSpace, sampler: str, seed: int, trials: int, seconds: float | None, ledger: Ledger,
         run: int, on_change: Callable[[Progress], None], on_finish: Callable[[int], None], spent: float = 0.0,
     ) -> None:  # fmt: skip
-        """A `run` that has trials already goes on; `spent` are the seconds that it took before."""
+        """Create a replay. A `run` with trials continues; `spent` are the seconds that it took before."""
         past = run_past(ledger, run, (REPLAY_OBJECTIVE,))
         self.progress = Progress(trials, outcomes=past.outcomes, spent=spent)
         self._space, self._ledger, self._run = space, ledger, run
@@ -44,7 +44,7 @@ class Replay:
         return self._proposer.repeated
 
     def stop(self) -> None:
-        """Ends the search after the trial under way."""
+        """Stop after the current trial."""
         self._stop = True
 
     def search(self) -> Progress:
@@ -79,7 +79,7 @@ class Replay:
 
 
 def entry(space: RecordedSpace, config: Config, run: int, trial: int = 0) -> Candidate:
-    """What the file says of a configuration, as a candidate."""
+    """Return a recorded configuration as a candidate."""
     milliseconds, device = space.time(config), device_of(space)
     figure = None
     if milliseconds is not None:
@@ -91,12 +91,12 @@ def entry(space: RecordedSpace, config: Config, run: int, trial: int = 0) -> Can
 
 
 def entries(space: RecordedSpace, run: int) -> Iterator[Candidate]:
-    """The whole file."""
+    """Yield all recorded configurations as candidates."""
     return (entry(space, config, run, trial) for trial, config in enumerate(space.enumerate(), 1))
 
 
 def failure(reason: str) -> Outcome:
-    """The outcome that a recorded failure stands for, by Kernel Tuner's and T4's words for it."""
+    """Return the outcome for a recorded failure, by the terms of Kernel Tuner and T4."""
     word = reason.lower()
     if "compil" in word:
         return Outcome.UNCOMPILABLE

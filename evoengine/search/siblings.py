@@ -13,7 +13,8 @@ MOST = 20_000
 
 
 def sibling_prior(ledger: Ledger, space: Space, problem: str, gpu: Gpu) -> Prior:
-    """Of the sibling that measured most configurations of the space; empty where none measured enough of them."""
+    """Return the prior from the sibling GPU that measured most configurations of the space; empty if none measured
+    enough."""
     others = {run.gpu for run in ledger.runs() if run.problem == problem and run.gpu != gpu.key}
     siblings = sorted(key for key in others & known_gpus().keys() if known_gpus()[key].arch == gpu.arch)
     found = max((_measured(ledger, space, problem, key) for key in siblings), key=len, default=[])

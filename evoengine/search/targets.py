@@ -29,7 +29,7 @@ def target_of(ledger: Ledger, candidate: Candidate) -> Target:
 
 
 def stored_gpu(ledger: Ledger, key: str) -> Gpu:
-    """The GPU of that name: of gpus.toml, or as a file described it to a run. Raises UsageError for others."""
+    """Return the GPU of that name, from gpus.toml or as a file described it to a run. Raises UsageError for others."""
     if key in known_gpus() or (fields := ledger.gpu_definition(key)) is None:
         return find_gpu(key)
     return stored_fields(fields, f"the ledger's description of {key!a}")
@@ -57,8 +57,8 @@ def _workload(problem: str, definition: str | None) -> AnyWorkload:
 
 
 def spaces_of(ledger: Ledger, candidates: Sequence[Candidate], target: Target) -> dict[int, SearchSpace]:
-    """The space of each candidate's run, from the text that the ledger keeps: a binary goes with the launch rules that
-    it was made under, whatever the file says today."""
+    """Return the space of each candidate's run from the text in the ledger, because a binary belongs to the launch
+    rules under which it was compiled."""
     wanted = {c.run for c in candidates}
     spaces: dict[int, SearchSpace] = {}
     by_text: dict[str, SearchSpace] = {}

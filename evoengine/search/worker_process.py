@@ -29,7 +29,7 @@ TaskArguments = tuple[object, ...]
 
 
 def nothing() -> None:
-    """A warm-up for tasks that load what they need quickly."""
+    """Do nothing, as a warm-up for tasks without slow imports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ class Failure:
 
 
 def begin(limits: WorkerLimits, environment: Mapping[str, str]) -> None:
-    """Ctrl-C is the coordinator's to answer. What it is forked from has the environment of an earlier time."""
+    """Initialise a worker: ignore Ctrl-C, which the coordinator handles, and set the current environment, since the
+    fork server has an older one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder = {"TMPDIR": os.environ["TMPDIR"]}
     tempfile.tempdir = None
@@ -85,7 +86,7 @@ def begin(limits: WorkerLimits, environment: Mapping[str, str]) -> None:
 
 
 def _limit_processes() -> None:
-    """RLIMIT_NPROC counts all of a user's threads, so what runs already comes on top."""
+    """Set RLIMIT_NPROC, which counts all threads of a user, to the allowed number plus what runs already."""
     _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     most = _threads_of_user() + PROCESSES_OF_USER
     if hard == resource.RLIM_INFINITY or most < hard:
@@ -110,7 +111,7 @@ def ready(warm_up: Callable[[], None]) -> int:
 
 
 def answer(task: Callable[..., object], args: TaskArguments) -> bytes:
-    """The answer pickled here, so that one that cannot be fails this task and not the channel to all of them."""
+    """Pickle the answer here, so that one that cannot be pickled fails this task and not the channel of all tasks."""
     try:
         os.ftruncate(1, 0)
         return pickle.dumps(task(*args))

@@ -79,17 +79,17 @@ class Workers(Protocol):
         self, task: Callable[..., Answer | Rejection], *args: object, died: Outcome, gives: type[Answer],
         again: Callable[[Rejection], TaskArguments | None] = ..., seconds: float | None = None,
     ) -> Future[Answer | Rejection]:  # fmt: skip
-        """As WorkerPool.submit has it."""
+        """Submit a task as WorkerPool.submit does."""
 
     def close(self) -> None:
-        """Ends what runs; tasks under way and waiting come to nothing."""
+        """Kill the workers; running and waiting tasks are cancelled."""
 
 
 class _Worker:
     """One process, until it fails."""
 
     def __init__(self, terms: WorkerLimits) -> None:
-        """Raises MachineError where no process can be started."""
+        """Start a worker process. Raises MachineError if that fails."""
         self._terms = terms
         held = Held(MOST_PROCESSES, 2 * terms.memory_bytes if terms.memory_bytes else NO_LIMIT)
         self._processes = KeptContext(held, terms.forked)
@@ -110,14 +110,14 @@ class _Worker:
             raise MachineError(f"a worker process cannot be started: {why.rstrip(': ')}") from error
 
     def _give_up(self, pool: ProcessPool) -> None:
-        """Ends what was started of a pool that did not come up."""
+        """End the processes of a pool that did not come up."""
         with suppress(Exception):  # it knows less of its own state than that it failed
             pool.stop()
         self._processes.end()
         self._processes.close()
 
     def await_start(self) -> None:
-        """Raises BrokenProcessPool where the process was killed, MachineError where it cannot come up."""
+        """Wait until the process is up. Raises BrokenProcessPool if it was killed, MachineError if it cannot start."""
         if self._pid is None:
             try:
                 self._pid = self._await_pid()
@@ -140,8 +140,11 @@ class _Worker:
                     raise
 
     def call(self, task: Callable[..., object], args: TaskArguments, seconds: float) -> object:
-        """The task's answer, a Failure or a Death; raises EvoengineError where the task did, BrokenProcessPool where
-        the process was gone before it got the task, MachineError where it was not the task that ended it."""
+        """Run a task; return its answer, a Failure or a Death.
+
+        Raises EvoengineError if the task did, BrokenProcessPool if the process was gone before it received the task,
+        and MachineError if something other than the task ended it.
+        """
         killed_before, start = oom_kills(), time.monotonic()
         found = self._call(task, args, seconds)
         if isinstance(found, EvoengineError):
@@ -156,7 +159,8 @@ class _Worker:
         return Death(found.death, found.reason, round(time.monotonic() - start, 1), killed)
 
     def _machine_fault(self, failure: Failure, killed: int) -> str | None:
-        """Why the machine, not the task, is at fault that a process was lost; `killed` are the kernel's kills."""
+        """Return why the machine, not the task, is at fault for a lost process; `killed` counts the kernel's OOM
+        kills."""
         if failure.death == "SIGKILL" and killed:
             return "this machine has no memory left: the kernel ended a worker process; fewer --jobs need less"
         return None if failure.late else why_unfit()
@@ -188,19 +192,20 @@ class _Worker:
                 return Failure(f"the answer cannot be read: {type(error).__name__}: {error}"[:OUTPUT_TAIL_CHARS])
 
     def _too_late(self, seconds: float) -> Failure:
-        """One that stands still was stopped by somebody, and its time is no limit that the task reached."""
+        """Return the failure for a task beyond its time limit. A process that was stopped by a signal did not reach
+        the limit itself."""
         late = f"no end after {seconds:g} s"
         if self._processes.stopped:
             return Failure(f"{late}, and the worker process was stopped", late=True, death="stopped by a signal")
         return Failure(late, late=True, limit=f"{seconds:g} s")
 
     def _output_tail(self) -> str:
-        """The end of what the process printed; a library often says there why it aborted."""
+        """Return the end of the process's output, where a library often states why it aborted."""
         said = " ".join(self._processes.output_tail(OUTPUT_TAIL_CHARS).split())
         return f": {said}" if said else ""
 
     def kill(self) -> None:
-        """Ends the process and all that it started, however they resist; waits where another thread does."""
+        """End the process and all its descendants; wait if another thread is doing so."""
         with self._killing:
             if self._killed:
                 return
@@ -242,7 +247,8 @@ class WorkerPool:
         return worker
 
     def _new_with_patience(self) -> _Worker:
-        """A machine that can start no process for a moment does not end a search of hours. Raises MachineError."""
+        """Start a worker with retries, so that a short shortage of processes does not end a long search. Raises
+        MachineError."""
         for tries in range(1, STARTS):
             try:
                 return self._new()
@@ -254,12 +260,13 @@ class WorkerPool:
         self, task: Callable[..., Answer | Rejection], *args: object, died: Outcome, gives: type[Answer],
         again: Callable[[Rejection], TaskArguments | None] = lambda rejection: None, seconds: float | None = None,
     ) -> Future[Answer | Rejection]:  # fmt: skip
-        """A future of the task's answer, an instance of `gives`, or of a Rejection.
+        """Return a future of the task's answer, an instance of `gives`, or of a Rejection.
 
-        A task that hangs is `hung`, or `died` where that says what it means; `died` is also one that reaches another
-        limit or gives no such answer. One whose process dies is tried again, and `crashed` where `judged` says so. What
-        is wrong with the machine or the usage is raised: it would fail every candidate. After a Rejection `again` may
-        give other arguments to try at once. `seconds` is what it may take, where that is not what the limits say.
+        A task that exceeds its time ends as `hung`, or as `died` if that states the meaning of a hang; one that exceeds
+        another limit, or returns another type, ends as `died`. If its process dies, the task is retried, and ends as
+        `crashed` when `judged` decides so. Faults of the machine or of the usage are raised, because they would fail
+        every candidate. After a Rejection, `again` may return other arguments to try at once. `seconds` overrides the
+        time limit.
         """
         seconds = self._terms.seconds if seconds is None else seconds
         try:
@@ -283,7 +290,7 @@ class WorkerPool:
         self, task: Callable[..., Answer | Rejection], args: TaskArguments, died: Outcome, gives: type[Answer],
         seconds: float, turn: AbstractContextManager[None],
     ) -> Answer | Rejection | Death:  # fmt: skip
-        """Runs the task once, in the turn, for who decides himself what a Death means."""
+        """Run the task once within the turn, for a caller that decides itself what a Death means."""
         worker = self._idle.get()
         try:
             with turn:
@@ -308,7 +315,8 @@ class WorkerPool:
     def _call(
         self, worker: _Worker, task: Callable[..., object], args: TaskArguments, seconds: float
     ) -> tuple[_Worker, object]:
-        """One that is killed while idle or starting has not run the task: another takes it."""
+        """Run a task on a worker. A worker that is killed while idle or starting has not run it, so another takes
+        it."""
         for starts in range(STARTS):
             try:
                 return worker, self._timed(worker, task, args, seconds)
@@ -351,7 +359,7 @@ class WorkerPool:
         return fresh
 
     def close(self) -> None:
-        """Kills what runs; tasks under way and waiting come to nothing."""
+        """Kill the workers; running and waiting tasks are cancelled."""
         with self._starting:
             self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -62,7 +62,7 @@ class Authenticate:
 
 
 def require(scope: str) -> Callable[..., Awaitable[int]]:
-    """A dependency that gives the submitter's number; 403 where the token's scope is too small."""
+    """Return a dependency that gives the submitter's number; 403 if the token's scope is insufficient."""
 
     async def check(request: Request, _: Annotated[object, Depends(_bearer)]) -> int:
         token: Token | None = request.state.token
@@ -89,15 +89,16 @@ def may_cancel(request: Request, submitter: int) -> bool:
 
 
 def require_own(request: Request, number: int, submitter: int) -> None:
-    """403 where the job is another token's, and the request's is not for admin."""
+    """Answer 403 if the job belongs to another token and the request's token lacks the scope admin."""
     if not may_cancel(request, submitter):
         raise HTTPException(HTTPStatus.FORBIDDEN, f"job {number} is of another token; one for admin may cancel it")
 
 
 def require_own_page(request: Request) -> None:
-    """403 unless a page of this server sent the form. A browser adds the token to what any site's page sends here.
+    """Answer 403 unless a page of this server sent the form, because a browser adds the token to requests from any
+    site.
 
-    Browsers state the sender by Sec-Fetch-Site over HTTPS and on loopback, and by Origin everywhere.
+    Browsers state the origin by Sec-Fetch-Site over HTTPS and on loopback, and by Origin everywhere.
     """
     origin, site = request.headers.get("origin", ""), request.headers.get("sec-fetch-site")
     same = site == "same-origin" if site else origin.partition("://")[2] == request.headers.get("host")
@@ -109,7 +110,7 @@ def require_own_page(request: Request) -> None:
 
 
 def _given(asking: HTTPConnection) -> str | None:
-    """The token of the request: Bearer for programs; Basic, as its password, for browsers."""
+    """Return the token of the request: Bearer for programs, the password of Basic for browsers."""
     scheme, _, value = asking.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()
@@ -122,9 +123,9 @@ def _given(asking: HTTPConnection) -> str | None:
 
 
 def _is_local(asking: HTTPConnection, settings: Settings) -> bool:
-    """Whether a request without a token comes from a program of this machine, and from no page of a browser's.
+    """Return whether a request without a token comes from a program on this machine, and not from a page in a browser.
 
-    A page of another site can reach this address by a name of its own: then Host is that name.
+    A page of another site can reach this address by a name of its own; Host is then that name.
     """
     if any(name in asking.headers for name in _FORWARDED):
         return False

@@ -61,9 +61,9 @@ class Answers:
         self._changing = threading.Lock()
 
     def kept(self, question: Question) -> Answer | None:
-        """The answer, where it may be given without asking the database; takes no time.
+        """Return the cached answer if it is valid without asking the database.
 
-        While one request looks whether it is still right, others are given the one of before.
+        While one request validates the answer, others get the previous one.
         """
         answer = self._kept.get(question)
         if answer is None:
@@ -72,7 +72,7 @@ class Answers:
         return answer if is_fresh or answer.checking.locked() else None
 
     def find(self, question: Question) -> Answer:
-        """Raises NothingFound, and UsageError for a GPU that nobody knows."""
+        """Return the answer. Raises NothingFound, and UsageError for an unknown GPU."""
         answer = self._kept.get(question)
         if answer is None:
             return self._read(question)
@@ -112,7 +112,7 @@ class Answers:
         return found.candidates[0].to_json()
 
     def _nearest(self, question: Question) -> dict[str, Any]:
-        """The best of the nearest problem and GPU that have one, with what was asked."""
+        """Return the best of the nearest problem and GPU that have one, with the problem that was asked for."""
         gpu, problem = question.gpu, question.problem
         if gpu is None or problem is None:
             gpu, problem = self._db.last_target(gpu, problem)
@@ -125,7 +125,7 @@ class Answers:
 
 
 def ledger_state(database: Database, question: Question) -> object:
-    """Another value once anything changed that the answer depends on, or may."""
+    """Return a value that changes whenever something changes that the answer may depend on."""
     finished = select(func.count(), func.max(CandidateRow.finished_at)).where(CandidateRow.outcome.is_not(None))
     if question.gpu and question.problem and not question.nearest:
         finished = finished.where(CandidateRow.gpu == question.gpu, CandidateRow.problem == question.problem)
@@ -136,7 +136,7 @@ def ledger_state(database: Database, question: Question) -> object:
 
 
 def ranked_targets(database: Database) -> list[tuple[str, str]]:
-    """Every problem and GPU that something correct was found for, the latest first."""
+    """Return every problem and GPU with a correct candidate, latest first."""
     ranked = [str(o) for o in Outcome if o.ranked]
     query = select(CandidateRow.problem, CandidateRow.gpu).where(CandidateRow.outcome.in_(ranked))
     grouped = query.group_by(CandidateRow.problem, CandidateRow.gpu).order_by(func.max(CandidateRow.id).desc())

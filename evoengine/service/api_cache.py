@@ -33,7 +33,7 @@ def entries(
     prefix: Annotated[str, Query(pattern=PREFIX, description="Only keys that begin so.")] = "",
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
 ) -> dict[str, Any]:  # fmt: skip
-    """Newest first, each as the text that was stored."""
+    """List entries, newest first, each as the text that was stored."""
     wanted = select(CacheRow).where(CacheRow.key.startswith(prefix, autoescape=True))
     newest = wanted.order_by(CacheRow.stored_at.desc(), CacheRow.key).limit(limit)
     with state_of(request).database.reading() as session:
@@ -42,7 +42,7 @@ def entries(
 
 @router.get("/{key}")
 def entry(request: Request, _: Annotated[int, Depends(require("read"))], key: Key) -> Response:
-    """The text as it was stored."""
+    """Return the text as it was stored."""
     with state_of(request).database.reading() as session:
         row = session.get(CacheRow, key)
     if row is None:
@@ -52,8 +52,7 @@ def entry(request: Request, _: Annotated[int, Depends(require("read"))], key: Ke
 
 @router.put("/{key}", status_code=204, openapi_extra=PUT_BODY)
 async def store(request: Request, _: Annotated[int, Depends(require("work"))], key: Key) -> Response:
-    """Keeps a JSON object under the key, in place of what was there; with `If-None-Match: *` only where there was
-    none."""
+    """Store a JSON object under the key, replacing an earlier one; with `If-None-Match: *` only if there is none."""
     text = await _json_text(request)
     await run_in_threadpool(_put, request, key, text, request.headers.get("if-none-match", "").strip() == "*")
     return Response(status_code=204)

@@ -46,7 +46,8 @@ Key = Annotated[str | None, Header(min_length=1, max_length=LONGEST_KEY, descrip
 def submit(
     request: Request, response: Response, body: JobRequest, submitter: Submitter, idempotency_key: Key = None
 ) -> JSONResponse:
-    """Asks for a search. 202 with the job and its place; the same again for the same Idempotency-Key and body."""
+    """Submit a search. Answers 202 with the job and its location; the same answer for the same Idempotency-Key and
+    body."""
     state = state_of(request)
     asked = checked(body, state.settings, state.database.url)
     job = state.jobs.submit(asked, submitter, idempotency_key, state.settings.max_jobs)
@@ -55,7 +56,7 @@ def submit(
 
 @router.post("/retune", status_code=202, dependencies=TURN)
 def retune(request: Request, body: RetuneRequest, submitter: Submitter) -> JSONResponse:
-    """Asks for a search of everything the ledger knows, for another GPU; what a job is already about is left out."""
+    """Submit a search for another GPU of every problem in the ledger; problems that already have a job are skipped."""
     state = state_of(request)
     asked = retune_requests(body, state.settings, state.database, state.jobs)
     jobs = [state.jobs.submit(each, submitter, None, state.settings.max_jobs) for each in asked]
@@ -69,7 +70,7 @@ def jobs(
     before: Annotated[int | None, Query(ge=1, le=LARGEST_NUMBER, description="Only of lower numbers.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:  # fmt: skip
-    """Newest first."""
+    """List jobs, newest first."""
     found = state_of(request).jobs.newest(state, before, limit)
     return {"schema": SCHEMA, "jobs": [job_json(job) for job in found]}
 
@@ -79,7 +80,7 @@ async def job(
     request: Request, _: Reader, number: Number,
     wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="Seconds to wait for its end.")] = 0,
 ) -> JSONResponse:  # fmt: skip
-    """The job; with `wait`, once it has ended or nothing can go on with it, or after so many seconds."""
+    """Return the job; with `wait`, once it has ended or cannot continue, or after so many seconds."""
     state, end = state_of(request), time.monotonic() + wait
     found = await state.polls.run(state.jobs.find, number)
     if wait and not _rests(found):
@@ -93,7 +94,7 @@ async def job(
 
 @router.delete("/jobs/{number}", responses={200: {"model": JobView}}, dependencies=TURN)
 def cancel(request: Request, _: Submitter, number: Number) -> JSONResponse:
-    """Ends it, and keeps what it found. One that has ended stays as it is."""
+    """Cancel the job and keep its results. A job that has ended does not change."""
     state = state_of(request)
     require_own(request, number, state.jobs.find(number).submitter)
     return JSONResponse(job_json(state.jobs.cancel(number)))
@@ -104,7 +105,7 @@ async def events(
     request: Request, _: Reader, number: Number,
     last_event_id: Annotated[str | None, Header(description="The last one that was received.")] = None,
 ) -> EventSourceResponse:  # fmt: skip
-    """What happened, as server-sent events numbered from 1 without a gap; the stream ends with the job."""
+    """Stream the job's events as server-sent events numbered from 1 without a gap; the stream ends with the job."""
     state = state_of(request)
     after = _number(last_event_id)
     await state.polls.run(state.jobs.find, number)
@@ -133,14 +134,14 @@ async def _stream(state: State, number: int, after: int) -> AsyncIterator[bytes]
 
 
 def _require_room(state: State) -> None:
-    """Raises HTTPException where too many requests wait."""
+    """Raise HTTPException if too many requests wait."""
     if state.streams >= state.settings.max_streams:
         raise busy("too many requests wait for jobs")
 
 
 @contextmanager
 def _counted(state: State) -> Iterator[None]:
-    """A request that waits."""
+    """Count a request that waits."""
     state.streams += 1
     try:
         yield

@@ -43,7 +43,7 @@ MOST_SHOWN = 100
 
 
 def _of_type(media_type: str) -> dict[int | str, dict[str, Any]]:
-    """For the OpenAPI description."""
+    """Return the response of that media type for the OpenAPI description."""
     return {200: {"content": {media_type: {}}}}
 
 
@@ -53,8 +53,8 @@ async def best(
     top: Annotated[int | None, Query(ge=1, le=MOST_SHOWN, description="So many, as a list.")] = None,
     nearest: Annotated[bool, Query(description="Where there is none, that of the nearest problem.")] = False,
 ) -> Response:  # fmt: skip
-    """The best kernel known for a problem on a GPU, as `evoengine best --json` gives it; of the last run's where none
-    is named."""
+    """Return the best kernel for a problem on a GPU as `evoengine best --json` prints it; by default those of the
+    last run."""
     question = Question(_known_gpu(gpu), problem and _stored_problem(problem), top, nearest)
     answers = state_of(request).answers
     answer = answers.kept(question)
@@ -66,7 +66,7 @@ async def best(
 def tagged(
     request: Request, body: bytes, etag: str, media_type: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The answer, or 304 where `If-None-Match` names it or is `*`."""
+    """Return the answer, or 304 if `If-None-Match` contains its ETag or is `*`."""
     own = {"ETag": etag, "Cache-Control": "no-cache", **(headers or {})}
     known = _tags(request.headers.get("if-none-match", ""))
     if etag in known or "*" in known:
@@ -76,7 +76,7 @@ def tagged(
 
 @router.get("/kernels/{sha256}/source", response_class=PlainTextResponse, dependencies=TURN)
 def source(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -> Response:
-    """The CUDA text of a correct kernel."""
+    """Return the CUDA text of a correct kernel."""
     state = state_of(request)
     found = state.database.candidate(_trial(state, sha256, gpu)).source
     assert found is not None  # it was found by it
@@ -88,7 +88,7 @@ def source(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -> R
     dependencies=TURN,
 )  # fmt: skip
 def cubin(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -> Response:
-    """Its machine code."""
+    """Return the machine code of a correct kernel."""
     state = state_of(request)
     found = state.database.candidate(_trial(state, sha256, gpu), with_cubin=True)
     if found.binary is None or is_elsewhere(found.binary):
@@ -98,7 +98,7 @@ def cubin(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -> Re
 
 @router.get("/kernels/{sha256}/json", dependencies=TURN)
 def described(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -> dict[str, Any]:
-    """All that `evoengine show --json` says of it."""
+    """Return what `evoengine show --json` prints for the kernel."""
     state = state_of(request)
     trial = _trial(state, sha256, gpu)
     return {"schema": SCHEMA, **jsonable(page_json(state.database.candidate(trial), state.database.profile(trial)))}
@@ -108,7 +108,7 @@ def described(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -
     "/kernels/{sha256}/bundle", response_class=Response, responses=_of_type("application/zip"), dependencies=TURN
 )
 def exported(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) -> Response:
-    """What `evoengine best --export` writes, as a zip file: source, machine code, loader, checksums."""
+    """Return what `evoengine best --export` writes as a zip file: source, machine code, loader, checksums."""
     state = state_of(request)
     files = bundle(state.database, _trial(state, sha256, gpu))
     return _file(request, _zipped(files), "application/zip", f"{sha256[:12]}.zip")
@@ -118,34 +118,35 @@ def exported(request: Request, _: Reader, sha256: Sha256, gpu: OF_GPU = None) ->
 def fused_moe(
     request: Request, _: Reader, gpu: Annotated[str, Query(min_length=1, max_length=100)]
 ) -> dict[str, Any]:  # fmt: skip
-    """The best of every gemm on a GPU as files of vLLM's and SGLang's fused MoE kernel, by their names."""
+    """Return the best configuration of every gemm on a GPU as files of the fused MoE kernel of vLLM and SGLang, by
+    name."""
     found = find_fused_moe(state_of(request).database, find_gpu(gpu))
     return {"schema": SCHEMA, "files": found.files, "left_out": list(found.left_out)}
 
 
 @router.get("/problems", dependencies=TURN)
 def problems(_: Reader) -> dict[str, Any]:
-    """The workloads that jobs may name, how their problems are written, and an example of each."""
+    """List the workloads that jobs may name with the syntax of their problems and an example of each."""
     return {"schema": SCHEMA, "workloads": problems_json()}
 
 
 @router.get("/gpus", dependencies=TURN)
 def gpus(request: Request, _: Reader) -> dict[str, Any]:
-    """The GPUs that can be tuned for, and the servers that run jobs with the GPUs they have."""
+    """List the supported GPUs, and the servers that run jobs with their GPUs."""
     executors = [executor_json(each) for each in state_of(request).executors.known()]
     return {"schema": SCHEMA, "gpus": _boards(), "executors": executors}
 
 
 @cache
 def _boards() -> list[dict[str, Any]]:
-    """They stay the same as long as the server runs."""
+    """Return the supported GPUs, which do not change while the server runs."""
     known, able = list(known_gpus().values()), compilable()
     fitting = fitting_families(known)
     return [jsonable(gpu_json(gpu, fitting[gpu.key], why_unmodelled(gpu), able)) for gpu in known]
 
 
 def _trial(state: State, sha256: str, gpu: str | None) -> int:
-    """The last correct trial with that source. Raises NothingFound."""
+    """Return the last correct trial with that source. Raises NothingFound."""
     correct = [str(o) for o in Outcome if o.correct]
     wanted = select(CandidateRow.id).where(CandidateRow.source_sha256 == sha256, CandidateRow.outcome.in_(correct))
     if gpu is not None:

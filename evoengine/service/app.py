@@ -44,7 +44,8 @@ HEADERS = (
 def make_app(
     settings: Settings, database: Database, executors: Executors, dispatches: Callable[[], bool] = lambda: True
 ) -> FastAPI:
-    """Serves what the database holds; ready as long as it `dispatches`. Close the database when it has ended."""
+    """Return an application that serves the database; it is ready while `dispatches` returns true. Close the
+    database when it has ended."""
     apart, quick = database.twin(), Threads(QUICK)
     state = State(
         settings, database, Jobs(database), Tokens(apart), Answers(apart), executors, dispatches,
@@ -102,16 +103,16 @@ class Figures:
 
 
 def _add_health(app: FastAPI, figures: Figures, jobs: Jobs) -> None:
-    """`jobs` by connections that nothing else uses up."""
+    """Add the health endpoints. `jobs` uses database connections that nothing else can exhaust."""
 
     @app.get("/livez", tags=["health"])
     async def livez() -> dict[str, str]:
-        """Whether the process answers."""
+        """Answer as long as the process is alive."""
         return {"status": "ok"}
 
     @app.get("/readyz", tags=["health"])
     async def readyz(request: Request) -> JSONResponse:
-        """Whether it can use its database, and runs the jobs that it claims."""
+        """Answer whether the server can use its database and runs the jobs that it claims."""
         state = state_of(request)
         if state.stopping.is_set():
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the server is being shut down")
@@ -125,7 +126,7 @@ def _add_health(app: FastAPI, figures: Figures, jobs: Jobs) -> None:
 
     @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
     async def metrics(request: Request, _: Annotated[int, Depends(require("read"))]) -> Response:
-        """For Prometheus."""
+        """Return the metrics for Prometheus."""
         return Response(await state_of(request).quick.run(figures.text), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -213,7 +214,7 @@ class BodyLimit:
         await self._app(scope, replay, send)
 
     async def _read(self, scope: Scope, receive: Receive) -> tuple[bytes, bool]:
-        """The body, and whether it is whole."""
+        """Return the body, and whether it is complete."""
         stated = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         if stated.isdigit() and int(stated) > self._most:
             return b"", False

@@ -16,7 +16,7 @@ from evoengine.tuning.ray_cluster import connected, require_fit, survey
 
 
 def check(settings: Settings, db: str | None) -> Iterator[str]:
-    """A line for each thing that is as it should be. Raises UsageError, MachineError at the first that is not."""
+    """Yield a line for each thing that is in order. Raises UsageError or MachineError at the first that is not."""
     with open_service(db, create=True) as database:
         yield f"ledger    {database.place}"
         prepare(settings, database)

@@ -109,21 +109,21 @@ class Client:
     # ── jobs ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, *, idempotency_key: str | None = None, **request: Any) -> JobInfo:
-        """Asks for a search; `request` are the fields of a job: problems, gpu, trials, minutes, sampler, device …"""
+        """Submit a search. `request` holds the fields of a job: problems, gpu, trials, minutes, sampler, device …"""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         return _job(self._json("POST", "/v1/jobs", json=request, headers=headers))
 
     def retune(self, gpu: str, **request: Any) -> list[JobInfo]:
-        """Asks for searches of all that the ledger knows, for another GPU."""
+        """Submit searches for another GPU of all problems in the ledger."""
         return [_job(job) for job in self._json("POST", "/v1/retune", json={"gpu": gpu, **request})["jobs"]]
 
     def job(self, number: int, wait: float = 0) -> JobInfo:
-        """With `wait`, once it rests or after so many seconds."""
+        """Return a job; with `wait`, once it rests or after so many seconds."""
         answer = self._json("GET", f"/v1/jobs/{number}", params={"wait": wait}, timeout=TIMEOUT + wait)
         return _job(answer)
 
     def jobs(self, state: str | None = None) -> list[JobInfo]:
-        """Newest first."""
+        """List jobs, newest first."""
         params = {} if state is None else {"state": state}
         return [_job(job) for job in self._json("GET", "/v1/jobs", params=params)["jobs"]]
 
@@ -131,9 +131,9 @@ class Client:
         return _job(self._json("DELETE", f"/v1/jobs/{number}"))
 
     def events(self, number: int, after: int = 0, patience: float = 60.0) -> Iterator[JobEvent]:
-        """What happens in the job until it ends, each event once, whatever becomes of connections and servers.
+        """Yield the job's events until it ends, each once, across lost connections and restarted servers.
 
-        Raises MachineError where no server can be reached for `patience` seconds.
+        Raises MachineError if no server can be reached for `patience` seconds.
         """
         reached = time.monotonic()
         while True:
@@ -164,32 +164,32 @@ class Client:
     # ── results ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def best(self, gpu: str | None = None, problem: str | None = None, *, nearest: bool = False) -> dict[str, Any]:
-        """The best kernel known, as `evoengine best --json` prints it."""
+        """Return the best kernel as `evoengine best --json` prints it."""
         return self._json("GET", "/v1/best", params=_given(gpu=gpu, problem=problem, nearest=nearest or None))
 
     def ranking(self, gpu: str | None = None, problem: str | None = None, top: int = 10) -> dict[str, Any]:
-        """The best ones, under `trials`."""
+        """Return the best kernels under `trials`."""
         return self._json("GET", "/v1/best", params=_given(gpu=gpu, problem=problem, top=top))
 
     def bundle(self, source_sha256: str, gpu: str | None = None) -> dict[str, bytes]:
-        """The files of an exported kernel, by name. Raises MachineError where they are not what their checksums say."""
+        """Return the files of an exported kernel by name. Raises MachineError if they do not match their checksums."""
         return unpacked(self._send("GET", f"/v1/kernels/{source_sha256}/bundle", params=_given(gpu=gpu)))
 
     # ── caches of other tuners ──────────────────────────────────────────────────────────────────────────────────────
 
     def cached(self, key: str) -> str | None:
-        """The text that was stored under the key; None where there is none."""
+        """Return the text stored under the key, or None."""
         try:
             return self._send("GET", f"/v1/cache/{key}").decode()
         except NothingFound:
             return None
 
     def store(self, key: str, data: str) -> None:
-        """Keeps a JSON object, as text, under the key."""
+        """Store a JSON object, given as text, under the key."""
         self._send("PUT", f"/v1/cache/{key}", content=data.encode(), headers={"Content-Type": "application/json"})
 
     def all_cached(self, prefix: str = "", limit: int = 100) -> list[str]:
-        """Those whose keys begin so, newest first."""
+        """Return the entries whose keys have the prefix, newest first."""
         answer = self._json("GET", "/v1/cache", params={"limit": limit, "prefix": prefix})
         return [entry["data"] for entry in answer["entries"]]
 
@@ -217,7 +217,8 @@ class Client:
 
 
 def unpacked(packed: bytes) -> dict[str, bytes]:
-    """The files of a bundle, without its checksums. Raises MachineError where it is none, or not what those say."""
+    """Return the files of a bundle without its checksums. Raises MachineError if it is not a bundle, or does not
+    match them."""
     try:
         with zipfile.ZipFile(io.BytesIO(packed)) as archive:
             entries = archive.infolist()

@@ -43,11 +43,11 @@ class Connections:
         self._most_in_all = max(FILES_BESIDE, files - FILES_BESIDE)
 
     def protocol(self) -> Any:
-        """What uvicorn makes of a connection."""
+        """Return the protocol that uvicorn uses for a connection."""
         return partial(LimitedProtocol, self)
 
     def enter(self, connection: LimitedProtocol) -> bool:
-        """Whether there is room for it, made if need be."""
+        """Return whether there is room for the connection, closing an idle one if necessary."""
         own = self._of.setdefault(connection.address, {})
         limited = not self._settings.trusts(connection.address)
         if limited and len(own) >= self._settings.max_connections and not self._drop_waiting(connection.address):
@@ -58,7 +58,7 @@ class Connections:
         return True
 
     def _drop_waiting(self, address: str) -> bool:
-        """Ends the oldest connection of the address on which no request is under way; whether there was one."""
+        """Close the oldest idle connection of the address; return whether there was one."""
         waiting = next((each for each in self._of.get(address, ()) if each.waits), None)
         if waiting is None:
             return False
@@ -86,7 +86,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def waits(self) -> bool:
-        """Whether no request is under way: the first or the next one has not come, or not wholly."""
+        """Return whether no request is in progress: the first or the next one has not arrived completely."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
@@ -129,7 +129,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._late = None
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
-        """Answers past the application, and closes."""
+        """Answer without the application, and close."""
         self._headers_are_there()
         if self.transport.is_closing():
             return
@@ -166,7 +166,7 @@ class ForwardedLimit:
                 del self._under_way[address]
 
     def _forwarded(self, scope: Scope) -> str | None:
-        """The last address before those of trusted proxies; None of what did not come through one."""
+        """Return the last address before those of trusted proxies; None for a request that did not come through one."""
         client = scope.get("client")
         if scope["type"] != "http" or client is None or not self._settings.trusts(client[0]):
             return None

@@ -15,18 +15,18 @@ class Database(Ledger):
     """A Ledger whose transactions the modules of the service may use; any thread may."""
 
     def writing(self) -> AbstractContextManager[Session]:
-        """One transaction, committed at the end. Raises as a Ledger does."""
+        """Return a transaction that is committed at the end. Raises as a Ledger does."""
         return self._writing()
 
     def reading(self) -> AbstractContextManager[Session]:
         return self._reading()
 
     def twin(self) -> Database:
-        """The same with connections of its own. Close it, too."""
+        """Return the same database with connections of its own, to be closed too."""
         return Database(self._url, make_engine(self._url))
 
 
 def open_service(database: str | None, *, create: bool) -> Database:
-    """As `open_ledger`."""
+    """Open the service's database as `open_ledger` does."""
     url = parse_url(chosen_database(database))
     return Database(url, open_database(url, create=create))

@@ -81,12 +81,12 @@ class Dispatcher(threading.Thread):
 
     @property
     def works(self) -> bool:
-        """Whether it goes on with its steps, or has been told to stop."""
+        """Return whether the dispatcher runs, or has been told to stop."""
         going = self.is_alive() and time.monotonic() - self._stepped < STILL_SECONDS
         return going or self._ended.is_set()
 
     def _try(self, step: Callable[[], None], name: str) -> None:
-        """A step; says once what keeps it from its end: the database may be away for hours."""
+        """Run a step. A failure is reported once, because the database may be unavailable for hours."""
         try:
             step()
             self._troubles.pop(name, None)
@@ -102,7 +102,7 @@ class Dispatcher(threading.Thread):
             self._say(line)
 
     def begin_stop(self) -> None:
-        """Takes no more jobs; its thread gives back what runs. For a handler of a signal: it takes no time."""
+        """Claim no more jobs; the thread returns those that run. Safe to call in a signal handler."""
         self._ended.set()
 
     def stop(self) -> None:
@@ -121,7 +121,7 @@ class Dispatcher(threading.Thread):
         self._beaten = time.monotonic()
 
     def _settle(self) -> None:
-        """Tells the database what it could not be told before."""
+        """Write to the database what could not be written before."""
         kept_from: Exception | None = None
         for number, tell in list(self._owed.items()):
             try:
@@ -161,7 +161,7 @@ class Dispatcher(threading.Thread):
             self._tell(f"job {job.id}: started on {slot.device.name if slot.device else 'the CPU'}")
 
     def _rest(self, slot: Slot) -> None:
-        """Leaves the next job for a while to other slots and servers."""
+        """Leave the next job to other slots and servers for a while."""
         before = self._rests.get(slot.number)
         seconds = min(2 * before.seconds, LONGEST_REST) if before else REST_SECONDS
         self._rests[slot.number] = Rest(seconds, time.monotonic() + seconds)
@@ -195,7 +195,7 @@ class Dispatcher(threading.Thread):
             running.process.terminate()
 
     def _give_back_all(self) -> None:
-        """Every search may end in order; after some seconds it is ended."""
+        """Stop all searches in order, kill those left after some seconds, and return their jobs."""
         end = time.monotonic() + GIVE_BACK_SECONDS
         for running in self._running.values():
             self._tell_to_stop(running)

@@ -37,7 +37,7 @@ def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> 
 
 
 def answer_errors(app: FastAPI) -> None:
-    """Has the app answer every error so."""
+    """Make the application answer every error as application/problem+json."""
 
     @app.exception_handler(EvoengineError)
     async def ours(request: Request, error: EvoengineError) -> JSONResponse:

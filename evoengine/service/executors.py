@@ -54,14 +54,15 @@ class Executor:
 
 
 def offered(device: GpuDevice) -> tuple[str, ...]:
-    """The names of evoengine's GPUs that this one can time for: its own, else those of its architecture."""
+    """Return the known GPUs that this one can time for: its own, else those of its architecture."""
     known = known_gpus().values()
     own = tuple(gpu.key for gpu in known if gpu.name == device.name)
     return own or tuple(gpu.key for gpu in known if gpu.capability == device.capability)
 
 
 def slots_here(settings: Settings) -> list[Slot]:
-    """One per GPU of this machine and some without one; with a cluster those alone, and its nodes have the GPUs."""
+    """Return one slot per GPU of this machine and some without one; with a cluster only those, since its nodes have
+    the GPUs."""
     if settings.cluster:
         return [Slot(number, None, settings.cluster_gpus) for number in range(settings.cpu_jobs)]
     found = find_driver()
@@ -78,8 +79,8 @@ class Executors:
         self._patience = timedelta(seconds=patience)
 
     def beat(self, jobs: Iterable[tuple[int, int]]) -> set[int]:
-        """Says that this server lives, with the jobs (number, fence) that it runs; gives those that are no longer
-        its own: cancelled, or taken over."""
+        """Record that this server and its jobs (number, fence) are alive; return those that are no longer its own,
+        cancelled or taken over."""
         with self._db.writing() as session:
             now = database_time(session)
             self._enter(session, now)
@@ -94,7 +95,7 @@ class Executors:
             return lost
 
     def claim(self, slot: Slot) -> Job | None:
-        """The next job that fits the slot; this server's from then on, by a fence of its own."""
+        """Claim the next job that fits the slot with a new fence."""
         if not self._anything_to_do():
             return None
         with self._db.writing() as session:
@@ -115,21 +116,22 @@ class Executors:
         return None
 
     def _anything_to_do(self) -> bool:
-        """Asked often, and without the lock that a writer takes."""
+        """Return whether a job may be waiting. Asked often, so it does not take the writer's lock."""
         with self._db.reading() as session:
             too_old = database_time(session) - self._patience
             open_to_all = or_(JobRow.state == QUEUED, and_(JobRow.state == RUNNING, JobRow.beat_at < too_old))
             return session.scalar(select(JobRow.id).where(open_to_all).limit(1)) is not None
 
     def give_back(self, number: int, fence: int, why: str) -> None:
-        """Another server may go on with it at once, where it is still this one's; what was found stays."""
+        """Return a job that this server holds, so that another can continue it at once; its results are kept."""
         with self._db.writing() as session:
             row = held(session, number, fence)
             take(session, row)
             change(session, row, QUEUED, why)
 
     def died(self, number: int, fence: int, how: str) -> None:
-        """The machine failed the job, or its process died, as `how` says: it is tried again, some times."""
+        """Record that the machine failed the job, or that its process died as stated by `how`; it is retried a
+        limited number of times."""
         with self._db.writing() as session:
             row = held(session, number, fence)
             take(session, row)
@@ -140,7 +142,7 @@ class Executors:
                 end(session, row, FAILED, f"tried {row.deaths} times, the last time: {how}")
 
     def leave(self) -> None:
-        """This server runs no more jobs."""
+        """Record that this server runs no more jobs."""
         with self._db.writing() as session:
             session.execute(delete(ExecutorRow).where(ExecutorRow.owner == self._owner))
 
@@ -160,7 +162,7 @@ class Executors:
         session.execute(delete(ExecutorRow).where(ExecutorRow.beat_at < now - FORGOTTEN_AFTER))
 
     def _sort(self, session: Session, now: datetime) -> None:
-        """Jobs that nobody can run wait, and say for what; those that somebody can, wait no longer."""
+        """Mark jobs that no server can run as waiting, with the reason, and others as queued."""
         since = now - self._patience
         timed = _timed(session, since)
         has_cpu = session.scalar(
@@ -180,8 +182,8 @@ class Executors:
 
 
 def take(session: Session, row: JobRow) -> None:
-    """Raises the job's fence, and those of its runs that still count as running: whoever worked on them writes no more,
-    and what was under way there ends."""
+    """Raise the fence of the job, and those of its runs that count as running, so that the previous owner writes
+    nothing more. Their trials in progress end."""
     row.fence += 1
     runs = {run for part in row.parts for run in part["runs"]}
     hearts = {run: session.get(HeartbeatRow, run, with_for_update=True) for run in runs}
@@ -196,7 +198,8 @@ class Timed:
     on_cluster: frozenset[str]
 
     def for_job(self, job: Job) -> frozenset[str]:
-        """What was predicted is timed on a server's own GPU; a search on a cluster too."""
+        """Return the GPUs that can time for the job: predictions are timed on a server's own GPU, a search also on a
+        cluster."""
         return self.own if job.predicted else self.own | self.on_cluster
 
 
@@ -215,7 +218,7 @@ def _described(slot: Slot) -> dict[str, Any]:
 
 
 def _need(job: Job, timed: Timed) -> str | None:
-    """The GPU that the job needs now, None where the CPU does."""
+    """Return the GPU that the job needs now, None if a CPU suffices."""
     device = job.request["device"]
     if device == "cuda":
         return job.gpu

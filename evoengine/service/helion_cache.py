@@ -24,19 +24,19 @@ class EvoengineCache(RemoteCacheBackend):
     """Made once per kernel that Helion tunes; a call is a request."""
 
     def __init__(self) -> None:
-        """Raises UsageError where no service is named."""
+        """Connect to the service. Raises UsageError if none is named."""
         url = os.environ.get("EVOENGINE_SERVER")
         if not url:
             raise UsageError("EVOENGINE_SERVER is not set; it names the service, as in http://tuner.example:8765")
         self._client: Client = connect(url)
 
     def get(self, key: str) -> str | None:
-        """The JSON that was put under the key; None where there is none."""
+        """Return the JSON stored under the key, or None."""
         return self._client.cached(PREFIX + key)
 
     def put(self, key: str, data: str) -> None:
         self._client.store(PREFIX + key, data)
 
     def list(self, max_results: int | None = None) -> Iterable[str]:
-        """Newest first."""
+        """Yield entries, newest first."""
         return self._client.all_cached(PREFIX, max_results or LISTED)

@@ -60,7 +60,7 @@ class JobLog:
         self._spent, self._since = part["seconds"], time.monotonic()
 
     def update(self, progress: Progress) -> None:
-        """Called some ten times a second."""
+        """Report progress. Called about ten times a second."""
         self._note_run()
         self.stage(progress.stage)
         now = time.monotonic()
@@ -68,7 +68,7 @@ class JobLog:
             self._tell("progress", **self._progress())
 
     def trial(self, candidate: Candidate) -> None:
-        """Tells each trial once."""
+        """Report a trial once."""
         self._note_run()
         self._rank(candidate)
         if candidate.trial not in self._told:
@@ -77,7 +77,7 @@ class JobLog:
             self._tell_trial(candidate)
 
     def timed(self, candidate: Candidate) -> None:
-        """A trial that was told before has another figure."""
+        """Report a new figure of a trial that was reported before."""
         self._rank(candidate)
         self._tell_trial(candidate)
 
@@ -93,14 +93,14 @@ class JobLog:
         self._tell("end", problem=part["problem"], run=max(part["runs"], default=None), ended=ended)
 
     def _note_run(self) -> None:
-        """Notes the run's number once it has one, so that who takes the job over takes the run over."""
+        """Record the run's number once it exists, so that a server that takes over the job takes over the run."""
         run = self._searching.number if self._searching else None
         if run is not None and self._part is not None and run not in self._part["runs"]:
             self._part["runs"].append(run)
             self._jobs.note(self._job.id, self._job.fence, self.parts)
 
     def _rank(self, candidate: Candidate) -> None:
-        """By figures of one kind, as they come; the ledger's own ranking is what counts in the end."""
+        """Update the best so far, by figures of one kind as they arrive. The final ranking is the ledger's."""
         figure, best = candidate.measurement, self._best.measurement if self._best else None
         if figure is None or candidate.outcome is None or not candidate.outcome.ranked or figure.suspect:
             return

@@ -65,7 +65,7 @@ class Job:
 
     @property
     def predicted(self) -> bool:
-        """Whether all of it was searched without a GPU, and it is left to be timed."""
+        """Return whether the whole job was searched without a GPU and remains to be timed."""
         return all(part["ended"] for part in self.parts)
 
 
@@ -84,9 +84,9 @@ class Jobs:
     # ── asked for ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, request: Mapping[str, Any], submitter: int, key: str | None, most: int) -> Job:
-        """Enters a job; one that the submitter entered before with the same key and request is given again.
+        """Enter a job, or return the one that the submitter entered before with the same key and request.
 
-        Raises UsageError where the key was used for another request, TooMany where the submitter has `most` unfinished
+        Raises UsageError if the key was used for another request, and TooMany if the submitter has `most` unfinished
         jobs.
         """
         body = _sha256(request)
@@ -109,13 +109,13 @@ class Jobs:
             return to_job(row)
 
     def unfinished_problems(self, gpu: str) -> set[str]:
-        """Problems that jobs for the GPU are still about."""
+        """Return the problems of unfinished jobs for the GPU."""
         with self._db.reading() as session:
             rows = session.scalars(select(JobRow).where(JobRow.gpu == gpu, JobRow.state.not_in(ENDED)))
             return {part["problem"] for row in rows for part in row.parts}
 
     def find(self, number: int) -> Job:
-        """Raises NothingFound."""
+        """Return a job. Raises NothingFound."""
         with self._db.reading() as session:
             return to_job(_row(session, number))
 
@@ -171,23 +171,23 @@ class Jobs:
     def note(
         self, number: int, fence: int, parts: list[dict[str, Any]], progress: Mapping[str, Any] | None = None
     ) -> None:
-        """Raises Fenced."""
+        """Record how far the job came. Raises Fenced."""
         with self._db.writing() as session:
             _note(held(session, number, fence), parts, progress)
 
     def finish(self, number: int, fence: int, state: str, why: str | None = None) -> None:
-        """Raises Fenced."""
+        """Finish the job. Raises Fenced."""
         with self._db.writing() as session:
             end(session, held(session, number, fence), state, why)
 
     def wait(self, number: int, fence: int, why: str) -> None:
-        """Gives a job back that goes on when something is there that is not there now. Raises Fenced."""
+        """Return a job that can continue only when something becomes available. Raises Fenced."""
         with self._db.writing() as session:
             change(session, held(session, number, fence), WAITING, why)
 
 
 def held(session: Session, number: int, fence: int) -> JobRow:
-    """The job, locked until the transaction ends. Raises Fenced."""
+    """Return the job, locked until the transaction ends. Raises Fenced."""
     row = _row(session, number, lock=True)
     if row.fence != fence or row.state != RUNNING:
         raise Fenced(f"job {number} was cancelled, or another server took it over: nothing more is written to it")
@@ -195,7 +195,7 @@ def held(session: Session, number: int, fence: int) -> JobRow:
 
 
 def change(session: Session, row: JobRow, state: str, why: str | None) -> None:
-    """Another state, with its event. A job that no longer runs has no owner."""
+    """Change the state and add the event. A job that no longer runs has no owner."""
     if (row.state, row.why) == (state, why):
         return
     row.state, row.why = state, why
@@ -210,8 +210,7 @@ def end(session: Session, row: JobRow, state: str, why: str | None) -> None:
 
 
 def locked(session: Session, states: Iterable[str]) -> list[JobRow]:
-    """Jobs in these states, first those of higher priority and then the older ones; rows that another transaction holds
-    are left out."""
+    """Return jobs in these states by priority, then by age, skipping rows that another transaction has locked."""
     wanted = select(JobRow).where(JobRow.state.in_(states)).order_by(JobRow.priority.desc(), JobRow.id)
     return list(session.scalars(wanted.with_for_update(skip_locked=True)))
 
@@ -261,7 +260,7 @@ def _note(row: JobRow, parts: list[dict[str, Any]] | None, progress: Mapping[str
 
 
 def _add_event(session: Session, row: JobRow, event: str, data: Mapping[str, Any]) -> None:
-    """The row is locked, so that numbers appear in their order."""
+    """Add an event. The row is locked, so that numbers appear in order."""
     session.flush()
     row.events += 1
     session.add(JobEventRow(job_id=row.id, number=row.events, event=event, data=dict(data), at=database_time(session)))

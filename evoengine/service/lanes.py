@@ -38,7 +38,7 @@ class Lane:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Raises HTTPException, 503, where too many wait."""
+        """Wait for a turn. Raises HTTPException, 503, if too many requests wait."""
         if self._waiting >= self._most:
             raise busy("too many requests of this kind wait")
         self._waiting += 1
@@ -57,7 +57,7 @@ def busy(why: str) -> HTTPException:
 
 
 def turn(kind: str) -> Callable[[Request], AsyncIterator[None]]:
-    """A dependency: the request has a turn in the lane until its answer is made."""
+    """Return a dependency that holds a turn in the lane until the answer is made."""
 
     async def take(request: Request) -> AsyncIterator[None]:
         lane: Lane = request.app.state.service.lanes[kind]

@@ -47,7 +47,7 @@ TURN = [Depends(turn("pages"), scope="function")]
 
 @router.get("/", response_class=HTMLResponse, dependencies=TURN)
 def status(request: Request, _: Reader, before: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None) -> Response:
-    """The best of what was tuned last, jobs with who asked for them and when, and GPUs."""
+    """Show the latest best kernels, jobs with submitters and times, and GPUs."""
     state = state_of(request)
     jobs = state.jobs.newest(before=before, limit=SHOWN_JOBS)
     executors = state.executors.known()
@@ -62,7 +62,7 @@ def status(request: Request, _: Reader, before: Annotated[int | None, Query(ge=1
 
 @router.get("/jobs/{number}", response_class=HTMLResponse, dependencies=TURN)
 def job(request: Request, _: Reader, number: Number) -> Response:
-    """One job, with what happened last."""
+    """Show one job with its latest events."""
     state = state_of(request)
     found = state.jobs.find(number)
     last = state.jobs.events(number, max(0, found.events - SHOWN_EVENTS), SHOWN_EVENTS)
@@ -85,7 +85,7 @@ Sent = Annotated[dict[str, str], Depends(_sent)]
 
 @router.get("/new", response_class=HTMLResponse, dependencies=TURN)
 def new(request: Request, _: Submitter) -> Response:
-    """The form to submit a job."""
+    """Show the form that submits a job."""
     return _form(request, {}, None)
 
 
@@ -124,8 +124,8 @@ def _form(request: Request, sent: Mapping[str, str], why: str | None) -> Respons
 
 @router.get("/report", response_class=HTMLResponse)
 async def report(request: Request, _: Reader, gpu: Name = None, problem: Name = None) -> Response:
-    """What `evoengine report --html` writes. Its own policy lets its two scripts run, and this one keeps them from all
-    else that is served here."""
+    """Return what `evoengine report --html` writes. Its own policy permits its two scripts, and this one isolates
+    them from everything else served here."""
     state = state_of(request)
     found = await state.reports.find(problem, gpu)
     headers = {"Content-Security-Policy": "sandbox allow-scripts; frame-ancestors 'none'", "Vary": "Accept-Encoding"}
@@ -137,7 +137,7 @@ async def report(request: Request, _: Reader, gpu: Name = None, problem: Name = 
 
 @router.get("/docs", response_class=HTMLResponse, dependencies=TURN)
 def docs(request: Request, _: Reader) -> Response:
-    """What can be asked for, from the OpenAPI description."""
+    """Show the API from the OpenAPI description."""
     described = request.app.openapi()
     return _page("docs.html", title="API · evoengine", refresh=None, paths=described["paths"],
                  schemas=described["components"]["schemas"])  # fmt: skip
@@ -150,7 +150,7 @@ def style() -> Response:
 
 @cache
 def _environment() -> jinja2.Environment:
-    """Everything is escaped."""
+    """Return a template environment that escapes everything."""
     loader = jinja2.FileSystemLoader(FOLDER)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -168,7 +168,7 @@ def _page(template: str, status: int = HTTPStatus.OK, **values: object) -> Respo
 
 
 def _bests(state: State) -> list[Candidate]:
-    """The best of each problem and GPU, what was tuned last first."""
+    """Return the best of each problem and GPU, latest first."""
     found = (state.database.best(problem, gpu, top=1) for problem, gpu in ranked_targets(state.database)[:SHOWN_BESTS])
     return [each[0] for each in found if each]
 
@@ -178,13 +178,13 @@ def _doing(state: State, executor: Executor) -> list[Job]:
 
 
 def _shown(value: object) -> str:
-    """A text of others in a line: nothing that a page or a terminal would obey, and not too much."""
+    """Return foreign text on one line, without control characters and shortened."""
     text = plain(str(value))
     return f"{text[:LONGEST_TEXT]}…" if len(text) > LONGEST_TEXT else text
 
 
 def _figure(known: Mapping[str, Any] | None) -> str:
-    """`412.5 TFLOPS est.`, or the time where nobody counted operations."""
+    """Return `412.5 TFLOPS est.`, or the time if the number of operations is unknown."""
     if not known or known.get("median_us") is None:
         return "–"
     mark = {"estimated": " est.", "recorded": " rec."}.get(str(known["tflops_kind"]), "")
@@ -204,7 +204,7 @@ def _moment(value: Any) -> str:
 
 
 def _took(value: timedelta) -> str:
-    """`3 min 12 s`, `1 h 4 min`"""
+    """Return `3 min 12 s`, `1 h 4 min`."""
     minutes, seconds = divmod(round(value.total_seconds()), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
@@ -215,6 +215,6 @@ def _clock(value: datetime) -> str:
 
 
 def _share(job: Job) -> tuple[int, int]:
-    """Trials done, and how many it may do."""
+    """Return the number of finished trials, and the job's limit."""
     total = job.request["trials"] * len(job.parts)
     return (job.progress or {}).get("done", 0), total

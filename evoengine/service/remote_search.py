@@ -23,7 +23,7 @@ class Watched:
 
 
 def watch(client: Client, job: JobInfo, say: Say, stage: Say) -> Watched:
-    """Tells what happens in the job until it rests; Ctrl-C leaves it to go on alone."""
+    """Print the job's events until it rests. Ctrl-C leaves the job running."""
     outcomes: Counter[str] = Counter()
     try:
         for event in client.events(job.id):
@@ -54,7 +54,7 @@ def _tell(event: JobEvent, job: JobInfo, outcomes: Counter[str], say: Say, stage
 
 
 def best_of(client: Client, job: JobInfo) -> list[dict[str, Any]]:
-    """The best known of each of the job's problems, whoever found it. Raises MachineError."""
+    """Return the best known kernel of each of the job's problems. Raises MachineError."""
     found = []
     for part in job.parts:
         best = job.progress.get("best") or {}

@@ -53,7 +53,7 @@ class Reports:
         self._under_way: dict[Target, asyncio.Task[Report]] = {}
 
     async def find(self, problem: str | None, gpu: str | None) -> Report:
-        """Raises as `draw_report`, and HTTPException, 503, where too many others are asked for."""
+        """Return a report. Raises as `draw_report`, and HTTPException, 503, if too many others are requested."""
         target = problem, gpu
         finding = self._under_way.get(target)
         if finding is None:
@@ -103,7 +103,7 @@ async def _drawn(url: str, problem: str | None, gpu: str | None) -> bytes:
 
 
 def main() -> int:
-    """Draws one, of the ledger that the environment names, onto standard output."""
+    """Write one report, of the ledger that the environment names, to stdout."""
     from evoengine.ledger.store import open_ledger
     from evoengine.tuning.report import draw_report
 

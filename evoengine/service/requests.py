@@ -44,7 +44,7 @@ class JobRequest(BaseModel):
         description="As evoengine search --problem takes them; each gets the whole budget.",
     )  # fmt: skip
     gpu: Name | None = Field(default=None, description="As evoengine gpus lists them.")
-    trials: int = Field(60, description="Kernels to try.")
+    trials: int = Field(60, description="Number of trials.")
     minutes: float | None = Field(default=None, description="Start no candidate after this long.")
     sampler: Name = samplers.DEFAULT
     device: Name = Field(
@@ -74,8 +74,7 @@ class RetuneRequest(BaseModel):
 
 
 def checked(request: JobRequest, settings: Settings, db: str | None) -> dict[str, Any]:
-    """The request as a job keeps it: names and problems in the form that the ledger has, nothing that means the same
-    written in two ways."""
+    """Return the request as a job stores it, with names and problems in canonical form."""
     _require_budget(request.trials, request.minutes, settings)
     sampler = _word(request.sampler, samplers.NAMES)
     if request.device.startswith(RECORDED):
@@ -135,7 +134,7 @@ def _example(workload: str | None) -> str:
 
 
 def _word(value: str, known: tuple[str, ...]) -> str:
-    """Refused in the words of the command line."""
+    """Reject a word with the message of the command line."""
     try:
         return str(OneOf(known).convert(value, None, None))
     except click.BadParameter as error:

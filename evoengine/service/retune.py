@@ -18,10 +18,10 @@ from evoengine.workloads import find_workload, workloads
 
 
 def retune_requests(asked: RetuneRequest, settings: Settings, database: Database, jobs: Jobs) -> list[dict[str, Any]]:
-    """A job's request per problem that something correct is known for; what an unfinished job is about is left out.
+    """Return a job request per problem with a correct candidate, without problems of unfinished jobs.
 
-    First those with the nearest results: their searches start from those. Raises NothingFound where the ledger knows
-    none, UsageError for what cannot be meant.
+    Problems with the nearest results come first, because their searches start from those. Raises NothingFound if the
+    ledger has none, UsageError for invalid values.
     """
     gpu = find_kept_gpu(database.url, asked.gpu)
     if asked.workload is not None:
@@ -49,8 +49,8 @@ def _can_be_searched(problem: str, workload: str | None) -> bool:
 
 
 def _nearest_board(database: Database, problem: str, gpu: Gpu, targets: list[tuple[str, str]]) -> float:
-    """How far the nearest board with results for the problem is from this one: the same, one of its architecture, one
-    that differs in its compute capability."""
+    """Return the distance of the nearest board with results for the problem: the same board, one of the same
+    architecture, or one of another compute capability."""
     found = math.inf
     for key in {on for other, on in targets if other == problem}:
         try:

@@ -41,7 +41,7 @@ class Server(uvicorn.Server):
 
 
 def serve(settings: Settings, db: str | None, say: Say) -> None:
-    """Until SIGTERM or Ctrl-C; jobs under way are given back then. Raises UsageError, MachineError."""
+    """Serve until SIGTERM or Ctrl-C, then return running jobs. Raises UsageError, MachineError."""
     with ExitStack() as ending:
         database = ending.enter_context(open_service(db, create=True))
         listening = ending.enter_context(listen(settings))
@@ -72,7 +72,7 @@ def configured(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Raises UsageError where the address cannot be listened on."""
+    """Return the listening socket. Raises UsageError if the address is unavailable."""
     try:
         family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
@@ -90,8 +90,8 @@ def address(settings: Settings, listening: socket.socket) -> str:
 
 
 def prepare(settings: Settings, database: Database) -> None:
-    """Makes the operator's kernels known. Raises UsageError for one that cannot be read, and where tokens are required
-    and there is none: nobody could ask for anything."""
+    """Register the operator's kernels. Raises UsageError for an invalid one, and if tokens are required and there is
+    none."""
     for folder in settings.kernel_folders.values():
         register_kernel(folder)
     _ = settings.recorded_files

@@ -84,7 +84,7 @@ class Settings(BaseSettings):
             raise UsageError(f"trusted proxies: {error}; write addresses, as in 127.0.0.1,10.0.0.0/8") from error
 
     def trusts(self, address: str) -> bool:
-        """Whether it is that of a proxy which says who asks."""
+        """Return whether the address belongs to a trusted proxy."""
         try:
             asking = ipaddress.ip_address(address)
         except ValueError:
@@ -116,7 +116,8 @@ class Settings(BaseSettings):
 
 
 def load_settings(**given: object) -> Settings:
-    """Those of the environment, but for what is `given` and not None. Raises UsageError naming the variable."""
+    """Return the settings of the environment, overridden by what is `given` and not None. Raises UsageError naming
+    the variable."""
     try:
         stated: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return Settings(**stated)

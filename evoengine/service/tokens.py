@@ -54,7 +54,7 @@ class Tokens:
         self._noted: dict[int, float] = {}
 
     def new(self, name: str, scope: str, days: float | None) -> str:
-        """A new token, which nobody can read again later. Raises UsageError."""
+        """Return a new token, which cannot be read again later. Raises UsageError."""
         if scope not in SCOPES:
             near = did_you_mean(scope, SCOPES)
             raise UsageError(f"there is no scope {scope!r}; known ones are {', '.join(SCOPES)}{near}")
@@ -74,7 +74,7 @@ class Tokens:
         return token
 
     def revoke(self, name: str) -> None:
-        """Raises UsageError where there is none of that name."""
+        """Revoke a token. Raises UsageError if there is none of that name."""
         with self._db.writing() as session:
             names = list(session.scalars(select(TokenRow.name)))
             if name not in names:
@@ -83,20 +83,20 @@ class Tokens:
             session.execute(delete(TokenRow).where(TokenRow.name == name))
 
     def all(self) -> list[Token]:
-        """Oldest first."""
+        """Return all tokens, oldest first."""
         with self._db.reading() as session:
             now = database_time(session)
             return [_to_token(row, now) for row in session.scalars(select(TokenRow).order_by(TokenRow.id))]
 
     def kept(self, token: str) -> tuple[bool, Token | None]:
-        """Whether it was read a moment ago, and who it belongs to; takes no time."""
+        """Return whether the token was read recently, and its owner, without asking the database."""
         at, found = self._known.get(digest(token), (float("-inf"), None))
         return time.monotonic() - at < KNOWN_SECONDS, found
 
     def find(self, token: str) -> Token | None:
-        """Who it belongs to; None where it is nobody's. It may have expired.
+        """Return the token's record, or None; it may have expired.
 
-        It is looked up by its SHA-256: how long that takes tells nothing of the tokens there are.
+        It is looked up by its SHA-256, so that the duration reveals nothing about existing tokens.
         """
         sha256 = digest(token)
         found = self._read(sha256)

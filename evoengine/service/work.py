@@ -49,7 +49,7 @@ class Work:
         self.stopped = False
 
     def stop(self) -> None:
-        """Ends it after the event under way."""
+        """Stop after the current event."""
         self.stopped = True
         if self._running:
             self._running.stop()
@@ -71,7 +71,7 @@ class Work:
             self._jobs.finish(self._job.id, self._job.fence, DONE)
 
     def _search(self, part: dict[str, Any]) -> None:
-        """A search for what is left of the part's trials and minutes."""
+        """Search for the remaining trials and minutes of the part."""
         with open_ledger(None, create=True) as ledger:
             catch_up(ledger, self._log, part)
         request = self._job.request
@@ -90,7 +90,7 @@ class Work:
             self._log.end_part(part, result.progress.ended)
 
     def _options(self, problem: str) -> SearchOptions:
-        """With the whole budget, whatever was spent: so the search is known for the one that was cut short."""
+        """Return the options with the whole budget, so that an interrupted search is recognised."""
         request = self._job.request
         trials, minutes = request["trials"], request["minutes"]
         device: str = request["device"]
@@ -105,7 +105,7 @@ class Work:
         )  # fmt: skip
 
     def _time(self, part: dict[str, Any]) -> None:
-        """Times what was predicted before there was a GPU."""
+        """Time what was predicted before there was a GPU."""
         measuring = Measuring(
             MEASURED_AT_MOST, self._job.gpu, part["problem"], echo=self._log.say, on_finish=self._log.timed
         )
@@ -117,7 +117,7 @@ class Work:
 
 
 def catch_up(ledger: Ledger, log: JobLog, part: dict[str, Any]) -> None:
-    """Tells the trials that ended in the part's runs and that a killed process had no time to tell; counts them all."""
+    """Report trials of the part's runs that a killed process did not report, and count all of them."""
     finished = [c for run in part["runs"] for c in ledger.candidates(run=run) if c.outcome is not None]
     counting = [c for c in finished if c.outcome and c.outcome.judged and c.outcome is not Outcome.DUPLICATE]
     log.tell_untold(part, finished, len(counting))
@@ -143,7 +143,7 @@ def main() -> int:
 
 
 def run_job(database: Database, number: int, fence: int, device: str, settings: Settings) -> int:
-    """The exit code. A fault of the machine has the job tried again; what cannot be meant fails it."""
+    """Run a job and return the exit code. A fault of the machine causes a retry; an invalid request fails the job."""
     jobs = Jobs(database)
     job = jobs.find(number)
     if job.fence != fence:

@@ -89,7 +89,7 @@ class Bench:
         return self._tensors.draw(Case("full problem", self._problem), seed, device=gpu().device).inputs
 
     def refresh(self, seed: int) -> None:
-        """New inputs at the old addresses, which captured graphs keep; `seed` draws the first set."""
+        """Draw new inputs at the same addresses, which captured graphs keep. `seed` draws the first set."""
         self._theirs.clear()
         constants: dict[str, torch.Tensor] = {}
         for copies, own_seed in zip(self._sets, (seed, *case_seeds(seed, INPUT_SETS - 1)), strict=True):
@@ -99,8 +99,8 @@ class Bench:
                 _fill(copy, drawn)
 
     def _copies(self, policy: Policy) -> list[list[dict[str, torch.Tensor]]]:
-        """Of each set of inputs as many as a repetition has launches, made where they are missing: this process may
-        have taken over from one that a kernel broke."""
+        """Return as many copies of each set of inputs as a repetition has launches, creating missing ones: this
+        process may have replaced one that a kernel broke."""
         for copies in self._sets:
             while len(copies) < policy.batch:
                 copies.append(_empty_like(copies[0]))
@@ -110,8 +110,8 @@ class Bench:
     # ── the check ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def check(self, kernel: CudaKernel, contender: CompiledCandidate, name: str, seed: int) -> Checked:
-        """Fresh inputs at full size: every output written, samples compared in float64, all of it with the
-        library's."""
+        """Check a kernel on fresh inputs at full size: every output is written, samples are compared in float64, and
+        all outputs with the library's."""
         self.launch_once(kernel, contender, seed, self.seconds)
         if reason := self._unwritten() or self._unwritten_integers(kernel, contender, seed):
             return Checked((CaseResult(name, str(self._problem), seed, False, None, None, None, reason),))
@@ -133,7 +133,8 @@ class Bench:
         await_gpu(kernel.entry, seconds=seconds)
 
     def output_check(self, checked: Checked) -> Callable[[int], str | None]:
-        """What is wrong with the outputs of a repetition on an input set, of a kernel that has passed `check`."""
+        """Return a function that reports what is wrong with the outputs of a repetition on an input set, for a
+        kernel that has passed `check`."""
 
         def look(number: int) -> str | None:
             if reason := self._unwritten():
@@ -175,9 +176,10 @@ class Bench:
         return compare(self._target.workload, case, drawn, sample.take(self._outputs), seed)
 
     def _row_error(self, samples: Sequence[Sample[Any]]) -> float:
-        """How far a row may be from the library's, relative to its largest output, on the first set of inputs.
+        """Return the allowed difference of a row from the library's, relative to its largest output, on the first set
+        of inputs.
 
-        Both err, on other rows by at most WHOLE_FACTOR times what they do on the samples.
+        Both implementations err, on other rows by at most WHOLE_FACTOR times their errors on the samples.
         """
         floating = [t for t in self._outputs.values() if t.dtype.is_floating_point]
         usual = max((torch.finfo(t.dtype).eps for t in floating), default=0.0)
@@ -202,7 +204,7 @@ class Bench:
         return self._theirs[number]
 
     def _difference(self, number: int, allowed: float) -> _Difference:
-        """Of every row from the library's on that set of inputs; of the output that is furthest off."""
+        """Return the difference of the worst row from the library's on that set of inputs, over all outputs."""
         theirs, label = self._library(number), self._target.workload.baseline_label
         found = [_worst_row(ours, theirs[name], allowed, label) for name, ours in self._outputs.items()]
         return max(found, key=lambda one: one.error - one.limit)
@@ -212,7 +214,7 @@ class Bench:
     def kernel(
         self, kernel: CudaKernel, contender: CompiledCandidate, policy: Policy, name: str | None = None
     ) -> Prepared:
-        """Launches on the full problem's tensors, ready to be timed."""
+        """Prepare launches on the full problem's tensors for timing."""
         works = [self._work(kernel, contender, inputs, name or kernel.entry) for inputs in self._copies(policy)]
         return self.clock.prepare(works, policy, tuple(self._outputs.values()))
 
@@ -237,12 +239,12 @@ class Bench:
         }
 
     def baseline(self, name: str, policy: Policy) -> Prepared | None:
-        """A library's implementation, or None where it does not take the problem or has too little memory."""
+        """Prepare a library's implementation, or return None if it does not support the problem or lacks memory."""
         works = [self._baseline_work(name, inputs) for inputs in self._copies(policy)]
         return self._unless_refused(lambda: self.clock.prepare(works, policy))
 
     def baseline_estimate(self, name: str) -> float | None:
-        """Its rough time in microseconds, None likewise."""
+        """Return a rough time of a baseline in microseconds, or None as `baseline` does."""
         return self._unless_refused(lambda: self.clock.estimate(self._baseline_work(name, self._sets[0][:1])))
 
     def _baseline_work(self, name: str, copies: Sequence[Inputs]) -> LibraryWork:
@@ -275,7 +277,7 @@ class _Difference:
 
 
 def _worst_row(ours: torch.Tensor, theirs: torch.Tensor, relative: float, label: str) -> _Difference:
-    """A row may differ by `relative` times its largest output."""
+    """Return the row with the largest difference. A row may differ by `relative` times its largest output."""
     ours, theirs = _as_rows(ours), _as_rows(theirs)
     count = max(1, ROWS_ELEMENTS // max(1, ours.shape[-1]))
     parts = [
@@ -294,7 +296,7 @@ def _rows_difference(ours: torch.Tensor, theirs: torch.Tensor, relative: float) 
 
 
 def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """[rows, columns]; a scalar or a vector is one row."""
+    """Return the tensor as [rows, columns]; a scalar or a vector is one row."""
     return tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() else tensor.reshape(1, 1)
 
 
@@ -322,7 +324,7 @@ def _fill(inputs: dict[str, torch.Tensor], drawn: Inputs) -> None:
 
 
 def needed_bytes(target: Target) -> int:
-    """GPU memory for gate and timing: what stays, and the largest of what comes and goes.
+    """Return the GPU memory in bytes for gate and timing: the resident tensors and the largest temporary ones.
 
     The check holds the library's outputs for each set of inputs.
     """

@@ -39,10 +39,10 @@ class Work(Protocol):
     name: str
 
     def __call__(self) -> None:
-        """Queues them on torch's stream."""
+        """Queue the launches on torch's stream."""
 
     def captured(self) -> Call:
-        """The replay of a graph of them."""
+        """Return the replay of a graph of the launches."""
 
 
 class KernelWork:
@@ -93,13 +93,13 @@ class Clock:
         self._reading: Reading | None = None
 
     def last_reading(self) -> Reading | None:
-        """What the sensors said while the last repetition ran; None where there are none."""
+        """Return the sensors' reading during the last repetition; None if there are no sensors."""
         return self._reading
 
     def prepare(self, works: Sequence[Work], policy: Policy, outputs: Sequence[torch.Tensor] = ()) -> Prepared:
-        """Warmed up and captured where the policy has it so: one work for each set of inputs.
+        """Warm up works, one for each set of inputs, and capture them if the policy requires it.
 
-        `outputs` are what all of them write, to be overwritten with NaN before each repetition.
+        `outputs` are the tensors that all of them write; they are overwritten with NaN before each repetition.
         """
         calls = [work.captured() if policy.launch is LaunchMode.GRAPH else work for work in works]
         prepared = Prepared(self, works[0].name, calls, policy.batch, outputs)
@@ -109,14 +109,14 @@ class Clock:
         return prepared
 
     def estimate(self, work: Work) -> float:
-        """Rough microseconds of its launches, to choose a policy by; raises KernelHung."""
+        """Return a rough time of a work's launches in microseconds, to choose a policy by. Raises KernelHung."""
         return min(self.once(work, work.name).microseconds for _ in range(WARM_UP + 1))
 
     def once(self, call: Call, name: str, batch: int = 1, outputs: Sequence[torch.Tensor] = ()) -> Repetition:
-        """The microseconds of each of the `batch` launches that `call` queues, after a flush; raises KernelHung.
+        """Return the microseconds of each of the `batch` launches that `call` queues, after a flush. Raises KernelHung.
 
-        Where the GPU reached the first launch before the CPU had queued the last, what the CPU took is in the figure,
-        and the repetition does not count. The sensors are read meanwhile, as a GPU at rest does not throttle.
+        If the GPU reached the first launch before the CPU had queued the last, the figure includes host time and the
+        repetition does not count. The sensors are read meanwhile, because an idle GPU does not throttle.
         """
         start, end, stream = cuda_api.Event(), cuda_api.Event(), gpu().stream()
         cuda_api.reset_persisting_l2()
@@ -134,7 +134,7 @@ class Clock:
         return Repetition(start.elapsed_us(end) / batch, dropped)
 
     def queue_block(self, calls: Sequence[Call], count: int, name: str, batch: int) -> Callable[[], float]:
-        """Queues `count` of the calls in turn; gives a call that waits for the last and tells their microseconds."""
+        """Queue `count` of the calls in turn; return a call that waits for the last and returns their microseconds."""
         start, end, stream = cuda_api.Event(), cuda_api.Event(), gpu().stream()
         start.record(stream)
         for i in range(count):
@@ -160,11 +160,11 @@ class Prepared:
         self._clock, self._name, self._calls, self._batch, self._outputs = clock, name, calls, batch, outputs
 
     def repeat(self, number: int) -> Repetition:
-        """One repetition on that set of inputs; raises KernelHung."""
+        """Run one repetition on that set of inputs. Raises KernelHung."""
         return self._clock.once(self._calls[number], self._name, self._batch, self._outputs)
 
     def sustained(self, estimate_us: float) -> Sustained:
-        """Launches that follow one another for over a second, on all sets of inputs in turn; raises KernelHung.
+        """Run launches back to back for over a second on all sets of inputs in turn. Raises KernelHung.
 
         `estimate_us` is the time of one launch.
         """

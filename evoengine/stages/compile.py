@@ -38,15 +38,15 @@ class _NotInText(CompileFailed):
 
 
 def options(arch: str) -> str:
-    """The options that decide what comes out: part of a binary's key, so no paths among them."""
+    """Return the options that determine the binary. They are part of its key, so they contain no paths."""
     return " ".join((f"-arch={arch}", *FLAGS))
 
 
 def compile_source(source: Source, arch: str) -> Binary:
-    """Compiles for `arch` (sm_90a, sm_80, …).
+    """Compile a source for `arch` (sm_90a, sm_80, …).
 
-    Raises CompileFailed with the first error; MachineError without NVRTC, and where not even an empty kernel compiles.
-    What fails beside an empty kernel that compiles is tried once more.
+    Raises CompileFailed with the first error; MachineError without NVRTC, or if not even an empty kernel compiles. A
+    source that fails while an empty kernel compiles is tried once more.
     """
     try:
         return _compile(source, arch)
@@ -58,7 +58,7 @@ def compile_source(source: Source, arch: str) -> Binary:
 
 
 def _require_working(arch: str) -> None:
-    """Raises MachineError where not even an empty kernel compiles."""
+    """Raise MachineError if not even an empty kernel compiles."""
     probe = '#include <cuda_fp16.h>\nextern "C" __global__ void probe() {}\n'
     try:
         _compile(Source(probe, "probe", Launch((1, 1, 1), 32, 0)), arch)
@@ -126,7 +126,7 @@ class Report(TypedDict):
 
 
 def read_report(log: str, entry: str) -> Report:
-    """Registers, spills, stack, static shared memory and warnings from ptxas' verbose log."""
+    """Parse registers, spills, stack, static shared memory and warnings from ptxas' verbose log."""
     own = log[log.find(f"'{entry}'") :] if f"'{entry}'" in log else log
     used = _RESOURCES.search(own)
     if not used:
@@ -143,7 +143,7 @@ def read_report(log: str, entry: str) -> Report:
 
 
 def _warnings(log: str) -> list[str]:
-    """ptxas' warnings, and its C75xx remarks, which say that wgmma was serialised or setmaxnreg ignored."""
+    """Return ptxas' warnings, and its C75xx remarks, which report that wgmma was serialised or setmaxnreg ignored."""
     found = []
     for line in log.splitlines():
         match = _WARNING.match(line.strip())
@@ -157,7 +157,7 @@ def _first_error(log: str) -> str | None:
 
 
 def require_entry(cubin: bytes, entry: str) -> None:
-    """Raises CompileFailed where the binary has no kernel of that name, under which a device would look for it."""
+    """Raise CompileFailed if the binary has no kernel of that name, which a device would look up."""
     kernels = kernel_names(cubin)
     if entry in kernels:
         return

@@ -31,10 +31,11 @@ MMA_SYNC_SHARE = 0.62
 def estimate(
     binary: Binary, launch: Launch, cost: Mapping[str, float], gpu: Gpu, flops: float, min_dram_bytes: float
 ) -> Measurement | None:
-    """The estimate with its terms, in microseconds for the whole problem. `cost` is per block, as the space states it.
+    """Return the estimated time in microseconds for the whole problem with its terms. `cost` is per block, as stated by
+    the space.
 
-    None where the space states no work of any pipe: nothing would bound such a figure but the memory. None is faster
-    than the GPU's peaks allow (the roofline of `flops` and `least_bytes`), whatever the space counts.
+    Returns None if the space states no work of any pipe, since only memory would bound such a figure. The estimate is
+    never below the roofline of `flops` and `min_dram_bytes`.
     """
     resident = gpu.blocks_resident(launch.threads, binary.registers, binary.shared_bytes + launch.shared_bytes)
     pipes = _pipes(binary, cost, gpu)
@@ -70,7 +71,7 @@ def estimate(
 
 
 def _pipes(binary: Binary, cost: Mapping[str, float], gpu: Gpu) -> dict[str, float]:
-    """Clocks that one block keeps each pipe of an SM busy."""
+    """Return the clocks for which one block occupies each pipe of an SM."""
     per_clock = 1e3 / (gpu.sms * gpu.clock_ghz)
     share = MMA_SYNC_SHARE if gpu.arch.startswith("sm_90") and "HGMMA" not in binary.mix else 1.0
     return {

@@ -33,7 +33,7 @@ class Subject:
 
 
 def make_baselines(target: Target, policy: Policy, rounds: Rounds) -> list[Baseline]:
-    """Of those that have samples."""
+    """Return the figures of the baselines that have samples."""
     device = cuda_api.device_name()
     medians = {name: statistics.median(samples) for name, samples in rounds.samples.items() if samples}
     return [
@@ -43,7 +43,7 @@ def make_baselines(target: Target, policy: Policy, rounds: Rounds) -> list[Basel
 
 
 def make_figure(subject: Subject, rounds: Rounds, name: str, incumbent: CompiledCandidate | None = None) -> Measurement:
-    """The figure of one contender; raises NotTimed where no repetition of it counts."""
+    """Return the figure of one contender. Raises NotTimed if none of its repetitions counts."""
     samples, policy = rounds.samples[name], subject.baseline.policy
     if not samples:
         raise NotTimed(f"none of {rounds.dropped.total()} repetitions counts: {rounds.ended}")
@@ -76,7 +76,7 @@ def make_figure(subject: Subject, rounds: Rounds, name: str, incumbent: Compiled
 
 
 def make_sustained(subject: Subject, found: Sustained) -> Measurement | None:
-    """The figure of a kernel run back to back; None where the GPU rested meanwhile, which makes it another one."""
+    """Return the figure of a kernel run back to back; None if the GPU idled meanwhile."""
     if found.rested:
         return None
     median = statistics.median(found.samples_us)
@@ -89,7 +89,7 @@ def make_sustained(subject: Subject, found: Sustained) -> Measurement | None:
 
 
 def _why_dropped(rounds: Rounds, samples: list[float], incumbent: CompiledCandidate) -> dict[str, float]:
-    """Of a candidate that was clearly slower than the incumbent."""
+    """Return the terms that record why a candidate was clearly slower than the incumbent."""
     ratio = statistics.median(samples) / statistics.median(rounds.samples["incumbent"])
     return {
         "dropped_after": float(len(samples)), "incumbent": float(incumbent.trial), "times_incumbent": ratio,
@@ -97,7 +97,7 @@ def _why_dropped(rounds: Rounds, samples: list[float], incumbent: CompiledCandid
 
 
 def _observed(readings: list[Reading] | tuple[Reading, ...]) -> dict[str, float]:
-    """Nothing where the GPU has no sensors that can be read."""
+    """Return the sensors' terms; empty if the GPU has no readable sensors."""
     if not readings:
         return {}
     clocks = [r.sm_mhz for r in readings]

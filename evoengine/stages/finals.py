@@ -26,7 +26,7 @@ BUDGET_US = 20e6
 
 
 def error_rate(finalists: int) -> float:
-    """Of one interval of one pair at one look."""
+    """Return the error rate of the interval of one pair at one look."""
     pairs = max(1, finalists * (finalists - 1) // 2)
     return ERROR_RATE / pairs / len(LOOKS)
 
@@ -60,7 +60,7 @@ class SuccessiveRejects:
         self._ended: str | None = None
 
     def retire(self, samples: Mapping[str, Sequence[float]]) -> list[str]:
-        """Those shown at this look to be slower than the fastest."""
+        """Return the finalists shown at this look to be slower than the fastest."""
         rounds = len(samples[self._active[0]])
         if rounds not in LOOKS:
             return []
@@ -76,7 +76,7 @@ class SuccessiveRejects:
         return slower
 
     def enough(self, samples: Mapping[str, Sequence[float]]) -> str | None:
-        """Why the finals end; to be asked after `retire`, as `run_rounds` does."""
+        """Return why the finals end, or None. Call it after `retire`, as `run_rounds` does."""
         return self._ended
 
     def _why_ended(self, samples: Mapping[str, Sequence[float]], rounds: int, undecided: bool) -> str | None:
@@ -97,10 +97,10 @@ def run_finals(
     sense: Callable[[], Reading | None] = lambda: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Rounds:
-    """The rounds that decide among `finalists`; further contenders, a baseline, take part in each.
+    """Run the rounds that decide among `finalists`; further contenders, such as a baseline, take part in each round.
 
-    Where the output of a finalist is wrong, the finals begin again without it: `wrong` has all such, `samples` none of
-    theirs.
+    If the output of a finalist is wrong, the finals start again without it: `wrong` lists all such finalists, and
+    `samples` has none of theirs.
     """
     wrong: dict[str, str] = {}
     while True:
@@ -117,9 +117,10 @@ def run_finals(
 
 
 def fastest_of(samples: Mapping[str, Sequence[float]]) -> str:
-    """By the median of times that are normalised within their round: each over the geometric mean of the round's.
+    """Return the fastest by the median of times normalised within their round: each over the geometric mean of the
+    round's.
 
-    All must have equally many samples.
+    All must have the same number of samples.
     """
     logs = np.log(np.array(list(samples.values())))
     normalised = logs - logs.mean(axis=0)
@@ -127,10 +128,10 @@ def fastest_of(samples: Mapping[str, Sequence[float]]) -> str:
 
 
 def rank(samples: Mapping[str, Sequence[float]], registers: Mapping[str, int]) -> Ranking:
-    """The ranking that finals end with, from the finalists' samples as `run_rounds` leaves them.
+    """Return the ranking at the end of the finals, from the finalists' samples as `run_rounds` leaves them.
 
-    By the median ratio to the fastest in the rounds that both were in. Registers decide among those that are shown to
-    be the same as the fastest, and among no others.
+    They are ranked by the median ratio to the fastest in the rounds that both took part in. Among those shown to be as
+    fast as the fastest, fewer registers win.
     """
     rate = error_rate(len(samples))
     most = max(map(len, samples.values()))
@@ -151,6 +152,6 @@ def rank(samples: Mapping[str, Sequence[float]], registers: Mapping[str, int]) -
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float], rate: float) -> Estimate:
-    """Over the rounds that both took part in, which are the first ones."""
+    """Return the ratio over the rounds that both took part in, which are the first ones."""
     both = min(len(ours), len(theirs))
     return paired_ratio(ours[:both], theirs[:both], rate)

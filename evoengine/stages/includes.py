@@ -18,9 +18,9 @@ _NAMED = "the kernel's text must stand alone, so put that of the header into it 
 
 
 def unsupported_includes(text: str, emulated: bool) -> list[str]:
-    """A sentence for each header that a kernel includes and that NVRTC, or with `emulated` the emulator, does not know.
+    """Return a sentence for each included header that NVRTC, or with `emulated` the emulator, does not provide.
 
-    Includes within #if are left to the compiler. Raises MachineError where CUDA's own headers are missing.
+    Includes within #if are left to the compiler. Raises MachineError if CUDA's own headers are missing.
     """
     found = []
     for line, name in _includes(text):
@@ -31,7 +31,7 @@ def unsupported_includes(text: str, emulated: bool) -> list[str]:
 
 
 def _includes(text: str) -> Iterator[tuple[int, str]]:
-    """Line and name of every include that is in no conditional but the guard around a whole header."""
+    """Yield line and name of every include outside conditionals, other than the guard around a whole header."""
     code = blank_comments(text)
     marks = sorted([*_CONDITIONAL.finditer(code), *LINE.finditer(code)], key=lambda mark: mark.start())
     open_conditionals: list[bool] = []
@@ -46,7 +46,7 @@ def _includes(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _is_guard(code: str) -> bool:
-    """Whether this begins #ifndef NAME and #define NAME: the text behind is read the first time."""
+    """Return whether this begins #ifndef NAME and #define NAME; the text behind is then read the first time."""
     return re.match(r"[ \t]*#[ \t]*ifndef[ \t]+(\w+)\s+#[ \t]*define[ \t]+\1[ \t]*$", code, re.MULTILINE) is not None
 
 

@@ -101,7 +101,8 @@ def measure(
 
 
 def _rejected(verdict: Verdict, failure: KernelFailure, problem: Problem, seed: int) -> Rejection:
-    """With what the gate had found before, and the full problem as the case in which the kernel failed."""
+    """Return a rejection with the gate's earlier findings, and the full problem as the case in which the kernel
+    failed."""
     reason = str(failure)
     if failure.outcome in (Outcome.CRASHED, Outcome.HUNG):
         full = CaseResult("full problem", str(problem), seed, False, None, None, None, reason)
@@ -111,7 +112,7 @@ def _rejected(verdict: Verdict, failure: KernelFailure, problem: Problem, seed: 
 
 
 def _race(bench: Bench, candidate: Timed, incumbent: CompiledCandidate | None, baseline: Baseline, seed: int) -> Rounds:
-    """The candidate until its median is settled, or until it is clearly slower than the incumbent."""
+    """Time the candidate until its median is settled, or until it is clearly slower than the incumbent."""
     contenders = {"candidate": candidate, **_beside(bench, baseline)}
     if incumbent:
         best = bench.kernel(_load(incumbent), incumbent, baseline.policy, f"of trial {incumbent.trial}")
@@ -137,10 +138,10 @@ def _while_timed(rounds: Rounds, problem: Problem, seed: int) -> tuple[CaseResul
 
 
 def baselines(target: Target, seed: int, without: Sequence[str] = ()) -> list[Baseline]:
-    """Every baseline of the workload that takes the problem, but those named in `without`, timed in turn.
+    """Time every baseline of the workload that supports the problem, other than those in `without`, in turn.
 
     Chooses the policy under which all of the problem's kernels are timed. Raises BaselineFailed for the first that
-    crashes or hangs, MachineError where the GPU's memory does not hold the problem.
+    crashes or hangs, MachineError if the GPU's memory does not hold the problem.
     """
     bench = _bench(target)
     bench.refresh(seed)
@@ -159,7 +160,7 @@ def baselines(target: Target, seed: int, without: Sequence[str] = ()) -> list[Ba
 
 
 def _unless_failed(name: str, run: Callable[[], _Found]) -> _Found:
-    """What it gives; raises BaselineFailed where the baseline crashed or hung."""
+    """Run a baseline. Raises BaselineFailed if it crashed or hung."""
     try:
         return run()
     except KernelFailure as failure:
@@ -169,13 +170,14 @@ def _unless_failed(name: str, run: Callable[[], _Found]) -> _Found:
 
 
 def _all_stopped(samples: Mapping[str, Sequence[float]], policy: Policy) -> str | None:
-    """Why every contender has enough, or None: the last one's reason."""
+    """Return the last contender's reason once every contender has enough samples, else None."""
     reasons = [stop_reason(own, TICK_US / policy.batch) for own in samples.values()]
     return reasons[-1] if all(reasons) else None
 
 
 def finals(target: Target, contenders: Sequence[CompiledCandidate], seed: int, baseline: Baseline) -> Finals:
-    """The best candidates against each other and the baseline in the same rounds, then each of them back to back."""
+    """Time the best candidates against each other and the baseline in the same rounds, then each of them back to
+    back."""
     bench = _bench(target)
     try:
         prepared, timed, wrong = _finalists(bench, contenders, baseline.policy, seed)
@@ -205,7 +207,8 @@ def finals(target: Target, contenders: Sequence[CompiledCandidate], seed: int, b
 def _finalists(
     bench: Bench, contenders: Sequence[CompiledCandidate], policy: Policy, seed: int
 ) -> tuple[dict[str, Prepared], dict[str, Timed], dict[int, str]]:
-    """Those that are right on fresh inputs, ready to be timed; and of the others what was wrong, by trial."""
+    """Return the candidates that are right on fresh inputs, ready for timing, and for the others what was wrong, by
+    trial."""
     prepared: dict[str, Prepared] = {}
     timed: dict[str, Timed] = {}
     wrong: dict[int, str] = {}

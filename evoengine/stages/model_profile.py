@@ -42,7 +42,8 @@ COUNTS = {
 
 
 def model_profile(target: Target, contender: CompiledCandidate) -> Profile:
-    """Raises Unpredictable where the model cannot read the binary, as `predict_binary` does."""
+    """Return the model's profile. Raises Unpredictable if the model cannot read the binary, as `predict_binary`
+    does."""
     listed = replace(contender, binary=_with_listing(contender.binary))
     prediction = predict_binary(target, listed)
     figures = dict(_of_launch(prediction, listed, target.gpu))
@@ -59,7 +60,7 @@ def model_profile(target: Target, contender: CompiledCandidate) -> Profile:
 
 
 def _with_listing(binary: Binary) -> Binary:
-    """With the machine code as text, which the ledger does not keep."""
+    """Return the binary with its listing, which the ledger does not store."""
     try:
         return replace(binary, listing=listing_of(binary))
     except EvoengineError as error:
@@ -84,7 +85,7 @@ def _of_launch(prediction: Prediction, contender: CompiledCandidate, gpu: Gpu) -
 
 
 def _waits(timed: Timed) -> Iterator[tuple[str, float]]:
-    """Per cent of all warps' waiting by reason, longest first."""
+    """Yield the percentage of all warps' stalls by reason, longest first."""
     of_reasons = timed.stalls.sum(axis=0)
     total = of_reasons.sum()
     for reason, clocks in sorted(zip(stall_names(), of_reasons, strict=True), key=lambda item: -item[1]):
@@ -93,7 +94,7 @@ def _waits(timed: Timed) -> Iterator[tuple[str, float]]:
 
 
 def _hottest(timed: Timed, contender: CompiledCandidate) -> Iterator[tuple[str, float]]:
-    """The instructions before which warps wait longest: address, text, issues and reasons → per cent of all waits."""
+    """Yield the instructions with the longest stalls: address, text, issues and reasons → percentage of all stalls."""
     entry = contender.source.entry
     texts = {i.address: " ".join(i.text.split())[:LONGEST] for i in instructions(contender.binary.listing, entry)}
     at = addresses(Program(contender.binary.listing, entry))
@@ -108,6 +109,6 @@ def _hottest(timed: Timed, contender: CompiledCandidate) -> Iterator[tuple[str, 
 
 
 def _reasons(names: Sequence[str], waits: np.ndarray) -> str:
-    """`wgmma 81%, mbarrier 12%`"""
+    """Return `wgmma 81%, mbarrier 12%`."""
     longest = [n for n in np.argsort(-waits, kind="stable")[:REASONS] if waits[n] > NOTABLE * waits.sum()]
     return ", ".join(f"{names[n]} {waits[n] / waits.sum():.0%}" for n in longest)

@@ -14,10 +14,11 @@ _COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\
 
 
 def defined(path: Path, values: Mapping[str, Value]) -> str:
-    """The file's text behind a `#define` of every value whose name it uses; its own definitions of those are left out.
+    """Return the file's text after a `#define` for every value whose name it uses. Its own definitions of those names
+    are removed.
 
-    Lines keep their numbers, as `#line` says. A name that stands in comments alone gets none: equal kernels have equal
-    text. Raises UsageError where the file cannot be read or a value is no single line.
+    Lines keep their numbers by `#line`. A name that occurs only in comments gets no definition, so that equal kernels
+    have equal text. Raises UsageError if the file cannot be read, or if a value is not a single line.
     """
     try:
         text = read_limited_text(path)
@@ -41,7 +42,7 @@ def _spelled(path: Path, name: str, value: Value) -> str:
 
 
 def _without_own(text: str, values: Mapping[str, Value]) -> str:
-    """Blanks `#define NAME …` and `#undef NAME`, under conditions too: what is searched decides."""
+    """Blank `#define NAME …` and `#undef NAME`, also under conditions: the search decides the value."""
     if not values:
         return text
     names = "|".join(map(re.escape, values))

@@ -14,9 +14,9 @@ GRAPH_US = 100.0
 
 
 def choose_policy(fastest_us: float, tick_us: float = TICK_US) -> Policy:
-    """The policy of a problem, from the least time that one of its kernels is expected to take.
+    """Return the policy of a problem, from the least time that one of its kernels is expected to take.
 
-    Raises ValueError where that is no time.
+    Raises ValueError if that is not a positive time.
     """
     if not 0 < fastest_us < float("inf"):
         raise ValueError(f"a kernel's time must be a positive number of microseconds, not {fastest_us}")
@@ -25,9 +25,9 @@ def choose_policy(fastest_us: float, tick_us: float = TICK_US) -> Policy:
 
 
 def batch_size(fastest_us: float, tick_us: float) -> int:
-    """Launches to be timed together: the least power of two that lasts FEWEST_TICKS.
+    """Return the number of launches to be timed together: the least power of two that lasts FEWEST_TICKS.
 
-    A power of two, so that the policy stays the same when the estimate changes by a few per cent.
+    A power of two keeps the policy the same if the estimate changes by a few per cent.
     """
     batch = 1
     while batch * fastest_us < FEWEST_TICKS * tick_us:

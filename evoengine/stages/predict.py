@@ -52,7 +52,7 @@ class Estimated(NamedTuple):
 
 
 def why_unread(gpu: Gpu) -> str | None:
-    """What is missing beside the executor for predictions on the GPU, whatever the kernel; None where nothing is."""
+    """Return what is missing beside the executor for predictions on the GPU for any kernel; None if nothing is."""
     if unmodelled := why_unmodelled(gpu):
         return unmodelled
     try:
@@ -72,7 +72,8 @@ def _why_unbuilt() -> str | None:
 
 
 def predict_figure(target: Target, contender: CompiledCandidate, cost: Mapping[str, float]) -> Estimated:
-    """The figure for the whole problem, by the model where it can read the binary, else by the formula from `cost`."""
+    """Return the figure for the whole problem, by the model if it can read the binary, else by the formula from
+    `cost`."""
     try:
         prediction = predict_binary(target, contender)
     except Unpredictable as reason:
@@ -82,7 +83,7 @@ def predict_figure(target: Target, contender: CompiledCandidate, cost: Mapping[s
 
 
 def figure_by_formula(target: Target, contender: CompiledCandidate, cost: Mapping[str, float]) -> Measurement | None:
-    """None where the family states no cost."""
+    """Return the figure by formula; None if the family states no cost."""
     launch = contender.source.launch
     return estimate(contender.binary, launch, cost, target.gpu, target.flops, target.min_dram_bytes)
 

@@ -60,9 +60,10 @@ class ToolFailed(Exception):
 
 
 def profile(target: Target, contender: CompiledCandidate, device: str, uuid: str | None) -> Profile:
-    """By counters on the GPU `uuid`, with the sanitizers' output; by the model of the chip where they cannot be had.
+    """Return the profile by counters on the GPU `uuid`, with the sanitizers' output; by the model of the chip if they
+    are not available.
 
-    `device` names what is profiled; None for `uuid` says that there is no GPU here.
+    `device` names what is profiled; None for `uuid` means that there is no GPU here.
     """
     if uuid is None:
         return profile_without_gpu(target, contender)
@@ -79,7 +80,7 @@ def profile(target: Target, contender: CompiledCandidate, device: str, uuid: str
 
 
 def read_counters(target: Target, contender: CompiledCandidate, uuid: str) -> dict[str, float]:
-    """Raises ToolFailed where Nsight Compute is not installed or may not read counters."""
+    """Return the counters. Raises ToolFailed if Nsight Compute is not installed or may not read counters."""
     metrics = ",".join((*_known(COUNTERS.values(), uuid), STALLED))
     one = ("--kernel-name", contender.source.entry, "--launch-count", "1")
     # by default ncu holds the clocks at their base: other figures than a search's, and others may share the GPU
@@ -91,7 +92,8 @@ def read_counters(target: Target, contender: CompiledCandidate, uuid: str) -> di
 
 
 def _known(metrics: Iterable[str], uuid: str) -> list[str]:
-    """Those that ncu knows for this GPU, as one it does not know ends it; all of them where it lists none.
+    """Return the metrics that ncu supports on this GPU, since an unknown one makes it fail; all of them if it lists
+    none.
 
     `--query-metrics` lists them by their first part, before `.avg` and the like.
     """
@@ -101,7 +103,7 @@ def _known(metrics: Iterable[str], uuid: str) -> list[str]:
 
 
 def read_csv(text: str) -> dict[str, float]:
-    """The counters and the top stall reasons out of `ncu --csv --page raw`; raises ToolFailed where there are none."""
+    """Parse the counters and the top stall reasons of `ncu --csv --page raw`. Raises ToolFailed if there are none."""
     rows = list(csv.reader(line for line in text.splitlines() if line.startswith('"')))
     if len(rows) < 3:
         raise ToolFailed(f"Nsight Compute gave no counters: {' '.join(text.split())[-200:] or 'it said nothing'}")
@@ -125,7 +127,7 @@ def _number(text: str) -> float | None:
 
 
 def sanitize(tool: str, target: Target, contender: CompiledCandidate, uuid: str) -> str:
-    """What compute-sanitizer's tool says of one launch, in a line."""
+    """Return the result of a compute-sanitizer tool on one launch as a line."""
     try:
         done = _run(SANITIZER, ("--tool", tool, "--error-exitcode", "77"), target, contender, uuid)
     except ToolFailed as error:
@@ -178,7 +180,7 @@ def _tool(tool: str, arguments: Sequence[str], uuid: str) -> subprocess.Complete
 
 
 def profile_without_gpu(target: Target, contender: CompiledCandidate) -> Profile:
-    """The model's page; the instruction mix where the model cannot read the binary, with the reason."""
+    """Return the model's profile, or the instruction mix with the reason if the model cannot read the binary."""
     try:
         return model_profile(target, contender)
     except Unpredictable as reason:
@@ -187,7 +189,7 @@ def profile_without_gpu(target: Target, contender: CompiledCandidate) -> Profile
 
 
 def static_profile(contender: CompiledCandidate, gpu: Gpu) -> Profile:
-    """The page from what the compiler and the disassembler say. An instruction in a loop counts once, as it stands."""
+    """Return the profile from the compiler's report and the disassembly. An instruction in a loop counts once."""
     binary, launch = contender.binary, contender.source.launch
     shared = binary.shared_bytes + launch.shared_bytes
     figures = {f"{pipe}, % of instructions": share for pipe, share in shares(binary.mix).items()}
@@ -201,7 +203,7 @@ def static_profile(contender: CompiledCandidate, gpu: Gpu) -> Profile:
 
 
 def shares(mix: Mapping[str, int]) -> dict[str, float]:
-    """Per cent of the instructions by pipe, `other` last; empty for an empty mix."""
+    """Return the percentage of the instructions by pipe, `other` last; empty for an empty mix."""
     total = sum(mix.values())
     counts = dict.fromkeys((*PIPES, "other"), 0)
     for opcode, count in mix.items():

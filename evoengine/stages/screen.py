@@ -20,7 +20,7 @@ _SERIALISED = re.compile(r"\(C751\d\)")
 
 
 def screen_launch(launch: Launch, gpu: Gpu) -> str | None:
-    """Why the launch can never succeed on the GPU, or None."""
+    """Return why the launch cannot succeed on the GPU, or None."""
     for behind in launch.then:
         if why := screen_launch(behind.launch, gpu):
             return f"kernel {behind.entry}: {why}"
@@ -36,11 +36,11 @@ def screen_launch(launch: Launch, gpu: Gpu) -> str | None:
 
 
 def screen_binary(binary: Binary, source: Source, gpu: Gpu, cost: Mapping[str, float], timed: bool) -> str | None:
-    """Why the binary of that source is not worth running, or None. With `timed` a spill and what is slow in a main loop
-    of wgmma are left for the clock to judge.
+    """Return why the binary of that source is not worth running, or None. With `timed`, spills and slow main loops of
+    wgmma are left to the measurement.
 
-    `cost` is the space's: its `tensor_instructions` says how many HMMA and HGMMA the binary must hold, and its
-    `producer_warpgroups` how many warpgroups give up registers for the others.
+    `cost` is the space's: its `tensor_instructions` states how many HMMA and HGMMA the binary must contain, and its
+    `producer_warpgroups` how many warpgroups release registers for the others.
     """
     for entry, launch in source.launch.kernels(source.entry):
         if why := _screen_resources(binary.of_kernel(entry), launch, gpu):

@@ -33,10 +33,10 @@ ERROR_RATE = 0.05
 
 
 def median_interval(samples: Sequence[float], error_rate: float = ERROR_RATE, tick: float = 0.0) -> tuple[float, float]:
-    """The median's confidence interval from order statistics, whatever the distribution (the sign test inverted).
+    """Return the median's confidence interval from order statistics, for any distribution (the sign test inverted).
 
-    `tick` is the step of the timer in units of a sample: rounding to it moves a median by at most half of it, by which
-    the interval is widened. Too few samples (six for 95 %) give no interval: 0 to infinity.
+    `tick` is the step of the timer in units of a sample: rounding moves a median by at most half of it, by which the
+    interval is widened. Too few samples (six for 95 %) give the interval from 0 to infinity.
     """
     rank = _rank(len(samples), error_rate)
     if rank == 0:
@@ -47,7 +47,7 @@ def median_interval(samples: Sequence[float], error_rate: float = ERROR_RATE, ti
 
 @cache
 def _rank(count: int, error_rate: float) -> int:
-    """The largest r for which the r-th smallest and r-th largest of `count` samples hold the median in between."""
+    """Return the largest r for which the r-th smallest and r-th largest of `count` samples enclose the median."""
     tail, rank = 0.0, 0
     while rank < count:
         tail += math.comb(count, rank) / 2**count
@@ -58,13 +58,13 @@ def _rank(count: int, error_rate: float) -> int:
 
 
 def spread(samples: Sequence[float], tick: float = 0.0) -> float:
-    """Half the width of the median's 95 % interval over the median; `tick` as in `median_interval`."""
+    """Return half the width of the median's 95 % interval over the median; `tick` as in `median_interval`."""
     low, high = median_interval(samples, tick=tick)
     return (high - low) / 2 / statistics.median(samples)
 
 
 def stop_reason(samples: Sequence[float], tick: float = 0.0) -> str | None:
-    """Why these samples are enough, or None while they are not; `tick` as in `median_interval`."""
+    """Return why these samples are enough, or None if they are not; `tick` as in `median_interval`."""
     if len(samples) < MIN_SAMPLES:
         return None
     if (width := spread(samples, tick)) <= TARGET_REL_CI:
@@ -77,7 +77,7 @@ def stop_reason(samples: Sequence[float], tick: float = 0.0) -> str | None:
 
 
 def clearly_slower(ours: Sequence[float], incumbents: Sequence[float]) -> bool:
-    """Whether a candidate is clearly slower than the incumbent, so that more repetitions would be a waste."""
+    """Return whether a candidate is clearly slower than the incumbent, so that more repetitions would be wasted."""
     for count, factor in EARLY_STOP:
         if len(ours) == count:
             return all(a > factor * b for a, b in zip(ours, incumbents, strict=True))
@@ -97,9 +97,9 @@ class Estimate:
 
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float], error_rate: float = ERROR_RATE) -> Estimate:
-    """The median of `ours` over `theirs`, sample by sample of the same rounds: below 1 where ours is faster.
+    """Return the median of `ours` over `theirs`, sample by sample of the same rounds: below 1 if ours is faster.
 
-    Raises ValueError where they are not equally many, and so not of the same rounds.
+    Raises ValueError if their numbers differ, since they are then not of the same rounds.
     """
     if len(ours) != len(theirs):
         raise ValueError(f"paired samples must be equally many, not {len(ours)} and {len(theirs)}")
@@ -110,10 +110,10 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float], error_rate: flo
 def normalised_median(
     samples: Sequence[float], baseline_samples: Sequence[float], baseline_long_run_us: float
 ) -> Estimate:
-    """The time in microseconds that figures of different moments are compared by, with its 95 % interval.
+    """Return the time in microseconds by which figures of different moments are compared, with its 95 % interval.
 
-    It is the paired ratio to a baseline of the same rounds, times the baseline's long-run median: what the clocks did
-    during these rounds divides out, and what is left is as if both had been timed over the long run.
+    It is the paired ratio to a baseline of the same rounds, times the baseline's long-run median: variations of the
+    clock during these rounds cancel out, as if both had been timed over the long run.
     """
     ratio = paired_ratio(samples, baseline_samples)
     return Estimate(*(value * baseline_long_run_us for value in (ratio.median, ratio.low, ratio.high)))
@@ -127,9 +127,9 @@ class Comparison(StrEnum):
 
 
 def compare(ratio: Estimate) -> Comparison:
-    """What a paired ratio shows of ours beside theirs.
+    """Classify a paired ratio.
 
-    The same where the whole interval lies within SAME_WITHIN of 1; faster or slower where it leaves 1 out.
+    The result is "same" if the whole interval lies within SAME_WITHIN of 1, and faster or slower if it excludes 1.
     """
     if ratio.low >= 1 - SAME_WITHIN and ratio.high <= 1 + SAME_WITHIN:
         return Comparison.SAME

@@ -35,8 +35,8 @@ class Sustained:
 
 
 def sustained_policy(policy: Policy) -> Policy:
-    """That of a sustained figure beside one of `policy`. Nothing flushes the L2 between launches that follow each
-    other; blocks last longer than any batch, so that their length makes no other policy."""
+    """Return the policy of a sustained figure beside one of `policy`. Nothing flushes the L2 between successive
+    launches, and blocks last longer than any batch, so that their length is not part of the policy."""
     return replace(policy, l2=L2.WARM, clocks=Clocks.SUSTAINED, batch=1)
 
 
@@ -46,9 +46,9 @@ def run_sustained(
     sense: Callable[[], Reading | None] = lambda: None,
     now: Callable[[], float] = time.perf_counter,
 ) -> Sustained:
-    """Runs for SETTLING_US and then for at least COUNTED_US, with a block always waiting behind the one that runs.
+    """Run for SETTLING_US and then for at least COUNTED_US, with a block always queued behind the running one.
 
-    `start` enqueues so many launches and gives a call that waits for the last one and tells the microseconds from the
+    `start` queues so many launches and returns a call that waits for the last one and returns the microseconds from the
     start of the first. `estimate_us` is the time of one launch; `now` is in seconds.
     """
     launches = max(1, round(BLOCK_US / estimate_us))

@@ -118,7 +118,7 @@ def finish_task(
 def predict_task(
     target: Target, contender: CompiledCandidate, cost: Mapping[str, float], failed: str | None = None
 ) -> Estimated:
-    """The candidate's time by the model of its chip; by formula where that `failed` before."""
+    """Predict the candidate's time by the model of its chip; by formula if that `failed` before."""
     if failed:
         return Estimated(figure_by_formula(target, contender, cost), f"the model failed: {failed}")
     return predict_figure(target, contender, cost)
@@ -128,7 +128,7 @@ def predict_task(
 
 
 def load_cuda() -> None:
-    """Everything that a runner needs, ahead of its first task; makes no CUDA context yet."""
+    """Import everything that a runner needs before its first task, without creating a CUDA context."""
     import_module("evoengine.stages.measure")
 
 
@@ -154,7 +154,8 @@ def measure_task(
 
 
 def baselines_task(target: Target, seed: int, without: tuple[str, ...]) -> list[Baseline] | Rejection:
-    """The library's own kernels on the GPU, but those in `without`; a Rejection names one that crashed or hung."""
+    """Time the library's own kernels on the GPU, other than those in `without`; a Rejection names one that crashed
+    or hung."""
     from evoengine.stages.measure import BaselineFailed, baselines
 
     try:

@@ -46,8 +46,8 @@ class Template(NamedTuple):
 
 
 def fill(template: Template) -> str:
-    """The kernel's text. Raises UsageError naming file and line where a template is missing or at fault, or where the
-    text is larger than MOST_BYTES; OSError where a file cannot be read."""
+    """Render the kernel's text. Raises UsageError naming file and line if a template is missing or at fault, or if
+    the text exceeds MOST_BYTES; OSError if a file cannot be read."""
     plain = template.folders.own / f"{template.family}.cu"
     if not plain.is_file():
         return _fill(template)
@@ -110,7 +110,7 @@ def _require_small(size: int, template: Path) -> None:
 
 
 def _short(error: Exception) -> str:
-    """A template can put anything into an error's message."""
+    """Shorten an error message, which a template can make arbitrarily long."""
     said = str(error)
     return said if len(said) <= MESSAGE_CHARS else f"{said[:MESSAGE_CHARS]} …"
 
@@ -128,7 +128,7 @@ def _missing(folders: Folders, name: str, error: jinja2.TemplateNotFound) -> str
 
 
 def _place(folders: Folders, error: Exception) -> str | None:
-    """File and line of the innermost template in the error's traceback, which Jinja2 rewrites to name them."""
+    """Return file and line of the innermost template in the error's traceback, which Jinja2 rewrites to name them."""
     place, trace = None, error.__traceback__
     while trace:
         file = Path(trace.tb_frame.f_code.co_filename)

@@ -82,10 +82,10 @@ def run_rounds(
     sleep: Callable[[float], None] = time.sleep,
     input_sets: int = INPUT_SETS,
 ) -> Rounds:
-    """Repeats rounds until `enough` gives a reason to end, an output is wrong, or too many rounds were dropped.
+    """Repeat rounds until `enough` returns a reason to end, an output is wrong, or too many rounds were dropped.
 
-    Where one repetition of a round does not count, none does, so that samples stay paired. A throttling GPU is given
-    pauses, each twice the one before. Contenders that `retire` names take no further part.
+    If one repetition of a round does not count, the whole round is dropped, so that samples stay paired. A throttling
+    GPU is paused, each time for twice as long. Contenders that `retire` names take no further part.
     """
     rounds = Rounds({name: [] for name in contenders})
     plans = {name: InputPlan(rng, input_sets) for name in contenders}
@@ -119,7 +119,7 @@ def run_rounds(
 
 
 def _why_dropped(taken: Mapping[str, Repetition], reading: Reading | None) -> Dropped | None:
-    """The reason for the whole round; throttling first, as it calls for a pause."""
+    """Return the reason to drop the whole round; throttling takes precedence, because it calls for a pause."""
     reasons = {repetition.dropped for repetition in taken.values()}
     if Dropped.THROTTLED in reasons or (reading and reading.throttled):
         return Dropped.THROTTLED
@@ -137,7 +137,7 @@ class InputPlan:
         """repetitions given so far"""
 
     def next(self) -> tuple[int, bool]:
-        """Number of the input set, and whether to check."""
+        """Return the number of the input set, and whether to check its outputs."""
         self.count += 1
         if not self._block:
             inputs = self._rng.integers(self._sets, size=CHECK_EVERY).tolist()
@@ -147,7 +147,7 @@ class InputPlan:
         return self._block.pop()
 
     def _other_than_last(self) -> int:
-        """Any input set but the one that was checked last."""
+        """Return any input set but the one that was checked last."""
         if self._sets > 1:
             self._last_checked = (self._last_checked + int(self._rng.integers(1, self._sets))) % self._sets
         return self._last_checked
@@ -164,7 +164,7 @@ class _Pauses:
         self._next = FIRST_PAUSE_S
 
     def take(self) -> bool:
-        """Pauses; False, and no pause, where the GPU had all that it can be given."""
+        """Pause and return True; return False without a pause if the GPU has used up all pauses."""
         if self._taken + self._next > ALL_PAUSES_S:
             return False
         self._sleep(self._next)

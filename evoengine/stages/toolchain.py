@@ -28,8 +28,8 @@ FOR_12 = f"in a new environment, without constraints.txt: pip install 'torch=={T
 
 @cache
 def nvrtc() -> ModuleType:
-    """CuPy's low-level NVRTC module, which works without a driver; raises MachineError where it or the library is
-    missing or damaged."""
+    """Return CuPy's low-level NVRTC module, which works without a driver. Raises MachineError if it or the library
+    is missing or damaged."""
     if why := broken_compiler():
         raise MachineError(f"NVRTC cannot be used ({why}): {REMEDY}")
     try:
@@ -46,12 +46,12 @@ def compiler_version() -> str:
 
 
 def compiled_capabilities() -> tuple[int, ...]:
-    """What NVRTC compiles for, 90 for compute capability 9.0, in order."""
+    """Return the compute capabilities that NVRTC supports, 90 for 9.0, in order."""
     return tuple(sorted(nvrtc().getSupportedArchs()))
 
 
 def torch_cuda() -> str | None:
-    """The CUDA version (13.0) that torch was built for, None for a CPU-only build. Does not import torch."""
+    """Return the CUDA version (13.0) of torch, None for a CPU-only build. Does not import torch."""
     spec = find_spec("torch")
     text = Path(spec.origin).with_name("version.py").read_text("utf-8") if spec and spec.origin else ""
     found = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", text, re.MULTILINE)
@@ -59,14 +59,14 @@ def torch_cuda() -> str | None:
 
 
 def cuda_parts() -> dict[str, str]:
-    """What was built for a CUDA version and needs a driver as new → that version."""
+    """Return the parts that need a driver of at least their CUDA version, with that version."""
     compiler = {"NVRTC": compiler_version().removeprefix("nvrtc ")}
     built = torch_cuda()
     return {**compiler, "torch": built} if built else compiler
 
 
 def cuda_mismatch(driver: str, parts: Mapping[str, str]) -> str | None:
-    """Which parts are of a later CUDA than the driver's (12.4) can run, and the remedy; None where all run.
+    """Return which parts are of a later CUDA version than the driver (12.4) supports, with the remedy; None if all run.
 
     A driver runs what was built for its own major version, whatever the minor one, and for earlier ones.
     """
@@ -80,8 +80,8 @@ def cuda_mismatch(driver: str, parts: Mapping[str, str]) -> str | None:
 
 
 def cuda_torch_command(driver: str) -> str:
-    """How to get a torch with CUDA in the place of a CPU-only one: from the plain package index, whatever pip's
-    settings name beside it."""
+    """Return the command that installs a torch with CUDA from the default package index, whatever pip's settings
+    are."""
     wanted = version("torch").partition("+")[0] if _major(driver) >= 13 else TORCH_FOR_12
     return f"PIP_CONFIG_FILE=/dev/null pip install --force-reinstall 'torch=={wanted}'"
 
@@ -92,8 +92,8 @@ def _major(cuda: str) -> int:
 
 @cache
 def include_folders() -> tuple[Path, ...]:
-    """The folders that hold cuda_fp16.h, crt/mma.h and, where it is installed, CCCL (cuda/std, CUB): NVIDIA's wheels
-    first, then a CUDA toolkit. Raises MachineError where the first two are missing."""
+    """Return the folders that hold cuda_fp16.h, crt/mma.h and, if installed, CCCL (cuda/std, CUB): NVIDIA's wheels
+    first, then a CUDA toolkit. Raises MachineError if the first two are missing."""
     folders: list[Path] = []
     for header in ("cuda_fp16.h", "crt/mma.h"):
         found = next((f for f in _header_candidates() if (f / header).is_file()), None)
@@ -106,7 +106,7 @@ def include_folders() -> tuple[Path, ...]:
 
 
 def _cccl_folder() -> Path | None:
-    """CUDA 13 keeps CCCL in a folder of its own beside the other headers, CUDA 12 among them."""
+    """Return the folder of CCCL. CUDA 13 keeps it beside the other headers, CUDA 12 among them."""
     places = [place for folder in _header_candidates() for place in (folder / "cccl", folder)]
     return next((place for place in places if (place / CCCL_HEADER).is_file()), None)
 

@@ -21,7 +21,9 @@ import torch
 from evoengine.devices.base import (
     Arguments,
     KernelFailure,
+    Parameter,
     RunRounds,
+    ScratchParameter,
     TensorArgument,
     TensorParameter,
     Tensors,
@@ -61,12 +63,12 @@ class Judged(Protocol):
 def verify(workload: AnyWorkload, plan: Plan, run: RunRounds, device: str, seed: int) -> Verdict:
     """Run the plan's cases with seeds drawn from `seed` and return the verdict on all of them.
 
-    A crash or a hang ends the plan, a wrong result does not. One case is launched twice (`case_to_repeat`).
+    A crash or a hang ends the plan, a wrong result does not. Some cases are launched twice (`cases_to_repeat`).
     """
-    twice, log = case_to_repeat(workload, plan), CoverageLog(workload)
+    twice, log = cases_to_repeat(workload, plan), CoverageLog(workload)
 
     def judge(case: AnyCase, launch: Launch, own_seed: int) -> CaseResult:
-        return check(workload, case, launch, run, own_seed, case is twice, log)
+        return check(workload, case, launch, run, own_seed, any(case is one for one in twice), log)
 
     return replace(run_plan(plan, seed, device, judge), coverage=log.result())
 
@@ -101,20 +103,27 @@ def case_seeds(seed: int, count: int) -> list[int]:
     return [int(word) for word in np.random.SeedSequence(seed).generate_state(count, np.uint32)]
 
 
-def case_to_repeat(workload: AnyWorkload, plan: Plan) -> AnyCase | None:
-    """Return the case that is launched twice: of the short ones with several blocks that with the smallest tensors.
+def cases_to_repeat(workload: AnyWorkload, plan: Plan) -> list[AnyCase]:
+    """Return the cases that are launched twice.
 
-    A counter that is not reset, an early return on a repeated launch and a cached result show by any such case. Where
-    no case has several blocks it is the smallest of all; a plan of long cases alone has none.
+    These are all cases of a kernel with scratch memory: which blocks leave flags, counters and partial results there
+    depends on the sizes. Of any other kernel it is the short case of several blocks with the smallest tensors, by which
+    an early return on a repeated launch and a cached result show; where no case has several blocks, the smallest one.
     """
+    keep = [case for case, _ in plan if any(isinstance(p, ScratchParameter) for p in _parameters(workload, case))]
+    if keep:
+        return keep
     short = [(case, launch) for case, launch in plan if not case.long]
     several = [(case, launch) for case, launch in short if prod(launch.grid) > 1]
-    return min((case for case, _ in several or short), key=lambda case: _bytes(workload, case), default=None)
+    return sorted((case for case, _ in several or short), key=lambda case: _bytes(workload, case))[:1]
+
+
+def _parameters(workload: AnyWorkload, case: AnyCase) -> tuple[Parameter, ...]:
+    return workload.parameters(case.problem, case.config)
 
 
 def _bytes(workload: AnyWorkload, case: AnyCase) -> int:
-    parameters = workload.parameters(case.problem, case.config)
-    return sum(p.bytes for p in parameters if isinstance(p, TensorParameter))
+    return sum(p.bytes for p in _parameters(workload, case) if isinstance(p, TensorParameter))
 
 
 def check(
@@ -222,9 +231,8 @@ def compare(
 def bounds(
     workload: AnyWorkload, case: AnyCase, drawn: Drawn, results: Outputs, errors: Outputs, expected: Outputs
 ) -> dict[str, list[Bound]]:
-    """All that is asked of each output's error, that of its largest first. `errors` and `expected` are float64 [...,
-    rows, columns].
-    """
+    """Return the bounds of each output, that on its largest error first. `errors` and `expected` are float64 [...,
+    rows, columns]."""
     tensors, tolerance = workload.tensors(), workload.tolerance
     of = {name: f" of {name}" if len(results) > 1 else "" for name in results}
     if tolerance.rtol is not None or tolerance.atol is not None:
@@ -243,12 +251,13 @@ def bounds(
 
 
 def _rows(values: torch.Tensor) -> torch.Tensor:
-    """The largest of each row's absolute values."""
+    """Return the largest absolute value of each row."""
     return values.reshape(-1, values.shape[-1] if values.dim() else 1).abs().amax(-1)
 
 
 def _elementwise(name: str, error: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) -> Bound:
-    """The error that the share `matched` of all elements must not exceed, over what is allowed at that element."""
+    """Return the error that the share `matched` of all elements must not exceed, relative to the allowed error at
+    that element."""
     allowed = (tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * expected.abs()
     excess = (error.abs() - allowed).flatten()
     rank = min(excess.numel(), max(1, int(np.ceil(tolerance.matched * excess.numel()))))
@@ -285,18 +294,19 @@ def _rms(x: torch.Tensor) -> float:
 
 
 def _row_biases(error: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """How much too large each row is, relative to its size: the slope of its errors over its outputs.
+    """Return how much too large each row is relative to its size: the slope of its errors over its outputs.
 
-    What is wrong with a row as a whole, such as its sum, adds up over its columns; their own rounding errors do not.
+    An error of a row as a whole, such as of its sum, adds up over its columns; rounding errors do not.
     """
     return (error * expected).sum(-1) / expected.square().sum(-1)
 
 
 def _bias(name: str, error: torch.Tensor, expected: torch.Tensor, eps: float) -> Bound:
-    """How much too large outputs are on the whole, relative to their size: the slope of the errors over the outputs.
+    """Return how much too large the outputs are as a whole, relative to their size: the slope of the errors over the
+    outputs.
 
-    The sum over a row's columns is one sample. Rounding errors of unlike rows are independent, so their sum scatters by
-    the root of the squares' sum.
+    The sum over a row's columns is one sample. Rounding errors of different rows are independent, so that their sum
+    scatters by the square root of the sum of squares.
     """
     rows = (error * expected).sum(-1)
     scatter = float(rows.square().sum().sqrt())

@@ -96,7 +96,7 @@ def ties(candidates: Sequence[Candidate]) -> dict[int, list[int]]:
 
 
 def _front(ledger: Ledger, problem: str, gpu: str, like: Measurement, top: int | None) -> Sequence[Candidate]:
-    """The Pareto front over the objectives of the last run, by figures that may be compared with `like`."""
+    """Return the Pareto front over the objectives of the last run, using figures that are comparable with `like`."""
     aimed = next(r.objectives for r in reversed(ledger.runs()) if (r.problem, r.gpu) == (problem, gpu))
     objectives = stored_objectives(aimed)
     if len(objectives) == 1:

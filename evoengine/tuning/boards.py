@@ -29,7 +29,7 @@ class Fitting:
 
 
 def fitting_families(gpus: Iterable[Gpu]) -> dict[str, list[Fitting]]:
-    """By the key of the GPU, of every workload that is known and has a space of evoengine's own."""
+    """Return, by the key of each GPU, the families that fit it, for every known workload with a built-in space."""
     gpus = list(gpus)
     found: dict[str, list[Fitting]] = {gpu.key: [] for gpu in gpus}
     for workload in workloads().values() if gpus else ():
@@ -51,9 +51,9 @@ class Choice:
 
 
 def choose_gpu(requested: str, file: Path | None, find: Callable[[str], Gpu] = find_gpu) -> Choice:
-    """The GPU to tune for, and why where it was not named. `find` gives one by its name.
+    """Return the target GPU, and the reason if it was not named. `find` returns a GPU by its name.
 
-    Raises UsageError for an unknown name, and for a file that describes no GPU, or another one than `requested`.
+    Raises UsageError for an unknown name, and for a file that describes no GPU or another one than `requested`.
     """
     if file is None:
         return _here() if requested == AUTO else Choice(find(requested))
@@ -64,7 +64,7 @@ def choose_gpu(requested: str, file: Path | None, find: Callable[[str], Gpu] = f
 
 
 def find_kept_gpu(db: str | None, name: str) -> Gpu:
-    """The GPU of that name, or the board of a file that the ledger keeps under it. Raises UsageError."""
+    """Return the GPU of that name, or the board that the ledger stores under it. Raises UsageError."""
     if name.lower() not in known_gpus():
         try:
             with open_ledger(db, create=False) as ledger:
@@ -75,12 +75,13 @@ def find_kept_gpu(db: str | None, name: str) -> Gpu:
 
 
 def described(gpu: Gpu) -> dict[str, Any] | None:
-    """What a run keeps of a GPU that gpus.toml does not have."""
+    """Return the description of a GPU that gpus.toml does not list, as a run stores it."""
     return None if gpu.key in known_gpus() else gpu_fields(gpu)
 
 
 def require_same_board(ledger: Ledger, gpu: Gpu) -> None:
-    """Raises UsageError where the ledger has other limits under the GPU's name: figures of both would be ranked."""
+    """Raise UsageError if the ledger has other limits under the GPU's name, because figures of both would be ranked
+    together."""
     if gpu.key in known_gpus() or ledger.gpu_definition(gpu.key) is None:
         return
     own, kept = gpu_fields(gpu), gpu_fields(stored_gpu(ledger, gpu.key))
@@ -93,7 +94,7 @@ def require_same_board(ledger: Ledger, gpu: Gpu) -> None:
 
 
 def _here() -> Choice:
-    """The board of this machine's first GPU that gpus.toml has, else one like it, else the default."""
+    """Return the board of this machine's first GPU listed in gpus.toml, else a similar one, else the default."""
     found = find_driver()
     if isinstance(found, str):
         return Choice(find_gpu(DEFAULT), f"--gpu {DEFAULT}: {found}; evoengine gpus lists what else can be tuned for")
@@ -105,7 +106,7 @@ def _here() -> Choice:
 
 
 def _like(device: GpuDevice) -> Choice:
-    """Of its architecture the board with the nearest number of SMs; the default where there is none of it."""
+    """Return the board of the same architecture with the nearest number of SMs; the default if there is none."""
     here = f"{device.name} (sm_{device.capability}) is here, which evoengine has no board of"
     remedy = "--gpu-file describes it"
     alike = [gpu for gpu in known_gpus().values() if gpu.capability == device.capability]

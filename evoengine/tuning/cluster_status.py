@@ -45,7 +45,7 @@ class ClusterStatus:
 
 
 def cluster_status(address: str) -> ClusterStatus:
-    """Raises UsageError, MachineError where there is no such cluster."""
+    """Return the state of a cluster. Raises UsageError, and MachineError if the cluster cannot be reached."""
     with connected(address):
         ray = import_ray()
         total, free = ray.cluster_resources(), ray.available_resources()
@@ -67,7 +67,7 @@ def _at_work() -> list[GpuAtWork]:
 
 
 def _answers(kind: str, question: str) -> list[tuple[str, Any]]:
-    """What evoengine's actors of that kind answer, by name; without those that do not in time."""
+    """Return the answers of evoengine's actors of that kind by name, without those that do not answer in time."""
     ray = import_ray()
     named = ray.util.list_named_actors(all_namespaces=True)
     own = [n["name"] for n in named if n["namespace"] == NAMESPACE and n["name"].startswith(f"{kind}:")]

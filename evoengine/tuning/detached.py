@@ -58,7 +58,7 @@ class DetachedSearch:
         threading.Thread(target=self._run, daemon=True).start()
 
     def begun(self) -> EvoengineError | None:
-        """Waits until the search has begun; what kept it from that."""
+        """Wait until the search has begun; return the error that prevented it, if any."""
         self._begun.wait()
         return self._error
 
@@ -70,7 +70,7 @@ class DetachedSearch:
         )  # fmt: skip
 
     def stop(self) -> None:
-        """After the events under way; the ledger keeps what there is."""
+        """Stop after the current events; the ledger keeps the results."""
         if self._search:
             self._search.stop()
 
@@ -105,9 +105,9 @@ def _ended(result: SearchResult | EvoengineError) -> str:
 
 
 def detach(options: Sequence[SearchOptions], echo: Echo, finder: GpuFinder | None = None) -> str:
-    """Begins searches that go on without this process; gives the name by which they are found and stopped.
+    """Start searches that continue without this process; return the name by which they are found and stopped.
 
-    Raises UsageError, and MachineError where they cannot begin.
+    Raises UsageError, and MachineError if they cannot start.
     """
     first = options[0]
     if first.cluster in (None, LOCAL):
@@ -132,7 +132,7 @@ def detach(options: Sequence[SearchOptions], echo: Echo, finder: GpuFinder | Non
 
 
 def _seed(options: SearchOptions) -> int:
-    """Drawn here, so that the search is the same one when its actor starts again."""
+    """Return the seed, drawn here so that the search stays the same when its actor restarts."""
     return secrets.randbelow(2**31) if options.seed is None else options.seed
 
 
@@ -146,7 +146,7 @@ def _begun(actor: Any) -> EvoengineError | None:
 
 
 def stop(address: str, name: str) -> None:
-    """Ends a detached search with what there is. Raises UsageError where there is none of that name."""
+    """Stop a detached search; its results are kept. Raises UsageError if there is none of that name."""
     with connected(address):
         ray = import_ray()
         try:

@@ -53,7 +53,7 @@ def export(
 def export_trial(
     folder: Path | str, trial: int, *, db: str | None = None, echo: Echo = silent, on_stage: Echo = silent
 ) -> list[Path]:
-    """As `export`, of a trial however fast it is. Raises NothingFound where it is not correct, with how it ended."""
+    """Export a trial as `export` does, whatever its rank. Raises NothingFound with its outcome if it is not correct."""
     require_place(Path(folder))
     with open_ledger(db, create=False) as ledger:
         found = ledger.candidate(trial)
@@ -86,10 +86,10 @@ def _export(ledger: Ledger, trial: int, folder: Path, echo: Echo, on_stage: Echo
 
 
 def bundle(ledger: Ledger, trial: int) -> dict[str, bytes]:
-    """The files that `export_trial` would write, from what the ledger keeps: nothing is executed or compiled.
+    """Return the files that `export_trial` would write, from the ledger alone: nothing is executed or compiled.
 
-    Raises NothingFound where the trial is not known to be correct, where its machine code was refuted, or where it was
-    imported, so that nothing here vouches for it.
+    Raises NothingFound if the trial is not known to be correct, if its machine code was refuted, or if it was imported
+    and nothing here verified it.
     """
     ledger.require_proven(trial)
     winner = ledger.candidate(trial, with_cubin=True)
@@ -129,7 +129,8 @@ def _judged(winner: Candidate, found: Judged, echo: Echo) -> Candidate:
 
 
 def _grids(ledger: Ledger, winner: Candidate, target: Target) -> Grids:
-    """On GPUs with other numbers of SMs, by the rule of its run's space; a workload's own loader has its own rule."""
+    """Return the grids for GPUs with other numbers of SMs, by the rule of the run's space. Loaders of built-in
+    workloads have their own rule."""
     if target.workload.loader():
         return {}
     try:

@@ -78,9 +78,9 @@ class Fleet:
         return Choice(find_gpu(DEFAULT), f"--gpu {DEFAULT}: no node of the cluster has a GPU")
 
     def choose_device(self, requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
-        """The GPU that a node has, for its limits. With `cuda` it is waited for where no node has one of the kind.
+        """Return the GPU of a node, for its limits. With `cuda`, wait for a node that has one.
 
-        Raises MachineError where it does not come within the timeout, or does not run.
+        Raises MachineError if none arrives within the timeout, or if it cannot run the binaries.
         """
         if requested == "emulator" or (requested == "auto" and not _count(gpu.key)):
             return None
@@ -115,13 +115,13 @@ class Fleet:
         return device, described
 
     def default_jobs(self, timed: bool) -> int:
-        """One per CPU, less one for each GPU that times."""
+        """Return one job per CPU, less one for each GPU that times."""
         cpus = sum(node.cpus for node in living_nodes())
         gpus = _count(self._gpu.key) if timed and self._gpu else 0
         return max(1, int((cpus - gpus) * self._share))
 
     def lock_gpu(self, device: GpuDevice | None, echo: Echo) -> AbstractContextManager[None]:
-        """Each actor locks its own, on its node."""
+        """Do nothing: each actor locks its own GPU on its node."""
         return nullcontext()
 
     def ledger_device(self, timing: GpuDevice | None) -> Device:

@@ -46,16 +46,16 @@ class FleetSearch:
             self._connection = stack.pop_all()
 
     def _teller(self, options: SearchOptions) -> Echo:
-        """Says which of several searches it is that has something to say."""
+        """Return an echo that prefixes messages with the GPU if there are several searches."""
         return self._echo if len(self._options) == 1 else lambda line: self._echo(f"{options.gpu}: {line}")
 
     @property
     def number(self) -> int | None:
-        """Of the first one's run, once the ledger has it."""
+        """Return the number of the first run, once the ledger has it."""
         return self._searches[0].number
 
     def stop(self) -> None:
-        """Ends them after the events under way, with what there is."""
+        """Stop the searches after their current events; their results are kept."""
         for search in self._searches:
             search.stop()
 
@@ -64,7 +64,7 @@ class FleetSearch:
         on_change: Callable[[Progress], None] = lambda progress: None,
         on_trial: Callable[[Candidate], None] | None = None,
     ) -> SearchResult:
-        """Of one kind of GPU."""
+        """Run the search of a single kind of GPU."""
         (found,) = self.run_all(on_change, on_trial)
         if isinstance(found, EvoengineError):
             raise found
@@ -75,7 +75,7 @@ class FleetSearch:
         on_change: Callable[[Progress], None] = lambda progress: None,
         on_trial: Callable[[Candidate], None] | None = None,
     ) -> list[SearchResult | EvoengineError]:
-        """A result of each, or what ended it: the others go on."""
+        """Run all searches and return a result or an error for each. An error of one does not stop the others."""
         together = _Together(len(self._searches), on_change)
         with self._connection:
             if len(self._searches) == 1:

@@ -18,7 +18,7 @@ NAME = "gemm"
 
 
 def find_fused_moe(ledger: Ledger, gpu: Gpu) -> FusedMoe:
-    """Raises NothingFound where the ledger has no product that fits the layout."""
+    """Return the configurations in the layout. Raises NothingFound if the ledger has no gemm that fits it."""
     named = dict.fromkeys(run.problem for run in ledger.runs() if run.gpu == gpu.key)
     best = []
     for problem in map(_product, named):
@@ -37,10 +37,10 @@ def find_fused_moe(ledger: Ledger, gpu: Gpu) -> FusedMoe:
 
 
 def write_fused_moe(folder: Path, gpu: Gpu, db: str | None = None) -> tuple[list[Path], Sequence[str]]:
-    """The files written, and a sentence for each product that none of them has. A file that is there and says
-    otherwise is left as it is, and none is written.
+    """Return the files written, and a sentence for each gemm that was left out. If a file exists with other contents,
+    nothing is written.
 
-    Raises NothingFound, and UsageError where a file is in the way or cannot be written.
+    Raises NothingFound, and UsageError if a file is in the way or cannot be written.
     """
     with open_ledger(db, create=False) as ledger:
         made = find_fused_moe(ledger, gpu)

@@ -52,13 +52,13 @@ class Measuring:
         self.stopped = False
 
     def stop(self) -> None:
-        """Ends it after the candidate under way."""
+        """Stop after the current candidate."""
         self.stopped = True
         if self._remeasurer:
             self._remeasurer.stop()
 
     def run(self) -> Measured:
-        """Raises NothingFound where nothing is left to measure."""
+        """Measure the candidates. Raises NothingFound if there is nothing to measure."""
         with open_ledger(self._db, create=False) as ledger:
             gpu, problem = ledger.last_target(self._gpu, self._problem)
             target = stored_target(ledger, problem, stored_gpu(ledger, gpu))
@@ -101,7 +101,7 @@ class Measuring:
 
 
 def _device_for(target: Target, left: Sequence[Candidate]) -> GpuDevice:
-    """Raises MachineError where no GPU here can run the candidates' binaries."""
+    """Return the GPU that can run the candidates' binaries. Raises MachineError if there is none."""
     compiled = [c for c in left if not is_elsewhere(c.contender.binary)]
     imported = len(compiled) < len(left)
     compilers = {c.contender.binary.compiler for c in compiled} | ({compiler_version()} if imported else set())

@@ -19,25 +19,25 @@ from evoengine.tuning.setup import Echo, choose_device, default_jobs, ledger_dev
 
 class Place(Protocol):
     def choose_gpu(self, requested: str, file: Path | None, find: Callable[[str], Gpu]) -> Choice:
-        """As boards.choose_gpu has it."""
+        """Return the target GPU as boards.choose_gpu does."""
 
     def choose_device(self, requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
-        """As setup.choose_device has it."""
+        """Return the GPU that times, as setup.choose_device does."""
 
     def default_jobs(self, timed: bool) -> int:
-        """How many tasks run at once, beside those on GPUs."""
+        """Return how many tasks run at once, beside those on GPUs."""
 
     def lock_gpu(self, device: GpuDevice | None, echo: Echo) -> AbstractContextManager[None]:
-        """As setup.lock_gpu has it."""
+        """Lock the GPU as setup.lock_gpu does."""
 
     def ledger_device(self, timing: GpuDevice | None) -> Device:
-        """As setup.ledger_device has it."""
+        """Return the device that judges the candidates, as setup.ledger_device does."""
 
     def runners(self, limits: WorkerLimits) -> Workers:
-        """What times on the GPUs."""
+        """Return the workers that time on GPUs."""
 
     def compilers(self, jobs: int, limits: WorkerLimits) -> Workers | None:
-        """What compiles and gates; None where that is processes of this machine."""
+        """Return the workers that compile and gate; None if these are processes of this machine."""
 
 
 class ThisMachine:

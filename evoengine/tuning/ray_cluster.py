@@ -84,7 +84,7 @@ class Node:
 
 
 def check_address(address: str, given_by: str = "--cluster") -> str:
-    """The address; raises UsageError where it is none."""
+    """Return the address. Raises UsageError if it is invalid."""
     found = ADDRESS.match(address)
     if address in (LOCAL, AUTO) or (found and 0 < int(found["port"]) < 1 << 16):
         return address
@@ -95,7 +95,7 @@ def check_address(address: str, given_by: str = "--cluster") -> str:
 
 
 def import_ray() -> Any:
-    """Raises MachineError where Ray is not installed."""
+    """Import Ray. Raises MachineError if it is not installed."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
@@ -108,9 +108,9 @@ def import_ray() -> Any:
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Connected to the cluster of that address, or to one of this machine that ends with the context.
+    """Connect to the cluster at an address, or to one on this machine that ends with the context.
 
-    Raises UsageError, and MachineError where it cannot be reached or has other versions.
+    Raises UsageError, and MachineError if the cluster cannot be reached or has other versions.
     """
     check_address(address)
     if "ray" in sys.modules and import_ray().is_initialized():  # this is an actor, on the cluster
@@ -187,7 +187,8 @@ def _raylet() -> int | None:
 
 
 def _watch(process: int, left: int, handled: bool) -> None:
-    """`left` is readable once the cluster is left; `handled` says that the main thread has a handler of the signal."""
+    """Watch the raylet behind the descriptor `process`. If it dies, signal the main thread if `handled`, and end the
+    process after UNWIND_SECONDS. Return when `left` becomes readable, that is, when the cluster is left."""
     if left in select.select([process, left], [], [])[0]:
         return
     if handled:
@@ -202,7 +203,7 @@ def _raise_raylet_died(number: int, frame: object) -> None:
 
 
 def _has_token() -> bool:
-    """Whether this user has a token for Ray clusters, in one of the places where Ray looks."""
+    """Return whether this user has a token for Ray clusters in one of the places where Ray looks for it."""
     path = os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")
     return "RAY_AUTH_TOKEN" in os.environ or os.path.exists(os.path.expanduser(path))
 
@@ -231,14 +232,15 @@ def _why_not_connected(address: str, error: Exception) -> str:
 
 
 def _be_quiet() -> None:
-    """Ray prints what happens to nodes and actors on stdout, where results belong; a search says it itself."""
+    """Suppress Ray's messages on nodes and actors: they go to stdout, which is for results; a search reports them
+    itself."""
     worker = import_module("ray._private.worker")
     if hasattr(worker, "print_to_stdstream"):
         vars(worker)["print_to_stdstream"] = lambda data, ignore_prefix: None
 
 
 def gpu_resources() -> dict[str, float]:
-    """What `ray start --resources` is to be told of this machine's GPUs: how many there are of each known kind."""
+    """Return the argument of `ray start --resources` for this machine: the number of GPUs of each known kind."""
     found = find_driver()
     if isinstance(found, str):
         return {}
@@ -247,13 +249,14 @@ def gpu_resources() -> dict[str, float]:
 
 
 def gpus_of(resources: Mapping[str, float]) -> dict[str, int]:
-    """By kind, of a node's resources. Ray itself must know of the GPUs too: it hands them out."""
+    """Return the number of GPUs by kind from a node's resources. Ray must know of the GPUs too, because it assigns
+    them."""
     own = {name.removeprefix(GPU): int(n) for name, n in resources.items() if name.startswith(GPU) and n >= 1}
     return own if sum(own.values()) <= resources.get("GPU", 0) else {}
 
 
 def living_nodes() -> list[Node]:
-    """As Ray lists them."""
+    """Return the nodes that Ray lists as alive."""
     ray = import_ray()
     return [
         Node(
@@ -265,8 +268,8 @@ def living_nodes() -> list[Node]:
 
 
 def survey() -> list[Node]:
-    """Every living node that can take work, with what it has; each is asked. Raises MachineError where one does not
-    answer in time."""
+    """Return every living node that can take work, with what it has. Raises MachineError if a node does not answer
+    in time."""
     ray = import_ray()
     strategy = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     nodes = [node for node in living_nodes() if node.cpus or node.gpus]
@@ -282,7 +285,7 @@ def survey() -> list[Node]:
 
 
 def _look() -> Any:
-    """A function that travels as a whole, as what is defined in another does: evoengine may not be there."""
+    """Return a nested function, which Ray serialises by value: evoengine may not be installed on the node."""
 
     def look() -> dict[str, str | None]:
         import platform
@@ -326,7 +329,7 @@ def _own_compiler() -> str | None:
 
 
 def require_fit(nodes: list[Node]) -> None:
-    """Raises MachineError where a node has other versions than this machine, or where there is no node."""
+    """Raise MachineError if a node has other versions than this machine, or if there is no node."""
     for node in nodes:
         if node.why_unfit:
             raise MachineError(f"the node {node.host} ({node.address}) of the cluster has {node.why_unfit}")

@@ -46,7 +46,7 @@ class RecordedSearch:
         """of the run, once the ledger has it"""
 
     def stop(self) -> None:
-        """Ends the search after the trial under way."""
+        """Stop the search after the current trial."""
         self._stopped = True
         if self._replay:
             self._replay.stop()

@@ -22,10 +22,10 @@ def write_report(
     file: Path | str, problem: str | None = None, gpu: str | None = None, *, db: str | None = None,
     on_stage: Echo = silent,
 ) -> Overview:  # fmt: skip
-    """Writes the page to `file`, whole or not at all; of the last run's problem and GPU where none are named.
+    """Write the page to `file`, completely or not at all, for the last run's problem and GPU unless others are named.
 
-    Raises NothingFound where the ledger holds no trial of it, UsageError where `file` is something else than an earlier
-    report, or cannot be written.
+    Raises NothingFound if the ledger holds no such trial, and UsageError if `file` is not an earlier report or cannot
+    be written.
     """
     target = Path(file)
     require_place(target)
@@ -38,7 +38,7 @@ def write_report(
 def draw_report(
     ledger: Ledger, problem: str | None, gpu: str | None, on_stage: Echo = silent
 ) -> tuple[Overview, str]:  # fmt: skip
-    """What the page shows, and the page; as `write_report`, in a ledger that is open."""
+    """Return the data of the page and the page, from an open ledger."""
     on_stage("reading the ledger")
     gpu, problem = ledger.last_target(gpu, problem)
     overview = ledger.overview(problem, gpu)
@@ -60,7 +60,7 @@ def _plotly() -> str:
 
 
 def _peaks(ledger: Ledger, overview: Overview) -> tuple[Peaks | None, str]:
-    """What the GPU can do; without it why it is not known."""
+    """Return the GPU's limits, or None with the reason."""
     try:
         target = stored_target(ledger, overview.problem, stored_gpu(ledger, overview.gpu))
         flops, least_bytes = target.flops, target.min_dram_bytes

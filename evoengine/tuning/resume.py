@@ -61,7 +61,7 @@ class Asked:
     conditions: Mapping[str, Any]
 
     def differences(self, run: Run) -> list[str]:
-        """What is not the same, each as a part of a sentence."""
+        """Return what differs from the run, each as a part of a sentence."""
         pairs = {
             "problem": (run.problem, self.problem),
             "GPU": (run.gpu, self.gpu),
@@ -77,7 +77,7 @@ class Asked:
 
 
 def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Conditions that have changed, each as a part of a sentence."""
+    """Return the conditions that have changed, each as a part of a sentence."""
     found = []
     for name in sorted(was.keys() | now.keys()):
         before, after = was.get(name), now.get(name)
@@ -102,7 +102,7 @@ def _shown(value: object) -> str:
 
 
 def named_run(ledger: Ledger, number: int) -> Run:
-    """Raises UsageError where it is no search that can go on."""
+    """Return the run of that number. Raises UsageError if it is not a search that can continue."""
     runs = ledger.runs()
     searches = [run for run in runs if run.conditions is not None and run.imported_from is None]
     last = searches[-1] if searches else None
@@ -121,14 +121,14 @@ def named_run(ledger: Ledger, number: int) -> Run:
 
 
 def require_same(run: Run, asked: Asked) -> None:
-    """Raises UsageError where a run that was named cannot go on as it is asked for."""
+    """Raise UsageError if a run that was named cannot continue with these options."""
     if found := asked.differences(run):
         begins = "search without --resume begins a new run, which takes over what is known"
         raise UsageError(f"run {run.id} cannot go on: {'; '.join(found)}. {begins}")
 
 
 def require_budget(ledger: Ledger, run: Run, asked: Asked) -> None:
-    """Raises UsageError where a run that came to its end has nothing left of what it may take."""
+    """Raise UsageError if a completed run has no budget left."""
     if is_cut_short(run):
         return
     done, spent = ledger.done(run.id), ledger.seconds_spent(run.id)
@@ -145,8 +145,11 @@ def begin(
     ledger: Ledger, asked: Asked, resume: int | None, echo: Echo, *, device: Device, space: SpaceFile, seed: int,
     definition: str | None = None, gpu_definition: dict[str, Any] | None = None, kernel: str | None = None,
 ) -> Begun:  # fmt: skip
-    """Goes on with the run that is named by `resume`, or with the last of the same command where that was cut short;
-    else enters a new one. `seed` is a new one's. Raises UsageError where the one that is named cannot go on."""
+    """Continue the run named by `resume`, or the last interrupted one of the same command; otherwise create a run with
+    `seed`.
+
+    Raises UsageError if the named run cannot continue.
+    """
     here = {run.id for run in ledger.runs() if (run.problem, run.gpu) == (asked.problem, asked.gpu)}
     ledger.await_killed(here.__contains__, echo)
     found = _to_go_on_with(ledger, asked) if resume is None else named_run(ledger, resume)
@@ -176,7 +179,7 @@ def is_cut_short(run: Run) -> bool:
 
 
 def _to_go_on_with(ledger: Ledger, asked: Asked) -> Run | None:
-    """The last run of the same command, where that one was cut short."""
+    """Return the last run of the same command if it was interrupted."""
     of_target = [r for r in ledger.runs() if (r.problem, r.gpu) == (asked.problem, asked.gpu)]
     own = [r for r in of_target if r.conditions is not None and r.imported_from is None]
     same = [r for r in own if (r.trials, r.seconds) == (asked.trials, asked.seconds) and not asked.differences(r)]
@@ -184,7 +187,7 @@ def _to_go_on_with(ledger: Ledger, asked: Asked) -> Run | None:
 
 
 def _since_then(ledger: Ledger, asked: Asked) -> str | None:
-    """What has changed since the last search for the same: why nothing of it can be taken over."""
+    """Return what has changed since the last search for the same target, and why its results cannot be reused."""
     own = [r for r in ledger.runs() if (r.problem, r.gpu) == (asked.problem, asked.gpu) and r.conditions]
     if not own or own[-1].imported_from is not None:
         return None

@@ -91,7 +91,7 @@ class SearchOptions:
     """seconds to wait for a GPU that the cluster does not have yet; for ever where it is None"""
 
     def __post_init__(self) -> None:
-        """Raises UsageError where a value cannot be meant; the command line refuses most of these before."""
+        """Raise UsageError for invalid values. The command line rejects most of them earlier."""
         if self.sampler is not None and self.sampler not in samplers.NAMES:
             near = did_you_mean(self.sampler, samplers.NAMES)
             raise UsageError(f"there is no sampler {self.sampler!r}; known ones are {', '.join(samplers.NAMES)}{near}")
@@ -131,9 +131,9 @@ class SearchResult:
 
 
 def filled_in(options: SearchOptions) -> SearchOptions:
-    """The options of a search that is to go on with a run: what they leave open is as it was there.
+    """Return the options with missing values taken from the run to continue.
 
-    Raises NothingFound where there is no ledger, UsageError where there is no such run.
+    Raises NothingFound if there is no ledger, and UsageError if there is no such run.
     """
     assert options.resume is not None  # who calls this was asked for it
     with open_ledger(options.db, create=False) as ledger:
@@ -205,7 +205,7 @@ class Search:
         """of the run, once the ledger has it"""
 
     def stop(self) -> None:
-        """Ends the search after the event under way, with what there is."""
+        """Stop the search after the current event; its results are kept."""
         self._stopped = True
         if self._stop:
             self._stop()
@@ -215,7 +215,8 @@ class Search:
         on_change: Callable[[Progress], None] = lambda progress: None,
         on_trial: Callable[[Candidate], None] | None = None,
     ) -> SearchResult:
-        """`on_change` is called after every event and some ten times a second, `on_trial` with each that ended."""
+        """Run the search. `on_change` is called after every event and about ten times a second, `on_trial` with each
+        trial that ended."""
         self._on_stage("opening the ledger")
         try:
             with self._place.lock_gpu(self._timing, self._echo), open_ledger(self._options.db, create=True) as ledger:
@@ -230,7 +231,7 @@ class Search:
             self._renderer.close()
 
     def _begin(self, ledger: Ledger, predicted: bool) -> int:
-        """The number of the run, a new one or one that goes on; `predicted`: whether the model knows the GPU."""
+        """Return the number of the run, new or continued. `predicted` states whether the model supports the GPU."""
         s, o, device = self._setting, self._options, self._place.ledger_device(self._timing)
         require_same_board(ledger, self._choice.gpu)
         self._environment = environment(s, device, predicted)
@@ -295,7 +296,7 @@ class Search:
 
 
 def finisher(ledger: Ledger, study: Projection, on_trial: Callable[[Candidate], None] | None) -> Callable[[int], None]:
-    """Takes a trial that ended to the study, and to who asked for it."""
+    """Return a function that passes a finished trial to the study and to `on_trial`."""
 
     def finish(trial: int) -> None:
         study.add(trial)
@@ -331,14 +332,14 @@ def _setting(
 
 
 def require_several(objective: str, sampler: str) -> None:
-    """Raises UsageError where the sampler knows one objective only."""
+    """Raise UsageError if the sampler supports only one objective."""
     if sampler in samplers.SINGLE:
         able = ", ".join(name for name in samplers.NAMES if name not in samplers.SINGLE)
         raise UsageError(f"the sampler {sampler} aims at one objective only; for several use one of {able}")
 
 
 def others_at_work(ledger: Ledger, run: int) -> str | None:
-    """That others search for the same; None where there is none such."""
+    """Return a sentence if other searches of the same target are running, else None."""
     runs = ledger.runs()
     this = next(r for r in runs if r.id == run)
     others = [str(r.id) for r in runs if r.status == RUNNING and r.id != run and _same_target(r, this)]

@@ -45,11 +45,11 @@ Echo = Callable[[str], None]
 
 
 def silent(line: str) -> None:
-    """For callers that have nobody to tell."""
+    """Ignore a message, for callers without an audience."""
 
 
 def register_kernel(folder: Path) -> AnyWorkload:
-    """Makes the workload in the folder known by its name. Raises UsageError."""
+    """Register the workload in the folder under its name. Raises UsageError."""
     from evoengine.workloads.folder import load_folder
 
     workload = load_folder(folder)
@@ -65,8 +65,10 @@ def require_name(workload: AnyWorkload, problem: str) -> None:
 
 
 def make_target(problem: str | None, gpu: Gpu, kernel: Path | None = None) -> Target:
-    """What is to be tuned: a problem by its text, or the example of the workload in the folder `kernel`, or of the
-    default one. A folder's workload is registered under its name. Raises UsageError.
+    """Return the target: a problem given as text, or the example of the workload in the folder `kernel`, or of the
+    default workload.
+
+    A folder's workload is registered under its name. Raises UsageError.
     """
     if kernel is None:
         workload, parsed = parse_problem(problem or default_workload().example)
@@ -81,7 +83,7 @@ def prepare_space(
     space_file: Path | None, templates: Path | None, target: Target, emulated: bool, fill: Fill,
     families: Sequence[str] = (),
 ) -> tuple[SearchSpace, Path]:  # fmt: skip
-    """The bound space and the folder of templates; one configuration of every family is rendered as a trial."""
+    """Return the bound space and the folder of templates. One configuration of every family is rendered as a check."""
     workload = target.workload
     own = workload.space_file() or asset("search_spaces") / f"{workload.name}.toml"
     space = load_space(space_file or own, target.problem, target.gpu, families)
@@ -102,7 +104,7 @@ def prepare_space(
 
 
 def first_of_each_family(space: SearchSpace) -> list[Config]:
-    """A valid configuration per family, the start points' where there is one."""
+    """Return a valid configuration of each family, its start point if there is one."""
     found: dict[Value, Config] = {}
     for config in chain(space.starts, space.enumerate()):
         found.setdefault(config["family"], config)
@@ -112,8 +114,10 @@ def first_of_each_family(space: SearchSpace) -> list[Config]:
 
 
 def require_compilers(gpu: Gpu, emulated: bool) -> None:
-    """NVRTC that knows the GPU, with its headers, and the C++ compiler where the emulator is to gate; raises
-    MachineError naming what is missing."""
+    """Require an NVRTC that supports the GPU, its headers, and a C++ compiler if the emulator gates.
+
+    Raises MachineError that names what is missing.
+    """
     if gpu.capability not in (known := compiled_capabilities()):
         able = ", ".join(f"sm_{each}" for each in known)
         raise MachineError(
@@ -128,7 +132,7 @@ def require_compilers(gpu: Gpu, emulated: bool) -> None:
 
 @contextmanager
 def ending(ledger: Ledger, run: int) -> Iterator[None]:
-    """Has a run say in the ledger what ended it, where that is an error. Raises MachineError for any OSError."""
+    """Record in the ledger the error that ends a run. Raises MachineError for any OSError."""
     try:
         yield
     except BrokenPipeError:
@@ -161,10 +165,10 @@ def why_no_predictions(gpu: Gpu, build: FirstBuild | None) -> str | None:
 
 
 def choose_device(requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
-    """The GPU that will time the candidates, or None for the emulator.
+    """Return the GPU that times the candidates, or None for the CPU judges.
 
-    Raises MachineError where `cuda` is asked for and there is none, and where the GPU's driver cannot run what is
-    installed here: every candidate would fail by it.
+    Raises MachineError if `cuda` is requested and there is no GPU, and if the GPU's driver cannot run what is installed
+    here, because every candidate would fail.
     """
     if requested == "emulator":
         return None
@@ -194,14 +198,15 @@ def choose_device(requested: str, gpu: Gpu, echo: Echo) -> GpuDevice | None:
 
 
 def require_driver(driver: str, parts: Mapping[str, str]) -> None:
-    """Raises MachineError where the driver cannot run these parts, each with the CUDA version that it was built for."""
+    """Raise MachineError if the driver cannot run these parts, each given with the CUDA version that it was built
+    for."""
     if why := cuda_mismatch(driver, parts):
         raise MachineError(f"{why}; --device emulator works without")
 
 
 @contextmanager
 def lock_gpu(device: GpuDevice | None, echo: Echo) -> Iterator[None]:
-    """The GPU for this process alone, where one is to time; waits for it, and names other programs that use it."""
+    """Lock the GPU that times for this process. Waits for the lock, and names other programs that use the GPU."""
     if device is None:
         yield
         return
@@ -215,9 +220,9 @@ def lock_gpu(device: GpuDevice | None, echo: Echo) -> Iterator[None]:
 
 
 def require_gpus(compilers: Iterable[str]) -> list[GpuDevice]:
-    """This machine's GPUs, where torch and what these compilers (nvrtc 13.0) made run on them.
+    """Return this machine's GPUs that torch and the code of these compilers (nvrtc 13.0) run on.
 
-    Raises MachineError where there is none, or one that cannot run it.
+    Raises MachineError if there is no GPU, or one that cannot run it.
     """
     found = find_driver()
     if isinstance(found, str):
@@ -232,7 +237,7 @@ def require_gpus(compilers: Iterable[str]) -> list[GpuDevice]:
 
 
 def ledger_device(timing: GpuDevice | None) -> Device:
-    """What judges the candidates, as the ledger keeps it."""
+    """Return the device that judges the candidates, as stored in the ledger."""
     if timing is None:
         return Device("emulator")
     found = find_driver()
@@ -243,7 +248,7 @@ def ledger_device(timing: GpuDevice | None) -> Device:
 
 
 def last_target(ledger: Ledger, gpu: Gpu | None, problem: str | None) -> Target:
-    """What is given, and where nothing is, what the last run was for."""
+    """Return the given target, with missing parts taken from the last run."""
     key, text = ledger.last_target(gpu.key if gpu else None, problem)
     return stored_target(ledger, text, stored_gpu(ledger, key))
 
@@ -253,6 +258,6 @@ RESERVED_CORES = 2
 
 
 def default_jobs(timed: bool) -> int:
-    """One compile worker per core, where a GPU is timed on but for two of them."""
+    """Return one compile worker per core, or two fewer if a GPU is timed."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores - RESERVED_CORES) if timed else cores

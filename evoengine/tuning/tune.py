@@ -40,15 +40,17 @@ def tune(
 
 
 def prepare(options: SearchOptions, echo: Echo, on_stage: Echo = silent) -> Search | RecordedSearch | FleetSearch:
-    """A search that may begin, of kernels or of what a file recorded; `on_stage` is told what is being done meanwhile.
-    Raises UsageError, MachineError."""
+    """Return a search that is ready to start, of kernels or of a recorded file. `on_stage` receives the current stage.
+
+    Raises UsageError, MachineError.
+    """
     if options.cluster is not None:
         return FleetSearch([options], echo, on_stage)
     return (RecordedSearch if options.device.startswith(RECORDED) else Search)(options, echo, on_stage)
 
 
 def prepare_all(options: Sequence[SearchOptions], echo: Echo, on_stage: Echo = silent) -> FleetSearch:
-    """Searches that may begin and run at once, each for GPUs of its own. Raises UsageError, MachineError."""
+    """Return searches that are ready to run at once, each on GPUs of its own. Raises UsageError, MachineError."""
     if options[0].cluster is None:
         listed = " and ".join(each.gpu for each in options)
         raise UsageError(f"--gpu is given {len(options)} times, {listed}; without --cluster it takes one value")

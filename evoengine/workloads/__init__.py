@@ -15,16 +15,14 @@ _registered: dict[str, AnyWorkload] = {}
 
 
 def register(workload: AnyWorkload) -> None:
-    """Makes a workload known by its name, in this process. Raises UsageError where it has the name of one of
-    evoengine's.
-    """
+    """Register a workload under its name in this process. Raises UsageError if a built-in workload has that name."""
     if workload.name in _own():
         raise UsageError(f"there is a workload {workload.name} already; give yours another name")
     _registered[workload.name] = workload
 
 
 def workloads() -> dict[str, AnyWorkload]:
-    """All that are known, by name."""
+    """Return all known workloads by name."""
     return {**_own(), **_registered}
 
 
@@ -47,7 +45,7 @@ def find_workload(name: str) -> AnyWorkload:
 
 
 def parse_problem(text: str) -> tuple[AnyWorkload, Problem]:
-    """Reads `WORKLOAD:…`; without a name before the colon, a problem of the default workload.
+    """Parse `WORKLOAD:…`; without a name before the colon, a problem of the default workload.
 
     Raises UsageError naming the part that is wrong and what would be right.
     """

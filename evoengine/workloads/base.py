@@ -36,11 +36,11 @@ class Problem(Protocol):
     """What is computed: sizes and dtypes. Frozen; equal problems are equal and hash alike."""
 
     def __str__(self) -> str:
-        """`WORKLOAD:…`, which `Workload.parse` reads back."""
+        """Return `WORKLOAD:…`, which `Workload.parse` reads back."""
         ...
 
     def variables(self) -> Mapping[str, Value]:
-        """The names that a space's expressions and templates may use, with their values."""
+        """Return the names that a space's expressions and templates may use, with their values."""
         ...
 
 
@@ -115,19 +115,20 @@ class Tensors(ABC, Generic[P]):
 
     @abstractmethod
     def draw(self, case: Case[P], seed: int, device: str = "cpu") -> Drawn:
-        """Inputs for a case; the same seed gives the same tensors."""
+        """Draw the inputs of a case; the same seed gives the same tensors."""
 
     @abstractmethod
     def reference(self, problem: P, inputs: Inputs) -> Outputs:
-        """The outputs in float64, from the same (already rounded) inputs."""
+        """Return the outputs in float64 from the same (already rounded) inputs."""
 
     @abstractmethod
     def own_dtype(self, problem: P, inputs: Inputs) -> Outputs:
-        """The outputs by a straightforward implementation in the kernel's own dtypes; its error is the gate's
-        measure."""
+        """Return the outputs of a straightforward implementation in the kernel's own dtypes, whose error is the
+        gate's measure."""
 
     def rounded_once(self, problem: P, inputs: Inputs) -> Outputs:
-        """What a right kernel does at best: float32 throughout, rounded where it must be. For `independent` draws."""
+        """Return the best result of a right kernel: float32 throughout, rounded where it must be. For `independent`
+        draws."""
         raise NotImplementedError
 
     def shown(self, case: Case[P], drawn: Drawn) -> frozenset[Cell]:
@@ -135,23 +136,26 @@ class Tensors(ABC, Generic[P]):
         return frozenset()
 
     def baselines(self, problem: P) -> tuple[str, ...]:
-        """The names of a library's implementations that candidates are timed beside."""
+        """Return the names of a library's implementations that candidates are timed beside."""
         return ()
 
     def baseline(self, name: str, problem: P, inputs: Inputs) -> Callable[[], object]:
-        """A call of that implementation; it raises RuntimeError where the library does not take the problem."""
+        """Return a call of that implementation. The call raises RuntimeError if the library does not support the
+        problem."""
         raise NotImplementedError
 
     def library(self, problem: P, inputs: Inputs) -> Outputs:
-        """All outputs of a whole problem, by a library: what each row of a candidate's is compared with on a GPU."""
+        """Return all outputs of a whole problem by a library, with which each row of a candidate's output is
+        compared on a GPU."""
         return self.own_dtype(problem, inputs)
 
     def samples(self, problem: P, inputs: Inputs, seed: int) -> Sequence[Sample[P]]:
-        """What of a whole problem is compared in float64 on a GPU; all of it unless that takes too long."""
+        """Return the part of a whole problem that is compared in float64 on a GPU; all of it unless that takes too
+        long."""
         return (Sample(problem, inputs, lambda outputs: outputs),)
 
     def check_bytes(self, problem: P) -> int:
-        """GPU memory that drawing inputs and checking outputs of a whole problem take beside both."""
+        """Return the GPU memory in bytes for drawing inputs and checking outputs of a whole problem, beside both."""
         return 0
 
 
@@ -228,25 +232,26 @@ class Workload(ABC, Generic[P]):
 
     @abstractmethod
     def parse(self, text: str) -> P:
-        """Raises UsageError naming the part that is wrong and what would be right. `text` may begin with `NAME:`."""
+        """Parse a problem, which may begin with `NAME:`. Raises UsageError naming the part that is wrong and what
+        would be right."""
 
     @abstractmethod
     def flops(self, problem: P) -> float:
-        """Operations by the field's own count, so that figures compare."""
+        """Return the number of operations by the field's own count, so that figures compare."""
 
     @abstractmethod
     def min_dram_bytes(self, problem: P) -> float:
-        """Device-memory traffic that no kernel can avoid."""
+        """Return the device-memory traffic in bytes that no kernel can avoid."""
 
     @abstractmethod
     def cases(self, problem: P, config: Config) -> tuple[Case[P], ...]:
-        """The gate's cases: small problems that share the compile-time part of `problem`, set against the config's
-        tiles."""
+        """Return the gate's cases: small problems that share the compile-time part of `problem`, chosen against the
+        config's tiles."""
 
     @abstractmethod
     def parameters(self, problem: P, config: Config) -> tuple[Parameter, ...]:
-        """All of the kernel's parameters, in order: tensors by shape, scalars by value, tensor maps. The tensors are
-        the same for every config, an empty one too."""
+        """Return all of the kernel's parameters in order: tensors by shape, scalars by value, tensor maps. The
+        tensors are the same for every config, also an empty one."""
 
     def kernel_parameters(self, entry: str) -> tuple[str, ...] | None:
         """Return the names of the parameters of one of several kernels, in order; None where it takes all."""
@@ -254,7 +259,7 @@ class Workload(ABC, Generic[P]):
 
     @abstractmethod
     def tensors(self) -> Tensors[P]:
-        """The tensor half; imports torch."""
+        """Return the half that imports torch."""
 
     def cells(self, problem: P, config: Config) -> frozenset[Cell]:
         """Return what a kernel of the configuration may do unlike elsewhere, all of which the gate's cases must visit;
@@ -266,33 +271,32 @@ class Workload(ABC, Generic[P]):
         return frozenset()
 
     def gate_launch(self, case: Case[P], launch: Launch) -> Launch:
-        """The launch of a case: the space's, unless a kernel must be right with others too."""
+        """Return the launch of a case: the space's, unless a kernel must be right with others too."""
         return launch
 
     def full_plan(self, problem: P, config: Config, launch_of: LaunchOf) -> Plan:
-        """Cases at full size for the emulator, each with its launch; none unless the workload has some."""
+        """Return cases at full size with their launches; none unless the workload defines some."""
         return ()
 
     def full_size(self) -> FullSize[Any]:
-        """The tensor half of those, for cases as `full_plan` gives them; imports torch."""
+        """Return the half for cases of `full_plan` that imports torch."""
         raise NotImplementedError
 
     @property
     def entry(self) -> str:
-        """The kernel's name in its source: an `extern "C" __global__` function."""
+        """Return the kernel's name in its source: an `extern "C" __global__` function."""
         return self.name
 
     def loader(self) -> Path | None:
-        """A file to ship beside an exported kernel that calls it; the one for all kernels where it has none of its
-        own."""
+        """Return a file to ship beside an exported kernel that calls it; None for the common loader."""
         return None
 
     def space_file(self) -> Path | None:
-        """The search space to use where none is named; `search_spaces/NAME.toml` where it is None."""
+        """Return the default search space; None for `search_spaces/NAME.toml`."""
         return None
 
     def templates(self) -> Path | None:
-        """The folder that holds `FAMILY.cu.j2`; `templates/NAME` where it is None."""
+        """Return the folder that holds `FAMILY.cu.j2`; None for `templates/NAME`."""
         return None
 
 

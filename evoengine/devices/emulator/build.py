@@ -69,6 +69,8 @@ _ACCESS_OF_PTX = re.compile(r"\bevo_emu::Scope::")
 _LIBRARIES = ("-nodefaultlibs", "-lm", "-lc", "-lgcc")
 BUILD_SECONDS = 60.0
 """for one kernel, which takes a few"""
+RUNTIME_SECONDS = 600.0
+"""for the emulator's own code, which takes half a minute and is no kernel's fault on a machine that many share"""
 BUILD_BYTES = 2 << 30
 """of memory that the compiler may take for it, beside what its worker has"""
 
@@ -110,7 +112,8 @@ def _used_again(executable: Path) -> bool:
 
 
 def _build_or_blame(source: Source, arch: str, executable: Path) -> None:
-    """An empty kernel tells whether it is the machine; what fails beside one that was built is tried once more."""
+    """Build a kernel. If it fails, build an empty kernel to find out whether the machine is at fault; if that
+    succeeds, try once more."""
     try:
         _build_at(source, arch, executable)
     except _NoPlaceNamed as failure:
@@ -126,7 +129,7 @@ def _build_or_blame(source: Source, arch: str, executable: Path) -> None:
 
 
 def _require_working(arch: str) -> None:
-    """Raises MachineError where not even an empty kernel can be built."""
+    """Raise MachineError if not even an empty kernel can be built."""
     if why := why_unfit():
         raise MachineError(why)
     probe = Source('extern "C" __global__ void probe() {}\n', "probe", Launch((1, 1, 1), 32, 0))
@@ -185,7 +188,7 @@ def _unit(source: Source, arch: str, checked: bool) -> str:
 
 @cache
 def _host_macros(with_headers: bool) -> list[str]:
-    """The names of the host's macros, with those of its headers that a kernel may include."""
+    """Return the names of the host compiler's macros, with those of the headers that a kernel may include."""
     file = cache_folder("emulator") / f"macros-{_version()[:32]}-{with_headers:d}"
     if not file.exists():
         flags = [*_COMMON, *native_flags(), *_CANDIDATE_FLAGS, *_checked_flags()]
@@ -197,12 +200,13 @@ def _host_macros(with_headers: bool) -> list[str]:
     return file.read_text("utf-8").split()
 
 
-def _compile(arguments: list[str], unit: str, entry: str) -> None:
+def _compile(arguments: list[str], unit: str, entry: str, seconds: float | None = None) -> None:
+    seconds = seconds or BUILD_SECONDS
     try:
         with memory_for(BUILD_BYTES):
-            done = run_compiler([*_COMMON, *native_flags(), *arguments], unit, BUILD_SECONDS)
+            done = run_compiler([*_COMMON, *native_flags(), *arguments], unit, seconds)
     except subprocess.TimeoutExpired:
-        raise KernelUnbuildable(f"the host compiler did not end in {BUILD_SECONDS:g} s") from None
+        raise KernelUnbuildable(f"the host compiler did not end in {seconds:g} s") from None
     if done.returncode == 0:
         return
     match = _ERROR.search(done.stderr)
@@ -216,8 +220,8 @@ def _compile(arguments: list[str], unit: str, entry: str) -> None:
 
 @cache
 def _version() -> str:
-    """What an executable depends on beside its source: the compiler, the CPU it targets and the emulator's own
-    files."""
+    """Return what an executable depends on besides its source: the compiler, the CPU it targets and the emulator's
+    own files."""
     digest = hashlib.sha256(identity().encode())
     here = Path(__file__).parent
     for path in sorted([*(f for f in INCLUDE.rglob("*") if f.is_file()), *RUNTIME.iterdir(), *here.glob("*.py")]):
@@ -226,7 +230,7 @@ def _version() -> str:
 
 
 def is_built() -> bool:
-    """Whether the emulator's own code was compiled here before, as every candidate needs it."""
+    """Return whether the emulator's own code, which every candidate needs, has been compiled on this machine."""
     return _runtime_file().exists()
 
 
@@ -235,7 +239,7 @@ def _runtime_file() -> Path:
 
 
 def build_runtime() -> Path:
-    """The emulator's own code, built where the cache does not have it. Of many processes at once, one builds.
+    """Return the emulator's own code, built if the cache does not have it. Of many processes at once, one builds.
 
     Raises MachineError where the compiler is missing or too old, or the cache cannot be written.
     """
@@ -255,7 +259,7 @@ def _build_runtime_at(runtime: Path) -> None:
         scratch = folder / "runtime.o"
         unit = "".join(f'#include "{part}"\n' for part in sorted(RUNTIME.glob("*.cpp")))
         try:
-            _compile([*_RUNTIME_FLAGS, "-xc++", "-", "-o", str(scratch)], unit, "main")
+            _compile([*_RUNTIME_FLAGS, "-xc++", "-", "-o", str(scratch)], unit, "main", RUNTIME_SECONDS)
         except KernelUnbuildable as error:
             raise MachineError(
                 f"{find_compiler()} cannot build the emulator: {error}; it needs g++ 12 or clang++ 15, chosen by $CXX"

@@ -63,7 +63,7 @@ def mask(text: str) -> str:
 
 
 def split_declarators(declaration: str) -> list[str]:
-    """At commas outside of all brackets, those of template arguments too."""
+    """Split a declaration at commas outside all brackets, including those of template arguments."""
     parts, depth, start = [], 0, 0
     for i, c in enumerate(declaration):
         depth += (c in "([<") - (c in ")]>")
@@ -74,7 +74,7 @@ def split_declarators(declaration: str) -> list[str]:
 
 
 def read_declarators(declaration: str) -> tuple[str, list[tuple[str, str]]] | None:
-    """`float a[2][3], b` → `float` and [(a, [2][3]), (b, "")]; None where it is not of that form."""
+    """Parse `float a[2][3], b` to `float` and [(a, [2][3]), (b, "")]; return None if it has another form."""
     parts = split_declarators(declaration)
     first = _FIRST.match(parts[0])
     if not first or not first[1].strip():
@@ -89,12 +89,13 @@ def read_declarators(declaration: str) -> tuple[str, list[tuple[str, str]]] | No
 
 
 def is_namespace_head(text: str) -> bool:
-    """Whether the brace behind this text opens a namespace or a linkage specification."""
+    """Return whether the brace after this text opens a namespace or a linkage specification."""
     return _NAMESPACE.search(text) is not None
 
 
 def poison_insertions(masked: str) -> list[Insertion]:
-    """What makes variables and members without a value NaN; in `masked` literals and comments are blank."""
+    """Return insertions that initialise variables and members without a value to NaN. Literals and comments are
+    blank in `masked`."""
     code = PREPROCESSOR.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), masked)
     return [*_local_variables(code), *_objects_with_constructors(code)]
 
@@ -116,7 +117,8 @@ def _objects_with_constructors(code: str) -> Iterator[Insertion]:
 
 
 def _statements(code: str) -> Iterator[tuple[str, int, list[_Scope]]]:
-    """What ends at each `;` outside of round brackets and at each closing brace: text, end and the scopes it is in."""
+    """Yield each statement that ends at a `;` outside round brackets or at a closing brace: its text, end and
+    enclosing scopes."""
     scopes: list[_Scope] = []
     start = depth = 0
     for mark in re.finditer(r"[;{}()]", code):
@@ -154,7 +156,7 @@ def _without_template_arguments(text: str) -> str:
 
 
 def _without_value(statement: str) -> list[str]:
-    """The variables that a statement in a function declares and leaves without a value."""
+    """Return the variables that a statement in a function declares without a value."""
     if label := _LABEL.match(statement):
         statement = statement[label.end() :]
     parts = split_declarators(statement)
@@ -169,7 +171,7 @@ def _without_value(statement: str) -> list[str]:
 
 
 def _has_constructor(body: str, name: str) -> bool:
-    """One with a body of its own, not `= default`."""
+    """Return whether a class has a constructor with a body, other than `= default`."""
     previous = ""
     while body != previous:
         previous, body = body, re.sub(r"\{[^{}]*\}", "@", body)

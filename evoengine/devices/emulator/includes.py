@@ -24,13 +24,14 @@ LINE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*(?:<([^>\n]+)>|\"([^\"\n]+)\")[^\
 
 
 def knows_header(name: str) -> bool:
-    """Whether the emulator compiles a kernel that includes the header of that name."""
+    """Return whether the emulator compiles a kernel that includes the header of that name."""
     standard = name.removeprefix("cuda/std/") if name.startswith("cuda/std/") else ""
     return name in GIVEN or name in OF_THE_HOST or standard in STANDARD or (INCLUDE / name).is_file()
 
 
 def for_host(text: str) -> str:
-    """The text with includes as the host compiler takes them: none of what is given, the host's for cuda/std."""
+    """Return the text with includes for the host compiler: headers that the emulator provides are removed, cuda/std
+    becomes the host's."""
     return LINE.sub(_for_host, text)
 
 
@@ -39,8 +40,7 @@ _NUMBERS = {"limits": "c_limits.h", "float": "c_float.h", "stdint": "c_stdint.h"
 
 
 def in_host_environment(text: str, out_of_kernel: str, into_kernel: str) -> str:
-    """The text with the directives around each include that leads to the host's headers, and its lines numbered as
-    before."""
+    """Return the text with directives around each include of a host header; line numbers are kept."""
 
     def wrap(line: re.Match[str]) -> str:
         name = line[1] or line[2]
@@ -56,7 +56,7 @@ def in_host_environment(text: str, out_of_kernel: str, into_kernel: str) -> str:
 
 
 def host_headers(text: str) -> bool:
-    """Whether the text includes anything that leads to the host's headers."""
+    """Return whether the text includes a host header, directly or through cuda/std."""
     return any(leads_to_host(line[1] or line[2]) for line in LINE.finditer(text))
 
 

@@ -73,7 +73,7 @@ def known_instructions() -> frozenset[str]:
 
 
 def to_cpp(body: str, masked: str, line: int) -> str:
-    """What stands between the brackets of an `asm` → one C++ statement without its semicolon, on one line.
+    """Translate the contents of an `asm` statement's brackets to one C++ statement on one line, without its semicolon.
 
     `masked` is the body with literals blanked; `line` names the statement in errors. Raises KernelUnbuildable.
     """
@@ -96,7 +96,7 @@ def _list(section: str) -> list[str]:
 
 
 def _split(text: str, masked: str, separator: str) -> list[str]:
-    """At separators outside of brackets and literals."""
+    """Split at separators outside brackets and literals."""
     parts, depth, start = [], 0, 0
     for i, c in enumerate(masked):
         depth += (c in "([{") - (c in ")]}")
@@ -114,9 +114,9 @@ def _operand(text: str, line: int) -> _Operand:
 
 
 def _prepare(outputs: list[_Operand], inputs: list[_Operand], in_place: bool) -> tuple[str, list[str]]:
-    """What comes before the instructions, and the operands as they name them.
+    """Return the code before the instructions, and the operands as the instructions name them.
 
-    `in_place`: the instruction reads its inputs where they are, later on.
+    With `in_place` the instruction reads its inputs later, where they are.
     """
     if not any(o.constraint.startswith("=") for o in outputs):
         return "", [o.expression for o in (*outputs, *inputs)]
@@ -141,7 +141,7 @@ def _unescape(literal: str) -> str:
 
 
 def _statements(ptx: str) -> list[str]:
-    """Instructions, labels, scope braces and directives, one by one."""
+    """Split PTX into instructions, labels, scope braces and directives."""
     ptx = re.sub(r"//[^\n]*|/\*.*?\*/", " ", ptx, flags=re.DOTALL)
     found = []
     while ptx := ptx.lstrip(" \t\n;"):
@@ -188,7 +188,7 @@ def _call(mnemonic: str, arguments: list[str], line: int) -> str:
 
 
 def _memory_call(mnemonic: str, arguments: list[str], line: int) -> str:
-    """An instruction with order, scope and type, whose parts some write in one order and some in another."""
+    """Translate a memory instruction with order, scope and type, which may be written in several orders."""
     kind, *parts = re.sub(r"\.L[12]::[\w:]+", "", mnemonic).replace("shared::cta", "shared").split(".")
     order = next((_ORDERS[part] for part in parts if part in _ORDERS), None)
     scope = next((_SCOPES[part] for part in parts if part in _SCOPES), None)

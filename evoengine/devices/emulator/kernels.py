@@ -62,17 +62,17 @@ class DeviceVariables(NamedTuple):
 
 
 def find_kernels(masked: str) -> list[KernelDefinition]:
-    """The kernels of a text by their place in it; in `masked`, literals and comments are blank.
+    """Return the kernels of a text in order. Literals and comments are blank in `masked`.
 
-    Templates are none, and neither is what a macro defines. Raises KernelUnbuildable for a cluster that the emulator
-    cannot run.
+    Templates and definitions inside macros are ignored. Raises KernelUnbuildable for a cluster that the emulator cannot
+    run.
     """
     code = _without_directives(masked)
     return [found for mark in re.finditer(r"\b__global__\b", code) if (found := _definition(code, mark.start()))]
 
 
 def find_device_variables(masked: str) -> list[DeviceVariables]:
-    """The declarations of `__device__` variables that are not constant, by their place in the text."""
+    """Return the declarations of non-constant `__device__` variables in order."""
     code = _without_directives(masked)
     plain = ALIGNMENT.sub(lambda m: " " * len(m[0]), code)
     found = []
@@ -93,9 +93,8 @@ def _without_directives(masked: str) -> str:
 
 
 def shares_memory(text: str) -> bool:
-    """Whether blocks of the text's kernels may talk to one another: by atomics, fences, volatile or strong accesses,
-    variables of the device, or from kernel to kernel.
-    """
+    """Return whether blocks of the text's kernels may communicate: by atomics, fences, volatile or strong accesses,
+    device variables, or from kernel to kernel."""
     masked = mask(text)
     if len(find_kernels(masked)) > 1 or find_device_variables(masked):
         return True
@@ -149,7 +148,7 @@ def _cluster(code: str, declaration: str, start: int) -> int:
 
 
 def closing(masked: str, opening: int) -> int:
-    """The position of the bracket that closes the one at `opening`; raises KernelUnbuildable where none does."""
+    """Return the position of the bracket that closes the one at `opening`. Raises KernelUnbuildable if none does."""
     depth = 0
     for i in range(opening, len(masked)):
         depth += (masked[i] in "([{") - (masked[i] in ")]}")

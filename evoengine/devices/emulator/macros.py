@@ -78,8 +78,8 @@ def _nvrtc_version() -> str:
 
 
 def host_macros(flags: Sequence[str], headers: Iterable[str] = ()) -> list[str]:
-    """The names that the host's compiler defines with these flags, and its own `headers` too; none that the emulator's
-    headers define."""
+    """Return the macros that the host compiler defines with these flags, and those of `headers`, except those that
+    the emulator's headers define."""
     text = "".join(f"#include <{header}>\n" for header in sorted(headers))
     dump = run_compiler([*flags, "-dM", "-E", "-xc++", "-"], text).stdout
     own = {name for path in INCLUDE.rglob("*") if path.is_file() for name in _DEFINED.findall(path.read_text("utf-8"))}
@@ -87,7 +87,8 @@ def host_macros(flags: Sequence[str], headers: Iterable[str] = ()) -> list[str]:
 
 
 def into_kernel(host: Iterable[str], arch: str, keep: bool = False) -> str:
-    """Directives from the host's macros to NVRTC's; with `keep`, such that `out_of_kernel` restores the host's."""
+    """Return directives that replace the host's macros by NVRTC's. With `keep`, `out_of_kernel` can restore the
+    host's."""
     nvrtc = nvrtc_macros(arch)
     lines = [f'#pragma push_macro("{name}")' for name in _all(host, nvrtc)] if keep else []
     lines += [f"#undef {name}" for name in _all(host, nvrtc)]
@@ -96,7 +97,7 @@ def into_kernel(host: Iterable[str], arch: str, keep: bool = False) -> str:
 
 
 def out_of_kernel(host: Iterable[str], arch: str) -> str:
-    """Directives that undo those of `into_kernel`."""
+    """Return directives that undo those of `into_kernel`."""
     return "\n".join(f'#pragma pop_macro("{name}")' for name in _all(host, nvrtc_macros(arch))) + "\n"
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import signal
 import struct
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +55,8 @@ _PAGE = struct.Struct("=QII")
 _CRASHED, _HUNG = 10, 11
 _POISON, _OTHER_POISON = 0xFF, 0xFE
 """bytes that outputs hold before anything is written: NaN, and what shows by its difference what was not written"""
+_CLOCK_OVER_CPU = 30
+"""how many times its CPU time a launch may take by the clock, as on a machine that many processes share"""
 _IN_CODE = re.compile(r"line \{([0-9a-f]+)\}")
 
 _InMemory = TensorArgument | ScratchArgument | TensorParameter | ScratchParameter
@@ -72,7 +77,7 @@ class _Tensor:
 
 
 def run_rounds(executable: Path, rounds: Sequence[Round], seed: int, timeout: float) -> Executed:
-    """Run the rounds over the same memory, as `RunRounds` says; `timeout` is in seconds, for all of them.
+    """Run the rounds over the same memory, as `RunRounds` says; `timeout` is in seconds of CPU time, for all of them.
 
     `seed` draws the order and the interleaving of blocks and threads, and the placement of tensors. Raises
     KernelCrashed and KernelHung with the reason, naming kernel, block, thread and launch; KernelUnbuildable for a
@@ -92,7 +97,8 @@ def run_rounds(executable: Path, rounds: Sequence[Round], seed: int, timeout: fl
 def run(
     executable: Path, entry: str, launch: Launch, arguments: Arguments, seed: int, timeout: float
 ) -> dict[str, np.ndarray]:
-    """Every tensor argument by name as it stands after one launch; outputs hold their contents before it.
+    """Launch a kernel once; return every tensor argument by name. Outputs hold their previous contents before the
+    launch.
 
     Raises as `run_rounds` does.
     """
@@ -101,7 +107,7 @@ def run(
 
 
 def run_blocks(executable: Path, entry: str, asked: BlockLaunch, seed: int, timeout: float) -> list[BlockTrace]:
-    """What each of the blocks touches. Raises as `run_rounds` does."""
+    """Run single blocks and return what each of them touches. Raises as `run_rounds` does."""
     tensors = {t.name: t for t in _in_memory(asked.arguments)}
     header = _header(seed, 1, tensors.values(), len(asked.blocks), _POISON, asked.pool.pages.nbytes)
     chosen = np.array([(b.number, b.input_limit) for b in asked.blocks], np.uint64)
@@ -116,7 +122,7 @@ def run_blocks(executable: Path, entry: str, asked: BlockLaunch, seed: int, time
 
 
 def _run_all(executable: Path, rounds: Sequence[Round], seed: int, timeout: float, fill: int | None) -> Executed:
-    """`fill`: the byte that outputs hold before the first round; None for their own contents."""
+    """Run the rounds. `fill` is the byte that outputs hold before the first round; None keeps their own contents."""
     tensors = _tensors(rounds, with_contents=fill is None)
     message = [_header(seed, len(rounds), tensors.values(), 0, fill or 0, 0)]
     for number, calls in enumerate(rounds):
@@ -128,7 +134,7 @@ def _run_all(executable: Path, rounds: Sequence[Round], seed: int, timeout: floa
 
 
 def _tensors(rounds: Sequence[Round], with_contents: bool) -> dict[str, _Tensor]:
-    """All allocations by name: an argument that some kernel writes is an output for all."""
+    """Return all allocations by name. An argument that any kernel writes is an output for all."""
     found: dict[str, _Tensor] = {}
     for calls in rounds:
         for call in calls:
@@ -177,7 +183,7 @@ def _header(seed: int, rounds: int, tensors: Iterable[_Tensor], chosen: int, fil
 
 
 def _contents(calls: Round, tensors: Mapping[str, _Tensor], first: bool) -> list[bytes]:
-    """Of each input, and in the first round of outputs that begin with their own contents."""
+    """Return the contents of each input, and in the first round those of outputs that have initial contents."""
     given = {a.name: a.data for call in reversed(calls) for a in call.arguments if isinstance(a, TensorArgument)}
     wanted = [t.name for t in tensors.values() if t.kind == "i" or (t.kind == "x" and first)]
     missing = [name for name in wanted if name not in given]
@@ -241,11 +247,28 @@ def _argument_header(argument: Argument | PassedParameter, value: bytes, numbers
 
 
 def _finish(executable: Path, message: bytes, entry: str, launch: Launch, timeout: float) -> bytes:
+    """Run the process on a message and return its answer.
+
+    The limit is one of CPU time, which does not depend on what else the machine does; by the clock it is
+    _CLOCK_OVER_CPU times that.
+    """
     killed_before = oom_kills()
-    try:
-        done = subprocess.run([str(executable)], input=message, capture_output=True, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired:
-        raise KernelHung(f"no end after {timeout:g} s, kernel {entry}, grid {launch.grid}") from None
+    hung = KernelHung(f"no end after {timeout:g} s, kernel {entry}, grid {launch.grid}")
+    seconds = max(1, ceil(timeout))
+    pipes = subprocess.PIPE
+    with subprocess.Popen([str(executable)], stdin=pipes, stdout=pipes, stderr=pipes) as process:
+        with suppress(ProcessLookupError):  # it has ended
+            resource.prlimit(process.pid, resource.RLIMIT_CPU, (seconds, seconds + 1))
+        try:
+            output, errors = process.communicate(message, _CLOCK_OVER_CPU * timeout)
+        except BaseException as error:
+            process.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise hung from None
+            raise
+    done = subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    if done.returncode == -signal.SIGXCPU:
+        raise hung
     if done.returncode == -signal.SIGKILL and oom_kills() > killed_before:
         raise MachineError("this machine has no memory left: the kernel ended the emulator's process")
     if done.returncode != 0:
@@ -265,7 +288,7 @@ def _fail(done: subprocess.CompletedProcess[bytes], executable: Path, entry: str
 
 
 def _line_of(executable: Path, address: str) -> str:
-    """The kernel's line for an address in the executable, by its debug information."""
+    """Return the kernel's source line for an address in the executable, from its debug information."""
     tool = shutil.which("addr2line")
     if not tool:
         return "a line that only addr2line could tell (install binutils)"
@@ -298,7 +321,8 @@ def _array(output: bytes, argument: TensorArgument, position: int) -> np.ndarray
 
 
 def _holding(tensors: Tensors, calls: Round, byte: int) -> dict[str, np.ndarray]:
-    """Output → which of its elements [elements] consist of that byte alone; outputs that hold none are left out."""
+    """Return, for each output, a mask [elements] of the elements that consist of that byte alone; outputs without
+    any are left out."""
     outputs = {a.name for call in calls for a in call.arguments if isinstance(a, TensorArgument) and a.output}
     found = {}
     for name in sorted(outputs):

@@ -44,9 +44,9 @@ class _Edit:
 
 
 def translate(text: str) -> str:
-    """The same program in C++20 with every line where it was.
+    """Translate a CUDA text to C++20 with every line at its place.
 
-    Raises KernelUnbuildable naming the line for PTX the emulator does not know and declarations it cannot read.
+    Raises KernelUnbuildable that names the line for unknown PTX and for declarations that cannot be parsed.
     """
     masked = mask(text)
     kernels = find_kernels(masked)
@@ -70,7 +70,7 @@ def translate(text: str) -> str:
 
 
 def constant_names(text: str) -> list[str]:
-    """The `__constant__` variables at the outermost scope: those that a host finds by their plain names."""
+    """Return the `__constant__` variables at namespace scope, which a host finds by their unmangled names."""
     masked = mask(text)
     found: list[str] = []
     for match in _CONSTANT.finditer(masked):
@@ -101,7 +101,7 @@ def _device_edit(variables: DeviceVariables) -> _Edit:
 
 
 def _owner(kernels: list[KernelDefinition], position: int) -> int:
-    """The number of the kernel in whose body the position is; 0 outside of all."""
+    """Return the number of the kernel whose body contains the position; 0 outside all kernels."""
     return next((number for number, k in enumerate(kernels, 1) if k.body < position < k.end), 0)
 
 
@@ -128,7 +128,7 @@ def _shared_edit(text: str, masked: str, match: re.Match[str], owner: int) -> _E
 
 
 def _shared_class_edits(text: str, masked: str, match: re.Match[str], owner: int) -> list[_Edit]:
-    """`__shared__ union { … } name;` → the union by itself, and a variable of it behind."""
+    """Translate `__shared__ union { … } name;` to the union followed by a variable of it."""
     line = _line(text, match.start())
     end = closing(masked, match.end() - 1)
     declared = re.compile(r"\s*(\w+)\s*;").match(masked, end + 1)
@@ -159,7 +159,7 @@ def _at_namespace_scope(text: str, masked: str, position: int) -> bool:
 
 
 def _scope_openings(text: str, masked: str, position: int) -> list[str]:
-    """What stands before each brace that is open at the position."""
+    """Return the text before each brace that is open at the position."""
     openings: list[str] = []
     for brace in re.finditer(r"[{}]", masked[:position]):
         if brace[0] == "{":

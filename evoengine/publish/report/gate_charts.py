@@ -101,7 +101,7 @@ def _told(overview: Overview, left_out: int) -> str:
 
 
 def _quartiles(found: CaseErrors) -> Sequence[float]:
-    """Least, lower quartile, median, upper quartile and largest."""
+    """Return the minimum, lower quartile, median, upper quartile and maximum."""
     shares = sorted(max(share, LEAST) for share in found.shares)
     if len(shares) == 1:
         return shares * 5

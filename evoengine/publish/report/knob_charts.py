@@ -109,7 +109,7 @@ def pairs(overview: Overview) -> Section:
 
 
 def _leading(overview: Overview, by_sort: Mapping[Sort, object]) -> Sort | None:
-    """Of the figures that the best is ranked by."""
+    """Return the sort of figures by which the best candidate is ranked."""
     figure = overview.best.measurement if overview.best else None
     own = [sort for sort in by_sort if figure is not None and _is_of(figure, sort)]
     return next(iter([*own, *by_sort]), None)
@@ -121,8 +121,8 @@ def _is_of(figure: Measurement, sort: Sort) -> bool:
 
 
 def _most_telling(tried: Sequence[tuple[Config, float]]) -> list[str]:
-    """The knobs by which the logarithm of the time differs most: greatest share of its variance between their values,
-    times the share of trials that have the knob."""
+    """Return the knobs with the largest effect on the logarithm of the time: the share of its variance between their
+    values, times the share of trials that have the knob."""
     logs: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for config, us in tried:
         for knob, value in config.items():
@@ -144,18 +144,18 @@ def _explained(groups: Mapping[str, Sequence[float]]) -> float:
 
 
 def _differ_together(one: str, other: str, tried: Sequence[tuple[Config, float]]) -> bool:
-    """Whether both have several values in trials that have both."""
+    """Return whether both knobs have several values in trials that have both."""
     cells = {(_value(c[one]), _value(c[other])) for c, _ in tried if one in c and other in c}
     return all(len({cell[side] for cell in cells}) > 1 for side in (0, 1))
 
 
 def _values(knob: str, pair: Sequence[str], tried: Sequence[tuple[Config, float]]) -> list[str]:
-    """The knob's, in trials that have both."""
+    """Return the knob's values in trials that have both knobs."""
     return sorted({_value(c[knob]) for c, _ in tried if all(name in c for name in pair)}, key=_by_number)
 
 
 def _changes_of_axes(axes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What Plotly has to set where another pair is chosen."""
+    """Return the settings that Plotly changes when another pair is selected."""
     changes: dict[str, Any] = {}
     for name, axis in zip(("xaxis", "yaxis"), axes, strict=True):
         changes |= {f"{name}.title.text": axis["title"]["text"]}

@@ -52,7 +52,8 @@ class Look:
 
 
 def shown(text: object, longest: int = LONGEST) -> str:
-    """Text from the ledger for a chart: Plotly takes tags for formatting and links, and decodes `&lt;` and `&amp;`."""
+    """Escape text from the ledger for a chart: Plotly interprets tags as formatting and links, and decodes `&lt;`
+    and `&amp;`."""
     line = plain(text)
     return html.escape(line if len(line) <= longest else f"{line[: longest - 1]}…", quote=False)
 
@@ -62,20 +63,20 @@ def label(text: object) -> str:
 
 
 def labelled(texts: Sequence[object], **more: Any) -> dict[str, Any]:
-    """An axis of 0, 1, 2 … with those texts there: two that are cut to the same stay two."""
+    """Return an axis with these texts at 0, 1, 2 …; two texts that are cut to the same one remain separate."""
     places = {"tickmode": "array", "tickvals": list(range(len(texts))), "ticktext": list(map(label, texts))}
     return places | {"range": [-0.5, len(texts) - 0.5], "zeroline": False} | more
 
 
 def kind_name(sort: Sort) -> str:
-    """What a person calls figures of that sort: measured, recorded, predicted, by formula."""
+    """Return the name of a sort of figures: measured, recorded, predicted, by formula."""
     if sort.kind is Kind.ESTIMATED:
         return "by formula" if sort.model == FORMULA else "predicted"
     return str(sort.kind)
 
 
 def looks(sorts: Iterable[Sort]) -> dict[Sort, Look]:
-    """Of each sort a name, a colour and a shape of its own; those of a kind are near each other."""
+    """Return a name, a colour and a shape for each sort; those of one kind are similar."""
     of_kind: dict[str, list[Sort]] = {}
     for sort in sorted(set(sorts), key=Sort.trust):
         of_kind.setdefault(kind_name(sort), []).append(sort)
@@ -89,7 +90,7 @@ def looks(sorts: Iterable[Sort]) -> dict[Sort, Look]:
 
 
 def described(sort: Sort) -> str:
-    """The device and the policy."""
+    """Return the device and the policy."""
     return f"{sort.device}; {sort.policy}" if sort.policy else sort.device
 
 
@@ -98,7 +99,7 @@ def knobs(config: Config) -> str:
 
 
 def chart(data: Sequence[Mapping[str, Any]], x: Mapping[str, Any], y: Mapping[str, Any], height: int = 420) -> Chart:
-    """Traces between two axes, with the legend below them."""
+    """Return traces between two axes with the legend below them."""
     axis = {"automargin": True, "gridcolor": "#e6e6e6", "zerolinecolor": "#cccccc"}
     layout = {
         "xaxis": axis | dict(x), "yaxis": axis | dict(y), "margin": {"l": 50, "r": 12, "t": 12, "b": 44},
@@ -109,12 +110,12 @@ def chart(data: Sequence[Mapping[str, Any]], x: Mapping[str, Any], y: Mapping[st
 
 
 def titled(title: str, **more: Any) -> dict[str, Any]:
-    """An axis with its title."""
+    """Return an axis with its title."""
     return {"title": {"text": title}, **more}
 
 
 def points(x: Sequence[Any], y: Sequence[Any], look: Look, hover: Sequence[str], size: int = 6) -> dict[str, Any]:
-    """Hover texts must be `shown`."""
+    """Return a scatter trace. Hover texts must be escaped by `shown`."""
     marker = {"color": look.colour, "symbol": look.symbol, "size": size, "opacity": size / 10}
     return {
         "type": "scatter", "mode": "markers", "x": list(x), "y": list(y), "name": look.name, "hoverinfo": "text",
@@ -123,7 +124,7 @@ def points(x: Sequence[Any], y: Sequence[Any], look: Look, hover: Sequence[str],
 
 
 def line(x: Sequence[Any], y: Sequence[Any], name: str, colour: str, **style: Any) -> dict[str, Any]:
-    """`name` must be `shown`."""
+    """Return a line trace. `name` must be escaped by `shown`."""
     return {
         "type": "scatter", "mode": "lines", "x": list(x), "y": list(y), "name": name, "hoverinfo": "name+y",
         "line": {"color": colour, **style},

@@ -77,7 +77,7 @@ Facts = Sequence[tuple[str, str]]
 
 
 def page(title: str, facts: Facts, sections: Sequence[Section], plotly: str) -> str:
-    """The whole file. `plotly` is Plotly's JavaScript."""
+    """Return the whole file. `plotly` is Plotly's JavaScript."""
     charts = {section.name: section.chart for section in sections if section.chart}
     scripts = [_script(plotly), _script(DRAW)]
     body = [
@@ -101,14 +101,16 @@ def page(title: str, facts: Facts, sections: Sequence[Section], plotly: str) -> 
 
 
 def write_page(file: Path, text: str) -> None:
-    """Writes it whole or not at all. Raises UsageError where `file` is something else than a report, or one that was
-    changed since, and where it cannot be written."""
+    """Write the file completely or not at all.
+
+    Raises UsageError if `file` is not a report, was changed since it was written, or cannot be written.
+    """
     require_place(file)
     write_whole(file, [text])
 
 
 def require_place(file: Path) -> None:
-    """Raises UsageError where no report may be written there."""
+    """Raise UsageError if no report may be written there."""
     if file.is_dir():
         raise UsageError(f"cannot write {file}: it is a folder; name a file in it, such as {file / 'report.html'}")
     if not file.exists():
@@ -127,7 +129,7 @@ def require_place(file: Path) -> None:
 
 
 def is_unchanged(found: bytes) -> bool:
-    """Whether a report ends with the SHA-256 of what is before it."""
+    """Return whether a report ends with the SHA-256 of its preceding text."""
     text, seal, digest = found.rpartition(_SEAL.encode())
     return bool(seal) and digest == _closing(hashlib.sha256(text).hexdigest()).encode()
 
@@ -163,7 +165,7 @@ def _text(text: str) -> str:
 
 
 def _script(text: str) -> str:
-    """As a browser reads it between the tags. Raises ValueError where it would end there."""
+    """Return JavaScript as it stands between the tags. Raises ValueError if it contains the end tag."""
     lowered = text.lower()
     if "</script" in lowered or "<!--" in lowered:
         raise ValueError("a script with </script or <!-- in it cannot stand in a page")
@@ -181,13 +183,14 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 def _json(charts: Mapping[str, Any]) -> str:
-    r"""In ASCII, with <, > and & as \u003c and so on: nothing in it ends the script, or begins a comment."""
+    r"""Return JSON in ASCII with <, > and & as \u003c and so on, so that nothing in it ends the script or begins a
+    comment."""
     text = json.dumps(_rounded(charts), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers to 6 digits; those that JSON does not know are null."""
+    """Round numbers to 6 digits; those that JSON cannot represent become null."""
     if isinstance(value, Mapping):
         return {name: _rounded(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -49,7 +49,7 @@ class Peaks:
 
     @property
     def least_us(self) -> float:
-        """No kernel takes less."""
+        """Return the time in µs that no kernel can undercut."""
         return max(self.flops / self.tensor_tflops / 1e6, self.min_dram_bytes / self.memory_gbs / 1e3)
 
 
@@ -68,7 +68,7 @@ class Rate:
 
 
 def rate_of(times: Sequence[Timed]) -> Rate:
-    """TFLOPS where all figures have them: their operations are the same, as they are of one problem."""
+    """Return TFLOPS if all figures have them: the number of operations is the same, since all are of one problem."""
     first = times[0] if times else None
     if first is None or first.tflops is None or any(t.tflops is None for t in times):
         return Rate(None)
@@ -76,7 +76,7 @@ def rate_of(times: Sequence[Timed]) -> Rate:
 
 
 def sorted_times(overview: Overview) -> dict[Sort, list[Timed]]:
-    """Of each sort the last figure of every trial, in the order of the trials; without those of back-to-back runs."""
+    """Return, for each sort, the last figure of every trial in the order of trials, without back-to-back runs."""
     last: dict[Sort, dict[int, Timed]] = {}
     for timed in overview.times:
         if not timed.sort.is_sustained:
@@ -138,7 +138,7 @@ def _baseline(baseline: Baseline) -> str:
 
 
 def _thinned(times: Sequence[Timed], best: Sequence[Timed]) -> list[Timed]:
-    """At most MOST_POINTS, evenly, and the improvements."""
+    """Return at most MOST_POINTS figures, evenly spaced, with all improvements."""
     stride, kept = -(-len(times) // MOST_POINTS), {t.trial for t in best}
     return [t for n, t in enumerate(times) if n % stride == 0 or t.trial in kept]
 

@@ -29,20 +29,22 @@ class Coverage:
         self._tried = np.zeros((len(self._pairs), (FEW + 1) ** 2))
 
     def add(self, row: np.ndarray) -> None:
-        """Counts a trial [knobs]."""
+        """Count a trial [knobs]."""
         self._tried[np.arange(len(self._pairs)), self._cells(row[None])[:, 0]] += 1
 
     def hold(self, pool: np.ndarray) -> None:
-        """Takes in the rows to be judged, one at least."""
+        """Set the rows to be scored, at least one."""
         self._held = self._cells(pool)
         self._share = np.zeros_like(self._tried)
         for share, cells in zip(self._share, self._held, strict=True):
             share[:] = np.bincount(cells, minlength=len(share)) / len(pool)
 
     def pair_coverage(self) -> np.ndarray:
-        """Of each row held [n], the least over its pairs of: trials with that pair / trials, were they spread evenly.
+        """Return for each row [n] the minimum over its pairs of values of: trials with that pair / trials if they were
+        spread evenly.
 
-        Below 1 where a row has a pair that the trials have had more seldom than the pool; never 0. 1 without pairs.
+        It is below 1 if the trials had one of the row's pairs more rarely than the pool does; never 0, and 1 without
+        pairs.
         """
         even = self._tried.sum(1, keepdims=True) * self._share
         ratio = (self._tried + PRIOR) / (even + PRIOR)
@@ -54,7 +56,7 @@ class Coverage:
         return least
 
     def _cells(self, rows: np.ndarray) -> np.ndarray:
-        """Which pair of values each row has, of every pair of knobs [pairs, n]."""
+        """Return the cell of each row for every pair of knobs [pairs, n]."""
         first, second = rows.T[self._pairs[:, 0]] + 1, rows.T[self._pairs[:, 1]] + 1
         cells: np.ndarray = (first * (FEW + 1) + second).astype(np.uint8)
         return cells

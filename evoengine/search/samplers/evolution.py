@@ -82,7 +82,7 @@ class EvolutionSampler(BaseSampler):
         self._turn_to(None)
 
     def _turn_to(self, study: Study | None) -> None:
-        """Forgets one study for another, whose trials tell all that has to be known."""
+        """Replace the state of one study by that of another, which its trials determine."""
         whose = (study._storage, study._study_id) if study is not None else None
         if whose is None or whose != self._whose:
             self._whose: tuple[BaseStorage, int] | None = whose
@@ -91,7 +91,8 @@ class EvolutionSampler(BaseSampler):
             self._search: _Search | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """To resume a study in another process; a lock does not travel."""
+        """Return the state without the lock, which cannot be pickled, so that a study can continue in another
+        process."""
         return {name: getattr(self, name) for name in ("_space", "_prior", "_independent", "_rng")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -160,7 +161,7 @@ class _Search:
         self._refit_at = 0.0
 
     def read(self, study: Study) -> None:
-        """Takes in what the study's trials have become since the last time."""
+        """Process the changes of the study's trials since the last call."""
         trials = study.get_trials(deepcopy=False)
         numbers = [*self._unfinished, *range(self._read, len(trials))]
         self._read = len(trials)
@@ -185,7 +186,8 @@ class _Search:
                 self._values[place] = -float(front) if (self._vectors[place] > -np.inf).all() else -np.inf
 
     def propose(self, number: int) -> tuple[dict[str, Any], str, list[int]]:
-        """A new configuration for the trial, the operator that it amounts to and the numbers of its parents."""
+        """Return a new configuration for the trial, the operator that it corresponds to, and the numbers of its
+        parents."""
         row = self._most_promising() if self._ready() else None
         if row is not None:
             operator, parents = self._descent(row)
@@ -211,12 +213,13 @@ class _Search:
         return place
 
     def _ready(self) -> bool:
-        """Whether enough came through; where the prior is dropped, of what it did not choose."""
+        """Return whether enough trials succeeded; once the prior is dropped, only those that it did not choose
+        count."""
         through = {place for place, value in enumerate(self._values) if value > -np.inf}
         return len(through - self._led if self._dropped else through) >= MIN_COMPLETED
 
     def _fastest_expected(self) -> np.ndarray | None:
-        """The open row that the prior thinks fastest; None where it knows of none, or was wrong too often."""
+        """Return the open row that the prior expects to be fastest; None if it knows none, or was wrong too often."""
         failed = sum(value == -np.inf for value in self._values)
         if not self._prior or self._dropped or failed >= MIN_COMPLETED:
             return None
@@ -224,7 +227,7 @@ class _Search:
         return next((row for row in rows if row.tobytes() not in self._place), None)
 
     def _most_promising(self) -> np.ndarray | None:
-        """The candidate of largest expected improvement, rare ones before others; None where none is left."""
+        """Return the candidate with the largest expected improvement, weighted by rarity; None if none is left."""
         new = range(self._fitted[-1] + 1 if self._fitted else 0, len(self._rows))
         if len(self._fitted) + len(new) >= self._refit_at:
             self._fit()
@@ -244,7 +247,7 @@ class _Search:
         return best
 
     def _choice(self) -> np.ndarray:
-        """Which of the pool may be proposed, bool [n]: all that is open, or what is far from the best."""
+        """Return a mask [n] of the pool's rows that may be proposed: all open rows, or those far from the best."""
         values = np.nan_to_num(np.array(self._values), nan=-np.inf)
         best = int(np.flatnonzero(values == values.max())[-1])
         since = sum(place > best for place in self._chosen)
@@ -270,7 +273,7 @@ class _Search:
         self._surrogate.fit(rows, left, self._pool.rows)
 
     def _predict(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and deviation of the pool's scores [m], given those of the trials learned from [n]."""
+        """Return mean and deviation of the pool's scores [m], given those of the learned trials [n]."""
         prior = self._fit_mean(targets)
         self._dropped = self._prior is not None and prior is None
         if prior is None:
@@ -279,7 +282,7 @@ class _Search:
         return prior.pool + prior.deviation * mean, prior.deviation * deviation
 
     def _fit_mean(self, targets: np.ndarray) -> Mean | None:
-        """What the prior says, as far as the trials bear it out; None where there is none, or several objectives."""
+        """Return the prior's mean as far as the trials support it; None without a prior, or with several objectives."""
         if self._prior is None or any(len(vector) > 1 for vector in self._vectors.values()):
             return None
         rows = np.array([self._rows[i] for i in self._fitted])
@@ -288,7 +291,7 @@ class _Search:
         return fit_mean(targets, logs, tried, pool, self._surrogate.covariance(rows))
 
     def _targets(self) -> np.ndarray:
-        """What the trials learned from are worth [n]; NaN where under way."""
+        """Return the targets of the learned trials [n]; NaN for those in progress."""
         values = np.array([self._values[i] for i in self._fitted])
         targets = np.full(len(values), np.nan)
         known = ~np.isnan(values)
@@ -299,7 +302,7 @@ class _Search:
         return [i for i in self._ranked()[:N_ELITES] if self._values[i] > -np.inf]
 
     def _ranked(self) -> list[int]:
-        """The trials, best first, those rejected or under way last."""
+        """Return the trials, best first; rejected ones and those in progress come last."""
         values = np.array(self._values)
         order: list[int] = np.argsort(-np.where(np.isnan(values), -np.inf, values), kind="stable").tolist()
         return order
@@ -320,10 +323,11 @@ class _Search:
 
 
 def scores(values: np.ndarray) -> np.ndarray:
-    """What values [n], greater is better, are worth to the surrogate: normal scores, drawn towards the logarithms.
+    """Return targets for the surrogate from values [n], where greater is better: normal scores, drawn towards the
+    logarithms.
 
-    Of values that differ by little, ranks make as much as of any others; logarithms alone let a few outliers decide.
-    Zeros and infinite values keep their normal scores, and so do all where the others are not of one sign.
+    Ranks exaggerate small differences; logarithms alone let a few outliers decide. Zero and infinite values keep their
+    normal scores, and so do all values if the others differ in sign.
     """
     worth, every = normal_scores(values), logarithms(values)
     plain = ~np.isnan(every)
@@ -337,7 +341,8 @@ def scores(values: np.ndarray) -> np.ndarray:
 
 
 def logarithms(values: np.ndarray) -> np.ndarray:
-    """Of values [n], growing with them; NaN where zero or infinite, and everywhere where the others have two signs."""
+    """Return logarithms of values [n] that grow with them; NaN for zero and infinite values, and for all if the
+    others differ in sign."""
     found = np.full(len(values), np.nan)
     plain = np.isfinite(values) & (values != 0)
     of = values[plain]
@@ -347,7 +352,7 @@ def logarithms(values: np.ndarray) -> np.ndarray:
 
 
 def normal_scores(values: np.ndarray) -> np.ndarray:
-    """The normal quantiles of the values' ranks [n], ties sharing their mean rank."""
+    """Return the normal quantiles of the values' ranks [n]; ties share their mean rank."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(count) - (count - 1) / 2)[place]
     quantiles: np.ndarray = ndtri((ranks - 0.5) / len(values))
@@ -355,7 +360,8 @@ def normal_scores(values: np.ndarray) -> np.ndarray:
 
 
 def fronts(vectors: np.ndarray) -> np.ndarray:
-    """The Pareto front each row [n, objectives] stands on, 0 the best, where greater is better (Deb et al. 2002)."""
+    """Return the Pareto front of each row [n, objectives], 0 for the best, where greater is better (Deb et al.
+    2002)."""
     no_worse = np.all(vectors[:, None] >= vectors[None], axis=-1)
     dominates: np.ndarray = no_worse & np.any(vectors[:, None] > vectors[None], axis=-1)
     found, left = np.zeros(len(vectors), int), np.ones(len(vectors), bool)
@@ -367,7 +373,8 @@ def fronts(vectors: np.ndarray) -> np.ndarray:
 
 
 def expected_improvement(mean: np.ndarray, deviation: np.ndarray, best: float) -> np.ndarray:
-    """Of a normal variable over `best`, where greater is better (Jones, Schonlau & Welch 1998)."""
+    """Return the expected improvement of a normal variable over `best`, where greater is better (Jones, Schonlau &
+    Welch 1998)."""
     z = (mean - best) / deviation
     expected: np.ndarray = deviation * (z * ndtr(z) + np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi))
     return expected

@@ -41,7 +41,7 @@ class Grid:
         return [{**config, k.name: value} for k in self.knobs for value in k.values if value != config[k.name]]
 
     def encode(self, config: Config) -> np.ndarray:
-        """The nearest point of the grid, int16 [knobs]."""
+        """Return the nearest point of the grid, int16 [knobs]."""
         return np.array([_position(self._distributions[k.name], k, config[k.name]) for k in self.knobs], np.int16)
 
     def decode(self, row: Sequence[int] | np.ndarray) -> dict[str, Any]:

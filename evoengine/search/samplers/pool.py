@@ -50,13 +50,13 @@ class Pool:
         self._hold(self._encoded(space.enumerate() if self.whole else ()))
 
     def close(self, row: np.ndarray) -> None:
-        """Takes a row out of what may be proposed."""
+        """Exclude a row from proposals."""
         self._closed.add(row.tobytes())
         if (position := self._position.get(row.tobytes())) is not None:
             self.open[position] = False
 
     def draw(self) -> np.ndarray | None:
-        """A random valid row not closed yet; None where none is found: a space held whole is exhausted then."""
+        """Return a random open valid row; None if none is found, which means that a space held whole is exhausted."""
         if self.whole:
             left = np.flatnonzero(self.open)
             return self.rows[self._rng.choice(left)] if len(left) else None
@@ -64,9 +64,9 @@ class Pool:
         return next((row for row in rows if row.tobytes() not in self._closed), None)
 
     def breed(self, elites: np.ndarray, expected: Iterable[np.ndarray] = ()) -> None:
-        """Renews a pool that is not the whole space from the best rows so far [n, knobs].
+        """Renew a pool that does not hold the whole space from the best rows so far [n, knobs].
 
-        expected: rows [knobs] that a prior expects to be fast; the pool holds them too.
+        `expected` are rows [knobs] that a prior expects to be fast; the pool includes them.
         """
         if self.whole:
             return
@@ -87,7 +87,7 @@ class Pool:
         return self._neighbours[key]
 
     def _crossed(self, elites: np.ndarray) -> list[np.ndarray]:
-        """Each knob from one of two parents; knobs that a conditional one brings in or leaves out make it invalid."""
+        """Return rows with each knob from one of two parents. Conditional knobs may make a row invalid."""
         if len(elites) < 2:
             return []
         parents = np.array([self._rng.choice(len(elites), 2, replace=False) for _ in range(CROSSED)])

@@ -42,11 +42,11 @@ class Prior:
         self._measured: dict[bytes, float] = {}
 
     def predict(self, config: Config, us: float) -> None:
-        """Enters a model's prediction, in microseconds."""
+        """Add a model's prediction in microseconds."""
         self._predicted[self._space.encode(config).tobytes()] = np.log(us)
 
     def measure(self, config: Config, us: float) -> None:
-        """Enters what another GPU took, in microseconds."""
+        """Add a time in microseconds that another GPU took."""
         self._measured[self._space.encode(config).tobytes()] = np.log(us)
 
     def __len__(self) -> int:
@@ -56,16 +56,16 @@ class Prior:
         return self._space.encode(config).tobytes() in self._table()
 
     def log_us(self, rows: np.ndarray) -> np.ndarray:
-        """Of each row [n] the natural logarithm of its expected microseconds, NaN where nothing is known.
+        """Return for each row [n] the natural logarithm of its expected time in microseconds, NaN if unknown.
 
-        Figures of another GPU come before predictions. These are shifted to agree with them in the median, and left out
-        where they disagree.
+        Figures of another GPU take precedence over predictions. Predictions are shifted to agree with them in the
+        median, and ignored if they disagree.
         """
         table = self._table()
         return np.array([table.get(row.tobytes(), np.nan) for row in rows], float)
 
     def fastest(self, n: int) -> np.ndarray:
-        """The rows of least expected time, fastest first, int16 [n at most, knobs]."""
+        """Return at most n rows with the least expected time, fastest first, int16 [n, knobs]."""
         table = self._table()
         rows = [np.frombuffer(key, np.int16) for key in heapq.nsmallest(n, table, table.__getitem__)]
         return np.array(rows, np.int16).reshape(-1, len(self._space.knobs))
@@ -82,7 +82,7 @@ class Prior:
 
 
 def _correlation(one: np.ndarray, other: np.ndarray) -> float:
-    """0 where one of them is all alike."""
+    """Return the correlation, 0 if one of the arrays is constant."""
     return float(np.corrcoef(one, other)[0, 1]) if one.std() and other.std() else 0.0
 
 
@@ -98,10 +98,11 @@ class Mean:
 def fit_mean(
     scores: np.ndarray, logs: np.ndarray, tried: np.ndarray, pool: np.ndarray, covariance: np.ndarray
 ) -> Mean | None:
-    """The mean that the tried rows bear out, or None where they speak against the prior.
+    """Return the mean that the tried rows support, or None if they contradict the prior.
 
-    scores: [n] of the tried rows, NaN where under way; logs: [n] logarithms that the scores grow with, NaN where there
-    are none; tried [n] and pool [m]: log µs, NaN where unknown; covariance [n, n] of the tried rows by the surrogate.
+    scores: [n] of the tried rows, NaN for those in progress; logs: [n] logarithms that the scores grow with, NaN if
+    there are none; tried [n] and pool [m]: log µs, NaN if unknown; covariance [n, n] of the tried rows by the
+    surrogate.
     """
     if np.isnan(pool).all():
         return None
@@ -123,7 +124,7 @@ def fit_mean(
 
 
 def _unit(scores: np.ndarray, logs: np.ndarray) -> float | None:
-    """Scores per unit of the logarithms; None where too little is known of it."""
+    """Return scores per unit of the logarithms; None if too few are known."""
     if len(logs) < 2 or not logs.std():
         return None
     return float(scores.std() / logs.std()) or None
@@ -138,7 +139,8 @@ class _Line:
 
 
 def _fit_line(of: np.ndarray, basis: np.ndarray, expected: np.ndarray, covariance: np.ndarray, scale: float) -> _Line:
-    """of [n] = basis [n, k] · coefficients + a Gaussian process of `covariance` times a square that is near scale²."""
+    """Fit of [n] = basis [n, k] · coefficients + a Gaussian process of `covariance` times a square that is near
+    scale²."""
     n, widths = len(of), np.diag(WIDTHS[: basis.shape[1]])
     factor = cho_factor(covariance + basis @ widths @ basis.T, lower=True)
     left = of - basis @ expected

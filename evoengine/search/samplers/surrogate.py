@@ -48,9 +48,9 @@ class Surrogate:
         self._draws = FIRST_DRAWS
 
     def fit(self, rows: np.ndarray, targets: np.ndarray, pool: np.ndarray) -> None:
-        """Draws hyperparameters for the targets [n], of mean 0 and variance 1, and conditions the pool on the rows.
+        """Draw hyperparameters for the targets [n], of mean 0 and variance 1, and condition the pool on the rows.
 
-        A target may be NaN: the row was tried and what it reaches is not known.
+        A target may be NaN: the row was tried and its result is not known yet.
         """
         known = ~np.isnan(targets)
         tried = self._one_hot(rows)
@@ -66,7 +66,7 @@ class Surrogate:
         self._explained = np.square(self._solve[: len(rows)]).sum(0)
 
     def extend(self, row: np.ndarray) -> None:
-        """Adds a tried row [knobs] to those of the last fit, the hyperparameters staying as they are."""
+        """Add a tried row [knobs] to those of the last fit, keeping the hyperparameters."""
         n, one = len(self._factor), self._one_hot(row[None]).astype(np.float32)
         to_tried = self._kernel(self._tried, one)[:, 0].astype(float)
         left = solve_triangular(self._factor, to_tried, lower=True, check_finite=False)
@@ -81,9 +81,9 @@ class Surrogate:
         self._explained += np.square(self._solve[n])
 
     def predict(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and deviation over the pool [m] where the tried rows, in the order given, reached `targets` [n].
+        """Return mean and deviation over the pool [m] if the tried rows, in the order given, reached `targets` [n].
 
-        A row whose target is NaN leaves the mean as it is and lessens the deviation about it.
+        A row whose target is NaN does not change the mean and reduces the deviation.
         """
         if (unknown := np.isnan(targets)).any():
             covariance = self._factor @ self._factor.T
@@ -95,7 +95,7 @@ class Surrogate:
         return weights @ self._solve[: len(weights)], np.sqrt(variance)
 
     def covariance(self, rows: np.ndarray) -> np.ndarray:
-        """[n, n] of rows [n, knobs], noise included, by the hyperparameters drawn last."""
+        """Return the covariance [n, n] of rows [n, knobs], noise included, for the hyperparameters drawn last."""
         return self._covariance(self._one_hot(rows), self._hyper)
 
     def _draw(self, tried: np.ndarray, targets: np.ndarray) -> None:
@@ -123,13 +123,15 @@ class Surrogate:
         return float(-0.5 * scaled @ scaled - np.log(np.diag(factor)).sum())
 
     def _covariance(self, tried: np.ndarray, hyper: np.ndarray) -> np.ndarray:
-        """Of one-hot rows, noise included; in double precision, or it would not always be positive definite."""
+        """Return the covariance of one-hot rows, noise included, in double precision, without which it is not always
+        positive definite."""
         covariance: np.ndarray = np.exp(tried @ self._log_kernels(hyper) @ tried.T)
         covariance[np.diag_indices(len(tried))] += np.exp(hyper[-1]) + JITTER
         return covariance
 
     def _log_kernels(self, hyper: np.ndarray) -> np.ndarray:
-        """[positions, positions] of all knobs, one block a knob: summing them for two rows is a matrix product."""
+        """Return [positions, positions] of all knobs, one block per knob, so that the sum for two rows is a matrix
+        product."""
         blocks = np.zeros((self._starts[-1],) * 2)
         for start, distance, length in zip(self._starts, self._distances, np.exp(hyper), strict=False):
             scaled = np.sqrt(3) * distance / length
@@ -138,7 +140,7 @@ class Surrogate:
         return blocks
 
     def _one_hot(self, rows: np.ndarray) -> np.ndarray:
-        """Per knob one column a position, the inactive one last, so that -1 finds it."""
+        """Return one column per position of each knob, the inactive one last, so that -1 selects it."""
         hot = np.zeros((len(rows), self._starts[-1]))
         blocks = zip(self._columns, self._values, self._starts, self._distances, strict=False)
         for column, values, start, distance in blocks:
@@ -148,18 +150,19 @@ class Surrogate:
         return hot
 
     def _kernel(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        """The kernel between one-hot rows, in single precision."""
+        """Return the kernel between one-hot rows in single precision."""
         kernel: np.ndarray = np.exp(one @ self._log_kernel @ other.T)
         return kernel
 
 
 def _prior_width(knob: Knob) -> float:
-    """How much wider the prior on a knob's length is than that of two values."""
+    """Return how much wider the prior on a knob's length scale is than that of a knob with two values."""
     return np.log2(max(2, len(knob.values))) ** (2 / 3) if knob.ordinal else 1.0
 
 
 def _distances(knob: Knob) -> np.ndarray:
-    """Between positions [positions + 1, positions + 1], 1 from end to end of an ordered domain; inactive is last."""
+    """Return distances between positions [positions + 1, positions + 1], 1 from end to end of an ordered domain;
+    inactive comes last."""
     n = min(len(knob.values), MOST_POSITIONS)
     distances = 1.0 - np.eye(n + 1)
     if knob.ordinal and n > 1:

@@ -38,10 +38,10 @@ MAX_GRID_YZ = 65535
 
 
 def attention(q, k, v, out=None):
-    """Queues the kernel on the current stream of the tensors' library; returns out, a new contiguous tensor by default.
+    """Queue the kernel on the current stream of the tensors' library; return out, a new contiguous tensor by default.
 
-    Raises TypeError for what is no tensor of torch or CuPy, ValueError for tensors that the kernel was not made for,
-    RuntimeError where a gradient is needed, and where the GPU or its driver cannot run the kernel.
+    Raises TypeError for objects that are no tensors of torch or CuPy, ValueError for tensors that the kernel does not
+    support, and RuntimeError if a gradient is required, or if the GPU or its driver cannot run the kernel.
     """
     library = _library(type(q))
     out = _empty_output(library, q) if out is None else out
@@ -111,7 +111,8 @@ def _check_shapes(shapes):
 
 
 def _merge_strides(name, shape, strides, library):
-    """Bytes from row to row, and from head to head of the whole batch; raises ValueError where the kernel cannot."""
+    """Return the bytes from row to row and from head to head of the whole batch. Raises ValueError if the kernel
+    cannot use them."""
     (batch, heads, seq, head_dim), (entry, head, row, element) = shape, strides
     row_bytes = ELEMENT_BYTES * head_dim
     if seq == 1:
@@ -136,13 +137,14 @@ def _merge_strides(name, shape, strides, library):
 
 
 def _span(shape, merged):
-    """Bytes from a tensor's first element to the end of its last."""
+    """Return the bytes from a tensor's first element to the end of its last."""
     (batch, heads, seq, head_dim), (row, head) = shape, merged
     return (batch * heads - 1) * head + (seq - 1) * row + ELEMENT_BYTES * head_dim
 
 
 def _grid(gpu, batch, heads, seq_q):
-    """A block for each tile of rows; of a persistent kernel as many as run at once on this GPU. Whole clusters."""
+    """Return a block for each tile of rows; for a persistent kernel as many as are resident on this GPU, in whole
+    clusters."""
     row_tiles = -(-seq_q // CONFIG["tile_m"])
     if SCHEDULE == "static":
         return min(gpu.clusters_at_once, -(-row_tiles * heads * batch // CLUSTER)) * CLUSTER, 1, 1
@@ -156,7 +158,7 @@ def _grid(gpu, batch, heads, seq_q):
 
 @functools.lru_cache(maxsize=CACHED)
 def _map_layout(name, shape, merged):
-    """A tensor as TMA sees it, [batch·heads, seq, head_dim], in boxes of so many rows by the columns swizzled together.
+    """Return a tensor as TMA sees it, [batch·heads, seq, head_dim], in boxes of rows by the columns swizzled together.
 
     A box of out is a warpgroup's 64 rows; each block of a cluster loads its part of a tile of K or V for all of them.
     """

@@ -25,9 +25,9 @@ def parameters(problem: AttentionProblem, config: Config) -> tuple[PassedParamet
 
 
 def _scalars(problem: AttentionProblem, config: Config) -> tuple[ScalarArgument, ...]:
-    """The kernel's by-value parameters, in order, after its four pointers q, k, v, o.
+    """Return the kernel's by-value parameters, in order, after its four pointers q, k, v, o.
 
-    `batch` is among them where the grid, as large as the GPU, does not tell it.
+    `batch` is among them if the grid, which then depends on the GPU, does not state it.
     """
     batch = (ScalarArgument("batch", np.int32(problem.batch)),) if config.get("schedule") == "static" else ()
     return (
@@ -41,11 +41,11 @@ def _scalars(problem: AttentionProblem, config: Config) -> tuple[ScalarArgument,
 
 
 def _tensor_maps(problem: AttentionProblem, config: Config) -> tuple[TensorMapArgument, ...]:
-    """Q, K and V, and O where it is stored so too, as [heads of the batch, seq, head_dim or head_dim_v] for kernels
-    that move tiles by TMA.
+    """Return the tensor maps of Q, K and V, and of O if it is stored by TMA, as [heads of the batch, seq, head_dim or
+    head_dim_v].
 
-    A box is a tile's rows (of O: a warpgroup's; of K and V: what one of a cluster's blocks brings) by the 64 or 32
-    columns that the kernel swizzles together; past a head's end it reads zeros and writes nothing.
+    A box holds a tile's rows (for O a warpgroup's; for K and V the part of one of a cluster's blocks) by the 64 or 32
+    columns that the kernel swizzles together; beyond a head's end it reads zeros and writes nothing.
     """
     if config.get("load") != "tma":
         return ()

@@ -62,7 +62,7 @@ class AttentionProblem:
         return "attention:" + ",".join(parts)
 
     def variables(self) -> Mapping[str, Value]:
-        """The names that a space's expressions and templates may use, with their values."""
+        """Return the names that a space's expressions and templates may use, with their values."""
         return {
             "batch": self.batch,
             "heads": self.heads,
@@ -78,7 +78,7 @@ class AttentionProblem:
 
 
 def parse_problem(text: str) -> AttentionProblem:
-    """Reads `b16,h16,s2048,d64[,dv32],fp16[,causal][,kv4]`; `sq…,sk…` in place of `s…` for unlike lengths.
+    """Parse `b16,h16,s2048,d64[,dv32],fp16[,causal][,kv4]`; `sq…,sk…` in place of `s…` for different lengths.
 
     Raises UsageError naming the part that is wrong and what would be right.
     """

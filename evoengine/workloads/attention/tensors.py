@@ -68,14 +68,14 @@ class AttentionTensors(Tensors[AttentionProblem]):
         return Drawn(shuffled, inputs)
 
     def reference(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
-        """SDPA in float64 on the same (already rounded) inputs; [batch, heads, seq_q, head_dim_v]."""
+        """Return SDPA in float64 on the same (already rounded) inputs; [batch, heads, seq_q, head_dim_v]."""
         return {OUTPUT: _sdpa(problem, {name: tensor.double() for name, tensor in inputs.items()})}
 
     def own_dtype(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
-        """SDPA with every step in the candidate's own dtype: the error a straightforward implementation makes.
+        """Return SDPA with every step in the candidate's own dtype: the error of a straightforward implementation.
 
-        As FlashAttention's tests have it (`attention_ref(upcast=False, reorder_ops=True)`); torch's math backend would
-        silently work in float32 unless reductions in 16 bits are allowed.
+        As in FlashAttention's tests (`attention_ref(upcast=False, reorder_ops=True)`); torch's math backend would
+        silently use float32 unless reductions in 16 bits are allowed.
         """
         allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
@@ -85,10 +85,10 @@ class AttentionTensors(Tensors[AttentionProblem]):
             torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
 
     def rounded_once(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
-        """What a fused kernel does at best: all in float32, but P and O rounded to T.
+        """Return the best result of a fused kernel: everything in float32, with only P and O rounded to T.
 
-        P is relative to something else in each row, between its largest and half of that: a maximum that lags leaves no
-        weight that is a power of two and needs no rounding.
+        P is relative to a different value in each row, between its largest and half of that: a maximum that lags leaves
+        no weight that is a power of two and needs no rounding.
         """
         out, group = _empty_output(problem, inputs), problem.heads // problem.kv_heads
         mask = _mask(problem, out.device)
@@ -114,20 +114,19 @@ class AttentionTensors(Tensors[AttentionProblem]):
         return _library_call(problem, inputs, [SDPBackend.__members__[name]])
 
     def library(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
-        """SDPA in the problem's dtype where a fused backend takes it, else in float32 by parts."""
+        """Return SDPA in the problem's dtype if a fused backend supports it, else in float32 by parts."""
         try:
             return {OUTPUT: _library_call(problem, inputs, FUSED)()}
         except RuntimeError:  # torch's way to say that none does
             return {OUTPUT: _by_parts(problem, {name: tensor.float() for name, tensor in inputs.items()})}
 
     def samples(self, problem: AttentionProblem, inputs: Inputs, seed: int) -> Sequence[Sample[AttentionProblem]]:
-        """The last rows of the first and last head, and blocks of rows anywhere."""
+        """Return the last rows of the first and last head, and random blocks of rows."""
         return [_sample(problem, inputs, *place) for place in _sampled_rows(problem, seed)]
 
     def check_bytes(self, problem: AttentionProblem) -> int:
-        """Inputs are drawn in float32 beside their rounded copies. The check holds, for one head in float64, its inputs
-        and output and three matrices of scores.
-        """
+        """Return the memory of the check in bytes: inputs are drawn in float32 beside their rounded copies, and for
+        one head it holds inputs, output and three matrices of scores in float64."""
         p = problem
         widths = p.head_dim + p.head_dim_v
         out = p.batch * p.heads * p.seq_q * p.head_dim_v
@@ -172,10 +171,10 @@ def _extreme_logits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator
 
 
 def _thirds(q: torch.Tensor, k: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gives those rows a weight of 1 for the first key and of 2/3 for all others.
+    """Give those rows a weight of 1 for the first key and of 2/3 for all others.
 
-    In sums of 16 bits each addition of 2/3 is rounded the same way for as long as their exponent stays, and so errors
-    add up instead of cancelling out.
+    In sums of 16 bits each addition of 2/3 is rounded the same way while their exponent stays, so that errors add up
+    instead of cancelling out.
     """
     q, k = q.clone(), k.clone()
     q[:, :, rows] = 0.0
@@ -186,12 +185,12 @@ def _thirds(q: torch.Tensor, k: torch.Tensor, rows: torch.Tensor) -> tuple[torch
 
 
 def _constants(v: torch.Tensor) -> torch.Tensor:
-    """One number from 1 to 2 for each column of V, all of whose keys have it."""
+    """Return one number from 1 to 2 for each column of V, the same for all keys."""
     return 1.0 + normalize(v[:, :, :1], p=torch.inf, dim=-1).abs().expand_as(v)
 
 
 def _constant_columns(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
-    """Every output is its column's constant, whatever the weights: shows weights that do not add up to one."""
+    """Make every output its column's constant, whatever the weights: shows weights that do not add up to one."""
     every_second = torch.arange(q.shape[2], device=q.device) % 2 == 0
     return *_thirds(q, k, every_second), _constants(v)
 
@@ -210,13 +209,13 @@ def _targets(q: torch.Tensor, k: torch.Tensor, generator: torch.Generator) -> to
 
 
 def _one_hot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
-    """Point every query at one key, so that each output is one row of V: shows rows that land in the wrong place."""
+    """Point every query at one key, so that each output is one row of V: shows rows in the wrong place."""
     return _pointing(q, k, _targets(q, k, generator)), normalize(k, dim=-1), v
 
 
 def _diagonal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> Triple:
-    """Point every query at the last key that it sees under a mask, and every second at the one behind: a row that sees
-    one key too few or too many is another row of V."""
+    """Point every query at the last key that it sees under a mask, and every second at the one behind: a row that
+    sees one key too few or too many is another row of V."""
     row = torch.arange(q.shape[2], device=q.device)
     last = row + k.shape[2] - q.shape[2]
     return _pointing(q, k, (last + row % 2).clamp(max=k.shape[2] - 1)), normalize(k, dim=-1), v
@@ -316,7 +315,8 @@ def _empty_output(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
 
 
 def _sdpa(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
-    """Torch's math backend, one batch entry at a time: the scores of a whole problem would not fit into memory."""
+    """Run torch's math backend one batch entry at a time, since the scores of a whole problem do not fit into
+    memory."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     mask, out, grouped = _mask(problem, q.device), _empty_output(problem, inputs), problem.kv_heads != problem.heads
     with sdpa_kernel(SDPBackend.MATH):
@@ -326,7 +326,7 @@ def _sdpa(problem: AttentionProblem, inputs: Inputs) -> torch.Tensor:
 
 
 def _sampled_rows(problem: AttentionProblem, seed: int) -> Iterator[tuple[int, int, range]]:
-    """(batch entry, head, rows) of what is compared in float64."""
+    """Yield (batch entry, head, rows) of what is compared in float64."""
     p, rng = problem, np.random.default_rng(seed)
     rows = min(p.seq_q, max(1, SAMPLE_SCORES // p.seq_k))
     for b, h in dict.fromkeys([(0, 0), (p.batch - 1, p.heads - 1)]):
@@ -345,7 +345,8 @@ def _sample(problem: AttentionProblem, inputs: Inputs, batch: int, head: int, ro
 def _rows_of(
     problem: AttentionProblem, inputs: Inputs, batch: int, head: int, rows: range
 ) -> tuple[AttentionProblem, Inputs]:
-    """The output's `rows` of one head as a problem of their own, [1, 1, rows, head_dim_v], with the keys that they see.
+    """Return the output's `rows` of one head as a problem of their own, [1, 1, rows, head_dim_v], with the keys that
+    they see.
 
     The causal mask is aligned to the lower right, so it ends with the last of them.
     """
@@ -370,7 +371,8 @@ def _lower_right(problem: AttentionProblem) -> torch.Tensor:
 def _library_call(
     problem: AttentionProblem, inputs: Inputs, backends: Sequence[SDPBackend]
 ) -> Callable[[], torch.Tensor]:
-    """SDPA by the first of these backends that takes the problem; the call raises RuntimeError where none does."""
+    """Return a call of SDPA by the first of these backends that supports the problem. The call raises RuntimeError
+    if none does."""
     # torch aligns is_causal to the upper left; only where the lengths are equal is that our mask
     square = problem.seq_q == problem.seq_k
     mask = _lower_right(problem) if problem.causal and not square else None

@@ -33,13 +33,13 @@ class Attention(Workload[AttentionProblem]):
         return parse_problem(text)
 
     def flops(self, problem: AttentionProblem) -> float:
-        """2·B·H·Sq·Sk·(D + Dv), halved for causal: the field's own count (FlashAttention's benchmarks)."""
+        """Return 2·B·H·Sq·Sk·(D + Dv), halved for causal: the field's own count (FlashAttention's benchmarks)."""
         widths = problem.head_dim + problem.head_dim_v
         full = 2.0 * problem.batch * problem.heads * problem.seq_q * problem.seq_k * widths
         return full / 2 if problem.causal else full
 
     def min_dram_bytes(self, problem: AttentionProblem) -> float:
-        """Q, K and V read once, O written once."""
+        """Return the bytes of Q, K and V read once and O written once."""
         q = problem.batch * problem.heads * problem.seq_q
         kv = problem.batch * problem.kv_heads * problem.seq_k
         return 2.0 * (q + kv) * (problem.head_dim + problem.head_dim_v)
@@ -54,10 +54,11 @@ class Attention(Workload[AttentionProblem]):
         return visited(case, launch, visits)
 
     def gate_launch(self, case: Case[AttentionProblem], launch: Launch) -> Launch:
-        """The launch of a case: the space's, but for the number of blocks where that is free.
+        """Return the launch of a case: the space's, except for the number of blocks if that is free.
 
-        A persistent kernel must be right with any number of blocks. It gets the most that leave each at least two tiles
-        of rows and the last round not filled, or one block, whatever the space says of the problem's size.
+        A persistent kernel must be right with any number of blocks. It gets the largest number that leaves each at
+        least two tiles of rows and the last round not filled, or one block, whatever the space states for the problem's
+        size.
         """
         if case.config.get("schedule") != "static":
             return launch

@@ -32,7 +32,7 @@ class ConvolutionProblem:
         return f"convolution:w{self.width},h{self.height},fw{self.filter_w},fh{self.filter_h}"
 
     def variables(self) -> dict[str, Value]:
-        """The names that a space's expressions and templates may use, with their values."""
+        """Return the names that a space's expressions and templates may use, with their values."""
         return {
             "width": self.width,
             "height": self.height,
@@ -42,7 +42,7 @@ class ConvolutionProblem:
 
 
 def parse_problem(text: str) -> ConvolutionProblem:
-    """Reads `w4096,h4096,fw17,fh17`. Raises UsageError naming the part that is wrong and what would be right."""
+    """Parse `w4096,h4096,fw17,fh17`. Raises UsageError naming the part that is wrong and what would be right."""
     sizes, _ = read_parts(text, EXAMPLE, _NUMBERS, {})
     problem = ConvolutionProblem(sizes["width"], sizes["height"], sizes["filter_w"], sizes["filter_h"])
     if max(problem.image_shape) > LARGEST:

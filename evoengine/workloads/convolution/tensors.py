@@ -35,7 +35,8 @@ class ConvolutionTensors(Tensors[ConvolutionProblem]):
         return {"output": _convolved(inputs["image"].double(), inputs["filter"].double())}
 
     def own_dtype(self, problem: ConvolutionProblem, inputs: Inputs) -> Outputs:
-        """One weight after the other, each product and each sum rounded: the longest chain of roundings there is."""
+        """Add one weight after the other, with each product and each sum rounded: the longest chain of roundings
+        there is."""
         image, weights = inputs["image"], inputs["filter"]
         output = torch.zeros(problem.height, problem.width, device=image.device)
         for v in range(problem.filter_h):
@@ -60,7 +61,7 @@ class ConvolutionTensors(Tensors[ConvolutionProblem]):
         return ("torch",)
 
     def baseline(self, name: str, problem: ConvolutionProblem, inputs: Inputs) -> Callable[[], object]:
-        """torch.nn.functional.conv2d, by cuDNN, in float32 and not in TF32 as torch would have it."""
+        """Return torch.nn.functional.conv2d by cuDNN in float32, without TF32, which torch uses by default."""
 
         def call() -> torch.Tensor:
             with torch.backends.cudnn.flags(allow_tf32=False):
@@ -69,14 +70,14 @@ class ConvolutionTensors(Tensors[ConvolutionProblem]):
         return call
 
     def samples(self, problem: ConvolutionProblem, inputs: Inputs, seed: int) -> Sequence[Sample[ConvolutionProblem]]:
-        """Three bands of whole rows: the first, the last, and one between."""
+        """Return three bands of whole rows: the first, the last, and one between."""
         band = min(SAMPLED_ROWS, problem.height)
         last = problem.height - band
         between = int(torch.randint(last + 1, (), generator=torch.Generator().manual_seed(seed)))
         return [_band(problem, inputs, first, band) for first in sorted({0, between, last})]
 
     def check_bytes(self, problem: ConvolutionProblem) -> int:
-        """The library's output, and one product of the same size."""
+        """Return the bytes of the library's output and of one product of the same size."""
         return 8 * problem.width * problem.height
 
 
@@ -96,7 +97,7 @@ def _normal(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generat
 
 
 def whole_numbers(normal: torch.Tensor) -> torch.Tensor:
-    """From -WHOLE to WHOLE, none of them 0."""
+    """Return integers from -WHOLE to WHOLE without 0."""
     return normal.sign() * (4.0 * normal.abs()).ceil().clamp(1, WHOLE)
 
 
@@ -105,22 +106,21 @@ def _whole(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generato
 
 
 def _one_weight(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generator) -> Pair:
-    """One weight alone is not 0, so that the output is the image, moved: shows a filter that is mirrored or
-    transposed."""
+    """Set all weights but one to 0, so that the output is the shifted image: shows a mirrored or transposed filter."""
     one = torch.zeros_like(weights).view(-1)
     one[torch.randint(one.numel(), (), generator=generator, device=one.device)] = 1.0
     return image, one.view_as(weights)
 
 
 def _one_pixel(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generator) -> Pair:
-    """One pixel in every window is not 0, so that every output is one weight; all else is 0."""
+    """Set all but one pixel in every window to 0, so that every output is one weight."""
     grid = torch.zeros_like(image)
     grid[weights.shape[0] - 1 :: weights.shape[0], weights.shape[1] - 1 :: weights.shape[1]] = 1.0
     return grid, weights
 
 
 def _positive(image: torch.Tensor, weights: torch.Tensor, generator: torch.Generator) -> Pair:
-    """Far apart in size and above 0: roundings of a large sum, and numbers that no 16-bit float holds."""
+    """Draw positive numbers of very different sizes: shows roundings of a large sum, and storage in 16-bit floats."""
     return image.abs() * 1e6, weights.abs() * 1e-6
 
 

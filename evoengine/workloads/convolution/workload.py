@@ -40,11 +40,11 @@ class Convolution(Workload[ConvolutionProblem]):
         return parse_problem(text)
 
     def flops(self, problem: ConvolutionProblem) -> float:
-        """A product and a sum per weight and output."""
+        """Return the operations: a product and a sum per weight and output."""
         return 2.0 * problem.width * problem.height * problem.filter_w * problem.filter_h
 
     def min_dram_bytes(self, problem: ConvolutionProblem) -> float:
-        """Image and filter read once, the output written once."""
+        """Return the bytes of image and filter read once and the output written once."""
         floats = prod(problem.image_shape) + problem.filter_w * problem.filter_h + problem.width * problem.height
         return 4.0 * floats
 

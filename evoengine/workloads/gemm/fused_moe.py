@@ -36,8 +36,8 @@ class FusedMoe:
 
 
 def fused_moe_files(best: Iterable[tuple[GemmProblem, Candidate]], gpu: Gpu) -> FusedMoe:
-    """Of the best candidate of each problem on one GPU. Of problems that share M and N the one with the largest k is
-    taken, of those the first."""
+    """Return the files of the best candidate of each problem on one GPU. Of problems with the same M and N, the
+    first with the largest k is taken."""
     files: Files = {}
     left_out = []
     for problem, candidate in sorted(best, key=lambda found: -found[0].k):
@@ -54,7 +54,7 @@ def fused_moe_files(best: Iterable[tuple[GemmProblem, Candidate]], gpu: Gpu) -> 
 
 
 def _file_name(n: int, gpu: Gpu) -> str:
-    """Without a dtype: that of weights in half precision is not written."""
+    """Return the file's name without a dtype, which is omitted for weights in half precision."""
     return f"E=1,N={n},device_name={gpu.name.replace(' ', '_')}.json"
 
 
@@ -75,7 +75,7 @@ def _is_power_of_two(value: object) -> bool:
 
 
 def _triton_knobs(config: Mapping[str, object]) -> dict[str, int]:
-    """The producer's warp of a wgmma kernel is not counted: Triton adds its own."""
+    """Return Triton's parameters. The producer warp of a wgmma kernel is not counted, because Triton adds its own."""
     knobs = {theirs: int(str(config[ours])) for theirs, ours in _TRITONS.items()}
     warps = config["warps"] if "warps" in config else WARPS_PER_CONSUMER * int(str(config["consumers"]))
     return knobs | {"num_warps": int(str(warps))}

@@ -33,7 +33,7 @@ class GemmProblem:
         return f"gemm:m{self.m},n{self.n},k{self.k},{self.dtype}{epilogue}"
 
     def variables(self) -> dict[str, Value]:
-        """The names that a space's expressions and templates may use, with their values."""
+        """Return the names that a space's expressions and templates may use, with their values."""
         return {
             "m": self.m,
             "n": self.n,
@@ -45,7 +45,7 @@ class GemmProblem:
 
 
 def parse_problem(text: str) -> GemmProblem:
-    """Reads `m4096,n4096,k4096,fp16[,bias]`. Raises UsageError naming the part that is wrong and what would be
+    """Parse `m4096,n4096,k4096,fp16[,bias]`. Raises UsageError naming the part that is wrong and what would be
     right."""
     known = {"dtype": DTYPES, "epilogue": EPILOGUES}
     sizes, words = read_parts(text, EXAMPLE, {"m": "m", "n": "n", "k": "k"}, known, optional=("epilogue",))

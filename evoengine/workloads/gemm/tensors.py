@@ -43,10 +43,10 @@ class GemmTensors(Tensors[GemmProblem]):
         return {"c": _epilogue(problem, inputs["a"].double() @ inputs["b"].double(), inputs["bias"].double())}
 
     def own_dtype(self, problem: GemmProblem, inputs: Inputs) -> Outputs:
-        """As a library does it in turn: the product summed in float32 and rounded, then each step of the epilogue
-        rounded.
+        """Compute as a library does: the product summed in float32 and rounded, then each step of the epilogue rounded.
 
-        The product is not left to torch in 16 bits: whether that sums in 16 bits too depends on device and settings.
+        The product is not left to torch in 16 bits, since it depends on device and settings whether that sums in 16
+        bits too.
         """
         product = inputs["a"].float() @ inputs["b"].float()
         return {"c": _epilogue(problem, product.to(inputs["a"].dtype), inputs["bias"])}
@@ -64,14 +64,14 @@ class GemmTensors(Tensors[GemmProblem]):
         return ("torch",)
 
     def baseline(self, name: str, problem: GemmProblem, inputs: Inputs) -> Callable[[], object]:
-        """torch.matmul, or torch.addmm with the activation behind it: by cuBLAS."""
+        """Return torch.matmul, or torch.addmm with the activation after it, by cuBLAS."""
         a, b, bias = inputs["a"], inputs["b"], inputs["bias"]
         if problem.epilogue == NO_EPILOGUE:
             return lambda: torch.matmul(a, b)
         return lambda: _activated(problem, torch.addmm(bias, a, b))
 
     def samples(self, problem: GemmProblem, inputs: Inputs, seed: int) -> Sequence[Sample[GemmProblem]]:
-        """Some rows of C, with all of their columns; the first and the last among them."""
+        """Return some rows of C with all columns, the first and the last among them."""
         generator = torch.Generator().manual_seed(seed)
         some = torch.randperm(problem.m, generator=generator)[:SAMPLED_ROWS]
         rows = torch.unique(torch.cat([some, torch.tensor([0, problem.m - 1])])).to(inputs["a"].device)
@@ -79,7 +79,7 @@ class GemmTensors(Tensors[GemmProblem]):
         return (Sample(replace(problem, m=len(rows)), part, lambda outputs: {"c": outputs["c"][rows]}),)
 
     def check_bytes(self, problem: GemmProblem) -> int:
-        """A and B in float32 and the product of both; B in float64 for a few rows."""
+        """Return the bytes of A and B in float32 and the product of both, and of B in float64 for a few rows."""
         p = problem
         return 4 * p.m * p.k + 8 * p.k * p.n + 8 * p.m * p.n
 
@@ -123,7 +123,7 @@ BEYOND_HALF = 2.0**30
 
 
 def _normal(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Triple:
-    """Products of unit variance, as large as the bias: where ReLU and GELU are bent."""
+    """Scale products to unit variance, as large as the bias, where ReLU and GELU are not linear."""
     return a, b / math.sqrt(a.shape[1]), bias
 
 
