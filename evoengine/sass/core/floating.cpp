@@ -4,10 +4,10 @@
 namespace sass {
 namespace {
 
-// ── arithmetic ──────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── float_arithmetic ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 template <class Op>
-Step arithmetic(Context& c, const Instruction& i) {
+Step float_arithmetic(Context& c, const Instruction& i) {
   Lanes s, t, r, out;
   const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t);
   const Lanes& z = Op::SOURCES == 3 ? floating(c, i.operands[3], r) : y;
@@ -41,13 +41,13 @@ Step arithmetic_with(Context& c, const Instruction& i) {
 }
 
 template <class Op>
-Execute prepare_arithmetic(Instruction& i) {
+Execute prepare_float_arithmetic(Instruction& i) {
   Modifiers m(i);
   i.a = m.take("FTZ");
   i.b = m.take("SAT");
   i.c = take_rounding(m);
   if (!m.none_left() || i.operands.size() != Op::SOURCES + 1) return nullptr;
-  return i.a || i.b || i.c ? arithmetic_with<Op> : arithmetic<Op>;
+  return i.a || i.b || i.c ? arithmetic_with<Op> : float_arithmetic<Op>;
 }
 
 const char* const SCALES[] = {"D8", "D4", "D2", "", "M2", "M4", "M8", nullptr};
@@ -75,7 +75,7 @@ Step scaled_product(Context& c, const Instruction& i) {
 Execute prepare_multiply(Instruction& i) {
   Modifiers m(i);
   const int scale = take_one(m, SCALES);
-  if (scale < 0) return prepare_arithmetic<Multiply>(i);
+  if (scale < 0) return prepare_float_arithmetic<Multiply>(i);
   i.d = scale - 3;
   i.a = m.take("FTZ");
   i.b = m.take("SAT");
@@ -250,11 +250,11 @@ Execute prepare_mufu(Instruction& i) {
 }  // namespace
 
 const Opcode FLOATING[] = {
-    {"FADD", Pipe::Fma, prepare_arithmetic<Add>},
+    {"FADD", Pipe::Fma, prepare_float_arithmetic<Add>},
     {"FMUL", Pipe::Fma, prepare_multiply},
-    {"FFMA", Pipe::Fma, prepare_arithmetic<MultiplyAdd>},
-    {"FADD32I", Pipe::Fma, prepare_arithmetic<Add>},
-    {"FMUL32I", Pipe::Fma, prepare_arithmetic<Multiply>},
+    {"FFMA", Pipe::Fma, prepare_float_arithmetic<MultiplyAdd>},
+    {"FADD32I", Pipe::Fma, prepare_float_arithmetic<Add>},
+    {"FMUL32I", Pipe::Fma, prepare_float_arithmetic<Multiply>},
     {"FMNMX", Pipe::Alu, prepare_fmnmx},
     {"FSEL", Pipe::Alu, prepare_fsel},
     {"FSET", Pipe::Alu, prepare_compare},
