@@ -230,10 +230,10 @@ class SearchSpace:
 
     def _check_rules(self) -> None:
         for name, family in self._families.items():
-            numbers, columns = columns_by_setting(family, self._enumerations[name])
+            rows, columns = columns_by_setting(family, self._enumerations[name])
             family.check_costs(columns)
             for i in family.doubtful_launches(columns):
-                family.launch(self._at(self._enumerations[name], int(numbers[i])), self._variables)
+                family.launch(self.decode([rows[k.name][i] for k in self.knobs]), self._variables)
 
     def _sorted_starts(self) -> tuple[tuple[Config, ...], tuple[tuple[Config, str], ...]]:
         valid, dropped = [], []

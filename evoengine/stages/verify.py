@@ -21,7 +21,9 @@ import torch
 from evoengine.devices.base import (
     Arguments,
     KernelFailure,
+    Parameter,
     RunRounds,
+    ScratchParameter,
     TensorArgument,
     TensorParameter,
     Tensors,
@@ -61,12 +63,12 @@ class Judged(Protocol):
 def verify(workload: AnyWorkload, plan: Plan, run: RunRounds, device: str, seed: int) -> Verdict:
     """Run the plan's cases with seeds drawn from `seed` and return the verdict on all of them.
 
-    A crash or a hang ends the plan, a wrong result does not. One case is launched twice (`case_to_repeat`).
+    A crash or a hang ends the plan, a wrong result does not. Some cases are launched twice (`cases_to_repeat`).
     """
-    twice, log = case_to_repeat(workload, plan), CoverageLog(workload)
+    twice, log = cases_to_repeat(workload, plan), CoverageLog(workload)
 
     def judge(case: AnyCase, launch: Launch, own_seed: int) -> CaseResult:
-        return check(workload, case, launch, run, own_seed, case is twice, log)
+        return check(workload, case, launch, run, own_seed, any(case is one for one in twice), log)
 
     return replace(run_plan(plan, seed, device, judge), coverage=log.result())
 
@@ -101,20 +103,27 @@ def case_seeds(seed: int, count: int) -> list[int]:
     return [int(word) for word in np.random.SeedSequence(seed).generate_state(count, np.uint32)]
 
 
-def case_to_repeat(workload: AnyWorkload, plan: Plan) -> AnyCase | None:
-    """Return the case that is launched twice: of the short ones with several blocks that with the smallest tensors.
+def cases_to_repeat(workload: AnyWorkload, plan: Plan) -> list[AnyCase]:
+    """Return the cases that are launched twice.
 
-    A counter that is not reset, an early return on a repeated launch and a cached result show by any such case. Where
-    no case has several blocks it is the smallest of all; a plan of long cases alone has none.
+    These are all cases of a kernel with scratch memory: which blocks leave flags, counters and partial results there
+    depends on the sizes. Of any other kernel it is the short case of several blocks with the smallest tensors, by which
+    an early return on a repeated launch and a cached result show; where no case has several blocks, the smallest one.
     """
+    keep = [case for case, _ in plan if any(isinstance(p, ScratchParameter) for p in _parameters(workload, case))]
+    if keep:
+        return keep
     short = [(case, launch) for case, launch in plan if not case.long]
     several = [(case, launch) for case, launch in short if prod(launch.grid) > 1]
-    return min((case for case, _ in several or short), key=lambda case: _bytes(workload, case), default=None)
+    return sorted((case for case, _ in several or short), key=lambda case: _bytes(workload, case))[:1]
+
+
+def _parameters(workload: AnyWorkload, case: AnyCase) -> tuple[Parameter, ...]:
+    return workload.parameters(case.problem, case.config)
 
 
 def _bytes(workload: AnyWorkload, case: AnyCase) -> int:
-    parameters = workload.parameters(case.problem, case.config)
-    return sum(p.bytes for p in parameters if isinstance(p, TensorParameter))
+    return sum(p.bytes for p in _parameters(workload, case) if isinstance(p, TensorParameter))
 
 
 def check(

@@ -14,8 +14,10 @@ from evoengine.workloads.folder_extents import MOST_WORK as MOST_LONG_WORK
 from evoengine.workloads.folder_extents import (
     Problems,
     cost,
+    cut_until,
     free_axes,
     own_extents,
+    part_of,
     with_equalities,
     work,
 )  # fmt: skip
@@ -59,12 +61,30 @@ def gate_cases(
     if judged_whole(definition, problem, config) and all(case.problem != problem for case in cases):
         is_long = cost(definition, problem, config) > MOST_WORK
         cases.append(Case("the problem itself", problem, "normal", config, long=is_long))
+    elif definition.scratch and (cut := _part(definition, problem, config, rules, problem_of)) is not None:
+        part = part_of(definition, cut, problem)
+        cases.append(Case("the problem in part", cut, "normal", config, long=True, part=part))
     return tuple(replace(case, whole=problem) for case in cases)
 
 
 def judged_whole(definition: Definition, problem: FolderProblem, config: Config) -> bool:
     """Return whether a case launches the problem itself, with all of its blocks."""
     return cost(definition, problem, config) <= MOST_LONG_WORK or not free_axes(definition)
+
+
+def _part(
+    definition: Definition, problem: FolderProblem, config: Config, rules: Rules, problem_of: Problems
+) -> FolderProblem | None:
+    """Return the problem with axes shortened until a launch of all blocks is affordable, sums before outputs.
+
+    Kernels whose blocks talk are not judged at full size, where blocks run alone: what they count over several axes
+    goes far in this case alone.
+    """
+    kept = {name for item in definition.outputs for size in item.shape or () for name in size.names}
+    sums = [axis for axis in free_axes(definition) if axis not in kept]
+    return cut_until(
+        definition, problem, lambda p: cost(definition, p, config) <= MOST_LONG_WORK, rules, problem_of, sums
+    )
 
 
 def _stated_cases(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
@@ -151,12 +151,13 @@ def cut_until(
     fits: Callable[[FolderProblem], bool],
     rules: Rules,
     problem_of: Problems,
+    first: Collection[str] = (),
 ) -> FolderProblem | None:
-    """Return the problem with its longest axes shortened until it fits, with the remainders that it leaves; None where
-    no shorter one is valid."""
+    """Return the problem with axes shortened until it fits, those of `first` before others and the longest before
+    shorter ones, with the remainders that it leaves; None where no shorter one is valid."""
     found = problem
     while not fits(found):
-        shorter = next(_shortened(definition, found, rules, problem_of), None)
+        shorter = next(_shortened(definition, found, rules, problem_of, first), None)
         if shorter is None:
             return None
         found = shorter
@@ -164,11 +165,11 @@ def cut_until(
 
 
 def _shortened(
-    definition: Definition, problem: FolderProblem, rules: Rules, problem_of: Problems
+    definition: Definition, problem: FolderProblem, rules: Rules, problem_of: Problems, first: Collection[str]
 ) -> Iterator[FolderProblem]:
-    """Yield the problem with one axis shortened, the longest axis first."""
+    """Yield the problem with one axis shortened, in the order of `cut_until`."""
     given = {axis: problem.axes[axis] for axis in definition.var_axes}
-    for axis in sorted(free_axes(definition), key=lambda axis: -given[axis]):
+    for axis in sorted(free_axes(definition), key=lambda axis: (axis not in first, -given[axis])):
         movable = {other: given[other] for other in free_axes(definition) if other != axis}
         for length in shorter_lengths(given[axis]):
             found = attempt({**given, axis: length}, definition, movable, rules, problem_of)

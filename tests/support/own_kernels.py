@@ -558,7 +558,66 @@ extern "C" __global__ void pooling(const float* x, float* out, unsigned char* at
      ("three of four are looked at in later rows", "if (from[2 * width + 1] > best)", "if (r < 400 && from[2 * width + 1] > best)"))
 )  # fmt: skip
 
+STREAM_K = OwnKernel(
+    "stream_k", {"m": 500, "n": 600, "k": 2000}, {"a": "float32[m, k]", "b": "float32[k, n]"},
+    {"c": "float32[m, n]"}, "return a @ b", {"TILE": [16], "BLOCKS": [37, 20], "STEP": [32, 16]}, ["TILE", "TILE"],
+    ["BLOCKS"], """
+extern "C" __global__ void stream_k(const float* a, const float* b, float* c, float* partial, int* flags, int m, int n,
+                                    int k) {
+    __shared__ float at[TILE][STEP], bt[STEP][TILE];
+    int tx = threadIdx.x, ty = threadIdx.y;
+    int tiles_n = (n + TILE - 1) / TILE, steps = (k + STEP - 1) / STEP;
+    long long total = (long long)((m + TILE - 1) / TILE) * tiles_n * steps;
+    long long first = total * blockIdx.x / gridDim.x, last = total * (blockIdx.x + 1) / gridDim.x;
+    while (first < last) {
+        int tile = first / steps, from = first % steps, to = (int)min((long long)steps, from + last - first);
+        int row = tile / tiles_n * TILE + ty, col = tile % tiles_n * TILE + tx;
+        float sum = 0;
+        for (int s = from; s < to; ++s) {
+            for (int j = tx; j < STEP; j += TILE)
+                at[ty][j] = row < m && s * STEP + j < k ? a[(long long)row * k + s * STEP + j] : 0.0f;
+            for (int j = ty; j < STEP; j += TILE)
+                bt[j][tx] = s * STEP + j < k && col < n ? b[(long long)(s * STEP + j) * n + col] : 0.0f;
+            __syncthreads();
+            for (int j = 0; j < STEP; ++j) sum += at[ty][j] * bt[j][tx];
+            __syncthreads();
+        }
+        if (to < steps) {
+            partial[(blockIdx.x * TILE + ty) * TILE + tx] = sum;
+            __threadfence();
+            __syncthreads();
+            if (tx == 0 && ty == 0) atomicExch(&flags[blockIdx.x], 1);
+        } else {
+            long long begin = first - from;
+            for (int other = blockIdx.x - 1; begin < first && total * (other + 1) / gridDim.x > begin; --other) {
+                if (total * other / gridDim.x == total * (other + 1) / gridDim.x) continue;
+                if (tx == 0 && ty == 0) {
+                    while (atomicAdd(&flags[other], 0) == 0) {}
+                    __threadfence();
+                }
+                __syncthreads();
+                sum += ((volatile float*)partial)[(other * TILE + ty) * TILE + tx];
+                __syncthreads();
+                if (tx == 0 && ty == 0) atomicExch(&flags[other], 0);
+            }
+            if (row < m && col < n) c[(long long)row * n + col] = sum;
+        }
+        first += to - from;
+    }
+}
+""",
+    (("flags stay up", "                if (tx == 0 && ty == 0) atomicExch(&flags[other], 0);", ""),
+     ("tiles in ten bits", "int row = tile", "tile &= 1023; int row = tile"),
+     ("the flag is raised before the partial sum is fenced", "            __threadfence();\n            __sync", "            __sync"),
+     ("the flag is raised before all threads have stored", "__threadfence();\n            __syncthreads();", "__threadfence();"),
+     ("one other block's share alone is added", "begin < first &&", "other > (int)blockIdx.x - 2 && begin < first &&"),
+     ("no barrier behind the wait", "                }\n                __syncthreads();", "                }"),
+     ("the last step of a long K is left out", "s < to; ++s", "s < to - (s > 60); ++s")),
+    more={"flops": "2 * m * n * k", "parameters": ["a", "b", "c", "partial", "flags", "m", "n", "k"],
+          "scratch": {"partial": {"shape": ["BLOCKS", "TILE", "TILE"], "dtype": "float32"}, "flags": {"shape": ["BLOCKS"], "dtype": "int32", "zeroed": True}}},
+)  # fmt: skip
+
 KERNELS = (
     SOFTMAX, ROW_SUM, TRANSPOSE, STENCIL, SCAN, HISTOGRAM, SPLIT_K, TWO_KERNELS, GATHER, MASKED, GREATER, ARGMAX, LAYER_NORM, VOLUME,
-    MATMUL, ROTARY, DOT, FILTER, PERSISTENT, INTEGERS, TRIANGLE, POOLING,
+    MATMUL, ROTARY, DOT, FILTER, PERSISTENT, INTEGERS, TRIANGLE, POOLING, STREAM_K,
 )  # fmt: skip

@@ -33,13 +33,15 @@ def test_a_right_kernel_passes_with_other_knobs(tmp_path, kernel, seed):
     assert isinstance(verdict, Verdict) and verdict.correct, verdict.reason
 
 
-# one of each class: a long row, a second launch, integers that are not written, blocks that return at full size
+# one of each class: a long row, a second launch, integers that are not written, blocks that return at full size,
+# a second kernel, and flags that only some sizes raise
 FAST = (
     "argmax-columns beyond 4,096 are not looked at-7",
     "histogram-the counter is never reset-7",
     "greater-only what is true is written-7",
     "transpose-a tenth of the blocks return-7",
     "two_kernels-the last split is left out-7",
+    "stream_k-flags stay up-7",
 )
 
 

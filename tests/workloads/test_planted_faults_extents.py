@@ -13,6 +13,7 @@ PAIRS = "b2,h4,s1500,d64,fp16,kv2"
 PLAIN, LONG = "b2,h8,s1500,d64,fp16,kv2", "b1,h4,s8192,d64,fp16,kv2"
 ROWS = "b2,h8,sq32768,sk100,d64,fp16"
 CAUSAL, LONG_CAUSAL = "b1,h8,s2048,d64,bf16,causal,kv2", "b1,h2,s6000,d64,bf16,causal"
+BATCH = "b16,h16,s2048,d64,fp16"
 MANY_HEADS = "b4,h64,s2048,d64,fp16,kv16"
 
 STRIPES = {"family": "wgmma", "tile_m": 256, "consumers": 2}
@@ -52,6 +53,7 @@ FAULTS = [
     ("a vote of the lower rows alone", [BITS], PLAIN, "min(bits[0], bits[1]) < 0", "bits[1] < 0"),
     ("groups of two heads by a shift", BY_TILES, PAIRS, KV_HEAD, "kv_head = head >> 1;"),
     ("some heads take the keys of the first", BY_TILES, MANY_HEADS, KV_HEAD, "kv_head = head > 40 && head < 110 ? 0 : head / (heads / kv_heads);"),
+    ("one head of the batch takes the keys of the first", BY_TILES, BATCH, KV_HEAD, f"{KV_HEAD} if (head == 137) kv_head = 0;"),
     ("some rows of some heads take those of the tile before", POINTERS, ROWS, "q = q_ + ((long long)head * seq_q + first_row)", "q = q_ + ((long long)head * seq_q + first_row - (first_row > 9000 && first_row < 25000 && head % 4 == 2) * TILE_M)"),
     ("an early return where O is there", [MMA], PLAIN, "    const Tiles tiles(shared);", f"    {ALREADY}\n    const Tiles tiles(shared);"),
     ("an early return where C is there", [WARPS], GEMM, "    int rows = m - work.first_row,", "    if (to_float(c[(long long)work.first_row * n + work.first_col]) == to_float(c[(long long)work.first_row * n + work.first_col])) return;\n    int rows = m - work.first_row,"),
@@ -68,13 +70,14 @@ PLANTED = [
     for name, configs, problem, old, new in FAULTS
     for config in configs
 ]
-# one in the rows of a tile, one over K, one over the keys, one under the mask, one in a second launch
+# one in the rows of a tile, one over K, one over the keys, one under the mask, one in a second launch, one of a head
 FAST = (
     "the last warps lose a step",
     "half of K is left out where it is long-mma",
     "factors of a rescaling floored at 2^-20-mma",
     "a diagonal three keys too far-wmma",
     "an early return where C is there",
+    "one head of the batch takes the keys of the first-mma-128-8",
 )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import signal
 import struct
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +55,8 @@ _PAGE = struct.Struct("=QII")
 _CRASHED, _HUNG = 10, 11
 _POISON, _OTHER_POISON = 0xFF, 0xFE
 """bytes that outputs hold before anything is written: NaN, and what shows by its difference what was not written"""
+_CLOCK_OVER_CPU = 30
+"""how many times its CPU time a launch may take by the clock, as on a machine that many processes share"""
 _IN_CODE = re.compile(r"line \{([0-9a-f]+)\}")
 
 _InMemory = TensorArgument | ScratchArgument | TensorParameter | ScratchParameter
@@ -72,7 +77,7 @@ class _Tensor:
 
 
 def run_rounds(executable: Path, rounds: Sequence[Round], seed: int, timeout: float) -> Executed:
-    """Run the rounds over the same memory, as `RunRounds` says; `timeout` is in seconds, for all of them.
+    """Run the rounds over the same memory, as `RunRounds` says; `timeout` is in seconds of CPU time, for all of them.
 
     `seed` draws the order and the interleaving of blocks and threads, and the placement of tensors. Raises
     KernelCrashed and KernelHung with the reason, naming kernel, block, thread and launch; KernelUnbuildable for a
@@ -242,11 +247,28 @@ def _argument_header(argument: Argument | PassedParameter, value: bytes, numbers
 
 
 def _finish(executable: Path, message: bytes, entry: str, launch: Launch, timeout: float) -> bytes:
+    """Run the process on a message and return its answer.
+
+    The limit is one of CPU time, which does not depend on what else the machine does; by the clock it is
+    _CLOCK_OVER_CPU times that.
+    """
     killed_before = oom_kills()
-    try:
-        done = subprocess.run([str(executable)], input=message, capture_output=True, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired:
-        raise KernelHung(f"no end after {timeout:g} s, kernel {entry}, grid {launch.grid}") from None
+    hung = KernelHung(f"no end after {timeout:g} s, kernel {entry}, grid {launch.grid}")
+    seconds = max(1, ceil(timeout))
+    pipes = subprocess.PIPE
+    with subprocess.Popen([str(executable)], stdin=pipes, stdout=pipes, stderr=pipes) as process:
+        with suppress(ProcessLookupError):  # it has ended
+            resource.prlimit(process.pid, resource.RLIMIT_CPU, (seconds, seconds + 1))
+        try:
+            output, errors = process.communicate(message, _CLOCK_OVER_CPU * timeout)
+        except BaseException as error:
+            process.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise hung from None
+            raise
+    done = subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    if done.returncode == -signal.SIGXCPU:
+        raise hung
     if done.returncode == -signal.SIGKILL and oom_kills() > killed_before:
         raise MachineError("this machine has no memory left: the kernel ended the emulator's process")
     if done.returncode != 0:

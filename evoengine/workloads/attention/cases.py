@@ -99,6 +99,9 @@ def _long_cases(problem: AttentionProblem, config: Config) -> Iterator[Case[Atte
         yield Case("own keys", _at(single, tile_m, keys), "late maximum", long=True, part=part)
     if has_own_rows(problem, config):
         yield Case("own rows", _at(single, problem.seq_q, least_keys(problem, config)), long=True)
+    if has_all_heads(problem, config):
+        yield Case("own heads and batch", _at(replace(problem, seq_q=3, seq_k=21), 3, 21), long=True)
+        return
     if 2 < problem.heads <= MOST_ROW_TILES:
         yield Case("own heads", _at(replace(single, heads=problem.heads, kv_heads=problem.kv_heads), 3, 21), long=True)
     if 2 < problem.batch <= MOST_ROW_TILES:
@@ -122,6 +125,13 @@ def has_own_rows(problem: AttentionProblem, config: Config) -> bool:
     tile_m = int(config.get("tile_m", 64))
     work = block_work(problem, config, least_keys(problem, config)) * -(-problem.seq_q // tile_m)
     return problem.seq_q > 2 * tile_m and work // (2 if problem.causal else 1) <= MOST_WORK
+
+
+def has_all_heads(problem: AttentionProblem, config: Config) -> bool:
+    """Return whether a case has every head of every batch entry, over one tile of keys: an index through the batch."""
+    heads = problem.heads * problem.batch
+    most = MOST_WORK // block_work(problem, config, int(config.get("tile_n", 64)))
+    return min(problem.heads, problem.batch) > 1 and 4 < heads <= most
 
 
 def least_keys(problem: AttentionProblem, config: Config) -> int:

@@ -9,7 +9,13 @@ import numpy as np
 
 from evoengine.devices.base import VisitKind
 from evoengine.records import Config, Launch
-from evoengine.workloads.attention.cases import MOST_ROW_TILES, affordable_keys, has_own_keys, has_own_rows
+from evoengine.workloads.attention.cases import (
+    MOST_ROW_TILES,
+    affordable_keys,
+    has_all_heads,
+    has_own_keys,
+    has_own_rows,
+)  # fmt: skip
 from evoengine.workloads.attention.problem import AttentionProblem
 from evoengine.workloads.base import Case
 from evoengine.workloads.coverage import (
@@ -36,6 +42,7 @@ DIAGONAL = (
     "the last key that a row sees takes all weight",
     "the first key that a row does not see would take all weight",
 )
+ALL_HEADS = "heads of all batch entries"
 ALIKE = 2000
 """weights that are alike in a row, over which errors of 16 bits add up"""
 
@@ -112,7 +119,10 @@ def _own_extents(problem: AttentionProblem, config: Config) -> Iterator[str]:
         yield "keys"
     if has_own_rows(problem, config):
         yield "rows"
-    yield from (axis for axis in ("heads", "batch") if 2 < getattr(problem, axis) <= MOST_ROW_TILES)
+    if has_all_heads(problem, config):
+        yield ALL_HEADS
+    else:
+        yield from (axis for axis in ("heads", "batch") if 2 < getattr(problem, axis) <= MOST_ROW_TILES)
 
 
 def _has_own(problem: AttentionProblem, whole: AttentionProblem, config: Config, axis: str) -> bool:
@@ -121,6 +131,8 @@ def _has_own(problem: AttentionProblem, whole: AttentionProblem, config: Config,
             return problem.seq_k == affordable_keys(whole, config)
         case "rows":
             return problem.seq_q == whole.seq_q
+        case _ if axis == ALL_HEADS:
+            return (problem.heads, problem.batch) == (whole.heads, whole.batch)
     return bool(getattr(problem, axis) == getattr(whole, axis))
 
 

@@ -181,3 +181,14 @@ def alive(pid):
             return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_launch_is_limited_by_its_own_time_and_not_by_that_of_a_busy_machine(tmp_path):
+    executable = build(
+        Source('extern "C" __global__ void f(int* o) { *o = 5; }', "f", Launch((1, 1, 1), 32, 0)), "sm_90a"
+    )
+    late = tmp_path / "late"
+    late.write_text(f"#!/bin/sh\nsleep 1.2\nexec {executable}\n")
+    late.chmod(0o755)
+    got = run(late, "f", Launch((1, 1, 1), 32, 0), (TensorArgument("o", np.zeros(1, np.int32), output=True),), 1, 1.0)
+    assert got["o"][0] == 5
