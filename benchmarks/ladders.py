@@ -13,8 +13,8 @@ spills 16 to 56 bytes of registers, as the published machine code does. --nvcc h
     pip install --target DIR nvidia-cuda-nvcc nvidia-nvvm \\
         nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl
 
-JSON: a list as of benchmarks/hopper_accuracy.py. Exit code 1 where a kernel that has its text could not be predicted; it
-is named. Kernels of libraries are listed and not counted.
+JSON: a list as of benchmarks/hopper_accuracy.py. Exit code 1 where a kernel that has its text could not be predicted,
+which is named. Kernels of libraries are listed and not counted.
 """
 
 from __future__ import annotations
