@@ -232,7 +232,7 @@ def _be(folder: Path, function: Callable[[Path], Said], fault: str | None, in_ke
 
 def left_behind() -> list[str]:
     """Processes below this one; they are given some time to end, and ended then."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + SECONDS
     while found := _children():
         if time.monotonic() > end:
             for pid in found:
