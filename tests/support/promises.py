@@ -34,7 +34,6 @@ from evoengine.search.agreement import Agreement, Pair
 from evoengine.search.proposer import Proposer
 from evoengine.search.recorded import read_recorded
 from evoengine.search.samplers.pool import StartedSpace
-from evoengine.space.reader import read_definition
 from evoengine.space.space import SearchSpace, load_space, space_from_text
 from evoengine.tuning.cluster_status import ClusterStatus, GpuAtWork
 from evoengine.tuning.detached import Underway
@@ -363,9 +362,7 @@ def starts() -> dict[str, list[Any]]:
     found = {}
     for file in sorted(asset("search_spaces").glob("*.toml")):
         problem, gpu = bound(find_workload(file.stem).example)
-        found[file.stem] = [
-            dict(c) for _, c in read_definition(file, {**problem.variables(), **gpu.variables()}).starts
-        ]
+        found[file.stem] = [dict(config) for _, config in load_space(file, problem, gpu).start_points()]
     return found
 
 
